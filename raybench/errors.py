@@ -1,0 +1,48 @@
+"""Errors that are the user's to mend: a few lines that name the key, what is allowed and the fix."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """One thing that is wrong with the input: where it stands, what is wrong, how to mend it."""
+
+    where: str
+    what: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{head}\n    {self.fix}" if self.fix else head
+
+
+@dataclass
+class InputError(Exception):
+    """The input is wrong (exit code 2). Holds every complaint found, not only the first."""
+
+    complaints: list[Complaint] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, where: str, what: str, fix: str = "") -> InputError:
+        """Return an error with a single complaint."""
+        return cls([Complaint(where, what, fix)])
+
+    def __reduce__(self):
+        return (InputError, (self.complaints,))  # dataclass + Exception: keep it picklable for Ray
+
+    def __str__(self) -> str:
+        return "\n".join(str(c) for c in self.complaints)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return ``did you mean X?`` with the nearest of ``names``, or the allowed names if none is near."""
+    names = sorted(str(n) for n in names)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.55)
+    if near:
+        return f"did you mean {near[0]}?"
+    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    return f"allowed: {shown}" if names else ""
