@@ -1,0 +1,152 @@
+"""LIBSVM text files: reading them (plain or compressed), fetching them, naming a corrupt line."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import math
+import re
+import zlib
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse
+
+from raybench.data.known import KNOWN, folder
+from raybench.errors import InputError
+
+KEY = "problem.dataset"
+_OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+
+def content(path: Path) -> bytes:
+    """Return the decompressed bytes of a file (.gz, .bz2, .xz by its ending).
+
+    Raises InputError if the file cannot be read, or is not what its ending says.
+    """
+    opener = _OPENERS.get(path.suffix, open)
+    try:
+        with opener(path, "rb") as stream:
+            return stream.read()
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        fix = "fetch the file again" if opener is not open else "check the path and its permissions"
+        raise InputError.of(KEY, f"cannot read {path}: {error}", fix) from error
+
+
+def parse(
+    text: bytes, where: str, d: int | None = None
+) -> tuple[scipy.sparse.csr_array, np.ndarray]:
+    """Return (features, labels) of LIBSVM text: ``label index:value ...``, indices from 1.
+
+    Rows without features are kept. ``d`` is the number of features where it is known: a file may
+    lack the last ones. Raises InputError that names the first corrupt line.
+    """
+    from sklearn.datasets import load_svmlight_file
+
+    if not text.strip():
+        raise InputError.of(KEY, f"{where} is empty", "give a LIBSVM file: label index:value ...")
+    try:
+        features, labels = load_svmlight_file(io.BytesIO(text), n_features=d, zero_based=False)
+    except ValueError as error:
+        raise _complaint(text, where, d, error) from error
+    if len(labels) == 0:
+        raise InputError.of(
+            KEY, f"{where} has no rows", "give a LIBSVM file: label index:value ..."
+        )
+    if not (np.isfinite(labels).all() and np.isfinite(features.data).all()):
+        raise _complaint(text, where, d, ValueError("a value is not finite"))
+    return scipy.sparse.csr_array(features), labels
+
+
+def _complaint(text: bytes, where: str, d: int | None, error: Exception) -> InputError:
+    for number, raw in enumerate(text.split(b"\n"), 1):
+        line = raw.decode("utf-8", "replace").split("#")[0].strip()
+        what = _wrong(line, d)
+        if what:
+            shown = line if len(line) <= 80 else line[:77] + "..."
+            fix = "a line is: label index:value index:value ... (indices rise from 1)"
+            return InputError.of(KEY, f"{where}, line {number}: {what}: {shown!r}", fix)
+    return InputError.of(KEY, f"{where}: {error}", "give a LIBSVM file: label index:value ...")
+
+
+def _wrong(line: str, d: int | None) -> str:
+    if not line:
+        return ""
+    label, *pairs = line.split()
+    if not _finite(label):
+        return f"the label {label!r} is not a finite number"
+    last = 0
+    for pair in pairs:
+        match = re.fullmatch(r"(\d+):(\S+)", pair)
+        if match is None or not _finite(match[2]):
+            return f"{pair!r} is not index:value"
+        index = int(match[1])
+        if index <= last:
+            return "indices start at 1" if index == 0 else "indices do not rise"
+        if d is not None and index > d:
+            return f"index {index} exceeds the {d} features of this data set"
+        last = index
+    return ""
+
+
+def _finite(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def fetch(name: str) -> Path:
+    """Return the path of the known set ``name`` after downloading it into the data folder.
+
+    The file appears by an atomic rename. Raises InputError naming the folder and the file to put
+    there where it cannot be fetched.
+    """
+    import pooch
+
+    url = KNOWN[name].url
+    target = folder() / "libsvm" / url.rsplit("/", 1)[1]
+    bar = _Bar(name)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        pooch.get_logger().setLevel("WARNING")
+        downloader = pooch.HTTPDownloader(progressbar=bar, timeout=30)
+        pooch.retrieve(url, None, fname=target.name, path=target.parent, downloader=downloader)
+    except (OSError, ValueError) as error:  # requests' errors are OSErrors
+        kind = type(error).__name__
+        fix = f"put the file {target.name} into {target.parent} (from {url})"
+        raise InputError.of(KEY, f"cannot download {name} ({kind})", fix) from error
+    finally:
+        bar.close()
+    return target
+
+
+class _Bar:
+    """The progress bar that pooch drives, drawn on standard error by rich."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.total, self._progress = name, 0, None
+
+    def update(self, done: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+        if self._progress is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+            self._progress = Progress(*columns, console=Console(stderr=True))
+            self._task = self._progress.add_task(
+                f"downloading {self.name}", total=self.total or None
+            )
+            self._progress.start()
+        self._progress.update(self._task, advance=done)
+
+    def reset(self) -> None:
+        if self._progress is not None:
+            self._progress.reset(self._task)
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None

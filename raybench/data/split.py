@@ -1,0 +1,125 @@
+"""Which rows each client holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from raybench.errors import InputError, nearest
+
+PLAIN = ("contiguous", "shuffled", "sorted_by_label")
+TAGS = ("dirichlet", "holdout_mix")
+TRIES = 1000
+
+
+def hold_out(rows: int, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (training, test) row indices: a random ``share`` of the rows is the test part.
+
+    Training rows keep the file's order. Raises InputError if either part would be empty.
+    """
+    if share == 0:
+        return np.arange(rows), np.empty(0, dtype=np.int64)
+    size = round(rows * share)
+    if not 0 < size < rows:
+        what = f"a test part of {share:g} of {rows} rows leaves a part empty"
+        raise InputError.of("problem.test_size", what, "use a share such as 0.25")
+    order = _generator(seed, "test").permutation(rows)
+    return np.sort(order[size:]), np.sort(order[:size])
+
+
+def split(
+    labels: np.ndarray,
+    clients: int,
+    how: str | Mapping[str, float] = "contiguous",
+    *,
+    remainder: str = "drop",
+    seed: int = 0,
+) -> list[np.ndarray]:
+    """Return the row indices of each client.
+
+    contiguous, shuffled, sorted_by_label (stable): floor(N / n) consecutive rows each of the file,
+    of a random order, of the rows sorted by label; ``remainder`` drops the rest or gives it to the
+    last client. {dirichlet: a}: each class is dealt out in shares drawn from Dir(a, ..., a), drawn
+    again until no client is empty; no row is left over. {holdout_mix: p}: floor(N / (n+1)) random
+    rows each and one such chunk held out; every row of a client is replaced with probability p by
+    the held-out row of the same position (p = 1: all clients alike; 0: disjoint).
+
+    Raises InputError if a client would be empty, and for an unknown split.
+    """
+    rows = len(labels)
+    kind, number = (how, 0.0) if isinstance(how, str) else _tag(how)
+    if kind not in PLAIN + TAGS or (isinstance(how, str) and kind in TAGS):
+        fix = nearest(kind, PLAIN + TAGS) if kind not in TAGS else f"write {{{kind}: NUMBER}}"
+        raise InputError.of("problem.split", f"unknown split {how!r}", fix)
+    if remainder not in ("drop", "last"):
+        raise InputError.of(
+            "problem.remainder", f"unknown remainder {remainder!r}", "allowed: drop, last"
+        )
+    most = rows - 1 if kind == "holdout_mix" else rows
+    if not 1 <= clients <= most:
+        fix = f"at most {most:,} clients can have a row" if clients > 0 else "at least 1"
+        raise InputError.of("problem.clients", f"{clients} clients on {rows:,} rows", fix)
+    random = _generator(seed, kind)
+    if kind == "dirichlet":
+        return _dirichlet(labels, clients, number, random)
+    if kind == "holdout_mix":
+        return _holdout_mix(rows, clients, number, random)
+    order = np.arange(rows)
+    if kind == "shuffled":
+        order = random.permutation(rows)
+    elif kind == "sorted_by_label":
+        order = np.argsort(labels, kind="stable")
+    size = rows // clients
+    ends = [size * (i + 1) for i in range(clients)]
+    if remainder == "last":
+        ends[-1] = rows
+    return [order[size * i : end] for i, end in enumerate(ends)]
+
+
+def _tag(how: Any) -> tuple[str, float]:
+    if not isinstance(how, Mapping) or len(how) != 1:
+        fix = "one of " + ", ".join(PLAIN) + ", {dirichlet: A}, {holdout_mix: P}"
+        raise InputError.of("problem.split", f"unknown split {how!r}", fix)
+    ((kind, number),) = how.items()
+    good = isinstance(number, int | float) and (
+        (kind == "dirichlet" and 0 < number < np.inf)
+        or (kind == "holdout_mix" and 0 <= number <= 1)
+    )
+    if kind in TAGS and not good:
+        fix = "a number above 0" if kind == "dirichlet" else "a probability in [0, 1]"
+        raise InputError.of(f"problem.split.{kind}", f"{number!r} is not allowed", fix)
+    return str(kind), float(number) if good else 0.0
+
+
+def _dirichlet(
+    labels: np.ndarray, clients: int, alpha: float, random: np.random.Generator
+) -> list[np.ndarray]:
+    classes = [np.flatnonzero(labels == c) for c in np.unique(labels)]
+    for _ in range(TRIES):
+        parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        for members in classes:
+            shares = random.dirichlet(np.full(clients, alpha))
+            cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
+            for part, piece in zip(parts, np.split(random.permutation(members), cuts)):
+                part.append(piece)
+        dealt = [np.sort(np.concatenate(part)) for part in parts]
+        if all(len(part) for part in dealt):
+            return dealt
+    what = f"dirichlet({alpha:g}) left a client of {clients} empty {TRIES} times"
+    raise InputError.of("problem.split", what, "use fewer clients, or a larger parameter")
+
+
+def _holdout_mix(
+    rows: int, clients: int, p: float, random: np.random.Generator
+) -> list[np.ndarray]:
+    size = rows // (clients + 1)
+    order = random.permutation(rows)
+    common = order[:size]
+    parts = (order[size * (i + 1) : size * (i + 2)] for i in range(clients))
+    return [np.where(random.random(size) < p, common, part) for part in parts]
+
+
+def _generator(seed: int, purpose: str) -> np.random.Generator:
+    return np.random.default_rng([seed, *purpose.encode()])
