@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.sparse
@@ -19,7 +20,7 @@ from raybench.errors import InputError, nearest
 
 KEY = "problem.dataset"
 SCALES = ("none", "rows", "columns")
-Features = np.ndarray | scipy.sparse.csr_array
+Features: TypeAlias = Any  # ndarray or scipy.sparse.csr_array, (rows, d) in float64
 
 
 @dataclass(frozen=True, eq=False)

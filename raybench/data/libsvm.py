@@ -10,6 +10,7 @@ import math
 import re
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -18,7 +19,7 @@ from raybench.data.known import KNOWN, folder
 from raybench.errors import InputError
 
 KEY = "problem.dataset"
-_OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 
 def content(path: Path) -> bytes:
@@ -127,7 +128,8 @@ class _Bar:
     """The progress bar that pooch drives, drawn on standard error by rich."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.total, self._progress = name, 0, None
+        self.name, self.total = name, 0
+        self._progress: Any = None
 
     def update(self, done: int) -> None:
         from rich.console import Console

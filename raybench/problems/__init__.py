@@ -1,0 +1,29 @@
+"""Problems: objectives f = (1/n) sum_i f_i with exact gradients and their smoothness constants.
+
+Every module of this package is imported, so a new problem is one file with one decorator.
+"""
+
+import importlib
+import keyword
+import pkgutil
+from collections.abc import Mapping
+from typing import Any
+
+from raybench import registry
+from raybench.problems.base import Constants, Problem
+from raybench.problems.layout import Layout
+
+__all__ = ["Constants", "Layout", "Problem", "build"]
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+
+def build(name: str, params: Mapping[str, Any]) -> Problem:
+    """Return the problem registered as ``name`` with all its clients.
+
+    ``params`` are keys of the sweep file; a key that is a Python keyword reaches the problem with
+    an underscore appended (``lambda`` as ``lambda_``). Raises InputError for bad input.
+    """
+    target = registry.lookup("problem", name, "problem.name").target
+    return target(**{k + "_" if keyword.iskeyword(k) else k: v for k, v in params.items()})

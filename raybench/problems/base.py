@@ -1,0 +1,184 @@
+"""What every problem offers: n clients, batched gradients, constants, a variable of d coordinates."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import torch
+
+from raybench.problems.layout import Layout
+from raybench.registry import Param
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Smoothness and curvature of f and the f_i, over all clients; None (or empty) where unknown.
+
+    L: of f. L_i: of each f_i. L_plus: mean ||grad f_i(x) - grad f_i(y)||^2 <= L_plus^2 ||x-y||^2.
+    L_pm: mean ||.||^2 - ||mean .||^2 <= L_pm^2 ||x-y||^2 (Hessian variance). mu: PL or strong
+    convexity constant, positive where known. f_inf: a lower bound of f. f_star: its exact minimum.
+    L_samples: mean_ij ||grad f_ij(x) - grad f_ij(y)||^2 <= L_samples^2 ||x-y||^2. All concern the
+    smooth part; each is valid, not always the smallest.
+    """
+
+    L: float | None = None
+    L_i: tuple[float, ...] = ()
+    L_plus: float | None = None
+    L_pm: float | None = None
+    mu: float | None = None
+    f_inf: float | None = None
+    f_star: float | None = None
+    L_samples: float | None = None
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def L_max(self) -> float | None:
+        """Return max_i L_i."""
+        return max(self.L_i) if self.L_i else None
+
+    @property
+    def L_tilde(self) -> float | None:
+        """Return sqrt(mean_i L_i^2)."""
+        return math.sqrt(sum(v * v for v in self.L_i) / len(self.L_i)) if self.L_i else None
+
+    @property
+    def L_AM(self) -> float | None:
+        """Return mean_i L_i."""
+        return sum(self.L_i) / len(self.L_i) if self.L_i else None
+
+
+class Problem:
+    """f(x) = (1/n) sum_i f_i(x) [+ penalty(x)], evaluated for B variables at once.
+
+    A problem holds the clients ``clients`` of n; ``host`` gives the same problem with fewer.
+    Shapes: x is (B, d), or (B, n_here, d) with a point per client; gradients (B, n_here, d).
+
+    Write your own by setting ``n`` and ``dim`` in ``__init__`` (call ``super().__init__``) and
+    defining ``f_i(i, x)``: (B, d) -> (B,), and ``grad_i(i, x)``: (B, d) -> (B, d) (by automatic
+    differentiation where it is missing); override ``oracle`` and ``grad`` to be fast.
+    """
+
+    __params__: ClassVar[Mapping[str, Param]] = {}
+    per_client: ClassVar[tuple[str, ...]] = ()  # attributes whose axis 0 is the client
+    has_prox: bool = False
+
+    def __init__(
+        self,
+        n: int,
+        layout: Layout | int,
+        *,
+        dtype: torch.dtype | str = torch.float64,
+        samples: tuple[int, ...] | None = None,
+    ) -> None:
+        self.n = n
+        self.clients = range(n)
+        self.layout = Layout.vector(layout) if isinstance(layout, int) else layout
+        self.dtype = DTYPES[dtype] if isinstance(dtype, str) else dtype
+        self.device = torch.device("cpu")
+        self.samples = samples or (1,) * n
+        self._whole: Problem | None = None
+        self._kept: dict[str, Any] = {}  # computed once on demand; see ``keep``
+
+    @property
+    def dim(self) -> int:
+        """Return d, the number of coordinates of the variable."""
+        return self.layout.dim
+
+    @property
+    def message_dim(self) -> int:
+        """Return the length of the vectors that clients send (d unless a problem says otherwise)."""
+        return self.dim
+
+    @property
+    def whole(self) -> Problem:
+        """Return the problem with all its clients, on the CPU."""
+        return self._whole or self
+
+    @property
+    def constants(self) -> Constants:
+        """Return the constants over all clients, computed once in float64."""
+        whole = self.whole
+        if "constants" not in whole._kept:
+            whole._kept["constants"] = whole.find_constants()
+        return whole._kept["constants"]
+
+    def find_constants(self) -> Constants:
+        """Compute the constants; called once, on the whole problem."""
+        return Constants()
+
+    def host(self, clients: range) -> Self:
+        """Return the same problem holding only these consecutive clients' data.
+
+        Raises ValueError if they are not a stretch of this problem's n clients.
+        """
+        if clients.step != 1 or not 0 <= clients.start < clients.stop <= self.n:
+            raise ValueError(f"clients {clients} are not a stretch of 0..{self.n - 1}")
+        part = copy.copy(self.whole)
+        part._whole, part._kept, part.clients = self.whole, {}, clients
+        for name in self.per_client:
+            setattr(part, name, getattr(part, name)[clients.start : clients.stop])
+        return part.to(self.device)  # type: ignore[return-value]
+
+    def to(self, device: torch.device | str) -> Self:
+        """Return the problem with its tensors on ``device`` (itself if they are there)."""
+        device = torch.device(device)
+        if device == self.device:
+            return self  # type: ignore[return-value]
+        moved = copy.copy(self)
+        moved._whole, moved._kept, moved.device = self.whole, {}, device
+        for name, value in vars(self).items():
+            if isinstance(value, torch.Tensor):
+                setattr(moved, name, value.to(device))
+        return moved
+
+    def spread(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x as (B, n_here, d), whether it came as (B, d) or so already."""
+        return x if x.ndim == 3 else x[:, None].expand(-1, len(self.clients), -1)
+
+    def f_i(self, i: int, x: torch.Tensor) -> torch.Tensor:
+        """Return f_i(x), (B,), of client i at x (B, d)."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither oracle nor f_i")
+
+    def grad_i(self, i: int, x: torch.Tensor) -> torch.Tensor:
+        """Return grad f_i(x), (B, d), by automatic differentiation of f_i."""
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.f_i(i, x).sum(), x)[0]
+
+    def oracle(
+        self, x: torch.Tensor, loss: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return (grad f_i(x)) (B, n_here, d) and f_i(x) (B, n_here), None without ``loss``."""
+        at = self.spread(x)
+        pairs = [(i, at[:, j]) for j, i in enumerate(self.clients)]
+        grads = torch.stack([self.grad_i(i, z) for i, z in pairs], dim=1)
+        return grads, torch.stack([self.f_i(i, z) for i, z in pairs], dim=1) if loss else None
+
+    def grad(self, x: torch.Tensor, sample: torch.Tensor | None = None) -> torch.Tensor:
+        """Return grad f_i(x), or the mean gradient of the samples (B, n_here, b) of each client.
+
+        Samples count from 0 within a client; a problem without samples has the full gradient only.
+        """
+        return self.oracle(x, loss=False)[0]
+
+    def prox(self, v: torch.Tensor, gamma: torch.Tensor | float) -> torch.Tensor:
+        """Return argmin_x gamma penalty(x) + ||x - v||^2 / 2; gamma broadcasts against v."""
+        return v
+
+    def penalty(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the nonsmooth part of f at x (B, d) as (B,); no f_i contains it."""
+        return x.new_zeros(x.shape[:-1])
+
+    def start(self) -> torch.Tensor:
+        """Return the problem's own starting point (d,)."""
+        return torch.zeros(self.dim, dtype=self.dtype, device=self.device)
+
+    def evaluate(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return metrics at x (B, d), each (B,): accuracy, test_loss; empty where there are none."""
+        return {}

@@ -1,0 +1,140 @@
+"""Rows dealt out to clients, and the parameters that every problem on a data set has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import scipy.sparse
+
+from raybench import data
+from raybench.data.dataset import Features
+from raybench.problems.base import DTYPES, Problem
+from raybench.problems.layout import Layout
+from raybench.problems.regularizers import Regularizer
+from raybench.registry import REQUIRED, Choice, Flag, Integer, List, Number, Param, Text
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of consecutive clients: client i holds rows ends[i] to ends[i+1]."""
+
+    features: Features
+    labels: np.ndarray
+    ends: np.ndarray  # (clients + 1,), from 0
+
+    @classmethod
+    def of(cls, features: Features, labels: np.ndarray, parts: Sequence[np.ndarray]) -> Rows:
+        """Return the rows ``parts[i]`` of each client i, stacked."""
+        order = np.concatenate(parts)
+        return cls(features[order], labels[order], np.cumsum([0, *map(len, parts)]))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Return the number of rows of each client."""
+        return tuple(int(c) for c in np.diff(self.ends))
+
+    def __getitem__(self, clients: slice) -> Rows:
+        ends = self.ends[clients.start : clients.stop + 1]
+        first, last = ends[0], ends[-1]
+        return Rows(self.features[first:last], self.labels[first:last], ends - first)
+
+    def parts(self) -> list[tuple[Features, np.ndarray]]:
+        """Return (features, labels) of each client."""
+        spans = zip(self.ends[:-1], self.ends[1:])
+        return [(self.features[a:b], self.labels[a:b]) for a, b in spans]
+
+    def dense(self) -> np.ndarray:
+        """Return the features as an ndarray."""
+        return self.features.toarray() if scipy.sparse.issparse(self.features) else self.features
+
+
+class DataProblem(Problem):
+    """A problem whose f_i is a mean over client i's rows of a data set, plus a regulariser.
+
+    dataset, rows, scale, intercept, positive: see ``raybench.data.load``. test_size: share of the
+    rows held out (for ``evaluate``), before the split. clients, split, remainder: see
+    ``raybench.data.split``. lambda: the regulariser's factor, or {times_L: c} for c times the
+    smoothness constant of the mean loss without regulariser. seed drives test part and split.
+    """
+
+    __params__: ClassVar[Mapping[str, Param]] = {
+        "dataset": Text(help="a known name, or a path to a LIBSVM or .npz file"),
+        "clients": Integer(REQUIRED, low=1, help="number of clients n"),
+        "split": Choice(
+            *data.split_names,
+            tags={"dirichlet": Number(low=0, open_low=True), "holdout_mix": Number(low=0, high=1)},
+            help="which rows each client holds",
+        ),
+        "remainder": Choice("drop", "last", help="rows left over by equal chunks"),
+        "regularizer": Choice("nonconvex", "l2", "l1", "none", help="what is added to the loss"),
+        "lambda": Number(0.1, low=0, tags={"times_L": Number(low=0)}, help="its factor"),
+        "dtype": Choice("float64", "float32", help="floating-point type"),
+        "seed": Integer(0, low=0, help="drives the split and the test part"),
+        "rows": Integer(None, low=1, help="only the first so many rows"),
+        "intercept": Flag(help="append a feature that is always 1"),
+        "scale": Choice("none", "rows", "columns", help="unit rows, or columns within [-1, 1]"),
+        "test_size": Number(0.0, low=0, high=0.99, help="share of the rows held out"),
+        "positive": List(None, help="labels that count as +1"),
+    }
+    per_client: ClassVar[tuple[str, ...]] = ("rows",)
+    rows: Rows
+
+    def __init__(
+        self,
+        dataset: str,
+        clients: int,
+        *,
+        regularizer: str = "nonconvex",
+        lambda_: float | Mapping[str, float] = 0.1,
+        split: str | Mapping[str, float] = "contiguous",
+        remainder: str = "drop",
+        dtype: str = "float64",
+        seed: int = 0,
+        rows: int | None = None,
+        intercept: bool = False,
+        scale: str = "none",
+        test_size: float = 0.0,
+        positive: Sequence[float] | None = None,
+    ) -> None:
+        self.data = data.load(
+            dataset, rows=rows, scale=scale, intercept=intercept, positive=positive
+        )
+        targets = self.targets(self.data)
+        train, test = data.hold_out(len(targets), test_size, seed)
+        raw = self.data.labels[train]
+        parts = data.split(raw, clients, split, remainder=remainder, seed=seed)
+        self.rows = Rows.of(self.data.features, targets, [train[part] for part in parts])
+        self.test = Rows.of(self.data.features, targets, [test]) if len(test) else None
+        super().__init__(clients, self.shape(), dtype=DTYPES[dtype], samples=self.rows.counts)
+        factor = self.factor(lambda_) if regularizer != "none" else 0.0
+        self.regularizer = Regularizer(regularizer, factor)
+        self.has_prox = self.regularizer.nonsmooth
+
+    def targets(self, dataset: data.Dataset) -> np.ndarray:
+        """Return what the loss compares with, one entry (or row) per row: signs, by default."""
+        return dataset.binary()
+
+    def shape(self) -> Layout:
+        """Return the variable's layout: one coordinate per feature, by default."""
+        return Layout.vector(self.rows.features.shape[1])
+
+    def loss_L(self) -> float:
+        """Return the smoothness constant of the mean loss without regulariser."""
+        raise NotImplementedError
+
+    def factor(self, lambda_: float | Mapping[str, float]) -> float:
+        """Return the regulariser's factor as a number."""
+        if isinstance(lambda_, Mapping):
+            return float(lambda_["times_L"]) * self.loss_L()
+        return float(lambda_)
+
+    def prox(self, v: Any, gamma: Any) -> Any:
+        """Return the regulariser's proximal step (soft threshold for l1)."""
+        return self.regularizer.prox(v, gamma)
+
+    def penalty(self, x: Any) -> Any:
+        """Return the regulariser's nonsmooth part."""
+        return self.regularizer.penalty(x)

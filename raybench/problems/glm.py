@@ -1,0 +1,105 @@
+"""Losses l(y a'x) of a margin: what logistic regression and its nonconvex sister share."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from raybench.problems.base import Constants
+from raybench.problems.clients import DataProblem, Rows
+from raybench.problems.dense import DenseMargins
+from raybench.problems.spectra import lmax_gram, row_norms_sq
+
+
+class MarginProblem(DataProblem):
+    """f_i(x) = mean_j l(y_j a_j'x) + regulariser, y_j = -1 or +1 (smaller label: -1).
+
+    ``loss`` names l among the kernels; ``curvature`` is sup |l''|.
+    """
+
+    loss: ClassVar[str]
+    curvature: ClassVar[float]
+
+    @property
+    def kernel(self) -> DenseMargins:
+        """Return what computes margins' losses and gradients here, made on first use."""
+        if "kernel" not in self._kept:
+            self._kept["kernel"] = DenseMargins(self.rows, self.loss, self.dtype, self.device)
+        return self._kept["kernel"]
+
+    def oracle(
+        self, x: torch.Tensor, loss: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the clients' gradients (B, n_here, d) and losses (B, n_here)."""
+        smooth = self.regularizer.smooth
+        shift = self.regularizer.grad(x) if smooth else None
+        grads, losses = self.kernel.oracle(x, shift, loss)
+        if losses is not None and smooth:
+            value = self.regularizer.value(x)
+            losses += value if value.ndim == 2 else value[:, None]
+        return grads, losses
+
+    def grad(self, x: torch.Tensor, sample: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the clients' gradients, or those of the samples (B, n_here, b)."""
+        if sample is None:
+            return self.oracle(x, loss=False)[0]
+        shift = self.regularizer.grad(x) if self.regularizer.smooth else None
+        return self.kernel.minibatch(x, sample, shift)
+
+    def loss_L(self) -> float:
+        """Return curvature * lmax(mean_i A_i'A_i / N_i)."""
+        counts = np.asarray(self.rows.counts)
+        weights = np.repeat(1 / (len(counts) * counts), counts)
+        return self.curvature * lmax_gram(self.rows.features, weights)
+
+    def find_constants(self) -> Constants:
+        """L_i = curvature * lmax(A_i'A_i) / N_i + L of the regulariser, and alike for L.
+
+        L_plus is bounded by L_tilde. L_samples is the root mean square over clients of
+        curvature * sqrt(lmax(mean_j ||a_j||^2 a_j a_j')) + L of the regulariser (Minkowski).
+        """
+        reg, c = self.regularizer, self.curvature
+        each, samples = [], []
+        for features, labels in self.rows.parts():
+            count = len(labels)
+            each.append(c * lmax_gram(features) / count + reg.L)
+            norms = row_norms_sq(features)
+            samples.append(c * math.sqrt(lmax_gram(features, norms / count)) + reg.L)
+        found = Constants(L_i=tuple(each))
+        return Constants(
+            L=self.loss_L() + reg.L,
+            L_i=tuple(each),
+            L_plus=found.L_tilde,
+            L_pm=0.0 if self.n == 1 else None,
+            mu=self.strong_convexity(),
+            f_inf=0.0,
+            L_samples=math.sqrt(float(np.mean(np.square(samples)))),
+        )
+
+    def strong_convexity(self) -> float | None:
+        """Return mu where the loss is convex and the regulariser gives one."""
+        return None
+
+    def evaluate(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return accuracy on the test part (else on all clients' rows), and the mean test loss.
+
+        The test loss has no regulariser; margins of 0 count as wrong.
+        """
+        whole = self.whole
+        assert isinstance(whole, MarginProblem)
+        rows = whole.test or whole.rows
+        margins = torch.from_numpy(rows.labels[:, None] * (rows.features @ _numpy(x).T))
+        found = {"accuracy": (margins > 0).double().mean(0)}
+        if whole.test is not None:
+            found["test_loss"] = DenseMargins.losses[self.loss](margins)[0].mean(0)
+        return {k: v.to(x.device) for k, v in found.items()}
+
+
+def _numpy(x: torch.Tensor) -> np.ndarray:
+    return x.detach().cpu().double().numpy()
+
+
+__all__ = ["MarginProblem", "Rows"]

@@ -1,0 +1,47 @@
+"""How the d coordinates of a variable fall into named tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Named tensors, in order, whose sizes sum to d. Hashable; shapes are those of one variable."""
+
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @classmethod
+    def vector(cls, d: int) -> Layout:
+        """Return the layout of a single vector ``x`` of length d."""
+        return cls((("x", (d,)),))
+
+    @property
+    def dim(self) -> int:
+        """Return d, the number of coordinates."""
+        return sum(self.sizes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the number of coordinates of each tensor."""
+        return tuple(math.prod(shape) for _, shape in self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __iter__(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        return iter(self.tensors)
+
+    def views(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Return each tensor of x (..., d) as a view (..., *shape)."""
+        parts = x.split(self.sizes, dim=-1)
+        return [p.unflatten(-1, shape) for p, (_, shape) in zip(parts, self.tensors)]
+
+    def concat(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return (..., d) from one tensor (..., *shape) per name: the inverse of ``views``."""
+        flat = [t.flatten(t.ndim - len(s)) for t, (_, s) in zip(tensors, self.tensors, strict=True)]
+        return torch.cat(flat, dim=-1)

@@ -1,0 +1,134 @@
+"""Heterogeneous quadratics with known constants: the oracle problem of tests and theory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from raybench.errors import InputError
+from raybench.problems.base import DTYPES, Constants, Problem
+from raybench.problems.layout import Layout
+from raybench.registry import Choice, Integer, List, Number, problem
+
+
+class Quadratic(Problem):
+    """f_i(x) = x'A_i x / 2 - b_i'x, from symmetric A (n, d, d) and b (n, d) in float64."""
+
+    per_client = ("A", "b")
+
+    def __init__(
+        self,
+        A: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        layout: Layout | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        super().__init__(len(b), layout or b.shape[1], dtype=dtype)
+        self.exact = A.double(), b.double()
+        self.A, self.b = A.to(dtype), b.to(dtype)
+
+    def oracle(
+        self, x: torch.Tensor, loss: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return A_i x - b_i (B, n_here, d) and f_i(x) (B, n_here)."""
+        n, d = self.b.shape
+        if x.ndim == 2:
+            if "wide" not in self._kept:  # (d, n d): one product gives all clients in their order
+                self._kept["wide"] = self.A.permute(2, 0, 1).reshape(d, n * d).contiguous()
+            pulled = (x @ self._kept["wide"]).view(-1, n, d)
+        else:
+            pulled = (self.A @ x.permute(1, 2, 0)).permute(2, 0, 1).contiguous()
+        grads = pulled - self.b
+        if not loss:
+            return grads, None
+        at = x if x.ndim == 3 else x[:, None]
+        return grads, (at * (0.5 * pulled - self.b)).sum(-1)
+
+    def find_constants(self) -> Constants:
+        """All in closed form: eigenvalues of A_i, of their mean, of the mean of their squares."""
+        A, b = (t.numpy() for t in self.exact)
+        mean = A.mean(0)
+        squares = np.einsum("nij,njk->ik", A, A) / len(A)
+        eigenvalues = np.linalg.eigvalsh(mean)
+        L_plus = math.sqrt(max(np.linalg.eigvalsh(squares)[-1], 0.0))
+        centred = A - mean
+        spread = np.einsum("nij,njk->ik", centred, centred) / len(A)
+        f_star, mu = minimum(mean, b.mean(0))
+        return Constants(
+            L=float(np.abs(eigenvalues).max()),
+            L_i=tuple(float(np.abs(np.linalg.eigvalsh(a)).max()) for a in A),
+            L_plus=L_plus,
+            L_pm=math.sqrt(max(np.linalg.eigvalsh(spread)[-1], 0.0)),
+            mu=mu,
+            f_inf=f_star,
+            f_star=f_star,
+            L_samples=L_plus,
+        )
+
+
+def minimum(A: np.ndarray, b: np.ndarray) -> tuple[float | None, float | None]:
+    """Return (min of x'Ax/2 - b'x, smallest nonzero eigenvalue of A); None where unbounded below."""
+    values, vectors = np.linalg.eigh(A)
+    tiny = len(values) * np.finfo(float).eps * float(np.abs(values).max())
+    along = vectors.T @ b
+    flat = np.abs(values) <= tiny
+    if (values < -tiny).any() or (np.abs(along[flat]) > 1e-9 * float(np.linalg.norm(b))).any():
+        return None, None
+    if flat.all():
+        return 0.0, None
+    kept = ~flat
+    return float(-0.5 * (along[kept] ** 2 / values[kept]).sum()), float(values[kept].min())
+
+
+@problem(
+    "quadratic",
+    dim=Integer(None, low=1, help="d; default the product of shape, else 100"),
+    clients=Integer(10, low=1, help="number of clients n"),
+    mu=Number(0.01, low=0, help="smallest eigenvalue of the mean matrix"),
+    heterogeneity=Number(0.5, low=0, help="h: client i is scaled by exp(h N(0, 1))"),
+    shape=List(None, help="[a, b]: the variable is an a x b matrix"),
+    dtype=Choice("float64", "float32", help="floating-point type"),
+    seed=Integer(0, low=0, help="drives the matrices"),
+)
+def quadratic(
+    dim: int | None = None,
+    clients: int = 10,
+    mu: float = 0.01,
+    heterogeneity: float = 0.5,
+    shape: Sequence[int] | None = None,
+    dtype: str = "float64",
+    seed: int = 0,
+) -> Quadratic:
+    """Heterogeneous random quadratics: f_i(x) = x'A_i x / 2 - b_i'x.
+
+    A_i = exp(h N(0,1)) Q_i diag(0, exp(U(-3, 0)), ...) Q_i' with Q_i random orthogonal, then all
+    A_i are shifted by the same multiple of I that makes mu the smallest eigenvalue of their mean;
+    single f_i may be nonconvex. b_i ~ N(0, I). Raises InputError where shape and dim disagree.
+    """
+    layout = None
+    if shape is not None:
+        good = all(isinstance(s, int) and not isinstance(s, bool) and s >= 1 for s in shape)
+        if not shape or not good:
+            raise InputError.of("problem.shape", f"{shape!r}", "a list of sizes, such as [14, 8]")
+        if dim is not None and math.prod(shape) != dim:
+            what = f"{list(shape)} has {math.prod(shape)} entries, dim is {dim}"
+            raise InputError.of("problem.shape", what, "leave dim out")
+        dim = math.prod(shape)
+        layout = Layout((("x", tuple(shape)),))
+    d = 100 if dim is None else dim
+    random = np.random.default_rng([seed, *b"quadratic"])
+    A = np.empty((clients, d, d))
+    for a in A:
+        Q, R = np.linalg.qr(random.standard_normal((d, d)))
+        Q *= np.sign(np.diag(R))  # makes Q uniform over the orthogonal group
+        values = np.exp(random.uniform(-3, 0, d))
+        values[0] = 0
+        a[:] = (Q * (values * math.exp(heterogeneity * random.standard_normal()))) @ Q.T
+        a[:] = (a + a.T) / 2
+    A += (mu - np.linalg.eigvalsh(A.mean(0))[0]) * np.eye(d)
+    b = random.standard_normal((clients, d))
+    return Quadratic(torch.from_numpy(A), torch.from_numpy(b), layout=layout, dtype=DTYPES[dtype])
