@@ -1,0 +1,268 @@
+"""Messages are objects; bits are a view.
+
+A message is a struct of arrays with leading axes (B, n): cells and clients (or any others). It knows
+its ``cost`` (counts, not bits), its exact size in bytes without packing, how to pack to bytes and
+back bit-exactly, and how to add itself to a target in O(what was sent). It never aliases its input.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from raybench.streams import Stream
+
+MAGIC = b"RBM1"
+KINDS: dict[str, type[Message]] = {}
+DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, torch.float16)}
+
+
+class Cost(NamedTuple):
+    """Counts per message from which any accounting makes bits; numbers, or tensors of shape lead.
+
+    ``values`` counts numbers of full width, the ``index_*`` are bits of the support under each code,
+    ``raw`` bits that no accounting changes (levels, signs, flags, lengths).
+    """
+
+    values: Any = 0
+    index_explicit: Any = 0
+    index_auto: Any = 0
+    index_bitmask: Any = 0
+    index_entropy: Any = 0
+    raw: Any = 0
+
+    def plus(self, other: Cost) -> Cost:
+        """Return the sum of two costs."""
+        return Cost(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def times(self, factor: Any) -> Cost:
+        """Return the cost multiplied by a number or a tensor of shape lead."""
+        return Cost(*(a * factor for a in self))
+
+
+@dataclass(eq=False)
+class Message:
+    """Base of all kinds: dense, sparse, seeded, ragged, levels, factors; cases, concat, flagged.
+
+    scale: a factor known to both sides, applied when decoding (d/K of Rand-K, 1/(omega+1)).
+    present: bool of shape lead; a message that was not sent decodes to zero and costs nothing.
+    """
+
+    d: int
+    dtype: torch.dtype
+    scale: float = field(default=1.0, kw_only=True)
+    present: Tensor | None = field(default=None, kw_only=True)
+
+    kind: ClassVar[str] = ""
+    tensors: ClassVar[tuple[str, ...]] = ()  # fields whose first axes are the leading axes
+    static: ClassVar[tuple[str, ...]] = ()  # JSON-able fields that both sides know beforehand
+
+    def __init_subclass__(cls) -> None:
+        if cls.kind:
+            KINDS[cls.kind] = cls
+
+    # What a kind defines ---------------------------------------------------------------------
+
+    @property
+    def lead(self) -> torch.Size:
+        """The leading shape, usually (B, n)."""
+        raise NotImplementedError
+
+    def _decode(self) -> Tensor:
+        raise NotImplementedError
+
+    def _cost(self) -> Cost:
+        raise NotImplementedError
+
+    def _size(self) -> int | Tensor:
+        """Bytes of each row's payload: a number if all are alike, else int64 of shape lead."""
+        raise NotImplementedError
+
+    def _payload(self) -> Tensor:
+        raise NotImplementedError
+
+    @classmethod
+    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> Message:
+        """Return the message of a payload (*lead, P); ``known`` is the sender's ``known()``."""
+        raise NotImplementedError
+
+    # What every kind has ---------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """The device the message's arrays are on."""
+        return getattr(self, self.tensors[0]).device
+
+    @property
+    def stream(self) -> Stream | None:
+        """The stream that a seeded support comes from; None for other kinds."""
+        return None
+
+    @property
+    def cost(self) -> Cost:
+        """What the message costs, per row (numbers where all rows are alike)."""
+        cost = self._cost()
+        return cost if self.present is None else cost.times(self.present.double())
+
+    @property
+    def nbytes(self) -> int | Tensor:
+        """Exact bytes of a packed row: a number, or int64 of shape lead where rows differ."""
+        size = self._size()
+        return size if self.present is None else self.present.long() * size
+
+    @property
+    def bits(self) -> Tensor:
+        """Modelled bits per row, int64 of shape lead: full-width values, the shorter index code."""
+        cost = self.cost
+        bits = cost.values * (self.dtype.itemsize * 8) + cost.index_auto + cost.raw
+        return torch.as_tensor(bits, device=self.device).round().long().expand(self.lead).clone()
+
+    def decode(self, out: Tensor | None = None) -> Tensor:
+        """Return what the receiver reconstructs, shape (*lead, d); in place if ``out`` is given."""
+        value = self._decode()
+        if self.scale != 1.0:
+            value = value * self.scale
+        if self.present is not None:
+            value = value * self.present[..., None]
+        return value if out is None else out.copy_(value)
+
+    def add_to(self, target: Tensor) -> Tensor:
+        """Add the decoded message to target (*lead, d) in place; sparse kinds do it in O(k)."""
+        return target.add_(self.decode())
+
+    def sum_clients(self) -> Tensor:
+        """Return the sum over the last leading axis (the clients), in client order: (B, d)."""
+        return self.decode().sum(-2)
+
+    def scaled(self, factor: float) -> Message:
+        """Return the message with another factor that both sides know."""
+        return dataclasses.replace(self, scale=self.scale * factor)
+
+    def masked(self, present: Tensor) -> Message:
+        """Return the message sent only where ``present`` (bool, shape lead) holds."""
+        return dataclasses.replace(self, present=present)
+
+    def map(self, of_tensor: Callable[[Tensor], Tensor]) -> Message:
+        """Return the message with a function of the leading axes applied to every array."""
+        changed = {name: of_tensor(getattr(self, name)) for name in self.tensors}
+        if self.present is not None:
+            changed["present"] = of_tensor(self.present)
+        return dataclasses.replace(self, **changed)
+
+    def select(self, cells: Tensor) -> Message:
+        """Return the messages of some cells (indices into the first axis)."""
+        return self.map(lambda x: x[cells])
+
+    def row(self, *at: int) -> Message:
+        """Return one row's message, with no leading axes."""
+        return self.map(lambda x: x[at])
+
+    def leaves(self) -> list[Message]:
+        """Return the messages of simple kind it is made of (itself, or a compound's parts)."""
+        return [self]
+
+    def rebuild(self, leaves: Iterator[Message]) -> Message:
+        """Return the same compound made of other leaves (taken from the iterator in order)."""
+        return next(leaves)
+
+    def known(self) -> dict[str, Any]:
+        """Return what both sides know beforehand, JSON-able."""
+        own = {name: getattr(self, name) for name in self.static}
+        return {
+            **own,
+            "d": self.d,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "scale": self.scale,
+        }
+
+    def payload(self) -> Tensor:
+        """Return the packed rows, uint8 of shape (*lead, P), shorter rows padded with zeros."""
+        data = self._payload()
+        return data if self.present is None else data * self.present[..., None].to(torch.uint8)
+
+    # Bytes that stand alone ------------------------------------------------------------------
+
+    def describe(self) -> dict[str, Any]:
+        """Return the header of ``pack``: kind, what is known, shapes and keys."""
+        head: dict[str, Any] = {"kind": self.kind, "lead": list(self.lead), **self.known()}
+        if self.stream is not None:
+            head["keys"] = self.stream.keys.flatten().tolist()
+        if self.present is not None:
+            head["present"] = self.present.flatten().tolist()
+        rows, width, size = math.prod(self.lead), self._size(), self.nbytes
+        head["width"] = width if isinstance(width, int) else int(width.max()) if rows else 0
+        head["size"] = size if isinstance(size, int) else size.flatten().tolist()
+        return head
+
+    @classmethod
+    def assemble(cls, head: dict[str, Any], leaves: Iterator[Message]) -> Message:
+        """Return the message of a header and its leaves (a compound takes several)."""
+        return next(leaves)
+
+    def pack(self) -> bytes:
+        """Return self-describing bytes; ``unpack`` gives the message back bit-exactly.
+
+        The header (kind, shape, operator's constants, keys) is what both ends of a bound operator
+        know beforehand; each row's payload is ``nbytes`` long.
+        """
+        leaves = self.leaves()
+        head = {"tree": self.describe(), "leaves": [leaf.describe() for leaf in leaves]}
+        rows = []
+        for leaf in leaves:
+            data, size = leaf.payload(), leaf.nbytes
+            if isinstance(size, int):
+                rows.append(data.cpu().contiguous().numpy().tobytes())
+            else:
+                keep = torch.arange(data.shape[-1], device=data.device) < size[..., None]
+                rows.append(data[keep].cpu().numpy().tobytes())
+        text = json.dumps(head, separators=(",", ":")).encode()
+        return b"".join((MAGIC, struct.pack("<I", len(text)), text, *rows))
+
+
+def read_leaf(head: dict[str, Any], data: memoryview) -> tuple[Message, memoryview]:
+    """Return a leaf from its header and the bytes that begin with its rows, and the bytes left."""
+    lead = torch.Size(head["lead"])
+    rows = math.prod(lead)
+    sizes = torch.as_tensor(head["size"]).expand(rows)
+    total = int(sizes.sum())
+    if total > len(data):
+        raise ValueError("the message is cut short")
+    widest = head["width"]
+    payload = torch.zeros(rows, widest, dtype=torch.uint8)
+    if total:
+        keep = torch.arange(widest) < sizes[:, None]
+        payload[keep] = torch.frombuffer(bytearray(data[:total]), dtype=torch.uint8)
+    stream = Stream(torch.tensor(head["keys"]).view(lead)) if "keys" in head else None
+    message = KINDS[head["kind"]].read(head, payload.view(*lead, widest), stream)
+    if "present" in head:
+        message = message.masked(torch.tensor(head["present"]).view(lead))
+    return message, data[total:]
+
+
+def unpack(data: bytes) -> Message:
+    """Return the message in the bytes that ``pack`` made, bit for bit.
+
+    Raises ValueError where the bytes are no message or are cut short.
+    """
+    if data[:4] != MAGIC or len(data) < 8:
+        raise ValueError("these bytes are no raybench message")
+    (length,) = struct.unpack("<I", data[4:8])
+    try:
+        head = json.loads(data[8 : 8 + length])
+    except ValueError as error:
+        raise ValueError("the message's header is damaged or cut short") from error
+    rest = memoryview(data)[8 + length :]
+    leaves = []
+    for leaf_head in head["leaves"]:
+        leaf, rest = read_leaf(leaf_head, rest)
+        leaves.append(leaf)
+    tree = head["tree"]
+    return KINDS[tree["kind"]].assemble(tree, iter(leaves))

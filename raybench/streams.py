@@ -1,0 +1,289 @@
+"""Counter-based random streams: numbers are a hash of (key, counter), never of history.
+
+A stream is a tensor of 64-bit keys. ``fold(tag)`` derives a child, so a number depends only on the
+path seed / purpose / round / client / slot that leads to it: not on packing, workers, retries or
+resuming. The hash is splitmix64 (Steele, Lea, Flood 2014). Integers are bit-equal on every device:
+a numba kernel on CPU, plain torch elsewhere (and as the reference the kernel is tested against).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as int64
+MIX1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
+MIX2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
+SMALL = 4096  # up to this dimension subsets come from sorting hashes, above from a Feistel network
+FEISTEL_ROUNDS = 12  # fewer than 10 leave visible structure
+
+
+@lru_cache(maxsize=4096)
+def tag_of(tag: int | str) -> int:
+    """Return the 64-bit integer that stands for a tag (an integer stands for itself)."""
+    if isinstance(tag, str):
+        return int.from_bytes(hashlib.blake2b(tag.encode(), digest_size=8).digest(), "big") - 2**63
+    return int(tag)
+
+
+def _shift(x: Tensor, by: int) -> Tensor:
+    return (x >> by) & ((1 << (64 - by)) - 1)  # torch's >> on int64 is arithmetic
+
+
+def _mix(z: Tensor) -> Tensor:
+    z = (z ^ _shift(z, 30)) * MIX1
+    z = (z ^ _shift(z, 27)) * MIX2
+    return z ^ _shift(z, 31)
+
+
+def hash_torch(keys: Tensor, counters: Tensor | int) -> Tensor:
+    """Return splitmix64(key, counter), int64, elementwise with broadcasting (the reference)."""
+    step = (counters + 1) * GOLDEN
+    return _mix(keys + (step if isinstance(step, Tensor) else (step + 2**63) % 2**64 - 2**63))
+
+
+@numba.njit(inline="always")
+def hash_numba(key: np.uint64, counter: np.uint64) -> np.uint64:
+    """Return splitmix64(key, counter) for scalars, for use in CPU kernels."""
+    z = key + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@numba.njit(cache=True, nogil=True)
+def _bits_kernel(keys, out):  # keys (R,), out (R, m)
+    for r in range(out.shape[0]):
+        key = keys[r]
+        for j in range(out.shape[1]):
+            out[r, j] = hash_numba(key, np.uint64(j))
+
+
+@numba.njit(cache=True, nogil=True)
+def _uniform_kernel(keys, out):
+    for r in range(out.shape[0]):
+        key = keys[r]
+        for j in range(out.shape[1]):
+            out[r, j] = np.float64(hash_numba(key, np.uint64(j)) >> np.uint64(11)) * 2.0**-53
+
+
+@numba.njit(cache=True, nogil=True)
+def _keys_kernel(root, tags, ids, out):  # root (B,), out (B, n): fold tags, then the ids
+    for b in range(root.shape[0]):
+        key = root[b]
+        for tag in tags:
+            key = hash_numba(key, tag)
+        for i in range(ids.shape[0]):
+            out[b, i] = hash_numba(key, ids[i])
+
+
+@numba.njit(cache=True, nogil=True)
+def _subset_kernel(keys, d, k, out):  # the k of d smallest hashes, indices ascending
+    hashes = np.empty(d, np.uint64)
+    for r in range(keys.shape[0]):
+        for j in range(d):
+            hashes[j] = hash_numba(keys[r], np.uint64(j))
+        cut = np.partition(hashes, k - 1)[k - 1]
+        found = 0
+        for j in range(d):
+            if hashes[j] <= cut and found < k:
+                out[r, found] = j
+                found += 1
+
+
+@numba.njit(cache=True, nogil=True)
+def _feistel_kernel(keys, d, a, b, rounds, out):
+    for r in range(keys.shape[0]):
+        for j in range(out.shape[1]):
+            v = np.uint64(j)
+            while True:
+                left, right = v // b, v % b
+                for t in range(rounds):
+                    if t % 2 == 0:
+                        h = hash_numba(keys[r], right * np.uint64(64) + np.uint64(t))
+                        left = (left + (h >> np.uint64(1)) % a) % a
+                    else:
+                        h = hash_numba(keys[r], left * np.uint64(64) + np.uint64(t))
+                        right = (right + (h >> np.uint64(1)) % b) % b
+                v = left * b + right
+                if v < d:
+                    break
+            out[r, j] = v
+
+
+def _on_cpu(keys: Tensor) -> bool:
+    return keys.device.type == "cpu"
+
+
+def _numpy(keys: Tensor) -> np.ndarray:
+    return keys.contiguous().view(-1).numpy().view(np.uint64)
+
+
+class Stream:
+    """A tensor of 64-bit keys, with the path that led to it kept so that it can be re-derived.
+
+    ``root`` (B,) holds a key per cell, ``tags`` the folds since, ``ids`` (n,) the clients (or None);
+    ``keys`` has shape (B, n), or root's where there are no clients. Keys are computed when first
+    asked for, so a deterministic operator pays nothing.
+    """
+
+    __slots__ = ("_keys", "ids", "root", "tags")
+
+    def __init__(self, root: Tensor, tags: tuple[int, ...] = (), ids: Tensor | None = None) -> None:
+        self.root, self.tags, self.ids = root, tags, ids
+        self._keys: Tensor | None = None
+
+    @property
+    def keys(self) -> Tensor:
+        """The keys, int64 of shape root.shape + ids.shape."""
+        if self._keys is None:
+            keys = self.root
+            if self.ids is not None and _on_cpu(keys):
+                out = torch.empty(keys.numel(), len(self.ids), dtype=torch.int64)
+                tags = np.array(self.tags, np.int64).view(np.uint64)
+                _keys_kernel(_numpy(keys), tags, _numpy(self.ids), out.numpy().view(np.uint64))
+                self._keys = out.view(*keys.shape, len(self.ids))
+            else:
+                for tag in self.tags:
+                    keys = hash_torch(keys, tag)
+                if self.ids is not None:
+                    keys = hash_torch(keys[..., None], self.ids)
+                self._keys = keys
+        return self._keys
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of ``keys``."""
+        own = () if self.ids is None else (len(self.ids),)
+        return torch.Size((*self.root.shape, *own))
+
+    @property
+    def device(self) -> torch.device:
+        """The device the numbers are made on."""
+        return self.root.device
+
+    def fold(self, tag: int | str) -> Stream:
+        """Return the child stream of a tag: another purpose, round, slot or local step."""
+        if self.ids is None:
+            return Stream(self.root, (*self.tags, tag_of(tag)))
+        return Stream(hash_torch(self.root, tag_of(tag)), self.tags, self.ids)
+
+    def each(self, ids: Tensor | Iterable[int]) -> Stream:
+        """Return streams for clients: a new last axis, one key per id, independent of each other."""
+        ids = torch.as_tensor(list(ids) if not isinstance(ids, Tensor) else ids, dtype=torch.int64)
+        base = self if self.ids is None else Stream(self.keys)
+        return Stream(base.root, base.tags, ids.to(self.device))
+
+    def shared(self) -> Stream:
+        """Return the stream that all clients of a cell have in common (common masks, PermK)."""
+        return Stream(self.root, (*self.tags, tag_of("shared")))
+
+    def at(self, ids: Tensor) -> Stream:
+        """Return this stream for other clients: what a receiver derives for messages it was sent."""
+        return Stream(self.root, self.tags, ids if self.ids is not None else None)
+
+    def __getitem__(self, cells: Any) -> Stream:
+        return Stream(self.root[cells], self.tags, self.ids)
+
+    def spread(self, lead: tuple[int, ...]) -> Stream:
+        """Return a stream of the leading shape of a tensor: itself, or children of a single key.
+
+        Raises ValueError where the shapes do not fit.
+        """
+        if tuple(self.shape) == tuple(lead):
+            return self
+        if self.shape != ():
+            raise ValueError(f"a stream of shape {tuple(self.shape)} for data of shape {lead}")
+        root = Stream(self.keys)
+        for size in lead:
+            root = root.each(range(size))
+        return root
+
+    def bits(self, count: int) -> Tensor:
+        """Return 64 random bits each, int64 of shape (..., count)."""
+        return self._draw(count, torch.int64, _bits_kernel, lambda h: h)
+
+    def uniform(self, count: int) -> Tensor:
+        """Return numbers uniform on [0, 1), float64 of shape (..., count), multiples of 2^-53."""
+        return self._draw(
+            count, torch.float64, _uniform_kernel, lambda h: _shift(h, 11).double() * 2.0**-53
+        )
+
+    def _draw(
+        self, count: int, dtype: torch.dtype, kernel: Any, reference: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        keys = self.keys
+        if not _on_cpu(keys):
+            return reference(hash_torch(keys[..., None], torch.arange(count, device=keys.device)))
+        out = torch.empty(keys.numel(), count, dtype=dtype)
+        raw = out.numpy()
+        kernel(_numpy(keys), raw.view(np.uint64) if dtype == torch.int64 else raw)
+        return out.view(*keys.shape, count)
+
+    def integers(self, count: int, high: int | Tensor) -> Tensor:
+        """Return integers uniform on [0, high), int64 (..., count); high < 2^53 may vary by row."""
+        if isinstance(high, Tensor):
+            high = high.to(self.device)[..., None]
+        return (self.uniform(count) * high).long()
+
+    def normal(self, count: int) -> Tensor:
+        """Return standard Gaussians, float64 of shape (..., count) (Box-Muller)."""
+        u, v = self.uniform(count), self.fold("angle").uniform(count)
+        return torch.sqrt(-2 * torch.log1p(-u)) * torch.cos(2 * math.pi * v)
+
+    def subset(self, d: int, k: int) -> Tensor:
+        """Return k distinct coordinates of d, uniform without replacement, int64 (..., k).
+
+        d <= 4096: the k smallest of d hashes, ascending. Larger d: the first k images of a
+        pseudo-random permutation (Feistel network, cycle walking), O(k) work, in its own order.
+        """
+        keys = self.keys
+        if k == d:
+            return torch.arange(d, device=keys.device).expand(*keys.shape, d)
+        if d <= SMALL:
+            if _on_cpu(keys):
+                out = torch.empty(keys.numel(), k, dtype=torch.int64)
+                _subset_kernel(_numpy(keys), d, k, out.numpy())
+                return out.view(*keys.shape, k)
+            # order as unsigned numbers: flip the sign bit
+            hashes = hash_torch(keys[..., None], torch.arange(d, device=keys.device))
+            order = (hashes ^ (-(2**63))).argsort(dim=-1, stable=True)
+            return order[..., :k].sort(dim=-1).values
+        return self._feistel(d, k)
+
+    def _feistel(self, d: int, k: int) -> Tensor:
+        keys = self.keys
+        a = math.isqrt(d - 1) + 1
+        b = -(-d // a)
+        if _on_cpu(keys):
+            out = torch.empty(keys.numel(), k, dtype=torch.int64)
+            size = (np.uint64(d), np.uint64(a), np.uint64(b))
+            _feistel_kernel(_numpy(keys), *size, FEISTEL_ROUNDS, out.numpy())
+            return out.view(*keys.shape, k)
+        key = keys[..., None]
+        v = torch.arange(k, device=keys.device).expand(*keys.shape, k).clone()
+        todo = torch.ones_like(v, dtype=torch.bool)
+        while bool(todo.any()):
+            left, right = v // b, v % b
+            for t in range(FEISTEL_ROUNDS):
+                if t % 2 == 0:
+                    left = (left + _shift(hash_torch(key, right * 64 + t), 1) % a) % a
+                else:
+                    right = (right + _shift(hash_torch(key, left * 64 + t), 1) % b) % b
+            v = torch.where(todo, left * b + right, v)
+            todo = v >= d
+        return v
+
+
+def stream(seed: int | Iterable[int] = 0, device: str | torch.device = "cpu") -> Stream:
+    """Return the root stream of a seed, or of one seed per cell (then of shape (B,))."""
+    seeds = torch.as_tensor(seed if isinstance(seed, int) else list(seed), dtype=torch.int64)
+    return Stream(hash_torch(seeds.to(device), tag_of("raybench")))
