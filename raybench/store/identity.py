@@ -1,0 +1,72 @@
+"""Which sweep a folder belongs to: another sweep is one whose ``name`` or ``problem`` differs."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from raybench.errors import Complaint, InputError
+
+
+def parse(text: str, where: str = "sweep.yaml") -> dict[str, Any]:
+    """Return a saved sweep as a mapping (YAML 1.2, safe). Raises InputError if it is none."""
+    try:
+        found = YAML(typ="safe", pure=True).load(text)
+    except YAMLError as error:
+        raise InputError.of(where, f"not valid YAML: {error}") from error
+    if not isinstance(found, Mapping):
+        raise InputError.of(where, "holds no sweep", "it should map keys such as name and problem")
+    return dict(found)
+
+
+def dump(sweep: Mapping[str, Any]) -> str:
+    """Return a sweep as YAML text."""
+    yaml, out = YAML(typ="safe", pure=True), io.StringIO()
+    yaml.default_flow_style = False
+    yaml.dump(json.loads(json.dumps(sweep)), out)
+    return out.getvalue()
+
+
+def check(before: str, now: str | Mapping[str, Any], folder: str) -> None:
+    """Raise InputError if the sweep ``now`` is another one than ``before``, saved in ``folder``.
+
+    Two values of a problem's key agree if they are equal, or if one, read as an axis, holds all
+    values of the other.
+    """
+    old, new = parse(before, f"{folder}/sweep.yaml"), parse(now) if isinstance(now, str) else now
+    wrong = []
+    if old.get("name") != new.get("name"):
+        wrong.append(Complaint("name", f"the folder holds {old.get('name')!r}"))
+    wrong += problem_differs(old.get("problem"), new.get("problem"))
+    if wrong:
+        fix = "give another --out folder or another name"
+        raise InputError([Complaint("out", f"{folder} holds another sweep", fix), *wrong])
+
+
+def problem_differs(old: Any, new: Any) -> list[Complaint]:
+    """Return what keeps two problem sections from being one problem with added axis values."""
+    before, now = _section(old), _section(new)
+    wrong = []
+    for key in sorted({*before, *now}):
+        a, b = _axis(before.get(key)), _axis(now.get(key))
+        if not (a <= b or b <= a):
+            said = f"{_spell(before, key)} there, {_spell(now, key)} here"
+            wrong.append(Complaint(f"problem.{key}", said))
+    return wrong
+
+
+def _section(problem: Any) -> dict[str, Any]:
+    return dict(problem) if isinstance(problem, Mapping) else {"name": problem}
+
+
+def _axis(value: Any) -> set[str]:
+    return {json.dumps(v, sort_keys=True) for v in (value if isinstance(value, list) else [value])}
+
+
+def _spell(section: Mapping[str, Any], key: str) -> str:
+    return json.dumps(section[key]) if key in section else "not set"

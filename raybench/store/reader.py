@@ -1,0 +1,146 @@
+"""Reading results: ``load`` for curves, ``cells`` for the cells, both as pandas frames."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raybench.errors import InputError
+from raybench.store import accounting as book
+from raybench.store import identity
+from raybench.store.files import Files, open_folder
+from raybench.store.scan import RANK, read_folder
+from raybench.store.schema import CELLS, CURVES
+from raybench.store.table import expand_extra
+
+JOINED = [
+    "group",
+    "status",
+    "split",
+    "compressor_params",
+    "downlink",
+    "theory_step",
+    "rounds",
+    "d",
+    "L",
+    "L_tilde",
+    "L_pm",
+    "mu",
+    "f_star",
+    "heterogeneity",
+    "omega",
+    "alpha",
+    "workers",
+    "mode",
+    "device",
+    "batch",
+]
+"""Columns of ``cells`` that ``load`` joins to every row of a curve."""
+
+Source = str | os.PathLike[str]
+How = str | Mapping[str, Any] | book.Accounting | None
+
+
+def load(folder: Source, accounting: How = None, params: bool = False) -> pd.DataFrame:
+    """Return the curves of a results folder, one row per recorded round of a committed cell.
+
+    Columns: those of ``curves`` with the map ``extra`` as columns ``extra.<name>``, and from
+    ``cells`` group, status, split, compressor_params, downlink, theory_step, rounds, d, L, L_tilde,
+    L_pm, mu, f_star, heterogeneity, omega, alpha, workers, mode, device, batch. Rows are sorted by
+    cell and round. With ``accounting`` the bits are booked anew; with ``params`` the resolved
+    config is joined too, flattened (``algorithm.p``, ``problem.lambda``).
+    Raises InputError if there are no results in the folder or the accounting is unknown.
+    """
+    return frames(folder, accounting, params)[0]
+
+
+def cells(folder: Source, accounting: How = None) -> pd.DataFrame:
+    """Return the cells of a results folder, one row per planned cell, with the columns of ``cells``.
+
+    With ``accounting`` the bits are booked anew from the last row of each cell's curve.
+    Raises InputError as ``load`` does.
+    """
+    if accounting is not None:
+        return frames(folder, accounting)[1]
+    return _cells(open_results(folder))
+
+
+def frames(
+    folder: Source, accounting: How = None, params: bool = False
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return ``load`` and ``cells`` of a folder from one reading of it."""
+    how = None if accounting is None else book.parse(accounting)
+    files = open_results(folder)
+    table = _cells(files)  # before the curves: a cell that is seen has curves that are seen
+    curves = _curves(files, table)
+    if how is not None:
+        curves, table = book.rebook(curves, table, how)
+    extra = table.set_index("cell")[JOINED]
+    if params:
+        config = configs(table).set_index(extra.index)
+        extra = extra.join(config.drop(columns=[c for c in config if c in extra or c in curves]))
+    index = pd.Index(extra.index).get_indexer(curves["cell"])
+    joined = extra.iloc[index].set_index(curves.index)
+    return pd.concat([curves, joined], axis=1), table
+
+
+def sweep(folder: Source) -> dict[str, Any]:
+    """Return the saved sweep of a results folder, empty where it has none."""
+    text = open_results(folder).read("sweep.yaml")
+    return identity.parse(text.decode()) if text else {}
+
+
+def flatten(config: str | None) -> dict[str, Any]:
+    """Return a cell's config (JSON) as one level: ``problem.dataset``, ``algorithm.p``, ``x0``.
+
+    A section's ``params`` are its keys, its ``name`` stays ``<section>.name``; lists stay lists.
+    """
+    flat: dict[str, Any] = {}
+
+    def walk(prefix: str, value: Any) -> None:
+        if not isinstance(value, Mapping):
+            flat[prefix] = value
+            return
+        for key, inner in value.items():
+            walk(prefix if key == "params" else f"{prefix}.{key}" if prefix else str(key), inner)
+
+    walk("", json.loads(config) if isinstance(config, str) and config else {})
+    return flat
+
+
+def configs(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the flattened configs of the cells, same rows; missing keys are NaN."""
+    return pd.DataFrame([flatten(c) for c in table["config"]], index=table.index)
+
+
+def open_results(folder: Source) -> Files:
+    """Return the files of a results folder. Raises InputError if it is missing or has no results."""
+    files = open_folder(folder)
+    if not files.exists():
+        raise InputError.of("folder", f"no such folder: {files.name}", "raybench ls shows them")
+    if not files.names("cells"):
+        what = f"{files.name} holds no results yet"
+        raise InputError.of("folder", what, "give the folder that holds cells/ and curves/")
+    return files
+
+
+def _cells(files: Files) -> pd.DataFrame:
+    table = read_folder(files, "cells", CELLS).to_pandas()
+    rank = table["status"].map({name: i for i, name in enumerate(RANK)})
+    table = table.assign(rank=rank).sort_values(["rank"], kind="stable").drop(columns="rank")
+    return table.drop_duplicates("cell").sort_index().reset_index(drop=True)
+
+
+def _curves(files: Files, table: pd.DataFrame) -> pd.DataFrame:
+    known = pa.array(table["cell"].tolist(), pa.string())
+    rows = read_folder(files, "curves", CURVES)
+    rows = rows.filter(pc.is_in(rows["cell"], known))
+    frame = expand_extra(rows).to_pandas()
+    frame = frame.sort_values(["cell", "round"], kind="stable")
+    return frame.drop_duplicates(["cell", "round"]).reset_index(drop=True)

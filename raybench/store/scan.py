@@ -1,0 +1,78 @@
+"""Reading the Parquet folders: listing, versions, upgrades. Shared by reader and writer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from raybench.errors import InputError
+from raybench.store.files import Files
+from raybench.store.schema import SCHEMA_VERSION, upgrade, version_of
+
+RANK = ("ok", "diverged", "pruned", "failed", "skipped")
+"""Which row counts where a cell has several: the one that ended best."""
+
+
+def best_status(table: pa.Table) -> dict[str, str]:
+    """Return {cell: status}, the best one where a cell stands in several shards."""
+    found: dict[str, str] = {}
+    for cell, status in zip(table["cell"].to_pylist(), table["status"].to_pylist(), strict=True):
+        if cell not in found or RANK.index(status) < RANK.index(found[cell]):
+            found[cell] = status
+    return found
+
+
+def read_folder(
+    files: Files, folder: str, schema: pa.Schema, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Return all rows of ``curves`` or ``cells`` in today's schema (or some of its columns).
+
+    Raises InputError for a file that is not Parquet or was written by a newer raybench.
+    """
+    for attempt in range(5):  # a driver that drops cells removes files that were just listed
+        names = [n for n in files.names(folder) if n.endswith(".parquet")]
+        try:
+            return _read([files.path(f"{folder}/{n}") for n in names], files, schema, columns)
+        except FileNotFoundError:
+            if attempt == 4:
+                raise
+    raise AssertionError("unreachable")
+
+
+def read_shard(files: Files, rel: str, schema: pa.Schema) -> pa.Table | None:
+    """Return one shard's rows in today's schema, None where there is no such file."""
+    return _read([files.path(rel)], files, schema, None) if files.exists(rel) else None
+
+
+def _read(
+    paths: list[str], files: Files, schema: pa.Schema, columns: Sequence[str] | None
+) -> pa.Table:
+    names = list(columns or schema.names)
+    wanted = pa.schema([schema.field(n) for n in names])
+    by_version: dict[int, list[str]] = {}
+    for path in paths:
+        by_version.setdefault(_version(path, files), []).append(path)
+    tables = [wanted.empty_table()]
+    for version, group in sorted(by_version.items()):
+        if version > SCHEMA_VERSION:
+            what = f"{group[0]} has schema version {version}, this raybench reads {SCHEMA_VERSION}"
+            raise InputError.of("results", what, "install a newer raybench")
+        if version == SCHEMA_VERSION:
+            data = ds.dataset(group, schema=schema, format="parquet", filesystem=files.filesystem)
+            tables.append(data.to_table(columns=names))
+            continue
+        for path in group:  # an old file may have any columns: upgrade it whole
+            old = pq.read_table(path, filesystem=files.filesystem)
+            tables.append(upgrade(old, version, schema).select(names))
+    return pa.concat_tables([t.replace_schema_metadata(None) for t in tables])
+
+
+def _version(path: str, files: Files) -> int:
+    try:
+        return version_of(pq.read_schema(path, filesystem=files.filesystem))
+    except pa.ArrowInvalid as error:
+        fix = "remove it (raybench then runs its cells again) or restore it from a copy"
+        raise InputError.of("results", f"{path} is not a readable Parquet file", fix) from error

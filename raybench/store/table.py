@@ -1,0 +1,137 @@
+"""Arrays of a batch -> a table in the pinned schema -> Parquet bytes, without a Python loop per row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from raybench.errors import InputError, nearest
+from raybench.store.accounting import EXTRA_COUNTS
+from raybench.store.schema import stamped
+
+
+def to_table(
+    columns: Mapping[str, Any], schema: pa.Schema, where: np.ndarray | None = None
+) -> pa.Table:
+    """Return the table of ``columns`` in ``schema``; missing columns are null.
+
+    A column is a scalar, a list, a numpy array, a CPU torch tensor or a pyarrow array. Shapes
+    broadcast as in numpy and are read in C order: cells (B, 1), rounds (T,) and curves (B, T) make
+    B*T rows. ``where`` (same shape, bool) keeps the rows that were recorded. None and masked
+    entries are null, NaN stays NaN. ``extra`` is a mapping name -> column; there NaN means absent,
+    as does zero for the index counts of ``accounting.EXTRA_COUNTS``.
+    Raises InputError for a column the schema lacks.
+    """
+    for name in columns:
+        if name not in schema.names:
+            raise InputError.of("results", f"unknown column {name!r}", nearest(name, schema.names))
+    extra = columns.get("extra") or {}
+    parts = {name: _part(value) for name, value in columns.items() if name != "extra"}
+    others = {name: _part(value) for name, value in extra.items()}
+    shapes = [np.shape(value) for value in (*parts.values(), *others.values())]
+    shape = np.broadcast_shapes(*shapes, np.shape(where) if where is not None else ())
+    keep = None if where is None else np.flatnonzero(np.broadcast_to(where, shape))
+    rows = int(np.prod(shape, dtype=int)) if keep is None else len(keep)
+    arrays = []
+    for field in schema:
+        if field.name == "extra":
+            arrays.append(_map(others, shape, keep, rows, field.type))
+        elif field.name in parts:
+            arrays.append(_column(parts[field.name], shape, keep, field))
+        else:
+            arrays.append(pa.nulls(rows, field.type))
+    return pa.Table.from_arrays(arrays, schema=stamped(schema))
+
+
+def _part(value: Any) -> np.ndarray:
+    if isinstance(value, pa.Array | pa.ChunkedArray):
+        value = value.to_numpy(zero_copy_only=False)
+    if isinstance(value, list | tuple):
+        return np.asarray(value, dtype=object)
+    return value if isinstance(value, np.ndarray) else np.asarray(value)
+
+
+def _full(part: np.ndarray, shape: tuple[int, ...], keep: np.ndarray | None) -> np.ndarray:
+    flat = np.broadcast_to(part, shape, subok=True).reshape(-1)
+    return flat if keep is None else flat[keep]
+
+
+def _column(
+    part: np.ndarray, shape: tuple[int, ...], keep: np.ndarray | None, field: pa.Field
+) -> pa.Array:
+    if part.dtype.kind in "fiub" and not isinstance(part, np.ma.MaskedArray):
+        whole = _full(part, shape, keep)
+        return pa.array(np.ascontiguousarray(whole), from_pandas=False).cast(field.type)
+    # Text and lists with None: convert the few distinct entries once, then repeat them in arrow.
+    mask = np.ma.getmaskarray(part).reshape(-1) if np.ma.isMaskedArray(part) else None
+    flat = np.ma.getdata(part).reshape(-1)
+    few = pa.array(flat.tolist() if flat.dtype.kind in "OU" else flat, field.type, mask=mask)
+    if part.shape == shape and keep is None:
+        return few
+    index = np.arange(part.size).reshape(part.shape)
+    return few.take(pa.array(_full(index, shape, keep)))
+
+
+def _map(
+    parts: Mapping[str, np.ndarray],
+    shape: tuple[int, ...],
+    keep: np.ndarray | None,
+    rows: int,
+    kind: pa.MapType,
+) -> pa.Array:
+    if not parts:
+        return pa.nulls(rows, kind)
+    names = list(parts)
+    values = np.empty((rows, len(names)))
+    for j, name in enumerate(names):
+        whole = _full(parts[name], shape, keep)
+        if whole.dtype.kind == "O":
+            whole = np.array([np.nan if v is None else float(v) for v in whole])
+        values[:, j] = np.ma.filled(np.ma.asarray(whole).astype(float), np.nan)
+        if name in EXTRA_COUNTS:
+            values[values[:, j] == 0, j] = np.nan
+    present = ~np.isnan(values)
+    offsets = np.concatenate([[0], np.cumsum(present.sum(axis=1))]).astype(np.int32)
+    keys = pa.array(names).take(pa.array(np.nonzero(present)[1]))
+    return pa.MapArray.from_arrays(offsets, keys, values[present], type=kind)
+
+
+def encode(table: pa.Table) -> bytes:
+    """Return the Parquet file of ``table`` (zstd), for ``Store.commit`` here or on another node."""
+    sink = pa.BufferOutputStream()
+    text = [f.name for f in table.schema if pa.types.is_string(f.type)]
+    numbers = [f.name for f in table.schema if pa.types.is_floating(f.type)]
+    pq.write_table(
+        table,
+        sink,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=text,  # floats hardly repeat: a dictionary of them is time for nothing
+        write_statistics=[n for n in table.column_names if n not in numbers],
+    )
+    return sink.getvalue().to_pybytes()
+
+
+def expand_extra(table: pa.Table) -> pa.Table:
+    """Return ``table`` with the ``extra`` map as float columns ``extra.<name>``, null where absent."""
+    at = table.column_names.index("extra")
+    maps = table.column(at).combine_chunks()
+    if isinstance(maps, pa.ChunkedArray):
+        maps = pa.concat_arrays(maps.chunks) if maps.num_chunks else pa.array([], maps.type)
+    table = table.remove_column(at)
+    lengths = pc.list_value_length(maps.cast(pa.list_(maps.type.field(0).type)))
+    # `keys` and `items` are the whole buffers; the offsets say which part this array uses.
+    row = np.repeat(np.arange(len(maps)), pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False))
+    flat = maps.cast(pa.list_(maps.type.field(0).type)).flatten()
+    keys, items = flat.field(0), flat.field(1).to_numpy(zero_copy_only=False)
+    for name in sorted(pc.unique(keys).to_pylist()):
+        hit = pc.equal(keys, name).to_numpy(zero_copy_only=False)
+        values, absent = np.zeros(len(maps)), np.ones(len(maps), bool)
+        values[row[hit]], absent[row[hit]] = items[hit], False
+        table = table.append_column(f"extra.{name}", pa.array(values, mask=absent))
+    return table

@@ -1,0 +1,281 @@
+"""A synthetic results folder of realistic curves, written through ``Store.commit``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from raybench.store import CELLS, CURVES, Store, shard_name, to_table
+
+
+@dataclass(frozen=True)
+class Method:
+    """How fast a made-up method converges: f(step) = speed, beyond ``limit`` it diverges."""
+
+    algorithm: str
+    compressor: str | None = None
+    ks: tuple[int | None, ...] = (None,)
+    speed: float = 1.0
+    limit: float = 64.0
+    noise: float = 0.0
+    floor: float = 0.0
+    dense_share: float = 0.0  # probability of a dense round
+    init_dense: bool = True
+
+
+METHODS = (
+    Method("gd", speed=1.0, limit=2.0),
+    Method("ef21", "top_k", (1, 5, 11), speed=0.9, limit=64.0),
+    Method("marina", "rand_k", (1, 5, 11), speed=0.7, limit=32.0, dense_share=0.05),
+    Method("diana", "rand_k", (1, 5, 11), speed=0.4, limit=16.0, init_dense=False),
+    Method("ef14", "top_k", (1, 5, 11), speed=0.8, limit=32.0, floor=1e-9, init_dense=False),
+)
+STOCHASTIC = (
+    Method("sgd", speed=0.5, limit=8, noise=0.3, floor=1e-5),
+    Method("vr_marina", "rand_k", (5,), speed=0.6, limit=16, noise=0.2, dense_share=0.1),
+)
+
+
+def fill(
+    store: Store,
+    methods: tuple[Method, ...] = METHODS,
+    datasets: tuple[str, ...] = ("mushrooms",),
+    multiples: tuple[float, ...] | None = tuple(2.0**j for j in range(8)),
+    values: tuple[float, ...] = (0.1, 0.5),
+    seeds: int = 3,
+    rounds: int = 400,
+    every: int = 1,
+    seconds: bool = True,
+    failed: int = 1,
+    skipped: int = 2,
+    stop: float = 0.0,
+    d: int = 112,
+    commit: bool = True,
+) -> list[tuple[str, pa.Table, pa.Table]]:
+    """Commit one shard per (dataset, method, K); return the (shard, curves, cells) tables."""
+    store.claim({"name": "fake", "problem": {"name": "logistic", "dataset": list(datasets)}})
+    shards = []
+    for dataset in datasets:
+        for method in methods:
+            for k in method.ks:
+                steps = [(m, None) for m in multiples] if multiples else [(None, v) for v in values]
+                grid = [(m, v, s) for m, v in steps for s in range(seeds)]
+                shards.append(_batch(method, dataset, k, grid, rounds, every, seconds, stop, d))
+    if commit:
+        for shard, curves, cells in shards:
+            store.commit(shard, curves, cells)
+        _others(store, failed, skipped, datasets[0])
+    return shards
+
+
+def _config(method: Method, dataset: str, k: int | None, seed: int, step: dict) -> dict:
+    compressor = {"name": method.compressor, "params": {"k": k}} if method.compressor else None
+    return {
+        "problem": {
+            "name": "logistic",
+            "params": {
+                "dataset": dataset,
+                "clients": 20,
+                "split": "contiguous",
+                "regularizer": "nonconvex",
+                "lambda": 0.1,
+                "dtype": "float64",
+            },
+        },
+        "algorithm": {
+            "name": method.algorithm,
+            "params": {"p": k / 112} if method.dense_share and k else {},
+        },
+        "compressor": compressor,
+        "downlink": None,
+        "step": step,
+        "seed": seed,
+        "rounds": 400,
+    }
+
+
+def _ids(config: dict) -> tuple[str, str]:
+    group = {k: v for k, v in config.items() if k not in ("seed", "step")}
+    digest = [hashlib.sha256(json.dumps(c, sort_keys=True).encode()) for c in (config, group)]
+    return digest[0].hexdigest()[:16], digest[1].hexdigest()[:16]
+
+
+def label_of(method: Method, k: int | None) -> str:
+    if method.compressor is None:
+        return method.algorithm
+    return f"{method.algorithm} {method.compressor} k={k}"
+
+
+def _batch(method, dataset, k, grid, rounds, every, seconds, stop, d):
+    multiple = np.array([[m if m else np.nan] for m, _, _ in grid], float)
+    theory = 0.08 if dataset == "mushrooms" else 0.03
+    value = np.array([[v if v else np.nan] for _, v, _ in grid], float)
+    step = np.where(np.isnan(multiple), value, multiple * theory * (k or d) ** 0.5 / d**0.5)
+    relative = np.where(np.isnan(multiple), value / theory, multiple)
+    t = np.arange(0, rounds + 1, every, dtype=float)
+    seed = np.array([[s] for _, _, s in grid])
+    rng = np.random.default_rng(abs(hash_of(method.algorithm, dataset, k)) % 2**32)
+    wobble = 1 + 0.05 * rng.standard_normal((len(grid), 1))
+    share = ((k or d) / d) ** 0.35
+    rate = 0.012 * relative * method.speed * share * wobble
+    diverged = relative > method.limit * (1 + 1e-9)
+    rate = np.where(diverged, -0.25 * relative / method.limit, np.minimum(rate, 0.9))
+    power = np.clip(-rate * t, -700, 60)
+    noise = np.exp(
+        0.15 * rng.standard_normal((len(grid), len(t))).cumsum(axis=1) / np.sqrt(t + 1)
+        + method.noise * rng.standard_normal((len(grid), len(t)))
+    )
+    noise[:, 0] = 1
+    g = 0.04 * np.exp(power) * noise * (1 + 0.3 * np.sin(t / 9)) + method.floor * (t > 0)
+    g = np.maximum(g, 3e-33)
+    where = g < 1e12
+    if stop:
+        where &= np.cumsum(g <= stop, axis=1) <= 1
+    where[:, 0] = True
+    last = where.cumsum(axis=1).argmax(axis=1)
+    rows = np.arange(len(grid))
+
+    kk = k or d
+    dense = rng.random((len(grid), len(t))) < method.dense_share
+    dense[:, 0] = False
+    sent = np.where(dense, d, kk).cumsum(axis=1).astype(float) * every
+    sent = sent - sent[:, :1] + (d if method.init_dense else 0)
+    sparse = np.where(dense, 0, kk if k else 0).cumsum(axis=1).astype(float) * every
+    sparse = sparse - sparse[:, :1]
+    explicit = sparse * math.ceil(math.log2(d))
+    auto = np.minimum(explicit, explicit / kk / 7 * d)
+    mask = sparse / kk * d
+    down = np.broadcast_to(d * t, g.shape)
+    bits_up, bits_down = 64 * sent + auto, 64 * down
+    clock = t * 4e-4 * (1 + 0.1 * rng.random((len(grid), 1)))
+    status = np.where(diverged[:, 0], "diverged", "ok").astype(object)
+    configs = [
+        _config(method, dataset, k, s, {"kind": "theory" if m else "value", "number": m or v})
+        for m, v, s in grid
+    ]
+    ids = [_ids(c) for c in configs]
+    loss = 0.4 + 3 * np.minimum(g, 1e6)
+    text = {"cell": [[i] for i, _ in ids]}
+    same = {
+        "label": label_of(method, k),
+        "problem": "logistic",
+        "dataset": dataset,
+        "clients": 20,
+        "algorithm": method.algorithm,
+        "compressor": method.compressor,
+        "k": k,
+        "step_size": step,
+        "step_multiple": np.ma.masked_invalid(multiple),
+        "seed": seed,
+    }
+    text["cell"] = np.array(text["cell"], dtype=object)
+    curves = to_table(
+        {
+            **text,
+            **same,
+            "round": t.astype(int),
+            "epoch": t,
+            "grad_evals": t,
+            "bits_up": bits_up,
+            "bits_down": bits_down,
+            "bytes_up": bits_up / 8,
+            "bytes_down": bits_down / 8,
+            "values_up": sent,
+            "index_explicit_up": explicit,
+            "index_auto_up": auto,
+            "raw_bits_up": 0.0,
+            "values_down": down,
+            "index_explicit_down": 0.0,
+            "index_auto_down": 0.0,
+            "raw_bits_down": 0.0,
+            "loss": loss,
+            "grad_norm_sq": g,
+            "seconds": clock if seconds else None,
+            "extra": {"index_bitmask_up": mask},
+        },
+        CURVES,
+        where=where,
+    )
+    cells = to_table(
+        {
+            "cell": [i for i, _ in ids],
+            "group": [j for _, j in ids],
+            **{n: (v[:, 0] if isinstance(v, np.ndarray) else v) for n, v in same.items()},
+            "status": status,
+            "split": "contiguous",
+            "compressor_params": json.dumps({"k": k}) if k else None,
+            "theory_step": theory if np.isfinite(multiple).any() else None,
+            "rounds": (last * every).astype(int),
+            "loss": loss[rows, last],
+            "grad_norm_sq": g[rows, last],
+            "best_grad_norm_sq": np.where(where, g, np.inf).min(axis=1),
+            "bits_up": bits_up[rows, last],
+            "bits_down": bits_down[rows, last],
+            "seconds": clock[rows, last] if seconds else None,
+            "d": d,
+            "L": 2.6,
+            "L_tilde": 2.9,
+            "constants": json.dumps({"L": 2.6, "L_tilde": 2.9, "L_max": 3.4}),
+            "workers": 1,
+            "mode": "simulate",
+            "device": "cpu",
+            "batch": "b",
+            "batch_cells": len(grid),
+            "config": [json.dumps(c) for c in configs],
+            "attempts": 1,
+            "raybench_version": "0.1.0",
+            "host": "node-1",
+        },
+        CELLS,
+    )
+    return shard_name(i for i, _ in ids), curves, cells
+
+
+def hash_of(*what: object) -> int:
+    return int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:8], "big")
+
+
+def _others(store: Store, failed: int, skipped: int, dataset: str) -> None:
+    for j in range(failed):
+        config = _config(Method("ef21", "top_k"), dataset, 7, j, {"kind": "theory", "number": 1})
+        cell, group = _ids(config)
+        row = {
+            "cell": [cell],
+            "group": group,
+            "label": "ef21 top_k k=7",
+            "status": "failed",
+            "error": "RuntimeError: out of memory",
+            "algorithm": "ef21",
+            "compressor": "top_k",
+            "k": 7,
+            "problem": "logistic",
+            "dataset": dataset,
+            "seed": j,
+            "step_multiple": 1.0,
+            "config": json.dumps(config),
+        }
+        store.commit(cell, None, to_table(row, CELLS))
+    rows = []
+    for j in range(skipped):
+        config = _config(Method("marina", "top_k"), dataset, 1 + j, 0, {"kind": "theory"})
+        rows.append((*_ids(config), json.dumps(config)))
+    if rows:
+        columns = {
+            "cell": [r[0] for r in rows],
+            "group": [r[1] for r in rows],
+            "config": [r[2] for r in rows],
+            "label": "marina top_k",
+            "status": "skipped",
+            "reason": "marina needs an unbiased compressor, top_k is biased",
+            "algorithm": "marina",
+            "compressor": "top_k",
+            "problem": "logistic",
+            "dataset": dataset,
+            "seed": 0,
+        }
+        store.skip(to_table(columns, CELLS))
