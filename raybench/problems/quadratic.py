@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -51,23 +52,27 @@ class Quadratic(Problem):
     def find_constants(self) -> Constants:
         """All in closed form: eigenvalues of A_i, of their mean, of the mean of their squares."""
         A, b = (t.numpy() for t in self.exact)
-        mean = A.mean(0)
-        squares = np.einsum("nij,njk->ik", A, A) / len(A)
-        eigenvalues = np.linalg.eigvalsh(mean)
-        L_plus = math.sqrt(max(np.linalg.eigvalsh(squares)[-1], 0.0))
-        centred = A - mean
-        spread = np.einsum("nij,njk->ik", centred, centred) / len(A)
-        f_star, mu = minimum(mean, b.mean(0))
-        return Constants(
-            L=float(np.abs(eigenvalues).max()),
-            L_i=tuple(float(np.abs(np.linalg.eigvalsh(a)).max()) for a in A),
-            L_plus=L_plus,
-            L_pm=math.sqrt(max(np.linalg.eigvalsh(spread)[-1], 0.0)),
-            mu=mu,
-            f_inf=f_star,
-            f_star=f_star,
-            L_samples=L_plus,
-        )
+        f_star, mu = minimum(A.mean(0), b.mean(0))
+        return replace(quadratic_constants(A), mu=mu, f_inf=f_star, f_star=f_star)
+
+
+def quadratic_constants(A: np.ndarray) -> Constants:
+    """Return L, L_i, L_plus, L_pm (and L_samples = L_plus) of quadratics with Hessians A (n, d, d)."""
+    mean = A.mean(0)
+    centred = A - mean
+    L_plus = math.sqrt(_lmax(np.einsum("nij,njk->ik", A, A, optimize=True) / len(A)))
+    spread = np.einsum("nij,njk->ik", centred, centred, optimize=True) / len(A)
+    return Constants(
+        L=float(np.abs(np.linalg.eigvalsh(mean)).max()),
+        L_i=tuple(float(np.abs(np.linalg.eigvalsh(a)).max()) for a in A),
+        L_plus=L_plus,
+        L_pm=math.sqrt(_lmax(spread)),
+        L_samples=L_plus,
+    )
+
+
+def _lmax(square: np.ndarray) -> float:
+    return max(float(np.linalg.eigvalsh(square)[-1]), 0.0)
 
 
 def minimum(A: np.ndarray, b: np.ndarray) -> tuple[float | None, float | None]:

@@ -1,0 +1,215 @@
+"""Least squares and ridge regression."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import scipy.sparse
+import torch
+
+from raybench import data
+from raybench.problems.base import Constants
+from raybench.problems.clients import DataProblem
+from raybench.problems.layout import Layout
+from raybench.problems.quadratic import quadratic_constants
+from raybench.problems.spectra import DENSE, lmax_gram, row_norms_sq
+from raybench.registry import Choice, Param, problem
+
+MOST_CLASSES = 1000  # more labels than this, or fractions, are values to regress
+
+
+@problem("least_squares")
+class LeastSquares(DataProblem):
+    """Least squares: f_i(x) = ||A_i x - b_i||^2 / (2 N_i) + lambda r(x).
+
+    r: none (PL with mu = the smallest nonzero eigenvalue), l2 (||x||^2 / 2: ridge), l1 (lasso, by
+    its proximal step) or nonconvex. Targets: two classes, or ``positive``: -1 and +1; up to 1,000
+    whole labels: one-hot rows, and the variable is a (features, classes) matrix; else the labels
+    themselves. Raises InputError for bad input (see ``DataProblem``).
+    """
+
+    __params__: ClassVar[Mapping[str, Param]] = {
+        **DataProblem.__params__,
+        "regularizer": Choice("none", "l2", "l1", "nonconvex", help="what is added to the loss"),
+    }
+    per_client = ("rows", "H", "M", "half_square")
+    H: torch.Tensor | None  # (n, p, p): A_i'A_i / N_i, where that is smaller than A_i
+    M: torch.Tensor | None  # (n, p, c): A_i'b_i / N_i
+
+    def __init__(
+        self, dataset: str, clients: int, *, regularizer: str = "none", **rest: Any
+    ) -> None:
+        super().__init__(dataset, clients, regularizer=regularizer, **rest)
+        self.p, self.c = self.rows.features.shape[1], self.rows.labels[:1].size
+        self.H = self.M = None
+        parts = [(a, b.reshape(len(b), -1), len(b)) for a, b in self.rows.parts()]
+        halves = [float((b * b).sum()) / (2 * count) for _, b, count in parts]
+        self.half_square = torch.tensor(halves, dtype=self.dtype)
+        self.exact: tuple[np.ndarray, np.ndarray] | None = None
+        if self.p <= min(DENSE, max(self.samples)):
+            H = np.stack([_dense(a.T @ a) / count for a, _, count in parts])
+            M = np.stack([_dense(a.T @ b) / count for a, b, count in parts])
+            self.exact = H, M
+            self.H, self.M = (torch.from_numpy(v).to(self.dtype) for v in (H, M))
+
+    def targets(self, dataset: data.Dataset) -> np.ndarray:
+        """Return signs, one-hot rows or the labels themselves (see the class)."""
+        whole = (dataset.labels == np.rint(dataset.labels)).all()
+        if len(dataset.classes) == 2 or dataset.positive is not None:
+            return dataset.binary()
+        if whole and len(dataset.classes) <= MOST_CLASSES:
+            return (dataset.labels[:, None] == dataset.classes).astype(float)
+        return dataset.labels
+
+    def shape(self) -> Layout:
+        """Return a vector, or a (features, classes) matrix for one-hot targets."""
+        p, labels = self.rows.features.shape[1], self.rows.labels
+        shape = (p,) if labels.ndim == 1 else (p, labels.shape[1])
+        return Layout((("x", shape),))
+
+    def oracle(
+        self, x: torch.Tensor, loss: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the clients' gradients (B, n_here, d) and losses (B, n_here)."""
+        X = x.unflatten(-1, (self.p, self.c))  # (B[, n], p, c)
+        shared = x.ndim == 2
+        if self.H is not None and self.M is not None:
+            n = len(self.H)
+            if shared:
+                pulled = X.transpose(1, 2) @ self._wide()  # (B, c, n p)
+                HX = pulled.unflatten(-1, (n, self.p)).permute(0, 2, 3, 1)
+            else:
+                HX = self.H @ X
+            grads = HX - self.M
+            at = X[:, None] if shared else X
+            losses = (at * (0.5 * HX - self.M)).sum((-2, -1)) + self.half_square if loss else None
+        else:
+            A, Y, weights = self._padded()
+            residual = A @ (X[:, None] if shared else X) - Y  # (B, n, N, c)
+            grads = (A.transpose(1, 2) @ residual) * weights[:, None, None]
+            losses = residual.square().sum((-2, -1)) * (0.5 * weights) if loss else None
+        grads = grads.flatten(-2).contiguous()
+        if self.regularizer.smooth:
+            shift = self.regularizer.grad(x)
+            grads += shift[:, None] if shared else shift
+            if losses is not None:
+                value = self.regularizer.value(x)
+                losses = losses + (value[:, None] if shared else value)
+        return grads, losses
+
+    def grad(self, x: torch.Tensor, sample: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the clients' gradients, or those of the samples (B, n_here, b)."""
+        if sample is None:
+            return self.oracle(x, loss=False)[0]
+        A, Y, _ = self._padded()
+        client = torch.arange(len(A), device=x.device)[None, :, None]
+        rows, targets = A[client, sample], Y[client, sample]  # (B, n, b, p), (B, n, b, c)
+        X = self.spread(x).unflatten(-1, (self.p, self.c))
+        grads = (rows.transpose(-1, -2) @ (rows @ X - targets)).flatten(-2) / sample.shape[-1]
+        return grads + self.regularizer.grad(self.spread(x)) if self.regularizer.smooth else grads
+
+    def _wide(self) -> torch.Tensor:
+        if "wide" not in self._kept:  # (p, n p): one product gives all clients
+            assert self.H is not None
+            self._kept["wide"] = self.H.permute(2, 0, 1).reshape(self.p, -1).contiguous()
+        return self._kept["wide"]
+
+    def _padded(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        if "padded" not in self._kept:
+            counts, options = self.rows.counts, {"dtype": self.dtype, "device": self.device}
+            A = torch.zeros(len(counts), max(counts), self.p, **options)
+            Y = torch.zeros(len(counts), max(counts), self.c, **options)
+            for i, (features, labels) in enumerate(self.rows.parts()):
+                A[i, : counts[i]] = torch.from_numpy(_dense(features))
+                Y[i, : counts[i]] = torch.from_numpy(labels.reshape(len(labels), -1))
+            self._kept["padded"] = A, Y, 1 / torch.tensor(counts, **options)
+        return self._kept["padded"]
+
+    def _weights(self) -> np.ndarray:
+        counts = np.asarray(self.samples)
+        return np.repeat(1 / (len(counts) * counts), counts)
+
+    def loss_L(self) -> float:
+        """Return lmax(mean_i A_i'A_i / N_i)."""
+        return lmax_gram(self.rows.features, self._weights())
+
+    def find_constants(self) -> Constants:
+        """Exact for none and l2; a nonconvex regulariser adds 2 lambda to each but L_pm.
+
+        With l1 or a nonconvex regulariser f_inf is the minimum without it and f_star unknown.
+        """
+        ridge, extra = self.regularizer.mu, 0.0 if self.regularizer.mu else self.regularizer.L
+        weights = self._weights()
+        norms = row_norms_sq(self.rows.features)
+        samples = lmax_gram(self.rows.features, (norms + 2 * ridge) * weights) + ridge**2
+        f_star, mu = self._minimum(ridge, weights)
+        if self.exact is not None:
+            found = quadratic_constants(self.exact[0] + ridge * np.eye(self.p))
+        else:
+            each = (lmax_gram(a) / len(b) + ridge for a, b in self.rows.parts())
+            found = Constants(L=self.loss_L() + ridge, L_i=tuple(each))
+            found = replace(found, L_plus=found.L_tilde, L_pm=0.0 if self.n == 1 else None)
+        L_plus = found.L_plus
+        assert found.L is not None
+        assert L_plus is not None
+        plain = not (self.regularizer.nonsmooth or extra)
+        found = replace(found, L=found.L + extra, L_i=tuple(v + extra for v in found.L_i))
+        assert found.L_tilde is not None
+        return replace(
+            found,
+            L_plus=min(L_plus + extra, found.L_tilde),
+            mu=None if extra else mu,
+            f_inf=0.0 if f_star is None else f_star,
+            f_star=f_star if plain else None,
+            L_samples=math.sqrt(samples) + extra,
+        )
+
+    def _minimum(self, ridge: float, weights: np.ndarray) -> tuple[float | None, float | None]:
+        """Return (min of the squares with ridge, its PL constant), None where too large to find."""
+        A, b = self.rows.features, self.rows.labels.reshape(len(self.rows.labels), -1)
+        root = np.sqrt(weights)[:, None]
+        A = scipy.sparse.csr_array(A.multiply(root)) if scipy.sparse.issparse(A) else A * root
+        b = b * root
+        primal = A.shape[1] <= A.shape[0]
+        if min(A.shape) > DENSE:
+            return None, ridge or None
+        values, vectors = np.linalg.eigh(_dense(A.T @ A if primal else A @ A.T))
+        kept = values > max(A.shape) * np.finfo(float).eps * values[-1]
+        inverse = np.divide(1.0, values + ridge, out=np.zeros_like(values), where=kept)
+        x = vectors @ (inverse[:, None] * (vectors.T @ (A.T @ b if primal else b)))
+        x = x if primal else A.T @ x
+        full = bool(kept.all()) and primal
+        smallest = float(values[kept].min()) if kept.any() else 0.0
+        mu = ridge if ridge and not full else smallest + ridge
+        residual = A @ x - b  # not the closed form: it loses half the digits of a small minimum
+        return float(0.5 * (residual**2).sum() + 0.5 * ridge * (x**2).sum()), mu or None
+
+    def evaluate(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return accuracy (sign, or largest column) on the test part or else all rows; test loss.
+
+        The test loss is ||Ax - b||^2 / (2 N) on the test part. No accuracy for regressed values.
+        """
+        whole = self.whole
+        assert isinstance(whole, LeastSquares)
+        rows = whole.test or whole.rows
+        X = x.detach().cpu().double().numpy().reshape(len(x), self.p, self.c)
+        scores = np.moveaxis((rows.features @ np.moveaxis(X, 1, 0).reshape(self.p, -1)).reshape(
+            -1, len(x), self.c), 1, 0)  # fmt: skip
+        targets = rows.labels.reshape(len(rows.labels), -1)
+        found = {}
+        if self.c > 1:
+            right = scores.argmax(-1) == targets.argmax(-1)
+            found["accuracy"] = right.mean(1)
+        elif np.isin(targets, (-1, 1)).all():
+            found["accuracy"] = (scores[..., 0] * targets[:, 0] > 0).mean(1)
+        if whole.test is not None:
+            found["test_loss"] = 0.5 * ((scores - targets) ** 2).sum((1, 2)) / len(targets)
+        return {k: torch.from_numpy(np.asarray(v, float)).to(x.device) for k, v in found.items()}
+
+
+def _dense(matrix: Any) -> np.ndarray:
+    return matrix.toarray() if scipy.sparse.issparse(matrix) else np.asarray(matrix)
