@@ -1,0 +1,24 @@
+"""Analysis: frames in, frames out. Which step is best, what a target costs, how curves spread."""
+
+from raybench.analysis.bands import bands
+from raybench.analysis.closing import Frames, closing_table, frames
+from raybench.analysis.crossing import bits_to_target, first_crossing, interval
+from raybench.analysis.methods import annotate, describe
+from raybench.analysis.tuned import candidates, default_target, final_vs_step, main_metric, tuned
+
+__all__ = [
+    "Frames",
+    "annotate",
+    "bands",
+    "bits_to_target",
+    "candidates",
+    "closing_table",
+    "default_target",
+    "describe",
+    "final_vs_step",
+    "first_crossing",
+    "frames",
+    "interval",
+    "main_metric",
+    "tuned",
+]

@@ -1,0 +1,67 @@
+"""Curves of several seeds on one grid: a median and the band around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+
+def bands(
+    curves: pd.DataFrame,
+    x: str = "bits_up",
+    y: str = "grad_norm_sq",
+    by: Sequence[str] = ("label",),
+    points: int = 400,
+    band: tuple[float, float] | None = None,
+) -> pd.DataFrame:
+    """Return per ``by`` the median of ``y`` over cells on a common grid of ``x``, with a band.
+
+    A cell is a step function of x: at a grid point it has the value of its last row at or before
+    it, none before its first row, its last value after its end. The grid is the union of the cells'
+    x up to the median of their ends, thinned to ``points``. band: two quantile levels; None for
+    the extremes. Columns: ``by``, x, y, low, high, cells (how many have a value there).
+    """
+    rows = curves.loc[curves[x].notna() & curves[y].notna()]
+    pieces = []
+    for key, part in rows.groupby(list(by), sort=False, dropna=False):
+        grid, values = _grid(part, x, y, points)
+        low, high = band or (0.0, 1.0)
+        middle, lowest, highest = _quantiles(values, (0.5, low, high))
+        known = np.isfinite(values) | np.isinf(values)
+        piece = pd.DataFrame({x: grid, y: middle, "low": lowest, "high": highest})
+        piece["cells"] = known.sum(axis=0)
+        for j, (name, value) in enumerate(zip(by, key, strict=True)):
+            piece.insert(j, name, value)
+        pieces.append(piece)
+    if not pieces:
+        return pd.DataFrame(columns=[*by, x, y, "low", "high", "cells"])
+    return pd.concat(pieces, ignore_index=True)
+
+
+def _grid(part: pd.DataFrame, x: str, y: str, points: int) -> tuple[np.ndarray, np.ndarray]:
+    cells = [c.sort_values("round", kind="stable") for _, c in part.groupby("cell", sort=False)]
+    own = [(c[x].to_numpy(float), c[y].to_numpy(float)) for c in cells]
+    end = np.median([xs[-1] for xs, _ in own])
+    grid = np.unique(np.concatenate([xs for xs, _ in own]))
+    grid = grid[grid <= end]
+    if len(grid) > points:
+        grid = grid[np.unique(np.linspace(0, len(grid) - 1, points).round().astype(int))]
+    values = np.full((len(own), len(grid)), np.nan)
+    for row, (xs, ys) in zip(values, own, strict=True):
+        at = np.searchsorted(xs, grid, side="right") - 1
+        row[at >= 0] = ys[at[at >= 0]]
+    return grid, values
+
+
+def _quantiles(values: np.ndarray, levels: Sequence[float]) -> list[np.ndarray]:
+    """Return quantiles over cells that have a value; between two values the nearer, for log axes."""
+    out = [np.full(values.shape[1], np.nan) for _ in levels]
+    some = ~np.isnan(values).all(axis=0)
+    for level, found in zip(levels, out, strict=True):
+        if some.any():
+            rule: Any = "linear" if level == 0.5 else "nearest"
+            found[some] = np.nanquantile(values[:, some], level, axis=0, method=rule)
+    return out

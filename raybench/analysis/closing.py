@@ -1,0 +1,119 @@
+"""The table a sweep ends with: per method its best K and step, and what the target costs."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from raybench.analysis.methods import annotate, describe
+from raybench.analysis.tuned import main_metric, tuned
+from raybench.store import accounting as book
+from raybench.store import reader
+
+
+@dataclass(frozen=True)
+class Frames:
+    """A results folder in memory: annotated curves, described cells, how bits were booked."""
+
+    curves: pd.DataFrame
+    cells: pd.DataFrame
+    sweep: dict[str, Any]
+    accounting: str
+    folder: str = ""
+
+    @property
+    def metric(self) -> str:
+        """The column methods are judged by."""
+        return main_metric(self.curves)
+
+
+def frames(folder: str | os.PathLike[str], accounting: reader.How = None) -> Frames:
+    """Return the frames of a results folder, its bits booked anew under ``accounting`` if given.
+
+    Raises InputError if there are no results in the folder or the accounting is unknown.
+    """
+    curves, cells = reader.frames(folder, accounting)
+    sweep = reader.sweep(folder)
+    saved = sweep.get("accounting")
+    how = book.parse(accounting if accounting is not None else saved)
+    cells = describe(cells)
+    return Frames(annotate(curves, cells), cells, sweep, str(how), os.fspath(folder))
+
+
+COLUMNS = [
+    "facet",
+    "method",
+    "algorithm",
+    "compressor",
+    "k",
+    "step_multiple",
+    "step_size",
+    "edge",
+    "target",
+    "bits_to_target",
+    "bits_low",
+    "bits_high",
+    "ratio_to_gd",
+    "seeds",
+    "grad_norm_sq",
+    "loss",
+    "accuracy",
+    "bits_up",
+    "rounds",
+    "seconds",
+    "ok",
+    "diverged",
+    "failed",
+    "skipped",
+    "pruned",
+]
+"""Columns of ``closing_table``."""
+
+
+def closing_table(
+    source: str | os.PathLike[str] | Frames | tuple[pd.DataFrame, pd.DataFrame],
+    accounting: reader.How = None,
+    target: float | None = None,
+    by: str = "method",
+) -> pd.DataFrame:
+    """Return per facet and method its best K and step and what the target costs, best first.
+
+    source: a results folder, its ``frames``, or (curves, cells) of ``load`` and ``cells``. bits are
+    upstream bits per client; bits_to_target is the median over seeds, bits_low and bits_high its 95 %
+    bootstrap interval (NaN for one seed); it is inf where a seed's curve misses the target.
+    ratio_to_gd is bits_to_target over that of gd. ok, diverged, ... count all cells of the method.
+    grad_norm_sq, loss, ... are final means over seeds. ``by="series"`` keeps every K.
+    """
+    if isinstance(source, tuple):
+        curves, cells = source
+        if accounting is not None:
+            curves, cells = book.rebook(curves, cells, book.parse(accounting))
+        cells = describe(cells)
+        found = Frames(annotate(curves, cells), cells, {}, "")
+    else:
+        found = source if isinstance(source, Frames) else frames(source, accounting)
+    best = tuned(found.curves, found.cells, target, by, found.metric)
+    if best.empty:
+        return pd.DataFrame(columns=COLUMNS)
+    best = best.rename(columns={"cost": "bits_to_target"})
+    best["bits_low"], best["bits_high"] = best["cost_low"], best["cost_high"]
+    best.loc[~best["eligible"], ["bits_to_target", "bits_low", "bits_high"]] = math.nan
+    gd = best[best["algorithm"] == "gd"].drop_duplicates("facet").set_index("facet")
+    base = best["facet"].map(gd["bits_to_target"]).replace(np.inf, np.nan)
+    best["ratio_to_gd"] = best["bits_to_target"] / base
+    counts = found.cells.groupby(["facet", by])["status"].value_counts().unstack(fill_value=0)
+    index = pd.MultiIndex.from_frame(best[["facet", by]])
+    for status in ("ok", "diverged", "failed", "skipped", "pruned"):
+        column = counts[status] if status in counts else counts.sum(axis=1) * 0
+        best[status] = column.reindex(index).to_numpy()
+    if found.metric not in COLUMNS or "grad_norm_sq" not in best:
+        best["grad_norm_sq"] = math.nan
+    best["method"] = best[by]
+    order = ["facet", "bits_to_target", found.metric]
+    best = best.sort_values(order, kind="stable", na_position="last", ignore_index=True)
+    return best[COLUMNS]

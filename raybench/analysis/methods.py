@@ -1,0 +1,152 @@
+"""What is compared: problems (``facet``), methods (``method``), methods with their K (``series``)."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pandas as pd
+
+from raybench.store.reader import configs
+
+_NAMES = {
+    "power_sgd": "PowerSGD",
+    "prox_lead": "Prox-LEAD",
+    "lead": "LEAD",
+    "vertical_marina": "Vertical MARINA",
+    "terngrad": "TernGrad",
+    "qsgd": "QSGD",
+}
+_METHOD_KEYS = ("algorithm.", "compressor.", "downlink", "participation", "prox", "graph", "step.")
+_NOT_METHOD = ("algorithm.name", "compressor.name", "compressor.k", "step.kind", "step.number")
+KEYS = ["facet", "method", "series", "step"]
+"""Columns ``describe`` adds."""
+
+
+def describe(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells with columns ``facet``, ``method``, ``series``, ``step``.
+
+    facet: the parameters of the problem that differ between cells (empty for a lone problem).
+    method: algorithm and compressor, with those other parameters that take several values at one K
+    (``EF21 Top-K (init=zero)``); series: the same with K (``EF21 Top-5``). step: the step's place
+    in the grid, ``x8`` for a multiple of the theoretical step, ``0.5`` for a value.
+    """
+    cells = cells.reset_index(drop=True)
+    config = configs(cells).map(_plain, na_action="ignore").astype(object)
+    config = config.where(config.notna(), None)
+    facet = _facets(cells, config)
+    base = cells["algorithm"].fillna("").map(_algorithm)
+    generic = [_compressor(c, None) for c in cells["compressor"]]
+    exact = [_compressor(c, k) for c, k in zip(cells["compressor"], cells["k"], strict=True)]
+    extras = _extras(cells, config, facet)
+    return cells.assign(
+        facet=facet,
+        method=[_join(b, c, e) for b, c, e in zip(base, generic, extras, strict=True)],
+        series=[_join(b, c, e) for b, c, e in zip(base, exact, extras, strict=True)],
+        step=[_step(m, s) for m, s in zip(cells["step_multiple"], cells["step_size"], strict=True)],
+    )
+
+
+def annotate(curves: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the curves with the columns ``describe`` added to the cells; unknown cells are dropped."""
+    table = cells.set_index("cell")[[*KEYS, "group", "status"]]
+    at = table.index.get_indexer(curves["cell"])
+    curves = curves.loc[at >= 0].drop(columns=[c for c in table if c in curves])
+    joined = table.iloc[at[at >= 0]].set_index(curves.index)
+    return pd.concat([curves, joined], axis=1)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str | int | float | bool):
+        return value
+    return json.dumps(value, sort_keys=True)
+
+
+def _varied(frame: pd.DataFrame) -> list[str]:
+    return [c for c in frame if frame[c].nunique(dropna=False) > 1]
+
+
+def _facets(cells: pd.DataFrame, config: pd.DataFrame) -> pd.Series:
+    known = [c for c in config if c.startswith("problem.") or c == "x0" or c.startswith("x0.")]
+    table = config[known].copy()
+    for name in ("dataset", "clients", "problem"):  # cells without a config: the columns say less
+        key = "problem.name" if name == "problem" else f"problem.{name}"
+        if key not in table:
+            table[key] = cells[name].astype(object)
+    varied = _varied(table)
+    order = {"problem.name": 0, "problem.dataset": 1, "problem.clients": 2}
+    varied.sort(key=lambda c: (order.get(c, 3), c))
+    words = [", ".join(_word(c, row[c]) for c in varied if _known(row[c])) for row in _rows(table)]
+    return pd.Series(words, index=cells.index, dtype=object)
+
+
+def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return frame.to_dict("records")  # type: ignore[return-value]
+
+
+def _known(value: Any) -> bool:
+    return value is not None and value == value
+
+
+def _word(column: str, value: Any) -> str:
+    key = column.removeprefix("problem.")
+    if key in ("name", "dataset"):
+        return os.path.basename(str(value))
+    if key == "clients":
+        return f"{value:g} clients" if isinstance(value, int | float) else f"{value} clients"
+    return f"{key}={_number(value)}"
+
+
+def _extras(cells: pd.DataFrame, config: pd.DataFrame, facet: pd.Series) -> list[str]:
+    """Name the parameters that tell methods apart: several values at one K, one within a group."""
+    keys = [c for c in config if c.startswith(_METHOD_KEYS) and c not in _NOT_METHOD]
+    if not keys or not len(cells):
+        return [""] * len(cells)
+    group = cells["group"].fillna(cells["label"]).fillna(cells["cell"])
+    place = [facet, cells["algorithm"], cells["compressor"].fillna(""), cells["k"].fillna(-1)]
+    text = config[keys].map(lambda v: "" if v is None else repr(v))
+    own = text.groupby(group).nunique().max() <= 1
+    told = text.groupby(place).nunique().max() > 1
+    chosen = [k for k in keys if own[k] and told[k]]
+    return [
+        ", ".join(f"{_key(c)}={_number(row[c])}" for c in chosen if _known(row[c]))
+        for row in _rows(config[chosen])
+    ]
+
+
+def _key(column: str) -> str:
+    for prefix in ("algorithm.", "compressor.", "step."):
+        column = column.removeprefix(prefix)
+    return column
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _step(multiple: float, size: float) -> str:
+    if multiple == multiple:
+        return f"x{multiple:.12g}"
+    return f"{size:.12g}" if size == size else ""
+
+
+def _algorithm(name: str) -> str:
+    if name in _NAMES:
+        return _NAMES[name]
+    return name.upper().replace("_PLUS", "+").replace("_", "-")
+
+
+def _compressor(name: Any, k: Any) -> str:
+    if not isinstance(name, str) or not name:
+        return ""
+    if name.endswith("_k"):
+        word = name[:-2].replace("_", " ")
+        return f"{word[:1].upper()}{word[1:]}-{'K' if k is None or k != k else f'{k:.0f}'}"
+    word = _NAMES.get(name, name.replace("_", " "))
+    return word if k is None or k != k else f"{word} K={k:.0f}"
+
+
+def _join(base: str, compressor: str, extras: str) -> str:
+    words = f"{base} {compressor}".strip()
+    return f"{words} ({extras})" if extras else words

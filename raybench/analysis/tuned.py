@@ -1,0 +1,215 @@
+"""The best step size (and K) of every method, and how the final value depends on the step."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from raybench.analysis.crossing import first_crossing, interval
+from raybench.analysis.methods import describe
+
+
+def main_metric(curves: pd.DataFrame) -> str:
+    """Return the column methods are judged by: ``grad_norm_sq``, or ``loss`` where that is unknown."""
+    return "grad_norm_sq" if curves["grad_norm_sq"].notna().any() or curves.empty else "loss"
+
+
+def default_target(curves: pd.DataFrame, cells: pd.DataFrame, y: str = "grad_norm_sq") -> float:
+    """Return the target of one problem's table: a value that gd and half of the methods reach.
+
+    Each method (with its K) has a best value: over steps, the mean over seeds of the smallest ``y``
+    on its curve. The target is the median of these (the larger of two) or gd's, whichever is
+    larger, rounded up to a power of ten (a loss: to three digits); without gd's if that is no
+    progress. NaN where no cell ended ok or none came below its start.
+    """
+    cells = _described(cells)
+    good = cells[cells["status"] == "ok"]
+    curves = curves[curves["cell"].isin(good["cell"])]
+    least = curves.groupby("cell")[y].min()
+    start = curves.sort_values("round", kind="stable").drop_duplicates("cell")[y].max()
+    value = good.assign(value=good["cell"].map(least))
+    mean = value.groupby(["algorithm", "series", "step"])["value"].mean()
+    best = mean.groupby(["algorithm", "series"]).min().dropna().sort_values()
+    wanted = best.to_numpy()[: len(best) // 2 + 1][::-1].tolist()
+    if wanted and "gd" in best.index.get_level_values("algorithm"):
+        wanted.insert(0, max(wanted[0], float(best.loc["gd"].iloc[0])))
+    for found in wanted:
+        target = _round_up(float(found), y)
+        if target < start:
+            return target
+    return math.nan
+
+
+def _round_up(value: float, y: str) -> float:
+    if value <= 0:
+        return 0.0 if y != "grad_norm_sq" else 1e-32
+    if y == "grad_norm_sq":
+        return float(f"1e{math.ceil(math.log10(value) - 1e-9)}")
+    digits = 2 - math.floor(math.log10(value))
+    return math.ceil(value * 10.0**digits) / 10.0**digits
+
+
+def candidates(
+    curves: pd.DataFrame,
+    cells: pd.DataFrame,
+    target: float = math.nan,
+    by: str = "label",
+    y: str = "grad_norm_sq",
+    x: str = "bits_up",
+) -> pd.DataFrame:
+    """Return every (facet, ``by``, series, step) with its seeds' results, the best of its kind first.
+
+    Order, within facet and ``by``: those whose median seed reaches ``target``, by their median cost
+    in ``x``; then the others by the mean of ``y`` at the largest budget of ``x`` all of them spent.
+    A candidate with a diverged or pruned seed comes last and is not ``eligible``.
+    Columns: facet, by, method, series, step, group, algorithm, compressor, k, step_size,
+    step_multiple, seeds, ok, diverged, failed, eligible, reached, cost, cost_low, cost_high,
+    at_budget, and means over seeds of the final y, loss, accuracy, x, seconds, rounds.
+    """
+    cells = _described(cells)
+    cells = cells[cells["status"] != "skipped"]
+    cost = first_crossing(curves, target, x, y)
+    ends = _at(curves, y, x, None)
+    cells = cells.assign(
+        cost=cells["cell"].map(cost).fillna(np.inf), end=cells["cell"].map(ends[x])
+    )
+    keys = list(dict.fromkeys(["facet", by, "series", "step"]))
+    rows = []
+    for _, part in cells.groupby(keys, sort=False, dropna=False):
+        good = part[part["status"] == "ok"]
+        count = part["status"].value_counts()
+        head = part.iloc[0]
+        middle, low, high = interval(good["cost"].to_numpy())
+        means = {
+            name: good[name].mean() if len(good) else math.nan
+            for name in dict.fromkeys([y, "loss", "accuracy", x, "seconds", "rounds"])
+        }
+        rows.append(
+            {
+                **{k: head[k] for k in keys},
+                **{k: head[k] for k in ("method", "group", "algorithm", "compressor", "k")},
+                "step_size": part["step_size"].mean(),
+                "step_multiple": head["step_multiple"],
+                "seeds": len(good),
+                **{s: int(count.get(s, 0)) for s in ("ok", "diverged", "failed")},
+                "eligible": len(good) > 0 and not count.get("diverged") and not count.get("pruned"),
+                "reached": bool(np.isfinite(middle)),
+                **dict(zip(("cost", "cost_low", "cost_high"), (middle, low, high), strict=True)),
+                "end": good["end"].median(),
+                "cells": tuple(good["cell"]),
+                **means,
+            }
+        )
+    table = pd.DataFrame(rows)
+    if table.empty:
+        return table
+    pieces = [_ranked(part, curves, y, x) for _, part in table.groupby(["facet", by], sort=False)]
+    return pd.concat(pieces, ignore_index=True)
+
+
+def _ranked(part: pd.DataFrame, curves: pd.DataFrame, y: str, x: str) -> pd.DataFrame:
+    budget = part.loc[part["eligible"], "end"].min()
+    value = _at(
+        curves[curves["cell"].isin({c for ids in part["cells"] for c in ids})], y, x, budget
+    )
+    known = value[y].to_dict()
+    mean = [
+        np.mean([known.get(c, np.nan) for c in ids]) if ids else np.nan for ids in part["cells"]
+    ]
+    part = part.assign(at_budget=mean, first=np.where(part["reached"], part["cost"], np.inf))
+    part = part.assign(last=~part["eligible"])
+    part = part.sort_values(["last", "first", "at_budget", y], kind="stable", na_position="last")
+    return part.drop(columns=["last", "first", "end", "cells"])
+
+
+def _at(curves: pd.DataFrame, y: str, x: str, budget: float | None) -> pd.DataFrame:
+    """Return per cell its last row with ``x <= budget`` (its last row of all without a budget)."""
+    rows = curves[list(dict.fromkeys(["cell", "round", y, x]))]
+    if budget is not None and budget == budget:
+        rows = rows[rows[x] <= budget]
+    return (
+        rows.sort_values("round", kind="stable")
+        .drop_duplicates("cell", keep="last")
+        .set_index("cell")
+    )
+
+
+def tuned(
+    curves: pd.DataFrame,
+    cells: pd.DataFrame,
+    target: float | None = None,
+    by: str = "label",
+    y: str = "grad_norm_sq",
+    x: str = "bits_up",
+) -> pd.DataFrame:
+    """Return the best candidate of every (facet, ``by``), as ``candidates`` orders them.
+
+    ``by="label"``: the best step of every method at every K; ``by="method"``: the best K and step.
+    Without a target each facet has its ``default_target``. Adds columns target and edge: ``low`` or
+    ``high`` where the best step is the smallest or largest of its grid, ``only`` where the grid has
+    one step, else empty. Methods without an eligible candidate keep a row without a step.
+    """
+    cells = _described(cells)
+    pieces = []
+    for facet, part in cells.groupby("facet", sort=False):
+        own = curves[curves["cell"].isin(part["cell"])]
+        goal = default_target(own, part, y) if target is None else target
+        table = candidates(own, part, goal, by, y, x)
+        best = table.drop_duplicates(by).copy()
+        best["edge"] = [
+            _edge(table[table["series"] == row.series], row) for row in best.itertuples()
+        ]
+        blank = ~best["eligible"].to_numpy(bool)
+        best.loc[blank, ["k", "step_size", "step_multiple", "cost", y, "loss", x]] = np.nan
+        best.loc[blank, ["step", "edge"]] = ""
+        pieces.append(best.assign(facet=facet, target=goal))
+    return pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame()
+
+
+def _edge(grid: pd.DataFrame, best) -> str:  # type: ignore[no-untyped-def]
+    column = "step_multiple" if best.step_multiple == best.step_multiple else "step_size"
+    steps = grid[column].dropna()
+    if len(steps) <= 1:
+        return "only"
+    own = getattr(best, column)
+    return "high" if own >= steps.max() else "low" if own <= steps.min() else ""
+
+
+def final_vs_step(cells: pd.DataFrame, y: str = "grad_norm_sq") -> pd.DataFrame:
+    """Return the final ``y`` against the step, per facet and series.
+
+    Columns: facet, method, series, k, axis (``step_multiple``, or ``step_size`` where the series
+    has no multiples), at (the step on that axis), cells, diverged, and over the cells that ended
+    ok: y (median), y_low, y_high (extremes); NaN where none did.
+    """
+    cells = _described(cells)
+    cells = cells[cells["status"].isin(["ok", "diverged"])]
+    rows = []
+    for (facet, series, _), part in cells.groupby(["facet", "series", "step"], sort=False):
+        multiple = part["step_multiple"].iloc[0]
+        whole = multiple == multiple
+        good = part.loc[part["status"] == "ok", y]
+        rows.append(
+            {
+                "facet": facet,
+                "method": part["method"].iloc[0],
+                "series": series,
+                "k": part["k"].iloc[0],
+                "axis": "step_multiple" if whole else "step_size",
+                "at": multiple if whole else part["step_size"].mean(),
+                "cells": len(part),
+                "diverged": int((part["status"] == "diverged").sum()),
+                y: good.median(),
+                f"{y}_low": good.min(),
+                f"{y}_high": good.max(),
+            }
+        )
+    names = ["facet", "method", "series", "k", "axis", "at", "cells", "diverged"]
+    table = pd.DataFrame(rows, columns=[*names, y, f"{y}_low", f"{y}_high"])
+    return table.sort_values(["facet", "series", "at"], kind="stable", ignore_index=True)
+
+
+def _described(cells: pd.DataFrame) -> pd.DataFrame:
+    return cells if "series" in cells else describe(cells)
