@@ -1,0 +1,167 @@
+"""Lay one mapping over another: cases over the base, ``--set`` over the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raybench.errors import Complaint, InputError, nearest
+from raybench.spec import yaml
+from raybench.spec.model import CELL_KEYS, Document
+from raybench.spec.values import show
+
+NAMED = ("problem", "algorithm", "compressor", "downlink", "graph")
+"""Sections that a bare name stands for."""
+_WHOLE = ("x0", "prox")  # one-key mappings, replaced as a whole
+_EITHER = {"step_size": ("theory", "value"), "record": ("every", "points")}
+_TOKEN = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
+
+
+def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``over`` laid on it: sections are merged key by key, the rest replaced.
+
+    Lists and tags (``{dirichlet: 0.5}``) are replaced. Another ``name`` in an algorithm, compressor,
+    downlink or graph replaces the section, since its parameters are others; ``theory`` replaces
+    ``value`` and ``every`` replaces ``points``, and the other way round.
+    """
+    out = dict(base)
+    for key, new in over.items():
+        old = _long_form(key, out.get(key))
+        if isinstance(new, Mapping) and isinstance(old, Mapping) and key not in _WHOLE:
+            other = "name" in new and new["name"] != old.get("name") and key != "problem"
+            if key in NAMED and other:
+                out[key] = dict(new)
+                continue
+            either = _EITHER.get(key, ())
+            drop = [k for k in either if k not in new] if any(k in new for k in either) else []
+            out[key] = {**{k: v for k, v in old.items() if k not in drop}, **new}
+        else:
+            out[key] = new
+    return out
+
+
+def _long_form(key: str, value: Any) -> Any:
+    if key in NAMED and isinstance(value, str):
+        return {"name": value}
+    numbers = value if isinstance(value, list) else [value]
+    if (
+        key == "step_size"
+        and value is not None
+        and not any(isinstance(n, Mapping) for n in numbers)
+    ):
+        return {"value": value}
+    return value
+
+
+def cases(document: Mapping[str, Any]) -> list[tuple[str, dict[str, Any], Mapping[str, Any]]]:
+    """Return (path, merged sweep, the case itself) of every case, or the base alone without any.
+
+    Raises InputError for cases that are no mappings or set keys that hold for the whole sweep.
+    """
+    base = {key: document.get(key) for key in CELL_KEYS if document.get(key) is not None}
+    given = document.get("cases")
+    if given is None or given == []:
+        return [("", base, {})]
+    if not isinstance(given, list):
+        raise InputError.of("cases", f"expected a list of mappings, not {show(given)}")
+    found: list[Complaint] = []
+    for i, case in enumerate(given):
+        where = f"cases[{i}]"
+        if not isinstance(case, Mapping):
+            found.append(Complaint(where, f"expected a mapping, not {show(case)}"))
+            continue
+        for key in case:
+            if key in CELL_KEYS:
+                continue
+            if key in Document.model_fields:
+                fix = "it holds for the whole sweep: move it to the top level"
+                found.append(Complaint(f"{where}.{key}", "cannot differ between cases", fix))
+            else:
+                found.append(Complaint(f"{where}.{key}", "unknown key", nearest(key, CELL_KEYS)))
+    if found:
+        raise InputError(found)
+    return [(f"cases[{i}]", overlay(base, case), case) for i, case in enumerate(given)]
+
+
+def blame(complaint: Complaint, where: str, case: Mapping[str, Any]) -> Complaint:
+    """Return the complaint about a merged case with the path of where the user wrote the key."""
+    return (
+        Complaint(f"{where}.{complaint.where}", complaint.what, complaint.fix)
+        if where and (_covers(case, _tokens(complaint.where)))
+        else complaint
+    )
+
+
+def _tokens(path: str) -> list[str | int]:
+    out: list[str | int] = []
+    end = 0
+    while found := _TOKEN.match(path, end):
+        out.append(found[1] if found[1] is not None else int(found[2]))
+        end = found.end()
+    return out if end == len(path) else []
+
+
+def _covers(node: Any, tokens: Sequence[str | int]) -> bool:
+    """Tell whether a case says anything at that path, itself or in a value that contains it."""
+    for token in tokens:
+        if not isinstance(node, Mapping):
+            return True
+        if token not in node:
+            return False
+        node = node[token]
+    return True
+
+
+def assign(document: dict[str, Any], text: str) -> dict[str, Any]:
+    """Return the document with ``a.b=value`` applied, in the base and in every case that sets it.
+
+    The value is read as YAML. Raises InputError that names the option.
+    """
+    where = f"--set {text}"
+    left, equals, right = text.partition("=")
+    tokens = _tokens(left.strip())
+    if not equals or not tokens:
+        raise InputError.of(where, "expected key=value", "for example --set problem.clients=50")
+    if tokens[0] not in Document.model_fields:
+        fix = nearest(str(tokens[0]), Document.model_fields)
+        raise InputError.of(where, f"unknown key {tokens[0]!r}", fix)
+    value = yaml.parse(right, where)
+    out = _placed(document, tokens, value, where)
+    given = out.get("cases")
+    if tokens[0] != "cases" and isinstance(given, list):
+        out["cases"] = [
+            _placed(case, tokens, value, where)
+            if isinstance(case, Mapping) and _covers(case, tokens)
+            else case
+            for case in given
+        ]
+    return out
+
+
+def _placed(node: Any, tokens: Sequence[str | int], value: Any, where: str, at: str = "") -> Any:
+    """Return ``node`` with the value put at the path, mappings on the way made as needed."""
+    if not tokens:
+        return value
+    token, rest = tokens[0], tokens[1:]
+    if isinstance(token, int):
+        if not isinstance(node, list) or token >= len(node):
+            size = f"it has {len(node)} entries, from 0" if isinstance(node, list) else ""
+            raise InputError.of(where, f"{at or 'the sweep'} has no entry [{token}]", size)
+        entries = list(node)
+        entries[token] = _placed(node[token], rest, value, where, f"{at}[{token}]")
+        return entries
+    if isinstance(node, list):
+        fix = f"name the entry, for example {at}[0].{token}"
+        raise InputError.of(where, f"{at} is a list of {len(node)}", fix)
+    if isinstance(node, str):  # a bare name
+        node = {"name": node}
+    if node is not None and not isinstance(node, Mapping):
+        raise InputError.of(where, f"{at} is {show(node)}, not a mapping")
+    new = dict(node or {})
+    path = f"{at}.{token}" if at else token
+    either = _EITHER.get(at, ())
+    if token in either:
+        new = {k: v for k, v in new.items() if k not in either}
+    new[token] = _placed(new.get(token), rest, value, where, path)
+    return new

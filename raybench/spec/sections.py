@@ -1,0 +1,141 @@
+"""Read the plug-in sections (problem, algorithm, compressor, downlink) into their axes of choices."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raybench import registry
+from raybench.errors import Complaint, InputError, nearest
+from raybench.registry import REQUIRED, Param
+from raybench.spec.cells import Section
+from raybench.spec.values import Found, allowed, options, show
+
+MAX_CELLS = 200_000
+
+
+@dataclass(frozen=True)
+class Option:
+    """One point of a section's axis: the section, its overrides (raw) and its key path."""
+
+    section: Section | None
+    where: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read(
+    kind: str, value: Any, where: str, found: Found, *, overrides: tuple[str, ...] = ()
+) -> list[Option]:
+    """Return the choices of a section: a name, ``{name: ..., parameters}``, or a list of either.
+
+    kind is the registry's; null and ``none`` mean no plug-in. overrides are keys that an entry may
+    carry besides the plug-in's parameters. What is wrong is appended to ``found``.
+    """
+    if not isinstance(value, list):
+        return _entry(kind, value, where, found, overrides)
+    if not value:
+        found.append(Complaint(where, "an empty list leaves no cells", f"name a {kind}"))
+    return [
+        option
+        for i, item in enumerate(value)
+        for option in _entry(kind, item, f"{where}[{i}]", found, overrides)
+    ]
+
+
+def _entry(
+    kind: str, value: Any, where: str, found: Found, overrides: tuple[str, ...]
+) -> list[Option]:
+    if value is None or value == "none":
+        return [Option(None, where)]
+    if isinstance(value, str):
+        value = {"name": value}
+    if not isinstance(value, Mapping):
+        what = f"expected a {kind} by name or as a mapping, not {show(value)}"
+        found.append(Complaint(where, what, f"allowed: {', '.join(registry.names(kind))}"))
+        return []
+    if "name" not in value:
+        fix = f"name: one of {', '.join(registry.names(kind))}"
+        found.append(Complaint(f"{where}.name", "required", fix))
+        return []
+    given = {k: v for k, v in value.items() if k != "name" and k not in overrides}
+    extra = {k: v for k, v in value.items() if k in overrides}
+    names = value["name"] if isinstance(value["name"], list) else [value["name"]]
+    out: list[Option] = []
+    for name in names:
+        at = where if isinstance(name, str) and isinstance(value, str) else f"{where}.name"
+        try:
+            if not isinstance(name, str):
+                fix = f"allowed: {', '.join(registry.names(kind))}"
+                raise InputError.of(at, f"expected the name of a {kind}, not {show(name)}", fix)
+            entry = registry.lookup(kind, name, at)
+        except InputError as error:
+            found.extend(error.complaints)
+            continue
+        for params in product(entry.params, given, where, found, also=overrides):
+            if kind == "problem":
+                _dataset(params, where, found)
+            out.append(Option(Section(name, params), where, extra))
+    return out
+
+
+def product(
+    params: Mapping[str, Param],
+    given: Mapping[str, Any],
+    where: str,
+    found: Found,
+    *,
+    also: tuple[str, ...] = (),
+) -> list[dict[str, Any]]:
+    """Return every combination of the values given for ``params``, defaults filled in.
+
+    Combinations come in the order in which the parameters are declared, the last one fastest.
+    ``also`` are further names that may be meant by an unknown key.
+    """
+    before = len(found)
+    for key in given:
+        if key not in params:
+            names = [*params, *also]
+            fix = nearest(key, names) or "there are no parameters"
+            found.append(Complaint(f"{where}.{key}", "unknown key", fix))
+    axes: list[list[Any]] = []
+    for name, param in params.items():
+        at = f"{where}.{name}"
+        if name in given:
+            axes.append(options(param, given[name], at, found))
+        elif param.default is REQUIRED:
+            found.append(Complaint(at, "required", allowed(param)))
+        else:
+            axes.append([default(param)])
+    if len(found) > before:
+        return []
+    if (size := math.prod(len(axis) for axis in axes)) > MAX_CELLS:
+        found.append(Complaint(where, f"{size:,} combinations", f"at most {MAX_CELLS:,}"))
+        return []
+    return [dict(zip(params, values)) for values in itertools.product(*axes)]
+
+
+def default(param: Param) -> Any:
+    """Return the default of ``param``, typed as a value of a sweep file would be."""
+    found: Found = []
+    value = param.default
+    if param.kind == "list" and isinstance(value, (list, tuple)):
+        value = [list(value)]
+    typed = options(param, value, "", found)
+    return typed[0] if len(typed) == 1 and not found else param.default
+
+
+def is_path(text: str) -> bool:
+    """Tell whether a data set is given by its path (a separator in it, or an existing file)."""
+    return "/" in text or os.sep in text or Path(text).is_file()
+
+
+def _dataset(params: Mapping[str, Any], where: str, found: Found) -> None:
+    text = params.get("dataset")
+    if isinstance(text, str) and is_path(text) and not Path(text).exists():
+        fix = "give a known name, or the path of a file on this machine"
+        found.append(Complaint(f"{where}.dataset", f"no file {text}", fix))

@@ -1,0 +1,152 @@
+"""Read the sweep's own axes: step size, start, seed, rounds, stopping, graph, prox, participation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from raybench import registry
+from raybench.errors import Complaint, InputError, nearest
+from raybench.registry import Choice, Integer, Number, Param, Text
+from raybench.spec.cells import Section, Step
+from raybench.spec.sections import product
+from raybench.spec.values import Found, options, show
+
+SEED = Integer(0, low=0, high=2**63 - 1, help="drives the algorithm and x0")
+ROUNDS = Integer(1000, low=1, help="rounds of a cell")
+PARTICIPATION = Number(
+    1.0, low=0, high=1, open_low=True, help="probability that a client joins a round"
+)
+F_STAR = Number(None, help="minimum of f, where it is known and the problem does not know it")
+PROX = Choice("none", tags={"l1": Number(low=0)}, help="nonsmooth term, weight * ||x||_1")
+X0 = Param(
+    "text",
+    default="zeros",
+    tags={"normal": Number(low=0, open_low=True)},
+    help="zeros, problem (the problem's own start), {normal: scale}, or an .npy file",
+)
+STOP: dict[str, Param] = {
+    "grad_norm_sq": Number(None, low=0, help="stop at or below"),
+    "loss": Number(None, help="stop at or below"),
+    "suboptimality": Number(None, low=0, help="stop at or below"),
+    "bits_up": Number(None, low=0, open_low=True, help="stop at or above, per client"),
+    "bits_down": Number(None, low=0, open_low=True, help="stop at or above"),
+    "epoch": Number(None, low=0, open_low=True, help="stop at or above"),
+    "seconds": Number(None, low=0, open_low=True, help="stop at or above"),
+}
+STEP: dict[str, Param] = {
+    "theory": Number(None, low=0, open_low=True, help="multiples of the theoretical step"),
+    "value": Number(None, low=0, open_low=True, help="step sizes"),
+    "rule": Choice("nonconvex", "pl", "paper", help="which theory"),
+    "of": Text(None, help="the algorithm whose theory is meant, the cell's own if null"),
+    "schedule": Choice("constant"),
+}
+_WEIGHTS = Choice("metropolis", help="mixing weights")
+GRAPHS: dict[str, dict[str, Param]] = {
+    "ring": {"weights": _WEIGHTS},
+    "complete": {"weights": _WEIGHTS},
+    "star": {"weights": _WEIGHTS},
+    "path": {"weights": _WEIGHTS},
+    "grid": {"weights": _WEIGHTS},
+    "erdos_renyi": {
+        "p": Number(low=0, high=1, open_low=True, help="probability of an edge"),
+        "seed": Integer(0, low=0),
+        "weights": _WEIGHTS,
+    },
+}
+
+
+def steps(value: Any, where: str, found: Found) -> list[Step]:
+    """Return the steps of ``{theory: ...}``, ``{value: ...}``, bare numbers (values) or a list."""
+    if value is None:
+        return [Step()]
+    if isinstance(value, list):
+        if not value:
+            found.append(Complaint(where, "an empty list leaves no cells", "write {theory: 1}"))
+        return [s for i, item in enumerate(value) for s in steps(item, f"{where}[{i}]", found)]
+    if not isinstance(value, Mapping):
+        if isinstance(value, str) and value in STEP:
+            found.append(Complaint(where, f"{value} needs a number", f"write {{{value}: 1}}"))
+            return []
+        return [Step("value", number) for number in options(STEP["value"], value, where, found)]
+    kinds = [kind for kind in ("theory", "value") if value.get(kind) is not None]
+    if len(kinds) == 2:
+        found.append(Complaint(where, "theory and value together", "write a list of two mappings"))
+        return []
+    kind = kinds[0] if kinds else "theory"
+    value = {kind: 1, **value}
+    out = []
+    for one in product(STEP, value, where, found):
+        if kind == "value":  # a number needs no theory
+            out.append(Step("value", one["value"], schedule=one["schedule"]))
+            continue
+        if one["of"] is not None:
+            try:
+                registry.lookup("algorithm", one["of"], f"{where}.of")
+            except InputError as error:
+                found.extend(c for c in error.complaints if c not in found)
+                continue
+        out.append(Step("theory", one["theory"], one["rule"], one["of"], one["schedule"]))
+    return out
+
+
+def stops(value: Any, where: str, found: Found) -> list[dict[str, float]]:
+    """Return the stopping thresholds by column name; those that are null are left out."""
+    if value is None:
+        return [{}]
+    if not isinstance(value, Mapping):
+        what = f"expected a mapping, not {show(value)}"
+        found.append(Complaint(where, what, f"keys: {', '.join(STOP)}"))
+        return []
+    every = product(STOP, value, where, found, also=("rounds",) if "rounds" in value else ())
+    return [{k: v for k, v in one.items() if v is not None} for one in every]
+
+
+def starts(value: Any, where: str, found: Found) -> list[Any]:
+    """Return the starting points: words, ``{"normal": scale}``, or the paths of .npy files."""
+    out = []
+    for start in options(X0, value, where, found):
+        if isinstance(start, str) and start not in ("zeros", "problem"):
+            if start == "normal":
+                found.append(Complaint(where, "normal needs a scale", "write {normal: 1.0}"))
+            elif not start.endswith(".npy"):
+                fix = nearest(start, ["zeros", "problem", "{normal: 1.0}", "FILE.npy"])
+                found.append(Complaint(where, f"unknown start {start!r}", fix))
+            elif not Path(start).is_file():
+                found.append(Complaint(where, f"no file {start}", "save x0 with numpy.save"))
+        out.append(start)
+    return out
+
+
+def proxes(value: Any, where: str, found: Found) -> list[dict[str, float] | None]:
+    """Return the nonsmooth terms: None or ``{"l1": weight}``."""
+    if value is None:
+        return [None]
+    return [None if one == "none" else one for one in options(PROX, value, where, found)]
+
+
+def graphs(value: Any, where: str, found: Found) -> list[Section]:
+    """Return the communication graphs of decentralised methods; a ring by default."""
+    if value is None:
+        value = "ring"
+    if isinstance(value, list):
+        if not value:
+            found.append(Complaint(where, "an empty list leaves no cells", "write ring"))
+        return [s for i, item in enumerate(value) for s in graphs(item, f"{where}[{i}]", found)]
+    given = dict(value) if isinstance(value, Mapping) else {"name": value}
+    names = given.pop("name", None)
+    out = []
+    for name in names if isinstance(names, list) else [names]:
+        if not isinstance(name, str) or name not in GRAPHS:
+            found.append(
+                Complaint(where, f"unknown graph {show(name)}", nearest(str(name), GRAPHS))
+            )
+            continue
+        out += [Section(name, params) for params in product(GRAPHS[name], given, where, found)]
+    return out
+
+
+def scalars(param: Param, value: Any, where: str, found: Found) -> list[Any]:
+    """Return the values of one of the plain axes, its default where the key is not given."""
+    return [param.default] if value is None else options(param, value, where, found)

@@ -1,0 +1,280 @@
+"""Check what a sweep file says for one parameter and spread it into its axis of typed values.
+
+``options`` is the one way from raw YAML to typed values, for parameters of plug-ins and for the
+sweep's own settings alike, so that every key takes lists, ranges, shares and tags in the same form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+from raybench.errors import Complaint, nearest
+from raybench.registry import Param
+from raybench.spec import ranges
+
+Found = list[Complaint]
+_NUMERIC = ("count", "number", "integer")
+
+
+class Wrong(Exception):
+    """A value that is not allowed: what is wrong, and the fix where the parameter's own is not it."""
+
+    def __init__(self, what: str, fix: str = "") -> None:
+        super().__init__(what)
+        self.what, self.fix = what, fix
+
+
+def options(param: Param, value: Any, where: str, found: Found) -> list[Any]:
+    """Return the typed values that ``value`` stands for: one, or several where it is an axis.
+
+    What is wrong is appended to ``found`` with its key path.
+    """
+    if param.kind == "list":
+        return _lists(param, value, where, found)
+    if not isinstance(value, list):
+        return _spread(param, value, where, found)
+    if not value:
+        found.append(Complaint(where, "an empty list leaves no cells", allowed(param)))
+    out: list[Any] = []
+    for i, item in enumerate(value):
+        at = f"{where}[{i}]"
+        if isinstance(item, list):
+            found.append(Complaint(at, "a list inside a list", f"one value is {allowed(param)}"))
+        else:
+            out += _spread(param, item, at, found)
+    return out
+
+
+def _spread(param: Param, value: Any, where: str, found: Found) -> list[Any]:
+    """Return the typed values of one entry of an axis: a scalar, a range, or a tag."""
+    try:
+        if isinstance(value, Mapping):
+            return _tagged(param, value, where, found)
+        if isinstance(value, str) and param.kind in _NUMERIC and value not in param.words:
+            numbers = _range(value)
+            if numbers is not None:
+                return [scalar(param, number) for number in numbers]
+        return [scalar(param, value)]
+    except Wrong as wrong:
+        found.append(Complaint(where, wrong.what, wrong.fix or allowed(param)))
+        return []
+
+
+def _range(text: str) -> list[int | float] | None:
+    try:
+        return ranges.parse(text)
+    except ValueError as error:
+        raise Wrong(str(error), ranges.HINT) from error
+
+
+def _tagged(param: Param, value: Mapping[str, Any], where: str, found: Found) -> list[Any]:
+    if not param.tags:
+        raise Wrong("a mapping is not allowed here")
+    if len(value) != 1:
+        raise Wrong(f"a mapping with {len(value)} keys", f"write one of {_tags(param)}")
+    ((tag, inner),) = value.items()
+    if tag not in param.tags:
+        raise Wrong(f"unknown key {tag!r}", nearest(tag, param.tags))
+    return [{tag: item} for item in options(param.tags[tag], inner, f"{where}.{tag}", found)]
+
+
+def _lists(param: Param, value: Any, where: str, found: Found) -> list[Any]:
+    if value is None or (isinstance(value, str) and value in param.words):
+        return _spread(param, value, where, found)
+    key = where.rsplit(".", 1)[-1]
+    if not isinstance(value, list):
+        fix = f"write {key}: [[{show(value, bare=True)}]]; the outer list is the axis"
+        found.append(Complaint(where, f"expected a list of lists, not {show(value)}", fix))
+        return []
+    if not value:
+        found.append(Complaint(where, "an empty list leaves no cells", f"write {key}: [[]]"))
+    out: list[Any] = []
+    for i, item in enumerate(value):
+        if isinstance(item, list):
+            if all(isinstance(entry, (str, int, float)) or entry is None for entry in item):
+                out.append([tidy(entry) for entry in item])
+            else:
+                what = "an entry that is neither number nor text"
+                found.append(Complaint(f"{where}[{i}]", what, "lists hold numbers and text"))
+        elif item is None or (isinstance(item, str) and item in param.words):
+            out += _spread(param, item, f"{where}[{i}]", found)
+        else:
+            fix = f"this is one list-valued parameter: write {key}: [{show(value, bare=True)}]"
+            found.append(Complaint(where, "a flat list would be an axis of single values", fix))
+            return []
+    return out
+
+
+def tidy(value: Any) -> Any:
+    """Return an untyped number so that 1 and 1.0 are one value."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value
+
+
+def scalar(param: Param, value: Any) -> Any:
+    """Return ``value`` typed as ``param`` asks for.
+
+    Numbers become floats, integral floats integers where integers are wanted, shares text such as
+    ``10%``. Raises Wrong.
+    """
+    if value is None:
+        if param.default is None:
+            return None
+        raise Wrong("no value is given")
+    if isinstance(value, str) and value in param.words:
+        return value
+    if isinstance(value, (list, Mapping)):
+        raise Wrong(f"expected one value, not {show(value)}")
+    return _TYPES[param.kind](param, value)
+
+
+def _number(param: Param, value: Any) -> float:
+    if isinstance(value, str) and param.low >= 0 and param.high <= 1:
+        share = _percent(value)
+        value = value if share is None else float(share)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _mistyped(param, value, "a number")
+    try:
+        number = float(value) + 0.0  # + 0.0: -0.0 and 0.0 are one value
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise Wrong(f"{show(value)} is not a finite number")
+    _bounds(param, number, value)
+    return number
+
+
+def _integer(param: Param, value: Any) -> int:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _mistyped(param, value, "an integer")
+    if abs(value) >= 2**63:
+        raise Wrong(f"{show(value)} is out of range")
+    _bounds(param, value, value)
+    return value
+
+
+def _count(param: Param, value: Any) -> int | str:
+    share = _percent(value) if isinstance(value, str) else None
+    if isinstance(value, float) and 0 < value < 1:
+        share = Decimal(repr(value))
+    if share is None:
+        return _integer(param, value)
+    if not 0 < share <= 1:
+        raise Wrong(f"{show(value)} is not a share above 0% and at most 100%")
+    return f"{(share * 100).normalize():f}%"
+
+
+def _percent(text: str) -> Decimal | None:
+    """Return the share that ``text`` says (``10%`` is 0.1), None where it is none."""
+    body = text.strip().removesuffix("%").strip()
+    digits = body.removeprefix("-").replace(".", "", 1)
+    if not text.strip().endswith("%") or not (digits.isascii() and digits.isdigit()):
+        return None
+    return Decimal(body) / 100 if len(body) <= 30 else None
+
+
+def _choice(param: Param, value: Any) -> str:
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if isinstance(text, str) and text in param.choices:
+        return text
+    if isinstance(text, str) and text in param.tags:
+        raise Wrong(f"{text} needs a value", f"write {{{text}: {allowed(param.tags[text])}}}")
+    names = [*param.choices, *param.words, *param.tags]
+    raise Wrong(f"unknown value {show(value)}", nearest(str(value), names))
+
+
+def _flag(param: Param, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _mistyped(param, value, "true or false")
+    return value
+
+
+def _text(param: Param, value: Any) -> str:
+    if not isinstance(value, str):
+        raise _mistyped(param, value, "text")
+    if not value.strip():
+        raise Wrong("the text is empty")
+    return value
+
+
+_TYPES = {
+    "count": _count,
+    "number": _number,
+    "integer": _integer,
+    "choice": _choice,
+    "flag": _flag,
+    "text": _text,
+}
+
+
+def _mistyped(param: Param, value: Any, wanted: str) -> Wrong:
+    what = f"expected {wanted}, not {show(value)}"
+    if isinstance(value, str) and param.kind in _NUMERIC:
+        near = nearest(value, param.words) if param.words else ""
+        if near.startswith("did you mean"):
+            return Wrong(what, near)
+        if ".." in value or "^" in value:
+            return Wrong(what, ranges.HINT)
+    return Wrong(what)
+
+
+def _bounds(param: Param, number: float, value: Any) -> None:
+    low = number <= param.low if param.open_low else number < param.low
+    if low or number > param.high:
+        raise Wrong(f"{show(value)} is out of range")
+
+
+def allowed(param: Param) -> str:
+    """Return what ``param`` allows, in words for a message."""
+    ways = {
+        "count": "an integer >= 1, or a share of the message dimension such as 10% (0% < share <= 100%)",
+        "flag": "true or false",
+        "text": "text",
+        "list": "a list",
+    }
+    text = ways.get(param.kind, "")
+    if param.kind in ("number", "integer"):
+        text = "a number" if param.kind == "number" else "an integer"
+        limits = []
+        if param.low > -math.inf:
+            limits.append(f"{'>' if param.open_low else '>='} {param.low:g}")
+        if param.high < math.inf:
+            limits.append(f"<= {param.high:g}")
+        text = " ".join([text, " and ".join(limits)]).strip()
+    alternatives = [text] if text else []
+    alternatives += [*param.choices, *param.words]
+    if param.tags:
+        alternatives.append(_tags(param))
+    if param.default is None and param.kind != "choice":
+        alternatives.append("null")
+    return " | ".join(alternatives)
+
+
+def _tags(param: Param) -> str:
+    return " | ".join(f"{{{tag}: {allowed(inner)}}}" for tag, inner in param.tags.items())
+
+
+def show(value: Any, *, bare: bool = False) -> str:
+    """Return ``value`` as YAML would spell it, shortened."""
+    if isinstance(value, bool):
+        text = str(value).lower()
+    elif value is None:
+        text = "null"
+    elif isinstance(value, str):
+        text = value if bare else repr(value)
+    elif isinstance(value, list):
+        text = "[" + ", ".join(show(item, bare=bare) for item in value[:12]) + "]"
+    elif isinstance(value, Mapping):
+        pairs = (f"{k}: {show(v, bare=bare)}" for k, v in list(value.items())[:6])
+        text = "{" + ", ".join(pairs) + "}"
+    elif isinstance(value, int) and abs(value) >= 10**20:
+        text = f"an integer of {value.bit_length()} bits"
+    else:
+        text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

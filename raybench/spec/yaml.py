@@ -1,0 +1,143 @@
+"""Read YAML as its 1.2 core schema has it, with a line number for everything that is wrong.
+
+``1e-14`` is a number, ``no`` is text, ``0o17`` is 15, ``1_000`` and ``2^0..2^8`` are text. Keys must
+be text and may not repeat; aliases that would blow a file up are refused. Only plain values are
+built (a safe loader).
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.resolver import VersionedResolver
+
+from raybench.errors import Complaint, InputError
+
+MAX_NODES = 200_000
+MAX_DEPTH = 40
+
+_CORE = (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+)
+_TABLE: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+for _tag, _pattern, _first in _CORE:
+    for _char in _first:
+        _entry = (f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})\\Z"))
+        _TABLE.setdefault(_char, []).append(_entry)
+
+
+class _CoreResolver(VersionedResolver):
+    """The 1.2 core schema and nothing else (no dates, underscores, binary or merge keys)."""
+
+    @property
+    def versioned_resolver(self) -> Any:
+        return {key: list(found) for key, found in _TABLE.items()}
+
+
+def _yaml() -> YAML:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Resolver = _CoreResolver
+    yaml.version = (1, 2)
+    yaml.allow_duplicate_keys = False
+    return yaml
+
+
+def parse(text: str, source: str = "") -> Any:
+    """Return the plain value of one YAML document: dict, list, str, int, float, bool or None.
+
+    source names the text in complaints. Raises InputError with line and column.
+    """
+    try:
+        value = _yaml().load(text)
+    except MarkedYAMLError as error:
+        raise InputError([_marked(error, source)]) from error
+    except RecursionError as error:
+        raise InputError.of(source, "nested too deeply", f"at most {MAX_DEPTH} levels") from error
+    except (YAMLError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        # besides its own errors ruamel lets through those of int(), float() and odd explicit tags
+        what = " ".join(str(error).split())[:200]
+        raise InputError.of(source, f"not valid YAML: {what}", "quote the value?") from error
+    return plain(value, source)
+
+
+def _marked(error: MarkedYAMLError, source: str) -> Complaint:
+    mark = error.problem_mark or error.context_mark
+    at = f"line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+    where = ", ".join(part for part in (source, at) if part)
+    problem = " ".join(str(error.problem or error.context or error).split())
+    duplicate = re.match(r'found duplicate key "(.*?)"', problem)
+    if duplicate:
+        first = error.context_mark.line + 1 if error.context_mark is not None else 0
+        fix = f"the mapping begins in line {first}; for several values write a list"
+        return Complaint(where, f"duplicate key {duplicate[1]!r}", fix)
+    context = " ".join(str(error.context or "").split())
+    return Complaint(where, f"not valid YAML: {problem}", context)
+
+
+def plain(value: Any, where: str = "") -> Any:
+    """Return ``value`` as new dicts, lists and scalars; numpy scalars, ranges, tuples, paths allowed.
+
+    Raises InputError for other types, keys that are not text, and structures that are too large.
+    """
+    found: list[Complaint] = []
+    count = 0
+
+    def walk(item: Any, at: str, depth: int) -> Any:
+        nonlocal count
+        count += 1
+        if depth > MAX_DEPTH or count > MAX_NODES:
+            limit = f"at most {MAX_DEPTH} levels and {MAX_NODES:,} values"
+            raise InputError.of(at or where, "too large or refers to itself", limit)
+        if isinstance(item, Mapping):
+            for key in item:
+                if not isinstance(key, str):
+                    shown = repr(key)[:40]
+                    found.append(Complaint(at or where, f"key {shown} is not text", "quote it?"))
+            keys = [key for key in item if isinstance(key, str)]
+            return {str(k): walk(item[k], f"{at}.{k}" if at else k, depth + 1) for k in keys}
+        if isinstance(item, (str, bool, int, float)) or item is None:
+            for kind in (str, int, float):  # subclasses (enums, numpy.float64) become plain
+                if isinstance(item, kind) and type(item) not in (kind, bool):
+                    return kind(item)
+            return item
+        if isinstance(item, (Sequence, range)) and not isinstance(item, (bytes, bytearray)):
+            return [walk(entry, f"{at}[{i}]", depth + 1) for i, entry in enumerate(item)]
+        if isinstance(item, PurePath):
+            return str(item)
+        if hasattr(item, "tolist"):  # numpy scalars and arrays
+            return walk(item.tolist(), at, depth + 1)
+        what = f"a value of type {type(item).__name__} is not allowed"
+        found.append(Complaint(at or where, what, "allowed: text, numbers, true, false, lists"))
+        return None
+
+    result = walk(value, "", 0)
+    if found:
+        raise InputError(found)
+    return result
+
+
+def dump(value: Any) -> str:
+    """Return ``value`` as YAML that ``parse`` reads back unchanged."""
+    yaml = _yaml()
+    yaml.version = None  # as an attribute it would print a %YAML directive
+    yaml.default_flow_style = None  # innermost collections on one line
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.width = 100
+    out = io.StringIO()
+    yaml.dump(value, out)
+    text = out.getvalue()
+    return text.removesuffix("...\n")
