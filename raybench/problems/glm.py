@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from raybench.problems.base import Constants
-from raybench.problems.clients import DataProblem, Rows
+from raybench.problems.clients import DataProblem
 from raybench.problems.dense import DenseMargins
+from raybench.problems.sparse import SparseMargins
 from raybench.problems.spectra import lmax_gram, row_norms_sq
 
 
@@ -24,10 +25,17 @@ class MarginProblem(DataProblem):
     curvature: ClassVar[float]
 
     @property
-    def kernel(self) -> DenseMargins:
-        """Return what computes margins' losses and gradients here, made on first use."""
+    def kernel(self) -> DenseMargins | SparseMargins:
+        """Return what computes losses and gradients here, made on first use.
+
+        On the CPU the compiled kernels over compressed rows, elsewhere dense torch.
+        """
         if "kernel" not in self._kept:
-            self._kept["kernel"] = DenseMargins(self.rows, self.loss, self.dtype, self.device)
+            self._kept["kernel"] = (
+                SparseMargins(self.rows, self.loss, self.dtype)
+                if self.device.type == "cpu"
+                else DenseMargins(self.rows, self.loss, self.dtype, self.device)
+            )
         return self._kept["kernel"]
 
     def oracle(
@@ -100,6 +108,3 @@ class MarginProblem(DataProblem):
 
 def _numpy(x: torch.Tensor) -> np.ndarray:
     return x.detach().cpu().double().numpy()
-
-
-__all__ = ["MarginProblem", "Rows"]

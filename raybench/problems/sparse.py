@@ -1,0 +1,141 @@
+"""Margin losses on the CPU: compressed rows and columns, and the threads that share the clients."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+
+from raybench.problems import kernels
+from raybench.problems.clients import Rows
+
+KINDS = {"logistic": kernels.LOGISTIC, "sigmoid_sq": kernels.SIGMOID_SQ}
+WORTH_THREADS = 100_000  # additions below which waking a thread costs more than it brings
+_pool: ThreadPoolExecutor | None = None
+
+
+def _forget_pool() -> None:
+    global _pool
+    _pool = None  # a forked child has none of its parent's threads
+
+
+os.register_at_fork(after_in_child=_forget_pool)
+
+
+def run_shared(work: Callable[[int, int], None], items: int, cost: float) -> None:
+    """Run ``work(lo, hi)`` over range(items), on torch's number of threads where it pays."""
+    global _pool
+    threads = min(torch.get_num_threads(), items)
+    if threads < 2 or cost < WORTH_THREADS:
+        return work(0, items)
+    if _pool is None or _pool._max_workers < threads - 1:
+        _pool = ThreadPoolExecutor(threads - 1, thread_name_prefix="raybench")
+    ends = [items * i // threads for i in range(threads + 1)]
+    waiting = [_pool.submit(work, a, b) for a, b in pairwise(ends[1:])]
+    work(ends[0], ends[1])
+    for future in waiting:
+        future.result()
+    return None
+
+
+class SparseMargins:
+    """f_i(x) = mean_j l(y_j a_j'x) by the kernels: the same calls as ``dense.DenseMargins``."""
+
+    def __init__(self, rows: Rows, loss: str, dtype: torch.dtype) -> None:
+        A = scipy.sparse.csr_array(rows.features)
+        A.sum_duplicates()
+        self.shape, self.nnz = (len(rows.counts), A.shape[1]), A.nnz
+        self.dtype, self.kind = dtype, KINDS[loss]
+        self.weighted = not bool((A.data == 1).all())
+        small = np.uint16 if A.shape[1] < 2**16 else np.uint32
+        values = np.ascontiguousarray(A.data, dtype=float)
+        self.rows = A.indptr.astype(np.int64), A.indices.astype(small), values
+        self.labels = np.ascontiguousarray(rows.labels, dtype=float)
+        self.starts = rows.ends.astype(np.int64)
+        self.blocks, self.columns = _column_blocks(A, self.starts, small)
+
+    def oracle(
+        self, x: torch.Tensor, shift: torch.Tensor | None, loss: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return gradients (B, n, d) with ``shift`` added, and losses (B, n), at x (B[, n], d)."""
+        B, (n, d) = len(x), self.shape
+        tile = _tile(B)
+        kernel = kernels.margin_kernel(tile, self.weighted, self.kind)
+        grads = torch.empty(B, n, d, dtype=self.dtype)
+        losses = torch.empty(B, n, dtype=self.dtype)
+        at, add, out, values = (
+            _array(x),
+            _array(x if shift is None else shift),
+            grads.numpy(),
+            losses.numpy(),
+        )
+        given = (self.rows, self.columns, self.labels, self.blocks, at, add, shift is not None)
+
+        def work(lo: int, hi: int) -> None:
+            kernel(*given, out, values, loss, lo, hi)
+
+        tiles = -(-B // tile)
+        run_shared(work, n * tiles, 2 * self.nnz * tiles * max(1, tile / 8))
+        return grads, losses if loss else None
+
+    def minibatch(
+        self, x: torch.Tensor, sample: torch.Tensor, shift: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the mean gradients (B, n, d) of the rows ``sample`` (B, n, b)."""
+        B, (n, d) = len(x), self.shape
+        kernel = kernels.minibatch_kernel(self.weighted, self.kind)
+        grads = torch.empty(B, n, d, dtype=self.dtype)
+        at, add, chosen, out = (
+            _array(x),
+            _array(x if shift is None else shift),
+            sample.numpy(),
+            grads.numpy(),
+        )
+        counts = np.diff(self.starts)[None, :, None]
+        if sample.numel() and not ((chosen >= 0) & (chosen < counts)).all():
+            raise IndexError("a sample index lies outside its client's rows")
+
+        def work(lo: int, hi: int) -> None:
+            kernel(
+                self.rows, self.labels, self.starts, at, add, shift is not None, chosen, out, lo, hi
+            )
+
+        per_row = self.nnz / max(len(self.labels), 1)
+        run_shared(work, B * n, B * n * (d + 2 * per_row * sample.shape[-1]))
+        return grads
+
+
+def _tile(B: int) -> int:
+    if B == 1:
+        return 1
+    return 16 if -B % 16 < 8 else 8  # 16 unless half of the last tile would idle
+
+
+def _array(x: torch.Tensor) -> np.ndarray:
+    x = x.detach().contiguous()
+    return (x if x.ndim == 3 else x[:, None]).numpy()
+
+
+def _column_blocks(A: Any, starts: np.ndarray, small: type) -> tuple[Any, Any]:
+    """Return blocks of at most BLOCK rows within clients, and each block's nonempty columns."""
+    edges = [np.arange(a, b, kernels.BLOCK) for a, b in pairwise(starts)]
+    client_blocks = np.cumsum([0, *map(len, edges)])
+    block_rows = np.append(np.concatenate(edges), starts[-1])
+    row = np.repeat(np.arange(A.shape[0]), np.diff(A.indptr))
+    block = np.searchsorted(block_rows, row, side="right") - 1
+    key = block * A.shape[1] + A.indices
+    order = np.argsort(key, kind="stable")
+    keys, first = np.unique(key[order], return_index=True)
+    names = keys % A.shape[1]
+    block_columns = np.searchsorted(keys // A.shape[1], np.arange(len(block_rows)))
+    local = (row - block_rows[block])[order].astype(small)
+    ends = np.append(first, len(order))
+    values = np.ascontiguousarray(A.data[order], dtype=float)
+    blocks = tuple(v.astype(np.int64) for v in (client_blocks, block_rows, block_columns))
+    return blocks, (ends.astype(np.int64), names.astype(np.int64), local, values)
