@@ -92,6 +92,9 @@ class Cell:
     participation: float
     f_star: float | None
 
+    def __hash__(self) -> int:
+        return hash(self.id)
+
     def config(self) -> dict[str, Any]:
         """Return everything that makes the cell as plain JSON values, defaults written out."""
 

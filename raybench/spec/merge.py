@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raybench.errors import Complaint, InputError, nearest
 from raybench.spec import yaml
 from raybench.spec.model import CELL_KEYS, Document
-from raybench.spec.values import show
+from raybench.spec.values import Found, show
 
 NAMED = ("problem", "algorithm", "compressor", "downlink", "graph")
 """Sections that a bare name stands for."""
@@ -54,43 +55,40 @@ def _long_form(key: str, value: Any) -> Any:
     return value
 
 
-def cases(document: Mapping[str, Any]) -> list[tuple[str, dict[str, Any], Mapping[str, Any]]]:
+def cases(document: Mapping[str, Any], found: Found) -> list[tuple[str, dict[str, Any], Any]]:
     """Return (path, merged sweep, the case itself) of every case, or the base alone without any.
 
-    Raises InputError for cases that are no mappings or set keys that hold for the whole sweep.
+    Cases that are no mappings and keys that hold for the whole sweep are complained about.
     """
     base = {key: document.get(key) for key in CELL_KEYS if document.get(key) is not None}
     given = document.get("cases")
     if given is None or given == []:
         return [("", base, {})]
     if not isinstance(given, list):
-        raise InputError.of("cases", f"expected a list of mappings, not {show(given)}")
-    found: list[Complaint] = []
+        found.append(Complaint("cases", f"expected a list of mappings, not {show(given)}"))
+        return [("", base, {})]
+    out = []
     for i, case in enumerate(given):
         where = f"cases[{i}]"
         if not isinstance(case, Mapping):
             found.append(Complaint(where, f"expected a mapping, not {show(case)}"))
             continue
-        for key in case:
-            if key in CELL_KEYS:
-                continue
+        for key in [key for key in case if key not in CELL_KEYS]:
             if key in Document.model_fields:
                 fix = "it holds for the whole sweep: move it to the top level"
                 found.append(Complaint(f"{where}.{key}", "cannot differ between cases", fix))
             else:
                 found.append(Complaint(f"{where}.{key}", "unknown key", nearest(key, CELL_KEYS)))
-    if found:
-        raise InputError(found)
-    return [(f"cases[{i}]", overlay(base, case), case) for i, case in enumerate(given)]
+        known = {key: value for key, value in case.items() if key in CELL_KEYS}
+        out.append((where, overlay(base, known), known))
+    return out
 
 
 def blame(complaint: Complaint, where: str, case: Mapping[str, Any]) -> Complaint:
     """Return the complaint about a merged case with the path of where the user wrote the key."""
-    return (
-        Complaint(f"{where}.{complaint.where}", complaint.what, complaint.fix)
-        if where and (_covers(case, _tokens(complaint.where)))
-        else complaint
-    )
+    if not where or not _covers(case, _tokens(complaint.where)):
+        return complaint
+    return Complaint(f"{where}.{complaint.where}", complaint.what, complaint.fix)
 
 
 def _tokens(path: str) -> list[str | int]:
@@ -118,7 +116,7 @@ def assign(document: dict[str, Any], text: str) -> dict[str, Any]:
 
     The value is read as YAML. Raises InputError that names the option.
     """
-    where = f"--set {text}"
+    where = f"--set {shlex.quote(text)}"
     left, equals, right = text.partition("=")
     tokens = _tokens(left.strip())
     if not equals or not tokens:

@@ -134,7 +134,8 @@ CELL_KEYS = (
 
 def read(raw: Mapping[str, Any]) -> tuple[Document | None, list[Complaint]]:
     """Return the typed document, or None and every complaint about its fixed parts."""
-    given = {key: value for key, value in raw.items() if value is not None}
+    known = Document.model_fields
+    given = {key: value for key, value in raw.items() if value is not None or key not in known}
     if isinstance(given.get("plugins"), str):  # short form: one file
         given["plugins"] = [given["plugins"]]
     try:

@@ -9,7 +9,7 @@ from typing import Any
 from raybench import registry
 from raybench.registry import REQUIRED, Param
 from raybench.spec import settings
-from raybench.spec.grid import OVERRIDES
+from raybench.spec.axes import OVERRIDES
 from raybench.spec.model import CELL_KEYS, Document
 from raybench.spec.sections import default
 
@@ -22,11 +22,11 @@ def json_schema() -> dict[str, Any]:
     document = Document.model_json_schema()
     own: dict[str, Any] = document["properties"]
     cell: dict[str, Any] = {
-        "problem": _plugins("problem"),
-        "algorithm": _plugins("algorithm", OVERRIDES),
-        "compressor": {"anyOf": [_plugins("compressor"), {"type": "null"}], "default": None},
-        "downlink": {"anyOf": [_plugins("compressor"), {"type": "null"}], "default": None},
-        "step_size": _steps(),
+        "problem": {"$ref": "#/$defs/problem"},
+        "algorithm": {"$ref": "#/$defs/algorithm"},
+        "compressor": {"$ref": "#/$defs/compressor", "default": None},
+        "downlink": {"$ref": "#/$defs/compressor", "default": None},
+        "step_size": {"$ref": "#/$defs/step_size", "default": {"theory": 1}},
         "seed": axis(settings.SEED),
         "x0": {**axis(settings.X0), "default": "zeros"},
         "rounds": axis(settings.ROUNDS),
@@ -38,6 +38,7 @@ def json_schema() -> dict[str, Any]:
         "exclude": {"type": "array", "items": {"type": "object"}, "default": []},
     }
     cell["graph"]["default"] = "ring"
+    own_keys = {key: cell[key] for key in OVERRIDES}
     case = {
         "type": "object",
         "properties": {k: cell[k] for k in CELL_KEYS},
@@ -61,6 +62,12 @@ def json_schema() -> dict[str, Any]:
             },
         ]
     }
+    shared = {
+        "problem": _plugins("problem"),
+        "algorithm": _plugins("algorithm", own_keys),
+        "compressor": {"anyOf": [_plugins("compressor"), {"type": "null"}]},
+        "step_size": _steps(),
+    }
     extra = {
         "cases": {"type": "array", "items": case, "default": []},
         "accounting": accounting,
@@ -72,7 +79,7 @@ def json_schema() -> dict[str, Any]:
         "type": "object",
         "properties": properties,
         "additionalProperties": False,
-        "$defs": document.get("$defs", {}),
+        "$defs": {**document.get("$defs", {}), **shared},
     }
 
 
@@ -150,13 +157,13 @@ def _choices(known: Mapping[str, Mapping[str, Param]]) -> dict[str, Any]:
     return {"anyOf": [one, {"type": "array", "items": one}]}
 
 
-def _plugins(kind: str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
+def _plugins(kind: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
     names = registry.names(kind)
     ways: list[dict[str, Any]] = [{"enum": names}]
     for name in names:
         entry = registry.lookup(kind, name)
         way = _mapping(entry.params, name, entry.summary)
-        way["properties"].update({key: {} for key in overrides})
+        way["properties"].update(overrides or {})
         ways.append(way)
     one = {"anyOf": ways}
     return {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]}
@@ -164,5 +171,4 @@ def _plugins(kind: str, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
 
 def _steps() -> dict[str, Any]:
     one = {"anyOf": [_one(settings.STEP["value"]), _mapping(settings.STEP)]}
-    many = {"type": "array", "items": one, "minItems": 1}
-    return {"anyOf": [one, many], "default": {"theory": 1}}
+    return {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]}

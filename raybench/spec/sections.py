@@ -52,7 +52,8 @@ def _entry(
 ) -> list[Option]:
     if value is None or value == "none":
         return [Option(None, where)]
-    if isinstance(value, str):
+    short = isinstance(value, str)
+    if short:
         value = {"name": value}
     if not isinstance(value, Mapping):
         what = f"expected a {kind} by name or as a mapping, not {show(value)}"
@@ -67,7 +68,7 @@ def _entry(
     names = value["name"] if isinstance(value["name"], list) else [value["name"]]
     out: list[Option] = []
     for name in names:
-        at = where if isinstance(name, str) and isinstance(value, str) else f"{where}.name"
+        at = where if short else f"{where}.name"
         try:
             if not isinstance(name, str):
                 fix = f"allowed: {', '.join(registry.names(kind))}"
@@ -76,9 +77,9 @@ def _entry(
         except InputError as error:
             found.extend(error.complaints)
             continue
+        if "dataset" in entry.params:
+            _files(given.get("dataset"), f"{where}.dataset", found)
         for params in product(entry.params, given, where, found, also=overrides):
-            if kind == "problem":
-                _dataset(params, where, found)
             out.append(Option(Section(name, params), where, extra))
     return out
 
@@ -100,7 +101,7 @@ def product(
     for key in given:
         if key not in params:
             names = [*params, *also]
-            fix = nearest(key, names) or "there are no parameters"
+            fix = nearest(key, names) or "it takes no parameters"
             found.append(Complaint(f"{where}.{key}", "unknown key", fix))
     axes: list[list[Any]] = []
     for name, param in params.items():
@@ -130,12 +131,32 @@ def default(param: Param) -> Any:
 
 
 def is_path(text: str) -> bool:
-    """Tell whether a data set is given by its path (a separator in it, or an existing file)."""
-    return "/" in text or os.sep in text or Path(text).is_file()
+    """Tell whether a data set is given by its path: a separator in it, or an existing file."""
+    if "/" in text or os.sep in text:
+        return True
+    file = locate(text)
+    return file is not None and file.is_file()
 
 
-def _dataset(params: Mapping[str, Any], where: str, found: Found) -> None:
-    text = params.get("dataset")
-    if isinstance(text, str) and is_path(text) and not Path(text).exists():
-        fix = "give a known name, or the path of a file on this machine"
-        found.append(Complaint(f"{where}.dataset", f"no file {text}", fix))
+def locate(text: str, *folders: Path) -> Path | None:
+    """Return the file or folder ``text`` names in the first of ``folders`` that has it, else None.
+
+    Without folders the working directory is meant.
+    """
+    for folder in folders or (Path(),):
+        try:
+            path = folder / Path(text).expanduser()
+            if path.exists():
+                return path
+        except (OSError, ValueError, RuntimeError):  # not a name that a file could have
+            continue
+    return None
+
+
+def _files(value: Any, where: str, found: Found) -> None:
+    """Complain about data sets that are given by paths where no file is."""
+    for i, text in enumerate(value if isinstance(value, list) else [value]):
+        if isinstance(text, str) and is_path(text) and locate(text) is None:
+            at = f"{where}[{i}]" if isinstance(value, list) else where
+            fix = "give a known name, or the path of a file on this machine"
+            found.append(Complaint(at, f"no file {text}", fix))

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from raybench import registry
 from raybench.errors import Complaint, InputError, nearest
 from raybench.registry import Choice, Integer, Number, Param, Text
 from raybench.spec.cells import Section, Step
-from raybench.spec.sections import product
+from raybench.spec.sections import locate, product
 from raybench.spec.values import Found, options, show
 
-SEED = Integer(0, low=0, high=2**63 - 1, help="drives the algorithm and x0")
+SEED = Integer(0, low=0, help="drives the algorithm and x0")
 ROUNDS = Integer(1000, low=1, help="rounds of a cell")
 PARTICIPATION = Number(
     1.0, low=0, high=1, open_low=True, help="probability that a client joins a round"
@@ -113,7 +112,7 @@ def starts(value: Any, where: str, found: Found) -> list[Any]:
             elif not start.endswith(".npy"):
                 fix = nearest(start, ["zeros", "problem", "{normal: 1.0}", "FILE.npy"])
                 found.append(Complaint(where, f"unknown start {start!r}", fix))
-            elif not Path(start).is_file():
+            elif locate(start) is None:
                 found.append(Complaint(where, f"no file {start}", "save x0 with numpy.save"))
         out.append(start)
     return out
