@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import numbers
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
@@ -31,7 +32,7 @@ def tag_of(tag: int | str) -> int:
     """Return the 64-bit integer that stands for a tag (an integer stands for itself)."""
     if isinstance(tag, str):
         return int.from_bytes(hashlib.blake2b(tag.encode(), digest_size=8).digest(), "big") - 2**63
-    return int(tag)
+    return (int(tag) + 2**63) % 2**64 - 2**63
 
 
 def _shift(x: Tensor, by: int) -> Tensor:
@@ -171,10 +172,12 @@ class Stream:
         return self.root.device
 
     def fold(self, tag: int | str) -> Stream:
-        """Return the child stream of a tag: another purpose, round, slot or local step."""
-        if self.ids is None:
-            return Stream(self.root, (*self.tags, tag_of(tag)))
-        return Stream(hash_torch(self.root, tag_of(tag)), self.tags, self.ids)
+        """Return the child stream of a tag: another purpose, round, slot or local step.
+
+        Clients come last on the path wherever ``each`` was called: fold and each commute, so that
+        ``shared`` and ``at`` hold for children too.
+        """
+        return Stream(self.root, (*self.tags, tag_of(tag)), self.ids)
 
     def each(self, ids: Tensor | Iterable[int]) -> Stream:
         """Return streams for clients: a new last axis, one key per id, independent of each other."""
@@ -188,9 +191,11 @@ class Stream:
 
     def at(self, ids: Tensor) -> Stream:
         """Return this stream for other clients: what a receiver derives for messages it was sent."""
-        return Stream(self.root, self.tags, ids if self.ids is not None else None)
+        return Stream(self.root, self.tags, None if self.ids is None else ids.to(self.ids))
 
     def __getitem__(self, cells: Any) -> Stream:
+        if self.root.ndim == 0 and self.ids is not None:  # one key spread over rows
+            return Stream(self.root, self.tags, self.ids[cells])
         return Stream(self.root[cells], self.tags, self.ids)
 
     def spread(self, lead: tuple[int, ...]) -> Stream:
@@ -285,5 +290,6 @@ class Stream:
 
 def stream(seed: int | Iterable[int] = 0, device: str | torch.device = "cpu") -> Stream:
     """Return the root stream of a seed, or of one seed per cell (then of shape (B,))."""
-    seeds = torch.as_tensor(seed if isinstance(seed, int) else list(seed), dtype=torch.int64)
+    one = isinstance(seed, numbers.Integral)
+    seeds = torch.as_tensor(seed if one else list(seed), dtype=torch.int64)  # type: ignore[arg-type]
     return Stream(hash_torch(seeds.to(device), tag_of("raybench")))

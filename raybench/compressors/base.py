@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from enum import StrEnum
+from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -32,33 +35,51 @@ Contractive, Unbiased, Any_ = Role.CONTRACTIVE, Role.UNBIASED, Role.ANY
 
 
 def count_of(k: int | float | str, d: int, where: str = "k") -> int:
-    """Return how many of d coordinates k means: an integer, a share ``10%`` or a float in (0, 1).
+    """Return how many of d coordinates k means: an integer, or a share of d, rounded up.
 
-    A share gives at least one. Raises InputError for k < 1, k > d, or a share outside (0, 100%].
+    A whole number is a count however it is written (5, 5.0, "5"), so 1.0 is one coordinate; all of
+    them are ``100%``. A fraction in (0, 1) and a percentage are shares. Exact: 10% of 30 is 3.
+    Raises InputError for k < 1, k > d, a share outside (0, 100%], or anything that is no number.
     """
-    if isinstance(k, str):
-        text = k.strip()
-        try:
-            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            raise InputError.of(
-                where, f"{k!r} is no count", "an integer or a share like 10%"
-            ) from None
-        k = share if text.endswith("%") or not share.is_integer() else int(share)
-    if isinstance(k, float) and not (k.is_integer() and k > 1):
-        if not 0 < k <= 1:
-            raise InputError.of(where, f"{k} is no share", "a share lies in (0, 100%]")
-        return max(1, math.ceil(k * d - 1e-9))
-    if not 1 <= k <= d:
-        what = f"{int(k)} of {d} coordinates"
-        raise InputError.of(where, what, f"an integer from 1 to {d}, or a share like 10%")
-    return int(k)
+    if type(k) is int and 1 <= k <= d:
+        return k
+    try:
+        return _count("" if isinstance(k, bool) else str(k).strip(), d)
+    except InvalidOperation:
+        what = f"{k!r} is no count"
+        raise InputError.of(where, what, "an integer, or a share like 10%") from None
+    except ValueError as error:
+        raise InputError.of(where, *error.args) from None
+
+
+@lru_cache(maxsize=1024)
+def _count(text: str, d: int) -> int:
+    percent, number = text.endswith("%"), Decimal(text.removesuffix("%"))
+    if not number.is_finite() or abs(number.adjusted()) > 400:
+        raise InvalidOperation
+    if not percent and number == number.to_integral_value():
+        if not 1 <= number <= d:
+            fix = f"an integer from 1 to {d}, or a share like 10%"
+            raise ValueError(f"{text} of {d} coordinates", fix)
+        return int(number)
+    share = Fraction(number) / (100 if percent else 1)
+    if not 0 < share <= 1:
+        raise ValueError(f"{text} is no share", "a share lies in (0, 100%]")
+    return math.ceil(share * d)
 
 
 class Compressor:
-    """Base of all operators. A subclass defines ``encode`` and the constants of its class."""
+    """Base of all operators. A subclass defines ``encode`` and the constants of its class.
 
-    deterministic = False
+    deterministic: the message is a function of x alone. correlated: the clients of a cell draw
+    common random numbers, so that averaging over them does not reduce the variance by n.
+    """
+
+    deterministic: bool = False
+
+    @property
+    def correlated(self) -> bool:
+        return False
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         """Return the message of x (*lead, d); ``stream`` has shape lead."""
@@ -70,12 +91,13 @@ class Compressor:
         The stream has shape lead, or is a single key from which each row's is derived; without one
         seed 0 is used. Raises TypeError where x is no float32 or float64 tensor, ValueError for d = 0.
         """
-        if x.dtype not in (torch.float64, torch.float32):
-            raise TypeError(f"x must be float32 or float64, not {x.dtype}")
+        if not isinstance(x, Tensor) or x.dtype not in (torch.float64, torch.float32):
+            what = f"a {x.dtype} tensor" if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"x must be a float32 or float64 tensor, not {what}")
         if x.ndim == 0 or x.shape[-1] == 0:
             raise ValueError("x needs a last axis of at least one coordinate")
         source = stream if stream is not None else _seed_zero(x.device)
-        return self.encode(x, source.spread(tuple(x.shape[:-1])))
+        return self.encode(x.detach(), source.spread(tuple(x.shape[:-1])))
 
     def omega(self, d: int) -> float | None:
         """Return omega of U(omega) in dimension d; None where the operator is biased."""

@@ -15,8 +15,15 @@ from raybench.streams import Stream
 
 
 def norm_of(x: Tensor, p: float | str) -> Tensor:
-    """Return ||x||_p over the last axis, kept, accumulated in float64: shape (*lead, 1)."""
-    return torch.linalg.vector_norm(x, ord=float(p), dim=-1, keepdim=True, dtype=torch.float64)
+    """Return ||x||_p over the last axis, kept, in float64: shape (*lead, 1).
+
+    The entries are divided by the largest first: their powers neither overflow nor vanish.
+    """
+    largest = x.abs().amax(-1, keepdim=True).double()
+    if float(p) == math.inf:
+        return largest
+    scaled = x.double() / largest.where(largest > 0, 1.0)
+    return largest * torch.linalg.vector_norm(scaled, ord=float(p), dim=-1, keepdim=True)
 
 
 def _ratio(x: Tensor, norm: Tensor) -> Tensor:
@@ -39,9 +46,11 @@ def _message(x: Tensor, level: Tensor, norm: Tensor, table: str, s: int) -> Mess
 class Dithering(Compressor):
     """C(x)_j = ||x||_p sign(x_j) xi_j, xi_j unbiased on {0, 1/s, .., 1}: standard dithering / QSGD.
 
-    p = 2: omega <= min(d/s^2, sqrt(d)/s). p = inf: a coordinate's variance is at most
-    (M/s) min(M/(4s), |x_j|) with M = ||x||_inf, so omega <= min(d/(4 s^2), (1 + sqrt d)/(2s)).
-    Bits: one norm and d ceil(log2(2s+1)). Source: Alistarh et al. 2017 (QSGD).
+    A coordinate's variance is at most (N/s) min(N/(4s), |x_j|), N = ||x||_p. With N <= c ||x||_2,
+    c = max(1, d^(1/p - 1/2)), and ||x||_1 <= sqrt(d) ||x||_2: omega <= min(d c^2/s^2, c sqrt(d)/s);
+    p = 2 is the published min(d/s^2, sqrt(d)/s). p = inf: N ||x||_1 <= (1 + sqrt d)/2 ||x||_2^2, so
+    omega <= min(d/(4 s^2), (1 + sqrt d)/(2s)). Bits: one norm and d ceil(log2(2s+1)).
+    Source: Alistarh et al. 2017 (QSGD).
     """
 
     s: int = 3
@@ -56,9 +65,8 @@ class Dithering(Compressor):
         s, root = self.s, math.sqrt(d)
         if float(self.p) == math.inf:
             return min(d / (4 * s * s), (1 + root) / (2 * s))
-        if float(self.p) >= 2:
-            return min(d / (s * s), _spread(d, self.p) * root / s)
-        return min(d / (s * s), root / s) * _spread(d, self.p) ** 2
+        size = _spread(d, self.p)
+        return min(d * (size / s) ** 2, size * root / s)
 
 
 def _spread(d: int, p: float | str) -> float:

@@ -35,6 +35,10 @@ class RandK(Compressor):
         values = x.gather(-1, support_of(stream, d, k, common))
         return SeededMessage(d, x.dtype, values, stream, common, scale=d / k)
 
+    @property
+    def correlated(self) -> bool:
+        return self.mask == "common"
+
     def omega(self, d: int) -> float:
         return d / count_of(self.k, d) - 1
 

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import struct
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -21,6 +22,9 @@ from torch import Tensor
 from raybench.streams import Stream
 
 MAGIC = b"RBM1"
+PREFIX = struct.Struct(
+    "<4sII"
+)  # magic, CRC-32 of all that follows the prefix, length of the header
 KINDS: dict[str, type[Message]] = {}
 DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, torch.float16)}
 
@@ -131,7 +135,7 @@ class Message:
         if self.scale != 1.0:
             value = value * self.scale
         if self.present is not None:
-            value = value * self.present[..., None]
+            value = zero_absent(value, self.present)
         return value if out is None else out.copy_(value)
 
     def add_to(self, target: Tensor) -> Tensor:
@@ -147,8 +151,9 @@ class Message:
         return dataclasses.replace(self, scale=self.scale * factor)
 
     def masked(self, present: Tensor) -> Message:
-        """Return the message sent only where ``present`` (bool, shape lead) holds."""
-        return dataclasses.replace(self, present=present)
+        """Return the message sent only where ``present`` (bool, shape lead) holds too."""
+        both = present if self.present is None else self.present & present
+        return dataclasses.replace(self, present=both)
 
     def map(self, of_tensor: Callable[[Tensor], Tensor]) -> Message:
         """Return the message with a function of the leading axes applied to every array."""
@@ -224,7 +229,13 @@ class Message:
                 keep = torch.arange(data.shape[-1], device=data.device) < size[..., None]
                 rows.append(data[keep].cpu().numpy().tobytes())
         text = json.dumps(head, separators=(",", ":")).encode()
-        return b"".join((MAGIC, struct.pack("<I", len(text)), text, *rows))
+        body = b"".join((text, *rows))
+        return PREFIX.pack(MAGIC, zlib.crc32(body), len(text)) + body
+
+
+def zero_absent(value: Tensor, present: Tensor) -> Tensor:
+    """Return value (*lead, m) with zeros in rows that are absent, even where value is not finite."""
+    return value.masked_fill(~present[..., None], 0)
 
 
 def read_leaf(head: dict[str, Any], data: memoryview) -> tuple[Message, memoryview]:
@@ -240,29 +251,45 @@ def read_leaf(head: dict[str, Any], data: memoryview) -> tuple[Message, memoryvi
     if total:
         keep = torch.arange(widest) < sizes[:, None]
         payload[keep] = torch.frombuffer(bytearray(data[:total]), dtype=torch.uint8)
-    stream = Stream(torch.tensor(head["keys"]).view(lead)) if "keys" in head else None
+    stream = None
+    if "keys" in head:
+        stream = Stream(torch.tensor(head["keys"], dtype=torch.int64).view(lead))
     message = KINDS[head["kind"]].read(head, payload.view(*lead, widest), stream)
     if "present" in head:
-        message = message.masked(torch.tensor(head["present"]).view(lead))
+        message = message.masked(torch.tensor(head["present"], dtype=torch.bool).view(lead))
     return message, data[total:]
 
 
 def unpack(data: bytes) -> Message:
     """Return the message in the bytes that ``pack`` made, bit for bit.
 
-    Raises ValueError where the bytes are no message or are cut short.
+    Raises ValueError where the bytes are no message, are damaged (a checksum tells) or cut short.
     """
-    if data[:4] != MAGIC or len(data) < 8:
+    if len(data) < PREFIX.size or data[:4] != MAGIC:
         raise ValueError("these bytes are no raybench message")
-    (length,) = struct.unpack("<I", data[4:8])
+    _, checksum, length = PREFIX.unpack_from(data)
+    body = memoryview(data)[PREFIX.size :]
+    if zlib.crc32(body) != checksum:
+        raise ValueError("the message is damaged or cut short")
     try:
-        head = json.loads(data[8 : 8 + length])
-    except ValueError as error:
-        raise ValueError("the message's header is damaged or cut short") from error
-    rest = memoryview(data)[8 + length :]
+        return _read(json.loads(bytes(body[:length])), body[length:])
+    except (
+        LookupError,
+        TypeError,
+        RuntimeError,
+        ArithmeticError,
+        AttributeError,
+        AssertionError,
+    ) as error:
+        raise ValueError("the message's header does not fit its bytes") from error
+
+
+def _read(head: dict[str, Any], data: memoryview) -> Message:
     leaves = []
     for leaf_head in head["leaves"]:
-        leaf, rest = read_leaf(leaf_head, rest)
+        leaf, data = read_leaf(leaf_head, data)
         leaves.append(leaf)
+    if len(data):
+        raise ValueError("the message has bytes left over")
     tree = head["tree"]
     return KINDS[tree["kind"]].assemble(tree, iter(leaves))

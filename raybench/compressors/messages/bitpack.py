@@ -80,12 +80,17 @@ def pack(codes: Tensor, width: int) -> Tensor:
 
 
 def unpack(data: Tensor, width: int, count: int) -> Tensor:
-    """Return ``count`` codes (..., count), int64, from bytes (..., P): the inverse of ``pack``."""
+    """Return ``count`` codes (..., count), int64, from bytes (..., P): the inverse of ``pack``.
+
+    Raises ValueError where there are fewer bytes than the codes take.
+    """
+    if data.numel() and data.shape[-1] < bytes_of(count * width):
+        raise ValueError("the packed codes are cut short")
     if data.device.type != "cpu":
         return unpack_torch(data, width, count)
     *lead, size = data.shape
     out = torch.zeros(*lead, count, dtype=torch.int64)
-    if out.numel() and width:
+    if out.numel() and data.numel() and width:
         _unpack(data.reshape(-1, size).numpy(), width, out.view(-1, count).numpy())
     return out
 

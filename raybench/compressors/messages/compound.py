@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,7 +14,10 @@ from raybench.streams import Stream
 
 
 class _Compound(Message):
-    """A message with parts; what is known of it is the list of its parts' headers."""
+    """A message with parts; what is known of it is the list of its parts' headers.
+
+    ``present`` is None: being absent is each part's own affair, so that every leaf knows its bytes.
+    """
 
     parts: list[Message]
 
@@ -22,26 +25,28 @@ class _Compound(Message):
         return [leaf for part in self.parts for leaf in part.leaves()]
 
     def rebuild(self, leaves: Iterator[Message]) -> Message:
-        return replace(self, parts=[part.rebuild(leaves) for part in self.parts])
+        return self._with([part.rebuild(leaves) for part in self.parts])
+
+    def masked(self, present: Tensor) -> Message:
+        return self._with([part.masked(present) for part in self.parts])
+
+    def _with(self, parts: list[Message]) -> Message:
+        return replace(cast(Any, self), parts=parts)
 
     @property
     def device(self) -> torch.device:
         return self.parts[0].device
 
     def describe(self) -> dict[str, Any]:
-        parts = [part.describe() for part in self.parts]
-        present = None if self.present is None else self.present.tolist()
-        return {"kind": self.kind, **self.known(), "parts": parts, "shown": present}
+        return {
+            "kind": self.kind,
+            **self.known(),
+            "parts": [part.describe() for part in self.parts],
+        }
 
     @classmethod
     def _parts(cls, head: dict[str, Any], leaves: Iterator[Message]) -> list[Message]:
         return [KINDS[part["kind"]].assemble(part, leaves) for part in head["parts"]]
-
-    def _finish(self, head: dict[str, Any]) -> Message:
-        shown = head["shown"]
-        return replace(
-            self, scale=head["scale"], present=None if shown is None else torch.tensor(shown)
-        )
 
 
 @dataclass(eq=False)
@@ -59,9 +64,7 @@ class CasesMessage(_Compound):
     def lead(self) -> torch.Size:
         return torch.Size((sum(len(c) for c in self.cells), *self.parts[0].lead[1:]))
 
-    def _joined(
-        self, of_part: Callable[[Message], Tensor], trailing: tuple[int, ...] = ()
-    ) -> Tensor:
+    def _joined(self, of_part: Callable[[Message], Tensor]) -> Tensor:
         """Return the parts' tensors with rows put back in the order of the cells."""
         pieces = [of_part(part) for part in self.parts]
         out = pieces[0].new_empty(sum(map(len, self.cells)), *pieces[0].shape[1:])
@@ -69,13 +72,15 @@ class CasesMessage(_Compound):
             out[cells] = piece
         return out
 
+    def masked(self, present: Tensor) -> Message:
+        pairs = zip(self.cells, self.parts, strict=True)
+        return replace(self, parts=[part.masked(present[cells]) for cells, part in pairs])
+
     def _decode(self) -> Tensor:
         return self._joined(lambda part: part.decode())
 
     def sum_clients(self) -> Tensor:
-        if self.present is not None or self.scale != 1.0:
-            return super().sum_clients()
-        return self._joined(lambda part: part.sum_clients())
+        return self._joined(lambda part: part.sum_clients()) * self.scale
 
     def _cost(self) -> Cost:
         def column(j: int) -> Tensor:
@@ -105,26 +110,24 @@ class CasesMessage(_Compound):
     def assemble(cls, head: dict[str, Any], leaves: Iterator[Message]) -> Message:
         parts = cls._parts(head, leaves)
         cells = [torch.tensor(c, dtype=torch.int64) for c in head["cells"]]
-        return cls(head["d"], parts[0].dtype, cells, parts)._finish(head)
+        return cls(head["d"], parts[0].dtype, cells, parts, scale=head["scale"])
 
     def map(self, of_tensor: Callable[[Tensor], Tensor]) -> Message:
         raise TypeError("a cases message has rows of several kinds: use select or row")
 
     def select(self, cells: Tensor) -> Message:
-        kept, parts = [], []
-        place = torch.full((self.lead[0],), -1, dtype=torch.int64, device=cells.device)
-        place[cells] = torch.arange(len(cells), device=cells.device)
+        every = torch.arange(self.lead[0], device=self.device)
+        cells, kept, parts = every[cells], [], []
+        place = every.clone()  # where a cell's row lies within its part
         for own, part in zip(self.cells, self.parts, strict=True):
-            stay = torch.nonzero(place[own] >= 0).flatten()
-            if len(stay):
-                kept.append(place[own[stay]])
-                parts.append(part.select(stay))
-        present = None if self.present is None else self.present[cells]
-        return replace(self, cells=kept, parts=parts, present=present)
+            place[own] = every[: len(own)]
+            asked = torch.nonzero(torch.isin(cells, own)).flatten()
+            if len(asked) or not len(cells):
+                kept.append(asked)
+                parts.append(part.select(place[cells[asked]]))
+        return replace(self, cells=kept, parts=parts)
 
     def row(self, *at: int) -> Message:
-        if self.present is not None:
-            raise TypeError("a masked cases message has no rows that stand alone")
         for own, part in zip(self.cells, self.parts, strict=True):
             hit = torch.nonzero(own == at[0]).flatten()
             if len(hit):
@@ -155,21 +158,41 @@ class ConcatMessage(_Compound):
     def _size(self) -> int | Tensor:
         return sum(part.nbytes for part in self.parts)
 
+    def sum_clients(self) -> Tensor:
+        return torch.cat([part.sum_clients() for part in self.parts], -1) * self.scale
+
     def _payload(self) -> Tensor:
-        return torch.cat([part.payload() for part in self.parts], -1)
+        pieces = [part.payload() for part in self.parts]
+        data, sizes = torch.cat(pieces, -1), self._size()
+        if isinstance(sizes, int):
+            return data
+        live = [
+            (torch.arange(piece.shape[-1], device=self.device) < _column(part.nbytes)).expand_as(
+                piece
+            )
+            for piece, part in zip(pieces, self.parts, strict=True)
+        ]
+        # close the gaps behind the shorter rows of a part
+        order = torch.cat(live, -1).byte().argsort(dim=-1, descending=True, stable=True)
+        return data.gather(-1, order)[..., : int(sizes.max()) if sizes.numel() else 0]
 
     @classmethod
     def assemble(cls, head: dict[str, Any], leaves: Iterator[Message]) -> Message:
         parts = cls._parts(head, leaves)
-        return cls(head["d"], parts[0].dtype, parts)._finish(head)
+        return cls(head["d"], parts[0].dtype, parts, scale=head["scale"])
 
     def map(self, of_tensor: Callable[[Tensor], Tensor]) -> Message:
-        present = None if self.present is None else of_tensor(self.present)
-        return replace(self, parts=[p.map(of_tensor) for p in self.parts], present=present)
+        return replace(self, parts=[p.map(of_tensor) for p in self.parts])
 
     def select(self, cells: Tensor) -> Message:
-        present = None if self.present is None else self.present[cells]
-        return replace(self, parts=[p.select(cells) for p in self.parts], present=present)
+        return replace(self, parts=[p.select(cells) for p in self.parts])
+
+    def row(self, *at: int) -> Message:
+        return replace(self, parts=[p.row(*at) for p in self.parts])
+
+
+def _column(size: int | Tensor) -> int | Tensor:
+    return size[..., None] if isinstance(size, Tensor) else size
 
 
 @dataclass(eq=False)
@@ -216,17 +239,36 @@ class FlaggedMessage(ConcatMessage):
     def _decode(self) -> Tensor:
         return self.parts[1].decode()
 
+    def sum_clients(self) -> Tensor:
+        return self.parts[1].sum_clients() * self.scale
+
 
 def choose(mask: Tensor, yes: Message, no: Message) -> FlaggedMessage:
     """Return the message in which each row sends ``yes`` or ``no`` (of one kind) and a flag bit.
 
-    mask: bool of shape lead. Raises TypeError where the two are not of the same simple kind.
+    mask: bool of shape lead. Raises TypeError where the two are not of the same simple kind, or
+    draw their supports from different streams.
     """
     if type(yes) is not type(no) or yes.known() != no.known() or yes.leaves() != [yes]:
         raise TypeError("choose needs two messages of the same simple kind")
-    changed = {}
-    for name in yes.tensors:
-        a, b = getattr(yes, name), getattr(no, name)
-        changed[name] = torch.where(mask.view(*mask.shape, *[1] * (a.ndim - mask.ndim)), a, b)
+    if yes.stream is not None and not torch.equal(yes.stream.keys, cast(Stream, no.stream).keys):
+        raise TypeError("choose needs two messages drawn from the same stream")
+    pairs = {name: (getattr(yes, name), getattr(no, name)) for name in yes.tensors}
+    if yes.present is not None or no.present is not None:
+        everyone = torch.ones_like(mask)
+        pairs["present"] = tuple(everyone if m.present is None else m.present for m in (yes, no))
+    changed = {name: _where(mask, a, b) for name, (a, b) in pairs.items()}
     flag = FlagMessage(1, yes.dtype, mask.to(torch.uint8)[..., None])
-    return FlaggedMessage(yes.d, yes.dtype, [flag, replace(yes, **changed)])
+    message = FlaggedMessage(yes.d, yes.dtype, [flag, replace(yes, **changed)])
+    present = changed.get("present")
+    if present is not None:
+        message.parts[0] = flag.masked(present)
+    return message
+
+
+def _where(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return a where mask (of shape lead) holds, else b; a ragged last axis is padded with zeros."""
+    if a.shape != b.shape:
+        wide = max(a.shape[-1], b.shape[-1])
+        a, b = (torch.nn.functional.pad(x, (0, wide - x.shape[-1])) for x in (a, b))
+    return torch.where(mask.view(*mask.shape, *[1] * (a.ndim - mask.ndim)), a, b)

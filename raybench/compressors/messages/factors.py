@@ -30,9 +30,8 @@ class FactorsMessage(Message):
         return (self.left @ self.right.mT).reshape(*self.lead, self.d)
 
     def _cost(self) -> Cost:
-        return Cost(
-            values=self.left[..., 0, 0, :].shape[-1] * (self.left.shape[-2] + self.right.shape[-2])
-        )
+        (a, r), b = self.left.shape[-2:], self.right.shape[-2]
+        return Cost(values=r * (a + b))
 
     def _size(self) -> int:
         return int(self._cost().values) * self.dtype.itemsize

@@ -15,30 +15,37 @@ from raybench.compressors.messages.base import DTYPES, Cost, Message
 from raybench.streams import Stream
 
 
-@lru_cache(maxsize=64)
-def linear_levels(s: int) -> Tensor:
-    """Return the 2s+1 levels -1, .., -1/s, 0, 1/s, .., 1 of standard dithering."""
-    return torch.arange(-s, s + 1, dtype=torch.float64) / s
+def linear_levels(codes: Tensor, s: int) -> Tensor:
+    """Return the levels -1, .., -1/s, 0, 1/s, .., 1 of standard dithering, coded 0..2s."""
+    return (codes.long() - s).double() / s
 
 
 @lru_cache(maxsize=64)
-def power_levels(s: int) -> Tensor:
-    """Return the 2s+1 levels -1, .., -2^(1-s), 0, 2^(1-s), .., 1 of natural dithering."""
+def _powers(s: int) -> Tensor:
     up = 2.0 ** torch.arange(1 - s, 1, dtype=torch.float64)
     return torch.cat((-up.flip(0), torch.zeros(1, dtype=torch.float64), up))
 
 
-@lru_cache(maxsize=64)
-def sign_levels(s: int) -> Tensor:
-    """Return the two levels -1, 1 of a sign."""
-    return torch.tensor([-1.0, 1.0], dtype=torch.float64)
+def power_levels(codes: Tensor, s: int) -> Tensor:
+    """Return the levels -1, .., -2^(1-s), 0, 2^(1-s), .., 1 of natural dithering, coded 0..2s."""
+    return _powers(s).to(codes.device)[codes.long()]
 
 
-LEVELS: dict[str, Callable[[int], Tensor]] = {
+def sign_levels(codes: Tensor, s: int) -> Tensor:
+    """Return the levels -1, 1 of a sign, coded 0, 1."""
+    return (codes.long() * 2 - 1).double()
+
+
+LEVELS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "linear": linear_levels,
     "power": power_levels,
     "sign": sign_levels,
 }
+
+
+def symbol_width(table: str, s: int) -> int:
+    """Return the bits of a symbol: 1 for a sign, else ceil(log2(2s + 1))."""
+    return 1 if table == "sign" else bitpack.width_of(2 * s + 1)
 
 
 @dataclass(eq=False)
@@ -63,11 +70,10 @@ class LevelsMessage(Message):
     @property
     def width(self) -> int:
         """Bits of a symbol."""
-        return bitpack.width_of(len(LEVELS[self.table](self.s)))
+        return symbol_width(self.table, self.s)
 
     def _decode(self) -> Tensor:
-        levels = LEVELS[self.table](self.s).to(self.dtype).to(self.device)
-        return levels[self.codes.long()] * self.scales
+        return LEVELS[self.table](self.codes, self.s).to(self.dtype) * self.scales
 
     def _cost(self) -> Cost:
         return Cost(values=1, raw=self.d * self.width)
@@ -82,7 +88,7 @@ class LevelsMessage(Message):
     def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> LevelsMessage:
         dtype = DTYPES[known["dtype"]]
         scales = bitpack.from_bytes(payload[..., : dtype.itemsize], dtype)
-        width = bitpack.width_of(len(LEVELS[known["table"]](known["s"])))
+        width = symbol_width(known["table"], known["s"])
         codes = bitpack.unpack(payload[..., dtype.itemsize :], width, known["d"])
         return cls(
             known["d"], dtype, codes, scales, known["table"], known["s"], scale=known["scale"]

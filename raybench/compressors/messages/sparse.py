@@ -11,20 +11,26 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.messages import bitpack
-from raybench.compressors.messages.base import DTYPES, Cost, Message
+from raybench.compressors.messages.base import DTYPES, Cost, Message, zero_absent
 from raybench.streams import Stream
 
+EXACT = 4096  # up to this k the entropy is that of the exact binomial coefficient
 
-@lru_cache(maxsize=1024)
+
+@lru_cache(maxsize=2**16)
 def index_cost(d: int, k: int) -> Cost:
     """Return the bits of a k-subset of d: explicit, bitmask, the shorter of them, and entropy.
 
-    explicit = k ceil(log2 d); bitmask = d; entropy = ceil(log2 C(d, k)), a lower bound.
+    explicit = k ceil(log2 d); bitmask = d (0 for k = 0); entropy = ceil(log2 C(d, k)), a lower bound
+    (exact for min(k, d - k) <= 4096, beyond that up to a bit).
     """
-    explicit = k * bitpack.width_of(d)
-    entropy = math.lgamma(d + 1) - math.lgamma(k + 1) - math.lgamma(d - k + 1)
-    floor = math.ceil(entropy / math.log(2) - 1e-9)
-    return Cost(0, explicit, min(explicit, d), d, max(floor, 0), 0)
+    explicit, bitmask = k * bitpack.width_of(d), d if k else 0
+    if min(k, d - k) <= EXACT:
+        entropy = bitpack.width_of(math.comb(d, k))
+    else:
+        nats = math.lgamma(d + 1) - math.lgamma(k + 1) - math.lgamma(d - k + 1)
+        entropy = math.ceil(nats / math.log(2))
+    return Cost(0, explicit, min(explicit, bitmask), bitmask, entropy, 0)
 
 
 class _Scattered(Message):
@@ -42,7 +48,7 @@ class _Scattered(Message):
 
     def _weighted(self) -> Tensor:
         value = self.values if self.scale == 1.0 else self.values * self.scale
-        return value if self.present is None else value * self.present[..., None]
+        return value if self.present is None else zero_absent(value, self.present)
 
     def _decode(self) -> Tensor:
         out = torch.zeros(*self.lead, self.d, dtype=self.dtype, device=self.device)
@@ -136,8 +142,11 @@ class SeededMessage(_Scattered):
         changed = super().map(of_tensor)
         assert isinstance(changed, SeededMessage)
         # beyond the sender a row stands alone: its own key, common or not, gives its support
-        keys = self.source.shared().keys[..., None].expand(self.lead) if self.common else None
-        changed.source = Stream(of_tensor(self.source.keys if keys is None else keys))
+        keys = self.source.keys
+        if self.common:
+            shared = self.source.shared().keys
+            keys = _over_clients(shared, self.source).expand(self.lead)
+        changed.source = Stream(of_tensor(keys))
         changed.common = False
         return changed
 
@@ -164,8 +173,14 @@ class SeededMessage(_Scattered):
 def support_of(source: Stream, d: int, k: int, common: bool) -> Tensor:
     """Return the k coordinates of d that a stream stands for, int64 of shape (*source.shape, k)."""
     if common:
-        return source.shared().subset(d, k)[..., None, :].expand(*source.shape, k)
+        shared = source.shared().subset(d, k)
+        return _over_clients(shared, source, -2).expand(*source.shape, k)
     return source.subset(d, k)
+
+
+def _over_clients(shared: Tensor, source: Stream, axis: int = -1) -> Tensor:
+    """Return what the clients of a cell share with an axis for them, if the stream has clients."""
+    return shared if source.ids is None else shared.unsqueeze(axis)
 
 
 @dataclass(eq=False)
@@ -190,15 +205,11 @@ class RaggedMessage(_Scattered):
         return out.scatter_add_(-1, self.indices, self.values)
 
     def _cost(self) -> Cost:
-        d, counts = self.d, self.counts.double()
-        explicit = counts * bitpack.width_of(d)
-        mask = torch.full_like(explicit, d)
-        entropy = (
-            torch.lgamma(mask + 1) - torch.lgamma(counts + 1) - torch.lgamma(mask - counts + 1)
-        )
-        floor = torch.ceil(entropy / math.log(2) - 1e-9).clamp(min=0)
-        header = float(bitpack.width_of(d + 1))
-        return Cost(counts, explicit, torch.minimum(explicit, mask), mask, floor, header)
+        found, where = self.counts.unique(return_inverse=True)
+        costs = [index_cost(self.d, k)._replace(values=k) for k in found.tolist()]
+        costs = [c._replace(raw=bitpack.width_of(self.d + 1)) for c in costs]
+        table = torch.tensor(costs, dtype=torch.float64, device=self.device)
+        return Cost(*table.view(-1, len(Cost._fields)).T[:, where])
 
     def _size(self) -> Tensor:
         head = bitpack.bytes_of(bitpack.width_of(self.d + 1))
