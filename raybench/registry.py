@@ -148,6 +148,7 @@ def _register(kind: str, name: str, version: str, given: dict[str, Any]) -> Call
         params = {k: v for k, v in given.items() if isinstance(v, Param)}
         meta = {k: v for k, v in given.items() if not isinstance(v, Param)}
         params = {**getattr(target, "__params__", {}), **params}
+        target.__params__ = params  # a method built on this one takes the same parameters
         _entries[kind, name] = Entry(kind, name, target, params, meta, version, _source)
         return target
 
@@ -219,7 +220,8 @@ def load_plugin(path: str | Path) -> list[Entry]:
     module_name = f"raybench_plugin_{digest}"
     if module_name not in sys.modules:
         spec = importlib.util.spec_from_file_location(module_name, file)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[module_name] = module
         _source = digest

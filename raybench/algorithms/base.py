@@ -1,0 +1,155 @@
+"""The vocabulary algorithms are written in: ``from raybench.algorithms.base import *`` is enough.
+
+A method is a class with ``start`` and ``round``, SPMD pseudocode over batched tensors: axis 0 is the
+cells, axis 1 of client state the clients. ``a`` holds its operators and numbers, ``net`` everything
+that crosses a wire or touches data, ``s`` replicated state, ``c`` per-client state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, where, zeros_like
+
+from raybench import theory
+from raybench.compressors import Any_, Bound, Contractive, Dense, Unbiased, choose
+from raybench.registry import Choice, Flag, Integer, Number, Text, algorithm
+
+if TYPE_CHECKING:
+    from raybench.engine.net import Net
+
+__all__ = [
+    "Algorithm",
+    "Any_",
+    "Choice",
+    "Contractive",
+    "Dense",
+    "Flag",
+    "Integer",
+    "Number",
+    "PerCell",
+    "State",
+    "Text",
+    "Unbiased",
+    "algorithm",
+    "choose",
+    "theory",
+    "where",
+    "zeros_like",
+]
+
+
+class PerCell:
+    """A number per cell, (B,), that broadcasts against any tensor with cells on axis 0.
+
+    Plain (B, 1) numbers fit iterates (B, d) but not client tensors (B, n, d); this fits both.
+    """
+
+    __slots__ = ("values",)
+    __array_priority__ = 1000
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+    def like(self, other: Tensor) -> Tensor:
+        """Return the numbers shaped (B, 1, .., 1) for a tensor with cells on axis 0."""
+        return self.values.view(-1, *[1] * (other.ndim - 1))
+
+    def __getitem__(self, cells: Any) -> PerCell:
+        return PerCell(self.values[cells])
+
+    def _with(self, other: Any, op: Callable[[Any, Any], Any]) -> Any:
+        if isinstance(other, PerCell):
+            return PerCell(op(self.values, other.values))
+        if isinstance(other, Tensor) and other.ndim:
+            return op(self.like(other), other)
+        return PerCell(op(self.values, other))
+
+    def __mul__(self, other: Any) -> Any:
+        return self._with(other, torch.mul)
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: Any) -> Any:
+        return self._with(other, torch.add)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        return self._with(other, torch.sub)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._with(other, lambda x, y: y - x)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._with(other, torch.true_divide)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self._with(other, lambda x, y: y / x)
+
+    def __neg__(self) -> PerCell:
+        return PerCell(-self.values)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        wide = max((x.ndim for x in args if isinstance(x, Tensor)), default=1)
+        fit = [x.values.view(-1, *[1] * (wide - 1)) if isinstance(x, PerCell) else x for x in args]
+        return func(*fit, **(kwargs or {}))
+
+
+class State:
+    """Named tensors with cells on axis 0, or lists of them (replicated ``s``, per-client ``c``)."""
+
+    def __getattr__(self, name: str) -> Any:  # tells type checkers that names are the method's
+        raise AttributeError(f"no {name} in the state: set it in start()")
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return iter(vars(self).items())
+
+    def select(self, cells: Tensor) -> State:
+        """Return the state of some cells."""
+        kept = State()
+        for name, value in self:
+            setattr(kept, name, _select(value, cells))
+        return kept
+
+
+def _select(value: Any, cells: Tensor) -> Any:
+    if isinstance(value, Tensor | PerCell):
+        return value[cells]
+    if isinstance(value, list | tuple):
+        return type(value)(_select(v, cells) for v in value)
+    return value
+
+
+class Algorithm:
+    """Base of all methods; the engine sets the attributes below before ``start``.
+
+    gamma: step size. C, Q: the uplink operator, bound (one and the same; C where a method needs a
+    contractive one, Q an unbiased one). D: the downlink operator. Parameters carry their own names.
+    """
+
+    gamma: PerCell
+    C: Bound
+    Q: Bound
+    D: Bound
+
+    def start(a, net: Net, s: State, c: State) -> None:
+        """Set the state from s.x = x^0 and send the initial messages."""
+
+    def round(a, net: Net, s: State, c: State) -> None:
+        """Do one communication round: x^t -> x^{t+1}."""
+        raise NotImplementedError
+
+    def point(a, net: Net, s: State, c: State) -> Tensor:
+        """Return the point (B, d) at which f is recorded; never booked."""
+        return s.x
+
+    def select(a, cells: Tensor) -> Algorithm:
+        """Return the method for some cells: numbers are per cell, operators are not."""
+        kept = object.__new__(type(a))
+        for name, value in vars(a).items():
+            setattr(kept, name, _select(value, cells))
+        return kept

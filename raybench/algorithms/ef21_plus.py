@@ -1,0 +1,30 @@
+"""EF21+: the better of a compressed difference and a compressed gradient."""
+
+from raybench.algorithms.base import Algorithm, Contractive, Dense, algorithm, choose, theory, where
+
+
+@algorithm("ef21_plus", up=Contractive, theory=theory.ef21)
+class EF21Plus(Algorithm):
+    """g_i <- g_i + C(grad f_i(x) - g_i) or C(grad f_i(x)), whichever is closer to grad f_i(x).
+
+    A flag bit says which; as the second replaces g_i, the server keeps every g_i (s.G, n d values).
+    Step size and rate as EF21, C deterministic. Up: one message and a bit. Down: d values.
+    Source: Richtarik, Sokolov, Fatkhullin 2021, algorithm 3.
+    """
+
+    def start(a, net, s, c):
+        m = a.C(net.grad(s.x), net.stream("up"))
+        c.g, s.G = m.decode(), net.up(m).decode()
+        s.g = s.G.mean(1)
+
+    def round(a, net, s, c):
+        s.x = net.down(Dense(s.x - a.gamma * s.g))
+        grad, q = net.grad(s.x), net.stream("up")
+        step, anew = a.C(grad - c.g, q), a.C(grad, q)
+        moved, fresh = c.g + step.decode(), anew.decode()
+        replace = (fresh - grad).square().sum(-1) < (moved - grad).square().sum(-1)
+        c.g = where(replace[..., None], fresh, moved)
+
+        got = net.up(choose(replace, anew, step))
+        s.G = where(got.flags[..., None], got.decode(), s.G + got.decode())
+        s.g = s.G.mean(1)

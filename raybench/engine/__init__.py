@@ -1,0 +1,1 @@
+"""The engine: plan, the round loop, transport, ledger, recorder."""

@@ -1,0 +1,107 @@
+"""What is run: resolved cells, and batches of cells that differ in numbers only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from raybench.compressors import Role
+from raybench.spec import Cell
+from raybench.spec.cells import canonical
+from raybench.store import shard_name
+
+CELLS_MOST = 64  # more cells than this gain little: the kernels are saturated
+BYTES_MOST = 1 << 26  # of one (B, n, d) tensor
+ROWS_MOST = 1 << 21  # recorded rows of a batch, held in memory until it is committed
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A requested cell whose numbers are known.
+
+    step_size: gamma. theory_step: one times the theory, None without one. k: coordinates kept.
+    params: the algorithm's parameters with every ``auto`` filled in. omega, alpha: of the operator as
+    bound. group_label: how tables and figures name the method.
+    """
+
+    cell: Cell
+    step_size: float
+    theory_step: float | None
+    k: int | None
+    params: Mapping[str, Any]
+    numbers: tuple[str, ...]  # names of the params that may differ within a batch
+    omega: float | None
+    alpha: float | None
+    label: str
+    roles: tuple[Role, Role] = (Role.ANY, Role.ANY)  # of the uplink and the downlink operator
+
+    @property
+    def id(self) -> str:
+        """Return the requested cell's id."""
+        return self.cell.id
+
+    def shape(self) -> str:
+        """Return what must be equal within a batch: all but step size, seed and numbers."""
+        config = self.cell.config()
+        for key in ("seed", "step_size"):
+            del config[key]
+        config["algorithm"] = [
+            self.cell.algorithm.name,
+            {k: v for k, v in self.params.items() if k not in self.numbers},
+        ]
+        config["k"] = self.k
+        return canonical(config)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Cells that run together. attempts: how often it was tried before this time."""
+
+    cells: tuple[Resolved, ...]
+    attempts: int = 0
+    facts: Mapping[str, Any] = field(default_factory=dict)  # constants of the problem, for the rows
+
+    @property
+    def name(self) -> str:
+        """Return the shard's name: a hash of the sorted ids, or the id of a single cell."""
+        return shard_name([c.id for c in self.cells])
+
+    def halves(self) -> tuple[Batch, Batch]:
+        """Return the two halves of a batch of several cells."""
+        middle = len(self.cells) // 2
+        first, second = self.cells[:middle], self.cells[middle:]
+        return Batch(first, self.attempts, self.facts), Batch(second, self.attempts, self.facts)
+
+    def work(self, clients: int, d: int) -> float:
+        """Return a rough measure of the time it takes, for packing: coordinates touched."""
+        rounds = self.cells[0].cell.rounds
+        return rounds * (len(self.cells) * clients * d + 50_000.0)
+
+
+def most_cells(clients: int, d: int, itemsize: int, rows: int) -> int:
+    """Return B_max from n, d, the dtype's bytes and the rows a cell records: never from the machine."""
+    by_bytes = BYTES_MOST // max(1, clients * d * itemsize)
+    by_rows = ROWS_MOST // max(1, rows)
+    return max(1, min(CELLS_MOST, by_bytes, by_rows))
+
+
+def batches_of(
+    cells: Iterable[Resolved], most: Mapping[str, int], facts: Mapping[str, Mapping[str, Any]]
+) -> list[Batch]:
+    """Return the batches of cells: by shape, ids sorted, in even parts of at most B_max.
+
+    most, facts: B_max and the problem's facts by problem (its canonical text).
+    """
+    groups: dict[str, list[Resolved]] = {}
+    for cell in cells:
+        groups.setdefault(cell.shape(), []).append(cell)
+    out = []
+    for _, members in sorted(groups.items()):
+        members.sort(key=lambda c: c.id)
+        problem = canonical(members[0].cell.problem.config())
+        parts = -(-len(members) // most[problem])
+        for j in range(parts):
+            own = members[len(members) * j // parts : len(members) * (j + 1) // parts]
+            out.append(Batch(tuple(own), facts=facts[problem]))
+    return out

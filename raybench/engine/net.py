@@ -1,0 +1,271 @@
+"""``net``: everything that crosses a wire or touches data, as the algorithms see it.
+
+It books what is sent, counts gradient evaluations, times its parts, and remembers the last full
+gradient so that recording f and grad f where a method has just been costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raybench.algorithms.base import PerCell
+from raybench.compressors import Dense, Message
+from raybench.compressors.messages import CasesMessage, FlaggedMessage
+from raybench.engine.graph import Mixing
+from raybench.engine.ledger import Ledger
+from raybench.engine.transport import Transport
+from raybench.problems.base import Problem
+from raybench.streams import Stream
+
+
+@dataclass(frozen=True)
+class Received:
+    """The messages of all n clients, in client order."""
+
+    message: Message
+    n: int
+
+    def sum(self) -> Tensor:
+        """Return the sum over clients, (B, d)."""
+        return self.message.sum_clients()
+
+    def mean(self) -> Tensor:
+        """Return the mean over all n clients, absent ones as zero, (B, d)."""
+        return self.message.sum_clients().div_(self.n)
+
+    def decode(self) -> Tensor:
+        """Return every client's decoded message, (B, n, d)."""
+        return self.message.decode()
+
+    @property
+    def flags(self) -> Tensor:
+        """Return the flags of ``choose``, bool (B, n)."""
+        return cast(FlaggedMessage, self.message).flags
+
+
+@dataclass
+class _Oracle:
+    """The last full gradient: where, its value, the losses, and whether they still hold."""
+
+    x: Tensor
+    grads: Tensor
+    losses: Tensor | None
+    versions: tuple[int, int]
+
+    def holds(self, x: Tensor) -> bool:
+        return x is self.x and (x._version, self.grads._version) == self.versions
+
+
+class Net:
+    """The net of B cells for the clients of ``problem`` hosted here.
+
+    roots: one stream per cell (B,), from the cell's seed. graph: for decentralised methods.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        roots: Stream,
+        transport: Transport | None = None,
+        graph: Mixing | None = None,
+    ) -> None:
+        self.problem, self.roots, self.graph = problem, roots, graph
+        self.transport = transport or Transport()
+        self.B, self.n, self.n_here = len(roots.root), problem.n, len(problem.clients)
+        self.layout = problem.layout
+        self.ledger = Ledger(self.B)
+        self.evals = np.zeros(self.B)  # gradient evaluations, mean per client
+        self.want_loss = True  # whether the next full gradient should bring the losses along
+        self.seconds = {"gradient": 0.0, "compress": 0.0, "communicate": 0.0}
+        self.consensus: Tensor | None = None
+        self._ids = torch.arange(problem.clients.start, problem.clients.stop, device=problem.device)
+        self._samples = torch.tensor(problem.samples, dtype=torch.float64)
+        self._round = roots
+        self._last: _Oracle | None = None
+        self.begin(0)
+
+    def begin(self, t: int) -> None:
+        """Start round t: streams are derived from it."""
+        self._round = self.roots.fold("round").fold(t)
+
+    # Gradients -------------------------------------------------------------------------------
+
+    def grad(
+        self,
+        x: Tensor,
+        sample: Tensor | None = None,
+        *,
+        cells: Any = None,
+        clients: Tensor | None = None,
+    ) -> Tensor:
+        """Return grad f_i(x) of the clients here, (B, n_here, d); x is (B, d) or (B, n_here, d).
+
+        sample: a handle of ``sample``; then the gradient of those samples' mean. cells: evaluate and
+        pay for these only. clients: bool (B, n_here), who pays (participants).
+        """
+        began = perf_counter()
+        where = slice(None) if cells is None else cells
+        if sample is None and x.ndim == 2 and cells is None:
+            grads = self.oracle(x).grads
+        else:
+            at = x if cells is None else x[cells]
+            grads = self.problem.grad(at, None if sample is None else sample[where])
+        self.seconds["gradient"] += perf_counter() - began
+        if sample is not None:
+            cost: Any = float(sample.shape[-1])
+        elif clients is not None:
+            cost = self._mean_over_clients(clients.double() * self._samples[self._here])
+        else:
+            cost = float(self._samples.mean())
+        self.evals[where if isinstance(where, slice) else where.cpu().numpy()] += cost
+        return grads
+
+    def oracle(self, x: Tensor, loss: bool = False) -> _Oracle:
+        """Return the full gradients and losses at x (B, d), from memory if they are known."""
+        last = self._last
+        if last is not None and last.holds(x) and (last.losses is not None or not loss):
+            return last
+        grads, losses = self.problem.oracle(x, loss=loss or self.want_loss)
+        self._last = _Oracle(x, grads, losses, (x._version, grads._version))
+        return self._last
+
+    def sample(self, purpose: str, size: int) -> Tensor:
+        """Return a minibatch handle: sample indices int64 (B, n_here, size), with replacement."""
+        counts = self._samples[self._here].to(self.problem.device)
+        return self.stream(purpose).integers(size, counts)
+
+    def prox(self, v: Tensor, gamma: PerCell) -> Tensor:
+        """Return prox_{gamma penalty}(v) of the problem's nonsmooth part."""
+        return self.problem.prox(v, gamma.like(v))
+
+    # Randomness ------------------------------------------------------------------------------
+
+    def stream(self, purpose: str) -> Stream:
+        """Return this round's streams of the clients here, (B, n_here), independent of each other."""
+        return self._round.fold(purpose).each(self._ids)
+
+    def shared_stream(self, purpose: str) -> Stream:
+        """Return this round's stream that everyone shares, (B,)."""
+        return self._round.fold(purpose)
+
+    def server_stream(self, purpose: str) -> Stream:
+        """Return this round's stream of the server (client -1), (B,)."""
+        return self._round.fold(purpose).fold(-1)
+
+    def coin(self, purpose: str, p: PerCell) -> Tensor:
+        """Return one coin per cell, bool (B,), the same for all clients: true with probability p."""
+        return self.shared_stream(purpose).uniform(1)[:, 0] < p.values
+
+    def participants(self, p: PerCell) -> Tensor:
+        """Return who takes part, bool (B, n_here): each client independently with probability p."""
+        draws = self.stream("participants").uniform(1)[..., 0]
+        return draws < p.like(draws)
+
+    # Messages --------------------------------------------------------------------------------
+
+    def up(self, message: Message) -> Received:
+        """Send a message per client to the server; everyone learns what the server received."""
+        began = perf_counter()
+        got = self.transport.gather(message, self.n)
+        self.ledger.book_up(got)
+        self.seconds["communicate"] += perf_counter() - began
+        return Received(got, self.n)
+
+    def down(self, message: Message) -> Tensor:
+        """Broadcast the server's message (B,) and return what the clients decode, (B, d)."""
+        began = perf_counter()
+        self.ledger.book_down(message)
+        value = message.decode()
+        self.seconds["communicate"] += perf_counter() - began
+        return value
+
+    def mean(self, x: Tensor) -> Tensor:
+        """All-reduce: dense values (B, n_here, ...) up, their mean (B, ...) down."""
+        flat = x.flatten(2)
+        mean = self.down(Dense(self.up(Dense(flat)).mean()))
+        return mean.unflatten(-1, x.shape[2:])
+
+    def mix(self, message: Message) -> Tensor:
+        """Send to the neighbours; return sum_j W_ij decode(m_j) of the clients here, (B, n_here, d)."""
+        assert self.graph is not None, "the method needs a graph"
+        began = perf_counter()
+        got = self.transport.gather(message, self.n)
+        self.ledger.book_up(got, self.graph.degrees)
+        value = got.decode()
+        W = self.graph.W[self._here].to(value)
+        mixed = torch.einsum("ij,bjd->bid", W, value)
+        self.seconds["communicate"] += perf_counter() - began
+        return mixed
+
+    def cases(
+        self,
+        coin: Tensor,
+        yes: Callable[[Any], Message],
+        no: Callable[[Any], Message],
+    ) -> Message:
+        """Return the message in which cells with the coin send ``yes(cells)``, the others ``no``."""
+        if bool(coin.all()):
+            return yes(slice(None))
+        if not bool(coin.any()):
+            return no(slice(None))
+        cells = [torch.nonzero(coin).flatten(), torch.nonzero(~coin).flatten()]
+        parts = [yes(cells[0]), no(cells[1])]
+        return CasesMessage(parts[0].d, parts[0].dtype, cells, parts)
+
+    def charge(self, bits: float, *, down: bool = False) -> None:
+        """Book raw bits that every client sends (or the server broadcasts) beside its messages."""
+        self.ledger.charge(bits, down)
+
+    # Features split over clients -------------------------------------------------------------
+
+    def split(self, x: Tensor) -> Tensor:
+        """Return the blocks (B, n_here, w) of x (B, d) that the clients here hold."""
+        return cast(Any, self.problem).split(x)
+
+    def products(self, blocks: Tensor) -> Tensor:
+        """Return A_j x_j, (B, n_here, N), from the clients' own blocks."""
+        return cast(Any, self.problem).products(blocks)
+
+    def block_grad(self, v: Tensor) -> Tensor:
+        """Return each client's block of the gradient, (B, n_here, w), if Ax were v (B, N)."""
+        began = perf_counter()
+        grads = cast(Any, self.problem).block_grad(v)
+        self.seconds["gradient"] += perf_counter() - began
+        self.evals += float(self._samples.mean())
+        return grads
+
+    # Oracles: for recording only, never booked -------------------------------------------------
+
+    def oracle_mean(self, X: Tensor) -> Tensor:
+        """Return the mean over all clients of X (B, n_here, d), and note their disagreement."""
+        everyone = self.transport.gather_rows(X, self.n)
+        mean = everyone.mean(1)
+        self.consensus = (everyone - mean[:, None]).square().sum(-1).mean(-1)
+        return mean
+
+    def oracle_assemble(self, blocks: Tensor) -> Tensor:
+        """Return the whole x (B, d) of the clients' blocks (B, n_here, w)."""
+        return cast(Any, self.problem).assemble(self.transport.gather_rows(blocks, self.n))
+
+    # Bookkeeping of the engine -----------------------------------------------------------------
+
+    @property
+    def _here(self) -> slice:
+        return slice(self.problem.clients.start, self.problem.clients.stop)
+
+    def _mean_over_clients(self, x: Tensor) -> np.ndarray:
+        return self.transport.gather_rows(x, self.n).mean(1).cpu().numpy()
+
+    def select(self, cells: Tensor) -> None:
+        """Keep some cells only."""
+        index = cells.cpu().numpy()
+        self.roots, self._round = self.roots[cells], self._round[cells]
+        self.B, self.ledger, self.evals = len(cells), self.ledger.select(index), self.evals[index]
+        self._last = None

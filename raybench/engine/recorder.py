@@ -1,0 +1,144 @@
+"""The recorder: rows of a batch's curves, and when to make one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from raybench.engine.ledger import COLUMNS
+from raybench.store import CURVES, to_table
+from raybench.store.accounting import EXTRA_COUNTS, Accounting
+
+MEASURES = (
+    "loss",
+    "grad_norm_sq",
+    "suboptimality",
+    "consensus_error",
+    "estimator_error_sq",
+    "accuracy",
+    "test_loss",
+    "grad_evals",
+    "seconds",
+    "seconds_gradient",
+    "seconds_compress",
+    "seconds_communicate",
+)
+SIDES = tuple(f"{name}_{side}" for side in ("up", "down") for name in COLUMNS)
+POINTS = 400  # rows of a stochastic method's curve unless the sweep says otherwise
+
+
+def rounds_recorded(
+    rounds: int, every: int | None, points: int | None, stochastic: bool
+) -> np.ndarray:
+    """Return the rounds that make a row, ascending, with 0 and the last one among them."""
+    if every is None and points is None and stochastic:
+        points = POINTS
+    if points is not None:
+        wanted = np.linspace(0, rounds, min(points, rounds) + 1).round().astype(np.int64)
+    else:
+        wanted = np.append(np.arange(0, rounds, every or 1), rounds)
+    return np.unique(wanted)
+
+
+class Recorder:
+    """Curves of B cells: at each recorded round a column of numbers per cell that is still running."""
+
+    def __init__(self, cells: int, rows: int) -> None:
+        self.cells = cells
+        self.names: list[str] = [*MEASURES, *SIDES]
+        self._data = np.full((min(rows, 256), len(self.names), cells), np.nan)
+        self._live = np.zeros((min(rows, 256), cells), bool)
+        self.rounds: list[int] = []
+
+    def add(self, t: int, index: np.ndarray, live: np.ndarray, values: dict[str, Any]) -> None:
+        """Record round t of the cells ``index[live]``; values: arrays over ``index`` by column."""
+        at = len(self.rounds)
+        if at == len(self._data):
+            self._data = np.concatenate((self._data, np.full_like(self._data, np.nan)))
+            self._live = np.concatenate((self._live, np.zeros_like(self._live)))
+        self.rounds.append(t)
+        self._live[at, index[live]] = True
+        for name, value in values.items():
+            if name not in self.names:
+                self._widen(name)
+            self._data[at, self.names.index(name), index] = value
+
+    def add_counts(self, up: np.ndarray, down: np.ndarray, index: np.ndarray) -> None:
+        """Add the ledger's counts (7, cells) to the row just recorded."""
+        first = len(MEASURES)
+        self._data[len(self.rounds) - 1, first : first + len(SIDES), index] = np.concatenate(
+            (up, down)
+        ).T
+
+    def _widen(self, name: str) -> None:
+        self.names.append(name)
+        more = np.full((len(self._data), 1, self.cells), np.nan)
+        self._data = np.concatenate((self._data, more), axis=1)
+
+    def column(self, name: str) -> np.ndarray:
+        """Return one column, (B, T)."""
+        return self._data[: len(self.rounds), self.names.index(name)].T
+
+    @property
+    def live(self) -> np.ndarray:
+        """Return which rows exist, bool (B, T)."""
+        return self._live[: len(self.rounds)].T
+
+    def bits(self, side: str, accounting: Accounting, dtype_bits: int) -> np.ndarray:
+        """Return cumulative bits (B, T) of ``up`` or ``down`` under an accounting."""
+        counts = {name: self.column(f"{name}_{side}") for name in COLUMNS}
+        if not accounting.count_init:
+            counts = {name: c - c[:, :1] for name, c in counts.items()}
+        return accounting.bits(
+            counts["values"],
+            counts["index_explicit"],
+            counts["index_auto"],
+            counts["raw"],
+            index_bitmask=counts["index_bitmask"],
+            index_entropy=counts["index_entropy"],
+            dtype_bits=dtype_bits,
+        )
+
+    def last(self, name: str) -> np.ndarray:
+        """Return each cell's last recorded value, (B,)."""
+        return self.column(name)[np.arange(self.cells), self.last_row()]
+
+    def newest(self, name: str) -> np.ndarray:
+        """Return each cell's newest known value of a column that few rows have, NaN for none."""
+        known = self.live & ~np.isnan(self.column(name))
+        at = known.shape[1] - 1 - known[:, ::-1].argmax(1)
+        return np.where(known.any(1), self.column(name)[np.arange(self.cells), at], np.nan)
+
+    def last_row(self) -> np.ndarray:
+        """Return the row number of each cell's last record, (B,)."""
+        live = self.live
+        return live.shape[1] - 1 - live[:, ::-1].argmax(1)
+
+    def table(
+        self,
+        facts: dict[str, Any],
+        accounting: Accounting,
+        dtype_bits: int,
+        samples: float,
+    ) -> pa.Table:
+        """Return the curves; ``facts`` are columns per cell (B, 1), samples those of a mean client."""
+        columns: dict[str, Any] = dict(facts)
+        columns["round"] = np.array(self.rounds)[None]
+        for name in MEASURES:
+            value = self.column(name)
+            if not np.isnan(value[self.live]).all():
+                columns[name] = value
+        columns["epoch"] = self.column("grad_evals") / samples
+        for side in ("up", "down"):
+            columns[f"bits_{side}"] = self.bits(side, accounting, dtype_bits)
+            columns[f"bytes_{side}"] = self.column(f"bytes_{side}")
+            columns[f"values_{side}"] = self.column(f"values_{side}")
+            columns[f"raw_bits_{side}"] = self.column(f"raw_{side}")
+            for code in ("explicit", "auto"):
+                columns[f"index_{code}_{side}"] = self.column(f"index_{code}_{side}")
+        own = [n for n in self.names if n not in MEASURES and n not in SIDES]
+        extra = {n: self.column(n) for n in (*EXTRA_COUNTS, *own)}
+        used = {n: v for n, v in extra.items() if n in own or np.any(v[self.live] > 0)}
+        return to_table({**columns, "extra": used}, CURVES, self.live)

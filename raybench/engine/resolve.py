@@ -1,0 +1,164 @@
+"""Requested cell -> resolved cell: what K, gamma and every ``auto`` amount to; or why it is skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from raybench import problems, registry, theory
+from raybench.compressors import Bound, Role, count_of
+from raybench.engine.batch import Resolved
+from raybench.engine.run import operator
+from raybench.problems.base import Problem
+from raybench.spec import Cell, Section
+
+
+class Skip(Exception):
+    """The cell makes no sense; the text says why."""
+
+
+@lru_cache(maxsize=8)
+def problem_of(section: Section) -> Problem:
+    """Return the problem of a section with all its clients, built once per process.
+
+    Raises InputError for bad data or settings.
+    """
+    return problems.build(section.name, section.params)
+
+
+def describe(section: Section, entry: registry.Entry) -> str:
+    """Return ``name(param=value, ..)`` with the parameters that differ from their defaults."""
+    shown = [
+        f"{name}={value}"
+        for name, value in section.params.items()
+        if name not in entry.params or value != entry.params[name].default
+    ]
+    return f"{section.name}({', '.join(shown)})" if shown else section.name
+
+
+def label_of(cell: Cell) -> str:
+    """Return how tables and figures name a method: algorithm, operators, parameters that matter."""
+    parts = [describe(cell.algorithm, registry.lookup("algorithm", cell.algorithm.name))]
+    if cell.compressor is not None:
+        parts.append(describe(cell.compressor, registry.lookup("compressor", cell.compressor.name)))
+    if cell.downlink is not None:
+        entry = registry.lookup("compressor", cell.downlink.name)
+        parts.append(f"down {describe(cell.downlink, entry)}")
+    return " ".join(parts)
+
+
+@dataclass(frozen=True)
+class Resolver:
+    """Resolves the cells of a sweep. allow_unproven: run pairs that no theory covers."""
+
+    allow_unproven: bool = False
+
+    def resolve(self, cell: Cell) -> Resolved:
+        """Return the resolved cell.
+
+        Raises Skip where the pair makes no sense, InputError where a number does not fit the data.
+        """
+        entry = registry.lookup("algorithm", cell.algorithm.name)
+        problem = problem_of(cell.problem)
+        self._check_problem(cell, entry, problem)
+        d = problem.message_dim
+        k = self._count(cell.compressor, d, "compressor")
+        self._count(cell.downlink, d, "downlink")
+        up, role_up = self._bound(cell.compressor, entry, "up", problem)
+        down, role_down = self._bound(cell.downlink, entry, "down", problem)
+        setting, params = self._setting(cell, entry, problem, up, down)
+        rule = cell.step.rule
+        theoretical = entry.meta.get("theory")
+        if cell.step.of is not None:
+            theoretical = registry.lookup("algorithm", cell.step.of, "step_size.of").meta["theory"]
+        try:
+            one: float | None = theory.step_size(theoretical, setting, rule)
+        except theory.NoTheory as why:
+            if cell.step.kind == "theory":
+                raise Skip(
+                    f"no theoretical step size ({why}): give step_size.value or .of"
+                ) from None
+            one = None
+        step = cell.step.number * (one or 1.0) if cell.step.kind == "theory" else cell.step.number
+        numbers = tuple(name for name, p in entry.params.items() if p.per_cell)
+        return Resolved(
+            cell=cell,
+            step_size=step,
+            theory_step=one,
+            k=k,
+            params=params,
+            numbers=numbers,
+            omega=up.omega,
+            alpha=up.alpha,
+            label=label_of(cell),
+            roles=(role_up, role_down),
+        )
+
+    def _check_problem(self, cell: Cell, entry: registry.Entry, problem: Problem) -> None:
+        vertical = hasattr(problem, "block_grad")
+        if bool(entry.meta.get("vertical")) != vertical:
+            need = "needs" if not vertical else "is needed for"
+            raise Skip(f"a method for features split over clients {need} such a problem")
+        if problem.has_prox and not entry.meta.get("proximal"):
+            raise Skip("the problem has a nonsmooth part and the method has no proximal step")
+        if cell.participation != 1 and not entry.meta.get("participation"):
+            raise Skip("the method has no partial participation")
+        if cell.step.schedule != "constant":
+            raise Skip("only constant step sizes so far")
+        if cell.downlink is not None and not entry.meta.get("down"):
+            raise Skip("the method's downlink is not compressed")
+
+    def _count(self, section: Section | None, d: int, where: str) -> int | None:
+        if section is None or "k" not in section.params:
+            return None
+        return count_of(section.params["k"], d, f"{where}.k")
+
+    def _bound(
+        self, section: Section | None, entry: registry.Entry, way: str, problem: Problem
+    ) -> tuple[Bound, Role]:
+        role = Role(entry.meta.get(way) or Role.ANY)
+        dims = (problem.message_dim, problem.n, problem.layout)
+        name = "none" if section is None else section.name
+        proof = operator(section, *dims, Role.ANY)
+        unfit = (role == Role.UNBIASED and proof.omega is None) or (
+            role == Role.CONTRACTIVE and proof.alpha is None and proof.omega is None
+        )
+        if unfit and not self.allow_unproven:
+            have = "a biased one" if role == Role.UNBIASED else "neither contractive nor unbiased"
+            raise Skip(f"{entry.name} needs {_an(role)} operator and {name} is {have}")
+        role = Role.ANY if unfit else role
+        return operator(section, *dims, role), role
+
+    def _setting(
+        self, cell: Cell, entry: registry.Entry, problem: Problem, up: Bound, down: Bound
+    ) -> tuple[theory.Setting, Mapping[str, Any]]:
+        params = dict(cell.algorithm.params)
+        common = cell.compressor is not None and cell.compressor.params.get("mask") == "common"
+
+        def setting() -> theory.Setting:
+            return theory.Setting(
+                constants=problem.constants,
+                n=problem.n,
+                d=problem.message_dim,
+                m=sum(problem.samples) / len(problem.samples),
+                omega=up.omega,
+                alpha=up.alpha,
+                down_alpha=down.alpha,
+                dense_share=up.dense_share(problem.dtype),
+                common_mask=common,
+                numbers=params,
+            )
+
+        for name, rule in entry.meta.get("auto", {}).items():
+            if params.get(name) == "auto":
+                try:
+                    params[name] = rule(setting())
+                except theory.NoTheory as why:
+                    raise Skip(f"{name}: auto has no value here: {why}") from None
+        return setting(), params
+
+
+def _an(role: Role) -> str:
+    return f"an {role}" if role[0] in "aeiou" else f"a {role}"

@@ -1,0 +1,286 @@
+"""THE round loop: one batch of cells, any method, any transport."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import resource
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from raybench import registry
+from raybench.algorithms.base import Algorithm, PerCell, State
+from raybench.compressors import Bound, Role
+from raybench.engine import rows
+from raybench.engine.batch import Batch
+from raybench.engine.graph import mixing
+from raybench.engine.ledger import COLUMNS
+from raybench.engine.net import Net
+from raybench.engine.recorder import Recorder, rounds_recorded
+from raybench.engine.transport import Transport
+from raybench.problems.base import Problem
+from raybench.spec import Section
+from raybench.spec.model import Record
+from raybench.store.accounting import Accounting
+from raybench.streams import stream
+
+BLOW_UP = 1e12  # a loss or squared gradient norm that grew by this factor never comes back
+LOOK = 50  # rounds between looks for non-finite iterates where nothing is recorded
+EVALUATIONS = 50  # accuracy and the like cost a pass over the data: about so many per curve
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a sweep records and accounts; the same for all its batches."""
+
+    record: Record = field(default_factory=Record)
+    accounting: Accounting = field(default_factory=Accounting)
+    metrics: tuple[str, ...] = ()
+
+
+def operator(section: Section | None, d: int, n: int, layout: Any, role: Role) -> Bound:
+    """Return the bound operator of a compressor section; None is the identity."""
+    name, params = ("identity", {}) if section is None else (section.name, section.params)
+    return registry.lookup("compressor", name).target(**params).bind(d, n, layout, role)
+
+
+class Run:
+    """A batch at work: ``advance`` until it says it is done, then ``tables``.
+
+    problem: hosting this rank's clients. Raises what the method raises.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        problem: Problem,
+        options: Options | None = None,
+        transport: Transport | None = None,
+    ) -> None:
+        self.batch, self.problem, self.options = batch, problem, options or Options()
+        self.started = datetime.datetime.now(datetime.UTC)
+        first = batch.cells[0].cell
+        self.first, self.rounds, self.B = first, first.rounds, len(batch.cells)
+        self.entry = registry.lookup("algorithm", first.algorithm.name)
+        seeds = [c.cell.seed for c in batch.cells]
+        roots = stream(seeds, problem.device)
+        graph = None
+        if self.entry.meta.get("decentralised"):
+            graph = mixing(first.graph.name if first.graph else "ring", problem.n)
+        self.net = Net(problem, roots, transport, graph)
+        self.a = self._method()
+        self.s, self.c = State(), State()
+        self.s.x = self._start()
+        record = self.options.record
+        wanted = rounds_recorded(
+            self.rounds, record.every, record.points, bool(self.entry.meta.get("stochastic"))
+        )
+        self._wanted = set(wanted.tolist())
+        self.recorder = Recorder(self.B, len(wanted))
+        self._evaluate_each = max(1, len(wanted) // EVALUATIONS)
+        self.index = np.arange(self.B)  # which cells are in the tensors
+        self.live = np.ones(self.B, bool)  # which of those still run
+        self.status = np.full(self.B, "ok", object)
+        self.clock = np.zeros((4, self.B))  # seconds: all, gradient, compress, communicate
+        self.t = -1
+        self._first: np.ndarray | None = None  # loss and gradient at x^0
+
+    # Setting up ------------------------------------------------------------------------------
+
+    def _method(self) -> Algorithm:
+        cells, problem = self.batch.cells, self.problem
+        a: Any = self.entry.target()
+        device, dtype = problem.device, problem.dtype
+        for name, value in cells[0].params.items():
+            if name in cells[0].numbers:
+                values = [float(c.params[name]) for c in cells]
+                value = PerCell(torch.tensor(values, dtype=dtype, device=device))
+            setattr(a, name, value)
+        steps = torch.tensor([c.step_size for c in cells], dtype=dtype, device=device)
+        a.gamma = PerCell(steps)
+        dims = (problem.message_dim, problem.n, problem.layout)
+        up, down = cells[0].roles
+        a.C = a.Q = self._timed(operator(self.first.compressor, *dims, up))
+        a.D = self._timed(operator(self.first.downlink, *dims, down))
+        return a
+
+    def _timed(self, bound: Bound) -> Any:
+        seconds = self.net.seconds
+
+        def compress(x: Tensor, source: Any) -> Any:
+            began = perf_counter()
+            message = bound(x, source)
+            seconds["compress"] += perf_counter() - began
+            return message
+
+        return compress
+
+    def _start(self) -> Tensor:
+        problem, x0 = self.problem, self.first.x0
+        if x0 == "zeros":
+            x = torch.zeros(problem.dim, dtype=problem.dtype, device=problem.device)
+        elif x0 == "problem":
+            x = problem.start()
+        elif isinstance(x0, Mapping):
+            noise = self.net.roots.fold("x0").normal(problem.dim)
+            return (noise * float(x0["normal"])).to(problem.dtype)
+        else:
+            x = torch.as_tensor(np.load(x0, allow_pickle=False)).to(problem.dtype)
+            x = x.to(problem.device).reshape(problem.dim)
+        return x.expand(self.B, -1).clone()
+
+    # The loop --------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def advance(self, seconds: float = math.inf, tick: Callable[[], None] | None = None) -> bool:
+        """Run rounds for about so many seconds; return whether the batch is done."""
+        until = perf_counter() + seconds
+        if self.t < 0:
+            self._step(lambda: self.a.start(self.net, self.s, self.c), 0)
+        while self.live.any() and self.t < self.rounds:
+            self.net.begin(self.t + 1)
+            self._step(lambda: self.a.round(self.net, self.s, self.c), self.t + 1)
+            if perf_counter() > until:
+                break
+        return not self.live.any() or self.t >= self.rounds
+
+    def _step(self, work: Callable[[], None], t: int) -> None:
+        self.net.want_loss = t in self._wanted
+        before = [0.0, *self.net.seconds.values()]
+        began = perf_counter()
+        work()
+        if t == 0:
+            self._initial = {side: getattr(self.net.ledger, side).copy() for side in ("up", "down")}
+        spent = np.array([perf_counter() - began, *list(self.net.seconds.values())])
+        spent[1:] -= before[1:]
+        self.clock[:, self.index[self.live]] += spent[:, None] / max(1, self.live.sum())
+        self.t = t
+        if t in self._wanted:
+            self._record(t)
+        elif t % LOOK == 0:
+            finite = torch.isfinite(self.a.point(self.net, self.s, self.c)).all(-1).cpu().numpy()
+            self._leave(self.live & ~finite, "diverged")
+        if 0 < self.live.sum() < len(self.index) / 2:
+            self._gather()
+
+    def _record(self, t: int) -> None:
+        net, s = self.net, self.s
+        x = self.a.point(net, s, self.c)
+        oracle = net.oracle(x, loss=True)
+        assert oracle.losses is not None
+        grads, losses = self._mean(oracle.grads), self._mean(oracle.losses)
+        if self.problem.has_prox:  # the gradient mapping with step 1/L
+            L = float(self.batch.facts.get("L") or 1.0)
+            grads, losses = (
+                (x - self.problem.prox(x - grads / L, 1 / L)) * L,
+                losses + self.problem.penalty(x),
+            )
+        values = {"loss": losses, "grad_norm_sq": grads.square().sum(-1)}
+        f_star = self.first.f_star
+        if f_star is None:
+            f_star = self.batch.facts.get("f_star")
+        if f_star is not None:
+            values["suboptimality"] = losses - f_star
+        g = getattr(s, "g", None)  # where a method keeps one, s.g is its estimate of grad f(x)
+        if isinstance(g, Tensor) and g.shape == grads.shape and not self.problem.has_prox:
+            values["estimator_error_sq"] = (g - grads).square().sum(-1)
+        if net.consensus is not None:
+            values["consensus_error"] = net.consensus
+        if len(self.recorder.rounds) % self._evaluate_each == 0 or t == self.rounds:
+            values.update(self.problem.evaluate(x))
+            for name in self.options.metrics:
+                values[name] = registry.lookup("metric", name).target(self.problem, x)
+        row: dict[str, Any] = {k: v.double().cpu().numpy() for k, v in values.items()}
+        row["grad_evals"] = net.evals
+        names = ("seconds", "seconds_gradient", "seconds_compress", "seconds_communicate")
+        row.update(zip(names, self.clock[:, self.index], strict=True))
+        self.recorder.add(t, self.index, self.live, row)
+        self.recorder.add_counts(net.ledger.up, net.ledger.down, self.index)
+        self._judge(row)
+
+    def _mean(self, x: Tensor) -> Tensor:
+        return self.net.transport.gather_rows(x, self.problem.n).mean(1)
+
+    def _judge(self, row: dict[str, Any]) -> None:
+        size = np.stack((row["grad_norm_sq"], np.abs(row["loss"])))
+        if self._first is None:
+            self._first = np.maximum(size, 1.0)
+        sound = np.isfinite(size) & (size <= BLOW_UP * self._first[:, self.index])
+        self._leave(self.live & ~sound.all(0), "diverged")
+        stop = self.first.stop
+        done = np.zeros(len(self.index), bool)
+        for name, threshold in stop.items():
+            if name in ("bits_up", "bits_down"):
+                bits = self.bits(name.removeprefix("bits_"))
+                done |= bits >= threshold
+            elif name == "seconds":
+                done |= self.net.transport.agree(row["seconds"] >= threshold)
+            else:
+                done |= row[name] <= threshold
+        self._leave(self.live & done, "ok")
+
+    def bits(self, side: str) -> np.ndarray:
+        """Return the bits (cells here,) booked so far under the sweep's accounting."""
+        accounting = self.options.accounting
+        counts = getattr(self.net.ledger, side)
+        if not accounting.count_init:
+            counts = counts - self._initial[side][:, self.index]
+        named = dict(zip(COLUMNS, counts, strict=True))
+        return accounting.bits(
+            named["values"],
+            named["index_explicit"],
+            named["index_auto"],
+            named["raw"],
+            index_bitmask=named["index_bitmask"],
+            index_entropy=named["index_entropy"],
+            dtype_bits=self.problem.dtype.itemsize * 8,
+        )
+
+    def _leave(self, who: np.ndarray, status: str) -> None:
+        self.status[self.index[who]] = status
+        self.live &= ~who
+
+    def _gather(self) -> None:
+        keep = torch.as_tensor(np.flatnonzero(self.live), device=self.problem.device)
+        self.index = self.index[self.live]
+        self.live = np.ones(len(self.index), bool)
+        self.net.select(keep)
+        self.a, self.s, self.c = self.a.select(keep), self.s.select(keep), self.c.select(keep)
+
+    # Results ---------------------------------------------------------------------------------
+
+    def best(self) -> float:
+        """Return the smallest ||grad f||^2 recorded so far, over all cells."""
+        norms = self.recorder.column("grad_norm_sq")
+        return float(np.nanmin(norms, initial=math.inf)) if norms.size else math.inf
+
+    def tables(self, host: Mapping[str, Any]) -> tuple[pa.Table, pa.Table]:
+        """Return the curves and the cells rows; ``host`` holds the columns of where it ran."""
+        recorder, accounting = self.recorder, self.options.accounting
+        width = self.problem.dtype.itemsize * 8
+        facts = rows.curve_facts(self.batch)
+        samples = float(np.mean(self.problem.samples))
+        curves = recorder.table(facts, accounting, width, samples)
+        at, cells = recorder.last_row(), np.arange(self.B)
+        norms = np.where(recorder.live, recorder.column("grad_norm_sq"), np.nan)
+        finite = np.where(np.isfinite(norms), norms, np.inf).min(1)
+        final = {
+            "status": self.status,
+            "rounds": np.array(recorder.rounds)[at],
+            "best_grad_norm_sq": np.where(np.isfinite(finite), finite, np.nan),
+            **{name: recorder.last(name) for name in ("loss", "grad_norm_sq", "seconds")},
+            "accuracy": rows.known(recorder.newest("accuracy")),
+            **{f"bits_{w}": recorder.bits(w, accounting, width)[cells, at] for w in ("up", "down")},
+            **{f"bytes_{w}": recorder.last(f"bytes_{w}") for w in ("up", "down")},
+            "started": self.started,
+            "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "device": str(self.problem.device),
+        }
+        return curves, rows.cell_table(self.batch, {**final, **host})
