@@ -2,7 +2,7 @@
 
 A tile of T cells is laid out (d, T): cell by cell next to each other, so one index of a sparse row
 serves T contiguous numbers, one or two vector registers. Per client and tile, and per block of
-``BLOCK`` rows, whose intermediates stay in the first-level cache:
+``block_size`` rows, whose intermediates stay in the first-level cache:
 
 1. margins: z[row] = sum over the row's indices of x[index]       (rows compressed, CSR)
 2. slopes and losses, elementwise, with a polynomial exp that the compiler vectorises
@@ -25,7 +25,6 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-BLOCK = 128
 LOGISTIC, SIGMOID_SQ = 0, 1
 # contract (fused multiply-add) only: the rest would break NaN, infinities and the rounding trick
 _OPTIONS: dict[str, Any] = {
@@ -89,6 +88,11 @@ def _gather_sum_of(tile: int, weighted: bool, accumulate: bool) -> Any:
     return gather_sum
 
 
+def block_size(tile: int) -> int:
+    """Return the rows per block: few enough for the cache, many enough to repay each column."""
+    return 512 if tile == 1 else 128
+
+
 @intrinsic
 def _power_of_two(typing, shifted):  # type: ignore[no-untyped-def]
     """Return 2^n for shifted = n + 1.5 * 2^52 + 1023, whose lowest bits hold n + 1023."""
@@ -145,7 +149,7 @@ def margin_kernel(tile: int, weighted: bool, kind: int) -> Any:
     """Return the compiled oracle for tiles of ``tile`` cells; see ``sparse.SparseMargins``."""
     forward = _gather_sum_of(tile, weighted, False)
     backward = _gather_sum_of(tile, weighted, True)
-    T = tile
+    T, room = tile, block_size(tile) * tile
 
     @njit(**_OPTIONS)
     def oracle(rows, columns, labels, blocks, x, shift, shifted, grads, losses, loss, lo, hi):  # type: ignore[no-untyped-def]
@@ -155,7 +159,8 @@ def margin_kernel(tile: int, weighted: bool, kind: int) -> Any:
         B, d = grads.shape[0], grads.shape[2]
         tiles = (B + T - 1) // T
         xt, gt = np.zeros(d * T), np.empty(d * T)
-        z, q, h = np.empty(BLOCK * T), np.empty(BLOCK * T), np.empty(BLOCK * T)
+
+        z, q, h, sign = np.empty(room), np.empty(room), np.empty(room), np.empty(room)
         total = np.empty(T)
         for item in range(lo, hi):
             c, first = item // tiles, (item % tiles) * T
@@ -177,13 +182,12 @@ def margin_kernel(tile: int, weighted: bool, kind: int) -> Any:
                         z, r * T, row_index, row_values, row_ends[r0 + r], row_ends[r0 + r + 1], xt
                     )
                 for r in range(size):
-                    y = labels[r0 + r]
-                    yn = y * count
                     for t in range(T):
-                        s, qq, hh = _slope_and_loss(kind, y * z[r * T + t])
-                        z[r * T + t] = s * yn
-                        q[r * T + t] = qq
-                        h[r * T + t] = hh
+                        sign[r * T + t] = labels[r0 + r]
+                for k in range(size * T):  # flat, so that it vectorises for every T
+                    y = sign[k]
+                    slope, q[k], h[k] = _slope_and_loss(kind, y * z[k])
+                    z[k] = slope * y * count
                 for j in range(block_columns[block], block_columns[block + 1]):
                     backward(
                         gt,
@@ -245,3 +249,19 @@ def minibatch_kernel(weighted: bool, kind: int) -> Any:
                     out[index[j]] += s * values[j] if weighted else s
 
     return minibatch
+
+
+@njit(**_OPTIONS)
+def nonconvex_kernel(lam, x, grads, values):  # type: ignore[no-untyped-def]
+    """Write gradient and value of lam sum_l x_l^2 / (1 + x_l^2) at each row of x (R, d)."""
+    for b in range(x.shape[0]):
+        for k in range(x.shape[1]):
+            v = float(x[b, k])
+            inverse = 1.0 / (1.0 + v * v)
+            grads[b, k] = 2.0 * lam * v * inverse * inverse
+        total = 0.0
+        for k in range(x.shape[1]):
+            v = float(x[b, k])
+            square = v * v
+            total += 1.0 if square > 1e300 else square / (1.0 + square)
+        values[b] = lam * total

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from raybench.problems.kernels import nonconvex_kernel
+
 KINDS = ("nonconvex", "l2", "l1", "none")
 
 
@@ -54,6 +56,18 @@ class Regularizer:
             return self.lam * x
         root = 1 + x * x
         return (2 * self.lam) * x / root / root
+
+    def both(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (grad, value) at x (..., d): in one pass on the CPU, where small calls cost most."""
+        if self.kind != "nonconvex" or x.device.type != "cpu":
+            return self.grad(x), self.value(x)
+        at = x.detach().contiguous()
+        grads, values = torch.empty_like(at), at.new_empty(at.shape[:-1])
+        d = at.shape[-1]
+        nonconvex_kernel(
+            self.lam, at.view(-1, d).numpy(), grads.view(-1, d).numpy(), values.view(-1).numpy()
+        )
+        return grads, values
 
     def penalty(self, x: torch.Tensor) -> torch.Tensor:
         """Return the nonsmooth part at x (..., d) as (...)."""

@@ -16,7 +16,7 @@ from raybench.problems import kernels
 from raybench.problems.clients import Rows
 
 KINDS = {"logistic": kernels.LOGISTIC, "sigmoid_sq": kernels.SIGMOID_SQ}
-WORTH_THREADS = 100_000  # additions below which waking a thread costs more than it brings
+WORTH_THREADS = 1_500_000  # additions below which waking a thread costs more than it brings
 _pool: ThreadPoolExecutor | None = None
 
 
@@ -58,7 +58,14 @@ class SparseMargins:
         self.rows = A.indptr.astype(np.int64), A.indices.astype(small), values
         self.labels = np.ascontiguousarray(rows.labels, dtype=float)
         self.starts = rows.ends.astype(np.int64)
-        self.blocks, self.columns = _column_blocks(A, self.starts, small)
+        self._matrix = A
+        self._blocks: dict[int, tuple[Any, Any]] = {}  # by rows per block
+
+    def _blocked(self, tile: int) -> tuple[Any, Any]:
+        size = kernels.block_size(tile)
+        if size not in self._blocks:
+            self._blocks[size] = _column_blocks(self._matrix, self.starts, size)
+        return self._blocks[size]
 
     def oracle(
         self, x: torch.Tensor, shift: torch.Tensor | None, loss: bool
@@ -67,18 +74,14 @@ class SparseMargins:
         B, (n, d) = len(x), self.shape
         tile = _tile(B)
         kernel = kernels.margin_kernel(tile, self.weighted, self.kind)
+        blocks, columns = self._blocked(tile)
         grads = torch.empty(B, n, d, dtype=self.dtype)
         losses = torch.empty(B, n, dtype=self.dtype)
-        at, add, out, values = (
-            _array(x),
-            _array(x if shift is None else shift),
-            grads.numpy(),
-            losses.numpy(),
-        )
-        given = (self.rows, self.columns, self.labels, self.blocks, at, add, shift is not None)
+        given = self.rows, columns, self.labels, blocks, _array(x), *_added(x, shift)
+        out = grads.numpy(), losses.numpy()
 
         def work(lo: int, hi: int) -> None:
-            kernel(*given, out, values, loss, lo, hi)
+            kernel(*given, *out, loss, lo, hi)
 
         tiles = -(-B // tile)
         run_shared(work, n * tiles, 2 * self.nnz * tiles * max(1, tile / 8))
@@ -90,21 +93,15 @@ class SparseMargins:
         """Return the mean gradients (B, n, d) of the rows ``sample`` (B, n, b)."""
         B, (n, d) = len(x), self.shape
         kernel = kernels.minibatch_kernel(self.weighted, self.kind)
-        grads = torch.empty(B, n, d, dtype=self.dtype)
-        at, add, chosen, out = (
-            _array(x),
-            _array(x if shift is None else shift),
-            sample.numpy(),
-            grads.numpy(),
-        )
+        grads, chosen = torch.empty(B, n, d, dtype=self.dtype), sample.contiguous().numpy()
         counts = np.diff(self.starts)[None, :, None]
-        if sample.numel() and not ((chosen >= 0) & (chosen < counts)).all():
+        if not ((chosen >= 0) & (chosen < counts)).all():
             raise IndexError("a sample index lies outside its client's rows")
+        given = self.rows, self.labels, self.starts, _array(x), *_added(x, shift), chosen
+        out = grads.numpy()
 
         def work(lo: int, hi: int) -> None:
-            kernel(
-                self.rows, self.labels, self.starts, at, add, shift is not None, chosen, out, lo, hi
-            )
+            kernel(*given, out, lo, hi)
 
         per_row = self.nnz / max(len(self.labels), 1)
         run_shared(work, B * n, B * n * (d + 2 * per_row * sample.shape[-1]))
@@ -122,9 +119,13 @@ def _array(x: torch.Tensor) -> np.ndarray:
     return (x if x.ndim == 3 else x[:, None]).numpy()
 
 
-def _column_blocks(A: Any, starts: np.ndarray, small: type) -> tuple[Any, Any]:
-    """Return blocks of at most BLOCK rows within clients, and each block's nonempty columns."""
-    edges = [np.arange(a, b, kernels.BLOCK) for a, b in pairwise(starts)]
+def _added(x: torch.Tensor, shift: torch.Tensor | None) -> tuple[np.ndarray, bool]:
+    return _array(x if shift is None else shift), shift is not None
+
+
+def _column_blocks(A: Any, starts: np.ndarray, size: int) -> tuple[Any, Any]:
+    """Return blocks of at most ``size`` rows within clients, and each block's nonempty columns."""
+    edges = [np.arange(a, b, size) for a, b in pairwise(starts)]
     client_blocks = np.cumsum([0, *map(len, edges)])
     block_rows = np.append(np.concatenate(edges), starts[-1])
     row = np.repeat(np.arange(A.shape[0]), np.diff(A.indptr))
@@ -134,7 +135,7 @@ def _column_blocks(A: Any, starts: np.ndarray, small: type) -> tuple[Any, Any]:
     keys, first = np.unique(key[order], return_index=True)
     names = keys % A.shape[1]
     block_columns = np.searchsorted(keys // A.shape[1], np.arange(len(block_rows)))
-    local = (row - block_rows[block])[order].astype(small)
+    local = (row - block_rows[block])[order].astype(np.uint16)
     ends = np.append(first, len(order))
     values = np.ascontiguousarray(A.data[order], dtype=float)
     blocks = tuple(v.astype(np.int64) for v in (client_blocks, block_rows, block_columns))
