@@ -20,8 +20,8 @@ def bands(
     """Return per ``by`` the median of ``y`` over cells on a common grid of ``x``, with a band.
 
     A cell is a step function of x: at a grid point it has the value of its last row at or before
-    it, none before its first row, its last value after its end. The grid is the union of the cells'
-    x up to the median of their ends, thinned to ``points``. band: two quantile levels; None for
+    it, none before its first row, its last value after its end. The grid holds the cells' median x
+    of every recorded round up to the median of their ends, thinned to ``points``. band: two quantile levels; None for
     the extremes. Columns: ``by``, x, y, low, high, cells (how many have a value there).
     """
     rows = curves.loc[curves[x].notna() & curves[y].notna()]
@@ -37,7 +37,8 @@ def bands(
             piece.insert(j, name, value)
         pieces.append(piece)
     if not pieces:
-        return pd.DataFrame(columns=[*by, x, y, "low", "high", "cells"])
+        empty = pd.DataFrame(columns=[*by, x, y, "low", "high", "cells"])
+        return empty.astype({x: float, y: float, "low": float, "high": float})
     return pd.concat(pieces, ignore_index=True)
 
 
@@ -45,8 +46,8 @@ def _grid(part: pd.DataFrame, x: str, y: str, points: int) -> tuple[np.ndarray, 
     cells = [c.sort_values("round", kind="stable") for _, c in part.groupby("cell", sort=False)]
     own = [(c[x].to_numpy(float), c[y].to_numpy(float)) for c in cells]
     end = np.median([xs[-1] for xs, _ in own])
-    grid = np.unique(np.concatenate([xs for xs, _ in own]))
-    grid = grid[grid <= end]
+    middle = part.groupby("round")[x].median().to_numpy(float)
+    grid = np.unique(np.append(middle[middle < end], end))
     if len(grid) > points:
         grid = grid[np.unique(np.linspace(0, len(grid) - 1, points).round().astype(int))]
     values = np.full((len(own), len(grid)), np.nan)

@@ -25,6 +25,7 @@ class Frames:
     sweep: dict[str, Any]
     accounting: str
     folder: str = ""
+    text: str = ""  # of sweep.yaml
 
     @property
     def metric(self) -> str:
@@ -42,7 +43,14 @@ def frames(folder: str | os.PathLike[str], accounting: reader.How = None) -> Fra
     saved = sweep.get("accounting")
     how = book.parse(accounting if accounting is not None else saved)
     cells = describe(cells)
-    return Frames(annotate(curves, cells), cells, sweep, str(how), os.fspath(folder))
+    return Frames(
+        annotate(curves, cells),
+        cells,
+        sweep,
+        str(how),
+        os.fspath(folder),
+        reader.sweep_text(folder),
+    )
 
 
 COLUMNS = [

@@ -10,6 +10,9 @@ import pandas as pd
 from raybench.analysis.crossing import first_crossing, interval
 from raybench.analysis.methods import describe
 
+ROUNDING = 1e-24
+"""Smallest ||grad f||^2 a default target asks for: below it float64 curves are rounding."""
+
 
 def main_metric(curves: pd.DataFrame) -> str:
     """Return the column methods are judged by: ``grad_norm_sq``, or ``loss`` where that is unknown."""
@@ -29,7 +32,7 @@ def default_target(curves: pd.DataFrame, cells: pd.DataFrame, y: str = "grad_nor
     curves = curves[curves["cell"].isin(good["cell"])]
     least = curves.groupby("cell")[y].min()
     start = curves.sort_values("round", kind="stable").drop_duplicates("cell")[y].max()
-    value = good.assign(value=good["cell"].map(least))
+    value = good.assign(value=good["cell"].map(least).astype(float))
     mean = value.groupby(["algorithm", "series", "step"])["value"].mean()
     best = mean.groupby(["algorithm", "series"]).min().dropna().sort_values()
     wanted = best.to_numpy()[: len(best) // 2 + 1][::-1].tolist()
@@ -43,10 +46,10 @@ def default_target(curves: pd.DataFrame, cells: pd.DataFrame, y: str = "grad_nor
 
 
 def _round_up(value: float, y: str) -> float:
-    if value <= 0:
-        return 0.0 if y != "grad_norm_sq" else 1e-32
     if y == "grad_norm_sq":
-        return float(f"1e{math.ceil(math.log10(value) - 1e-9)}")
+        return float(f"1e{math.ceil(math.log10(max(value, ROUNDING)) - 1e-9)}")
+    if value <= 0:
+        return value
     digits = 2 - math.floor(math.log10(value))
     return math.ceil(value * 10.0**digits) / 10.0**digits
 
@@ -73,7 +76,8 @@ def candidates(
     cost = first_crossing(curves, target, x, y)
     ends = _at(curves, y, x, None)
     cells = cells.assign(
-        cost=cells["cell"].map(cost).fillna(np.inf), end=cells["cell"].map(ends[x])
+        cost=cells["cell"].map(cost).astype(float).fillna(np.inf),
+        end=cells["cell"].map(ends[x]).astype(float),
     )
     keys = list(dict.fromkeys(["facet", by, "series", "step"]))
     rows = []

@@ -90,10 +90,15 @@ def frames(
     return pd.concat([curves, joined], axis=1), table
 
 
+def sweep_text(folder: Source) -> str:
+    """Return the text of a results folder's ``sweep.yaml``, empty where it has none."""
+    return (open_results(folder).read("sweep.yaml") or b"").decode()
+
+
 def sweep(folder: Source) -> dict[str, Any]:
     """Return the saved sweep of a results folder, empty where it has none."""
-    text = open_results(folder).read("sweep.yaml")
-    return identity.parse(text.decode()) if text else {}
+    text = sweep_text(folder)
+    return identity.parse(text) if text else {}
 
 
 def flatten(config: str | None) -> dict[str, Any]:

@@ -1,0 +1,286 @@
+"""What a report shows: which series, which figures, and the rows behind each."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from raybench.analysis import Frames, bands, final_vs_step, frames, tuned
+from raybench.report import words
+
+MOST_SERIES = 8
+FLOOR = 1e-32
+"""Smallest value a log axis shows: below it is rounding, and zero has no logarithm."""
+# Okabe and Ito: told apart under the common colour deficiencies. gd, the baseline, is grey.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#332288")
+BASELINE = "#6E6E6E"
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+
+
+@dataclass(frozen=True)
+class Look:
+    """Colour, dash (plotly's names) and legend text of one series."""
+
+    colour: str
+    dash: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure: panels of lines with bands, and the rows it is drawn from.
+
+    data: columns panel, series, x, y, low, high (and for a step figure cells, diverged).
+    """
+
+    name: str
+    x: str
+    y: str
+    title: str
+    x_label: str
+    y_label: str
+    data: pd.DataFrame
+    looks: dict[str, Look]
+    panels: list[str]
+    x_unit: float = 1.0
+    log_x: bool = False
+    x_from: float = 1.0
+    log_y: bool = True
+    steps: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+def open_frames(source: str | os.PathLike[str] | Frames, accounting: object = None) -> Frames:
+    """Return the frames of a results folder, or those given."""
+    return source if isinstance(source, Frames) else frames(source, accounting)  # type: ignore
+
+
+def default_out(folder: str, name: str) -> Path:
+    """Return where a report of ``folder`` goes unless told: inside it, or here for an object store."""
+    if "://" not in folder:
+        return Path(folder) / name
+    return Path(f"{folder.rstrip('/').rsplit('/', 1)[-1]}-report") / name
+
+
+def chosen(found: Frames) -> tuple[pd.DataFrame, list[str]]:
+    """Return the tuned series that are drawn, and notes on those that are not.
+
+    All K of all methods where these are at most eight series per problem, else the best K of each
+    method; the eight best of those. Columns as ``analysis.tuned``.
+    """
+    every = tuned(found.curves, found.cells, None, "series", found.metric)
+    notes: list[str] = []
+    if every.empty:
+        return every, notes
+    if every[every["eligible"]].groupby("facet")["series"].nunique().max() > MOST_SERIES:
+        every = tuned(found.curves, found.cells, None, "method", found.metric)
+        notes.append("each method at its best K")
+    good = every[every["eligible"]]
+    rank = good.assign(cost=good["cost"].fillna(np.inf)).sort_values(["facet", "cost"])
+    keep = rank.groupby("facet").head(MOST_SERIES)
+    left = sorted(set(good["series"]) - set(keep["series"]))
+    if left:
+        notes.append(f"not drawn: {', '.join(left)}")
+    return every.loc[keep.index.union(every.index[~every["eligible"]])], notes
+
+
+def looks(best: pd.DataFrame) -> dict[str, Look]:
+    """Return a look per series: a colour per method, a dash per K within it."""
+    heads = best.drop_duplicates("series").sort_values(["method", "k"], kind="stable")
+    methods = list(dict.fromkeys(heads["method"]))
+    lone = len(methods) == 1
+    plain = [m for m in methods if heads.loc[heads["method"] == m, "algorithm"].iloc[0] != "gd"]
+    found = {}
+    for method, part in heads.groupby("method", sort=False):
+        several = len(part) > 1
+        for j, row in enumerate(part.itertuples()):
+            i = plain.index(method) if method in plain else -1
+            at = j if lone else i
+            colour = PALETTE[at % len(PALETTE)] if at >= 0 else BASELINE
+            dash = DASHES[(j if several or lone else max(i, 0)) % len(DASHES)]
+            steps = best.loc[best["series"] == row.series, ["step_multiple", "step_size"]]
+            same = steps.drop_duplicates()
+            if same["step_multiple"].notna().all():
+                same = same.drop_duplicates("step_multiple")
+            label = str(row.series)
+            if len(same) == 1:
+                label += f", {step_word(*same.iloc[0])}"
+            found[str(row.series)] = Look(colour, dash, label)
+    return found
+
+
+def step_word(multiple: float, size: float) -> str:
+    """Return a step for a legend: ``8× theory`` or ``step 0.1``."""
+    return f"{multiple:g}× theory" if words.known(multiple) else f"step {size:.3g}"
+
+
+def rows_of(found: Frames, best: pd.DataFrame) -> pd.DataFrame:
+    """Return the curves of the tuned series, eligible ones only."""
+    best = best[best["eligible"]]
+    keys = pd.MultiIndex.from_frame(best[["facet", "series", "step"]])
+    own = pd.MultiIndex.from_frame(found.curves[["facet", "series", "step"]])
+    rows = found.curves[own.isin(keys)]
+    return rows[rows["status"] == "ok"]
+
+
+def build(found: Frames) -> list[Figure]:
+    """Return the figures of a report; those whose columns are unknown are left out."""
+    best, notes = chosen(found)
+    facets = sorted(found.cells["facet"].unique())
+    if best.empty:
+        return []
+    rows = rows_of(found, best)
+    style = looks(best[best["eligible"]])
+    figures: list[Figure | None] = []
+    ys = [y for y in ("grad_norm_sq", "loss", "suboptimality", "accuracy") if rows[y].notna().any()]
+    xs = [x for x in ("bits_up", "round", "seconds") if rows[x].notna().any()] or ["bits_up"]
+    pairs = [(x, y) for y in ys or [found.metric] for x in xs]
+    figures += [_curve(rows, style, facets, x, y, notes) for x, y in pairs]
+    main = found.metric
+    every = tuned(found.curves, found.cells, None, "series", main)
+    every = every[every["eligible"]]
+    several = every.groupby("method")["series"].nunique()
+    if (several > 1).any() and len(every["series"].unique()) > MOST_SERIES:
+        figures.append(_by_k(found, every, several, main))
+    figures.append(_against_step(found, best, style, facets, main))
+    return [f for f in figures if f is not None]
+
+
+def _labels(x: str, y: str, unit: str = "") -> tuple[str, str, str]:
+    x_label = {
+        "bits_up": f"Upstream per client ({unit})",
+        "round": "Communication round",
+        "seconds": "Wall-clock time (s)",
+    }[x]
+    y_label = {
+        "grad_norm_sq": r"$\Vert\nabla f(x^t)\Vert^2$",
+        "loss": r"$f(x^t)$",
+        "suboptimality": r"$f(x^t) - f^\ast$",
+        "accuracy": "Accuracy",
+    }[y]
+    title = f"{words.COLUMNS[y]} against {words.COLUMNS[x]}"
+    return x_label, y_label, title
+
+
+def _curve(
+    rows: pd.DataFrame, style: dict[str, Look], panels: list[str], x: str, y: str, notes: list[str]
+) -> Figure:
+    by = ["facet", "method", "series", "k", "step", "group"]
+    data = bands(rows, x, y, by)
+    sizes = rows.groupby("series")["step_size"].mean()
+    data = data.assign(step_size=data["series"].map(sizes) if len(data) else [])
+    data = data.rename(columns={"facet": "panel", x: "x", y: "y"})
+    name, unit, wide, start = _scale(data, x)
+    x_label, y_label, title = _labels(x, y, name)
+    log_y = y in ("grad_norm_sq", "suboptimality") or (y == "loss" and _spans(data["y"]))
+    return Figure(
+        f"{y}_vs_{x}",
+        x,
+        y,
+        title,
+        x_label,
+        y_label,
+        data,
+        style,
+        panels,
+        unit,
+        wide,
+        start,
+        log_y,
+        notes=notes,
+    )
+
+
+def _scale(data: pd.DataFrame, x: str) -> tuple[str, float, bool, float]:
+    """Return unit name, its size, whether x reads best on a log axis, and where that starts."""
+    if x != "bits_up" or data.empty:
+        return "bit", 1.0, False, 1.0
+    ends = data.groupby(["panel", "series"])["x"].max()
+    ends = ends[ends > 0]
+    if ends.empty:
+        return "bit", 1.0, False, 1.0
+    positive = data.loc[data["x"] > 0, "x"].min()
+    size, name = words.unit_of(float(ends.min()))
+    wide = bool(ends.max() > 10 * ends.min())
+    return name, size, wide, float(max(positive, min(ends.min() / 30, positive * 1e3)))
+
+
+def _spans(values: pd.Series) -> bool:
+    return bool(len(values) and values.min() > 0 and values.max() / values.min() > 20)
+
+
+def _by_k(found: Frames, every: pd.DataFrame, several: pd.Series, y: str) -> Figure:
+    """Return the figure with a panel per problem and method, a line per K."""
+    best = every[every["method"].map(several) > 1]
+    best = best.sort_values(["method", "facet", "k"], kind="stable")
+    rows = rows_of(found, best)
+    panel = [f"{m}, {f}" if f else m for m, f in zip(rows["method"], rows["facet"], strict=True)]
+    rows = rows.assign(panel=panel, word=[f"K = {k:.0f}" for k in rows["k"]])
+    data = bands(rows, "bits_up", y, ["panel", "word", "series", "k", "step"])
+    data = data.drop(columns="series").rename(columns={"word": "series", "bits_up": "x", y: "y"})
+    ks = sorted(best["k"].dropna().unique())
+    style = {
+        f"K = {k:.0f}": Look(PALETTE[i % 8], DASHES[i % 6], f"$K = {k:.0f}$")
+        for i, k in enumerate(ks)
+    }
+    name, unit, wide, start = _scale(data, "bits_up")
+    x_label, y_label, title = _labels("bits_up", y, name)
+    panels = sorted(dict.fromkeys(data["panel"]))
+    return Figure(
+        f"{y}_vs_bits_up_by_k",
+        "bits_up",
+        y,
+        f"{title}, by K",
+        x_label,
+        y_label,
+        data,
+        style,
+        panels,
+        unit,
+        wide,
+        start,
+    )
+
+
+def _against_step(
+    found: Frames, best: pd.DataFrame, style: dict[str, Look], panels: list[str], y: str
+) -> Figure | None:
+    data = final_vs_step(found.cells, y)
+    data = data[data["series"].isin(set(best["series"]))]
+    if data.groupby(["facet", "series"]).size().max() < 2 or data.empty:
+        return None
+    axis = "step_multiple" if (data["axis"] == "step_multiple").any() else "step_size"
+    data = data[data["axis"] == axis].rename(
+        columns={"facet": "panel", "at": "x", y: "y", f"{y}_low": "low", f"{y}_high": "high"}
+    )
+    plain = {name: Look(s.colour, s.dash, name) for name, s in style.items()}
+    spare = [c for c in PALETTE if c not in {s.colour for s in plain.values()}] or [BASELINE]
+    for i, name in enumerate(n for n in dict.fromkeys(data["series"]) if n not in plain):
+        plain[name] = Look(spare[i % len(spare)], DASHES[i % 6], name)
+    said = "Step size / theoretical step size"
+    _, y_label, _ = _labels("round", y)
+    return Figure(
+        f"{y}_vs_step",
+        axis,
+        y,
+        f"Final {words.COLUMNS[y]} against the step",
+        said if axis == "step_multiple" else "Step size",
+        y_label.replace("x^t", "x^T"),
+        data,
+        plain,
+        panels,
+        log_x=True,
+        log_y=y == "grad_norm_sq" or _spans(data["y"]),
+        steps=True,
+    )
+
+
+def shown(values: pd.Series, log: bool) -> np.ndarray:
+    """Return values as an axis can show them: a log axis has none below ``FLOOR``."""
+    found = values.to_numpy(float)
+    return np.where(np.isfinite(found), np.maximum(found, FLOOR), math.nan) if log else found

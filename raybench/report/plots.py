@@ -1,0 +1,195 @@
+"""Figures for a paper: PNG, PDF and the CSV behind each, drawn with matplotlib."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from raybench.analysis import Frames
+from raybench.report.content import FLOOR, Figure, build, default_out, open_frames, shown
+
+STYLE: dict[Any, Any] = {
+    "font.family": "STIXGeneral",
+    "mathtext.fontset": "stix",
+    "font.size": 9,
+    "axes.labelsize": 9,
+    "axes.titlesize": 9,
+    "legend.fontsize": 8,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.3,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "none",
+    "savefig.dpi": 300,
+}
+DASH: dict[str, Any] = {
+    "solid": "-",
+    "dash": (0, (5, 1.8)),
+    "dot": (0, (1.2, 1.4)),
+    "dashdot": (0, (5, 1.5, 1.2, 1.5)),
+    "longdash": (0, (9, 2)),
+    "longdashdot": (0, (9, 1.5, 1.2, 1.5)),
+}
+COLUMNS = 3
+
+
+def figures(
+    folder: str | os.PathLike[str] | Frames,
+    out: str | os.PathLike[str] | None = None,
+    accounting: object = None,
+) -> list[Path]:
+    """Draw a results folder's figures into ``out`` (default ``<folder>/figures``); return the paths.
+
+    Per figure a PNG (300 dpi), a PDF with embedded fonts and a CSV with the rows behind it, in
+    bits, rounds and seconds. Raises InputError if there are no results in the folder.
+    """
+    found = open_frames(folder, accounting)
+    goal = Path(out) if out is not None else default_out(found.folder, "figures")
+    figures = build(found)
+    goal.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for figure in figures:
+        with mpl.rc_context(STYLE):
+            canvas = draw(figure)
+            for kind in ("png", "pdf"):
+                path = goal / f"{figure.name}.{kind}"
+                plain = {"Software": None} if kind == "png" else {"CreationDate": None}
+                canvas.savefig(path, metadata=plain)
+                paths.append(path)
+        path = goal / f"{figure.name}.csv"
+        named = {"x": figure.x, "y": figure.y, "panel": "facet"}
+        figure.data.rename(columns=named).to_csv(path, index=False)
+        paths.append(path)
+    return paths
+
+
+def draw(figure: Figure) -> Canvas:
+    """Return the matplotlib figure: small multiples over one legend below them."""
+    panels = figure.panels or [""]
+    columns = min(COLUMNS, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    names = [n for n in figure.looks if n in set(figure.data["series"])]
+    width = 4.4 if columns == 1 else 2.9 * columns
+    per_line = max(1, int(width / 1.75))
+    below = 0.17 * math.ceil(len(names) / per_line) + 0.08 if len(names) > 1 else 0.0
+    height = (2.9 if columns == 1 else 2.2) * rows + 0.2 * rows * any(panels) + below
+    canvas = Canvas(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(canvas)
+    axes = canvas.subplots(rows, columns, squeeze=False, sharey=True).flatten()
+    for j, (axis, panel) in enumerate(zip(axes, panels, strict=False)):
+        _panel(axis, figure, panel)
+        axis.set_title(panel, pad=4)
+        if j + columns >= len(panels):
+            axis.set_xlabel(figure.x_label)
+        if j % columns == 0:
+            axis.set_ylabel(figure.y_label)
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    if figure.steps and figure.data["diverged"].sum():
+        _diverged(axes[: len(panels)], figure, names)
+    if len(names) > 1:
+        lines = [
+            Line2D([], [], color=figure.looks[n].colour, ls=DASH[figure.looks[n].dash])
+            for n in names
+        ]
+        canvas.legend(
+            lines,
+            [figure.looks[n].label for n in names],
+            loc="outside lower center",
+            ncols=min(per_line, len(names)),
+            frameon=False,
+            handlelength=2.6,
+            columnspacing=1.4,
+        )
+    elif names and panels == [""]:
+        axes[0].set_title(figure.looks[names[0]].label, pad=4)
+    return canvas
+
+
+def _panel(axis: Any, figure: Figure, name: str) -> None:
+    rows = figure.data[figure.data["panel"] == name]
+    drawn = [part for _, part in rows.groupby("series", sort=False)]
+    drawn.sort(key=lambda p: list(figure.looks).index(p["series"].iloc[0]))
+    for part in drawn:
+        look = figure.looks[part["series"].iloc[0]]
+        x = part["x"].to_numpy(float) / figure.x_unit
+        y, low, high = (shown(part[c], figure.log_y) for c in ("y", "low", "high"))
+        marker = {"marker": "o", "ms": 3.2} if figure.steps or len(part) == 1 else {}
+        axis.plot(x, y, color=look.colour, ls=DASH[look.dash], **marker)
+        if np.nanmax(np.abs(high - low), initial=0.0) > 0:
+            axis.fill_between(x, low, high, color=look.colour, alpha=0.16, lw=0)
+    _axes(axis, figure, rows)
+    if not np.isfinite(rows["y"]).any():
+        said = "every cell diverged" if figure.steps else "no cell ended ok"
+        axis.text(0.5, 0.5, said, transform=axis.transAxes, ha="center", color="#777777")
+
+
+def _axes(axis: Any, figure: Figure, rows: Any) -> None:
+    if not np.isfinite(figure.data["y"]).any():
+        axis.set_yticks([])
+    elif figure.log_y:
+        axis.set_yscale("log")
+        if figure.data[["y", "low"]].min().min() <= 10 * FLOOR:
+            axis.set_ylim(bottom=FLOOR / 10)
+        axis.yaxis.set_major_locator(LogLocator(numticks=7))
+        axis.yaxis.set_minor_locator(NullLocator())
+    if figure.steps:
+        axis.set_xscale("log", base=2)
+        ticks = np.unique(figure.data["x"])
+        axis.set_xticks(ticks[:: max(1, math.ceil(len(ticks) / 6))])
+        sign = "×" if figure.x == "step_multiple" else ""
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.3g}{sign}"))
+        axis.xaxis.set_minor_locator(NullLocator())
+    elif figure.log_x:
+        axis.set_xscale("log")
+        axis.set_xlim(left=figure.x_from / figure.x_unit)
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    elif len(rows):
+        axis.set_xlim(left=0)
+        axis.xaxis.set_major_locator(MaxNLocator(5))
+    else:
+        axis.set_xticks([])
+
+
+def _diverged(axes: Any, figure: Figure, names: list[str]) -> None:
+    """Mark the steps at which cells diverged in a strip above the data, a row per series."""
+    gone = figure.data[figure.data["diverged"] > 0]
+    hit = [name for name in names if name in set(gone["series"])]
+    strip = 0.05 * len(hit) + 0.03  # share of the panel's height
+    first = axes[0]
+    if len(first.get_yticks()):
+        ticks = [t for t in first.get_yticks() if first.get_ylim()[0] <= t <= first.get_ylim()[1]]
+        to, back = first.transScale.transform, first.transScale.inverted().transform
+        low, high = (to((1, end))[1] for end in first.get_ylim())
+        first.set_ylim(top=back((0, low + (high - low) / (1 - strip)))[1])
+        first.set_yticks(ticks)
+    for axis, panel in zip(axes, figure.panels or [""], strict=True):
+        shade = Rectangle((0, 1 - strip), 1, strip, transform=axis.transAxes, color="#F3F3F3", lw=0)
+        axis.add_patch(shade).set_zorder(0)
+        place = {"transform": axis.get_xaxis_transform(), "clip_on": False}
+        for j, name in enumerate(hit):
+            rows = gone[(gone["series"] == name) & (gone["panel"] == panel)]
+            height = np.full(len(rows), 1 - 0.04 - 0.05 * j)
+            colour = figure.looks[name].colour
+            axis.plot(rows["x"], height, "x", ms=3.6, mew=1.1, color=colour, **place)
+        if axis is axes[-1]:
+            said = {"transform": axis.transAxes, "va": "center", "fontsize": 7, "color": "#555555"}
+            axis.text(1.015, 1 - strip / 2, "diverged", **said)

@@ -1,0 +1,132 @@
+"""The closing table as a rich table, plain text, CSV or Markdown."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import Any
+
+import pandas as pd
+
+from raybench.analysis import Frames, closing_table
+from raybench.errors import InputError, nearest
+from raybench.report import words
+from raybench.report.content import open_frames
+
+FORMS = ("rich", "plain", "csv", "markdown")
+
+
+def closing(
+    source: str | os.PathLike[str] | Frames,
+    accounting: object = None,
+    target: float | None = None,
+    by: str = "method",
+) -> tuple[list[str], list[list[str]], list[str]]:
+    """Return (head, rows, notes) of the closing table, all spelled for reading."""
+    found = open_frames(source, accounting)
+    table = closing_table(found, None, target, by)
+    facets = table["facet"].nunique() > 1
+    value = "loss" if found.metric == "loss" else "grad_norm_sq"
+    has_accuracy = bool(table["accuracy"].notna().any())
+    head = ["Problem"] if facets else []
+    head += ["Method", "K", "Step", "Bits to target", "÷ GD", "Seeds"]
+    head += [f"{words.COLUMNS[value]} end"] + (["Accuracy"] if has_accuracy else [])
+    rows = []
+    for row in table.to_dict("records"):
+        cells = [row["facet"]] if facets else []
+        mark = words.EDGES[row["edge"]]
+        none_ok = not row["seeds"] or not words.known(row["bits_to_target"])
+        ended = [f"{row[s]} {s}" for s in ("diverged", "failed", "skipped", "pruned") if row[s]]
+        cells += [
+            row["method"],
+            f"{row['k']:.0f}" if words.known(row["k"]) else "–",
+            f"{words.step(row['step_multiple'], row['step_size'])} {mark}".strip(),
+            ", ".join(ended)
+            if none_ok and ended
+            else words.bits_interval(row["bits_to_target"], row["bits_low"], row["bits_high"]),
+            words.number(row["ratio_to_gd"], 2) if row["ratio_to_gd"] != float("inf") else "–",
+            str(row["seeds"]),
+            words.number(row[value]),
+        ]
+        rows.append(cells + ([words.number(row["accuracy"], 4)] if has_accuracy else []))
+    return head, rows, _notes(found, table, value)
+
+
+def _notes(found: Frames, table: pd.DataFrame, value: str) -> list[str]:
+    notes = []
+    targets = table.drop_duplicates("facet")[["facet", "target"]].dropna()
+    if targets["target"].nunique() == 1:
+        notes.append(f"Target: {words.COLUMNS[value]} ≤ {targets['target'].iloc[0]:g}")
+    elif len(targets):
+        each = ", ".join(f"{t:g} ({f})" for f, t in targets.itertuples(index=False))
+        notes.append(f"Target: {words.COLUMNS[value]} ≤ {each}")
+    count = found.cells["status"].value_counts()
+    ended = [f"{count[s]:,} {s}" for s in count.index]
+    notes.append(f"{words.count(len(found.cells), 'cell')}: {', '.join(ended)}")
+    if found.accounting:
+        notes.append(f"Accounting: {found.accounting}")
+    several = "median over seeds [95 % bootstrap interval]" if table["seeds"].max() > 1 else ""
+    notes.append(f"Bits: upstream per client{', ' * bool(several)}{several}")
+    notes += [words.EDGE_NOTE[e] for e in ("high", "low", "only") if (table["edge"] == e).any()]
+    return notes
+
+
+def table(
+    source: str | os.PathLike[str] | Frames,
+    accounting: object = None,
+    target: float | None = None,
+    by: str = "method",
+) -> Any:
+    """Return the closing table of a results folder as a ``rich.table.Table``.
+
+    Per method its best K and step, bits to the target with its interval, ratio to gd, seeds and
+    final value. ``by="series"`` keeps every K. Raises InputError as ``raybench.load`` does.
+    """
+    from rich import box
+    from rich.table import Table
+
+    head, rows, notes = closing(source, accounting, target, by)
+    out = Table(
+        box=box.SIMPLE_HEAD,
+        caption="\n".join(notes),
+        caption_justify="left",
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for name in head:
+        left = name in ("Problem", "Method")
+        out.add_column(name, justify="left" if left else "right", no_wrap=name != "Problem")
+    for i, row in enumerate(rows):
+        last = "Problem" in head and i + 1 < len(rows) and rows[i + 1][0] != row[0]
+        out.add_row(*row, end_section=last)
+    return out
+
+
+def render(
+    source: str | os.PathLike[str] | Frames,
+    form: str = "plain",
+    accounting: object = None,
+    target: float | None = None,
+    by: str = "method",
+) -> str:
+    """Return the closing table as text: ``plain``, ``csv`` (raw numbers in bits) or ``markdown``.
+
+    Raises InputError for an unknown form, and as ``raybench.load`` does.
+    """
+    if form not in FORMS:
+        raise InputError.of("format", f"unknown {form!r}", nearest(form, FORMS))
+    found = open_frames(source, accounting)
+    if form == "csv":
+        return closing_table(found, None, target, by).to_csv(index=False)
+    head, rows, notes = closing(found, None, target, by)
+    if form == "markdown":
+        lines = [head, ["---" if h in ("Problem", "Method") else "---:" for h in head], *rows]
+        text = "\n".join(
+            f"| {' | '.join(c.replace('|', chr(92) + '|') for c in r)} |" for r in lines
+        )
+        return f"{text}\n\n" + "  \n".join(notes) + "\n"
+    from rich.console import Console
+
+    out = io.StringIO()
+    Console(file=out, width=160, no_color=True).print(table(found, None, target, by))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
