@@ -79,8 +79,9 @@ def _entry(
             continue
         if "dataset" in entry.params:
             _files(given.get("dataset"), f"{where}.dataset", found)
-        for params in product(entry.params, given, where, found, also=overrides):
-            out.append(Option(Section(name, params), where, extra))
+        # where parameters are wrong a stand-in lets the entry's other keys be checked too
+        every = product(entry.params, given, where, found, also=overrides) or [{}]
+        out += [Option(Section(name, params), where, extra) for params in every]
     return out
 
 

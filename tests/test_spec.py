@@ -1,0 +1,617 @@
+"""Sweep files: grids, overrides, cases, exclusions, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from spec_plugins import registered
+
+from raybench import registry
+from raybench.errors import InputError
+from raybench.spec import Section, Step, json_schema, load
+from raybench.spec.grid import load as grid_load
+
+BASE = """
+problem: {name: logistic, dataset: mushrooms, clients: 20}
+algorithm: ef21
+compressor: {name: top_k, k: 1}
+"""
+REAL = (dict(registry._entries), registry._ensure)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _dummies():
+    with registered():
+        yield
+
+
+def wrong(source, **more) -> dict[str, str]:
+    """Load what must be refused; return the messages by key path."""
+    with pytest.raises(InputError) as caught:
+        load(source, **more)
+    return {c.where: f"{c.what} / {c.fix}" for c in caught.value.complaints}
+
+
+# ------------------------------------------------------------------ grids
+
+
+def test_the_grid_is_the_product_of_all_axes_in_order():
+    sweep = load(
+        """
+problem: {name: logistic, dataset: [mushrooms, a9a], split: {dirichlet: [0.1, 1]}}
+algorithm: [ef21, {name: marina, p: [auto, 0.5]}]
+compressor: [{name: top_k, k: [1, 5, 10%]}, natural]
+step_size: {theory: 2^0..2^3}
+seed: [0, 4..6]
+"""
+    )
+    assert len(sweep.cells) == (2 * 2) * (1 + 2) * (3 + 1) * 4 * 4
+    assert len({cell.id for cell in sweep.cells}) == len(sweep.cells)
+    first = sweep.cells[:5]
+    assert [(c.step.number, c.seed) for c in first] == [(1, 0), (1, 4), (1, 5), (1, 6), (2, 0)]
+    assert first[0].problem.params == {
+        "dataset": "mushrooms",
+        "clients": 10,
+        "split": {"dirichlet": 0.1},
+        "lambda": 0.1,
+        "test_size": 0.0,
+        "intercept": False,
+        "positive": None,
+        "seed": 0,
+        "rows": None,
+    }
+    ks = {c.compressor.params["k"] for c in sweep.cells if c.compressor.name == "top_k"}
+    assert ks == {1, 5, "10%"}
+    assert {c.algorithm.params.get("p") for c in sweep.cells} == {None, "auto", 0.5}
+
+
+def test_defaults():
+    sweep = load(BASE)
+    (cell,) = sweep.cells
+    assert (cell.seed, cell.rounds, cell.x0, cell.stop) == (0, 1000, "zeros", {})
+    assert cell.step == Step("theory", 1.0, "nonconvex", None, "constant")
+    assert (cell.downlink, cell.graph, cell.prox, cell.participation) == (None, None, None, 1.0)
+    assert (sweep.name, sweep.notes, sweep.excluded, sweep.plugins) == ("sweep", (), 0, ())
+    assert (sweep.record.every, sweep.record.points) == (None, None)
+    assert sweep.resources.mode == "auto"
+    assert sweep.accounting.value_bits == "dtype"
+    assert load("problem: quadratic\nalgorithm: gd\n").cells[0].x0 == "problem"
+
+
+def test_overrides_in_an_algorithm_entry():
+    sweep = load(
+        BASE.replace(
+            "algorithm: ef21",
+            "algorithm: [ef21, {name: diana, compressor: [natural, rand_k],"
+            " step_size: {theory: [1, 8]}, rounds: 7}]",
+        )
+        + "step_size: [0.5, {theory: 2, rule: pl, of: gd}]\n"
+    )
+    seen = [(c.algorithm.name, c.compressor.name, c.step, c.rounds) for c in sweep.cells]
+    assert seen == [
+        ("ef21", "top_k", Step("value", 0.5), 1000),
+        ("ef21", "top_k", Step("theory", 2.0, "pl", "gd"), 1000),
+        *(("diana", c, Step("theory", m), 7) for c in ("natural", "rand_k") for m in (1.0, 8.0)),
+    ]
+
+
+def test_what_an_algorithm_ignores_is_merged_with_a_note():
+    text = BASE.replace("k: 1", "k: [1, 5, 9]").replace("ef21", "[ef21, gd, gd]")
+    sweep = load(text + "downlink: natural\n")
+    assert [c.algorithm.name for c in sweep.cells] == ["ef21"] * 3 + ["gd"]
+    assert sweep.cells[-1].compressor is None
+    assert sweep.cells[-1].downlink is None
+    assert "gd x 3 compressors: 6 cells merged to 1" in sweep.notes
+    assert any("downlink" in note and note.startswith("ef21 ") for note in sweep.notes)
+
+
+def test_a_graph_matters_to_decentralised_methods_only():
+    text = BASE.replace("ef21", "[ef21, prox_lead]")
+    sweep = load(text + "graph: [ring, {name: erdos_renyi, p: [0.3, 0.5]}]\n")
+    assert [c.graph and c.graph.name for c in sweep.cells] == [
+        None,
+        "ring",
+        "erdos_renyi",
+        "erdos_renyi",
+    ]
+    assert load(text).cells[1].graph.name == "ring"
+
+
+def test_cases_are_laid_over_the_base():
+    sweep = load(
+        BASE
+        + """
+step_size: {theory: [1, 2], rule: pl}
+seed: 0..1
+cases:
+  - {problem: {dataset: a9a}}
+  - {problem: {split: {dirichlet: 1}}, compressor: {name: natural}, step_size: {value: 0.1}}
+  - {algorithm: gd, seed: 3}
+"""
+    )
+    seen = [
+        (c.problem.params["dataset"], c.algorithm.name, c.compressor and c.compressor.name, c.seed)
+        for c in sweep.cells
+    ]
+    assert seen == [
+        *[("a9a", "ef21", "top_k", s) for s in (0, 1, 0, 1)],
+        *[("mushrooms", "ef21", "natural", s) for s in (0, 1)],
+        *[("mushrooms", "gd", None, 3)] * 2,
+    ]
+    assert {c.problem.params["clients"] for c in sweep.cells} == {20}
+    assert [c.step.rule for c in sweep.cells[:4]] == ["pl"] * 4
+    assert sweep.cells[4].step == Step("value", 0.1)
+
+
+def test_overlapping_cases_are_a_union():
+    sweep = load(BASE + "cases: [{seed: 0..3}, {seed: 2..5}]\n")
+    assert [c.seed for c in sweep.cells] == [0, 1, 2, 3, 4, 5]
+    assert sweep.notes == ("ef21: 8 cells merged to 6",)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "left"),
+    [
+        ("{algorithm: diana, k: 1}", 20),
+        ("{algorithm: diana}", 12),
+        ("{compressor: [top_k, rand_k]}", 0),
+        ("{k: 1..5}", 8),
+        ("{k: 10%, step: 4}", 20),
+        ("{k: 0.1, step: 2^2}", 20),
+        ("{compressor: {name: top_k, k: 5}, seed: 0}", 20),
+        ("{compressor.k: 5}", 16),
+        ("{step_size: {theory: 4}}", 12),
+        ("{step_multiple: 4.0}", 12),
+        ("{step.value: 4}", 24),
+        ("{step_size: 4}", 24),
+        ("{dataset: mushrooms, problem.seed: 0, algorithm: ef21}", 12),
+        ("{init: compressed}", 12),
+        ("{clients: 3}", 24),
+    ],
+)
+def test_exclude(pattern, left):
+    text = """
+problem: {name: logistic, dataset: mushrooms}
+algorithm: [ef21, diana]
+compressor: {name: top_k, k: [1, 5, 10%]}
+step_size: {theory: [1, 4]}
+seed: 0..1
+"""
+    text = f"{text}exclude: [{pattern}]\n"
+    if left == 0:
+        assert "empty" in wrong(text)["exclude"]
+        return
+    sweep = load(text)
+    assert len(sweep.cells) == left
+    assert sweep.excluded == 24 - left
+    assert [note for note in sweep.notes if "matches no cell" in note] == (
+        [f"exclude {load_pattern(pattern)} matches no cell"] if left == 24 else []
+    )
+
+
+def load_pattern(pattern: str) -> str:
+    return pattern.replace("step_size", "step.value")
+
+
+def test_set_overrides_file_and_cases():
+    text = BASE + "cases: [{problem: {clients: 5}}, {seed: 1}]\n"
+    sweep = load(text, sets=["problem.clients=50", "compressor.k=[2, 10%]", "name=x"])
+    assert {c.problem.params["clients"] for c in sweep.cells} == {50}
+    assert len(sweep.cells) == 4
+    assert sweep.name == "x"
+    sweep = load("problem: quadratic\nalgorithm: [gd, marina]\ncompressor: [natural, rand_k]\n",
+                 sets=["problem.dim=7", "algorithm[1].p=0.25", "compressor[1].k=3",
+                       "step_size.theory=2^0..2^1", "step_size.value=1e-3", "stop.bits_up=1e9"])  # fmt: skip
+    assert {c.problem.params["dim"] for c in sweep.cells} == {7}
+    assert [c.algorithm.params.get("p") for c in sweep.cells] == [None, 0.25, 0.25]
+    assert sweep.cells[2].compressor.params["k"] == 3
+    assert {(c.step.kind, c.step.number) for c in sweep.cells} == {("value", 1e-3)}
+    assert sweep.cells[0].stop == {"bits_up": 1e9}
+
+
+def test_run_settings():
+    sweep = load(
+        BASE
+        + """
+name: a.b-c_1
+record: {points: 400}
+accounting: paper:ef21
+resources: {mode: train, workers: 2, gpus_per_worker: 0.5, timing: exclusive}
+evaluate: {metrics: [norm]}
+timeout: 60
+attempts: 3.0
+allow_unproven: true
+f_star: 0.25
+participation: 50%
+prox: {l1: [0.1, 0.2]}
+"""
+    )
+    assert sweep.record.points == 400
+    assert (sweep.accounting.value_bits, sweep.accounting.index_bits) == (32, "none")
+    assert (sweep.resources.workers, sweep.resources.gpus_per_worker) == (2, 0.5)
+    assert (sweep.timeout, sweep.attempts, sweep.allow_unproven) == (60.0, 3, True)
+    assert [c.prox for c in sweep.cells] == [{"l1": 0.1}, {"l1": 0.2}]
+    assert (sweep.cells[0].f_star, sweep.cells[0].participation) == (0.25, 0.5)
+
+
+def test_sources(tmp_path: Path, monkeypatch):
+    file = tmp_path / "my sweep.yaml"
+    file.write_text(BASE)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "x.txt").write_text("1 1:1\n-1 1:2\n")
+    assert load(file).name == load(str(file)).name == "my-sweep"
+    assert load(file, name="other").name == "other"
+    mapping = {
+        "problem": {"name": "logistic", "dataset": "mushrooms", "clients": np.int64(20)},
+        "algorithm": ("ef21",),
+        "compressor": {"name": "top_k", "k": range(1, 3)},
+        "seed": np.arange(2),
+    }
+    assert len(load(mapping).cells) == 4
+    assert load(mapping).cells[0] == load(file).cells[0]
+    # paths are found beside the file, whatever the working directory
+    file.write_text(BASE.replace("mushrooms", "data/x.txt"))
+    monkeypatch.chdir("/")
+    sweep = load(file)
+    assert sweep.cells[0].problem.params["dataset"] == str((tmp_path / "data/x.txt").resolve())
+    assert str(tmp_path / "missing.yaml") in wrong(tmp_path / "missing.yaml")
+    assert str(tmp_path) in wrong(tmp_path)
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00a")
+    assert "not a text file" in next(iter(wrong(tmp_path / "binary.yaml").values()))
+
+
+def test_saved_text_gives_the_same_sweep(tmp_path: Path):
+    (tmp_path / "x.txt").write_text("1 1:1\n-1 1:2\n")
+    file = tmp_path / "s.yaml"
+    file.write_text(
+        BASE.replace("mushrooms", "./x.txt")
+        + "step_size: {theory: 2^-1..2^2}\nseed: 0..1\nstop: {grad_norm_sq: 1e-14}\n"
+        "cases: [{compressor: {k: 10%}}, {algorithm: [gd, {name: marina, p: 0.5}]}]\n"
+    )
+    sweep = load(file, sets=["problem.clients=3"])
+    again = load(sweep.text)
+    assert again.cells == sweep.cells
+    assert (again.name, again.text) == (sweep.name, sweep.text)
+
+
+def test_plugin_files(tmp_path: Path):
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from raybench.registry import compressor, Count\n"
+        "@compressor('mine', k=Count())\nclass Mine:\n    '''Mine.'''\n"
+    )
+    file = tmp_path / "s.yaml"
+    text = BASE.replace("top_k", "mine")
+    file.write_text(text + "plugins: mine.py\n")
+    sweep = load(file)
+    assert sweep.plugins == (str(plugin),)
+    assert load(text, plugins=[str(plugin)]).cells == sweep.cells
+    plugin.write_text(plugin.read_text() + "# changed\n")
+    assert load(file).cells[0].id != sweep.cells[0].id
+    assert "no such file" in wrong(text + "plugins: [nope.py]\n")["plug-in nope.py"]
+
+
+# ------------------------------------------------------------------ wrong input
+
+
+@pytest.mark.parametrize(
+    ("line", "where", "says"),
+    [
+        ("exlude: []", "exlude", ["unknown key", "did you mean exclude?"]),
+        ("exlude:", "exlude", ["did you mean exclude?"]),
+        ("rounds: many", "rounds", ["expected an integer, not 'many'"]),
+        ("rounds: 0", "rounds", ["0 is out of range", ">= 1"]),
+        ("rounds: 10.5", "rounds", ["expected an integer"]),
+        ("seed: []", "seed", ["an empty list leaves no cells"]),
+        ("seed: no", "seed", ["expected an integer, not 'no'"]),
+        ("seed: true", "seed", ["expected an integer, not true"]),
+        ("seed: 3..1", "seed", ["is empty", "a..b"]),
+        ("seed: 0..", "seed", ["ranges are written"]),
+        ("seed: [0, [1]]", "seed[1]", ["a list inside a list"]),
+        ("seed: [0, x]", "seed[1]", ["'x'"]),
+        ("name: a/b", "name", ["cannot name a folder"]),
+        ("name: 5", "name", ["expected text, not 5"]),
+        ("step_size: theory", "step_size", ["write {theory: 1}"]),
+        ("step_size: -1", "step_size", ["-1 is out of range", "> 0"]),
+        ("step_size: {theory: 1, value: 2}", "step_size", ["theory and value"]),
+        ("step_size: {teory: 1}", "step_size.teory", ["did you mean theory?"]),
+        ("step_size: {theory: 0}", "step_size.theory", ["> 0"]),
+        ("step_size: {rule: plus}", "step_size.rule", ["unknown value 'plus'"]),
+        ("step_size: {of: ef22}", "step_size.of", ["unknown algorithm", "did you mean ef21?"]),
+        ("step_size: .inf", "step_size", ["not a finite number"]),
+        ("stop: 5", "stop", ["expected a mapping", "grad_norm_sq"]),
+        ("stop: {grad_norm: 1}", "stop.grad_norm", ["did you mean grad_norm_sq?"]),
+        ("x0: ones", "x0", ["unknown start 'ones'", "zeros"]),
+        ("x0: normal", "x0", ["write {normal: 1.0}"]),
+        ("x0: nope.npy", "x0", ["no file nope.npy"]),
+        ("graph: rnig", "graph", ["did you mean ring?"]),
+        ("prox: l1", "prox", ["needs a value", "{l1:"]),
+        ("participation: 101%", "participation", ["out of range", "<= 1"]),
+        ("record: {evry: 1}", "record.evry", ["did you mean every?"]),
+        ("record: {every: 1, points: 2}", "record", ["not both"]),
+        ("record: {every: [1, 2]}", "record.every", ["no axis"]),
+        ("record: 5", "record", ["expected a mapping", "every"]),
+        ("resources: {mode: trian}", "resources.mode", ["did you mean train?"]),
+        ("resources: {workers: 0}", "resources.workers", ["0 is out of range", ">= 1"]),
+        ("resources: {cpus_per_worker: .nan}", "resources.cpus_per_worker", ["nan"]),
+        ("accounting: paper:ef12", "accounting", ["did you mean paper:ef21?"]),
+        ("accounting: {value_bits: 8}", "accounting.value_bits", ["32"]),
+        ("evaluate: {metrics: [nrm]}", "evaluate.metrics[0]", ["did you mean norm?"]),
+        ("allow_unproven: 1", "allow_unproven", ["expected true or false"]),
+        ("timeout: -1", "timeout", ["> 0"]),
+        ("attempts: none", "attempts", ["expected an integer"]),
+        ("exclude: [{k: 1, sed: 2}]", "exclude[0].sed", ["unknown key", "did you mean seed?"]),
+        ("exclude: [{algorithm: ef22}]", "exclude[0].algorithm", ["did you mean ef21?"]),
+        ("exclude: [{k: x}]", "exclude[0].k", ["expected an integer, not 'x'"]),
+        ("exclude: [5]", "exclude[0]", ["expected a mapping"]),
+        ("cases: 5", "cases", ["expected a list"]),
+        ("cases: [{name: x}]", "cases[0].name", ["move it to the top level"]),
+        ("cases: [{sed: 1}]", "cases[0].sed", ["did you mean seed?"]),
+        ("cases: [{seed: 1}, {compressor: {k: 0}}]", "cases[1].compressor.k", ["0 is out of"]),
+        ("cases: [{exclude: [{q: 1}]}]", "cases[0].exclude[0].q", ["unknown key"]),
+    ],
+)  # fmt: skip
+def test_wrong_lines(line, where, says):
+    found = wrong(BASE + line + "\n")
+    assert list(found) == [where]
+    for part in says:
+        assert part in found[where]
+
+
+@pytest.mark.parametrize(
+    ("k", "says"),
+    [
+        ("0", "0 is out of range"),
+        ("-1", "-1 is out of range"),
+        ("101%", "'101%' is not a share"),
+        ("0%", "'0%' is not a share"),
+        ("1.5", "expected an integer, not 1.5"),
+        ("ten", "expected an integer, not 'ten'"),
+        ("null", "no value"),
+        ("{a: 1}", "a mapping is not allowed"),
+        ("false", "not false"),
+    ],
+)
+def test_wrong_counts(k, says):
+    found = wrong(BASE.replace("k: 1", f"k: {k}"))
+    assert says in found["compressor.k"]
+    assert "an integer >= 1, or a share of the message dimension" in found["compressor.k"]
+
+
+@pytest.mark.parametrize(
+    ("problem", "where", "says"),
+    [
+        ("logistc", "problem", "did you mean logistic?"),
+        ("{nam: logistic}", "problem.name", "required / name: one of logistic, quadratic"),
+        ("5", "problem", "expected a problem by name"),
+        ("logistic", "problem.dataset", "required"),
+        ("none", "problem", "a problem is needed"),
+        ("{name: quadratic, dim: 1e3, shape: [3, 4]}", "problem.shape", "write shape: [[3, 4]]"),
+        ("{name: quadratic, shape: 3}", "problem.shape", "write shape: [[3]]"),
+        ("{name: quadratic, dimm: 3}", "problem.dimm", "did you mean dim?"),
+        ("{name: logistic, dataset: [a, b/c]}", "problem.dataset[1]", "no file b/c"),
+        ("{name: logistic, dataset: a, split: dirichlet}", "problem.split", "write {dirichlet:"),
+        ("{name: logistic, dataset: a, split: {dirichle: 1}}", "problem.split", "dirichlet?"),
+        (
+            "{name: logistic, dataset: a, split: {dirichlet: [1, 0]}}",
+            "problem.split.dirichlet[1]",
+            "0 is out of range / a number > 0",
+        ),
+        ("{name: logistic, dataset: a, intercept: 1}", "problem.intercept", "true or false"),
+        ("{name: logistic, dataset: a, lambda: auto}", "problem.lambda", "{times_L: a number"),
+        ("{name: logistic, dataset: 5}", "problem.dataset", "expected text, not 5"),
+    ],
+)
+def test_wrong_problems(problem, where, says):
+    found = wrong(f"problem: {problem}\nalgorithm: gd\n")
+    assert list(found) == [where]
+    assert says in found[where]
+
+
+def test_an_algorithm_says_what_it_needs():
+    found = wrong("problem: quadratic\nalgorithm: [gd, ef21_bc]\n")
+    assert "ef21_bc needs a compressor" in found["compressor"]
+    assert "ef21_bc needs a downlink" in found["downlink"]
+    assert set(wrong("seed: 1\nx0: zeros\n")) == {"problem", "algorithm"}
+    assert "empty" in next(iter(wrong("# nothing\n\n").values()))
+    assert "expected keys" in next(iter(wrong("- 1\n- 2\n").values()))
+
+
+def test_every_error_at_once():
+    found = wrong(
+        """
+problem: {name: logistic, datset: a9a, clients: x}
+algorithm: [ef21, {name: marnia}, {name: marina, p: 2, step_size: {theory: -1}}]
+compressor: [{name: top_k, k: 0}, {name: rand_k, mask: comon}]
+sed: 1
+resources: {workers: 0}
+seed: no
+cases: [{rounds: 0}, {step_size: x, foo: 1}]
+"""
+    )
+    assert set(found) == {
+        "problem.datset",
+        "problem.dataset",
+        "problem.clients",
+        "algorithm[1].name",
+        "algorithm[2].p",
+        "algorithm[2].step_size.theory",
+        "compressor[0].k",
+        "compressor[1].mask",
+        "sed",
+        "resources.workers",
+        "seed",
+        "cases[0].rounds",
+        "cases[1].step_size",
+        "cases[1].foo",
+    }
+
+
+@pytest.mark.parametrize(
+    ("option", "where", "says"),
+    [
+        ("problme.clients=3", "--set problme.clients=3", "did you mean problem?"),
+        ("problem.clinets=3", "problem.clinets", "did you mean clients?"),
+        ("problem.clients", "--set problem.clients", "expected key=value"),
+        ("=3", "--set =3", "expected key=value"),
+        ("compressor[1].k=3", "--set 'compressor[1].k=3'", "no entry [1]"),
+        ("algorithm.p=3", "--set algorithm.p=3", "name the entry, for example algorithm[0].p"),
+        ("seed.x=3", "--set seed.x=3", "seed is 1, not a mapping"),
+        ("seed=[1", "--set 'seed=[1', line 1, column 3", "not valid YAML"),
+        ("compressor.k=0", "compressor.k", "0 is out of range"),
+        ("seed=", "", ""),
+    ],
+)
+def test_set_typos(option, where, says):
+    text = BASE.replace("algorithm: ef21", "algorithm: [ef21, marina]") + "seed: 1\n"
+    if not where:
+        assert load(text, sets=[option]).cells[0].seed == 0
+        return
+    found = wrong(text, sets=[option])
+    assert list(found) == [where]
+    assert says in found[where]
+
+
+def test_a_grid_too_large_is_refused_before_it_is_built():
+    huge = BASE + "seed: 0..99999\nstep_size: {theory: 2^-300..2^300}\n"
+    assert "60,100,000 cells" in next(iter(wrong(huge).values()))
+    params = "{name: logistic, dataset: a, clients: 1..2000, rows: 1..2000}"
+    assert "4,000,000 combinations" in wrong(f"problem: {params}\nalgorithm: gd\n")["problem"]
+
+
+KEYS = ["problem", "algorithm", "compressor", "step_size", "seed", "x0", "rounds", "stop", "exclude",
+        "cases", "record", "resources", "accounting", "downlink", "graph", "prox", "plugins", "name",
+        "k", "theory", "value", "dataset", "clients", "split", "dirichlet", "p", "every", "l1"]  # fmt: skip
+WORDS = [*KEYS, "ef21", "gd", "marina", "top_k", "logistic", "quadratic", "auto", "none", "0..2",
+         "2^0..2^3", "5..1", "10%", "a/b", "\0", "~x/y", "ring", "erdos_renyi", "rule", "x.npy"]  # fmt: skip
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.sampled_from(WORDS),
+    st.text(max_size=6),
+    st.just(10**400),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from([*KEYS, "name", "x.y", "[0]", ""]), inner, max_size=4),
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=6),
+    st.lists(st.tuples(st.sampled_from(KEYS), st.text(max_size=8)).map("=".join), max_size=2),
+    st.booleans(),
+)
+def test_garbage_never_raises_anything_but_an_input_error(document, sets, based):
+    if based:
+        base = {"problem": "quadratic", "algorithm": ["ef21", "gd"], "compressor": "rand_k"}
+        document = {**base, **document}
+    try:
+        sweep = load(document, sets=sets)
+    except InputError as error:
+        sweep, complaints = None, error.complaints
+    if sweep is None:
+        assert complaints
+        assert all(c.what for c in complaints)
+        return
+    assert sweep.cells
+    assert load(sweep.text).cells == sweep.cells
+
+
+# ------------------------------------------------------------------ schema, sections
+
+
+def test_the_schema_accepts_what_load_accepts_and_shows_defaults():
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    check = jsonschema.Draft202012Validator(schema)
+    good = {
+        "problem": {"name": "logistic", "dataset": ["a", "b"], "split": {"dirichlet": [1, 2]}},
+        "algorithm": ["gd", {"name": "marina", "p": "auto", "step_size": {"theory": [1]}}],
+        "compressor": [{"name": "rand_k", "k": ["10%", "1..3", 0.5]}, "natural"],
+        "step_size": {"theory": "2^0..2^8"},
+        "stop": {"bits_up": 1e9},
+        "cases": [{"seed": 1}],
+        "record": {"every": 2},
+        "accounting": "paper:ef21",
+    }
+    check.validate(good)
+    assert load(good)
+    for bad in ({"sed": 1}, {"seed": "x"}, {"compressor": {"name": "rand_k", "k": 0}}):
+        assert list(check.iter_errors({**good, **bad}))
+    assert schema["properties"]["rounds"]["default"] == 1000
+    assert schema["$defs"]["Resources"]["properties"]["mode"]["default"] == "auto"
+    entry = schema["$defs"]["compressor"]["anyOf"][0]["anyOf"][0]["anyOf"]
+    rand_k = next(e for e in entry if e.get("properties", {}).get("name") == {"const": "rand_k"})
+    assert rand_k["properties"]["k"]["default"] == "1%"
+
+
+def test_sections_and_cells_are_values():
+    a, b = Section("x", {"k": 1, "l": [1]}), Section("x", {"l": [1], "k": 1})
+    assert a == b
+    assert hash(a) == hash(b)
+    assert a != Section("x", {"k": 2, "l": [1]})
+    one, two = load(BASE).cells + load(BASE).cells
+    assert one == two
+    assert len({one, two}) == 1
+
+
+# ------------------------------------------------------------------ the real plug-ins
+
+
+@pytest.fixture
+def real(monkeypatch):
+    for name, value in zip(("_entries", "_ensure"), REAL):
+        monkeypatch.setattr(registry, name, value)
+    pytest.importorskip("raybench.algorithms")
+
+
+@pytest.mark.usefixtures("real")
+def test_the_example_of_the_design():
+    sweep = grid_load(
+        """
+name: ef21-vs-marina
+problem:
+  {name: logistic, dataset: mushrooms, clients: 20, split: contiguous, remainder: drop,
+   regularizer: nonconvex, lambda: 0.1, dtype: float64, seed: 0}
+algorithm: [ef21, {name: marina, p: auto}, {name: diana, step_size: {theory: [1, 8]}}]
+compressor:
+  - {name: top_k, k: [1, 5, 10%]}
+  - {name: rand_k, k: [1, 5, 10%]}
+step_size: {theory: 2^0..2^8}
+seed: 0..2
+x0: zeros
+rounds: 5000
+stop: {grad_norm_sq: 1e-14, bits_up: 1e9, seconds: 600}
+record: {every: 1}
+accounting: {value_bits: dtype, index_bits: auto, count_init: true}
+exclude: [{algorithm: diana, k: 1}]
+cases: []
+resources: {mode: auto, workers: 1, cpus_per_worker: 1, gpus_per_worker: 0, timing: shared}
+"""
+    )
+    assert len(sweep.cells) == 2 * 6 * 9 * 3 + 6 * 2 * 3 - 12
+    assert (sweep.excluded, sweep.notes) == (12, ())
+
+
+@pytest.mark.usefixtures("real")
+@pytest.mark.parametrize("name", ["gd", "ef21", "marina", "diana", "ef21_plus", "dcgd", "ef14"])
+def test_real_methods_on_a_real_problem(name):
+    need = {} if name == "gd" else {"compressor": {"name": "rand_k", "k": [1, "10%"]}}
+    sweep = load({"problem": "quadratic", "algorithm": name, **need})
+    assert len(sweep.cells) == (1 if name == "gd" else 2)
+    for cell, other in itertools.combinations(sweep.cells, 2):
+        assert cell.group != other.group
