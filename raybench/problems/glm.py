@@ -16,6 +16,8 @@ from raybench.problems.dense import DenseMargins
 from raybench.problems.sparse import SparseMargins
 from raybench.problems.spectra import lmax_gram, row_norms_sq
 
+FEW = 40_000  # entries up to which a call of dense torch costs more than the kernel
+
 
 class MarginProblem(DataProblem):
     """f_i(x) = mean_j l(y_j a_j'x) + regulariser, y_j = -1 or +1 (smaller label: -1).
@@ -30,10 +32,13 @@ class MarginProblem(DataProblem):
         """Return what computes losses and gradients of so many cells here, made on first use.
 
         On the CPU the compiled kernels over compressed rows, but dense torch for one cell on data
-        that is mostly not zero (measured two to four times faster there); elsewhere dense torch.
+        that is large and mostly not zero (measured two to four times faster there); elsewhere
+        dense torch.
         """
-        full = np.prod(self.rows.features.shape) < 2 * _stored(self.rows.features)
-        if self.device.type != "cpu" or (batch == 1 and full):
+        if "full" not in self._kept:
+            stored = _stored(self.rows.features)
+            self._kept["full"] = stored > max(FEW, 0.5 * math.prod(self.rows.features.shape))
+        if self.device.type != "cpu" or (batch == 1 and self._kept["full"]):
             if "dense" not in self._kept:
                 made = DenseMargins(self.rows, self.loss, self.dtype, self.device)
                 self._kept["dense"] = made

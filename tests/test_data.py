@@ -1,0 +1,276 @@
+"""Data sets: reading, fetching, labels, scaling, splits, and what a user's mistakes say."""
+
+import bz2
+import contextlib
+import functools
+import gzip
+import http.server
+import lzma
+import os
+import threading
+
+import numpy as np
+import pytest
+import requests
+import scipy.sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raybench import data
+from raybench.data import known, libsvm
+from raybench.errors import InputError
+
+TEXT = b"+1 1:0.5 3:-2\n-1\n-1 2:1e-3 # a comment\n+1 1:1 2:2 3:3\n"
+DENSE = np.array([[0.5, 0, -2], [0, 0, 0], [0, 1e-3, 0], [1, 2, 3]])
+REAL = {
+    "mushrooms": (8124, 112, {1: 3916, 2: 4208}),
+    "a9a": (32561, 123, {-1: 24720, 1: 7841}),
+    "a9a.t": (16281, 123, None),
+    "w8a": (49749, 300, {-1: 48270, 1: 1479}),
+    "w7a": (24692, 300, None),
+    "w1a": (2477, 300, None),
+    "a1a": (1605, 123, None),
+}
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "tiny"
+    path.write_bytes(TEXT)
+    return path
+
+
+def complaint(call, *args, **kwargs) -> str:
+    with pytest.raises(InputError) as caught:
+        call(*args, **kwargs)
+    return str(caught.value)
+
+
+def test_libsvm_file(file):
+    found = data.load(file)
+    assert np.array_equal(found.features.toarray(), DENSE)
+    assert np.array_equal(found.labels, [1, -1, -1, 1])
+    assert np.array_equal(found.classes, [-1, 1])
+    assert np.array_equal(found.binary(), [1, -1, -1, 1])
+
+
+@pytest.mark.parametrize(("ending", "pack"), [(".gz", gzip), (".bz2", bz2), (".xz", lzma)])
+def test_compressed_files_are_the_same_data(tmp_path, file, ending, pack):
+    packed = tmp_path / f"tiny{ending}"
+    packed.write_bytes(pack.compress(TEXT))
+    plain, other = data.load(file), data.load(packed)
+    assert plain.checksum == other.checksum
+    assert np.array_equal(plain.features.toarray(), other.features.toarray())
+    packed.write_bytes(pack.compress(TEXT)[:-9])
+    assert "fetch the file again" in complaint(data.load, packed)
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("+1 1:0.5 2:abc", "'2:abc' is not index:value"),
+        ("yes 1:1", "label 'yes'"),
+        ("+1 1:1 2", "'2' is not index:value"),
+        ("+1 3:1 2:1", "do not rise"),
+        ("+1 0:1", "start at 1"),
+        ("+1 1:nan", "is not index:value"),
+        ("nan 1:1", "label 'nan'"),
+        ("+1 9:1", "exceeds the 3 features"),
+    ],
+)
+def test_corrupt_line_is_named(line, what):
+    text = f"+1 1:1\n\n-1 2:1\n{line}\n+1 1:1\n".encode()
+    said = complaint(libsvm.parse, text, "some.file", 3)
+    assert "some.file, line 4" in said
+    assert what in said
+    assert line in said
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([-1.0, 1.0, 2.0]),
+            st.dictionaries(st.integers(1, 40), st.floats(-1e300, 1e300), max_size=5),
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_parser_reads_what_was_written(rows):
+    text = "\n".join(
+        " ".join([f"{y!r}", *(f"{k}:{v!r}" for k, v in sorted(row.items()))]) for y, row in rows
+    )
+    features, labels = libsvm.parse(text.encode(), "text", 40)
+    want = np.zeros((len(rows), 40))
+    for i, (_, row) in enumerate(rows):
+        for k, v in row.items():
+            want[i, k - 1] = v
+    assert np.array_equal(labels, [y for y, _ in rows])
+    assert np.array_equal(features.toarray(), want)
+
+
+@settings(max_examples=300)
+@given(st.text("0123456789 :.+-e\nqid#nan,", max_size=60) | st.binary(max_size=40).map(repr))
+def test_garbage_is_read_or_refused(text):
+    with contextlib.suppress(InputError):  # any other error fails
+        features, labels = libsvm.parse(text.encode(), "text", None)
+        assert features.shape[0] == len(labels) > 0
+        assert np.isfinite(labels).all()
+
+
+def test_unknown_names_and_missing_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYBENCH_DATA", str(tmp_path))
+    said = complaint(data.load, "mushroms")
+    assert "did you mean mushrooms?" in said
+    assert str(tmp_path / "libsvm") in said
+    assert "no file" in complaint(data.load, tmp_path / "absent.txt")
+    assert "is a folder" in complaint(data.load, tmp_path)
+
+
+def test_empty_files_and_single_classes(tmp_path):
+    path = tmp_path / "x"
+    for text, what in ((b"", "is empty"), (b"\n\n", "is empty"), (b"# only\n", "no rows")):
+        path.write_bytes(text)
+        assert what in complaint(data.load, path)
+    path.write_bytes(b"1 1:1\n1 2:1\n")
+    assert "single class (1)" in complaint(data.load, path)
+
+
+def test_rows(file):
+    found = data.load(file, rows=2)
+    assert np.array_equal(found.features.toarray(), DENSE[:2])
+    assert "4 rows" in complaint(data.load, file, rows=5)
+    assert "problem.rows" in complaint(data.load, file, rows=1)  # a single class remains
+
+
+def test_scale_and_intercept(file):
+    rows = data.load(file, scale="rows").features.toarray()
+    assert np.allclose(np.linalg.norm(rows, axis=1), [1, 0, 1, 1])
+    columns = data.load(file, scale="columns").features
+    assert scipy.sparse.issparse(columns)
+    assert np.allclose(abs(columns.toarray()).max(0), 1)
+    with_ones = data.load(file, scale="columns", intercept=True).features
+    assert with_ones.shape == (4, 4)
+    assert np.array_equal(with_ones.toarray()[:, 3], np.ones(4))
+    dense = data.load("breast_cancer", scale="columns", intercept=True).features
+    assert np.allclose(abs(dense).max(0), 1)
+    assert np.array_equal(dense[:, -1], np.ones(569))
+    assert "did you mean rows?" in complaint(data.load, file, scale="row")
+
+
+def test_npz(tmp_path):
+    path = tmp_path / "images.npz"
+    images, labels = np.arange(24, dtype=np.uint8).reshape(4, 2, 3), np.array([0, 1, 2, 1])
+    np.savez(path, images=images, labels=labels)
+    found = data.load(path, positive=[2])
+    assert np.array_equal(found.features, images.reshape(4, 6))
+    assert np.array_equal(found.binary(), [-1, -1, 1, -1])
+    np.savez(path, features=np.array([[1.0], [np.nan]]), labels=[0, 1])
+    assert "not finite" in complaint(data.load, path)
+    np.savez(path, features=np.ones((3, 2)), labels=[0, 1])
+    assert "one label per row" in complaint(data.load, path)
+    np.savez(path, features=np.ones((2, 2)))
+    assert "labels" in complaint(data.load, path)
+    np.savez(path, features=np.array([{}, {}], dtype=object), labels=[0, 1])
+    assert "cannot read" in complaint(data.load, path)  # unpickling could run code
+    path.write_bytes(b"not a zip file")
+    assert "cannot read" in complaint(data.load, path)
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (1, 2), (-1, 1), (3.5, 7)])
+def test_two_labels_become_signs(pair):
+    raw = np.array([pair[1], pair[0], pair[1]], dtype=float)
+    assert np.array_equal(data.binary_labels(raw), [1, -1, 1])
+
+
+def test_more_labels_need_positive():
+    raw = np.array([0.0, 1, 2, 2])
+    said = complaint(data.binary_labels, raw)
+    assert "problem.positive" in said
+    assert "not 3" in said
+    assert np.array_equal(data.binary_labels(raw, [0, 2]), [1, -1, 1, 1])
+    for wrong in ([5], [], [0, 1, 2]):
+        assert "problem.positive" in complaint(data.binary_labels, raw, wrong)
+
+
+def test_embedded_sets():
+    assert data.load("breast_cancer").shape == (569, 30)
+    digits = data.load("digits")
+    assert digits.shape == (1797, 64)
+    assert np.array_equal(digits.classes, np.arange(10))
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_sets(name):
+    if not os.environ.get("RAYBENCH_DATA") or known.find(name) is None:
+        pytest.skip("RAYBENCH_DATA names no folder with this set")
+    rows, d, counts = REAL[name]
+    found = data.load(name)
+    assert found.shape == (rows, d)
+    if counts:
+        values, sizes = np.unique(found.labels, return_counts=True)
+        assert dict(zip(values, sizes)) == counts
+    if name.startswith("w"):
+        assert (np.diff(found.features.indptr) == 0).any()  # rows without features are kept
+
+
+def test_offline_error_names_folder_and_file(tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise requests.ConnectionError("offline")
+
+    monkeypatch.setenv("RAYBENCH_DATA", str(tmp_path))
+    monkeypatch.setattr(requests, "get", refuse)
+    said = complaint(data.load, "ijcnn1")
+    assert "cannot download ijcnn1" in said
+    assert f"put the file ijcnn1.bz2 into {tmp_path / 'libsvm'}" in said
+    assert known.KNOWN["ijcnn1"].url in said
+    assert list((tmp_path / "libsvm").iterdir()) == []
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A web server that offers the tiny set, and a data folder of its own."""
+    shown = tmp_path / "site"
+    shown.mkdir()
+    (shown / "tiny.bz2").write_bytes(bz2.compress(TEXT))
+    handler = functools.partial(Quiet, directory=str(shown))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("RAYBENCH_DATA", str(tmp_path / "data"))
+        yield f"http://127.0.0.1:{server.server_port}/tiny.bz2"
+        server.shutdown()
+        thread.join()
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+def test_download_by_name(site, tmp_path, monkeypatch):
+    monkeypatch.setitem(known.KNOWN, "tiny", known.Known(4, 5, site))
+    found = data.load("tiny")
+    assert found.shape == (4, 5)  # two more features than the file shows
+    folder = tmp_path / "data" / "libsvm"
+    assert [f.name for f in folder.iterdir()] == ["tiny.bz2"]
+    monkeypatch.setattr(requests, "get", None)  # a second load must not ask the network
+    assert data.load("tiny").checksum == found.checksum
+
+
+def test_download_of_the_wrong_shape(site, monkeypatch):
+    monkeypatch.setitem(known.KNOWN, "tiny", known.Known(5, 3, site))
+    said = complaint(data.load, "tiny")
+    assert "4 x 3" in said
+    assert "5 x 3" in said
+
+
+def test_download_that_is_not_there(site, monkeypatch):
+    monkeypatch.setitem(known.KNOWN, "gone", known.Known(4, 3, site.replace("tiny", "gone")))
+    assert "put the file gone.bz2" in complaint(data.load, "gone")
+
+
+def test_a_changed_file_is_read_again(file):
+    data.load(file)
+    file.write_bytes(TEXT + b"-1 1:7\n")
+    assert data.load(file).shape == (5, 3)
