@@ -1,0 +1,192 @@
+"""The report: one HTML file that needs nothing else, not even a network."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment
+
+from raybench.analysis import Frames, tuned
+from raybench.report import words
+from raybench.report.content import build, default_out, open_frames
+from raybench.report.interactive import panels
+from raybench.report.tables import closing
+
+CONSTANTS = {
+    "d": "d",
+    "L": "L",
+    "L_tilde": "L̃",
+    "L_pm": "L±",
+    "mu": "μ",
+    "f_star": "f*",
+    "heterogeneity": "mean ‖∇fᵢ(x*)‖²",
+}
+
+
+def html(
+    folder: str | os.PathLike[str] | Frames,
+    out: str | os.PathLike[str] | None = None,
+    accounting: object = None,
+) -> Path:
+    """Write a results folder's report to ``out`` (default ``<folder>/report.html``); return its path.
+
+    One self-contained file: problem and constants, how cells ended, interactive figures, the
+    tuned table, the final values, how to reproduce. Raises InputError if there are no results.
+    """
+    found = open_frames(folder, accounting)
+    goal = Path(out) if out is not None else default_out(found.folder, "report.html")
+    here = resources.files("raybench.report")
+    # autoescape: labels, errors and paths are the user's text
+    template = Environment(autoescape=True).from_string((here / "report.html").read_text("utf-8"))
+    page = template.render(
+        css=(here / "report.css").read_text("utf-8"), plotly=_plotly(), **content(found)
+    )
+    goal.parent.mkdir(parents=True, exist_ok=True)
+    goal.write_text(page, encoding="utf-8")
+    return goal
+
+
+def _plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return get_plotlyjs()
+
+
+def content(found: Frames) -> dict[str, Any]:
+    """Return what the template shows, all spelled for reading."""
+    head, rows, notes = closing(found)
+    figures = build(found)
+    drawn, sections = {}, []
+    lone = all(len(f.panels) == 1 for f in figures if not f.name.endswith("_by_k"))
+    for figure in figures:
+        boxes = []
+        for i, panel in enumerate(panels(figure)):
+            key = f"{figure.name}-{i}"
+            drawn[key] = {"data": panel["data"], "layout": panel["layout"]}
+            boxes.append({"key": key, "title": panel["title"] or figure.title})
+        if lone and len(boxes) == 1:  # one problem: all its figures side by side
+            if not sections or sections[-1]["title"]:
+                sections.append({"title": "", "boxes": []})
+            sections[-1]["boxes"] += boxes
+        else:
+            sections.append({"title": figure.title, "boxes": boxes})
+    return {
+        "name": found.sweep.get("name") or Path(found.folder).name or "raybench",
+        "facts": _facts(found),
+        "constants": _constants(found.cells),
+        "status": _status(found.cells),
+        "reasons": _reasons(found.cells),
+        "closing": {"head": head, "rows": rows, "notes": notes},
+        "final": _final(found),
+        "sections": sections,
+        "notes": sorted({note for figure in figures for note in figure.notes}),
+        # "<" cannot appear inside a script element: a label may hold "</script>"
+        "figures": json.dumps(drawn).replace("<", "\\u003c"),
+        "accounting": found.accounting,
+        "folder": found.folder,
+        "text": found.text,
+        "versions": _versions(found.cells),
+    }
+
+
+def _facts(found: Frames) -> list[tuple[str, str]]:
+    cells = found.cells
+    section = found.sweep.get("problem") or {}
+    section = section if isinstance(section, dict) else {"name": section}
+    params = {**section, **section.get("params", {})}
+    facts = {"problem": _values(cells["problem"]), "dataset": _values(cells["dataset"])}
+    facts |= {"clients": _values(cells["clients"]), "split": _values(cells["split"])}
+    for key, value in params.items():
+        if key not in ("name", "params", *facts):
+            facts[key] = value if isinstance(value, str) else json.dumps(value)
+    facts["seeds"] = str(cells["seed"].nunique())
+    return [(k, v) for k, v in facts.items() if v and v != "null"]
+
+
+def _values(column: pd.Series) -> str:
+    found = column.dropna().drop_duplicates().sort_values()
+    return ", ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in found)
+
+
+def _constants(cells: pd.DataFrame) -> dict[str, Any]:
+    """Return the problem's constants, a row per facet."""
+    known = {c: word for c, word in CONSTANTS.items() if cells[c].notna().any()}
+    rows = []
+    for facet, part in cells.groupby("facet"):
+        first = part[list(known)].bfill().iloc[0]
+        rows.append([facet, *(words.number(first[c], 4) for c in known)])
+    several = len(rows) > 1
+    head = (["problem"] if several else []) + list(known.values())
+    return {"head": head, "rows": [r if several else r[1:] for r in rows]} if known else {}
+
+
+def _status(cells: pd.DataFrame) -> list[tuple[str, str]]:
+    count = cells["status"].value_counts()
+    return [
+        (s, f"{count[s]:,}")
+        for s in ("ok", "diverged", "pruned", "skipped", "failed")
+        if s in count
+    ]
+
+
+def _reasons(cells: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return why cells did not run to the end: status, reason, how many, which methods."""
+    found = []
+    for status, column in (("failed", "error"), ("skipped", "reason"), ("pruned", "reason")):
+        part = cells[cells["status"] == status]
+        said = part[column].fillna(part["reason"]).fillna("no reason given").map(words.one_line)
+        for text, amount in Counter(said).most_common(20):
+            which = sorted(part.loc[said == text, "series"].unique())
+            shown = ", ".join(which[:6]) + (f" and {len(which) - 6} more" if len(which) > 6 else "")
+            found.append({"status": status, "text": text, "count": amount, "which": shown})
+    return found
+
+
+def _final(found: Frames) -> dict[str, Any]:
+    """Return the table of final values: every method at every K with its tuned step."""
+    best = tuned(found.curves, found.cells, None, "series", found.metric)
+    if best.empty:
+        return {"head": [], "rows": []}
+    facets = best["facet"].nunique() > 1
+    columns = {
+        "grad_norm_sq": "‖∇f‖²",
+        "loss": "f",
+        "accuracy": "accuracy",
+        "bits_up": "bits up",
+        "rounds": "rounds",
+        "seconds": "seconds",
+    }
+    columns = {c: w for c, w in columns.items() if c in best and best[c].notna().any()}
+    head = (["problem"] if facets else []) + [
+        "method",
+        "step",
+        "step size",
+        "seeds",
+        *columns.values(),
+    ]
+    rows = []
+    for row in best.sort_values(["facet", "method", "k"], kind="stable").to_dict("records"):
+        line = [row["facet"]] if facets else []
+        line += [row["series"], words.step(row["step_multiple"], math.nan)]
+        line += [words.number(row["step_size"]), str(row["seeds"])]
+        for column in columns:
+            spell = {"bits_up": words.bits, "loss": lambda v: words.number(v, 6)}.get(column)
+            line.append((spell or words.number)(row[column]))
+        rows.append(line)
+    return {"head": head, "rows": rows, "left": 2 if facets else 1}
+
+
+def _versions(cells: pd.DataFrame) -> list[tuple[str, str]]:
+    names = ["raybench_version", "git_commit", "ray_version", "torch_version", "python_version"]
+    names += ["host", "device", "mode", "workers"]
+    spelled = [(n.removesuffix("_version").replace("_", " "), _values(cells[n])) for n in names]
+    started = cells["started"].dropna()
+    when = [("started", f"{started.min():%Y-%m-%d %H:%M} UTC")] if len(started) else []
+    return [(n, v) for n, v in [*spelled, *when] if v]
