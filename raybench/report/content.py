@@ -142,12 +142,12 @@ def build(found: Frames) -> list[Figure]:
     pairs = [(x, y) for y in ys or [found.metric] for x in xs]
     figures += [_curve(rows, style, facets, x, y, notes) for x, y in pairs]
     main = found.metric
+    figures.append(_against_step(found, best, style, facets, main))
     every = tuned(found.curves, found.cells, None, "series", main)
     every = every[every["eligible"]]
     several = every.groupby("method")["series"].nunique()
     if (several > 1).any() and len(every["series"].unique()) > MOST_SERIES:
         figures.append(_by_k(found, every, several, main))
-    figures.append(_against_step(found, best, style, facets, main))
     return [f for f in figures if f is not None]
 
 

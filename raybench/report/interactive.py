@@ -114,7 +114,7 @@ def _diverged(figure: Figure, parts: list[pd.DataFrame]) -> list[dict[str, Any]]
 
 
 def _layout(figure: Figure) -> dict[str, Any]:
-    x: dict[str, Any] = {"title": {"text": _html(figure.x_label)}, "zeroline": False}
+    x: dict[str, Any] = {"title": {"text": _html(figure.x_label)}, "zeroline": False, "anchor": "y"}
     y: dict[str, Any] = {"title": {"text": _html(figure.y_label)}, "zeroline": False}
     values = figure.data[["y", "low", "high"]].to_numpy(float)
     values = np.maximum(values[np.isfinite(values)], FLOOR if figure.log_y else -math.inf)
@@ -153,7 +153,8 @@ def _layout(figure: Figure) -> dict[str, Any]:
             "title": {"text": "diverged", "font": {"size": 11}},
         }
     if not np.isfinite(figure.data["y"]).any():
-        y |= {"showticklabels": False, "showgrid": False, "type": "linear"}
+        y |= {"showticklabels": False, "showgrid": False, "range": [0, 1]}
+        x |= {} if figure.steps else {"showticklabels": False, "showgrid": False}
         layout["annotations"] = [
             {
                 "text": "no cell ended ok",

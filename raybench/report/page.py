@@ -63,7 +63,8 @@ def content(found: Frames) -> dict[str, Any]:
     """Return what the template shows, all spelled for reading."""
     head, rows, notes = closing(found)
     figures = build(found)
-    drawn, sections = {}, []
+    drawn: dict[str, Any] = {}
+    sections: list[dict[str, Any]] = []
     lone = all(len(f.panels) == 1 for f in figures if not f.name.endswith("_by_k"))
     for figure in figures:
         boxes = []
