@@ -8,7 +8,15 @@ from contextlib import contextmanager
 import pytest
 
 from raybench import registry
+from raybench.errors import InputError
 from raybench.registry import Choice, Count, Flag, Integer, List, Number, Text
+from raybench.spec import load
+
+BASE = """
+problem: {name: logistic, dataset: mushrooms, clients: 20}
+algorithm: ef21
+compressor: {name: top_k, k: 1}
+"""
 
 
 @contextmanager
@@ -61,3 +69,10 @@ def registered() -> Iterator[pytest.MonkeyPatch]:
         registry.compressor("natural")(plugin())
         registry.metric("norm")(plugin())
         yield patch
+
+
+def wrong(source, **more) -> dict[str, str]:
+    """Load what must be refused; return the messages by key path."""
+    with pytest.raises(InputError) as caught:
+        load(source, **more)
+    return {c.where: f"{c.what} / {c.fix}" for c in caught.value.complaints}

@@ -1,0 +1,166 @@
+"""Sweep files made up at random: garbage, and files that are nearly right."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from spec_plugins import registered
+
+from raybench.errors import InputError
+from raybench.spec import load
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _dummies():
+    with registered():
+        yield
+
+
+KEYS = ["problem", "algorithm", "compressor", "step_size", "seed", "x0", "rounds", "stop", "exclude",
+        "cases", "record", "resources", "accounting", "downlink", "graph", "prox", "plugins", "name",
+        "k", "theory", "value", "dataset", "clients", "split", "dirichlet", "p", "every", "l1"]  # fmt: skip
+WORDS = [*KEYS, "ef21", "gd", "marina", "top_k", "logistic", "quadratic", "auto", "none", "0..2",
+         "2^0..2^3", "5..1", "10%", "a/b", "\0", "~x/y", "ring", "erdos_renyi", "rule", "x.npy"]  # fmt: skip
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.sampled_from(WORDS),
+    st.text(max_size=6),
+    st.just(10**400),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from([*KEYS, "name", "x.y", "[0]", ""]), inner, max_size=4),
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=6),
+    st.lists(st.tuples(st.sampled_from(KEYS), st.text(max_size=8)).map("=".join), max_size=2),
+    st.booleans(),
+)
+def test_garbage_never_raises_anything_but_an_input_error(document, sets, based):
+    if based:
+        base = {"problem": "quadratic", "algorithm": ["ef21", "gd"], "compressor": "rand_k"}
+        document = {**base, **document}
+    try:
+        sweep = load(document, sets=sets)
+    except InputError as error:
+        sweep, complaints = None, error.complaints
+    if sweep is None:
+        assert complaints
+        assert all(c.what for c in complaints)
+        return
+    assert sweep.cells
+    assert load(sweep.text).cells == sweep.cells
+
+
+def axis(*values):
+    """A scalar, or a list of some of them: what a key that may be an axis may hold."""
+    one = st.sampled_from(values)
+    return st.one_of(one, st.lists(one, min_size=1, max_size=3))
+
+
+NAMES = axis("rand_k", "top_k", "natural")
+OPTIONS = {
+    "k": axis(1, "10%", "1..3", 0.5, 2.0, 0, "2^0..2^2"),
+    "mask": axis("common", "independent", "commom"),
+}
+CELL = {
+    "problem": st.one_of(
+        st.just("quadratic"),
+        st.fixed_dictionaries(
+            {"name": axis("quadratic", "logistic"), "dataset": axis("a9a", "w8a")},
+            optional={"split": axis("shuffled", {"dirichlet": [1, 2]})},
+        ),
+        st.fixed_dictionaries({"name": st.just("quadratic"), "dim": axis(5, "2^2..2^3", 3.0)}),
+    ),
+    "algorithm": st.lists(
+        st.one_of(
+            st.sampled_from(["gd", "ef21", "diana", "prox_lead"]),
+            st.fixed_dictionaries(
+                {"name": st.just("marina")},
+                optional={
+                    "p": axis("auto", 0.5),
+                    "compressor": st.just("natural"),
+                    "step_size": st.sampled_from([0.1, {"theory": "2^0..2^2"}]),
+                    "rounds": axis(5, 6),
+                },
+            ),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    "compressor": st.one_of(
+        axis("rand_k", "natural"),
+        st.fixed_dictionaries({"name": NAMES}, optional=OPTIONS),
+    ),
+    "step_size": st.one_of(
+        axis(0.1, 1, "2^-1..2^0", {"theory": [1, 2]}),
+        st.fixed_dictionaries({}, optional={"theory": axis(1, 2), "rule": axis("pl", "paper")}),
+    ),
+    "seed": axis(0, "0..2", 5),
+    "x0": axis("zeros", "problem", {"normal": [1, 2.0]}),
+    "rounds": axis(3, 1e2, "2^0..2^2"),
+    "stop": st.fixed_dictionaries({}, optional={"bits_up": axis(1e9, 5), "loss": axis(0, -1)}),
+    "graph": axis("ring", "star", {"name": "erdos_renyi", "p": [0.5, 1]}),
+    "prox": axis("none", {"l1": 0.5}),
+    "participation": axis(1, "50%", 0.5),
+    "exclude": st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "algorithm": axis("gd", "ef21"),
+                "k": axis(1, "10%", "1..3"),
+                "seed": axis(0, "1..2"),
+                "step": axis(1, 0.1),
+            },
+        ).filter(bool),
+        max_size=2,
+    ),
+}
+SWEEPS = st.fixed_dictionaries(
+    {key: CELL[key] for key in ("problem", "algorithm", "compressor")},
+    optional={
+        **{key: CELL[key] for key in CELL if key not in ("problem", "algorithm", "compressor")},
+        "cases": st.lists(st.fixed_dictionaries({}, optional=CELL), max_size=2),
+    },
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(SWEEPS)
+def test_plausible_sweeps_load_or_say_why(document):
+    try:
+        sweep = load(document)
+    except InputError as error:
+        sweep, complaints = None, error.complaints
+    if sweep is None:
+        roots = {c.where.split(".")[0].split("[")[0] for c in complaints}
+        assert roots <= {*CELL, "cases", ""}
+        return
+    ids = [cell.id for cell in sweep.cells]
+    assert len(set(ids)) == len(ids) > 0
+    configs = {json.dumps(cell.config(), sort_keys=True) for cell in sweep.cells}
+    assert len(configs) == len(ids)  # what differs has different ids, and the other way round
+    groups = {
+        json.dumps(
+            {k: v for k, v in c.config().items() if k not in ("seed", "step_size")}, sort_keys=True
+        )
+        for c in sweep.cells
+    }
+    assert len(groups) == len({cell.group for cell in sweep.cells})
+    assert load(sweep.text).cells == sweep.cells
+    for cell in sweep.cells:
+        assert (cell.compressor is None) == (cell.algorithm.name == "gd")
+        assert (cell.graph is None) == (cell.algorithm.name != "prox_lead")
