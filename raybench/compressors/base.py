@@ -82,7 +82,7 @@ class Compressor:
         return False
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
-        """Return the message of x (*lead, d); ``stream`` has shape lead."""
+        """Return the message of x (*lead, d), contiguous; ``stream`` has shape lead."""
         raise NotImplementedError
 
     def compress(self, x: Tensor, stream: Stream | None = None) -> Message:
@@ -97,7 +97,7 @@ class Compressor:
         if x.ndim == 0 or x.shape[-1] == 0:
             raise ValueError("x needs a last axis of at least one coordinate")
         source = stream if stream is not None else _seed_zero(x.device)
-        return self.encode(x.detach(), source.spread(tuple(x.shape[:-1])))
+        return self.encode(x.detach().contiguous(), source.spread(tuple(x.shape[:-1])))
 
     def omega(self, d: int) -> float | None:
         """Return omega of U(omega) in dimension d; None where the operator is biased."""
@@ -138,7 +138,7 @@ class Bound:
     factor: float = 1.0
 
     def __call__(self, x: Tensor, source: Stream) -> Message:
-        message = self.operator.encode(x, source)
+        message = self.operator.encode(x.contiguous(), source)
         return message if self.factor == 1.0 else message.scaled(self.factor)
 
     def dense_share(self, dtype: torch.dtype) -> float:

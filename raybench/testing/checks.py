@@ -1,0 +1,54 @@
+"""Named checks and their findings."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found; ``detail`` says what is wrong (empty if nothing is)."""
+
+    check: str
+    about: str
+    detail: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the check passed."""
+        return not self.detail
+
+    def __str__(self) -> str:
+        line = f"{'ok  ' if self.ok else 'FAIL'}  {self.about}: {self.check}"
+        return line if self.ok else f"{line}\n        {self.detail}"
+
+
+class Checks(dict[str, Callable[[Any], None]]):
+    """Checks by name, in the order they were defined; used as a decorator that adds one."""
+
+    def __call__(self, check: Callable[[Any], None]) -> Callable[[Any], None]:
+        self[check.__name__.replace("_", " ")] = check
+        return check
+
+
+def findings(checks: Checks, subject: Any, about: str) -> list[Finding]:
+    """Return what every check finds about the subject; a check that raises has found a fault."""
+    found = []
+    for name, check in checks.items():
+        detail = ""
+        try:
+            check(subject)
+        except AssertionError as error:
+            detail = str(error) or _line(error)
+        except Exception as error:
+            detail = f"{type(error).__name__}: {error} ({_line(error)})"
+        found.append(Finding(name, about, detail))
+    return found
+
+
+def _line(error: BaseException) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}: {frame.line}"

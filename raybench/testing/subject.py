@@ -1,0 +1,75 @@
+"""An operator under test and the sizes it is tried at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from raybench.compressors import Bound, Compressor, Role
+from raybench.errors import InputError
+from raybench.streams import Stream
+from raybench.testing.moments import Moments, moments
+from raybench.testing.vectors import cells_and_clients, families, gaussian
+
+DTYPES = (torch.float64, torch.float32)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An operator and the sizes it is tried at.
+
+    make(d) returns the operator for dimension d; sizes at which its parameters do not fit
+    (InputError) are left out, but it must fit the main dimension d. big = 0 leaves out the large one.
+    """
+
+    make: Callable[[int], Compressor]
+    d: int = 24
+    dims: tuple[int, ...] = (1, 2, 7, 8, 33)
+    samples: int = 60_000
+    big: int = 1_000_000
+
+    def at(self, d: int) -> Compressor | None:
+        """Return the operator for dimension d, None where its parameters do not fit."""
+        try:
+            op = self.make(d)
+            op.bind(d)
+            op.compress(gaussian(d))
+        except InputError:
+            if d == self.d:
+                raise
+            return None
+        return op
+
+    @property
+    def op(self) -> Compressor:
+        """The operator for the main dimension."""
+        return self.make(self.d)
+
+    @cached_property
+    def contractive(self) -> Bound | None:
+        """The operator in the contractive role, None where it claims neither omega nor alpha."""
+        if self.op.omega(self.d) is None and self.op.alpha(self.d) is None:
+            return None
+        return self.op.bind(self.d, role=Role.CONTRACTIVE)
+
+    @cached_property
+    def moments(self) -> dict[str, Moments]:
+        """The sample moments of the operator on every family of vectors."""
+        count = 1 if self.op.deterministic else self.samples
+        factor = self.contractive.factor if self.contractive else 1.0
+        return {name: moments(self.op, x, count, factor) for name, x in families(self.d).items()}
+
+    def everywhere(self) -> Iterator[tuple[Compressor, int]]:
+        """Yield the operator and the dimension, for all dimensions that fit."""
+        for d in (self.d, *self.dims):
+            op = self.at(d)
+            if op is not None:
+                yield op, d
+
+    def batch(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Stream]:
+        """Return x of 3 cells and 4 clients and streams for it."""
+        return gaussian(3, 4, self.d, seed=seed, dtype=dtype), cells_and_clients(3, 4, seed)
