@@ -151,7 +151,6 @@ cases: [{rounds: 0}, {step_size: x, foo: 1}]
     )
     assert set(found) == {
         "problem.datset",
-        "problem.dataset",
         "problem.clients",
         "algorithm[1].name",
         "algorithm[2].p",

@@ -99,16 +99,19 @@ def product(
     ``also`` are further names that may be meant by an unknown key.
     """
     before = len(found)
+    misspelt = ""
     for key in given:
         if key not in params:
-            names = [*params, *also]
-            fix = nearest(key, names) or "it takes no parameters"
+            fix = nearest(key, [*params, *also]) or "it takes no parameters"
+            misspelt += f"{fix} "
             found.append(Complaint(f"{where}.{key}", "unknown key", fix))
     axes: list[list[Any]] = []
     for name, param in params.items():
         at = f"{where}.{name}"
         if name in given:
             axes.append(options(param, given[name], at, found))
+        elif param.default is REQUIRED and f"did you mean {name}?" in misspelt:
+            continue
         elif param.default is REQUIRED:
             found.append(Complaint(at, "required", allowed(param)))
         else:
