@@ -1,0 +1,45 @@
+# make demo    install into .venv, run sweeps/quickstart.yaml through Ray Tune, print the best cells
+# make test    install into .venv, run the tests
+# make lint    formatter, linter, type checker
+# make clean   remove .venv and everything that was built; results/ stays
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+WORKERS ?= 2
+PYTEST ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint clean
+
+help:
+	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -4
+
+# Installed anew only when what is to be installed changes.
+$(STAMP): pyproject.toml constraints.txt setup.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "error: raybench needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>&1)." \
+	       "Try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+install: $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/raybench sweep sweeps/quickstart.yaml
+
+# tests/conftest.py groups the tests: each file stays on one worker, and those that start Ray run one
+# after the other, first, because they take longest.
+test: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find raybench tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

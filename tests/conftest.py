@@ -1,0 +1,95 @@
+"""What all tests share: the data folder, one thread per process, and a look for stray processes."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+THREADS = 1  # tests run on several workers at once; results must not depend on it anyway
+MARK = "RAYBENCH_TEST_SESSION"  # inherited by every process that a test starts, orphans included
+PATIENCE = 15.0  # seconds that processes get to end after the last test
+
+_strays: list[str] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set threads before torch and numba are imported, and mark this session's processes."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        os.environ.setdefault(name, str(THREADS))
+    if not hasattr(config, "workerinput"):
+        os.environ[MARK] = uuid.uuid4().hex
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep a file on one worker, and all tests that start Ray on one, first: they take longest."""
+    for item in items:
+        ray = item.get_closest_marker("ray") is not None
+        item.add_marker(pytest.mark.xdist_group("ray" if ray else item.path.name))
+    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder with the LIBSVM sets, $RAYBENCH_DATA; skips the test where it is unset."""
+    given = os.environ.get("RAYBENCH_DATA", "")
+    if not given:
+        pytest.skip("RAYBENCH_DATA is unset: the test needs real LIBSVM data")
+    folder = Path(given)
+    assert (folder / "libsvm").is_dir(), f"RAYBENCH_DATA={given} has no folder libsvm"
+    return folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _threads() -> Iterator[None]:
+    """One setting for torch, whatever was imported first."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    yield
+    torch.set_num_threads(before)
+
+
+def descendants() -> dict[int, str]:
+    """Return {pid: command line} of the processes that bear this session's mark, without this one."""
+    mark, found = f"{MARK}={os.environ[MARK]}".encode(), {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if int(folder.name) == os.getpid():
+                continue
+            if mark not in (folder / "environ").read_bytes().split(b"\0"):
+                continue
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        except OSError:  # ended meanwhile, or another user's
+            continue
+        helper = "multiprocessing.resource_tracker" in command or "forkserver" in command
+        if command and not helper:  # those end with the process that they serve
+            found[int(folder.name)] = command[:100]
+    return found
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the session if a process that a test started is still there."""
+    if hasattr(session.config, "workerinput") or not Path("/proc").is_dir():
+        return
+    until = time.monotonic() + PATIENCE
+    while (left := descendants()) and time.monotonic() < until:
+        time.sleep(0.2)
+    _strays.extend(f"{pid}: {command}" for pid, command in sorted(left.items()))
+    if _strays:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which processes were left behind."""
+    if _strays:
+        terminalreporter.section("processes left behind by the tests", red=True)
+        for line in _strays:
+            terminalreporter.write_line(line)
