@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -58,11 +57,20 @@ def _grid(part: pd.DataFrame, x: str, y: str, points: int) -> tuple[np.ndarray, 
 
 
 def _quantiles(values: np.ndarray, levels: Sequence[float]) -> list[np.ndarray]:
-    """Return quantiles over cells that have a value; between two values the nearer, for log axes."""
-    out = [np.full(values.shape[1], np.nan) for _ in levels]
-    some = ~np.isnan(values).all(axis=0)
-    for level, found in zip(levels, out, strict=True):
-        if some.any():
-            rule: Any = "linear" if level == 0.5 else "nearest"
-            found[some] = np.nanquantile(values[:, some], level, axis=0, method=rule)
+    """Return quantiles over the cells that have a value; a band's ends are values, the median may mix.
+
+    values (cells, points), NaN where a cell has none. Sorting puts NaN last.
+    """
+    ordered = np.sort(values, axis=0)
+    count = (~np.isnan(values)).sum(axis=0)
+    at = np.arange(values.shape[1])
+    out = []
+    for level in levels:
+        place = level * np.maximum(count - 1, 0)
+        low, high = np.floor(place).astype(int), np.ceil(place).astype(int)
+        if level == 0.5:
+            with np.errstate(invalid="ignore"):
+                out.append((ordered[low, at] + ordered[high, at]) / 2)
+        else:
+            out.append(ordered[np.round(place).astype(int), at])
     return out

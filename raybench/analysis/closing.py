@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,14 @@ class Frames:
     accounting: str
     folder: str = ""
     text: str = ""  # of sweep.yaml
+    _tuned: dict[tuple[str, float | None], pd.DataFrame] = field(default_factory=dict, repr=False)
+
+    def tuned(self, by: str, target: float | None = None) -> pd.DataFrame:
+        """Return ``tuned`` of these frames by their metric; computed once."""
+        key = (by, target)
+        if key not in self._tuned:
+            self._tuned[key] = tuned(self.curves, self.cells, target, by, self.metric)
+        return self._tuned[key].copy()
 
     @property
     def metric(self) -> str:
@@ -105,7 +113,7 @@ def closing_table(
         found = Frames(annotate(curves, cells), cells, {}, "")
     else:
         found = source if isinstance(source, Frames) else frames(source, accounting)
-    best = tuned(found.curves, found.cells, target, by, found.metric)
+    best = found.tuned(by, target)
     if best.empty:
         return pd.DataFrame(columns=COLUMNS)
     best = best.rename(columns={"cost": "bits_to_target"})

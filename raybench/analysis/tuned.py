@@ -156,6 +156,7 @@ def tuned(
     one step, else empty. Methods without an eligible candidate keep a row without a step.
     """
     cells = _described(cells)
+    curves = curves[list(dict.fromkeys(["cell", "round", x, y]))]  # copied per facet: only these
     pieces = []
     for facet, part in cells.groupby("facet", sort=False):
         own = curves[curves["cell"].isin(part["cell"])]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from raybench.analysis import Frames, bands, final_vs_step, frames, tuned
+from raybench.analysis import Frames, bands, final_vs_step, frames
 from raybench.report import words
 
 MOST_SERIES = 8
@@ -73,12 +73,12 @@ def chosen(found: Frames) -> tuple[pd.DataFrame, list[str]]:
     All K of all methods where these are at most eight series per problem, else the best K of each
     method; the eight best of those. Columns as ``analysis.tuned``.
     """
-    every = tuned(found.curves, found.cells, None, "series", found.metric)
+    every = found.tuned("series")
     notes: list[str] = []
     if every.empty:
         return every, notes
     if every[every["eligible"]].groupby("facet")["series"].nunique().max() > MOST_SERIES:
-        every = tuned(found.curves, found.cells, None, "method", found.metric)
+        every = found.tuned("method")
         notes.append("each method at its best K")
     good = every[every["eligible"]]
     rank = good.assign(cost=good["cost"].fillna(np.inf)).sort_values(["facet", "cost"])
@@ -143,7 +143,7 @@ def build(found: Frames) -> list[Figure]:
     figures += [_curve(rows, style, facets, x, y, notes) for x, y in pairs]
     main = found.metric
     figures.append(_against_step(found, best, style, facets, main))
-    every = tuned(found.curves, found.cells, None, "series", main)
+    every = found.tuned("series")
     every = every[every["eligible"]]
     several = every.groupby("method")["series"].nunique()
     if (several > 1).any() and len(every["series"].unique()) > MOST_SERIES:

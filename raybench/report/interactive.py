@@ -48,6 +48,8 @@ def _traces(figure: Figure, panel: str) -> list[dict[str, Any]]:
                     "hovertemplate": "%{x:.4g}, %{y:.3g}<extra>%{fullData.name}</extra>",
                 }
             )
+    if figure.steps and not traces:  # an axis without a trace lets the x axis drift away
+        traces.append({"type": "scatter", "x": [1], "y": [None], "showlegend": False})
     return traces + (_diverged(figure, parts) if figure.steps else [])
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment
 
-from raybench.analysis import Frames, tuned
+from raybench.analysis import Frames
 from raybench.report import words
 from raybench.report.content import build, default_out, open_frames
 from raybench.report.interactive import panels
@@ -152,7 +152,7 @@ def _reasons(cells: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _final(found: Frames) -> dict[str, Any]:
     """Return the table of final values: every method at every K with its tuned step."""
-    best = tuned(found.curves, found.cells, None, "series", found.metric)
+    best = found.tuned("series")
     if best.empty:
         return {"head": [], "rows": []}
     facets = best["facet"].nunique() > 1

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -146,6 +147,10 @@ def _curves(files: Files, table: pd.DataFrame) -> pd.DataFrame:
     known = pa.array(table["cell"].tolist(), pa.string())
     rows = read_folder(files, "curves", CURVES)
     rows = rows.filter(pc.is_in(rows["cell"], known))
-    frame = expand_extra(rows).to_pandas()
-    frame = frame.sort_values(["cell", "round"], kind="stable")
-    return frame.drop_duplicates(["cell", "round"]).reset_index(drop=True)
+    cell = pd.factorize(rows["cell"].to_pandas(), sort=True)[0]
+    at = rows["round"].to_numpy()
+    order = np.lexsort((at, cell))
+    cell, at = cell[order], at[order]
+    first = np.ones(len(order), bool)  # a cell in two shards has its rounds once
+    first[1:] = (cell[1:] != cell[:-1]) | (at[1:] != at[:-1])
+    return expand_extra(rows.take(order[first])).to_pandas()
