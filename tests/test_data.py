@@ -76,6 +76,7 @@ def test_compressed_files_are_the_same_data(tmp_path, file, ending, pack):
         ("+1 1:nan", "is not index:value"),
         ("nan 1:1", "label 'nan'"),
         ("+1 9:1", "exceeds the 3 features"),
+        ("+1 99999999999:1", "too large"),
     ],
 )
 def test_corrupt_line_is_named(line, what):

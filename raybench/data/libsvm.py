@@ -50,7 +50,7 @@ def parse(
         raise InputError.of(KEY, f"{where} is empty", "give a LIBSVM file: label index:value ...")
     try:
         features, labels = load_svmlight_file(io.BytesIO(text), n_features=d, zero_based=False)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise _complaint(text, where, d, error) from error
     if len(labels) == 0:
         raise InputError.of(
@@ -86,6 +86,8 @@ def _wrong(line: str, d: int | None) -> str:
         index = int(match[1])
         if index <= last:
             return "indices start at 1" if index == 0 else "indices do not rise"
+        if index > 2**31 - 1:
+            return f"index {index} is too large"
         if d is not None and index > d:
             return f"index {index} exceeds the {d} features of this data set"
         last = index

@@ -65,7 +65,7 @@ class Problem:
     """
 
     __params__: ClassVar[Mapping[str, Param]] = {}
-    per_client: ClassVar[tuple[str, ...]] = ()  # attributes whose axis 0 is the client
+    per_client: ClassVar[tuple[str, ...]] = ()  # attributes (or None) whose axis 0 is the client
     has_prox: bool = False
 
     def __init__(
@@ -122,7 +122,8 @@ class Problem:
         part = copy.copy(self.whole)
         part._whole, part._kept, part.clients = self.whole, {}, clients
         for name in self.per_client:
-            setattr(part, name, getattr(part, name)[clients.start : clients.stop])
+            if getattr(part, name) is not None:
+                setattr(part, name, getattr(part, name)[clients.start : clients.stop])
         return part.to(self.device)  # type: ignore[return-value]
 
     def to(self, device: torch.device | str) -> Self:
@@ -136,6 +137,11 @@ class Problem:
             if isinstance(value, torch.Tensor):
                 setattr(moved, name, value.to(device))
         return moved
+
+    def __getstate__(self) -> dict[str, Any]:
+        # what was computed on demand is not sent to other processes, but for the constants
+        kept = {k: v for k, v in self._kept.items() if k == "constants"}
+        return {**vars(self), "_kept": kept}
 
     def spread(self, x: torch.Tensor) -> torch.Tensor:
         """Return x as (B, n_here, d), whether it came as (B, d) or so already."""

@@ -39,9 +39,10 @@ class Layout:
     def views(self, x: torch.Tensor) -> list[torch.Tensor]:
         """Return each tensor of x (..., d) as a view (..., *shape)."""
         parts = x.split(self.sizes, dim=-1)
-        return [p.unflatten(-1, shape) for p, (_, shape) in zip(parts, self.tensors)]
+        return [p.view(*p.shape[:-1], *shape) for p, (_, shape) in zip(parts, self.tensors)]
 
     def concat(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return (..., d) from one tensor (..., *shape) per name: the inverse of ``views``."""
-        flat = [t.flatten(t.ndim - len(s)) for t, (_, s) in zip(tensors, self.tensors, strict=True)]
+        pairs = zip(tensors, self.tensors, strict=True)
+        flat = [t.reshape(*t.shape[: t.ndim - len(shape)], -1) for t, (_, shape) in pairs]
         return torch.cat(flat, dim=-1)

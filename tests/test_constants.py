@@ -1,0 +1,215 @@
+"""Smoothness constants: never violated, reached on quadratics, and the minima they come with."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from scipy.optimize import minimize
+
+from raybench import problems
+from raybench.problems import spectra
+from raybench.problems.quadratic import Quadratic
+
+CANCER = {"dataset": "breast_cancer", "clients": 5, "scale": "columns"}
+CASES = {
+    **{
+        f"{name} {kind}": (name, {**CANCER, "regularizer": kind, "lambda": 0.2})
+        for name in ("logistic", "nonconvex_classification", "least_squares")
+        for kind in ("nonconvex", "l2", "none")
+    },
+    "squares, few rows": ("least_squares", {**CANCER, "clients": 40}),
+    "squares one-hot": ("least_squares", {"dataset": "digits", "clients": 4, "scale": "rows"}),
+    "logistic by label": ("logistic", {**CANCER, "split": "sorted_by_label", "clients": 1}),
+    "quadratic": ("quadratic", {"dim": 12, "clients": 4, "heterogeneity": 1.0}),
+    "tridiagonal": ("tridiagonal", {"dim": 30, "clients": 5, "noise": 0.3}),
+    "vertical": ("vertical_least_squares", CANCER),
+}
+ABOVE = 1 + 1e-9
+_made = {}
+
+
+@pytest.fixture(params=CASES)
+def problem(request):
+    if request.param not in _made:
+        _made[request.param] = problems.build(*CASES[request.param])
+    return _made[request.param]
+
+
+def pairs(problem, count=200, seed=0):
+    """Points at many scales and a near neighbour of each (curvature is largest at some)."""
+    random = torch.Generator().manual_seed(seed)
+    shape = (count, problem.dim)
+    scale = 10 ** (4 * torch.rand(count, 1, generator=random, dtype=torch.float64) - 3)
+    x = scale * torch.randn(shape, generator=random, dtype=torch.float64)
+    y = x + 0.1 * scale * torch.randn(shape, generator=random, dtype=torch.float64)
+    return x, y
+
+
+def test_random_pairs_violate_no_constant(problem):
+    x, y = pairs(problem)
+    c = problem.constants
+    apart = (x - y).norm(dim=1)
+    change = problem.grad(x) - problem.grad(y)  # (B, n, d)
+    ratios = change.norm(dim=2) / apart[:, None]
+    for i, bound in enumerate(c.L_i):
+        assert ratios[:, i].max() <= bound * ABOVE
+    mean = change.mean(1).norm(dim=1) / apart
+    assert mean.max() <= c.L * ABOVE
+    assert ratios.square().mean(1).sqrt().max() <= c.L_plus * ABOVE
+    if c.L_pm is not None:
+        variance = (ratios.square().mean(1) - mean.square()).clamp(min=0)
+        assert variance.sqrt().max() <= c.L_pm * ABOVE + 1e-7 * c.L_plus
+
+
+def test_random_pairs_respect_the_samples_constant(problem):
+    x, y = pairs(problem, count=20)
+    total = torch.zeros(20, problem.n, dtype=torch.float64)
+    most = max(problem.samples)
+    counts = torch.tensor(problem.samples)
+    for j in range(most):
+        chosen = torch.full((20, problem.n, 1), j).clamp(max=(counts - 1)[None, :, None])
+        change = problem.grad(x, chosen) - problem.grad(y, chosen)
+        total += torch.where(j < counts, change.square().sum(-1), 0.0)
+    per_sample = (total / counts).mean(1).sqrt() / (x - y).norm(dim=1)
+    assert per_sample.max() <= problem.constants.L_samples * ABOVE
+
+
+def test_order_of_the_constants(problem):
+    c = problem.constants
+    for chain in ((c.L, c.L_plus, c.L_tilde, c.L_max), (c.L, c.L_AM, c.L_tilde)):
+        assert all(a <= b * ABOVE for a, b in pairwise(chain))
+    assert c.L_pm is None or c.L_pm <= c.L_plus * ABOVE
+
+
+def test_f_inf_is_a_lower_bound(problem):
+    x, _ = pairs(problem)
+    losses = problem.oracle(x)[1].mean(1) + problem.penalty(x)
+    assert (losses >= problem.constants.f_inf - 1e-12).all()
+
+
+def test_mu_gives_the_pl_inequality(problem):
+    c = problem.constants
+    if c.mu is None:
+        return
+    x, _ = pairs(problem)
+    grads, losses = problem.oracle(x)
+    best = c.f_star
+    if best is None:
+        best = lowest(problem)
+    left = grads.mean(1).square().sum(1) / 2
+    gap = losses.mean(1) - best
+    assert (left >= c.mu * gap * (1 - 1e-7) - 1e-12).all()
+
+
+def lowest(problem):
+    def call(x):
+        grads, losses = problem.oracle(torch.from_numpy(x)[None])
+        return float(losses.mean()), grads[0].mean(0).numpy()
+
+    start = problem.start().numpy()
+    options = {"maxiter": 20000, "maxfun": 40000, "ftol": 1e-16, "gtol": 1e-10, "maxcor": 50}
+    return minimize(call, start, jac=True, method="L-BFGS-B", options=options).fun
+
+
+def test_f_star_is_reached(problem):
+    c = problem.constants
+    if c.f_star is None:
+        return
+    assert c.f_inf == c.f_star
+    H = hessians(problem).mean(0)
+    g = problem.grad(torch.zeros(1, problem.dim, dtype=torch.float64))[0].mean(0).numpy()
+    best = torch.from_numpy(np.linalg.lstsq(H, -g, rcond=1e-13)[0])[None]
+    grads, losses = problem.oracle(best)
+    assert grads.mean(1).norm() < 1e-8 * max(c.L, np.linalg.norm(g))
+    assert float(losses.mean()) == pytest.approx(c.f_star, rel=1e-9, abs=1e-12)
+
+
+def hessians(problem):
+    eye = torch.eye(problem.dim, dtype=torch.float64)
+    zero = problem.grad(torch.zeros_like(eye[:1]))
+    return (problem.grad(eye) - zero).transpose(0, 1).numpy()  # (n, d, d)
+
+
+@pytest.mark.parametrize(
+    "name", ["quadratic", "tridiagonal", "least_squares l2", "squares, few rows"]
+)
+def test_constants_of_quadratics_are_exact(name):
+    problem = problems.build(*CASES[name])
+    H, c = hessians(problem), problem.constants
+    mean = H.mean(0)
+    squares = np.mean([h @ h for h in H], axis=0)
+    assert np.allclose(c.L_i, [np.abs(np.linalg.eigvalsh(h)).max() for h in H], rtol=1e-9)
+    assert math.isclose(c.L, np.linalg.eigvalsh(mean)[-1], rel_tol=1e-9)
+    if name == "squares, few rows":
+        return  # there only bounds
+    assert c.L_plus == pytest.approx(math.sqrt(np.linalg.eigvalsh(squares)[-1]), rel=1e-9)
+    variance = np.linalg.eigvalsh(squares - mean @ mean)[-1]
+    assert c.L_pm == pytest.approx(math.sqrt(variance), rel=1e-7)
+    values = np.linalg.eigvalsh(mean)
+    assert c.mu == pytest.approx(values[0], rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 3.0])
+@pytest.mark.parametrize("clients", [1, 2, 9])
+@pytest.mark.parametrize("dim", [1, 2, 25])
+def test_closed_forms_of_the_tridiagonal_problem(dim, clients, noise):
+    params = {"dim": dim, "clients": clients, "noise": noise, "lambda": 1e-3, "seed": 4}
+    problem = problems.build("tridiagonal", params)
+    zero = torch.zeros(1, dim, dtype=torch.float64)
+    A = torch.from_numpy(hessians(problem).copy())
+    dense = Quadratic(A, -problem.grad(zero)[0]).constants
+    c = problem.constants
+    assert np.allclose(c.L_i, dense.L_i, rtol=1e-10)
+    for name in ("L", "L_plus", "f_star"):
+        assert getattr(c, name) == pytest.approx(getattr(dense, name), rel=1e-9)
+    assert c.L_pm == pytest.approx(dense.L_pm, rel=1e-7, abs=1e-9)
+    assert c.mu == pytest.approx(dense.mu, rel=1e-9)
+
+
+def test_generated_quadratic():
+    problem = problems.build("quadratic", {"dim": 20, "clients": 6, "mu": 0.02, "seed": 3})
+    assert problem.constants.mu == pytest.approx(0.02, rel=1e-9)
+    other = problems.build("quadratic", {"dim": 20, "clients": 6, "mu": 0.02, "seed": 4})
+    assert not torch.equal(problem.A, other.A)
+    alike = problems.build("quadratic", {"dim": 20, "clients": 6, "heterogeneity": 0.0})
+    spread = problems.build("quadratic", {"dim": 20, "clients": 6, "heterogeneity": 2.0})
+    assert (
+        spread.constants.L_max / spread.constants.L_AM
+        > alike.constants.L_max / alike.constants.L_AM
+    )
+
+
+def test_unbounded_quadratics_have_no_minimum():
+    A = torch.diag(torch.tensor([1.0, -0.1], dtype=torch.float64))[None]
+    saddle = Quadratic(A, torch.zeros(1, 2, dtype=torch.float64)).constants
+    assert (saddle.f_star, saddle.f_inf, saddle.mu) == (None, None, None)
+    assert saddle.L == 1
+    flat = torch.diag(torch.tensor([2.0, 0.0], dtype=torch.float64))[None]
+    tilted = Quadratic(flat, torch.tensor([[1.0, 1.0]], dtype=torch.float64)).constants
+    assert tilted.f_star is None
+    level = Quadratic(flat, torch.tensor([[1.0, 0.0]], dtype=torch.float64)).constants
+    assert (level.f_star, level.mu) == (pytest.approx(-0.25), pytest.approx(2.0))
+
+
+def test_curvature_of_the_squared_sigmoid():
+    z = np.linspace(-20, 20, 2_000_001)
+    s = 1 / (1 + np.exp(z))
+    second = s**2 * (1 - s) * (4 - 6 * s)
+    kind = type(problems.build("nonconvex_classification", CANCER))
+    assert kind.curvature == pytest.approx(np.abs(second).max(), abs=1e-9)
+    assert 0.15405 < kind.curvature < 0.15406
+
+
+@pytest.mark.parametrize("dense", [5, 1000])
+@pytest.mark.parametrize("shape", [(60, 40), (40, 60)])
+def test_largest_eigenvalue_by_every_way(monkeypatch, shape, dense):
+    monkeypatch.setattr(spectra, "DENSE", dense)  # 5: by Lanczos
+    random = np.random.default_rng(0)
+    A, w = random.standard_normal(shape), random.random(shape[0])
+    want = np.linalg.norm(A * np.sqrt(w)[:, None], 2) ** 2
+    for given in (A, scipy.sparse.csr_array(A)):
+        assert spectra.lmax_gram(given, w) == pytest.approx(want, rel=1e-9)
+    assert np.allclose(spectra.row_norms_sq(scipy.sparse.csr_array(A)), (A**2).sum(1))

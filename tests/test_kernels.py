@@ -1,0 +1,195 @@
+"""The compiled kernels against dense torch, and one cell's independence of all others."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numba import njit
+
+from raybench.problems import kernels, sparse
+from raybench.problems.clients import Rows
+from raybench.problems.dense import DenseMargins
+from raybench.problems.sparse import SparseMargins
+
+
+def rows(d=37, counts=(5, 1, 300, 140), density=0.2, pattern=False, seed=0):
+    random = np.random.default_rng(seed)
+    N = sum(counts)
+    A = scipy.sparse.random_array((N, d), density=density, rng=random, format="csr")
+    A.data = np.ones_like(A.data) if pattern else random.standard_normal(A.nnz)
+    A = A.tolil()
+    A[3] = 0  # a row without features
+    A = scipy.sparse.csr_array(A)
+    A.eliminate_zeros()
+    return Rows(A, np.sign(random.standard_normal(N)), np.cumsum([0, *counts]))
+
+
+def both(held, loss, dtype=torch.float64):
+    return SparseMargins(held, loss, dtype), DenseMargins(held, loss, dtype, torch.device("cpu"))
+
+
+def points(*shape, scale=1.0, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(*shape, dtype=torch.float64, generator=random)
+
+
+def close(got, want, tolerance=1e-12):
+    return (got - want).abs().max() <= tolerance * want.abs().max()
+
+
+@pytest.mark.parametrize("B", [1, 2, 8, 9, 16, 24, 33])
+@pytest.mark.parametrize("pattern", [True, False])
+@pytest.mark.parametrize("loss", ["logistic", "sigmoid_sq"])
+def test_kernel_equals_dense(loss, pattern, B):
+    held = rows(pattern=pattern)
+    ours, reference = both(held, loss)
+    for lead in ((B,), (B, 4)):
+        x, shift = points(*lead, 37, scale=2.0), points(*lead, 37, seed=1)
+        for added in (None, shift):
+            got, want = ours.oracle(x, added, True), reference.oracle(x, added, True)
+            assert close(got[0], want[0])
+            assert close(got[1], want[1])
+            assert got[0].is_contiguous()
+        assert ours.oracle(x, None, False)[1] is None
+        assert torch.equal(ours.oracle(x, None, False)[0], ours.oracle(x, None, True)[0])
+
+
+@pytest.mark.parametrize("pattern", [True, False])
+@pytest.mark.parametrize("loss", ["logistic", "sigmoid_sq"])
+def test_minibatch_equals_dense(loss, pattern):
+    ours, reference = both(rows(pattern=pattern), loss)
+    counts = torch.tensor([5, 1, 300, 140])
+    draws = torch.rand(6, 4, 9, generator=torch.Generator().manual_seed(0))
+    sample = (draws * counts[None, :, None]).long()
+    for lead in ((6,), (6, 4)):
+        x, shift = points(*lead, 37), points(*lead, 37, seed=1)
+        for added in (None, shift):
+            got, want = (k.minibatch(x, sample, added) for k in (ours, reference))
+            assert close(got, want)
+    with pytest.raises(IndexError, match="outside"):
+        ours.minibatch(points(6, 37), sample + 1, None)
+
+
+def test_single_precision_is_computed_in_double():
+    held = rows()
+    x = points(9, 37).float()
+    single = SparseMargins(held, "logistic", torch.float32)
+    double = SparseMargins(held, "logistic", torch.float64)
+    got, want = single.oracle(x, None, True), double.oracle(x.double(), None, True)
+    for a, b in zip(got, want):
+        assert a.dtype == torch.float32
+        assert torch.equal(a, b.float())
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e308, -1e200])
+@pytest.mark.parametrize("B", [3, 20])
+def test_a_diverged_cell_disturbs_no_other(B, bad, dense):
+    kernel = both(rows(), "logistic")[dense]
+    x = points(B, 37)
+    clean = kernel.oracle(x, None, True)
+    x[1] = bad
+    grads, losses = kernel.oracle(x, None, True)
+    others = torch.arange(B) != 1
+    assert torch.equal(grads[others], clean[0][others])
+    assert torch.equal(losses[others], clean[1][others])
+    if not np.isfinite(bad):
+        assert not torch.isfinite(losses[1, 2:]).any()
+    else:
+        assert not (losses[1, 2:] < 1e100).any()  # the loss of a margin near -1e200 and beyond
+
+
+def test_saturated_margins():
+    A = scipy.sparse.csr_array(np.array([[1.0], [1.0]]))
+    held = Rows(A, np.array([1.0, -1.0]), np.array([0, 1, 2]))
+    for loss in ("logistic", "sigmoid_sq"):
+        ours = SparseMargins(held, loss, torch.float64)
+        for x in (800.0, 1e308, float("inf")):
+            for B in (1, 4):
+                grads, losses = ours.oracle(torch.full((B, 1), x, dtype=torch.float64), None, True)
+                bound = x if loss == "logistic" else 1.0
+                assert (losses[:, 0] == 0).all()
+                assert (losses[:, 1] == bound).all()
+                assert (grads[:, 0] == 0).all()
+                assert (grads[:, 1] == (1.0 if loss == "logistic" else 0.0)).all()
+
+
+def test_small_losses_keep_their_digits():
+    A = scipy.sparse.csr_array(np.ones((700, 1)))
+    held = Rows(A, np.ones(700), np.array([0, 700]))
+    for B in (1, 9):
+        x = torch.linspace(5, 600, B, dtype=torch.float64)[:, None]
+        losses = SparseMargins(held, "logistic", torch.float64).oracle(x, None, True)[1]
+        assert torch.allclose(losses, torch.log1p(torch.exp(-x)), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_change_no_bit(monkeypatch, threads):
+    ours = SparseMargins(rows(), "logistic", torch.float64)
+    before = torch.get_num_threads()
+    x, sample = points(70, 37), torch.zeros(70, 4, 2, dtype=torch.int64)
+    try:
+        torch.set_num_threads(1)
+        want = *ours.oracle(x, x, True), ours.minibatch(x, sample, x)
+        monkeypatch.setattr(sparse, "WORTH_THREADS", 0)
+        torch.set_num_threads(threads)
+        got = *ours.oracle(x, x, True), ours.minibatch(x, sample, x)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(got, want))
+
+
+def test_an_error_in_a_thread_is_raised(monkeypatch):
+    monkeypatch.setattr(sparse, "WORTH_THREADS", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+
+    def work(lo, hi):
+        if lo > 0:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        sparse.run_shared(work, 4, 1.0)
+
+
+def test_batch_changes_a_cell_by_rounding_only():
+    ours = SparseMargins(rows(), "logistic", torch.float64)
+    x = points(40, 37)
+    grads, losses = ours.oracle(x, None, True)
+    for b in (0, 17, 39):
+        alone = ours.oracle(x[b : b + 1], None, True)
+        assert close(alone[0][0], grads[b], 1e-14)
+        assert close(alone[1][0], losses[b], 1e-13)
+
+
+def test_wide_rows_use_wide_indices():
+    random = np.random.default_rng(0)
+    A = scipy.sparse.random_array((40, 70_000), density=1e-3, rng=random, format="csr")
+    held = Rows(A, np.sign(random.standard_normal(40)), np.array([0, 15, 40]))
+    ours, reference = both(held, "logistic")
+    x = points(3, 70_000)
+    for got, want in zip(ours.oracle(x, None, True), reference.oracle(x, None, True)):
+        assert close(got, want)
+
+
+@njit
+def exp_all(a):
+    out = np.empty_like(a)
+    for i in range(len(a)):
+        out[i] = kernels.exp_minus(a[i])
+    return out
+
+
+def test_exp_is_accurate_to_an_ulp():
+    a = np.concatenate([np.linspace(0, 708, 1_000_001), 10.0 ** np.arange(-320, 3), [0.0]])
+    want = np.exp(-a)
+    assert (np.abs(exp_all(a) - want) <= 1.0 * np.spacing(want)).all()
+    assert np.array_equal(exp_all(np.array([709.0, 1e308, np.inf])), np.zeros(3))
+    assert np.isnan(exp_all(np.array([np.nan]))).all()
+
+
+@given(st.lists(st.floats(0, 1e4), min_size=1, max_size=40))
+def test_exp_of_anything(values):
+    a = np.array(values)
+    assert np.allclose(exp_all(a), np.exp(-a), rtol=4e-16, atol=1e-307)

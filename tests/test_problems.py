@@ -1,0 +1,345 @@
+"""Every problem: gradients, hosting, evaluation, against formulas written out in numpy."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import expit
+
+from raybench import problems, registry
+from raybench.errors import InputError
+from raybench.problems import Layout, Problem
+from raybench.problems.regularizers import Regularizer
+
+
+class OnlyLosses(Problem):
+    """f_i(x) = sum cos((i + 1) x): a user's problem with nothing but f_i."""
+
+    def __init__(self):
+        super().__init__(3, 4)
+
+    def f_i(self, i, x):
+        return torch.cos((i + 1) * x).sum(-1)
+
+
+CANCER = {"dataset": "breast_cancer", "clients": 5, "scale": "columns"}
+CASES = {
+    "logistic nonconvex": ("logistic", {**CANCER, "intercept": True}),
+    "logistic l2": ("logistic", {**CANCER, "regularizer": "l2", "split": "sorted_by_label"}),
+    "logistic l1": ("logistic", {**CANCER, "regularizer": "l1", "lambda": 0.01}),
+    "logistic none": ("logistic", {**CANCER, "regularizer": "none", "split": {"dirichlet": 0.5}}),
+    "logistic digits": ("logistic", {"dataset": "digits", "clients": 3, "positive": [1, 2, 3]}),
+    "sigmoid l2": ("nonconvex_classification", CANCER),
+    "sigmoid nonconvex": (
+        "nonconvex_classification",
+        {**CANCER, "regularizer": "nonconvex", "lambda": 0.2, "remainder": "last"},
+    ),
+    "squares": ("least_squares", CANCER),
+    "ridge": ("least_squares", {**CANCER, "regularizer": "l2", "lambda": {"times_L": 1e-3}}),
+    "squares, few rows": ("least_squares", {**CANCER, "clients": 40}),
+    "squares nonconvex": ("least_squares", {**CANCER, "regularizer": "nonconvex"}),
+    "squares one-hot": (
+        "least_squares",
+        {"dataset": "digits", "clients": 4, "scale": "rows", "regularizer": "l2"},
+    ),
+    "quadratic": ("quadratic", {"shape": [3, 4], "clients": 4, "heterogeneity": 1.0}),
+    "tridiagonal": ("tridiagonal", {"dim": 12, "clients": 5, "noise": 0.3}),
+    "vertical": ("vertical_least_squares", {**CANCER, "test_size": 0.25}),
+    "vertical single": ("vertical_least_squares", {**CANCER, "clients": 30}),
+    "yours": OnlyLosses,
+}
+_made: dict[str, Problem] = {}
+
+
+@pytest.fixture(params=CASES)
+def problem(request) -> Problem:
+    """Each problem, made once."""
+    if request.param not in _made:
+        case = CASES[request.param]
+        _made[request.param] = case() if callable(case) else problems.build(*case)
+    return _made[request.param]
+
+
+def points(problem, *lead, size=0.5, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    return size * torch.randn(*lead, problem.dim, dtype=problem.dtype, generator=random)
+
+
+def test_finite_differences(problem):
+    x, v = points(problem, 3), points(problem, 1, seed=1)[0]
+    step = 1e-5
+    slopes = (problem.oracle(x + step * v)[1] - problem.oracle(x - step * v)[1]) / (2 * step)
+    along = problem.oracle(x)[0] @ v
+    assert slopes.shape == along.shape == (3, problem.n)
+    assert torch.allclose(slopes, along, rtol=1e-6, atol=1e-8 * float(along.abs().max()))
+
+
+def test_shapes_and_flags(problem):
+    x = points(problem, 2)
+    grads, losses = problem.oracle(x)
+    assert grads.shape == (2, problem.n, problem.dim)
+    assert grads.is_contiguous()
+    assert losses.shape == (2, problem.n)
+    assert problem.oracle(x, loss=False)[1] is None
+    assert torch.equal(problem.oracle(x, loss=False)[0], grads)
+    assert problem.layout.dim == problem.dim
+    assert problem.start().shape == (problem.dim,)
+    assert len(problem.samples) == problem.n
+    assert problem.clients == range(problem.n)
+
+
+def test_point_per_client(problem):
+    x = points(problem, 4, problem.n)
+    grads, losses = problem.oracle(x)
+    for i in range(problem.n):
+        alone = problem.oracle(x[:, i])
+        assert torch.allclose(grads[:, i], alone[0][:, i], rtol=1e-11, atol=1e-13)
+        assert torch.allclose(losses[:, i], alone[1][:, i], rtol=1e-11, atol=1e-13)
+
+
+def test_hosts_together_are_the_whole(problem):
+    x = points(problem, 3)
+    cut = problem.n // 2
+    parts = [problem.host(range(cut)), problem.host(range(cut, problem.n))]
+    both = [torch.cat(pair, dim=1) for pair in zip(*(p.oracle(x) for p in parts))]
+    for got, want in zip(both, problem.oracle(x)):
+        assert torch.allclose(got, want, rtol=1e-12, atol=1e-14)
+    assert parts[1].constants is problem.constants
+    assert parts[0].samples == problem.samples
+    assert parts[0].host(range(cut, problem.n)).clients == parts[1].clients
+    for key, value in problem.evaluate(x).items():
+        assert torch.equal(parts[0].evaluate(x)[key], value)
+    with pytest.raises(ValueError, match="stretch"):
+        problem.host(range(1, problem.n + 1))
+
+
+def test_samples(problem):
+    if problem.samples == (1,) * problem.n:
+        assert torch.equal(problem.grad(points(problem, 2)), problem.oracle(points(problem, 2))[0])
+        return
+    x = points(problem, 2)
+    full = problem.grad(x)
+    for i in range(problem.n):  # all of a client's samples make its gradient
+        every = torch.arange(problem.samples[i]).expand(2, 1, -1)
+        got = problem.host(range(i, i + 1)).grad(x, every)
+        assert torch.allclose(got[:, 0], full[:, i], rtol=1e-10, atol=1e-12)
+    some = torch.randint(0, min(problem.samples), (2, problem.n, 3))
+    parts = torch.stack([problem.grad(x, some[..., j : j + 1]) for j in range(3)])
+    assert torch.allclose(problem.grad(x, some), parts.mean(0), rtol=1e-10, atol=1e-12)
+    spread = x[:, None].expand(-1, problem.n, -1)
+    assert torch.allclose(problem.grad(spread, some), problem.grad(x, some), rtol=1e-12)
+
+
+def test_survives_pickling(problem):
+    x = points(problem, 2)
+    problem.oracle(x)
+    copy = pickle.loads(pickle.dumps(problem.host(range(1, problem.n))))
+    assert torch.allclose(copy.oracle(x)[0], problem.oracle(x)[0][:, 1:], rtol=1e-12)
+    assert copy.constants == problem.constants
+
+
+def test_single_precision(problem):
+    if isinstance(problem, OnlyLosses):
+        return
+    case = next(CASES[k] for k, v in _made.items() if v is problem)
+    single = problems.build(case[0], {**case[1], "dtype": "float32"})
+    x = points(problem, 3)
+    grads, losses = single.oracle(x.float())
+    assert grads.dtype == losses.dtype == single.start().dtype == torch.float32
+    want = problem.oracle(x)
+    assert torch.allclose(
+        grads.double(), want[0], rtol=1e-4, atol=1e-5 * float(want[0].abs().max())
+    )
+    assert torch.allclose(losses.double(), want[1], rtol=1e-4, atol=1e-4)
+    # the same problem in another number format: the constants are those of the float64 one
+    assert math.isclose(single.constants.L, problem.constants.L, rel_tol=1e-12)
+
+
+def rows_of(problem):
+    return [(np.asarray(a), b) for a, b in problem.rows.parts()]
+
+
+def reg_of(kind, lam, x):
+    return {
+        "nonconvex": (
+            lam * (x**2 / (1 + x**2)).sum(),
+            2 * lam * x / (1 + x**2) ** 2,
+        ),
+        "l2": (lam / 2 * x @ x, lam * x),
+    }.get(kind, (0.0, 0 * x))
+
+
+@pytest.mark.parametrize("name", ["logistic", "nonconvex_classification", "least_squares"])
+@pytest.mark.parametrize("kind", ["nonconvex", "l2", "l1", "none"])
+def test_direct_formula(name, kind):
+    problem = problems.build(name, {**CANCER, "regularizer": kind, "lambda": 0.3})
+    x = points(problem, 1)
+    at = x[0].numpy()
+    losses, grads = [], []
+    for A, y in rows_of(problem):
+        z = A @ at
+        if name == "logistic":
+            loss, slope = np.logaddexp(0, -y * z), -y * expit(-y * z)
+        elif name == "least_squares":
+            loss, slope = (z - y) ** 2 / 2, z - y
+        else:
+            s = expit(-y * z)
+            loss, slope = s**2, -2 * y * s**2 * (1 - s)
+        value, shift = reg_of(kind, 0.3, at)
+        losses.append(loss.mean() + value)
+        grads.append(A.T @ slope / len(y) + shift)
+    got = problem.oracle(x)
+    assert np.allclose(got[0][0].numpy(), grads, rtol=1e-11, atol=1e-13)
+    assert np.allclose(got[1][0].numpy(), losses, rtol=1e-12)
+    assert problem.has_prox == (kind == "l1")
+    assert float(problem.penalty(x)) == pytest.approx(0.3 * abs(at).sum() if kind == "l1" else 0)
+
+
+def test_prox_minimises():
+    reg = Regularizer("l1", 0.7)
+    v = torch.linspace(-3, 3, 61, dtype=torch.float64)[None]
+    gamma = torch.tensor([[0.5]], dtype=torch.float64)
+    got = reg.prox(v, gamma)
+    grid = torch.linspace(-3, 3, 60001, dtype=torch.float64)[:, None]
+    best = grid[(gamma * 0.7 * grid.abs() + 0.5 * (grid - v) ** 2).argmin(0), 0]
+    assert torch.allclose(got[0], best, atol=1e-4)
+    assert torch.equal(Regularizer("none", 0.7).prox(v, 0.5), v)
+
+
+def test_regulariser_at_extremes():
+    x = torch.tensor([[1e-170, -1e-3, 2.0, 1e200, -1e154]], dtype=torch.float64)
+    reg = Regularizer("nonconvex", 0.5)
+    grads, value = reg.both(x)
+    assert torch.allclose(grads, reg.grad(x), rtol=1e-14, atol=0)
+    assert torch.allclose(value, reg.value(x), rtol=1e-14)
+    assert float(value) == pytest.approx(0.5 * (1e-6 / (1 + 1e-6) + 0.8 + 2), rel=1e-14)
+    assert torch.isfinite(grads).all()
+
+
+def test_lambda_as_multiple_of_L():
+    plain = problems.build("logistic", {**CANCER, "regularizer": "none"})
+    given = problems.build("logistic", {**CANCER, "regularizer": "l2", "lambda": {"times_L": 0.01}})
+    assert given.regularizer.lam == pytest.approx(0.01 * plain.constants.L)
+    assert given.constants.mu == given.regularizer.lam
+    usual = problems.build("nonconvex_classification", CANCER)
+    lam = usual.regularizer.lam
+    assert math.isclose(usual.constants.L, (1 + 1e-6) * lam / 1e-6, rel_tol=1e-12)
+
+
+def test_one_hot_targets_are_a_matrix():
+    problem = problems.build("least_squares", {"dataset": "digits", "clients": 4, "rows": 400})
+    assert problem.layout == Layout((("x", (64, 10)),))
+    (X,) = problem.layout.views(points(problem, 2))
+    assert X.shape == (2, 64, 10)
+    A = np.concatenate([a for a, _ in rows_of(problem)])
+    Y = np.concatenate([b for _, b in rows_of(problem)])
+    assert Y.shape == (400, 10)
+    residual = A @ X[0].numpy() - Y
+    assert float(problem.oracle(points(problem, 2))[1][0].mean()) == pytest.approx(
+        (residual**2).sum() / 800
+    )
+
+
+def test_layout_views_and_concat():
+    layout = Layout((("w", (2, 3)), ("b", (4,)), ("c", ())))
+    x = torch.arange(22.0).view(2, 11)
+    views = layout.views(x)
+    assert [tuple(v.shape) for v in views] == [(2, 2, 3), (2, 4), (2,)]
+    views[1][0, 0] = -1  # a view, not a copy
+    assert x[0, 6] == -1
+    assert torch.equal(layout.concat(views), x)
+    assert hash(layout) == hash(Layout(layout.tensors))
+
+
+def test_evaluate():
+    whole = problems.build("logistic", {**CANCER, "test_size": 0.25})
+    assert sum(whole.samples) + len(whole.test.labels) <= 569
+    x = points(whole, 2)
+    found = whole.evaluate(x)
+    z = whole.test.labels[:, None] * (whole.test.features @ x.numpy().T)
+    assert np.allclose(found["accuracy"], (z > 0).mean(0))
+    assert np.allclose(found["test_loss"], np.logaddexp(0, -z).mean(0))
+    assert set(problems.build("logistic", CANCER).evaluate(x)) == {"accuracy"}
+    assert problems.build("quadratic", {}).evaluate(x) == {}
+    digits = problems.build("least_squares", {"dataset": "digits", "clients": 2, "test_size": 0.2})
+    X = points(digits, 3)
+    right = (digits.test.features @ digits.layout.views(X)[0].numpy()).argmax(-1)
+    want = (right == digits.test.labels.argmax(1)).mean(1)
+    assert np.allclose(digits.evaluate(X)["accuracy"], want)
+
+
+def test_vertical_blocks():
+    problem = problems.build("vertical_least_squares", {**CANCER, "clients": 7})
+    x = points(problem, 3)
+    blocks = problem.split(x)
+    assert blocks.shape == (3, 7, 5)  # 30 features, 7 clients: blocks of 5 and 4
+    assert torch.equal(problem.assemble(blocks), x)
+    products = problem.products(blocks)
+    assert products.shape == (3, 7, problem.message_dim)
+    assert problem.message_dim == 569
+    A = torch.from_numpy(problem.train.dense())
+    assert torch.allclose(products.sum(1), x @ A.T)
+    grads = problem.assemble(problem.block_grad(products.sum(1)))
+    assert torch.allclose(grads, problem.oracle(x)[0][:, 0], rtol=1e-10)
+    part = problem.host(range(2, 5))
+    assert torch.equal(part.split(x), blocks[:, 2:5])
+    assert torch.allclose(part.products(blocks[:, 2:5]), products[:, 2:5])
+    assert torch.equal(part.assemble(blocks), x)
+    start = problem.start()
+    assert 0 <= start.min() < start.max() <= 1
+    with pytest.raises(InputError, match=r"problem\.clients"):
+        problems.build("vertical_least_squares", {**CANCER, "clients": 31})
+
+
+def test_tridiagonal_matrices():
+    problem = problems.build("tridiagonal", {"dim": 6, "clients": 3, "noise": 0.5, "lambda": 0.1})
+    eye = torch.eye(6, dtype=torch.float64)
+    zero = problem.oracle(torch.zeros(1, 6, dtype=torch.float64))[0][0]
+    columns = problem.oracle(eye)[0] - zero  # (6, n, 6): A_i e_k
+    T = 2 * np.eye(6) - np.eye(6, k=1) - np.eye(6, k=-1)
+    shared = 0.1 - np.linalg.eigvalsh(problem.nu.mean() / 4 * T)[0]
+    for i, nu in enumerate(problem.nu):
+        assert np.allclose(columns[:, i].numpy(), nu / 4 * T + shared * np.eye(6))
+    assert problem.start()[0] == pytest.approx(math.sqrt(6))
+
+
+def test_quadratic_shape():
+    assert problems.build("quadratic", {"shape": [14, 8]}).dim == 112
+    assert problems.build("quadratic", {}).dim == 100
+    for shape, dim in (([2, 3], 7), ([0, 2], None), (["a"], None), ([], None)):
+        with pytest.raises(InputError, match=r"problem\.shape"):
+            problems.build("quadratic", {"shape": shape, "dim": dim})
+
+
+def test_too_many_clients():
+    with pytest.raises(InputError, match=r"problem\.clients"):
+        problems.build("logistic", {"dataset": "breast_cancer", "clients": 570})
+
+
+def test_every_problem_is_documented_and_takes_its_parameters():
+    import inspect
+
+    names = registry.names("problem")
+    assert {
+        "logistic",
+        "nonconvex_classification",
+        "least_squares",
+        "quadratic",
+        "tridiagonal",
+        "vertical_least_squares",
+    } <= set(names)
+    for name in names:
+        entry = registry.lookup("problem", name)
+        assert entry.summary
+        if not entry.target.__module__.startswith("raybench.problems"):
+            continue
+        for key in entry.params:
+            parameters = inspect.signature(entry.target).parameters
+            known = {k.rstrip("_") for k in parameters} | {
+                k.rstrip("_")
+                for base in getattr(entry.target, "__mro__", ())
+                for k in inspect.signature(base.__init__).parameters
+            }
+            assert key in known, (name, key)
