@@ -22,8 +22,10 @@ class Finding:
         return not self.detail
 
     def __str__(self) -> str:
-        line = f"{'ok  ' if self.ok else 'FAIL'}  {self.about}: {self.check}"
-        return line if self.ok else f"{line}\n        {self.detail}"
+        if self.ok:
+            return f"ok    {self.about}: {self.check}"
+        text = " ".join(self.detail.split())
+        return f"FAIL  {self.about}: {self.check}: {text[:300]}"
 
 
 class Checks(dict[str, Callable[[Any], None]]):

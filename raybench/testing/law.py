@@ -137,7 +137,7 @@ def clients_and_rounds_independent(s: Subject) -> None:
         pairs["clients"] = noise[0][:, 0] * noise[0][:, 1]
     for name, product in pairs.items():
         inner = product.sum(-1)
-        error = inner.std() / math.sqrt(count)
+        error = inner.std(correction=0) / math.sqrt(count)
         assert inner.mean().abs() <= 5 * error + 1e-12 * x[0, 0].square().sum(), (
             f"errors of two {name} have mean inner product {inner.mean():.3g} +- {error:.2g}"
         )

@@ -197,7 +197,7 @@ def fits_a_million_coordinates(s: Subject) -> None:
     m = op.compress(gaussian(2, 1, s.big, dtype=torch.float32), cells_and_clients(2, 1))
     value = m.decode()
     assert value.shape == (2, 1, s.big), f"decoded to {tuple(value.shape)}"
-    assert value.isfinite().all(), "not finite"
+    assert value.isfinite().all(), f"not finite at d = {s.big}"
     assert same_bits(unpack(m.pack()).decode(), value), "changed by packing"
     assert m.payload().shape[-1] == int(torch.as_tensor(m.nbytes).max()), "bytes miscounted"
 

@@ -1,0 +1,188 @@
+"""What every algorithm must hold: its booking, its batch axes, its independence of where it runs.
+
+``CHECKS`` are functions of a ``Method`` that raise AssertionError; ``conformance`` runs them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raybench.engine.ledger import COLUMNS
+from raybench.engine.run import Run
+from raybench.errors import InputError
+from raybench.registry import Entry
+from raybench.testing.checks import Checks, Finding, findings
+from raybench.testing.compressors import examples, label_of
+from raybench.testing.spy import Spy
+from raybench.testing.trial import WILD, Method, compressors_for, finished, on_ranks, started
+
+CHECKS = Checks()
+SLACK = 16  # bits of padding in a message: its fields are packed to whole bytes
+
+
+def point(run: Run) -> Tensor:
+    """Return where the run is, (B, d)."""
+    return run.a.point(run.net, run.s, run.c)
+
+
+def close(a: Any, b: Any, rtol: float, what: str) -> None:
+    """Assert that two arrays agree relative to the size of the second."""
+    a, b = (np.asarray(x, dtype=float) for x in (a, b))
+    assert a.shape == b.shape, f"{what}: shapes {a.shape} and {b.shape}"
+    size = np.abs(b).max(initial=0.0)
+    gap = np.abs(a - b).max(initial=0.0)
+    assert gap <= rtol * size, f"{what} by {gap:.3g}, of a size of {size:.3g}"
+
+
+@CHECKS
+def runs_at_its_own_step(m: Method) -> None:
+    """At the theoretical step (or 0.1/L) the iterates stay finite, move, and something is sent."""
+    run = started(m.batch((1.0, 0.5), (0, 1)))
+    first = run.s.x.clone()
+    run.advance(run.rounds)
+    x, d = point(run), run.problem.dim
+    assert (run.status == "ok").all(), f"it ended as {', '.join(run.status)}"
+    assert x.shape == (2, d), f"point() has shape {tuple(x.shape)}, not (cells, d) = (2, {d})"
+    assert x.dtype == run.problem.dtype, f"point() is {x.dtype}, the problem {run.problem.dtype}"
+    assert not torch.equal(x, first), f"x did not move in {m.rounds} rounds"
+    assert (run.net.ledger.up[COLUMNS.index("bytes")] > 0).all(), "no message was ever sent"
+
+
+@CHECKS
+def state_has_cells_first(m: Method) -> None:
+    """Tensors of ``s`` have the cells on axis 0, those of ``c`` cells and clients on axes 0 and 1."""
+    run = finished(m.batch((1.0, 0.5, 0.25)))
+    for name, value in run.s:
+        for part in _tensors(value):
+            assert part.shape[:1] == (3,), f"s.{name} has shape {tuple(part.shape)} for 3 cells"
+    for name, value in run.c:
+        for part in _tensors(value):
+            lead = (3, run.net.n_here)
+            assert part.shape[:2] == lead, f"c.{name} has shape {tuple(part.shape)}, not {lead}.."
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [t for v in value for t in _tensors(v)] if isinstance(value, list | tuple) else []
+
+
+@CHECKS
+def seed_decides_all(m: Method) -> None:
+    """Two runs of a seed are equal bit by bit, whether in one go or round by round."""
+    batch = m.batch((1.0, 0.5), (3, 4))
+    once, again = finished(batch), started(batch)
+    torch.manual_seed(torch.seed() % 2**32)
+    while not again.advance(1):
+        pass
+    assert torch.equal(point(once), point(again)), "the same seed gave other iterates"
+    assert np.array_equal(once.net.ledger.up, again.net.ledger.up), "it booked other messages"
+
+
+@CHECKS
+def books_what_it_packs(m: Method) -> None:
+    """The ledger's bytes are those of the packed messages, its bits the same up to padding."""
+    batch = m.batch((1.0, 0.5), (0, 1))
+    run = started(batch)
+    spy = Spy(run.net)
+    run.advance(15)
+    for side in ("up", "down"):
+        booked = getattr(run.net.ledger, side)[COLUMNS.index("bytes")]
+        packed, messages = spy.bytes[side], spy.messages[side]
+        close(booked, packed, 1e-12, f"booked bytes {side} differ from the packed ones")
+        spare = 8 * packed - run.bits(side)
+        fits = (spare >= -1e-6) & (spare <= SLACK * messages + 1e-6)
+        assert fits.all(), f"{run.bits(side)} modelled bits {side}, {8 * packed} packed"
+
+
+@CHECKS
+def ranks_change_nothing(m: Method) -> None:
+    """On one, two and three virtual ranks: the same iterates (1e-10), counts and gradients.
+
+    Fails where clients are combined other than through ``net``.
+    """
+    batch = m.batch((1.0, 0.5, 0.7), (0, 1, 2))
+    (one,) = on_ranks(1, batch)
+    x = point(one)
+    for size in (2, 3):
+        found = on_ranks(size, batch, lambda run: (run, run.recorder.column("loss")))
+        for rank, (run, losses) in enumerate(found):
+            who = f"rank {rank} of {size}"
+            # every rank holds the same replicated state; point() would exchange messages
+            for name, value in run.s:
+                for mine, theirs in zip(_tensors(value), _tensors(getattr(one.s, name))):
+                    close(mine, theirs, 1e-10, f"s.{name} on {who} differs from one process")
+            close(losses, one.recorder.column("loss"), 1e-10, f"f on {who} differs")
+            for side in ("up", "down"):
+                ours, theirs = getattr(run.net.ledger, side), getattr(one.net.ledger, side)
+                close(ours, theirs, 1e-12, f"the ledger ({side}) on {who} differs")
+            close(run.net.evals, one.net.evals, 1e-12, f"gradient evaluations on {who} differ")
+    assert x.isfinite().all(), "the iterates are not finite"
+
+
+@CHECKS
+def alone_or_in_a_batch(m: Method) -> None:
+    """A cell gives the same curve (1e-9) alone and among others, of which most diverge and leave."""
+    multiples, seeds = (1.0, WILD, 0.5, WILD, WILD), (0, 1, 2, 3, 4)
+    batch = m.batch(multiples, seeds)
+    every = finished(batch)
+    assert (every.status[[1, 3, 4]] == "diverged").all(), (
+        f"at {WILD:g} times its step it ended as {', '.join(every.status)}"
+    )
+    for at in (0, 2):
+        alone = finished(m.batch(multiples[at : at + 1], seeds[at : at + 1]))
+        assert every.status[at] == "ok", f"beside diverging cells it ended as {every.status[at]}"
+        for name in ("loss", "grad_norm_sq", "bytes_up", "bytes_down", "grad_evals"):
+            ours, theirs = every.recorder.column(name)[at], alone.recorder.column(name)[0]
+            close(ours, theirs, 1e-9, f"{name} of a cell in a batch differs from it alone")
+
+
+@CHECKS
+def recording_costs_nothing(m: Method) -> None:
+    """Iterates, messages and counted gradients do not depend on how often f is recorded."""
+    batch = m.batch((1.0, 0.5), (0, 1))
+    often, seldom = finished(batch, 1), finished(batch, m.rounds)
+    close(point(often), point(seldom), 1e-12, "recording each round changes the iterates")
+    for side in ("up", "down"):
+        ours, theirs = getattr(often.net.ledger, side), getattr(seldom.net.ledger, side)
+        close(ours, theirs, 0.0, f"recording each round changes what is booked {side}")
+    close(often.net.evals, seldom.net.evals, 0.0, "recording each round changes grad_evals")
+
+
+def conformance(method: Method, about: str | None = None) -> list[Finding]:
+    """Return the findings of all checks on a method."""
+    operator = method.compressor
+    name = operator if isinstance(operator, str) or operator is None else operator["name"]
+    label = label_of(method.name, dict(method.params))
+    return findings(CHECKS, method, about or (f"{label} with {name}" if name else label))
+
+
+def methods(entry: Entry) -> list[Method]:
+    """Return what a registered method is tried as: parameter sets, and operators of its role.
+
+    Combinations whose numbers do not fit the small problem are left out, the first excepted.
+    """
+    sets, operators = list(examples(entry).values()), compressors_for(entry)
+    down = {"name": "top_k", "k": 4} if entry.meta.get("down") else None
+    pairs: list[tuple[Mapping[str, Any], Any]] = [(sets[0], q) for q in operators]
+    pairs += [(params, operators[0]) for params in sets[1:]]
+    tried = [Method(entry.name, params, q, downlink=down) for params, q in pairs]
+    return [m for j, m in enumerate(tried) if j == 0 or _fits(m)]
+
+
+def _fits(method: Method) -> bool:
+    try:
+        method.cell()
+    except InputError:
+        return False
+    return True
+
+
+def check_entry(entry: Entry) -> list[Finding]:
+    """Return the findings of all checks on a registered method, over ``methods``."""
+    return [finding for method in methods(entry) for finding in conformance(method)]

@@ -1,0 +1,58 @@
+"""A listener on ``net`` that packs every message and weighs the bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from raybench.compressors import Message
+from raybench.engine.net import Net
+from raybench.testing.wire import sent
+
+
+class Spy:
+    """Wraps the calls of a net that send, and packs each row of what they are given.
+
+    bytes: cumulative packed bytes (cells,) by side, up as means per client and down the broadcast
+    counted once, headers left out; messages: how many there were, an upper bound per client.
+    """
+
+    def __init__(self, net: Net) -> None:
+        self.net = net
+        self.bytes = {side: np.zeros(net.B) for side in ("up", "down")}
+        self.messages = {"up": 0, "down": 0}
+        for name in ("up", "down", "mix", "charge"):
+            setattr(net, name, self._listening(name, getattr(net, name)))
+
+    def _listening(self, name: str, call: Any) -> Any:
+        def charge(bits: float, *, down: bool = False) -> Any:
+            self._add("down" if down else "up", -(-bits // 8), 1)
+            return call(bits, down=down)
+
+        def send(message: Message) -> Any:
+            if name == "down":
+                packed = [size(message.row(b)) for b in range(self.net.B)]
+                self._add("down", np.array(packed, float), len(message.leaves()))
+            else:
+                degrees = np.ones(self.net.n)
+                if name == "mix":
+                    assert self.net.graph is not None
+                    degrees = self.net.graph.degrees.numpy()
+                rows = [
+                    [size(message.row(b, i)) for i in range(self.net.n)] for b in range(self.net.B)
+                ]
+                copies = int(degrees.max()) * len(message.leaves())
+                self._add("up", (np.array(rows) * degrees).mean(1), copies)
+            return call(message)
+
+        return charge if name == "charge" else send
+
+    def _add(self, side: str, size: Any, messages: int) -> None:
+        self.bytes[side] += size
+        self.messages[side] += messages
+
+
+def size(row: Message) -> int:
+    """Return the packed bytes of one message without its headers."""
+    return sum(sent(leaf) for leaf in row.leaves())

@@ -1,0 +1,129 @@
+"""A method on a small problem: what the checks of algorithms run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from raybench import spec
+from raybench.compressors import Role
+from raybench.engine.batch import Batch, Resolved
+from raybench.engine.execute import hosted
+from raybench.engine.plan import facts_of
+from raybench.engine.resolve import Resolver, Skip, problem_of
+from raybench.engine.run import Options, Run
+from raybench.engine.transport import Transport, on_virtual_ranks
+from raybench.errors import InputError
+from raybench.registry import Entry, lookup
+from raybench.spec.model import Record
+
+DATA: dict[str, Any] = {"dataset": "breast_cancer", "rows": 60, "clients": 5, "scale": "columns"}
+PLAIN = {"name": "quadratic", "shape": [[4, 3]], "clients": 5, "heterogeneity": 0.3}
+WILD = 1e9  # a multiple of the step at which a method on a quadratic diverges at once
+
+
+def problem_for(entry: Entry) -> dict[str, Any]:
+    """Return the small problem a method is tried on: five clients, quadratic, in its own form."""
+    if entry.meta.get("vertical"):
+        return {"name": "vertical_least_squares", **DATA}
+    if entry.meta.get("proximal"):
+        return {"name": "least_squares", **DATA, "regularizer": "l1", "lambda": 0.01}
+    if entry.meta.get("stochastic"):
+        return {"name": "least_squares", **DATA}
+    return PLAIN
+
+
+def compressors_for(entry: Entry) -> list[Any]:
+    """Return operators of the method's role: deterministic, random, correlated, not of one length."""
+    rand: dict[str, Any] = {"name": "rand_k", "k": 3}
+    by_role: dict[Any, list[Any]] = {
+        Role.CONTRACTIVE: [{"name": "top_k", "k": 3}, rand, "natural"],
+        Role.UNBIASED: [rand, {**rand, "mask": "common"}, "natural"],
+        Role.ANY: [{"name": "top_k", "k": 3}, rand, "natural"],
+    }
+    return by_role.get(entry.meta.get("up"), [None])
+
+
+@dataclass(frozen=True)
+class Method:
+    """An algorithm by name with its parameters and operators, on a problem.
+
+    step: one times the step size; None is its theory's, or a tenth of 1/L where it has none.
+    """
+
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    compressor: Any = None
+    problem: Mapping[str, Any] | None = None
+    downlink: Any = None
+    step: float | None = None
+    rounds: int = 40
+    more: Mapping[str, Any] = field(default_factory=dict)  # further keys of a sweep file
+
+    @property
+    def entry(self) -> Entry:
+        """The registered algorithm."""
+        return lookup("algorithm", self.name)
+
+    def config(self, step: Mapping[str, float], seed: int) -> dict[str, Any]:
+        """Return the sweep file of one cell."""
+        given = {
+            "problem": dict(self.problem or problem_for(self.entry)),
+            "algorithm": {"name": self.name, **self.params},
+            "compressor": self.compressor,
+            "downlink": self.downlink,
+            "step_size": dict(step),
+            "seed": seed,
+            "rounds": self.rounds,
+            "allow_unproven": True,
+            **self.more,
+        }
+        return {key: value for key, value in given.items() if value is not None}
+
+    def cell(self, multiple: float = 1.0, seed: int = 0) -> Resolved:
+        """Return one cell; raises InputError where its parameters are wrong or do not fit."""
+        if self.step is not None:
+            return self._resolved({"value": self.step * multiple}, seed)
+        try:
+            return self._resolved({"theory": multiple}, seed)
+        except Skip:
+            (cell,) = spec.load(self.config({"value": 1.0}, seed)).cells
+            L = problem_of(cell.problem).constants.L or 1.0
+            return self._resolved({"value": 0.1 / L * multiple}, seed)
+
+    def _resolved(self, step: Mapping[str, float], seed: int) -> Resolved:
+        (cell,) = spec.load(self.config(step, seed)).cells
+        return Resolver(allow_unproven=True).resolve(cell)
+
+    def batch(self, multiples: Sequence[float] = (1.0,), seeds: Sequence[int] = (0,)) -> Batch:
+        """Return a batch of cells, multiples and seeds taken in pairs (a single one for all)."""
+        count = max(len(multiples), len(seeds))
+        pairs = [(multiples[j % len(multiples)], seeds[j % len(seeds)]) for j in range(count)]
+        return batch_of([self.cell(multiple, seed) for multiple, seed in pairs])
+
+
+def batch_of(cells: Sequence[Resolved]) -> Batch:
+    """Return a batch of cells of one shape, in the order given. Raises InputError for several shapes."""
+    if len({cell.shape() for cell in cells}) != 1:
+        raise InputError.of("batch", "these cells differ in more than step size, seed and numbers")
+    return Batch(tuple(cells), facts=facts_of(problem_of(cells[0].cell.problem)))
+
+
+def started(batch: Batch, every: int = 1, transport: Transport | None = None) -> Run:
+    """Return the batch ready to run, recording each ``every``-th round."""
+    transport = transport or Transport()
+    problem = hosted(batch, transport, "cpu")
+    return Run(batch, problem, Options(record=Record(every=every)), transport)
+
+
+def finished(batch: Batch, every: int = 1, transport: Transport | None = None) -> Run:
+    """Return the batch after its last round."""
+    run = started(batch, every, transport)
+    run.advance(run.rounds)
+    return run
+
+
+def on_ranks(size: int, batch: Batch, work: Callable[[Run], Any] = lambda run: run) -> list[Any]:
+    """Return what ``work`` makes of the finished batch on each of so many virtual ranks."""
+    return on_virtual_ranks(size, lambda transport: work(finished(batch, transport=transport)))

@@ -1,0 +1,637 @@
+"""Operators: the conformance kit on all of ours, the kit on broken ones, and exact laws."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raybench.compressors import Compressor, Dense, Role, count_of
+from raybench.compressors.dithering import Dithering, NaturalDithering, TernGrad
+from raybench.compressors.identity import Identity, Zero
+from raybench.compressors.messages import (
+    DenseMessage,
+    LevelsMessage,
+    SeededMessage,
+    SparseMessage,
+)
+from raybench.compressors.natural import Natural
+from raybench.compressors.rand_k import RandK
+from raybench.compressors.sign import ScaledSign
+from raybench.compressors.top_k import TopK, top_indices, top_indices_torch
+from raybench.errors import InputError
+from raybench.registry import lookup, names
+from raybench.streams import stream
+from raybench.testing.compressors import CHECKS, Subject, check_entry, conformance, examples
+from raybench.testing.moments import SIGMAS, draws, moments
+from raybench.testing.vectors import cells_and_clients, families, gaussian
+
+SAMPLES = 30_000
+CASES = {
+    label: (name, params)
+    for name in names("compressor")
+    for label, params in examples(lookup("compressor", name)).items()
+}
+CASES |= {
+    f"dithering:p={p},s={s}": ("dithering", {"p": p, "s": s})
+    for p, s in ((1.0, 2), (1.5, 3), (3.0, 2), (10.0, 1), (2.0, 100))
+}
+CASES |= {
+    f"natural_dithering:p={p},s={s}": ("natural_dithering", {"p": p, "s": s})
+    for p, s in ((1.0, 4), (3.0, 2), (2.0, 8))
+}
+CASES["top_k:k=3"] = ("top_k", {"k": 3})
+CASES["rand_k:k=3"] = ("rand_k", {"k": 3})
+
+
+@lru_cache(maxsize=2)
+def subject(label: str) -> Subject:
+    name, params = CASES[label]
+    target = lookup("compressor", name).target
+    return Subject(lambda d: target(**params), samples=SAMPLES)
+
+
+@pytest.mark.parametrize(("label", "check"), [(c, k) for c in CASES for k in CHECKS])
+def test_conformance(label, check):
+    CHECKS[check](subject(label))
+
+
+def test_check_entry_covers_every_example():
+    entry = lookup("compressor", "rand_k")
+    found = check_entry(entry, samples=500, big=0)
+    assert {f.about for f in found} == set(examples(entry))
+    assert len(found) == len(CHECKS) * len(examples(entry))
+    assert all(f.ok and str(f).startswith("ok") for f in found)
+
+
+# The kit finds what is broken ------------------------------------------------------------------
+
+
+class Claims(Compressor):
+    """Rand-1/4 by hand; the broken operators below differ from it in one thing."""
+
+    mask = False
+
+    def omega(self, d):
+        return 3.0
+
+    def encode(self, x, stream):
+        keep = stream.uniform(x.shape[-1]) < 0.25
+        return Dense(x * keep * 4)
+
+
+class Shrinks(Claims):
+    def encode(self, x, stream):
+        return super().encode(x * 0.9, stream)
+
+
+class Understates(Claims):
+    def omega(self, d):
+        return 2.0
+
+
+class Overstates(TopK):
+    def alpha(self, d):
+        return 0.5
+
+
+class Negative(Claims):
+    def omega(self, d):
+        return -1.0
+
+
+class NotZero(Compressor):
+    def encode(self, x, stream):
+        return Dense(x + 1e-30)
+
+
+class DividesByNorm(Compressor):
+    def encode(self, x, stream):
+        return Dense(x / x.norm(dim=-1, keepdim=True) * x.norm(dim=-1, keepdim=True))
+
+
+class HidesNaN(Compressor):
+    def encode(self, x, stream):
+        return Dense(x.nan_to_num(1.0, 1.0, -1.0))
+
+
+class UsesTorchRandom(Claims):
+    def encode(self, x, stream):
+        return Dense(x * (torch.rand_like(x) < 0.25) * 4)
+
+
+class SaysDeterministic(Claims):
+    deterministic = True
+
+
+class OneMaskForAll(Claims):
+    def encode(self, x, stream):
+        keep = stream.shared().uniform(x.shape[-1]) < 0.25
+        return Dense(x * (keep if stream.ids is None else keep.unsqueeze(-2)) * 4)
+
+
+class SameEveryRound(Claims):
+    def encode(self, x, source):
+        own = stream(0).each(range(math.prod(x.shape[:-1]))).uniform(x.shape[-1])
+        return Dense(x * (own.view(x.shape) < 0.25) * 4)
+
+
+class LooksAtTheBatch(Compressor):
+    def encode(self, x, stream):
+        return Dense(x / x.abs().max().clamp(min=1e-300))
+
+
+class SingleLead(Compressor):
+    def encode(self, x, stream):
+        return Dense(x.reshape(-1, x.shape[-1]))
+
+
+class HalfPrecision(Compressor):
+    def encode(self, x, stream):
+        return Dense(x.float())
+
+
+class Aliases(Compressor):
+    def encode(self, x, stream):
+        return DenseMessage(x.shape[-1], x.dtype, x)
+
+
+class ChangesX(Compressor):
+    def encode(self, x, stream):
+        return Dense(x.mul_(1.0000001))
+
+
+class FreeDense(DenseMessage):
+    """All values, a tenth of them charged."""
+
+    kind = "test-free"
+
+    def _cost(self):
+        return super()._cost()._replace(values=self.d // 10)
+
+
+class FreeBytes(FreeDense):
+    kind = "test-free-bytes"
+
+    def _size(self):
+        return self.d // 10 * self.dtype.itemsize
+
+
+class Lossy(FreeBytes):
+    """The sender decodes the input, the receiver what fits."""
+
+    kind = "test-lossy"
+
+    def _payload(self):
+        return super()._payload()[..., : self._size()]
+
+    @classmethod
+    def read(cls, known, payload, stream):
+        full = torch.nn.functional.pad(payload, (0, known["d"] * 8 - payload.shape[-1]))
+        return super().read(known, full, stream)
+
+
+class Smuggles(DenseMessage):
+    """The values travel in the header."""
+
+    kind = "test-smuggles"
+
+    def known(self):
+        return {**super().known(), "gift": self.values.tolist()}
+
+    def _cost(self):
+        return super()._cost()._replace(values=0)
+
+    def _size(self):
+        return 0
+
+    def _payload(self):
+        return super()._payload()[..., :0]
+
+    @classmethod
+    def read(cls, known, payload, stream):
+        return cls(known["d"], torch.float64, torch.tensor(known["gift"], dtype=torch.float64))
+
+
+class WrongSum(DenseMessage):
+    kind = "test-wrong-sum"
+
+    def sum_clients(self):
+        return self.values.mean(-2)
+
+
+class WrongSelect(DenseMessage):
+    kind = "test-wrong-select"
+
+    def select(self, cells):
+        return super().select(cells.sort().values)
+
+
+def sends(kind):
+    class Sends(Compressor):
+        def encode(self, x, stream):
+            return kind(x.shape[-1], x.dtype, x.clone())
+
+    return Sends()
+
+
+def small_only():
+    class SmallOnly(Compressor):
+        def encode(self, x, stream):
+            return Dense(x.clamp(max=3.0) if x.shape[-1] < 1000 else x / 0.0)
+
+    return SmallOnly()
+
+
+BROKEN = [
+    (Negative(), "constants make sense", "omega(24) = -1.0"),
+    (Shrinks(), "unbiased", "mean of C(x) is"),
+    (Understates(), "second moment within omega", "against omega"),
+    (Overstates(3), "contraction at least alpha", "0.875 > 0.5"),
+    (NotZero(), "zero goes to zero", "C(0) = [1e-30"),
+    (DividesByNorm(), "finite on hard vectors", "zero, torch.float64"),
+    (HidesNaN(), "non finite input shows", "a row of nan became [1.0"),
+    (UsesTorchRandom(), "determined by the stream", "with one stream differ"),
+    (SaysDeterministic(), "determined by the stream", "says deterministic"),
+    (OneMaskForAll(), "clients and rounds independent", "two clients"),
+    (SameEveryRound(), "clients and rounds independent", "two rounds"),
+    (LooksAtTheBatch(), "batched equals row by row", "row (0, 0) differs alone"),
+    (SingleLead(), "decodes to the shape of x", "decoded (1, 24)"),
+    (HalfPrecision(), "decodes to the shape of x", "decoded (24,) torch.float32"),
+    (sends(Lossy), "packs and unpacks bit exactly", "changed by packing"),
+    (sends(FreeBytes), "bytes are counted exactly", "nbytes is 16, the payload (3, 4, 192)"),
+    (sends(FreeDense), "modelled bits fit the bytes", "1408 sent bits are not modelled"),
+    (sends(Smuggles), "header does not depend on x", "gift"),
+    (Aliases(), "never aliases its input", "changing x changed the message"),
+    (ChangesX(), "never aliases its input", "compress changed its input"),
+    (sends(WrongSum), "sums agree with decode", "sum_clients"),
+    (sends(WrongSelect), "parts agree with the whole", "select changed the values"),
+    (small_only(), "fits a million coordinates", "not finite at d = 1000000"),
+]
+
+
+@pytest.mark.parametrize(("op", "check", "says"), BROKEN, ids=range(len(BROKEN)))
+def test_the_kit_finds_a_broken_operator(op, check, says):
+    big = 10**6 if "million" in check else 0
+    found = {f.check: f for f in conformance(lambda d: op, samples=20_000, dims=(1, 8), big=big)}
+    assert not found[check].ok
+    assert says in found[check].detail
+    assert str(found[check]).startswith(f"FAIL  operator: {check}: ")
+    assert "\n" not in str(found[check])
+
+
+def test_a_plugin_that_raises_is_a_finding():
+    def broken(d):
+        raise RuntimeError("boom")
+
+    found = conformance(broken)
+    assert len(found) == len(CHECKS)
+    assert all("RuntimeError: boom" in f.detail for f in found)
+
+
+def test_every_check_is_shown_to_fail():
+    assert set(CHECKS) - {check for _, check, _ in BROKEN} == {"strides do not matter"}
+
+
+def test_strides_check_can_fail():
+    class Strided(Compressor):
+        def compress(self, x, stream=None):  # encode is always given a contiguous x
+            return Dense(x * x.stride()[-1])
+
+        encode = compress
+
+    with pytest.raises(AssertionError, match="strided x differs"):
+        CHECKS["strides do not matter"](Subject(lambda d: Strided()))
+
+
+def test_the_sound_one_passes():
+    found = conformance(lambda d: Claims(), samples=20_000, dims=(1, 8))
+    assert not [str(f) for f in found if not f.ok]
+
+
+# Counts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("k", "d", "count"),
+    [
+        (5, 10, 5),
+        (5.0, 10, 5),
+        ("5", 10, 5),
+        (" 5 ", 10, 5),
+        (np.int64(5), 10, 5),
+        (np.float32(0.5), 10, 5),
+        (1.0, 10, 1),  # a whole number is a count, however it is written
+        ("1.0", 10, 1),
+        (0.1, 10, 1),
+        ("0.1", 11, 2),
+        ("10%", 30, 3),
+        (0.1, 30, 3),  # not 4, although 0.1 * 30 > 3 in floating point
+        ("10%", 112, 12),
+        ("100%", 10, 10),
+        ("1e-9%", 10, 1),
+        (0.999999, 10, 10),
+        ("30%", 10**9, 3 * 10**8),
+        (1, 1, 1),
+    ],
+)
+def test_count_of(k, d, count):
+    assert count_of(k, d) == count
+
+
+@pytest.mark.parametrize(
+    "k",
+    [0, -1, 11, 0.0, -0.5, 1.5, "0%", "101%", "200%", "-5%", "", "%", "ten", "1/2", "nan", "inf"]
+    + [math.nan, math.inf, None, True, False, [3], "1e999999999", "10%%"],
+)
+def test_count_of_refuses(k):
+    with pytest.raises(InputError) as error:
+        count_of(k, 10, "compressor.k")
+    assert str(error.value).startswith("compressor.k: ")
+
+
+@given(st.one_of(st.integers(), st.floats(), st.text(max_size=6)), st.integers(1, 10**6))
+def test_count_of_is_within_d_or_refuses(k, d):
+    try:
+        count = count_of(k, d)
+    except InputError:
+        return
+    assert 1 <= count <= d
+
+
+@given(st.floats(0, 1, exclude_min=True, exclude_max=True), st.integers(1, 10**5))
+def test_a_share_is_rounded_up(share, d):
+    count, exact = count_of(share, d), share * d
+    assert exact * (1 - 1e-12) <= count
+    assert count - 1 < exact * (1 + 1e-12)
+
+
+# Roles and the entry point ----------------------------------------------------------------------
+
+
+def test_roles():
+    d = 10
+    bound = RandK(2).bind(d, role=Role.CONTRACTIVE)
+    assert (bound.factor, bound.alpha, bound.omega) == (0.2, 0.2, None)
+    x = gaussian(d)
+    q = stream(3)
+    torch.testing.assert_close(
+        bound(x, q).decode(), RandK(2).compress(x, q).decode() / 5, rtol=1e-15, atol=0
+    )
+    assert RandK(2).bind(d, role=Role.UNBIASED).omega == 4
+    assert TopK(2).bind(d, role=Role.CONTRACTIVE).factor == 1
+    with pytest.raises(InputError, match="biased"):
+        TopK(2).bind(d, role=Role.UNBIASED)
+    with pytest.raises(InputError, match="no contraction"):
+        Zero().bind(d, role=Role.CONTRACTIVE)
+    with pytest.raises(InputError, match="11 of 10"):
+        TopK(11).bind(d)
+
+
+def test_rescaled_rand_k_is_the_unscaled_one():
+    # RandK unscaled has alpha = K/d exactly: a projection
+    x, d = families(20)["gaussian"], 20
+    m = moments(RandK(5), x, SAMPLES, RandK(5).bind(d, role=Role.CONTRACTIVE).factor)
+    assert abs(m.shrunk[0] - 0.75) <= SIGMAS * m.shrunk[1]
+
+
+@pytest.mark.parametrize("bad", [torch.zeros(3).half(), torch.zeros(3).int(), np.zeros(3), [1.0]])
+def test_compress_refuses_other_types(bad):
+    with pytest.raises(TypeError, match="float32 or float64 tensor"):
+        Identity().compress(bad)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0)])
+def test_compress_refuses_no_coordinates(shape):
+    with pytest.raises(ValueError, match="at least one coordinate"):
+        Identity().compress(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("label", [c for c in CASES if "p=" not in c])
+def test_no_rows_and_gradients_are_fine(label):
+    op = subject(label).op
+    x = torch.zeros(0, 4, 24, dtype=torch.float64)
+    assert op.compress(x).decode().shape == x.shape
+    kept = gaussian(24).requires_grad_()
+    value = op.compress(kept).decode()
+    assert not value.requires_grad
+    assert len(op.compress(kept).pack())
+
+
+# Exact laws --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 5, 23])
+def test_rand_k_second_moment_is_exact_on_average_over_coordinates(k):
+    d = 24
+    x = families(d)["gaussian"]
+    m = moments(RandK(k), x, SAMPLES)
+    assert abs(m.error[0] - (d / k - 1)) <= SIGMAS * m.error[1]
+    flat = moments(RandK(k), families(d)["flat"], 100)
+    assert flat.error[0] == pytest.approx(d / k - 1, rel=1e-12)  # the same for every subset
+    assert flat.error[1] < 1e-12
+
+
+def test_common_mask_is_linear_over_clients():
+    d, n = 30, 7
+    x, q = gaussian(5, n, d), cells_and_clients(5, n)
+    op = RandK(4, "common")
+    m = op.compress(x, q)
+    of_mean = op.compress(x.mean(1, keepdim=True), q.at(torch.tensor([0]))).decode()[:, 0]
+    torch.testing.assert_close(m.sum_clients() / n, of_mean, rtol=1e-12, atol=1e-12)
+    assert op.correlated
+    assert not RandK(4).correlated
+    supports = (m.decode() != 0).double()
+    assert torch.equal(supports, supports[:, :1].expand_as(supports))
+    assert not torch.equal(supports[0], supports[1])  # cells have their own
+
+
+def test_averaging_gains_a_factor_n_unless_the_mask_is_common():
+    d, n, count = 20, 10, 20_000
+    x = families(d)["gaussian"]
+    error = {}
+    for mask in ("independent", "common"):
+        m = RandK(4, mask).compress(x.expand(count, n, d), cells_and_clients(count, n))
+        error[mask] = (m.sum_clients() / n - x).square().sum(-1).mean() / x.square().sum()
+    assert error["independent"] == pytest.approx(4 / n, rel=0.05)
+    assert error["common"] == pytest.approx(4, rel=0.05)
+
+
+def test_terngrad_bound_is_tight():
+    for d in (1, 2, 24, 400):
+        x = families(d)["terngrad-critical"]
+        exact = float(x.abs().max() * x.abs().sum() / x.square().sum() - 1)
+        assert exact == pytest.approx(TernGrad().omega(d), rel=1e-12, abs=1e-12)
+        m = moments(TernGrad(), x, 20_000)
+        assert abs(m.error[0] - exact) <= SIGMAS * m.error[1] + 1e-12
+
+
+def test_ternary_l2_dithering_is_tight():
+    # s = 1, p = 2: omega(x) = ||x||_1 / ||x||_2 - 1, at most sqrt(d) - 1
+    x = families(24)["zipf"]
+    m = moments(Dithering(1, 2.0), x, SAMPLES)
+    assert abs(m.error[0] - (float(x.abs().sum() / x.norm()) - 1)) <= SIGMAS * m.error[1]
+
+
+@pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, 7.0, "inf"])
+@pytest.mark.parametrize("s", [1, 2, 3, 10, 127])
+def test_dithering_omega_bounds_the_exact_variance(p, s):
+    # the variance is known in closed form: (N/s)^2 t (1 - t), t the fractional part of s|x|/N
+    for d in (1, 2, 24, 1000):
+        x = torch.cat((gaussian(200, d), gaussian(200, d, seed=3) ** 3, -gaussian(200, d).exp()))
+        sparse = x[:200] * (gaussian(200, d, seed=4).abs() > 1.5)
+        x = torch.cat((x, sparse, torch.stack(list(families(d).values()))))
+        x = x[x.abs().sum(-1) > 0]
+        norm = torch.linalg.vector_norm(x, ord=float(p), dim=-1, keepdim=True)
+        t = (s * x.abs() / norm).clamp(max=s)
+        t = t - t.floor()
+        exact = ((norm / s) ** 2 * t * (1 - t)).sum(-1) / x.square().sum(-1)
+        assert float(exact.max()) <= Dithering(s, p).omega(d) + 1e-12
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, "inf"])
+@pytest.mark.parametrize("s", [1, 2, 4])
+def test_dithering_draws_have_the_exact_variance(p, s):
+    x = families(24)["student t2"]
+    norm = torch.linalg.vector_norm(x, ord=float(p))
+    t = s * x.abs() / norm
+    t = t - t.floor()
+    exact = float(((norm / s) ** 2 * t * (1 - t)).sum() / x.square().sum())
+    m = moments(Dithering(s, p), x, SAMPLES)
+    assert abs(m.error[0] - exact) <= SIGMAS * m.error[1] + 1e-12
+
+
+@pytest.mark.parametrize("s", [1, 2, 3, 5])
+def test_natural_dithering_is_dithering_then_natural(s):
+    # uniform dithering with 2^(s-1) levels, then natural compression, has the same law
+    x, count = families(16)["zipf"], 40_000
+    once = draws(NaturalDithering(s, "inf"), x, count)
+    fine = draws(Dithering(2 ** (s - 1), "inf"), x, count, seed=21)
+    twice = Natural().compress(fine[:, None], cells_and_clients(count, 1, 22)).decode()[:, 0]
+    levels = torch.cat((torch.zeros(1), 2.0 ** torch.arange(1 - s, 1)))
+    for j in range(len(x)):
+        shares = []
+        for value in (once, twice):
+            near = (value[:, j, None].abs() - levels).abs()
+            assert float(near.min(-1).values.max()) < 1e-12  # nothing but the levels
+            assert bool((value[:, j] * x[j] >= 0).all())  # nor the wrong sign
+            shares.append(torch.bincount(near.argmin(-1), minlength=s + 1) / count)
+        spread = (shares[0] * (1 - shares[0]) * 2 / count).sqrt()
+        assert bool(((shares[0] - shares[1]).abs() <= 5 * spread + 10 / count).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_natural_compression_at_its_worst_point(dtype):
+    # |x| = (4/3) 2^e: up with probability 1/3, E(C - x)^2 = x^2/8
+    exponents = torch.tensor([-40, -1, 0, 1, 40])
+    x = (4 / 3 * 2.0 ** exponents.double()).to(dtype) * torch.tensor([1, -1, 1, -1, 1])
+    value = Natural().compress(x.expand(90_000, 1, -1), cells_and_clients(90_000, 1)).decode()
+    value = value[:, 0].double()
+    low = 2.0 ** exponents.double()
+    assert bool(((value.abs() == low) | (value.abs() == 2 * low)).all())
+    assert bool((value.sign() == x.sign()).all())
+    up = (value.abs() > low).double().mean(0)
+    assert float((up - 1 / 3).abs().max()) < 5 * math.sqrt(2 / 9 / 90_000)
+    ratio = (value / x.double() - 1).square().mean(0)
+    assert float((ratio - 1 / 8).abs().max()) < 0.003
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_natural_compression_at_the_ends(dtype):
+    info = torch.finfo(dtype)
+    top = 2.0 ** (127 if dtype == torch.float32 else 1023)
+    x = torch.tensor([0.0, -0.0, 1.0, -8.0, info.max, -info.max, math.inf, -math.inf, math.nan])
+    value = Natural().compress(x.to(dtype).expand(500, -1)).decode().double()
+    want = torch.tensor([0.0, 0.0, 1.0, -8.0, top, -top, math.inf, -math.inf, math.inf])
+    assert torch.equal(value[:, :8], want[:8].expand(500, -1))  # powers of two are exact
+    assert bool(value[:, 8].isinf().all())
+
+
+def test_scaled_sign_error_is_exact():
+    for x in families(24).values():
+        value = ScaledSign().compress(x).decode()
+        want = x.square().sum() - x.abs().sum() ** 2 / 24
+        assert float((value - x).square().sum()) == pytest.approx(float(want), abs=1e-12)
+    assert ScaledSign().compress(
+        torch.tensor([0.0, -0.0, -2.0])
+    ).decode().tolist() == pytest.approx([2 / 3, 2 / 3, -2 / 3])
+
+
+def test_dithering_of_extreme_magnitudes():
+    # powers of the entries neither overflow nor vanish
+    for scale in (1e-200, 1e-160, 1e200):
+        for p in (1.0, 2.0, 50.0, "inf"):
+            x = families(12)["gaussian"] * scale
+            value = draws(Dithering(4, p), x, 4000) / scale
+            assert float((value.mean(0) - x / scale).abs().max()) < 0.2
+
+
+def test_many_levels_cost_no_table():
+    x = gaussian(4, 24)
+    m = Dithering(2**30, 2.0).compress(x)
+    assert m.nbytes == 8 + 24 * 4
+    torch.testing.assert_close(m.decode(), x, rtol=0, atol=1e-8)
+    with pytest.raises(ValueError, match="cut short"):
+        LevelsMessage.read(m.known(), m.payload()[..., :-1], None)
+
+
+# Top-k ------------------------------------------------------------------------------------------
+
+
+def brute_force(row, k):
+    """The definition: sort by magnitude (NaN largest), ties by index."""
+    size = [math.inf if math.isnan(v) else abs(v) for v in row]
+    return sorted(sorted(range(len(row)), key=lambda j: (-size[j], j))[:k])
+
+
+numbers = st.one_of(
+    st.floats(width=32),
+    st.sampled_from([0.0, -0.0, 1.0, -1.0, math.nan, math.inf, -math.inf, 1e-45]),
+)
+
+
+@settings(max_examples=150)
+@given(st.lists(numbers, min_size=1, max_size=60), st.data())
+def test_top_k_is_brute_force(row, data):
+    k = data.draw(st.integers(1, len(row)))
+    for dtype in (torch.float64, torch.float32):
+        x = torch.tensor(row, dtype=dtype)
+        assert top_indices(x, k).tolist() == brute_force(row, k)
+        assert top_indices_torch(x, k).tolist() == brute_force(row, k)
+
+
+@pytest.mark.parametrize("k", [1, 5, 24, 25, 60, 499, 500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_top_k_kernels_equal_the_reference(k, dtype):
+    x = gaussian(4, 3, 500, dtype=dtype)
+    x = torch.cat((x, (x * 2).round(), torch.zeros_like(x)))  # with many ties
+    x[0, 0, 17] = math.nan
+    x[0, 1, 10:40] = math.inf
+    assert torch.equal(top_indices(x, k), top_indices_torch(x, k))
+
+
+def test_messages_are_of_the_kind_that_pays():
+    x, q = gaussian(2, 3, 24), cells_and_clients(2, 3)
+    assert isinstance(TopK(3).compress(x, q), SparseMessage)
+    assert isinstance(RandK(3).compress(x, q), SeededMessage)
+    assert RandK(3).compress(x, q).nbytes == 24  # no indices
+    assert TopK(3).compress(x, q).nbytes == 24 + 2  # 3 indices of 5 bits
+    assert TopK(10).compress(x, q).nbytes == 80 + 3  # a bitmask of 24 bits is shorter than 50
+    assert Natural().compress(x.float(), q).nbytes == 27  # 9 bits a number
+    assert ScaledSign().compress(x.float(), q).nbytes == 4 + 3
+    assert TernGrad().compress(x.float(), q).nbytes == 4 + 6
+    assert Zero().compress(x, q).nbytes == 0
+
+
+@pytest.mark.parametrize("name", names("compressor"))
+def test_bound_call_is_the_operator(name):
+    params = examples(lookup("compressor", name))
+    op = lookup("compressor", name).target(**next(iter(params.values())))
+    x, q = gaussian(2, 3, 24), cells_and_clients(2, 3)
+    assert torch.equal(op.bind(24)(x, q).decode(), op.compress(x, q).decode())
+    assert 0 <= op.bind(24).dense_share(torch.float32) <= 1
