@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from raybench.engine.run import Options, Run
 from raybench.engine.transport import Transport, share_of
 from raybench.problems.base import Problem
 
+FIRST_CHUNK = 16  # rounds before the first look at the clock
 Commit = Callable[[str, pa.Table | None, pa.Table], None]
 
 
@@ -46,11 +48,13 @@ def execute(
     device: str = "cpu",
     where: dict[str, Any] | None = None,
     slice_seconds: float = 0.5,
+    timeout: float | None = None,
 ) -> Iterator[Progress]:
     """Run batches one after the other, yielding progress about every ``slice_seconds``.
 
     commit(shard, curves, cells) is called on rank 0 for each finished batch. where: columns of how it
-    runs (mode, workers). An exception of a cell becomes a ``failed`` row and the others go on.
+    runs (mode, workers). timeout: seconds after which a batch's cells are given up as failed. An
+    exception of a cell becomes a ``failed`` row and the others go on. All ranks yield in lock step.
     """
     transport = transport or Transport()
     host = {**rows.host_facts(), "mode": "simulate", "workers": 1, **(where or {})}
@@ -59,22 +63,28 @@ def execute(
     while queue:
         batch = queue.pop()
         try:
+            began = perf_counter()
             run = Run(batch, hosted(batch, transport, device), options, transport)
-            rounds = 0
-            while not run.advance(slice_seconds):
+            rounds, chunk, lap = 0, FIRST_CHUNK, began
+            while not run.advance(chunk):
                 progress.rounds += (run.t - rounds) * len(run.index)
                 rounds = run.t
+                if timeout and transport.agree(perf_counter() - began > timeout):
+                    raise TimeoutError(f"not done after {timeout:g} s (timeout)")
+                share = slice_seconds / max(perf_counter() - lap, 1e-9)
+                chunk = transport.agree(max(1, int(chunk * min(share, 4.0))))
                 yield _noting(progress, batch, run)
+                lap = perf_counter()
             curves, cells = run.tables(host)
         except Exception as error:
-            if len(batch.cells) > 1:
+            if len(batch.cells) > 1 and not isinstance(error, TimeoutError):
                 queue.extend(batch.halves()[::-1])
                 continue
             text = "".join(traceback.format_exception(error, limit=-6))
             progress.errors.append(f"{batch.cells[0].label}: {type(error).__name__}: {error}")
-            progress.failed += 1
-            if transport.rank == 0:
-                commit(batch.name, None, rows.failed_table(batch.cells[0], batch, text, host))
+            progress.failed += len(batch.cells)
+            for cell in batch.cells if transport.rank == 0 else ():
+                commit(cell.id, None, rows.failed_table(cell, batch, text, host))
             yield progress
             continue
         if transport.rank == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,13 +19,23 @@ class Skip(Exception):
     """The cell makes no sense; the text says why."""
 
 
+_adopted: dict[Section, Callable[[], Problem]] = {}
+
+
 @lru_cache(maxsize=8)
 def problem_of(section: Section) -> Problem:
     """Return the problem of a section with all its clients, built once per process.
 
     Raises InputError for bad data or settings.
     """
+    if section in _adopted:
+        return _adopted[section]()
     return problems.build(section.name, section.params)
+
+
+def adopt(section: Section, fetch: Callable[[], Problem]) -> None:
+    """Let ``problem_of`` fetch a problem that another process has built."""
+    _adopted[section] = fetch
 
 
 def describe(section: Section, entry: registry.Entry) -> str:

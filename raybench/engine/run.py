@@ -139,16 +139,17 @@ class Run:
     # The loop --------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def advance(self, seconds: float = math.inf, tick: Callable[[], None] | None = None) -> bool:
-        """Run rounds for about so many seconds; return whether the batch is done."""
-        until = perf_counter() + seconds
+    def advance(self, rounds: int) -> bool:
+        """Run so many rounds (fewer at the end); return whether the batch is done.
+
+        Rounds, not seconds: all ranks must pause after the same round.
+        """
         if self.t < 0:
             self._step(lambda: self.a.start(self.net, self.s, self.c), 0)
-        while self.live.any() and self.t < self.rounds:
+        until = min(self.t + rounds, self.rounds)
+        while self.live.any() and self.t < until:
             self.net.begin(self.t + 1)
             self._step(lambda: self.a.round(self.net, self.s, self.c), self.t + 1)
-            if perf_counter() > until:
-                break
         return not self.live.any() or self.t >= self.rounds
 
     def _step(self, work: Callable[[], None], t: int) -> None:

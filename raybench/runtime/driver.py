@@ -1,0 +1,259 @@
+"""The driver: plan, resume, run the missing batches through Ray Tune (or here), account for every cell."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raybench.engine import rows
+from raybench.engine.execute import execute
+from raybench.engine.plan import Plan, make_plan
+from raybench.engine.resolve import problem_of
+from raybench.engine.run import Options
+from raybench.errors import InputError
+from raybench.runtime.packs import packs_of
+from raybench.runtime.progress import View, added
+from raybench.runtime.session import ray_session
+from raybench.spec import Sweep
+from raybench.store import Store
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a sweep ended.
+
+    counts: planned cells by status (``missing`` for those that did not get their turn). seconds: of
+    this run. plan: what was planned.
+    """
+
+    folder: str
+    counts: dict[str, int]
+    seconds: float
+    interrupted: bool
+    plan: Plan
+
+    @property
+    def exit_code(self) -> int:
+        """Return 0 if every cell ended, 1 if some failed or are missing, 130 if interrupted."""
+        if self.interrupted:
+            return 130
+        return 1 if self.counts.get("failed") or self.counts.get("missing") else 0
+
+
+def drive(
+    sweep: Sweep,
+    out: str | os.PathLike[str],
+    *,
+    inline: bool = False,
+    address: str | None = None,
+    fresh: bool = False,
+    retry_failed: bool = False,
+    fail_fast: bool = False,
+) -> Outcome:
+    """Run what is missing of a sweep into its folder and return how every cell ended.
+
+    inline: in this process, without Ray. address: of a running Ray cluster. fresh: forget what the
+    folder holds. retry_failed: run failed cells again. fail_fast: stop at the first failure.
+    Raises InputError, with nothing written, for bad input.
+    """
+    began = time.monotonic()
+    store = Store(out)
+    store.claim(sweep.text, write=False)
+    plan = make_plan(sweep, {} if fresh else store.done(), retry_failed)
+    mode = mode_of(plan)
+    with store.lock():
+        store.claim(sweep.text)
+        if fresh:
+            store.drop()
+        store.clean()
+        store.skip(rows.skipped_table(plan.skipped))
+        store.write("plan/batches.json", plan.text())
+        interrupted = False
+        if plan.batches:
+            rounds = float(sum(c.cell.rounds for b in plan.batches for c in b.cells))
+            with View(sweep.name, plan.missing, rounds, len(plan.done)) as view:
+                try:
+                    if inline:
+                        stopped = _inline(plan, store, view, fail_fast)
+                    else:
+                        stopped = _through_ray(plan, store, view, mode, address, fail_fast)
+                except KeyboardInterrupt:
+                    interrupted = True
+            if not (interrupted or stopped):
+                _account(plan, store)
+        ended = store.done()
+    counts = Counter(ended.get(c.id, "missing") for c in plan.cells)
+    counts["skipped"] += len(plan.skipped)
+    seconds = time.monotonic() - began
+    return Outcome(store.folder, dict(counts), seconds, interrupted, plan)
+
+
+def mode_of(plan: Plan) -> str:
+    """Return ``simulate`` or ``train``, after checking that the workers can host the clients.
+
+    Raises InputError where there are more workers than clients.
+    """
+    resources = plan.sweep.resources
+    mode = resources.mode
+    if mode == "auto":
+        mode = "train" if resources.workers > 1 else "simulate"
+    if mode == "train":
+        fewest = min((problem_of(b.cells[0].cell.problem).n for b in plan.batches), default=1 << 30)
+        if resources.workers > fewest:
+            what = f"{resources.workers} workers for {fewest} clients"
+            raise InputError.of("resources.workers", what, f"at most {fewest}: each hosts a client")
+    elif resources.workers > 1:
+        what = f"mode simulate runs all clients in one process, not on {resources.workers} workers"
+        raise InputError.of("resources.workers", what, "set resources.mode: train")
+    return mode
+
+
+def options_of(sweep: Sweep) -> Options:
+    """Return how a sweep records and accounts."""
+    return Options(sweep.record, sweep.accounting, sweep.evaluate.metrics)
+
+
+def _inline(plan: Plan, store: Store, view: View, fail_fast: bool) -> bool:
+    steps = execute(plan.batches, options_of(plan.sweep), store.commit, timeout=plan.sweep.timeout)
+    for progress in steps:
+        view.update(progress)
+        if fail_fast and progress.failed:
+            return True
+    return False
+
+
+def _through_ray(
+    plan: Plan, store: Store, view: View, mode: str, address: str | None, fail_fast: bool
+) -> bool:
+    """Run the plan's packs as Tune trials; return whether it was stopped early."""
+    resources = plan.sweep.resources
+    train = mode == "train"
+    taken = resources.cpus_per_worker * (resources.workers if train else 1)
+    with ray_session(address, taken) as ray:
+        from raybench.runtime import work
+
+        cpus = ray.cluster_resources().get("CPU", 1.0)
+        if address in (None, "local"):
+            cpus -= 1  # the extra one of our own Ray
+        slots = max(1, int(cpus // taken))
+        packs = packs_of(plan.batches, plan.work, slots, per_slot=1 if train else 4)
+        board = ray.remote(num_cpus=0)(work.Board).remote(fail_fast)
+        sections = {b.cells[0].cell.problem for b in plan.batches}
+        shared = work.Shared(
+            packs=packs,
+            options=options_of(plan.sweep),
+            folder=_absolute(store.folder),
+            plugins=tuple(plan.sweep.plugins),
+            problems={s: ray.put(problem_of(s)) for s in sections},
+            board=board,
+            writer=_writer(ray, store, work),
+            threads=max(1, int(resources.cpus_per_worker)),
+            workers=resources.workers if train else 1,
+            gpu=resources.gpus_per_worker > 0,
+            mode=mode,
+            timeout=plan.sweep.timeout,
+        )
+        with _following(ray, board, view):
+            _fit(shared, len(packs), slots, plan.sweep)
+        parts = ray.get(board.read.remote())
+        view.update(added(parts))
+        return fail_fast and any(p.failed for p in parts.values())
+
+
+def _fit(shared: Any, packs: int, slots: int, sweep: Sweep) -> None:
+    from ray import tune
+    from ray.tune import CheckpointConfig, FailureConfig, RunConfig, TuneConfig, Tuner
+
+    from raybench.runtime import work
+
+    resources = sweep.resources
+    if shared.mode == "train":
+        # the shell only waits for its workers; were it to take a whole CPU they might never start
+        trainable, own = work.train_trial, {"CPU": 0.01}
+    else:
+        trainable = work.pack_trial()
+        own = {"CPU": resources.cpus_per_worker}
+        if resources.gpus_per_worker:
+            own["GPU"] = resources.gpus_per_worker
+    with tempfile.TemporaryDirectory(prefix="raybench-tune-") as folder:
+        Tuner(
+            tune.with_resources(tune.with_parameters(trainable, shared=shared), own),
+            param_space={"pack": tune.grid_search(list(range(packs)))},
+            tune_config=TuneConfig(
+                reuse_actors=shared.mode != "train", max_concurrent_trials=slots
+            ),
+            run_config=RunConfig(
+                name=sweep.name,
+                storage_path=folder,
+                verbose=0,
+                failure_config=FailureConfig(max_failures=sweep.attempts - 1),
+                checkpoint_config=CheckpointConfig(checkpoint_at_end=False),
+            ),
+        ).fit()
+
+
+def _writer(ray: Any, store: Store, work: Any) -> Any:
+    """Return a writer actor on this node where results are local and there are other nodes."""
+    remote = "://" in store.folder
+    nodes = [n for n in ray.nodes() if n["Alive"]]
+    if remote or len(nodes) == 1:
+        return None
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(num_cpus=0, scheduling_strategy=here)(work.Writer)
+    return actor.remote(_absolute(store.folder))
+
+
+def _absolute(folder: str) -> str:
+    return folder if "://" in folder else str(Path(folder).resolve())
+
+
+@contextmanager
+def _following(ray: Any, board: Any, view: View) -> Iterator[None]:
+    """Show the board's progress while the trials run, from a thread of its own."""
+    over = threading.Event()
+
+    def follow() -> None:
+        while not over.wait(0.5):
+            try:
+                parts = ray.get(board.read.remote(), timeout=5)
+            except Exception:  # the session is ending; what matters is in the store
+                continue
+            view.update(added(parts), "running" if parts else "starting Ray")
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    # quiet: Tune prints a box on standard output even with verbose=0
+    with open(os.devnull, "w") as nowhere, _redirected(nowhere):
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(timeout=6)
+
+
+def _redirected(target: Any) -> Any:
+    from contextlib import redirect_stdout
+
+    return redirect_stdout(target) if target is not None else nullcontext()
+
+
+def _account(plan: Plan, store: Store) -> None:
+    """Write a failed row for each cell whose worker died more often than ``attempts`` allows."""
+    done = store.done()
+    host = {**rows.host_facts(), "mode": mode_of(plan)}
+    error = f"its worker died {plan.sweep.attempts} times (out of memory, or killed)"
+    for batch in plan.batches:
+        for cell in batch.cells:
+            if cell.id not in done:
+                table = rows.failed_table(cell, batch, error, host)
+                store.commit(cell.id, None, table)

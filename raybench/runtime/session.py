@@ -1,0 +1,68 @@
+"""Starting and leaving Ray quietly."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from raybench.errors import InputError
+
+QUIET = {
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_AUTH_MODE": "token",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is ours: the store is valid at every moment
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
+    "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "1",
+    "RAY_METRICS_EXPORT_INTERVAL_MS": "3600000",
+    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+}
+
+
+@contextmanager
+def ray_session(address: str | None, slots_needed: float = 0) -> Iterator[Any]:
+    """Yield the ray module, connected to ``address`` or to a Ray of our own on this machine.
+
+    slots_needed: CPUs that one trial's workers take together. A Ray that was running already, or is
+    reached by address, is left running. Raises InputError where it cannot be reached.
+    """
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"ray\..*")
+    import ray
+
+    if ray.is_initialized():
+        yield ray
+        return
+    for name in ("ray", "ray.tune", "ray.train", "ray.data"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        if address in (None, "local"):
+            # one more than there are: the shells of train trials take a hundredth each
+            cores = max(os.cpu_count() or 1, math.ceil(slots_needed)) + 1
+            ray.init(
+                address="local",
+                num_cpus=cores,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=True,
+            )
+        else:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError) as error:
+        what = f"no Ray cluster answers at {address}"
+        raise InputError.of("--address", what, str(error).split("\n")[0]) from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()

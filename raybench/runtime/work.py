@@ -1,0 +1,194 @@
+"""What runs inside Ray: a pack in a Tune trial, or on the workers of a Train group."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from raybench import registry
+from raybench.engine.batch import Batch
+from raybench.engine.execute import Progress, execute
+from raybench.engine.resolve import adopt
+from raybench.engine.run import Options
+from raybench.engine.transport import Distributed, Transport
+from raybench.spec import Section
+from raybench.store import Store, encode
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What every pack of a sweep needs; shipped once through the object store.
+
+    problems: references to the built problems, so that workers on other nodes need no data files.
+    writer: an actor on the driver's node, where the folder is that node's disk and there are several.
+    """
+
+    packs: list[list[Batch]]
+    options: Options
+    folder: str
+    plugins: tuple[str, ...]
+    problems: Mapping[Section, Any]
+    board: Any
+    writer: Any
+    threads: int
+    workers: int
+    gpu: bool
+    mode: str
+    timeout: float | None
+
+
+class Board:
+    """An actor where packs post their progress and learn whether to stop."""
+
+    def __init__(self, fail_fast: bool) -> None:
+        self.parts: dict[int, Progress] = {}
+        self.fail_fast = fail_fast
+
+    def post(self, pack: int, progress: Progress) -> bool:
+        """Take a pack's progress; return whether the pack should stop."""
+        self.parts[pack] = progress
+        return self.fail_fast and any(p.failed for p in self.parts.values())
+
+    def read(self) -> dict[int, Progress]:
+        """Return the progress of every pack."""
+        return self.parts
+
+
+class Writer:
+    """An actor that writes the shards which other nodes send as bytes."""
+
+    def __init__(self, folder: str) -> None:
+        self.store = Store(folder)
+
+    def commit(self, shard: str, curves: bytes | None, cells: bytes) -> None:
+        """Write one shard."""
+        self.store.commit(shard, curves, cells)
+
+
+def set_threads(threads: int) -> None:
+    """Let torch and the numba kernels use so many threads."""
+    import numba
+    import torch
+
+    torch.set_num_threads(max(1, threads))
+    numba.set_num_threads(max(1, min(threads, numba.config.NUMBA_NUM_THREADS)))
+
+
+def committer(shared: Shared) -> Callable[[str, pa.Table | None, pa.Table], None]:
+    """Return the function that writes a shard, here or through the driver's node."""
+    if shared.writer is None:
+        return Store(shared.folder).commit
+
+    def send(shard: str, curves: pa.Table | None, cells: pa.Table) -> None:
+        import ray
+
+        data = None if curves is None else encode(curves)
+        ray.get(shared.writer.commit.remote(shard, data, encode(cells)))
+
+    return send
+
+
+def prepare(shared: Shared) -> None:
+    """Make this process ready to run packs: threads, plug-ins, problems."""
+    import ray
+
+    set_threads(shared.threads)
+    for plugin in shared.plugins:
+        registry.load_plugin(plugin)
+    for section, reference in shared.problems.items():
+        adopt(section, lambda reference=reference: ray.get(reference))
+
+
+def run_pack(shared: Shared, pack: int, transport: Transport, device: str) -> Any:
+    """Run a pack's uncommitted batches, posting progress; a generator that yields now and then."""
+    import ray
+
+    done = set(Store(shared.folder).done()) if shared.writer is None else set()
+    todo = [b for b in shared.packs[pack] if transport.agree(not done >= {c.id for c in b.cells})]
+    where = {"mode": shared.mode, "workers": shared.workers}
+    last = Progress()
+    for progress in execute(
+        todo,
+        shared.options,
+        committer(shared),
+        transport=transport,
+        device=device,
+        where=where,
+        timeout=shared.timeout,
+    ):
+        last = progress
+        stop = False
+        if transport.rank == 0:
+            stop = ray.get(shared.board.post.remote(pack, progress))
+        if transport.agree(stop):
+            return
+        yield progress
+    if transport.rank == 0:
+        ray.get(shared.board.post.remote(pack, last))
+
+
+def pack_trial() -> type:
+    """Return the Trainable that runs packs in its own process, actors reused from pack to pack."""
+    from ray import tune
+
+    class PackTrial(tune.Trainable):
+        def setup(self, config: dict[str, Any], shared: Shared | None = None) -> None:
+            assert shared is not None
+            self.shared = shared
+            prepare(shared)
+            self.reset_config(config)
+
+        def reset_config(self, new_config: dict[str, Any]) -> bool:
+            device = "cuda" if self.shared.gpu else "cpu"
+            self.work = run_pack(self.shared, new_config["pack"], Transport(), device)
+            return True
+
+        def step(self) -> dict[str, Any]:
+            until = time.monotonic() + 1.0
+            for _ in self.work:
+                if time.monotonic() > until:
+                    return {"done": False}
+            return {"done": True}
+
+    return PackTrial
+
+
+def train_loop(config: dict[str, Any]) -> None:
+    """Run a pack on one worker of a Train group; all workers run it together, rank 0 commits."""
+    shared: Shared = config["shared"]
+    prepare(shared)
+    device = "cpu"
+    if shared.gpu:
+        from ray.train.torch import get_device
+
+        device = str(get_device())
+    transport = Distributed() if shared.workers > 1 else Transport()
+    for _ in run_pack(shared, config["pack"], transport, device):
+        pass
+
+
+def train_trial(config: dict[str, Any], shared: Shared | None = None) -> None:
+    """Own one Train worker group, which serves a whole pack (a Tune function trial)."""
+    import tempfile
+
+    from ray import train
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    assert shared is not None
+    per_worker: dict[str, float] = {"CPU": max(shared.threads, 1)}
+    if shared.gpu:
+        per_worker["GPU"] = 1
+    with tempfile.TemporaryDirectory(prefix="raybench-train-") as folder:
+        TorchTrainer(
+            train_loop,
+            train_loop_config={"shared": shared, "pack": config["pack"]},
+            scaling_config=train.ScalingConfig(
+                num_workers=shared.workers, use_gpu=shared.gpu, resources_per_worker=per_worker
+            ),
+            torch_config=TorchConfig(backend="nccl" if shared.gpu else "gloo"),
+            run_config=train.RunConfig(name=f"pack-{config['pack']}", storage_path=folder),
+        ).fit()
