@@ -13,7 +13,7 @@ from raybench import registry
 from raybench.spec import Section, Step, json_schema, load
 from raybench.spec.grid import load as grid_load
 
-REAL = (dict(registry._entries), registry._ensure)
+REAL = (registry._entries, registry._ensure)
 
 
 @pytest.fixture(autouse=True, scope="module")

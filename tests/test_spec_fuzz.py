@@ -43,7 +43,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=6),
     st.lists(st.tuples(st.sampled_from(KEYS), st.text(max_size=8)).map("=".join), max_size=2),

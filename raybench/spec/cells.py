@@ -70,10 +70,10 @@ class Cell:
     """One requested cell.
 
     id: 16 hex digits, a hash of the content (see ``raybench.spec.ids``). group: the same without
-    seed and step. compressor is None where the algorithm sends dense messages, graph where it has
-    a server. x0: ``zeros``, ``problem``, ``{"normal": scale}`` or the path of an ``.npy`` file. stop: thresholds by
-    column name. prox: ``{"l1": weight}`` or None. participation: a client's probability to join a
-    round. f_star: the minimum, where the user knows it.
+    seed and step. compressor and downlink are None where the algorithm sends dense messages, graph
+    where it has a server. x0: ``zeros``, ``problem``, ``{"normal": scale}`` or the path of an
+    ``.npy`` file. stop: thresholds by column name. prox: ``{"l1": weight}`` or None. participation:
+    a client's probability to join a round. f_star: the minimum, where the user knows it.
     """
 
     id: str

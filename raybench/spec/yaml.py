@@ -15,6 +15,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.representer import SafeRepresenter
 from ruamel.yaml.resolver import VersionedResolver
 
 from raybench.errors import Complaint, InputError
@@ -48,9 +49,21 @@ class _CoreResolver(VersionedResolver):
         return {key: list(found) for key, found in _TABLE.items()}
 
 
+class _Representer(SafeRepresenter):
+    """Quotes text that begins with anything but a word; the emitter takes ``?0`` for plain."""
+
+    def represent_str(self, data: Any) -> Any:
+        style = None if re.match(r"[A-Za-z0-9_./]", data) else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_Representer.add_representer(str, _Representer.represent_str)
+
+
 def _yaml() -> YAML:
     yaml = YAML(typ="safe", pure=True)
     yaml.Resolver = _CoreResolver
+    yaml.Representer = _Representer
     yaml.version = (1, 2)
     yaml.allow_duplicate_keys = False
     return yaml
