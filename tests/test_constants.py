@@ -213,3 +213,34 @@ def test_largest_eigenvalue_by_every_way(monkeypatch, shape, dense):
     for given in (A, scipy.sparse.csr_array(A)):
         assert spectra.lmax_gram(given, w) == pytest.approx(want, rel=1e-9)
     assert np.allclose(spectra.row_norms_sq(scipy.sparse.csr_array(A)), (A**2).sum(1))
+
+
+def test_logistic_constants_are_reached_at_zero():
+    problem = problems.build("logistic", {**CANCER, "regularizer": "none"})
+    x = torch.zeros(1, problem.dim, dtype=torch.float64)
+    for i, (A, y) in enumerate(problem.rows.parts()):
+        v = torch.from_numpy(np.linalg.svd(A, full_matrices=False)[2][:1])
+        change = problem.grad(1e-5 * v)[0, i] - problem.grad(x)[0, i]
+        bound = problem.constants.L_i[i]
+        assert float(change.norm()) / 1e-5 == pytest.approx(bound, rel=1e-6)
+        assert bound == pytest.approx(np.linalg.norm(A, 2) ** 2 / (4 * len(y)))
+
+
+def test_samples_constant_of_ridge_is_exact():
+    problem = problems.build("least_squares", {**CANCER, "regularizer": "l2", "lambda": 0.3})
+    squares = np.zeros((30, 30))
+    for A, _ in problem.rows.parts():
+        for a in A:
+            H = np.outer(a, a) + 0.3 * np.eye(30)
+            squares += H @ H / (len(A) * problem.n)
+    want = math.sqrt(np.linalg.eigvalsh(squares)[-1])
+    assert problem.constants.L_samples == pytest.approx(want, rel=1e-10)
+
+
+def test_vertical_constants():
+    problem = problems.build("vertical_least_squares", {**CANCER, "clients": 7})
+    A = problem.train.dense()
+    blocks = [A[:, a:b] for a, b in pairwise([0, 5, 10, 14, 18, 22, 26, 30])]
+    want = 2 * max(np.linalg.norm(block, 2) ** 2 for block in blocks)
+    assert problem.constants.extra["L_blk"] == pytest.approx(want, rel=1e-9)
+    assert math.isclose(problem.constants.L, 2 * np.linalg.norm(A, 2) ** 2, rel_tol=1e-9)
