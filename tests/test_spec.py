@@ -97,12 +97,12 @@ def test_what_an_algorithm_ignores_is_merged_with_a_note():
 
 def test_a_graph_matters_to_decentralised_methods_only():
     text = BASE.replace("ef21", "[ef21, prox_lead]")
-    sweep = load(text + "graph: [ring, {name: erdos_renyi, p: [0.3, 0.5]}]\n")
+    sweep = load(text + "graph: [ring, {name: [star, path], weights: metropolis}]\n")
     assert [c.graph and c.graph.name for c in sweep.cells] == [
         None,
         "ring",
-        "erdos_renyi",
-        "erdos_renyi",
+        "star",
+        "path",
     ]
     assert load(text).cells[1].graph.name == "ring"
 
@@ -213,14 +213,14 @@ attempts: 3.0
 allow_unproven: true
 f_star: 0.25
 participation: 50%
-prox: {l1: [0.1, 0.2]}
+prox: none
 """
     )
     assert sweep.record.points == 400
     assert (sweep.accounting.value_bits, sweep.accounting.index_bits) == (32, "none")
     assert (sweep.resources.workers, sweep.resources.gpus_per_worker) == (2, 0.5)
     assert (sweep.timeout, sweep.attempts, sweep.allow_unproven) == (60.0, 3, True)
-    assert [c.prox for c in sweep.cells] == [{"l1": 0.1}, {"l1": 0.2}]
+    assert [c.prox for c in sweep.cells] == [None]
     assert (sweep.cells[0].f_star, sweep.cells[0].participation) == (0.25, 0.5)
 
 
@@ -366,3 +366,13 @@ def test_real_methods_on_a_real_problem(name):
     assert len(sweep.cells) == (1 if name == "gd" else 2)
     for cell, other in itertools.combinations(sweep.cells, 2):
         assert cell.group != other.group
+
+
+@pytest.mark.usefixtures("real")
+def test_the_engine_knows_every_graph_and_stopping_rule():
+    from raybench.engine.graph import GRAPHS
+    from raybench.spec import settings
+    from raybench.store.schema import CURVES
+
+    assert set(settings.GRAPHS) == set(GRAPHS)
+    assert set(settings.STOP) <= set(CURVES.names)

@@ -113,8 +113,8 @@ CELL = {
     "x0": axis("zeros", "problem", {"normal": [1, 2.0]}),
     "rounds": axis(3, 1e2, "2^0..2^2"),
     "stop": st.fixed_dictionaries({}, optional={"bits_up": axis(1e9, 5), "loss": axis(0, -1)}),
-    "graph": axis("ring", "star", {"name": "erdos_renyi", "p": [0.5, 1]}),
-    "prox": axis("none", {"l1": 0.5}),
+    "graph": axis("ring", "star", {"name": ["path", "complete"]}),
+    "prox": axis("none"),
     "participation": axis(1, "50%", 0.5),
     "exclude": st.lists(
         st.fixed_dictionaries(

@@ -72,7 +72,7 @@ class Cell:
     id: 16 hex digits, a hash of the content (see ``raybench.spec.ids``). group: the same without
     seed and step. compressor and downlink are None where the algorithm sends dense messages, graph
     where it has a server. x0: ``zeros``, ``problem``, ``{"normal": scale}`` or the path of an
-    ``.npy`` file. stop: thresholds by column name. prox: ``{"l1": weight}`` or None. participation:
+    ``.npy`` file. stop: thresholds by column name. prox: None so far. participation:
     a client's probability to join a round. f_star: the minimum, where the user knows it.
     """
 

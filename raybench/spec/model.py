@@ -69,10 +69,7 @@ class Evaluate(_Strict):
 
 
 class Train(_Strict):
-    """Settings of a Ray Train worker group (``resources: {mode: train}``)."""
-
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
-    checkpoint_every: Whole | None = None
+    """Settings of a Ray Train worker group (``resources: {mode: train}``); there are none so far."""
 
 
 class Document(_Strict):
@@ -158,7 +155,8 @@ def _translate(item: Any, raw: Mapping[str, Any]) -> Complaint:
     where, value = path(loc), item["input"]
     if kind == "extra_forbidden":
         model = Document if len(loc) == 1 else SECTIONS[loc[0]]
-        return Complaint(where, "unknown key", nearest(str(loc[-1]), model.model_fields))
+        fix = nearest(str(loc[-1]), model.model_fields) or "it has no settings"
+        return Complaint(where, "unknown key", fix)
     if kind == "literal_error":
         names = context["expected"].replace(" or ", ", ").replace("'", "").split(", ")
         return Complaint(where, f"unknown value {show(value)}", nearest(str(value), names))

@@ -18,7 +18,7 @@ PARTICIPATION = Number(
     1.0, low=0, high=1, open_low=True, help="probability that a client joins a round"
 )
 F_STAR = Number(None, help="minimum of f, where it is known and the problem does not know it")
-PROX = Choice("none", tags={"l1": Number(low=0)}, help="nonsmooth term, weight * ||x||_1")
+PROX = Choice("none", help="a problem's nonsmooth term is its regularizer, for example l1")
 X0 = Param(
     "text",
     default="zeros",
@@ -31,7 +31,6 @@ STOP: dict[str, Param] = {
     "suboptimality": Number(None, low=0, help="stop at or below"),
     "bits_up": Number(None, low=0, open_low=True, help="stop at or above, per client"),
     "bits_down": Number(None, low=0, open_low=True, help="stop at or above"),
-    "epoch": Number(None, low=0, open_low=True, help="stop at or above"),
     "seconds": Number(None, low=0, open_low=True, help="stop at or above"),
 }
 STEP: dict[str, Param] = {
@@ -47,12 +46,6 @@ GRAPHS: dict[str, dict[str, Param]] = {
     "complete": {"weights": _WEIGHTS},
     "star": {"weights": _WEIGHTS},
     "path": {"weights": _WEIGHTS},
-    "grid": {"weights": _WEIGHTS},
-    "erdos_renyi": {
-        "p": Number(low=0, high=1, open_low=True, help="probability of an edge"),
-        "seed": Integer(0, low=0),
-        "weights": _WEIGHTS,
-    },
 }
 
 
@@ -119,7 +112,11 @@ def starts(value: Any, where: str, found: Found) -> list[Any]:
 
 
 def proxes(value: Any, where: str, found: Found) -> list[dict[str, float] | None]:
-    """Return the nonsmooth terms: None or ``{"l1": weight}``."""
+    """Return the nonsmooth terms added to a problem; None is the only one so far."""
+    if isinstance(value, Mapping) or (isinstance(value, str) and value in ("l1", "l2")):
+        fix = "give the problem its term: problem: {regularizer: l1, lambda: 0.1}"
+        found.append(Complaint(where, f"{show(value)} is not known here", fix))
+        return []
     if value is None:
         return [None]
     return [None if one == "none" else one for one in options(PROX, value, where, found)]
