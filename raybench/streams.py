@@ -249,8 +249,13 @@ class Stream:
 
         d <= 4096: the k smallest of d hashes, ascending. Larger d: the first k images of a
         pseudo-random permutation (Feistel network, cycle walking), O(k) work, in its own order.
+        Raises ValueError unless 0 <= k <= d.
         """
+        if not 0 <= k <= d:
+            raise ValueError(f"{k} of {d} coordinates")
         keys = self.keys
+        if k == 0:
+            return torch.empty(*keys.shape, 0, dtype=torch.int64, device=keys.device)
         if k == d:
             return torch.arange(d, device=keys.device).expand(*keys.shape, d)
         if d <= SMALL:

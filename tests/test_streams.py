@@ -213,6 +213,15 @@ def test_pairs_of_a_subset_are_uniform(d):
     assert abs(chi_square(counts, expected)) < 5
 
 
+@pytest.mark.parametrize("d", [10, SMALL + 1])
+def test_subsets_of_none_and_of_too_many(d):
+    assert cells().subset(d, 0).shape == (3, 4, 0)
+    assert torch.equal(cells().subset(d, d)[0, 0], torch.arange(d))
+    for k in (-1, d + 1):
+        with pytest.raises(ValueError, match="coordinates"):
+            cells().subset(d, k)
+
+
 @pytest.mark.parametrize("d", [5000, 4097, 8191])
 def test_feistel_is_a_permutation(d):
     whole = stream(2).each(range(3))._feistel(d, d)

@@ -97,11 +97,18 @@ def unpack(data: Tensor, width: int, count: int) -> Tensor:
 
 def to_bytes(values: Tensor) -> Tensor:
     """Return the bytes (..., m * itemsize) of values (..., m) as they lie in memory."""
-    return values.contiguous().view(torch.uint8)
+    return _plain(values).view(torch.uint8)
 
 
 def from_bytes(data: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the values (..., m) that ``to_bytes`` was given."""
     if data.shape[-1] == 0:
         return data.new_zeros(data.shape, dtype=dtype)
-    return data.contiguous().clone().view(dtype)
+    return _plain(data, copy=True).view(dtype)
+
+
+def _plain(x: Tensor, copy: bool = False) -> Tensor:
+    """Return x with the strides of its shape; ``contiguous`` leaves odd ones on axes of size 1."""
+    if copy or not x.is_contiguous() or (x.ndim and x.stride(-1) != 1):
+        return x.clone(memory_format=torch.contiguous_format)
+    return x

@@ -1,0 +1,497 @@
+"""Messages: round trips of every kind, damaged bytes, packing, costs, parts of compounds."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raybench.compressors.messages import (
+    CasesMessage,
+    ConcatMessage,
+    Dense,
+    ExponentsMessage,
+    FactorsMessage,
+    LevelsMessage,
+    Message,
+    RaggedMessage,
+    SeededMessage,
+    SparseMessage,
+    bitpack,
+    choose,
+    index_cost,
+    unpack,
+)
+from raybench.compressors.messages.base import KINDS, MAGIC, PREFIX
+from raybench.streams import stream
+from raybench.testing.vectors import cells_and_clients, gaussian
+from raybench.testing.wire import same_bits
+
+DTYPES = st.sampled_from([torch.float64, torch.float32])
+ODD = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, 5e-324, 3e38]
+
+
+def values(draw, *shape, dtype):
+    """Return Gaussians with some odd numbers among them."""
+    x = gaussian(*shape, seed=draw(st.integers(0, 99)), dtype=dtype)
+    for odd in draw(st.lists(st.sampled_from(ODD), max_size=3)):
+        if x.numel():
+            x.view(-1)[draw(st.integers(0, x.numel() - 1))] = odd
+    return x
+
+
+def indices(draw, *lead, d, k):
+    return stream(draw(st.integers(0, 99))).spread(lead).subset(d, k).sort(-1).values
+
+
+def dense(draw, lead, d, dtype):
+    return Dense(values(draw, *lead, d, dtype=dtype))
+
+
+def sparse(draw, lead, d, dtype):
+    k = draw(st.integers(0, d))
+    where = indices(draw, *lead, d=d, k=k)
+    return SparseMessage(d, dtype, where, values(draw, *lead, k, dtype=dtype))
+
+
+def seeded(draw, lead, d, dtype):
+    k, seed, common = draw(st.integers(1, d)), draw(st.integers(0, 99)), draw(st.booleans())
+    source = cells_and_clients(*lead, seed) if len(lead) == 2 else stream(seed).spread(lead)
+    return SeededMessage(d, dtype, values(draw, *lead, k, dtype=dtype), source, common)
+
+
+def ragged(draw, lead, d, dtype):
+    k = draw(st.integers(0, d))
+    counts = (stream(draw(st.integers(0, 99))).spread(lead).uniform(1)[..., 0] * (k + 1)).long()
+    live = torch.arange(k) < counts[..., None]
+    where, given = indices(draw, *lead, d=d, k=k), values(draw, *lead, k, dtype=dtype)
+    return RaggedMessage(d, dtype, counts, where * live, given.masked_fill(~live, 0))
+
+
+def levels(draw, lead, d, dtype):
+    table, s = draw(st.sampled_from([("linear", 1), ("linear", 3), ("linear", 500), ("power", 4)]))
+    top = 2 * s + 1
+    if draw(st.booleans()):
+        table, s, top = "sign", 1, 2
+    codes = stream(draw(st.integers(0, 99))).spread(lead).integers(d, top)
+    return LevelsMessage(d, dtype, codes, values(draw, *lead, 1, dtype=dtype), table, s)
+
+
+def exponents(draw, lead, d, dtype):
+    width = 12 if dtype == torch.float64 else 9
+    codes = stream(draw(st.integers(0, 99))).spread(lead).integers(d, 2**width)
+    return ExponentsMessage(d, dtype, codes)
+
+
+def factors(draw, lead, d, dtype):
+    a = draw(st.sampled_from([a for a in range(1, d + 1) if d % a == 0]))
+    r = draw(st.integers(1, 3))
+    left, right = (values(draw, *lead, m, r, dtype=dtype) for m in (a, d // a))
+    return FactorsMessage(d, dtype, left, right)
+
+
+SIMPLE = [dense, sparse, seeded, ragged, levels, exponents, factors]
+
+
+def concat(draw, lead, d, dtype):
+    first = draw(st.integers(1, d - 1)) if d > 1 else 1
+    sizes = [first, d - first] if d > 1 else [1]
+    parts = [draw(st.sampled_from(SIMPLE))(draw, lead, size, dtype) for size in sizes]
+    return ConcatMessage(d, dtype, parts)
+
+
+def flagged(draw, lead, d, dtype):
+    make = draw(st.sampled_from([dense, exponents]))
+    mask = stream(draw(st.integers(0, 99))).spread(lead).uniform(1)[..., 0] < 0.5
+    return choose(mask, make(draw, lead, d, dtype), make(draw, lead, d, dtype))
+
+
+def cases(draw, lead, d, dtype, depth=2):
+    if len(lead) < 1 or lead[0] < 2:
+        return concat(draw, lead, d, dtype)
+    order = torch.tensor(draw(st.permutations(range(lead[0]))))
+    cut = draw(st.integers(1, lead[0] - 1))
+    cells = [order[:cut], order[cut:]]
+    kinds = [*SIMPLE, concat, flagged] + ([cases] if depth else [])
+    parts = []
+    for own in cells:
+        make, rows = draw(st.sampled_from(kinds)), (len(own), *lead[1:])
+        deeper = (depth - 1,) if make is cases else ()
+        parts.append(make(draw, rows, d, dtype, *deeper))
+    return CasesMessage(d, dtype, cells, parts)
+
+
+@st.composite
+def messages(draw, kinds=(*SIMPLE, concat, flagged, cases), client_axis=False):
+    """Return any message of shape () to (B, n), perhaps scaled, perhaps masked."""
+    lead = tuple(draw(st.lists(st.integers(1, 3), min_size=2 * client_axis, max_size=2)))
+    make, d, dtype = draw(st.sampled_from(kinds)), draw(st.integers(1, 20)), draw(DTYPES)
+    m = make(draw, lead, d, dtype)
+    if draw(st.booleans()):
+        m = m.scaled(draw(st.sampled_from([0.5, 1 / 3, 7.0])))
+    if draw(st.booleans()):
+        present = stream(draw(st.integers(0, 99))).spread(lead).uniform(1)[..., 0] < 0.6
+        m = m.masked(present)
+    return m
+
+
+# Round trips ----------------------------------------------------------------------------------
+
+
+@settings(max_examples=300, deadline=None)
+@given(messages())
+def test_unpack_of_pack_is_the_message(m):
+    back = unpack(m.pack())
+    assert type(back) is type(m)
+    assert (back.lead, back.d, back.dtype) == (m.lead, m.d, m.dtype)
+    assert same_bits(back.decode(), m.decode())
+    assert torch.equal(back.bits, m.bits)
+    for mine, theirs in zip(m.cost, back.cost, strict=True):
+        assert torch.equal(torch.as_tensor(mine).double(), torch.as_tensor(theirs).double())
+    assert torch.equal(torch.as_tensor(back.nbytes), torch.as_tensor(m.nbytes))
+    assert back.pack() == unpack(back.pack()).pack()
+
+
+@settings(max_examples=200, deadline=None)
+@given(messages())
+def test_nbytes_is_what_is_sent(m):
+    sizes = torch.as_tensor(m.nbytes).expand(m.lead)
+    payload = m.payload()
+    assert payload.shape[:-1] == m.lead
+    assert payload.shape[-1] >= int(sizes.max())
+    beyond = torch.arange(payload.shape[-1]) >= sizes[..., None]
+    assert bool((payload[beyond.expand_as(payload)] == 0).all())
+    sent = sum(len(leaf.pack()) - header(leaf.pack()) for leaf in m.leaves())
+    assert sent == int(sizes.sum())
+    gap = 8 * sizes - m.bits
+    assert bool((gap >= 0).all())
+    assert bool((gap < 16 * len(m.leaves())).all())
+
+
+def header(data):
+    return PREFIX.size + PREFIX.unpack_from(data)[2]
+
+
+@settings(max_examples=200, deadline=None)
+@given(messages())
+def test_a_row_alone(m):
+    for at in {(0,) * len(m.lead), tuple(size - 1 for size in m.lead)}:
+        row = m.row(*at)
+        assert row.lead == ()
+        assert same_bits(row.decode(), m.decode()[at])
+        assert same_bits(unpack(row.pack()).decode(), m.decode()[at])
+        assert int(row.bits) == int(m.bits[at])
+
+
+@settings(max_examples=200, deadline=None)
+@given(messages(client_axis=True), st.data())
+def test_selecting_cells(m, data):
+    cells = torch.tensor(data.draw(st.lists(st.integers(0, m.lead[0] - 1), max_size=4))).long()
+    for chosen in (cells, torch.arange(m.lead[0]) % 2 == 0):
+        part = m.select(chosen)
+        assert same_bits(part.decode(), m.decode()[chosen])
+        assert torch.equal(part.bits, m.bits[chosen])
+        assert torch.equal(
+            torch.as_tensor(part.nbytes).expand(part.lead),
+            torch.as_tensor(m.nbytes).expand(m.lead)[chosen],
+        )
+
+
+@settings(max_examples=200, deadline=None)
+@given(messages(client_axis=True))
+def test_sums(m):
+    value = m.decode()
+    torch.testing.assert_close(m.sum_clients(), value.sum(-2), equal_nan=True, rtol=1e-5, atol=1e-5)
+    target = torch.ones_like(value)
+    assert m.add_to(target) is target
+    torch.testing.assert_close(target, value + 1, equal_nan=True, rtol=1e-5, atol=1e-5)
+    out = torch.full_like(value, 7.0)
+    assert m.decode(out) is out
+    assert same_bits(out, value)
+
+
+@settings(max_examples=100, deadline=None)
+@given(messages(client_axis=True))
+def test_leaves_rebuild_the_message(m):
+    leaves = [
+        type(leaf).read(leaf.known(), leaf.payload(), leaf.stream)
+        if leaf.present is None
+        else type(leaf).read(leaf.known(), leaf.payload(), leaf.stream).masked(leaf.present)
+        for leaf in m.leaves()
+    ]
+    assert same_bits(m.rebuild(iter(leaves)).decode(), m.decode())
+
+
+# Absent rows, factors ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_absent_row_is_zero_whatever_it_holds(bad):
+    x = torch.full((2, 3, 5), bad)
+    here = torch.tensor([[True, False, False], [False, False, False]])
+    sparse = SparseMessage(5, x.dtype, torch.arange(5).expand(2, 3, 5), x)
+    seeded = SeededMessage(5, x.dtype, x, cells_and_clients(2, 3))
+    for m in (Dense(x), sparse, seeded, ConcatMessage(5, x.dtype, [Dense(x)])):
+        part = m.masked(here)
+        assert bool((part.decode()[~here] == 0).all())
+        assert bool((unpack(part.pack()).decode()[~here] == 0).all())
+        assert bool((part.add_to(torch.zeros(2, 3, 5))[~here] == 0).all())
+        assert bool((part.sum_clients()[1] == 0).all())
+        assert not bool(part.decode()[here].isfinite().any())
+
+
+def test_masked_twice_needs_both():
+    x = gaussian(4, 5)
+    a, b = torch.tensor([1, 1, 0, 0]).bool(), torch.tensor([1, 0, 1, 0]).bool()
+    assert torch.equal(Dense(x).masked(a).masked(b).decode(), x * (a & b)[:, None])
+
+
+def test_common_support_without_clients():
+    # a stream of cells alone: a row is a cell, and its own
+    x = gaussian(3, 10)
+    for source, rows in ((stream([1, 2, 3]), x), (stream(1), x[0])):
+        want = source.shared().subset(10, 4)
+        m = SeededMessage(10, x.dtype, rows.gather(-1, want), source, common=True)
+        assert torch.equal(m.support(), want)
+        assert torch.equal(unpack(m.pack()).support(), want)
+
+
+def test_levels_by_the_formula():
+    codes = torch.arange(7)
+    one = torch.ones(1, dtype=torch.float64)
+    linear = LevelsMessage(7, torch.float64, codes, one, "linear", 3).decode()
+    assert linear.tolist() == [-1, -2 / 3, -1 / 3, 0, 1 / 3, 2 / 3, 1]
+    power = LevelsMessage(7, torch.float64, codes, one, "power", 3).decode()
+    assert power.tolist() == [-1, -0.5, -0.25, 0, 0.25, 0.5, 1]
+    sign = LevelsMessage(2, torch.float64, codes[:2], one, "sign", 1).decode()
+    assert sign.tolist() == [-1, 1]
+
+
+# choose -------------------------------------------------------------------------------------------
+
+
+def test_choose_takes_rows_of_either():
+    x, y, mask = gaussian(3, 4, 6), gaussian(3, 4, 6, seed=1), torch.rand(3, 4) < 0.5
+    m = choose(mask, Dense(x), Dense(y))
+    assert torch.equal(m.decode(), torch.where(mask[..., None], x, y))
+    assert torch.equal(m.flags, mask)
+    assert torch.equal(unpack(m.pack()).flags, mask)
+    assert bool((m.bits == 6 * 64 + 1).all())
+
+
+def test_choose_of_ragged_rows_of_different_width():
+    def ragged(count, k):
+        live = torch.arange(k) < count
+        where, value = torch.arange(k).expand(2, k) * live, torch.ones(2, k) * live
+        return RaggedMessage(9, value.dtype, torch.full((2,), count), where, value)
+
+    mask = torch.tensor([True, False])
+    m = choose(mask, ragged(2, 3), ragged(5, 6))
+    assert m.decode().sum(-1).tolist() == [2, 5]
+    assert same_bits(unpack(m.pack()).decode(), m.decode())
+
+
+def test_choose_of_masked_rows():
+    x, y = gaussian(4, 3), gaussian(4, 3, seed=1)
+    mask, here = torch.tensor([1, 1, 0, 0]).bool(), torch.tensor([1, 0, 1, 0]).bool()
+    m = choose(mask, Dense(x).masked(here), Dense(y))
+    want = torch.where(mask[:, None], x * here[:, None], y)
+    assert torch.equal(m.decode(), want)
+    assert m.bits.tolist() == [193, 0, 193, 193]
+
+
+def test_choose_refuses_what_does_not_go_together():
+    x, q = gaussian(2, 3, 6), cells_and_clients(2, 3)
+    mask = torch.zeros(2, 3, dtype=torch.bool)
+
+    def seeded(source):
+        return SeededMessage(6, x.dtype, x[..., :2], source)
+
+    with pytest.raises(TypeError, match="same simple kind"):
+        choose(mask, Dense(x), seeded(q))
+    with pytest.raises(TypeError, match="same simple kind"):
+        choose(mask, Dense(x), Dense(x).scaled(2.0))
+    with pytest.raises(TypeError, match="same stream"):
+        choose(mask, seeded(q), seeded(q.fold(1)))
+    assert torch.equal(choose(mask, seeded(q), seeded(q)).decode(), seeded(q).decode())
+
+
+# Damaged bytes ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(messages(), st.data())
+def test_damaged_bytes_are_a_value_error(m, data):
+    packed = bytearray(m.pack())
+    at = data.draw(st.integers(0, len(packed) - 1))
+    packed[at] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(ValueError, match="message"):
+        unpack(bytes(packed))
+
+
+@settings(max_examples=200, deadline=None)
+@given(messages(), st.data())
+def test_cut_short_or_prolonged_bytes_are_a_value_error(m, data):
+    packed = m.pack()
+    with pytest.raises(ValueError, match="message"):
+        unpack(packed[: data.draw(st.integers(0, len(packed) - 1))])
+    with pytest.raises(ValueError, match="message"):
+        unpack(packed + data.draw(st.binary(min_size=1, max_size=9)))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_value_error(data):
+    for text in (data, MAGIC + data):
+        with pytest.raises(ValueError, match="message"):
+            unpack(text)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 40) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(messages(), JSON, st.data())
+def test_a_header_with_a_valid_checksum_that_lies(m, wrong, data):
+    packed = m.pack()
+    size = header(packed)
+    head = json.loads(packed[PREFIX.size : size])
+    place = data.draw(st.sampled_from([head, head["tree"], *head["leaves"]]))
+    key = data.draw(st.sampled_from(sorted(place)))
+    place[key] = wrong
+    body = json.dumps(head).encode()
+    forged = (
+        PREFIX.pack(MAGIC, zlib.crc32(body + packed[size:], len(body)), len(body))
+        + body
+        + packed[size:]
+    )
+    try:
+        assert isinstance(unpack(forged), Message)
+    except ValueError:
+        return
+
+
+def test_every_kind_is_tried():
+    ours = {kind for kind in KINDS if not kind.startswith("test-")}
+    assert ours == {
+        *("dense", "sparse", "seeded", "ragged", "levels", "exponents", "factors"),
+        *("cases", "concat", "flag", "flagged"),
+    }
+
+
+# Packing of codes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", range(53))
+def test_bitpack_kernel_equals_the_reference(width):
+    for count in (0, 1, 2, 7, 8, 9, 33):
+        codes = stream(width).each(range(3)).integers(count, max(2**width, 1))
+        if count:
+            codes[0, 0], codes[1, -1] = 2**width - 1, 0
+        data = bitpack.pack(codes, width)
+        assert data.shape == (3, math.ceil(count * width / 8))
+        assert torch.equal(data, bitpack.pack_torch(codes, width))
+        assert torch.equal(bitpack.unpack(data, width, count), codes)
+        assert torch.equal(bitpack.unpack_torch(data, width, count), codes)
+
+
+@given(st.lists(st.integers(0, 2**13 - 1), max_size=30))
+def test_bitpack_is_the_little_endian_integer(codes):
+    whole = sum(code << (13 * j) for j, code in enumerate(codes))
+    want = whole.to_bytes(math.ceil(13 * len(codes) / 8), "little")
+    assert bytes(bitpack.pack(torch.tensor(codes, dtype=torch.int64), 13).tolist()) == want
+
+
+def test_bitpack_never_reads_beyond_its_bytes():
+    with pytest.raises(ValueError, match="cut short"):
+        bitpack.unpack(torch.zeros(2, 3, dtype=torch.uint8), 5, 5)
+
+
+@given(st.integers(1, 2**40))
+def test_width_is_ceil_log2(symbols):
+    width = bitpack.width_of(symbols)
+    assert 2**width >= symbols
+    assert width == 0 or 2 ** (width - 1) < symbols
+
+
+# Costs --------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 300), st.data())
+def test_index_cost_is_brute_force(d, data):
+    k = data.draw(st.integers(0, d))
+    cost = index_cost(d, k)
+    explicit = k * math.ceil(math.log2(d))
+    mask = d if k else 0
+    subsets = math.comb(d, k)
+    assert (cost.values, cost.raw) == (0, 0)
+    assert cost.index_explicit == explicit
+    assert cost.index_bitmask == mask
+    assert cost.index_auto == min(explicit, mask)
+    assert 2**cost.index_entropy >= subsets > (2 ** (cost.index_entropy - 1) if k % d else 0)
+    assert cost.index_entropy <= cost.index_auto
+
+
+@pytest.mark.parametrize(("d", "k"), [(2**20, 1), (2**20, 2**20 - 1), (10**6, 4096), (10**7, 3)])
+def test_entropy_of_large_dimensions(d, k):
+    assert index_cost(d, k).index_entropy == (math.comb(d, k) - 1).bit_length()
+
+
+@pytest.mark.parametrize(("d", "k"), [(20_000, 9_000), (10**6, 10**4)])
+def test_entropy_beyond_the_exact_range(d, k):
+    assert abs(index_cost(d, k).index_entropy - (math.comb(d, k) - 1).bit_length()) <= 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.data())
+def test_ragged_cost_is_the_sparse_cost_of_each_row(d, data):
+    counts = data.draw(st.lists(st.integers(0, d), min_size=1, max_size=6))
+    k = max(counts)
+    live = torch.arange(k) < torch.tensor(counts)[:, None]
+    where = torch.arange(k).expand(len(counts), k) * live
+    m = RaggedMessage(d, torch.float64, torch.tensor(counts), where, live.double())
+    for j, count in enumerate(counts):
+        want = index_cost(d, count)._replace(values=count, raw=math.ceil(math.log2(d + 1)))
+        assert tuple(float(c[j]) for c in m.cost) == tuple(map(float, want))
+        assert int(m.bits[j]) == 64 * count + want.index_auto + want.raw
+
+
+def test_costs_of_simple_kinds():
+    d, x = 20, gaussian(2, 3, 20)
+    where = torch.arange(4).expand(2, 3, 4)
+    assert Dense(x).cost == (20, 0, 0, 0, 0, 0)
+    assert SparseMessage(d, x.dtype, where, x[..., :4]).cost == (4, 20, 20, 20, 13, 0)
+    assert SeededMessage(d, x.dtype, x[..., :4], cells_and_clients(2, 3)).cost[0] == 4
+    codes = torch.zeros(2, 3, d, dtype=torch.int64)
+    assert LevelsMessage(d, x.dtype, codes, x[..., :1], "linear", 3).cost == (1, 0, 0, 0, 0, 60)
+    assert LevelsMessage(d, x.dtype, codes, x[..., :1], "sign", 1).cost == (1, 0, 0, 0, 0, 20)
+    assert ExponentsMessage(d, x.dtype, codes).cost.raw == 12 * d
+    left, right = gaussian(2, 3, 4, 2), gaussian(2, 3, 5, 2)
+    assert FactorsMessage(d, x.dtype, left, right).cost.values == 18
+
+
+def test_costs_of_compounds_and_absent_rows():
+    x = gaussian(2, 3, 20)
+    both = ConcatMessage(40, x.dtype, [Dense(x), Dense(x)])
+    assert both.cost.values == 40
+    here = torch.tensor([[True, False, True], [False, False, False]])
+    assert both.masked(here).cost.values.tolist() == [[40, 0, 40], [0, 0, 0]]
+    sparse = SparseMessage(20, x.dtype, torch.arange(2).expand(1, 3, 2), x[:1, :, :2])
+    mixed = CasesMessage(
+        20, x.dtype, [torch.tensor([1]), torch.tensor([0])], [Dense(x[:1]), sparse]
+    )
+    assert mixed.cost.values.tolist() == [[2] * 3, [20] * 3]
+    assert mixed.nbytes.tolist() == [[16 + 2] * 3, [160] * 3]
+    assert mixed.masked(here).nbytes.tolist() == [[18, 0, 18], [0, 0, 0]]
+    with pytest.raises(TypeError, match="several kinds"):
+        mixed.map(lambda t: t)
+    with pytest.raises(IndexError):
+        mixed.row(2, 0)
