@@ -20,8 +20,8 @@ class Complaint:
         return f"{head}\n    {self.fix}" if self.fix else head
 
 
-@dataclass
-class InputError(Exception):
+@dataclass(eq=False)
+class InputError(ValueError):
     """The input is wrong (exit code 2). Holds every complaint found, not only the first."""
 
     complaints: list[Complaint] = field(default_factory=list)

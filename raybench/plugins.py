@@ -1,0 +1,91 @@
+"""All that a plug-in file needs: ``from raybench.plugins import compressor, Compressor, Count, ...``.
+
+Decorators: ``compressor``, ``algorithm``, ``problem``, ``metric``. Parameters: ``Count``, ``Number``,
+``Integer``, ``Choice``, ``Flag``, ``Text``, ``List``. Bases: ``Compressor``, ``Algorithm``,
+``Problem``. Messages for operators: ``DenseMessage``, ``SparseMessage``, ``SeededMessage``,
+``LevelsMessage``, ...; for algorithms: ``Dense``, ``choose`` and the roles ``Contractive``,
+``Unbiased``, ``Any_``. See docs/plugins.md.
+"""
+
+from raybench.algorithms.base import Algorithm
+from raybench.compressors import (
+    Any_,
+    Compressor,
+    Contractive,
+    Dense,
+    Message,
+    Unbiased,
+    choose,
+    count_of,
+)
+from raybench.compressors.messages import (
+    ConcatMessage,
+    DenseMessage,
+    ExponentsMessage,
+    FactorsMessage,
+    FlaggedMessage,
+    LevelsMessage,
+    RaggedMessage,
+    SeededMessage,
+    SparseMessage,
+    support_of,
+)
+from raybench.errors import InputError
+from raybench.problems import Constants, Layout, Problem
+from raybench.registry import (
+    Choice,
+    Count,
+    Flag,
+    Integer,
+    List,
+    Number,
+    Text,
+    algorithm,
+    compressor,
+    metric,
+    problem,
+)
+from raybench.streams import Stream
+from raybench.theory import NoTheory, Rate, Setting, contraction
+
+__all__ = [
+    "Algorithm",
+    "Any_",
+    "Choice",
+    "Compressor",
+    "ConcatMessage",
+    "Constants",
+    "Contractive",
+    "Count",
+    "Dense",
+    "DenseMessage",
+    "ExponentsMessage",
+    "FactorsMessage",
+    "Flag",
+    "FlaggedMessage",
+    "InputError",
+    "Integer",
+    "Layout",
+    "LevelsMessage",
+    "List",
+    "Message",
+    "NoTheory",
+    "Number",
+    "Problem",
+    "RaggedMessage",
+    "Rate",
+    "SeededMessage",
+    "Setting",
+    "SparseMessage",
+    "Stream",
+    "Text",
+    "Unbiased",
+    "algorithm",
+    "choose",
+    "compressor",
+    "contraction",
+    "count_of",
+    "metric",
+    "problem",
+    "support_of",
+]
