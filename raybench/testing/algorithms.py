@@ -157,9 +157,14 @@ def recording_costs_nothing(m: Method) -> None:
 def conformance(method: Method, about: str | None = None) -> list[Finding]:
     """Return the findings of all checks on a method."""
     operator = method.compressor
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tiny tensors: waking threads would cost more than the work
     name = operator if isinstance(operator, str) or operator is None else operator["name"]
     label = label_of(method.name, dict(method.params))
-    return findings(CHECKS, method, about or (f"{label} with {name}" if name else label))
+    try:
+        return findings(CHECKS, method, about or (f"{label} with {name}" if name else label))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def methods(entry: Entry) -> list[Method]:
