@@ -1,5 +1,7 @@
 """The compiled kernels against dense torch, and one cell's independence of all others."""
 
+import threading
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -144,13 +146,27 @@ def test_threads_change_no_bit(monkeypatch, threads):
 def test_an_error_in_a_thread_is_raised(monkeypatch):
     monkeypatch.setattr(sparse, "WORTH_THREADS", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    helper_failed = threading.Event()
 
     def work(lo, hi):
-        if lo > 0:
+        if threading.current_thread() is threading.main_thread():
+            helper_failed.wait(60)  # so that the helper gets its share
+        else:
+            helper_failed.set()
             raise MemoryError
 
     with pytest.raises(MemoryError):
-        sparse.run_shared(work, 4, 1.0)
+        sparse.run_shared(work, 8, 1.0)
+
+
+def test_every_item_is_worked_on_once(monkeypatch):
+    monkeypatch.setattr(sparse, "WORTH_THREADS", 0)
+    for threads in (1, 2, 5):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        for items in (1, 2, 7, 100):
+            seen: list[int] = []
+            sparse.run_shared(lambda lo, hi, seen=seen: seen.extend(range(lo, hi)), items, 1.0)
+            assert sorted(seen) == list(range(items))
 
 
 def test_batch_changes_a_cell_by_rounding_only():

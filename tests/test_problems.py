@@ -157,6 +157,22 @@ def test_single_precision(problem):
     assert math.isclose(single.constants.L, problem.constants.L, rel_tol=1e-12)
 
 
+def test_nothing_mixes_devices(problem):
+    """On the meta device tensors have shapes only, and any mix with the CPU's raises."""
+    moved = problem.to("meta")
+    x = points(problem, 2).to("meta")
+    for at in (x, x[:, None].expand(-1, problem.n, -1)):
+        grads, losses = moved.oracle(at)
+        assert grads.device.type == losses.device.type == "meta"
+        assert grads.shape == (2, problem.n, problem.dim)
+    sample = torch.zeros(2, problem.n, 1, dtype=torch.int64, device="meta")
+    assert moved.grad(x, sample).shape == grads.shape
+    assert moved.start().device.type == "meta"
+    assert moved.host(range(1)).oracle(x)[0].shape == (2, 1, problem.dim)
+    assert moved.constants is problem.constants
+    assert problem.oracle(points(problem, 2))[0].device.type == "cpu"
+
+
 def rows_of(problem):
     return [(np.asarray(a), b) for a, b in problem.rows.parts()]
 

@@ -36,11 +36,19 @@ def run_shared(work: Callable[[int, int], None], items: int, cost: float) -> Non
         return work(0, items)
     if _pool is None or _pool._max_workers < threads - 1:
         _pool = ThreadPoolExecutor(threads - 1, thread_name_prefix="raybench")
-    ends = [items * i // threads for i in range(threads + 1)]
-    waiting = [_pool.submit(work, a, b) for a, b in pairwise(ends[1:])]
-    work(ends[0], ends[1])
-    for future in waiting:
-        future.result()
+    pieces = min(items, 4 * threads)
+    ends = [items * i // pieces for i in range(pieces + 1)]
+    left = iter(list(pairwise(ends)))
+
+    def take() -> None:
+        for lo, hi in left:  # shared: whoever is free takes the next piece
+            work(lo, hi)
+
+    helpers = [_pool.submit(take) for _ in range(threads - 1)]
+    take()
+    for helper in helpers:
+        if not helper.cancel():  # on a busy machine a helper may wake when all is done
+            helper.result()
     return None
 
 
