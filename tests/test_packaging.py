@@ -1,0 +1,157 @@
+"""What ships: the wheel works outside the checkout, cluster.yaml satisfies Ray, texts name no hosts."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from a copy of what git would ship, with the installed build tools."""
+    setuptools = pytest.importorskip("setuptools")
+    if int(setuptools.__version__.split(".")[0]) < 77:
+        pytest.skip(f"setuptools {setuptools.__version__} is older than the build needs")
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    listed = [
+        "pyproject.toml",
+        "setup.py",
+        "MANIFEST.in",
+        "README.md",
+        "LICENSE",
+        "sweeps",
+        "raybench",
+    ]
+    source.mkdir()
+    subprocess.run(["cp", "-r", *listed, str(source)], cwd=ROOT, check=True)
+    build = (
+        "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", build, str(folder)], cwd=source, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_wheel_holds_the_package_its_data_and_the_sweeps(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for sweep in (ROOT / "sweeps").glob("*.yaml"):
+        assert f"raybench/sweeps/{sweep.name}" in names
+    for file in (ROOT / "raybench").rglob("*"):
+        if file.suffix in (".py", ".html", ".css", ".json", ".typed") or file.name == "py.typed":
+            assert file.relative_to(ROOT).as_posix() in names
+    stray = {n for n in names if not n.startswith(("raybench/", "raybench-"))}
+    assert not stray, f"the wheel would install {sorted(stray)} beside the package"
+
+
+def test_wheel_runs_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    """Unpacked into a folder of its own that comes first on the path, away from the checkout."""
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    work = tmp_path / "work"
+    work.mkdir()
+    env = {**os.environ, "PYTHONPATH": str(site)}
+
+    def raybench(*args: str) -> subprocess.CompletedProcess[str]:
+        start = "import sys; from raybench.cli import main; sys.exit(main())"
+        command = [sys.executable, "-c", start, *args]
+        return subprocess.run(command, cwd=work, env=env, capture_output=True, text=True)
+
+    where = "import raybench, pathlib; print(pathlib.Path(raybench.__file__).parent)"
+    found = subprocess.run(
+        [sys.executable, "-c", where], cwd=work, env=env, capture_output=True, text=True, check=True
+    )
+    assert Path(found.stdout.strip()) == site / "raybench"
+    copied = raybench("cp", "quickstart", "my.yaml")
+    assert copied.returncode == 0, copied.stderr
+    assert (work / "my.yaml").read_text() == (ROOT / "sweeps" / "quickstart.yaml").read_text()
+    planned = raybench("plan", "my.yaml")
+    assert planned.returncode == 0, planned.stderr
+
+
+def test_cluster_file_is_valid_for_ray_up() -> None:
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    given = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+    validate_config(prepare_config(given))
+    types = given["available_node_types"]
+    assert given["head_node_type"] in types
+    assert types["worker"]["node_config"]["InstanceMarketOptions"]["MarketType"] == "spot"
+    assert 0 <= types["worker"]["min_workers"] <= types["worker"]["max_workers"]
+    assert given["max_workers"] >= types["worker"]["max_workers"]
+
+
+def test_cluster_mounts_what_an_installation_needs() -> None:
+    given = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+    mounts = set(given["file_mounts"].values())
+    assert all((ROOT / source).exists() for source in mounts)
+    assert {"raybench", "pyproject.toml", "setup.py", "README.md", "LICENSE"} <= mounts
+    starts = given["head_start_ray_commands"] + given["worker_start_ray_commands"]
+    assert all("~/venv/bin/ray " in command for command in starts)
+
+
+def test_cluster_validation_can_fail() -> None:
+    import jsonschema
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    given = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+    given["max_workers"] = "many"
+    with pytest.raises((jsonschema.ValidationError, TypeError, ValueError)):
+        validate_config(prepare_config(given))
+
+
+def test_constraints_agree_with_the_requirements_and_what_is_installed() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {
+        _key(name): number
+        for name, _, number in (line.partition("==") for line in lines if "==" in line)
+    }
+    project = PYPROJECT["project"]
+    needed = project["dependencies"] + project["optional-dependencies"]["dev"]
+    names = [_key(re.split(r"[\[<>=!~ ]", text, maxsplit=1)[0]) for text in needed]
+    missing = [name for name in names if name not in pinned and name != "pandas-stubs"]
+    assert not missing, f"constraints.txt lacks {missing}"
+    assert pinned["ray"] == version("ray"), "the tests run on another Ray than constraints.txt pins"
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_no_package_registry_is_named() -> None:
+    """Installing works with whatever index pip is configured for."""
+    files = ["Makefile", ".ci/run", "constraints.txt", "pyproject.toml", "cluster.yaml", "setup.py"]
+    hosts = ["pypi." + "org", "python" + "hosted", "download." + "pytorch", "--index" + "-url"]
+    for name in files:
+        text = (ROOT / name).read_text()
+        assert not [host for host in hosts if host in text], f"{name} names a registry"
+
+
+def test_make_refuses_an_old_python_in_one_line(tmp_path: Path) -> None:
+    old = tmp_path / "python-old"
+    old.write_text("#!/bin/sh\n[ \"$1\" = -V ] && echo 'Python 3.9.1' && exit 0\nexit 1\n")
+    old.chmod(0o755)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "setup.py"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    command = ["make", f"PYTHON={old}", "demo"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    said = done.stderr.splitlines()
+    assert done.returncode != 0
+    assert said[0].startswith("error: raybench needs Python 3.11")
+    assert "Python 3.9.1" in said[0]
+    assert not (tmp_path / ".venv").exists()
