@@ -22,9 +22,8 @@ from torch import Tensor
 from raybench.streams import Stream
 
 MAGIC = b"RBM1"
-PREFIX = struct.Struct(
-    "<4sII"
-)  # magic, CRC-32 of all that follows the prefix, length of the header
+# magic, CRC-32 of the rest (begun with the header's length), the header's length
+PREFIX = struct.Struct("<4sII")
 KINDS: dict[str, type[Message]] = {}
 DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, torch.float16)}
 

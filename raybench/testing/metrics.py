@@ -1,0 +1,65 @@
+"""What every metric must hold: a function (problem, x) -> one number per cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from raybench.problems import Problem
+from raybench.testing.checks import Checks, Finding, findings
+from raybench.testing.vectors import gaussian
+
+CHECKS = Checks()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A metric and the problem it is tried on."""
+
+    metric: Callable[[Problem, Tensor], Tensor]
+    problem: Problem
+
+    @property
+    def x(self) -> Tensor:
+        """Points (3, d)."""
+        return gaussian(3, self.problem.dim, dtype=self.problem.dtype)
+
+
+def conformance(
+    metric: Callable[[Problem, Tensor], Tensor], problem: Problem, about: str = "metric"
+) -> list[Finding]:
+    """Return the findings of all checks on a metric."""
+    return findings(CHECKS, Measured(metric, problem), about)
+
+
+@CHECKS
+def gives_a_number_per_cell(s: Measured) -> None:
+    """The result is a tensor of shape (B,) of numbers, for any B."""
+    for cells in (1, 3):
+        value = s.metric(s.problem, s.x[:cells])
+        assert isinstance(value, Tensor), f"returned {type(value).__name__}, not a tensor"
+        assert value.shape == (cells,), f"returned shape {tuple(value.shape)} for {cells} cells"
+        assert not value.is_complex(), f"returned {value.dtype}"
+
+
+@CHECKS
+def cells_do_not_depend_on_each_other(s: Measured) -> None:
+    """A cell alone gives what it gives in a batch."""
+    whole = s.metric(s.problem, s.x).double()
+    for b in range(len(s.x)):
+        alone = s.metric(s.problem, s.x[b : b + 1]).double()
+        torch.testing.assert_close(
+            alone[0], whole[b], equal_nan=True, msg=lambda text: f"a cell alone: {text}"
+        )
+
+
+@CHECKS
+def x_is_left_alone(s: Measured) -> None:
+    """x is not changed, and the same x gives the same number."""
+    x, kept = s.x, s.x.clone()
+    first = s.metric(s.problem, x).clone()
+    assert torch.equal(x, kept), "the metric changed x"
+    assert torch.equal(s.metric(s.problem, x).nan_to_num(), first.nan_to_num()), "two calls differ"
