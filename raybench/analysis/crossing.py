@@ -16,7 +16,8 @@ def first_crossing(
     No interpolation: the cost is that of a point that was reached. Indexed by cell id.
     """
     cells = pd.Index(curves["cell"].unique())
-    hits = curves.loc[curves[y] <= target, ["cell", "round", x]].sort_values("round", kind="stable")
+    columns = list(dict.fromkeys(["cell", "round", x]))
+    hits = curves.loc[curves[y] <= target, columns].sort_values("round", kind="stable")
     first = hits.drop_duplicates("cell").set_index("cell")[x]
     return first.reindex(cells, fill_value=np.inf).astype(float)
 

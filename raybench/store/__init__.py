@@ -22,18 +22,13 @@ _WHERE = {
     "cells": "reader",
     "load": "reader",
     "sweep": "reader",
-    "compact": "merge",
-    "merge": "merge",
+    "compact": "combine",
+    "merge": "combine",
 }
 __all__ = sorted(_WHERE)
 
 
 def __getattr__(name: str) -> Any:
-    module = "raybench.store"
     if name not in _WHERE:
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    if name == "merge":  # also the name of its module, which importing binds here
-        from raybench.store.merge import merge
-
-        return merge
-    return getattr(importlib.import_module(f"{module}.{_WHERE[name]}"), name)
+        raise AttributeError(f"module 'raybench.store' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"raybench.store.{_WHERE[name]}"), name)

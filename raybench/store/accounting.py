@@ -54,7 +54,9 @@ class Accounting:
             allowed = ", ".join(str(v) for v in VALUE_BITS)
             wrong.append(
                 Complaint(
-                    "accounting.value_bits", f"{self.value_bits!r} is not", f"allowed: {allowed}"
+                    "accounting.value_bits",
+                    f"{self.value_bits!r} is no width",
+                    f"allowed: {allowed}",
                 )
             )
         if self.index_bits not in INDEX_BITS:
@@ -139,7 +141,7 @@ def _fix() -> str:
 
 
 def _preset(name: Any) -> dict[str, Any]:
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         raise InputError.of(
             "accounting", f"unknown preset {name!r}", f"{nearest(str(name), PRESETS)}\n    {_fix()}"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -32,13 +33,14 @@ def read_folder(
 
     Raises InputError for a file that is not Parquet or was written by a newer raybench.
     """
-    for attempt in range(5):  # a driver that drops cells removes files that were just listed
+    for attempt in range(5):  # a retry replaces, --fresh removes a file that was just listed
         names = [n for n in files.names(folder) if n.endswith(".parquet")]
         try:
             return _read([files.path(f"{folder}/{n}") for n in names], files, schema, columns)
-        except FileNotFoundError:
+        except (OSError, pa.ArrowInvalid, InputError):
             if attempt == 4:
                 raise
+            time.sleep(0.02 * attempt)
     raise AssertionError("unreachable")
 
 

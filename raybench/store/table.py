@@ -66,11 +66,15 @@ def _column(
 ) -> pa.Array:
     if part.dtype.kind in "fiub" and not isinstance(part, np.ma.MaskedArray):
         whole = _full(part, shape, keep)
-        return pa.array(np.ascontiguousarray(whole), from_pandas=False).cast(field.type)
+        # NaN is a value of a real column; an integer column can only mean unknown by it
+        unknown = pa.types.is_integer(field.type)
+        return pa.array(np.ascontiguousarray(whole), from_pandas=unknown).cast(field.type)
     # Text and lists with None: convert the few distinct entries once, then repeat them in arrow.
     mask = np.ma.getmaskarray(part).reshape(-1) if np.ma.isMaskedArray(part) else None
     flat = np.ma.getdata(part).reshape(-1)
-    few = pa.array(flat.tolist() if flat.dtype.kind in "OU" else flat, field.type, mask=mask)
+    gaps = not pa.types.is_floating(field.type)  # pandas spells a missing text NaN, a time NaT
+    entries = flat.tolist() if flat.dtype.kind in "OU" else flat
+    few = pa.array(entries, field.type, mask=mask, from_pandas=gaps)
     if part.shape == shape and keep is None:
         return few
     index = np.arange(part.size).reshape(part.shape)

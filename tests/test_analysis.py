@@ -1,0 +1,319 @@
+"""Analysis: crossings, tuned steps, bands and the closing table, against hand computation."""
+
+import json
+import math
+
+import fake_store
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raybench.analysis import (
+    annotate,
+    bands,
+    bits_to_target,
+    closing_table,
+    default_target,
+    describe,
+    final_vs_step,
+    first_crossing,
+    frames,
+    interval,
+    tuned,
+)
+from raybench.store import CELLS, CURVES, Store, to_table
+
+
+def make(runs):
+    """Return (curves, cells) of runs: dicts with g (the values of ||grad f||^2) and cell columns."""
+    curves, rows = [], []
+    for i, run in enumerate(runs):
+        run = {"algorithm": "ef21", "compressor": "top_k", "k": 1, "status": "ok", "seed": 0, **run}
+        run = {"multiple": 1.0, "per_round": 10.0, "dataset": "a", "params": {}, **run}
+        g = np.asarray(run["g"], float)
+        cell, bits = f"cell{i}", run["per_round"] * np.arange(len(g))
+        group = json.dumps([run[c] for c in ("dataset", "algorithm", "compressor", "k", "params")])
+        name = f"{run['algorithm']} k={run['k']}"
+        config = {
+            "problem": {"name": "logistic", "params": {"dataset": run["dataset"]}},
+            "algorithm": {"name": run["algorithm"], "params": run["params"]},
+            "compressor": {"name": run["compressor"], "params": {"k": run["k"]}},
+        }
+        same = {c: run[c] for c in ("algorithm", "compressor", "k", "seed", "dataset")}
+        same |= {"cell": [cell] * len(g), "label": name, "step_multiple": run["multiple"]}
+        same |= {"step_size": 0.1 * run["multiple"], "problem": "logistic"}
+        table = {**same, "round": np.arange(len(g)), "grad_norm_sq": g, "bits_up": bits, "loss": g}
+        curves.append(to_table(table, CURVES).to_pandas())
+        last = {"rounds": len(g) - 1, "grad_norm_sq": g[-1], "loss": g[-1], "bits_up": bits[-1]}
+        row = {**same, **last, "cell": [cell], "group": group, "status": run["status"]}
+        rows.append(to_table({**row, "config": json.dumps(config)}, CELLS).to_pandas())
+    return pd.concat(curves, ignore_index=True), pd.concat(rows, ignore_index=True)
+
+
+# -- crossings -------------------------------------------------------------------------------
+
+
+def test_first_crossing_is_the_first_recorded_point_at_or_below():
+    curves, _ = make([{"g": [1, 0.5, 0.1, 0.3, 0.05]}, {"g": [1, 0.9]}, {"g": [0.1, 2]}])
+    found = first_crossing(curves, 0.1)
+    assert found.to_dict() == {"cell0": 20.0, "cell1": math.inf, "cell2": 0.0}
+    shuffled = curves.sample(frac=1, random_state=0)
+    assert first_crossing(shuffled, 0.1).to_dict() == found.to_dict()
+    assert first_crossing(curves, math.nan).tolist() == [math.inf] * 3
+
+
+@given(
+    st.lists(st.floats(1e-30, 1e3), min_size=1, max_size=20),
+    st.floats(1e-30, 1e3),
+    st.floats(1.0, 100.0),
+)
+def test_a_looser_target_costs_no_more(values, target, factor):
+    curves, _ = make([{"g": values}])
+    near, far = (first_crossing(curves, t).iloc[0] for t in (target * factor, target))
+    assert near <= far
+    assert math.isinf(far) == (min(values) > target)
+
+
+def test_interval():
+    assert interval([3.0])[0] == 3.0
+    assert math.isnan(interval([3.0])[1])
+    assert all(math.isnan(v) for v in interval([]))
+    middle, low, high = interval([1.0, 2.0, 3.0, 4.0, math.inf])
+    assert (middle, low, high) == (3.0, 1.0, math.inf)
+    assert interval([1.0, math.inf])[0] == math.inf
+    assert interval([5.0, 7.0], seed=1) == interval([7.0, 5.0], seed=1)
+    assert interval([2.0] * 4) == (2.0, 2.0, 2.0)
+
+
+@given(st.lists(st.one_of(st.floats(0, 1e12), st.just(math.inf)), min_size=2, max_size=8))
+def test_interval_brackets_the_median(values):
+    middle, low, high = interval(values, samples=200)
+    assert low <= middle <= high
+    assert min(values) <= low
+    assert high <= max(values)
+
+
+def test_bits_to_target_over_seeds():
+    runs = [{"g": [1] * n + [0.01], "seed": s} for s, n in enumerate((2, 3, 5))]
+    curves, _ = make([*runs, {"g": [1, 1], "multiple": 2.0}])
+    found = bits_to_target(curves, 0.1)
+    assert found["bits_up"].tolist() == [30.0, math.inf]
+    assert found["reached"].tolist() == [3, 0]
+    assert found["cells"].tolist() == [3, 1]
+    assert found.loc[0, "bits_up_low"] >= 20
+    assert bits_to_target(curves, 0.1, x="round")["round"].tolist() == [3.0, math.inf]
+
+
+# -- tuned -----------------------------------------------------------------------------------
+
+
+def test_tuned_takes_the_cheapest_step_to_the_target():
+    slow, fast = [1, 0.5, 0.09, 0.001], [1, 0.05, 0.04, 0.03]
+    curves, cells = make(
+        [
+            {"g": slow, "multiple": 1.0},
+            {"g": fast, "multiple": 2.0},
+            {"g": [1] * 4, "multiple": 4.0},
+        ]
+    )
+    best = tuned(curves, cells, target=0.1).iloc[0]
+    assert (best["step_multiple"], best["cost"], best["edge"]) == (2.0, 10.0, "")
+    best = tuned(curves, cells, target=0.01).iloc[0]  # fast never gets there
+    assert (best["step_multiple"], best["edge"]) == (1.0, "low")
+    best = tuned(curves, cells, target=1e-9).iloc[0]  # none does: the best final value
+    assert best["step_multiple"] == 1.0
+    assert best["cost"] == math.inf
+
+
+def test_a_step_with_a_diverged_seed_never_wins():
+    good = {"g": [1, 0.5], "multiple": 1.0}
+    curves, cells = make(
+        [
+            {**good, "seed": 0},
+            {**good, "seed": 1},
+            {"g": [1, 1e-9], "multiple": 2.0, "seed": 0},
+            {"g": [1, 1e-12], "multiple": 2.0, "seed": 1, "status": "diverged"},
+            {"g": [1, 1e-20], "multiple": 4.0, "seed": 0, "status": "pruned"},
+        ]
+    )
+    best = tuned(curves, cells, target=0.1).iloc[0]
+    assert best["step_multiple"] == 1.0
+    assert best["edge"] == "low"
+    assert best["seeds"] == 2
+
+
+def test_edges():
+    def edge(values):
+        runs = [{"g": [1, v], "multiple": 2.0**i} for i, v in enumerate(values)]
+        return tuned(*make(runs), target=1e-9).iloc[0]["edge"]
+
+    assert edge([0.5, 0.4, 0.3]) == "high"
+    assert edge([0.1, 0.4, 0.3]) == "low"
+    assert edge([0.5, 0.1, 0.3]) == ""
+    assert edge([0.5]) == "only"
+
+
+def test_k_is_chosen_at_equal_bits():
+    """K = 10 ends lower but spends ten times the bits; at the bits K = 1 spends it is behind."""
+    curves, cells = make(
+        [
+            {"g": [1, 0.5, 0.3, 0.2], "k": 1, "per_round": 10.0},
+            {"g": [1, 0.4, 0.2, 0.1], "k": 10, "per_round": 100.0},
+        ]
+    )
+    best = tuned(curves, cells, target=1e-9, by="method")
+    assert len(best) == 1
+    assert best["k"].iloc[0] == 1
+    assert tuned(curves, cells, target=0.15, by="method")["k"].iloc[0] == 10
+    assert tuned(curves, cells, target=1e-9)["k"].tolist() == [1, 10]
+
+
+def test_all_diverged_and_empty():
+    curves, cells = make([{"g": [1, 1e9], "status": "diverged"}])
+    best = tuned(curves, cells).iloc[0]
+    assert not best["eligible"]
+    assert math.isnan(best["step_multiple"])
+    table = closing_table((curves, cells))
+    assert table["diverged"].tolist() == [1]
+    assert table["bits_to_target"].isna().all()
+    assert closing_table((curves[:0], cells[:0])).empty
+
+
+def test_default_target_is_what_half_of_the_methods_reach():
+    runs = [
+        {"g": [1, v], "algorithm": a} for a, v in zip("abcd", (1e-9, 3e-6, 2e-4, 0.5), strict=True)
+    ]
+    assert default_target(*make(runs)) == 1e-3
+    assert default_target(*make(runs[:3])) == 1e-5
+    assert default_target(*make([*runs[:3], {"g": [1, 0.02], "algorithm": "gd"}])) == 0.1
+    assert default_target(*make([*runs[:3], {"g": [1, 1], "algorithm": "gd"}])) == 1e-3
+    assert math.isnan(default_target(*make([{"g": [1, 2]}])))
+    assert default_target(*make([{"g": [1, 0]}])) == 1e-24
+
+
+# -- methods ---------------------------------------------------------------------------------
+
+
+def test_describe_names_what_differs():
+    _, cells = make(
+        [
+            {"g": [1], "dataset": "mushrooms", "params": {"init": "full", "p": 0.1}},
+            {"g": [1], "dataset": "a9a", "params": {"init": "full", "p": 0.1}},
+            {"g": [1], "dataset": "a9a", "params": {"init": "zero", "p": 0.1}},
+            {"g": [1], "dataset": "a9a", "k": 5, "params": {"init": "zero", "p": 0.5}},
+            {"g": [1], "dataset": "a9a", "algorithm": "gd", "compressor": None, "k": None},
+        ]
+    )
+    found = describe(cells)
+    assert found["facet"].tolist() == ["mushrooms", "a9a", "a9a", "a9a", "a9a"]
+    # p follows K: it does not tell methods apart
+    assert found["method"].tolist()[1:3] == ["EF21 Top-K (init=full)", "EF21 Top-K (init=zero)"]
+    assert found["series"].tolist()[3:] == ["EF21 Top-5 (init=zero)", "GD"]
+    assert found["step"].tolist() == ["x1"] * 5
+
+
+def test_describe_of_a_lone_problem_and_steps_by_value():
+    _, cells = make([{"g": [1]}, {"g": [1], "k": 2}])
+    cells["step_multiple"] = np.nan
+    found = describe(cells)
+    assert found["facet"].tolist() == ["", ""]
+    assert found["method"].nunique() == 1
+    assert found["step"].tolist() == ["0.1", "0.1"]
+
+
+# -- bands -----------------------------------------------------------------------------------
+
+
+def test_bands_are_step_functions():
+    curves, _ = make(
+        [
+            {"g": [8, 4, 2], "per_round": 10.0},
+            {"g": [6, 3, 1], "per_round": 20.0, "seed": 1},
+        ]
+    )
+    found = bands(curves)
+    # medians of the rounds' bits, up to the median end: 0, 15, 30
+    assert found["bits_up"].tolist() == [0.0, 15.0, 30.0]
+    assert found["low"].tolist() == [6.0, 4.0, 2.0]
+    assert found["high"].tolist() == [8.0, 6.0, 3.0]
+    assert found["grad_norm_sq"].tolist() == [7.0, 5.0, 2.5]
+    by_round = bands(curves, x="round")
+    assert by_round["grad_norm_sq"].tolist() == [7.0, 3.5, 1.5]
+
+
+@given(
+    st.lists(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), min_size=1, max_size=5),
+    st.integers(2, 10),
+)
+def test_bands_hold_their_median(values, points):
+    curves, _ = make([{"g": v, "seed": i} for i, v in enumerate(values)])
+    found = bands(curves, points=points)
+    assert len(found) <= points
+    assert found["bits_up"].is_monotonic_increasing
+    assert (found["low"] <= found["grad_norm_sq"]).all()
+    assert (found["grad_norm_sq"] <= found["high"]).all()
+    assert found["bits_up"].iloc[-1] == np.median([10.0 * (len(v) - 1) for v in values])
+
+
+def test_bands_of_nothing_and_of_unknown():
+    curves, _ = make([{"g": [1, np.nan]}])
+    assert bands(curves)["grad_norm_sq"].tolist() == [1.0]
+    assert bands(curves, x="seconds").empty
+    assert bands(curves[:0]).empty
+
+
+def test_final_vs_step():
+    _, cells = make(
+        [
+            {"g": [1, 0.1], "multiple": 1.0, "seed": 0},
+            {"g": [1, 0.3], "multiple": 1.0, "seed": 1},
+            {"g": [1, 1e9], "multiple": 2.0, "seed": 0, "status": "diverged"},
+            {"g": [1, 0.01], "multiple": 2.0, "seed": 1},
+            {"g": [1], "multiple": 4.0, "status": "failed"},
+        ]
+    )
+    found = final_vs_step(cells)
+    assert found["at"].tolist() == [1.0, 2.0]
+    assert found["diverged"].tolist() == [0, 1]
+    assert found["grad_norm_sq"].tolist() == pytest.approx([0.2, 0.01])
+    assert found["grad_norm_sq_high"].tolist() == [0.3, 0.01]
+
+
+# -- the closing table -----------------------------------------------------------------------
+
+
+def test_closing_table_by_hand():
+    runs = [
+        {"g": [1, 0.5, 0.05], "algorithm": "gd", "compressor": None, "k": None, "per_round": 100.0},
+        *({"g": [1, 0.5, 0.05], "k": 1, "seed": s} for s in range(3)),
+        {"g": [1, 0.05, 0.01], "k": 5, "per_round": 50.0, "multiple": 2.0},
+        {"g": [1, 0.4], "algorithm": "marina", "compressor": "rand_k", "status": "diverged"},
+    ]
+    table = closing_table(make(runs), target=0.1).set_index("method")
+    assert table.index.tolist() == ["EF21 Top-K", "GD", "MARINA Rand-K"]
+    row = table.loc["EF21 Top-K"]
+    assert (row["k"], row["bits_to_target"], row["ratio_to_gd"], row["seeds"]) == (1, 20.0, 0.1, 3)
+    assert (row["bits_low"], row["bits_high"], row["edge"]) == (20.0, 20.0, "only")
+    assert table.loc["GD", "ratio_to_gd"] == 1.0
+    assert table.loc["MARINA Rand-K", "diverged"] == 1
+
+
+def test_closing_table_of_a_folder_follows_the_accounting(tmp_path):
+    fake_store.fill(Store(tmp_path), rounds=200)
+    plain, paper = closing_table(tmp_path), closing_table(tmp_path, "paper:ef21")
+    assert set(plain["method"]) == set(paper["method"])
+    gd = [t.set_index("method").loc["GD", "bits_to_target"] for t in (plain, paper)]
+    assert gd[1] == (gd[0] - 64 * 112) / 2  # half as wide, without the first gradient
+    found = frames(tmp_path, "paper:ef21")
+    pd.testing.assert_frame_equal(closing_table(found), paper)
+    pd.testing.assert_frame_equal(closing_table((found.curves, found.cells)), paper)
+    assert found.accounting == "value_bits=32, index_bits=none, count_init=false"
+
+
+def test_annotate_drops_curves_without_a_cell():
+    curves, cells = make([{"g": [1, 2]}, {"g": [3]}])
+    found = annotate(curves, describe(cells[:1]))
+    assert found["cell"].unique().tolist() == ["cell0"]
+    assert found.columns.is_unique
