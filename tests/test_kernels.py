@@ -1,5 +1,8 @@
 """The compiled kernels against dense torch, and one cell's independence of all others."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -209,3 +212,31 @@ def test_exp_is_accurate_to_an_ulp():
 def test_exp_of_anything(values):
     a = np.array(values)
     assert np.allclose(exp_all(a), np.exp(-a), rtol=4e-16, atol=1e-307)
+
+
+FRESH = """
+import torch
+from raybench import problems
+from raybench.problems import kernels
+
+problem = problems.build("logistic", {"dataset": "breast_cancer", "clients": 5})
+problem.oracle(torch.zeros(20, problem.dim, dtype=torch.float64))
+stats = kernels.margin_kernel(16, True, kernels.LOGISTIC).stats
+print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
+"""
+
+
+def test_a_fresh_process_finds_the_compiled_kernel(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", FRESH],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=240,
+        ).stdout.split()
+        for _ in range(2)
+    ]
+    assert said == [["0", "1"], ["1", "0"]]

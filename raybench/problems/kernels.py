@@ -35,57 +35,57 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-def _gather_sum_of(tile: int, weighted: bool, accumulate: bool) -> Any:
-    """Return the intrinsic out[at:at+T] (+)= sum_{lo <= j < hi} [values[j]] x[T index[j] : +T]."""
-    vector, i64 = ir.VectorType(ir.DoubleType(), tile), ir.IntType(64)
+@intrinsic(prefer_literal=True)
+def _gather_sum(typing, out, at, index, values, lo, hi, x, tile, weighted, accumulate):  # type: ignore[no-untyped-def]
+    """out[at : at+T] (+)= sum_{lo <= j < hi} [values[j]] x[T index[j] : T index[j] + T].
 
-    @intrinsic
-    def gather_sum(typing, out, at, index, values, lo, hi, x):  # type: ignore[no-untyped-def]
-        signature = types.void(out, at, index, values, lo, hi, x)
+    tile = T, weighted and accumulate are literal integers: the sum stays in vector registers, which
+    the compiler does not manage for a loop over an array.
+    """
+    signature = types.void(out, at, index, values, lo, hi, x, tile, weighted, accumulate)
+    lanes, weigh, add = (a.literal_value for a in (tile, weighted, accumulate))
+    vector, i64 = ir.VectorType(ir.DoubleType(), lanes), ir.IntType(64)
 
-        def emit(context, builder, sig, args):  # type: ignore[no-untyped-def]
-            data = [
-                context.make_array(sig.args[i])(context, builder, args[i]).data
-                if isinstance(sig.args[i], types.Array)
-                else args[i]
-                for i in range(7)
-            ]
-            out, at, index, values, lo, hi, x = data
-            target = builder.bitcast(builder.gep(out, [at]), vector.as_pointer())
-            zero = ir.Constant(vector, [0.0] * tile)
-            first = builder.load(target, align=8) if accumulate else zero
-            entry = builder.block
-            head, body, end = (builder.append_basic_block(n) for n in ("head", "body", "end"))
-            builder.branch(head)
-            builder.position_at_end(head)
-            j, total = builder.phi(i64), builder.phi(vector)
-            builder.cbranch(builder.icmp_signed("<", j, hi), body, end)
-            builder.position_at_end(body)
-            position = builder.zext(builder.load(builder.gep(index, [j])), i64)
-            place = builder.gep(x, [builder.mul(position, ir.Constant(i64, tile))])
-            term = builder.load(builder.bitcast(place, vector.as_pointer()), align=8)
-            if weighted:
-                lane = ir.Constant(ir.IntType(32), 0)
-                one = builder.insert_element(
-                    ir.Constant(vector, ir.Undefined), builder.load(builder.gep(values, [j])), lane
-                )
-                mask = ir.Constant(ir.VectorType(ir.IntType(32), tile), [0] * tile)
-                term = builder.fmul(
-                    builder.shuffle_vector(one, one, mask), term, flags=["contract"]
-                )
-            new = builder.fadd(total, term, flags=["contract"])
-            following = builder.add(j, ir.Constant(i64, 1))
-            builder.branch(head)
-            for phi, start, step in ((j, lo, following), (total, first, new)):
-                phi.add_incoming(start, entry)
-                phi.add_incoming(step, body)
-            builder.position_at_end(end)
-            builder.store(total, target, align=8)
-            return context.get_dummy_value()
+    def emit(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        out, at, index, values, lo, hi, x = (
+            context.make_array(kind)(context, builder, value).data
+            if isinstance(kind, types.Array)
+            else context.cast(builder, value, kind, types.int64)
+            for kind, value in zip(sig.args[:7], args)
+        )
+        target = builder.bitcast(builder.gep(out, [at]), vector.as_pointer())
+        zero = ir.Constant(vector, [0.0] * lanes)
+        first = builder.load(target, align=8) if add else zero
+        entry = builder.block
+        head, body, end = (builder.append_basic_block(n) for n in ("head", "body", "end"))
+        builder.branch(head)
+        builder.position_at_end(head)
+        j, total = builder.phi(i64), builder.phi(vector)
+        builder.cbranch(builder.icmp_signed("<", j, hi), body, end)
+        builder.position_at_end(body)
+        position = builder.zext(builder.load(builder.gep(index, [j])), i64)
+        place = builder.gep(x, [builder.mul(position, ir.Constant(i64, lanes))])
+        term = builder.load(builder.bitcast(place, vector.as_pointer()), align=8)
+        if weigh:
+            one = builder.insert_element(
+                ir.Constant(vector, ir.Undefined),
+                builder.load(builder.gep(values, [j])),
+                ir.Constant(ir.IntType(32), 0),
+            )
+            mask = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+            spread = builder.shuffle_vector(one, one, mask)
+            term = builder.fmul(spread, term, flags=["contract"])
+        new = builder.fadd(total, term, flags=["contract"])
+        following = builder.add(j, ir.Constant(i64, 1))
+        builder.branch(head)
+        for phi, start, step in ((j, lo, following), (total, first, new)):
+            phi.add_incoming(start, entry)
+            phi.add_incoming(step, body)
+        builder.position_at_end(end)
+        builder.store(total, target, align=8)
+        return context.get_dummy_value()
 
-        return signature, emit
-
-    return gather_sum
+    return signature, emit
 
 
 def block_size(tile: int) -> int:
@@ -147,8 +147,8 @@ def _slope_and_loss(kind: int, z: float) -> tuple[float, float, float]:
 @cache
 def margin_kernel(tile: int, weighted: bool, kind: int) -> Any:
     """Return the compiled oracle for tiles of ``tile`` cells; see ``sparse.SparseMargins``."""
-    forward = _gather_sum_of(tile, weighted, False)
-    backward = _gather_sum_of(tile, weighted, True)
+    # integers alone may be captured: numba's cache on disk would miss on anything else
+    weigh = int(weighted)
     T, room = tile, block_size(tile) * tile
 
     @njit(**_OPTIONS)
@@ -178,9 +178,8 @@ def margin_kernel(tile: int, weighted: bool, kind: int) -> Any:
             for block in range(begin, end):
                 r0, size = block_rows[block], block_rows[block + 1] - block_rows[block]
                 for r in range(size):
-                    forward(
-                        z, r * T, row_index, row_values, row_ends[r0 + r], row_ends[r0 + r + 1], xt
-                    )
+                    a, b, at = row_ends[r0 + r], row_ends[r0 + r + 1], r * T
+                    _gather_sum(z, at, row_index, row_values, a, b, xt, T, weigh, 0)
                 for r in range(size):
                     for t in range(T):
                         sign[r * T + t] = labels[r0 + r]
@@ -189,15 +188,8 @@ def margin_kernel(tile: int, weighted: bool, kind: int) -> Any:
                     slope, q[k], h[k] = _slope_and_loss(kind, y * z[k])
                     z[k] = slope * y * count
                 for j in range(block_columns[block], block_columns[block + 1]):
-                    backward(
-                        gt,
-                        column_name[j] * T,
-                        column_index,
-                        column_values,
-                        column_ends[j],
-                        column_ends[j + 1],
-                        z,
-                    )
+                    a, b, at = column_ends[j], column_ends[j + 1], column_name[j] * T
+                    _gather_sum(gt, at, column_index, column_values, a, b, z, T, weigh, 1)
                 if loss:
                     # the sum of log(1 + q) is the log of a product, kept as product - 1
                     m = size
