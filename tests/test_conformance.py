@@ -46,6 +46,12 @@ def test_our_metrics_conform(name, dtype):
     assert not [str(f) for f in found if not f.ok]
 
 
+def test_metrics_by_entry():
+    found = metrics.check_entry(lookup("metric", "sparsity"))
+    assert [f.check for f in found] == list(metrics.CHECKS)
+    assert all(f.ok for f in found)
+
+
 # A sound problem by the two methods a user writes, and one fault each -------------------------------
 
 

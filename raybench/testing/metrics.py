@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from raybench.problems import Problem
+from raybench.problems import Problem, build
+from raybench.registry import Entry
 from raybench.testing.checks import Checks, Finding, findings
 from raybench.testing.vectors import gaussian
 
@@ -33,6 +34,12 @@ def conformance(
 ) -> list[Finding]:
     """Return the findings of all checks on a metric."""
     return findings(CHECKS, Measured(metric, problem), about)
+
+
+def check_entry(entry: Entry) -> list[Finding]:
+    """Return the findings of all checks on a registered metric, tried on a small quadratic."""
+    problem = build("quadratic", {"dim": 6, "clients": 3})
+    return conformance(entry.target, problem, entry.name)
 
 
 @CHECKS

@@ -58,7 +58,9 @@ class Objective:
         x, v = self.points(seed=40), gaussian(self.cells, self.problem.dim, seed=41).to(x)
         step = 1e-2 * self.scale
         for turn in range(20):
-            v = v / v.norm(dim=-1, keepdim=True).clamp(min=1e-30)
+            size = v.norm(dim=-1, keepdim=True)
+            lost = gaussian(*x.shape, seed=42 + turn).to(x)  # where the gradient is constant
+            v = torch.nn.functional.normalize(torch.where(size > 0, v / size, lost), dim=-1)
             y = x + step * v
             if turn % 5 == 4:
                 yield x, y
