@@ -1,0 +1,241 @@
+"""Reports: tables, figures and the HTML page, for ordinary and for odd results folders."""
+
+import csv
+import io
+import json
+import re
+from html.parser import HTMLParser
+
+import fake_store
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from raybench.analysis import closing_table, frames
+from raybench.errors import InputError
+from raybench.report import figures, html, render, table, words
+from raybench.report.content import FLOOR, build
+from raybench.store import CELLS, Store, to_table
+
+GD = fake_store.METHODS[0]
+ODD = {
+    "one cell": {"methods": (GD,), "seeds": 1, "multiples": (1.0,), "failed": 0, "skipped": 0},
+    "all diverged": {"methods": (fake_store.Method("gd", limit=1e-3),), "failed": 0, "skipped": 0},
+    "no seconds": {"seconds": False, "seeds": 1},
+    "steps by value": {"methods": fake_store.STOCHASTIC, "multiples": None, "every": 10},
+    "two problems": {"datasets": ("mushrooms", "a9a"), "seeds": 1},
+    "stopped early": {"stop": 1e-10, "seeds": 2},
+}
+
+
+def folder_of(tmp_path, **kw):
+    store = Store(tmp_path / "results")
+    fake_store.fill(store, **{"rounds": 60, "multiples": (1.0, 8.0, 64.0), "seeds": 2, **kw})
+    return tmp_path / "results"
+
+
+class Page(HTMLParser):
+    """What a page loads, its tables' texts and the ids of its elements."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.loads, self.ids, self.cells, self.tag = [], [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.tag = tag
+        self.loads += [found[a] for a in ("src", "href") if a in found]
+        if "id" in found:
+            self.ids.append(found["id"])
+
+    def handle_endtag(self, tag):
+        self.tag = ""
+
+    def handle_data(self, data):
+        if self.tag in ("td", "th"):
+            self.cells.append(data)
+
+
+def drawn(page):
+    return json.loads(re.search(r"^const figures = (.*);$", page, re.M).group(1))
+
+
+# -- tables ----------------------------------------------------------------------------------
+
+
+def test_render_forms_agree(tmp_path):
+    folder = folder_of(tmp_path)
+    want = closing_table(folder)
+    raw = pd.read_csv(io.StringIO(render(folder, "csv")))
+    pd.testing.assert_series_equal(raw["bits_to_target"], want["bits_to_target"])
+    plain, marked = render(folder), render(folder, "markdown")
+    for row in want.to_dict("records"):
+        shown = words.bits_interval(row["bits_to_target"], row["bits_low"], row["bits_high"])
+        assert re.search(re.escape(row["method"]) + r"\s.*" + re.escape(shown), plain)
+        assert f"| {row['method']} |" in marked
+    lines = [line for line in marked.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + len(want)
+    assert len({line.count("|") for line in lines}) == 1
+    assert "count_init=true" in plain
+    assert "count_init=false" in render(folder, accounting="paper:ef21")
+    with pytest.raises(InputError, match="did you mean markdown"):
+        render(folder, "markdwn")
+
+
+def test_rich_table_fits_a_terminal(tmp_path):
+    out = io.StringIO()
+    Console(file=out, width=80).print(table(folder_of(tmp_path)))
+    assert "…" not in out.getvalue()
+    assert "‖∇f‖²" in out.getvalue()
+
+
+def test_edges_are_marked(tmp_path):
+    text = render(folder_of(tmp_path, methods=(GD,), multiples=(0.5, 1.0, 2.0)))
+    assert "2× ↑" in text
+    assert "the best step is the largest of its grid" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0.0, "0 bit"), (999, "999 bit"), (11499, "11.5 kbit"), (2.3e6, "2.3 Mbit")],
+)
+def test_bits_have_units(value, said):
+    assert words.bits(value) == said
+
+
+def test_unknown_and_unreached_bits():
+    assert words.bits(float("nan")) == "–"
+    assert words.bits(float("inf")) == "not reached"
+    assert words.bits_interval(1e4, 9e3, float("inf")) == "10 [9, ∞] kbit"
+
+
+# -- figures ---------------------------------------------------------------------------------
+
+
+def test_figures_are_png_pdf_and_csv(tmp_path):
+    folder = folder_of(tmp_path)
+    paths = figures(folder, tmp_path / "out")
+    assert {p.parent for p in paths} == {tmp_path / "out"}
+    stems = {p.stem for p in paths}
+    want = {
+        f"{y}_vs_{x}" for y in ("grad_norm_sq", "loss") for x in ("bits_up", "round", "seconds")
+    }
+    assert stems == want | {"grad_norm_sq_vs_step", "grad_norm_sq_vs_bits_up_by_k"}
+    for path in paths:
+        head = path.read_bytes()[:8]
+        if path.suffix == ".png":
+            assert head == b"\x89PNG\r\n\x1a\n"
+        elif path.suffix == ".pdf":
+            assert head.startswith(b"%PDF-")
+    assert len(paths) == 3 * len(stems)
+
+
+def test_the_csv_behind_a_figure_is_the_curve(tmp_path):
+    """With one seed the drawn line is the tuned cell's own curve, in bits."""
+    folder = folder_of(tmp_path, seeds=1, methods=(GD,))
+    figures(folder, tmp_path / "out")
+    rows = pd.read_csv(tmp_path / "out/grad_norm_sq_vs_bits_up.csv")
+    found = frames(folder)
+    best = closing_table(found).iloc[0]
+    own = found.curves[found.curves["step_multiple"] == best["step_multiple"]]
+    np.testing.assert_allclose(rows["bits_up"], own["bits_up"])
+    np.testing.assert_allclose(rows["grad_norm_sq"], own["grad_norm_sq"])
+    np.testing.assert_allclose(rows["step_size"], own["step_size"])
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_odd_folders_are_drawn(tmp_path, case):
+    folder = folder_of(tmp_path, **ODD[case])
+    names = {p.name for p in figures(folder)}
+    assert "grad_norm_sq_vs_bits_up.png" in names
+    assert ("grad_norm_sq_vs_seconds.png" in names) == (case not in ("no seconds", "all diverged"))
+    assert ("grad_norm_sq_vs_step.png" in names) == (case != "one cell")
+    page = html(folder)
+    assert page == folder / "report.html"
+    keys = drawn(page.read_text("utf-8"))
+    assert set(keys) <= set(Page(page.read_text("utf-8")).ids)
+    panels = 2 if case == "two problems" else 1
+    assert len([k for k in keys if k.startswith("grad_norm_sq_vs_bits_up-")]) == panels
+    assert render(folder)
+
+
+def test_steps_at_which_cells_diverged_are_marked(tmp_path):
+    folder = folder_of(tmp_path, methods=(GD,), multiples=(1.0, 2.0, 4.0, 8.0))
+    figure = next(f for f in build(frames(folder)) if f.steps)
+    gone = figure.data[figure.data["diverged"] > 0]
+    assert gone["x"].tolist() == [4.0, 8.0]
+    assert gone["y"].isna().all()
+    marks = drawn(html(folder).read_text("utf-8"))["grad_norm_sq_vs_step-0"]["data"][-1]
+    assert marks["x"] == [4.0, 8.0]
+    assert marks["yaxis"] == "y2"
+
+
+def test_zero_and_rounding_stop_at_the_floor(tmp_path):
+    folder = folder_of(tmp_path, methods=(fake_store.METHODS[1],), rounds=900)
+    data = drawn(html(folder).read_text("utf-8"))["grad_norm_sq_vs_round-0"]["data"]
+    values = [v for trace in data for v in trace["y"] if v is not None]
+    assert min(values) == FLOOR
+
+
+def test_series_are_told_apart_without_colour(tmp_path):
+    for figure in build(frames(folder_of(tmp_path))):
+        looks = [(s.colour, s.dash) for s in figure.looks.values()]
+        assert len(set(looks)) == len(looks)
+        dashes = [s.dash for s in figure.looks.values() if s.colour != "#6E6E6E"]
+        assert len(set(dashes)) == len(dashes)
+
+
+# -- the page --------------------------------------------------------------------------------
+
+
+def test_page_is_self_contained_and_complete(tmp_path):
+    folder = folder_of(tmp_path)
+    text = html(folder, tmp_path / "deep/er/page.html").read_text("utf-8")
+    page = Page(text)
+    assert page.loads == []
+    assert "@import" not in text[: text.index("<body")]
+    assert text.count("<script>") == 2  # plotly once, the figures once
+    shown = set(page.cells)
+    for row in closing_table(folder, by="series").to_dict("records"):
+        assert row["method"] in shown
+    assert "RuntimeError: out of memory" in shown
+    assert "marina needs an unbiased compressor, top_k is biased" in shown
+    assert "value_bits=dtype, index_bits=auto, count_init=true" in text
+    assert "raybench.load(" in text
+    assert "<b>1</b> failed" in text
+    assert "2.6" in shown  # L
+
+
+def test_page_escapes_what_users_wrote(tmp_path):
+    folder = folder_of(tmp_path, methods=(GD,), failed=0, skipped=0)
+    bad = "</script><script>alert(1)</script>"
+    row = {"cell": "x", "status": "failed", "error": bad, "algorithm": bad, "label": bad}
+    row |= {"problem": "logistic", "dataset": "mushrooms", "step_multiple": 1.0, "seed": 0}
+    Store(folder).commit("x", None, to_table({**row, "cell": ["x"]}, CELLS))
+    text = html(folder).read_text("utf-8")
+    assert "<script>alert" not in text.lower()
+    assert text.count("<script>") == 2
+    assert "&lt;/script&gt;" in text
+
+
+def test_reports_of_nothing(tmp_path):
+    for make in (figures, html, render, table):
+        with pytest.raises(InputError, match="no such folder"):
+            make(tmp_path / "absent")
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_folder_of_failures_only(tmp_path):
+    store = Store(tmp_path)
+    fake_store.fill(store, methods=(), failed=2, skipped=1)
+    assert "2 failed" in render(tmp_path)
+    figures(tmp_path)
+    assert "RuntimeError: out of memory" in Page(html(tmp_path).read_text("utf-8")).cells
+
+
+def test_csv_has_one_row_per_line(tmp_path):
+    rows = list(csv.reader(io.StringIO(render(folder_of(tmp_path), "csv", by="series"))))
+    assert len({len(r) for r in rows}) == 1
+    assert rows[0][:2] == ["facet", "method"]
