@@ -220,7 +220,7 @@ from raybench import problems
 from raybench.problems import kernels
 
 problem = problems.build("logistic", {"dataset": "breast_cancer", "clients": 5})
-problem.oracle(torch.zeros(20, problem.dim, dtype=torch.float64))
+problem.oracle(torch.zeros(16, problem.dim, dtype=torch.float64))
 stats = kernels.margin_kernel(16, True, kernels.LOGISTIC).stats
 print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """
