@@ -45,6 +45,11 @@ class Setting:
     common_mask: bool = False
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def mean_omega(self) -> float:
+        """Return omega of the mean of n messages: omega/n, or omega where they share their mask."""
+        return self.need("omega") / (1 if self.common_mask else self.n)
+
     def need(self, name: str) -> float:
         """Return a constant of the problem or the operator; raises NoTheory where it is unknown."""
         value = getattr(self, name) if hasattr(self, name) else getattr(self.constants, name)
@@ -91,7 +96,7 @@ def step_size(theory: Theory | None, setting: Setting, rule: str = "nonconvex") 
 
 def contraction(alpha: float) -> tuple[float, float]:
     """Return theta = 1 - sqrt(1 - alpha) and beta = (1 - alpha)/theta of a contractive operator."""
-    theta = 1 - math.sqrt(1 - alpha)
+    theta = alpha / (1 + math.sqrt(1 - alpha))  # the same, exact for tiny alpha
     return theta, (1 - alpha) / theta
 
 
@@ -101,10 +106,13 @@ def gd(k: Setting) -> Rate:
 
 
 def dcgd(k: Setting) -> Rate:
-    """DCGD, strongly convex with convex f_i: 1/(L + 2 omega L_max/n), up to a floor."""
+    """DCGD, strongly convex with convex f_i: 1/(L + 2 omega L_max/n), up to a floor.
+
+    With one mask for all clients omega takes the place of omega/n.
+    """
     if k.omega is None:
         raise NoTheory("DCGD with a biased operator may diverge for every step size")
-    step = 1 / (k.need("L") + 2 * k.omega * k.need("L_max") / k.n)
+    step = 1 / (k.need("L") + 2 * k.mean_omega * k.need("L_max"))
     return Rate(nonconvex=step, pl=step)
 
 
@@ -148,17 +156,21 @@ def marina(k: Setting) -> Rate:
 
     With one mask for all clients the messages are not independent: omega instead of omega/n.
     """
-    p, omega = float(k.numbers["p"]), k.need("omega")
-    spread = (1 - p) * omega / (1 if k.common_mask else k.n)
+    p = float(k.numbers["p"])
+    spread = (1 - p) * k.mean_omega
     paper = 1 / (k.need("L_max") * (1 + math.sqrt(spread / p)))
     return Rate(rho=p, B=spread * k.need("L_tilde") ** 2, paper=paper)
 
 
 def vr_marina(k: Setting) -> Rate:
-    """VR-MARINA, finite sum: rho = p, B = (1-p)(omega L_tilde^2 + (1 + omega) Lcal^2/b)/n."""
-    p, b, omega = float(k.numbers["p"]), float(k.numbers["batch"]), k.need("omega")
-    spread = omega * k.need("L_tilde") ** 2 + (1 + omega) * k.need("L_samples") ** 2 / b
-    return Rate(rho=p, B=(1 - p) * spread / k.n)
+    """VR-MARINA, finite sum: rho = p, B = (1-p)(omega L_tilde^2 + (1 + omega) Lcal^2/b)/n.
+
+    The minibatches are independent even where the mask is shared: then
+    B = (1-p)(omega (L_tilde^2 + Lcal^2/b) + Lcal^2/(b n)).
+    """
+    p, b, omega = float(k.numbers["p"]), float(k.numbers["batch"]), k.mean_omega
+    samples = k.need("L_samples") ** 2 / b
+    return Rate(rho=p, B=(1 - p) * (omega * (k.need("L_tilde") ** 2 + samples) + samples / k.n))
 
 
 def diana(k: Setting) -> Rate:
@@ -168,10 +180,10 @@ def diana(k: Setting) -> Rate:
     authors' baseline, 1/(10 L sqrt(1 + omega/n)(2 + omega)).
     """
     a, omega = float(k.numbers["alpha"]), k.need("omega")
+    if not 0 < a <= (1 + 1e-12) / (1 + omega):
+        raise NoTheory(f"DIANA needs 0 < alpha <= 1/(1 + omega) = {1 / (1 + omega):.3g}")
     paper = 1 / (10 * k.need("L_max") * math.sqrt(1 + omega / k.n) * (2 + omega))
-    if a <= 0:
-        raise NoTheory("DIANA needs alpha > 0")
-    return Rate(rho=a / 2, B=omega / k.n * 2 / a * k.need("L_tilde") ** 2, paper=paper)
+    return Rate(rho=a / 2, B=k.mean_omega * 2 / a * k.need("L_tilde") ** 2, paper=paper)
 
 
 def vertical_marina(k: Setting) -> Rate:

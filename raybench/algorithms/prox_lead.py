@@ -16,8 +16,9 @@ class ProxLEAD(Algorithm):
     """Z = X - gamma (grad F(X) + D); neighbours exchange q = Q(Z - H) only; X <- prox(Z - mix/2 diff).
 
     diff = (H + q) - (WH + Wq); H <- H + alpha q; D <- D + mix/(2 gamma) diff. Column sums of D stay
-    0. Exact on heterogeneous data. Up: one message per neighbour. Source: Li et al. 2021, Decentralized
-    Composite Optimization with Compression.
+    0. Exact on heterogeneous, convex data for fine operators (omega about 1 at most with these rates);
+    coarse ones, such as Rand-K at a tenth, diverge. Up: one message per neighbour. Source: Li et al.
+    2021, Decentralized Composite Optimization with Compression.
     """
 
     def start(a, net, s, c):

@@ -117,8 +117,9 @@ class Resolver:
             raise Skip("the method has no partial participation")
         if cell.step.schedule != "constant":
             raise Skip("only constant step sizes so far")
-        if cell.downlink is not None and not entry.meta.get("down"):
-            raise Skip("the method's downlink is not compressed")
+        known = cell.f_star is not None or problem.constants.f_star is not None
+        if "suboptimality" in cell.stop and not known:
+            raise Skip("stop.suboptimality needs f_star, which is unknown here")
 
     def _count(self, section: Section | None, d: int, where: str) -> int | None:
         if section is None or "k" not in section.params:
@@ -145,8 +146,6 @@ class Resolver:
         self, cell: Cell, entry: registry.Entry, problem: Problem, up: Bound, down: Bound
     ) -> tuple[theory.Setting, Mapping[str, Any]]:
         params = dict(cell.algorithm.params)
-        common = cell.compressor is not None and cell.compressor.params.get("mask") == "common"
-
         def setting() -> theory.Setting:
             return theory.Setting(
                 constants=problem.constants,
@@ -157,7 +156,7 @@ class Resolver:
                 alpha=up.alpha,
                 down_alpha=down.alpha,
                 dense_share=up.dense_share(problem.dtype),
-                common_mask=common,
+                common_mask=up.operator.correlated,
                 numbers=params,
             )
 

@@ -154,13 +154,13 @@ class Run:
 
     def _step(self, work: Callable[[], None], t: int) -> None:
         self.net.want_loss = t in self._wanted
-        before = [0.0, *self.net.seconds.values()]
+        before = np.array([self.net.spared, *self.net.seconds.values()])
         began = perf_counter()
         work()
         if t == 0:
             self._initial = {side: getattr(self.net.ledger, side).copy() for side in ("up", "down")}
-        spent = np.array([perf_counter() - began, *list(self.net.seconds.values())])
-        spent[1:] -= before[1:]
+        elapsed = perf_counter() - began + self.net.spared
+        spent = np.array([elapsed, *self.net.seconds.values()]) - before
         self.clock[:, self.index[self.live]] += spent[:, None] / max(1, self.live.sum())
         self.t = t
         if t in self._wanted:
@@ -221,6 +221,8 @@ class Run:
             if name in ("bits_up", "bits_down"):
                 bits = self.bits(name.removeprefix("bits_"))
                 done |= bits >= threshold
+            elif name == "epoch":
+                done |= row["grad_evals"] >= threshold * np.mean(self.problem.samples)
             elif name == "seconds":
                 done |= self.net.transport.agree(row["seconds"] >= threshold)
             else:

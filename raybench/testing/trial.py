@@ -42,6 +42,8 @@ def compressors_for(entry: Entry) -> list[Any]:
         Role.UNBIASED: [rand, {**rand, "mask": "common"}, "natural"],
         Role.ANY: [{"name": "top_k", "k": 3}, rand, "natural"],
     }
+    if entry.meta.get("decentralised"):  # these need fine operators
+        return ["natural", {**rand, "k": "60%"}, {"name": "dithering", "s": 15}]
     return by_role.get(entry.meta.get("up"), [None])
 
 
