@@ -144,6 +144,18 @@ def test_a_step_with_a_diverged_seed_never_wins():
     assert best["seeds"] == 2
 
 
+def test_a_step_that_only_passes_by_the_target_has_not_reached_it():
+    curves, cells = make(
+        [
+            {"g": [1, 0.5, 0.09, 0.05], "multiple": 1.0},
+            {"g": [1, 0.01, 50, 3], "multiple": 2.0},
+        ]
+    )
+    assert first_crossing(curves, 0.1).tolist() == [20.0, 10.0]
+    assert first_crossing(curves, 0.1, settled=True).tolist() == [20.0, math.inf]
+    assert tuned(curves, cells, target=0.1)["step_multiple"].tolist() == [1.0]
+
+
 def test_edges():
     def edge(values):
         runs = [{"g": [1, v], "multiple": 2.0**i} for i, v in enumerate(values)]
@@ -185,10 +197,11 @@ def test_default_target_is_what_half_of_the_methods_reach():
     runs = [
         {"g": [1, v], "algorithm": a} for a, v in zip("abcd", (1e-9, 3e-6, 2e-4, 0.5), strict=True)
     ]
-    assert default_target(*make(runs)) == 1e-3
-    assert default_target(*make(runs[:3])) == 1e-5
-    assert default_target(*make([*runs[:3], {"g": [1, 0.02], "algorithm": "gd"}])) == 0.1
-    assert default_target(*make([*runs[:3], {"g": [1, 1], "algorithm": "gd"}])) == 1e-3
+    assert default_target(*make(runs)) == 2e-4
+    assert default_target(*make(runs[:3])) == 5e-6
+    assert default_target(*make([*runs[:3], {"g": [1, 0.02], "algorithm": "gd"}])) == 0.02
+    assert default_target(*make([*runs[:3], {"g": [1, 0.3], "algorithm": "gd"}])) == 0.5
+    assert default_target(*make([*runs[:3], {"g": [1, 1], "algorithm": "gd"}])) == 2e-4
     assert math.isnan(default_target(*make([{"g": [1, 2]}])))
     assert default_target(*make([{"g": [1, 0]}])) == 1e-24
 

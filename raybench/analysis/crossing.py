@@ -9,17 +9,28 @@ import pandas as pd
 
 
 def first_crossing(
-    curves: pd.DataFrame, target: float, x: str = "bits_up", y: str = "grad_norm_sq"
+    curves: pd.DataFrame,
+    target: float,
+    x: str = "bits_up",
+    y: str = "grad_norm_sq",
+    settled: bool = False,
 ) -> pd.Series:
     """Return per cell the ``x`` of its first row with ``y <= target``, inf where it has none.
 
-    No interpolation: the cost is that of a point that was reached. Indexed by cell id.
+    No interpolation: the cost is that of a point that was reached. With ``settled`` a cell whose
+    last row is above the target has not reached it: an unstable step only passes by. Indexed by
+    cell id.
     """
     cells = pd.Index(curves["cell"].unique())
     columns = list(dict.fromkeys(["cell", "round", x]))
     hits = curves.loc[curves[y] <= target, columns].sort_values("round", kind="stable")
     first = hits.drop_duplicates("cell").set_index("cell")[x]
-    return first.reindex(cells, fill_value=np.inf).astype(float)
+    found = first.reindex(cells, fill_value=np.inf).astype(float)
+    if settled:
+        ends = curves[["cell", "round", y]].sort_values("round", kind="stable")
+        end = ends.drop_duplicates("cell", keep="last").set_index("cell")[y]
+        found = found.where(end.reindex(cells) <= target, np.inf)
+    return found
 
 
 def interval(

@@ -22,17 +22,18 @@ def main_metric(curves: pd.DataFrame) -> str:
 def default_target(curves: pd.DataFrame, cells: pd.DataFrame, y: str = "grad_norm_sq") -> float:
     """Return the target of one problem's table: a value that gd and half of the methods reach.
 
-    Each method (with its K) has a best value: over steps, the mean over seeds of the smallest ``y``
-    on its curve. The target is the median of these (the larger of two) or gd's, whichever is
-    larger, rounded up to a power of ten (a loss: to three digits); without gd's if that is no
-    progress. NaN where no cell ended ok or none came below its start.
+    Each method (with its K) has a best value: over steps, the mean over seeds of the last ``y`` of
+    its curve. The target is the median of these (the larger of two) or gd's, whichever is
+    larger, rounded up to 1, 2 or 5 times a power of ten (a loss: to three digits); without gd's if
+    that is no progress. NaN where no cell ended ok or none came below its start.
     """
     cells = _described(cells)
     good = cells[cells["status"] == "ok"]
     curves = curves[curves["cell"].isin(good["cell"])]
-    least = curves.groupby("cell")[y].min()
-    start = curves.sort_values("round", kind="stable").drop_duplicates("cell")[y].max()
-    value = good.assign(value=good["cell"].map(least).astype(float))
+    ordered = curves[["cell", "round", y]].sort_values("round", kind="stable")
+    last = ordered.drop_duplicates("cell", keep="last").set_index("cell")[y]
+    start = ordered.drop_duplicates("cell")[y].max()
+    value = good.assign(value=good["cell"].map(last).astype(float))
     mean = value.groupby(["algorithm", "series", "step"])["value"].mean()
     best = mean.groupby(["algorithm", "series"]).min().dropna().sort_values()
     wanted = best.to_numpy()[: len(best) // 2 + 1][::-1].tolist()
@@ -46,8 +47,12 @@ def default_target(curves: pd.DataFrame, cells: pd.DataFrame, y: str = "grad_nor
 
 
 def _round_up(value: float, y: str) -> float:
+    """Round up to 1, 2 or 5 times a power of ten; a loss, which has an offset, to three digits."""
     if y == "grad_norm_sq":
-        return float(f"1e{math.ceil(math.log10(max(value, ROUNDING)) - 1e-9)}")
+        value = max(value, ROUNDING)
+        power = math.floor(math.log10(value))
+        grid = [float(f"{m}e{power + e}") for e in (0, 1) for m in (1, 2, 5)]
+        return next(g for g in grid if g >= value * (1 - 1e-9))
     if value <= 0:
         return value
     digits = 2 - math.floor(math.log10(value))
@@ -64,8 +69,8 @@ def candidates(
 ) -> pd.DataFrame:
     """Return every (facet, ``by``, series, step) with its seeds' results, the best of its kind first.
 
-    Order, within facet and ``by``: those whose median seed reaches ``target``, by their median cost
-    in ``x``; then the others by the mean of ``y`` at the largest budget of ``x`` all of them spent.
+    Order, within facet and ``by``: those whose median seed reaches ``target`` and stays there to
+    the end, by their median cost in ``x``; then the others by the mean of ``y`` at the largest budget of ``x`` all of them spent.
     A candidate with a diverged or pruned seed comes last and is not ``eligible``.
     Columns: facet, by, method, series, step, group, algorithm, compressor, k, step_size,
     step_multiple, seeds, ok, diverged, failed, eligible, reached, cost, cost_low, cost_high,
@@ -73,7 +78,7 @@ def candidates(
     """
     cells = _described(cells)
     cells = cells[cells["status"] != "skipped"]
-    cost = first_crossing(curves, target, x, y)
+    cost = first_crossing(curves, target, x, y, settled=True)
     ends = _at(curves, y, x, None)
     cells = cells.assign(
         cost=cells["cell"].map(cost).astype(float).fillna(np.inf),

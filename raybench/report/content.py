@@ -206,7 +206,7 @@ def _scale(data: pd.DataFrame, x: str) -> tuple[str, float, bool, float]:
         return "bit", 1.0, False, 1.0
     positive = data.loc[data["x"] > 0, "x"].min()
     size, name = words.unit_of(float(ends.min()))
-    wide = bool(ends.max() > 10 * ends.min())
+    wide = bool(ends.max() > 5 * ends.min())
     return name, size, wide, float(max(positive, min(ends.min() / 30, positive * 1e3)))
 
 
