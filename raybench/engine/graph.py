@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import networkx as nx
 import torch
 from torch import Tensor
 
 from raybench.errors import InputError, nearest
 
-GRAPHS = {
-    "ring": nx.cycle_graph,
-    "path": nx.path_graph,
-    "star": lambda n: nx.star_graph(n - 1),
-    "complete": nx.complete_graph,
+GRAPHS = {  # networkx's makers
+    "ring": "cycle_graph",
+    "path": "path_graph",
+    "star": "star_graph",
+    "complete": "complete_graph",
 }
 
 
@@ -30,9 +29,11 @@ def mixing(name: str, n: int) -> Mixing:
 
     Raises InputError for an unknown name. Source: Xiao, Boyd 2004.
     """
+    import networkx as nx  # half a second, and few methods need it
+
     if name not in GRAPHS:
         raise InputError.of("graph", f"unknown graph {name!r}", nearest(name, GRAPHS))
-    graph = GRAPHS[name](n)
+    graph = getattr(nx, GRAPHS[name])(n - 1 if name == "star" else n)  # a star's hub is not counted
     graph.remove_edges_from(nx.selfloop_edges(graph))
     degrees = torch.tensor([graph.degree[i] for i in range(n)], dtype=torch.float64)
     W = torch.zeros(n, n, dtype=torch.float64)

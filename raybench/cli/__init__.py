@@ -1,0 +1,102 @@
+"""The command line: one verb per file, nothing heavy imported before a verb is at work."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from raybench.cli.check import check
+from raybench.cli.cp import cp
+from raybench.cli.doctor import doctor
+from raybench.cli.ls import ls
+from raybench.cli.merge import merge
+from raybench.cli.plan import plan
+from raybench.cli.plot import plot
+from raybench.cli.report import report
+from raybench.cli.run import run
+from raybench.cli.schema import schema
+from raybench.cli.show import show
+from raybench.cli.sweep import sweep
+from raybench.cli.table import table
+from raybench.errors import InputError
+
+VERBS = {
+    "Run": (run, plan, sweep),
+    "Read results": (table, report, plot, merge),
+    "Look up": (ls, show, cp, schema),
+    "Check": (check, doctor),
+}
+
+
+class Group(TyperGroup):
+    """The verbs in the order in which they are used, under headings."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the verbs to the help page."""
+        limit = formatter.width - 14
+        for heading, verbs in VERBS.items():
+            with formatter.section(heading):
+                found = [(v.__name__, self.commands[v.__name__]) for v in verbs]
+                formatter.write_dl([(n, c.get_short_help_str(limit)) for n, c in found])
+
+
+# without rich help pages: they cost 0.1 s, and their markup takes [brackets] for styles
+app = typer.Typer(
+    cls=Group,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+for _verbs in VERBS.values():
+    for _verb in _verbs:
+        app.command()(_verb)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"raybench {version('raybench')}")
+        raise typer.Exit
+
+
+@app.callback(epilog="raybench VERB --help tells more. First: raybench cp quickstart my.yaml")
+def top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Sweep and benchmark communication-compressed distributed optimization."""
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line and leave with its exit code.
+
+    0: all went well; 1: some cells or checks failed; 2: the input is wrong; 130: interrupted.
+    """
+    try:
+        typer.main.get_command(app).main(args, prog_name="raybench")
+    except InputError as error:
+        complain(str(c) for c in error.complaints)
+        sys.exit(2)
+    except OSError as error:  # a folder that cannot be written, a disk that is full
+        if error.filename is None:
+            raise
+        complain([f"{os.fspath(error.filename)!s}: {error.strerror}"])
+        sys.exit(2)
+    except KeyboardInterrupt:
+        complain(["interrupted"])
+        sys.exit(130)
+
+
+def complain(lines: Any) -> None:
+    """Print complaints on standard error."""
+    red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
+    for line in lines:
+        print(f"{red}error:{plain} {line}", file=sys.stderr)

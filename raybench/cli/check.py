@@ -1,0 +1,30 @@
+"""raybench check: the conformance kit on a user's plug-ins."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def check(
+    file: Annotated[str, typer.Argument(metavar="PLUGIN.py", help="A file with plug-ins.")],
+) -> None:
+    """Check plug-ins as our own are checked, one line per check.
+
+    Exit code 1 if a check fails.
+    """
+    from importlib import import_module
+
+    from raybench import registry
+
+    failed = total = 0
+    for entry in registry.load_plugin(file):
+        print(f"{entry.kind} {entry.name}", flush=True)
+        kit = import_module(f"raybench.testing.{entry.kind}s")
+        for finding in kit.check_entry(entry):
+            print(f"  {finding}", flush=True)
+            total += 1
+            failed += not finding.ok
+    print(f"{total} checks, {failed} failed" if failed else f"{total} checks passed")
+    raise typer.Exit(1 if failed else 0)

@@ -1,0 +1,213 @@
+"""raybench plan: what a sweep amounts to, before it runs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raybench.cli import shared
+from raybench.cli.shared import console, count, listing, note, pairs, results_of, span
+
+if TYPE_CHECKING:
+    from raybench.engine.batch import Resolved
+    from raybench.engine.estimate import Estimate
+    from raybench.engine.plan import Plan
+
+RAY_START = 6.0  # seconds
+
+
+def plan(
+    file: shared.File,
+    out: shared.Out = None,
+    sets: shared.Sets = None,
+    plugin: shared.Plugins = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Count failed cells as missing.")
+    ] = False,
+    measure: Annotated[
+        bool, typer.Option(help="Run a few rounds to estimate bits and time.")
+    ] = True,
+) -> None:
+    """Check a sweep file; print its cells, bits and time.
+
+    Nothing is saved. Prints every error at once. Bits and time come from the first rounds of each method.
+    """
+    from raybench.engine.estimate import estimate
+    from raybench.engine.plan import make_plan
+    from raybench.engine.run import Options
+    from raybench.store import Store
+
+    sweep = shared.read(file, sets, plugin)
+    folder = results_of(sweep, out)
+    store = Store(folder)
+    store.claim(sweep.text, write=False)
+    made = make_plan(sweep, store.done(), retry_failed)
+    known = {}
+    if measure and made.batches:
+        options = Options(sweep.record, sweep.accounting, sweep.evaluate.metrics)
+        known = estimate(made.batches, options)
+    _print(made, folder, file, known)
+
+
+def _print(made: Plan, folder: str, file: str, known: dict[str, Estimate]) -> None:
+    from rich.text import Text
+
+    sweep, screen = made.sweep, console()
+    head = Text(sweep.name, style="bold")
+    planned = len(made.cells) + len(made.skipped)
+    head.append(f"  {count(planned, 'cell')}: {made.missing:,} to run", style="not bold")
+    done = Counter(made.done[c.id] for c in made.cells if c.id in made.done)
+    counts = [f"{n:,} {status}" for status, n in done.items()]
+    counts += [f"{len(made.skipped):,} skipped"] if made.skipped else []
+    counts += [f"{sweep.excluded:,} excluded"] if sweep.excluded else []
+    head.append("".join(f", {c}" for c in counts), style="not bold")
+    screen.print(head)
+    screen.print(pairs(_problems(made)))
+    if made.cells:
+        screen.print(_methods(made, known))
+    reasons = Counter(why for _, _, why in made.skipped)
+    rows: list[tuple[str, Any]] = [
+        ("skipped", f"{count(n, 'cell')}: {why}") for why, n in reasons.most_common(12)
+    ]
+    errors = Counter(e.error for e in known.values() if e.error)
+    rows += [("raises", Text(f"{error}", style="red")) for error in errors]
+    if made.batches:
+        batches = (
+            f"{count(len(made.batches), 'batch')[:-1]}es" if len(made.batches) > 1 else "1 batch"
+        )
+        rows.append(("batches", batches))
+    if known:
+        rows.append(("time", _time(made, known)))
+        rows.append(("bits up", "per client at the last round; extrapolated from the first ones"))
+    rows += [("results", folder), ("accounting", str(sweep.accounting))]
+    rows.append(
+        (
+            "next",
+            Text(f"raybench sweep {file}" if made.missing else f"raybench table {folder}", "bold"),
+        )
+    )
+    screen.print(pairs(rows))
+    note(*made.notes)
+
+
+def _problems(made: Plan) -> list[tuple[str, str]]:
+    """Return a line per problem: what it is, and its constants."""
+    from raybench.report import words
+    from raybench.spec.cells import canonical
+
+    rows = []
+    sections = dict.fromkeys(c.cell.problem for c in made.cells)
+    for section in list(sections)[:12]:
+        facts = made.facts[canonical(section.config())]
+        constants = {**facts, **json.loads(facts["constants"])}
+        said = [f"n = {facts['clients']}", f"d = {facts['d']:,}"]
+        said += [
+            f"{name} = {words.number(constants[key])}"
+            for key, name in (("L", "L"), ("L_tilde", "L̃"), ("L_pm", "L±"), ("mu", "μ"))
+            if constants.get(key) is not None
+        ]
+        dataset = section.params.get("dataset")
+        name = section.name + (f" {str(dataset).rsplit('/', 1)[-1]}" if dataset else "")
+        rows.append((name, ", ".join(said)))
+    if len(sections) > 12:
+        rows.append(("", f"and {len(sections) - 12} problems more"))
+    return rows
+
+
+def _methods(made: Plan, known: dict[str, Estimate]) -> Any:
+    """Return the table of methods: K, steps, seeds, cells, done, bits, time."""
+    several = len({c.cell.problem for c in made.cells}) > 1
+    groups: dict[tuple[str, ...], list[Resolved]] = {}
+    for cell in made.cells:
+        key = (_data(cell) if several else "", *_method(cell))
+        groups.setdefault(key, []).append(cell)
+    costs = _costs(made, known)
+    heads = ["Method", "Compressor", "K", "Step", "Seeds", "Cells", "Done", "Bits up", "Time"]
+    table = listing(*(["Problem"] if several else []), *heads, right=heads[4:], fold="Method")
+    last = ""
+    for (problem, method, operator), cells in groups.items():
+        mine = [costs[c.id] for c in cells if c.id in costs]
+        bits = sorted(bits for bits, _ in mine)
+        theory = sorted({c.cell.step.number for c in cells if c.cell.step.kind == "theory"})
+        values = sorted({c.cell.step.number for c in cells if c.cell.step.kind == "value"})
+        steps = ([f"{span(theory)} x theory"] if theory else []) + (
+            [span(values)] if values else []
+        )
+        row = [
+            method,
+            operator,
+            span(sorted({c.k for c in cells if c.k is not None})),
+            ", ".join(steps),
+            span(sorted({c.cell.seed for c in cells})),
+            f"{len(cells):,}",
+            f"{sum(c.id in made.done for c in cells):,}",
+            _between(bits) if bits else "–",
+            _clock(sum(seconds for _, seconds in mine)) if mine else "–",
+        ]
+        shown = problem if problem != last else ""
+        last = problem
+        table.add_row(*([shown] if several else []), *row)
+    return table
+
+
+def _method(cell: Resolved) -> tuple[str, str]:
+    """Return how the method and its operators are named, K left out."""
+    from raybench import registry
+    from raybench.engine.resolve import describe
+    from raybench.spec import Section
+
+    def named(kind: str, section: Section | None) -> str:
+        if section is None:
+            return ""
+        rest = {key: value for key, value in section.params.items() if key != "k"}
+        return describe(Section(section.name, rest), registry.lookup(kind, section.name))
+
+    parts = [named("compressor", cell.cell.compressor)]
+    if cell.cell.downlink is not None:
+        parts.append(f"down {named('compressor', cell.cell.downlink)}")
+    return named("algorithm", cell.cell.algorithm), " ".join(p for p in parts if p)
+
+
+def _data(cell: Resolved) -> str:
+    problem = cell.cell.problem
+    return str(problem.params.get("dataset") or problem.name).rsplit("/", 1)[-1]
+
+
+def _costs(made: Plan, known: dict[str, Estimate]) -> dict[str, tuple[float, float]]:
+    """Return (bits up, seconds) of every cell yet to run that has an estimate."""
+    return {
+        cell.id: (known[batch.name].bits_up, known[batch.name].seconds / len(batch.cells))
+        for batch in made.batches
+        if batch.name in known and not known[batch.name].error
+        for cell in batch.cells
+    }
+
+
+def _between(bits: list[float]) -> str:
+    from raybench.report import words
+
+    low, high = words.bits(bits[0]), words.bits(bits[-1])
+    return low if low == high else f"{low} – {high}"
+
+
+def _time(made: Plan, known: dict[str, Estimate]) -> str:
+    """Return the estimated time of all that is missing, on this machine."""
+    import os
+
+    work = {batch.name: made.work(batch) for batch in made.batches}
+    tried = sum(work[name] for name in known)
+    total = sum(e.seconds for e in known.values()) * sum(work.values()) / tried
+    slots = max(1, int((os.cpu_count() or 1) // made.sweep.resources.cpus_per_worker))
+    slots = min(slots, len(made.batches))
+    through = RAY_START + total / slots
+    on = f"{slots} at a time on {count(os.cpu_count() or 1, 'core')}"
+    return f"about {_clock(through)} through Ray, {on}; {_clock(total)} with --inline"
+
+
+def _clock(seconds: float) -> str:
+    from raybench.runtime.progress import clock
+
+    return clock(seconds) if seconds >= 1 else "< 1 s"

@@ -1,0 +1,148 @@
+"""raybench run: one cell from flags, here and now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raybench.cli import cell
+from raybench.cli.shared import Fresh, Out, Plugins, Sets, console, pairs, results_of
+
+if TYPE_CHECKING:
+    from raybench.engine.batch import Resolved
+
+Number = dict[str, Any]
+
+
+def run(
+    problem: cell.Problem = None,
+    dataset: cell.Dataset = None,
+    clients: cell.Clients = None,
+    algorithm: Annotated[
+        str, typer.Option(metavar="NAME[:KEY=VALUE,...]", help="The method.")
+    ] = "ef21",
+    compressor: cell.Compressor = None,
+    downlink: cell.Downlink = None,
+    step: Annotated[
+        float | None, typer.Option(metavar="X", help="Step size as a multiple of the theory's.")
+    ] = None,
+    step_value: Annotated[
+        float | None, typer.Option(metavar="X", help="Step size as a number.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(metavar="T", help="Communication rounds.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Drives the algorithm and x0.")] = 0,
+    sets: Sets = None,
+    plugin: Plugins = None,
+    out: Out = None,
+    fresh: Fresh = False,
+) -> None:
+    """Run one cell, without Ray, and save it.
+
+    Runs on one problem share a folder, so that raybench table and raybench report compare them.
+    """
+    from raybench import spec
+    from raybench.errors import InputError
+    from raybench.spec import short
+
+    if step is not None and step_value is not None:
+        raise InputError.of("--step", "and --step-value together", "give one of them")
+    steps: Number | None = None if step is None else {"theory": step}
+    steps = {"value": step_value} if step_value is not None else steps
+    name = short.parse(algorithm, "algorithm")["name"]
+    if compressor is None:
+        compressor = _usual(name, plugin)
+    given = cell.config(
+        algorithm,
+        problem,
+        dataset,
+        clients,
+        compressor,
+        downlink,
+        step_size=steps,
+        rounds=rounds,
+        seed=seed,
+    )
+    sweep = spec.load(given, sets=sets or (), plugins=plugin or ())
+    if len(sweep.cells) != 1:
+        what = f"this is a grid of {len(sweep.cells)} cells"
+        raise InputError.of("run", what, "write a sweep file: raybench sweep FILE")
+    if sweep.name == "sweep":  # not named by --set
+        named = cell.folder_name(sweep)
+        sweep = spec.load(given, sets=sets or (), plugins=plugin or (), name=named)
+    _work(sweep, results_of(sweep, out), fresh)
+
+
+def _usual(name: str, plugins: list[str] | None) -> str | None:
+    """Return the operator for a method that needs one where none is given."""
+    from raybench import registry
+    from raybench.compressors import Role
+
+    for file in plugins or ():
+        registry.load_plugin(file)
+    role = registry.lookup("algorithm", name).meta.get("up")
+    if role is None:
+        return None
+    return "rand_k:k=10%" if role == Role.UNBIASED else "top_k:k=10%"
+
+
+def _work(sweep: Any, folder: str, fresh: bool) -> None:
+    from raybench.engine.plan import make_plan
+    from raybench.errors import InputError
+    from raybench.runtime.driver import drive
+
+    plan = make_plan(sweep)
+    if plan.skipped:
+        fix = "--set allow_unproven=true runs pairs that no theory covers"
+        raise InputError.of("run", plan.skipped[0][2], fix)
+    outcome = drive(sweep, folder, inline=True, fresh=fresh)
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    _show(plan.cells[0], folder, before=not outcome.plan.batches)
+    raise typer.Exit(outcome.exit_code)
+
+
+def _show(resolved: Resolved, folder: str, before: bool) -> None:
+    import math
+
+    from rich.text import Text
+
+    from raybench import store
+    from raybench.report import words
+
+    cells = store.cells(folder)
+    row = cells[cells["cell"] == resolved.id].iloc[0]
+    out = console()
+    head = Text(f"{row['label']} on {row['problem']}", style="bold")
+    known = [row["dataset"] if words.known(row["dataset"]) else "", f"{row['clients']:.0f} clients"]
+    head.append(f"  {', '.join(k for k in known if k)}, d = {row['d']:,.0f}", style="not bold dim")
+    out.print(head)
+    if row["status"] == "failed":
+        last = str(row["error"]).strip().splitlines()[-1]
+        out.print(pairs([("failed", last), ("saved in", folder)]))
+        return
+
+    def sent(way: str) -> str:
+        packed = words.bits(8 * row[f"bytes_{way}"])
+        return f"{words.bits(row[f'bits_{way}'])}  ({packed} packed)"
+
+    step = words.number(row["step_size"])
+    if words.known(row["theory_step"]):
+        step += f"  ({row['step_size'] / row['theory_step']:.4g} x theory)"
+    rows: list[tuple[str, Any]] = [
+        ("ended", f"{row['status']} after {row['rounds']:,.0f} rounds, {row['seconds']:.3g} s"),
+        ("step size", step),
+        (
+            "‖∇f‖²",
+            f"{words.number(row['grad_norm_sq'])}  (best {words.number(row['best_grad_norm_sq'])})",
+        ),
+        ("f", words.number(row["loss"], 8)),
+    ]
+    if not math.isnan(row["accuracy"]):
+        rows.append(("accuracy", words.number(row["accuracy"], 4)))
+    rows += [("up", f"{sent('up')} per client"), ("down", sent("down"))]
+    rows.append(
+        ("saved in", folder + ("  (was there already: --fresh runs it again)" if before else ""))
+    )
+    rows.append(("next", f"raybench report {folder}"))
+    out.print(pairs(rows))

@@ -1,0 +1,147 @@
+"""What several verbs share: options, the console, the look of tables. Light on import."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from raybench.spec import Sweep
+
+RESULTS = Path("results")
+WIDEST = 110
+IN_A_PIPE = 120
+
+File = Annotated[str, typer.Argument(metavar="FILE", help="A sweep file.")]
+Folder = Annotated[str, typer.Argument(metavar="DIR", help="A results folder.")]
+Out = Annotated[
+    str | None, typer.Option("--out", metavar="DIR", help="Results folder. [default: results/NAME]")
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key: problem.clients=50. Repeat."),
+]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", metavar="FILE", help="A Python file with plug-ins. Repeat."),
+]
+Accounting = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOW",
+        help="Book bits anew: paper:ef21, paper:marina, paper:3pc, or value_bits=32,index_bits=none.",
+    ),
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what the folder holds.")]
+
+
+class Screen:
+    """Standard output: rich on a terminal, plain and without trailing blanks in a pipe.
+
+    Brackets in texts are brackets, no markup.
+    """
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self.console: Console = Console(highlight=False, markup=False, emoji=False)
+        if self.console.is_terminal:
+            self.console.width = min(self.console.width, WIDEST)
+        elif "COLUMNS" not in os.environ:
+            self.console.width = IN_A_PIPE
+
+    def print(self, *things: Any) -> None:
+        """Print texts and tables."""
+        if self.console.is_terminal:
+            self.console.print(*things)
+            return
+        with self.console.capture() as kept:
+            self.console.print(*things)
+        lines = kept.get().splitlines()
+        sys.stdout.write("".join(f"{line.rstrip()}\n" for line in lines))
+
+
+def console() -> Screen:
+    """Return the screen that verbs print their results on."""
+    return Screen()
+
+
+def listing(*heads: str, right: Iterable[str] = (), fold: str = "") -> Table:
+    """Return an empty table of the common look; ``fold`` is the column that takes what is left."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for head in heads:
+        table.add_column(
+            head,
+            justify="right" if head in right else "left",
+            no_wrap=head != fold,
+            overflow="fold",
+        )
+    return table
+
+
+def pairs(rows: Iterable[tuple[str, Any]], indent: int = 2) -> Table:
+    """Return names and values side by side."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 3, 0, 0))
+    for name, value in rows:
+        shown = value if isinstance(value, Text) else str(value)
+        grid.add_row(Text(" " * indent + name, style="dim"), shown)
+    return grid
+
+
+def note(*lines: str) -> None:
+    """Print notes on standard error."""
+    for line in lines:
+        print(f"note: {line}", file=sys.stderr)
+
+
+def count(amount: int, word: str) -> str:
+    """Return ``1 cell``, ``1,248 cells``."""
+    return f"{amount:,} {word}" + ("" if amount == 1 else "s")
+
+
+def span(numbers: Sequence[float], most: int = 6) -> str:
+    """Return sorted numbers in short: ``1, 5, 11``, ``0..9``, ``2^0..2^10``, ``1 .. 500 (48)``."""
+    import math
+
+    whole = [int(n) for n in numbers if float(n).is_integer()]
+    if len(whole) == len(numbers) > 2 and whole == list(range(whole[0], whole[0] + len(whole))):
+        return f"{whole[0]}..{whole[-1]}"
+    logs = [math.log2(n) for n in numbers if n > 0]
+    doubling = len(logs) == len(numbers) > 3 and all(x == logs[0] + i for i, x in enumerate(logs))
+    if doubling and logs[0].is_integer():
+        return f"2^{logs[0]:.0f}..2^{logs[-1]:.0f}"
+    if len(numbers) <= most:
+        return ", ".join(f"{n:g}" for n in numbers)
+    return f"{numbers[0]:g} .. {numbers[-1]:g} ({len(numbers)})"
+
+
+def read(file: str, sets: list[str] | None, plugins: list[str] | None) -> Sweep:
+    """Return a sweep file's sweep; where there is no such file, say which shipped one is meant."""
+    from raybench import spec
+    from raybench.cli.shipped import sweeps
+    from raybench.errors import InputError
+
+    if not Path(file).expanduser().exists() and Path(file).stem in sweeps():
+        name = Path(file).stem
+        fix = f"{name} is a shipped sweep: raybench cp {name} {name}.yaml"
+        raise InputError.of(file, "no such file", fix)
+    return spec.load(Path(file), sets=sets or (), plugins=plugins or ())
+
+
+def results_of(sweep: Sweep, out: str | None) -> str:
+    """Return the folder of a sweep's results."""
+    return out or str(RESULTS / sweep.name)

@@ -1,0 +1,236 @@
+"""raybench show: a plug-in's text, parameters, class and constants."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raybench.cli import cell
+from raybench.cli.shared import Plugins, console, listing, pairs
+
+if TYPE_CHECKING:
+    from raybench.cli.shared import Screen
+    from raybench.registry import Entry
+
+KINDS = ("algorithm", "compressor", "problem", "metric")
+
+
+def show(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME[:KEY=VALUE,...]", help="A plug-in; raybench ls.")
+    ],
+    d: Annotated[
+        int | None, typer.Option("--d", metavar="D", help="The dimension an operator is shown for.")
+    ] = None,
+    problem: cell.Problem = None,
+    dataset: cell.Dataset = None,
+    clients: cell.Clients = None,
+    compressor: cell.Compressor = None,
+    downlink: cell.Downlink = None,
+    plugin: Plugins = None,
+) -> None:
+    """Show what a plug-in does, its parameters and constants.
+
+    An operator with --d: its omega, alpha and bits. An algorithm with a problem and an operator:
+    the problem's constants and its theoretical steps. A problem with --dataset: its constants.
+    """
+    from raybench import registry
+    from raybench.errors import InputError, nearest
+    from raybench.spec import short
+
+    for file in plugin or ():
+        registry.load_plugin(file)
+    plain = short.parse(name, "show")["name"]
+    kinds = [kind for kind in KINDS if plain in registry.names(kind)]
+    if not kinds:
+        known = [n for kind in KINDS for n in registry.names(kind)]
+        raise InputError.of("show", f"nothing is named {plain!r}", nearest(plain, known))
+    given = any(value is not None for value in (problem, dataset, clients))
+    out = console()
+    for kind in kinds:
+        entry = registry.lookup(kind, plain)
+        _describe(out, entry)
+        if kind == "compressor" and (d is not None or ":" in name):
+            _operator(out, entry, name, d or 1000)
+        if kind == "algorithm" and (given or compressor is not None):
+            _steps(out, cell.config(name, problem, dataset, clients, compressor, downlink))
+        if kind == "problem" and (given or ":" in name or not _required(entry)):
+            config = cell.config("gd", name, dataset, clients, None)
+            _constants(out, config)
+
+
+def _required(entry: Entry) -> list[str]:
+    from raybench.registry import REQUIRED
+
+    return [name for name, param in entry.params.items() if param.default is REQUIRED]
+
+
+def _describe(out: Screen, entry: Entry) -> None:
+    """Print the name, the docstring and the parameters."""
+    from rich.text import Text
+
+    from raybench.registry import REQUIRED
+    from raybench.spec.sections import default
+    from raybench.spec.values import allowed
+    from raybench.spec.values import show as spelled
+
+    head = Text(entry.name, style="bold")
+    head.append(f"  {entry.kind}", style="not bold dim")
+    role = entry.meta.get("up") if entry.kind == "algorithm" else None
+    if entry.kind == "algorithm":
+        head.append(f", {_needs(role)}", style="not bold dim")
+    if entry.source:
+        head.append(", from a plug-in file", style="not bold dim")
+    out.print(head)
+    text = inspect.getdoc(entry.target) or "no description"
+    out.print(Text("\n".join(f"  {line}".rstrip() for line in text.splitlines())))
+    if not entry.params:
+        out.print(Text("\n  no parameters", style="dim"))
+        return
+    table = listing("  parameter", "default", "allowed", "meaning", fold="allowed")
+    for name, param in entry.params.items():
+        value = "required" if param.default is REQUIRED else spelled(default(param), bare=True)
+        ways = "count >= 1 or share" if param.kind == "count" else allowed(param)
+        table.add_row(f"  {name}", value, ways, param.help)
+    out.print(table)
+
+
+def _needs(role: Any) -> str:
+    words = {None: "sends dense messages", "any": "takes any compressor"}
+    return words.get(role, f"needs {'an' if str(role)[0] in 'aeiou' else 'a'} {role} compressor")
+
+
+def _operator(out: Screen, entry: Entry, name: str, d: int) -> None:
+    """Print class, constants and bits of an operator in dimension d, for several K if none is given."""
+    from rich.text import Text
+
+    from raybench.registry import REQUIRED
+    from raybench.report import words
+    from raybench.spec import short
+    from raybench.streams import stream
+
+    counts = [n for n, p in entry.params.items() if p.kind == "count" and p.default is REQUIRED]
+    given = short.parse(name, "show")
+    free = [n for n in counts if n not in given]
+    tries: list[dict[str, Any]] = [{}]
+    if free:
+        tries = [dict.fromkeys(free, k) for k in (1, "1%", "10%")]
+    x = stream(0).normal(d)
+    table = listing(
+        "  K", "ω", "α", "bits", "of dense", "bytes", right=("ω", "α", "bits", "of dense", "bytes")
+    )
+    for more in tries:
+        section = short.section("compressor", name, more)
+        op = entry.target(**section.params).bind(d).operator
+        message = op.compress(x)
+        omega, alpha = op.omega(d), op.alpha(d)
+        bits = int(message.bits)
+        label = ", ".join(str(section.params[n]) for n in counts) or "–"
+        size = message.nbytes
+        table.add_row(
+            f"  {label}",
+            words.number(math.nan if omega is None else omega, 6),
+            words.number(math.nan if alpha is None else alpha, 6),
+            f"{bits:,}",
+            f"{bits / (64 * d):.3%}",
+            f"{int(size):,}",
+        )
+    kind = []
+    if op.omega(d) is not None:
+        kind.append("unbiased: E C(x) = x, E‖C(x) − x‖² ≤ ω‖x‖²")
+    if op.alpha(d) is not None:
+        kind.append("contractive: E‖C(x) − x‖² ≤ (1 − α)‖x‖²")
+    kind.append("deterministic" if op.deterministic else "random")
+    out.print(Text(f"  d = {d:,}, a Gaussian float64 vector; {'; '.join(kind)}", style="dim"))
+    out.print(table)
+
+
+def _constants(out: Screen, config: dict[str, Any]) -> None:
+    """Print the constants of the problem of a one-cell sweep file."""
+    import json
+
+    from rich.text import Text
+
+    from raybench import spec
+    from raybench.engine.plan import facts_of
+    from raybench.engine.resolve import problem_of
+    from raybench.report import words
+
+    section = spec.load(config).cells[0].problem
+    facts = facts_of(problem_of(section))
+    known = {**facts, **json.loads(facts["constants"])}
+    names = {
+        "clients": "n",
+        "d": "d",
+        "message_dim": "message length",
+        "samples": "samples per client",
+        "L": "L",
+        "L_max": "L_max = max L_i",
+        "L_tilde": "L_tilde = √mean L_i²",
+        "L_AM": "mean L_i",
+        "L_plus": "L_plus",
+        "L_pm": "L_pm, Hessian variance",
+        "L_samples": "L of the samples",
+        "mu": "mu",
+        "f_inf": "f_inf ≤ f",
+        "f_star": "f*",
+    }
+    known = {k: v for k, v in known.items() if v is not None and k != "constants"}
+    if known.get("message_dim") == known.get("d"):
+        known.pop("message_dim", None)
+    least, most = known["samples"]
+    known["samples"] = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    rows = [(word, known.pop(key)) for key, word in names.items() if key in known]
+    rows += sorted(known.items())
+    dataset = section.params.get("dataset")
+    out.print(Text(f"  {section.name}{f' on {dataset}' if dataset else ''}", style="bold"))
+    spelled = [
+        (
+            k,
+            f"{v:,}"
+            if isinstance(v, int)
+            else words.number(v, 6)
+            if isinstance(v, float)
+            else str(v),
+        )
+        for k, v in rows
+    ]
+    out.print(pairs(spelled, indent=2))
+
+
+def _steps(out: Screen, config: dict[str, Any]) -> None:
+    """Print the constants and the algorithm's theoretical steps under every rule."""
+    from rich.text import Text
+
+    from raybench import spec
+    from raybench.engine.resolve import Resolver, Skip
+    from raybench.report import words
+
+    _constants(out, config)
+    rows: list[tuple[str, Any]] = []
+    facts: list[tuple[str, Any]] = []
+    for rule in ("nonconvex", "pl", "paper"):
+        step = {"theory": 1, "rule": rule}
+        for one in spec.load({**config, "step_size": step}).cells:
+            try:
+                found = Resolver().resolve(one)
+            except Skip as why:
+                rows.append((rule, Text(f"none: {why}", style="dim")))
+                continue
+            rows.append((rule, words.number(found.step_size, 6)))
+            facts = [(n, found.k) for n in ("K",) if found.k is not None]
+            facts += [
+                (n, words.number(v, 6))
+                for n, v in (("ω", found.omega), ("α", found.alpha))
+                if v is not None
+            ]
+            shown = {k: v for k, v in found.params.items() if isinstance(v, int | float)}
+            facts += [(k, words.number(v, 6)) for k, v in shown.items()]
+    if facts:
+        out.print(Text("  operator as bound, and numbers", style="bold"))
+        out.print(pairs(facts))
+    out.print(Text("  theoretical step size by rule", style="bold"))
+    out.print(pairs(rows))

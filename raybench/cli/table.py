@@ -1,0 +1,45 @@
+"""raybench table: the closing table of a results folder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raybench.cli.shared import Accounting, Folder, console
+
+
+def table(
+    folder: Folder,
+    accounting: Accounting = None,
+    target: Annotated[
+        float | None, typer.Option(help="Count the bits to this value. [default: from the data]")
+    ] = None,
+    by: Annotated[
+        str, typer.Option(metavar="method|series", help="The best K of each method, or every K.")
+    ] = "method",
+    format: Annotated[
+        str, typer.Option(metavar="rich|plain|csv|markdown", help="How it is written.")
+    ] = "rich",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it to a file.")] = None,
+) -> None:
+    """Print per method the best K and step, and what the target costs."""
+    from raybench.errors import InputError, nearest
+
+    if by not in ("method", "series"):
+        raise InputError.of("--by", f"unknown {by!r}", nearest(by, ["method", "series"]))
+    if format == "rich" and out is None:
+        from raybench import report
+
+        console().print(report.table(folder, accounting, target, by))
+        return
+    from raybench.report import render
+
+    text = render(folder, "plain" if format == "rich" else format, accounting, target, by)
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        out.write_text(text, encoding="utf-8")
+        print(out)
