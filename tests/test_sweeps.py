@@ -1,0 +1,128 @@
+"""The sweeps that ship: each loads, says what it asks, and plans where its data is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raybench import spec
+from raybench.data.known import EMBEDDED
+from raybench.engine.plan import Plan, make_plan
+
+FOLDER = Path(__file__).parent.parent / "sweeps"
+SWEEPS = sorted(FOLDER.glob("*.yaml"))
+SIZES = {  # cells, after merging
+    "quickstart": 297,
+    "ef21_a9a": 33,
+    "marina_k": 270,
+    "grid480": 480,
+    "vertical": 56,
+    "ring": 36,
+    "power_sgd": 108,
+}
+
+
+def name(file: Path) -> str:
+    return file.stem
+
+
+def plan_of(file: Path, request: pytest.FixtureRequest) -> Plan:
+    """Return the plan of a sweep; skips where it needs LIBSVM data and there is none."""
+    sweep = spec.load(file)
+    if {cell.problem.params.get("dataset") for cell in sweep.cells} - {None, *EMBEDDED}:
+        request.getfixturevalue("data_folder")
+    return make_plan(sweep)
+
+
+def values(sweep: spec.Sweep, get: Any) -> set[Any]:
+    return {get(cell) for cell in sweep.cells}
+
+
+def test_all_sweeps_are_here() -> None:
+    assert {file.stem for file in SWEEPS} == set(SIZES)
+
+
+@pytest.mark.parametrize("file", SWEEPS, ids=name)
+def test_a_sweep_loads_and_explains_itself(file: Path) -> None:
+    sweep = spec.load(file)
+    assert sweep.name == file.stem
+    assert len(sweep.cells) == SIZES[file.stem]
+    assert not sweep.notes, "a shipped sweep has no duplicates and no idle exclusions"
+    head = file.read_text().split("\nname:")[0]
+    assert all(line.startswith("#") for line in head.splitlines())
+    assert head.splitlines()[0].endswith("?"), "the first line is the question it answers"
+    assert "2 cores" in head, "say how long it takes"
+
+
+@pytest.mark.parametrize("file", SWEEPS, ids=name)
+def test_a_sweep_plans_without_skipping(file: Path, request: pytest.FixtureRequest) -> None:
+    plan = plan_of(file, request)
+    assert plan.missing == SIZES[file.stem]
+    assert not plan.skipped
+    assert not plan.notes
+    assert all(cell.step_size > 0 for cell in plan.cells)
+
+
+def test_quickstart_has_the_methods_it_talks_about() -> None:
+    sweep = spec.load(FOLDER / "quickstart.yaml")
+    pairs = {(c.algorithm.name, c.compressor.name if c.compressor else None) for c in sweep.cells}
+    assert pairs == {
+        ("gd", None),
+        ("ef21", "top_k"),
+        ("ef14", "top_k"),
+        ("marina", "rand_k"),
+        ("diana", "rand_k"),
+    }
+    assert values(sweep, lambda c: c.problem.params["dataset"]) <= set(EMBEDDED)
+
+
+def test_ef21_a9a_is_the_authors_setting(request: pytest.FixtureRequest) -> None:
+    sweep = spec.load(FOLDER / "ef21_a9a.yaml")
+    (problem,) = values(sweep, lambda c: c.problem)
+    want = {
+        "dataset": "a9a",
+        "clients": 20,
+        "split": "contiguous",
+        "remainder": "drop",
+        "regularizer": "nonconvex",
+        "lambda": 0.1,
+        "dtype": "float64",
+    }
+    assert {key: problem.params[key] for key in want} == want
+    assert values(sweep, lambda c: c.compressor.params["k"]) == {1, 30, 61}
+    assert values(sweep, lambda c: c.step.number) == {2.0**j for j in range(11)}
+    assert values(sweep, lambda c: c.algorithm.params["init"]) == {"full"}
+    assert values(sweep, lambda c: c.x0) == {"zeros"}
+    assert sweep.accounting.as_dict() == {
+        "value_bits": 32,
+        "index_bits": "none",
+        "count_init": True,
+    }
+    plan = plan_of(FOLDER / "ef21_a9a.yaml", request)
+    (facts,) = plan.facts.values()
+    assert facts["d"] == 123
+    assert facts["clients"] == 20
+
+
+def test_marina_k_spends_alike_and_has_both_rules(request: pytest.FixtureRequest) -> None:
+    sweep = spec.load(FOLDER / "marina_k.yaml")
+    steps = values(sweep, lambda c: (c.step.number, c.step.rule))
+    assert steps == {(m, "nonconvex") for m in (1.0, 8.0, 64.0, 256.0)} | {(1.0, "paper")}
+    assert values(sweep, lambda c: c.problem.params["dataset"]) == {"mushrooms", "a9a", "w8a"}
+    assert values(sweep, lambda c: c.seed) == {0, 1, 2}
+    plan = plan_of(FOLDER / "marina_k.yaml", request)
+    for cell in plan.cells:
+        facts = plan.facts[spec.cells.canonical(cell.cell.problem.config())]
+        k, p = cell.k, cell.params.get("p", 0.0)
+        assert k is not None
+        values_sent = cell.cell.rounds * (p * facts["d"] + (1 - p) * k)
+        assert values_sent == pytest.approx(30_000, rel=0.05), cell.label
+
+
+def test_vertical_has_a_feature_per_client(request: pytest.FixtureRequest) -> None:
+    plan = plan_of(FOLDER / "vertical.yaml", request)
+    (facts,) = plan.facts.values()
+    assert facts["clients"] == facts["d"] == 112
+    assert '"message_dim": 6093' in facts["constants"]
