@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -55,8 +56,10 @@ def _read(
     names = list(columns or schema.names)
     wanted = pa.schema([schema.field(n) for n in names])
     by_version: dict[int, list[str]] = {}
-    for path in paths:
-        by_version.setdefault(_version(path, files), []).append(path)
+    with ThreadPoolExecutor(16) as pool:  # many small reads, far away on an object store
+        versions = list(pool.map(lambda path: _version(path, files), paths))
+    for path, version in zip(paths, versions, strict=True):
+        by_version.setdefault(version, []).append(path)
     tables = [wanted.empty_table()]
     for version, group in sorted(by_version.items()):
         if version > SCHEMA_VERSION:
