@@ -51,7 +51,8 @@ def compressors_for(entry: Entry) -> list[Any]:
 class Method:
     """An algorithm by name with its parameters and operators, on a problem.
 
-    step: one times the step size; None is its theory's, or a tenth of 1/L where it has none.
+    step: one times the step size; None is its theory's (by ``rule``), or a tenth of 1/L where it has
+    none.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Method:
     problem: Mapping[str, Any] | None = None
     downlink: Any = None
     step: float | None = None
+    rule: str = "nonconvex"
     rounds: int = 40
     more: Mapping[str, Any] = field(default_factory=dict)  # further keys of a sweep file
 
@@ -68,7 +70,7 @@ class Method:
         """The registered algorithm."""
         return lookup("algorithm", self.name)
 
-    def config(self, step: Mapping[str, float], seed: int) -> dict[str, Any]:
+    def config(self, step: Mapping[str, Any], seed: int) -> dict[str, Any]:
         """Return the sweep file of one cell."""
         given = {
             "problem": dict(self.problem or problem_for(self.entry)),
@@ -88,13 +90,13 @@ class Method:
         if self.step is not None:
             return self._resolved({"value": self.step * multiple}, seed)
         try:
-            return self._resolved({"theory": multiple}, seed)
+            return self._resolved({"theory": multiple, "rule": self.rule}, seed)
         except Skip:
             (cell,) = spec.load(self.config({"value": 1.0}, seed)).cells
             L = problem_of(cell.problem).constants.L or 1.0
             return self._resolved({"value": 0.1 / L * multiple}, seed)
 
-    def _resolved(self, step: Mapping[str, float], seed: int) -> Resolved:
+    def _resolved(self, step: Mapping[str, Any], seed: int) -> Resolved:
         (cell,) = spec.load(self.config(step, seed)).cells
         return Resolver(allow_unproven=True).resolve(cell)
 

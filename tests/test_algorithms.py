@@ -1,0 +1,184 @@
+"""The conformance kit on every registered method, and on methods that are wrong on purpose."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raybench import registry
+from raybench.algorithms.base import Algorithm, Contractive, Dense, algorithm, zeros_like
+from raybench.testing.algorithms import CHECKS, alone_or_in_a_batch, conformance, methods
+from raybench.testing.trial import Method
+
+NAMES = registry.names("algorithm")
+SOUND = [m for name in NAMES for m in methods(registry.lookup("algorithm", name))]
+
+
+def title(m: Method) -> str:
+    operator = m.compressor["name"] if isinstance(m.compressor, dict) else m.compressor
+    return f"{m.name}-{operator}-{'-'.join(str(v) for v in m.params.values())}"
+
+
+def test_every_method_of_the_first_set_is_there():
+    first = {"gd", "sgd", "dcgd", "ef14", "ef21", "ef21_plus", "marina", "vr_marina", "diana"}
+    probes = {"ef21_pp", "ef21_bc", "power_sgd", "vertical_marina", "prox_lead"}
+    assert first | probes <= set(NAMES)
+    assert {m.name for m in SOUND} == set(NAMES)
+
+
+@pytest.mark.parametrize("method", SOUND, ids=title)
+def test_conforms(method: Method):
+    wrong = [str(f) for f in conformance(method) if not f.ok]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("method", {m.name: m for m in SOUND[::-1]}.values(), ids=title)
+def test_first_200_rounds_alone_and_in_a_batch(method: Method):
+    alone_or_in_a_batch(Method(**{**vars(method), "rounds": 200}))
+
+
+# Wrong methods: each must be caught by the check that is there for it -------------------------
+
+
+class Faulty(Algorithm):
+    """EF21 whose parts can be broken one by one."""
+
+    def start(a, net, s, c):
+        c.g, s.g = zeros_like(net.grad(s.x)), zeros_like(s.x)
+
+    def server(a, net, s, c, m):
+        s.g = s.g + net.up(m).mean()
+
+    def round(a, net, s, c):
+        s.x = net.down(Dense(s.x - a.gamma * s.g))
+        m = a.C(net.grad(s.x) - c.g, net.stream("up"))
+        m.add_to(c.g)
+        a.server(net, s, c, m)
+
+
+class Sound(Faulty):
+    """Nothing is wrong here."""
+
+
+class LocalMean(Faulty):
+    """The server averages the clients of its own process, unbooked."""
+
+    def server(a, net, s, c, m):
+        net.up(m)
+        s.g = c.g.mean(1)
+
+
+class NeverSent(LocalMean):
+    """The same, and not even a message is sent (the model is broadcast, which is booked)."""
+
+    def server(a, net, s, c, m):
+        s.g = c.g.mean(1)
+
+
+class LocalCount(Faulty):
+    """Divides by the clients of its own process."""
+
+    def server(a, net, s, c, m):
+        s.g = s.g + net.up(m).sum() / net.n_here
+
+
+class AcrossCells(Faulty):
+    """One cell's estimator leaks into the next."""
+
+    def server(a, net, s, c, m):
+        s.g = s.g + net.up(m).mean()
+        s.g = 0.999 * s.g + 0.001 * s.g.mean(0, keepdim=True)
+
+
+class FirstCellsStep(Faulty):
+    """All cells take the step size of the first."""
+
+    def round(a, net, s, c):
+        s.x = net.down(Dense(s.x - float(a.gamma.values[0]) * s.g))
+        m = a.C(net.grad(s.x) - c.g, net.stream("up"))
+        m.add_to(c.g)
+        a.server(net, s, c, m)
+
+
+class GlobalRandom(Faulty):
+    """Draws from torch's generator."""
+
+    def server(a, net, s, c, m):
+        s.g = s.g + net.up(m).mean() * (1 + 0.01 * torch.rand(1))
+
+
+class ForgottenCells(Faulty):
+    """Keeps state for all cells where the engine cannot select: an attribute of its own class."""
+
+    def start(a, net, s, c):
+        super().start(net, s, c)
+        a.kept = {"g": s.g}
+
+    def server(a, net, s, c, m):
+        a.kept["g"] = a.kept["g"] + net.up(m).mean()
+        s.g = a.kept["g"]
+
+
+class LooksAtTheRecord(Faulty):
+    """Behaves otherwise in rounds that are recorded."""
+
+    def server(a, net, s, c, m):
+        s.g = s.g + net.up(m).mean() * (1.0 if net.want_loss else 0.99)
+
+
+class MisBooked(Faulty):
+    """Sends a second message past the books."""
+
+    def server(a, net, s, c, m):
+        s.g = s.g + net.up(m).mean()
+        net.ledger.book_up(m)
+
+
+class WrongAxes(Faulty):
+    """State without the axis of the cells."""
+
+    def start(a, net, s, c):
+        super().start(net, s, c)
+        s.seen = torch.zeros(7, dtype=s.x.dtype)
+
+
+FAULTS = {
+    LocalMean: "ranks change nothing",
+    NeverSent: "ranks change nothing",
+    LocalCount: "ranks change nothing",
+    AcrossCells: "alone or in a batch",
+    FirstCellsStep: "alone or in a batch",
+    GlobalRandom: "seed decides all",
+    ForgottenCells: "alone or in a batch",
+    LooksAtTheRecord: "recording costs nothing",
+    MisBooked: "books what it packs",
+    WrongAxes: "state has cells first",
+}
+
+
+@pytest.fixture
+def registered():
+    """Register a class for a test, and forget it afterwards."""
+    before = dict(registry._entries)
+
+    def register(kind: type) -> Method:
+        algorithm("faulty", up=Contractive, theory=registry.lookup("algorithm", "ef21").meta["theory"])(
+            kind
+        )
+        return Method("faulty", compressor={"name": "top_k", "k": 3})
+
+    yield register
+    registry._entries.clear()
+    registry._entries.update(before)
+
+
+@pytest.mark.parametrize(("kind", "check"), FAULTS.items(), ids=lambda v: getattr(v, "__name__", ""))
+def test_a_wrong_method_is_caught(registered, kind, check):
+    found = {f.check: f for f in conformance(registered(kind))}
+    assert set(found) == set(CHECKS)
+    assert not found[check].ok, f"{kind.__doc__} went unnoticed"
+    assert found[check].detail.strip()
+
+
+def test_the_same_method_done_right_passes(registered):
+    assert all(f.ok for f in conformance(registered(Sound)))

@@ -1,0 +1,90 @@
+"""Small problems and helpers that the tests of the mathematics share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raybench import registry
+from raybench.engine.run import Run
+from raybench.problems.quadratic import Quadratic
+
+
+@contextmanager
+def registered(kind: str, **plugins: Any) -> Iterator[None]:
+    """Register plug-ins (name=target) for a while."""
+    before = dict(registry._entries)
+    for name, target in plugins.items():
+        getattr(registry, kind)(name, **getattr(target, "declared", {}))(target)
+    try:
+        yield
+    finally:
+        registry._entries.clear()
+        registry._entries.update(before)
+
+
+class Counterexample(Quadratic):
+    """f_i = <a_i, x>^2 + ||x||^2/4, on which DCGD with Top-1 blows up from (t, t, t).
+
+    Source: Beznosikov et al., On Biased Compression for Distributed Learning, example 1.
+    """
+
+    def __init__(self) -> None:
+        a = 5 * -torch.eye(3, dtype=torch.float64) + 2
+        A = 2 * a[:, :, None] * a[:, None, :] + torch.eye(3, dtype=torch.float64) / 2
+        super().__init__(A, torch.zeros(3, 3, dtype=torch.float64))
+
+    def start(self) -> Tensor:
+        return torch.full((3,), 0.7, dtype=torch.float64)
+
+
+class ConvexL1(Quadratic):
+    """Strongly convex heterogeneous quadratics (7 clients, d = 10) plus weight * ||x||_1."""
+
+    declared = {"weight": registry.Number(0.0, low=0)}
+
+    def __init__(self, weight: float = 0.0) -> None:
+        random = np.random.default_rng(5)
+        Q = np.linalg.qr(random.standard_normal((7, 10, 10))).Q
+        A = Q * random.uniform(0.5, 2.0, (7, 1, 10)) @ Q.swapaxes(1, 2)
+        super().__init__(torch.from_numpy(A), torch.from_numpy(random.standard_normal((7, 10))))
+        self.weight, self.has_prox = weight, weight > 0
+
+    def prox(self, v: Tensor, gamma: Tensor | float) -> Tensor:
+        return v.sign() * (v.abs() - self.weight * gamma).clamp(min=0)
+
+    def penalty(self, x: Tensor) -> Tensor:
+        return self.weight * x.abs().sum(-1)
+
+
+def each_round(run: Run, look: Callable[[Run], Any]) -> list[Any]:
+    """Return what ``look`` sees after the start and after each round."""
+    run.advance(0)
+    seen = [look(run)]
+    while not run.advance(1):
+        seen.append(look(run))
+    return [*seen, look(run)]
+
+
+def path(run: Run) -> np.ndarray:
+    """Return the iterates (T + 1, B, d)."""
+    return np.stack(each_round(run, lambda r: r.a.point(r.net, r.s, r.c).clone().numpy()))
+
+
+def full_gradients(run: Run) -> Tensor:
+    """Return grad f_i at the replicated iterate, (B, n, d), beside the books."""
+    return run.problem.oracle(run.s.x, loss=False)[0]
+
+
+def descend(run: Run, gamma: float) -> np.ndarray:
+    """Return the iterates (T + 1, B, d) of plain gradient descent from the run's x^0."""
+    x, out = run.s.x.clone(), [run.s.x.numpy().copy()]
+    for _ in range(run.rounds):
+        x = x - gamma * run.problem.oracle(x, loss=False)[0].mean(1)
+        out.append(x.numpy().copy())
+    return np.stack(out)
