@@ -218,6 +218,27 @@ class Smuggles(DenseMessage):
         return cls(known["d"], torch.float64, torch.tensor(known["gift"], dtype=torch.float64))
 
 
+class Remembers(DenseMessage):
+    """No bytes at all: the receiver looks into the sender's memory."""
+
+    kind = "test-remembers"
+    last: DenseMessage
+
+    def _cost(self):
+        return super()._cost()._replace(values=0)
+
+    def _size(self):
+        return 0
+
+    def _payload(self):
+        type(self).last = self
+        return super()._payload()[..., :0]
+
+    @classmethod
+    def read(cls, known, payload, stream):
+        return Dense(cls.last.values)
+
+
 class WrongSum(DenseMessage):
     kind = "test-wrong-sum"
 
@@ -264,6 +285,7 @@ BROKEN = [
     (SingleLead(), "decodes to the shape of x", "decoded (1, 24)"),
     (HalfPrecision(), "decodes to the shape of x", "decoded (24,) torch.float32"),
     (sends(Lossy), "packs and unpacks bit exactly", "changed by packing"),
+    (sends(Remembers), "packs and unpacks bit exactly", "changed by packing"),
     (sends(FreeBytes), "bytes are counted exactly", "nbytes is 16, the payload (3, 4, 192)"),
     (sends(FreeDense), "modelled bits fit the bytes", "1408 sent bits are not modelled"),
     (sends(Smuggles), "header does not depend on x", "gift"),
@@ -331,7 +353,8 @@ def test_the_sound_one_passes():
         (0.1, 10, 1),
         ("0.1", 11, 2),
         ("10%", 30, 3),
-        (0.1, 30, 3),  # not 4, although 0.1 * 30 > 3 in floating point
+        (0.07, 100, 7),  # not 8, although 0.07 * 100 > 7 in floating point
+        ("7%", 100, 7),
         ("10%", 112, 12),
         ("100%", 10, 10),
         ("1e-9%", 10, 1),
@@ -355,6 +378,7 @@ def test_count_of_refuses(k):
     assert str(error.value).startswith("compressor.k: ")
 
 
+@settings(deadline=None)
 @given(st.one_of(st.integers(), st.floats(), st.text(max_size=6)), st.integers(1, 10**6))
 def test_count_of_is_within_d_or_refuses(k, d):
     try:
@@ -364,6 +388,7 @@ def test_count_of_is_within_d_or_refuses(k, d):
     assert 1 <= count <= d
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1, exclude_min=True, exclude_max=True), st.integers(1, 10**5))
 def test_a_share_is_rounded_up(share, d):
     count, exact = count_of(share, d), share * d
@@ -595,7 +620,7 @@ numbers = st.one_of(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(numbers, min_size=1, max_size=60), st.data())
 def test_top_k_is_brute_force(row, data):
     k = data.draw(st.integers(1, len(row)))

@@ -206,7 +206,10 @@ def test_selecting_cells(m, data):
 @given(messages(client_axis=True))
 def test_sums(m):
     value = m.decode()
-    torch.testing.assert_close(m.sum_clients(), value.sum(-2), equal_nan=True, rtol=1e-5, atol=1e-5)
+    # numbers near overflow or of very different sizes depend on the order of the summands
+    off, size = (m.sum_clients() - value.sum(-2)).abs(), value.abs().double().sum(-2)
+    assert bool(((off <= 1e-5 * size) | ~(size < 1e38)).all())
+    assert bool((m.sum_clients().isfinite() == value.isfinite().all(-2))[size < 1e38].all())
     target = torch.ones_like(value)
     assert m.add_to(target) is target
     torch.testing.assert_close(target, value + 1, equal_nan=True, rtol=1e-5, atol=1e-5)
@@ -344,6 +347,7 @@ def test_cut_short_or_prolonged_bytes_are_a_value_error(m, data):
         unpack(packed + data.draw(st.binary(min_size=1, max_size=9)))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_value_error(data):
     for text in (data, MAGIC + data):
@@ -403,6 +407,7 @@ def test_bitpack_kernel_equals_the_reference(width):
         assert torch.equal(bitpack.unpack_torch(data, width, count), codes)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**13 - 1), max_size=30))
 def test_bitpack_is_the_little_endian_integer(codes):
     whole = sum(code << (13 * j) for j, code in enumerate(codes))
@@ -415,6 +420,7 @@ def test_bitpack_never_reads_beyond_its_bytes():
         bitpack.unpack(torch.zeros(2, 3, dtype=torch.uint8), 5, 5)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 2**40))
 def test_width_is_ceil_log2(symbols):
     width = bitpack.width_of(symbols)
@@ -425,6 +431,7 @@ def test_width_is_ceil_log2(symbols):
 # Costs --------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.integers(1, 300), st.data())
 def test_index_cost_is_brute_force(d, data):
     k = data.draw(st.integers(0, d))

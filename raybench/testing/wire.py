@@ -42,7 +42,7 @@ def packs_and_unpacks_bit_exactly(s: Subject) -> None:
             x, q = gaussian(3, 4, d, dtype=dtype), cells_and_clients(3, 4)
             m = op.compress(x, q)
             data, value = m.pack(), m.decode()
-            op.compress(x + 1, q)  # nothing may be remembered beside the bytes
+            op.compress(x + 1, q).pack()  # nothing may be remembered beside the bytes
             assert same_bits(unpack(data).decode(), value), f"changed by packing, d = {d}, {dtype}"
             alone = unpack(m.row(2, 1).pack()).decode()
             assert same_bits(alone, value[2, 1]), f"a row changed by packing, d = {d}, {dtype}"
