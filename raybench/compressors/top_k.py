@@ -66,23 +66,33 @@ def _size(value):
 
 @numba.njit(cache=True, nogil=True)
 def _by_insertion(rows, k, out):
-    best = np.empty(k, rows.dtype)
+    best = np.empty(k, rows.dtype)  # sizes of those kept, descending
     for r in range(rows.shape[0]):
-        row, keep, held = rows[r], out[r], 0
+        row, keep = rows[r], out[r]
+        best[:] = -1
+        cut = best[k - 1]
         for j in range(row.shape[0]):
-            size = _size(row[j])
-            if held == k and size <= best[k - 1]:  # ties: the earlier index stays
+            size = abs(row[j])
+            if size <= cut:  # nearly always; ties: the earlier index stays; false for NaN
                 continue
-            at = held if held < k else k - 1
+            if np.isnan(size):
+                size = np.inf
+                if size <= cut:
+                    continue
+            at = k - 1
             while at > 0 and best[at - 1] < size:
                 best[at] = best[at - 1]
                 keep[at] = keep[at - 1]
                 at -= 1
             best[at] = size
             keep[at] = j
-            if held < k:
-                held += 1
-        keep.sort()
+            cut = best[k - 1]
+        for a in range(1, k):  # indices ascending
+            index, at = keep[a], a
+            while at > 0 and keep[at - 1] > index:
+                keep[at] = keep[at - 1]
+                at -= 1
+            keep[at] = index
 
 
 @numba.njit(cache=True, nogil=True)
