@@ -102,7 +102,11 @@ class PerCell:
 class State:
     """Named tensors with cells on axis 0, or lists of them (replicated ``s``, per-client ``c``)."""
 
-    def __getattr__(self, name: str) -> Any:  # tells type checkers that names are the method's
+    if TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: Any) -> None: ...  # names are the method's own
+
+    def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"no {name} in the state: set it in start()")
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
@@ -135,6 +139,10 @@ class Algorithm:
     C: Bound
     Q: Bound
     D: Bound
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...  # parameters carry the names they declare
 
     def start(a, net: Net, s: State, c: State) -> None:
         """Set the state from s.x = x^0 and send the initial messages."""

@@ -152,7 +152,8 @@ def merged(cells: list[Resolved], done: Mapping[str, str]) -> tuple[list[Resolve
         config["algorithm"]["params"] = dict(cell.params)
         config["step_size"] = [cell.step_size, cell.cell.step.schedule]
         groups.setdefault(canonical(config), []).append(cell)
-    kept, lost = [], {}
+    kept: list[Resolved] = []
+    lost: dict[tuple[str, str], int] = {}
     for same in groups.values():
         first = next((c for c in same if c.id in done), same[0])
         kept.append(first)

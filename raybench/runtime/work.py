@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -100,7 +101,7 @@ def prepare(shared: Shared) -> None:
     for plugin in shared.plugins:
         registry.load_plugin(plugin)
     for section, reference in shared.problems.items():
-        adopt(section, lambda reference=reference: ray.get(reference))
+        adopt(section, partial(ray.get, reference))
 
 
 def run_pack(shared: Shared, pack: int, transport: Transport, device: str) -> Any:
