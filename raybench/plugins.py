@@ -7,6 +7,8 @@ Decorators: ``compressor``, ``algorithm``, ``problem``, ``metric``. Parameters: 
 ``Unbiased``, ``Any_``. See docs/plugins.md.
 """
 
+from torch import where, zeros_like
+
 from raybench.algorithms.base import Algorithm
 from raybench.compressors import (
     Any_,
@@ -88,4 +90,6 @@ __all__ = [
     "metric",
     "problem",
     "support_of",
+    "where",
+    "zeros_like",
 ]

@@ -236,7 +236,7 @@ def load_plugin(path: str | Path) -> list[Entry]:
             _source = ""
     found = [e for e in _entries.values() if e.source == digest]
     if not found:
-        fix = "decorate a class with raybench.compressor_plugin, algorithm, problem or metric"
+        fix = "decorate with compressor, algorithm, problem or metric of raybench.plugins"
         raise InputError.of(where, "registers nothing", fix)
     return found
 

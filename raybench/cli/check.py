@@ -17,12 +17,17 @@ def check(
     from importlib import import_module
 
     from raybench import registry
+    from raybench.testing import Finding
 
     failed = total = 0
     for entry in registry.load_plugin(file):
         print(f"{entry.kind} {entry.name}", flush=True)
         kit = import_module(f"raybench.testing.{entry.kind}s")
-        for finding in kit.check_entry(entry):
+        try:
+            found = kit.check_entry(entry)
+        except Exception as error:  # the user's own code, before a check could begin
+            found = [Finding("can be made", entry.name, f"{type(error).__name__}: {error}")]
+        for finding in found:
             print(f"  {finding}", flush=True)
             total += 1
             failed += not finding.ok

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from raybench.engine.plan import Plan
 
 RAY_START = 6.0  # seconds
+Cost = tuple[float, float | None]  # bits up per client at the end, seconds on one core
 
 
 def plan(
@@ -49,10 +50,18 @@ def plan(
     if measure and made.batches:
         options = Options(sweep.record, sweep.accounting, sweep.evaluate.metrics)
         known = estimate(made.batches, options)
-    _print(made, folder, file, known)
+    costs = _costs(made, known)
+    if made.done:
+        from raybench.store import cells
+
+        ended = cells(folder).set_index("cell")["bits_up"].dropna()
+        costs |= {i: (float(bits), None) for i, bits in ended.items() if i in made.done}
+    _print(made, folder, file, known, costs)
 
 
-def _print(made: Plan, folder: str, file: str, known: dict[str, Estimate]) -> None:
+def _print(
+    made: Plan, folder: str, file: str, known: dict[str, Estimate], costs: dict[Any, Cost]
+) -> None:
     from rich.text import Text
 
     sweep, screen = made.sweep, console()
@@ -67,7 +76,7 @@ def _print(made: Plan, folder: str, file: str, known: dict[str, Estimate]) -> No
     screen.print(head)
     screen.print(pairs(_problems(made)))
     if made.cells:
-        screen.print(_methods(made, known))
+        screen.print(_methods(made, costs))
     reasons = Counter(why for _, _, why in made.skipped)
     rows: list[tuple[str, Any]] = [
         ("skipped", f"{count(n, 'cell')}: {why}") for why, n in reasons.most_common(12)
@@ -117,20 +126,20 @@ def _problems(made: Plan) -> list[tuple[str, str]]:
     return rows
 
 
-def _methods(made: Plan, known: dict[str, Estimate]) -> Any:
+def _methods(made: Plan, costs: dict[Any, Cost]) -> Any:
     """Return the table of methods: K, steps, seeds, cells, done, bits, time."""
     several = len({c.cell.problem for c in made.cells}) > 1
     groups: dict[tuple[str, ...], list[Resolved]] = {}
     for cell in made.cells:
         key = (_data(cell) if several else "", *_method(cell))
         groups.setdefault(key, []).append(cell)
-    costs = _costs(made, known)
     heads = ["Method", "Compressor", "K", "Step", "Seeds", "Cells", "Done", "Bits up", "Time"]
     table = listing(*(["Problem"] if several else []), *heads, right=heads[4:], fold="Method")
     last = ""
     for (problem, method, operator), cells in groups.items():
         mine = [costs[c.id] for c in cells if c.id in costs]
         bits = sorted(bits for bits, _ in mine)
+        times = [seconds for _, seconds in mine if seconds is not None]
         theory = sorted({c.cell.step.number for c in cells if c.cell.step.kind == "theory"})
         values = sorted({c.cell.step.number for c in cells if c.cell.step.kind == "value"})
         steps = ([f"{span(theory)} x theory"] if theory else []) + (
@@ -145,7 +154,7 @@ def _methods(made: Plan, known: dict[str, Estimate]) -> Any:
             f"{len(cells):,}",
             f"{sum(c.id in made.done for c in cells):,}",
             _between(bits) if bits else "–",
-            _clock(sum(seconds for _, seconds in mine)) if mine else "–",
+            _clock(sum(times)) if times else "–",
         ]
         shown = problem if problem != last else ""
         last = problem
@@ -176,7 +185,7 @@ def _data(cell: Resolved) -> str:
     return str(problem.params.get("dataset") or problem.name).rsplit("/", 1)[-1]
 
 
-def _costs(made: Plan, known: dict[str, Estimate]) -> dict[str, tuple[float, float]]:
+def _costs(made: Plan, known: dict[str, Estimate]) -> dict[Any, Cost]:
     """Return (bits up, seconds) of every cell yet to run that has an estimate."""
     return {
         cell.id: (known[batch.name].bits_up, known[batch.name].seconds / len(batch.cells))

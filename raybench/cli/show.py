@@ -218,7 +218,7 @@ def _steps(out: Screen, config: dict[str, Any]) -> None:
             try:
                 found = Resolver().resolve(one)
             except Skip as why:
-                rows.append((rule, Text(f"none: {why}", style="dim")))
+                rows.append((rule, Text(f"none: {why.__context__ or why}", style="dim")))
                 continue
             rows.append((rule, words.number(found.step_size, 6)))
             facts = [(n, found.k) for n in ("K",) if found.k is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from time import perf_counter
 
 from raybench.engine.batch import Batch
@@ -56,11 +57,13 @@ def _try(batch: Batch, options: Options, seconds: float) -> Estimate:
         run = Run(batch, hosted(batch, Transport(), "cpu"), options)
         run.advance(0)
         start = float(run.bits("up").mean())
-        run.advance(1)  # compiles kernels
-        began, before = perf_counter(), run.t
-        while not run.advance(1) and perf_counter() - began < seconds:
-            pass
-        spent = (perf_counter() - began) / max(1, run.t - before)
+        over = run.advance(1)  # loads kernels
+        until, laps = perf_counter() + seconds, []
+        while not over and (not laps or perf_counter() < until):
+            began = perf_counter()
+            over = run.advance(1)
+            laps.append(perf_counter() - began)
+        spent = median(laps) if laps else 0.0  # a lap in which a kernel is loaded does not count
         each = (float(run.bits("up").mean()) - start) / max(1, run.t)
         return Estimate(spent * run.rounds, start + each * run.rounds)
     except Exception as error:  # what a user's plug-in raises belongs into the plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 import torch
@@ -109,8 +109,12 @@ class Problem:
         return whole._kept["constants"]
 
     def find_constants(self) -> Constants:
-        """Compute the constants; called once, on the whole problem."""
-        return Constants()
+        """Compute the constants; called once, on the whole problem.
+
+        By default those that the problem has set as attributes: ``self.L``, ``self.L_i``, ...
+        """
+        given = {f.name: getattr(self, f.name) for f in fields(Constants) if hasattr(self, f.name)}
+        return Constants(**given)
 
     def host(self, clients: range) -> Self:
         """Return the same problem holding only these consecutive clients' data.
