@@ -162,9 +162,9 @@ def registered():
     before = dict(registry._entries)
 
     def register(kind: type) -> Method:
-        algorithm("faulty", up=Contractive, theory=registry.lookup("algorithm", "ef21").meta["theory"])(
-            kind
-        )
+        algorithm(
+            "faulty", up=Contractive, theory=registry.lookup("algorithm", "ef21").meta["theory"]
+        )(kind)
         return Method("faulty", compressor={"name": "top_k", "k": 3})
 
     yield register
@@ -172,7 +172,9 @@ def registered():
     registry._entries.update(before)
 
 
-@pytest.mark.parametrize(("kind", "check"), FAULTS.items(), ids=lambda v: getattr(v, "__name__", ""))
+@pytest.mark.parametrize(
+    ("kind", "check"), FAULTS.items(), ids=lambda v: getattr(v, "__name__", "")
+)
 def test_a_wrong_method_is_caught(registered, kind, check):
     found = {f.check: f for f in conformance(registered(kind))}
     assert set(found) == set(CHECKS)

@@ -185,7 +185,9 @@ def test_ef21_bc_with_an_open_downlink_is_ef21():
 
 
 @pytest.mark.parametrize("clients", [1, 4, 7])
-@pytest.mark.parametrize(("compressor", "p"), [("identity", 0.3), ({"name": "rand_k", "k": 5}, 1.0)])
+@pytest.mark.parametrize(
+    ("compressor", "p"), [("identity", 0.3), ({"name": "rand_k", "k": 5}, 1.0)]
+)
 def test_vertical_marina_is_gradient_descent(clients, compressor, p):
     problem = {"name": "vertical_least_squares", **DATA, "clients": clients}
     args = {"compressor": compressor, "problem": problem, "more": {"x0": "problem"}}
@@ -203,7 +205,8 @@ def test_vertical_marina_is_gradient_descent(clients, compressor, p):
 
 
 @pytest.mark.parametrize(
-    ("name", "params"), [("ef21", {"init": "zero"}), ("diana", {"alpha": 0.5}), ("dcgd", {}), ("ef14", {})]
+    ("name", "params"),
+    [("ef21", {"init": "zero"}), ("diana", {"alpha": 0.5}), ("dcgd", {}), ("ef14", {})],
 )
 def test_zero_compressor_freezes_the_model(name, params):
     run = finished(on_p1(name, "zero", params=params, step=0.3).batch())
@@ -238,7 +241,7 @@ def test_dcgd_with_top_1_blows_up_exactly(counterexample):
 
 def test_counterexample_constants(counterexample):
     c = problem_of(on_counterexample("ef21", counterexample, 1).cell().cell.problem).constants
-    assert c.L == pytest.approx(103 / 6)
+    assert pytest.approx(103 / 6) == c.L
     assert c.L_i == pytest.approx((69 / 2,) * 3)
     assert c.mu == pytest.approx(7 / 6)
     assert on_counterexample("ef21", counterexample, 1).cell().step_size == pytest.approx(
