@@ -279,3 +279,42 @@ def _others(store: Store, failed: int, skipped: int, dataset: str) -> None:
             "seed": 0,
         }
         store.skip(to_table(columns, CELLS))
+
+
+def batch(ids, rounds=3, status="ok", shift=0.0, extra=None):
+    """Return the tables of one batch: cell i has loss shift + i + round."""
+    ids, t = list(ids), np.arange(rounds + 1)
+    base = shift + np.arange(len(ids), dtype=float)[:, None]
+    row = {"algorithm": "ef21", "compressor": "top_k", "k": 5, "label": "ef21 top_k k=5"}
+    counts = {
+        "values_up": 10.0 + 5 * t,
+        "index_explicit_up": 30.0 * t,
+        "index_auto_up": 20.0 * t,
+        "raw_bits_up": 1.0 * t,
+        "values_down": 100.0 * t,
+        "index_explicit_down": 0.0,
+        "index_auto_down": 0.0,
+        "raw_bits_down": 0.0,
+    }
+    curves = to_table(
+        {
+            "cell": np.array(ids, object)[:, None],
+            **row,
+            **counts,
+            "round": t,
+            "loss": base + t,
+            "seed": np.arange(len(ids))[:, None],
+            "bits_up": 64 * counts["values_up"] + counts["index_auto_up"] + t,
+            "bits_down": 6400.0 * t,
+            "seconds": np.random.default_rng(0).random((len(ids), len(t))),
+            "extra": extra or {},
+        },
+        CURVES,
+    )
+    columns = {**row, "cell": ids, "group": "g", "status": status, "rounds": rounds}
+    columns |= {"config": json.dumps({"problem": {"params": {"dtype": "float64"}}})}
+    return curves, to_table({**columns, "seed": np.arange(len(ids))}, CELLS)
+
+
+def put(store, ids, **kw):
+    store.commit(shard_name(ids), *batch(ids, **kw))

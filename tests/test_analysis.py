@@ -7,7 +7,7 @@ import fake_store
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raybench.analysis import (
@@ -64,6 +64,7 @@ def test_first_crossing_is_the_first_recorded_point_at_or_below():
     assert first_crossing(curves, math.nan).tolist() == [math.inf] * 3
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(1e-30, 1e3), min_size=1, max_size=20),
     st.floats(1e-30, 1e3),
@@ -87,6 +88,7 @@ def test_interval():
     assert interval([2.0] * 4) == (2.0, 2.0, 2.0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(st.floats(0, 1e12), st.just(math.inf)), min_size=2, max_size=8))
 def test_interval_brackets_the_median(values):
     middle, low, high = interval(values, samples=200)
@@ -256,6 +258,7 @@ def test_bands_are_step_functions():
     assert by_round["grad_norm_sq"].tolist() == [7.0, 3.5, 1.5]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), min_size=1, max_size=5),
     st.integers(2, 10),
@@ -322,6 +325,7 @@ def test_closing_table_of_a_folder_follows_the_accounting(tmp_path):
     found = frames(tmp_path, "paper:ef21")
     pd.testing.assert_frame_equal(closing_table(found), paper)
     pd.testing.assert_frame_equal(closing_table((found.curves, found.cells)), paper)
+    pd.testing.assert_frame_equal(closing_table(frames(tmp_path), "paper:ef21"), paper)
     assert found.accounting == "value_bits=32, index_bits=none, count_init=false"
 
 

@@ -101,18 +101,20 @@ def closing_table(
 
     source: a results folder, its ``frames``, or (curves, cells) of ``load`` and ``cells``. bits are
     upstream bits per client; bits_to_target is the median over seeds, bits_low and bits_high its 95 %
-    bootstrap interval (NaN for one seed); it is inf where a seed's curve misses the target.
+    bootstrap interval (NaN for one seed); it is inf where the median seed does not reach the target.
     ratio_to_gd is bits_to_target over that of gd. ok, diverged, ... count all cells of the method.
     grad_norm_sq, loss, ... are final means over seeds. ``by="series"`` keeps every K.
     """
-    if isinstance(source, tuple):
-        curves, cells = source
+    if isinstance(source, Frames) and accounting is None:
+        found = source
+    elif isinstance(source, Frames | tuple):
+        curves, cells = source if isinstance(source, tuple) else (source.curves, source.cells)
         if accounting is not None:
             curves, cells = book.rebook(curves, cells, book.parse(accounting))
         cells = describe(cells)
         found = Frames(annotate(curves, cells), cells, {}, "")
     else:
-        found = source if isinstance(source, Frames) else frames(source, accounting)
+        found = frames(source, accounting)
     best = found.tuned(by, target)
     if best.empty:
         return pd.DataFrame(columns=COLUMNS)

@@ -1,0 +1,167 @@
+"""Reading results: load and cells, old versions, broken files, merged and compacted folders."""
+
+import os
+import subprocess
+import sys
+
+import fake_store
+import fsspec
+import pandas as pd
+import pytest
+from fake_store import batch, put
+
+from raybench.errors import InputError
+from raybench.store import (
+    CELLS,
+    CURVES,
+    Store,
+    cells,
+    compact,
+    encode,
+    load,
+    merge,
+    schema,
+    to_table,
+)
+
+SWEEP = {"name": "fake", "problem": {"name": "logistic", "dataset": ["mushrooms"]}}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "results")
+
+
+# -- reading ---------------------------------------------------------------------------------
+
+
+def test_load_joins_sorts_and_flattens(tmp_path):
+    store = Store(tmp_path)
+    fake_store.fill(store, seeds=2, rounds=20, multiples=(1.0, 4.0))
+    frame = load(tmp_path, params=True)
+    assert frame.columns.is_unique
+    assert set(CURVES.names) - {"extra"} <= set(frame)
+    assert {"status", "group", "L", "theory_step", "extra.index_bitmask_up"} <= set(frame)
+    assert {"problem.lambda", "problem.dtype", "algorithm.p", "compressor.k"} <= set(frame)
+    assert (frame["problem.lambda"] == 0.1).all()
+    own = frame[frame["algorithm"] == "marina"]
+    assert (own["algorithm.p"] == own["k"] / 112).all()
+    keys = list(zip(frame["cell"], frame["round"], strict=True))
+    assert keys == sorted(set(keys))
+    table = cells(tmp_path)
+    assert table.columns.tolist() == CELLS.names
+    assert table["cell"].is_unique
+    assert set(table["status"]) == {"ok", "diverged", "failed", "skipped"}
+    assert frame.groupby("cell")["L"].first().notna().all()
+
+
+def test_reading_nothing(tmp_path):
+    with pytest.raises(InputError, match="no such folder"):
+        load(tmp_path / "absent")
+    with pytest.raises(InputError, match="holds no results"):
+        load(tmp_path)
+    (tmp_path / "cells").mkdir()
+    with pytest.raises(InputError, match="holds no results"):
+        cells(tmp_path)
+    with pytest.raises(InputError, match="cannot open"):
+        load("nothing://bucket/folder")
+
+
+def test_only_failed_cells(store, tmp_path):
+    _, failed = batch(["x"], status="failed")
+    store.commit("x", None, failed)
+    assert len(load(tmp_path / "results")) == 0
+    assert cells(tmp_path / "results", "paper:ef21")["status"].tolist() == ["failed"]
+
+
+def test_a_torn_file_is_named(store, tmp_path):
+    put(store, ["a"])
+    file = tmp_path / "results/cells/b.parquet"
+    file.write_bytes((tmp_path / "results/cells/a.parquet").read_bytes()[:500])
+    with pytest.raises(InputError, match=r"b\.parquet is not a readable Parquet file"):
+        load(tmp_path / "results")
+
+
+def test_older_files_are_upgraded_and_newer_refused(store, tmp_path, monkeypatch):
+    put(store, ["a"])
+    curves, table = batch(["b"])
+    old = curves.rename_columns([{"loss": "objective"}.get(c, c) for c in curves.column_names])
+    old = old.drop_columns(["test_loss"])
+    store.commit("b", encode(old), encode(table.replace_schema_metadata({"raybench_schema": "1"})))
+    put(store, ["a"])
+
+    def rename(table):
+        return table.rename_columns([{"objective": "loss"}.get(c, c) for c in table.column_names])
+
+    monkeypatch.setitem(schema.UPGRADES, 1, rename)
+    for module in ("schema", "scan"):
+        monkeypatch.setattr(f"raybench.store.{module}.SCHEMA_VERSION", 2)
+    put(store, ["c"])  # of today's version 2, beside two files of version 1
+    found = load(tmp_path / "results")
+    assert found.groupby("cell")["loss"].apply(list).to_dict() == {
+        cell: [0.0, 1.0, 2.0, 3.0] for cell in "abc"
+    }
+    assert found["test_loss"].isna().all()
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="schema version 2"):
+        load(tmp_path / "results")
+
+
+# -- merge and compact -----------------------------------------------------------------------
+
+
+def test_merge_takes_each_cell_where_it_ended_best(tmp_path):
+    a, b, out = (Store(tmp_path / n) for n in ("a", "b", "out"))
+    for store in (a, b):
+        store.claim(SWEEP)
+    put(a, ["1", "2"])
+    put(a, ["3"], status="failed")
+    put(b, ["2", "3"], shift=100.0)
+    b.skip(to_table({"cell": ["s"], "status": "skipped", "reason": "no"}, CELLS))
+    merge(a.folder, b.folder, out.folder)
+    assert out.done() == {"1": "ok", "2": "ok", "3": "ok", "s": "skipped"}
+    first = load(out.folder).groupby("cell")["loss"].first()
+    assert first.to_dict() == {"1": 0.0, "2": 1.0, "3": 101.0}
+    assert "fake" in (tmp_path / "out/sweep.yaml").read_text()
+    assert a.done() == {"1": "ok", "2": "ok", "3": "failed"}
+    with pytest.raises(InputError, match="not empty"):
+        merge(a.folder, b.folder, out.folder)
+    c = Store(tmp_path / "c")
+    c.claim({"name": "fake", "problem": {"name": "quadratic"}})
+    put(c, ["9"])
+    with pytest.raises(InputError, match="different problems"):
+        merge(a.folder, c.folder, tmp_path / "d")
+    assert not (tmp_path / "d").exists()
+
+
+def test_compact_changes_files_not_rows(tmp_path):
+    store = Store(tmp_path / "a")
+    fake_store.fill(store, seeds=2, rounds=20, multiples=(1.0, 4.0))
+    compact(tmp_path / "a", tmp_path / "b")
+    assert len(os.listdir(tmp_path / "b/curves")) == 1
+    pd.testing.assert_frame_equal(load(tmp_path / "a"), load(tmp_path / "b"))
+    key = "cell"
+    pd.testing.assert_frame_equal(
+        cells(tmp_path / "a").sort_values(key, ignore_index=True),
+        cells(tmp_path / "b").sort_values(key, ignore_index=True),
+    )
+
+
+def test_object_store_reads_like_a_folder():
+    url = f"memory://bucket-{os.getpid()}/read"
+    store = Store(url)
+    store.claim(SWEEP)
+    put(store, ["a", "b"])
+    assert len(load(url)) == 8
+    with pytest.raises(InputError, match="another sweep"):
+        store.claim({**SWEEP, "name": "else"})
+    with store.lock(), pytest.raises(InputError, match="is running"), store.lock():
+        pass
+    files = fsspec.filesystem("memory").find(f"/bucket-{os.getpid()}/read")
+    assert not [f for f in files if "/tmp/" in f]
+
+
+def test_the_light_part_imports_light():
+    code = "import sys, raybench.store.accounting; print({'pyarrow','pandas','numpy'} & set(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "set()"
