@@ -24,6 +24,7 @@ GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as int64
 MIX1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
 MIX2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 SMALL = 4096  # up to this dimension subsets come from sorting hashes, above from a Feistel network
+FEW = 24  # up to this k a sorted list beats a selection
 FEISTEL_ROUNDS = 12  # fewer than 10 leave visible structure
 
 
@@ -101,6 +102,26 @@ def _subset_kernel(keys, d, k, out):  # the k of d smallest hashes, indices asce
 
 
 @numba.njit(cache=True, nogil=True)
+def _few_kernel(keys, d, k, out):  # the same for small k, by a sorted list instead of a selection
+    best = np.empty(k, np.uint64)
+    for r in range(keys.shape[0]):
+        keep, held = out[r], 0
+        for j in range(d):
+            value = hash_numba(keys[r], np.uint64(j))
+            if held == k and value >= best[k - 1]:
+                continue
+            at = held if held < k else k - 1
+            while at > 0 and best[at - 1] > value:
+                best[at] = best[at - 1]
+                keep[at] = keep[at - 1]
+                at -= 1
+            best[at] = value
+            keep[at] = j
+            held = min(held + 1, k)
+        keep.sort()
+
+
+@numba.njit(cache=True, nogil=True)
 def _feistel_kernel(keys, d, a, b, rounds, out):
     for r in range(keys.shape[0]):
         for j in range(out.shape[1]):
@@ -136,11 +157,12 @@ class Stream:
     asked for, so a deterministic operator pays nothing.
     """
 
-    __slots__ = ("_keys", "ids", "root", "tags")
+    __slots__ = ("_drawn", "_keys", "ids", "root", "tags")
 
     def __init__(self, root: Tensor, tags: tuple[int, ...] = (), ids: Tensor | None = None) -> None:
         self.root, self.tags, self.ids = root, tags, ids
         self._keys: Tensor | None = None
+        self._drawn: tuple[int, int, Tensor] | None = None  # both ends of a message ask for it
 
     @property
     def keys(self) -> Tensor:
@@ -249,10 +271,15 @@ class Stream:
 
         d <= 4096: the k smallest of d hashes, ascending. Larger d: the first k images of a
         pseudo-random permutation (Feistel network, cycle walking), O(k) work, in its own order.
-        Raises ValueError unless 0 <= k <= d.
+        Not to be written to. Raises ValueError unless 0 <= k <= d.
         """
         if not 0 <= k <= d:
             raise ValueError(f"{k} of {d} coordinates")
+        if self._drawn is None or self._drawn[:2] != (d, k):
+            self._drawn = (d, k, self._subset(d, k))
+        return self._drawn[2]
+
+    def _subset(self, d: int, k: int) -> Tensor:
         keys = self.keys
         if k == 0:
             return torch.empty(*keys.shape, 0, dtype=torch.int64, device=keys.device)
@@ -261,7 +288,8 @@ class Stream:
         if d <= SMALL:
             if _on_cpu(keys):
                 out = torch.empty(keys.numel(), k, dtype=torch.int64)
-                _subset_kernel(_numpy(keys), d, k, out.numpy())
+                kernel = _few_kernel if k <= FEW else _subset_kernel
+                kernel(_numpy(keys), d, k, out.numpy())
                 return out.view(*keys.shape, k)
             # order as unsigned numbers: flip the sign bit
             hashes = hash_torch(keys[..., None], torch.arange(d, device=keys.device))
