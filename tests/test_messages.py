@@ -186,6 +186,21 @@ def test_a_row_alone(m):
         assert same_bits(row.decode(), m.decode()[at])
         assert same_bits(unpack(row.pack()).decode(), m.decode()[at])
         assert int(row.bits) == int(m.bits[at])
+        size = int(row.nbytes)
+        assert size == int(torch.as_tensor(m.nbytes).expand(m.lead)[at])
+        assert torch.equal(row.payload()[:size], m.payload()[at][:size])
+
+
+def test_short_rows_leave_no_gaps_in_a_concat():
+    counts = torch.tensor([0, 1, 3])
+    live = torch.arange(3) < counts[:, None]
+    where = torch.arange(3).expand(3, 3) * live
+    ragged = RaggedMessage(5, torch.float64, counts, where, gaussian(3, 3) * live)
+    dense = Dense(gaussian(3, 2, seed=1))
+    m = ConcatMessage(7, torch.float64, [ragged, dense])
+    for j, size in enumerate(m.nbytes.tolist()):
+        own = ragged.payload()[j][: int(ragged.nbytes[j])]
+        assert torch.equal(m.payload()[j][:size], torch.cat((own, dense.payload()[j])))
 
 
 @settings(max_examples=200, deadline=None)
