@@ -20,7 +20,7 @@ SIZES = {  # cells, after merging
     "grid480": 480,
     "vertical": 56,
     "ring": 36,
-    "power_sgd": 108,
+    "power_sgd": 126,
 }
 
 

@@ -1,0 +1,107 @@
+"""The documentation keeps up: every column, method, operator and verb that exists is described."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raybench import registry
+from raybench.store import CELLS, CURVES
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", ROOT / "results" / "README.md", *(ROOT / "docs").glob("*.md")])
+
+
+def text_of(page: str) -> str:
+    return (ROOT / "docs" / page).read_text()
+
+
+def first_cells(text: str) -> set[str]:
+    """Return every `name` in the first cell of the tables' rows."""
+    rows = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| `")]
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+def test_every_column_is_described() -> None:
+    described = first_cells(text_of("results.md"))
+    columns = {*CURVES.names, *CELLS.names}
+    assert columns <= described, sorted(columns - described)
+
+
+@pytest.mark.parametrize(
+    ("kind", "page"), [("algorithm", "algorithms.md"), ("compressor", "compressors.md")]
+)
+def test_every_built_in_plugin_has_a_row(kind: str, page: str) -> None:
+    built_in = {n for n in registry.names(kind) if not registry.lookup(kind, n).source}
+    ours = {
+        n for n in built_in if registry.lookup(kind, n).target.__module__.startswith("raybench.")
+    }
+    rows = first_cells(text_of(page))
+    assert ours <= rows, f"{page} lacks {sorted(ours - rows)}"
+
+
+def test_every_parameter_of_an_algorithm_is_named() -> None:
+    text = text_of("algorithms.md")
+    for name in registry.names("algorithm"):
+        entry = registry.lookup("algorithm", name)
+        if not entry.target.__module__.startswith("raybench."):
+            continue
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
+        for parameter in entry.params:
+            assert f"`{parameter}`" in row, f"{name}: {parameter}"
+
+
+def test_every_layer_is_in_the_table() -> None:
+    table = text_of("architecture.md").split("## Four decisions")[0]
+    parts = {
+        f.name if f.is_dir() else f.stem
+        for f in (ROOT / "raybench").iterdir()
+        if (f.is_dir() and (f / "__init__.py").exists()) or f.suffix == ".py"
+    }
+    missing = [p for p in sorted(parts - {"__init__"}) if not re.search(rf"[/`]{p}[/.`]", table)]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page.name} links to {target}"
+        if anchor:
+            heads = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in heads}
+            assert anchor in anchors, f"{page.name} links to {target}"
+
+
+def test_verbs_that_the_pages_mention_exist() -> None:
+    start = "from raybench.cli import main; import sys; sys.exit(main())"
+    command = [sys.executable, "-c", start, "--help"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    verbs = set(re.findall(r"^  ([a-z]+)  ", said, re.MULTILINE))
+    assert {"run", "sweep", "plan", "table"} <= verbs
+    for page in PAGES:
+        text = page.read_text()
+        fenced = "\n".join(re.findall(r"```\w*\n(.*?)```", text, re.DOTALL))
+        mentioned = set(re.findall(r"`raybench ([a-z]+)\b", text))
+        mentioned |= set(re.findall(r"^raybench ([a-z]+)\b", fenced, re.MULTILINE))
+        assert mentioned <= verbs, f"{page.name}: {sorted(mentioned - verbs)}"
+
+
+def test_python_blocks_of_the_pages_are_valid_and_the_short_ones_run() -> None:
+    for page in PAGES:
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+            compile(block, page.name, "exec")
+    (block,) = re.findall(r"```python\n(.*?)```", text_of("compressors.md"), re.DOTALL)
+    exec(compile(block, "compressors.md", "exec"), {})
+
+
+def test_figures_are_small() -> None:
+    for figure in (ROOT / "docs" / "figures").glob("*"):
+        assert figure.stat().st_size < 200_000, figure.name
