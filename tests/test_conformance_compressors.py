@@ -1,0 +1,292 @@
+"""The conformance kit finds what is broken in an operator, whatever it is."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from raybench.compressors import Compressor, Dense
+from raybench.compressors.messages import (
+    DenseMessage,
+)
+from raybench.compressors.top_k import TopK
+from raybench.registry import lookup
+from raybench.streams import stream
+from raybench.testing.compressors import CHECKS, Subject, check_entry, conformance, examples
+
+
+def test_check_entry_covers_every_example():
+    entry = lookup("compressor", "rand_k")
+    found = check_entry(entry, samples=500, big=0)
+    assert {f.about for f in found} == set(examples(entry))
+    assert len(found) == len(CHECKS) * len(examples(entry))
+    assert all(f.ok and str(f).startswith("ok") for f in found)
+
+
+# The kit finds what is broken ------------------------------------------------------------------
+
+
+class Claims(Compressor):
+    """Rand-1/4 by hand; the broken operators below differ from it in one thing."""
+
+    mask = False
+
+    def omega(self, d):
+        return 3.0
+
+    def encode(self, x, stream):
+        keep = stream.uniform(x.shape[-1]) < 0.25
+        return Dense(x * keep * 4)
+
+
+class Shrinks(Claims):
+    def encode(self, x, stream):
+        return super().encode(x * 0.9, stream)
+
+
+class Understates(Claims):
+    def omega(self, d):
+        return 2.0
+
+
+class Overstates(TopK):
+    def alpha(self, d):
+        return 0.5
+
+
+class Negative(Claims):
+    def omega(self, d):
+        return -1.0
+
+
+class NotZero(Compressor):
+    def encode(self, x, stream):
+        return Dense(x + 1e-30)
+
+
+class DividesByNorm(Compressor):
+    def encode(self, x, stream):
+        return Dense(x / x.norm(dim=-1, keepdim=True) * x.norm(dim=-1, keepdim=True))
+
+
+class HidesNaN(Compressor):
+    def encode(self, x, stream):
+        return Dense(x.nan_to_num(1.0, 1.0, -1.0))
+
+
+class UsesTorchRandom(Claims):
+    def encode(self, x, stream):
+        return Dense(x * (torch.rand_like(x) < 0.25) * 4)
+
+
+class SaysDeterministic(Claims):
+    deterministic = True
+
+
+class OneMaskForAll(Claims):
+    def encode(self, x, stream):
+        keep = stream.shared().uniform(x.shape[-1]) < 0.25
+        return Dense(x * (keep if stream.ids is None else keep.unsqueeze(-2)) * 4)
+
+
+class SameEveryRound(Claims):
+    def encode(self, x, source):
+        own = stream(0).each(range(math.prod(x.shape[:-1]))).uniform(x.shape[-1])
+        return Dense(x * (own.view(x.shape) < 0.25) * 4)
+
+
+class LooksAtTheBatch(Compressor):
+    def encode(self, x, stream):
+        return Dense(x / x.abs().max().clamp(min=1e-300))
+
+
+class SingleLead(Compressor):
+    def encode(self, x, stream):
+        return Dense(x.reshape(-1, x.shape[-1]))
+
+
+class HalfPrecision(Compressor):
+    def encode(self, x, stream):
+        return Dense(x.float())
+
+
+class Aliases(Compressor):
+    def encode(self, x, stream):
+        return DenseMessage(x.shape[-1], x.dtype, x)
+
+
+class ChangesX(Compressor):
+    def encode(self, x, stream):
+        return Dense(x.mul_(1.0000001))
+
+
+class FreeDense(DenseMessage):
+    """All values, a tenth of them charged."""
+
+    kind = "test-free"
+
+    def _cost(self):
+        return super()._cost()._replace(values=self.d // 10)
+
+
+class FreeBytes(FreeDense):
+    kind = "test-free-bytes"
+
+    def _size(self):
+        return self.d // 10 * self.dtype.itemsize
+
+
+class Lossy(FreeBytes):
+    """The sender decodes the input, the receiver what fits."""
+
+    kind = "test-lossy"
+
+    def _payload(self):
+        return super()._payload()[..., : self._size()]
+
+    @classmethod
+    def read(cls, known, payload, stream):
+        full = torch.nn.functional.pad(payload, (0, known["d"] * 8 - payload.shape[-1]))
+        return super().read(known, full, stream)
+
+
+class Smuggles(DenseMessage):
+    """The values travel in the header."""
+
+    kind = "test-smuggles"
+
+    def known(self):
+        return {**super().known(), "gift": self.values.tolist()}
+
+    def _cost(self):
+        return super()._cost()._replace(values=0)
+
+    def _size(self):
+        return 0
+
+    def _payload(self):
+        return super()._payload()[..., :0]
+
+    @classmethod
+    def read(cls, known, payload, stream):
+        return cls(known["d"], torch.float64, torch.tensor(known["gift"], dtype=torch.float64))
+
+
+class Remembers(DenseMessage):
+    """No bytes at all: the receiver looks into the sender's memory."""
+
+    kind = "test-remembers"
+    last: DenseMessage
+
+    def _cost(self):
+        return super()._cost()._replace(values=0)
+
+    def _size(self):
+        return 0
+
+    def _payload(self):
+        type(self).last = self
+        return super()._payload()[..., :0]
+
+    @classmethod
+    def read(cls, known, payload, stream):
+        return Dense(cls.last.values)
+
+
+class WrongSum(DenseMessage):
+    kind = "test-wrong-sum"
+
+    def sum_clients(self):
+        return self.values.mean(-2)
+
+
+class WrongSelect(DenseMessage):
+    kind = "test-wrong-select"
+
+    def select(self, cells):
+        return super().select(cells.sort().values)
+
+
+def sends(kind):
+    class Sends(Compressor):
+        def encode(self, x, stream):
+            return kind(x.shape[-1], x.dtype, x.clone())
+
+    return Sends()
+
+
+def small_only():
+    class SmallOnly(Compressor):
+        def encode(self, x, stream):
+            return Dense(x.clamp(max=3.0) if x.shape[-1] < 1000 else x / 0.0)
+
+    return SmallOnly()
+
+
+BROKEN = [
+    (Negative(), "constants make sense", "omega(24) = -1.0"),
+    (Shrinks(), "unbiased", "mean of C(x) is"),
+    (Understates(), "second moment within omega", "against omega"),
+    (Overstates(3), "contraction at least alpha", "0.875 > 0.5"),
+    (NotZero(), "zero goes to zero", "C(0) = [1e-30"),
+    (DividesByNorm(), "finite on hard vectors", "zero, torch.float64"),
+    (HidesNaN(), "non finite input shows", "a row of nan became [1.0"),
+    (UsesTorchRandom(), "determined by the stream", "with one stream differ"),
+    (SaysDeterministic(), "determined by the stream", "says deterministic"),
+    (OneMaskForAll(), "clients and rounds independent", "two clients"),
+    (SameEveryRound(), "clients and rounds independent", "two rounds"),
+    (LooksAtTheBatch(), "batched equals row by row", "row (0, 0) differs alone"),
+    (SingleLead(), "decodes to the shape of x", "decoded (1, 24)"),
+    (HalfPrecision(), "decodes to the shape of x", "decoded (24,) torch.float32"),
+    (sends(Lossy), "packs and unpacks bit exactly", "changed by packing"),
+    (sends(Remembers), "packs and unpacks bit exactly", "changed by packing"),
+    (sends(FreeBytes), "bytes are counted exactly", "nbytes is 16, the payload (3, 4, 192)"),
+    (sends(FreeDense), "modelled bits fit the bytes", "1408 sent bits are not modelled"),
+    (sends(Smuggles), "header does not depend on x", "gift"),
+    (Aliases(), "never aliases its input", "changing x changed the message"),
+    (ChangesX(), "never aliases its input", "compress changed its input"),
+    (sends(WrongSum), "sums agree with decode", "sum_clients"),
+    (sends(WrongSelect), "parts agree with the whole", "select changed the values"),
+    (small_only(), "fits a million coordinates", "not finite at d = 1000000"),
+]
+
+
+@pytest.mark.parametrize(("op", "check", "says"), BROKEN, ids=range(len(BROKEN)))
+def test_the_kit_finds_a_broken_operator(op, check, says):
+    big = 10**6 if "million" in check else 0
+    found = {f.check: f for f in conformance(lambda d: op, samples=20_000, dims=(1, 8), big=big)}
+    assert not found[check].ok
+    assert says in found[check].detail
+    assert str(found[check]).startswith(f"FAIL  operator: {check}: ")
+    assert "\n" not in str(found[check])
+
+
+def test_a_plugin_that_raises_is_a_finding():
+    def broken(d):
+        raise RuntimeError("boom")
+
+    found = conformance(broken)
+    assert len(found) == len(CHECKS)
+    assert all("RuntimeError: boom" in f.detail for f in found)
+
+
+def test_every_check_is_shown_to_fail():
+    assert set(CHECKS) - {check for _, check, _ in BROKEN} == {"strides do not matter"}
+
+
+def test_strides_check_can_fail():
+    class Strided(Compressor):
+        def compress(self, x, stream=None):  # encode is always given a contiguous x
+            return Dense(x * x.stride()[-1])
+
+        encode = compress
+
+    with pytest.raises(AssertionError, match="strided x differs"):
+        CHECKS["strides do not matter"](Subject(lambda d: Strided()))
+
+
+def test_the_sound_one_passes():
+    found = conformance(lambda d: Claims(), samples=20_000, dims=(1, 8))
+    assert not [str(f) for f in found if not f.ok]
