@@ -396,7 +396,10 @@ def test_dcgd_converges_to_its_floor(convex, compressor):
         floor = 2 * gamma * cell.omega * float(S) / (n * mu)
         assert (have <= (1 - gamma * mu) ** t * have[0] + floor).all()
         floors.append(have[-200:].mean())
-    assert 2 < floors[0] / floors[1] < 8  # it scales with gamma, times 4
+    if common:  # linear over clients: it compresses grad f itself, which vanishes at x*
+        assert floors[0] < 1e-20
+    else:
+        assert 2 < floors[0] / floors[1] < 8  # it scales with gamma, times 4
 
 
 def test_dcgd_has_no_floor_where_the_clients_agree_on_the_minimiser():

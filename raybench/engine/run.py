@@ -221,8 +221,6 @@ class Run:
             if name in ("bits_up", "bits_down"):
                 bits = self.bits(name.removeprefix("bits_"))
                 done |= bits >= threshold
-            elif name == "epoch":
-                done |= row["grad_evals"] >= threshold * np.mean(self.problem.samples)
             elif name == "seconds":
                 done |= self.net.transport.agree(row["seconds"] >= threshold)
             else:

@@ -1,0 +1,397 @@
+"""The engine: booking, recording, stopping, divergence, failures, batches."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toys import each_round, registered
+
+from raybench import registry
+from raybench.algorithms.base import Algorithm, Dense, PerCell
+from raybench.engine.batch import Batch
+from raybench.engine.execute import execute, hosted
+from raybench.engine.graph import mixing
+from raybench.engine.ledger import COLUMNS
+from raybench.engine.recorder import rounds_recorded
+from raybench.engine.run import Options, Run
+from raybench.engine.transport import Transport
+from raybench.spec.model import Record
+from raybench.store.accounting import Accounting
+from raybench.testing.spy import Spy
+from raybench.testing.trial import DATA, Method, batch_of, finished, started
+
+D, N = 12, 5
+P1 = {"name": "quadratic", "dim": D, "clients": N, "mu": 0.2}
+SAMPLES = {"name": "least_squares", **DATA}
+FAR = {"x0": {"normal": 1.0}}
+TOP, RAND = {"name": "top_k", "k": 3}, {"name": "rand_k", "k": 3}
+
+
+def on_p1(name, compressor=None, rounds=20, more=FAR, **params) -> Method:
+    return Method(name, params, compressor, P1, rounds=rounds, more=more)
+
+
+def options(**accounting: Any) -> Options:
+    return Options(record=Record(every=1), accounting=Accounting(**accounting))
+
+
+def run_with(batch: Batch, chosen: Options) -> Run:
+    run = Run(batch, hosted(batch, Transport(), "cpu"), chosen)
+    run.advance(run.rounds)
+    return run
+
+
+# Bits ----------------------------------------------------------------------------------------
+
+
+@given(
+    name=st.sampled_from(["dcgd", "ef14", "ef21", "diana", "marina", "ef21_pp", "ef21_plus"]),
+    operator=st.sampled_from(
+        [TOP, RAND, "natural", "scaled_sign", "terngrad", {"name": "dithering", "s": 4}]
+    ),
+    seed=st.integers(0, 10**9),
+    dtype=st.sampled_from(["float64", "float32"]),
+    clients=st.integers(1, 4),
+    d=st.integers(3, 17),
+)
+@settings(max_examples=25, deadline=None)
+def test_the_ledger_is_what_packing_gives(name, operator, seed, dtype, clients, d):
+    problem = {"name": "quadratic", "dim": d, "clients": clients, "dtype": dtype, "seed": seed % 97}
+    params = {"diana": {"alpha": 0.2}, "marina": {"p": 0.3}}.get(name, {})
+    method = Method(name, params, operator, problem, step=0.01, rounds=6, more=FAR)
+    run = started(method.batch((1.0, 0.5), (seed, seed + 1)))
+    spy = Spy(run.net)
+    run.advance(run.rounds)
+    for side in ("up", "down"):
+        booked = getattr(run.net.ledger, side)[COLUMNS.index("bytes")]
+        np.testing.assert_allclose(booked, spy.bytes[side], rtol=1e-12)
+        spare = 8 * booked - run.bits(side)
+        assert (spare > -1e-6).all()
+        assert (spare <= 16 * spy.messages[side]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "compressor", "params", "first", "each", "down"),
+    [
+        ("gd", None, {}, 0, 64 * D, 64 * D),
+        ("dcgd", RAND, {}, 0, 64 * 3, 64 * D),
+        ("ef21", TOP, {"init": "zero"}, 0, 3 * (64 + 4), 64 * D),
+        ("ef21", TOP, {"init": "compressed"}, 3 * (64 + 4), 3 * (64 + 4), 64 * D),
+        ("ef21", TOP, {"init": "full"}, 64 * D, 3 * (64 + 4), 64 * D),
+        ("ef21_plus", TOP, {}, 3 * (64 + 4), 3 * (64 + 4) + 1, 64 * D),
+        ("ef14", "scaled_sign", {}, 0, 64 + D, 64 * D),
+        ("diana", "natural", {}, 0, 12 * D, 64 * D),
+        ("marina", RAND, {"p": 1.0}, 64 * D, 64 * D, 64 * D),
+        ("ef21", {"name": "top_k", "k": 9}, {"init": "zero"}, 0, 9 * 64 + D, 64 * D),  # bitmask
+    ],
+)
+def test_bits_by_hand(name, compressor, params, first, each, down):
+    run = finished(Method(name, params, compressor, P1, step=0.01, rounds=7, more=FAR).batch())
+    up = run.recorder.bits("up", Accounting(), 64)[0]
+    assert np.array_equal(up, first + each * np.arange(8))
+    assert np.array_equal(run.recorder.bits("down", Accounting(), 64)[0], down * np.arange(8))
+
+
+def test_count_init_takes_away_the_first_messages_only():
+    method = on_p1("ef21", TOP, init="full")
+    with_first, without = (
+        run_with(method.batch(), options(count_init=flag)) for flag in (True, False)
+    )
+    full = with_first.tables({})[0].to_pandas()
+    bare = without.tables({})[0].to_pandas()
+    assert bare["bits_up"][0] == 0
+    assert (full["bits_up"] - bare["bits_up"] == 64 * D).all()
+    assert (full["values_up"] == bare["values_up"]).all()  # the stored counts are the same
+
+
+def test_papers_accounting():
+    run = run_with(
+        on_p1("ef21", TOP, init="full").batch(), options(value_bits=32, index_bits="none")
+    )
+    table = run.tables({})[0].to_pandas()
+    assert (table["bits_up"] == 32 * D + 32 * 3 * table["round"]).all()
+
+
+def test_marina_books_the_realised_coins():
+    method = Method("marina", {"p": 0.3}, RAND, P1, step=0.01, rounds=200, more=FAR)
+    run = started(method.batch((1.0, 1.0, 1.0), (0, 1, 2)))
+    coins, coin = [], run.net.coin
+    run.net.coin = lambda *args: coins.append(coin(*args)) or coins[-1]
+    run.advance(run.rounds)
+    dense = torch.stack(coins).double().sum(0).numpy()
+    assert len(set(dense)) > 1  # the cells toss their own coins
+    assert (np.abs(dense / 200 - 0.3) < 0.15).all()
+    assert np.array_equal(run.bits("up"), 64 * D + 64 * (D * dense + 3 * (200 - dense)))
+
+
+def test_participants_pay_for_what_they_send_and_evaluate():
+    run = started(on_p1("ef21_pp", TOP, 100, init="zero", p=0.3).batch((1.0, 1.0), (0, 1)))
+    took, participants = [], run.net.participants
+    run.net.participants = lambda p: took.append(participants(p)) or took[-1]
+    run.advance(run.rounds)
+    share = torch.stack(took).double().mean(2).sum(0).numpy()
+    np.testing.assert_allclose(run.bits("up"), 3 * (64 + 4) * share)
+    np.testing.assert_allclose(run.net.evals, 1 + share)  # start evaluates all clients
+    assert (np.abs(share / 100 - 0.3) < 0.1).all()
+
+
+@pytest.mark.parametrize("graph", ["ring", "path", "star", "complete"])
+def test_neighbours_are_each_sent_to(graph):
+    method = Method("prox_lead", {}, "natural", P1, rounds=9, more={**FAR, "graph": graph})
+    run = finished(method.batch())
+    mean_degree = float(mixing(graph, N).degrees.mean())
+    assert run.bits("up") == pytest.approx(9 * 12 * D * mean_degree)
+    assert run.bits("down") == 0
+
+
+def test_power_sgd_books_two_exchanges():
+    problem = {"name": "quadratic", "shape": [[5, 4]], "clients": 3}
+    run = finished(Method("power_sgd", {"rank": 2}, None, problem, step=0.1, rounds=9).batch())
+    assert run.bits("up") == 9 * 64 * 2 * (5 + 4)
+    assert run.bits("down") == 9 * 64 * 2 * (5 + 4)
+
+
+def test_vertical_messages_are_as_long_as_the_data():
+    problem = {"name": "vertical_least_squares", **DATA}
+    run = finished(Method("vertical_marina", {"p": 1.0}, RAND, problem, rounds=9).batch())
+    assert run.problem.message_dim == 60
+    assert run.bits("up") == 10 * 64 * 60
+    assert run.bits("down") == 9 * 64 * 60
+
+
+# Gradient evaluations ------------------------------------------------------------------------
+
+
+def test_gradient_evaluations_by_hand():
+    def curve(name, compressor=None, **params):
+        run = finished(Method(name, params, compressor, SAMPLES, step=1e-3, rounds=30).batch())
+        table = run.tables({})[0].to_pandas()
+        np.testing.assert_allclose(table["epoch"], table["grad_evals"] / 12)
+        return table["grad_evals"].to_numpy()
+
+    t = np.arange(31)
+    assert np.array_equal(curve("gd"), 12 * t)
+    assert np.array_equal(curve("sgd", batch=4), 4 * t)
+    assert np.array_equal(curve("ef21", TOP), 12 * (t + 1))
+    once = np.maximum(t, 1)  # start and round 1 both need the gradient at x^0
+    assert np.array_equal(curve("diana", RAND, alpha=0.1), 12 * once)
+    assert np.array_equal(curve("ef14", TOP), 12 * once)
+    assert np.array_equal(curve("vr_marina", RAND, p=1.0, batch=2), 12 * (t + 1))
+    mixed = np.diff(curve("vr_marina", RAND, p=0.4, batch=2))
+    assert set(mixed) == {12.0, 4.0}  # a full gradient, or two points on two samples
+
+
+# Recording -----------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 3000), st.integers(1, 500))
+def test_rounds_recorded(rounds, number):
+    every = rounds_recorded(rounds, number, None, False)
+    assert every[0] == 0
+    assert every[-1] == rounds
+    assert (np.diff(every[:-1]) == number).all()
+    points = rounds_recorded(rounds, None, number, False)
+    assert points[0] == 0
+    assert points[-1] == rounds
+    assert len(points) == min(number, rounds) + 1
+    assert np.diff(points).max() <= math.ceil(rounds / min(number, rounds))
+    assert np.array_equal(rounds_recorded(rounds, None, None, False), np.arange(rounds + 1))
+    assert len(rounds_recorded(rounds, None, None, True)) <= 401
+
+
+def test_the_record_is_f_and_its_gradient_at_the_iterate():
+    run = started(on_p1("marina", RAND, p=0.3).batch((1.0, 0.5), (0, 1)))
+    iterates = each_round(run, lambda r: r.s.x.clone())
+    for t, x in enumerate(iterates):
+        grads, losses = run.problem.oracle(x)
+        np.testing.assert_allclose(run.recorder.column("loss")[:, t], losses.mean(1))
+        norms = grads.mean(1).square().sum(-1)
+        np.testing.assert_allclose(run.recorder.column("grad_norm_sq")[:, t], norms)
+    gaps = run.recorder.column("loss") - run.problem.constants.f_star
+    np.testing.assert_allclose(run.recorder.column("suboptimality"), gaps)
+
+
+@pytest.mark.parametrize(
+    ("name", "compressor"), [("gd", None), ("ef21", TOP), ("marina", RAND), ("diana", RAND)]
+)
+def test_gradients_evaluated_for_the_record_are_not_free(monkeypatch, name, compressor):
+    """A method whose gradients the record needed too is charged what they took, once."""
+    batch = on_p1(name, compressor, 5).batch()
+    run = started(batch)
+    oracle, calls = run.problem.oracle, []
+    tick = 0.05
+
+    def slow(*args, **kwargs):
+        calls.append(time.sleep(tick))
+        return oracle(*args, **kwargs)
+
+    monkeypatch.setattr(run.problem, "oracle", slow)
+    run.advance(5)
+    gradient = run.clock[1, 0]
+    evaluated = run.net.evals[0]  # one sample per client: evaluations are gradients
+    assert len(calls) in (evaluated, evaluated + 1)  # the last record may be beyond the method
+    assert gradient >= tick * evaluated
+    assert gradient < tick * (evaluated + 1)
+    assert run.clock[0, 0] >= gradient
+
+
+# Stopping and divergence ---------------------------------------------------------------------
+
+
+def stopped(name, compressor, stop, rounds=300, multiples=(1.0,), seeds=(0,)):
+    return finished(on_p1(name, compressor, rounds, {**FAR, "stop": stop}).batch(multiples, seeds))
+
+
+def test_stop_at_a_gradient_norm():
+    run = stopped("gd", None, {"grad_norm_sq": 1e-3}, multiples=(1.0, 0.1, 0.3))
+    norms, live = run.recorder.column("grad_norm_sq"), run.recorder.live
+    ends = run.recorder.last("round") if "round" in run.recorder.names else live.sum(1) - 1
+    assert len(set(ends)) == 3
+    for b, end in enumerate(ends):
+        assert norms[b, end] <= 1e-3
+        assert (norms[b, :end] > 1e-3).all()
+        assert not live[b, end + 1 :].any()
+    assert list(run.status) == ["ok"] * 3
+    cells = run.tables({})[1].to_pandas()
+    assert list(cells["rounds"]) == list(ends)
+
+
+def test_stop_at_bits():
+    run = stopped("ef21", TOP, {"bits_up": 204 * 11})
+    assert run.t == 10  # the first message, and ten more
+    run = stopped("ef21", TOP, {"bits_down": 64 * D * 5 + 1})
+    assert run.t == 6
+
+
+def test_stop_after_seconds():
+    run = stopped("gd", None, {"seconds": 1e-9})
+    assert run.t <= 1
+    assert run.status[0] == "ok"
+
+
+def test_stop_at_suboptimality_and_loss():
+    run = stopped("gd", None, {"suboptimality": 1e-2})
+    gaps = run.recorder.column("suboptimality")[0]
+    assert gaps[-1] <= 1e-2 < gaps[-2]
+    target = float(run.problem.constants.f_star) + 0.1
+    run = stopped("gd", None, {"loss": target})
+    losses = run.recorder.column("loss")[0]
+    assert losses[-1] <= target < losses[-2]
+
+
+@pytest.mark.parametrize("every", [1, 10_000])
+def test_divergence_is_found_and_leaves_the_others_alone(every):
+    method = on_p1("ef21", TOP, 400)
+    run = finished(method.batch((1.0, 1e6, 0.5, 1e6, 1e6), (0, 1, 2, 3, 4)), every=every)
+    assert list(run.status) == ["ok", "diverged", "ok", "diverged", "diverged"]
+    alone = finished(method.batch((0.5,), (2,)), every=every)
+    final = run.recorder.last("grad_norm_sq")[2], alone.recorder.last("grad_norm_sq")[0]
+    assert final[0] == pytest.approx(final[1], rel=1e-9)
+    cells = run.tables({})[1].to_pandas()
+    assert list(cells["status"]) == list(run.status)
+    assert np.isfinite(cells["grad_norm_sq"][[0, 2]]).all()
+    assert list(cells["rounds"][[0, 2]]) == [400, 400]
+    if every == 1:
+        assert (cells["rounds"][[1, 3, 4]] < 40).all()  # early
+        assert len(run.index) == 2  # gathered
+
+
+def test_all_cells_diverging_end_the_run():
+    run = finished(on_p1("gd", None, 10_000).batch((1e6, 1e7)))
+    assert list(run.status) == ["diverged", "diverged"]
+    assert run.t < 100
+
+
+# Failures ------------------------------------------------------------------------------------
+
+
+class Moody(Algorithm):
+    """Gradient descent that raises for a cell with the forbidden step, in round 3."""
+
+    def start(a, net, s, c):
+        s.t = torch.zeros(len(s.x))
+
+    def round(a, net, s, c):
+        s.t = s.t + 1
+        s.x = net.down(Dense(s.x - a.gamma * net.up(Dense(net.grad(s.x))).mean()))
+        if ((a.gamma.values == 0.125) & (s.t == 3)).any():
+            raise ArithmeticError("this step is forbidden")
+
+
+def run_all(batches, **rest):
+    """Return ({shard: curves}, cells as a frame) of executed batches, and the last progress."""
+    shards: dict[str, Any] = {}
+    commit = lambda name, curves, rows: shards.update({name: (curves, rows)})  # noqa: E731
+    *_, last = execute(batches, Options(), commit, **rest)
+    cells = pd.concat([rows.to_pandas() for _, rows in shards.values()], ignore_index=True)
+    return {name: curves for name, (curves, _) in shards.items()}, cells, last
+
+
+def test_a_raising_cell_fails_alone():
+    with registered("algorithm", moody=Moody):
+        method = Method("moody", {}, None, P1, step=0.125, rounds=10, more=FAR)
+        multiples = (0.5, 0.25, 1.0, 0.75, 0.3, 0.2, 0.1)
+        batch = method.batch(multiples, range(7))
+        curves, cells, progress = run_all([batch])
+    assert len(cells) == 7
+    assert set(cells["cell"]) == {c.id for c in batch.cells}
+    failed = cells[cells["status"] == "failed"]
+    assert list(failed["step_size"]) == [0.125]
+    assert "this step is forbidden" in failed["error"].iloc[0]
+    assert "ArithmeticError" in failed["error"].iloc[0]
+    assert (cells["status"] == "ok").sum() == 6
+    assert curves[failed["cell"].iloc[0]] is None
+    assert (progress.ok, progress.failed, progress.diverged) == (6, 1, 0)
+    recorded = {cell for c in curves.values() if c is not None for cell in c["cell"].to_pylist()}
+    assert recorded == set(cells["cell"]) - set(failed["cell"])
+
+
+def test_the_halves_of_a_failing_batch_give_the_same_numbers():
+    with registered("algorithm", moody=Moody):
+        method = Method("moody", {}, None, P1, step=0.125, rounds=10, more=FAR)
+        _, cells, _ = run_all([method.batch((0.5, 1.0, 0.25), (0, 1, 2))])
+        _, alone, _ = run_all([method.batch((0.5,), (0,))])
+    ours = cells[cells["cell"] == alone["cell"].iloc[0]]["grad_norm_sq"].iloc[0]
+    assert ours == pytest.approx(alone["grad_norm_sq"].iloc[0], rel=1e-9)
+
+
+def test_cells_of_several_shapes_are_no_batch():
+    with pytest.raises(Exception, match="batch"):
+        batch_of([on_p1("gd").cell(), on_p1("ef21", TOP).cell()])
+
+
+def test_own_metrics_are_recorded():
+    run = run_with(on_p1("gd").batch(), Options(record=Record(every=1), metrics=("iterate_norm",)))
+    names = dict(run.tables({})[0].to_pandas()["extra"][20])
+    x = run.s.x[0]
+    assert names["iterate_norm"] == pytest.approx(float(x.norm()))
+    assert registry.lookup("metric", "iterate_norm")
+
+
+# Numbers per cell ----------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=4), st.integers(1, 3), st.booleans())
+def test_per_cell_numbers_broadcast_over_any_axes(values, n, single):
+    numbers = torch.tensor(values, dtype=torch.float64)
+    per = PerCell(numbers)
+    for shape in ((len(values), 3), (len(values), n, 3), (len(values), n, 2, 2)):
+        x = torch.arange(float(np.prod(shape)), dtype=torch.float64).view(shape) + 1
+        wide = numbers.view(-1, *[1] * (len(shape) - 1))
+        assert torch.equal(per * x, wide * x)
+        assert torch.equal(x * per, wide * x)
+        assert torch.equal(x - per, x - wide)
+        assert torch.equal(per - x, wide - x)
+        assert torch.equal(per / x, wide / x)
+        assert torch.equal((2 * per) * x, 2 * wide * x)
+        assert torch.equal((1 - per) * x, (1 - wide) * x)
+        assert torch.equal(-per * x, -wide * x)
+        assert torch.equal((per * per + per) * x, (wide * wide + wide) * x)
