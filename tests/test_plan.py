@@ -1,0 +1,312 @@
+"""The plan: what K, steps and ``auto`` amount to, what is merged or skipped, and the batches."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raybench import registry, spec
+from raybench.compressors import Role
+from raybench.engine.batch import BYTES_MOST, CELLS_MOST, ROWS_MOST, batches_of, most_cells
+from raybench.engine.plan import facts_of, make_plan
+from raybench.engine.resolve import problem_of
+from raybench.errors import InputError
+from raybench.spec.cells import canonical
+
+P1 = {"name": "quadratic", "dim": 50, "clients": 4}
+CANCER = {"name": "least_squares", "dataset": "breast_cancer", "rows": 60, "scale": "columns"}
+TOP, RAND = {"name": "top_k", "k": 5}, {"name": "rand_k", "k": 5}
+
+
+def plan(done=None, retry_failed=False, **keys: Any):
+    return make_plan(sweep(**keys), done, retry_failed)
+
+
+def sweep(**keys: Any):
+    given = {"problem": P1, "algorithm": "ef21", "compressor": TOP, "rounds": 10, **keys}
+    return spec.load({k: v for k, v in given.items() if v is not None})
+
+
+# Counts and merges ---------------------------------------------------------------------------
+
+
+def test_ten_percent_of_fifty_is_five():
+    found = plan(compressor=[TOP, {"name": "top_k", "k": "10%"}, {"name": "top_k", "k": 6}])
+    assert [c.k for c in found.cells] == [5, 6]
+    assert any("merged" in note for note in found.notes)
+    assert found.missing == 2
+
+
+def test_a_merged_cell_that_is_done_is_kept():
+    asked = sweep(compressor=[TOP, {"name": "top_k", "k": "10%"}])
+    first, second = asked.cells
+    found = make_plan(asked, {second.id: "ok"})
+    assert [c.id for c in found.cells] == [second.id]
+    assert found.missing == 0
+    assert found.done == {second.id: "ok"}
+    assert [c.id for c in make_plan(asked).cells] == [first.id]
+
+
+def test_steps_that_come_out_the_same_are_merged():
+    one = plan().cells[0].step_size
+    found = plan(step_size=[{"theory": 1}, {"value": one}, {"value": 2 * one}])
+    assert sorted(c.step_size for c in found.cells) == [one, 2 * one]
+
+
+def test_auto_and_its_value_are_merged():
+    found = plan(algorithm=[{"name": "marina", "p": p} for p in ("auto", 0.1)], compressor=RAND)
+    assert len(found.cells) == 1
+
+
+def test_gradient_descent_is_planned_once():
+    found = plan(algorithm=["gd", "ef21"], compressor=[TOP, RAND, "natural"])
+    assert sorted(c.cell.algorithm.name for c in found.cells) == ["ef21"] * 3 + ["gd"]
+
+
+# Steps ---------------------------------------------------------------------------------------
+
+
+def test_theory_steps_from_the_problems_constants():
+    found = plan(
+        algorithm=["gd", "ef21", "marina", "diana"],
+        compressor=RAND,
+        step_size={"theory": [1, 4]},
+    )
+    c = problem_of(found.cells[0].cell.problem).constants
+    n, omega, alpha, p = 4, 9.0, 0.1, 0.1
+    theta = 1 - math.sqrt(1 - alpha)
+    want = {
+        "gd": 1 / c.L,
+        "ef21": 1 / (c.L + c.L_tilde * math.sqrt((1 - alpha) / theta / theta)),
+        "marina": 1 / (c.L + c.L_tilde * math.sqrt((1 - p) * omega / (p * n))),
+        "diana": 1 / (c.L + 2 * c.L_tilde * (1 + omega) * math.sqrt(omega / n)),
+    }
+    assert c.L_tilde == pytest.approx(math.sqrt(sum(L * L for L in c.L_i) / n))
+    for cell in found.cells:
+        name = cell.cell.algorithm.name
+        assert cell.theory_step == pytest.approx(want[name], rel=1e-12)
+        assert cell.step_size == pytest.approx(want[name] * cell.cell.step.number, rel=1e-12)
+
+
+def test_rules_and_other_methods_steps():
+    (nonconvex,) = plan().cells
+    (pl,) = plan(step_size={"theory": 1, "rule": "pl"}).cells
+    c = problem_of(pl.cell.problem).constants
+    theta = 1 - math.sqrt(0.9)
+    root = math.sqrt(2 * 0.9 / theta / theta)
+    assert pl.step_size == pytest.approx(min(1 / (c.L + c.L_tilde * root), theta / (2 * c.mu)))
+    assert pl.step_size <= nonconvex.step_size
+    (borrowed,) = plan(algorithm="ef14", step_size={"theory": 2, "of": "ef21"}).cells
+    assert borrowed.step_size == pytest.approx(2 * nonconvex.step_size)
+    (given_one,) = plan(step_size={"value": 0.5}).cells
+    assert given_one.step_size == 0.5
+    assert given_one.theory_step == nonconvex.theory_step
+
+
+def test_correlated_masks_get_their_own_step():
+    names = ["marina", "diana", "dcgd"]
+    own = plan(algorithm=names, compressor=RAND).cells
+    common = plan(algorithm=names, compressor={**RAND, "mask": "common"}).cells
+    assert len(own) == len(common) == 3
+    for a, b in zip(own, common):
+        assert b.step_size < a.step_size
+
+
+def test_rescaled_operators_resolve_like_unscaled_ones():
+    (cell,) = plan(compressor=RAND).cells
+    assert cell.alpha == pytest.approx(0.1)
+    assert cell.omega is None
+    assert cell.roles[0] == Role.CONTRACTIVE
+    (top,) = plan(compressor=TOP).cells
+    assert cell.step_size == pytest.approx(top.step_size)
+
+
+# Skips ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"algorithm": "marina"}, "unbiased"),
+        ({"algorithm": "diana", "compressor": "scaled_sign"}, "unbiased"),
+        ({"compressor": "zero"}, "contractive"),
+        ({"algorithm": "dcgd"}, "theoretical"),
+        ({"algorithm": "power_sgd"}, "theoretical"),
+        ({"algorithm": "ef14", "step_size": {"theory": 1, "rule": "paper"}}, "theoretical"),
+        ({"algorithm": {"name": "diana", "alpha": 0.5}, "compressor": RAND}, "alpha"),
+        ({"algorithm": "vertical_marina", "compressor": RAND}, "features"),
+        (
+            {"problem": {**CANCER, "name": "vertical_least_squares", "clients": 3}},
+            "features",
+        ),
+        ({"problem": {**CANCER, "clients": 3, "regularizer": "l1"}}, "proximal"),
+        (
+            {
+                "problem": {**CANCER, "clients": 3, "regularizer": "nonconvex", "lambda": 0.1},
+                "stop": {"suboptimality": 1e-3},
+            },
+            "f_star",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_skipped_with_a_reason(keys, reason):
+    found = plan(**keys)
+    assert not found.cells
+    ((cell, label, why),) = found.skipped
+    assert reason in why
+    assert cell.algorithm.name in label
+
+
+def test_unproven_pairs_run_where_they_are_wanted():
+    keys = {"algorithm": "marina", "step_size": {"value": 0.1}}
+    assert not plan(**keys).cells
+    found = plan(**keys, allow_unproven=True)
+    assert found.cells[0].roles[0] == Role.ANY
+    assert not found.skipped
+    assert plan(algorithm="dcgd", step_size={"value": 0.1}, allow_unproven=True).cells
+    assert plan(compressor="zero", step_size={"value": 0.1}, allow_unproven=True).cells
+
+
+# Errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "where", "says"),
+    [
+        ({"compressor": {"name": "top_k", "k": 51}}, "compressor.k", "50"),
+        ({"compressor": [TOP, {"name": "rand_k", "k": 1000}]}, "compressor.k", "1000"),
+        ({"algorithm": "ef21_bc", "downlink": {"name": "top_k", "k": 51}}, "downlink.k", "50"),
+        ({"problem": {**CANCER, "clients": 61}}, "clients", "61"),
+        ({"problem": {**CANCER, "name": "vertical_least_squares", "clients": 31}, "algorithm": "vertical_marina", "compressor": RAND}, "clients", "31"),
+    ],
+)  # fmt: skip
+def test_numbers_that_do_not_fit_the_data(keys, where, says):
+    with pytest.raises(InputError) as caught:
+        plan(**keys)
+    text = str(caught.value)
+    assert where in text
+    assert says in text
+    assert len(text.splitlines()) <= 8
+
+
+def test_every_complaint_at_once_and_each_once():
+    with pytest.raises(InputError) as caught:
+        plan(compressor=[{"name": "top_k", "k": k} for k in (60, 70)], seed="0..9")
+    assert len(caught.value.complaints) == 2
+
+
+# Batches -------------------------------------------------------------------------------------
+
+GRID = {
+    "algorithm": ["ef21", {"name": "marina", "p": "auto"}, {"name": "marina", "p": 0.5}, "gd"],
+    "compressor": [RAND, {"name": "rand_k", "k": 7}, "natural"],
+    "step_size": {"theory": [1, 2, 4, 8, 16]},
+    "seed": "0..7",
+}
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=8, deadline=None)
+def test_batches_are_a_pure_function_of_the_cells(seed):
+    asked = sweep(**GRID)
+    cells = list(asked.cells)
+    random.Random(seed).shuffle(cells)
+    shuffled = make_plan(replace(asked, cells=tuple(cells)))
+    assert shuffled.text() == make_plan(asked).text()
+
+
+def test_batches_hold_each_cell_once_and_only_what_fits_together():
+    found = plan(**GRID)
+    ids = [c.id for batch in found.batches for c in batch.cells]
+    assert sorted(ids) == sorted(c.id for c in found.cells)
+    assert len(set(ids)) == len(ids) == found.missing
+    for batch in found.batches:
+        assert len(batch.cells) <= CELLS_MOST
+        assert [c.id for c in batch.cells] == sorted(c.id for c in batch.cells)
+        assert len({c.shape() for c in batch.cells}) == 1
+        assert len({(c.cell.algorithm.name, c.k) for c in batch.cells}) == 1
+    marina = [b for b in found.batches if b.cells[0].cell.algorithm.name == "marina"]
+    mixed = [{c.params["p"] for c in b.cells} for b in marina if b.cells[0].k == 5]
+    assert max(len(p) for p in mixed) == 2  # p is a number per cell
+    names = [b.name for b in found.batches]
+    assert len(set(names)) == len(names)
+
+
+def test_an_extended_sweep_batches_only_what_is_new():
+    before = plan(**{**GRID, "seed": "0..3"})
+    done = {c.id: "ok" for c in before.cells}
+    after = plan(done, **GRID)
+    new = {c.id for batch in after.batches for c in batch.cells}
+    assert not new & set(done)
+    assert new | set(done) == {c.id for c in after.cells}
+
+
+@pytest.mark.parametrize(
+    ("status", "retry", "missing"),
+    [
+        ("ok", False, 0),
+        ("diverged", False, 0),
+        ("failed", False, 0),
+        ("failed", True, 1),
+        ("skipped", False, 1),
+    ],
+)
+def test_what_is_done_is_left_alone(status, retry, missing):
+    (cell,) = sweep().cells
+    assert plan({cell.id: status}, retry).missing == missing
+
+
+def test_exclusive_timing_runs_one_cell_at_a_time():
+    found = plan(seed="0..5", resources={"timing": "exclusive"})
+    assert [len(b.cells) for b in found.batches] == [1] * 6
+
+
+@given(st.integers(1, 10**4), st.integers(1, 10**8), st.sampled_from([4, 8]), st.integers(1, 10**6))
+def test_most_cells_fits_in_memory(clients, d, itemsize, rows):
+    most = most_cells(clients, d, itemsize, rows)
+    assert 1 <= most <= CELLS_MOST
+    if most > 1:
+        assert most * clients * d * itemsize <= BYTES_MOST
+        assert most * rows <= ROWS_MOST
+
+
+@given(st.integers(1, 200), st.integers(1, 64))
+@settings(max_examples=30, deadline=None)
+def test_parts_of_a_group_are_even(count, most):
+    cell = plan().cells[0]
+    cells = [replace(cell, cell=replace(cell.cell, id=f"{j:016x}", seed=j)) for j in range(count)]
+    problem = canonical(cell.cell.problem.config())
+    batches = batches_of(cells, {problem: most}, {problem: {}})
+    sizes = [len(b.cells) for b in batches]
+    assert sum(sizes) == count
+    assert max(sizes) <= most
+    assert max(sizes) - min(sizes) <= 1
+    assert len(sizes) == math.ceil(count / most)
+    if count > 1:
+        first, second = batches[0].halves() if sizes[0] > 1 else (None, None)
+        if first:
+            assert first.cells + second.cells == batches[0].cells
+            assert first.cells
+            assert second.cells
+
+
+def test_facts_are_the_problems():
+    problem = problem_of(plan().cells[0].cell.problem)
+    facts = facts_of(problem)
+    assert facts["clients"] == 4
+    assert facts["d"] == 50
+    assert facts["L_tilde"] == problem.constants.L_tilde
+    assert facts["f_star"] == problem.constants.f_star
+
+
+def test_every_method_says_what_it_needs():
+    for name in registry.names("algorithm"):
+        meta = registry.lookup("algorithm", name).meta
+        assert meta.get("up") in (None, *Role)
+        assert "theory" in meta, f"{name} does not say whether it has a theory"
