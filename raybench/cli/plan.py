@@ -84,13 +84,10 @@ def _print(
     errors = Counter(e.error for e in known.values() if e.error)
     rows += [("raises", Text(f"{error}", style="red")) for error in errors]
     if made.batches:
-        batches = (
-            f"{count(len(made.batches), 'batch')[:-1]}es" if len(made.batches) > 1 else "1 batch"
-        )
-        rows.append(("batches", batches))
+        rows.append(("batches", f"{len(made.batches):,}"))
     if known:
         rows.append(("time", _time(made, known)))
-        rows.append(("bits up", "per client at the last round; extrapolated from the first ones"))
+        rows.append(("bits up", "per client at the end, extrapolated from the first rounds"))
     rows += [("results", folder), ("accounting", str(sweep.accounting))]
     rows.append(
         (
@@ -129,40 +126,35 @@ def _problems(made: Plan) -> list[tuple[str, str]]:
 def _methods(made: Plan, costs: dict[Any, Cost]) -> Any:
     """Return the table of methods: K, steps, seeds, cells, done, bits, time."""
     several = len({c.cell.problem for c in made.cells}) > 1
-    groups: dict[tuple[str, ...], list[Resolved]] = {}
+    groups: dict[tuple[str, str], list[Resolved]] = {}
     for cell in made.cells:
-        key = (_data(cell) if several else "", *_method(cell))
-        groups.setdefault(key, []).append(cell)
-    heads = ["Method", "Compressor", "K", "Step", "Seeds", "Cells", "Done", "Bits up", "Time"]
+        groups.setdefault((_data(cell) if several else "", _method(cell)), []).append(cell)
+    heads = ["Method", "K", "Step", "Seeds", "Cells", "Done", "Bits up", "Time"]
     table = listing(*(["Problem"] if several else []), *heads, right=heads[4:], fold="Method")
     last = ""
-    for (problem, method, operator), cells in groups.items():
+    for (problem, method), cells in groups.items():
         mine = [costs[c.id] for c in cells if c.id in costs]
-        bits = sorted(bits for bits, _ in mine)
+        bits = [bits for bits, _ in mine]
         times = [seconds for _, seconds in mine if seconds is not None]
-        theory = sorted({c.cell.step.number for c in cells if c.cell.step.kind == "theory"})
-        values = sorted({c.cell.step.number for c in cells if c.cell.step.kind == "value"})
-        steps = ([f"{span(theory)} x theory"] if theory else []) + (
-            [span(values)] if values else []
-        )
+        steps = [c.cell.step for c in cells]
+        theory = sorted({step.number for step in steps if step.kind == "theory"})
+        values = sorted({step.number for step in steps if step.kind == "value"})
         row = [
             method,
-            operator,
             span(sorted({c.k for c in cells if c.k is not None})),
-            ", ".join(steps),
+            ", ".join([f"{span(theory)} ×"] * bool(theory) + [span(values)] * bool(values)),
             span(sorted({c.cell.seed for c in cells})),
             f"{len(cells):,}",
             f"{sum(c.id in made.done for c in cells):,}",
-            _between(bits) if bits else "–",
+            _between(min(bits), max(bits)) if bits else "–",
             _clock(sum(times)) if times else "–",
         ]
-        shown = problem if problem != last else ""
+        table.add_row(*([problem if problem != last else ""] if several else []), *row)
         last = problem
-        table.add_row(*([shown] if several else []), *row)
     return table
 
 
-def _method(cell: Resolved) -> tuple[str, str]:
+def _method(cell: Resolved) -> str:
     """Return how the method and its operators are named, K left out."""
     from raybench import registry
     from raybench.engine.resolve import describe
@@ -174,10 +166,10 @@ def _method(cell: Resolved) -> tuple[str, str]:
         rest = {key: value for key, value in section.params.items() if key != "k"}
         return describe(Section(section.name, rest), registry.lookup(kind, section.name))
 
-    parts = [named("compressor", cell.cell.compressor)]
+    parts = [named("algorithm", cell.cell.algorithm), named("compressor", cell.cell.compressor)]
     if cell.cell.downlink is not None:
         parts.append(f"down {named('compressor', cell.cell.downlink)}")
-    return named("algorithm", cell.cell.algorithm), " ".join(p for p in parts if p)
+    return " ".join(part for part in parts if part)
 
 
 def _data(cell: Resolved) -> str:
@@ -195,11 +187,13 @@ def _costs(made: Plan, known: dict[str, Estimate]) -> dict[Any, Cost]:
     }
 
 
-def _between(bits: list[float]) -> str:
+def _between(low: float, high: float) -> str:
+    """Return two amounts of bits in one unit: ``13.9–41.6 kbit``."""
     from raybench.report import words
 
-    low, high = words.bits(bits[0]), words.bits(bits[-1])
-    return low if low == high else f"{low} – {high}"
+    size, _ = words.unit_of(high)
+    least, most = f"{low / size:.3g}", words.bits(high)
+    return most if most.startswith(f"{least} ") else f"{least}–{most}"
 
 
 def _time(made: Plan, known: dict[str, Estimate]) -> str:

@@ -70,6 +70,7 @@ def _required(entry: Entry) -> list[str]:
 
 def _describe(out: Screen, entry: Entry) -> None:
     """Print the name, the docstring and the parameters."""
+    from rich.padding import Padding
     from rich.text import Text
 
     from raybench.registry import REQUIRED
@@ -86,7 +87,7 @@ def _describe(out: Screen, entry: Entry) -> None:
         head.append(", from a plug-in file", style="not bold dim")
     out.print(head)
     text = inspect.getdoc(entry.target) or "no description"
-    out.print(Text("\n".join(f"  {line}".rstrip() for line in text.splitlines())))
+    out.print(Padding(Text(text), (0, 0, 0, 2)))
     if not entry.params:
         out.print(Text("\n  no parameters", style="dim"))
         return

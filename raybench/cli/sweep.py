@@ -82,7 +82,7 @@ def _close(outcome: Outcome, folder: str, file: str) -> None:
     _why(out, outcome, folder)
     rows: list[tuple[str, Any]] = [
         ("report", str(report.html(results))),
-        ("tables", f"{folder}/cells, {folder}/curves  (Parquet; raybench.load in Python)"),
+        ("tables", f"{folder}/cells, {folder}/curves  (Parquet)"),
     ]
     if counts.get("missing"):
         rows.append(("next", Text(f"raybench sweep {file}", style="bold")))

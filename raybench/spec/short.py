@@ -22,9 +22,9 @@ def parse(text: str, where: str) -> dict[str, Any]:
     """
     if not isinstance(text, str):
         raise InputError.of(where, f"expected a name, not {show(text)}", "such as top_k:k=1%")
-    name, colon, rest = text.partition(":")
+    name, _, rest = text.partition(":")
     section: dict[str, Any] = {"name": name.strip()}
-    for part in _split(rest) if colon else []:
+    for part in _split(rest) if rest.strip() else []:
         match = _PAIR.fullmatch(part)
         if match is None:
             fix = f"write {where} as name:key=value,key=value, such as top_k:k=1%"

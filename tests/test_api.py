@@ -1,0 +1,206 @@
+"""The Python side: operators, one cell, a sweep, and what importing the package costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import raybench
+from raybench.errors import InputError
+from raybench.spec import short
+
+CELL = {
+    "problem": {"name": "quadratic", "dim": 12, "clients": 4},
+    "algorithm": "ef21",
+    "compressor": {"name": "top_k", "k": 3},
+    "rounds": 30,
+}
+
+
+def fresh(code: str) -> str:
+    """Return what a new Python prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "module", ["raybench", "raybench.cli", "raybench.store", "raybench.errors"]
+)
+def test_import_is_light(module):
+    heavy = ["torch", "ray", "pandas", "pyarrow", "numba", "numpy", "matplotlib", "plotly", "rich"]
+    code = f"import sys, {module}; print(*[m for m in {heavy} if m in sys.modules])"
+    assert fresh(code) == ""
+
+
+def test_names_are_there():
+    assert set(raybench.__all__) <= set(dir(raybench))
+    for name in raybench.__all__:
+        assert getattr(raybench, name) is not None
+    assert raybench.__version__.count(".") == 2
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        raybench.nothing  # noqa: B018
+
+
+# Operators -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("top_k", {"k": 10}), ("top_k:k=10", {})),
+        (("top_k", {"k": "1%"}), ("top_k:k=1%", {})),
+        (("top_k", {"k": 0.01}), ("top_k: k = 0.01", {})),
+        (("top_k", {"k": np.int64(7)}), ("top_k:k=7", {})),
+        (("rand_k", {"k": 5, "mask": "common"}), ("rand_k:k=5,mask=common", {})),
+        (("dithering", {"s": 4, "p": "inf"}), ("dithering:s=4", {"p": "inf"})),
+        (("natural", {}), ("natural:", {})),
+    ],
+)
+def test_forms_of_one_operator(one, other):
+    assert raybench.compressor(one[0], **one[1]) == raybench.compressor(other[0], **other[1])
+
+
+def test_operator_compresses_and_packs():
+    x = torch.randn(3, 4, 50, dtype=torch.float64)
+    q = raybench.compressor("top_k", k=0.1)
+    m = q.compress(x, stream=raybench.stream(seed=0))
+    kept = x.abs().topk(5).indices
+    assert torch.equal(m.decode(), torch.zeros_like(x).scatter(-1, kept, x.gather(-1, kept)))
+    assert torch.equal(raybench.unpack(m.pack()).decode(), m.decode())
+    assert m.bits.shape == (3, 4)
+    assert (m.bits == 5 * 64 + 5 * 6).all()  # five values, five indices of 0..49
+    assert (q.omega(50), q.alpha(50)) == (None, 0.1)
+    assert raybench.compressor("rand_k", k=5).omega(50) == 9
+    assert raybench.compressor("rand_k", k=5).alpha(50) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "said"),
+    [
+        ("topk", {}, "did you mean top_k"),
+        ("top_k", {}, "compressor.k: required"),
+        ("top_k", {"k": 0}, "0 is out of range"),
+        ("top_k", {"k": "101%"}, "share"),
+        ("top_k", {"k": None}, "no value"),
+        ("top_k", {"k": True}, "integer"),
+        ("top_k", {"k": [1, 2]}, "stands for 2"),
+        ("top_k", {"k": object()}, "type object"),
+        ("top_k", {"K": 3}, "compressor.K: unknown key"),
+        ("top_k:k=1", {"k": 2}, "given twice"),
+        ("top_k:k=1,k=2", {}, "given twice"),
+        ("top_k:5", {}, "not key=value"),
+        ("top_k:k={", {}, "YAML"),
+        ("dithering:s=2.5", {}, "integer"),
+        ("none", {}, "unknown compressor"),
+        (3, {}, "expected a name"),
+    ],
+)
+def test_bad_operators(name, params, said):
+    with pytest.raises(InputError) as caught:
+        raybench.compressor(name, **params)
+    assert said in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+@given(st.text(max_size=30) | st.from_regex(r"top_k:[kK]=.{0,12}", fullmatch=True))
+def test_short_forms_give_sections_or_input_errors(text):
+    try:
+        section = short.section("compressor", text)
+    except InputError:
+        return
+    assert section.name in text
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z_]{1,5}", fullmatch=True),
+        st.integers() | st.booleans() | st.lists(st.integers(), max_size=3),
+        max_size=4,
+    )
+)
+def test_short_form_is_the_mapping(params):
+    params.pop("name", None)
+    spelled = ",".join(f"{k}={str(v).lower()}" for k, v in params.items())
+    assert short.parse(f"thing:{spelled}" if params else "thing", "x") == {
+        "name": "thing",
+        **params,
+    }
+
+
+# Cells and sweeps ----------------------------------------------------------------------------------
+
+
+def test_run_gives_the_curve_of_the_same_sweep(tmp_path):
+    alone = raybench.run(CELL)
+    assert isinstance(alone, pd.DataFrame)
+    assert alone["round"].tolist() == list(range(31))
+    outcome = raybench.sweep(CELL, tmp_path / "out", inline=True)
+    assert (outcome.exit_code, outcome.counts["ok"]) == (0, 1)
+    saved = raybench.load(outcome.folder)
+    assert list(saved.columns) == list(alone.columns)
+    for name in ("cell", "round", "grad_norm_sq", "loss", "bits_up", "bytes_up"):
+        assert saved[name].tolist() == alone[name].tolist()
+    assert alone["grad_norm_sq"].iloc[-1] < alone["grad_norm_sq"].iloc[0]
+
+
+def test_run_takes_overrides_and_files(tmp_path):
+    file = tmp_path / "one.yaml"
+    file.write_text("problem: quadratic\nalgorithm: gd\nrounds: 5\n")
+    for source in (file, str(file)):
+        frame = raybench.run(source, sets=["rounds=7", "problem.clients=3"], params=True)
+        assert frame["round"].max() == 7
+        assert frame["clients"].unique().tolist() == [3]
+        assert frame["problem.dim"].notna().sum() == 0  # the default, null
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seed": [0, 1]}, "a grid of 2 cells"),
+        ({"algorithm": "marina"}, "marina needs an unbiased operator"),
+        ({"compressor": {"name": "top_k", "k": 13}}, "13 of 12 coordinates"),
+        ({"ruonds": 3}, "did you mean rounds"),
+        ({"rounds": "many"}, "rounds"),
+    ],
+)
+def test_run_refuses(change, said):
+    with pytest.raises(InputError, match=said):
+        raybench.run({**CELL, **change})
+
+
+def test_run_lets_the_methods_own_error_through(tmp_path):
+    plugin = tmp_path / "broken.py"
+    plugin.write_text(
+        "from raybench.plugins import *\n"
+        "@algorithm('broken')\n"
+        "class Broken(Algorithm):\n"
+        "    def round(a, net, s, c):\n"
+        "        raise ZeroDivisionError('as the test wants')\n"
+    )
+    config = {**CELL, "algorithm": "broken", "step_size": 0.1}
+    with pytest.raises(ZeroDivisionError, match="as the test wants"):
+        raybench.run(config, plugins=[str(plugin)])
+
+
+def test_sweep_goes_on_and_books_anew(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    raybench.sweep({**CELL, "name": "mine"}, inline=True)
+    more = {**CELL, "name": "mine", "seed": [0, 1, 2]}
+    outcome = raybench.sweep(more, inline=True)
+    assert (tmp_path / "results" / "mine" / "sweep.yaml").exists()
+    assert (outcome.plan.missing, len(outcome.plan.done)) == (2, 1)
+    usual, paper = (raybench.load(outcome.folder, how) for how in (None, "paper:ef21"))
+    assert usual["cell"].nunique() == 3
+    ratio = paper["bits_up"].max() / (30 * 3 * 32)  # 30 rounds of 3 values of 32 bits
+    assert ratio == 1
+    assert (usual["bits_up"] >= paper["bits_up"]).all()
+    with pytest.raises(InputError, match="another sweep"):
+        raybench.sweep({**more, "problem": {"name": "quadratic", "dim": 13}}, inline=True)
