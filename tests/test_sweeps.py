@@ -19,7 +19,7 @@ SIZES = {  # cells, after merging
     "marina_k": 270,
     "grid480": 480,
     "vertical": 21,
-    "ring": 36,
+    "ring": 48,
     "power_sgd": 126,
 }
 
