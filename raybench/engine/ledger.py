@@ -9,8 +9,23 @@ import torch
 
 from raybench.compressors import Message
 from raybench.compressors.messages import CasesMessage, Cost
+from raybench.store import Accounting
 
 COLUMNS = (*Cost._fields, "bytes")  # values, index_*, raw bits, packed bytes
+
+
+def bits_of(counts: np.ndarray, accounting: Accounting, dtype_bits: int) -> np.ndarray:
+    """Return bits of counts (7, ...), rows as in COLUMNS; ``dtype_bits`` wide values by default."""
+    named = dict(zip(COLUMNS, counts, strict=True))
+    return accounting.bits(
+        named["values"],
+        named["index_explicit"],
+        named["index_auto"],
+        named["raw"],
+        index_bitmask=named["index_bitmask"],
+        index_entropy=named["index_entropy"],
+        dtype_bits=dtype_bits,
+    )
 
 
 class Ledger:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raybench.engine.ledger import COLUMNS
+from raybench.engine.ledger import COLUMNS, bits_of
 from raybench.store import CURVES, to_table
 from raybench.store.accounting import EXTRA_COUNTS, Accounting
 
@@ -88,18 +88,10 @@ class Recorder:
 
     def bits(self, side: str, accounting: Accounting, dtype_bits: int) -> np.ndarray:
         """Return cumulative bits (B, T) of ``up`` or ``down`` under an accounting."""
-        counts = {name: self.column(f"{name}_{side}") for name in COLUMNS}
+        counts = np.stack([self.column(f"{name}_{side}") for name in COLUMNS])
         if not accounting.count_init:
-            counts = {name: c - c[:, :1] for name, c in counts.items()}
-        return accounting.bits(
-            counts["values"],
-            counts["index_explicit"],
-            counts["index_auto"],
-            counts["raw"],
-            index_bitmask=counts["index_bitmask"],
-            index_entropy=counts["index_entropy"],
-            dtype_bits=dtype_bits,
-        )
+            counts = counts - counts[..., :1]
+        return bits_of(counts, accounting, dtype_bits)
 
     def last(self, name: str) -> np.ndarray:
         """Return each cell's last recorded value, (B,)."""

@@ -21,7 +21,7 @@ from raybench.compressors import Bound, Role
 from raybench.engine import rows
 from raybench.engine.batch import Batch
 from raybench.engine.graph import mixing
-from raybench.engine.ledger import COLUMNS
+from raybench.engine.ledger import bits_of
 from raybench.engine.net import Net
 from raybench.engine.recorder import Recorder, rounds_recorded
 from raybench.engine.transport import Transport
@@ -233,16 +233,7 @@ class Run:
         counts = getattr(self.net.ledger, side)
         if not accounting.count_init:
             counts = counts - self._initial[side][:, self.index]
-        named = dict(zip(COLUMNS, counts, strict=True))
-        return accounting.bits(
-            named["values"],
-            named["index_explicit"],
-            named["index_auto"],
-            named["raw"],
-            index_bitmask=named["index_bitmask"],
-            index_entropy=named["index_entropy"],
-            dtype_bits=self.problem.dtype.itemsize * 8,
-        )
+        return bits_of(counts, accounting, self.problem.dtype.itemsize * 8)
 
     def _leave(self, who: np.ndarray, status: str) -> None:
         self.status[self.index[who]] = status
