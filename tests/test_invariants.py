@@ -264,14 +264,14 @@ def test_error_feedback_converges_on_it(counterexample, name):
 
 def test_ef14_stalls_at_a_floor_that_grows_with_the_step_and_ef21_does_not():
     problem = {"name": "quadratic", "dim": 8, "clients": 5, "mu": 0.3, "seed": 1}
-    args = {"compressor": {"name": "top_k", "k": 2}, "problem": problem, "rounds": 8_000}
+    args = {"compressor": {"name": "top_k", "k": 2}, "problem": problem, "rounds": 6_000}
     gamma = Method("ef21", **args).cell().step_size
     multiples = (1.0, 4.0, 16.0)
     last = {}
     for name in ("ef14", "ef21"):
-        run = finished(Method(name, step=gamma, **args).batch(multiples), every=1)
+        run = finished(Method(name, step=gamma, **args).batch(multiples), every=10)
         assert (run.status == "ok").all()
-        last[name] = run.recorder.column("grad_norm_sq")[:, -200:].mean(1)
+        last[name] = run.recorder.column("grad_norm_sq")[:, -50:].mean(1)
     assert (last["ef21"] < 1e-18).all(), last
     assert (last["ef14"] > 1e-8).all(), last
     assert (last["ef14"][1:] > 3 * last["ef14"][:-1]).all(), last

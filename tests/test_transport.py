@@ -125,17 +125,17 @@ def test_an_error_on_one_rank_is_raised_and_nobody_waits():
 QUADRATIC = {"name": "quadratic", "shape": [[4, 5]], "clients": 5, "heterogeneity": 0.4}
 FAR = {"x0": {"normal": 1.0}}
 METHODS = [
-    Method("ef21", {"init": "full"}, {"name": "top_k", "k": 3}, QUADRATIC, rounds=60, more=FAR),
-    Method("marina", {"p": 0.4}, {"name": "rand_k", "k": 3}, QUADRATIC, rounds=60, more=FAR),
-    Method("ef21_pp", {"p": 0.5}, {"name": "top_k", "k": 3}, QUADRATIC, rounds=60, more=FAR),
-    Method("ef21_plus", {}, {"name": "top_k", "k": 3}, QUADRATIC, rounds=60, more=FAR),
-    Method("dcgd", {}, "natural", QUADRATIC, rounds=60, more=FAR),
-    Method("power_sgd", {"rank": 2}, None, QUADRATIC, rounds=60, more=FAR),
-    Method("prox_lead", {}, "natural", QUADRATIC, rounds=60, more=FAR),
+    Method("ef21", {"init": "full"}, {"name": "top_k", "k": 3}, QUADRATIC, rounds=20, more=FAR),
+    Method("marina", {"p": 0.4}, {"name": "rand_k", "k": 3}, QUADRATIC, rounds=20, more=FAR),
+    Method("ef21_pp", {"p": 0.5}, {"name": "top_k", "k": 3}, QUADRATIC, rounds=20, more=FAR),
+    Method("ef21_plus", {}, {"name": "top_k", "k": 3}, QUADRATIC, rounds=20, more=FAR),
+    Method("dcgd", {}, "natural", QUADRATIC, rounds=20, more=FAR),
+    Method("power_sgd", {"rank": 2}, None, QUADRATIC, rounds=20, more=FAR),
+    Method("prox_lead", {}, "natural", QUADRATIC, rounds=20, more=FAR),
     Method("vr_marina", {"p": 0.4, "batch": 3}, {"name": "rand_k", "k": 3},
-           {"name": "least_squares", **DATA}, rounds=60, more=FAR),
+           {"name": "least_squares", **DATA}, rounds=20, more=FAR),
     Method("vertical_marina", {"p": 0.4}, {"name": "rand_k", "k": 9},
-           {"name": "vertical_least_squares", **DATA}, rounds=60, more=FAR),
+           {"name": "vertical_least_squares", **DATA}, rounds=20, more=FAR),
 ]  # fmt: skip
 COLUMNS = ("loss", "grad_norm_sq", "bytes_up", "bytes_down", "values_up", "grad_evals")
 
