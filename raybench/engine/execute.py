@@ -54,7 +54,8 @@ def execute(
 
     commit(shard, curves, cells) is called on rank 0 for each finished batch. where: columns of how it
     runs (mode, workers). timeout: seconds after which a batch's cells are given up as failed. An
-    exception of a cell becomes a ``failed`` row and the others go on. All ranks yield in lock step.
+    exception of a cell becomes a ``failed`` row and the others go on. All ranks yield in lock step;
+    an error on some ranks only is raised.
     """
     transport = transport or Transport()
     host = {**rows.host_facts(), "mode": "simulate", "workers": 1, **(where or {})}
@@ -77,6 +78,8 @@ def execute(
                 lap = perf_counter()
             curves, cells = run.tables(host)
         except Exception as error:
+            if not transport.all_failed():
+                raise  # this rank alone: the group is out of step and must start anew
             if len(batch.cells) > 1 and not isinstance(error, TimeoutError):
                 queue.extend(batch.halves()[::-1])
                 continue

@@ -146,6 +146,7 @@ class Resolver:
         self, cell: Cell, entry: registry.Entry, problem: Problem, up: Bound, down: Bound
     ) -> tuple[theory.Setting, Mapping[str, Any]]:
         params = dict(cell.algorithm.params)
+
         def setting() -> theory.Setting:
             return theory.Setting(
                 constants=problem.constants,

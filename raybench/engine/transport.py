@@ -7,6 +7,7 @@ books; lengths of varying messages and who is present travel beside them as fram
 
 from __future__ import annotations
 
+import datetime
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from raybench.compressors import Message
+
+
+FAILURE_WAIT = 30  # seconds that ranks get to reach the same error
 
 
 def share_of(rank: int, size: int, n: int) -> range:
@@ -42,6 +46,10 @@ class Transport:
     def agree(self, value: Any) -> Any:
         """Return rank 0's value on every rank."""
         return value
+
+    def all_failed(self) -> bool:
+        """Return whether every rank has come here after an error, so that all may go on together."""
+        return True
 
 
 class Ranks(Transport):
@@ -97,6 +105,7 @@ class Distributed(Ranks):
 
     def __init__(self) -> None:
         super().__init__(dist.get_rank(), dist.get_world_size())
+        self._failures = 0
 
     def exchange(self, data: Tensor) -> list[Tensor]:
         parts = [torch.empty_like(data) for _ in range(self.size)]
@@ -107,6 +116,18 @@ class Distributed(Ranks):
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def all_failed(self) -> bool:
+        # Not a collective: a rank without the error still waits in one, and would take ours for it.
+        store = dist.distributed_c10d._get_default_store()
+        self._failures += 1
+        keys = [f"raybench/failure/{self._failures}/{rank}" for rank in range(self.size)]
+        store.set(keys[self.rank], "1")
+        try:
+            store.wait(keys, datetime.timedelta(seconds=FAILURE_WAIT))
+        except RuntimeError:  # timed out: the others had no such error
+            return False
+        return True
 
 
 class Threads(Ranks):
