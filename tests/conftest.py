@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 THREADS = 1  # tests run on several workers at once; results must not depend on it anyway
@@ -21,6 +22,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set threads before torch and numba are imported, and mark this session's processes."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ.setdefault(name, str(THREADS))
+    # A deadline is a timed assertion: it fails on a busy machine.
+    hypothesis.settings.register_profile("raybench", deadline=None)
+    hypothesis.settings.load_profile("raybench")
     if not hasattr(config, "workerinput"):
         os.environ[MARK] = uuid.uuid4().hex
 
