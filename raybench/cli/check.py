@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from raybench.cli.shared import count
+
 
 def check(
     file: Annotated[str, typer.Argument(metavar="PLUGIN.py", help="A file with plug-ins.")],
@@ -31,5 +33,6 @@ def check(
             print(f"  {finding}", flush=True)
             total += 1
             failed += not finding.ok
-    print(f"{total} checks, {failed} failed" if failed else f"{total} checks passed")
+    checks = count(total, "check")
+    print(f"{checks}, {failed} failed" if failed else f"{checks} passed")
     raise typer.Exit(1 if failed else 0)

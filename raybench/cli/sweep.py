@@ -53,6 +53,8 @@ def sweep(
     if outcome.interrupted:
         left = outcome.counts.get("missing", 0)
         note(f"interrupted, {count(left, 'cell')} left: the same command goes on")
+        note(f"raybench table {folder} shows what is there")
+        raise typer.Exit(outcome.exit_code)
     _close(outcome, folder, file)
     raise typer.Exit(outcome.exit_code)
 

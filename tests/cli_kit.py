@@ -1,0 +1,70 @@
+"""How tests call the command line: in this process, with what it printed and its exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from raybench import registry
+from raybench.cli import main
+
+SWEEP = """
+name: small
+problem: {name: quadratic, dim: 12, clients: 4}
+algorithm: [gd, ef21, {name: marina, step_size: {theory: [1, 8]}}]
+compressor: [{name: top_k, k: [1, 25%]}, {name: rand_k, k: 3}]
+step_size: {theory: 2^0..2^2}
+seed: 0..1
+rounds: 20
+"""  # 18 gd merged to 6, ef21 3 x 3 x 2, marina 2 x 2 with rand_k; marina with top_k twice skipped
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a call printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def complaints(self) -> int:
+        """How many lines begin with ``error:``."""
+        return sum(line.startswith("error: ") for line in self.err.splitlines())
+
+
+def cli(*args: object) -> Said:
+    """Return what ``raybench ARGS`` prints and its exit code."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main([str(arg) for arg in args])
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return Said(code, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def own_plugins() -> Iterator[None]:
+    """Forget at the end what plug-in files have registered meanwhile."""
+    for kind in registry.BUILTIN:
+        registry.names(kind)
+    before = dict(registry._entries)
+    try:
+        yield
+    finally:
+        registry._entries.clear()
+        registry._entries.update(before)
+        for name in [n for n in sys.modules if n.startswith("raybench_plugin_")]:
+            del sys.modules[name]
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Return the content of every file below a folder."""
+    files = (p for p in sorted(folder.rglob("*")) if p.is_file())
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}

@@ -1,0 +1,500 @@
+"""The command line: every verb does its work, is tidy, and reads what it should."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from cli_kit import SWEEP, Said, cli, own_plugins, tree
+
+import raybench
+from raybench import registry, spec, store
+from raybench.cli import VERBS
+from raybench.cli.shared import span
+from raybench.engine.resolve import Resolver
+
+SCRIPT = Path(sys.executable).with_name("raybench")
+WIDE = 120
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty working folder; plug-ins of a test are forgotten."""
+    monkeypatch.chdir(tmp_path)
+    with own_plugins():
+        yield tmp_path
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory) -> tuple[Path, Said]:
+    """A finished sweep: its folder, and what the command said."""
+    folder = tmp_path_factory.mktemp("swept")
+    (folder / "s.yaml").write_text(SWEEP)
+    said = cli("sweep", folder / "s.yaml", "--out", folder / "out", "--inline")
+    return folder, said
+
+
+def tidy(text: str) -> None:
+    """Assert that text fits a page: plain, no lines too wide or with blanks at their end."""
+    assert "\x1b" not in text
+    for line in text.splitlines():
+        assert len(line) <= WIDE
+        assert line == line.rstrip()
+
+
+# The frame -----------------------------------------------------------------------------------------
+
+
+def test_help_names_every_verb_and_imports_nothing_heavy():
+    code = (
+        "import sys; sys.argv = ['raybench', *sys.argv[1:]]\n"
+        "from raybench.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: code = end.code\n"
+        "heavy = 'torch ray pandas pyarrow numba numpy matplotlib plotly rich'.split()\n"
+        "print('HEAVY', [m for m in heavy if m in sys.modules], code)"
+    )
+    verbs = [verb.__name__ for verbs in VERBS.values() for verb in verbs]
+    for args in (["--help"], ["sweep", "--help"], ["--version"]):
+        done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True)
+        assert done.stdout.splitlines()[-1] == "HEAVY [] 0", done.stdout + done.stderr
+        if args == ["--help"]:
+            assert all(re.search(rf"^  {verb}  ", done.stdout, re.M) for verb in verbs)
+
+
+def test_every_verb_has_help():
+    for verb in (verb for verbs in VERBS.values() for verb in verbs):
+        said = cli(verb.__name__, "--help")
+        assert said.code == 0
+        assert "Usage: raybench " + verb.__name__ in said.out
+        tidy("\n".join(line.rstrip() for line in said.out.splitlines()))
+
+
+def test_console_script():
+    done = subprocess.run([SCRIPT, "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"raybench {raybench.__version__}\n")
+
+
+def test_unknown_verbs_and_options_suggest_the_nearest():
+    said = cli("sweeep", "s.yaml")
+    assert (said.code, "Did you mean 'sweep'" in said.err) == (2, True)
+    said = cli("sweep", "s.yaml", "--fesh")
+    assert (said.code, "--fresh" in said.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([1], "1"),
+        ([0, 1, 2], "0..2"),
+        ([1, 5, 11], "1, 5, 11"),
+        ([1, 2, 4, 8], "2^0..2^3"),
+        ([0.5, 1, 2, 4], "2^-1..2^2"),
+        ([0.1, 0.2], "0.1, 0.2"),
+        (list(range(0, 90, 9)), "0 .. 81 (10)"),
+        ([], ""),
+    ],
+)
+def test_spans(numbers, text):
+    assert span(numbers) == text
+
+
+# Sweep ---------------------------------------------------------------------------------------------
+
+
+def test_sweep_ends_with_table_report_and_next_command(swept):
+    folder, said = swept
+    out = folder / "out"
+    assert said.code == 0
+    tidy(said.out)
+    assert "small  28 cells run in" in said.out
+    for word in ("GD", "EF21 Top-K", "EF21 Rand-K", "MARINA Rand-K", "Bits to target", "÷ GD"):
+        assert word in said.out
+    assert re.search(r"^skipped +8 cells: marina needs an unbiased operator", said.out, re.M)
+    assert re.search(rf"^report +{re.escape(str(out / 'report.html'))}$", said.out, re.M)
+    assert re.search(r"^next +raybench plot ", said.out, re.M)
+    assert "note: gd x 3 compressors: 18 cells merged to 6" in said.err
+    assert "<html" in (out / "report.html").read_text()
+    cells = pd.read_parquet(out / "cells")
+    assert (len(cells), (cells["status"] == "skipped").sum()) == (36, 8)
+    assert set(cells["status"]) <= {"ok", "diverged", "skipped"}
+
+
+def test_sweep_again_runs_nothing_and_an_extended_one_the_rest(swept, here):
+    source, _ = swept
+    before = tree(source / "out" / "cells")
+    said = cli("sweep", source / "s.yaml", "--out", source / "out", "--inline")
+    assert said.code == 0
+    assert "small  nothing was missing, 28 were there already" in said.out
+    assert tree(source / "out" / "cells") == before
+    here.joinpath("s.yaml").write_text(SWEEP)
+    own = here / "results" / "small"
+    assert cli("sweep", "s.yaml", "--inline", "--set", "seed=0").code == 0
+    said = cli("sweep", "s.yaml", "--inline")
+    assert "14 cells run in" in said.out
+    assert "14 were there already" in said.out
+    assert pd.read_parquet(own / "cells")["cell"].is_unique
+
+
+SOMETIMES = """
+from pathlib import Path
+from raybench.plugins import *
+
+@algorithm("sometimes", fail=Flag(True))
+class Sometimes(Algorithm):
+    def round(a, net, s, c):
+        if a.fail and Path({flag!r}).exists():
+            raise OSError("the flag is up [red]")
+        s.x = s.x - a.gamma * net.up(Dense(net.grad(s.x))).mean()
+"""
+
+
+def test_failed_cells_exit_1_say_why_and_run_again_on_demand(here):
+    flag = here / "flag"
+    flag.touch()
+    (here / "p.py").write_text(SOMETIMES.format(flag=str(flag)))
+    (here / "s.yaml").write_text(
+        "plugins: p.py\nproblem: quadratic\nstep_size: 0.1\nrounds: 5\n"
+        "algorithm: {name: sometimes, fail: [true, false]}\n"
+    )
+    said = cli("sweep", "s.yaml", "--inline")
+    assert said.code == 1
+    assert "1 cell: OSError: the flag is up [red]" in said.out
+    assert re.search(r"^next +raybench sweep s.yaml --retry-failed$", said.out, re.M)
+    flag.unlink()
+    assert cli("sweep", "s.yaml", "--inline").code == 1  # without --retry-failed it stays
+    said = cli("plan", "s.yaml", "--retry-failed")
+    assert "2 cells: 1 to run, 1 ok" in said.out
+    assert cli("sweep", "s.yaml", "--inline", "--retry-failed").code == 0
+    assert set(pd.read_parquet(here / "results" / "s" / "cells")["status"]) == {"ok"}
+
+
+def test_a_sweep_where_nothing_ends_ok_still_says_why(here):
+    (here / "s.yaml").write_text(
+        "problem: quadratic\nalgorithm: marina\ncompressor: {name: top_k, k: 3}\n"
+    )
+    said = cli("sweep", "s.yaml", "--inline")
+    assert said.code == 0  # skipped is an orderly end
+    assert "no cell ended ok: 1 skipped" in said.out
+    assert "marina needs an unbiased operator" in said.out
+
+
+def test_interrupt_leaves_a_valid_store_and_130(here):
+    (here / "s.yaml").write_text(
+        "problem: quadratic\nalgorithm: ef21\ncompressor: {name: top_k, k: 1..40}\nrounds: 2000\n"
+        "record: {every: 100}\n"
+    )
+    work = subprocess.Popen(
+        [SCRIPT, "sweep", "s.yaml", "--inline"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    cells = here / "results" / "s" / "cells"
+    until = time.monotonic() + 120
+    while not (cells.is_dir() and any(cells.iterdir())) and time.monotonic() < until:
+        time.sleep(0.02)
+    work.send_signal(signal.SIGINT)
+    out, err = work.communicate(timeout=60)
+    assert work.returncode == 130, out + err
+    assert "Traceback" not in err
+    left = re.search(r"interrupted, (\d+) cells left: the same command goes on", err)
+    assert left is not None
+    assert int(left[1]) == 40 - raybench.load(here / "results" / "s")["cell"].nunique() > 0
+    assert "raybench table results/s" in err
+
+
+# Plan ----------------------------------------------------------------------------------------------
+
+
+def test_plan_counts_estimates_and_writes_nothing(here, swept):
+    (here / "s.yaml").write_text(SWEEP)
+    before = tree(here)
+    said = cli("plan", "s.yaml")
+    assert said.code == 0
+    tidy(said.out)
+    assert tree(here) == before
+    assert "small  36 cells: 28 to run, 8 skipped" in said.out
+    assert "8 cells: marina needs an unbiased operator and top_k is a biased one" in said.out
+    rows = {line[:14].strip(): line for line in said.out.splitlines()}
+    assert re.search(r"ef21 top_k +1, 3 +1, 2, 4 × +0, 1 +12 +0 ", said.out)
+    # exact where messages have one length: 20 rounds of 12 float64
+    assert " 15.4 kbit " in rows["gd"]
+    assert "through Ray" in said.out
+
+    folder, _ = swept
+    said = cli("plan", folder / "s.yaml", "--out", folder / "out")
+    assert "36 cells: 0 to run, " in said.out
+    assert "15.4 kbit" in said.out
+    assert "raybench table" in said.out
+
+
+def test_plan_shows_what_a_plugin_raises(here):
+    (here / "flag").touch()
+    (here / "p.py").write_text(SOMETIMES.format(flag=str(here / "flag")))
+    (here / "s.yaml").write_text(
+        "plugins: p.py\nproblem: quadratic\nstep_size: 0.1\nrounds: 5\nalgorithm: sometimes\n"
+    )
+    said = cli("plan", "s.yaml")
+    assert said.code == 0
+    assert "OSError: the flag is up [red]" in said.out
+    assert "raises" not in cli("plan", "s.yaml", "--no-measure").out
+
+
+def test_plan_prints_every_error_at_once(here):
+    (here / "s.yaml").write_text(
+        "problem: {name: quadratics}\nalgorithm: [ef12]\nruonds: 3\ncompressor: {name: top_k, k: 0}\n"
+    )
+    said = cli("plan", "s.yaml")
+    assert said.code == 2
+    assert said.complaints == 4
+    for near in ("did you mean quadratic?", "did you mean rounds?", "k: 0 is out of range"):
+        assert near in said.err
+
+
+# Run -----------------------------------------------------------------------------------------------
+
+
+def test_runs_on_one_problem_share_a_folder(here):
+    said = cli("run", "--rounds", 30)
+    assert said.code == 0
+    tidy(said.out)
+    (folder,) = (here / "results").iterdir()
+    assert folder.name.startswith("run-logistic-breast_cancer-")
+    assert "ok after 30 rounds" in said.out
+    assert f"raybench report results/{folder.name}" in said.out
+    assert cli("run", "--rounds", 30, "--algorithm", "marina", "--step", 8).code == 0
+    assert cli("run", "--rounds", 30, "--algorithm", "gd", "--step-value", 0.1).code == 0
+    cells = store.cells(folder).set_index("algorithm")
+    assert sorted(cells.index) == ["ef21", "gd", "marina"]
+    assert cells.loc["marina", "step_size"] == pytest.approx(8 * cells.loc["marina", "theory_step"])
+    assert cells.loc["gd", "step_size"] == 0.1
+    assert list((here / "results").iterdir()) == [folder]
+    assert cli("run", "--rounds", 30, "--clients", 5).code == 0
+    assert len(list((here / "results").iterdir())) == 2
+    assert "was there already" in cli("run", "--rounds", 30).out
+
+
+def test_run_prints_the_saved_cell(here):
+    said = cli(
+        *("run", "--problem", "quadratic:dim=12,clients=3", "--compressor", "top_k:k=3"),
+        *("--rounds", 20, "--seed", 4, "--set", "accounting=paper:3pc", "--out", "mine"),
+    )
+    assert said.code == 0, said.err
+    (row,) = store.cells("mine").to_dict("records")
+    assert (row["seed"], row["rounds"], row["k"], row["clients"]) == (4, 20, 3, 3)
+    assert row["bits_up"] == 21 * 3 * 64  # no indices, the first message counted
+    assert f"{row['bits_up'] / 1000:.3g} kbit" in said.out
+    assert f"{row['grad_norm_sq']:.3g}" in said.out
+
+
+def test_run_with_a_plugin_that_raises(here):
+    (here / "flag").touch()
+    (here / "p.py").write_text(SOMETIMES.format(flag=str(here / "flag")))
+    said = cli("run", "--plugin", "p.py", "--algorithm", "sometimes", "--step-value", 1)
+    assert said.code == 1
+    assert "OSError: the flag is up [red]" in said.out
+
+
+# Looking up ----------------------------------------------------------------------------------------
+
+
+def test_cp_copies_every_shipped_sweep(here):
+    listed = re.findall(r"^ (\w+)  ", cli("ls", "sweeps").out, re.M)
+    assert "quickstart" in listed
+    for name in (n for n in listed if n != "sweeps"):
+        said = cli("cp", name)
+        assert said.code == 0
+        assert said.out.startswith(f"{name}.yaml\nnext: raybench plan {name}.yaml")
+        assert yaml.safe_load((here / f"{name}.yaml").read_text())["problem"]
+    (here / "sub").mkdir()
+    assert cli("cp", "quickstart", "sub").out.startswith("sub/quickstart.yaml")
+    assert cli("cp", "quickstart.yaml", "sub/mine.yaml").code == 0
+    (here / "sub" / "mine.yaml").write_text("mine")
+    said = cli("cp", "quickstart", "sub/mine.yaml")
+    assert (said.code, (here / "sub" / "mine.yaml").read_text()) == (2, "mine")
+    assert cli("cp", "quickstart", "nowhere/mine.yaml").code == 2
+    said = cli("cp", "quickstrat")
+    assert (said.code, "did you mean quickstart?" in said.err) == (2, True)
+
+
+def test_ls(here):
+    every = cli("ls")
+    assert every.code == 0
+    for kind in ("algorithm", "compressor", "problem", "metric"):
+        said = cli("ls", f"{kind}s")
+        assert said.out == cli("ls", kind).out
+        for name in registry.names(kind):
+            assert re.search(rf"^ {name}  ", said.out, re.M)
+            assert re.search(rf"^ {name}  ", every.out, re.M)
+    assert re.search(r"^ breast_cancer +569 +30 +comes with scikit-learn$", every.out, re.M)
+    assert re.search(r"^ mushrooms +8,124 +112  ", cli("ls", "datasets").out, re.M)
+    said = cli("ls", "compresor")
+    assert (said.code, "did you mean compressors?" in said.err) == (2, True)
+    example = Path(__file__).parents[1] / "examples" / "largest.py"
+    assert re.search(
+        r"^ largest +max_j \|x_j\|\.$", cli("ls", "metrics", "--plugin", example).out, re.M
+    )
+
+
+def test_show_an_operator():
+    said = cli("show", "top_k", "--d", 10_000)
+    assert said.code == 0
+    tidy(said.out)
+    assert "contractive with alpha = k/d" in said.out
+    rows = [line.split() for line in said.out.splitlines()]
+    # 100 values of 64 bits, 100 indices of 14 bits
+    assert ["1%", "–", "0.01", "7,800", "1.219%", "975"] in rows
+    said = cli("show", "rand_k:k=5", "--d", 50)
+    assert ["5", "9", "–", "320", "10.000%", "40"] in [
+        line.split() for line in said.out.splitlines()
+    ]
+    assert "unbiased" in said.out
+
+
+def test_show_an_algorithm_with_its_step(data_folder):
+    said = cli(
+        *("show", "ef21", "--problem", "logistic", "--dataset", "mushrooms", "--clients", 20),
+        *("--compressor", "top_k:k=5"),
+    )
+    assert said.code == 0, said.err
+    problem = {"name": "logistic", "dataset": "mushrooms", "clients": 20}
+    config = {"problem": problem, "algorithm": "ef21", "compressor": {"name": "top_k", "k": 5}}
+    step = Resolver().resolve(spec.load(config).cells[0]).step_size
+    assert re.search(rf"^  nonconvex +{step:.6g}$", said.out, re.M)
+    assert re.search(r"^  L_tilde.* 3\.49", said.out, re.M)
+    assert re.search(r"^  pl +none: mu is unknown here$", said.out, re.M)
+
+
+def test_show_others():
+    said = cli("show", "quadratic")
+    assert re.search(r"^  d +100$", said.out, re.M)
+    assert re.search(r"^  mu +0\.01$", said.out, re.M)
+    assert "heterogeneity" in said.out
+    assert cli("show", "logistic", "--dataset", "breast_cancer", "--clients", 5).code == 0
+    assert "||x||_2" in cli("show", "iterate_norm").out
+    for entry in (e for e in registry._entries.values() if not e.source):
+        assert cli("show", entry.name).code == 0, entry.name
+    said = cli("show", "topk")
+    assert (said.code, "did you mean top_k?" in said.err) == (2, True)
+
+
+def test_schema_is_json_with_defaults():
+    said = cli("schema")
+    schema = json.loads(said.out)
+    assert schema["properties"]["attempts"]["default"] == 2
+    assert "top_k" in json.dumps(schema["$defs"]["compressor"])
+    example = Path(__file__).parents[1] / "examples" / "rand_block.py"
+    assert "rand_block" not in said.out
+    assert "rand_block" in cli("schema", "--plugin", example).out
+
+
+# Reading results -----------------------------------------------------------------------------------
+
+
+def test_table_forms_and_accounting(swept, here):
+    out = swept[0] / "out"
+    rich = cli("table", out)
+    tidy(rich.out)
+    assert rich.code == 0
+    frames = {}
+    for how in ("value_bits=32", "paper:ef21"):
+        said = cli("table", out, "--format", "csv", "--accounting", how, "--out", f"{how[:5]}.csv")
+        assert said.code == 0
+        frames[how] = pd.read_csv(here / f"{how[:5]}.csv").set_index("method")
+    full = pd.read_csv(_text(cli("table", out, "--format", "csv").out)).set_index("method")
+    one = "EF21 Rand-K"  # a message before the first round, then 20: three values, no indices
+    assert full.loc[one, "bits_up"] == 21 * 3 * 64
+    assert frames["value_bits=32"].loc[one, "bits_up"] == 21 * 3 * 32
+    assert frames["paper:ef21"].loc[one, "bits_up"] == 20 * 3 * 32
+    every = pd.read_csv(_text(cli("table", out, "--format", "csv", "--by", "series").out))
+    assert len(every) > len(full)
+    assert cli("table", out, "--format", "markdown").out.startswith("| Method | K |")
+    assert cli("table", out, "--target", 1e300).out.count("not reached") == 0
+    for wrong in (["--accounting", "paper:ef12"], ["--format", "cvs"], ["--by", "methods"]):
+        said = cli("table", out, *wrong)
+        assert (said.code, said.complaints, said.out) == (2, 1, "")
+        assert "did you mean" in said.err
+
+
+def _text(text: str):
+    import io
+
+    return io.StringIO(text)
+
+
+def test_plot_and_report(swept, here):
+    out = swept[0] / "out"
+    said = cli("plot", out, "--out", here / "figures")
+    assert said.code == 0
+    lines = said.out.splitlines()
+    assert f"{here}/figures/grad_norm_sq_vs_bits_up.{{png,pdf,csv}}" in lines
+    for line in lines:
+        name, endings = line[:-1].split(".{")
+        for ending in endings.split(","):
+            assert Path(f"{name}.{ending}").stat().st_size > 0
+    said = cli("report", out, "--out", here / "r.html", "--accounting", "paper:3pc")
+    assert (said.code, said.out) == (0, f"{here}/r.html\n")
+    assert "value_bits=64, index_bits=none" in (here / "r.html").read_text()
+
+
+def test_merge(swept, here):
+    (here / "s.yaml").write_text(SWEEP)
+    assert cli("sweep", "s.yaml", "--inline", "--set", "seed=5", "--out", "b").code == 0
+    said = cli("merge", swept[0] / "out", "b", "--out", "c")
+    assert said.code == 0
+    ids = [set(store.cells(f)["cell"]) for f in (swept[0] / "out", "b", "c")]
+    assert ids[2] == ids[0] | ids[1]
+    before = tree(here / "c")
+    assert cli("merge", swept[0] / "out", "b", "--out", "c").code == 2
+    assert tree(here / "c") == before
+
+
+@pytest.mark.parametrize("verb", ["table", "plot", "report"])
+@pytest.mark.parametrize("folder", ["missing", "empty", "file.txt"])
+def test_reading_verbs_without_results(verb, folder, here):
+    (here / "empty").mkdir()
+    (here / "file.txt").write_text("no results")
+    before = tree(here)
+    said = cli(verb, folder)
+    assert said.code == 2
+    assert said.complaints == 1
+    assert len(said.err.splitlines()) <= 2
+    assert folder in said.err
+    assert (tree(here), said.out) == (before, "")
+
+
+# This machine --------------------------------------------------------------------------------------
+
+
+def test_doctor(here, monkeypatch):
+    said = cli("doctor")
+    assert said.code == 0, said.out
+    tidy(said.out)
+    for what in ("python", "torch", "ray", "numba", "cuda", "data", "results", "kernels"):
+        assert re.search(rf"^ok  {what} ", said.out, re.M), said.out
+    assert np.__version__ in said.out
+    monkeypatch.setenv("RAYBENCH_DATA", str(here / "nowhere"))
+    said = cli("doctor")
+    assert said.code == 1
+    assert re.search(r"^problem  data +no folder", said.out, re.M)
+    assert "make it, or correct RAYBENCH_DATA" in said.out
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_doctor_without_write_access(here):
+    here.chmod(0o500)
+    said = cli("doctor")
+    here.chmod(0o700)
+    assert said.code == 1
+    assert "a folder that you may write" in said.out

@@ -1,0 +1,207 @@
+"""Plug-ins: the documented examples run and conform, files and entry points register, ids follow code."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from cli_kit import cli, own_plugins
+
+import raybench
+from raybench import plugins, registry, spec
+from raybench.errors import InputError
+from raybench.problems import build
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+PAGE = ROOT / "docs" / "plugins.md"
+FILES = {
+    "rand_block.py": "compressor",
+    "heavy_ball.py": "algorithm",
+    "pseudo_huber.py": "problem",
+    "largest.py": "metric",
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty working folder; plug-ins of a test are forgotten."""
+    monkeypatch.chdir(tmp_path)
+    with own_plugins():
+        yield tmp_path
+
+
+def test_page_shows_the_examples_as_they_are():
+    blocks = re.findall(r"```(?:python|yaml)\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    shown = [block for block in blocks if block.startswith(('"""', "#"))]
+    assert shown == [(EXAMPLES / name).read_text() for name in (*FILES, "plugin_sweep.yaml")]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_examples_are_short_and_need_one_module(name):
+    tree = ast.parse((EXAMPLES / name).read_text())
+    (body,) = (n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef))
+    assert body.end_lineno - body.lineno < 22
+    froms = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert {m for m in froms if m.startswith("raybench")} == {"raybench.plugins"}
+
+
+@pytest.mark.parametrize(("name", "kind"), FILES.items())
+def test_examples_conform(name, kind):
+    said = cli("check", EXAMPLES / name)
+    assert said.code == 0, said.out
+    (entry,) = registry.load_plugin(EXAMPLES / name)
+    lines = said.out.splitlines()
+    assert lines[0] == f"{kind} {entry.name}"
+    assert all(line.startswith("  ok  ") for line in lines[1:-1])
+    assert lines[-1] == f"{len(lines) - 2} checks passed"
+
+
+def test_example_sweep_runs(here):
+    said = cli("sweep", EXAMPLES / "plugin_sweep.yaml", "--inline")
+    assert said.code == 0, said.err
+    cells = pd.read_parquet(here / "results" / "plugin_sweep" / "cells")
+    assert set(cells["status"]) == {"ok"}
+    assert {"ef21_heavy_ball", "marina"} < set(cells["algorithm"])
+    curves = raybench.load("results/plugin_sweep")
+    assert "rand_block" in set(curves["compressor"])
+    assert (curves.loc[curves["round"] > 0, "extra.largest"].dropna() > 0).all()
+    best = cells.loc[cells["algorithm"] != "gd"].groupby("algorithm")["grad_norm_sq"].min()
+    assert (best < 1e-9).all()  # they optimise, all of them
+
+
+def test_run_and_show_take_plugins():
+    file = EXAMPLES / "rand_block.py"
+    said = cli("show", "rand_block:k=5", "--d", 50, "--plugin", file)
+    assert said.out.split("\n")[-3].split()[:3] == ["5", "9", "–"]
+    said = cli(
+        *("run", "--plugin", file, "--algorithm", "marina", "--compressor", "rand_block:k=3"),
+        *("--rounds", 10),
+    )
+    assert said.code == 0, said.err
+    assert "marina rand_block(k=3)" in said.out
+
+
+@pytest.mark.parametrize("kind", ["Choice", "Count", "Flag", "Integer", "List", "Number", "Text"])
+def test_all_a_plugin_needs_is_in_one_place(kind):
+    assert kind in plugins.__all__
+    assert all(hasattr(plugins, name) for name in plugins.__all__)
+    assert plugins.__all__ == sorted(set(plugins.__all__), key=plugins.__all__.index)
+
+
+# Faults are found ----------------------------------------------------------------------------------
+
+
+def faulty(name: str, old: str, new: str, here: Path) -> str:
+    """Return what ``check`` prints of an example with a fault, after asserting that it fails."""
+    text = (EXAMPLES / name).read_text()
+    assert old in text
+    (here / "p.py").write_text(text.replace(old, new))
+    said = cli("check", "p.py")
+    assert said.code == 1
+    assert re.search(r"^\d+ checks?, \d+ failed$", said.out, re.M)
+    return said.out
+
+
+def test_check_finds_a_biased_operator(here):
+    out = faulty("rand_block.py", "scale=d / k", "scale=1.0", here)
+    assert re.search(r"^  FAIL  rand_block:k=25%: unbiased: \S", out, re.M)
+
+
+def test_check_finds_unbooked_means(here):
+    out = faulty("heavy_ball.py", "net.up(m).mean()\n\n", "m.decode().mean(1)\n\n", here)
+    assert re.search(r"^  FAIL  ef21_heavy_ball.*: ranks change nothing", out, re.M)
+
+
+def test_check_finds_a_wrong_gradient(here):
+    out = faulty("pseudo_huber.py", "return away /", "return 2 * away /", here)
+    assert re.search(r"^  FAIL  pseudo_huber: gradients match finite differences", out, re.M)
+
+
+def test_check_finds_a_wrong_constant(here):
+    out = faulty("pseudo_huber.py", "self.L, self.L_i = 1.0,", "self.L, self.L_i = 0.1,", here)
+    assert re.search(r"^  FAIL  pseudo_huber: smoothness constants hold", out, re.M)
+
+
+def test_check_finds_a_metric_without_cells(here):
+    faulty("largest.py", "x.abs().amax(-1)", "x.abs().amax()", here)
+
+
+def test_check_of_what_cannot_be_made(here):
+    out = faulty("pseudo_huber.py", "noise = torch", "noise = tolch", here)
+    assert "FAIL  pseudo_huber: can be made: NameError" in out
+
+
+# What registers, and what ids depend on ------------------------------------------------------------
+
+
+def test_constants_set_as_attributes():
+    registry.load_plugin(EXAMPLES / "pseudo_huber.py")
+    constants = build("pseudo_huber", {"clients": 3, "d": 4, "seed": 0}).constants
+    assert (constants.L, constants.L_tilde, constants.f_inf) == (1.0, 1.0, 0.0)
+    assert (constants.mu, constants.f_star, constants.L_pm) == (None, None, None)
+
+
+def test_ids_follow_the_file(here):
+    config = {
+        "problem": "quadratic",
+        "algorithm": "marina",
+        "compressor": [{"name": "rand_block", "k": 3}, {"name": "rand_k", "k": 3}],
+    }
+
+    def ids(change: str = "") -> list[str]:
+        (here / "p.py").write_text((EXAMPLES / "rand_block.py").read_text() + change)
+        return [cell.id for cell in spec.load(config, plugins=["p.py"]).cells]
+
+    first, again, other = ids(), ids(), ids("# edited\n")
+    assert first == again
+    assert first[0] != other[0]  # its own code changed
+    assert first[1] == other[1]  # that of rand_k did not
+
+
+def test_a_file_that_registers_nothing_says_how(here):
+    (here / "p.py").write_text("x = 1\n")
+    with pytest.raises(InputError, match=r"algorithm, problem or metric of raybench\.plugins"):
+        registry.load_plugin("p.py")
+
+
+def test_entry_points(here):
+    """A package on the path with entry points of every kind offers them to a new Python."""
+    package = here / "site" / "my_package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    for name in FILES:
+        (package / name).write_text((EXAMPLES / name).read_text())
+    info = here / "site" / "my_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    points = "".join(
+        f"[raybench.{kind}s]\nmine = my_package.{name.removesuffix('.py')}\n"
+        for name, kind in FILES.items()
+    )
+    (info / "entry_points.txt").write_text(points)
+    code = textwrap.dedent(
+        """
+        import sys
+        sys.path.insert(0, "site")
+        import raybench
+        print(raybench.compressor("rand_block", k=5).omega(50))
+        frame = raybench.run({
+            "problem": {"name": "pseudo_huber", "d": 9},
+            "algorithm": "ef21_heavy_ball",
+            "compressor": {"name": "rand_block", "k": 3},
+            "step_size": {"theory": 0.1, "of": "ef21"},
+            "evaluate": {"metrics": ["largest"]},
+            "rounds": 5,
+        })
+        print(frame["round"].max(), frame["extra.largest"].notna().any())
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["9.0", "5 True"], done.stderr
