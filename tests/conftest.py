@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -58,6 +59,22 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(THREADS)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_plugins() -> Iterator[None]:
+    """Plug-ins that the tests of a file register are gone when the next file's tests run."""
+    from raybench import registry
+
+    for kind in registry.BUILTIN:
+        registry.names(kind)
+    entries, modules = dict(registry._entries), set(sys.modules)
+    yield
+    registry._entries.clear()
+    registry._entries.update(entries)
+    for name in set(sys.modules) - modules:
+        if name.startswith("raybench_plugin_"):  # else its file would count as loaded
+            del sys.modules[name]
 
 
 def descendants() -> dict[int, str]:

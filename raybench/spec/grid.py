@@ -85,7 +85,7 @@ def _raw(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str, P
         except (OSError, ValueError, RuntimeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a text file"
             fix = "give the path of a sweep file; `raybench ls` lists the shipped ones"
-            raise InputError.of(show(str(source), bare=True), str(reason), fix) from error
+            raise InputError.of(str(source), str(reason), fix) from error
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("-._") or "sweep"
     document = yaml.parse(text, origin)
     if not isinstance(document, dict):
