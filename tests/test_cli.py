@@ -376,6 +376,13 @@ def test_show_an_algorithm_with_its_step(data_folder):
     assert re.search(r"^  pl +none: mu is unknown here$", said.out, re.M)
 
 
+def test_show_takes_the_same_operator_as_run_where_none_is_given():
+    said = cli("show", "marina", "--clients", 4)
+    assert "numbers, with rand_k:k=10%" in said.out
+    assert re.search(r"^  ω +9$", said.out, re.M)
+    assert "numbers, with dense messages" in cli("show", "gd", "--clients", 4).out
+
+
 def test_show_others():
     said = cli("show", "quadratic")
     assert re.search(r"^  d +100$", said.out, re.M)

@@ -21,7 +21,9 @@ Dataset = Annotated[
 Clients = Annotated[int | None, typer.Option(metavar="N", help="How many clients share it.")]
 Compressor = Annotated[
     str | None,
-    typer.Option(metavar="NAME[:KEY=VALUE,...]", help="The operator: top_k:k=1%, natural."),
+    typer.Option(
+        metavar="NAME[:KEY=VALUE,...]", help="The operator. [default: top_k:k=10%, or rand_k:k=10%]"
+    ),
 ]
 Downlink = Annotated[
     str | None, typer.Option(metavar="NAME[:KEY=VALUE,...]", help="The server's operator.")
@@ -56,6 +58,17 @@ def config(
         **{key: short.parse(text, key) for key, text in parts.items() if text is not None},
         **{key: value for key, value in more.items() if value is not None},
     }
+
+
+def usual_operator(algorithm: str) -> str | None:
+    """Return the operator of a method that takes one where none is given; None where it takes none."""
+    from raybench import registry
+    from raybench.compressors import Role
+
+    role = registry.lookup("algorithm", algorithm).meta.get("up")
+    if role is None:
+        return None
+    return "rand_k:k=10%" if role == Role.UNBIASED else "top_k:k=10%"
 
 
 def folder_name(sweep: Sweep) -> str:

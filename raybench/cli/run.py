@@ -41,7 +41,7 @@ def run(
 
     Runs on one problem share a folder, so that raybench table and raybench report compare them.
     """
-    from raybench import spec
+    from raybench import registry, spec
     from raybench.errors import InputError
     from raybench.spec import short
 
@@ -51,7 +51,9 @@ def run(
     steps = {"value": step_value} if step_value is not None else steps
     name = short.parse(algorithm, "algorithm")["name"]
     if compressor is None:
-        compressor = _usual(name, plugin)
+        for file in plugin or ():
+            registry.load_plugin(file)
+        compressor = cell.usual_operator(name)
     given = cell.config(
         algorithm,
         problem,
@@ -71,19 +73,6 @@ def run(
         named = cell.folder_name(sweep)
         sweep = spec.load(given, sets=sets or (), plugins=plugin or (), name=named)
     _work(sweep, results_of(sweep, out), fresh)
-
-
-def _usual(name: str, plugins: list[str] | None) -> str | None:
-    """Return the operator for a method that needs one where none is given."""
-    from raybench import registry
-    from raybench.compressors import Role
-
-    for file in plugins or ():
-        registry.load_plugin(file)
-    role = registry.lookup("algorithm", name).meta.get("up")
-    if role is None:
-        return None
-    return "rand_k:k=10%" if role == Role.UNBIASED else "top_k:k=10%"
 
 
 def _work(sweep: Any, folder: str, fresh: bool) -> None:

@@ -56,7 +56,9 @@ def show(
         if kind == "compressor" and (d is not None or ":" in name):
             _operator(out, entry, name, d or 1000)
         if kind == "algorithm" and (given or compressor is not None):
-            _steps(out, cell.config(name, problem, dataset, clients, compressor, downlink))
+            operator = compressor or cell.usual_operator(plain)
+            config = cell.config(name, problem, dataset, clients, operator, downlink)
+            _steps(out, config, operator)
         if kind == "problem" and (given or ":" in name or not _required(entry)):
             config = cell.config("gd", name, dataset, clients, None)
             _constants(out, config)
@@ -202,7 +204,7 @@ def _constants(out: Screen, config: dict[str, Any]) -> None:
     out.print(pairs(spelled, indent=2))
 
 
-def _steps(out: Screen, config: dict[str, Any]) -> None:
+def _steps(out: Screen, config: dict[str, Any], operator: str | None) -> None:
     """Print the constants and the algorithm's theoretical steps under every rule."""
     from rich.text import Text
 
@@ -231,7 +233,7 @@ def _steps(out: Screen, config: dict[str, Any]) -> None:
             shown = {k: v for k, v in found.params.items() if isinstance(v, int | float)}
             facts += [(k, words.number(v, 6)) for k, v in shown.items()]
     if facts:
-        out.print(Text("  operator as bound, and numbers", style="bold"))
+        out.print(Text(f"  numbers, with {operator or 'dense messages'}", style="bold"))
         out.print(pairs(facts))
     out.print(Text("  theoretical step size by rule", style="bold"))
     out.print(pairs(rows))

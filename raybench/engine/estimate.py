@@ -58,7 +58,8 @@ def _try(batch: Batch, options: Options, seconds: float) -> Estimate:
         run.advance(0)
         start = float(run.bits("up").mean())
         over = run.advance(1)  # loads kernels
-        until, laps = perf_counter() + seconds, []
+        laps: list[float] = []
+        until = perf_counter() + seconds
         while not over and (not laps or perf_counter() < until):
             began = perf_counter()
             over = run.advance(1)
