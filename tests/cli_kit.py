@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
+import unittest.mock
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +42,8 @@ class Said:
 def cli(*args: object) -> Said:
     """Return what ``raybench ARGS`` prints and its exit code."""
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    page = unittest.mock.patch.dict(os.environ, COLUMNS="120")  # whatever the test's runner has
+    with page, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main([str(arg) for arg in args])
             code = 0
