@@ -334,3 +334,22 @@ def test_annotate_drops_curves_without_a_cell():
     found = annotate(curves, describe(cells[:1]))
     assert found["cell"].unique().tolist() == ["cell0"]
     assert found.columns.is_unique
+
+
+def test_steps_of_two_theories_are_two_candidates():
+    """x1 of the paper's step and x1 of ours are different step sizes: never averaged."""
+    runs = [{"g": [1.0, 0.5], "seed": s, "multiple": m} for m in (1.0, 2.0) for s in (0, 1)]
+    runs += [{"g": [1.0, 0.1], "seed": s, "multiple": 1.0} for s in (0, 1)]
+    curves, cells = make(runs)
+    rules = ["nonconvex"] * 4 + ["paper"] * 2
+    cells["config"] = [
+        json.dumps({**json.loads(text), "step_size": {"kind": "theory", "rule": rule, "of": None}})
+        for text, rule in zip(cells["config"], rules, strict=True)
+    ]
+    assert list(describe(cells)["step"]) == ["x1", "x1", "x2", "x2", "x1 paper", "x1 paper"]
+    (best,) = tuned(curves, cells, target=0.2).itertuples()
+    assert best.step == "x1 paper"
+    assert best.seeds == 2
+    found = final_vs_step(cells)
+    assert list(found["at"]) == [1.0, 2.0]
+    assert list(found["cells"]) == [2, 2]

@@ -30,7 +30,8 @@ def describe(cells: pd.DataFrame) -> pd.DataFrame:
     facet: the parameters of the problem that differ between cells (empty for a lone problem).
     method: algorithm and compressor, with those other parameters that take several values at one K
     (``EF21 Top-K (init=zero)``); series: the same with K (``EF21 Top-5``). step: the step's place
-    in the grid, ``x8`` for a multiple of the theoretical step, ``0.5`` for a value.
+    in the grid, ``x8`` for a multiple of the theoretical step, ``0.5`` for a value; with the theory
+    where it is not the method's own nonconvex one: ``x1 paper``, ``x2 of gd``.
     """
     cells = cells.reset_index(drop=True)
     config = configs(cells).map(_plain, na_action="ignore").astype(object)
@@ -44,7 +45,12 @@ def describe(cells: pd.DataFrame) -> pd.DataFrame:
         facet=facet,
         method=[_join(b, c, e) for b, c, e in zip(base, generic, extras, strict=True)],
         series=[_join(b, c, e) for b, c, e in zip(base, exact, extras, strict=True)],
-        step=[_step(m, s) for m, s in zip(cells["step_multiple"], cells["step_size"], strict=True)],
+        step=[
+            _step(m, s, t)
+            for m, s, t in zip(
+                cells["step_multiple"], cells["step_size"], _theories(config), strict=True
+            )
+        ],
     )
 
 
@@ -125,9 +131,19 @@ def _number(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _step(multiple: float, size: float) -> str:
+def _theories(config: pd.DataFrame) -> list[str]:
+    """Return which theory each step is a multiple of, empty for the method's own nonconvex one."""
+    none = [None] * len(config)
+    rules, others = (config.get(f"step_size.{key}", none) for key in ("rule", "of"))
+    return [
+        (f" {rule}" if rule not in (None, "nonconvex") else "") + (f" of {of}" if of else "")
+        for rule, of in zip(rules, others, strict=True)
+    ]
+
+
+def _step(multiple: float, size: float, theory: str = "") -> str:
     if multiple == multiple:
-        return f"x{multiple:.12g}"
+        return f"x{multiple:.12g}{theory}"
     return f"{size:.12g}" if size == size else ""
 
 

@@ -192,10 +192,14 @@ def final_vs_step(cells: pd.DataFrame, y: str = "grad_norm_sq") -> pd.DataFrame:
 
     Columns: facet, method, series, k, axis (``step_multiple``, or ``step_size`` where the series
     has no multiples), at (the step on that axis), cells, diverged, and over the cells that ended
-    ok: y (median), y_low, y_high (extremes); NaN where none did.
+    ok: y (median), y_low, y_high (extremes); NaN where none did. Where a series has multiples of
+    several theories those of the commonest are shown: the others have no place on its axis.
     """
     cells = _described(cells)
     cells = cells[cells["status"].isin(["ok", "diverged"])]
+    for _, part in cells.groupby(["facet", "series"], sort=False):
+        theory = part["step"].str.partition(" ")[2]
+        cells = cells.drop(part.index[theory != theory.mode().iloc[0]])
     rows = []
     for (facet, series, _), part in cells.groupby(["facet", "series", "step"], sort=False):
         multiple = part["step_multiple"].iloc[0]
