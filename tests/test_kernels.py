@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from raybench.problems import kernels, sparse
+from raybench import cores
+from raybench.problems import kernels
 from raybench.problems.clients import Rows
 from raybench.problems.dense import DenseMargins
 from raybench.problems.sparse import SparseMargins
@@ -138,7 +139,7 @@ def test_threads_change_no_bit(monkeypatch, threads):
     try:
         torch.set_num_threads(1)
         want = *ours.oracle(x, x, True), ours.minibatch(x, sample, x)
-        monkeypatch.setattr(sparse, "WORTH_THREADS", 0)
+        monkeypatch.setattr(cores, "WORTH_THREADS", 0)
         torch.set_num_threads(threads)
         got = *ours.oracle(x, x, True), ours.minibatch(x, sample, x)
     finally:
@@ -147,7 +148,7 @@ def test_threads_change_no_bit(monkeypatch, threads):
 
 
 def test_an_error_in_a_thread_is_raised(monkeypatch):
-    monkeypatch.setattr(sparse, "WORTH_THREADS", 0)
+    monkeypatch.setattr(cores, "WORTH_THREADS", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     helper_failed = threading.Event()
 
@@ -159,16 +160,16 @@ def test_an_error_in_a_thread_is_raised(monkeypatch):
             raise MemoryError
 
     with pytest.raises(MemoryError):
-        sparse.run_shared(work, 8, 1.0)
+        cores.run_shared(work, 8, 1.0)
 
 
 def test_every_item_is_worked_on_once(monkeypatch):
-    monkeypatch.setattr(sparse, "WORTH_THREADS", 0)
+    monkeypatch.setattr(cores, "WORTH_THREADS", 0)
     for threads in (1, 2, 5):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         for items in (1, 2, 7, 100):
             seen: list[int] = []
-            sparse.run_shared(lambda lo, hi, seen=seen: seen.extend(range(lo, hi)), items, 1.0)
+            cores.run_shared(lambda lo, hi, seen=seen: seen.extend(range(lo, hi)), items, 1.0)
             assert sorted(seen) == list(range(items))
 
 

@@ -238,7 +238,7 @@ def test_ctrl_c_leaves_a_valid_store(tmp_path: Path) -> None:
         assert 1 <= len(done) < 20
         assert set(done.status) == {"ok"}
         assert set(done.cell) <= set(curves(out).cell)
-        gone, alive = psutil.wait_procs(family, timeout=30)
+        _, alive = psutil.wait_procs(family, timeout=30)
         assert not alive, "Ray was left running"
     finally:
         for process in family:

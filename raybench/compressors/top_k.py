@@ -11,10 +11,13 @@ from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.messages import Message, SparseMessage
+from raybench.cores import run_shared
 from raybench.registry import Count, compressor
 from raybench.streams import Stream
 
-INSERTION = 24  # up to this k a sorted list beats a selection over a copy of the row
+COST = 5  # of looking at a coordinate, in additions
+BLOCK = 8  # coordinates whose largest is found together
+ROUNDS = 8  # up to so many looks at a coordinate, taking the largest k times beats a selection
 
 
 @compressor("top_k", k=Count(help="coordinates kept, or a share such as 10%"))
@@ -47,8 +50,16 @@ def top_indices(x: Tensor, k: int) -> Tensor:
         return top_indices_torch(x, k)
     out = torch.empty(*x.shape[:-1], k, dtype=torch.int64)
     rows = x.detach().reshape(-1, x.shape[-1]).numpy()
-    kernel = _by_insertion if k <= INSERTION else _by_selection
-    kernel(rows, k, out.view(-1, k).numpy())
+    blocks = -(-x.shape[-1] // BLOCK)
+    kernel, into = (
+        _by_rounds if k * blocks <= ROUNDS * x.shape[-1] else _by_selection,
+        out.view(-1, k).numpy(),
+    )
+
+    def work(lo: int, hi: int) -> None:
+        kernel(rows[lo:hi], k, into[lo:hi])
+
+    run_shared(work, len(rows), COST * rows.size)
     return out
 
 
@@ -65,34 +76,45 @@ def _size(value):
 
 
 @numba.njit(cache=True, nogil=True)
-def _by_insertion(rows, k, out):
-    best = np.empty(k, rows.dtype)  # sizes of those kept, descending
+def _by_rounds(rows, k, out):  # take the largest k times, over blocks whose maxima are kept
+    d = rows.shape[1]
+    blocks = -(-d // BLOCK)
+    sizes = np.full(blocks * BLOCK, -1, rows.dtype)
+    most = np.empty(blocks, rows.dtype)
     for r in range(rows.shape[0]):
         row, keep = rows[r], out[r]
-        best[:] = -1
-        cut = best[k - 1]
-        for j in range(row.shape[0]):
-            size = abs(row[j])
-            if size <= cut:  # nearly always; ties: the earlier index stays; false for NaN
-                continue
-            if np.isnan(size):
-                size = np.inf
-                if size <= cut:
-                    continue
-            at = k - 1
-            while at > 0 and best[at - 1] < size:
-                best[at] = best[at - 1]
+        for j in range(d):
+            sizes[j] = abs(row[j])
+        for b in range(blocks):
+            largest = sizes[b * BLOCK]
+            strange = np.isnan(largest)
+            for j in range(b * BLOCK + 1, b * BLOCK + BLOCK):
+                strange |= np.isnan(sizes[j])
+                largest = max(largest, sizes[j])
+            if strange:
+                largest = np.inf
+                for j in range(b * BLOCK, b * BLOCK + BLOCK):
+                    if np.isnan(sizes[j]):
+                        sizes[j] = np.inf
+            most[b] = largest
+        for t in range(k):
+            top, b = most[0], 0
+            for c in range(1, blocks):  # ties: the earlier block, and in it the earlier index
+                if most[c] > top:
+                    top, b = most[c], c
+            j = b * BLOCK
+            while sizes[j] != top:
+                j += 1
+            sizes[j] = -1
+            largest = sizes[b * BLOCK]
+            for i in range(b * BLOCK + 1, b * BLOCK + BLOCK):
+                largest = max(largest, sizes[i])
+            most[b] = largest
+            at = t  # indices ascending
+            while at > 0 and keep[at - 1] > j:
                 keep[at] = keep[at - 1]
                 at -= 1
-            best[at] = size
             keep[at] = j
-            cut = best[k - 1]
-        for a in range(1, k):  # indices ascending
-            index, at = keep[a], a
-            while at > 0 and keep[at - 1] > index:
-                keep[at] = keep[at - 1]
-                at -= 1
-            keep[at] = index
 
 
 @numba.njit(cache=True, nogil=True)

@@ -91,7 +91,16 @@ def make_plan(
     resolver = Resolver(sweep.allow_unproven)
     cells, skipped = [], []
     complaints: dict[Complaint, None] = {}
+    broken: set[Section] = set()
     for cell in sweep.cells:
+        if cell.problem in broken:
+            continue
+        try:
+            problem_of(cell.problem)
+        except InputError as error:  # say it once: trying again may mean another download
+            broken.add(cell.problem)
+            complaints.update(dict.fromkeys(error.complaints))
+            continue
         try:
             cells.append(resolver.resolve(cell))
         except Skip as why:

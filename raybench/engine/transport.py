@@ -18,7 +18,6 @@ from torch import Tensor
 
 from raybench.compressors import Message
 
-
 FAILURE_WAIT = 30  # seconds that ranks get to reach the same error
 
 

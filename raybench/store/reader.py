@@ -129,7 +129,9 @@ def open_results(folder: Source) -> Files:
     """Return the files of a results folder. Raises InputError if it is missing or has no results."""
     files = open_folder(folder)
     if not files.exists():
-        raise InputError.of("folder", f"no such folder: {files.name}", "sweeps write to results/NAME")
+        raise InputError.of(
+            "folder", f"no such folder: {files.name}", "sweeps write to results/NAME"
+        )
     if not files.names("cells"):
         what = f"{files.name} holds no results yet"
         raise InputError.of("folder", what, "give the folder that holds cells/ and curves/")
