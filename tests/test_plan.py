@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -310,3 +311,14 @@ def test_every_method_says_what_it_needs():
         meta = registry.lookup("algorithm", name).meta
         assert meta.get("up") in (None, *Role)
         assert "theory" in meta, f"{name} does not say whether it has a theory"
+
+
+def test_heterogeneity_is_the_clients_gradients_at_the_minimiser():
+    text = "{problem: {name: quadratic, dim: 6, clients: 4, seed: 3}, algorithm: gd, rounds: 1}\n"
+    section = spec.load(text).cells[0].problem
+    problem = problem_of(section)
+    A, b = (t.numpy() for t in problem.exact)
+    best = np.linalg.solve(A.mean(0), b.mean(0))
+    by_hand = np.mean([np.sum((a @ best - c) ** 2) for a, c in zip(A, b, strict=True)])
+    assert facts_of(problem)["heterogeneity"] == pytest.approx(by_hand, rel=1e-9)
+    assert by_hand > 0.1

@@ -76,8 +76,15 @@ def facts_of(problem: Problem) -> dict[str, Any]:
         "L_pm": c.L_pm,
         "mu": c.mu,
         "f_star": c.f_star,
+        "heterogeneity": heterogeneity(problem),
         "constants": json.dumps(constants),
     }
+
+
+def heterogeneity(problem: Problem) -> float | None:
+    """Return mean_i ||grad f_i(x*)||^2, None where x* has no closed form."""
+    best = problem.minimizer()
+    return None if best is None else float(problem.grad(best[None]).square().sum(-1).mean())
 
 
 def make_plan(

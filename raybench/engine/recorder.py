@@ -15,6 +15,7 @@ MEASURES = (
     "loss",
     "grad_norm_sq",
     "suboptimality",
+    "mean_client_grad_norm_sq",
     "consensus_error",
     "estimator_error_sq",
     "accuracy",

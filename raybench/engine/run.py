@@ -195,6 +195,7 @@ class Run:
         if net.consensus is not None:
             values["consensus_error"] = net.consensus
         if len(self.recorder.rounds) % self._evaluate_each == 0 or t == self.rounds:
+            values["mean_client_grad_norm_sq"] = self._mean(oracle.grads.square().sum(-1))
             values.update(self.problem.evaluate(x))
             for name in self.options.metrics:
                 values[name] = registry.lookup("metric", name).target(self.problem, x)

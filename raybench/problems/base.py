@@ -189,6 +189,10 @@ class Problem:
         """Return the problem's own starting point (d,)."""
         return torch.zeros(self.dim, dtype=self.dtype, device=self.device)
 
+    def minimizer(self) -> torch.Tensor | None:
+        """Return the minimiser x* (d,) where it has a closed form, else None."""
+        return None
+
     def evaluate(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return metrics at x (B, d), each (B,): accuracy, test_loss; empty where there are none."""
         return {}

@@ -55,6 +55,14 @@ class Quadratic(Problem):
         f_star, mu = minimum(A.mean(0), b.mean(0))
         return replace(quadratic_constants(A), mu=mu, f_inf=f_star, f_star=f_star)
 
+    def minimizer(self) -> torch.Tensor | None:
+        """Return the minimiser of smallest norm, None where f is unbounded below."""
+        if self.constants.f_star is None:
+            return None
+        A, b = (t.mean(0).numpy() for t in self.exact)
+        best = np.linalg.lstsq(A, b, rcond=None)[0]
+        return torch.from_numpy(best).to(self.dtype).to(self.device)
+
 
 def quadratic_constants(A: np.ndarray) -> Constants:
     """Return L, L_i, L_plus, L_pm (and L_samples = L_plus) of quadratics with Hessians A (n, d, d)."""

@@ -13,7 +13,7 @@ from raybench.problems.base import DTYPES, Constants, Problem
 from raybench.registry import Choice, Integer, Number, Param, problem
 
 
-@problem("tridiagonal")
+@problem("tridiagonal", x0="problem")
 class Tridiagonal(Problem):
     """Tridiagonal quadratics: f_i(x) = x'A_i x / 2 - b_i'x, matrix-free, constants in closed form.
 

@@ -18,7 +18,7 @@ from raybench.registry import Param, problem
 _SHARED = ("dataset", "clients", "dtype", "seed", "rows", "intercept", "scale", "test_size")
 
 
-@problem("vertical_least_squares")
+@problem("vertical_least_squares", x0="problem")
 class VerticalLeastSquares(Problem):
     """Vertical least squares: F(x) = ||sum_j A_j x_j - b||^2, client j holding the columns A_j.
 

@@ -19,7 +19,7 @@ from raybench.engine.plan import Plan, make_plan
 from raybench.engine.resolve import problem_of
 from raybench.engine.run import Options
 from raybench.errors import InputError
-from raybench.runtime.packs import packs_of
+from raybench.runtime.packs import PER_SLOT, packs_of
 from raybench.runtime.progress import View, added
 from raybench.runtime.session import ray_session
 from raybench.spec import Sweep
@@ -144,7 +144,10 @@ def _through_ray(
         if address in (None, "local"):
             cpus -= 1  # the extra one of our own Ray
         slots = max(1, int(cpus // taken))
-        packs = packs_of(plan.batches, plan.work, slots, per_slot=1 if train else 4)
+        growing = address not in (None, "local") and not train  # a cluster may add nodes
+        packs = packs_of(
+            plan.batches, plan.work, max(slots, 16) if growing else slots, 1 if train else PER_SLOT
+        )
         board = ray.remote(num_cpus=0)(work.Board).remote(fail_fast)
         sections = {b.cells[0].cell.problem for b in plan.batches}
         shared = work.Shared(
@@ -162,13 +165,13 @@ def _through_ray(
             timeout=plan.sweep.timeout,
         )
         with _following(ray, board, view):
-            _fit(shared, len(packs), slots, plan.sweep)
+            _fit(shared, len(packs), None if growing else slots, plan.sweep)
         parts = ray.get(board.read.remote())
         view.update(added(parts))
         return fail_fast and any(p.failed for p in parts.values())
 
 
-def _fit(shared: Any, packs: int, slots: int, sweep: Sweep) -> None:
+def _fit(shared: Any, packs: int, at_once: int | None, sweep: Sweep) -> None:
     from ray import tune
     from ray.tune import CheckpointConfig, FailureConfig, RunConfig, TuneConfig, Tuner
 
@@ -188,7 +191,7 @@ def _fit(shared: Any, packs: int, slots: int, sweep: Sweep) -> None:
             tune.with_resources(tune.with_parameters(trainable, shared=shared), own),
             param_space={"pack": tune.grid_search(list(range(packs)))},
             tune_config=TuneConfig(
-                reuse_actors=shared.mode != "train", max_concurrent_trials=slots
+                reuse_actors=shared.mode != "train", max_concurrent_trials=at_once
             ),
             run_config=RunConfig(
                 name=sweep.name,
