@@ -82,7 +82,9 @@ class Resolver:
         rule = cell.step.rule
         theoretical = entry.meta.get("theory")
         if cell.step.of is not None:
-            theoretical = registry.lookup("algorithm", cell.step.of, "step_size.of").meta["theory"]
+            theoretical = registry.lookup("algorithm", cell.step.of, "step_size.of").meta.get(
+                "theory"
+            )
         try:
             one: float | None = theory.step_size(theoretical, setting, rule)
         except theory.NoTheory as why:
@@ -146,6 +148,10 @@ class Resolver:
         self, cell: Cell, entry: registry.Entry, problem: Problem, up: Bound, down: Bound
     ) -> tuple[theory.Setting, Mapping[str, Any]]:
         params = dict(cell.algorithm.params)
+        auto = {
+            n: rule for n, rule in entry.meta.get("auto", {}).items() if params.get(n) == "auto"
+        }
+        share = up.dense_share(problem.dtype) if auto else 1.0  # compresses a vector: only if asked
 
         def setting() -> theory.Setting:
             return theory.Setting(
@@ -156,17 +162,16 @@ class Resolver:
                 omega=up.omega,
                 alpha=up.alpha,
                 down_alpha=down.alpha,
-                dense_share=up.dense_share(problem.dtype),
+                dense_share=share,
                 common_mask=up.operator.correlated,
                 numbers=params,
             )
 
-        for name, rule in entry.meta.get("auto", {}).items():
-            if params.get(name) == "auto":
-                try:
-                    params[name] = rule(setting())
-                except theory.NoTheory as why:
-                    raise Skip(f"{name}: auto has no value here: {why}") from None
+        for name, rule in auto.items():
+            try:
+                params[name] = rule(setting())
+            except theory.NoTheory as why:
+                raise Skip(f"{name}: auto has no value here: {why}") from None
         return setting(), params
 
 

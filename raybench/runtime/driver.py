@@ -143,8 +143,10 @@ def _through_ray(
         cpus = ray.cluster_resources().get("CPU", 1.0)
         if address in (None, "local"):
             cpus -= 1  # the extra one of our own Ray
-        slots = max(1, int(cpus // taken))
-        growing = address not in (None, "local") and not train  # a cluster may add nodes
+        alone = resources.timing == "exclusive"  # for wall-clock studies: nothing beside it
+        slots = 1 if alone else max(1, int(cpus // taken))
+        # a cluster may add nodes: leave it to Tune how many trials run at once
+        growing = address not in (None, "local") and not train and not alone
         packs = packs_of(
             plan.batches, plan.work, max(slots, 16) if growing else slots, 1 if train else PER_SLOT
         )
