@@ -14,6 +14,7 @@ from pathlib import Path
 from raybench import registry
 from raybench.cli import main
 
+WIDE = 120
 SWEEP = """
 name: small
 problem: {name: quadratic, dim: 12, clients: 4}
@@ -71,3 +72,11 @@ def tree(folder: Path) -> dict[str, bytes]:
     """Return the content of every file below a folder."""
     files = (p for p in sorted(folder.rglob("*")) if p.is_file())
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+def tidy(text: str) -> None:
+    """Assert that text fits a page: plain, no lines too wide or with blanks at their end."""
+    assert "\x1b" not in text
+    for line in text.splitlines():
+        assert len(line) <= WIDE
+        assert line == line.rstrip()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import signal
 import subprocess
@@ -11,20 +9,16 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
-import yaml
-from cli_kit import SWEEP, Said, cli, own_plugins, tree
+from cli_kit import SWEEP, Said, cli, own_plugins, tidy, tree
 
 import raybench
-from raybench import registry, spec, store
+from raybench import store
 from raybench.cli import VERBS
 from raybench.cli.shared import span
-from raybench.engine.resolve import Resolver
 
 SCRIPT = Path(sys.executable).with_name("raybench")
-WIDE = 120
 
 
 @pytest.fixture(autouse=True)
@@ -42,14 +36,6 @@ def swept(tmp_path_factory) -> tuple[Path, Said]:
     (folder / "s.yaml").write_text(SWEEP)
     said = cli("sweep", folder / "s.yaml", "--out", folder / "out", "--inline")
     return folder, said
-
-
-def tidy(text: str) -> None:
-    """Assert that text fits a page: plain, no lines too wide or with blanks at their end."""
-    assert "\x1b" not in text
-    for line in text.splitlines():
-        assert len(line) <= WIDE
-        assert line == line.rstrip()
 
 
 # The frame -----------------------------------------------------------------------------------------
@@ -309,103 +295,6 @@ def test_run_with_a_plugin_that_raises(here):
 # Looking up ----------------------------------------------------------------------------------------
 
 
-def test_cp_copies_every_shipped_sweep(here):
-    listed = re.findall(r"^ (\w+)  ", cli("ls", "sweeps").out, re.M)
-    assert "quickstart" in listed
-    for name in (n for n in listed if n != "sweeps"):
-        said = cli("cp", name)
-        assert said.code == 0
-        assert said.out.startswith(f"{name}.yaml\nnext: raybench plan {name}.yaml")
-        assert yaml.safe_load((here / f"{name}.yaml").read_text())["problem"]
-    (here / "sub").mkdir()
-    assert cli("cp", "quickstart", "sub").out.startswith("sub/quickstart.yaml")
-    assert cli("cp", "quickstart.yaml", "sub/mine.yaml").code == 0
-    (here / "sub" / "mine.yaml").write_text("mine")
-    said = cli("cp", "quickstart", "sub/mine.yaml")
-    assert (said.code, (here / "sub" / "mine.yaml").read_text()) == (2, "mine")
-    assert cli("cp", "quickstart", "nowhere/mine.yaml").code == 2
-    said = cli("cp", "quickstrat")
-    assert (said.code, "did you mean quickstart?" in said.err) == (2, True)
-
-
-def test_ls(here):
-    every = cli("ls")
-    assert every.code == 0
-    for kind in ("algorithm", "compressor", "problem", "metric"):
-        said = cli("ls", f"{kind}s")
-        assert said.out == cli("ls", kind).out
-        for name in registry.names(kind):
-            assert re.search(rf"^ {name}  ", said.out, re.M)
-            assert re.search(rf"^ {name}  ", every.out, re.M)
-    assert re.search(r"^ breast_cancer +569 +30 +comes with scikit-learn$", every.out, re.M)
-    assert re.search(r"^ mushrooms +8,124 +112  ", cli("ls", "datasets").out, re.M)
-    said = cli("ls", "compresor")
-    assert (said.code, "did you mean compressors?" in said.err) == (2, True)
-    example = Path(__file__).parents[1] / "examples" / "largest.py"
-    assert re.search(
-        r"^ largest +max_j \|x_j\|\.$", cli("ls", "metrics", "--plugin", example).out, re.M
-    )
-
-
-def test_show_an_operator():
-    said = cli("show", "top_k", "--d", 10_000)
-    assert said.code == 0
-    tidy(said.out)
-    assert "contractive with alpha = k/d" in said.out
-    rows = [line.split() for line in said.out.splitlines()]
-    # 100 values of 64 bits, 100 indices of 14 bits
-    assert ["1%", "–", "0.01", "7,800", "1.219%", "975"] in rows
-    said = cli("show", "rand_k:k=5", "--d", 50)
-    assert ["5", "9", "–", "320", "10.000%", "40"] in [
-        line.split() for line in said.out.splitlines()
-    ]
-    assert "unbiased" in said.out
-
-
-def test_show_an_algorithm_with_its_step(data_folder):
-    said = cli(
-        *("show", "ef21", "--problem", "logistic", "--dataset", "mushrooms", "--clients", 20),
-        *("--compressor", "top_k:k=5"),
-    )
-    assert said.code == 0, said.err
-    problem = {"name": "logistic", "dataset": "mushrooms", "clients": 20}
-    config = {"problem": problem, "algorithm": "ef21", "compressor": {"name": "top_k", "k": 5}}
-    step = Resolver().resolve(spec.load(config).cells[0]).step_size
-    assert re.search(rf"^  nonconvex +{step:.6g}$", said.out, re.M)
-    assert re.search(r"^  L_tilde.* 3\.49", said.out, re.M)
-    assert re.search(r"^  pl +none: mu is unknown here$", said.out, re.M)
-
-
-def test_show_takes_the_same_operator_as_run_where_none_is_given():
-    said = cli("show", "marina", "--clients", 4)
-    assert "numbers, with rand_k:k=10%" in said.out
-    assert re.search(r"^  ω +9$", said.out, re.M)
-    assert "numbers, with dense messages" in cli("show", "gd", "--clients", 4).out
-
-
-def test_show_others():
-    said = cli("show", "quadratic")
-    assert re.search(r"^  d +100$", said.out, re.M)
-    assert re.search(r"^  mu +0\.01$", said.out, re.M)
-    assert "heterogeneity" in said.out
-    assert cli("show", "logistic", "--dataset", "breast_cancer", "--clients", 5).code == 0
-    assert "||x||_2" in cli("show", "iterate_norm").out
-    for entry in (e for e in registry._entries.values() if not e.source):
-        assert cli("show", entry.name).code == 0, entry.name
-    said = cli("show", "topk")
-    assert (said.code, "did you mean top_k?" in said.err) == (2, True)
-
-
-def test_schema_is_json_with_defaults():
-    said = cli("schema")
-    schema = json.loads(said.out)
-    assert schema["properties"]["attempts"]["default"] == 2
-    assert "top_k" in json.dumps(schema["$defs"]["compressor"])
-    example = Path(__file__).parents[1] / "examples" / "rand_block.py"
-    assert "rand_block" not in said.out
-    assert "rand_block" in cli("schema", "--plugin", example).out
-
-
 # Reading results -----------------------------------------------------------------------------------
 
 
@@ -482,26 +371,3 @@ def test_reading_verbs_without_results(verb, folder, here):
 
 
 # This machine --------------------------------------------------------------------------------------
-
-
-def test_doctor(here, monkeypatch):
-    said = cli("doctor")
-    assert said.code == 0, said.out
-    tidy(said.out)
-    for what in ("python", "torch", "ray", "numba", "cuda", "data", "results", "kernels"):
-        assert re.search(rf"^ok  {what} ", said.out, re.M), said.out
-    assert np.__version__ in said.out
-    monkeypatch.setenv("RAYBENCH_DATA", str(here / "nowhere"))
-    said = cli("doctor")
-    assert said.code == 1
-    assert re.search(r"^problem  data +no folder", said.out, re.M)
-    assert "make it, or correct RAYBENCH_DATA" in said.out
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_doctor_without_write_access(here):
-    here.chmod(0o500)
-    said = cli("doctor")
-    here.chmod(0o700)
-    assert said.code == 1
-    assert "a folder that you may write" in said.out

@@ -17,8 +17,10 @@ import psutil
 import pytest
 
 from raybench import spec
-from raybench.runtime.driver import drive
+from raybench.engine.plan import make_plan
+from raybench.runtime.driver import drive, slots_of
 from raybench.runtime.packs import packs_of
+from raybench.spec.model import Resources
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
 
@@ -298,6 +300,15 @@ def test_fail_fast_stops_and_says_so(tmp_path: Path) -> None:
     assert outcome.exit_code == 1
     assert outcome.counts["failed"] == 1
     assert outcome.counts["missing"] >= 7
+
+
+def test_slots_follow_the_cores_unless_time_is_studied() -> None:
+    assert slots_of(Resources(), 16, 1) == 16
+    assert slots_of(Resources(), 16, 3) == 5
+    assert slots_of(Resources(), 2, 4) == 1
+    assert slots_of(Resources(timing="exclusive"), 16, 1) == 1
+    exclusive = make_plan(spec.load(SWEEP, sets=["resources.timing=exclusive"]))
+    assert {len(batch.cells) for batch in exclusive.batches} == {1}
 
 
 def test_packs_are_even_and_complete() -> None:

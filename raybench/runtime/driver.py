@@ -23,6 +23,7 @@ from raybench.runtime.packs import PER_SLOT, packs_of
 from raybench.runtime.progress import View, added
 from raybench.runtime.session import ray_session
 from raybench.spec import Sweep
+from raybench.spec.model import Resources
 from raybench.store import Store
 
 
@@ -143,10 +144,9 @@ def _through_ray(
         cpus = ray.cluster_resources().get("CPU", 1.0)
         if address in (None, "local"):
             cpus -= 1  # the extra one of our own Ray
-        alone = resources.timing == "exclusive"  # for wall-clock studies: nothing beside it
-        slots = 1 if alone else max(1, int(cpus // taken))
+        slots = slots_of(resources, cpus, taken)
         # a cluster may add nodes: leave it to Tune how many trials run at once
-        growing = address not in (None, "local") and not train and not alone
+        growing = address not in (None, "local") and not train and resources.timing == "shared"
         packs = packs_of(
             plan.batches, plan.work, max(slots, 16) if growing else slots, 1 if train else PER_SLOT
         )
@@ -171,6 +171,11 @@ def _through_ray(
         parts = ray.get(board.read.remote())
         view.update(added(parts))
         return fail_fast and any(p.failed for p in parts.values())
+
+
+def slots_of(resources: Resources, cpus: float, taken: float) -> int:
+    """Return how many trials of ``taken`` CPUs run at once; one where wall-clock time is studied."""
+    return 1 if resources.timing == "exclusive" else max(1, int(cpus // taken))
 
 
 def _fit(shared: Any, packs: int, at_once: int | None, sweep: Sweep) -> None:
