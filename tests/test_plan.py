@@ -322,3 +322,15 @@ def test_heterogeneity_is_the_clients_gradients_at_the_minimiser():
     by_hand = np.mean([np.sum((a @ best - c) ** 2) for a, c in zip(A, b, strict=True)])
     assert facts_of(problem)["heterogeneity"] == pytest.approx(by_hand, rel=1e-9)
     assert by_hand > 0.1
+
+
+@pytest.mark.parametrize(("content", "says"), [(np.zeros(7), "holds 7 numbers"), (None, "cannot")])
+def test_a_start_of_another_length_is_refused(tmp_path, content, says):
+    file = tmp_path / "x0.npy"
+    if content is None:
+        file.write_bytes(b"no numbers at all")
+    else:
+        np.save(file, content)
+    config = {"problem": {"name": "quadratic", "dim": 6}, "algorithm": "gd", "x0": str(file)}
+    with pytest.raises(InputError, match=says):
+        make_plan(spec.load(config))

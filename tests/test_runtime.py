@@ -320,3 +320,59 @@ def test_packs_are_even_and_complete() -> None:
     assert len(packs) == 4
     assert max(loads) <= 4 / 3 * max(max(sizes), sum(sizes) / 4)  # Graham's bound
     assert packs_of([], lambda b: 1.0, slots=2) == []
+
+
+CLUSTER = """
+import json, sys
+from raybench.runtime.session import QUIET
+import os
+for name, value in QUIET.items():
+    os.environ.setdefault(name, value)
+from ray.cluster_utils import Cluster
+from raybench import spec
+from raybench.runtime.driver import drive
+if __name__ == "__main__":
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster.add_node(num_cpus=1)
+    try:
+        outcome = drive(spec.load(sys.argv[1]), sys.argv[2], address=cluster.address)
+        print("done", outcome.exit_code, json.dumps(outcome.counts), flush=True)
+    finally:
+        cluster.shutdown()
+"""
+
+
+def test_two_nodes_write_through_the_drivers_node(tmp_path: Path) -> None:
+    (tmp_path / "cluster.py").write_text(CLUSTER)
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "cluster.py", tmp_path / "sweep.yaml", tmp_path / "out"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert 'done 0 {"ok": 16' in done.stdout, done.stdout + done.stderr
+    assert len(cells(tmp_path / "out")) == 16
+
+
+DIES = RAISES.replace(
+    'raise RuntimeError("the step is too long for me")', "__import__('os')._exit(1)"
+)
+
+
+def test_cells_whose_worker_always_dies_end_as_failed_rows(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plugin = tmp_path / "dies.py"
+    plugin.write_text(DIES)
+    text = SWEEP.replace("  - ef21\n", "  - {name: gd_that_breaks, step_size: {value: 3}}\n")
+    sweep = spec.load(text, plugins=[str(plugin)], sets=["attempts=1", "seed=0"])
+    outcome = drive(sweep, tmp_path / "out")
+    frame = cells(tmp_path / "out")
+    assert outcome.exit_code == 1
+    assert "missing" not in outcome.counts
+    failed = frame[frame.status == "failed"]
+    assert "gd_that_breaks" in set(failed.algorithm)
+    assert failed.error.str.startswith("its worker ended 1 times: ").all()
+    assert "died" in failed.error.iloc[0]
+    assert "Traceback" not in capfd.readouterr().err

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from raybench import problems, registry, theory
 from raybench.compressors import Bound, Role, count_of
 from raybench.engine.batch import Resolved
 from raybench.engine.run import operator
+from raybench.errors import InputError
 from raybench.problems.base import Problem
 from raybench.spec import Cell, Section
 
@@ -73,6 +76,7 @@ class Resolver:
         entry = registry.lookup("algorithm", cell.algorithm.name)
         problem = problem_of(cell.problem)
         self._check_problem(cell, entry, problem)
+        self._check_start(cell, problem)
         d = problem.message_dim
         k = self._count(cell.compressor, d, "compressor")
         self._count(cell.downlink, d, "downlink")
@@ -122,6 +126,18 @@ class Resolver:
         known = cell.f_star is not None or problem.constants.f_star is not None
         if "suboptimality" in cell.stop and not known:
             raise Skip("stop.suboptimality needs f_star, which is unknown here")
+
+    def _check_start(self, cell: Cell, problem: Problem) -> None:
+        if not isinstance(cell.x0, str) or cell.x0 in ("zeros", "problem"):
+            return
+        try:
+            size = np.load(cell.x0, mmap_mode="r", allow_pickle=False).size
+        except (OSError, ValueError) as error:
+            what = f"cannot read {cell.x0}"
+            raise InputError.of("x0", what, "save numbers with numpy.save") from error
+        if size != problem.dim:
+            what = f"{cell.x0} holds {size} numbers and x has {problem.dim}"
+            raise InputError.of("x0", what, f"save {problem.dim} numbers with numpy.save")
 
     def _count(self, section: Section | None, d: int, where: str) -> int | None:
         if section is None or "k" not in section.params:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ def drive(
         store.clean()
         store.skip(rows.skipped_table(plan.skipped))
         store.write("plan/batches.json", plan.text())
-        interrupted = False
+        interrupted, stopped, why = False, False, ""
         if plan.batches:
             rounds = float(sum(c.cell.rounds for b in plan.batches for c in b.cells))
             with View(sweep.name, plan.missing, rounds, len(plan.done)) as view:
@@ -85,11 +85,11 @@ def drive(
                     if inline:
                         stopped = _inline(plan, store, view, fail_fast)
                     else:
-                        stopped = _through_ray(plan, store, view, mode, address, fail_fast)
+                        stopped, why = _through_ray(plan, store, view, mode, address, fail_fast)
                 except KeyboardInterrupt:
                     interrupted = True
             if not (interrupted or stopped):
-                _account(plan, store)
+                _account(plan, store, why)
         ended = store.done()
     counts = Counter(ended.get(c.id, "missing") for c in plan.cells)
     counts["skipped"] += len(plan.skipped)
@@ -133,8 +133,8 @@ def _inline(plan: Plan, store: Store, view: View, fail_fast: bool) -> bool:
 
 def _through_ray(
     plan: Plan, store: Store, view: View, mode: str, address: str | None, fail_fast: bool
-) -> bool:
-    """Run the plan's packs as Tune trials; return whether it was stopped early."""
+) -> tuple[bool, str]:
+    """Run the plan's packs as Tune trials; return whether it was stopped early, and the last error."""
     resources = plan.sweep.resources
     train = mode == "train"
     taken = resources.cpus_per_worker * (resources.workers if train else 1)
@@ -159,7 +159,7 @@ def _through_ray(
             plugins=tuple(plan.sweep.plugins),
             problems={s: ray.put(problem_of(s)) for s in sections},
             board=board,
-            writer=_writer(ray, store, work),
+            writer=_writer(ray, store, work, address not in (None, "local")),
             threads=max(1, int(resources.cpus_per_worker)),
             workers=resources.workers if train else 1,
             gpu=resources.gpus_per_worker > 0,
@@ -167,10 +167,10 @@ def _through_ray(
             timeout=plan.sweep.timeout,
         )
         with _following(ray, board, view):
-            _fit(shared, len(packs), None if growing else slots, plan.sweep)
+            why = _fit(shared, len(packs), None if growing else slots, plan.sweep)
         parts = ray.get(board.read.remote())
         view.update(added(parts))
-        return fail_fast and any(p.failed for p in parts.values())
+        return fail_fast and any(p.failed for p in parts.values()), why
 
 
 def slots_of(resources: Resources, cpus: float, taken: float) -> int:
@@ -178,7 +178,7 @@ def slots_of(resources: Resources, cpus: float, taken: float) -> int:
     return 1 if resources.timing == "exclusive" else max(1, int(cpus // taken))
 
 
-def _fit(shared: Any, packs: int, at_once: int | None, sweep: Sweep) -> None:
+def _fit(shared: Any, packs: int, at_once: int | None, sweep: Sweep) -> str:
     from ray import tune
     from ray.tune import CheckpointConfig, FailureConfig, RunConfig, TuneConfig, Tuner
 
@@ -194,7 +194,7 @@ def _fit(shared: Any, packs: int, at_once: int | None, sweep: Sweep) -> None:
         if resources.gpus_per_worker:
             own["GPU"] = resources.gpus_per_worker
     with tempfile.TemporaryDirectory(prefix="raybench-tune-") as folder:
-        Tuner(
+        results = Tuner(
             tune.with_resources(tune.with_parameters(trainable, shared=shared), own),
             param_space={"pack": tune.grid_search(list(range(packs)))},
             tune_config=TuneConfig(
@@ -208,13 +208,14 @@ def _fit(shared: Any, packs: int, at_once: int | None, sweep: Sweep) -> None:
                 checkpoint_config=CheckpointConfig(checkpoint_at_end=False),
             ),
         ).fit()
+    # the last line that says something: what a worker raised, or how it died
+    lines = [line.strip() for e in results.errors for line in str(e).splitlines() if line.strip()]
+    return lines[-1] if lines else ""
 
 
-def _writer(ray: Any, store: Store, work: Any) -> Any:
-    """Return a writer actor on this node where results are local and there are other nodes."""
-    remote = "://" in store.folder
-    nodes = [n for n in ray.nodes() if n["Alive"]]
-    if remote or len(nodes) == 1:
+def _writer(ray: Any, store: Store, work: Any, cluster: bool) -> Any:
+    """Return a writer actor on this node where results are local and a cluster may have others."""
+    if "://" in store.folder or not cluster:
         return None
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -243,7 +244,7 @@ def _following(ray: Any, board: Any, view: View) -> Iterator[None]:
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()
     # quiet: Tune prints a box on standard output even with verbose=0
-    with open(os.devnull, "w") as nowhere, _redirected(nowhere):
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         try:
             yield
         finally:
@@ -251,17 +252,11 @@ def _following(ray: Any, board: Any, view: View) -> Iterator[None]:
             thread.join(timeout=6)
 
 
-def _redirected(target: Any) -> Any:
-    from contextlib import redirect_stdout
-
-    return redirect_stdout(target) if target is not None else nullcontext()
-
-
-def _account(plan: Plan, store: Store) -> None:
+def _account(plan: Plan, store: Store, why: str) -> None:
     """Write a failed row for each cell whose worker died more often than ``attempts`` allows."""
     done = store.done()
     host = {**rows.host_facts(), "mode": mode_of(plan)}
-    error = f"its worker died {plan.sweep.attempts} times (out of memory, or killed)"
+    error = f"its worker ended {plan.sweep.attempts} times: {why or 'killed, or out of memory'}"
     for batch in plan.batches:
         for cell in batch.cells:
             if cell.id not in done:

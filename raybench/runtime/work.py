@@ -71,12 +71,10 @@ class Writer:
 
 
 def set_threads(threads: int) -> None:
-    """Let torch and the numba kernels use so many threads."""
-    import numba
+    """Let torch, and with it the compiled kernels, use so many threads."""
     import torch
 
     torch.set_num_threads(max(1, threads))
-    numba.set_num_threads(max(1, min(threads, numba.config.NUMBA_NUM_THREADS)))
 
 
 def committer(shared: Shared) -> Callable[[str, pa.Table | None, pa.Table], None]:

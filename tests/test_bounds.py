@@ -1,0 +1,239 @@
+"""The bounds that theory promises, on quadratics and small data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from toys import ConvexL1, Counterexample, each_round, full_gradients, registered
+
+from raybench import registry, theory
+from raybench.engine.resolve import Resolver, Skip, problem_of
+from raybench.spec import Step
+from raybench.testing.trial import DATA, Method, finished, started
+
+SEEDS = 48
+NONCONVEX = {
+    "name": "quadratic",
+    "dim": 10,
+    "clients": 6,
+    "mu": 0.05,
+    "heterogeneity": 0.7,
+    "seed": 2,
+}
+SAMPLES = {"name": "least_squares", **DATA}
+VERTICAL = {"name": "vertical_least_squares", **DATA}
+TOP, RAND = {"name": "top_k", "k": 2}, {"name": "rand_k", "k": 2}
+COMMON = {**RAND, "mask": "common"}
+FAR = {"x0": {"normal": 1.0}}
+
+
+def distances(run) -> torch.Tensor:
+    """G of the EF21 family and DIANA: mean ||state_i - grad f_i(x)||^2, (B,)."""
+    state = run.c.g if hasattr(run.c, "g") else run.c.h
+    return (state - full_gradients(run)).square().sum(-1).mean(1)
+
+
+def errors(run) -> torch.Tensor:
+    """G of the MARINA family: ||g - grad f(x)||^2, (B,)."""
+    return (run.s.g - full_gradients(run).mean(1)).square().sum(-1)
+
+
+def weight(method: Method) -> float:
+    """By which ``distances`` is to be multiplied: DIANA's (omega/n)."""
+    cell = method.cell()
+    if method.name != "diana":
+        return 1.0
+    return cell.omega / (1 if method.compressor == COMMON else problem_of(cell.cell.problem).n)
+
+
+def rho_of(method: Method) -> float:
+    cell = method.cell()
+    name, numbers = method.name, cell.params
+    if name in ("marina", "vr_marina", "vertical_marina"):
+        return numbers["p"]
+    if name == "diana":
+        return numbers["alpha"] / 2
+    theta = 1 - math.sqrt(1 - cell.alpha)
+    return numbers["p"] * theta / (1 if numbers["p"] == 1 else 2) if name == "ef21_pp" else theta
+
+
+BOUNDED = [  # method, its parameters, operator, problem, seeds (1: the bound holds path-wise)
+    ("gd", {}, None, NONCONVEX, 1),
+    ("ef21", {"init": "compressed"}, TOP, NONCONVEX, 1),
+    ("ef21", {"init": "zero"}, TOP, NONCONVEX, 1),
+    ("ef21", {"init": "full"}, "scaled_sign", NONCONVEX, 1),
+    ("ef21_plus", {}, TOP, NONCONVEX, 1),
+    ("ef21", {}, RAND, NONCONVEX, SEEDS),
+    ("ef21_pp", {"p": 0.4}, TOP, NONCONVEX, SEEDS),
+    ("ef21_pp", {"p": 0.7}, RAND, NONCONVEX, SEEDS),
+    ("marina", {}, RAND, NONCONVEX, SEEDS),
+    ("marina", {}, COMMON, NONCONVEX, SEEDS),
+    ("marina", {"p": 0.05}, "natural", NONCONVEX, SEEDS),
+    ("vr_marina", {"batch": 2}, RAND, SAMPLES, SEEDS),
+    ("vr_marina", {"batch": 1}, COMMON, SAMPLES, SEEDS),
+    ("diana", {}, RAND, NONCONVEX, SEEDS),
+    ("diana", {"alpha": 0.05}, RAND, NONCONVEX, SEEDS),
+    ("diana", {}, COMMON, NONCONVEX, SEEDS),
+    ("vertical_marina", {}, {"name": "rand_k", "k": 10}, VERTICAL, SEEDS),
+    ("vertical_marina", {}, {"name": "rand_k", "k": 10, "mask": "common"}, VERTICAL, SEEDS),
+]
+
+
+def title(value) -> str:
+    if isinstance(value, dict):
+        return "-".join(
+            str(v) for k, v in value.items() if k in ("name", "k", "mask", "init", "p", "alpha")
+        )
+    return str(value)
+
+
+def test_the_quadratics_are_hard():
+    """Single f_i are nonconvex, f is strongly convex and the clients differ."""
+    problem = problem_of(Method("gd", problem=NONCONVEX).cell().cell.problem)
+    lowest = np.linalg.eigvalsh(problem.A.numpy())[:, 0]
+    assert lowest.min() < -0.01
+    assert problem.constants.mu == pytest.approx(0.05)
+    assert problem.constants.L_pm > 0.2 * problem.constants.L
+
+
+@pytest.mark.parametrize(("name", "params", "compressor", "problem", "seeds"), BOUNDED, ids=title)
+def test_nonconvex_bound(name, params, compressor, problem, seeds):
+    """(1/T) sum_{t<T} E||grad f||^2 <= 2 Delta0/(gamma T) + G^0/(rho T)."""
+    method = Method(name, params, compressor, problem, rounds=800, more=FAR)
+    run = started(method.batch((1.0,), range(max(seeds, 3))))
+    run.advance(0)
+    G = torch.zeros(len(run.index))
+    if hasattr(run.c, "g") or hasattr(run.c, "h"):
+        G = distances(run) * weight(method)
+    run.advance(run.rounds)
+    assert (run.status == "ok").all()
+    rho = 1.0 if name == "gd" else rho_of(method)
+    f_star = run.problem.constants.f_star
+    norms = run.recorder.column("grad_norm_sq")[:, :-1]
+    gaps = run.recorder.column("loss")[:, 0] - f_star
+    for T in (1, 3, 10, 30, 100, 300, 800):
+        have = norms[:, :T].mean(1)
+        promised = (2 * gaps / method.cell().step_size + G.numpy() / rho) / T
+        if seeds > 1:
+            have, promised = have.mean(), promised.mean()
+        assert np.all(have <= promised * (1 + 1e-9)), (T, have, promised)
+
+
+PL = [b for b in BOUNDED if b[0] not in ("vertical_marina", "gd")]
+
+
+@pytest.mark.parametrize(("name", "params", "compressor", "problem", "seeds"), PL, ids=title)
+def test_pl_bound(name, params, compressor, problem, seeds):
+    """E Psi^t <= (1 - gamma mu)^t Psi^0, Psi = f - f* + (gamma/rho) G."""
+    method = Method(name, params, compressor, problem, rule="pl", rounds=400, more=FAR)
+    run = started(method.batch((1.0,), range(max(seeds, 3))))
+    error = errors if "marina" in name else distances
+    factor = 1.0 if "marina" in name else weight(method)
+    G = torch.stack(each_round(run, error)).numpy() * factor  # (T + 1, B)
+    gamma, mu = method.cell().step_size, run.problem.constants.mu
+    gaps = run.recorder.column("loss").T - run.problem.constants.f_star
+    psi = gaps + gamma / rho_of(method) * G
+    if seeds > 1:
+        psi = psi.mean(1, keepdims=True)
+    promised = (1 - gamma * mu) ** np.arange(len(psi))[:, None] * psi[0]
+    floor = 1e-13 * np.abs(run.recorder.column("loss")).max()  # of evaluating f
+    assert (psi <= promised * (1 + 1e-9) + floor).all()
+
+
+def test_gradient_descent_pl_rate():
+    run = finished(Method("gd", {}, None, NONCONVEX, rule="pl", rounds=300, more=FAR).batch())
+    gaps = run.recorder.column("loss")[0] - run.problem.constants.f_star
+    rate = (1 - run.problem.constants.mu / run.problem.constants.L) ** np.arange(301)
+    assert (gaps <= gaps[0] * rate * (1 + 1e-9) + 1e-13).all()
+
+
+@pytest.mark.parametrize("down", [TOP, {"name": "top_k", "k": 6}, "identity"], ids=title)
+def test_ef21_bc_nonconvex_bound(down):
+    """With Phi0 = Delta0 + A P0 + B Q0; top-k on both sides, so path-wise."""
+    method = Method("ef21_bc", {}, TOP, NONCONVEX, downlink=down, rounds=800, more=FAR)
+    run = started(method.batch((1.0,), range(4)))
+    run.advance(0)
+    gamma = method.cell().step_size
+    theta_w, _ = theory.contraction(0.2)
+    theta_m, beta_m = theory.contraction({"identity": 1.0}.get(str(down)) or down["k"] / 10)
+    A, B = gamma * (1 + 8 * beta_m / theta_m) / theta_w, gamma / theta_m
+    P0, Q0 = distances(run).numpy(), (run.s.g - run.s.w).square().sum(-1).numpy()
+    run.advance(run.rounds)
+    gaps = run.recorder.column("loss")[:, 0] - run.problem.constants.f_star
+    norms = run.recorder.column("grad_norm_sq")
+    for T in (1, 10, 100, 800):
+        assert (norms[:, :T].mean(1) <= 2 * (gaps + A * P0 + B * Q0) / (gamma * T)).all()
+
+
+def minimiser(problem) -> tuple[torch.Tensor, torch.Tensor]:
+    """x* and mean ||grad f_i(x*)||^2 of quadratic f_i, from gradients alone."""
+    d, x = problem.dim, torch.zeros(1, problem.dim, dtype=torch.float64)
+    start = problem.oracle(x)[0].mean(1)[0]
+    H = problem.oracle(torch.eye(d, dtype=torch.float64))[0].mean(1) - start
+    x = torch.linalg.solve(H, -start)[None]
+    return x[0], problem.oracle(x)[0].square().sum(-1).mean()
+
+
+@pytest.fixture(scope="module")
+def convex():
+    with registered("problem", convex_l1=ConvexL1):
+        yield {"name": "convex_l1"}
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [{"name": "rand_k", "k": 4}, {"name": "rand_k", "k": 4, "mask": "common"}, "natural"],
+    ids=title,
+)
+def test_dcgd_converges_to_its_floor(convex, compressor):
+    """E||x^t - x*||^2 <= (1 - gamma mu)^t ||x^0 - x*||^2 + 2 gamma omega S/(n mu); a real floor."""
+    method = Method("dcgd", {}, compressor, convex, rounds=500, more=FAR)
+    batch = method.batch((1.0, 0.25), range(SEEDS))
+    run = started(batch)
+    star, S = minimiser(run.problem)
+    assert S > 1e-4
+    square = torch.stack(each_round(run, lambda r: (r.s.x - star).square().sum(-1))).numpy()
+    common = isinstance(compressor, dict) and "mask" in compressor
+    cell, mu = batch.cells[0], run.problem.constants.mu
+    n = 1 if common else run.problem.n
+    floors = []
+    for own, multiple in ((slice(0, None, 2), 1.0), (slice(1, None, 2), 0.25)):
+        gamma, have = cell.step_size * multiple, square[:, own].mean(1)
+        t = np.arange(len(have))
+        floor = 2 * gamma * cell.omega * float(S) / (n * mu)
+        assert (have <= (1 - gamma * mu) ** t * have[0] + floor).all()
+        floors.append(have[-200:].mean())
+    if common:  # linear over clients: it compresses grad f itself, which vanishes at x*
+        assert floors[0] < 1e-20
+    else:
+        assert 2 < floors[0] / floors[1] < 8  # it scales with gamma, times 4
+
+
+def test_dcgd_has_no_floor_where_the_clients_agree_on_the_minimiser():
+    with registered("problem", counterexample=Counterexample):
+        method = Method(
+            "dcgd", {}, {"name": "rand_k", "k": 1}, {"name": "counterexample"}, rounds=4000
+        )
+        method = Method(**{**vars(method), "more": {"x0": "problem"}})
+        run = finished(method.batch((1.0,), range(4)), every=4000)
+    assert (run.recorder.column("grad_norm_sq")[:, -1] < 1e-20).all()
+
+
+def test_scaled_rand_k_in_ef21_diverges_where_the_rescaled_one_does_not():
+    """Why unbiased operators are rescaled: unscaled roles keep the factor d/K."""
+    method = Method("ef21", {}, {"name": "rand_k", "k": 1}, NONCONVEX, rounds=400)
+    run = started(method.batch((1.0,), (0,)))
+    run.a.C = registry.lookup("compressor", "rand_k").target(1).compress
+    run.advance(400)
+    assert run.status[0] == "diverged"
+    assert finished(method.batch()).status[0] == "ok"
+
+
+def test_a_step_without_theory_is_skipped_with_a_reason():
+    cell = Method("power_sgd", problem=NONCONVEX).cell().cell
+    with pytest.raises(Skip, match="no theoretical step size"):
+        Resolver().resolve(replace(cell, step=Step("theory", 1.0)))
