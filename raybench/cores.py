@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
+import numpy as np
 import torch
 
 WORTH_THREADS = 1_500_000  # additions below which waking a thread costs more than it brings
+ALIGN = 2560  # long rows are cut at its multiples: whole blocks of every packing (512, 320)
 _pool: ThreadPoolExecutor | None = None
 
 
@@ -43,3 +46,37 @@ def run_shared(work: Callable[[int, int], None], items: int, cost: float) -> Non
         if not helper.cancel():  # on a busy machine a helper may wake when all is done
             helper.result()
     return None
+
+
+def run_tiled(
+    work: Callable[[int, int, int, int], None], rows: int, d: int, cost: float, align: int = ALIGN
+) -> None:
+    """Run ``work(r0, r1, lo, hi)`` over rows r0..r1 and coordinates lo..hi, shared among the cores.
+
+    Many rows are shared out whole; few long ones are cut at multiples of ``align``. cost: of a
+    coordinate, in additions. Inside a kernel slice first (``row = rows[r, lo:hi]``) and count from 0:
+    with an offset the compiler keeps a check for negative indices and does not vectorise.
+    """
+    if rows >= 2 * torch.get_num_threads() or rows * d * cost < WORTH_THREADS or d <= align:
+        return run_shared(lambda a, b: work(a, b, 0, d), rows, rows * d * cost)
+    tiles = -(-d // align)
+
+    def piece(a: int, b: int) -> None:
+        while a < b:  # a run of tiles may end one row and begin the next
+            r, first = divmod(a, tiles)
+            last = min(b, (r + 1) * tiles)
+            work(r, r + 1, first * align, min((last - r * tiles) * align, d))
+            a = last
+
+    return run_shared(piece, rows * tiles, rows * d * cost)
+
+
+_scratch = threading.local()
+
+
+def scratch(name: str, size: int, dtype: type) -> np.ndarray:
+    """Return uninitialised space that this thread reuses under that name; never keep it."""
+    held: dict[str, np.ndarray] = _scratch.__dict__
+    if name not in held or held[name].size < size or held[name].dtype != dtype:
+        held[name] = np.empty(size, dtype)
+    return held[name][:size]

@@ -2,7 +2,8 @@
 
 U(omega), unbiased: E C(x) = x and E||C(x) - x||^2 <= omega ||x||^2. B(alpha), contractive:
 E||C(x) - x||^2 <= (1 - alpha) ||x||^2. An unbiased operator times 1/(omega + 1) is contractive with
-alpha = 1/(omega + 1) (Beznosikov et al., On Biased Compression for Distributed Learning).
+alpha = 1/(omega + 1). B1, B2, B3 are the wider classes of biased operators, B3 being the contractive
+ones with delta = 1/alpha (Beznosikov et al., On Biased Compression for Distributed Learning).
 """
 
 from __future__ import annotations
@@ -107,20 +108,61 @@ class Compressor:
         """Return alpha of B(alpha) in dimension d; None where the operator is not contractive."""
         return None
 
+    def b1(self, d: int) -> tuple[float, float] | None:
+        """Return (alpha, beta) of B1: alpha ||x||^2 <= E||C(x)||^2 <= beta <E C(x), x>; None if none.
+
+        By default what omega or alpha imply: (1, omega + 1), or (alpha^2/4, 2). A subclass may know
+        better, or know it where neither is claimed.
+        """
+        omega, alpha = self.omega(d), self.alpha(d)
+        if omega is not None:
+            return 1.0, omega + 1
+        return None if alpha is None else (alpha**2 / 4, 2.0)
+
+    def b2(self, d: int) -> tuple[float, float] | None:
+        """Return (gamma, beta) of B2: max(gamma ||x||^2, E||C(x)||^2 / beta) <= <E C(x), x>.
+
+        By default what omega or alpha imply: (1, omega + 1), or (alpha/2, 2).
+        """
+        omega, alpha = self.omega(d), self.alpha(d)
+        if omega is not None:
+            return 1.0, omega + 1
+        return None if alpha is None else (alpha / 2, 2.0)
+
+    def b3(self, d: int) -> tuple[float, float] | None:
+        """Return (delta, factor): factor C is in B3(delta), E||factor C(x) - x||^2 <= (1 - 1/delta) ||x||^2.
+
+        factor = 1 for a contractive operator; an unbiased one is scaled by 1/(omega + 1); one of B1
+        by 1/beta, with delta = beta^2/alpha; one of B2 by 1/beta, with delta = beta/gamma.
+        """
+        omega, alpha = self.omega(d), self.alpha(d)
+        if alpha is not None:
+            return 1 / alpha, 1.0
+        if omega is not None:
+            return omega + 1, 1 / (omega + 1)
+        ways = [(b * b / a, 1 / b) for a, b in filter(None, (self.b1(d),)) if a > 0]
+        ways += [(b / c, 1 / b) for c, b in filter(None, (self.b2(d),)) if c > 0]
+        return min(ways, default=None)
+
+    def fit(self, d: int, n: int, layout: Any = None) -> Compressor:
+        """Return the operator for dimension d, n clients and a problem's layout; itself by default."""
+        return self
+
     def bind(self, d: int, n: int = 1, layout: Any = None, role: Role = Any_) -> Bound:
         """Return the operator fixed for dimension d and n clients, rescaled if its role needs it.
 
         Raises InputError where the parameters do not fit d, or the operator cannot play the role.
         """
-        omega, alpha, factor = self.omega(d), self.alpha(d), 1.0
-        if role == Role.CONTRACTIVE and alpha is None and omega is not None:
-            factor = 1 / (omega + 1)
-            alpha = factor
+        own = self.fit(d, n, layout)
+        omega, alpha, factor = own.omega(d), own.alpha(d), 1.0
         if role == Role.UNBIASED and omega is None:
             raise InputError.of("compressor", "is biased; the method needs an unbiased one")
         if role == Role.CONTRACTIVE and alpha is None:
-            raise InputError.of("compressor", "has no contraction; the method needs one")
-        return Bound(self, d, role, omega if factor == 1.0 else None, alpha, factor)
+            found = own.b3(d)
+            if found is None:
+                raise InputError.of("compressor", "has no contraction; the method needs one")
+            alpha, factor = 1 / found[0], found[1]
+        return Bound(own, d, role, omega if factor == 1.0 else None, alpha, factor)
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,20 @@ import dataclasses
 import json
 import math
 import struct
-import zlib
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from raybench.streams import Stream
 
-MAGIC = b"RBM1"
-# magic, CRC-32 of the rest (begun with the header's length), the header's length
-PREFIX = struct.Struct("<4sII")
+MAGIC = b"RBM2"
+PREFIX = struct.Struct("<4sQI")  # magic, XXH3 of the rest (seeded with the header's length), that length
 KINDS: dict[str, type[Message]] = {}
 DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, torch.float16)}
 
@@ -80,7 +81,19 @@ class Message:
         raise NotImplementedError
 
     def _decode(self) -> Tensor:
+        """Return what the message stands for, without ``scale``; or define ``_write``."""
         raise NotImplementedError
+
+    def _write(self, out: Tensor) -> None:
+        """Write what the message stands for, ``scale`` included, into out (*lead, d).
+
+        out is contiguous, of the message's dtype and device. Kinds with a kernel define this.
+        """
+        value = self._decode()
+        if self.scale == 1.0:
+            out.copy_(value)
+        else:
+            torch.mul(value, self.scale, out=out)
 
     def _cost(self) -> Cost:
         raise NotImplementedError
@@ -130,12 +143,17 @@ class Message:
 
     def decode(self, out: Tensor | None = None) -> Tensor:
         """Return what the receiver reconstructs, shape (*lead, d); in place if ``out`` is given."""
-        value = self._decode()
-        if self.scale != 1.0:
-            value = value * self.scale
+        shape = (*self.lead, self.d)
+        if out is not None and (out.shape != shape or out.dtype != self.dtype):
+            want = f"{shape} {self.dtype}"
+            raise ValueError(f"out is {tuple(out.shape)} {out.dtype}, the message decodes to {want}")
+        own = out is None or not out.is_contiguous() or out.device != self.device
+        value = torch.empty(shape, dtype=self.dtype, device=self.device) if own else out
+        assert value is not None
+        self._write(value)
         if self.present is not None:
-            value = zero_absent(value, self.present)
-        return value if out is None else out.copy_(value)
+            value.masked_fill_(~self.present[..., None], 0)
+        return value if out is None or out is value else out.copy_(value)
 
     def add_to(self, target: Tensor) -> Tensor:
         """Add the decoded message to target (*lead, d) in place; sparse kinds do it in O(k)."""
@@ -219,17 +237,22 @@ class Message:
         """
         leaves = self.leaves()
         head = {"tree": self.describe(), "leaves": [leaf.describe() for leaf in leaves]}
-        rows = []
+        rows: list[Any] = []
         for leaf in leaves:
             data, size = leaf.payload(), leaf.nbytes
-            if isinstance(size, int):
-                rows.append(data.cpu().contiguous().numpy().tobytes())
-            else:
+            if not isinstance(size, int):
                 keep = torch.arange(data.shape[-1], device=data.device) < size[..., None]
-                rows.append(data[keep].cpu().numpy().tobytes())
+                data = data[keep]
+            rows.append(data.cpu().contiguous().view(-1).numpy())
         text = json.dumps(head, separators=(",", ":")).encode()
-        body = b"".join((text, *rows))
-        return PREFIX.pack(MAGIC, zlib.crc32(body, len(text)), len(text)) + body
+        return b"".join((PREFIX.pack(MAGIC, _checksum(text, rows), len(text)), text, *rows))
+
+
+def _checksum(text: bytes | memoryview, rows: list[Any]) -> int:
+    state = xxhash.xxh3_64(text, seed=len(text))
+    for row in rows:
+        state.update(row)
+    return state.intdigest()
 
 
 def zero_absent(value: Tensor, present: Tensor) -> Tensor:
@@ -246,10 +269,16 @@ def read_leaf(head: dict[str, Any], data: memoryview) -> tuple[Message, memoryvi
     if total > len(data):
         raise ValueError("the message is cut short")
     widest = head["width"]
-    payload = torch.zeros(rows, widest, dtype=torch.uint8)
-    if total:
-        keep = torch.arange(widest) < sizes[:, None]
-        payload[keep] = torch.frombuffer(bytearray(data[:total]), dtype=torch.uint8)
+    flat = np.frombuffer(data[:total], np.uint8)
+    flat.flags.writeable = False
+    with warnings.catch_warnings():  # the bytes are only read, but torch knows no such tensors
+        warnings.simplefilter("ignore", UserWarning)
+        sent = torch.from_numpy(flat)
+    if isinstance(head["size"], int):
+        payload = sent.view(rows, widest)
+    else:
+        payload = torch.zeros(rows, widest, dtype=torch.uint8)
+        payload[torch.arange(widest) < sizes[:, None]] = sent
     stream = None
     if "keys" in head:
         stream = Stream(torch.tensor(head["keys"], dtype=torch.int64).view(lead))
@@ -268,7 +297,7 @@ def unpack(data: bytes) -> Message:
         raise ValueError("these bytes are no raybench message")
     _, checksum, length = PREFIX.unpack_from(data)
     body = memoryview(data)[PREFIX.size :]
-    if zlib.crc32(body, length) != checksum:
+    if length > len(body) or _checksum(body[:length], [body[length:]]) != checksum:
         raise ValueError("the message is damaged or cut short")
     try:
         return _read(json.loads(bytes(body[:length])), body[length:])
