@@ -102,6 +102,42 @@ class LooksAtTheBatch(Compressor):
         return Dense(x / x.abs().max().clamp(min=1e-300))
 
 
+class OverstatesBeta(TopK):
+    def b1(self, d):
+        return 0.9, 1.0
+
+
+class UnderstatesBeta(Claims):
+    def b2(self, d):
+        return 1.0, 2.0
+
+
+class Garbage(Compressor):
+    """Noise of the right size."""
+
+    def encode(self, x, stream):
+        return Dense(stream.normal(x.shape[-1]).to(x.dtype) * x.norm(dim=-1, keepdim=True))
+
+
+class ReturnsItsInput(Compressor):
+    """Signs are charged, all of x is decoded (as in a published natural dithering)."""
+
+    def encode(self, x, stream):
+        return FreeDense(x.shape[-1], x.dtype, x.clone())
+
+
+class Threebits(DenseMessage):
+    kind = "test-three-bits"
+
+    def _cost(self):
+        return super()._cost()._replace(values=0, raw=self.d * 3)
+
+
+class TooManyOutputs(Compressor):
+    def encode(self, x, stream):
+        return Threebits(x.shape[-1], x.dtype, x / 2)
+
+
 class SingleLead(Compressor):
     def encode(self, x, stream):
         return Dense(x.reshape(-1, x.shape[-1]))
@@ -230,6 +266,11 @@ BROKEN = [
     (Shrinks(), "unbiased", "mean of C(x) is"),
     (Understates(), "second moment within omega", "against omega"),
     (Overstates(3), "contraction at least alpha", "0.875 > 0.5"),
+    (OverstatesBeta(3), "biased classes hold", "B1: "),
+    (UnderstatesBeta(), "biased classes hold", "B2: E||C(x)||^2 exceeds 2"),
+    (Garbage(), "output is made of the input", "on a Gaussian x"),
+    (ReturnsItsInput(), "output fits its bits", "returns its input"),
+    (TooManyOutputs(), "output fits its bits", "different outputs of 6 bits"),
     (NotZero(), "zero goes to zero", "C(0) = [1e-30"),
     (DividesByNorm(), "finite on hard vectors", "zero, torch.float64"),
     (HidesNaN(), "non finite input shows", "a row of nan became [1.0"),
@@ -256,7 +297,7 @@ BROKEN = [
 @pytest.mark.parametrize(("op", "check", "says"), BROKEN, ids=range(len(BROKEN)))
 def test_the_kit_finds_a_broken_operator(op, check, says):
     big = 10**6 if "million" in check else 0
-    found = {f.check: f for f in conformance(lambda d: op, samples=20_000, dims=(1, 8), big=big)}
+    found = {f.check: f for f in conformance(lambda d: op, samples=20_000, dims=(1, 2, 8), big=big)}
     assert not found[check].ok
     assert says in found[check].detail
     assert str(found[check]).startswith(f"FAIL  operator: {check}: ")

@@ -73,10 +73,14 @@ class Compressor:
     """Base of all operators. A subclass defines ``encode`` and the constants of its class.
 
     deterministic: the message is a function of x alone. correlated: the clients of a cell draw
-    common random numbers, so that averaging over them does not reduce the variance by n.
+    common random numbers, so that averaging over them does not reduce the variance by n. selection:
+    the message is some of x's coordinates as they are, so that <C(x), x> = ||C(x)||^2. zero_to_zero:
+    C(0) = 0; false for a bare sign, which has no symbol for it.
     """
 
     deterministic: bool = False
+    selection: bool = False
+    zero_to_zero: bool = True
 
     @property
     def correlated(self) -> bool:

@@ -152,7 +152,7 @@ class Resolver:
         name = "none" if section is None else section.name
         proof = operator(section, *dims, Role.ANY)
         unfit = (role == Role.UNBIASED and proof.omega is None) or (
-            role == Role.CONTRACTIVE and proof.alpha is None and proof.omega is None
+            role == Role.CONTRACTIVE and proof.operator.b3(problem.message_dim) is None
         )
         if unfit and not self.allow_unproven:
             have = "a biased one" if role == Role.UNBIASED else "neither contractive nor unbiased"

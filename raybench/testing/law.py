@@ -9,9 +9,10 @@ import torch
 from raybench.compressors import Compressor, Role
 from raybench.errors import InputError
 from raybench.testing.checks import Checks
-from raybench.testing.moments import assert_at_most, assert_unbiased
+from raybench.streams import Stream, stream
+from raybench.testing.moments import SIGMAS, assert_at_most, assert_unbiased
 from raybench.testing.subject import DTYPES, Subject
-from raybench.testing.vectors import cells_and_clients, families
+from raybench.testing.vectors import cells_and_clients, families, gaussian
 
 LAW = Checks()
 
@@ -59,8 +60,58 @@ def contraction_at_least_alpha(s: Subject) -> None:
 
 
 @LAW
+def biased_classes_hold(s: Subject) -> None:
+    """B1: alpha ||x||^2 <= E||C(x)||^2 <= beta <E C(x), x>; B2: gamma ||x||^2 <= <E C(x), x> and the same
+    of its beta; with 3% slack and 5 standard errors."""
+    for name, m in s.moments.items():
+        along = tuple(float(v) / float(m.x.norm()) for v in m.along)
+        for kind, constants, least in (("B1", s.op.b1(s.d), m.size), ("B2", s.op.b2(s.d), along)):
+            if constants is None:
+                continue
+            low, beta = constants
+            assert low >= 0 and beta > 0, f"{kind} is {constants}"
+            mean, error = least
+            assert 1.03 * mean + SIGMAS * error + 1e-12 >= low, (
+                f"{kind}: {mean:.4g} < {low:.4g} (standard error {error:.2g}, {name})"
+            )
+            mean, error = m.excess[beta]
+            assert mean <= 0.03 * m.size[0] + SIGMAS * error + 1e-12, (
+                f"{kind}: E||C(x)||^2 exceeds {beta:.4g} <E C(x), x> by {mean:.3g} ||x||^2 ({name})"
+            )
+
+
+@LAW
+def output_is_made_of_the_input(s: Subject) -> None:
+    """What decodes points along x: E<C(x), x> > 0. Random or constant output does not."""
+    if not bool((s.op.compress(s.batch()[0]).bits > 0).any()):
+        return  # it sends nothing, and says so
+    m = s.moments["gaussian"]
+    along, error = (float(v) for v in m.along)
+    assert along > SIGMAS * error, f"<C(x), x>/||x|| is {along:.3g} +- {error:.2g} on a Gaussian x"
+
+
+@LAW
+def output_fits_its_bits(s: Subject) -> None:
+    """b bits have 2^b values: few-bit messages decode to few different vectors, never to x itself."""
+    for op, d in s.everywhere():
+        count = 20_000
+        x = gaussian(count, d, seed=3)
+        x = x / x.abs().amax(-1, keepdim=True)  # of one scale, so that only directions differ
+        one = Stream(stream(0).keys.expand(count))  # a seed's share of the output costs no bits
+        m = op.compress(x, one)
+        different, most = len(m.decode().unique(dim=0)), float(m.bits.max())
+        assert most > 40 or different <= 2**most, (
+            f"{different} different outputs of {most:.0f} bits, d = {d}"
+        )
+        if d >= 24 and most < 0.9 * 64 * d:
+            assert not torch.equal(m.decode(), x), f"returns its input, for {most:.0f} bits"
+
+
+@LAW
 def zero_goes_to_zero(s: Subject) -> None:
-    """C(0) = 0, exactly."""
+    """C(0) = 0, exactly, unless the operator says that it cannot (``zero_to_zero``: a bare sign)."""
+    if not s.op.zero_to_zero:
+        return
     for op, d in s.everywhere():
         value = op.compress(torch.zeros(2, d, dtype=torch.float64)).decode()
         assert (value == 0).all(), f"C(0) = {value[0].tolist()[:8]} at d = {d}"

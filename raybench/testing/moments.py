@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +25,8 @@ class Moments:
     """Sample moments of C(x) at one x (d,), each a mean with its standard error.
 
     mean: of C(x), (d,); along: of <C(x), x>/||x||; error, shrunk: of ||c C(x) - x||^2 / ||x||^2 for
-    c = 1 and for the factor of the contractive role. largest: the largest value seen.
+    c = 1 and for the factor of the contractive role. size: of ||C(x)||^2 / ||x||^2. excess: of
+    (||C(x)||^2 - b <C(x), x>) / ||x||^2 by b. largest: the largest value seen.
     """
 
     x: Tensor
@@ -33,16 +35,20 @@ class Moments:
     along: tuple[Tensor, Tensor]
     error: tuple[float, float]
     shrunk: tuple[float, float]
+    size: tuple[float, float]
+    excess: dict[float, tuple[float, float]]
     largest: float
 
 
-def moments(op: Compressor, x: Tensor, count: int, factor: float = 1.0) -> Moments:
-    """Return the moments of ``count`` draws of C(x), x of shape (d,)."""
+def moments(
+    op: Compressor, x: Tensor, count: int, factor: float = 1.0, betas: Iterable[float] = ()
+) -> Moments:
+    """Return the moments of ``count`` draws of C(x), x of shape (d,); betas: for ``excess``."""
     sample, size = draws(op, x, count), x.square().sum()
+    squares, along = sample.square().sum(-1) / size, sample @ x / size
 
     def squared(c: float) -> tuple[float, float]:
-        mean, error = _mean((c * sample - x).square().sum(-1) / size)
-        return float(mean), float(error)
+        return _number((c * sample - x).square().sum(-1) / size)
 
     return Moments(
         x,
@@ -51,6 +57,8 @@ def moments(op: Compressor, x: Tensor, count: int, factor: float = 1.0) -> Momen
         _mean((sample @ x / x.norm())[:, None]),
         squared(1.0),
         squared(factor),
+        _number(squares),
+        {b: _number(squares - b * along) for b in betas},
         float(torch.maximum(sample.abs().max(), x.abs().max())),
     )
 
@@ -78,6 +86,11 @@ def assert_at_most(found: tuple[float, float], bound: float, what: str) -> None:
     assert mean <= 1.03 * bound + SIGMAS * error + 1e-12, (
         f"{mean:.4g} > {bound:.4g} (standard error {error:.2g}): {what}"
     )
+
+
+def _number(values: Tensor) -> tuple[float, float]:
+    mean, error = _mean(values)
+    return float(mean), float(error)
 
 
 def _mean(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,14 +16,16 @@ from raybench.testing.moments import Moments, moments
 from raybench.testing.vectors import cells_and_clients, families, gaussian
 
 DTYPES = (torch.float64, torch.float32)
+CLIENTS = 4  # operators that split their work over the clients are fitted for so many
 
 
 @dataclass(frozen=True)
 class Subject:
     """An operator and the sizes it is tried at.
 
-    make(d) returns the operator for dimension d; sizes at which its parameters do not fit
-    (InputError) are left out, but it must fit the main dimension d. big = 0 leaves out the large one.
+    make(d) returns the operator for dimension d, then fitted for 4 clients; sizes at which its
+    parameters do not fit (InputError) are left out, but it must fit the main dimension d. big = 0
+    leaves out the large one.
     """
 
     make: Callable[[int], Compressor]
@@ -35,8 +37,7 @@ class Subject:
     def at(self, d: int) -> Compressor | None:
         """Return the operator for dimension d, None where its parameters do not fit."""
         try:
-            op = self.make(d)
-            op.bind(d)
+            op = self._fitted(d)
             op.compress(gaussian(d))
         except InputError:
             if d == self.d:
@@ -47,12 +48,16 @@ class Subject:
     @property
     def op(self) -> Compressor:
         """The operator for the main dimension."""
-        return self.make(self.d)
+        return self._fitted(self.d)
+
+    def _fitted(self, d: int) -> Compressor:
+        op = self.make(d)
+        return op.bind(d, CLIENTS).operator if isinstance(op, Compressor) else op
 
     @cached_property
     def contractive(self) -> Bound | None:
-        """The operator in the contractive role, None where it claims neither omega nor alpha."""
-        if self.op.omega(self.d) is None and self.op.alpha(self.d) is None:
+        """The operator in the contractive role, None where it claims no class."""
+        if self.op.b3(self.d) is None:
             return None
         return self.op.bind(self.d, role=Role.CONTRACTIVE)
 
@@ -61,7 +66,10 @@ class Subject:
         """The sample moments of the operator on every family of vectors."""
         count = 1 if self.op.deterministic else self.samples
         factor = self.contractive.factor if self.contractive else 1.0
-        return {name: moments(self.op, x, count, factor) for name, x in families(self.d).items()}
+        betas = {c[1] for c in (self.op.b1(self.d), self.op.b2(self.d)) if c is not None}
+        return {
+            name: moments(self.op, x, count, factor, betas) for name, x in families(self.d).items()
+        }
 
     def everywhere(self) -> Iterator[tuple[Compressor, int]]:
         """Yield the operator and the dimension, for all dimensions that fit."""
