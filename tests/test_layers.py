@@ -19,7 +19,7 @@ PACKAGE = ROOT / "raybench"
 
 LAYERS = (  # from the top; what shares a line may import each other
     ("cli",),
-    ("__init__", "api", "testing", "plugins", "torch"),
+    ("__init__", "api", "testing", "plugins", "torch", "study"),
     ("report",),
     ("analysis",),
     ("runtime",),
