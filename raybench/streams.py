@@ -20,12 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.cores import run_shared, run_tiled
+
 GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as int64
 MIX1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
 MIX2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 SMALL = 4096  # up to this dimension subsets come from sorting hashes, above from a Feistel network
 FEW = 24  # up to this k a sorted list beats a selection
-FEISTEL_ROUNDS = 12  # fewer than 10 leave visible structure
+FEISTEL_ROUNDS = 12  # even; fewer than 10 leave visible structure
+BLOCK = 512  # counters that go through a round together, in the first-level cache
 
 
 @lru_cache(maxsize=4096)
@@ -89,56 +92,79 @@ def _keys_kernel(root, tags, ids, out):  # root (B,), out (B, n): fold tags, the
 
 @numba.njit(cache=True, nogil=True)
 def _subset_kernel(keys, d, k, out):  # the k of d smallest hashes, indices ascending
-    hashes = np.empty(d, np.uint64)
+    hashes, found = np.empty(d, np.uint64), np.empty(d, np.uint64)
+    where, best = np.empty(d, np.int64), np.empty(k, np.uint64)
+    share = (k + 4.0 * np.sqrt(k) + 4.0) / d  # nearly always enough of them lie below
+    likely = np.uint64(share * 2.0**63) << np.uint64(1) if share < 1.0 else ~np.uint64(0)
     for r in range(keys.shape[0]):
         for j in range(d):
             hashes[j] = hash_numba(keys[r], np.uint64(j))
-        cut = np.partition(hashes, k - 1)[k - 1]
-        found = 0
-        for j in range(d):
-            if hashes[j] <= cut and found < k:
-                out[r, found] = j
-                found += 1
+        bound, held = likely, 0
+        while held < k:
+            held = 0
+            for j in range(d):
+                found[held], where[held] = hashes[j], j
+                held += hashes[j] <= bound
+            bound = ~np.uint64(0)
+        if k <= FEW:
+            cut = _kth_by_insertion(found[:held], best)
+        else:
+            cut = np.partition(found[:held], k - 1)[k - 1]
+        kept = 0
+        for j in range(held):
+            if kept < k and found[j] <= cut:
+                out[r, kept] = where[j]
+                kept += 1
+
+
+@numba.njit(inline="always")
+def _kth_by_insertion(values, best):  # the largest of the len(best) smallest
+    k = best.shape[0]
+    for j in range(values.shape[0]):
+        value = values[j]
+        if j >= k and value >= best[k - 1]:
+            continue
+        at = min(j, k - 1)
+        while at > 0 and best[at - 1] > value:
+            best[at] = best[at - 1]
+            at -= 1
+        best[at] = value
+    return best[k - 1]
 
 
 @numba.njit(cache=True, nogil=True)
-def _few_kernel(keys, d, k, out):  # the same for small k, by a sorted list instead of a selection
-    best = np.empty(k, np.uint64)
+def _feistel_kernel(keys, first, d, high, low, lo, hi, out):  # out (R, count), columns lo..hi
+    one = np.uint64(1)
+    above, below = (one << np.uint64(high)) - one, (one << np.uint64(low)) - one
+    by, last = np.uint64(low), np.uint64(d - 1)
+    round_keys = np.empty(FEISTEL_ROUNDS, np.uint64)
+    left, right = np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.uint64)
+    at = np.empty(BLOCK, np.int64)
     for r in range(keys.shape[0]):
-        keep, held = out[r], 0
-        for j in range(d):
-            value = hash_numba(keys[r], np.uint64(j))
-            if held == k and value >= best[k - 1]:
-                continue
-            at = held if held < k else k - 1
-            while at > 0 and best[at - 1] > value:
-                best[at] = best[at - 1]
-                keep[at] = keep[at - 1]
-                at -= 1
-            best[at] = value
-            keep[at] = j
-            held = min(held + 1, k)
-        keep.sort()
-
-
-@numba.njit(cache=True, nogil=True)
-def _feistel_kernel(keys, d, a, b, rounds, out):
-    for r in range(keys.shape[0]):
-        for j in range(out.shape[1]):
-            v = np.uint64(j)
-            while True:
-                left, right = v // b, v % b
-                for t in range(rounds):
-                    if t % 2 == 0:
-                        h = hash_numba(keys[r], right * np.uint64(64) + np.uint64(t))
-                        left = (left + (h >> np.uint64(1)) % a) % a
-                    else:
-                        h = hash_numba(keys[r], left * np.uint64(64) + np.uint64(t))
-                        right = (right + (h >> np.uint64(1)) % b) % b
-                v = left * b + right
-                if v < d:
-                    break
-            out[r, j] = v
+        for t in range(FEISTEL_ROUNDS):
+            round_keys[t] = hash_numba(keys[r], np.uint64(t))
+        for start in range(lo, hi, BLOCK):
+            block = out[r, start : min(start + BLOCK, hi)]
+            todo = block.shape[0]
+            begin = np.uint64(first[r] + start)
+            for j in range(todo):
+                v = min(begin + np.uint64(j), last)
+                left[j], right[j], at[j] = v >> by, v & below, j
+            while todo > 0:
+                for t in range(0, FEISTEL_ROUNDS, 2):
+                    a, b = round_keys[t], round_keys[t + 1]
+                    for j in range(todo):
+                        half = left[j] ^ (hash_numba(a, right[j]) & above)
+                        right[j] ^= hash_numba(b, half) & below
+                        left[j] = half
+                outside = 0
+                for j in range(todo):  # those beyond d walk on; a slot is written until it fits
+                    v = (left[j] << by) | right[j]
+                    place = at[j]
+                    block[place] = v
+                    left[outside], right[outside], at[outside] = left[j], right[j], place
+                    outside += v > last
+                todo = outside
 
 
 def _on_cpu(keys: Tensor) -> bool:
@@ -285,38 +311,58 @@ class Stream:
             return torch.empty(*keys.shape, 0, dtype=torch.int64, device=keys.device)
         if k == d:
             return torch.arange(d, device=keys.device).expand(*keys.shape, d)
-        if d <= SMALL:
-            if _on_cpu(keys):
-                out = torch.empty(keys.numel(), k, dtype=torch.int64)
-                kernel = _few_kernel if k <= FEW else _subset_kernel
-                kernel(_numpy(keys), d, k, out.numpy())
-                return out.view(*keys.shape, k)
-            # order as unsigned numbers: flip the sign bit
-            hashes = hash_torch(keys[..., None], torch.arange(d, device=keys.device))
-            order = (hashes ^ (-(2**63))).argsort(dim=-1, stable=True)
-            return order[..., :k].sort(dim=-1).values
-        return self._feistel(d, k)
+        if d > SMALL:
+            return self._feistel(d, k)
+        if not _on_cpu(keys):
+            return self._shuffled(d)[..., :k].sort(dim=-1).values
+        out = torch.empty(keys.numel(), k, dtype=torch.int64)
+        flat, raw = _numpy(keys), out.numpy()
+        cost = len(flat) * d * 4.0
+        run_shared(lambda a, b: _subset_kernel(flat[a:b], d, k, raw[a:b]), len(flat), cost)
+        return out.view(*keys.shape, k)
 
-    def _feistel(self, d: int, k: int) -> Tensor:
+    def images(self, d: int, first: Tensor, count: int) -> Tensor:
+        """Return pi(first), .., pi(first + count - 1), pi a random permutation of 0..d-1 per key.
+
+        first: int64 (*self.shape, *more), so that many blocks of one permutation can be asked for;
+        the answer is int64 (*first.shape, count). Beyond d - 1 the last image is repeated.
+        """
+        if d > SMALL:
+            keys = self.keys.view(*self.shape, *[1] * (first.ndim - len(self.shape)))
+            return Stream(keys.expand(first.shape))._feistel(d, count, first)
+        order = self._shuffled(d)
+        at = (first[..., None] + torch.arange(count, device=first.device)).clamp(max=d - 1)
+        return order.gather(-1, at.view(*self.shape, -1)).view(*first.shape, count)
+
+    def _shuffled(self, d: int) -> Tensor:
+        """Return 0..d-1 in the order of their hashes, int64 (..., d)."""
+        hashes = self.bits(d)
+        return (hashes ^ (-(2**63))).argsort(dim=-1, stable=True)  # ordered as unsigned numbers
+
+    def _feistel(self, d: int, count: int, first: Tensor | None = None) -> Tensor:
         keys = self.keys
-        a = math.isqrt(d - 1) + 1
-        b = -(-d // a)
+        width = max(d - 1, 1).bit_length()
+        high, low = width - width // 2, width // 2
+        start = torch.zeros_like(keys) if first is None else first
         if _on_cpu(keys):
-            out = torch.empty(keys.numel(), k, dtype=torch.int64)
-            size = (np.uint64(d), np.uint64(a), np.uint64(b))
-            _feistel_kernel(_numpy(keys), *size, FEISTEL_ROUNDS, out.numpy())
-            return out.view(*keys.shape, k)
-        key = keys[..., None]
-        v = torch.arange(k, device=keys.device).expand(*keys.shape, k).clone()
+            out = torch.empty(keys.numel(), count, dtype=torch.int64)
+            flat, begin, raw = _numpy(keys), start.reshape(-1).numpy(), out.numpy()
+
+            def work(r0: int, r1: int, lo: int, hi: int) -> None:
+                _feistel_kernel(flat[r0:r1], begin[r0:r1], d, high, low, lo, hi, raw[r0:r1])
+
+            run_tiled(work, len(flat), count, 4.0 * FEISTEL_ROUNDS)
+            return out.view(*keys.shape, count)
+        round_keys = hash_torch(keys[..., None], torch.arange(FEISTEL_ROUNDS, device=keys.device))
+        v = (start[..., None] + torch.arange(count, device=keys.device)).clamp(max=d - 1)
         todo = torch.ones_like(v, dtype=torch.bool)
         while bool(todo.any()):
-            left, right = v // b, v % b
-            for t in range(FEISTEL_ROUNDS):
-                if t % 2 == 0:
-                    left = (left + _shift(hash_torch(key, right * 64 + t), 1) % a) % a
-                else:
-                    right = (right + _shift(hash_torch(key, left * 64 + t), 1) % b) % b
-            v = torch.where(todo, left * b + right, v)
+            left, right = v >> low, v & ((1 << low) - 1)
+            for t in range(0, FEISTEL_ROUNDS, 2):
+                a, b = round_keys[..., t, None], round_keys[..., t + 1, None]
+                left = left ^ (hash_torch(a, right) & ((1 << high) - 1))
+                right = right ^ (hash_torch(b, left) & ((1 << low) - 1))
+            v = torch.where(todo, (left << low) | right, v)
             todo = v >= d
         return v
 
