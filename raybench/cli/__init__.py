@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from raybench.cli.bench import bench
 from raybench.cli.check import check
 from raybench.cli.cp import cp
 from raybench.cli.doctor import doctor
@@ -29,7 +30,7 @@ VERBS = {
     "Run": (run, plan, sweep),
     "Read results": (table, report, plot, merge),
     "Look up": (ls, show, cp, schema),
-    "Check": (check, doctor),
+    "Check": (check, bench, doctor),
 }
 
 

@@ -1,0 +1,264 @@
+"""What operators cost in time and bytes, beside a copy of the same vector in the same run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from raybench import api, registry
+from raybench.compressors import Compressor, Message, unpack
+from raybench.errors import InputError
+from raybench.spec import short
+from raybench.streams import stream
+from raybench.testing.compressors import examples, label_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ACTIONS = ("compress", "decode", "pack", "unpack")
+USUAL = (
+    *("identity", "top_k:k=1%", "top_k:k=0.1%", "dgc:k=0.1%", "rand_k:k=1%", "sign", "scaled_sign"),
+    *("one_bit", "natural", "dithering", "qsgd", "terngrad", "natural_dithering"),
+    *("fp16", "bf16", "int8", "nf4", "mxfp8", "mxfp4", "power_step:rank=4"),
+    *("top_k_natural:k=1%", "chain"),
+)
+SHARE = "1%"  # of a count that is required and not given
+PROBES = (1 << 14, 1 << 17)  # coordinates from whose times that of a long vector is guessed
+PROBE_ROWS = (2, 16)
+STEEPEST = 1.5  # time grows like d^1.5 at most: the SVD of a square matrix
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An operator's figures on x (*lead, d).
+
+    copy_s: seconds of ``buffer.copy_(x)``. compress, decode, pack, unpack: best times over copy_s; None
+    where not measured. error: ||C(x) - x||^2 / ||x||^2 of one draw, the mean over rows. bytes: payload
+    of all rows; packed: with the header; bits: modelled. left_out: why nothing was measured.
+    """
+
+    operator: str
+    rows: int
+    d: int
+    dtype: str
+    copy_s: float = math.nan
+    compress: float | None = None
+    decode: float | None = None
+    pack: float | None = None
+    unpack: float | None = None
+    error: float | None = None
+    bytes: int | None = None
+    packed: int | None = None
+    bits: int | None = None
+    repeats: int = 0
+    left_out: str = ""
+
+    @property
+    def dense(self) -> int:
+        """Bytes of x."""
+        return self.rows * self.d * getattr(torch, self.dtype).itemsize
+
+    @property
+    def of_dense(self) -> float | None:
+        """Return the payload's bytes over those of x."""
+        return None if self.bytes is None else self.bytes / self.dense
+
+    @property
+    def bits_each(self) -> float | None:
+        """Return modelled bits per coordinate."""
+        return None if self.bits is None else self.bits / (self.rows * self.d)
+
+
+@dataclass
+class Clock:
+    """The best seconds of every action; on a GPU an action ends when the device has done it."""
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    best: dict[Any, float] = field(default_factory=dict)
+
+    def __call__(self, key: Any, action: Callable[[], Any]) -> Any:
+        self._wait()
+        begin = perf_counter()
+        result = action()
+        self._wait()
+        self.best[key] = min(self.best.get(key, math.inf), perf_counter() - begin)
+        return result
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def named(text: str) -> tuple[str, Compressor]:
+    """Return the label and operator of ``top_k:k=1%``; what it requires and lacks is filled in.
+
+    A missing count is 1%, any other required parameter its simplest value. Raises InputError for a
+    wrong name or value.
+    """
+    given = short.parse(text, "compressor")
+    entry = registry.lookup("compressor", given["name"])
+    simple = next(iter(examples(entry).values()))
+    missing = {
+        name: SHARE if param.kind == "count" else simple[name]
+        for name, param in entry.params.items()
+        if param.default is registry.REQUIRED and name not in given
+    }
+    label = text
+    if missing:
+        label = label_of(entry.name, {k: v for k, v in given.items() if k != "name"} | missing)
+    return label, api.compressor(text, **missing)
+
+
+def usual() -> list[str]:
+    """Return the operators of ``USUAL`` that are registered."""
+    have = set(registry.names("compressor"))
+    return [text for text in USUAL if text.partition(":")[0] in have]
+
+
+def measure(
+    operators: Iterable[str] | Mapping[str, Compressor],
+    x: Tensor,
+    repeats: int = 10,
+    limit: float = 5.0,
+    floors: Mapping[str, Callable[[], Any]] | None = None,
+) -> list[Measured]:
+    """Return the figures of every operator on x (*lead, d), float32 or float64, in order.
+
+    All operators and the copy take turns, ``repeats`` times, and the best time of each counts; what
+    compiles is not counted. Messages are decoded into one buffer, by the stream that made them (a
+    seeded support is drawn once). limit: seconds spent on an operator; one whose single call would
+    take longer is left out, with the reason, as is one whose parameters do not fit. floors: other
+    actions timed in the same run, as ``compress``. Raises InputError for a wrong name, TypeError and
+    ValueError where ``compress`` would.
+    """
+    given = operators if isinstance(operators, Mapping) else dict(map(named, operators))
+    x, repeats = x.detach().contiguous(), max(1, repeats)
+    clock, buffer = Clock(x.device), torch.empty_like(x)
+    head = (math.prod(x.shape[:-1]), x.shape[-1], str(x.dtype).removeprefix("torch."))
+    found: dict[str, Measured] = {}
+    laps: dict[str, _Lap] = {}
+    for name, op in given.items():
+        try:
+            fixed = op.bind(x.shape[-1], n=x.shape[-2] if x.ndim > 1 else 1).operator
+            guess = _guess(fixed, x)
+            if guess > limit:
+                raise InputError.of("", f"a call takes about {guess:.0f} s", "raise the limit")
+            laps[name] = _Lap(name, fixed, x, buffer, limit)
+        except InputError as error:
+            found[name] = Measured(name, *head, left_out=" ".join(str(error).split()))
+    for lap in laps.values():
+        lap.run(clock, 0)
+    for key in [k for k in clock.best if not laps[k[0]].slow]:
+        del clock.best[key]  # the first turn compiled, and met memory that was not there yet
+    for turn in range(1, repeats + 1):
+        for name, action in (floors or {}).items():
+            clock((name, "compress"), action)
+        for lap in laps.values():
+            clock("copy", lambda: buffer.copy_(x))
+            if not lap.slow:
+                lap.run(clock, turn)
+        clock("copy", lambda: buffer.copy_(x))
+    one = clock.best.get("copy", math.nan)
+    for name, lap in laps.items():
+        times = {a: clock.best[name, a] / one for a in ACTIONS}
+        found[name] = Measured(name, *head, one, **times, **lap.facts, repeats=lap.turns)
+    rows = [found[name] for name in given]
+    for name in floors or {}:
+        ratio = clock.best[name, "compress"] / one
+        rows.append(Measured(name, *head, one, compress=ratio, repeats=repeats))
+    return rows
+
+
+@dataclass
+class _Lap:
+    """An operator's four actions in turn; ``facts`` are those of its first message."""
+
+    name: str
+    op: Compressor
+    x: Tensor
+    buffer: Tensor
+    limit: float
+    spent: float = 0.0
+    turns: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def slow(self) -> bool:
+        """Whether the limit leaves no time for another turn."""
+        return self.spent > self.limit
+
+    def run(self, clock: Clock, turn: int) -> None:
+        begin = perf_counter()
+        source = stream(turn, self.x.device).spread(tuple(self.x.shape[:-1]))
+        message = clock((self.name, "compress"), lambda: self.op.compress(self.x, source))
+        clock((self.name, "decode"), lambda: message.decode(out=self.buffer))
+        data = clock((self.name, "pack"), message.pack)
+        clock((self.name, "unpack"), lambda: unpack(data))
+        took = perf_counter() - begin
+        if not self.facts:
+            self.facts = _facts(message, data, self.x, self.buffer)
+            # the first turn may have compiled: it counts only where it took all the time there is
+            self.spent, self.turns = (took, 1) if took > self.limit else (0.0, 0)
+        else:
+            self.spent, self.turns = self.spent + took, self.turns + 1
+
+
+def _facts(message: Message, data: bytes, x: Tensor, value: Tensor) -> dict[str, Any]:
+    sizes = torch.as_tensor(message.nbytes).expand(message.lead)
+    return {
+        "error": relative_error(x, value),
+        "bytes": int(sizes.sum()),
+        "packed": len(data),
+        "bits": int(message.bits.sum()),
+    }
+
+
+def relative_error(x: Tensor, value: Tensor) -> float:
+    """Return the mean over rows of ||value - x||^2 / ||x||^2, in float64; a zero row counts as 0 / 1."""
+    size = x.double().square().sum(-1)
+    off = (value.double() - x.double()).square().sum(-1)
+    return float((off / size.where(size > 0, 1.0)).mean())
+
+
+def _guess(op: Compressor, x: Tensor) -> float:
+    """Return about how many seconds a message of x takes, from pieces of it; 0 where it is small."""
+    rows = x.reshape(-1, x.shape[-1])
+    if rows.numel() <= 2 * PROBES[1]:
+        if len(rows) <= 2 * PROBE_ROWS[1]:
+            return 0.0
+        pieces = [rows[:m] for m in PROBE_ROWS]
+    elif len(rows) > 2 * PROBE_ROWS[1]:
+        pieces = [rows[:m] for m in PROBE_ROWS]
+    else:
+        pieces = [rows[:1, :m] for m in PROBES if m <= rows.shape[1]]
+    try:
+        times = [_best_of_two(op, piece.contiguous()) for piece in pieces]
+    except InputError:  # fixed to its own dimension
+        return 0.0
+    growth = pieces[-1].numel() / pieces[0].numel()
+    power = math.log(times[-1] / times[0]) / math.log(growth) if growth > 1 else 1.0
+    return times[-1] * (rows.numel() / pieces[-1].numel()) ** min(max(power, 1.0), STEEPEST)
+
+
+def _best_of_two(op: Compressor, x: Tensor) -> float:
+    clock = Clock(x.device)
+    for turn in range(2):
+        source = stream(turn, x.device).spread(tuple(x.shape[:-1]))
+        clock("", lambda source=source: op.compress(x, source).decode())
+    return clock.best[""]
+
+
+def frame(rows: Iterable[Measured], **facts: Any) -> pd.DataFrame:
+    """Return the figures as a table, one row per operator, with ``facts`` about the run as columns."""
+    import pandas as pd
+
+    records = [
+        asdict(row) | {"bits_each": row.bits_each, "of_dense": row.of_dense} | facts for row in rows
+    ]
+    return pd.DataFrame.from_records(records)
