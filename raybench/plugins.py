@@ -1,10 +1,10 @@
 """All that a plug-in file needs: ``from raybench.plugins import compressor, Compressor, Count, ...``.
 
 Decorators: ``compressor``, ``algorithm``, ``problem``, ``metric``. Parameters: ``Count``, ``Number``,
-``Integer``, ``Choice``, ``Flag``, ``Text``, ``List``. Bases: ``Compressor``, ``Algorithm``,
-``Problem``. Messages for operators: ``DenseMessage``, ``SparseMessage``, ``SeededMessage``,
-``LevelsMessage``, ...; for algorithms: ``Dense``, ``choose`` and the roles ``Contractive``,
-``Unbiased``, ``Any_``. See docs/plugins.md.
+``Integer``, ``Choice``, ``Flag``, ``Text``, ``List``, ``Operator``. Bases: ``Compressor``,
+``Algorithm``, ``Problem``. Messages for operators: ``DenseMessage``, ``SparseMessage``,
+``SeededMessage``, ``LevelsMessage``, ...; for algorithms: ``Dense``, ``choose`` and the roles
+``Contractive``, ``Unbiased``, ``Any_``. See docs/plugins.md.
 """
 
 from torch import where, zeros_like
@@ -41,6 +41,7 @@ from raybench.registry import (
     Integer,
     List,
     Number,
+    Operator,
     Text,
     algorithm,
     compressor,
@@ -73,6 +74,7 @@ __all__ = [
     "Message",
     "NoTheory",
     "Number",
+    "Operator",
     "Problem",
     "RaggedMessage",
     "Rate",

@@ -34,7 +34,8 @@ class Param:
     """One parameter of a plug-in.
 
     kind: ``count`` (integer >= 1, or a share of the message dimension such as ``10%`` or 0.1),
-    ``number``, ``integer``, ``choice``, ``flag``, ``text``, ``list`` (a list-valued parameter).
+    ``number``, ``integer``, ``choice``, ``flag``, ``text``, ``list`` (a list-valued parameter),
+    ``operator`` (a compression operator, held as its short form).
     ``words`` are strings allowed besides the kind (``auto``); ``tags`` allows one-key mappings
     such as ``{dirichlet: 0.5}``. ``per_cell`` numbers may differ between the cells of one batch.
     """
@@ -115,9 +116,18 @@ def Text(default: Any = REQUIRED, help: str = "") -> Param:
     return Param("text", default, help=help)
 
 
-def List(default: Any = REQUIRED, help: str = "") -> Param:
+def List(default: Any = REQUIRED, help: str = "", words: tuple[str, ...] = ()) -> Param:
     """Return a list-valued parameter: in a sweep file ``[[a, b], [c, d]]`` is an axis of two lists."""
-    return Param("list", default, help=help)
+    return Param("list", default, words=words, help=help)
+
+
+def Operator(default: Any = REQUIRED, help: str = "") -> Param:
+    """Return a parameter that is itself a compression operator: ``top_k:k=1%``, or its mapping.
+
+    The plug-in gets a text, the short form with names sorted and defaults left out, for
+    ``compressors.compose.build``. Write ``default`` in that form.
+    """
+    return Param("operator", default, help=help)
 
 
 @dataclass(frozen=True)
@@ -140,11 +150,14 @@ class Entry:
 
 _entries: dict[tuple[str, str], Entry] = {}
 _loaded: set[str] = set()
+_generation = 0  # of the entries: changes whenever one is registered
 _source = ""  # set while a user's plug-in file is being imported
 
 
 def _register(kind: str, name: str, version: str, given: dict[str, Any]) -> Callable[[Any], Any]:
     def decorate(target: Any) -> Any:
+        global _generation
+        _generation += 1
         params = {k: v for k, v in given.items() if isinstance(v, Param)}
         meta = {k: v for k, v in given.items() if not isinstance(v, Param)}
         params = {**getattr(target, "__params__", {}), **params}
@@ -173,6 +186,11 @@ def problem(name: str, *, version: str = "1", **given: Any) -> Callable[[Any], A
 def metric(name: str, *, version: str = "1", **given: Any) -> Callable[[Any], Any]:
     """Register a metric, a function (problem, x) -> one number per cell, stored in ``extra``."""
     return _register("metric", name, version, given)
+
+
+def state() -> tuple[int, int]:
+    """Return what changes whenever the entries do: a key for what was computed from them."""
+    return id(_entries), _generation
 
 
 def _ensure(kind: str) -> None:

@@ -49,8 +49,12 @@ def options(param: Param, value: Any, where: str, found: Found) -> list[Any]:
 
 
 def _spread(param: Param, value: Any, where: str, found: Found) -> list[Any]:
-    """Return the typed values of one entry of an axis: a scalar, a range, or a tag."""
+    """Return the typed values of one entry of an axis: a scalar, a range, a tag, or an operator."""
     try:
+        if param.kind == "operator" and value is not None:
+            from raybench.spec import short  # an operator is a section, and sections hold values
+
+            return list(short.operators(value, where, found))
         if isinstance(value, Mapping):
             return _tagged(param, value, where, found)
         if isinstance(value, str) and param.kind in _NUMERIC and value not in param.words:
@@ -237,6 +241,7 @@ def allowed(param: Param) -> str:
         "flag": "true or false",
         "text": "text",
         "list": "a list",
+        "operator": "an operator by name, as top_k:k=1%, or as a mapping {name: top_k, k: 1%}",
     }
     text = ways.get(param.kind, "")
     if param.kind in ("number", "integer"):
