@@ -42,6 +42,18 @@ def test_the_uniform_formula_is_exact_for_small_d():
     assert abs(study.laplace(d, d)) < 1e-12
 
 
+def test_savings_of_top_1():
+    found = study.top_1_savings((100, 10_000), draws=400)
+    known = found.dropna(subset="formula")
+    assert set(known["family"]) == {"uniform", "laplace", "exponential"}
+    # the formula is the ratio of expectations, so allow for the sum's own spread
+    off = (known["saving"] - known["formula"]).abs()
+    assert (off < 5 * known["saving_se"] + 0.05 * known["formula"]).all(), known
+    at = found[found["d"] == 10_000].set_index("family")["saving"]
+    assert abs(at["uniform"] - 3) < 0.1
+    assert at["student t2"] > at["exponential"] > at["gaussian"] > at["uniform"]
+
+
 def test_published_values():
     # A.2 of Beznosikov et al.'s setting at k = 5 %: Gaussian .721, Laplace .576; uniform at 10 %: .729
     assert round(study.gaussian(10**6, 50_000), 3) == 0.721

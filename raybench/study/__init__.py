@@ -8,7 +8,7 @@ al., On Biased Compression for Distributed Learning).
 from raybench.study.figures import figures
 from raybench.study.formulas import gaussian, laplace, uniform
 from raybench.study.measure import GRIDS, compressors, measure
-from raybench.study.summary import against_sign, top_k_energy
+from raybench.study.summary import against_sign, top_1_savings, top_k_energy
 from raybench.study.vectors import drawn, gradients
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "gradients",
     "laplace",
     "measure",
+    "top_1_savings",
     "top_k_energy",
     "uniform",
 ]

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from raybench.report.plots import STYLE
-from raybench.study.formulas import KNOWN
-from raybench.study.summary import top_k_energy
+from raybench.study.formulas import KNOWN, TOP_1
+from raybench.study.summary import top_1_savings, top_k_energy
 
 COLOURS = ("#0B559F", "#D95F02", "#1B9E77", "#7A4EA8", "#B8860B", "#C2185B", "#4D4D4D", "#2CA9C4")
 LINES: dict[str, tuple[str, str, str]] = {  # curve: colour, line, marker
@@ -27,6 +27,7 @@ LINES: dict[str, tuple[str, str, str]] = {  # curve: colour, line, marker
     "dithering": (COLOURS[3], "-", "^"),
     "QSGD, buckets": (COLOURS[3], "--", "^"),
     "natural dithering": (COLOURS[4], "-", "D"),
+    "natural dithering, entropy coded": (COLOURS[4], "--", "D"),
     "SVD": (COLOURS[6], "-.", "x"),
     "scaled sign": (COLOURS[5], "", "*"),
     "1-bit, two means": (COLOURS[5], "", "P"),
@@ -50,7 +51,9 @@ def figures(rows: pd.DataFrame, out: str | Path) -> list[Path]:
         "error_against_bits": (against_bits, rows, rows[keep])
     }
     if len(energy):
-        drawings["top_k_residual"] = (residual, energy, energy)
+        savings = top_1_savings()
+        both = pd.concat((energy, savings), ignore_index=True)
+        drawings["top_k_against_rand_k"] = (lambda e: residual(e, savings), energy, both)
     paths = []
     for name, (draw, data, shown) in drawings.items():
         with mpl.rc_context(STYLE):
@@ -118,27 +121,61 @@ def against_bits(rows: pd.DataFrame) -> Figure:
     return canvas
 
 
-def residual(energy: pd.DataFrame) -> Figure:
-    """Return the figure of what Top-k leaves of x: measured points on the formulas' curves."""
-    canvas = Figure(figsize=(4.4, 3.1), layout="constrained")
+def residual(energy: pd.DataFrame, savings: pd.DataFrame | None = None) -> Figure:
+    """Return the figure of Top-k beside Rand-k: what it leaves of x by k/d, what Top-1 saves by d.
+
+    Points are measured, lines are the formulas of order statistics (dashes join points without one).
+    """
+    wide = savings is not None
+    canvas = Figure(figsize=(7.2 if wide else 4.2, 2.9), layout="constrained")
     FigureCanvasAgg(canvas)
-    axis = canvas.subplots()
+    panels = canvas.subplots(1, 2 if wide else 1, squeeze=False).flatten()
+    families = list(dict.fromkeys(energy["family"]))
+    colours = dict(zip(families, COLOURS, strict=False))
+    axis = panels[0]
     shares = np.geomspace(energy["share"].min(), 1, 200)
-    axis.plot(shares, 1 - shares, color="#888888", ls=":", label="Rand-k, any vector: 1 − k/d")
-    for colour, (family, part) in zip(
-        COLOURS * 2, energy.groupby("family", sort=False), strict=False
-    ):
-        axis.plot(part["share"], part["error"], "o", ms=3.6, color=colour, label=family)
+    (line,) = axis.plot(shares, 1 - shares, color="#888888", ls=":")
+    handles = {"Rand-k, any vector": line}
+    for family, part in energy.groupby("family", sort=False):
+        curve = None
         if family in KNOWN:
-            d = 10**6
-            curve = [KNOWN[str(family)](d, max(1, round(d * s))) for s in shares]
-            axis.plot(shares, curve, color=colour, lw=1)
-        else:
-            axis.plot(part["share"], part["error"], color=colour, lw=0.7, ls=(0, (2, 2)))
-    axis.set_xscale("log")
-    axis.set_ylim(0, 1.03)
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.3g}"))
+            curve = [KNOWN[str(family)](10**6, max(1, round(10**6 * s))) for s in shares]
+        at = (part["share"], part["error"])
+        handles[str(family)] = _points(axis, at, colours[str(family)], shares, curve)
     axis.set_xlabel("share of coordinates kept, k/d")
-    axis.set_ylabel(r"$\|C(x)-x\|^2\,/\,\|x\|^2$ of Top-k")
-    axis.legend(frameon=False, fontsize=7, loc="lower left")
+    axis.set_ylabel(r"Top-k: $\|C(x)-x\|^2\,/\,\|x\|^2$")
+    axis.set_ylim(0, 1.03)
+    if savings is not None:
+        axis = panels[1]
+        dims = np.unique(np.geomspace(savings["d"].min(), savings["d"].max(), 40).round())
+        for family, part in savings.groupby("family", sort=False):
+            curve = None
+            if family in TOP_1:
+                curve = [TOP_1[str(family)](int(d)) for d in dims]
+            at = (part["d"], part["saving"])
+            _points(axis, at, colours[str(family)], dims, curve)
+        axis.axhline(1, color="#888888", ls=":")
+        axis.set_yscale("log")
+        axis.set_xlabel("d")
+        axis.set_ylabel("Top-1 keeps, times Rand-1")
+    for axis in panels:
+        axis.set_xscale("log")
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+    canvas.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        ncols=5 if wide else 3,
+        frameon=False,
+        columnspacing=1.3,
+    )
     return canvas
+
+
+def _points(axis: Any, at: tuple[Any, Any], colour: str, grid: Any, curve: Any) -> Any:
+    (points,) = axis.plot(*at, "o", ms=3.6, color=colour)
+    if curve is None:
+        axis.plot(*at, color=colour, lw=0.7, ls=(0, (2, 2)))
+    else:
+        axis.plot(grid, curve, color=colour, lw=1)
+    return points

@@ -32,5 +32,24 @@ def gaussian(d: int, k: int) -> float:
     return 1 - k / d - 2 * t * normal.pdf(t)
 
 
+def top_1_uniform(d: int) -> float:
+    """Return d E max^2 / E||x||^2 for entries uniform on (0, 1): 3d/(d + 2), so 3 in high dimension."""
+    return 3 * d / (d + 2)
+
+
+def top_1_exponential(d: int) -> float:
+    """Return d E max^2 / E||x||^2 for exponential (or Laplace) entries: (H_d^2 + H_d^(2))/2.
+
+    The maximum has mean H_d = 1 + 1/2 + .. + 1/d and variance H_d^(2) = 1 + 1/4 + .. + 1/d^2: it
+    grows like (log d)^2 / 2.
+    """
+    first = math.fsum(1 / j for j in range(1, d + 1))
+    second = math.fsum(1 / j**2 for j in range(1, d + 1))
+    return (first**2 + second) / 2
+
+
 KNOWN = {"uniform": uniform, "laplace": laplace, "exponential": laplace, "gaussian": gaussian}
 """The formula of each family of vectors that has one."""
+
+TOP_1 = {"uniform": top_1_uniform, "laplace": top_1_exponential, "exponential": top_1_exponential}
+"""What Top-1 keeps over what Rand-1 keeps, by family."""

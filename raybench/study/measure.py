@@ -28,12 +28,15 @@ def _over(name: str, key: str, values: Sequence[Any], more: str = "") -> list[st
 GRIDS: dict[str, list[str]] = {
     "Top-k": _over("top_k", "k", SHARES),
     "Top-k + natural": _over("top_k_natural", "k", SHARES),
-    "Top-k + natural dithering": _over("top_k_natural_dithering", "k", SHARES, ",s=7"),
-    "Top-k + dithering": _over("top_k_dithering", "k", SHARES, ",s=7"),
+    "Top-k + natural dithering": _over("top_k_natural_dithering", "k", SHARES, ",s=3,p=inf"),
+    "Top-k + dithering": _over("top_k_dithering", "k", SHARES, ",s=7,p=inf"),
     "Rand-k": _over("rand_k", "k", SHARES),
-    "dithering": _over("dithering", "s", (1, 3, 7, 31, 127)),
+    "dithering": _over("dithering", "s", (1, 3, 7, 31, 127), ",p=inf"),
     "QSGD, buckets": _over("qsgd", "s", (1, 3, 7, 31, 127)),
-    "natural dithering": _over("natural_dithering", "s", (1, 3, 7, 15)),
+    "natural dithering": _over("natural_dithering", "s", (1, 3, 7, 15), ",p=inf"),
+    "natural dithering, entropy coded": [
+        f"entropy_coded:of=(natural_dithering:s={s},p=inf)" for s in (1, 3, 7, 15)
+    ],
     "SVD": _over("svd", "rank", (1, 3, 10, 30)),
     "scaled sign": ["scaled_sign"],
     "1-bit, two means": ["one_bit"],
@@ -44,7 +47,11 @@ GRIDS: dict[str, list[str]] = {
     "MXFP8": ["mxfp8"],
     "int8": ["int8"],
 }
-"""The operators of the study by the name of their curve: short forms of increasing precision."""
+"""The operators of the study by the name of their curve: short forms of increasing precision.
+
+Dithering is scaled by the largest entry (p = inf): by the Euclidean norm, as in QSGD, nearly all
+levels of a long vector are zero; QSGD's answer is buckets.
+"""
 
 
 def measure(
