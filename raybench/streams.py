@@ -328,11 +328,11 @@ class Stream:
         the answer is int64 (*first.shape, count). Beyond d - 1 the last image is repeated.
         """
         if d > SMALL:
-            keys = self.keys.view(*self.shape, *[1] * (first.ndim - len(self.shape)))
+            keys = self.keys.view((*self.shape, *[1] * (first.ndim - len(self.shape))))
             return Stream(keys.expand(first.shape))._feistel(d, count, first)
         order = self._shuffled(d)
         at = (first[..., None] + torch.arange(count, device=first.device)).clamp(max=d - 1)
-        return order.gather(-1, at.view(*self.shape, -1)).view(*first.shape, count)
+        return order.gather(-1, at.view((*self.shape, -1))).view((*first.shape, count))
 
     def _shuffled(self, d: int) -> Tensor:
         """Return 0..d-1 in the order of their hashes, int64 (..., d)."""

@@ -1,0 +1,72 @@
+"""Random sparsification: every coordinate is kept, or not, by a coin of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from raybench.compressors.base import Compressor
+from raybench.compressors.messages import Message
+from raybench.compressors.messages.perm import BernoulliMessage, bernoulli
+from raybench.compressors.rand_k import gather
+from raybench.errors import InputError
+from raybench.registry import Flag, Number, compressor
+from raybench.streams import Stream
+
+
+def probability(p: Any, where: str = "p") -> float:
+    """Return p as a float. Raises InputError unless 0 < p <= 1."""
+    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 < p <= 1:
+        raise InputError.of(where, f"{p!r} is no such probability", "a number in (0, 1]")
+    return float(p)
+
+
+@compressor(
+    "random_sparsification",
+    p=Number(0.25, low=0, high=1, open_low=True, help="probability of keeping a coordinate"),
+    scaled=Flag(True, help="times 1/p, which makes it unbiased; without, it is contractive"),
+)
+@dataclass(frozen=True)
+class RandomSparsification(Compressor):
+    """C(x)_j = x_j / p with probability p, else 0, independently: unbiased, omega = 1/p - 1, exactly.
+
+    Without the scale C(x)_j = x_j: contractive with alpha = p, exactly, and B1, B2 (p, 1). Both ends
+    draw the support from the shared seed: only the values kept travel, p d of them on average.
+    Source: Beznosikov et al. 2020, On Biased Compression for Distributed Learning.
+    """
+
+    p: float = 0.25
+    scaled: bool = True
+
+    def __post_init__(self) -> None:
+        probability(self.p)
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        d, p = x.shape[-1], float(self.p)
+        where, counts = places = bernoulli(stream, d, p)
+        values = kept(x, where, counts)
+        scale = 1 / p if self.scaled else 1.0
+        return BernoulliMessage(d, x.dtype, values, stream, p, scale=scale, held=places)
+
+    def omega(self, d: int) -> float | None:
+        return 1 / self.p - 1 if self.scaled or self.p == 1 else None
+
+    def alpha(self, d: int) -> float | None:
+        return None if self.scaled and self.p < 1 else float(self.p)
+
+    def b1(self, d: int) -> tuple[float, float] | None:
+        return super().b1(d) if self.scaled else (float(self.p), 1.0)
+
+    def b2(self, d: int) -> tuple[float, float] | None:
+        return super().b2(d) if self.scaled else (float(self.p), 1.0)
+
+
+def kept(x: Tensor, where: Tensor, counts: Tensor) -> Tensor:
+    """Return x (*lead, d) at the first counts (*lead) of where (*lead, m), and zeros beyond."""
+    values = gather(x, where)
+    if not counts.numel() or int(counts.min()) == where.shape[-1]:
+        return values
+    beyond = counts.new_ones(where.shape[-1]).cumsum(0) > counts[..., None]
+    return values.masked_fill_(beyond, 0)
