@@ -1,0 +1,300 @@
+"""Codes of block formats: the largest magnitude of each block, and the nearest levels of its numbers.
+
+Each CPU kernel stands beside its plain torch version, the reference and the way on other devices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from raybench.compressors.messages.block_formats import blocks_of, table_of
+from raybench.cores import ALIGN, run_tiled
+from raybench.streams import Stream, hash_numba
+
+PIECE = 4096  # blocks longer than that are searched for their largest in pieces
+INTEGERS = {torch.float32: np.int32, torch.float64: np.int64}
+
+
+# Largest magnitudes ------------------------------------------------------------------------------
+
+
+def _max_kernel(integer: Any, magnitude: int) -> Any:
+    mask = integer(magnitude)
+
+    @numba.njit(cache=True, nogil=True)
+    def kernel(raw, block, r0, r1, lo, hi, out):  # lo is the start of a block
+        for r in range(r0, r1):
+            start, b = lo, lo // block
+            while start < hi:
+                row = raw[r, start : min(start + block, hi)]
+                most = integer(0)
+                for j in range(row.shape[0]):
+                    most = max(most, integer(row[j] & mask))
+                out[r, b] = most
+                start, b = start + block, b + 1
+
+    return kernel
+
+
+_MAX = {
+    torch.float32: _max_kernel(np.int32, 0x7FFFFFFF),
+    torch.float64: _max_kernel(np.int64, 0x7FFFFFFFFFFFFFFF),
+}
+
+
+def block_max(x: Tensor, block: int) -> Tensor:
+    """Return the largest |x_j| of each block of x (*lead, d): (*lead, nb); NaN where one is NaN."""
+    if x.device.type != "cpu":
+        return block_max_torch(x, block)
+    d = x.shape[-1]
+    whole = block >= d > PIECE  # one block a row: in pieces, so that the cores share it
+    size = PIECE if whole else block
+    out = torch.empty(*x.shape[:-1], blocks_of(d, size), dtype=x.dtype)
+    raw = (
+        x.view(-1, d).numpy().view(INTEGERS[x.dtype])
+    )  # magnitudes of floats are ordered as integers
+    into = out.view(len(raw), -1).numpy().view(INTEGERS[x.dtype])
+    kernel, align = _MAX[x.dtype], size * max(1, ALIGN // size)
+    run_tiled(lambda *tile: kernel(raw, size, *tile, into), len(raw), d, 0.3, align)
+    return out.amax(-1, keepdim=True) if whole else out
+
+
+def block_max_torch(x: Tensor, block: int) -> Tensor:
+    """Return the same in plain torch (the reference; any device)."""
+    return in_blocks(x.abs(), block).amax(-1)
+
+
+def in_blocks(x: Tensor, block: int) -> Tensor:
+    """Return x (*lead, d) as (*lead, nb, block), the last block filled up with zeros."""
+    d = x.shape[-1]
+    room = blocks_of(d, block) * block - d
+    return torch.nn.functional.pad(x, (0, room)).unflatten(-1, (-1, block))
+
+
+def spread(values: Tensor, block: int, d: int) -> Tensor:
+    """Return values (*lead, nb) of blocks repeated for their numbers: (*lead, d)."""
+    return values.repeat_interleave(block, -1)[..., :d]
+
+
+def nonzero(scale: Tensor) -> Tensor:
+    """Return the scales with 1 for 0, to divide by."""
+    return torch.where(scale == 0, torch.ones_like(scale), scale)
+
+
+# Codes -------------------------------------------------------------------------------------------
+
+
+def _run(kernel: Any, x: Tensor, factors: Tensor, block: int, cost: float, *more: Any) -> Tensor:
+    """Return the codes (*lead, d) uint8 that a kernel makes of x and a factor per block."""
+    d = x.shape[-1]
+    out = torch.empty(x.shape, dtype=torch.uint8)
+    rows, into = x.view(-1, d).numpy(), out.view(-1, d).numpy()
+    by = factors.contiguous().view(len(rows), -1).numpy()
+    run_tiled(lambda *tile: kernel(rows, by, block, *more, *tile, into), len(rows), d, cost)
+    return out
+
+
+@numba.njit(cache=True, nogil=True)
+def _uniform(rows, factors, block, zero, levels, r0, r1, lo, hi, out):
+    for r in range(r0, r1):
+        start, b = lo, lo // block
+        while start < hi:
+            stop = min((b + 1) * block, hi)
+            row, o, factor = rows[r, start:stop], out[r, start:stop], factors[r, b]
+            for j in range(row.shape[0]):
+                t = row[j] / factor * levels
+                t = t if t == t else zero
+                o[j] = np.uint8(np.int32(np.rint(t)) + np.int32(127))
+            start, b = stop, b + 1
+
+
+def uniform_codes(x: Tensor, factors: Tensor, block: int) -> Tensor:
+    """Return 127 + the integer nearest to 127 x_j/factor, |x_j| <= factor; 127 for NaN."""
+    if x.device.type != "cpu":
+        return uniform_codes_torch(x, factors, block)
+    one = x.numpy().dtype.type
+    return _run(_uniform, x, factors, block, 1.0, one(0), one(127))
+
+
+def uniform_codes_torch(x: Tensor, factors: Tensor, block: int) -> Tensor:
+    """Return the same in plain torch (the reference; any device)."""
+    t = x / spread(factors, block, x.shape[-1]) * 127
+    return (torch.where(t == t, t, 0).round() + 127).to(torch.uint8)
+
+
+@numba.njit(cache=True, nogil=True)
+def _stochastic(rows, factors, block, keys, r0, r1, lo, hi, out):
+    for r in range(r0, r1):
+        start, b, key = lo, lo // block, keys[r]
+        while start < hi:
+            stop = min((b + 1) * block, hi)
+            row, o = rows[r, start:stop], out[r, start:stop]
+            factor, first = np.float64(factors[r, b]), np.uint64(start)
+            for j in range(row.shape[0]):
+                u = np.float64(hash_numba(key, first + np.uint64(j)) >> np.uint64(11)) * 2.0**-53
+                t = np.float64(row[j]) / factor * 127.0
+                t = t if t == t else np.float64(0.0)
+                o[j] = np.uint8(min(np.int32(np.floor(t + u)), np.int32(127)) + np.int32(127))
+            start, b = stop, b + 1
+
+
+def stochastic_codes(x: Tensor, factors: Tensor, block: int, stream: Stream) -> Tensor:
+    """Return 127 + 127 x_j/factor rounded at random without bias; 127 for NaN."""
+    if x.device.type != "cpu":
+        return stochastic_codes_torch(x, factors, block, stream)
+    keys = stream.keys.reshape(-1).numpy().view(np.uint64)
+    return _run(_stochastic, x, factors, block, 4.0, keys)
+
+
+def stochastic_codes_torch(x: Tensor, factors: Tensor, block: int, stream: Stream) -> Tensor:
+    """Return the same in plain torch (the reference; any device)."""
+    d = x.shape[-1]
+    t = x.double() / spread(factors.double(), block, d) * 127
+    t = torch.where(t == t, t, 0) + stream.uniform(d)
+    return (t.floor().clamp(max=127) + 127).to(torch.uint8)
+
+
+@numba.njit(cache=True, nogil=True)
+def _nearest16(rows, factors, block, mids, r0, r1, lo, hi, out):
+    a, b0, c, d, e = mids[0], mids[1], mids[2], mids[3], mids[4]
+    f, g, h, i, k = mids[5], mids[6], mids[7], mids[8], mids[9]
+    l, m, n, p, q = mids[10], mids[11], mids[12], mids[13], mids[14]
+    for r in range(r0, r1):
+        start, b = lo, lo // block
+        while start < hi:
+            stop = min((b + 1) * block, hi)
+            row, o, factor = rows[r, start:stop], out[r, start:stop], factors[r, b]
+            for j in range(row.shape[0]):
+                t = row[j] / factor
+                code = np.uint8(t > a) + np.uint8(t > b0) + np.uint8(t > c) + np.uint8(t > d)
+                code += np.uint8(t > e) + np.uint8(t > f) + np.uint8(t > g) + np.uint8(t > h)
+                code += np.uint8(t > i) + np.uint8(t > k) + np.uint8(t > l) + np.uint8(t > m)
+                code += np.uint8(t > n) + np.uint8(t > p) + np.uint8(t > q)
+                o[j] = np.uint8(code)
+            start, b = stop, b + 1
+
+
+def mids_of(levels: Tensor) -> Tensor:
+    """Return the points midway between ascending levels."""
+    return (levels[1:] + levels[:-1]) / 2
+
+
+def nf4_codes(x: Tensor, factors: Tensor, block: int) -> Tensor:
+    """Return which level of NF4 is nearest to x_j/factor, the lower one of two; 0 for NaN."""
+    if x.device.type != "cpu":
+        return nf4_codes_torch(x, factors, block)
+    return _run(
+        _nearest16, x, factors, block, 2.0, mids_of(table_of("nf4", x.dtype, x.device)).numpy()
+    )
+
+
+def nf4_codes_torch(x: Tensor, factors: Tensor, block: int) -> Tensor:
+    """Return the same in plain torch (the reference; any device)."""
+    t = x / spread(factors, block, x.shape[-1])
+    codes = torch.bucketize(t, mids_of(table_of("nf4", x.dtype, x.device)))
+    return torch.where(t == t, codes, 0).to(torch.uint8)
+
+
+@numba.njit(cache=True, nogil=True)
+def _e2m1(rows, inverses, block, at, r0, r1, lo, hi, out):  # at: where a magnitude is rounded up
+    a, b0, c, d, e, f, g = at[0], at[1], at[2], at[3], at[4], at[5], at[6]
+    zero = rows.dtype.type(0)
+    for r in range(r0, r1):
+        start, b = lo, lo // block
+        while start < hi:
+            stop = min((b + 1) * block, hi)
+            row, o, inverse = rows[r, start:stop], out[r, start:stop], inverses[r, b]
+            for j in range(row.shape[0]):
+                v = row[j] * inverse
+                t = abs(v)
+                code = np.uint8(t > a) + np.uint8(t >= b0) + np.uint8(t > c) + np.uint8(t >= d)
+                code += np.uint8(t > e) + np.uint8(t >= f) + np.uint8(t > g)
+                o[j] = np.uint8(code + np.uint8(v < zero) * np.uint8(8))
+            start, b = stop, b + 1
+
+
+E2M1_UP = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # ties go to the even code: 2nd, 4th, 6th go up
+
+
+def e2m1_codes(x: Tensor, inverses: Tensor, block: int) -> Tensor:
+    """Return the E2M1 codes nearest to x_j * inverse, ties to even, beyond 6 cut to 6."""
+    if x.device.type != "cpu":
+        return e2m1_codes_torch(x, inverses, block)
+    up = np.array(E2M1_UP, x.numpy().dtype)
+    return _run(_e2m1, x, inverses, block, 1.0, up)
+
+
+def e2m1_codes_torch(x: Tensor, inverses: Tensor, block: int) -> Tensor:
+    """Return the same in plain torch (the reference; any device)."""
+    v = x * spread(inverses, block, x.shape[-1])
+    t = v.abs()
+    up = [t >= at if i % 2 else t > at for i, at in enumerate(E2M1_UP)]
+    return (torch.stack(up).sum(0) + 8 * (v < 0)).to(torch.uint8)
+
+
+@numba.njit(cache=True, nogil=True)
+def _minifloat(rows, inverses, block, mantissa, bias, most, r0, r1, lo, hi, out):
+    one, sign = np.uint32(1), np.uint32(0x80)
+    drop = np.uint32(23 - mantissa)
+    half = np.uint32((one << np.uint32(drop - one)) - one)
+    normal = np.uint32((128 - bias) << 23)  # from here on magnitudes have a leading 1
+    rebias = np.uint32((127 - bias) << mantissa)
+    steps = np.float32(2.0 ** (bias - 1 + mantissa))
+    held = np.empty(min(block, hi - lo), np.float32)
+    raw = held.view(np.uint32)
+    for r in range(r0, r1):
+        start, b = lo, lo // block
+        while start < hi:
+            stop = min((b + 1) * block, hi)
+            row, o, inverse = rows[r, start:stop], out[r, start:stop], inverses[r, b]
+            part, bits = held[: row.shape[0]], raw[: row.shape[0]]
+            for j in range(row.shape[0]):
+                v = row[j] * inverse
+                v = v if v < most else most  # and NaN
+                part[j] = v if v > -most else -most
+            for j in range(row.shape[0]):
+                u = np.uint32(bits[j] & np.uint32(0x7FFFFFFF))
+                even = np.uint32(np.uint32(u >> drop) & one)
+                large = np.uint32(np.uint32(np.uint32(u + half + even) >> drop) - rebias)
+                small = np.uint32(np.int32(np.rint(abs(part[j]) * steps)))
+                code = large if u >= normal else small
+                o[j] = np.uint8(code | np.uint32(np.uint32(bits[j] >> np.uint32(24)) & sign))
+            start, b = stop, b + 1
+
+
+E8 = {  # element: mantissa bits, bias, largest, torch's dtype
+    "e4m3": (3, 7, 448.0, torch.float8_e4m3fn),
+    "e5m2": (2, 15, 57344.0, torch.float8_e5m2),
+}
+
+
+def e8_codes(x: Tensor, inverses: Tensor, block: int, element: str) -> Tensor:
+    """Return the E4M3 or E5M2 codes nearest to x_j * inverse, ties to even, cut to the largest."""
+    if x.device.type != "cpu" or x.dtype != torch.float32:
+        return e8_codes_torch(x, inverses, block, element)
+    mantissa, bias, most, _ = E8[element]
+    return _run(_minifloat, x, inverses, block, 2.0, mantissa, bias, np.float32(most))
+
+
+def e8_codes_torch(x: Tensor, inverses: Tensor, block: int, element: str) -> Tensor:
+    """Return the same by torch's own cast (the reference; any device, float64 too)."""
+    _, _, most, dtype = E8[element]
+    v = (x * spread(inverses, block, x.shape[-1])).clamp(-most, most).nan_to_num(most)
+    return (v if v.dtype == torch.float32 else narrow(v)).to(dtype).view(torch.uint8)
+
+
+def narrow(x: Tensor) -> Tensor:
+    """Return float64 x as float32, inexact numbers cut toward zero with the last bit set to 1.
+
+    Rounded so ("to odd"), a further rounding to a format with at least two bits less gives the same
+    as rounding x at once. Beyond float32's range: its largest finite, or its smallest.
+    """
+    single = x.float()
+    back = single.double()
+    bits = single.view(torch.int32) - (back.abs() > x.abs()).int()
+    return (bits | (back != x).int()).view(torch.float32)

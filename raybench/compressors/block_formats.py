@@ -1,0 +1,221 @@
+"""Block formats: consecutive numbers share a scale, each is sent as one of a few levels of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raybench.compressors.base import Compressor
+from raybench.compressors.block_codes import (
+    block_max,
+    e2m1_codes,
+    e8_codes,
+    in_blocks,
+    mids_of,
+    nf4_codes,
+    nonzero,
+    spread,
+)
+from raybench.compressors.messages import Message
+from raybench.compressors.messages.block_formats import (
+    EXPONENT_BIAS,
+    EXPONENT_NAN,
+    FORMATS,
+    GROUP,
+    BlockMessage,
+    blocks_of,
+    factors_of,
+    table_of,
+)
+from raybench.registry import Choice, Flag, Integer, compressor
+from raybench.streams import Stream
+
+# Constants ---------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def _gaps(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return where magnitudes err most, midway between levels, and by how much."""
+    levels = np.unique([v for v in FORMATS[name].levels if v == v])
+    return np.abs(levels[1:] + levels[:-1]) / 2, (levels[1:] - levels[:-1]) / 2
+
+
+@lru_cache(maxsize=1024)
+def tight_alpha(name: str, size: int, slack: tuple[float, float] = (0.0, 0.0)) -> float:
+    """Return alpha of rounding blocks of ``size`` to a format's nearest levels; reached by some x.
+
+    With M the largest over the scale, t_j the others, e(.) the distance to the nearest level: the
+    largest (e(M)^2 + sum e(t_j)^2)/(M^2 + sum t_j^2). A fraction's largest value is found with all t_j
+    alike, and between two levels it is reached at the lower level or midway. M is 1 for a scale of
+    full width (1 - slack[0] to 1 + slack[1] where the scale is rounded too), and in [2^top, 2^(top+1))
+    for a power of two, where what exceeds the largest level is cut to it.
+    """
+    form, others = FORMATS[name], size - 1
+    at, error = _gaps(name)
+    if form.top is None:
+        ends = [(1.0, 0.0), (1 - slack[0], slack[0]), (1 + slack[1], slack[1])]
+        beyond = (1 + slack[1], slack[1])
+    else:
+        low, high, most = 2.0**form.top, 2.0 ** (form.top + 1), np.nanmax(form.levels)
+        beyond = (high, high - most)
+        inside = (at > low) & (at < high)
+        ends = [(low, 0.0), beyond, *zip(at[inside], error[inside])]
+    t, e = np.append(at, (0.0, beyond[0])), np.append(error, (0.0, beyond[1]))
+    lost = max(float(((f**2 + others * e**2) / (m**2 + others * t**2)).max()) for m, f in ends)
+    return 1 - lost
+
+
+# Operators ---------------------------------------------------------------------------------------
+
+
+@compressor(
+    "nf4",
+    block=Integer(64, low=1, help="numbers that share a scale"),
+    double=Flag(help="scales in 8 bits too, 256 of them sharing a number of full width"),
+)
+@dataclass(frozen=True)
+class NF4(Compressor):
+    """C(x)_j = m times the nearest of 16 normal quantiles, m = max|x_j| of a block: deterministic.
+
+    0 and +-1 are levels (the largest is exact), so the error is at most |x_j| each; alpha is the exact
+    worst case over a block of min(block, d): 0.885 for 64. Bits: 4 d, and a number of full width per
+    block: 4.5 a number in float32. ``double: true``: scales are rounded to 8-bit floats (0 and the 255
+    largest of 5 significant bits up to 1) times the largest of 256, 4.127 bits a number; QLoRA also
+    takes off the mean of the scales, which is left out here so that the largest and 0 stay exact.
+    A block with a NaN or infinity is NaN throughout (with ``double``, all 256 of them).
+    Source: Dettmers et al. 2023 (QLoRA).
+    """
+
+    block: int = 64
+    double: bool = False
+    deterministic = True
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        d = x.shape[-1]
+        scales = block_max(x, self.block)
+        tops = scales[..., :0]
+        if self.double:
+            scales, tops = _in_bytes(scales)
+        factors = nonzero(factors_of(scales, tops, x.dtype, self.double))
+        codes = nf4_codes(x, factors, self.block)
+        return BlockMessage(d, x.dtype, codes, scales, tops, "nf4", self.block, self.double)
+
+    def alpha(self, d: int) -> float:
+        size = min(self.block, d)
+        if not self.double:
+            return tight_alpha("nf4", size)
+        shared = min(blocks_of(d, self.block), GROUP)
+        return _double_alpha(size, shared)
+
+
+def _in_bytes(scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scales (*lead, nb) as bytes, shares of the largest of 256, and those largest."""
+    tops = in_blocks(scales, GROUP).amax(-1)
+    share = scales / nonzero(spread(tops, GROUP, scales.shape[-1]))
+    levels = table_of("scales", scales.dtype, scales.device)
+    return torch.bucketize(share, mids_of(levels)).to(torch.uint8), tops
+
+
+@lru_cache(maxsize=256)
+def _double_alpha(size: int, shared: int) -> float:
+    """Return alpha of NF4 with scales in bytes, ``shared`` blocks of ``size`` under one number.
+
+    Scales above the least level are off by a ratio within [1 - s, 1 + t]: ``tight_alpha`` with that
+    slack. Blocks below it lose at most what they are, (least top)^2 a number. And since 0 is a level
+    no entry's error exceeds it, while the largest of all is exact: alpha >= 1/(size shared).
+    """
+    if shared == 1:
+        return tight_alpha("nf4", size)
+    levels = np.array(table_of("scales", torch.float64, torch.device("cpu")))[1:]
+    mids = (levels[1:] + levels[:-1]) / 2
+    slack = (float((1 - mids / levels[1:]).max()), float((mids / levels[:-1] - 1).max()))
+    lost = size * (shared - 1) * levels[0] ** 2
+    return max(tight_alpha("nf4", size, slack) - float(lost), 1 / (size * shared))
+
+
+@dataclass(frozen=True)
+class _MX(Compressor):
+    """Elements of a small float format times a power of two per block."""
+
+    block: int = 32
+    deterministic = True
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        scales, inverses = shared_exponents(x, self.block, self._element())
+        codes = self._codes(x, inverses)
+        empty = x.new_empty(*x.shape[:-1], 0)
+        return BlockMessage(x.shape[-1], x.dtype, codes, scales, empty, self._element(), self.block)
+
+    def _element(self) -> str:
+        raise NotImplementedError
+
+    def _codes(self, x: Tensor, inverses: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def alpha(self, d: int) -> float:
+        return tight_alpha(self._element(), min(self.block, d))
+
+
+def shared_exponents(x: Tensor, block: int, element: str) -> tuple[Tensor, Tensor]:
+    """Return the bytes of E8M0 (*lead, nb), and one over what they stand for, of x's dtype.
+
+    The exponent is floor(log2 max|x_j|) less that of the element's largest level, within -127..127;
+    the byte is 255 (NaN) where a number of the block is not finite.
+    """
+    top, shift = block_max(x, block), FORMATS[element].top or 0
+    if x.dtype == torch.float32:
+        exponent = (top.view(torch.int32) >> 23).long()
+    else:
+        exponent = (top.view(torch.int64) >> 52) - 1023 + EXPONENT_BIAS
+    code = (exponent - shift).clamp(0, 2 * EXPONENT_BIAS)
+    inverses = table_of("exponents", x.dtype, x.device)[2 * EXPONENT_BIAS - code]
+    return torch.where(top.isfinite(), code, EXPONENT_NAN).to(torch.uint8), inverses
+
+
+@compressor(
+    "mxfp8",
+    element=Choice("e4m3", "e5m2", help="exponent and mantissa bits of a number"),
+    block=Integer(32, low=1, help="numbers that share a power of two"),
+)
+@dataclass(frozen=True)
+class MXFP8(_MX):
+    """C(x)_j = 2^e times the nearest E4M3 (or E5M2) number, e shared by a block of 32: deterministic.
+
+    e = floor(log2 max|x_j|) - 8 (15): the largest lies in [256, 512) 2^e and is cut to 448 2^e. alpha
+    is the exact worst case over a block: 0.9844 (a block that is all but 512 2^e; errors of
+    the others are at most 1/17, or 1/9, of themselves unless they are below 2^-14, 2^-29 of the
+    largest). Holds for blocks whose largest is 0 or has e in -127..127 (not denormal, below 2^128);
+    smaller ones lose precision, larger ones (float64) are cut. 8 bits a number and 8 per block: 8.25.
+    A block with a NaN or infinity is NaN throughout. Source: OCP Microscaling Formats v1.0, 2023.
+    """
+
+    block: int = 32
+    element: str = "e4m3"
+
+    def _element(self) -> str:
+        return self.element
+
+    def _codes(self, x: Tensor, inverses: Tensor) -> Tensor:
+        return e8_codes(x, inverses, self.block, self.element)
+
+
+@compressor("mxfp4", block=Integer(32, low=1, help="numbers that share a power of two"))
+@dataclass(frozen=True)
+class MXFP4(_MX):
+    """C(x)_j = 2^e times the nearest of 0, 1/2, 1, 3/2, 2, 3, 4, 6, e shared by a block of 32.
+
+    e = floor(log2 max|x_j|) - 2: the largest lies in [4, 8) 2^e and is cut to 6 2^e. alpha is the
+    exact worst case over a block: 0.891 for 32 (the largest at 5 2^e, the others at 2^e/4). Range and
+    NaN as for mxfp8. 4 bits a number and 8 per block: 4.25. Source: OCP Microscaling Formats v1.0,
+    2023; nearest even, deterministic.
+    """
+
+    def _element(self) -> str:
+        return "e2m1"
+
+    def _codes(self, x: Tensor, inverses: Tensor) -> Tensor:
+        return e2m1_codes(x, inverses, self.block)
