@@ -268,6 +268,6 @@ def _save(frames: list[Any], json: bool, out: str | None) -> None:
 
     table = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
     if json:
-        print(table.to_json(orient="records", indent=1))
+        print(table.to_json(orient="records", indent=1, double_precision=15))
     if out is not None:
         table.to_parquet(out, index=False)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raybench.cli import cell
+from raybench.cli import cell, operators
 from raybench.cli.shared import Plugins, console, listing, pairs
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def show(
 ) -> None:
     """Show what a plug-in does, its parameters and constants.
 
-    An operator with --d: its omega, alpha and bits. An algorithm with a problem and an operator:
+    An operator with --d: its constants, its bits, and what some draws show of both. An algorithm with a problem and an operator:
     the problem's constants and its theoretical steps. A problem with --dataset: its constants.
     """
     from raybench import registry
@@ -54,7 +53,7 @@ def show(
         entry = registry.lookup(kind, plain)
         _describe(out, entry)
         if kind == "compressor" and (d is not None or ":" in name):
-            _operator(out, entry, name, d or 1000)
+            operators.describe(out, entry, name, d or 1000, clients or 1)
         if kind == "algorithm" and (given or compressor is not None):
             operator = compressor or cell.usual_operator(plain)
             config = cell.config(name, problem, dataset, clients, operator, downlink)
@@ -89,6 +88,8 @@ def _describe(out: Screen, entry: Entry) -> None:
         head.append(", from a plug-in file", style="not bold dim")
     out.print(head)
     text = inspect.getdoc(entry.target) or "no description"
+    if max(map(len, text.splitlines())) + 2 > out.console.width:
+        text = "\n\n".join(map(_flowing, text.split("\n\n")))
     out.print(Padding(Text(text), (0, 0, 0, 2)))
     if not entry.params:
         out.print(Text("\n  no parameters", style="dim"))
@@ -98,57 +99,21 @@ def _describe(out: Screen, entry: Entry) -> None:
         value = "required" if param.default is REQUIRED else spelled(default(param), bare=True)
         ways = "count >= 1 or share" if param.kind == "count" else allowed(param)
         table.add_row(f"  {name}", value, ways, param.help)
+    table.columns[-1].no_wrap = False
     out.print(table)
+
+
+def _flowing(paragraph: str) -> str:
+    """Return a paragraph in one line, unless its lines are a list or set in."""
+    lines = paragraph.splitlines()
+    if any(line[:1] in ("", " ", "*", "-") for line in lines):
+        return paragraph
+    return " ".join(lines)
 
 
 def _needs(role: Any) -> str:
     words = {None: "sends dense messages", "any": "takes any compressor"}
     return words.get(role, f"needs {'an' if str(role)[0] in 'aeiou' else 'a'} {role} compressor")
-
-
-def _operator(out: Screen, entry: Entry, name: str, d: int) -> None:
-    """Print class, constants and bits of an operator in dimension d, for several K if none is given."""
-    from rich.text import Text
-
-    from raybench.registry import REQUIRED
-    from raybench.report import words
-    from raybench.spec import short
-    from raybench.streams import stream
-
-    counts = [n for n, p in entry.params.items() if p.kind == "count" and p.default is REQUIRED]
-    given = short.parse(name, "show")
-    free = [n for n in counts if n not in given]
-    tries: list[dict[str, Any]] = [{}]
-    if free:
-        tries = [dict.fromkeys(free, k) for k in (1, "1%", "10%")]
-    x = stream(0).normal(d)
-    table = listing(
-        "  K", "ω", "α", "bits", "of dense", "bytes", right=("ω", "α", "bits", "of dense", "bytes")
-    )
-    for more in tries:
-        section = short.section("compressor", name, more)
-        op = entry.target(**section.params).bind(d).operator
-        message = op.compress(x)
-        omega, alpha = op.omega(d), op.alpha(d)
-        bits = int(message.bits)
-        label = ", ".join(str(section.params[n]) for n in counts) or "–"
-        size = message.nbytes
-        table.add_row(
-            f"  {label}",
-            words.number(math.nan if omega is None else omega, 6),
-            words.number(math.nan if alpha is None else alpha, 6),
-            f"{bits:,}",
-            f"{bits / (64 * d):.3%}",
-            f"{int(size):,}",
-        )
-    kind = []
-    if op.omega(d) is not None:
-        kind.append("unbiased: E C(x) = x, E‖C(x) − x‖² ≤ ω‖x‖²")
-    if op.alpha(d) is not None:
-        kind.append("contractive: E‖C(x) − x‖² ≤ (1 − α)‖x‖²")
-    kind.append("deterministic" if op.deterministic else "random")
-    out.print(Text(f"  d = {d:,}, a Gaussian float64 vector; {'; '.join(kind)}", style="dim"))
-    out.print(table)
 
 
 def _constants(out: Screen, config: dict[str, Any]) -> None:

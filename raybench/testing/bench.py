@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -166,8 +166,9 @@ def measure(
         clock("copy", lambda: buffer.copy_(x))
     one = clock.best.get("copy", math.nan)
     for name, lap in laps.items():
-        times = {a: clock.best[name, a] / one for a in ACTIONS}
-        found[name] = Measured(name, *head, one, **times, **lap.facts, repeats=lap.turns)
+        times: dict[str, Any] = {a: clock.best[name, a] / one for a in ACTIONS}
+        plain = Measured(name, *head, one, repeats=lap.turns)
+        found[name] = replace(plain, **times, **lap.facts)
     rows = [found[name] for name in given]
     for name in floors or {}:
         ratio = clock.best[name, "compress"] / one
@@ -248,9 +249,9 @@ def _guess(op: Compressor, x: Tensor) -> float:
 
 def _best_of_two(op: Compressor, x: Tensor) -> float:
     clock = Clock(x.device)
-    for turn in range(2):
-        source = stream(turn, x.device).spread(tuple(x.shape[:-1]))
-        clock("", lambda source=source: op.compress(x, source).decode())
+    source = stream(0, x.device)
+    for _ in range(2):
+        clock("", lambda: op.compress(x, source).decode())
     return clock.best[""]
 
 
