@@ -1,7 +1,8 @@
-"""Top-k: the k coordinates of largest magnitude."""
+"""Top-k: the k coordinates of largest magnitude; rTop-k: k at random among the largest r."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numba
@@ -11,31 +12,24 @@ from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.messages import Message, SparseMessage
+from raybench.compressors.selection import largest_of_long
 from raybench.cores import run_shared
-from raybench.registry import Count, compressor
+from raybench.errors import InputError
+from raybench.registry import Count, Number, compressor
 from raybench.streams import Stream
 
 COST = 5  # of looking at a coordinate, in additions
 BLOCK = 8  # coordinates whose largest is found together
 ROUNDS = 8  # up to so many looks at a coordinate, taking the largest k times beats a selection
+FEW = 16  # up to this k it beats a sampled cut too, in rows up to LONG
+LONG = 16_384  # from this length on a sampled cut beats a selection
+MANY, MANY_OF = 131_072, 1024  # or from so many coordinates in all, in rows of so many
 
 
-@compressor("top_k", k=Count(help="coordinates kept, or a share such as 10%"))
-@dataclass(frozen=True)
-class TopK(Compressor):
-    """C(x) = the k coordinates of largest |x_j|: contractive with alpha = k/d, deterministic.
-
-    Ties go to the lowest index, NaN counts as largest (a diverged iterate shows). Bits: k values and
-    their indices. Source: Alistarh et al. 2018; Beznosikov et al. 2020.
-    """
+class _Selection(Compressor):
+    """Keeps k of d coordinates as they are: <E C(x), x> = E||C(x)||^2 >= (k/d) ||x||^2."""
 
     k: int | float | str
-    deterministic = True
-
-    def encode(self, x: Tensor, stream: Stream) -> Message:
-        k = count_of(self.k, x.shape[-1])
-        indices = top_indices(x, k)
-        return SparseMessage(x.shape[-1], x.dtype, indices, x.gather(-1, indices))
 
     def alpha(self, d: int) -> float:
         return count_of(self.k, d) / d
@@ -43,11 +37,101 @@ class TopK(Compressor):
     def omega(self, d: int) -> float | None:
         return 0.0 if count_of(self.k, d) == d else None
 
+    def b1(self, d: int) -> tuple[float, float]:
+        return self.alpha(d), 1.0
+
+    def b2(self, d: int) -> tuple[float, float]:
+        return self.alpha(d), 1.0
+
+
+@compressor("top_k", k=Count(help="coordinates kept, or a share such as 10%"))
+@dataclass(frozen=True)
+class TopK(_Selection):
+    """C(x) = the k coordinates of largest |x_j|: contractive with alpha = k/d, deterministic.
+
+    Ties go to the lowest index, NaN counts as largest (a diverged iterate shows). B1 and B2 hold with
+    (k/d, 1). Bits: k values and their indices. Source: Alistarh et al. 2018; Beznosikov et al. 2020.
+    """
+
+    k: int | float | str
+    deterministic = True
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        indices, values = largest(x, count_of(self.k, x.shape[-1]))
+        return SparseMessage(x.shape[-1], x.dtype, indices, values)
+
+
+@compressor(
+    "rtop_k",
+    k=Count(help="coordinates kept, or a share such as 10%"),
+    pool=Number(2.0, low=1, help="r/k: they are drawn from the r largest (at most all)"),
+)
+@dataclass(frozen=True)
+class RTopK(_Selection):
+    """C(x) = k coordinates drawn at random from the r = ceil(pool k) of largest |x_j|, unscaled.
+
+    Contractive with alpha = k/d: a coordinate of the pool is kept with probability k/r, and the pool
+    holds r/d of ||x||^2 at least. pool = 1 is top_k; r is at most d. B1 and B2 hold with (k/d, 1).
+    Bits: k values and their indices. Raises InputError for a pool below 1. Source: Barnes et al.
+    2020, rTop-k.
+    """
+
+    k: int | float | str
+    pool: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.pool < math.inf:
+            raise InputError.of("pool", f"{self.pool!r} is below 1 or not finite", "r/k, such as 2")
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        d = x.shape[-1]
+        k = count_of(self.k, d)
+        r = min(d, math.ceil(round(self.pool * k, 9)))  # 1.1 times 10 is 11, not 11.000000000000002
+        indices, values = largest(x, r)
+        if r > k:
+            drawn = torch.zeros(indices.shape, dtype=torch.bool, device=x.device)
+            drawn.scatter_(-1, stream.subset(r, k), True)
+            where = drawn.nonzero()[:, -1].view(*x.shape[:-1], k)
+            indices, values = indices.gather(-1, where), values.gather(-1, where)
+        return SparseMessage(d, x.dtype, indices, values)
+
+
+def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return indices (int64, ascending) and values of the k largest magnitudes: (*lead, k) each."""
+    d = x.shape[-1]
+    long = d >= LONG or (d >= MANY_OF and x.numel() >= MANY)
+    if x.device.type == "cpu" and long and (k > FEW or d > 2 * LONG):
+        return largest_of_long(x, k)
+    indices = _indices_of_short(x, k) if x.device.type == "cpu" else top_indices_device(x, k)
+    return indices, x.gather(-1, indices)
+
 
 def top_indices(x: Tensor, k: int) -> Tensor:
     """Return the indices of the k largest magnitudes of each row, ascending: int64 (*lead, k)."""
-    if x.device.type != "cpu":
-        return top_indices_torch(x, k)
+    return largest(x, k)[0]
+
+
+def top_indices_torch(x: Tensor, k: int) -> Tensor:
+    """Return the same by a stable sort (the reference)."""
+    order = _sizes(x).argsort(dim=-1, descending=True, stable=True)
+    return order[..., :k].sort(dim=-1).values
+
+
+def top_indices_device(x: Tensor, k: int) -> Tensor:
+    """Return the same without a sort: the k-th largest, what exceeds it, and its first ties."""
+    size = _sizes(x)
+    cut = size.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+    above, tie = size > cut, size == cut
+    room = k - above.sum(-1, keepdim=True)
+    keep = above | (tie & (tie.cumsum(-1) <= room))
+    return keep.nonzero()[:, -1].view(*x.shape[:-1], k)
+
+
+def _sizes(x: Tensor) -> Tensor:
+    return torch.where(x.isnan(), torch.inf, x.abs())
+
+
+def _indices_of_short(x: Tensor, k: int) -> Tensor:
     out = torch.empty(*x.shape[:-1], k, dtype=torch.int64)
     rows = x.detach().reshape(-1, x.shape[-1]).numpy()
     blocks = -(-x.shape[-1] // BLOCK)
@@ -61,13 +145,6 @@ def top_indices(x: Tensor, k: int) -> Tensor:
 
     run_shared(work, len(rows), COST * rows.size)
     return out
-
-
-def top_indices_torch(x: Tensor, k: int) -> Tensor:
-    """Return the same by a stable sort (the reference; any device)."""
-    size = torch.where(x.isnan(), torch.inf, x.abs())
-    order = size.argsort(dim=-1, descending=True, stable=True)
-    return order[..., :k].sort(dim=-1).values
 
 
 @numba.njit(inline="always")
