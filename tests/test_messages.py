@@ -28,7 +28,7 @@ from raybench.compressors.messages import (
 from raybench.compressors.messages.base import KINDS, MAGIC, PREFIX
 from raybench.streams import stream
 from raybench.testing.vectors import cells_and_clients, gaussian
-from raybench.testing.wire import same_bits
+from raybench.testing.wire import bits_needed, same_bits, saved_bits, unmodelled_bits
 
 DTYPES = st.sampled_from([torch.float64, torch.float32])
 ODD = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, 5e-324, 3e38]
@@ -166,9 +166,11 @@ def test_nbytes_is_what_is_sent(m):
     assert bool((payload[beyond.expand_as(payload)] == 0).all())
     sent = sum(len(leaf.pack()) - header(leaf.pack()) for leaf in m.leaves())
     assert sent == int(sizes.sum())
-    gap = 8 * sizes - m.bits
-    assert bool((gap >= 0).all())
-    assert bool((gap < 16 * len(m.leaves())).all())
+    assert bool((8 * sizes >= bits_needed(m)).all())
+    for leaf in m.leaves():
+        gap, saved = unmodelled_bits(leaf), saved_bits(leaf)
+        assert bool(((gap >= 0) & (gap < 16)).all())
+        assert bool((saved >= 0 if leaf.kind in ("sparse", "ragged") else saved == 0).all())
 
 
 def header(data):

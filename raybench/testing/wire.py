@@ -69,17 +69,49 @@ def bytes_are_counted_exactly(s: Subject) -> None:
 
 @WIRE
 def modelled_bits_fit_the_bytes(s: Subject) -> None:
-    """bits = 8 nbytes up to the padding of each packed field to whole bytes."""
+    """8 nbytes = bits up to the padding of each packed field to whole bytes.
+
+    Indices may take fewer bits than modelled, as a leaf's ``index_bits`` says, but never fewer than
+    their entropy; all else is sent in full.
+    """
     for op, d in s.everywhere():
         for dtype in DTYPES:
             m = op.compress(gaussian(3, 4, d, dtype=dtype), cells_and_clients(3, 4))
-            gap = 8 * torch.as_tensor(m.nbytes) - m.bits
-            room = 16 * len(m.leaves())  # a leaf packs two fields at most
-            assert (gap >= 0).all(), f"{-int(gap.min())} modelled bits too many, d = {d}"
-            assert (gap < room).all(), f"{int(gap.max())} sent bits are not modelled, d = {d}"
+            sent, leaves = 8 * torch.as_tensor(m.nbytes), m.leaves()
+            room = 16 * len(leaves)  # a leaf packs two fields at most
+            over = sent - m.bits
+            assert (over < room).all(), f"{int(over.max())} sent bits are not modelled, d = {d}"
+            short = bits_needed(m) - sent
+            assert (short <= 0).all(), f"{int(short.max())} modelled bits too many, d = {d}"
+            for leaf in leaves:
+                left, saved = unmodelled_bits(leaf), saved_bits(leaf)
+                assert (saved >= 0).all(), f"an index code is longer than modelled, d = {d}"
+                assert (left >= 0).all(), f"{-int(left.min())} modelled bits too many, d = {d}"
+                assert (left < 16).all(), f"{int(left.max())} sent bits are not modelled, d = {d}"
             cost = m.cost
             counts = torch.stack([torch.as_tensor(c).double().expand(m.lead) for c in cost])
             assert (counts.isfinite() & (counts >= 0)).all(), f"cost is {cost}"
+
+
+def bits_needed(m: Message) -> Tensor:
+    """Return the bits per row below which a message cannot be sent: indices at their entropy."""
+    cost = m.cost
+    bits = cost.values * (m.dtype.itemsize * 8) + cost.index_entropy + cost.raw
+    return torch.as_tensor(bits).round().long().expand(m.lead)
+
+
+def saved_bits(leaf: Message) -> Tensor:
+    """Return modelled less sent bits of a leaf's indices, per row; 0 where it says nothing of them."""
+    modelled = torch.as_tensor(leaf.cost.index_auto).round().long()
+    sent = torch.as_tensor(getattr(leaf, "index_bits", modelled))
+    if leaf.present is not None:
+        sent = torch.where(leaf.present, sent, 0)
+    return (modelled - sent).expand(leaf.lead)
+
+
+def unmodelled_bits(leaf: Message) -> Tensor:
+    """Return the bits per row that a leaf sends beyond its model: padding, and nothing else."""
+    return 8 * torch.as_tensor(leaf.nbytes) - (leaf.bits - saved_bits(leaf))
 
 
 @WIRE

@@ -25,8 +25,11 @@ class DenseMessage(Message):
     def lead(self) -> torch.Size:
         return self.values.shape[:-1]
 
-    def _decode(self) -> Tensor:
-        return self.values.clone() if self.scale == 1.0 else self.values
+    def _write(self, out: Tensor) -> None:
+        if self.scale == 1.0:
+            out.copy_(self.values)
+        else:
+            torch.mul(self.values, self.scale, out=out)
 
     def add_to(self, target: Tensor) -> Tensor:
         if self.present is not None:

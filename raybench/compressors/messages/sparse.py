@@ -12,6 +12,15 @@ from torch import Tensor
 
 from raybench.compressors.messages import bitpack
 from raybench.compressors.messages.base import DTYPES, Cost, Message, zero_absent
+from raybench.compressors.messages.indices import (
+    DAMAGED,
+    code_of,
+    decode,
+    decode_rows,
+    encode,
+    encode_rows,
+    per_count,
+)
 from raybench.streams import Stream
 
 EXACT = 4096  # up to this k the entropy is that of the exact binomial coefficient
@@ -46,13 +55,16 @@ class _Scattered(Message):
     def lead(self) -> torch.Size:
         return self.values.shape[:-1]
 
+    def _scaled(self) -> Tensor:
+        return self.values if self.scale == 1.0 else self.values * self.scale
+
     def _weighted(self) -> Tensor:
-        value = self.values if self.scale == 1.0 else self.values * self.scale
+        value = self._scaled()
         return value if self.present is None else zero_absent(value, self.present)
 
-    def _decode(self) -> Tensor:
-        out = torch.zeros(*self.lead, self.d, dtype=self.dtype, device=self.device)
-        return out.scatter_(-1, self.support(), self.values)
+    def _write(self, out: Tensor) -> None:
+        # half a copy of out at a share of 1%, in any order of the support
+        out.zero_().scatter_(-1, self.support(), self._scaled())
 
     def add_to(self, target: Tensor) -> Tensor:
         return target.scatter_add_(-1, self.support(), self._weighted())
@@ -80,19 +92,16 @@ class SparseMessage(_Scattered):
         k = self.values.shape[-1]
         return index_cost(self.d, k)._replace(values=k)
 
+    @property
+    def index_bits(self) -> int:
+        """Bits that the indices take on the wire; fewer than modelled where Elias-Fano is shortest."""
+        return code_of(self.d, self.values.shape[-1]).bits
+
     def _size(self) -> int:
-        k = self.values.shape[-1]
-        index_bits = int(index_cost(self.d, k).index_auto)
-        return bitpack.bytes_of(index_bits) + k * self.dtype.itemsize
+        return bitpack.bytes_of(self.index_bits) + self.values.shape[-1] * self.dtype.itemsize
 
     def _payload(self) -> Tensor:
-        cost = index_cost(self.d, self.values.shape[-1])
-        if cost.index_explicit <= cost.index_bitmask:
-            where = bitpack.pack(self.indices, bitpack.width_of(self.d))
-        else:
-            mask = torch.zeros(*self.lead, self.d, dtype=torch.int64, device=self.device)
-            where = bitpack.pack(mask.scatter_(-1, self.indices, 1), 1)
-        return torch.cat((bitpack.to_bytes(self.values), where), -1)
+        return torch.cat((bitpack.to_bytes(self.values), encode(self.indices, self.d)), -1)
 
     def known(self) -> dict[str, Any]:
         return {**super().known(), "k": self.values.shape[-1]}
@@ -101,13 +110,7 @@ class SparseMessage(_Scattered):
     def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> SparseMessage:
         d, k, dtype = known["d"], known["k"], DTYPES[known["dtype"]]
         values = bitpack.from_bytes(payload[..., : k * dtype.itemsize], dtype)
-        where, cost = payload[..., k * dtype.itemsize :], index_cost(d, k)
-        if cost.index_explicit <= cost.index_bitmask:
-            indices = bitpack.unpack(where, bitpack.width_of(d), k)
-        else:
-            mask = bitpack.unpack(where, 1, d)
-            # ones first, in ascending order; an absent row has none and decodes to zeros
-            indices = mask.argsort(dim=-1, descending=True, stable=True)[..., :k]
+        indices = decode(payload[..., k * dtype.itemsize :], d, k)
         return cls(d, dtype, indices, values, scale=known["scale"])
 
 
@@ -187,8 +190,9 @@ def _over_clients(shared: Tensor, source: Stream, axis: int = -1) -> Tensor:
 class RaggedMessage(_Scattered):
     """Rows of different length: the first ``counts`` (*lead) of ``indices``, ``values`` (*lead, k).
 
-    Entries beyond a row's count must be zero (index 0, value 0); they are neither sent nor booked.
-    Sends the count (ceil(log2(d+1)) bits, in whole bytes), the values, the packed indices.
+    A row's indices ascend; its entries beyond the count must be zero (index 0, value 0) and are
+    neither sent nor booked. Sends the count (ceil(log2(d+1)) bits, in whole bytes), the values, the
+    indices in the code of (d, count).
     """
 
     counts: Tensor
@@ -200,70 +204,64 @@ class RaggedMessage(_Scattered):
     def support(self) -> Tensor:
         return self.indices
 
-    def _decode(self) -> Tensor:
-        out = torch.zeros(*self.lead, self.d, dtype=self.dtype, device=self.device)
-        return out.scatter_add_(-1, self.indices, self.values)
+    def _write(self, out: Tensor) -> None:
+        out.zero_().scatter_add_(-1, self.indices, self._scaled())
 
     def _cost(self) -> Cost:
-        found, where = self.counts.unique(return_inverse=True)
-        costs = [index_cost(self.d, k)._replace(values=k) for k in found.tolist()]
-        costs = [c._replace(raw=bitpack.width_of(self.d + 1)) for c in costs]
-        table = torch.tensor(costs, dtype=torch.float64, device=self.device)
-        return Cost(*table.view(-1, len(Cost._fields)).T[:, where])
+        head = bitpack.width_of(self.d + 1)
+        costs = per_count(
+            self.counts,
+            lambda k: index_cost(self.d, k)._replace(values=k, raw=head),
+            torch.float64,
+        )
+        return Cost(*costs)
+
+    @property
+    def index_bits(self) -> Tensor:
+        """Bits that each row's indices take on the wire, int64 of shape lead."""
+        return per_count(self.counts, lambda k: (code_of(self.d, k).bits,))[0]
+
+    def _starts(self) -> Tensor:
+        return _head(self.d) + self.counts * self.dtype.itemsize
 
     def _size(self) -> Tensor:
-        head = bitpack.bytes_of(bitpack.width_of(self.d + 1))
-        index_bits = self._index_bits()
-        return head + self.counts * self.dtype.itemsize + (index_bits + 7) // 8
-
-    def _index_bits(self) -> Tensor:
-        return (self.counts * bitpack.width_of(self.d)).clamp(max=self.d)
+        return self._starts() + (self.index_bits + 7) // 8
 
     def _payload(self) -> Tensor:
-        width, kmax = bitpack.width_of(self.d), self.values.shape[-1]
-        head = bitpack.pack(self.counts[..., None], bitpack.width_of(self.d + 1))
-        explicit = bitpack.pack(self.indices, width)
-        live = torch.arange(kmax, device=self.device) < self.counts[..., None]
-        mask = torch.zeros(*self.lead, self.d, dtype=torch.int64, device=self.device)
-        mask = bitpack.pack(mask.scatter_add_(-1, self.indices, live.long()), 1)
-        room = max(explicit.shape[-1], mask.shape[-1])
-        where = torch.where(
-            (self.counts * width <= self.d)[..., None], _padded(explicit, room), _padded(mask, room)
-        )
-        first = torch.cat((head, bitpack.to_bytes(self.values)), -1)
-        full = torch.cat((first, where), -1)
-        # close the gap between a row's own values and its indices
-        cut = head.shape[-1] + self.counts[..., None] * self.dtype.itemsize
-        at = torch.arange(full.shape[-1], device=self.device).expand(full.shape)
-        source = torch.where(at < cut, at, at - cut + first.shape[-1])
-        packed = full.gather(-1, source.clamp(max=full.shape[-1] - 1))
-        size = self._size()
-        packed = packed * (at < size[..., None]).to(torch.uint8)
-        return packed[..., : int(size.max()) if size.numel() else 0]
+        size, counts = self._size(), self.counts.reshape(-1)
+        wide = int(size.max()) if size.numel() else 0
+        out = torch.zeros(*self.lead, wide, dtype=torch.uint8, device=self.device)
+        if not size.numel():
+            return out
+        rows, head, most = out.view(-1, wide), _head(self.d), int(counts.max())
+        rows[:, :head] = bitpack.pack(counts[:, None], bitpack.width_of(self.d + 1))
+        sent = bitpack.to_bytes(_cut(self.values[..., :most].reshape(len(rows), most), counts))
+        rows[:, head : head + sent.shape[-1]] = sent
+        where = self.indices[..., :most].reshape(len(rows), most)
+        encode_rows(rows, self._starts().reshape(-1), where, counts, self.d)
+        return out
 
     @classmethod
     def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> RaggedMessage:
-        d, dtype = known["d"], DTYPES[known["dtype"]]
-        width, wide = bitpack.width_of(d), bitpack.width_of(d + 1)
-        head = bitpack.bytes_of(wide)
-        counts = bitpack.unpack(payload[..., :head], wide, 1)[..., 0]
-        kmax = int(counts.max()) if counts.numel() else 0
-        body = _padded(payload[..., head:], max(payload.shape[-1], kmax * dtype.itemsize))
-        live = torch.arange(kmax, device=payload.device) < counts[..., None]
-        values = bitpack.from_bytes(body[..., : kmax * dtype.itemsize], dtype)
-        cut = counts[..., None] * dtype.itemsize
-        room = max(bitpack.bytes_of(kmax * width), bitpack.bytes_of(d))
-        at = torch.arange(room, device=payload.device).expand(*counts.shape, room) + cut
-        where = _padded(body, body.shape[-1] + room).gather(
-            -1, at.clamp(max=body.shape[-1] + room - 1)
-        )
-        explicit = bitpack.unpack(where[..., : bitpack.bytes_of(kmax * width)], width, kmax)
-        mask = bitpack.unpack(where[..., : bitpack.bytes_of(d)], 1, d)
-        masked = mask.argsort(dim=-1, descending=True, stable=True)[..., :kmax]
-        indices = torch.where((counts * width <= d)[..., None], explicit, masked)
-        values = torch.where(live, values, torch.zeros_like(values))
-        return cls(d, dtype, counts, indices * live, values, scale=known["scale"])
+        d, dtype, lead = known["d"], DTYPES[known["dtype"]], payload.shape[:-1]
+        head, rows = _head(d), payload.reshape(math.prod(lead), payload.shape[-1])
+        counts = bitpack.unpack(rows[:, :head], bitpack.width_of(d + 1), 1)[:, 0]
+        most = int(counts.max()) if counts.numel() else 0
+        starts = head + counts * dtype.itemsize
+        if most > d or (counts.numel() and int(starts.max()) > rows.shape[-1]):
+            raise ValueError(DAMAGED)
+        indices = decode_rows(rows, starts, counts, d)
+        values = bitpack.from_bytes(rows[:, head : head + most * dtype.itemsize], dtype)
+        own = (counts.view(lead), indices.view(*lead, most), _cut(values, counts).view(*lead, most))
+        return cls(d, dtype, *own, scale=known["scale"])
 
 
-def _padded(data: Tensor, size: int) -> Tensor:
-    return torch.nn.functional.pad(data, (0, max(size - data.shape[-1], 0)))
+def _head(d: int) -> int:
+    """Return the bytes of a row's count."""
+    return bitpack.bytes_of(bitpack.width_of(d + 1))
+
+
+def _cut(values: Tensor, counts: Tensor) -> Tensor:
+    """Return values (R, k) with zeros beyond the first counts[r] of row r."""
+    beyond = torch.arange(values.shape[-1], device=values.device) >= counts[:, None]
+    return values.masked_fill(beyond, 0)

@@ -1,0 +1,422 @@
+"""Supports on the wire: their three codes, rows of different length, decoding in place."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raybench import cores
+from raybench.compressors import Compressor
+from raybench.compressors.messages import (
+    Dense,
+    RaggedMessage,
+    SeededMessage,
+    SparseMessage,
+    bitpack,
+    index_cost,
+    unpack,
+)
+from raybench.compressors.messages import indices as codes
+from raybench.compressors.messages.indices import ELIAS, LIST, MASK, code_of, decode, encode
+from raybench.streams import stream
+from raybench.testing.subject import Subject
+from raybench.testing.vectors import cells_and_clients, gaussian
+from raybench.testing.wire import modelled_bits_fit_the_bytes, saved_bits
+
+DIMS = st.sampled_from([1, 2, 3, 7, 8, 9, 33, 64, 200, 3000])
+
+
+def supports(lead, d, k, seed=0):
+    return stream(seed).spread(lead).subset(d, k).sort(-1).values
+
+
+def of(*sets):
+    return torch.tensor(sets, dtype=torch.int64)
+
+
+# Which code, how long ---------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.integers(1, 2**34), st.data())
+def test_the_code_is_never_longer_than_modelled_nor_shorter_than_entropy(d, data):
+    k = data.draw(st.one_of(st.integers(0, min(d, 4096)), st.integers(max(d - 4096, 0), d)))
+    code, cost = code_of(d, k), index_cost(d, k)
+    assert cost.index_entropy <= code.bits <= cost.index_auto
+    if code.kind == ELIAS:
+        assert code.bits <= k * (math.log2(d / k) + 2) + 1e-6
+        assert bitpack.bytes_of(code.bits) < bitpack.bytes_of(cost.index_auto)
+    else:
+        assert code.bits == cost.index_auto
+    if k:
+        low = max(0, math.floor(math.log2(d / k)))
+        rice = bitpack.bytes_of(k * (low + 1) + d // 2**low)
+        assert bitpack.bytes_of(code.bits) <= rice
+
+
+@pytest.mark.parametrize(
+    ("d", "k", "code"),
+    [
+        (1, 0, (LIST, 0, 0)),
+        (1, 1, (LIST, 0, 0)),
+        (2**31, 0, (LIST, 0, 0)),
+        (2**31, 1, (LIST, 31, 31)),
+        (2**31, 2**31 - 1, (MASK, 0, 2**31)),
+        (100, 100, (MASK, 0, 100)),
+        (100, 1, (LIST, 7, 7)),
+        (20, 2, (LIST, 5, 10)),  # Elias-Fano takes 10 bits too
+        (20, 4, (ELIAS, 2, 4 * 3 + 4)),
+        (10_000, 100, (ELIAS, 6, 100 * 7 + 156)),
+        (11_181_642, 111_817, (ELIAS, 6, 111_817 * 7 + 174_713)),
+    ],
+)
+def test_the_code_of(d, k, code):
+    assert code_of(d, k) == code
+
+
+def test_there_is_no_code_for_more_than_all():
+    for k in (-1, 6):
+        with pytest.raises(ValueError, match="of 5 coordinates"):
+            code_of(5, k)
+
+
+# The bytes ----------------------------------------------------------------------------------------
+
+
+def test_elias_fano_by_hand():
+    # low parts 1 1 2 0 of two bits; high parts 0 2 2 3, so bits 0, 3, 4, 6 after the first eight
+    data = encode(of([1, 9, 10, 12]), 20)
+    assert data.tolist() == [[0b00100101, 0b01011001]]
+    assert decode(data, 20, 4).tolist() == [[1, 9, 10, 12]]
+
+
+def test_list_and_bitmask_by_hand():
+    assert encode(of([3, 96]), 100).tolist() == [[0b00000011, 0b00110000]]  # 7 bits each
+    assert encode(of([0, 1, 2, 4, 6, 8]), 9).tolist() == [[0b01010111, 1]]
+
+
+def check_round_trip(where, d, reference=True):
+    k = where.shape[-1]
+    data = encode(where, d)
+    assert data.dtype == torch.uint8
+    assert data.shape == (*where.shape[:-1], bitpack.bytes_of(code_of(d, k).bits))
+    assert torch.equal(decode(data, d, k), where)
+    if reference:
+        assert torch.equal(codes.encode_torch(where, d), data)
+        assert torch.equal(codes.decode_torch(data, d, k), where)
+
+
+@settings(deadline=None, max_examples=300)
+@given(DIMS, st.lists(st.integers(0, 3), max_size=2), st.integers(0, 99), st.data())
+def test_round_trip_and_reference(d, lead, seed, data):
+    k = data.draw(st.one_of(st.integers(0, d), st.integers(0, min(d, 9)), st.just(max(d // 50, 1))))
+    check_round_trip(supports(tuple(lead), d, k, seed), d)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_round_trip_of_crowded_supports(data):
+    d = data.draw(st.integers(1, 400))
+    first = data.draw(st.sets(st.integers(0, d - 1)))
+    check_round_trip(of(sorted(first)), d)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 8, 9, 257, 4096])
+def test_round_trip_at_the_ends(d):
+    for k in {0, 1, d - 1, d} & set(range(d + 1)):
+        check_round_trip(of(range(k), range(d - k, d)), d)
+
+
+@pytest.mark.parametrize("d", [2**31, 2**31 + 1, 2**40])
+@pytest.mark.parametrize("k", [0, 1, 2, 5, 1000])
+def test_round_trip_of_vast_dimensions(d, k):
+    far = range(d - k, d)
+    spread = [round(j * (d - 1) / max(k - 1, 1)) for j in range(k)]
+    check_round_trip(of(range(k), far, spread), d, reference=k < 1000)
+
+
+def test_views_are_coded_as_their_copies():
+    where = supports((4, 6), 500, 12)
+    common = where[:, :1].expand(4, 6, 12)
+    for view in (where.transpose(0, 1), where[:, ::2], common):
+        data = encode(view, 500)
+        assert torch.equal(data, encode(view.clone(), 500))
+        wide = torch.cat((data[..., :3], data), -1)
+        assert torch.equal(decode(wide[..., 3:], 500, 12), view)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_change_nothing(monkeypatch, threads):
+    where = supports((50,), 700, 20)
+    data = encode(where, 700)
+    monkeypatch.setattr(cores, "WORTH_THREADS", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert torch.equal(encode(where, 700), data)
+    assert torch.equal(decode(data, 700, 20), where)
+    with pytest.raises(ValueError, match="ascend"):
+        encode(where.flip(-1), 700)
+
+
+# What is no support --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("d", "kind", "bad"),
+    [
+        *((20, ELIAS, x) for x in ([0, 5, 2, 9], [0, 5, 5, 9], [-1, 2, 5, 9], [0, 2, 5, 20])),
+        *((9, MASK, x) for x in ([0, 5, 2, 8], [0, 5, 5, 8], [-1, 2, 5, 8], [0, 2, 5, 9])),
+        *((100, LIST, x) for x in ([5, 2], [5, 5], [-1, 5], [2, 100])),
+        *((1, LIST, x) for x in ([1], [-1])),
+    ],
+)
+def test_only_ascending_distinct_indices_are_coded(d, kind, bad):
+    assert code_of(d, len(bad)).kind == kind
+    where = of(range(len(bad)), bad)
+    for coder in (encode, codes.encode_torch):
+        with pytest.raises(ValueError, match="ascend, be distinct, and lie in"):
+            coder(where, d)
+    with pytest.raises(ValueError, match="ascend"):
+        SparseMessage(d, torch.float64, where, gaussian(*where.shape)).pack()
+
+
+def test_decoding_in_memory_takes_any_order():
+    where, value = of([7, 2, 5]), gaussian(1, 3)
+    m = SparseMessage(9, value.dtype, where, value)
+    assert m.decode()[0, [7, 2, 5]].equal(value[0])
+    with pytest.raises(RuntimeError):  # beyond d there is nowhere to write
+        SparseMessage(6, value.dtype, where, value).decode()
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.integers(1, 60), st.data())
+def test_any_bytes_give_a_support_or_an_error(d, data):
+    k = data.draw(st.integers(0, d))
+    size = bitpack.bytes_of(code_of(d, k).bits)
+    byte = st.sampled_from([0, 0, 1, 3, 128, 255]) | st.integers(0, 255)
+    sent = torch.tensor(data.draw(st.lists(byte, min_size=size, max_size=size)), dtype=torch.uint8)
+    found = []
+    for decoder in (decode, codes.decode_torch):
+        try:
+            found.append(decoder(sent, d, k).tolist())
+        except ValueError:
+            found.append(None)
+    assert found[0] == found[1]
+    if found[0] is not None:
+        assert found[0] == sorted(set(found[0]))
+        assert all(0 <= j < d for j in found[0])
+
+
+@pytest.mark.parametrize(("d", "k"), [(20, 4), (12, 6), (100, 2), (9, 9)])
+def test_absent_rows_and_missing_bytes(d, k):
+    sent = encode(of(range(k)), d)
+    both = torch.cat((torch.zeros_like(sent), sent))
+    for decoder in (decode, codes.decode_torch):
+        assert decoder(both, d, k).tolist() == [list(range(k))] * 2
+        with pytest.raises(ValueError, match="cut short"):
+            decoder(sent[:, :-1], d, k)
+
+
+# Rows of different length -----------------------------------------------------------------------
+
+
+@st.composite
+def ragged(draw, dtype=torch.float64):
+    d, n = draw(DIMS), draw(st.integers(1, 6))
+    most = draw(st.sampled_from([0, 1, min(d, 4), max(d // 40, 1), d]))
+    counts = torch.tensor(draw(st.lists(st.integers(0, most), min_size=n, max_size=n)))
+    live = torch.arange(most) < counts[:, None]
+    order = stream(draw(st.integers(0, 99))).spread((n,)).subset(d, most)
+    last = torch.where(live, order, d).sort(-1).values
+    return RaggedMessage(d, dtype, counts, last * live, gaussian(n, most, dtype=dtype) * live)
+
+
+@settings(deadline=None, max_examples=150)
+@given(ragged(), st.integers(0, 5))
+def test_rows_are_coded_as_the_reference_does(m, gap):
+    starts = gap + torch.arange(len(m.counts))
+    wide = int((starts + (m.index_bits + 7) // 8).max()) + 1
+    out, want = (torch.zeros(len(starts), wide, dtype=torch.uint8) for _ in range(2))
+    codes.encode_rows(out, starts, m.indices, m.counts, m.d)
+    codes.encode_rows_torch(want, starts, m.indices, m.counts, m.d)
+    assert torch.equal(out, want)
+    most = int(m.counts.max())
+    for decoder in (codes.decode_rows, codes.decode_rows_torch):
+        assert torch.equal(decoder(out, starts, m.counts, m.d), m.indices[:, :most])
+
+
+@settings(deadline=None, max_examples=150)
+@given(ragged())
+def test_a_ragged_row_is_a_count_and_a_sparse_row(m):
+    data, head = m.payload(), math.ceil(math.ceil(math.log2(m.d + 1)) / 8)
+    back = unpack(m.pack())
+    for j, count in enumerate(m.counts.tolist()):
+        row = SparseMessage(m.d, m.dtype, m.indices[j, :count], m.values[j, :count])
+        want = count.to_bytes(head, "little") + bytes(row.payload().tolist())
+        size = int(m.nbytes[j])
+        assert bytes(data[j, :size].tolist()) == want
+        assert not data[j, size:].any()
+        assert int(m.index_bits[j]) == row.index_bits
+        assert torch.equal(back.indices[j, :count], m.indices[j, :count])
+    assert torch.equal(back.decode(), m.decode())
+
+
+def test_nothing_beyond_the_count_is_sent():
+    where = of([1, 3, 0, 0], [0, 2, 4, 8])
+    value = torch.tensor([[1.0, 2.0, -0.0, -0.0], [3.0, 4.0, 5.0, 6.0]])
+    m = RaggedMessage(9, value.dtype, torch.tensor([2, 4]), where, value)
+    clean = RaggedMessage(9, value.dtype, torch.tensor([2, 4]), where, value.abs())
+    assert m.pack() == clean.pack()
+
+
+def test_ragged_indices_must_ascend_too():
+    m = RaggedMessage(9, torch.float64, torch.tensor([2]), of([3, 1]), gaussian(1, 2))
+    with pytest.raises(ValueError, match="ascend"):
+        m.pack()
+
+
+def test_a_count_beyond_its_row():
+    out, one = torch.zeros(1, 9, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ValueError, match="a row of 3 indices, of which 2"):
+        codes.encode_rows(out, one, of([1, 3]), one + 3, 9)
+
+
+def test_ragged_bytes_that_lie():
+    m = RaggedMessage(9, torch.float64, torch.tensor([2]), of([1, 3]), gaussian(1, 2))
+    data, known = m.payload(), m.known()
+    for count in (3, 10, 15):
+        wrong = data.clone()
+        wrong[0, 0] = count
+        with pytest.raises(ValueError, match="damaged"):
+            RaggedMessage.read(known, wrong, None)
+
+
+def test_no_rows_at_all():
+    for k in (0, 3):
+        empty = torch.zeros(0, k)
+        m = RaggedMessage(9, empty.dtype, torch.zeros(0).long(), empty.long(), empty)
+        assert unpack(m.pack()).decode().shape == (0, 9)
+        m = SparseMessage(9, empty.dtype, empty.long(), empty)
+        assert unpack(m.pack()).decode().shape == (0, 9)
+
+
+# Sizes of messages ---------------------------------------------------------------------------------
+
+
+def test_a_message_may_be_shorter_than_its_model():
+    where = supports((2, 3), 10_000, 100)
+    m = SparseMessage(10_000, torch.float32, where, gaussian(2, 3, 100, dtype=torch.float32))
+    assert m.nbytes == 400 + 107  # 856 bits
+    assert m.bits.unique().tolist() == [3200 + 1400]
+    assert m.cost.index_entropy == 804
+    assert saved_bits(m).unique().tolist() == [1400 - 856]
+    here = torch.tensor([[True, False, True]] * 2)
+    assert saved_bits(m.masked(here)).tolist() == [[544, 0, 544]] * 2
+
+
+class Sends(Compressor):
+    """Keeps the first k coordinates in a message of some kind."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def encode(self, x, stream):
+        where = torch.arange(6).expand(*x.shape[:-1], 6).clone()
+        return self.kind(x.shape[-1], x.dtype, where, x[..., :6].clone())
+
+
+class Longer(SparseMessage):
+    kind = "test-longer"
+
+    @property
+    def index_bits(self):
+        return 40
+
+
+class TooShort(SparseMessage):
+    kind = "test-tooshort"
+
+    @property
+    def index_bits(self):
+        return 0
+
+    def _payload(self):
+        return bitpack.to_bytes(self.values)
+
+
+class Padded(SparseMessage):
+    kind = "test-padded"
+
+    def _size(self):
+        return super()._size() + 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Longer, "longer than modelled|sent bits are not modelled"),
+        (TooShort, "modelled bits too many"),
+        (Padded, "sent bits are not modelled"),
+    ],
+)
+def test_the_conformance_check_of_sizes_can_fail(kind, message):
+    def subject(of_kind):
+        return Subject(lambda d: Sends(of_kind), d=24, dims=(33,))
+
+    modelled_bits_fit_the_bytes(subject(SparseMessage))
+    with pytest.raises(AssertionError, match=message):
+        modelled_bits_fit_the_bytes(subject(kind))
+
+
+# Decoding in place, sums -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+@pytest.mark.parametrize("scale", [1.0, 1 / 3, -2.0])
+def test_decoding_in_place_is_scattering_scaled_values(dtype, scale):
+    d, k, q = 5000, 70, cells_and_clients(2, 3)
+    value, where = gaussian(2, 3, k).to(dtype), supports((2, 3), d, k)
+    drawn, counts = SeededMessage(d, dtype, value, q), torch.arange(6).view(2, 3) * 9
+    live = torch.arange(k) < counts[..., None]
+    rows = RaggedMessage(d, dtype, counts, where * live, value * live)
+    for m in (SparseMessage(d, dtype, where, value), drawn, rows):
+        own = value * live if m is rows else value
+        want = torch.zeros(2, 3, d, dtype=dtype)
+        want.scatter_add_(-1, m.support(), own * scale)
+        m = m.scaled(scale)
+        out = torch.full((2, 3, d), math.nan, dtype=dtype)
+        assert m.decode(out=out) is out
+        assert torch.equal(out, want)
+        assert torch.equal(m.decode(), want)
+        assert torch.equal(unpack(m.pack()).decode(), want)
+        loose = torch.full((2, d, 3), math.nan, dtype=dtype).mT
+        assert torch.equal(m.decode(out=loose), want)
+
+
+def test_adding_touches_only_the_support():
+    where = supports((2, 3), 1000, 10)
+    m = SparseMessage(1000, torch.float64, where, gaussian(2, 3, 10)).scaled(0.5)
+    target = torch.full((2, 3, 1000), -0.0, dtype=torch.float64)
+    m.add_to(target)
+    assert torch.equal(target, m.decode())
+    beside = target.gather(-1, where) == 0
+    assert not beside.any()
+    untouched = torch.ones_like(target).scatter_(-1, where, 0).bool()
+    assert target[untouched].signbit().all()
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_dense_messages_decode_in_place_and_never_alias(scale):
+    x = gaussian(2, 3, 7)
+    m = Dense(x).scaled(scale)
+    out = torch.full_like(x, math.nan)
+    for value in (m.decode(out=out), m.decode()):
+        assert torch.equal(value, x * scale)
+        value.fill_(3.0)
+    assert torch.equal(m.decode(), x * scale)
+    one = Dense(x[:, :1]).scaled(scale)
+    one.sum_clients().fill_(3.0)
+    assert torch.equal(one.decode(), x[:, :1] * scale)
