@@ -1,0 +1,271 @@
+"""Sparsification by importance: large coordinates are kept more often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from raybench.compressors.base import Compressor, count_of
+from raybench.compressors.messages import Message, RaggedMessage, SparseMessage
+from raybench.compressors.messages.perm import in_tiles, list_kept, listed
+from raybench.compressors.sparsification import kept
+from raybench.cores import ALIGN, run_tiled
+from raybench.registry import Count, compressor
+from raybench.streams import Stream, hash_numba
+
+Rows = np.ndarray
+ADD = 2.0  # what adding a coordinate up costs, in additions of the memory's speed
+
+
+@compressor("adaptive_sparsification")
+@dataclass(frozen=True)
+class AdaptiveSparsification(Compressor):
+    """C(x) = x_j e_j with probability |x_j| / ||x||_1: contractive with alpha = 1/d; B1, B2 (1/d, 1).
+
+    The error is ||x||_2^2 - ||x||_3^3 / ||x||_1, at most (1 - 1/d) ||x||_2^2, tight on flat vectors.
+    One value and its index are sent. Source: Beznosikov et al. 2020, On Biased Compression for
+    Distributed Learning.
+    """
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        place, _ = one_by_size(x, stream.uniform(1))
+        return SparseMessage(x.shape[-1], x.dtype, place, x.gather(-1, place))
+
+    def omega(self, d: int) -> float | None:
+        return 0.0 if d == 1 else None
+
+    def alpha(self, d: int) -> float:
+        return 1 / d
+
+    def b1(self, d: int) -> tuple[float, float]:
+        return 1 / d, 1.0
+
+    def b2(self, d: int) -> tuple[float, float]:
+        return 1 / d, 1.0
+
+
+@compressor("l1_sampling")
+@dataclass(frozen=True)
+class L1Sampling(Compressor):
+    """C(x) = ||x||_1 sign(x_j) e_j with probability |x_j| / ||x||_1: unbiased, omega <= d - 1.
+
+    omega(x) = ||x||_1^2 / ||x||_2^2 - 1, tight on flat vectors. One value and its index are sent.
+    Where ||x||_1 is beyond the largest number of the dtype, infinity is.
+    """
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        place, size = one_by_size(x, stream.uniform(1))
+        value = size.copysign(x.gather(-1, place).double()).to(x.dtype)
+        return SparseMessage(x.shape[-1], x.dtype, place, value)
+
+    def omega(self, d: int) -> float:
+        return d - 1.0
+
+    def alpha(self, d: int) -> float | None:
+        return 1.0 if d == 1 else None
+
+
+@compressor("wangni", k=Count("10%", help="expected number of coordinates sent, or a share"))
+@dataclass(frozen=True)
+class Wangni(Compressor):
+    """C(x)_j = x_j / p_j with probability p_j = min(1, c |x_j|), c such that the p_j sum to k.
+
+    Unbiased. Of all independent samplings of k coordinates on average this one has the least
+    variance, so it is no worse than p_j = k/d: omega <= d/k - 1, tight on flat vectors. A vector with
+    at most k coordinates that are not zero is sent as it is; so is one that is not finite. Indices
+    and their number are sent. Source: Wangni et al. 2018, Gradient Sparsification.
+    """
+
+    k: int | float | str = "10%"
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        d = x.shape[-1]
+        level = threshold(x, count_of(self.k, d))
+        where, counts = drawn(x, level, stream)
+        values = kept(x, where, counts)
+        values = torch.where(values.abs() < level, values.sign() * level, values).to(x.dtype)
+        return RaggedMessage(d, x.dtype, counts, where, values)
+
+    def omega(self, d: int) -> float:
+        return d / count_of(self.k, d) - 1
+
+    def alpha(self, d: int) -> float | None:
+        return 1.0 if count_of(self.k, d) == d else None
+
+
+# One coordinate ----------------------------------------------------------------------------------
+
+
+def one_by_size(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a coordinate drawn with probability |x_j| / ||x||_1, and ||x||_1 in float64.
+
+    x (*lead, d), u uniform (*lead, 1); both answers (*lead, 1). A row of zeros gives coordinate 0, a
+    row that is not finite one of those that are not.
+    """
+    tiles = tile_sums(x)
+    place, size = _place(x, tiles, u)
+    hard = ~((size > 1e-280) & (size < 1e300))[..., 0]  # sums that overflow, or lose digits
+    if bool(hard.any()):
+        y = x[hard].double()
+        largest = y.abs().amax(-1, keepdim=True)
+        y = torch.where(
+            largest.isfinite(), y / largest.where(largest > 0, 1.0), (~y.isfinite()).double()
+        )
+        place[hard] = _place(y, tile_sums(y), u[hard])[0]
+    return place, size
+
+
+def _place(x: Tensor, tiles: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the coordinate at which the sum of |x_j| passes u ||x||_1, and ||x||_1: tile, then place.
+
+    Never one with x_j = 0, unless all are.
+    """
+    d, wide = x.shape[-1], min(ALIGN, x.shape[-1])
+    ends = tiles.cumsum(-1)
+    size = ends[..., -1:].clone()
+    aim = torch.minimum(u * size, torch.nextafter(size, torch.zeros_like(size)))
+    tile = torch.searchsorted(ends, aim, right=True).clamp(max=tiles.shape[-1] - 1)
+    before = (ends.gather(-1, (tile - 1).clamp(min=0))).where(tile > 0, 0.0)
+    at = tile * ALIGN + torch.arange(wide, device=x.device)
+    near = x.gather(-1, at.clamp(max=d - 1)).abs().double().masked_fill_(at >= d, 0)
+    step = torch.searchsorted(near.cumsum(-1), aim - before, right=True)
+    # the sums within a tile may round to less than its own: then it is the last that is not zero
+    last = wide - 1 - (near > 0).flip(-1).byte().argmax(-1, keepdim=True)
+    return torch.where(size > 0, tile * ALIGN + torch.minimum(step, last), 0), size
+
+
+def tile_sums(x: Tensor) -> Tensor:
+    """Return the sums of |x_j|, x (*lead, d), over tiles of ALIGN coordinates: float64 (*lead, T)."""
+    *lead, d = x.shape
+    if x.device.type != "cpu":
+        padded = torch.nn.functional.pad(x.abs(), (0, -d % ALIGN))
+        return padded.view(*lead, -1, ALIGN).sum(-1, dtype=torch.float64)
+    out = torch.empty(*lead, -(-d // ALIGN), dtype=torch.float64)
+    rows, sums = x.reshape(-1, d).numpy(), out.view(-1, out.shape[-1]).numpy()
+    run_tiled(lambda a, b, lo, hi: _sums(rows[a:b], lo, hi, sums[a:b]), len(rows), d, ADD)
+    return out
+
+
+# Many --------------------------------------------------------------------------------------------
+
+
+def threshold(x: Tensor, k: int) -> Tensor:
+    """Return t (*lead, 1), float64, with sum_j min(1, |x_j| / t) = k over the d of x (*lead, d).
+
+    0 where at most k coordinates are not zero, NaN where x (or ||x||_1) is not finite. Coordinates
+    are taken as certain until there are no more: t = (sum of the others) / (k - certain ones).
+    """
+    size = tile_sums(x).cumsum(-1)[..., -1:]
+    level = torch.where(size.isfinite(), size / k, torch.nan)
+    certain = torch.full(level.shape, -1, dtype=torch.int64, device=x.device)
+    while True:
+        count, rest = _split(x, level)
+        if torch.equal(count, certain):
+            return level
+        certain, left = count, k - count
+        # never upwards: rounding might go back and forth
+        level = torch.where(left > 0, torch.minimum(level, rest / left.clamp(min=1)), level)
+
+
+def _split(x: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many |x_j| > 0 are at least the level, int64, and the sum of those below, float64."""
+    *lead, d = x.shape
+    if x.device.type != "cpu":
+        size = x.abs().double()
+        above = (size >= level) & (size > 0)
+        return above.sum(-1, keepdim=True), tile_sums(size.masked_fill_(~(size < level), 0)).cumsum(
+            -1
+        )[..., -1:]
+    counts = torch.empty(*lead, -(-d // ALIGN), dtype=torch.int64)
+    sums = torch.empty(counts.shape, dtype=torch.float64)
+    rows, levels = x.view(-1, d).numpy(), level.view(-1).numpy()
+    count, total = (t.view(-1, t.shape[-1]).numpy() for t in (counts, sums))
+    run_tiled(
+        lambda a, b, lo, hi: _parts(rows[a:b], levels[a:b], lo, hi, count[a:b], total[a:b]),
+        len(rows),
+        d,
+        ADD,
+    )
+    return counts.sum(-1, keepdim=True), sums.cumsum(-1)[..., -1:]
+
+
+def drawn(x: Tensor, level: Tensor, stream: Stream) -> tuple[Tensor, Tensor]:
+    """Return the coordinates kept with probability min(1, |x_j| / level), ascending, and counts.
+
+    x (*lead, d), level (*lead, 1): places (*lead, m), zeros beyond the counts (*lead). Every
+    coordinate is kept where the level is NaN, none of those that are zero where it is a number.
+    """
+    *lead, d = x.shape
+    if x.device.type != "cpu":
+        size = x.abs().double()
+        kept = ((size >= level) & (size > 0)) | ~(stream.uniform(d) * level >= size)
+        return listed(kept)
+    keys = stream.keys.contiguous().view(-1).numpy().view(np.uint64)
+    rows, levels = x.view(-1, d).numpy(), level.view(-1).numpy()
+
+    def count(a: int, b: int, lo: int, hi: int, counts: Rows) -> None:
+        _count(rows[a:b], levels[a:b], keys[a:b], lo, hi, counts)
+
+    def fill(a: int, b: int, lo: int, hi: int, first: Rows, out: Rows) -> None:
+        _fill(rows[a:b], levels[a:b], keys[a:b], lo, hi, first, out)
+
+    return in_tiles(torch.Size(lead), d, count, fill)
+
+
+# Reassociation lets the sums of a tile vectorise; a tile's size is fixed, so its sum is, too.
+
+
+@numba.njit(cache=True, nogil=True, fastmath={"reassoc"})
+def _sums(rows, lo, hi, out):
+    for r in range(rows.shape[0]):
+        for start in range(lo, hi, ALIGN):
+            tile, total = rows[r, start : min(start + ALIGN, hi)], 0.0
+            for j in range(tile.shape[0]):
+                total += np.float64(abs(tile[j]))
+            out[r, start // ALIGN] = total
+
+
+@numba.njit(cache=True, nogil=True, fastmath={"reassoc"})
+def _parts(rows, levels, lo, hi, counts, sums):
+    for r in range(rows.shape[0]):
+        level = levels[r]
+        for start in range(lo, hi, ALIGN):
+            tile, total, above = rows[r, start : min(start + ALIGN, hi)], 0.0, 0
+            for j in range(tile.shape[0]):
+                size = np.float64(abs(tile[j]))
+                total += size if size < level else 0.0
+                above += (size >= level) & (size > 0.0)
+            counts[r, start // ALIGN], sums[r, start // ALIGN] = above, total
+
+
+@numba.njit(inline="always")
+def _keeps(size, level, key, counter):
+    u = np.float64(hash_numba(key, counter) >> np.uint64(11)) * 2.0**-53
+    return ((size >= level) & (size > 0.0)) | (not u * level >= size)
+
+
+@numba.njit(cache=True, nogil=True)
+def _count(rows, levels, keys, lo, hi, counts):
+    for r in range(rows.shape[0]):
+        level, key = levels[r], keys[r]
+        for start in range(lo, hi, ALIGN):
+            tile, kept = rows[r, start : min(start + ALIGN, hi)], 0
+            for j in range(tile.shape[0]):
+                kept += _keeps(np.float64(abs(tile[j])), level, key, np.uint64(start + j))
+            counts[r, start // ALIGN] = kept
+
+
+@numba.njit(cache=True, nogil=True)
+def _fill(rows, levels, keys, lo, hi, first, out):
+    keep = np.empty(ALIGN, np.uint8)
+    for r in range(rows.shape[0]):
+        level, key = levels[r], keys[r]
+        for start in range(lo, hi, ALIGN):
+            tile = rows[r, start : min(start + ALIGN, hi)]
+            for j in range(tile.shape[0]):
+                keep[j] = _keeps(np.float64(abs(tile[j])), level, key, np.uint64(start + j))
+            list_kept(keep[: tile.shape[0]], start, out[r, first[r, start // ALIGN] :])
