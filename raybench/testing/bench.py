@@ -29,8 +29,9 @@ USUAL = (
     *("top_k_natural:k=1%", "chain"),
 )
 SHARE = "1%"  # of a count that is required and not given
-PROBES = (1 << 14, 1 << 17)  # coordinates from whose times that of a long vector is guessed
-PROBE_ROWS = (2, 16)
+PROBES = (1 << 14, 1 << 17, 1 << 20)  # coordinates from which a long vector's time is guessed
+PROBE_ROWS = (2, 16, 128)
+TRIES = 3  # of a probe, of which the best counts
 STEEPEST = 1.5  # time grows like d^1.5 at most: the SVD of a square matrix
 
 
@@ -146,12 +147,12 @@ def measure(
     for name, op in given.items():
         try:
             fixed = op.bind(x.shape[-1], n=x.shape[-2] if x.ndim > 1 else 1).operator
-            guess = _guess(fixed, x)
+            guess = _guess(fixed, x, limit)
             if guess > limit:
                 raise InputError.of("", f"a call takes about {guess:.0f} s", "raise the limit")
             laps[name] = _Lap(name, fixed, x, buffer, limit)
         except InputError as error:
-            found[name] = Measured(name, *head, left_out=" ".join(str(error).split()))
+            found[name] = Measured(name, *head, left_out=_plain(error))
     for lap in laps.values():
         lap.run(clock, 0)
     for key in [k for k in clock.best if not laps[k[0]].slow]:
@@ -210,6 +211,10 @@ class _Lap:
             self.spent, self.turns = self.spent + took, self.turns + 1
 
 
+def _plain(error: InputError) -> str:
+    return "; ".join(line.strip(" :") for line in str(error).splitlines())
+
+
 def _facts(message: Message, data: bytes, x: Tensor, value: Tensor) -> dict[str, Any]:
     sizes = torch.as_tensor(message.nbytes).expand(message.lead)
     return {
@@ -227,30 +232,35 @@ def relative_error(x: Tensor, value: Tensor) -> float:
     return float((off / size.where(size > 0, 1.0)).mean())
 
 
-def _guess(op: Compressor, x: Tensor) -> float:
-    """Return about how many seconds a message of x takes, from pieces of it; 0 where it is small."""
+def _guess(op: Compressor, x: Tensor, limit: float) -> float:
+    """Return about how many seconds a message of x takes, from pieces of it; 0 where it is small.
+
+    Longer pieces are tried only while a time proportional to the length keeps to the limit.
+    """
     rows = x.reshape(-1, x.shape[-1])
-    if rows.numel() <= 2 * PROBES[1]:
-        if len(rows) <= 2 * PROBE_ROWS[1]:
-            return 0.0
-        pieces = [rows[:m] for m in PROBE_ROWS]
-    elif len(rows) > 2 * PROBE_ROWS[1]:
-        pieces = [rows[:m] for m in PROBE_ROWS]
+    if len(rows) > PROBE_ROWS[0]:
+        pieces = [rows[:m] for m in PROBE_ROWS if 2 * m < len(rows)]
     else:
-        pieces = [rows[:1, :m] for m in PROBES if m <= rows.shape[1]]
-    try:
-        times = [_best_of_two(op, piece.contiguous()) for piece in pieces]
-    except InputError:  # fixed to its own dimension
-        return 0.0
-    growth = pieces[-1].numel() / pieces[0].numel()
-    power = math.log(times[-1] / times[0]) / math.log(growth) if growth > 1 else 1.0
-    return times[-1] * (rows.numel() / pieces[-1].numel()) ** min(max(power, 1.0), STEEPEST)
+        pieces = [rows[:1, :m] for m in PROBES if 2 * m < rows.shape[1]]
+    guess, last = 0.0, 0.0
+    for before, piece in zip([None, *pieces], pieces):
+        try:
+            took = _best(op, piece.contiguous())
+        except InputError:  # fixed to its own dimension
+            return guess
+        power = 1.0
+        if before is not None:
+            power = math.log(took / last) / math.log(piece.numel() / before.numel())
+        left = rows.numel() / piece.numel()
+        guess, last = took * left ** min(max(power, 1.0), STEEPEST), took
+        if took * left > limit:
+            break
+    return guess
 
 
-def _best_of_two(op: Compressor, x: Tensor) -> float:
-    clock = Clock(x.device)
-    source = stream(0, x.device)
-    for _ in range(2):
+def _best(op: Compressor, x: Tensor) -> float:
+    clock, source = Clock(x.device), stream(0, x.device)
+    for _ in range(TRIES):
         clock("", lambda: op.compress(x, source).decode())
     return clock.best[""]
 
