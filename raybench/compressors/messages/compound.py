@@ -146,8 +146,23 @@ class ConcatMessage(_Compound):
     def lead(self) -> torch.Size:
         return self.parts[0].lead
 
-    def _decode(self) -> Tensor:
-        return torch.cat([part.decode() for part in self.parts], -1)
+    def _write(self, out: Tensor) -> None:
+        for part, piece in zip(self._weighted(), self._pieces(out), strict=True):
+            part.decode(out=piece)
+
+    def _pieces(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x.split([part.d for part in self.parts], -1)
+
+    def _weighted(self) -> list[Message]:
+        """Return the parts with the scale of the whole."""
+        if self.scale == 1.0:
+            return self.parts
+        return [part.scaled(self.scale) for part in self.parts]
+
+    def add_to(self, target: Tensor) -> Tensor:
+        for part, piece in zip(self._weighted(), self._pieces(target), strict=True):
+            part.add_to(piece)
+        return target
 
     def _cost(self) -> Cost:
         total = Cost()
@@ -159,7 +174,7 @@ class ConcatMessage(_Compound):
         return sum(part.nbytes for part in self.parts)
 
     def sum_clients(self) -> Tensor:
-        return torch.cat([part.sum_clients() for part in self.parts], -1) * self.scale
+        return torch.cat([part.sum_clients() for part in self._weighted()], -1)
 
     def _payload(self) -> Tensor:
         pieces = [part.payload() for part in self.parts]
@@ -236,34 +251,51 @@ class FlaggedMessage(ConcatMessage):
         assert isinstance(self.parts[0], FlagMessage)
         return self.parts[0].flags[..., 0].bool()
 
-    def _decode(self) -> Tensor:
-        return self.parts[1].decode()
+    def _write(self, out: Tensor) -> None:
+        self._weighted()[1].decode(out=out)
+
+    def add_to(self, target: Tensor) -> Tensor:
+        return self._weighted()[1].add_to(target)
 
     def sum_clients(self) -> Tensor:
-        return self.parts[1].sum_clients() * self.scale
+        return self._weighted()[1].sum_clients()
 
 
 def choose(mask: Tensor, yes: Message, no: Message) -> FlaggedMessage:
-    """Return the message in which each row sends ``yes`` or ``no`` (of one kind) and a flag bit.
+    """Return the message in which each row sends ``yes`` or ``no`` (made alike) and a flag bit.
 
-    mask: bool of shape lead. Raises TypeError where the two are not of the same simple kind, or
-    draw their supports from different streams.
+    mask: bool of shape lead. Raises TypeError where the two are not made of the same kinds with the
+    same parameters, or draw their supports from different streams.
     """
-    if type(yes) is not type(no) or yes.known() != no.known() or yes.leaves() != [yes]:
-        raise TypeError("choose needs two messages of the same simple kind")
+    _check_alike(yes, no)
+    leaves = [_chosen(mask, a, b) for a, b in zip(yes.leaves(), no.leaves(), strict=True)]
+    flag: Message = FlagMessage(1, yes.dtype, mask.to(torch.uint8)[..., None])
+    sent = [leaf.present for leaf in leaves if leaf.present is not None]
+    if len(sent) == len(leaves):
+        flag = flag.masked(torch.stack(sent).any(0))
+    return FlaggedMessage(yes.d, yes.dtype, [flag, yes.rebuild(iter(leaves))])
+
+
+def _check_alike(yes: Message, no: Message) -> None:
+    if type(yes) is not type(no) or yes.known() != no.known() or isinstance(yes, CasesMessage):
+        raise TypeError("choose needs two messages of the same simple kind, or compounds of such")
     if yes.stream is not None and not torch.equal(yes.stream.keys, cast(Stream, no.stream).keys):
         raise TypeError("choose needs two messages drawn from the same stream")
+    ours, theirs = getattr(yes, "parts", []), getattr(no, "parts", [])
+    if len(ours) != len(theirs):
+        raise TypeError("choose needs two messages of as many parts")
+    for a, b in zip(ours, theirs, strict=True):
+        _check_alike(a, b)
+
+
+def _chosen(mask: Tensor, yes: Message, no: Message) -> Message:
+    """Return the leaf whose rows are those of ``yes`` or ``no``."""
     pairs = {name: (getattr(yes, name), getattr(no, name)) for name in yes.tensors}
     if yes.present is not None or no.present is not None:
         everyone = torch.ones_like(mask)
-        pairs["present"] = tuple(everyone if m.present is None else m.present for m in (yes, no))
-    changed = {name: _where(mask, a, b) for name, (a, b) in pairs.items()}
-    flag = FlagMessage(1, yes.dtype, mask.to(torch.uint8)[..., None])
-    message = FlaggedMessage(yes.d, yes.dtype, [flag, replace(yes, **changed)])
-    present = changed.get("present")
-    if present is not None:
-        message.parts[0] = flag.masked(present)
-    return message
+        a, b = (everyone if m.present is None else m.present for m in (yes, no))
+        pairs["present"] = (a, b)
+    return replace(yes, **{name: _where(mask, a, b) for name, (a, b) in pairs.items()})
 
 
 def _where(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
