@@ -68,13 +68,65 @@ def test_show_an_operator():
     tidy(said.out)
     assert "contractive with alpha = k/d" in said.out
     rows = [line.split() for line in said.out.splitlines()]
-    # 100 values of 64 bits, 100 indices of 14 bits
-    assert ["1%", "–", "0.01", "7,800", "1.219%", "975"] in rows
+    assert ["K", "1", "1%", "10%"] in rows
+    assert ["ω", "–", "–", "–"] in rows
+    assert ["α", "0.0001", "0.01", "0.1"] in rows
+    assert ["B3:", "δ", "10000", "100", "10"] in rows
+    # K = 1%: 100 values of 64 bits, 100 indices of 14 bits
+    assert ["bits", "78", "7,800", "74,000"] in rows
+    assert ["values", "64", "6,400", "64,000"] in rows
+    assert ["index", "14", "1,400", "10,000"] in rows
+    assert ["raw", "0", "0", "0"] in rows
+    assert ["of", "dense", "0.012%", "1.219%", "11.562%"] in rows
+    (size,) = [row for row in rows if row[:1] == ["bytes"]]
+    assert all(int(n.replace(",", "")) * 8 <= most for n, most in zip(size[1:], (80, 7800, 74_000)))
+    assert "measured, K = 1%, 1 draw each" in said.out
+    drawn = [row for row in rows if row[-1:] == ["holds"]]
+    assert len(drawn) == 7
+    assert ["flat", "0.99", "0", "0.99", "holds"] in drawn  # 1 - k/d, attained
+
+
+def test_show_an_unbiased_operator():
     said = cli("show", "rand_k:k=5", "--d", 50)
-    assert ["5", "9", "–", "320", "10.000%", "40"] in [
-        line.split() for line in said.out.splitlines()
-    ]
+    tidy(said.out)
+    rows = [line.split() for line in said.out.splitlines()]
+    for row in (["ω", "9"], ["α", "–"], ["B1:", "α,", "β", "1,", "10"], ["B3:", "δ", "10"]):
+        assert row in rows
+    for row in (["of", "C", "times", "0.1"], ["bits", "320"], ["of", "dense", "10.000%"]):
+        assert row in rows
+    assert ["bytes", "40"] in rows
     assert "unbiased" in said.out
+    heads = ["vector", "error", "±", "s.e.", "bound", "bias", "by", "chance"]
+    assert heads in rows
+    drawn = [row for row in rows if row[-1:] == ["holds"]]
+    assert len(drawn) == 7
+    (flat,) = [row for row in drawn if row[0] == "flat"]
+    assert flat[1:4] == ["9", "0", "9"]  # d/K - 1, whatever is drawn
+
+
+def test_show_says_where_a_claim_does_not_hold(here):
+    (here / "wrong.py").write_text(
+        """from raybench.plugins import Compressor, Dense, compressor
+
+
+@compressor("wrong")
+class Wrong(Compressor):
+    'C(x) = x/2, and says that it were unbiased.'
+
+    deterministic = True
+
+    def encode(self, x, stream):
+        return Dense(x / 2)
+
+    def omega(self, d):
+        return 1.0
+"""
+    )
+    said = cli("show", "wrong", "--d", 30, "--plugin", here / "wrong.py")
+    assert said.code == 0, said.err
+    tidy(said.out)
+    assert said.out.count(" biased") == 7
+    assert "holds" not in said.out
 
 
 def test_show_an_algorithm_with_its_step(data_folder):

@@ -238,6 +238,8 @@ def _guess(op: Compressor, x: Tensor, limit: float) -> float:
     Longer pieces are tried only while a time proportional to the length keeps to the limit.
     """
     rows = x.reshape(-1, x.shape[-1])
+    if rows.numel() < PROBES[0]:
+        return 0.0
     if len(rows) > PROBE_ROWS[0]:
         pieces = [rows[:m] for m in PROBE_ROWS if 2 * m < len(rows)]
     else:

@@ -110,13 +110,16 @@ def _faults(
     along, slack = (float(part[0]) / size for part in m.along)
     omega, few = op.omega(d), _rare(op, m, bound)
     if omega is not None:
-        # E||mean - x||^2 <= omega ||x||^2 / draws, also where what is rare was not drawn
-        off = float((m.mean[0] - m.x).norm()) / size > SIGMAS * math.sqrt(omega / m.count) + 1e-9
-        if few:
-            off |= abs(along - 1) > SIGMAS * slack + few
-        elif m.count > 1 or omega == 0:
-            off |= _raises(assert_unbiased, m, "")
-        if off:
+        off = float((m.mean[0] - m.x).norm()) / size
+        if op.deterministic:
+            biased = off > 1e-9
+        else:  # E||mean - x||^2 <= omega ||x||^2 / draws, also where what is rare was not drawn
+            biased = off > SIGMAS * math.sqrt(omega / m.count) + 1e-9
+            if few:
+                biased |= abs(along - 1) > SIGMAS * slack + few
+            else:
+                biased |= _raises(assert_unbiased, m, "")
+        if biased:
             faults.append("biased")
     if bound is not None and _raises(assert_at_most, error, bound, ""):
         faults.append("error above the bound")

@@ -1,0 +1,399 @@
+"""Measuring operators: figures beside a copy, the gradient they are tried on, and claims drawn."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from cli_kit import cli, tidy
+
+import raybench
+from raybench import registry
+from raybench.compressors import Compressor, Dense
+from raybench.errors import InputError
+from raybench.testing import bench, claims, gradient
+from raybench.testing.vectors import families, gaussian
+
+
+class Given(Compressor):
+    """C(x) = ``of(x)``, sent dense, with the constants that the test claims."""
+
+    deterministic = True
+
+    def __init__(self, of=lambda x: x.clone(), **constants):
+        self.of, self.constants = of, constants
+
+    def encode(self, x, stream):
+        return Dense(self.of(x))
+
+    def omega(self, d):
+        return self.constants.get("omega")
+
+    def alpha(self, d):
+        return self.constants.get("alpha")
+
+    def b1(self, d):
+        return self.constants.get("b1")
+
+    def b2(self, d):
+        return self.constants.get("b2")
+
+
+def lasting(seconds):
+    """Return an operator that sleeps so long per coordinate."""
+
+    def of(x):
+        time.sleep(seconds * x.numel())
+        return x.clone()
+
+    return Given(of, alpha=1.0)
+
+
+# What is measured ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(500,), (3, 4, 50)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_figures_are_those_of_the_message(shape, dtype):
+    x = gaussian(*shape, dtype=dtype)
+    q = raybench.compressor("top_k", k="10%")
+    none, top, free = bench.measure({"none": Given(), "top": q}, x, 2, floors={"free": lambda: 0})
+    message = q.compress(x)
+    assert [row.operator for row in (none, top, free)] == ["none", "top", "free"]
+    assert (top.rows, top.d, top.dtype) == (x.numel() // shape[-1], shape[-1], str(dtype)[6:])
+    assert top.bytes == message.nbytes * top.rows
+    assert top.packed == len(message.pack())
+    assert top.bits == int(message.bits.sum())
+    assert top.of_dense == top.bytes / (x.numel() * dtype.itemsize)
+    assert top.bits_each == top.bits / x.numel()
+    off = (message.decode().double() - x.double()).square().sum(-1) / x.double().square().sum(-1)
+    assert top.error == pytest.approx(float(off.mean()), rel=1e-12)
+    assert (none.error, none.of_dense) == (0.0, 1.0)
+    for row in (none, top):
+        times = [getattr(row, action) for action in bench.ACTIONS]
+        assert all(0 < t < math.inf for t in times)
+        assert row.repeats == 2
+    assert free.compress > 0
+    assert (free.decode, free.error, free.bytes, free.of_dense) == (None, None, None, None)
+    table = bench.frame([none, top], threads=3)
+    assert list(table.operator) == ["none", "top"]
+    assert (table.threads == 3).all()
+    assert table.of_dense[1] == top.of_dense
+
+
+def test_best_of_turns_over_the_copy(monkeypatch):
+    """A false clock: the copy takes 2, then 1; compress 30, 9, 7, the first turn not counted."""
+    durations = {
+        **{"copy": [2.0, 1.0, 1.0, 1.0], "compress": [30.0, 9.0, 7.0]},
+        **{"decode": [1.0, 6.0, 5.0], "pack": [1.0, 4.0, 4.5], "unpack": [8.0, 3.0, 3.0]},
+    }
+    real = bench.Clock.__call__
+
+    def call(self, key, action):
+        name = key if isinstance(key, str) else key[1]
+        now = iter([0.0, durations[name].pop(0)])
+        with monkeypatch.context() as patch:
+            patch.setattr(bench, "perf_counter", lambda: next(now))
+            return real(self, key, action)
+
+    monkeypatch.setattr(bench.Clock, "__call__", call)
+    (row,) = bench.measure({"mine": Given(alpha=1.0)}, gaussian(20), 2, limit=100.0)
+    assert (row.copy_s, row.compress, row.decode, row.pack, row.unpack) == (1, 7, 5, 4, 3)
+    assert all(not left for name, left in durations.items() if name != "copy")
+
+
+def test_random_operators_meet_a_new_stream_every_turn():
+    keys = []
+
+    class Seen(Given):
+        def encode(self, x, stream):
+            keys.append(stream.keys.flatten().tolist())
+            return Dense(x.clone())
+
+    bench.measure({"seen": Seen()}, gaussian(2, 3, 5), 4)
+    flat = [key for turn in keys for key in turn]
+    assert len(keys) == 5
+    assert len(set(flat)) == len(flat) == 5 * 6
+
+
+def test_what_does_not_fit_is_left_out_with_the_reason():
+    rows = bench.measure(["top_k:k=500", "identity"], gaussian(100), 1)
+    assert "500 of 100 coordinates" in rows[0].left_out
+    assert rows[0].compress is rows[0].bits_each is rows[0].of_dense is None
+    assert (rows[1].left_out, rows[1].repeats) == ("", 1)
+
+
+def test_slow_operators_are_guessed_from_pieces_or_measured_once():
+    slow = {"slow": lasting(1e-7)}
+    (row,) = bench.measure(slow, gaussian(1 << 19), 3, limit=0.02)
+    assert (
+        "a call takes about" in row.left_out
+    )  # 2^17 coordinates take 13 ms, four times that too long
+    (row,) = bench.measure(slow, gaussian(64, 20, 100), 3, limit=0.001)
+    assert "a call takes about" in row.left_out
+    (row,) = bench.measure(slow, gaussian(2, 10_000), 3, limit=0.001)
+    assert (row.left_out, row.repeats) == ("", 1)  # too short to guess: one turn, which counts
+    assert row.compress * row.copy_s >= 0.001
+    (row,) = bench.measure(slow, gaussian(2, 10_000), 3, limit=60.0)
+    assert row.repeats == 3
+
+
+def test_steep_growth_is_seen(monkeypatch):
+    """t = d^1.5 extrapolates to the full length; noise that looks steeper than that does not count."""
+    x = gaussian(1).expand(1 << 22)
+    for power, most in ((1.0, 1.0), (1.5, 1.5), (3.0, 1.5), (0.1, 1.0)):
+        monkeypatch.setattr(bench, "_best", lambda op, piece, p=power: 1e-9 * piece.numel() ** p)
+        guess = bench._guess(Given(), x, math.inf)
+        assert guess == pytest.approx(1e-9 * (1 << 20) ** power * 4**most)
+
+
+def test_names_fill_in_what_is_required():
+    label, op = bench.named("top_k")
+    assert label == "top_k:k=1%"
+    assert op.alpha(1000) == 0.01
+    label, op = bench.named("rand_k:mask=common")
+    assert label == "rand_k:mask=common,k=1%"
+    assert bench.named("natural")[0] == "natural"
+    for text in bench.usual():
+        assert bench.named(text)[0] == text  # the usual ones say all that they require
+    assert {t.partition(":")[0] for t in bench.usual()} <= set(registry.names("compressor"))
+    with pytest.raises(InputError, match="did you mean top_k"):
+        bench.named("topk")
+    with pytest.raises(InputError, match="kk"):
+        bench.named("top_k:kk=3")
+
+
+def test_every_operator_can_be_measured():
+    names = registry.names("compressor")
+    texts = dict(
+        bench.named(name) for name in names if not registry.lookup("compressor", name).source
+    )
+    rows = bench.measure(texts, gaussian(2, 3, 64), 1)
+    fit = [row for row in rows if not row.left_out]
+    assert len(rows) == len(texts)
+    assert {"identity", "natural", "top_k:k=1%"} <= {row.operator for row in fit}
+    assert all(math.isfinite(row.error) and row.bits_each is not None for row in fit)
+
+
+# The gradient ----------------------------------------------------------------------------------
+
+
+def test_gradient_of_resnet(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYBENCH_DATA", str(tmp_path))
+    state = torch.get_rng_state()
+    one, two = (gradient.resnet18(batch=4, steps=steps) for steps in (0, 0))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert one.vector.shape == (gradient.SIZE,)
+    assert one.vector.dtype == torch.float32
+    assert one.about == "gradient of ResNet-18 on 4 images of digits after 0 steps"
+    assert torch.equal(one.vector, two.vector)
+    assert (one.vector == 0).float().mean() < 0.05  # no layer that sees a single pixel
+    assert one.vector.isfinite().all()
+
+
+def test_images_come_from_the_data_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYBENCH_DATA", str(tmp_path))
+    folder = tmp_path / "cifar10"
+    folder.mkdir()
+    pixels = (np.arange(5 * 3 * 32 * 32) % 251).reshape(5, 3, 32, 32).astype(np.uint8)
+    labels = np.array([3, 1, 4, 1, 5, 9, 2], np.uint8)
+    np.savez(folder / "a.npz", other=labels)  # nothing to use
+    np.savez(folder / "part.npz", one_images=pixels, one_labels_all=labels)
+    images, found, source = gradient._images(4)
+    assert (tuple(images.shape), source) == ((4, 3, 64, 64), "CIFAR-10")
+    assert found.tolist() == [3, 1, 4, 1]
+    assert float(images.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(images.std()) == pytest.approx(1, rel=1e-5)
+    assert not torch.equal(images[:, 0], images[:, 1])  # its own colours
+
+
+def test_thinned_takes_evenly():
+    x = torch.arange(1000.0)
+    assert gradient.thinned(x, 1000) is x
+    assert gradient.thinned(x, 10).tolist() == [100.0 * i for i in range(10)]
+    assert gradient.thinned(x, 3).tolist() == [0, 333, 666]
+    long = torch.arange(11_181_642)
+    some = gradient.thinned(long, 4_000_001)
+    assert (some.diff() >= 2).all()  # distinct, in order
+    assert some.shape == (4_000_001,)
+
+
+# The command line ------------------------------------------------------------------------------
+
+
+def test_bench_prints_two_tables():
+    said = cli(
+        *("bench", "top_k:k=10%", "natural", "top_k:k=77", "--vector", "gaussian", "--d", 3000),
+        *("--batch", "2,3,50", "--repeats", 2),
+    )
+    assert said.code == 0, said.err
+    tidy(said.out)
+    lines = [line.split() for line in said.out.splitlines()]
+    assert [line[0] for line in lines if line].count("natural") == 2
+    heads = ["operator", "compress", "decode", "pack", "unpack", "error", "bytes", "bits/d"]
+    assert [*heads, "of", "dense"] in lines
+    (long, batch) = [line for line in lines if line[:1] == ["natural"]]
+    assert (long[-4:], batch[-2:]) == (["3.4", "kB", "9", "28.12%"], ["12", "18.75%"])
+    assert said.out.startswith("3,000 float32  Gaussian; ")
+    assert "\n2 × 3 × 50 float64  Gaussian; " in said.out
+    assert "left out: top_k:k=77: k: 77 of 50 coordinates" in said.out
+    assert "page faults" in said.out
+
+
+def test_a_narrow_page_does_without_bytes(monkeypatch):
+    verb = importlib.import_module("raybench.cli.bench")
+    monkeypatch.setattr(verb, "NARROW", 121)
+    said = cli("bench", "natural", "--vector", "none", "--batch", "2,3,50", "--repeats", 1)
+    assert "bits/d" in said.out
+    assert "bytes  " not in said.out
+
+
+def test_bench_takes_a_gradient_and_saves_its_figures(tmp_path):
+    values = np.arange(1.0, 401.0).reshape(20, 20)  # float64 stays so
+    np.save(tmp_path / "mine.npy", values)
+    said = cli(
+        *("bench", "top_k", "--gradient", tmp_path / "mine.npy", "--batch", "none", "--json"),
+        *("--out", tmp_path / "figures.parquet", "--repeats", 1, "--threads", 1),
+    )
+    assert said.code == 0, said.err
+    (row,) = json.loads(said.out)
+    assert (row["operator"], row["vector"], row["shape"]) == ("top_k:k=1%", "mine.npy", "(400,)")
+    assert (row["dtype"], row["d"], row["threads"], row["device"]) == ("float64", 400, 1, "cpu")
+    kept = np.sort(values.ravel())[-4:]
+    assert row["error"] == pytest.approx(1 - (kept**2).sum() / (values**2).sum(), rel=1e-12)
+    table = pd.read_parquet(tmp_path / "figures.parquet")
+    assert table.to_dict("records")[0]["bits"] == row["bits"] == 4 * (64 + 9)
+    np.save(tmp_path / "half.npy", values.astype(np.float16))
+    said = cli(
+        *("bench", "identity", "--gradient", tmp_path / "half.npy", "--d", 7, "--json"),
+        *("--batch", "none", "--repeats", 1),
+    )
+    (row,) = json.loads(said.out)
+    assert (row["dtype"], row["d"]) == ("float32", 7)
+    assert row["vector"] == "half.npy, 7 of 400 coordinates"
+
+
+def test_threads_are_put_back():
+    before = torch.get_num_threads()
+    said = cli("bench", "identity", "--vector", "none", "--threads", before + 1, "--repeats", 1)
+    assert f"; {before + 1} threads" in said.out
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("topk",), "did you mean top_k?"),
+        (("--vector", "resnet"), "did you mean resnet18?"),
+        (("--batch", "64,20"), "is no shape"),
+        (("--batch", "64,0,3"), "is no shape"),
+        (("--d", 11_181_643), "ResNet-18 has 11,181,642 parameters"),
+        (("--gradient", "nowhere.npy"), "no such file"),
+        (("--gradient", __file__), "cannot be read"),
+        (("--device", "tpu"), "unknown device"),
+        (("--out", "nowhere/x.parquet"), "no folder"),
+        (("identity", "--all"), "give one of them"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_measured(args, said, monkeypatch):
+    monkeypatch.setattr(bench, "measure", lambda *a, **k: pytest.fail("measured"))
+    found = cli("bench", *args)
+    assert found.code == 2
+    assert said in found.err
+    assert found.complaints == 1
+
+
+def test_a_gradient_must_be_finite(tmp_path):
+    for name, values in {"nan": [1.0, math.nan], "none": []}.items():
+        np.save(tmp_path / f"{name}.npy", np.array(values))
+        said = cli("bench", "--gradient", tmp_path / f"{name}.npy")
+        assert (said.code, "empty or not finite" in said.err) == (2, True)
+    np.save(tmp_path / "text.npy", np.array(["a"]))
+    assert cli("bench", "--gradient", tmp_path / "text.npy").code == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu():
+    said = cli("bench", "--device", "cuda")
+    assert (said.code, "there is no GPU here" in said.err) == (2, True)
+
+
+# Claims ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["top_k:k=3", "rand_k:k=3", "natural", "terngrad", "scaled_sign"])
+@pytest.mark.parametrize("d", [1, 24, 700])
+def test_true_claims_hold(text, d):
+    if d == 1:
+        text = text.replace("k=3", "k=1")
+    found = claims.check(raybench.compressor(text).bind(d).operator, d)
+    assert {one.family for one in found} == set(families(d))
+    assert {one.verdict for one in found} == {"holds"}, [one for one in found if one.faults]
+
+
+def test_bounds_and_factors_of_the_claims():
+    d = 10
+    assert claims.claim(Given(omega=3.0), d) == (3.0, 1.0)
+    assert claims.claim(Given(alpha=0.25), d) == (0.75, 1.0)
+    assert claims.claim(Given(omega=3.0, alpha=0.5), d) == (0.5, 1.0)
+    assert claims.claim(Given(b1=(0.5, 2.0)), d) == (1 - 0.5 / 4, 0.5)  # 1/beta, beta^2/alpha
+    assert claims.claim(Given(), d) == (None, 1.0)
+    (one, *_) = claims.check(Given(), d)
+    assert (one.verdict, one.bias, one.error) == ("no claim", None, (0.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("op", "fault"),
+    [
+        (Given(lambda x: 0.5 * x, omega=0.3), "biased"),
+        (Given(lambda x: -x, omega=5.0), "biased"),
+        (Given(lambda x: x.flip(-1), omega=9.0), "biased"),
+        (Given(lambda x: 0 * x, alpha=0.5), "error above the bound"),
+        (Given(lambda x: 0.5 * x, b1=(0.5, 1.0)), "not in B1"),  # ||C||^2 = 0.25 ||x||^2
+        (Given(lambda x: 2 * x, b1=(0.5, 1.0)), "not in B1"),  # ||C||^2 = 4, <C, x> = 2
+        (Given(lambda x: 0.5 * x, b2=(0.8, 2.0)), "not in B2"),  # <C, x> = 0.5
+    ],
+)
+def test_false_claims_are_found(op, fault):
+    found = [one for one in claims.check(op, 50) if one.family == "gaussian"]
+    assert fault in found[0].verdict
+
+
+def test_a_false_claim_of_a_random_operator_is_found():
+    class Down(type(raybench.compressor("natural"))):
+        """Always to the smaller power of two: E C(x) is about 0.7 x."""
+
+        def encode(self, x, stream):
+            mantissa, exponent = torch.frexp(x)
+            return Dense(torch.ldexp(mantissa.sign() * 0.5, exponent))
+
+    verdicts = {one.family: one.verdict for one in claims.check(Down(), 1000)}
+    assert "biased" in verdicts["gaussian"]
+    loud = type(raybench.compressor("rand_k:k=5"))
+    honest = loud(5)
+    assert {one.verdict for one in claims.check(honest, 50)} == {"holds"}
+
+    class Quiet(loud):
+        def omega(self, d):
+            return super().omega(d) / 2
+
+    assert "error above the bound" in claims.check(Quiet(5), 50)[0].verdict
+
+
+def test_draws_are_few_where_they_take_long(monkeypatch):
+    x = gaussian(1000)
+    assert claims._count(Given(), x) == claims.COORDINATES // 1000
+    assert claims._count(Given(), gaussian(5)) == claims.MOST
+    assert claims._count(Given(), gaussian(1 << 20)) == claims.FEWEST
+    assert claims._count(lasting(2e-6), x) <= claims.PATIENCE / 2e-3
+    found = claims.check(raybench.compressor("natural"), 1000)
+    again = claims.check(raybench.compressor("natural"), 1000)
+    if found[0].draws == again[0].draws:
+        assert found == again  # seeded
+    assert {one.draws for one in claims.check(raybench.compressor("top_k:k=2"), 9)} == {1}
