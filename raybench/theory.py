@@ -32,6 +32,8 @@ class Setting:
 
     d is the message dimension, m the samples per client, omega / alpha those of the uplink operator,
     ``down_alpha`` of the downlink one, ``dense_share`` the operator's bits over those of d values.
+    ab: (A, B) of operators whose messages depend on each other, as PermK's:
+    E||mean Q_i(a_i) - mean a_i||^2 <= A mean||a_i||^2 - B ||mean a_i||^2.
     """
 
     constants: Constants
@@ -43,11 +45,14 @@ class Setting:
     down_alpha: float | None = None
     dense_share: float = 1.0
     common_mask: bool = False
+    ab: tuple[float, float] | None = None
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def mean_omega(self) -> float:
-        """Return omega of the mean of n messages: omega/n, or omega where they share their mask."""
+        """Return omega of the mean of n messages: omega/n; omega where they share their mask; A of (A, B)."""
+        if self.ab is not None:
+            return self.ab[0]
         return self.need("omega") / (1 if self.common_mask else self.n)
 
     def need(self, name: str) -> float:
@@ -154,12 +159,18 @@ def ef21_bc(k: Setting) -> Rate:
 def marina(k: Setting) -> Rate:
     """MARINA: rho = p, B = (1-p)(omega/n) L_tilde^2. Paper: L = L_tilde = max_i L_i.
 
-    With one mask for all clients the messages are not independent: omega instead of omega/n.
+    With one mask for all clients the messages are not independent: omega instead of omega/n. With (A, B)
+    B = (1-p)((A - B) L_+^2 + B L_pm^2): PermK with p = 1/n takes 1/(L + sqrt(n - 1) L_pm)
+    (Szlendak, Tyurin, Richtarik 2021).
     """
     p = float(k.numbers["p"])
     spread = (1 - p) * k.mean_omega
     paper = 1 / (k.need("L_max") * (1 + math.sqrt(spread / p)))
-    return Rate(rho=p, B=spread * k.need("L_tilde") ** 2, paper=paper)
+    noise = spread * k.need("L_tilde") ** 2
+    if k.ab is not None and k.constants.L_pm is not None:
+        A, B = k.ab
+        noise = (1 - p) * ((A - B) * k.need("L_plus") ** 2 + B * k.need("L_pm") ** 2)
+    return Rate(rho=p, B=noise, paper=paper)
 
 
 def vr_marina(k: Setting) -> Rate:

@@ -132,13 +132,15 @@ class Algorithm:
     """Base of all methods; the engine sets the attributes below before ``start``.
 
     gamma: step size. C, Q: the uplink operator, bound (one and the same; C where a method needs a
-    contractive one, Q an unbiased one). D: the downlink operator. Parameters carry their own names.
+    contractive one, Q an unbiased one). D: the downlink operator, None where the server's messages are
+    not compressed. Parameters carry their own names. gamma follows the step schedule, if there is one.
     """
 
     gamma: PerCell
     C: Bound
     Q: Bound
     D: Bound
+    batch: int | None = None  # samples of a minibatch; None: full gradients
 
     if TYPE_CHECKING:
 
@@ -150,6 +152,33 @@ class Algorithm:
     def round(a, net: Net, s: State, c: State) -> None:
         """Do one communication round: x^t -> x^{t+1}."""
         raise NotImplementedError
+
+    # What methods with a server have in common ----------------------------------------------
+
+    def gradient(a, net: Net, x: Tensor) -> Tensor:
+        """Return grad f_i(x) of the clients here, or of ``batch`` samples where the method says so."""
+        return net.grad(x) if a.batch is None else net.grad(x, net.sample("batch", a.batch))
+
+    def step(a, net: Net, s: State, g: Tensor) -> None:
+        """x^{t+1} = prox(x^t - gamma g), told to the clients; the prox is the problem's, if it has one."""
+        x = s.x if a.D is None else s.y
+        a.tell(net, s, net.prox(x - a.gamma * g, a.gamma))
+
+    def move(a, net: Net, s: State, u: Tensor) -> None:
+        """x^{t+1} = x^t - u, told to the clients: for methods whose messages hold the step size."""
+        a.tell(net, s, (s.x if a.D is None else s.y) - u)
+
+    def tell(a, net: Net, s: State, x: Tensor) -> None:
+        """Broadcast the model x (B, d): dense, or compressed as in EF21-P.
+
+        s.x is what the clients hold, where they take gradients and f is recorded. With a downlink
+        operator the server's own iterate is s.y, and s.x <- s.x + D(s.y - s.x).
+        """
+        if a.D is None:
+            s.x = net.model(x)
+        else:
+            s.y = x
+            s.x = s.x + net.down(a.D(x - s.x, net.server_stream("down")))
 
     def point(a, net: Net, s: State, c: State) -> Tensor:
         """Return the point (B, d) at which f is recorded; never booked."""

@@ -1,9 +1,9 @@
 """Distributed compressed gradient descent."""
 
-from raybench.algorithms.base import Algorithm, Any_, Dense, algorithm, theory
+from raybench.algorithms.base import Algorithm, Any_, Contractive, algorithm, theory
 
 
-@algorithm("dcgd", up=Any_, theory=theory.dcgd)
+@algorithm("dcgd", up=Any_, broadcast=Contractive, proximal=True, theory=theory.dcgd)
 class DCGD(Algorithm):
     """x^{t+1} = x^t - gamma mean_i C_i(grad f_i(x^t)): no memory.
 
@@ -12,5 +12,5 @@ class DCGD(Algorithm):
     """
 
     def round(a, net, s, c):
-        m = a.C(net.grad(s.x), net.stream("up"))
-        s.x = net.down(Dense(s.x - a.gamma * net.up(m).mean()))
+        m = a.C(a.gradient(net, s.x), net.stream("up"))
+        a.step(net, s, net.up(m).mean())

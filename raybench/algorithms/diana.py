@@ -2,7 +2,7 @@
 
 from raybench.algorithms.base import (
     Algorithm,
-    Dense,
+    Contractive,
     Number,
     Unbiased,
     algorithm,
@@ -14,6 +14,8 @@ from raybench.algorithms.base import (
 @algorithm(
     "diana",
     up=Unbiased,
+    broadcast=Contractive,
+    proximal=True,
     theory=theory.diana,
     auto={"alpha": theory.shift_rate},
     alpha=Number("auto", low=0, high=1, words=("auto",), per_cell=True, help="shift rate"),
@@ -30,8 +32,8 @@ class Diana(Algorithm):
         c.h, s.h = zeros_like(net.grad(s.x)), zeros_like(s.x)
 
     def round(a, net, s, c):
-        m = a.Q(net.grad(s.x) - c.h, net.stream("up"))
+        m = a.Q(a.gradient(net, s.x) - c.h, net.stream("up"))
         q = net.up(m).mean()
-        s.x = net.down(Dense(s.x - a.gamma * (s.h + q)))
+        a.step(net, s, s.h + q)
         c.h += a.alpha * m.decode()
         s.h += a.alpha * q

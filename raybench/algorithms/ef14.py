@@ -1,9 +1,9 @@
 """Error feedback, the classic form."""
 
-from raybench.algorithms.base import Algorithm, Contractive, Dense, algorithm, theory, zeros_like
+from raybench.algorithms.base import Algorithm, Contractive, algorithm, theory, zeros_like
 
 
-@algorithm("ef14", up=Contractive, theory=theory.ef14)
+@algorithm("ef14", up=Contractive, broadcast=Contractive, theory=theory.ef14)
 class EF14(Algorithm):
     """c_i = C(e_i + gamma grad f_i(x)); e_i <- e_i + gamma grad f_i(x) - c_i; x <- x - mean c_i.
 
@@ -16,7 +16,7 @@ class EF14(Algorithm):
         c.e = zeros_like(net.grad(s.x))
 
     def round(a, net, s, c):
-        v = c.e + a.gamma * net.grad(s.x)
+        v = c.e + a.gamma * a.gradient(net, s.x)
         m = a.C(v, net.stream("up"))
         c.e = v - m.decode()
-        s.x = net.down(Dense(s.x - net.up(m).mean()))
+        a.move(net, s, net.up(m).mean())

@@ -14,6 +14,8 @@ from raybench.algorithms.base import (
 @algorithm(
     "ef21",
     up=Contractive,
+    broadcast=Contractive,
+    proximal=True,
     theory=theory.ef21,
     init=Choice("compressed", "full", "zero", help="first message: C(grad), grad, or none"),
 )
@@ -26,7 +28,7 @@ class EF21(Algorithm):
     """
 
     def start(a, net, s, c):
-        grad = net.grad(s.x)
+        grad = a.gradient(net, s.x)
         c.g, s.g = zeros_like(grad), zeros_like(s.x)
         if a.init != "zero":
             m = a.C(grad, net.stream("up")) if a.init == "compressed" else Dense(grad)
@@ -34,7 +36,7 @@ class EF21(Algorithm):
             s.g += net.up(m).mean()
 
     def round(a, net, s, c):
-        s.x = net.down(Dense(s.x - a.gamma * s.g))
-        m = a.C(net.grad(s.x) - c.g, net.stream("up"))
+        a.step(net, s, s.g)
+        m = a.C(a.gradient(net, s.x) - c.g, net.stream("up"))
         m.add_to(c.g)
         s.g += net.up(m).mean()

@@ -1,9 +1,9 @@
 """EF21+: the better of a compressed difference and a compressed gradient."""
 
-from raybench.algorithms.base import Algorithm, Contractive, Dense, algorithm, choose, theory, where
+from raybench.algorithms.base import Algorithm, Contractive, algorithm, choose, theory, where
 
 
-@algorithm("ef21_plus", up=Contractive, theory=theory.ef21)
+@algorithm("ef21_plus", up=Contractive, broadcast=Contractive, proximal=True, theory=theory.ef21)
 class EF21Plus(Algorithm):
     """g_i <- g_i + C(grad f_i(x) - g_i) or C(grad f_i(x)), whichever is closer to grad f_i(x).
 
@@ -18,7 +18,7 @@ class EF21Plus(Algorithm):
         s.g = s.G.mean(1)
 
     def round(a, net, s, c):
-        s.x = net.down(Dense(s.x - a.gamma * s.g))
+        a.step(net, s, s.g)
         grad, q = net.grad(s.x), net.stream("up")
         step, anew = a.C(grad - c.g, q), a.C(grad, q)
         moved, fresh = c.g + step.decode(), anew.decode()

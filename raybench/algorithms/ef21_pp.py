@@ -1,12 +1,15 @@
 """EF21 with partial participation."""
 
-from raybench.algorithms.base import Contractive, Dense, Number, algorithm, theory
+from raybench.algorithms.base import Contractive, Number, algorithm, theory
 from raybench.algorithms.ef21 import EF21
 
 
 @algorithm(
     "ef21_pp",
     up=Contractive,
+    broadcast=Contractive,
+    proximal=True,
+    participation="p",
     theory=theory.ef21_pp,
     p=Number(0.5, low=0, high=1, open_low=True, per_cell=True, help="chance to take part"),
 )
@@ -19,7 +22,7 @@ class EF21PP(EF21):
     """
 
     def round(a, net, s, c):
-        s.x = net.down(Dense(s.x - a.gamma * s.g))
+        a.step(net, s, s.g)
         S = net.participants(a.p)
         m = a.C(net.grad(s.x, clients=S) - c.g, net.stream("up")).masked(S)
         m.add_to(c.g)

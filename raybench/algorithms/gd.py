@@ -1,9 +1,9 @@
 """Gradient descent."""
 
-from raybench.algorithms.base import Algorithm, Dense, algorithm, theory
+from raybench.algorithms.base import Algorithm, Contractive, Dense, algorithm, theory
 
 
-@algorithm("gd", up=None, theory=theory.gd)
+@algorithm("gd", up=None, broadcast=Contractive, proximal=True, theory=theory.gd)
 class GD(Algorithm):
     """x^{t+1} = x^t - gamma mean_i grad f_i(x^t): the uncompressed baseline, 1/L.
 
@@ -11,5 +11,4 @@ class GD(Algorithm):
     """
 
     def round(a, net, s, c):
-        g = net.up(Dense(net.grad(s.x))).mean()
-        s.x = net.down(Dense(s.x - a.gamma * g))
+        a.step(net, s, net.up(Dense(a.gradient(net, s.x))).mean())

@@ -1,11 +1,22 @@
 """MARINA: compressed gradient differences with occasional full synchronisation."""
 
-from raybench.algorithms.base import Algorithm, Dense, Number, Unbiased, algorithm, theory, where
+from raybench.algorithms.base import (
+    Algorithm,
+    Contractive,
+    Dense,
+    Number,
+    Unbiased,
+    algorithm,
+    theory,
+    where,
+)
 
 
 @algorithm(
     "marina",
     up=Unbiased,
+    broadcast=Contractive,
+    proximal=True,
     theory=theory.marina,
     auto={"p": theory.sync_probability},
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
@@ -23,7 +34,7 @@ class Marina(Algorithm):
         s.g = net.up(Dense(c.grad)).mean()
 
     def round(a, net, s, c):
-        s.x = s.x - a.gamma * net.down(Dense(s.g))
+        a.step(net, s, s.g)
         new, old = net.grad(s.x), c.grad
         coin, q = net.coin("sync", a.p), net.stream("up")
         m = net.cases(coin, lambda b: Dense(new[b]), lambda b: a.Q(new[b] - old[b], q[b]))

@@ -1,12 +1,23 @@
 """VR-MARINA, finite sum: MARINA with minibatch differences."""
 
-from raybench.algorithms.base import Dense, Integer, Number, Unbiased, algorithm, theory, where
+from raybench.algorithms.base import (
+    Contractive,
+    Dense,
+    Integer,
+    Number,
+    Unbiased,
+    algorithm,
+    theory,
+    where,
+)
 from raybench.algorithms.marina import Marina
 
 
 @algorithm(
     "vr_marina",
     up=Unbiased,
+    broadcast=Contractive,
+    proximal=True,
     theory=theory.vr_marina,
     stochastic=True,
     auto={"p": theory.vr_sync_probability},
@@ -24,7 +35,8 @@ class VRMarina(Marina):
         s.g = net.up(Dense(net.grad(s.x))).mean()
 
     def round(a, net, s, c):
-        old, s.x = s.x, s.x - a.gamma * net.down(Dense(s.g))
+        old = s.x
+        a.step(net, s, s.g)
         coin, q, J = net.coin("sync", a.p), net.stream("up"), net.sample("batch", a.batch)
 
         def difference(b):

@@ -30,6 +30,17 @@ class Identity(Compressor):
         return 1.0
 
 
+@compressor("aggregate")
+@dataclass(frozen=True)
+class Aggregate(Identity):
+    """For the downlink: the server passes on the sum of what it receives, as sparse as it is.
+
+    Every client then steps itself. Charged by the union of the clients' supports: values and indices
+    of at most n K coordinates (no indices where they come from seeds), d values at most. As an
+    uplink operator it is the identity.
+    """
+
+
 @compressor("zero")
 @dataclass(frozen=True)
 class Zero(Compressor):

@@ -51,6 +51,7 @@ class Resolved:
             {k: v for k, v in self.params.items() if k not in self.numbers},
         ]
         config["k"] = self.k
+        config["schedule"] = [self.cell.step.schedule, self.cell.step.warmup]
         return canonical(config)
 
 

@@ -46,6 +46,13 @@ class Ledger:
         """Book the server's broadcast (B,)."""
         self._book(self.down, message, None, slice(None))
 
+    def book_union(self, message: Message) -> None:
+        """Book the broadcast (B,) of the sum of all clients' messages (B, n), as sparse as it is."""
+        cost, size = message.union()
+        counts = [_plain(x) for x in (*cost, size)]
+        width = self.down.shape[1]
+        self.down += np.stack([np.broadcast_to(r, width) for r in counts])
+
     def charge(self, bits: float, down: bool = False) -> None:
         """Book raw bits per client (or of the broadcast), packed to whole bytes."""
         side = self.down if down else self.up

@@ -69,6 +69,7 @@ class Net:
     """The net of B cells for the clients of ``problem`` hosted here.
 
     roots: one stream per cell (B,), from the cell's seed. graph: for decentralised methods.
+    aggregate: the server broadcasts the sum of what it receives, charged by its union.
     """
 
     def __init__(
@@ -77,8 +78,9 @@ class Net:
         roots: Stream,
         transport: Transport | None = None,
         graph: Mixing | None = None,
+        aggregate: bool = False,
     ) -> None:
-        self.problem, self.roots, self.graph = problem, roots, graph
+        self.problem, self.roots, self.graph, self.aggregate = problem, roots, graph, aggregate
         self.transport = transport or Transport()
         self.B, self.n, self.n_here = len(roots.root), problem.n, len(problem.clients)
         self.layout = problem.layout
@@ -193,6 +195,8 @@ class Net:
         began = perf_counter()
         got = self.transport.gather(message, self.n)
         self.ledger.book_up(got)
+        if self.aggregate:
+            self.ledger.book_union(got)
         self.seconds["communicate"] += perf_counter() - began
         return Received(got, self.n)
 
@@ -203,6 +207,14 @@ class Net:
         value = message.decode()
         self.seconds["communicate"] += perf_counter() - began
         return value
+
+    def model(self, x: Tensor) -> Tensor:
+        """Broadcast the model x (B, d) as it is and return what the clients hold.
+
+        Costs nothing where the server passes on what it receives (``aggregate``): clients step
+        themselves.
+        """
+        return x if self.aggregate else self.down(Dense(x))
 
     def mean(self, x: Tensor) -> Tensor:
         """All-reduce: dense values (B, n_here, ...) up, their mean (B, ...) down."""

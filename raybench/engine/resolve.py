@@ -12,7 +12,7 @@ import numpy as np
 from raybench import problems, registry, theory
 from raybench.compressors import Bound, Role, count_of
 from raybench.engine.batch import Resolved
-from raybench.engine.run import operator
+from raybench.engine.run import is_aggregate, operator
 from raybench.errors import InputError
 from raybench.problems.base import Problem
 from raybench.spec import Cell, Section
@@ -59,6 +59,10 @@ def label_of(cell: Cell) -> str:
     if cell.downlink is not None:
         entry = registry.lookup("compressor", cell.downlink.name)
         parts.append(f"down {describe(cell.downlink, entry)}")
+    step = cell.step
+    parts += [f"{step.schedule} step"] if step.schedule != "constant" else []
+    parts += [f"warm-up {step.warmup}"] if step.warmup else []
+    parts += [f"{cell.iterate} iterate"] if cell.iterate != "last" else []
     return " ".join(parts)
 
 
@@ -85,6 +89,8 @@ class Resolver:
         setting, params = self._setting(cell, entry, problem, up, down)
         rule = cell.step.rule
         theoretical = entry.meta.get("theory")
+        if cell.downlink is not None and not entry.meta.get("down") and role_down != Role.ANY:
+            theoretical = None  # no theory covers the method with this downlink; ``of`` borrows one
         if cell.step.of is not None:
             theoretical = registry.lookup("algorithm", cell.step.of, "step_size.of").meta.get(
                 "theory"
@@ -119,10 +125,9 @@ class Resolver:
             raise Skip(f"a method for features split over clients {need} such a problem")
         if problem.has_prox and not entry.meta.get("proximal"):
             raise Skip("the problem has a nonsmooth part and the method has no proximal step")
-        if cell.participation != 1 and not entry.meta.get("participation"):
+        part = entry.meta.get("participation")
+        if cell.participation != 1 and part is None:
             raise Skip("the method has no partial participation")
-        if cell.step.schedule != "constant":
-            raise Skip("only constant step sizes so far")
         known = cell.f_star is not None or problem.constants.f_star is not None
         if "suboptimality" in cell.stop and not known:
             raise Skip("stop.suboptimality needs f_star, which is unknown here")
@@ -148,6 +153,8 @@ class Resolver:
         self, section: Section | None, entry: registry.Entry, way: str, problem: Problem
     ) -> tuple[Bound, Role]:
         role = Role(entry.meta.get(way) or Role.ANY)
+        if way == "down" and not entry.meta.get("down") and not is_aggregate(section):
+            role = Role.ANY if section is None else Role.CONTRACTIVE
         dims = (problem.message_dim, problem.n, problem.layout)
         name = "none" if section is None else section.name
         proof = operator(section, *dims, Role.ANY)
@@ -164,9 +171,12 @@ class Resolver:
         self, cell: Cell, entry: registry.Entry, problem: Problem, up: Bound, down: Bound
     ) -> tuple[theory.Setting, Mapping[str, Any]]:
         params = dict(cell.algorithm.params)
+        if cell.participation != 1:
+            params[entry.meta["participation"]] = cell.participation
         auto = {
             n: rule for n, rule in entry.meta.get("auto", {}).items() if params.get(n) == "auto"
         }
+        pair = getattr(up.operator, "ab", None)
         share = up.dense_share(problem.dtype) if auto else 1.0  # compresses a vector: only if asked
 
         def setting() -> theory.Setting:
@@ -180,6 +190,7 @@ class Resolver:
                 down_alpha=down.alpha,
                 dense_share=share,
                 common_mask=up.operator.correlated,
+                ab=None if pair is None else pair(problem.message_dim, problem.n),
                 numbers=params,
             )
 

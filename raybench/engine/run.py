@@ -19,11 +19,13 @@ from raybench import registry
 from raybench.algorithms.base import Algorithm, PerCell, State
 from raybench.compressors import Bound, Role
 from raybench.engine import rows
+from raybench.engine.average import Average
 from raybench.engine.batch import Batch
 from raybench.engine.graph import mixing
 from raybench.engine.ledger import bits_of
 from raybench.engine.net import Net
 from raybench.engine.recorder import Recorder, rounds_recorded
+from raybench.engine.schedule import factor
 from raybench.engine.transport import Transport
 from raybench.problems.base import Problem
 from raybench.spec import Section
@@ -51,6 +53,11 @@ def operator(section: Section | None, d: int, n: int, layout: Any, role: Role) -
     return registry.lookup("compressor", name).target(**params).bind(d, n, layout, role)
 
 
+def is_aggregate(section: Section | None) -> bool:
+    """Return whether a downlink section says that the server passes on the sum of what it receives."""
+    return section is not None and section.name == "aggregate"
+
+
 class Run:
     """A batch at work: ``advance`` until it says it is done, then ``tables``.
 
@@ -73,11 +80,16 @@ class Run:
         roots = stream(seeds, problem.device)
         graph = None
         if self.entry.meta.get("decentralised"):
-            graph = mixing(first.graph.name if first.graph else "ring", problem.n)
-        self.net = Net(problem, roots, transport, graph)
-        self.a = self._method()
+            asked = first.graph or Section("ring", {})
+            graph = mixing(asked.name, problem.n, asked.params)
+        self.net = Net(problem, roots, transport, graph, is_aggregate(first.downlink))
+        self.a: Any = self._method()
         self.s, self.c = State(), State()
         self.s.x = self._start()
+        if self.a.D is not None and self.entry.meta.get("broadcast"):
+            self.s.y = self.s.x.clone()
+        self.gamma = self.a.gamma
+        self.average = self._average()
         record = self.options.record
         wanted = rounds_recorded(
             self.rounds, record.every, record.points, bool(self.entry.meta.get("stochastic"))
@@ -108,8 +120,17 @@ class Run:
         dims = (problem.message_dim, problem.n, problem.layout)
         up, down = cells[0].roles
         a.C = a.Q = self._timed(operator(self.first.compressor, *dims, up))
-        a.D = self._timed(operator(self.first.downlink, *dims, down))
+        a.D = None
+        if self.entry.meta.get("down") or (self.first.downlink and not self.net.aggregate):
+            a.D = self._timed(operator(self.first.downlink, *dims, down))
         return a
+
+    def _average(self) -> Average | None:
+        """Return what averages the recorded points; weighted: w_t = (1 - gamma mu/2)^-(t+1)."""
+        if self.first.iterate == "last":
+            return None
+        mu = float(self.batch.facts.get("mu") or 0.0) if self.first.iterate == "weighted" else 0.0
+        return Average((self.gamma.values * mu / 2).clamp(max=0.5))
 
     def _timed(self, bound: Bound) -> Any:
         seconds = self.net.seconds
@@ -149,8 +170,14 @@ class Run:
         until = min(self.t + rounds, self.rounds)
         while self.live.any() and self.t < until:
             self.net.begin(self.t + 1)
+            self._schedule(self.t + 1)
             self._step(lambda: self.a.round(self.net, self.s, self.c), self.t + 1)
         return not self.live.any() or self.t >= self.rounds
+
+    def _schedule(self, t: int) -> None:
+        step = self.first.step
+        if step.schedule != "constant" or step.warmup:
+            self.a.gamma = self.gamma * factor(step.schedule, step.warmup, t, self.rounds)
 
     def _step(self, work: Callable[[], None], t: int) -> None:
         self.net.want_loss = t in self._wanted
@@ -163,6 +190,8 @@ class Run:
         spent = np.array([elapsed, *self.net.seconds.values()]) - before
         self.clock[:, self.index[self.live]] += spent[:, None] / max(1, self.live.sum())
         self.t = t
+        if self.average is not None:
+            self.average.add(self.a.point(self.net, self.s, self.c))
         if t in self._wanted:
             self._record(t)
         elif t % LOOK == 0:
@@ -173,7 +202,7 @@ class Run:
 
     def _record(self, t: int) -> None:
         net, s = self.net, self.s
-        x = self.a.point(net, s, self.c)
+        x = self.a.point(net, s, self.c) if self.average is None else self.average.value
         oracle = net.oracle(x, loss=True)
         assert oracle.losses is not None
         grads, losses = self._mean(oracle.grads), self._mean(oracle.losses)
@@ -190,7 +219,8 @@ class Run:
         if f_star is not None:
             values["suboptimality"] = losses - f_star
         g = getattr(s, "g", None)  # where a method keeps one, s.g is its estimate of grad f(x)
-        if isinstance(g, Tensor) and g.shape == grads.shape and not self.problem.has_prox:
+        own = self.average is None and not self.problem.has_prox
+        if own and isinstance(g, Tensor) and g.shape == grads.shape:
             values["estimator_error_sq"] = (g - grads).square().sum(-1)
         if net.consensus is not None:
             values["consensus_error"] = net.consensus
@@ -245,6 +275,9 @@ class Run:
         self.index = self.index[self.live]
         self.live = np.ones(len(self.index), bool)
         self.net.select(keep)
+        self.gamma = self.gamma[keep]
+        if self.average is not None:
+            self.average = self.average.select(keep)
         self.a, self.s, self.c = self.a.select(keep), self.s.select(keep), self.c.select(keep)
 
     # Results ---------------------------------------------------------------------------------

@@ -36,6 +36,11 @@ class Method:
 
     def compresses(self, way: str) -> bool:
         """Tell whether the method compresses ``up`` or ``down``; if not, that section is ignored."""
+        facts = meta("algorithm", self.option.section)
+        return facts.get(way) is not None or (way == "down" and bool(facts.get("broadcast")))
+
+    def needs(self, way: str) -> bool:
+        """Tell whether the method cannot do without an operator for that way."""
         return meta("algorithm", self.option.section).get(way) is not None
 
 
@@ -49,6 +54,7 @@ class Grid:
     proxes: list[Any]
     participations: list[float]
     f_stars: list[float | None]
+    iterates: list[str]
     stops: list[dict[str, float]]
     starts: list[Any]
     seeds: list[int]
@@ -65,8 +71,8 @@ class Grid:
             len(m.compressors) * len(m.downlinks) * len(m.steps) * len(m.rounds)
             for m in self.methods
         )
-        shared = (self.graphs, self.proxes, self.participations, self.f_stars, self.stops)
-        rest = math.prod(len(axis) for axis in (*shared, self.starts, self.seeds))
+        shared = (self.graphs, self.proxes, self.participations, self.f_stars, self.iterates)
+        rest = math.prod(len(axis) for axis in (*shared, self.stops, self.starts, self.seeds))
         return len(self.problems) * methods * rest
 
 
@@ -102,7 +108,7 @@ def _grid(raw: Mapping[str, Any], found: Found) -> Grid:
         method = Method(option, **{**common, **own})
         for way, axis in (("up", method.compressors), ("down", method.downlinks)):
             missing = [choice for choice in axis if choice.section is None]
-            if missing and method.compresses(way):
+            if missing and method.needs(way):
                 key = "compressor" if way == "up" else "downlink"
                 what = f"{method.algorithm.name} needs a {key}"
                 fix = f"allowed: {', '.join(registry.names('compressor'))}"
@@ -115,6 +121,7 @@ def _grid(raw: Mapping[str, Any], found: Found) -> Grid:
         settings.proxes(raw.get("prox"), "prox", found),
         settings.scalars(settings.PARTICIPATION, raw.get("participation"), "participation", found),
         settings.scalars(settings.F_STAR, raw.get("f_star"), "f_star", found),
+        settings.scalars(settings.ITERATE, raw.get("iterate"), "iterate", found),
         settings.stops(raw.get("stop"), "stop", found),
         [None] if raw.get("x0") is None else settings.starts(raw["x0"], "x0", found),
         settings.scalars(settings.SEED, raw.get("seed"), "seed", found),

@@ -45,7 +45,7 @@ class Step:
     """A step size as requested: ``number`` times the theoretical one, or ``number`` itself.
 
     rule and of say whose theory: the rule (nonconvex | pl | paper) and the algorithm, None for the
-    cell's own. schedule: how the step changes over the rounds.
+    cell's own. schedule: how the step changes over the rounds; warmup: rounds of linear growth first.
     """
 
     kind: str = "theory"
@@ -53,6 +53,7 @@ class Step:
     rule: str = "nonconvex"
     of: str | None = None
     schedule: str = "constant"
+    warmup: int = 0
 
     def config(self) -> dict[str, Any]:
         """Return the step as plain JSON values."""
@@ -62,6 +63,7 @@ class Step:
             "rule": self.rule,
             "of": self.of,
             "schedule": self.schedule,
+            "warmup": self.warmup,
         }
 
 
@@ -73,7 +75,8 @@ class Cell:
     seed and step. compressor and downlink are None where the algorithm sends dense messages, graph
     where it has a server. x0: ``zeros``, ``problem``, ``{"normal": scale}`` or the path of an
     ``.npy`` file. stop: thresholds by column name. prox: None so far. participation:
-    a client's probability to join a round. f_star: the minimum, where the user knows it.
+    a client's probability to join a round. f_star: the minimum, where the user knows it. iterate: the
+    point that is recorded.
     """
 
     id: str
@@ -91,6 +94,7 @@ class Cell:
     prox: Mapping[str, float] | None
     participation: float
     f_star: float | None
+    iterate: str = "last"
 
     def __hash__(self) -> int:
         return hash(self.id)
@@ -115,6 +119,7 @@ class Cell:
             "prox": None if self.prox is None else dict(self.prox),
             "participation": self.participation,
             "f_star": self.f_star,
+            "iterate": self.iterate,
         }
 
 

@@ -89,7 +89,8 @@ def _expanded(grid: Grid) -> Iterator[Cell]:
 
     shared = list(
         itertools.product(
-            grid.graphs, grid.proxes, grid.participations, grid.f_stars, grid.stops, grid.starts
+            *(grid.graphs, grid.proxes, grid.participations, grid.f_stars, grid.iterates),
+            *(grid.stops, grid.starts),
         )
     )
     for problem, method in itertools.product(grid.problems, grid.methods):
@@ -100,7 +101,7 @@ def _expanded(grid: Grid) -> Iterator[Cell]:
         for up, down, rest, rounds in itertools.product(
             method.compressors, method.downlinks, shared, method.rounds
         ):
-            graph, prox, participation, f_star, stop, x0 = rest
+            graph, prox, participation, f_star, iterate, stop, x0 = rest
             compressor = up.section if method.compresses("up") else None
             downlink = down.section if method.compresses("down") else None
             topology = None if server else graph
@@ -117,13 +118,14 @@ def _expanded(grid: Grid) -> Iterator[Cell]:
                 "prox": prox,
                 "participation": None if participation == 1 else participation,
                 "f_star": f_star,
+                "iterate": None if iterate == "last" else iterate,
             }
             content = {key: value for key, value in content.items() if value is not None}
-            group = ids.digest(content)
             for step, seed in itertools.product(method.steps, grid.seeds):
+                shape = {k: v for k, v in ids.step(step).items() if k in ("schedule", "warmup")}
                 yield Cell(
                     id=ids.digest({**content, "step": ids.step(step), "seed": seed}),
-                    group=group,
+                    group=ids.digest({**content, **shape}),
                     problem=problem.section,
                     algorithm=algorithm,
                     compressor=compressor,
@@ -137,4 +139,5 @@ def _expanded(grid: Grid) -> Iterator[Cell]:
                     prox=prox,
                     participation=participation,
                     f_star=f_star,
+                    iterate=iterate,
                 )

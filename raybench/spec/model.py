@@ -91,6 +91,7 @@ class Document(_Strict):
     prox: Any = None
     participation: Any = None
     f_star: Any = None
+    iterate: Any = None
     exclude: Any = None
     cases: Any = None
     record: Record = Record()
@@ -124,6 +125,7 @@ CELL_KEYS = (
     "prox",
     "participation",
     "f_star",
+    "iterate",
     "exclude",
 )
 """The keys a case may set."""

@@ -34,6 +34,7 @@ def json_schema() -> dict[str, Any]:
         "graph": _choices(settings.GRAPHS),
         "prox": axis(settings.PROX),
         "participation": axis(settings.PARTICIPATION),
+        "iterate": axis(settings.ITERATE),
         "f_star": axis(settings.F_STAR),
         "exclude": {"type": "array", "items": {"type": "object"}, "default": []},
     }

@@ -18,6 +18,7 @@ PARTICIPATION = Number(
     1.0, low=0, high=1, open_low=True, help="probability that a client joins a round"
 )
 F_STAR = Number(None, help="minimum of f, where it is known and the problem does not know it")
+ITERATE = Choice("last", "average", "weighted", help="the point at which f is recorded")
 PROX = Choice("none", help="a problem's nonsmooth term is its regularizer, for example l1")
 X0 = Param(
     "text",
@@ -38,14 +39,19 @@ STEP: dict[str, Param] = {
     "value": Number(None, low=0, open_low=True, help="step sizes"),
     "rule": Choice("nonconvex", "pl", "paper", help="which theory"),
     "of": Text(None, help="the algorithm whose theory is meant, the cell's own if null"),
-    "schedule": Choice("constant"),
+    "schedule": Choice(
+        "constant", "sqrt", "inverse", "cosine", "linear", help="factor on the step in round t"
+    ),
+    "warmup": Integer(0, low=0, help="rounds over which the step grows to its size"),
 }
-_WEIGHTS = Choice("metropolis", help="mixing weights")
+_WEIGHTS = {"weights": Choice("metropolis", "laplacian", help="mixing weights")}
 GRAPHS: dict[str, dict[str, Param]] = {
-    "ring": {"weights": _WEIGHTS},
-    "complete": {"weights": _WEIGHTS},
-    "star": {"weights": _WEIGHTS},
-    "path": {"weights": _WEIGHTS},
+    name: _WEIGHTS for name in ("ring", "complete", "star", "path", "grid", "torus", "exponential")
+}
+GRAPHS["erdos_renyi"] = {
+    "p": Number(0.5, low=0, high=1, open_low=True, help="probability of an edge"),
+    "seed": Integer(0, low=0, help="of the graph; the first connected one is taken"),
+    **_WEIGHTS,
 }
 
 
@@ -71,7 +77,7 @@ def steps(value: Any, where: str, found: Found) -> list[Step]:
     out = []
     for one in product(STEP, value, where, found):
         if kind == "value":  # a number needs no theory
-            out.append(Step("value", one["value"], schedule=one["schedule"]))
+            out.append(Step("value", one["value"], schedule=one["schedule"], warmup=one["warmup"]))
             continue
         if one["of"] is not None:
             try:
@@ -79,7 +85,8 @@ def steps(value: Any, where: str, found: Found) -> list[Step]:
             except InputError as error:
                 found.extend(c for c in error.complaints if c not in found)
                 continue
-        out.append(Step("theory", one["theory"], one["rule"], one["of"], one["schedule"]))
+        shape = (one["schedule"], one["warmup"])
+        out.append(Step("theory", one["theory"], one["rule"], one["of"], *shape))
     return out
 
 

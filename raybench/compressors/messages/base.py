@@ -163,6 +163,10 @@ class Message:
         """Return the sum over the last leading axis (the clients), in client order: (B, d)."""
         return self.decode().sum(-2)
 
+    def union(self) -> tuple[Cost, Any]:
+        """Return (cost, bytes) of broadcasting the sum over clients, per cell: d values by default."""
+        return Cost(values=self.d), self.d * self.dtype.itemsize
+
     def scaled(self, factor: float) -> Message:
         """Return the message with another factor that both sides know."""
         return dataclasses.replace(self, scale=self.scale * factor)
