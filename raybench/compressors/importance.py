@@ -142,12 +142,17 @@ def tile_sums(x: Tensor) -> Tensor:
     """Return the sums of |x_j|, x (*lead, d), over tiles of ALIGN coordinates: float64 (*lead, T)."""
     *lead, d = x.shape
     if x.device.type != "cpu":
-        padded = torch.nn.functional.pad(x.abs(), (0, -d % ALIGN))
-        return padded.view(*lead, -1, ALIGN).sum(-1, dtype=torch.float64)
+        return tile_sums_torch(x)
     out = torch.empty(*lead, -(-d // ALIGN), dtype=torch.float64)
     rows, sums = x.reshape(-1, d).numpy(), out.view(-1, out.shape[-1]).numpy()
     run_tiled(lambda a, b, lo, hi: _sums(rows[a:b], lo, hi, sums[a:b]), len(rows), d, ADD)
     return out
+
+
+def tile_sums_torch(x: Tensor) -> Tensor:
+    """Return ``tile_sums``, to rounding (the reference; any device)."""
+    padded = torch.nn.functional.pad(x.abs(), (0, -x.shape[-1] % ALIGN))
+    return padded.view(*x.shape[:-1], -1, ALIGN).sum(-1, dtype=torch.float64)
 
 
 # Many --------------------------------------------------------------------------------------------
@@ -163,7 +168,7 @@ def threshold(x: Tensor, k: int) -> Tensor:
     level = torch.where(size.isfinite(), size / k, torch.nan)
     certain = torch.full(level.shape, -1, dtype=torch.int64, device=x.device)
     while True:
-        count, rest = _split(x, level)
+        count, rest = split(x, level)
         if torch.equal(count, certain):
             return level
         certain, left = count, k - count
@@ -171,18 +176,14 @@ def threshold(x: Tensor, k: int) -> Tensor:
         level = torch.where(left > 0, torch.minimum(level, rest / left.clamp(min=1)), level)
 
 
-def _split(x: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+def split(x: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
     """Return how many |x_j| > 0 are at least the level, int64, and the sum of those below, float64."""
     *lead, d = x.shape
     if x.device.type != "cpu":
-        size = x.abs().double()
-        above = (size >= level) & (size > 0)
-        return above.sum(-1, keepdim=True), tile_sums(size.masked_fill_(~(size < level), 0)).cumsum(
-            -1
-        )[..., -1:]
+        return split_torch(x, level)
     counts = torch.empty(*lead, -(-d // ALIGN), dtype=torch.int64)
     sums = torch.empty(counts.shape, dtype=torch.float64)
-    rows, levels = x.view(-1, d).numpy(), level.view(-1).numpy()
+    rows, levels = x.view(-1, d).numpy(), level.reshape(-1).numpy()
     count, total = (t.view(-1, t.shape[-1]).numpy() for t in (counts, sums))
     run_tiled(
         lambda a, b, lo, hi: _parts(rows[a:b], levels[a:b], lo, hi, count[a:b], total[a:b]),
@@ -193,6 +194,13 @@ def _split(x: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
     return counts.sum(-1, keepdim=True), sums.cumsum(-1)[..., -1:]
 
 
+def split_torch(x: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``split``, to rounding (the reference; any device)."""
+    size = x.abs().double()
+    count = ((size >= level) & (size > 0)).sum(-1, keepdim=True)
+    return count, tile_sums_torch(size.where(size < level, 0.0)).sum(-1, keepdim=True)
+
+
 def drawn(x: Tensor, level: Tensor, stream: Stream) -> tuple[Tensor, Tensor]:
     """Return the coordinates kept with probability min(1, |x_j| / level), ascending, and counts.
 
@@ -201,11 +209,9 @@ def drawn(x: Tensor, level: Tensor, stream: Stream) -> tuple[Tensor, Tensor]:
     """
     *lead, d = x.shape
     if x.device.type != "cpu":
-        size = x.abs().double()
-        kept = ((size >= level) & (size > 0)) | ~(stream.uniform(d) * level >= size)
-        return listed(kept)
+        return drawn_torch(x, level, stream)
     keys = stream.keys.contiguous().view(-1).numpy().view(np.uint64)
-    rows, levels = x.view(-1, d).numpy(), level.view(-1).numpy()
+    rows, levels = x.view(-1, d).numpy(), level.reshape(-1).numpy()
 
     def count(a: int, b: int, lo: int, hi: int, counts: Rows) -> None:
         _count(rows[a:b], levels[a:b], keys[a:b], lo, hi, counts)
@@ -214,6 +220,12 @@ def drawn(x: Tensor, level: Tensor, stream: Stream) -> tuple[Tensor, Tensor]:
         _fill(rows[a:b], levels[a:b], keys[a:b], lo, hi, first, out)
 
     return in_tiles(torch.Size(lead), d, count, fill)
+
+
+def drawn_torch(x: Tensor, level: Tensor, stream: Stream) -> tuple[Tensor, Tensor]:
+    """Return ``drawn`` (the reference; any device)."""
+    size = x.abs().double()
+    return listed(((size >= level) & (size > 0)) | ~(stream.uniform(x.shape[-1]) * level >= size))
 
 
 # Reassociation lets the sums of a tile vectorise; a tile's size is fixed, so its sum is, too.

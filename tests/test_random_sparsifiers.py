@@ -1,0 +1,404 @@
+"""Random sparsifiers: kernels equal references, draws have their law, formulas hold."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import raybench
+from raybench import streams
+from raybench.compressors import importance
+from raybench.compressors.messages import perm, unpack
+from raybench.compressors.perm_k import PermK
+from raybench.compressors.rand_k import RandK, gather
+from raybench.compressors.sparsification import RandomSparsification
+from raybench.cores import ALIGN
+from raybench.errors import InputError
+from raybench.registry import lookup
+from raybench.streams import SMALL, stream
+from raybench.testing.vectors import cells_and_clients, families, gaussian
+
+LONG = 3 * ALIGN + 777  # several tiles, the last one short
+
+
+def within(sample, want, sigmas=5.0, slack=1e-12):
+    """Assert that the mean over axis 0 is ``want``, within standard errors."""
+    error = sample.std(0) / math.sqrt(len(sample))
+    off = (sample.mean(0) - want).abs()
+    assert bool((off <= sigmas * error + slack).all()), (sample.mean(0), want, error)
+
+
+def draws(op, x, count, seed=0):
+    """Return C(x) of ``count`` cells with one client, (count, d)."""
+    return op.compress(x.expand(count, 1, -1), cells_and_clients(count, 1, seed)).decode()[:, 0]
+
+
+# The permutation behind Rand-K and PermK -----------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 14), st.integers(-1, 1), st.integers(0, 2**60))
+def test_feistel_is_a_bijection_around_powers_of_two(bits, off, seed):
+    d = max(2**bits + off, 1)
+    whole = stream(seed)._feistel(d, d)
+    assert torch.equal(whole.sort().values, torch.arange(d))
+
+
+@pytest.mark.parametrize("d", [SMALL + 1, 8192, 8193, 12_000])
+def test_feistel_positions_and_pairs_are_uniform(d):
+    # every position of the order, not only which coordinates are in it
+    order = stream(1).each(range(40_000))._feistel(d, 3)
+    cells = 16
+    where = order * cells // d
+    sizes = torch.bincount(torch.arange(d) * cells // d, minlength=cells).double() / d
+    joint = torch.bincount((where[:, 0] * cells + where[:, 1]) * cells + where[:, 2])
+    want = (sizes[:, None, None] * sizes[:, None] * sizes).flatten() * len(order)
+    z = ((joint - want) ** 2 / want).sum()
+    free = cells**3 - 1
+    assert abs(float(z) - free) < 5 * math.sqrt(2 * free)
+
+
+def test_feistel_draws_of_one_key_are_uniform_along_it():
+    d, k = 1_000_003, 200_000
+    order = stream(9).subset(d, k)
+    assert len(order.unique()) == k
+    for part in (order[: k // 2], order[k // 2 :], order[::2]):
+        counts = torch.histc(part.double(), 200, 0, d)
+        spread = (counts - len(part) / 200).square().sum() / (len(part) / 200)
+        assert abs(float(spread) - 199) < 5 * math.sqrt(2 * 199)
+    gaps = (order.diff() % d).double()
+    neighbours = torch.corrcoef(torch.stack((gaps[:-1], gaps[1:])))[0, 1]
+    assert abs(float(neighbours)) < 5 / math.sqrt(k)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 100, SMALL + 9, 70_000])
+def test_images_are_blocks_of_one_permutation(d, monkeypatch):
+    q, m = stream([3, 4]), -(-d // 3)
+    first = torch.tensor([0, m, 2 * m]).clamp(max=d).expand(2, 3)
+    blocks = q.images(d, first, m)
+    assert blocks.shape == (2, 3, m)
+    order = q.images(d, torch.zeros(2, dtype=torch.int64), d)
+    assert torch.equal(order.sort(-1).values, torch.arange(d).expand(2, d))
+    at = (first[..., None] + torch.arange(m)).clamp(max=d - 1)
+    assert torch.equal(blocks, order.gather(-1, at.view(2, -1)).view(2, 3, m))
+    if d > SMALL:
+        assert torch.equal(order[:, :50], q.subset(d, 50))
+    monkeypatch.setattr(streams, "_on_cpu", lambda keys: False)
+    assert torch.equal(q.images(d, first, m), blocks)
+
+
+@pytest.mark.parametrize("lead", [(), (1,), (2, 3), (40,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gather_equals_torch(lead, dtype):
+    x = gaussian(*lead, 9000, dtype=dtype)
+    where = stream(0).spread(lead).subset(9000, 5000)
+    assert torch.equal(gather(x, where), x.gather(-1, where))
+    common = where.reshape(-1, 5000)[:1].expand(x[..., 0].numel(), 5000).reshape(*lead, 5000)
+    assert torch.equal(gather(x, common), x.gather(-1, common))
+
+
+# Rand-K and the Bernoulli sparsifier ---------------------------------------------------------------
+
+
+def test_unscaled_rand_k_is_contractive_and_scaled_is_not():
+    d, k = 10, 4
+    scaled, plain = RandK(k), RandK(k, scaled=False)
+    assert (scaled.omega(d), scaled.alpha(d)) == (1.5, None)
+    assert (plain.omega(d), plain.alpha(d)) == (None, 0.4)
+    assert plain.b1(d) == plain.b2(d) == (0.4, 1.0)
+    assert scaled.b1(d) == (1.0, 2.5)
+    assert (RandK(d, scaled=False).omega(d), RandK(d).alpha(d)) == (0.0, 1.0)
+    x = gaussian(3, 4, d)
+    q = cells_and_clients(3, 4)
+    value = plain.compress(x, q).decode()
+    assert bool(((value == x) | (value == 0)).all())
+    assert torch.equal(scaled.compress(x, q).decode(), value * (d / k))
+    assert raybench.compressor("rand_k:k=4,scaled=false") == plain
+
+
+def test_error_of_unscaled_sparsifiers_is_exact():
+    x = families(24)["zipf"]
+    for op in (RandK(6, scaled=False), RandomSparsification(0.25, scaled=False)):
+        error = (draws(op, x, 20_000) - x).square().sum(-1)
+        within(error, 0.75 * x.square().sum())
+
+
+@pytest.mark.parametrize("d", [1, 24, ALIGN, LONG])
+@pytest.mark.parametrize("p", [0.01, 0.5, 1.0])
+def test_bernoulli_support_equals_the_reference(d, p):
+    q = cells_and_clients(2, 3)
+    where, counts = perm.bernoulli(q, d, p)
+    want, number = perm.listed(q.uniform(d) < p)
+    assert torch.equal(counts, number)
+    assert torch.equal(where, want)
+    if p == 1.0:
+        assert bool((counts == d).all())
+
+
+def test_bernoulli_coordinates_are_independent():
+    mask = draws(RandomSparsification(0.3), torch.ones(6, dtype=torch.float64), 40_000) > 0
+    within(mask.double(), 0.3)
+    pairs = (mask[:, :, None] & mask[:, None, :]).double().flatten(1)
+    within(pairs, (0.09 + 0.21 * torch.eye(6)).flatten())
+
+
+def test_bernoulli_sends_the_values_and_nothing_else():
+    x, q = gaussian(3, 4, 50, dtype=torch.float32), cells_and_clients(3, 4)
+    m = RandomSparsification(0.2).compress(x, q)
+    nonzero = (m.decode() != 0).sum(-1)
+    assert torch.equal(m.nbytes, nonzero * 4)
+    assert torch.equal(m.bits, nonzero * 32)
+    fewest = int(nonzero.sum(-1).argmin())  # narrower than the whole batch
+    part = m.select(torch.tensor([fewest]))
+    assert torch.equal(part.decode(), m.decode()[[fewest]])
+    assert torch.equal(unpack(part.pack()).decode(), part.decode())
+    again = m.map(lambda t: t[:, :2])
+    assert torch.equal(again.decode(), m.decode()[:, :2])
+
+
+@pytest.mark.parametrize("name", ["random_sparsification", "lazy"])
+@pytest.mark.parametrize("p", [0, -0.1, 1.1, math.nan, True, "half"])
+def test_probabilities_are_checked(name, p):
+    with pytest.raises(InputError, match="p"):
+        lookup("compressor", name).target(p)
+
+
+def test_lazy_books_its_bit_always():
+    op, x = raybench.compressor("lazy:p=0.3"), gaussian(40, 5, 7, dtype=torch.float32)
+    m = op.compress(x, cells_and_clients(40, 5))
+    sent = m.flags
+    assert 0 < int(sent.sum()) < 200
+    assert torch.equal(m.bits, 1 + 7 * 32 * sent)
+    assert torch.equal(torch.as_tensor(m.nbytes), 1 + 28 * sent)
+    torch.testing.assert_close(m.decode(), x * sent[..., None] / 0.3)
+    within(draws(op, torch.ones(1, dtype=torch.float64), 20_000)[:, 0], 1.0)
+
+
+# By importance -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d", [1, 24, ALIGN, LONG])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sums_equal_the_reference(d, dtype):
+    x = gaussian(2, 3, d, dtype=dtype)
+    level = torch.tensor([0.0, 0.5, math.inf]).double().expand(2, 3)[..., None]
+    torch.testing.assert_close(importance.tile_sums(x), importance.tile_sums_torch(x))
+    for got, want in zip(importance.split(x, level), importance.split_torch(x, level), strict=True):
+        torch.testing.assert_close(got, want)
+    q = cells_and_clients(2, 3)
+    for levels in (level, level + math.nan):
+        got, want = (f(x, levels, q) for f in (importance.drawn, importance.drawn_torch))
+        assert torch.equal(got[0], want[0])
+        assert torch.equal(got[1], want[1])
+
+
+@pytest.mark.parametrize("name", ["adaptive_sparsification", "l1_sampling"])
+def test_one_coordinate_is_drawn_by_its_size(name):
+    x = torch.zeros(LONG, dtype=torch.float64)
+    at = torch.tensor([5, ALIGN - 1, ALIGN, 2 * ALIGN + 3, LONG - 1])  # one tile has none
+    x[at] = torch.tensor([1.0, -2.0, 3.0, -0.5, 4.0], dtype=torch.float64)
+    places, size = importance.one_by_size(x.expand(20_000, -1), stream(0).uniform(20_000)[:, None])
+    assert bool((size == 10.5).all())
+    assert bool((x[places] != 0).all())
+    within((places == at).double(), x[at].abs() / 10.5)
+    value = raybench.compressor(name).compress(x, stream(4)).decode()
+    j = int(value.nonzero())
+    assert value[j] == (x[j] if name == "adaptive_sparsification" else 10.5 * x[j].sign())
+
+
+def test_the_extreme_numbers_draw_what_is_there():
+    x = torch.tensor([0.0, 0.0, 3.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    u = torch.tensor([[0.0], [0.75 - 2**-40], [0.75 + 2**-40], [1 - 2**-53]], dtype=torch.float64)
+    for scale in (1.0, 5e307, 1e-310, 5e-324, 0.1):
+        places, _ = importance.one_by_size((x * scale).expand(4, -1), u)
+        assert places[:, 0].tolist() == [2, 2, 4, 4], scale
+    assert int(importance.one_by_size(x * 0, u[3])[0]) == 0
+
+
+def test_error_of_adaptive_sparsification_is_exact():
+    op = raybench.compressor("adaptive_sparsification")
+    for x in families(12).values():
+        error = (draws(op, x, 5000) - x).square().sum(-1)
+        want = x.square().sum() - x.abs().pow(3).sum() / x.abs().sum()
+        within(error, want)
+        assert want <= (1 - op.alpha(12)) * x.square().sum() + 1e-15
+    assert op.b1(12) == op.b2(12) == (1 / 12, 1.0)
+    assert op.b3(12) == (12.0, 1.0)
+
+
+def test_omega_of_l1_sampling_is_exact():
+    op = raybench.compressor("l1_sampling")
+    for x in families(12).values():
+        value = draws(op, x, 50)
+        torch.testing.assert_close(value.abs().sum(-1), x.abs().sum().expand(50))
+    assert op.omega(12) == 11.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40),
+    st.integers(1, 40),
+    st.sampled_from([1.0, 1e-200, 1e200]),
+)
+def test_wangni_probabilities_sum_to_k(values, k, scale):
+    x = torch.tensor(values, dtype=torch.float64) * scale
+    k = min(k, len(values))
+    level = importance.threshold(x, k)
+    size = x.abs()
+    if int((size > 0).sum()) <= k:
+        # rounding may leave a level far below all of them
+        p = torch.where(size > 0, size / level, 0.0).clamp(max=1)
+        torch.testing.assert_close(p.sum(), (size > 0).sum().double(), rtol=1e-9, atol=0)
+        return
+    p = (size / level).clamp(max=1)
+    torch.testing.assert_close(p.sum(), torch.tensor(float(k), dtype=torch.float64))
+    # the best of all: for j certain ones, the largest, t = rest / (k - j), where it fits
+    order = size.sort(descending=True).values
+    rest = order.flip(0).cumsum(0).flip(0)
+    fits = [
+        float(rest[j] / (k - j)) for j in range(k) if order[j] * (k - j) <= rest[j] * (1 + 1e-12)
+    ]
+    assert float(level) == pytest.approx(fits[0], rel=1e-9)
+
+
+def test_wangni_is_unbiased_with_its_expected_number_and_the_least_variance():
+    op = raybench.compressor("wangni:k=6")
+    for name, x in families(24).items():
+        value = draws(op, x, 20_000)
+        within(value, x, slack=3e-3 * float(x.abs().max()))
+        p = (x.abs() / importance.threshold(x, 6)).clamp(max=1).where(x != 0, 0.0)
+        within((value != 0).double().sum(-1), p.sum(), slack=1e-9)
+        error = (value - x).square().sum(-1)
+        exact = (x.square() / p.where(x != 0, 1.0) - x.square()).sum()
+        within(error, exact, slack=1e-9)
+        assert exact <= op.omega(24) * x.square().sum() * (1 + 1e-12), name
+
+
+def test_wangni_sends_few_coordinates_as_they_are():
+    x = torch.zeros(30)
+    x[[3, 7, 20]] = torch.tensor([1e-30, 5.0, -1e20])
+    m = raybench.compressor("wangni:k=3").compress(x, stream(0))
+    assert torch.equal(m.decode(), x)
+    assert int(m.counts) == 3
+    whole = raybench.compressor("wangni:k=3").compress(x / 0, stream(0)).decode()
+    assert torch.equal(whole.isinf(), x != 0)
+    assert bool(whole[x == 0].isnan().all())
+    assert not bool(raybench.compressor("wangni:k=3").compress(x * 0).decode().any())
+
+
+# PermK ---------------------------------------------------------------------------------------------
+
+
+SIZES = [(12, 4), (13, 4), (7, 7), (5, 1), (3, 12), (1, 4), (SMALL + 6, 4)]
+
+
+@pytest.mark.parametrize(("d", "n"), SIZES)
+def test_perm_k_has_no_error_where_all_agree(d, n):
+    op = PermK().fit(d, n)
+    x = gaussian(5, 1, d).expand(5, n, d)
+    m = op.compress(x, cells_and_clients(5, n))
+    torch.testing.assert_close(m.sum_clients() / n, x[:, 0], rtol=1e-14, atol=0)
+    torch.testing.assert_close(m.decode().mean(1), x[:, 0], rtol=1e-14, atol=0)
+    sent = (m.decode() != 0).sum(-1)
+    assert torch.equal(torch.as_tensor(m.nbytes).expand(5, n), sent * 8)
+    assert int(sent.max() - sent.min()) <= 1
+    assert int(sent.sum()) == 5 * max(d, n)
+
+
+@pytest.mark.parametrize(("d", "n"), [(12, 4), (5, 3), (3, 6), (2, 2)])
+def test_perm_k_error_is_the_clients_variance(d, n):
+    op, cells = PermK().fit(d, n), 30_000
+    a = gaussian(n, d, seed=2)
+    value = op.compress(a.expand(cells, n, d), cells_and_clients(cells, n)).decode()
+    for i in range(n):
+        within(value[:, i], a[i])
+        within((value[:, i] - a[i]).square().sum(-1), op.omega(d) * a[i].square().sum())
+    A, B = op.ab(d)
+    want = A * a.square().sum(-1).mean() - B * a.mean(0).square().sum()
+    within((value.mean(1) - a.mean(0)).square().sum(-1), want)
+
+
+def test_perm_k_longer_blocks_go_round():
+    op = PermK(4)
+    m = op.compress(torch.ones(20_000, 4, 7), cells_and_clients(20_000, 4))
+    within((m.decode() != 0).double().sum(-1), 7 / 4)
+    blocks = m.places()[1]
+    assert blocks.unique().tolist() == [1, 2]
+    assert bool((blocks.sum(-1) == 7).all())
+
+
+@pytest.mark.parametrize(("d", "n"), SIZES)
+def test_perm_k_survives_rows_choices_and_bytes(d, n):
+    op, x, q = PermK(n), gaussian(3, n, d, dtype=torch.float32), cells_and_clients(3, n)
+    m = op.compress(x, q)
+    value = m.decode()
+    assert torch.equal(unpack(m.pack()).decode(), value)
+    assert torch.equal(m.select(torch.tensor([2, 0])).decode(), value[[2, 0]])
+    assert torch.equal(m.select(torch.tensor([2])).map(lambda t: t[:, -1]).decode(), value[[2], -1])
+    row = m.row(1, n - 1)
+    assert torch.equal(row.decode(), value[1, n - 1])
+    assert torch.equal(unpack(row.scaled(0.5).pack()).decode(), value[1, n - 1] * 0.5)
+    # what a receiver makes of what two ranks sent: payloads of their clients, the stream of all
+    cut = n // 2
+    ranks = [torch.arange(cut), torch.arange(cut, n)]
+    sent = [op.compress(x[:, ids], q.at(ids)) for ids in ranks if len(ids)]
+    wide = max(p.payload().shape[-1] for p in sent)
+    data = [torch.nn.functional.pad(p.payload(), (0, wide - p.payload().shape[-1])) for p in sent]
+    everyone = sent[0].stream.at(torch.arange(n))
+    whole = type(m).read(sent[0].known(), torch.cat(data, 1), everyone)
+    assert torch.equal(whole.decode(), value)
+
+
+def test_perm_k_clients_share_their_cells_permutation_only():
+    op = PermK(3)
+    first = op.compress(torch.ones(2, 3, 300), cells_and_clients(2, 3)).decode() != 0
+    assert bool((first.sum(1) == 1).all())  # disjoint, and all of it
+    assert not torch.equal(first[0], first[1])
+    again = op.compress(torch.ones(2, 3, 300), cells_and_clients(2, 3).fold(1)).decode() != 0
+    assert not torch.equal(first, again)
+
+
+def test_perm_k_reference_draws_the_same(monkeypatch):
+    for d, n in SIZES:
+        q = cells_and_clients(2, n)
+        fast = perm.block_of(q.shared(), perm.clients_of(q), d, n)
+        with monkeypatch.context() as patch:
+            patch.setattr(streams, "_on_cpu", lambda keys: False)
+            slow = perm.block_of(q.shared(), perm.clients_of(q), d, n)
+        assert torch.equal(fast[0], slow[0])
+        assert torch.equal(fast[1], slow[1])
+
+
+def test_perm_k_constants_and_fit():
+    op = PermK()
+    assert op.omega(10) is None
+    assert op.correlated
+    assert op.bind(10, n=5).omega == 4.0
+    assert op.bind(3, n=12).omega == 2.0
+    assert op.fit(10, 1).alpha(10) == 1.0
+    assert PermK(7).fit(10, 5) == PermK(7)
+    assert op.ab(10, 5) == (1.0, 1.0)
+    assert op.ab(3, 9) == (0.25, 0.25)
+    assert op.ab(3, 1) == (0.0, 0.0)
+    with pytest.raises(InputError, match="multiple of 4"):
+        op.fit(4, 6)
+    with pytest.raises(InputError, match="not known"):
+        op.ab(4)
+    for bad in (0, True, 2.5, "all"):
+        with pytest.raises(InputError, match="clients"):
+            PermK(bad)
+
+
+def test_perm_k_unfitted_and_beyond_its_clients():
+    x = gaussian(6)
+    assert torch.equal(PermK().compress(x).decode(), x)
+    two = PermK().compress(x.expand(2, 6)).decode()
+    torch.testing.assert_close(two.mean(0), x)
+    assert int((two != 0).sum()) == 6
+    four = PermK(2).compress(torch.ones(1, 4, 8), cells_and_clients(1, 4)).decode()[0]
+    assert torch.equal(four[:2], four[2:])  # ids beyond n share the slots
+    assert not torch.equal(four[0], four[1])
