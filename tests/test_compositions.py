@@ -1,0 +1,552 @@
+"""Operators made of operators: their constants, their messages, and tensors one by one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import raybench
+from raybench import registry
+from raybench.compressors import Role, choose, unpack
+from raybench.compressors.compose import build, selects
+from raybench.compressors.messages import DenseMessage, SeededMessage, SparseMessage, index_cost
+from raybench.compressors.messages.nested import (
+    NestedMessage,
+    ScaledMessage,
+    SeededSupportMessage,
+    SumMessage,
+    SupportMessage,
+)
+from raybench.compressors.products import TILE, best_factor, products, products_torch
+from raybench.engine.transport import on_virtual_ranks, share_of
+from raybench.errors import InputError
+from raybench.problems.layout import Layout
+from raybench.spec.sections import default
+from raybench.streams import stream
+from raybench.testing.moments import draws
+from raybench.testing.vectors import cells_and_clients, families, gaussian
+from raybench.testing.wire import same_bits
+
+D = 24
+COUNT = 20_000
+
+
+def op(text, **params):
+    return raybench.compressor(text, **params)
+
+
+def error(operator, x, factor=1.0, count=COUNT):
+    """Mean of ||factor C(x) - x||^2/||x||^2 and its standard error."""
+    one = (factor * draws(operator, x, count) - x).square().sum(-1) / x.square().sum()
+    return float(one.mean()), float(one.std(correction=0)) / math.sqrt(count)
+
+
+# Constants -----------------------------------------------------------------------------------------
+
+
+def test_unbiased_after_unbiased():
+    for first, then, omega in [
+        ("natural", "dithering:s=2", (9 / 8) * (1 + min(D / 4, math.sqrt(D) / 2)) - 1),
+        ("rand_k:k=6", "natural", 4 * 9 / 8 - 1),
+        ("rand_k:k=6", "rand_k:k=2", 4 * 3 - 1),  # of the six kept
+    ]:
+        both = op("chain", first=first, then=then)
+        assert both.omega(D) == pytest.approx(omega)
+        assert both.alpha(D) is None
+        assert both.b1(D) == both.b2(D) == (1, both.omega(D) + 1)
+
+
+def test_two_rand_k_are_one_of_fewer():
+    """Equality in the rule for unbiased operators: 2 of the 6 of 24 kept are 2 of 24."""
+    mean, spread = error(op("chain:first=(rand_k:k=6),then=(rand_k:k=2)"), gaussian(D))
+    assert abs(mean - 11) <= 5 * spread
+
+
+@pytest.mark.parametrize(
+    "then", ["natural", "dithering:s=3", "natural_dithering:s=4", "rand_k:k=3"]
+)
+def test_unbiased_after_a_selection(then):
+    """B1 = B2 = (alpha, zeta(k)); times 1/zeta alpha/zeta, unscaled (2 - zeta) alpha, never better."""
+    k, both = 6, op("chain", first="top_k:k=6", then=then)
+    alpha, zeta = k / D, op(then).omega(k) + 1
+    assert both.omega(D) is None
+    assert both.alpha(D) is None
+    assert both.b1(D) == both.b2(D) == pytest.approx((alpha, zeta))
+    bound = both.bind(D, role=Role.CONTRACTIVE)
+    assert bound.alpha == pytest.approx(alpha / zeta)
+    assert bound.factor == pytest.approx(1 / zeta)
+    assert (2 - zeta) * alpha <= bound.alpha
+    for name, x in families(D).items():
+        for factor, most in ((1 / zeta, 1 - alpha / zeta), (1.0, 1 - (2 - zeta) * alpha)):
+            mean, spread = error(both, x, factor)
+            assert mean <= most + 5 * spread + 1e-12, name
+        value = draws(both, x, COUNT)
+        along = (value @ x).mean() / x.square().sum()
+        size = value.square().sum(-1).mean() / x.square().sum()
+        assert alpha - 0.03 <= along, name
+        assert size <= 1.03 * zeta * along, name
+
+
+def test_unbiased_after_any_biased_operator_keeps_its_class():
+    sign, both = op("scaled_sign"), op("chain:first=scaled_sign,then=natural")
+    assert both.alpha(D) is None
+    for of in ("b1", "b2"):
+        low, beta = getattr(sign, of)(D)
+        assert getattr(both, of)(D) == pytest.approx((low, beta * 9 / 8))
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "alpha"),
+    [
+        ("top_k:k=12", "top_k:k=3", 3 / D),
+        ("top_k:k=12", "scaled_sign", 1 / D),
+        ("rand_k:k=12,scaled=false", "top_k:k=3", 3 / D),
+        ("top_k:k=12", "rand_k:k=3,scaled=false", 3 / D),
+        ("chain:first=(top_k:k=12),then=(top_k:k=6)", "top_k:k=3", 3 / D),
+        ("identity", "scaled_sign", 1 / D),
+        ("top_k:k=24", "scaled_sign", 1 / D),
+        ("scaled_sign", "identity", 1 / D),
+        ("natural", "top_k:k=3", None),
+        ("scaled_sign", "top_k:k=3", None),
+        ("rand_k:k=12", "top_k:k=3", None),
+    ],
+)
+def test_contractive_after_something(first, then, alpha):
+    both = op("chain", first=first, then=then)
+    assert both.alpha(D) == (None if alpha is None else pytest.approx(alpha))
+    for name, x in families(D).items():
+        if alpha is not None:
+            mean, spread = error(both, x, count=1 if both.deterministic else 4000)
+            assert mean <= 1 - alpha + (0 if both.deterministic else 5 * spread) + 1e-12, name
+
+
+def test_nested_selections_are_selections():
+    both = op("chain:first=(top_k:k=12),then=(rand_k:k=3,scaled=false)")
+    assert selects(both)
+    assert both.b1(D) == both.b2(D) == (3 / D, 1)
+    assert not selects(op("chain:first=(top_k:k=12),then=natural"))
+    assert not selects(op("rand_k:k=3"))
+    x = gaussian(D)
+    kept = both.compress(x).decode()
+    assert int((kept != 0).sum()) == 3
+    assert ((kept == x) | (kept == 0)).all()
+
+
+def test_top_k_of_top_k_is_top_k():
+    x = gaussian(3, 4, 50)
+    both = op("chain:first=(top_k:k=20),then=(top_k:k=5)").compress(x)
+    assert torch.equal(both.decode(), op("top_k:k=5").compress(x).decode())
+
+
+def test_two_shot():
+    assert op("two_shot:first=(top_k:k=6),then=(top_k:k=12)").alpha(D) == 1 - (3 / 4) * (1 / 2)
+    assert op("two_shot:first=natural,then=(top_k:k=12)").alpha(D) == 1 - (1 / 8) * (1 / 2)
+    assert op("two_shot:first=(rand_k:k=1),then=(top_k:k=1)").alpha(D) is None
+    assert op("two_shot:first=(rand_k:k=1),then=natural").omega(D) == 23 / 8
+    assert op("two_shot:first=zero,then=natural").omega(D) is None
+    flat = torch.ones(D, dtype=torch.float64)
+    left = (
+        op("two_shot:first=(top_k:k=6),then=(top_k:k=6)").compress(flat).decode() - flat
+    ).square()
+    assert left.sum() == 12  # the second finds other coordinates
+
+
+def test_induced_measured():
+    """Top-4 with Rand-6 in 24 dimensions: omega = 3 (1 - 1/6) = 2.5, nearly met on flat vectors."""
+    both = op("induced:first=(top_k:k=4),then=(rand_k:k=6)")
+    assert both.omega(D) == pytest.approx(2.5)
+    mean, spread = error(both, torch.ones(D, dtype=torch.float64))
+    assert abs(mean - 2.5) <= 5 * spread
+    with pytest.raises(InputError, match="unbiased second"):
+        op("induced:then=(top_k:k=1)").bind(D)
+
+
+@pytest.mark.parametrize(
+    "inner", ["scaled_sign", "top_k:k=6", "rand_k:k=6", "natural", "chain", "zero"]
+)
+def test_optimal_rescale_is_the_projection(inner):
+    x, q = gaussian(5, 7, D), cells_and_clients(5, 7)
+    c = op(inner).compress(x, q).decode()
+    got = op("optimal_rescale", of=inner).compress(x, q).decode()
+    size, along = c.square().sum(-1), (c * x).sum(-1)
+    left = x.square().sum(-1) - along.square() / size.where(size > 0, 1.0)
+    torch.testing.assert_close((got - x).square().sum(-1), left)
+    assert ((got - x).square().sum(-1) <= (c - x).square().sum(-1) * (1 + 1e-12)).all()
+
+
+def test_optimal_rescale_constants():
+    assert op("optimal_rescale:of=(top_k:k=6)").alpha(D) == pytest.approx(1 / 4)
+    assert op("optimal_rescale:of=natural").alpha(D) == pytest.approx(8 / 9)
+    assert op("optimal_rescale:of=(chain:first=(top_k:k=6))").alpha(D) == pytest.approx(2 / 9)
+    assert op("optimal_rescale:of=zero").alpha(D) is None
+    assert op("optimal_rescale:of=zero,correct=true").alpha(D) == pytest.approx(1 / D)
+    both = op("optimal_rescale:of=(top_k:k=6),correct=true")
+    assert both.alpha(D) == pytest.approx(1 - (3 / 4) * (23 / 24))
+    flat = torch.ones(D, dtype=torch.float64)
+    assert (both.compress(flat).decode() == 1).sum() == 7
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("size", [1e-320, 1e-300, 1e-40, 1e-20, 1.0, 1e20, 1e37, 1e150, 1e300])
+def test_optimal_rescale_at_any_size(size, dtype):
+    """The angle does not depend on the length, though squares may over- or underflow."""
+    if not torch.finfo(dtype).tiny <= size <= torch.finfo(dtype).max / 10 and size != 1e-320:
+        return
+    x = (gaussian(2, 3, D).double() * size).to(dtype)
+    kept = op("optimal_rescale:of=(top_k:k=6)").compress(x).decode()
+    want = op("top_k:k=6").compress(x).decode()
+    torch.testing.assert_close(kept, want, rtol=1e-6 if dtype == torch.float32 else 1e-12, atol=0)
+    assert not op("optimal_rescale").compress(torch.zeros(3, D, dtype=dtype)).decode().any()
+
+
+def test_as_contractive_is_what_roles_do():
+    x, q = gaussian(3, 4, D), cells_and_clients(3, 4)
+    for inner in ("natural", "rand_k:k=6", "chain", "top_k:k=6"):
+        ours, bound = op("as_contractive", of=inner), op(inner).bind(D, role=Role.CONTRACTIVE)
+        assert ours.alpha(D) == pytest.approx(bound.alpha)
+        m = ours.compress(x, q)
+        assert torch.equal(m.decode(), bound(x, q).decode())
+        assert torch.equal(m.bits, op(inner).compress(x, q).bits)
+    with pytest.raises(InputError, match="of: has no constants"):
+        op("as_contractive:of=zero").bind(D)
+
+
+@pytest.mark.parametrize(
+    ("name", "chain"),
+    [
+        ("top_k_natural:k=25%", "chain:first=(top_k:k=25%),then=natural"),
+        ("top_k_dithering:k=6,s=4,p=inf", "chain:first=(top_k:k=6),then=(dithering:s=4,p=inf)"),
+        ("top_k_natural_dithering:k=6", "chain:first=(top_k:k=6),then=natural_dithering"),
+    ],
+)
+def test_names_of_usual_chains(name, chain):
+    short, long = op(name), op(chain)
+    assert (short.b1(D), short.b2(D), short.b3(D)) == (long.b1(D), long.b2(D), long.b3(D))
+    x, q = gaussian(3, 4, D), cells_and_clients(3, 4)
+    assert short.compress(x, q).pack() == long.compress(x, q).pack()
+
+
+def test_constants_of_the_last_rows_of_the_table():
+    k, s = 6, 4
+    u = math.sqrt(k) * 2.0 ** (1 - s)
+    zeta = 9 / 8 + u * min(1, u)
+    both = op("top_k_natural_dithering:k=6,s=4")
+    assert both.b1(D) == both.b2(D) == pytest.approx((k / D, zeta))
+    assert both.b3(D) == pytest.approx((zeta * D / k, 1 / zeta))
+    assert op("top_k_natural:k=6").b1(D) == pytest.approx((k / D, 9 / 8))
+
+
+def test_facts_follow_from_the_parts():
+    assert op("chain:first=(top_k:k=3),then=scaled_sign").deterministic
+    assert not op("chain:first=(top_k:k=3),then=natural").deterministic
+    assert op("two_shot:first=(top_k:k=3),then=(rand_k:k=3,mask=common)").correlated
+    assert not op("two_shot").correlated
+
+
+# How they are named --------------------------------------------------------------------------------
+
+
+def test_parameters_that_do_not_fit_are_named_by_their_path():
+    for text, where in [
+        ("chain:first=(top_k:k=50)", "first.k"),
+        ("chain:first=(top_k:k=5),then=(rand_k:k=6)", "then.k"),
+        ("two_shot:then=(chain:first=(top_k:k=50))", "then.first.k"),
+        ("per_tensor:of=(top_k:k=13),sizes=[[12,12]]", "of.k"),
+    ]:
+        with pytest.raises(InputError) as caught:
+            op(text).bind(D)
+        assert [c.where for c in caught.value.complaints] == [where]
+    for params, where in [({"first": "topk"}, "first.name"), ({"then": "top_k:k=0"}, "then.k")]:
+        with pytest.raises(InputError) as caught:
+            registry.lookup("compressor", "chain").target(**params)
+        assert [c.where for c in caught.value.complaints] == [where]
+
+
+def test_operators_are_built_once_and_anew_when_replaced():
+    assert build("top_k:k=7") is build("top_k:k=7")
+    assert build(build("natural")) is build("natural")
+    before, entry = build("natural"), registry.lookup("compressor", "natural")
+    registry.compressor("natural")(entry.target)
+    assert build("natural") is not before
+
+
+def test_defaults_are_canonical():
+    found = 0
+    for name in registry.names("compressor"):
+        for param in registry.lookup("compressor", name).params.values():
+            if param.kind == "operator":
+                found += 1
+                assert default(param) == param.default
+    assert found >= 9
+
+
+def test_sweeps_take_nested_operators():
+    frame = raybench.run(
+        {
+            "problem": {"name": "quadratic", "shape": [[4, 3]], "clients": 3},
+            "algorithm": "ef21_plus",
+            "compressor": {
+                "name": "two_shot",
+                "first": {"name": "chain", "first": "top_k:k=50%", "then": "scaled_sign"},
+                "then": "top_k:k=1",
+            },
+            "rounds": 200,
+        }
+    )
+    assert frame["grad_norm_sq"].iloc[-1] < 0.3 * frame["grad_norm_sq"].iloc[0]
+
+
+# Messages ------------------------------------------------------------------------------------------
+
+KINDS = {
+    "nested": "chain:first=(top_k:k=40%),then=natural",
+    "nested in nested": "chain:first=(top_k:k=50%),then=(chain:first=(rand_k:k=50%),then=natural)",
+    "seeded": "chain:first=(rand_k:k=40%),then=(dithering:s=3)",
+    "common": "chain:first=(rand_k:k=40%,mask=common),then=natural",
+    "sum": "induced:first=(top_k:k=20%),then=(rand_k:k=30%)",
+    "scaled": "optimal_rescale:of=(chain:first=(top_k:k=40%),then=natural)",
+    "scaled dense": "optimal_rescale:of=dithering,correct=true",
+    "concat": "per_tensor:of=(chain:first=(rand_k:k=50%),then=natural),sizes=[[7,1,12]]",
+}
+
+
+def sent(name, seed=0, here=range(4), dtype=torch.float64, d=20, cells=3, most=4):
+    """A message of a kind for the clients here, the factors of a role and of a sum in it."""
+    x = gaussian(cells, most, d, seed=seed, dtype=dtype)[:, here.start : here.stop]
+    q = stream(range(cells)).each(list(here))
+    return op(KINDS[name]).bind(d).operator.compress(x, q).scaled(0.5)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_compounds_survive_packing_and_ranks(name, dtype):
+    whole = sent(name, dtype=dtype)
+    value = whole.decode()
+    here = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 1]]).bool()
+    part = whole.masked(here)
+    assert same_bits(unpack(whole.pack()).decode(), value)
+    assert same_bits(unpack(part.pack()).decode(), value * here[..., None])
+    assert same_bits(unpack(whole.row(2, 1).pack()).decode(), value[2, 1])
+    assert torch.equal(unpack(part.pack()).bits, part.bits)
+
+    def work(transport):
+        mine = share_of(transport.rank, 3, 4)
+        m = sent(name, here=mine, dtype=dtype)
+        return [
+            transport.gather(m, 4),
+            transport.gather(m.masked(here[:, mine.start : mine.stop]), 4),
+        ]
+
+    for gathered, masked in on_virtual_ranks(3, work):
+        assert torch.equal(gathered.decode(), value)
+        assert torch.equal(gathered.bits, whole.bits)
+        assert torch.equal(masked.sum_clients(), part.sum_clients())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_choices_between_compounds(name):
+    q = cells_and_clients(3, 4)
+    own = op(KINDS[name]).bind(20).operator
+    yes, no = (own.compress(gaussian(3, 4, 20, seed=s), q) for s in (1, 2))
+    mask = torch.arange(12).view(3, 4) % 3 == 0
+    both = choose(mask, yes, no)
+    want = torch.where(mask[..., None], yes.decode(), no.decode())
+    assert torch.equal(both.decode(), want)
+    assert torch.equal(both.flags, mask)
+    assert torch.equal(both.bits, yes.bits + 1)
+    assert same_bits(unpack(both.pack()).decode(), want)
+    torch.testing.assert_close(both.sum_clients(), want.sum(-2))
+    torch.testing.assert_close(both.add_to(torch.ones_like(want)), want + 1)
+    half = choose(mask, yes.masked(mask), no.masked(mask))
+    assert torch.equal(half.decode(), want * mask[..., None])
+    assert torch.equal(half.bits, both.bits * mask)
+
+
+def test_choices_need_messages_made_alike():
+    x, q = gaussian(3, 4, 20), cells_and_clients(3, 4)
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    chain = [op(KINDS["seeded"]).compress(x, s) for s in (q, q.fold(1))]
+    with pytest.raises(TypeError, match="same stream"):
+        choose(mask, *chain)
+    for other in ("nested", "sum", "concat"):
+        with pytest.raises(TypeError, match="same simple kind"):
+            choose(mask, chain[0], op(KINDS[other]).compress(x, q))
+    fewer = SumMessage(20, x.dtype, [DenseMessage(20, x.dtype, x)])
+    more = SumMessage(20, x.dtype, [DenseMessage(20, x.dtype, x)] * 2)
+    with pytest.raises(TypeError, match="as many parts"):
+        choose(mask, fewer, more)
+
+
+@given(st.integers(2, 60), st.data(), st.sampled_from([torch.float64, torch.float32]))
+@settings(max_examples=40, deadline=None)
+def test_nested_bits_book_the_indices_once(d, data, dtype):
+    k = data.draw(st.integers(1, d - 1))
+    x = gaussian(2, 3, d, dtype=dtype)
+    wide, width = 8 * dtype.itemsize, 12 if dtype == torch.float64 else 9
+    m = op("chain", first=f"top_k:k={k}", then="natural").compress(x)
+    assert isinstance(m, NestedMessage)
+    assert (m.bits == index_cost(d, k).index_auto + k * width).all()
+    top = op("top_k", k=k).compress(x)
+    assert m.cost == top.cost._replace(values=0, raw=k * width)
+    assert m.nbytes == top.nbytes - k * dtype.itemsize + -(-k * width // 8)
+    seeded = op("chain", first=f"rand_k:k={k}", then="natural").compress(x)
+    assert (seeded.bits == k * width).all()
+    assert (op("chain", first=f"rand_k:k={k}", then="identity").compress(x).bits == k * wide).all()
+
+
+def test_the_second_acts_on_the_kept_values():
+    x, q = gaussian(3, 4, D), cells_and_clients(3, 4)
+    m = op("chain:first=(rand_k:k=6),then=(dithering:s=2)").compress(x, q)
+    first = op("rand_k:k=6").compress(x, q.fold("first"))
+    then = op("dithering:s=2").compress(first.values.contiguous(), q.fold("then"))
+    want = SeededMessage(D, x.dtype, then.decode(), first.source, scale=4.0)
+    assert torch.equal(m.decode(), want.decode())
+    dense = op("chain:first=natural,then=(top_k:k=3)").compress(x, q)
+    assert isinstance(dense, SparseMessage)
+
+
+def test_sparse_compounds_touch_only_their_support():
+    """Adding 0.0 to -0.0 gives 0.0: what stays -0.0 was not written to."""
+    for name in ("nested", "common", "scaled", "sum"):
+        m = sent(name, d=200)
+        target = torch.full((3, 4, 200), -0.0, dtype=torch.float64)
+        m.add_to(target)
+        assert torch.equal(torch.signbit(target) & (target == 0), m.decode() == 0), name
+
+
+def test_supports_on_their_own():
+    x, q = gaussian(3, 4, D), cells_and_clients(3, 4)
+    top, rand = op("top_k:k=5").compress(x, q), op("rand_k:k=5").compress(x, q)
+    here = torch.arange(12).view(3, 4) % 2 == 0
+    for where, like in (
+        (SupportMessage(D, x.dtype, top.indices), top),
+        (SeededSupportMessage.of(rand), rand),
+    ):
+        ones = torch.zeros(3, 4, D, dtype=x.dtype).scatter_(-1, like.support(), 1.0)
+        for m, want in ((where, ones), (where.masked(here), ones * here[..., None])):
+            assert torch.equal(m.decode(), want)
+            assert torch.equal(unpack(m.pack()).decode(), want)
+        assert where.bits.unique().tolist() == [like.cost.index_auto]
+
+
+def test_scaled_messages_of_odd_numbers():
+    x = gaussian(3, 4, D)
+    factor = torch.tensor([0.0, math.nan, math.inf, 2.0], dtype=x.dtype)[:, None].expand(3, 4, 1)
+    for inner in (op("top_k:k=5"), op("natural")):
+        m = ScaledMessage.of(factor, inner.compress(x))
+        assert same_bits(unpack(m.pack()).decode(), m.decode())
+        assert not m.decode()[:, 0].any()
+        assert not m.decode()[:, 1:3].isfinite().all(-1).any()
+
+
+# Sums of products ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d", [1, 7, TILE - 1, TILE, TILE + 1, 5 * TILE + 3, 400_000])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_products_equal_the_reference(d, dtype):
+    a, b = gaussian(3, 2, d, dtype=dtype), gaussian(3, 2, d, seed=1, dtype=dtype)
+    for got, want in zip(products(a, b), products_torch(a, b), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-9)
+    alone = products(a[1, 1].clone(), b[1, 1].clone())
+    assert all(torch.equal(one, every[1, 1]) for one, every in zip(alone, products(a, b)))
+
+
+def test_the_best_factor_shows_what_is_not_finite():
+    x = gaussian(4, D)
+    for bad in (math.nan, math.inf):
+        broken = x.clone()
+        broken[1, 2] = bad
+        factor = best_factor(broken, DenseMessage(D, x.dtype, broken))
+        assert factor[1].isnan().all()
+        assert (factor[[0, 2, 3]] == 1).all()
+
+
+# Tensors one by one --------------------------------------------------------------------------------
+
+LAYOUT = Layout((("w", (3, 4)), ("b", (4,)), ("v", (4,)), ("u", (2, 2)), ("s", ()), ("none", (0,))))
+
+
+def test_sizes_come_from_the_problem():
+    own = op("per_tensor:of=(top_k:k=25%)").fit(25, 3, LAYOUT)
+    assert own.sizes == (12, 4, 4, 4, 1)
+    x = gaussian(2, 3, 25)
+    value = own.compress(x).decode()
+    kept = [int((piece != 0).sum(-1).unique()) for piece in value.split(own.sizes, -1)]
+    assert kept == [3, 1, 1, 1, 1]  # ceil(rho d_l)
+    assert own.alpha(25) == 1 / 4
+    for layout in (None, Layout.vector(25), Layout.vector(24)):
+        assert op("per_tensor").fit(25, 3, layout).sizes == (25,)
+    whole, alone = op("per_tensor").compress(x), op("top_k:k=25%").compress(x)
+    assert torch.equal(whole.decode(), alone.decode())
+
+
+@pytest.mark.parametrize("of", ["top_k:k=25%", "rand_k:k=25%", "natural", "chain", "scaled_sign"])
+def test_tensors_are_compressed_alone(of):
+    """Whether equal ones are done together or not, each is the message of its own stream."""
+    own = op("per_tensor", of=of).fit(25, 3, LAYOUT)
+    x, q = gaussian(2, 3, 25), cells_and_clients(2, 3)
+    m = own.compress(x, q)
+    bits = torch.zeros(2, 3, dtype=torch.int64)
+    for i, (piece, got) in enumerate(
+        zip(x.split(own.sizes, -1), m.decode().split(own.sizes, -1), strict=True)
+    ):
+        alone = op(of).compress(piece, q.fold(i))
+        assert torch.equal(alone.decode(), got)
+        assert torch.equal(alone.bits, m.parts[i].bits)
+        bits += alone.bits
+    assert torch.equal(m.bits, bits)
+    assert same_bits(unpack(m.pack()).decode(), m.decode())
+    assert same_bits(unpack(m.row(1, 2).pack()).decode(), m.decode()[1, 2])
+
+
+def test_tensors_draw_independently():
+    m = op("per_tensor:of=(rand_k:k=1),sizes=[[50,50,50]]").compress(torch.ones(200, 150))
+    where = [part.support() for part in m.parts]
+    assert (where[0] == where[1]).double().mean() < 0.1
+
+
+def test_constants_are_those_of_the_worst_tensor():
+    own = op("per_tensor:of=(rand_k:k=2),sizes=[[4,8,12]]")
+    assert own.omega(24) == 5
+    assert op("per_tensor:of=(top_k:k=2),sizes=[[4,8,12]]").alpha(24) == 1 / 6
+    mixed = op("per_tensor:of=scaled_sign,sizes=[[1,8,15]]")
+    assert mixed.alpha(24) == 1 / 15
+    assert mixed.omega(24) is None
+    inner = op("per_tensor:of=(chain:first=(top_k:k=2)),sizes=[[4,8,12]]")
+    assert inner.b1(24) == inner.b2(24) == pytest.approx((1 / 6, 9 / 8))
+    assert inner.bind(24, role=Role.CONTRACTIVE).alpha == pytest.approx(8 / 54)
+    x = gaussian(D)
+    mean, spread = error(inner, x, 8 / 9)
+    assert mean <= 1 - 8 / 54 + 5 * spread
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ([[10, 10]], "sum to 20"),
+        ([[]], "there are none"),
+        ([[24.5, 1]], "no size"),
+        ([[0, 24]], "0"),
+    ],
+)
+def test_sizes_that_do_not_fit(sizes, said):
+    with pytest.raises(InputError, match=said):
+        op("per_tensor", sizes=sizes).bind(24)
+
+
+def test_shapes_reach_the_operator():
+    seen = []
+
+    class Spy(type(op("natural"))):
+        def fit(self, d, n, layout=None):
+            seen.append((d, n, None if layout is None else list(layout)))
+            return self
+
+    registry.lookup("compressor", "per_tensor").target(of=Spy()).fit(25, 3, LAYOUT)
+    assert seen[0] == (12, 3, [("w", (3, 4))])
+    assert [d for d, *_ in seen] == [12, 4, 4, 4, 1]
