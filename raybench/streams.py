@@ -27,7 +27,7 @@ MIX1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
 MIX2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 SMALL = 4096  # up to this dimension subsets come from sorting hashes, above from a Feistel network
 FEW = 24  # up to this k a sorted list beats a selection
-FEISTEL_ROUNDS = 12  # even; fewer than 10 leave visible structure
+FEISTEL_ROUNDS = 12  # even; 2 leave visible structure, with 4 no test sees any: a wide margin
 BLOCK = 512  # counters that go through a round together, in the first-level cache
 
 
