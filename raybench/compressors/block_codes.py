@@ -48,7 +48,7 @@ _MAX = {
 
 
 def block_max(x: Tensor, block: int) -> Tensor:
-    """Return the largest |x_j| of each block of x (*lead, d): (*lead, nb); NaN where one is NaN."""
+    """Return the largest |x_j| of each block of x (*lead, d): (*lead, nb); NaN where one is not finite."""
     if x.device.type != "cpu":
         return block_max_torch(x, block)
     d = x.shape[-1]
@@ -61,12 +61,18 @@ def block_max(x: Tensor, block: int) -> Tensor:
     into = out.view(len(raw), -1).numpy().view(INTEGERS[x.dtype])
     kernel, align = _MAX[x.dtype], size * max(1, ALIGN // size)
     run_tiled(lambda *tile: kernel(raw, size, *tile, into), len(raw), d, 0.3, align)
-    return out.amax(-1, keepdim=True) if whole else out
+    return _finite(out.amax(-1, keepdim=True) if whole else out)
 
 
 def block_max_torch(x: Tensor, block: int) -> Tensor:
     """Return the same in plain torch (the reference; any device)."""
-    return in_blocks(x.abs(), block).amax(-1)
+    return _finite(in_blocks(x.abs(), block).amax(-1))
+
+
+def _finite(top: Tensor) -> Tensor:
+    return torch.where(
+        top.isfinite(), top, torch.nan
+    )  # infinity times the level 0 would be NaN too
 
 
 def in_blocks(x: Tensor, block: int) -> Tensor:
@@ -128,35 +134,53 @@ def uniform_codes_torch(x: Tensor, factors: Tensor, block: int) -> Tensor:
 
 
 @numba.njit(cache=True, nogil=True)
-def _stochastic(rows, factors, block, keys, r0, r1, lo, hi, out):
+def _stochastic(rows, factors, block, keys, drop, levels, steps, r0, r1, lo, hi, out):
+    zero, kind = rows.dtype.type(0), rows.dtype.type
     for r in range(r0, r1):
         start, b, key = lo, lo // block, keys[r]
         while start < hi:
             stop = min((b + 1) * block, hi)
-            row, o = rows[r, start:stop], out[r, start:stop]
-            factor, first = np.float64(factors[r, b]), np.uint64(start)
+            row, o, factor = rows[r, start:stop], out[r, start:stop], factors[r, b]
+            first = np.uint64(start)
             for j in range(row.shape[0]):
-                u = np.float64(hash_numba(key, first + np.uint64(j)) >> np.uint64(11)) * 2.0**-53
-                t = np.float64(row[j]) / factor * 127.0
-                t = t if t == t else np.float64(0.0)
-                o[j] = np.uint8(min(np.int32(np.floor(t + u)), np.int32(127)) + np.int32(127))
+                noise = kind(hash_numba(key, first + np.uint64(j)) >> drop)
+                t = row[j] / factor * levels
+                t = t if t == t else zero
+                low = np.floor(t)
+                up = np.int32(noise < (t - low) * steps)
+                o[j] = np.uint8(np.int32(low) + up + np.int32(127))
             start, b = stop, b + 1
 
 
 def stochastic_codes(x: Tensor, factors: Tensor, block: int, stream: Stream) -> Tensor:
-    """Return 127 + 127 x_j/factor rounded at random without bias; 127 for NaN."""
+    """Return 127 + 127 x_j/factor rounded at random without bias; 127 for NaN.
+
+    Up where a random integer of as many bits as x has significant ones is below the rest: nothing
+    is added to the ratio, so that nothing is lost of it.
+    """
     if x.device.type != "cpu":
         return stochastic_codes_torch(x, factors, block, stream)
-    keys = stream.keys.reshape(-1).numpy().view(np.uint64)
-    return _run(_stochastic, x, factors, block, 4.0, keys)
+    keys, one, bits = (
+        stream.keys.reshape(-1).numpy().view(np.uint64),
+        x.numpy().dtype.type,
+        _digits(x),
+    )
+    more = (keys, np.uint64(64 - bits), one(127), one(2.0**bits))
+    return _run(_stochastic, x, factors, block, 4.0, *more)
 
 
 def stochastic_codes_torch(x: Tensor, factors: Tensor, block: int, stream: Stream) -> Tensor:
     """Return the same in plain torch (the reference; any device)."""
-    d = x.shape[-1]
-    t = x.double() / spread(factors.double(), block, d) * 127
-    t = torch.where(t == t, t, 0) + stream.uniform(d)
-    return (t.floor().clamp(max=127) + 127).to(torch.uint8)
+    d, steps = x.shape[-1], 2.0 ** _digits(x)
+    t = x / spread(factors, block, d) * 127
+    t = torch.where(t == t, t, 0)
+    low = t.floor()
+    up = (stream.uniform(d) * steps).floor() < (t - low) * steps
+    return (low + up + 127).to(torch.uint8)
+
+
+def _digits(x: Tensor) -> int:
+    return 24 if x.dtype == torch.float32 else 53
 
 
 @numba.njit(cache=True, nogil=True)

@@ -30,7 +30,7 @@ from raybench.compressors.messages.casts import (
     code_dtype,
     truncated_width,
 )
-from raybench.cores import run_tiled
+from raybench.cores import run_tiled, scratch
 from raybench.registry import Choice, Integer, compressor
 from raybench.streams import Stream, hash_numba
 
@@ -52,7 +52,7 @@ class _Half(Compressor):
                 x.shape[-1], x.dtype, to_half(x, half), _no_scale(x), self.format, False
             )
         top = block_max(x, x.shape[-1])
-        values = to_half(x / nonzero(top), half)
+        values = to_half(_divided(x, nonzero(top)), half)
         return HalfMessage(x.shape[-1], x.dtype, values, top, self.format, True)
 
 
@@ -102,32 +102,42 @@ def _no_scale(x: Tensor) -> Tensor:
 
 
 @numba.njit(cache=True, nogil=True)
-def _reaches(halves, infinity, r0, r1, lo, hi):  # is any |code| that of infinity or above
-    most = np.uint16(0)
+def _strange(halves, exponent, r0, r1, lo, hi):  # is any exponent all ones (exponent: its mask)
+    mask = np.uint16(exponent)
+    carry = np.uint16(np.uint16(0x8000) - mask)  # added to all ones it reaches the highest bit
+    seen = np.uint16(0)
     for r in range(r0, r1):
         row = halves[r, lo:hi]
         for j in range(row.shape[0]):
-            most = max(most, np.uint16(row[j] & np.uint16(0x7FFF)))
-    return most >= infinity
+            seen |= np.uint16(np.uint16(row[j] & mask) + carry)
+    return (seen & np.uint16(0x8000)) != 0
 
 
 def to_half(x: Tensor, half: torch.dtype) -> Tensor:
     """Return x (*lead, d) rounded to float16 or bfloat16, nearest even, finite numbers kept finite."""
     out = (x if x.dtype == torch.float32 else narrow(x)).to(half)
     if out.device.type == "cpu":
-        rows = out.view(-1, out.shape[-1]).view(torch.int16).numpy().view(np.uint16)
-        infinity = 0x7C00 if half == torch.float16 else 0x7F80
+        rows = out.view(torch.int16).view(-1, out.shape[-1]).numpy().view(np.uint16)
+        exponent = 0x7C00 if half == torch.float16 else 0x7F80
         found: list[Any] = []
 
         def look(*tile: int) -> None:
-            if _reaches(rows, infinity, *tile):
+            if _strange(rows, exponent, *tile):
                 found.append(tile)
 
         run_tiled(look, len(rows), out.shape[-1], 0.2)
         if not found:
             return out
     most = torch.tensor(torch.finfo(half).max, dtype=half, device=x.device)
-    return torch.where(out.isinf() & x.isfinite(), torch.copysign(most, x.to(half)), out)
+    return torch.where(out.isinf() & x.isfinite(), torch.copysign(most, out), out)
+
+
+def _divided(x: Tensor, by: Tensor) -> Tensor:
+    """Return x / by, where it can in space that is used again (only until the next call)."""
+    if x.device.type != "cpu":
+        return x / by
+    space = scratch("casts", x.numel(), x.numpy().dtype.type)
+    return torch.div(x, by, out=torch.from_numpy(space).view(x.shape))
 
 
 @compressor(

@@ -138,7 +138,10 @@ class BlockMessage(Message):
 
     def _payload(self) -> Tensor:
         parts = [bitpack.to_bytes(x) for x in (self.tops, self.scales) if x.shape[-1]]
-        return torch.cat((*parts, pack_codes(self.codes, self.width)), -1)
+        out = torch.empty(*self.lead, self._size(), dtype=torch.uint8, device=self.device)
+        cut = sum(part.shape[-1] for part in parts)
+        out[..., :cut] = torch.cat(parts, -1)
+        return pack_codes(self.codes, self.width, out, cut)
 
     @classmethod
     def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> BlockMessage:
@@ -151,7 +154,7 @@ class BlockMessage(Message):
             scales, tops = payload[..., cut : cut + small].clone(), full
         else:
             scales, tops = full, full[..., :0]
-        codes = unpack_codes(payload[..., cut + small :], FORMATS[name].width, d)
+        codes = unpack_codes(payload, FORMATS[name].width, d, cut + small)
         return cls(d, dtype, codes, scales, tops, name, block, double, scale=known["scale"])
 
 

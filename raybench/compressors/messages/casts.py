@@ -28,21 +28,26 @@ def code_dtype(width: int) -> torch.dtype:
     return next(dtype for bits, dtype in NARROW if width <= bits)
 
 
-def pack_codes(codes: Tensor, width: int) -> Tensor:
-    """Return codes (*lead, m) of ``width`` bits as bytes; whole numbers of bytes as they lie in memory."""
-    if codes.dtype.itemsize * 8 == width:
-        return bitpack.to_bytes(codes)
-    return bitpack.pack(unsigned(codes), width)
+def pack_codes(codes: Tensor, width: int, out: Tensor, at: int = 0) -> Tensor:
+    """Write codes (*lead, m) of ``width`` bits into bytes out (*lead, P) from column ``at``; return out.
+
+    Codes that fill their dtype are written as they lie in memory.
+    """
+    if codes.dtype.itemsize * 8 != width:
+        return bitpack.pack_into(codes, width, out, at)
+    data = bitpack.to_bytes(codes)
+    out[..., at : at + data.shape[-1]] = data
+    return out
 
 
-def unpack_codes(data: Tensor, width: int, count: int) -> Tensor:
+def unpack_codes(data: Tensor, width: int, count: int, at: int = 0) -> Tensor:
     """Return the codes (*lead, count) that ``pack_codes`` was given, of the narrowest dtype."""
     dtype = code_dtype(width)
-    if dtype.itemsize * 8 == width:
-        if data.shape[-1] < count * dtype.itemsize:
-            raise ValueError("the packed codes are cut short")
-        return bitpack.from_bytes(data[..., : count * dtype.itemsize], dtype)
-    return bitpack.unpack(data, width, count).to(dtype)
+    if dtype.itemsize * 8 != width:
+        return bitpack.unpack(data, width, count, dtype, at)
+    if data.shape[-1] < at + count * dtype.itemsize:
+        raise ValueError("the packed codes are cut short")
+    return bitpack.from_bytes(data[..., at : at + count * dtype.itemsize], dtype)
 
 
 def unsigned(codes: Tensor) -> Tensor:
@@ -134,7 +139,9 @@ class TruncatedMessage(Message):
         return bitpack.bytes_of(self.d * self.width)
 
     def _payload(self) -> Tensor:
-        return pack_codes(self.codes, self.width)
+        if self.codes.dtype.itemsize * 8 == self.width:
+            return bitpack.to_bytes(self.codes)
+        return bitpack.pack(self.codes, self.width)
 
     @classmethod
     def read(

@@ -1,0 +1,416 @@
+"""Narrow formats: kernels against their references, levels against the published ones, tight constants."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import raybench
+from raybench import cores
+from raybench.compressors import block_codes as codes
+from raybench.compressors import casts, unpack
+from raybench.compressors.block_formats import NF4, shared_exponents, tight_alpha
+from raybench.compressors.messages import block_formats as blocks
+from raybench.compressors.messages import casts as wire
+from raybench.streams import stream
+from raybench.testing.vectors import cells_and_clients, gaussian
+
+DTYPES = [torch.float32, torch.float64]
+PUBLISHED_NF4 = [  # QLoRA's table, as in bitsandbytes
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+]
+
+
+def mixed(rows, d, dtype):
+    """Numbers of many sizes, ties, zeros of both signs, denormals, NaN and infinity."""
+    x = gaussian(rows, d, dtype=dtype) * 10 ** (3 * gaussian(rows, d, seed=1, dtype=dtype))
+    x.view(-1)[::7] = torch.round(x.view(-1)[::7]) / 2
+    x.view(-1)[5::31] = 0.0
+    x.view(-1)[6::37] = -0.0
+    x.view(-1)[3::41] = torch.finfo(dtype).tiny / 3
+    if d > 20:
+        x[0, 11], x[1, 12], x[2, 13] = math.nan, math.inf, -math.inf
+    return x
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("d", "block"), [(1, 1), (7, 3), (97, 32), (97, 97), (6001, 64), (6001, 6001)]
+)
+def test_kernels_equal_their_references(d, block, dtype, threads, monkeypatch):
+    monkeypatch.setattr(cores, "WORTH_THREADS", 1 if threads == 2 else 10**12)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    x, q = mixed(3, d, dtype), stream(3).each(range(3))
+    top = codes.block_max(x, block)
+    assert torch.equal(top.nan_to_num(-1), codes.block_max_torch(x, block).nan_to_num(-1))
+    f = codes.nonzero(top)
+    assert torch.equal(codes.uniform_codes(x, f, block), codes.uniform_codes_torch(x, f, block))
+    drawn = codes.stochastic_codes(x, f, block, q)
+    assert torch.equal(drawn, codes.stochastic_codes_torch(x, f, block, q))
+    assert torch.equal(codes.nf4_codes(x, f, block), codes.nf4_codes_torch(x, f, block))
+    for element in ("e2m1", "e4m3", "e5m2"):
+        _, inverse = shared_exponents(x, block, element)
+        if element == "e2m1":
+            got, want = (g(x, inverse, block) for g in (codes.e2m1_codes, codes.e2m1_codes_torch))
+        else:
+            both = (codes.e8_codes, codes.e8_codes_torch)
+            got, want = (g(x, inverse, block, element) for g in both)
+        fine = codes.spread(top, block, d).isfinite()  # else the scale says NaN
+        assert torch.equal(got[fine], want[fine]), element
+    table = blocks.table_of("nf4", dtype, x.device)
+    picked = (drawn % 16).to(torch.uint8)
+    outs = torch.empty_like(x), torch.empty_like(x)
+    blocks.expand_blocks(picked, table, f, block, 0.3, outs[0])
+    blocks.expand_blocks_torch(picked, table, f, block, 0.3, outs[1])
+    assert torch.equal(outs[0].nan_to_num(-1), outs[1].nan_to_num(-1))
+    for p in (1, 2, 8, 11, 24):
+        got, want = casts.cut_codes(x, q, p), casts.cut_codes_torch(x, q, p)
+        assert torch.equal(got, want), p
+        shift = dtype.itemsize * 8 - wire.truncated_width(dtype, p)
+        wire.widen(got, shift, outs[0])
+        assert torch.equal(
+            outs[0].nan_to_num(-1), wire.widen_torch(got, shift, dtype).nan_to_num(-1)
+        )
+
+
+# Casts -------------------------------------------------------------------------------------------
+
+
+def test_float64_is_rounded_to_half_once():
+    x = gaussian(100_000).abs() * 10 ** (4 * gaussian(100_000, seed=1)).clamp(-12, 3)
+    hard = [1 + 2**-11 + 2**-40, 2**-25 + 2.0**-60]  # by way of float32 they become 1 and 0
+    x[:2] = torch.tensor(hard, dtype=torch.float64)
+    x = x.clamp(max=60_000)
+    got = raybench.compressor("fp16").compress(x).decode()
+    assert np.array_equal(got.numpy(), x.numpy().astype(np.float16).astype(float))
+    assert got[0] == 1 + 2**-10
+    assert got[1] == 2**-24
+    tie = torch.tensor([1 + 2**-8 + 2**-40, 1 + 2**-8, 1 + 3 * 2**-8], dtype=torch.float64)
+    want = [1 + 2**-7, 1.0, 1 + 2**-6]
+    assert raybench.compressor("bf16").compress(tie).decode().tolist() == want
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("name", "most"), [("fp16", 65504.0), ("bf16", 2.0**128 - 2.0**120)])
+def test_casts_saturate_what_is_finite(name, most, dtype):
+    big = float(torch.finfo(dtype).max)
+    x = torch.tensor([most * 1.0019, -big, math.inf, -math.inf, math.nan, most, 1.0], dtype=dtype)
+    got = raybench.compressor(name).compress(x).decode()
+    assert got[:4].tolist() == [most, -most, math.inf, -math.inf]
+    assert got[4].isnan()
+    assert got[5:].tolist() == [most, 1.0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("name", "u"), [("fp16", 2.0**-11), ("bf16", 2.0**-8)])
+def test_casts_err_by_the_unit_roundoff(name, u, dtype):
+    x = gaussian(50_000, dtype=dtype).abs() + 0.01
+    x[0] = 1 + u  # midway: the worst
+    off = (raybench.compressor(name).compress(x).decode() - x).abs() / x
+    assert off.max() == off[0]
+    assert float(off[0]) == pytest.approx(u / (1 + u), rel=1e-5)
+    assert u**2 <= 1 - raybench.compressor(f"{name}:scale=max").alpha(5) or name == "fp16"
+
+
+def test_fp16_has_no_class_but_with_a_scale():
+    lost = torch.full((8,), 2.0**-26)
+    assert raybench.compressor("fp16").alpha(8) is None
+    assert not raybench.compressor("fp16").compress(lost).decode().any()
+    q = raybench.compressor("fp16:scale=max")
+    assert torch.equal(q.compress(lost).decode(), lost)
+    x = torch.full((1000,), 2.0**-25, dtype=torch.float64)
+    x[7] = 1.0
+    error = (q.compress(x).decode() - x).square().sum()
+    assert error == 999 * 2.0**-50  # all but the largest are lost
+    assert q.alpha(2**40) == pytest.approx(1 / (1 + 2.0**-10))
+    assert q.alpha(1000) == 1 - 2.0**-22
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), spread=st.integers(0, 60), d=st.integers(1, 60))
+def test_scaled_casts_contract_any_vector(seed, spread, d):
+    x = gaussian(d, seed=seed) * 2.0 ** (-spread * gaussian(d, seed=seed + 1).abs())
+    x = x * 10.0 ** (seed % 600 - 300)
+    for name in ("fp16", "bf16"):
+        q = raybench.compressor(name, scale="max")
+        unit = x / x.abs().max()
+        off = q.compress(x).decode() / x.abs().max() - unit
+        assert off.square().sum() <= (1 - q.alpha(d)) * unit.square().sum() * (1 + 1e-9)
+
+
+# Stochastic rounding -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 8])
+def test_stochastic_rounding_reaches_its_omega(p):
+    a, b = 1.0, 1 + 2.0 ** (1 - p)
+    worst = 2 * a * b / (a + b)
+    x = torch.full((1, 40_000), -worst, dtype=torch.float64)
+    op = raybench.compressor("stochastic_rounding", bits=p)
+    got = op.compress(x).decode()
+    assert set(got.unique().tolist()) == {-a, -b}
+    share = float((got == -b).double().mean())
+    assert share == pytest.approx((worst - a) / (b - a), abs=0.015)
+    variance = (worst - a) * (b - worst) / worst**2
+    assert variance == pytest.approx(op.omega(9), rel=1e-12)
+    assert op.omega(9) <= 4.0**-p
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_stochastic_rounding_at_the_edges(dtype):
+    most, mantissa = torch.finfo(dtype).max, 23 if dtype == torch.float32 else 52
+    x = torch.tensor([most, -most, math.inf, -math.inf, math.nan, -0.0, 1.5], dtype=dtype)
+    for p in (1, 2, 8, 24):
+        got = raybench.compressor("stochastic_rounding", bits=p).compress(x.repeat(50, 1)).decode()
+        assert got[:, :2].isfinite().all()
+        assert (got[:, 2] == math.inf).all()
+        assert (got[:, 3] == -math.inf).all()
+        assert (got[:, 4].isnan() if p > 1 else got[:, 4] == math.inf).all()
+        assert (got[:, 5] == 0).all()
+        assert ((got[:, 6] == 1.5) | (p == 1)).all()
+    y = gaussian(1000, dtype=dtype)
+    if p > mantissa:
+        assert torch.equal(
+            raybench.compressor("stochastic_rounding:bits=24").compress(y).decode(), y
+        )
+
+
+def test_stochastic_rounding_is_unbiased_for_denormal_numbers():
+    x = torch.full((40_000,), 3 * 2.0**-140)
+    got = raybench.compressor("stochastic_rounding:bits=8").compress(x).decode()
+    assert set(got.unique().tolist()) == {0.0, 2.0**-133}
+    assert float((got > 0).double().mean()) == pytest.approx(3 / 128, abs=0.004)
+
+
+# Uniform 8 bits ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d", [1, 2, 24, 1000])
+def test_int8_reaches_its_alpha(d):
+    q = raybench.compressor("int8")
+    x = torch.ones(d, dtype=torch.float64)
+    x[0] = 254.0
+    lost = (q.compress(x).decode() - x).square().sum() / x.square().sum()
+    assert float(lost) == pytest.approx(1 - q.alpha(d), rel=1e-12, abs=1e-15)
+    assert q.alpha(d) == pytest.approx(1 / (1 + (d - 1) / 64516), rel=1e-12)
+
+
+@pytest.mark.parametrize("d", [1, 5, 10**3, 64516, 10**6, 10**9])
+def test_int8_alpha_is_above_the_simple_bound(d):
+    assert raybench.compressor("int8").alpha(d) >= max(1 / d, 1 - d / 64516)
+    assert raybench.compressor("int8:bucket=10").alpha(d) == raybench.compressor("int8").alpha(
+        min(d, 10)
+    )
+
+
+def test_int8_keeps_the_largest_of_every_bucket():
+    x = gaussian(4, 1000, dtype=torch.float32)
+    for rounding in ("nearest", "stochastic"):
+        m = raybench.compressor("int8", bucket=64, rounding=rounding).compress(x)
+        at = codes.in_blocks(x, 64).abs().argmax(-1) + torch.arange(0, 1000, 64)
+        assert torch.equal(m.decode().gather(-1, at), x.gather(-1, at))
+        assert m.nbytes == 1000 + 4 * 16
+
+
+def test_int8_at_random_has_the_variance_of_its_levels():
+    x = torch.tensor([127.0, 0.25, -0.5, 3.75]).expand(40_000, 4)
+    got = raybench.compressor("int8:rounding=stochastic").compress(x).decode()
+    assert (got[:, 0] == 127).all()
+    assert got.mean(0).tolist() == pytest.approx([127, 0.25, -0.5, 3.75], abs=0.015)
+    assert got.var(0).tolist() == pytest.approx([0, 3 / 16, 1 / 4, 3 / 16], abs=0.01)
+
+
+# Block formats -----------------------------------------------------------------------------------
+
+
+def test_nf4_levels_are_the_published_ones():
+    assert blocks.normal_float() == pytest.approx(PUBLISHED_NF4, abs=2e-7)
+
+
+def test_small_floats_are_those_of_torch():
+    every = torch.arange(256, dtype=torch.uint8)
+    for name, (_, _, most, dtype) in codes.E8.items():
+        want = every.view(dtype).double()
+        mine = blocks.table_of(name, torch.float64, torch.device("cpu"))
+        finite = want.isfinite()
+        assert torch.equal(mine[finite], want[finite])
+        assert float(want[finite].max()) == most
+    magnitudes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    assert blocks.FORMATS["e2m1"].levels == magnitudes + [-v for v in magnitudes]
+
+
+def nearest_even(v, levels):
+    """The code of the level nearest to v by exact arithmetic; of two the even one."""
+    sizes = [Fraction(s) for s in levels[: len(levels) // 2] if s == s]
+    at = min(Fraction(abs(v)), sizes[-1])
+    code = min(range(len(sizes)), key=lambda c: (abs(sizes[c] - at), c % 2))
+    return math.copysign(float(sizes[code]), v)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["mxfp4", "mxfp8:element=e4m3", "mxfp8:element=e5m2"])
+def test_mx_rounds_to_the_nearest_even(name, dtype):
+    op = raybench.compressor(name)
+    x = gaussian(40, 32, dtype=dtype) * 10 ** (2 * gaussian(40, 32, seed=1, dtype=dtype))
+    form = blocks.FORMATS[op._element()]
+    levels = torch.tensor([v for v in form.levels if v > 0])
+    x[0, :4] = torch.tensor([0.25, 0.75, -1.25, 5.0])  # ties of E2M1 at scale 1
+    x[0, 4:] = 4.0
+    ties = (levels[1:] + levels[:-1]) / 2
+    x[1:5] = ties[torch.arange(4 * 32) % len(ties)].view(4, 32).to(dtype)
+    x[1:5, 0] = levels[-1]
+    if dtype == torch.float64:
+        x[4, 1:] *= 1 + 2.0**-40  # just above a tie, which float32 cannot tell
+    m = op.compress(x)
+    exponent = torch.floor(torch.log2(x.abs().amax(-1))) - form.top
+    assert torch.equal(m.scales[:, 0].double() - 127, exponent.double())
+    scale = 2.0 ** exponent.double()[:, None]
+    want = [[nearest_even(v, form.levels) for v in row] for row in (x.double() / scale).tolist()]
+    assert torch.equal(m.decode().double(), torch.tensor(want, dtype=torch.float64) * scale)
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "double_bits"),
+    [("nf4", 4.5, 5.0), ("nf4:double=true", 4 + 0.125 + 32 / 2**14, 4 + 0.125 + 64 / 2**14)]
+    + [("mxfp8", 8.25, 8.25), ("mxfp4", 4.25, 4.25)]
+    + [("fp16", 16, 16), ("bf16", 16, 16), ("stochastic_rounding:bits=4", 12, 15)]
+    + [("int8:bucket=512", 8 + 32 / 512, 8 + 64 / 512)],
+)
+def test_bits_of_a_number(name, bits, double_bits):
+    for dtype, want in ((torch.float32, bits), (torch.float64, double_bits)):
+        m = raybench.compressor(name).compress(gaussian(2, 2**14, dtype=dtype))
+        assert (m.bits == want * 2**14).all()
+        assert m.nbytes == want * 2**11
+
+
+def lost(op, x):
+    scale = x.abs().amax(-1, keepdim=True)
+    return ((op.compress(x).decode() - x) / scale).square().sum(-1) / (x / scale).square().sum(-1)
+
+
+WORST = {  # the largest of a block and what all others are, at which the constant is reached
+    "nf4": (1.0, blocks.normal_float()[6] / 2),
+    "mxfp4": (5.0, 0.25),
+    "mxfp8": (512.0 - 2.0**-30, 512.0 - 2.0**-30),
+}
+
+
+@pytest.mark.parametrize("name", WORST)
+def test_block_formats_reach_their_alpha(name):
+    op = raybench.compressor(name)
+    top, rest = WORST[name]
+    x = torch.full((op.block,), rest, dtype=torch.float64)
+    x[3] = top
+    assert float(lost(op, x)) == pytest.approx(1 - op.alpha(1000), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["nf4", "mxfp4", "mxfp8", "mxfp8:element=e5m2", "int8"])
+@pytest.mark.parametrize("size", [1, 2, 5, 32, 300])
+def test_no_search_beats_alpha(name, size):
+    op = raybench.compressor(name, **{"bucket" if name == "int8" else "block": size})
+    top = torch.linspace(1, 2, 257, dtype=torch.float64)[:, None, None]
+    form = blocks.FORMATS[name if name in ("nf4", "int8") else op._element()]
+    largest = max(v for v in form.levels if v == v)
+    levels = torch.tensor(sorted({abs(v) for v in form.levels if v == v}), dtype=torch.float64)
+    mids = (levels[1:] + levels[:-1]) / 2
+    others = torch.cat((mids / largest, mids / largest / 2, torch.tensor([0.0, 1.0, 0.9])))
+    others = others[torch.linspace(0, len(others) - 1, min(len(others), 60)).long()]
+    x = (top * others[:, None]).expand(257, len(others), size).clone()
+    x[..., 0] = top[..., 0]
+    assert float(lost(op, x).max()) <= (1 - op.alpha(size)) * (1 + 1e-9)
+    y = gaussian(2000, size) * gaussian(2000, size, seed=5).abs() ** 3
+    assert float(lost(op, y).max()) <= (1 - op.alpha(size)) * (1 + 1e-9)
+
+
+def test_alpha_is_above_that_of_the_catalogue():
+    for name, simple in (("nf4", 1 / 64), ("mxfp4", 15 / 512), ("mxfp8", 1 / 64)):
+        op = raybench.compressor(name)
+        assert simple < op.alpha(10**7) == op.alpha(op.block) < 1
+        assert op.alpha(1) >= op.alpha(2) >= op.alpha(10)
+    assert tight_alpha("nf4", 64) == pytest.approx(0.8846, abs=1e-4)
+    assert tight_alpha("e2m1", 32) == pytest.approx(1 - 47 / 431, rel=1e-12)
+    assert tight_alpha("e4m3", 32) == pytest.approx(1 - 1 / 64, rel=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), spread=st.floats(0, 25), block=st.sampled_from([1, 4, 64]))
+def test_doubly_quantised_scales_keep_the_contraction(seed, spread, block):
+    op = NF4(block, True)
+    d = block * 300 - 1
+    size = 2.0 ** (-spread * stream(seed).uniform(300)).repeat_interleave(block)[:d]
+    x = gaussian(4, d, seed=seed) * size
+    worst = raybench.compressor("nf4", block=block).alpha(d)
+    assert 1 / (256 * block) <= op.alpha(d) <= worst
+    assert float(lost(op, x).max()) <= 1 - op.alpha(d)
+
+
+def test_scales_in_bytes():
+    levels = blocks.scale_levels()
+    assert len(levels) == len(set(levels)) == 256
+    assert levels == sorted(levels)
+    assert levels[0] == 0
+    assert levels[-2:] == [31 / 32, 1.0]
+    x = torch.zeros(64 * 300)
+    x[::64] = torch.tensor([2.0**-i for i in range(14)] * 22)[:300] * 3
+    m = raybench.compressor("nf4:double=true").compress(x)
+    assert torch.equal(m.decode(), x)  # powers of two of the largest are levels
+    assert m.tops.tolist() == [3.0, 3.0]
+    alone = raybench.compressor("nf4").compress(x[:64]).decode()
+    assert torch.equal(raybench.compressor("nf4:double=true").compress(x[:64]).decode(), alone)
+
+
+@pytest.mark.parametrize("name", ["nf4", "nf4:double=true", "mxfp4", "mxfp8", "int8:bucket=64"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_bad_number_spoils_its_block_alone(name, bad, dtype):
+    op, x = raybench.compressor(name), gaussian(64 * 300, dtype=dtype)
+    clean = op.compress(x).decode()
+    x[64 * 3 + 2] = bad
+    got = op.compress(x).decode()
+    size = 64 * 256 if "double" in name else getattr(op, "block", 64)
+    start = (64 * 3 + 2) // size * size
+    spoiled = torch.arange(len(x)).sub(start).ge(0) & torch.arange(len(x)).lt(start + size)
+    assert got[spoiled].isnan().all()
+    assert torch.equal(got[~spoiled], clean[~spoiled])
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "mxfp8", "mxfp8:element=e5m2"])
+def test_mx_beyond_the_range_of_its_scale(name):
+    op = raybench.compressor(name)
+    x = gaussian(3, 64)
+    largest = max(v for v in blocks.FORMATS[op._element()].levels if v == v)
+    for scale in (1e-300, 1e-45, 1e45, 1e300):
+        got = op.compress(x * scale).decode()
+        assert got.isfinite().all()
+        assert (got * x >= 0).all()
+        if scale > 1:
+            assert got.abs().max() == 2.0**127 * largest
+    near = torch.full((32,), torch.finfo(torch.float32).max)
+    assert op.compress(near).decode().isfinite().all()
+    assert not op.compress(torch.zeros(5)).decode().any()
+
+
+@pytest.mark.parametrize(
+    "name", ["nf4:block=7", "mxfp8:block=5", "mxfp4:block=3", "int8:bucket=11"]
+)
+def test_odd_blocks_travel(name):
+    x, q = gaussian(2, 3, 50, dtype=torch.float32), cells_and_clients(2, 3)
+    m = raybench.compressor(name).compress(x, q)
+    assert torch.equal(unpack(m.pack()).decode(), m.decode())
+    alone = raybench.compressor(name).compress(x[..., :7]).decode()
+    if name.startswith("nf4"):  # a block knows nothing of its neighbours
+        assert torch.equal(m.decode()[..., :7], alone)
+
+
+def test_a_cut_message_is_refused():
+    m = raybench.compressor("int8").compress(gaussian(40, dtype=torch.float32))
+    with pytest.raises(ValueError, match="cut short"):
+        type(m).read(m.known(), m.payload()[..., :30], None)
