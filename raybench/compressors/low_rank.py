@@ -17,9 +17,9 @@ from raybench.compressors.low_rank_kernels import (
     matrix_of,
     orthonormal,
     rows_times,
-    truncated_svd,
     without_nonfinite,
 )
+from raybench.compressors.low_rank_svd import truncated_svd
 from raybench.compressors.messages import Dense, FactorsMessage, Message
 from raybench.errors import InputError
 from raybench.registry import Integer, Param, compressor
@@ -70,7 +70,7 @@ def check_fit(sizes: tuple[int, ...], d: int, where: str) -> None:
 
 def shape_from(layout: Any) -> tuple[int, ...] | None:
     """Return the shape of a problem's variable where it is a single tensor of at least two axes."""
-    tensors = getattr(layout, "tensors", ())
+    tensors: Any = getattr(layout, "tensors", ())
     return tuple(tensors[0][1]) if len(tensors) == 1 and len(tensors[0][1]) > 1 else None
 
 
@@ -115,7 +115,7 @@ class LowRank(Projection):
     shape: Any = AUTO
 
     def __post_init__(self) -> None:
-        _at_least(self.rank, 1, "rank")
+        at_least(self.rank, 1, "rank")
         object.__setattr__(self, "shape", sizes_of(self.shape, "shape"))
 
     def alpha(self, d: int) -> float:
@@ -131,7 +131,8 @@ class LowRank(Projection):
         return self if own is None or self.shape != AUTO else dataclasses.replace(self, shape=own)
 
 
-def _at_least(value: Any, low: int, where: str) -> None:
+def at_least(value: Any, low: int, where: str) -> None:
+    """Raise InputError unless value is an integer >= low."""
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise InputError.of(where, f"{value!r} is out of range", f"an integer >= {low}")
 
@@ -187,7 +188,7 @@ class PowerStep(LowRank):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self.iterations, 1, "iterations")
+        at_least(self.iterations, 1, "iterations")
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d, lead = x.shape[-1], x.shape[:-1]

@@ -86,7 +86,7 @@ def _columns_kernel(flat, b, left, out, lo, hi):  # out[t, k, j] = sum_i left[t,
 
 
 @numba.njit(cache=True, nogil=True, fastmath=_REORDER)
-def _dot(u, v):
+def dot(u, v):  # of float64 vectors, for use in CPU kernels
     total = 0.0
     for j in range(u.shape[0]):
         total += u[j] * v[j]
@@ -103,7 +103,7 @@ def _unit(u):  # scales u to length 1 and returns its length; the largest entry 
         return 0.0
     for j in range(u.shape[0]):
         u[j] /= largest
-    length = np.sqrt(_dot(u, u))
+    length = np.sqrt(dot(u, u))
     for j in range(u.shape[0]):
         u[j] /= length
     return largest * length
@@ -119,7 +119,7 @@ def _orthonormal_kernel(columns, lo, hi):  # columns (R, r, a), one column per l
             for _ in range(2):  # once is not enough, twice is (Kahan, Parlett)
                 for h in range(k):
                     v = columns[t, h]
-                    along = _dot(u, v)
+                    along = dot(u, v)
                     for j in range(u.shape[0]):
                         u[j] -= along * v[j]
                 kept *= _unit(u)
@@ -172,7 +172,7 @@ def rows_times_torch(flat: Tensor, b: int, right: Tensor) -> Tensor:
 
 def rows_times(flat: Tensor, b: int, right: Tensor) -> Tensor:
     """Return right M', float64 (R, r, a): each row of M times the r vectors right (R, r, b), float64."""
-    if not _compiled(flat):
+    if not compiled(flat):
         return rows_times_torch(flat, b, right)
     (R, d), r = flat.shape, right.shape[1]
     a = -(-d // b)
@@ -189,7 +189,7 @@ def columns_times_torch(flat: Tensor, b: int, left: Tensor) -> Tensor:
 
 def columns_times(flat: Tensor, b: int, left: Tensor) -> Tensor:
     """Return left M, float64 (R, r, b): the r vectors left (R, r, a), float64, times each column."""
-    if not _compiled(flat):
+    if not compiled(flat):
         return columns_times_torch(flat, b, left)
     (R, d), r = flat.shape, left.shape[1]
     out = torch.empty(R, r, b, dtype=torch.float64)
@@ -209,7 +209,7 @@ def orthonormal(columns: Tensor) -> Tensor:
 
     Gram-Schmidt, twice; vectors in the span of those before them become zero, never NaN.
     """
-    if not _compiled(columns):
+    if not compiled(columns):
         return orthonormal_torch(columns)
     out = columns.clone(memory_format=torch.contiguous_format)
     raw, (R, r, a) = out.numpy(), out.shape
@@ -228,29 +228,12 @@ def solve(gram: Tensor, rhs: Tensor, tolerance: float = 1e-10) -> Tensor:
     Elimination, largest diagonal entry first; vectors whose rest has squared length <= tolerance
     get 0, so a singular Gram matrix gives a solution too.
     """
-    if not _compiled(rhs):
+    if not compiled(rhs):
         return solve_torch(gram, rhs, tolerance)
     left, out = (t.clone(memory_format=torch.contiguous_format) for t in (gram, rhs))
     arrays, (R, r, n) = (left.numpy(), out.numpy()), out.shape
     run_shared(lambda lo, hi: _solve_kernel(*arrays, tolerance, lo, hi), R, float(R * r * r * n))
     return out
-
-
-def truncated_svd(matrices: Tensor, r: int) -> tuple[Tensor, Tensor]:
-    """Return U (R, a, r), the leading left singular vectors of matrices (R, a, b), and U' M (R, r, b).
-
-    LAPACK takes one matrix at a time on CPU: see above. Raises where a matrix is not finite.
-    """
-    if matrices.device.type != "cpu":
-        U, S, V = torch.linalg.svd(matrices, full_matrices=False)
-        return U[..., :r], S[:, :r, None] * V[:, :r]
-    R, a, b = matrices.shape
-    left, right = matrices.new_empty(R, a, r), matrices.new_empty(R, r, b)
-    for i in range(R):
-        U, S, V = torch.linalg.svd(matrices[i], full_matrices=False)
-        left[i] = U[:, :r]
-        torch.mul(V[:r], S[:r, None], out=right[i])
-    return left, right
 
 
 def without_nonfinite(flat: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -264,5 +247,6 @@ def without_nonfinite(flat: Tensor) -> tuple[Tensor, Tensor | None]:
     return flat.masked_fill(bad[:, None], 0), bad
 
 
-def _compiled(x: Tensor) -> bool:
+def compiled(x: Tensor) -> bool:
+    """Return whether the kernels take x: float32 or float64 on CPU."""
     return x.device.type == "cpu" and x.dtype in KERNEL_DTYPES

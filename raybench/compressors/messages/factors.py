@@ -75,11 +75,13 @@ def times(left: Tensor, right: Tensor, out: Tensor, add: bool = False) -> None:
     """Write the first d entries of the matrices left right into out (R, d), or add them to it.
 
     left (R, a, r), right (R, r, b), r >= 1, a b >= d; out contiguous, all of one dtype. Matrices are
-    independent of each other, bit for bit.
+    independent of each other, bit for bit. Raises ValueError for a b < d.
     """
+    (R, a, r), b = left.shape, right.shape[2]
+    if a * b < out.shape[1]:
+        raise ValueError(f"{a} x {b} entries for {out.shape[1]} coordinates")
     if out.device.type != "cpu" or out.dtype not in KERNEL_DTYPES:
         return times_torch(left, right, out, add)
-    (R, a, r), b = left.shape, right.shape[2]
     arrays = [t.contiguous().numpy() for t in (left, right)]
     raw = out.numpy()
     run_shared(lambda lo, hi: _times(*arrays, raw, b, add, lo, hi), R * a, float(R * a * b * r))
