@@ -1,0 +1,198 @@
+"""Messages of composed operators: bytes, ranks, choices, bits; and the sums of products they need."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import raybench
+from raybench.compressors import choose, unpack
+from raybench.compressors.messages import DenseMessage, SeededMessage, SparseMessage, index_cost
+from raybench.compressors.messages.nested import (
+    NestedMessage,
+    ScaledMessage,
+    SeededSupportMessage,
+    SumMessage,
+    SupportMessage,
+)
+from raybench.compressors.products import TILE, best_factor, products, products_torch
+from raybench.engine.transport import on_virtual_ranks, share_of
+from raybench.streams import stream
+from raybench.testing.vectors import cells_and_clients, gaussian
+from raybench.testing.wire import same_bits
+
+D = 24
+
+
+def op(text, **params):
+    return raybench.compressor(text, **params)
+
+
+# Messages ------------------------------------------------------------------------------------------
+
+KINDS = {
+    "nested": "chain:first=(top_k:k=40%),then=natural",
+    "nested in nested": "chain:first=(top_k:k=50%),then=(chain:first=(rand_k:k=50%),then=natural)",
+    "seeded": "chain:first=(rand_k:k=40%),then=(dithering:s=3)",
+    "common": "chain:first=(rand_k:k=40%,mask=common),then=natural",
+    "sum": "induced:first=(top_k:k=20%),then=(rand_k:k=30%)",
+    "scaled": "optimal_rescale:of=(chain:first=(top_k:k=40%),then=natural)",
+    "scaled dense": "optimal_rescale:of=dithering,correct=true",
+    "concat": "per_tensor:of=(chain:first=(rand_k:k=50%),then=natural),sizes=[[7,1,12]]",
+}
+
+
+def sent(name, seed=0, here=range(4), dtype=torch.float64, d=20, cells=3, most=4):
+    """A message of a kind for the clients here, the factors of a role and of a sum in it."""
+    x = gaussian(cells, most, d, seed=seed, dtype=dtype)[:, here.start : here.stop]
+    q = stream(range(cells)).each(list(here))
+    return op(KINDS[name]).bind(d).operator.compress(x, q).scaled(0.5)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_compounds_survive_packing_and_ranks(name, dtype):
+    whole = sent(name, dtype=dtype)
+    value = whole.decode()
+    here = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 1]]).bool()
+    part = whole.masked(here)
+    assert same_bits(unpack(whole.pack()).decode(), value)
+    assert same_bits(unpack(part.pack()).decode(), value * here[..., None])
+    assert same_bits(unpack(whole.row(2, 1).pack()).decode(), value[2, 1])
+    assert torch.equal(unpack(part.pack()).bits, part.bits)
+
+    def work(transport):
+        mine = share_of(transport.rank, 3, 4)
+        m = sent(name, here=mine, dtype=dtype)
+        return [
+            transport.gather(m, 4),
+            transport.gather(m.masked(here[:, mine.start : mine.stop]), 4),
+        ]
+
+    for gathered, masked in on_virtual_ranks(3, work):
+        assert torch.equal(gathered.decode(), value)
+        assert torch.equal(gathered.bits, whole.bits)
+        assert torch.equal(masked.sum_clients(), part.sum_clients())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_choices_between_compounds(name):
+    q = cells_and_clients(3, 4)
+    own = op(KINDS[name]).bind(20).operator
+    yes, no = (own.compress(gaussian(3, 4, 20, seed=s), q) for s in (1, 2))
+    mask = torch.arange(12).view(3, 4) % 3 == 0
+    both = choose(mask, yes, no)
+    want = torch.where(mask[..., None], yes.decode(), no.decode())
+    assert torch.equal(both.decode(), want)
+    assert torch.equal(both.flags, mask)
+    assert torch.equal(both.bits, yes.bits + 1)
+    assert same_bits(unpack(both.pack()).decode(), want)
+    torch.testing.assert_close(both.sum_clients(), want.sum(-2))
+    torch.testing.assert_close(both.add_to(torch.ones_like(want)), want + 1)
+    half = choose(mask, yes.masked(mask), no.masked(mask))
+    assert torch.equal(half.decode(), want * mask[..., None])
+    assert torch.equal(half.bits, both.bits * mask)
+
+
+def test_choices_need_messages_made_alike():
+    x, q = gaussian(3, 4, 20), cells_and_clients(3, 4)
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    chain = [op(KINDS["seeded"]).compress(x, s) for s in (q, q.fold(1))]
+    with pytest.raises(TypeError, match="same stream"):
+        choose(mask, *chain)
+    for other in ("nested", "sum", "concat"):
+        with pytest.raises(TypeError, match="same simple kind"):
+            choose(mask, chain[0], op(KINDS[other]).compress(x, q))
+    fewer = SumMessage(20, x.dtype, [DenseMessage(20, x.dtype, x)])
+    more = SumMessage(20, x.dtype, [DenseMessage(20, x.dtype, x)] * 2)
+    with pytest.raises(TypeError, match="as many parts"):
+        choose(mask, fewer, more)
+
+
+@given(st.integers(2, 60), st.data(), st.sampled_from([torch.float64, torch.float32]))
+@settings(max_examples=40, deadline=None)
+def test_nested_bits_book_the_indices_once(d, data, dtype):
+    k = data.draw(st.integers(1, d - 1))
+    x = gaussian(2, 3, d, dtype=dtype)
+    wide, width = 8 * dtype.itemsize, 12 if dtype == torch.float64 else 9
+    m = op("chain", first=f"top_k:k={k}", then="natural").compress(x)
+    assert isinstance(m, NestedMessage)
+    assert (m.bits == index_cost(d, k).index_auto + k * width).all()
+    top = op("top_k", k=k).compress(x)
+    assert m.cost == top.cost._replace(values=0, raw=k * width)
+    assert m.nbytes == top.nbytes - k * dtype.itemsize + -(-k * width // 8)
+    seeded = op("chain", first=f"rand_k:k={k}", then="natural").compress(x)
+    assert (seeded.bits == k * width).all()
+    assert (op("chain", first=f"rand_k:k={k}", then="identity").compress(x).bits == k * wide).all()
+
+
+def test_the_second_acts_on_the_kept_values():
+    x, q = gaussian(3, 4, D), cells_and_clients(3, 4)
+    m = op("chain:first=(rand_k:k=6),then=(dithering:s=2)").compress(x, q)
+    first = op("rand_k:k=6").compress(x, q.fold("first"))
+    then = op("dithering:s=2").compress(first.values.contiguous(), q.fold("then"))
+    want = SeededMessage(D, x.dtype, then.decode(), first.source, scale=4.0)
+    assert torch.equal(m.decode(), want.decode())
+    dense = op("chain:first=natural,then=(top_k:k=3)").compress(x, q)
+    assert isinstance(dense, SparseMessage)
+
+
+def test_sparse_compounds_touch_only_their_support():
+    """Adding 0.0 to -0.0 gives 0.0: what stays -0.0 was not written to."""
+    for name in ("nested", "common", "scaled", "sum"):
+        m = sent(name, d=200)
+        target = torch.full((3, 4, 200), -0.0, dtype=torch.float64)
+        m.add_to(target)
+        assert torch.equal(torch.signbit(target) & (target == 0), m.decode() == 0), name
+
+
+def test_supports_on_their_own():
+    x, q = gaussian(3, 4, D), cells_and_clients(3, 4)
+    top, rand = op("top_k:k=5").compress(x, q), op("rand_k:k=5").compress(x, q)
+    here = torch.arange(12).view(3, 4) % 2 == 0
+    for where, like in (
+        (SupportMessage(D, x.dtype, top.indices), top),
+        (SeededSupportMessage.of(rand), rand),
+    ):
+        ones = torch.zeros(3, 4, D, dtype=x.dtype).scatter_(-1, like.support(), 1.0)
+        for m, want in ((where, ones), (where.masked(here), ones * here[..., None])):
+            assert torch.equal(m.decode(), want)
+            assert torch.equal(unpack(m.pack()).decode(), want)
+        assert where.bits.unique().tolist() == [like.cost.index_auto]
+
+
+def test_scaled_messages_of_odd_numbers():
+    x = gaussian(3, 4, D)
+    factor = torch.tensor([0.0, math.nan, math.inf, 2.0], dtype=x.dtype)[:, None].expand(3, 4, 1)
+    for inner in (op("top_k:k=5"), op("natural")):
+        m = ScaledMessage.of(factor, inner.compress(x))
+        assert same_bits(unpack(m.pack()).decode(), m.decode())
+        assert not m.decode()[:, 0].any()
+        assert not m.decode()[:, 1:3].isfinite().all(-1).any()
+
+
+# Sums of products ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d", [1, 7, TILE - 1, TILE, TILE + 1, 5 * TILE + 3, 400_000])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_products_equal_the_reference(d, dtype):
+    a, b = gaussian(3, 2, d, dtype=dtype), gaussian(3, 2, d, seed=1, dtype=dtype)
+    for got, want in zip(products(a, b), products_torch(a, b), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-9)
+    alone = products(a[1, 1].clone(), b[1, 1].clone())
+    assert all(torch.equal(one, every[1, 1]) for one, every in zip(alone, products(a, b)))
+
+
+def test_the_best_factor_shows_what_is_not_finite():
+    x = gaussian(4, D)
+    for bad in (math.nan, math.inf):
+        broken = x.clone()
+        broken[1, 2] = bad
+        factor = best_factor(broken, DenseMessage(D, x.dtype, broken))
+        assert factor[1].isnan().all()
+        assert (factor[[0, 2, 3]] == 1).all()
