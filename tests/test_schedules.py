@@ -9,6 +9,7 @@ import pytest
 import torch
 from toys import descend, each_round, path
 
+from raybench.compressors.messages import RaggedMessage, SparseMessage
 from raybench.engine.average import Average
 from raybench.engine.graph import GRAPHS, mixing
 from raybench.engine.resolve import Skip
@@ -133,6 +134,34 @@ def test_aggregate_downlink_is_charged_by_the_union():
     assert up == rounds * 3 * (width + index)
     assert rounds * 3 * width < down <= rounds * 12 * (width + index)
     assert down < plain.bits("down")[0]
+    probe = SparseMessage(5, torch.float64, torch.tensor([[[0, 2], [2, 4]]]), torch.ones(1, 2, 2))
+    cost, size = probe.union()
+    assert (cost.values.tolist(), cost.index_explicit.tolist()) == ([3], [9])
+    assert size.tolist() == [3 * 8 + 1]
+    cost, _ = probe.masked(torch.tensor([[True, False]])).union()
+    assert cost.values.tolist() == [2]
+    counts, zero = torch.tensor([[1, 2]]), torch.tensor([[[1, 0], [1, 3]]])
+    ragged = RaggedMessage(5, torch.float64, counts, zero, torch.ones(1, 2, 2).double())
+    assert ragged.union()[0].values.tolist() == [2]
+    seeded = Method(
+        "diana", {}, {"name": "rand_k", "k": 3}, P1, step=0.02, more=FAR, downlink="aggregate"
+    )
+    run = finished(seeded.batch())
+    assert run.bits("down")[0] % width == 0
+    assert run.bits("down")[0] < rounds * 12 * width
+    marina = Method(
+        "marina",
+        {"p": 0.5},
+        {"name": "rand_k", "k": 1},
+        P1,
+        step=0.02,
+        more=FAR,
+        downlink="aggregate",
+    )
+    batch = marina.batch((1.0,), range(6))
+    down = finished(batch).bits("down")
+    assert (down < 41 * 12 * width).all()
+    assert len(set(down.tolist())) > 1
     quantised = Method("diana", {}, "natural", P1, step=0.02, more=FAR, downlink="aggregate")
     assert finished(quantised.batch()).bits("down")[0] == rounds * 12 * width
 

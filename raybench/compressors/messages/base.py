@@ -24,7 +24,9 @@ from torch import Tensor
 from raybench.streams import Stream
 
 MAGIC = b"RBM2"
-PREFIX = struct.Struct("<4sQI")  # magic, XXH3 of the rest (seeded with the header's length), that length
+PREFIX = struct.Struct(
+    "<4sQI"
+)  # magic, XXH3 of the rest (seeded with the header's length), that length
 KINDS: dict[str, type[Message]] = {}
 DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, torch.float16)}
 
@@ -146,7 +148,9 @@ class Message:
         shape = (*self.lead, self.d)
         if out is not None and (out.shape != shape or out.dtype != self.dtype):
             want = f"{shape} {self.dtype}"
-            raise ValueError(f"out is {tuple(out.shape)} {out.dtype}, the message decodes to {want}")
+            raise ValueError(
+                f"out is {tuple(out.shape)} {out.dtype}, the message decodes to {want}"
+            )
         own = out is None or not out.is_contiguous() or out.device != self.device
         value = torch.empty(shape, dtype=self.dtype, device=self.device) if own else out
         assert value is not None
@@ -244,7 +248,9 @@ class Message:
         rows: list[Any] = []
         for leaf in leaves:
             data, size = leaf.payload(), leaf.nbytes
-            if not isinstance(size, int):
+            if not isinstance(size, int) and size.numel() == 1:
+                data = data[..., : int(size)]  # one long row needs no mask
+            elif not isinstance(size, int):
                 keep = torch.arange(data.shape[-1], device=data.device) < size[..., None]
                 data = data[keep]
             rows.append(data.cpu().contiguous().view(-1).numpy())
@@ -278,7 +284,7 @@ def read_leaf(head: dict[str, Any], data: memoryview) -> tuple[Message, memoryvi
     with warnings.catch_warnings():  # the bytes are only read, but torch knows no such tensors
         warnings.simplefilter("ignore", UserWarning)
         sent = torch.from_numpy(flat)
-    if isinstance(head["size"], int):
+    if isinstance(head["size"], int) or (rows == 1 and total == widest):
         payload = sent.view(rows, widest)
     else:
         payload = torch.zeros(rows, widest, dtype=torch.uint8)

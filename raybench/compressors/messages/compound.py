@@ -103,6 +103,14 @@ class CasesMessage(_Compound):
         pad = torch.nn.functional.pad
         return self._joined(lambda part: pad(part.payload(), (0, wide - part.payload().shape[-1])))
 
+    def union(self) -> tuple[Cost, Any]:
+        out = torch.zeros(len(Cost._fields) + 1, self.lead[0], dtype=torch.float64)
+        for cells, part in zip(self.cells, self.parts, strict=True):
+            cost, size = part.union()
+            for j, count in enumerate((*cost, size)):
+                out[j, cells.cpu()] = torch.as_tensor(count, dtype=torch.float64).cpu()
+        return Cost(*out[:-1]), out[-1]
+
     def known(self) -> dict[str, Any]:
         return {**super().known(), "cells": [c.tolist() for c in self.cells]}
 

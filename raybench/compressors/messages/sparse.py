@@ -75,6 +75,26 @@ class _Scattered(Message):
         where = self.support().reshape(*lead, n * k)
         return out.scatter_add_(-1, where, self._weighted().reshape(*lead, n * k))
 
+    def _sends(self) -> Tensor:
+        """Return which entries of the support are meant, bool (*lead, k)."""
+        live = torch.ones_like(self.values, dtype=torch.bool)
+        return live if self.present is None else live & self.present[..., None]
+
+    def union(self) -> tuple[Cost, Any]:
+        *lead, n, k = self.values.shape
+        hit = torch.zeros(*lead, self.d, dtype=torch.int64, device=self.device)
+        where = self.support().reshape(*lead, n * k)
+        hit.scatter_add_(-1, where, self._sends().reshape(*lead, n * k).long())
+        counts = (hit > 0).sum(-1)
+        free = self.stream is not None  # all know the seeds: no indices
+        costs = per_count(
+            counts,
+            lambda u: (Cost() if free else index_cost(self.d, u))._replace(values=u),
+            torch.float64,
+        )
+        index = 0 if free else per_count(counts, lambda u: (code_of(self.d, u).bits,))[0]
+        return Cost(*costs), counts * self.dtype.itemsize + (index + 7) // 8
+
 
 @dataclass(eq=False)
 class SparseMessage(_Scattered):
@@ -220,6 +240,10 @@ class RaggedMessage(_Scattered):
     def index_bits(self) -> Tensor:
         """Bits that each row's indices take on the wire, int64 of shape lead."""
         return per_count(self.counts, lambda k: (code_of(self.d, k).bits,))[0]
+
+    def _sends(self) -> Tensor:
+        own = torch.arange(self.values.shape[-1], device=self.device) < self.counts[..., None]
+        return own & super()._sends()
 
     def _starts(self) -> Tensor:
         return _head(self.d) + self.counts * self.dtype.itemsize
