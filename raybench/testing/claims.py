@@ -136,15 +136,19 @@ def _rare(op: Compressor, m: Moments, bound: float | None) -> float:
     """Return how much of <C(x), x>/||x||^2 values too rare to have been drawn may make up.
 
     An event of probability p moves it by at most sqrt(p b), b a bound on E||C(x) - x||^2 / ||x||^2;
-    in N draws p <= 5/N may go unseen (e^-5). None is missed by N >= 8 (b + 1) draws of operators
-    that drop what is rare, or by a deterministic one: 0.
+    in N draws p <= 5/N may go unseen (e^-5). Nothing is allowed a deterministic operator, nor an
+    unbiased one after 8 (omega + 1) draws: what it keeps rarely it enlarges.
     """
     d = m.x.numel()
+    if op.deterministic:
+        return 0.0
     most = op.omega(d)
+    if most is not None and m.count >= SEEN * (most + 1):
+        return 0.0
     if most is None:
         wide = op.b1(d) or op.b2(d)
         most = bound if op.alpha(d) is not None else (wide[1] + 1) ** 2 if wide else None
-    if most is None or op.deterministic or m.count >= SEEN * (most + 1):
+    if most is None:
         return 0.0
     return math.sqrt(5 * most / m.count)
 
