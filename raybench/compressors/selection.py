@@ -138,7 +138,10 @@ def kth_largest(sizes, k):
 
 @numba.njit(cache=True, nogil=True)
 def keep_cut(where, raw, sizes, cut, ties, out, values):
-    """Write the indices and values whose size exceeds the cut, and the first ``ties`` equal to it."""
+    """Write the indices and values whose size exceeds the cut, and the first ``ties`` equal to it.
+
+    Returns how many; ``out`` and ``values`` may be ``where`` and ``raw``.
+    """
     at = 0
     for i in range(where.shape[0]):
         size = sizes[i]
@@ -147,6 +150,7 @@ def keep_cut(where, raw, sizes, cut, ties, out, values):
             out[at], values[at] = where[i], raw[i]
             at += 1
             ties -= tie
+    return at
 
 
 @numba.njit(cache=True, nogil=True)
@@ -174,20 +178,22 @@ def sample(row, key, count, mask, inf):
 
 
 @numba.njit(cache=True, nogil=True)
-def _mark(bits, r0, r1, lo, hi, cuts, most, marks, counts):
+def _mark(bits, r0, r1, lo, hi, cuts, most, todo, marks, counts):
     for r in range(r0, r1):
+        if not todo[r]:
+            continue
         for t in range(lo // TILE, -(-hi // TILE)):
             row = bits[r, t * TILE : min((t + 1) * TILE, hi)]
             words = marks[r, t * TILE // 64 :]
             whole, found = row.shape[0] // 64, 0
             for w in range(whole):
-                word = _within(row, w * 64, cuts[r], most)
+                word = _within(row, w * 64, cuts[r], most[r])
                 words[w] = word
                 found += _ones(word)
             if row.shape[0] > 64 * whole:
                 rest = np.zeros(64, row.dtype)
                 rest[: row.shape[0] - 64 * whole] = row[64 * whole :]
-                word = _within(rest, 0, cuts[r], most)
+                word = _within(rest, 0, cuts[r], most[r])
                 word &= (np.uint64(1) << np.uint64(row.shape[0] - 64 * whole)) - np.uint64(1)
                 words[whole] = word
                 found += _ones(word)
@@ -227,20 +233,29 @@ class Marks(NamedTuple):
         return self.tiles.sum(1)
 
 
-def mark(bits: np.ndarray, cuts: np.ndarray, most: Any = None) -> Marks:
-    """Mark the entries with cut < |x| <= most of rows (R, d); cuts (R,) are integers like the bits."""
+def mark(
+    bits: np.ndarray,
+    cuts: np.ndarray,
+    most: np.ndarray | None = None,
+    again: tuple[Marks, np.ndarray] | None = None,
+) -> Marks:
+    """Mark the entries with cut < |x| <= most of rows (R, d); both (R,), integers like the bits.
+
+    again: marks made before, of which only some rows (bool (R,)) are to be made anew.
+    """
     rows, d = bits.shape
     words = -(-d // 64)
-    marks = scratch("marks", rows * words, np.uint64).reshape(rows, words)
-    counts = np.empty((rows, -(-d // TILE)), np.int64)
-    cuts = cuts.astype(bits.dtype)
-    high = bits.dtype.type(np.iinfo(bits.dtype).max if most is None else most)
+    if again is None:
+        space = scratch("marks", rows * words, np.uint64).reshape(rows, words)
+        again = Marks(space, np.empty((rows, -(-d // TILE)), np.int64)), np.ones(rows, bool)
+    marks, todo = again
+    high = np.full(rows, np.iinfo(bits.dtype).max, bits.dtype) if most is None else most
 
     def work(r0: int, r1: int, lo: int, hi: int) -> None:
-        _mark(bits, r0, r1, lo, hi, cuts, high, marks, counts)
+        _mark(bits, r0, r1, lo, hi, cuts, high, todo, *marks)
 
     run_tiled(work, rows, d, COST, TILE)
-    return Marks(marks, counts)
+    return marks
 
 
 def collect(bits: np.ndarray, marks: Marks, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -260,6 +275,38 @@ def collect(bits: np.ndarray, marks: Marks, dtype: torch.dtype) -> tuple[Tensor,
 
     run_tiled(work, rows, d, COST, TILE)
     return where, values
+
+
+# In plain torch --------------------------------------------------------------------------------
+
+
+def sizes_torch(x: Tensor) -> Tensor:
+    """Return |x| with NaN as infinity."""
+    return torch.where(x.isnan(), torch.inf, x.abs())
+
+
+def rank_of(size: Tensor) -> Tensor:
+    """Return the place of each entry in descending order, ties by lowest index: int64 (*lead, d)."""
+    order = size.argsort(dim=-1, descending=True, stable=True)
+    places = torch.arange(size.shape[-1], device=size.device).expand(size.shape)
+    return torch.empty_like(order).scatter_(-1, order, places)
+
+
+def ragged(x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return counts (*lead), indices and values (*lead, most), of the entries to keep (bool, as x).
+
+    Indices ascend; beyond a row's count both are zero.
+    """
+    flat, mask = x.reshape(-1, x.shape[-1]), keep.reshape(-1, x.shape[-1])
+    counts = mask.sum(-1)
+    most = int(counts.max()) if len(counts) else 0
+    where = torch.zeros(len(flat), most, dtype=torch.int64, device=x.device)
+    values = torch.zeros(len(flat), most, dtype=x.dtype, device=x.device)
+    r, j = mask.nonzero(as_tuple=True)
+    at = torch.arange(len(r), device=x.device) - (counts.cumsum(0) - counts)[r]
+    where[r, at], values[r, at] = j, flat[r, j]
+    lead = x.shape[:-1]
+    return counts.view(lead), where.view(*lead, most), values.view(*lead, most)
 
 
 # The k largest of long rows --------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.messages import Message, SparseMessage
-from raybench.compressors.selection import largest_of_long
+from raybench.compressors.selection import largest_of_long, sizes_torch
 from raybench.cores import run_shared
 from raybench.errors import InputError
 from raybench.registry import Count, Number, compressor
@@ -113,22 +113,18 @@ def top_indices(x: Tensor, k: int) -> Tensor:
 
 def top_indices_torch(x: Tensor, k: int) -> Tensor:
     """Return the same by a stable sort (the reference)."""
-    order = _sizes(x).argsort(dim=-1, descending=True, stable=True)
+    order = sizes_torch(x).argsort(dim=-1, descending=True, stable=True)
     return order[..., :k].sort(dim=-1).values
 
 
 def top_indices_device(x: Tensor, k: int) -> Tensor:
     """Return the same without a sort: the k-th largest, what exceeds it, and its first ties."""
-    size = _sizes(x)
+    size = sizes_torch(x)
     cut = size.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
     above, tie = size > cut, size == cut
     room = k - above.sum(-1, keepdim=True)
     keep = above | (tie & (tie.cumsum(-1) <= room))
     return keep.nonzero()[:, -1].view(*x.shape[:-1], k)
-
-
-def _sizes(x: Tensor) -> Tensor:
-    return torch.where(x.isnan(), torch.inf, x.abs())
 
 
 def _indices_of_short(x: Tensor, k: int) -> Tensor:

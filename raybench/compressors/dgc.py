@@ -1,0 +1,160 @@
+"""DGC's selection: a threshold from a sample of the entries, mended until about k exceed it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from raybench.compressors.base import Compressor, count_of
+from raybench.compressors.messages import Message, RaggedMessage
+from raybench.compressors.selection import (
+    FORMS,
+    bits_of,
+    collect,
+    keep_cut,
+    kth_largest,
+    mark,
+    ragged,
+    rank_of,
+    sample,
+    sizes_of,
+    sizes_torch,
+)
+from raybench.cores import run_shared
+from raybench.errors import InputError
+from raybench.registry import Choice, Count, compressor
+from raybench.streams import Stream, hash_numba
+
+TRIES = 10  # times the threshold is lowered, at most
+LOWER = 0.8  # by this factor, while fewer than this share of k exceed it
+OVER = 1.3  # times k: with more than that above it the k largest are taken whatever ``truncate``
+
+
+@compressor(
+    "dgc",
+    k=Count(help="coordinates kept at most, or a share such as 0.1%"),
+    sample=Count("1%", help="coordinates looked at for the threshold, or their share"),
+    truncate=Choice("magnitude", "random", help="which are left out where more than k exceed it"),
+)
+@dataclass(frozen=True)
+class DGC(Compressor):
+    """C(x) = what exceeds a threshold estimated from a sample, at most k entries.
+
+    Of s sampled |x_j|, one from each of s equal stretches, the ceil(s k/d)-th largest is the threshold;
+    it is multiplied by 0.8 while fewer than 0.8 k reach it, at most 10 times. Where more than k do, k
+    of them are kept: the largest, or a random choice (the largest all the same beyond 1.3 k). Zeros
+    are never sent. Only the largest entry is sure to be among the candidates: alpha = 1/d, or 1/(1.3 d)
+    with a random choice, is all that holds for every x; in practice it is near top_k. Bits: the count,
+    the values and their indices. Raises InputError where k or ``sample`` do not fit d. Source: Lin et
+    al. 2018, Deep Gradient Compression.
+    """
+
+    k: int | float | str
+    sample: int | float | str = "1%"
+    truncate: str = "magnitude"
+
+    def __post_init__(self) -> None:
+        if self.truncate not in ("magnitude", "random"):
+            fix = "allowed: magnitude, random"
+            raise InputError.of("truncate", f"unknown {self.truncate!r}", fix)
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        d = x.shape[-1]
+        k, count = count_of(self.k, d), count_of(self.sample, d, "sample")
+        select = _select if x.device.type == "cpu" else select_torch
+        return RaggedMessage(d, x.dtype, *select(x, k, count, self.truncate == "random", stream))
+
+    def alpha(self, d: int) -> float:
+        return 1 / d if self.truncate == "magnitude" or d == 1 else 1 / (OVER * d)
+
+
+def select_torch(
+    x: Tensor, k: int, count: int, random: bool, stream: Stream
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return counts, indices and values (``ragged``) of DGC's selection (the reference; any device)."""
+    d, size = x.shape[-1], sizes_torch(x)
+    places = torch.arange(count, device=x.device) + stream.uniform(count)
+    places = (places * (d / count)).long().clamp(max=d - 1)
+    rank = -(-count * k // d)
+    cut = size.gather(-1, places).sort(dim=-1, descending=True).values[..., rank - 1 : rank]
+    for _ in range(TRIES):
+        found = ((size >= cut) & (size > 0)).sum(-1, keepdim=True)
+        cut = torch.where(found < LOWER * k, cut * LOWER, cut)
+    keep = (size >= cut) & (size > 0)
+    found = keep.sum(-1, keepdim=True)
+    by_size = rank_of(size.where(keep, -1.0)) < k
+    if random:
+        score = (stream.fold("truncate").bits(d) >> 1) & (2**63 - 1)
+        by_hash = rank_of(score.where(keep, -1)) < k
+        by_size = torch.where(found <= OVER * k, by_hash, by_size)
+    return ragged(x, keep & by_size)
+
+
+def _select(
+    x: Tensor, k: int, count: int, random: bool, stream: Stream
+) -> tuple[Tensor, Tensor, Tensor]:
+    bits, form, lead = bits_of(x), FORMS[x.dtype], x.shape[:-1]
+    rows, d = bits.shape
+    keys = stream.keys.contiguous().view(-1).numpy().view(np.uint64)
+    hashes = stream.fold("truncate").keys.contiguous().view(-1).numpy().view(np.uint64)
+    first, rank = np.empty(rows, bits.dtype), -(-count * k // d)
+    run_shared(
+        lambda r0, r1: _sampled(bits, r0, r1, keys, count, rank, form.mask, form.inf, first),
+        rows,
+        10 * rows * count,
+    )
+    cuts = first.view(x.view(-1, d).numpy().dtype)
+    marks = mark(bits, _below(cuts, bits.dtype))
+    for _ in range(TRIES):
+        few = marks.counts < LOWER * k
+        if not few.any():
+            break
+        cuts = np.where(few, cuts * cuts.dtype.type(LOWER), cuts)
+        marks = mark(bits, _below(cuts, bits.dtype), again=(marks, few))
+    where, values = collect(bits, marks, x.dtype)
+    counts, raw = marks.counts, values.numpy().view(bits.dtype)
+    if (counts > k).any():
+        limit = math.floor(OVER * k) if random else 0  # up to so many are chosen from by hash
+        held = where.numpy(), raw, counts, k, limit, hashes, form.mask, form.inf
+        run_shared(lambda r0, r1: _truncate(*held, r0, r1), rows, 10 * int(counts.sum()))
+    most = int(counts.max()) if rows else 0
+    parts = (part[:, :most].reshape(*lead, most) for part in (where, values))
+    return torch.from_numpy(counts).view(lead), *parts
+
+
+def _below(cuts: np.ndarray, integer: np.dtype) -> np.ndarray:
+    """Return what the bits of |x| must exceed for |x| >= cut, and x not zero."""
+    return np.maximum(cuts.view(integer) - 1, 0)
+
+
+@numba.njit(cache=True, nogil=True)
+def _sampled(bits, r0, r1, keys, count, rank, mask, inf, cuts):
+    for r in range(r0, r1):
+        cuts[r] = kth_largest(sample(bits[r], keys[r], count, mask, inf), rank)[0]
+
+
+@numba.njit(cache=True, nogil=True)
+def _truncate(where, raw, counts, k, limit, keys, mask, inf, r0, r1):
+    for r in range(r0, r1):
+        n = counts[r]
+        if n <= k:
+            continue
+        own, values = where[r, :n], raw[r, :n]
+        if n <= limit:
+            scores = np.empty(n, np.int64)
+            for i in range(n):
+                scores[i] = hash_numba(keys[r], np.uint64(own[i])) >> np.uint64(1)
+            cut, ties = kth_largest(scores.copy(), k)
+            keep_cut(own, values, scores, cut, ties, own, values)
+        else:
+            sizes = sizes_of(values, mask, inf)
+            cut, ties = kth_largest(sizes.copy(), k)
+            keep_cut(own, values, sizes, cut, ties, own, values)
+        counts[r] = k
+        own[k:] = 0
+        values[k:] = 0
