@@ -1,0 +1,210 @@
+"""Entropy coding: the same values in fewer bytes, exactly, with the model counted."""
+
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import raybench
+from raybench.compressors import unpack
+from raybench.compressors.messages import entropy as wire
+from raybench.errors import InputError
+from raybench.streams import stream
+from raybench.testing.compressors import conformance
+from raybench.testing.vectors import cells_and_clients, gaussian
+
+INNER = [
+    *("dithering:s=3", "dithering:s=40", "terngrad", "natural", "natural_dithering:s=5", "sign"),
+    *("int8", "int8:rounding=stochastic", "nf4", "nf4:double=true", "mxfp4", "mxfp8"),
+    *("stochastic_rounding:bits=1", "stochastic_rounding", "stochastic_rounding:bits=24"),
+]
+
+
+def wrapped(text):
+    return raybench.compressor("entropy_coded", of=text)
+
+
+@pytest.mark.parametrize("text", INNER)
+@pytest.mark.parametrize("d", [1, 9, 700])
+def test_the_same_values_travel(text, d):
+    inner, q = raybench.compressor(text), cells_and_clients(2, 3)
+    for dtype in (torch.float32, torch.float64):
+        x = gaussian(2, 3, d, dtype=dtype)
+        m, plain = wrapped(text).compress(x, q), inner.compress(x, q)
+        assert torch.equal(m.decode(), plain.decode())
+        assert torch.equal(m.scaled(0.7).decode(), plain.scaled(0.7).decode())
+        got = unpack(m.pack())
+        assert torch.equal(got.decode(), plain.decode())
+        assert got.pack() == m.pack()
+        assert (m.nbytes <= plain.nbytes + 1).all()
+        assert torch.equal(m.bits, 8 * m.nbytes)
+
+
+def entropy_of(codes):
+    _, counts = np.unique(codes, return_counts=True)
+    shares = counts / counts.sum()
+    return float(-(shares * np.log2(shares)).sum())
+
+
+@pytest.mark.parametrize("text", ["dithering:s=3", "dithering:s=200", "natural", "nf4", "int8"])
+def test_the_size_is_near_the_entropy(text):
+    d = 100_000
+    x = gaussian(d, dtype=torch.float32)
+    plain = raybench.compressor(text).compress(x)
+    m = wrapped(text).compress(x)
+    model = 2 * (int(plain.codes.max()) - int(plain.codes.min()) + 1)
+    side = plain.nbytes - math.ceil(d * plain.width / 8)
+    bound = d * entropy_of(plain.codes.numpy()) / 8
+    assert bound + side <= int(m.nbytes) <= 1.001 * bound + side + model + 16
+    assert int(m.nbytes) < plain.nbytes
+    if text == "dithering:s=3":  # nearly all levels are zero
+        assert int(m.nbytes) < plain.nbytes / 10
+
+
+@pytest.mark.parametrize("text", ["dithering:s=3", "natural", "nf4"])
+def test_a_row_of_one_symbol_costs_its_name(text):
+    m = wrapped(text).compress(torch.zeros(2, 10_000))
+    assert not unpack(m.pack()).decode().any()
+    side = 4 * {"dithering:s=3": 1, "natural": 0, "nf4": 157}[text]
+    assert (m.nbytes <= side + 4).all()
+
+
+def test_rows_that_coding_does_not_shorten_are_sent_as_they_are():
+    x = torch.stack((gaussian(20), torch.zeros(20)))
+    m = wrapped("dithering:s=100").compress(x)
+    plain = raybench.compressor("dithering:s=100").compress(x)
+    assert m.payload()[0, 0] == wire.PLAIN
+    assert m.nbytes.tolist() == [plain.nbytes + 1, 1 + 8 + 2]  # mode, scale, symbol and number
+    assert torch.equal(unpack(m.pack()).decode(), plain.decode())
+    wide = gaussian(5000, dtype=torch.float32)  # symbols too many to list
+    m = wrapped("stochastic_rounding:bits=24").compress(wide)
+    assert int(m.nbytes) == 4 * 5000 + 1
+    assert torch.equal(unpack(m.pack()).decode(), wide)
+
+
+def test_short_and_long_frequencies():
+    few = torch.zeros(400)
+    few[3], few[7] = 1.0, -1.0
+    many = torch.zeros(200_000)
+    many[::60_000] = 1.0
+    modes = []
+    for x in (few, many):
+        m = wrapped("terngrad").compress(x)
+        modes.append(int(m.payload()[0]))
+        assert torch.equal(unpack(m.pack()).decode(), x)
+    assert modes == [wire.BYTES, wire.WORDS]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    symbols=st.lists(st.integers(0, 2**16), min_size=1, max_size=300),
+    kinds=st.integers(1, 40),
+    side=st.binary(max_size=9),
+    room=st.integers(0, 9),
+)
+def test_rows_decode_to_what_was_coded(symbols, kinds, side, room):
+    found = np.array(symbols, np.uint32)
+    found = found[: len(found) // 2 + 1][np.arange(len(found)) % min(kinds, len(found) // 2 + 1)]
+    row = wire._row(found, side, bytes(10**6))
+    assert row[0] in (wire.BYTES, wire.WORDS)
+    assert row[1 : 1 + len(side)] == side
+    got = wire._decoded(row[1 + len(side) :] + bytes(room), row[0], len(found))
+    assert np.array_equal(got, found)
+
+
+@given(st.integers(0, 2**40), st.binary(max_size=3))
+def test_numbers_as_leb128(number, more):
+    data = wire._leb(number)
+    assert wire._unleb(b"x" + data + more, 1) == (number, 1 + len(data))
+
+
+@pytest.mark.parametrize("mode", [3, 200])
+def test_damaged_rows_are_refused(mode):
+    with pytest.raises(ValueError, match="mode"):
+        wire._decoded(bytes(9), mode, 3)
+    with pytest.raises(ValueError, match="symbols"):
+        wire._decoded(wire._leb(3) + wire._leb(wire.WIDEST + 1), wire.BYTES, 3)
+
+
+def test_absent_chosen_and_selected_rows():
+    x, q = gaussian(3, 4, 500, dtype=torch.float32), cells_and_clients(3, 4)
+    m = wrapped("dithering:s=3").compress(x, q)
+    here = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 1]]).bool()
+    part = m.masked(here)
+    assert torch.equal(torch.as_tensor(part.nbytes), m.nbytes * here)
+    assert torch.equal(unpack(part.pack()).decode(), m.decode() * here[..., None])
+    other = wrapped("dithering:s=3").compress(-x, q)
+    chosen = raybench.compressors.choose(here, m, other)
+    want = torch.where(here[..., None], m.decode(), other.decode())
+    assert torch.equal(unpack(chosen.pack()).decode(), want)
+    kept = m.select(torch.tensor([2, 0]))
+    assert torch.equal(kept.nbytes, m.nbytes[[2, 0]])
+    assert torch.equal(m.row(1, 2).decode(), m.decode()[1, 2])
+
+
+def test_rows_framed_for_others_decode():
+    """Between ranks rows travel padded to the longest anywhere, and sizes do not."""
+    m = wrapped("terngrad").compress(gaussian(2, 3, 900), cells_and_clients(2, 3))
+    data = torch.nn.functional.pad(m.payload(), (0, 37))
+    assert torch.equal(type(m).read(m.known(), data, None).decode(), m.decode())
+
+
+def test_rows_are_coded_once_and_only_when_asked(monkeypatch):
+    calls = []
+    real = wire._row
+    monkeypatch.setattr(wire, "_row", lambda *row: calls.append(1) or real(*row))
+    m = wrapped("terngrad").compress(gaussian(2, 3, 100), cells_and_clients(2, 3))
+    m.decode(), m.sum_clients()
+    assert not calls
+    m.nbytes, m.bits, m.cost, m.pack()
+    assert len(calls) == 6
+
+
+def test_full_width_scales_are_booked_as_values():
+    x = gaussian(5000, dtype=torch.float32)
+    m = wrapped("int8:bucket=100").compress(x)
+    assert m.cost.values == 50
+    assert int(m.cost.raw) + 50 * 32 == 8 * int(m.nbytes)
+
+
+def test_class_and_constants_are_those_of_the_inner_operator():
+    for text in ("dithering:s=5", "nf4", "fp16", "int8:rounding=stochastic"):
+        op, inner = wrapped(text), raybench.compressor(text)
+        for d in (1, 24, 1000):
+            for name in ("omega", "alpha", "b1", "b2"):
+                assert getattr(op, name)(d) == getattr(inner, name)(d)
+        assert op.deterministic == inner.deterministic
+
+
+def test_a_compound_message_is_coded_by_parts():
+    op = wrapped("per_tensor:of=(dithering:s=2),sizes=[[600, 400]]")
+    x = gaussian(2, 1000, dtype=torch.float32)
+    m = op.compress(x, stream(0).each(range(2)))
+    plain = op.part("of").compress(x, stream(0).each(range(2)))
+    assert torch.equal(unpack(m.pack()).decode(), plain.decode())
+    assert (m.nbytes < plain.nbytes).all()
+
+
+@pytest.mark.parametrize("text", ["top_k:k=3", "identity", "fp16"])
+def test_operators_without_symbols_are_refused(text):
+    with pytest.raises(InputError, match="sends no symbols"):
+        wrapped(text).compress(gaussian(10))
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch):
+    data = wrapped("terngrad").compress(torch.eye(1, 500)[0]).pack()
+    monkeypatch.setitem(sys.modules, "constriction", None)
+    with pytest.raises(InputError, match=r"raybench\[entropy\]"):
+        wrapped("terngrad")
+    with pytest.raises(ValueError, match="does not fit"):
+        unpack(data)
+
+
+@pytest.mark.parametrize("text", ["natural", "nf4:block=5"])
+def test_conformance_of_other_inner_operators(text):
+    found = conformance(lambda d: wrapped(text), samples=4000, dims=(1, 8), big=0)
+    assert not [str(f) for f in found if not f.ok]
