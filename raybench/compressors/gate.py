@@ -35,8 +35,11 @@ class Lazy(Compressor):
     def encode(self, x: Tensor, stream: Stream) -> Message:
         sent = stream.uniform(1)[..., 0] < self.p
         flag = FlagMessage(1, x.dtype, sent.to(torch.uint8)[..., None])
-        held = torch.zeros_like(x)  # pages of rows that are not sent are never touched
-        held[sent] = x[sent]
+        if bool(sent.all()):
+            held = x.clone()
+        else:
+            held = torch.zeros_like(x)  # a lone row that is not sent touches no memory
+            held[sent] = x[sent]
         whole = DenseMessage(x.shape[-1], x.dtype, held, scale=1 / self.p, present=sent)
         return FlaggedMessage(x.shape[-1], x.dtype, [flag, whole])
 

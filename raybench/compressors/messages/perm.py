@@ -171,7 +171,11 @@ class PermMessage(_Drawn):
         return {**super().known(), **alone}
 
     def describe(self) -> dict[str, Any]:
-        return self.map(lambda x: x).describe() if self.slots is None else super().describe()
+        if self.slots is not None:
+            return super().describe()
+        alone = self.map(lambda x: x)
+        alone.held = self.held
+        return alone.describe()
 
     @classmethod
     def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> PermMessage:
