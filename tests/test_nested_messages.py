@@ -150,6 +150,30 @@ def test_sparse_compounds_touch_only_their_support():
         assert torch.equal(torch.signbit(target) & (target == 0), m.decode() == 0), name
 
 
+def test_broadcasts_of_sums_cost_the_union_of_supports():
+    x, q = gaussian(3, 4, 60), cells_and_clients(3, 4)
+    here = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 1]]).bool()
+    for text in (
+        "chain:first=(top_k:k=5),then=natural",
+        "optimal_rescale:of=(chain:first=(top_k:k=5),then=natural)",
+        "two_shot:first=(top_k:k=3),then=(top_k:k=2)",
+        "optimal_rescale:of=(top_k:k=4),correct=true",
+    ):
+        for m in (op(text).compress(x, q), op(text).compress(x, q).masked(here)):
+            cost, size = m.union()
+            counts = (m.decode() != 0).any(1).sum(-1)
+            want = [index_cost(60, k)._replace(values=k) for k in counts.tolist()]
+            assert torch.stack([*cost]).T.tolist() == [list(map(float, w)) for w in want], text
+            assert (size <= (cost.values * 64 + cost.index_auto) / 8 + 1).all()
+    parts = op("per_tensor:of=(top_k:k=5),sizes=[[20,40]]").compress(x)
+    found = torch.as_tensor(parts.union()[0].values)
+    assert found.tolist() == (parts.decode() != 0).any(1).sum(-1).tolist()
+    assert op("induced").compress(x, q).union()[0].values.shape == (3,)
+    assert op("two_shot:then=natural").compress(x, q).union()[0].values == 60
+    flagged = choose(here, op("top_k:k=5").compress(x), op("top_k:k=5").compress(-x))
+    assert torch.equal(flagged.union()[0].values, op("top_k:k=5").compress(x).union()[0].values)
+
+
 def test_supports_on_their_own():
     x, q = gaussian(3, 4, D), cells_and_clients(3, 4)
     top, rand = op("top_k:k=5").compress(x, q), op("rand_k:k=5").compress(x, q)

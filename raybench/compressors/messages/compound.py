@@ -184,6 +184,12 @@ class ConcatMessage(_Compound):
     def sum_clients(self) -> Tensor:
         return torch.cat([part.sum_clients() for part in self._weighted()], -1)
 
+    def union(self) -> tuple[Cost, Any]:
+        total, size = Cost(), 0
+        for cost, own in (part.union() for part in self.parts):
+            total, size = total.plus(cost), size + own
+        return total, size
+
     def _payload(self) -> Tensor:
         pieces = [part.payload() for part in self.parts]
         data, sizes = torch.cat(pieces, -1), self._size()
@@ -267,6 +273,9 @@ class FlaggedMessage(ConcatMessage):
 
     def sum_clients(self) -> Tensor:
         return self._weighted()[1].sum_clients()
+
+    def union(self) -> tuple[Cost, Any]:
+        return self.parts[1].union()
 
 
 def choose(mask: Tensor, yes: Message, no: Message) -> FlaggedMessage:

@@ -126,7 +126,8 @@ class NestedMessage(ConcatMessage):
     def plain(self) -> Scattered:
         """Return the sparse or seeded message that stands for the same vector, at full width."""
         where = cast(SupportMessage | SeededSupportMessage, self.parts[0])
-        return where.holding(self.parts[1].decode(), self.scale)
+        own = where.holding(self.parts[1].decode(), self.scale)
+        return own if where.present is None else cast(Scattered, own.masked(where.present))
 
     def _write(self, out: Tensor) -> None:
         self.plain()._write(out)
@@ -136,6 +137,9 @@ class NestedMessage(ConcatMessage):
 
     def sum_clients(self) -> Tensor:
         return self.plain().sum_clients()
+
+    def union(self) -> tuple[Cost, Any]:
+        return self.plain().union()
 
 
 def nest(message: Message, then: Callable[[Tensor], Message]) -> Message:
@@ -162,6 +166,8 @@ def scattered(message: Message) -> Scattered | None:
     """Return the sparse or seeded message that stands for the same vector; None if it is not of k values."""
     if type(message) is NestedMessage:
         return message.plain()
+    if type(message) is ScaledMessage:
+        return message.product()
     return cast(Scattered, message) if type(message) in (SparseMessage, SeededMessage) else None
 
 
@@ -199,6 +205,17 @@ class SumMessage(ConcatMessage):
             total = total + part.sum_clients()
         return total
 
+    def union(self) -> tuple[Cost, Any]:
+        parts = [scattered(part) for part in self.parts]
+        own = [part for part in parts if part is not None]
+        if len(own) < len(parts):
+            return Message.union(self)
+        where, values = (
+            torch.cat(arrays, -1)
+            for arrays in zip(*((part.support(), part.values) for part in own), strict=True)
+        )
+        return SparseMessage(self.d, self.dtype, where, values, present=own[0].present).union()
+
 
 @dataclass(eq=False)
 class ScaledMessage(ConcatMessage):
@@ -211,16 +228,16 @@ class ScaledMessage(ConcatMessage):
         """Return factor (*lead, 1), of the message's dtype, times the message."""
         return cls(message.d, message.dtype, [DenseMessage(1, message.dtype, factor), message])
 
-    def _times(self) -> Message | None:
-        """Return the product as one message where the values of a support can take the factor."""
+    def product(self) -> Scattered | None:
+        """Return the sparse or seeded message that stands for the same vector; None if it is dense."""
         own = scattered(self.parts[1])
         if own is None:
             return None
-        changed = replace(own, values=own.values * self.parts[0].decode())
-        return changed if self.scale == 1.0 else changed.scaled(self.scale)
+        values, scale = own.values * self.parts[0].decode(), own.scale * self.scale
+        return replace(own, values=values, scale=scale)
 
     def _write(self, out: Tensor) -> None:
-        product = self._times()
+        product = self.product()
         if product is not None:
             product.decode(out=out)
             return
@@ -229,9 +246,12 @@ class ScaledMessage(ConcatMessage):
             out.mul_(self.scale)
 
     def add_to(self, target: Tensor) -> Tensor:
-        product = self._times()
+        product = self.product()
         return target.add_(self.decode()) if product is None else product.add_to(target)
 
     def sum_clients(self) -> Tensor:
-        product = self._times()
+        product = self.product()
         return self.decode().sum(-2) if product is None else product.sum_clients()
+
+    def union(self) -> tuple[Cost, Any]:
+        return self.parts[1].union()
