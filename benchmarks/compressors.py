@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from raybench.streams import stream
-from raybench.testing.bench import Measured, measure, named, usual
+from raybench.testing.bench import Measured, busy, measure, named, usual
 from raybench.testing.gradient import SIZE, resnet18
 from raybench.testing.vectors import gaussian
 
@@ -92,10 +92,11 @@ def main() -> None:
     found = resnet18() if given.vector == "resnet18" else None
     about = found.about if found else "Gaussian"
     x = found.vector if found else gaussian(SIZE, dtype=torch.float32)
-    below = floors(x)
+    below, doubt = floors(x), busy()
     rows = measure(dict(map(named, usual())), x, given.repeats, limit=10.0, floors=below)
     print(f"{x.numel():,} float32, {about}, {torch.get_num_threads()} threads")
-    print(f"a copy takes {1e3 * rows[-1].copy_s:.2f} ms; all times are multiples of it\n")
+    print(f"a copy takes {1e3 * rows[-1].copy_s:.2f} ms; all times are multiples of it")
+    print(f"{doubt}\n")
     head = f"{'compress':>9} {'':16} {'pack':>9} {'':7} {'relative':>9} {'bits per':>9}"
     print(f"{'':24} {head}")
     head = f"{'+ decode':>9} {'  target':16} {'+ unpack':>9} {'<= 4':7} {'error':>9} {'number':>9}"

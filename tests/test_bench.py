@@ -246,6 +246,16 @@ def test_bench_prints_two_tables():
     assert "page faults" in said.out
 
 
+def test_a_busy_machine_is_told(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    args = ("bench", "identity", "--vector", "none", "--batch", "1,2,9", "--repeats", 1)
+    for load, told in ((1.9, False), (2.1, True)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
+        said = cli(*args)
+        assert ("note: the machine is busy (load 2.1 on 4 cores)" in said.err) == told
+        assert "busy" not in said.out
+
+
 def test_a_narrow_page_does_without_bytes(monkeypatch):
     verb = importlib.import_module("raybench.cli.bench")
     monkeypatch.setattr(verb, "NARROW", 121)

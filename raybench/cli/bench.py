@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raybench.cli.shared import Plugins, console, count, listing
+from raybench.cli.shared import Plugins, console, count, listing, note
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -69,7 +69,7 @@ def bench(
 
     from raybench import registry
     from raybench.errors import InputError, nearest
-    from raybench.testing.bench import frame, measure, named, usual
+    from raybench.testing.bench import busy, frame, measure, named, usual
 
     for file in plugin or ():
         registry.load_plugin(file)
@@ -86,7 +86,7 @@ def bench(
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     facts = {"threads": torch.get_num_threads(), "device": device, "torch": torch.__version__}
-    screen, frames = console(), []
+    screen, frames, doubt = console(), [], busy()
     try:
         for about, x in _cases(d, batch, vector, gradient):
             x = x.to(device)
@@ -100,8 +100,10 @@ def bench(
     finally:
         torch.set_num_threads(before)
     if not json and frames:
-        screen.print(_note())
+        screen.print(_legend())
     _save(frames, json, out)
+    if doubt:
+        note(doubt)
 
 
 def _cases(d: int | None, batch: str, vector: str, gradient: str | None) -> Iterator[Case]:
@@ -249,7 +251,7 @@ def _size(amount: int) -> str:
     return f"{amount} B"
 
 
-def _note() -> Any:
+def _legend() -> Any:
     from rich.text import Text
 
     return Text(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
@@ -32,6 +33,7 @@ SHARE = "1%"  # of a count that is required and not given
 PROBES = (1 << 14, 1 << 17, 1 << 20)  # coordinates from which a long vector's time is guessed
 PROBE_ROWS = (2, 16, 128)
 TRIES = 3  # of a probe, of which the best counts
+BUSY = 0.5  # load per core from which times are in doubt
 STEEPEST = 1.5  # time grows like d^1.5 at most: the SVD of a square matrix
 
 
@@ -265,6 +267,15 @@ def _best(op: Compressor, x: Tensor) -> float:
     for _ in range(TRIES):
         clock("", lambda: op.compress(x, source).decode())
     return clock.best[""]
+
+
+def busy() -> str:
+    """Return a warning where others use this machine's cores, else nothing; ask before measuring."""
+    cores = os.cpu_count() or 1
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load <= BUSY * cores:
+        return ""
+    return f"the machine is busy (load {load:.1f} on {cores} cores): the times are in doubt"
 
 
 def frame(rows: Iterable[Measured], **facts: Any) -> pd.DataFrame:
