@@ -5,117 +5,154 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor
-from raybench.compressors.messages import LevelsMessage, Message
+from raybench.compressors.messages import Message
+from raybench.compressors.quantise import quantised
 from raybench.registry import Integer, Number, compressor
 from raybench.streams import Stream
 
-
-def norm_of(x: Tensor, p: float | str) -> Tensor:
-    """Return ||x||_p over the last axis, kept, in float64: shape (*lead, 1).
-
-    The entries are divided by the largest first: their powers neither overflow nor vanish.
-    """
-    largest = x.abs().amax(-1, keepdim=True).double()
-    if float(p) == math.inf:
-        return largest
-    scaled = x.double() / largest.where(largest > 0, 1.0)
-    return largest * torch.linalg.vector_norm(scaled, ord=float(p), dim=-1, keepdim=True)
+_NORM = Number(2.0, low=1, words=("inf",), help="norm: 2 or inf")
+_BUCKET = "coordinates that share a norm; 0: all of them"
 
 
-def _ratio(x: Tensor, norm: Tensor) -> Tensor:
-    """Return |x| / norm in [0, 1], and 0 where the norm is 0."""
-    return x.abs().double() / norm.where(norm > 0, 1.0)
-
-
-def _message(x: Tensor, level: Tensor, norm: Tensor, table: str, s: int) -> Message:
-    """Return sign(x) times a level in {0..s}; rounding may give s + 1, which is clamped."""
-    code = torch.where(x < 0, -level, level).nan_to_num(0.0).clamp(-s, s) + s
-    return LevelsMessage(x.shape[-1], x.dtype, code.long(), norm.to(x.dtype), table, s)
+def _in_bucket(d: int, bucket: int) -> int:
+    """Return how many coordinates share a norm."""
+    return min(bucket, d) if bucket > 0 else d
 
 
 @compressor(
     "dithering",
+    version="2",
     s=Integer(3, low=1, high=2**30, help="levels above zero"),
     p=Number(2.0, low=1, words=("inf",), help="norm: 2 (QSGD) or inf"),
+    bucket=Integer(0, low=0, help=_BUCKET),
 )
 @dataclass(frozen=True)
 class Dithering(Compressor):
-    """C(x)_j = ||x||_p sign(x_j) xi_j, xi_j unbiased on {0, 1/s, .., 1}: standard dithering / QSGD.
+    """C(x)_j = ||x||_p sign(x_j) xi_j, xi_j unbiased on {0, 1/s, .., 1}: standard dithering.
 
     A coordinate's variance is at most (N/s) min(N/(4s), |x_j|), N = ||x||_p. With N <= c ||x||_2,
     c = max(1, d^(1/p - 1/2)), and ||x||_1 <= sqrt(d) ||x||_2: omega <= min(d c^2/s^2, c sqrt(d)/s);
-    p = 2 is the published min(d/s^2, sqrt(d)/s). p = inf: N ||x||_1 <= (1 + sqrt d)/2 ||x||_2^2, so
-    omega <= min(d/(4 s^2), (1 + sqrt d)/(2s)). Bits: one norm and d ceil(log2(2s+1)).
-    Source: Alistarh et al. 2017 (QSGD).
+    p = 2 is the published min(d/s^2, sqrt(d)/s), but s = 1 has omega = ||x||_1/||x||_2 - 1 <=
+    sqrt(d) - 1, tight. p = inf: N ||x||_1 <= (1 + sqrt d)/2 ||x||_2^2, so omega <= min(d/(4 s^2),
+    (1 + sqrt d)/(2s)), and (sqrt(d) - 1)/2 for s = 1. With buckets of B coordinates, each with its own
+    norm, min(B, d) takes the place of d. Bits: ceil(d/B) norms and d ceil(log2(2s+1)), 8 ceil(d/5) for
+    s = 1. NaN or infinity makes its bucket non-finite. Source: Alistarh et al. 2017 (QSGD).
     """
 
     s: int = 3
     p: float | str = 2.0
+    bucket: int = 0
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
-        norm = norm_of(x, self.p)
-        level = torch.floor(_ratio(x, norm) * self.s + stream.uniform(x.shape[-1]))
-        return _message(x, level, norm, "linear", self.s)
+        return quantised(x, stream, "linear", self.s, float(self.p), bucket=self.bucket)
 
     def omega(self, d: int) -> float:
+        d = _in_bucket(d, self.bucket)
         s, root = self.s, math.sqrt(d)
         if float(self.p) == math.inf:
-            return min(d / (4 * s * s), (1 + root) / (2 * s))
-        size = _spread(d, self.p)
+            return (root - 1) / 2 if s == 1 else min(d / (4 * s * s), (1 + root) / (2 * s))
+        if s == 1 and float(self.p) == 2:
+            return root - 1
+        size = max(1.0, d ** (1 / float(self.p) - 0.5))  # ||x||_p / ||x||_2 at most
         return min(d * (size / s) ** 2, size * root / s)
 
 
-def _spread(d: int, p: float | str) -> float:
-    """Return a bound on ||x||_p / ||x||_2 (1 for p >= 2)."""
-    return max(1.0, d ** (1 / float(p) - 0.5))
+@compressor(
+    "qsgd",
+    s=Integer(3, low=1, high=2**30, help="levels above zero"),
+    bucket=Integer(512, low=0, help=_BUCKET),
+)
+@dataclass(frozen=True)
+class Qsgd(Compressor):
+    """Dithering with the 2-norm in buckets of 512 coordinates: omega <= min(B/s^2, sqrt(B)/s), B = 512.
+
+    B is min(bucket, d), or d for bucket 0. Source: Alistarh et al. 2017 (QSGD), section 4.
+    """
+
+    s: int = 3
+    bucket: int = 512
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        return quantised(x, stream, "linear", self.s, 2.0, bucket=self.bucket)
+
+    def omega(self, d: int) -> float:
+        return Dithering(self.s, 2.0, self.bucket).omega(d)
 
 
-@compressor("terngrad")
+@compressor("terngrad", version="2", bucket=Integer(0, low=0, help=_BUCKET))
 @dataclass(frozen=True)
 class TernGrad(Compressor):
     """C(x)_j = ||x||_inf sign(x_j) Be(|x_j| / ||x||_inf): ternary, omega <= (sqrt(d) - 1)/2, tight.
 
-    omega(x) = ||x||_inf ||x||_1 / ||x||_2^2 - 1. Bits: one norm, 2 d. Source: Wen et al. 2017,
-    without its clipping (which biases).
+    omega(x) = ||x||_inf ||x||_1 / ||x||_2^2 - 1. With buckets of B coordinates min(B, d) takes the
+    place of d. Bits: a norm a bucket, 8 ceil(d/5). Source: Wen et al. 2017, without its clipping
+    (which biases).
     """
 
+    bucket: int = 0
+
     def encode(self, x: Tensor, stream: Stream) -> Message:
-        return Dithering(1, "inf").encode(x, stream)
+        return quantised(x, stream, "linear", 1, math.inf, bucket=self.bucket)
 
     def omega(self, d: int) -> float:
-        return (math.sqrt(d) - 1) / 2
+        return (math.sqrt(_in_bucket(d, self.bucket)) - 1) / 2
+
+
+@compressor(
+    "exponential_dithering",
+    s=Integer(3, low=1, high=1000, help="levels above zero: b^(1-s), .., 1/b, 1"),
+    p=_NORM,
+    base=Number(2.0, low=1, open_low=True, help="ratio b of two levels"),
+    bucket=Integer(0, low=0, help=_BUCKET),
+)
+@dataclass(frozen=True)
+class ExponentialDithering(Compressor):
+    """C(x)_j = ||x||_p sign(x_j) xi_j, xi_j unbiased on {0, b^(1-s), .., 1/b, 1}, b = base > 1.
+
+    omega <= zeta_b - 1 + u min(1, u), zeta_b = (b + 1/b + 2)/4, u = d^(1/r) b^(1-s), r = min(p, 2):
+    between two powers the variance is at most (zeta_b - 1) x_j^2, below the smallest, l = b^(1-s) ||x||,
+    at most |x_j| l and l^2/4. With buckets of B coordinates min(B, d) takes the place of d. Bits: a
+    norm a bucket, d ceil(log2(2s+1)), 8 ceil(d/5) for s = 1. Source: Beznosikov et al. 2020.
+    """
+
+    s: int = 3
+    p: float | str = 2.0
+    base: float = 2.0
+    bucket: int = 0
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        return quantised(x, stream, "power", self.s, float(self.p), float(self.base), self.bucket)
+
+    def omega(self, d: int) -> float:
+        d, b = _in_bucket(d, self.bucket), float(self.base)
+        u = d ** (1 / min(float(self.p), 2.0)) * b ** (1 - self.s)
+        return (b + 1 / b - 2) / 4 + u * min(1.0, u)
 
 
 @compressor(
     "natural_dithering",
+    version="2",
     s=Integer(3, low=1, high=1000, help="levels above zero: 2^(1-s), .., 1/2, 1"),
-    p=Number(2.0, low=1, words=("inf",), help="norm: 2 or inf"),
+    p=_NORM,
+    bucket=Integer(0, low=0, help=_BUCKET),
 )
 @dataclass(frozen=True)
 class NaturalDithering(Compressor):
     """C(x)_j = ||x||_p sign(x_j) xi_j, xi_j unbiased on {0, 2^(1-s), .., 1/2, 1}.
 
-    omega <= 1/8 + u min(1, u), u = d^(1/r) 2^(1-s), r = min(p, 2). Bits: one norm and
-    d ceil(log2(2s+1)). Source: Horvath et al. 2019, Natural Compression.
+    Exponential dithering with base 2: omega <= 1/8 + u min(1, u), u = d^(1/r) 2^(1-s), r = min(p, 2).
+    Bits: a norm a bucket, d ceil(log2(2s+1)). Source: Horvath et al. 2019, Natural Compression.
     """
 
     s: int = 3
     p: float | str = 2.0
+    bucket: int = 0
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
-        norm = norm_of(x, self.p)
-        ratio, smallest = _ratio(x, norm), 2.0 ** (1 - self.s)
-        below = torch.frexp(ratio.clamp(min=smallest)).exponent.double() - 1  # 2^below <= ratio
-        low = torch.where(ratio < smallest, 0.0, torch.exp2(below))
-        gap = torch.where(ratio < smallest, smallest, low)
-        up = stream.uniform(x.shape[-1]) < (ratio - low) / gap
-        level = torch.where(ratio < smallest, 0.0, below + self.s) + up
-        return _message(x, level, norm, "power", self.s)
+        return quantised(x, stream, "power", self.s, float(self.p), bucket=self.bucket)
 
     def omega(self, d: int) -> float:
-        u = d ** (1 / min(float(self.p), 2.0)) * 2.0 ** (1 - self.s)
-        return 1 / 8 + u * min(1.0, u)
+        return ExponentialDithering(self.s, self.p, 2.0, self.bucket).omega(d)

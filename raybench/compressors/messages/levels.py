@@ -144,7 +144,9 @@ class LevelsMessage(Message):
         if not kernel or self.dtype not in (torch.float32, torch.float64):
             out.copy_(decode_torch(self, scales))
         elif out.numel():
-            write_levels(self, scales, out)
+            pair = self.table == "pair"
+            table = None if pair else _padded(self.table, self.s, self.base, self.dtype)
+            decode_levels(self.codes, table, scales, self.bucket, out)
 
     def _cost(self) -> Cost:
         return Cost(values=self.scales.shape[-1], raw=self._raw())
@@ -189,18 +191,22 @@ def aligned(bucket: int) -> int:
     return bucket * -(-ALIGN // bucket) if bucket > 0 else ALIGN
 
 
-def write_levels(m: LevelsMessage, scales: Tensor, out: Tensor) -> None:
-    """Write the levels times scales (*lead, nb) into out (*lead, d), float32 or float64, on CPU."""
-    d, pair = m.d, m.table == "pair"
-    codes, rows = m.codes.reshape(-1, d).numpy(), out.view(-1, d).numpy()
+def decode_levels(
+    codes: Tensor, table: Tensor | None, scales: Tensor, bucket: int, out: Tensor
+) -> None:
+    """Write the table's levels times scales (*lead, nb) into out (*lead, d), on CPU, by a kernel.
+
+    table: of out's type, its size a power of two in [256, 2^16]; None for a pair, scales (*lead, 2 nb).
+    """
+    d = codes.shape[-1]
+    symbols, rows = codes.reshape(-1, d).numpy(), out.view(-1, d).numpy()
     held = scales.reshape(len(rows), -1).contiguous().numpy()
-    table = held[0] if pair else _padded(m.table, m.s, m.base, m.dtype).numpy()
-    bucket = m.bucket if m.bucket > 0 else d
+    levels, own = held[0] if table is None else table.numpy(), bucket if bucket > 0 else d
 
     def work(r0: int, r1: int, lo: int, hi: int) -> None:
-        _decode(codes, table, held, bucket, pair, r0, r1, lo, hi, rows)
+        _decode(symbols, levels, held, own, table is None, r0, r1, lo, hi, rows)
 
-    run_tiled(work, len(rows), d, COST, aligned(m.bucket))
+    run_tiled(work, len(rows), d, COST, aligned(bucket))
 
 
 @numba.njit(cache=True, nogil=True)
