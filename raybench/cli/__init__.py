@@ -22,6 +22,7 @@ from raybench.cli.report import report
 from raybench.cli.run import run
 from raybench.cli.schema import schema
 from raybench.cli.show import show
+from raybench.cli.study import study
 from raybench.cli.sweep import sweep
 from raybench.cli.table import table
 from raybench.errors import InputError
@@ -30,7 +31,8 @@ VERBS = {
     "Run": (run, plan, sweep),
     "Read results": (table, report, plot, merge),
     "Look up": (ls, show, cp, schema),
-    "Check": (check, bench, doctor),
+    "Measure operators": (bench, study),
+    "Check": (check, doctor),
 }
 
 

@@ -8,8 +8,8 @@ import torch
 
 from raybench.compressors import Compressor, Role
 from raybench.errors import InputError
-from raybench.testing.checks import Checks
 from raybench.streams import Stream, stream
+from raybench.testing.checks import Checks
 from raybench.testing.moments import SIGMAS, assert_at_most, assert_unbiased
 from raybench.testing.subject import DTYPES, Subject
 from raybench.testing.vectors import cells_and_clients, families, gaussian
@@ -69,7 +69,8 @@ def biased_classes_hold(s: Subject) -> None:
             if constants is None:
                 continue
             low, beta = constants
-            assert low >= 0 and beta > 0, f"{kind} is {constants}"
+            assert low >= 0, f"{kind} is {constants}"
+            assert beta > 0, f"{kind} is {constants}"
             mean, error = least
             assert 1.03 * mean + SIGMAS * error + 1e-12 >= low, (
                 f"{kind}: {mean:.4g} < {low:.4g} (standard error {error:.2g}, {name})"
