@@ -47,6 +47,7 @@ class Setting:
     common_mask: bool = False
     ab: tuple[float, float] | None = None
     numbers: Mapping[str, Any] = field(default_factory=dict)
+    operators: Mapping[str, Any] = field(default_factory=dict)  # bound, of the method's parameters
 
     @property
     def mean_omega(self) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor, where, zeros_like
 
 from raybench import theory
 from raybench.compressors import Any_, Bound, Contractive, Dense, Unbiased, choose
-from raybench.registry import Choice, Flag, Integer, Number, Text, algorithm
+from raybench.registry import Choice, Flag, Integer, Number, Operator, Text, algorithm
 
 if TYPE_CHECKING:
     from raybench.engine.net import Net
@@ -29,6 +29,7 @@ __all__ = [
     "Flag",
     "Integer",
     "Number",
+    "Operator",
     "PerCell",
     "State",
     "Text",
@@ -140,7 +141,7 @@ class Algorithm:
     C: Bound
     Q: Bound
     D: Bound
-    batch: int | None = None  # samples of a minibatch; None: full gradients
+    batch: int | str | None = None  # samples of a minibatch; None or "full": full gradients
 
     if TYPE_CHECKING:
 
@@ -157,7 +158,9 @@ class Algorithm:
 
     def gradient(a, net: Net, x: Tensor) -> Tensor:
         """Return grad f_i(x) of the clients here, or of ``batch`` samples where the method says so."""
-        return net.grad(x) if a.batch is None else net.grad(x, net.sample("batch", a.batch))
+        return (
+            net.grad(x, net.sample("batch", a.batch)) if isinstance(a.batch, int) else net.grad(x)
+        )
 
     def step(a, net: Net, s: State, g: Tensor) -> None:
         """x^{t+1} = prox(x^t - gamma g), told to the clients; the prox is the problem's, if it has one."""

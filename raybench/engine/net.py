@@ -21,6 +21,7 @@ from raybench.compressors.messages import CasesMessage, FlaggedMessage
 from raybench.engine.graph import Mixing
 from raybench.engine.ledger import Ledger
 from raybench.engine.transport import Transport
+from raybench.errors import InputError
 from raybench.problems.base import Problem
 from raybench.streams import Stream
 
@@ -39,6 +40,10 @@ class Received:
     def mean(self) -> Tensor:
         """Return the mean over all n clients, absent ones as zero, (B, d)."""
         return self.message.sum_clients().div_(self.n)
+
+    def weighted(self, w: Tensor) -> Tensor:
+        """Return sum_i w_i m_i, (B, d), for weights (B, n)."""
+        return (w[..., None] * self.message.decode()).sum(1)
 
     def decode(self) -> Tensor:
         """Return every client's decoded message, (B, n, d)."""
@@ -136,6 +141,8 @@ class Net:
             cost: Any = 0.0
         elif sample is not None:
             cost = float(sample.shape[-1])
+            if clients is not None:
+                cost = self._mean_over_clients(clients.double()) * cost
         elif clients is not None:
             own = self._samples[self._here].to(clients.device)
             cost = self._mean_over_clients(clients.double() * own)
@@ -161,6 +168,25 @@ class Net:
         counts = self._samples[self._here].to(self.problem.device)
         return self.stream(purpose).integers(size, counts)
 
+    def zeros(self) -> Tensor:
+        """Return zeros of the shape of what the clients here send, (B, n_here, d)."""
+        shape = (self.B, self.n_here, self.problem.message_dim)
+        return torch.zeros(shape, dtype=self.problem.dtype, device=self.problem.device)
+
+    def smoothness(self) -> Tensor:
+        """Return the constants L_i of all clients, (n,), which everyone knows as the step size is known.
+
+        Raises InputError where the problem does not know them.
+        """
+        L = self.problem.constants.L_i
+        if not L:
+            raise InputError.of("problem", "has no constants L_i; the method needs them")
+        return torch.tensor(L, dtype=self.problem.dtype, device=self.problem.device)
+
+    def here(self, per_client: Tensor) -> Tensor:
+        """Return the part of a tensor (B, n, ..) that belongs to the clients here, (B, n_here, ..)."""
+        return per_client[:, self._here]
+
     def prox(self, v: Tensor, gamma: PerCell) -> Tensor:
         """Return prox_{gamma penalty}(v) of the problem's nonsmooth part."""
         return self.problem.prox(v, gamma.like(v))
@@ -185,7 +211,11 @@ class Net:
 
     def participants(self, p: PerCell) -> Tensor:
         """Return who takes part, bool (B, n_here): each client independently with probability p."""
-        draws = self.stream("participants").uniform(1)[..., 0]
+        return self.coins("participants", p)
+
+    def coins(self, purpose: str, p: PerCell) -> Tensor:
+        """Return each client's own coin, bool (B, n_here): true with probability p."""
+        draws = self.stream(purpose).uniform(1)[..., 0]
         return draws < p.like(draws)
 
     # Messages --------------------------------------------------------------------------------
@@ -272,6 +302,12 @@ class Net:
         return grads
 
     # Oracles: for recording only, never booked -------------------------------------------------
+
+    def oracle_at_minimizer(self) -> Tensor:
+        """Return grad f_i(x*) of the clients here, (B, n_here, d), where x* has a closed form."""
+        star = self.problem.minimizer()
+        assert star is not None, "the method is declared with minimizer=True"
+        return self.problem.oracle(star.expand(self.B, -1).contiguous(), loss=False)[0]
 
     def oracle_mean(self, X: Tensor) -> Tensor:
         """Return the mean over all clients of X (B, n_here, d), and note their disagreement."""

@@ -12,7 +12,7 @@ import numpy as np
 from raybench import problems, registry, theory
 from raybench.compressors import Bound, Role, count_of
 from raybench.engine.batch import Resolved
-from raybench.engine.run import is_aggregate, operator
+from raybench.engine.run import is_aggregate, operator, own_operators, uplink
 from raybench.errors import InputError
 from raybench.problems.base import Problem
 from raybench.spec import Cell, Section
@@ -84,7 +84,7 @@ class Resolver:
         d = problem.message_dim
         k = self._count(cell.compressor, d, "compressor")
         self._count(cell.downlink, d, "downlink")
-        up, role_up = self._bound(cell.compressor, entry, "up", problem)
+        up, role_up = self._bound(uplink(cell, entry), entry, "up", problem)
         down, role_down = self._bound(cell.downlink, entry, "down", problem)
         setting, params = self._setting(cell, entry, problem, up, down)
         rule = cell.step.rule
@@ -125,6 +125,8 @@ class Resolver:
             raise Skip(f"a method for features split over clients {need} such a problem")
         if problem.has_prox and not entry.meta.get("proximal"):
             raise Skip("the problem has a nonsmooth part and the method has no proximal step")
+        if entry.meta.get("minimizer") and problem.minimizer() is None:
+            raise Skip("the method starts from the minimiser, which has no closed form here")
         part = entry.meta.get("participation")
         if cell.participation != 1 and part is None:
             raise Skip("the method has no partial participation")
@@ -176,6 +178,10 @@ class Resolver:
         auto = {
             n: rule for n, rule in entry.meta.get("auto", {}).items() if params.get(n) == "auto"
         }
+        try:
+            own = own_operators(entry, params, (problem.message_dim, problem.n, problem.layout))
+        except InputError as why:
+            raise Skip(str(why)) from None
         pair = getattr(up.operator, "ab", None)
         share = up.dense_share(problem.dtype) if auto else 1.0  # compresses a vector: only if asked
 
@@ -192,6 +198,7 @@ class Resolver:
                 common_mask=up.operator.correlated,
                 ab=None if pair is None else pair(problem.message_dim, problem.n),
                 numbers=params,
+                operators=own,
             )
 
         for name, rule in auto.items():

@@ -18,6 +18,7 @@ from torch import Tensor
 from raybench import registry
 from raybench.algorithms.base import Algorithm, PerCell, State
 from raybench.compressors import Bound, Role
+from raybench.compressors.compose import build, named
 from raybench.engine import rows
 from raybench.engine.average import Average
 from raybench.engine.batch import Batch
@@ -28,7 +29,7 @@ from raybench.engine.recorder import Recorder, rounds_recorded
 from raybench.engine.schedule import factor
 from raybench.engine.transport import Transport
 from raybench.problems.base import Problem
-from raybench.spec import Section
+from raybench.spec import Cell, Section
 from raybench.spec.model import Record
 from raybench.store.accounting import Accounting
 from raybench.streams import stream
@@ -51,6 +52,28 @@ def operator(section: Section | None, d: int, n: int, layout: Any, role: Role) -
     """Return the bound operator of a compressor section; None is the identity."""
     name, params = ("identity", {}) if section is None else (section.name, section.params)
     return registry.lookup("compressor", name).target(**params).bind(d, n, layout, role)
+
+
+def uplink(cell: Cell, entry: registry.Entry) -> Section | None:
+    """Return the uplink operator's section: the method's ``own`` operator where it is bound to one."""
+    own = entry.meta.get("own")
+    return cell.compressor if own is None else Section(own, {})
+
+
+def own_operators(
+    entry: registry.Entry, params: Mapping[str, Any], dims: tuple[int, int, Any]
+) -> dict[str, Bound]:
+    """Return the bound operators that a method has as parameters, by name.
+
+    ``operators`` of its decorator gives their roles. Raises InputError where one cannot play its role.
+    """
+    roles, out = entry.meta.get("operators", {}), {}
+    for name, param in entry.params.items():
+        if param.kind == "operator":
+            role = roles.get(name, Role.ANY)
+            with named(f"algorithm.{name}"):
+                out[name] = build(params[name], name).bind(*dims, role)
+    return out
 
 
 def is_aggregate(section: Section | None) -> bool:
@@ -118,8 +141,10 @@ class Run:
         steps = torch.tensor([c.step_size for c in cells], dtype=dtype, device=device)
         a.gamma = PerCell(steps)
         dims = (problem.message_dim, problem.n, problem.layout)
+        for name, bound in own_operators(self.entry, cells[0].params, dims).items():
+            setattr(a, name, self._timed(bound))
         up, down = cells[0].roles
-        a.C = a.Q = self._timed(operator(self.first.compressor, *dims, up))
+        a.C = a.Q = self._timed(operator(uplink(self.first, self.entry), *dims, up))
         a.D = None
         if self.entry.meta.get("down") or (self.first.downlink and not self.net.aggregate):
             a.D = self._timed(operator(self.first.downlink, *dims, down))
