@@ -188,8 +188,8 @@ class MXFP8(_MX):
     e = floor(log2 max|x_j|) - 8 (15): the largest lies in [256, 512) 2^e and is cut to 448 2^e. alpha
     is the exact worst case over a block: 0.9844 (a block that is all but 512 2^e; errors of
     the others are at most 1/17, or 1/9, of themselves unless they are below 2^-14, 2^-29 of the
-    largest). Holds for blocks whose largest is 0 or has e in -127..127 (not denormal, below 2^128);
-    smaller ones lose precision, larger ones (float64) are cut. 8 bits a number and 8 per block: 8.25.
+    largest). Holds for blocks whose largest is 0 or leaves e within -127..127; below, precision is
+    lost, above (float64) numbers are cut to 448 (57344) 2^127. 8 bits a number and 8 per block: 8.25.
     A block with a NaN or infinity is NaN throughout. Source: OCP Microscaling Formats v1.0, 2023.
     """
 
