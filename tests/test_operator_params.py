@@ -79,6 +79,8 @@ def operators(value):
         ("all_sorts:maybe=null,number=2,sizes=auto,text=word", "all_sorts"),
         ("all_sorts:maybe=natural", "all_sorts:maybe=natural"),
         ("all_sorts:number=inf", "all_sorts:number=inf"),
+        ("all_sorts:text='%'", 'all_sorts:text="%"'),
+        ("all_sorts:text='1.0'", 'all_sorts:text="1.0"'),
     ],
 )
 def test_one_canonical_text(value, canonical):
@@ -175,6 +177,12 @@ def test_an_operator_may_be_optional_or_required():
     assert default(registry.lookup("compressor", "all_sorts").params["maybe"]) is None
     with pytest.raises(InputError, match="then: required"):
         short.section("compressor", "two_shot")
+
+
+def test_what_is_inside():
+    held = short.section("compressor", "two_shot:then=(two_shot:then=(rand_k:k=2))")
+    assert short.inside(held) == {n: ["1", ""] for n in ("rand_k", "top_k", "two_shot")}
+    assert short.inside(short.section("compressor", "natural")) == {}
 
 
 def test_a_new_default_is_seen_at_once():

@@ -19,7 +19,7 @@ from raybench.spec.cells import Section, canonical
 from raybench.spec.values import Found, show, tidy
 
 _PAIR = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)", re.DOTALL)
-_PLAIN = re.compile(r"[A-Za-z0-9_./%+-]+", re.ASCII)
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./%+-]*", re.ASCII)
 _OPEN, _CLOSED = "[{(", "]})"
 MAX_DEPTH = 20
 
@@ -179,6 +179,18 @@ def spell(given: Section, kind: str = "compressor") -> str:
         or canonical(value) != canonical(sections.default(params[key]))
     ]
     return f"{given.name}:{','.join(pairs)}" if pairs else given.name
+
+
+def inside(given: Section, kind: str = "compressor") -> dict[str, list[str]]:
+    """Return version and source of every operator that a section's parameters hold, by name."""
+    out: dict[str, list[str]] = {}
+    params = registry.lookup(kind, given.name).params
+    for key, value in given.params.items():
+        if key in params and params[key].kind == "operator" and isinstance(value, str):
+            held = section("compressor", value, where=key)
+            entry = registry.lookup("compressor", held.name)
+            out |= {held.name: [entry.version, entry.source], **inside(held)}
+    return dict(sorted(out.items()))
 
 
 def _flow(param: Param, value: Any) -> str:
