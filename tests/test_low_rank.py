@@ -120,7 +120,7 @@ def test_solve_equals_torch_and_bears_singular_grams():
     torch.testing.assert_close(gram @ got, gram @ want)
 
 
-SIDES = [(1, 6), (6, 1), (5, 7), (14, 8), (32, 40), (3, 333), (40, 35), (130, 64)]
+SIDES = [(1, 6), (6, 1), (5, 7), (14, 8), (32, 40), (3, 333), (40, 35), (64, 130), (130, 64)]
 
 
 @pytest.mark.parametrize(("a", "b"), SIDES)
@@ -328,3 +328,34 @@ def test_from_sweep_files():
     want = Tucker((7, 4, 4), ("50%", 2, 2))
     assert raybench.compressor("tucker:dims=[[7, 4, 4]],ranks=[[50%, 2, 2]]") == want
     assert raybench.compressor("tensor_train") == TensorTrain()
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        SVD(2),
+        PowerStep(2, iterations=2),
+        HOSVD((4, 5, 6), 2),
+        STHOSVD((4, 5, 6), 2),
+        Tucker((4, 5, 6), (2, 2, 2)),
+        TensorTrain((4, 5, 6), 2),
+        CP((4, 5, 6), 2, 3),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_plain_torch_of_other_devices_agrees(op, dtype, monkeypatch):
+    x, source = gaussian(4, 118, dtype=dtype), stream(0).each(range(4))
+    x[1], x[2, 3] = 0, math.inf
+    value = op.compress(x, source).decode()
+    monkeypatch.setattr(kernels, "compiled", lambda x: False)
+    monkeypatch.setattr("raybench.compressors.low_rank_svd.compiled", lambda x: False)
+    monkeypatch.setattr("raybench.compressors.messages.factors.KERNEL_DTYPES", ())
+    plain = op.compress(x, source).decode()
+    for i in (0, 1, 3):
+        torch.testing.assert_close(
+            plain[i], value[i], atol=2e-3 if dtype == torch.float32 else 1e-9, rtol=0
+        )
+    assert (value[1] == 0).all()
+    for got in (plain, value):
+        assert not got[2].isfinite().any()

@@ -68,10 +68,11 @@ def check_fit(sizes: tuple[int, ...], d: int, where: str) -> None:
         )
 
 
-def shape_from(layout: Any) -> tuple[int, ...] | None:
-    """Return the shape of a problem's variable where it is a single tensor of at least two axes."""
+def shape_from(layout: Any, d: int) -> tuple[int, ...] | None:
+    """Return the shape of a variable that is a single tensor of d entries and at least two axes."""
     tensors: Any = getattr(layout, "tensors", ())
-    return tuple(tensors[0][1]) if len(tensors) == 1 and len(tensors[0][1]) > 1 else None
+    shape = tuple(tensors[0][1]) if len(tensors) == 1 else ()
+    return shape if len(shape) > 1 and math.prod(shape) == d else None
 
 
 @lru_cache(maxsize=4096)
@@ -127,7 +128,7 @@ class LowRank(Projection):
         return a * b if r else d
 
     def fit(self, d: int, n: int, layout: Any = None) -> Compressor:
-        own = shape_from(layout)
+        own = shape_from(layout, d)
         return self if own is None or self.shape != AUTO else dataclasses.replace(self, shape=own)
 
 
@@ -143,7 +144,7 @@ class SVD(LowRank):
     """C(x) = sum of the r leading terms s_i u_i v_i' of x read as a matrix a x b: best rank-r matrix.
 
     ||C(x) - x||^2 = sum of s_i^2, i > r, so alpha = r / min(a, b), tight on orthogonal matrices.
-    Deterministic up to ties s_r = s_(r+1); exact LAPACK, about min(a, b) d work. Sent: U S and V,
+    Deterministic; exact, about min(a, b) d work: seconds at d = 10^6, see ``power_step``. Sent: U S and V,
     r (a + b) values; where that is d or more, x itself (alpha = 1). shape: sizes whose product is d
     or little more (zeros are appended); more than two, as (o, i, h, w) of a convolution, are folded to
     first x rest; auto: the variable's own if it is one tensor, else nearly square. Raises InputError

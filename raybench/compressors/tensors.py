@@ -117,7 +117,7 @@ class Decomposition(Projection):
         return math.prod(plan.dims) if plan.ranks else d
 
     def fit(self, d: int, n: int, layout: Any = None) -> Compressor:
-        own = shape_from(layout)
+        own = shape_from(layout, d)
         return self if own is None or self.dims != AUTO else dataclasses.replace(self, dims=own)
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
