@@ -102,7 +102,8 @@ def test_against_sign_interpolates_and_admits():
     assert found["dithering"] == math.inf
     assert found["cheapest"] == "scaled sign"
     rows[1] = row("Top-k", 0.5, 0.05)
-    assert against_sign(pd.DataFrame(rows)).iloc[0]["cheapest"] == "Top-k"
+    found = against_sign(pd.DataFrame(rows)).iloc[0]
+    assert (found["cheapest"], found["Top-k"], found["below"]) == ("Top-k", 0.5, ["Top-k"])
 
 
 def test_study_writes_rows_and_figures(tmp_path):

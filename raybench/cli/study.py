@@ -85,10 +85,16 @@ def _sign(out: Screen, found: Any) -> None:
     """Print what others pay for scaled sign's error."""
     from rich.text import Text
 
-    names = [c for c in found.columns if c not in ("family", "error", "cheapest")]
+    names = [c for c in found.columns if c not in ("family", "error", "below", "cheapest")]
     table = listing("vectors", "error", *names, right=("error", *names))
     for _, row in found.iterrows():
-        cells = [Text(_number(row[n]), style="bold" if n == row["cheapest"] else "") for n in names]
+        cells = [
+            Text(
+                ("< " if n in row["below"] else "") + _number(row[n]),
+                style="bold" if n == row["cheapest"] else "",
+            )
+            for n in names
+        ]
         table.add_row(row["family"], _number(row["error"]), *cells)
     out.print(
         Text("Bits a coordinate for the error of scaled sign (bold: the least)", style="bold")

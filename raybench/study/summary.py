@@ -18,8 +18,8 @@ def against_sign(rows: pd.DataFrame) -> pd.DataFrame:
 
     Columns: family, error (scaled sign's, with the best factor), scaled sign (its bits a coordinate
     on the wire), and one column per rival: its bits at that error, interpolated along its curve in
-    logarithms; inf where its curve does not get there, and less than its first point where that is
-    already better. cheapest: the name of the least.
+    logarithms; inf where its curve does not get there. Where already its first point is better, that
+    point's bits, and the name is in ``below``. cheapest: the name of the least.
     """
     found = []
     for family, part in rows.groupby("family", sort=False):
@@ -28,7 +28,9 @@ def against_sign(rows: pd.DataFrame) -> pd.DataFrame:
             continue
         error, bits = float(sign["error_best"].iloc[0]), float(sign["wire_per_coordinate"].iloc[0])
         row = {"family": family, "error": error, "scaled sign": bits}
-        row |= {name: _bits_at(part[part["curve"] == name], error) for name in RIVALS}
+        curves = {name: part[part["curve"] == name] for name in RIVALS}
+        row |= {name: _bits_at(curve, error) for name, curve in curves.items()}
+        row["below"] = [n for n, c in curves.items() if len(c) and c["error_best"].max() <= error]
         costs = {name: row[name] for name in ("scaled sign", *RIVALS)}
         found.append({**row, "cheapest": min(costs, key=lambda n: costs[n])})
     return pd.DataFrame(found)
