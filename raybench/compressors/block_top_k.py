@@ -94,7 +94,7 @@ def block_energies(x: Tensor, block: int) -> Tensor:
     if x.device.type != "cpu":
         return block_energies_torch(x, block)
     rows = x.view(-1, x.shape[-1]).numpy()
-    scale = inverse_of(largest(x, 1)[1].abs().nan_to_num(torch.inf).view(-1).numpy())
+    scale = inverse_of(sizes_torch(largest(x, 1)[1]).view(-1).numpy())
     out = torch.empty(*x.shape[:-1], -(-x.shape[-1] // block), dtype=torch.float64)
     into = out.view(len(rows), -1).numpy()
 
@@ -108,7 +108,7 @@ def block_energies(x: Tensor, block: int) -> Tensor:
 def block_energies_torch(x: Tensor, block: int) -> Tensor:
     """Return the same in plain torch (the reference; any device), up to rounding."""
     most = sizes_torch(x).amax(-1, keepdim=True).double()
-    most = torch.where((most > 0) & most.isfinite(), most.clamp(min=1e-300), 1.0)
+    most = torch.where(most > 0, most.clamp(min=1e-300), 1.0).where(most.isfinite(), 1e160)
     padded = torch.nn.functional.pad(x.double() / most, (0, -x.shape[-1] % block))
     return padded.unflatten(-1, (-1, block)).square().sum(-1)
 

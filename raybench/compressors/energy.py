@@ -73,15 +73,16 @@ def energy_kept_torch(x: Tensor, share: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def inverse_of(most: np.ndarray) -> np.ndarray:
-    """Return the factors that take rows with these largest magnitudes to 1, and squares into range."""
+    """Return factors for rows with these largest magnitudes that take squares into range, most to 1."""
     most = most.astype(np.float64)
-    return 1 / np.where((most > 0) & np.isfinite(most), np.maximum(most, 1e-300), 1.0)
+    divisor = np.where(most > 0, np.maximum(most, 1e-300), 1.0)
+    return 1 / np.where(np.isfinite(most), divisor, 1e160)
 
 
 def _cuts_of_long(x: Tensor, share: float, cuts: np.ndarray, ties: np.ndarray) -> None:
     bits, rows, form = bits_of(x), x.view(-1, x.shape[-1]).numpy(), FORMS[x.dtype]
     size, d = bits.shape
-    most = largest(x, 1)[1].abs().nan_to_num(torch.inf).view(-1).numpy()
+    most = sizes_torch(largest(x, 1)[1]).view(-1).numpy()
     scale, shift = inverse_of(most), form.mask.dtype.itemsize * 8 - 13
     pieces = np.zeros((size, -(-d // PIECE), COARSE))
 

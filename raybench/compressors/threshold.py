@@ -27,11 +27,13 @@ from raybench.compressors.selection import (
     sizes_of,
     sizes_torch,
 )
-from raybench.compressors.top_k import largest
+from raybench.compressors.top_k import largest, top_indices
 from raybench.cores import run_shared
 from raybench.errors import InputError
 from raybench.registry import Choice, Count, Number, compressor
 from raybench.streams import Stream
+
+LONG = 16_384  # from this length on a row's signs are selected from one after the other
 
 
 @compressor("hard_threshold", threshold=Number(low=0, help="lambda: entries above it are kept"))
@@ -98,9 +100,9 @@ class AdaptiveThreshold(Compressor):
         if self.rule == "energy":
             return RaggedMessage(x.shape[-1], x.dtype, *energy_kept(x, self.energy))
         if self.rule == "percentile":
-            cut = largest(x, count_of(self.k, x.shape[-1]))[1].abs().nan_to_num(torch.inf).amin(-1)
+            cut = sizes_torch(largest(x, count_of(self.k, x.shape[-1]))[1]).amin(-1)
             return at_least(x, cut)
-        most = largest(x, 1)[1][..., 0].abs().nan_to_num(torch.inf)
+        most = sizes_torch(largest(x, 1)[1][..., 0])
         cut = (most.double() * self.c).to(x.dtype)
         low = cut.double() < most.double() * self.c  # rounded to the type of x, but up
         return at_least(x, torch.where(low, torch.nextafter(cut, most.new_tensor(torch.inf)), cut))
@@ -218,6 +220,14 @@ def signed_kept(x: Tensor, counts: Tensor) -> Tensor:
     if x.device.type != "cpu":
         return signed_kept_torch(x, counts)
     keep, form = torch.zeros(x.shape, dtype=torch.bool), FORMS[x.dtype]
+    if x.shape[-1] >= LONG:
+        for row, many, chosen in zip(
+            x.view(-1, x.shape[-1]), counts.view(-1, 2), keep.view(-1, x.shape[-1])
+        ):
+            for k, side in zip(many.tolist(), _sides(row)):
+                if k:
+                    chosen[top_indices(side, k)] = True
+        return keep
     bits, rows = bits_of(x), keep.view(-1, x.shape[-1]).numpy()
     many = counts.view(-1, 2).numpy()
     run_shared(
@@ -230,10 +240,13 @@ def signed_kept(x: Tensor, counts: Tensor) -> Tensor:
 
 def signed_kept_torch(x: Tensor, counts: Tensor) -> Tensor:
     """Return the same by two stable sorts (the reference; any device)."""
-    size, negative = sizes_torch(x), x < 0
-    sides = (size.where(~negative, 0), size.where(negative, 0))
-    kept = [rank_of(side) < counts[..., i : i + 1] for i, side in enumerate(sides)]
+    kept = [rank_of(sizes_torch(side)) < counts[..., i : i + 1] for i, side in enumerate(_sides(x))]
     return kept[0] | kept[1]
+
+
+def _sides(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the positive part, with what is NaN, and the negative part."""
+    return torch.where(x < 0, 0.0, x), torch.where(x < 0, x, 0.0)
 
 
 @numba.njit(cache=True, nogil=True)

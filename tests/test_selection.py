@@ -1,0 +1,548 @@
+"""Operators that select: exactness against brute force, their constants, formulas and messages."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import raybench
+from raybench.compressors import selection, unpack
+from raybench.compressors.block_top_k import BlockTopK, block_energies, block_energies_torch
+from raybench.compressors.dgc import DGC, select_torch
+from raybench.compressors.energy import energy_kept, energy_kept_torch
+from raybench.compressors.selection import largest_of_long, ragged
+from raybench.compressors.threshold import (
+    AdaptiveThreshold,
+    HardThreshold,
+    PosNegTopK,
+    signed_kept,
+    signed_kept_torch,
+)
+from raybench.compressors.top_k import (
+    RTopK,
+    TopK,
+    largest,
+    top_indices,
+    top_indices_device,
+    top_indices_torch,
+)
+from raybench.errors import InputError
+from raybench.registry import lookup
+from raybench.streams import stream
+from raybench.testing.compressors import check_entry
+from raybench.testing.vectors import cells_and_clients, families, gaussian
+
+NAN, INF = math.nan, math.inf
+DTYPES = [torch.float32, torch.float64]
+NAMES = [
+    *("top_k", "rtop_k", "hard_threshold", "adaptive_threshold", "pos_neg_top_k"),
+    *("dgc", "block_top_k"),
+]
+
+
+def hard_vectors(d, dtype):
+    """Rows (d,) on which a guess from a sample, ties or odd numbers could go wrong."""
+    normal = gaussian(d, seed=1, dtype=torch.float64)
+    at = torch.arange(d)
+    tiny = 2.0 ** (-1074 if dtype == torch.float64 else -149)
+    spread = torch.exp(8 * normal)
+    rows = {
+        "gaussian": normal,
+        "zero": 0 * normal,
+        "flat": 0.7 * (1 - 2.0 * (at % 2)),
+        "one-hot": -3.0 * (at == d // 2),
+        "few values": (2 * normal).round(),
+        "two values": 1.0 + (at % 10 == 3),
+        "ascending": normal.abs().sort().values,
+        "descending": normal.abs().sort(descending=True).values,
+        "largest together": torch.where(at > 0.97 * d, 10 + normal, 0.01 * normal),
+        "wide": spread,
+        "denormal": (50 * normal).round() * tiny,
+        "negative zeros": -0.0 * normal.abs(),
+        "some NaN": torch.where(at % 97 == 5, NAN, normal),
+        "some infinite": torch.where(at % 89 == 5, -INF, normal),
+        "NaN and infinite": torch.where(at % 89 == 5, INF, torch.where(at % 97 == 5, NAN, normal)),
+        "all NaN": torch.full((d,), NAN, dtype=torch.float64),
+    }
+    return {name: x.to(dtype) for name, x in rows.items()}
+
+
+def same(a, b):
+    return torch.equal(torch.nan_to_num(a, 7.5), torch.nan_to_num(b, 7.5))
+
+
+def counts_for(d):
+    return sorted({1, 2, max(1, d // 1000), max(1, d // 100), d // 3, d - 1, d} - {0})
+
+
+# Exact top-k -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", [8, 100, 5000, 70_001])
+def test_top_k_of_long_rows_is_brute_force(d, dtype):
+    for name, x in hard_vectors(d, dtype).items():
+        for k in counts_for(d):
+            want = top_indices_torch(x, k)
+            indices, values = largest_of_long(x, k)
+            assert torch.equal(indices, want), (name, k)
+            assert same(values, x[want]), (name, k)
+            assert torch.equal(top_indices_device(x, k), want), (name, k)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_top_k_of_anything(data):
+    d = data.draw(st.integers(1, 300))
+    value = st.floats(width=32) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, INF, -INF, NAN])
+    few = data.draw(st.lists(value, min_size=1, max_size=6))
+    seed = data.draw(st.integers(0, 2**32))
+    picks = np.random.default_rng(seed).integers(0, len(few), (3, d))
+    x = torch.tensor(few, dtype=data.draw(st.sampled_from(DTYPES)))[torch.from_numpy(picks)]
+    k = data.draw(st.integers(1, d))
+    want = top_indices_torch(x, k)
+    for found in (largest_of_long(x, k)[0], top_indices(x, k), top_indices_device(x, k)):
+        assert torch.equal(found, want)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 2**62), min_size=1, max_size=400), st.data())
+def test_kth_largest_by_histograms(values, data):
+    k = data.draw(st.integers(1, len(values)))
+    cut, ties = selection.kth_largest(np.array(values), k)
+    ordered = sorted(values, reverse=True)
+    assert cut == ordered[k - 1]
+    assert ties == k - sum(v > cut for v in values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_rows_and_threads_change_nothing(dtype, threads):
+    d, k = 3 * selection.TILE + 77, 500
+    x = torch.stack(list(hard_vectors(d, dtype).values()))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        together, alone = largest_of_long(x, k)[0], largest_of_long(x[3:4], k)[0]
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(together, top_indices_torch(x, k))
+    assert torch.equal(alone, together[3:4])
+
+
+def test_a_sample_that_misleads_costs_only_time(monkeypatch):
+    x = gaussian(2, 20_000, dtype=torch.float32)
+    want = top_indices_torch(x, 700)
+    for share in (0.0, 0.001, 0.01, 10.0):  # cuts that nothing, too little or nearly all exceeds
+        cut = x.abs().flatten().sort(descending=True).values[min(39_999, int(700 * 2 * share))]
+        bits = cut.numpy().view(np.int32)
+        monkeypatch.setattr(
+            selection, "guess", lambda rows, k, form, b=bits: np.full(2, b, np.int32)
+        )
+        assert torch.equal(largest_of_long(x, 700)[0], want), share
+
+
+@pytest.mark.parametrize("d", [63, 64, 65, 500, selection.TILE, selection.TILE + 1, 100_000])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_marks_are_comparisons(d, dtype):
+    x = gaussian(3, d, dtype=dtype)
+    bits = selection.bits_of(x)
+    low, high = x.new_tensor([0.0, 0.5, 3.0]), x.new_tensor([2.0, 0.9, 9.0])
+    marks = selection.mark(bits, low.numpy().view(bits.dtype), high.numpy().view(bits.dtype))
+    keep = (x.abs() > low[:, None]) & (x.abs() <= high[:, None])
+    counts, indices, values = ragged(x, keep)
+    assert marks.counts.tolist() == counts.tolist() == keep.sum(-1).tolist()
+    found = selection.collect(bits, marks, dtype)
+    assert torch.equal(found[0], indices)
+    assert torch.equal(found[1], values)
+
+
+@pytest.mark.parametrize("dist", ["few rows", "many rows"])
+def test_every_length_and_count_takes_some_path(dist):
+    for d in (5, 112, 1024, 4096, 16_384, 40_000):
+        lead = (2,) if dist == "few rows" else (max(2, 200_000 // d),)
+        x = gaussian(*lead, d, dtype=torch.float32)
+        for k in {1, min(d, 17), d // 4 + 1}:
+            indices, values = largest(x, k)
+            assert torch.equal(indices, top_indices_torch(x, k)), (d, k)
+            assert torch.equal(values, x.gather(-1, indices))
+
+
+# What theory says of top-k ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", ["5%", "10%", "50%"])
+def test_order_statistics_of_uniform_entries(share):
+    """E||C(x) - x||^2 / E||x||^2 = (1 - k/d)(1 - k/(d+1))(1 - k/(d+2)) on iid U(0, 1)."""
+    d, rows = 60, 20_000
+    x = stream(3).uniform(d * rows).view(rows, d)
+    op = TopK(share)
+    k = round(op.alpha(d) * d)
+    lost = (op.compress(x).decode() - x).square().sum(-1)
+    want = (1 - k / d) * (1 - k / (d + 1)) * (1 - k / (d + 2)) * d / 3
+    error = lost.std() / math.sqrt(rows)
+    assert abs(lost.mean() - want) < 5 * error
+    assert error < 0.01 * want
+
+
+def test_residual_at_five_percent_of_known_laws():
+    d = 10_000
+    normal = stream(1).normal(40 * d).view(40, d)
+    laplace = -torch.log1p(-stream(2).uniform(40 * d)).view(40, d)
+    for x, want in ((normal, 0.721), (laplace, 0.576)):
+        lost = (TopK("5%").compress(x).decode() - x).square().sum() / x.square().sum()
+        assert abs(lost - want) < 0.004
+
+
+def test_top_k_loses_most_where_all_entries_are_equal():
+    x = families(24)["flat"]
+    for k in (1, 6, 23):
+        value = TopK(k).compress(x).decode()
+        lost = (value - x).square().sum() / x.square().sum()
+        assert lost == pytest.approx(1 - k / 24)
+        assert TopK(k).b1(24) == TopK(k).b2(24) == (k / 24, 1.0)
+        assert value @ x == pytest.approx(k / 24 * float(x @ x))  # B1 and B2 are tight there
+
+
+# rTop-k ----------------------------------------------------------------------------------------
+
+
+def test_rtop_k_draws_evenly_among_the_largest():
+    d, k, rows = 40, 5, 20_000
+    x = families(d)["gaussian"]
+    op = RTopK(k, pool=3.0)
+    m = op.compress(x.expand(rows, d), stream(0))
+    assert (m.indices.diff(dim=-1) > 0).all()
+    found = torch.bincount(m.indices.flatten(), minlength=d)
+    pool = top_indices_torch(x, 15)
+    assert found.sum() == found[pool].sum()
+    assert (found[pool] / rows - 1 / 3).abs().max() < 5 * math.sqrt(2 / 9 / rows)
+    assert torch.equal(RTopK(k, 1.0).compress(x).decode(), TopK(k).compress(x).decode())
+    assert RTopK("1%", 1.1).compress(torch.ones(1000)).indices.max() <= 10  # r = 11, not 12
+
+
+def test_rtop_k_of_a_long_row_stays_in_its_pool():
+    x = gaussian(2, 90_000, dtype=torch.float32)
+    m = RTopK("10%", 2.0).compress(x, stream(1))
+    pool = top_indices_torch(x, 18_000)
+    for r in range(2):
+        assert set(m.indices[r].tolist()) <= set(pool[r].tolist())
+    assert torch.equal(m.values, x.gather(-1, m.indices))
+
+
+# Thresholds ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", [24, 70_001])
+def test_hard_threshold_is_a_comparison(d, dtype):
+    for name, x in hard_vectors(d, dtype).items():
+        for threshold in (0, 0.7, 1e-320, 1, 0.1, 1e300):
+            m = HardThreshold(threshold).compress(x)
+            keep = (x.abs().double() > threshold) | x.isnan()
+            assert int(m.counts) == int(keep.sum()), (name, threshold)
+            assert same(m.decode(), torch.where(keep, x, 0)), (name, threshold)
+    x = gaussian(50, d, dtype=dtype)
+    lost = (HardThreshold(0.7).compress(x).decode() - x).square().sum(-1)
+    assert (lost <= d * 0.7**2).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", [24, 70_001])
+@pytest.mark.parametrize("c", [1.0, 0.5, 0.1, 1 / 3])
+def test_threshold_from_the_largest(d, dtype, c):
+    op = AdaptiveThreshold("max", c=c)
+    for name, x in hard_vectors(d, dtype).items():
+        value = op.compress(x).decode()
+        size = torch.where(x.isnan(), INF, x.abs()).double()
+        keep = (size >= c * size.max()) & (size > 0)
+        assert same(value, torch.where(keep, x, 0)), name
+    worst = torch.full((d,), c * 0.999999, dtype=torch.float64)
+    worst[3] = 1.0
+    lost = (op.compress(worst).decode() - worst).square().sum() / worst.square().sum()
+    assert lost <= 1 - op.alpha(d)
+    assert c == 1 or lost == pytest.approx(1 - op.alpha(d), rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_percentile_keeps_the_share_and_its_ties(dtype):
+    for d in (24, 40_000):
+        for name, x in hard_vectors(d, dtype).items():
+            value = AdaptiveThreshold("percentile", k="10%").compress(x).decode()
+            size = torch.where(x.isnan(), INF, x.abs())
+            cut = size.sort(descending=True).values[math.ceil(d / 10) - 1]
+            assert same(value, torch.where((size >= cut) & (size > 0), x, 0)), name
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", [24, 3000, 140_001])
+def test_energy_rule_keeps_the_fewest(d, dtype):
+    for name, x in hard_vectors(d, dtype).items():
+        for share in (0.05, 0.5, 0.99):
+            counts, indices, values = energy_kept(x, share)
+            want = energy_kept_torch(x, share)
+            assert abs(int(counts) - int(want[0])) <= 1 + 1e-6 * d, (name, share)
+            assert torch.equal(indices, top_indices_torch(x, int(counts))), (name, share)
+            assert same(values, x[indices])
+            y, size = values.double(), x.double()
+            if x.isfinite().all() and x.any():
+                y, size = y / size.abs().max(), size / size.abs().max()
+                total, held = float(size.square().sum()), float(y.square().sum())
+                assert held >= share * total * (1 - 1e-9), (name, share)
+                assert held - float(y.square().min()) < share * total * (1 + 1e-9), (name, share)
+
+
+def test_energy_rule_on_whole_numbers_is_exact():
+    x = torch.tensor([[3.0, -1, 1, 1, 2, 0, -3], [1, 1, 1, 1, 1, 1, 1]])
+    for share, want in ((0.36, [1, 3]), (0.37, [2, 3]), (0.72, [2, 6]), (0.73, [3, 6])):
+        for select in (energy_kept, energy_kept_torch):
+            counts, indices, _ = select(x, share)
+            assert counts.tolist() == want
+            assert indices[1, : want[1]].tolist() == list(range(want[1]))
+    assert energy_kept(x, 1.0)[0].tolist() == [6, 7]
+
+
+# Selection by sign -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", [24, 5000, 20_000])
+def test_signs_are_selected_apart(d, dtype):
+    for k in ("10%", 7):
+        for name, x in hard_vectors(d, dtype).items():
+            m = PosNegTopK(k).compress(x)
+            positive, negative = torch.where(x < 0, 0, x), torch.where(x < 0, x, 0)
+            want = []
+            for side in (positive, negative):
+                n = int((side != 0).sum())
+                kept = min(7, n) if k == 7 else math.ceil(Fraction(n, 10))
+                keep = torch.zeros(d, dtype=torch.bool)
+                keep[top_indices_torch(side, kept)] = True
+                want.append(keep)
+            assert same(m.decode(), torch.where(want[0] | want[1], x, 0)), (name, k)
+            many = torch.stack([keep.sum() for keep in want])
+            assert torch.equal(signed_kept(x, many), signed_kept_torch(x, many)), (name, k)
+
+
+def test_means_of_each_sign():
+    x = torch.tensor([5.0, -1, 3, -8, 0, 1, -2, 2], dtype=torch.float64)
+    m = PosNegTopK(2, "means").compress(x)
+    assert m.decode().tolist() == [4, 0, 4, -5, 0, 0, -5, 0]
+    back = unpack(m.pack())
+    assert torch.equal(back.decode(), m.decode())
+    assert torch.equal(back.means, m.means)
+    assert m.bits == 2 * 64 + 4 + 4 + 8  # two means, the count, signs, a bitmask
+    none = PosNegTopK(2, "means").compress(torch.zeros(8))
+    assert none.bits == 2 * 32 + 4
+
+
+@pytest.mark.parametrize("values", ["exact", "means"])
+@pytest.mark.parametrize("k", [1, 3, "10%", "40%", "100%"])
+@pytest.mark.parametrize("d", [1, 7, 24])
+def test_alpha_of_selection_by_sign_at_its_worst_vectors(d, k, values):
+    if isinstance(k, int) and k > d:
+        return
+    op, least = PosNegTopK(k, values), 1.0
+    for n in range(1, d + 1):
+        for c in (0.0, 1e-9, 0.2, 0.5, 1.0):
+            x = torch.zeros(d, dtype=torch.float64)
+            x[:n], x[0] = c, 1.0
+            lost = (op.compress(x).decode() - x).square().sum() / x.square().sum()
+            assert lost <= 1 - op.alpha(d) + 1e-12
+            least = min(least, 1 - float(lost))
+    exact_count = isinstance(k, int) or k == "100%"
+    assert not exact_count or least == pytest.approx(op.alpha(d), rel=1e-6)
+
+
+# DGC -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("random", [False, True])
+@pytest.mark.parametrize("d", [24, 3000, 70_001])
+def test_dgc_kernel_equals_reference(d, random, dtype):
+    rows = hard_vectors(d, dtype)
+    x = torch.stack(list(rows.values()))
+    for k, sample in ((1, 1), (max(1, d // 100), max(1, d // 50)), (d // 4, d // 10), (d, d)):
+        op = DGC(k, sample, "random" if random else "magnitude")
+        q = stream(5).spread((len(x),))
+        m = op.compress(x, q)
+        counts, indices, values = select_torch(x, k, sample, random, q)
+        assert torch.equal(m.counts, counts), [
+            n for n, a, b in zip(rows, m.counts, counts) if a != b
+        ]
+        assert torch.equal(m.indices, indices)
+        assert same(m.values, values)
+
+
+def test_dgc_keeps_about_k_and_never_more():
+    x = gaussian(200, 20_000, dtype=torch.float32)
+    for truncate in ("magnitude", "random"):
+        m = DGC("1%", "5%", truncate).compress(x, stream(0))
+        assert int(m.counts.max()) <= 200
+        assert int(m.counts.min()) >= 160
+    best = TopK("1%").compress(x).decode().square().sum(-1)
+    kept = m.decode().square().sum(-1)
+    assert (kept <= best * (1 + 1e-6)).all()
+    assert (kept > 0.75 * best).all()
+
+
+def test_dgc_leaves_out_no_place_in_particular():
+    """Entries cut off to reach k are the smallest, or drawn evenly: not those of highest index."""
+    d, rows = 2000, 400
+    x = gaussian(rows, d, dtype=torch.float32)
+    for truncate in ("magnitude", "random"):
+        m = DGC("10%", "25%", truncate).compress(x, stream(2))
+        live = torch.arange(m.indices.shape[-1]) < m.counts[:, None]
+        share = (m.indices[live] >= 0.9 * d).double().mean()
+        assert abs(float(share) - 0.1) < 5 * math.sqrt(0.09 / int(live.sum()))
+
+
+def test_dgc_on_a_sparse_vector_sends_no_zeros():
+    x = torch.zeros(5000)
+    x[[3, 700, 4999]] = torch.tensor([1.0, -2.0, 3.0])
+    m = DGC("1%", "1%").compress(x)
+    assert int(m.counts) == 3
+    assert torch.equal(m.decode(), x)
+
+
+# Block top-k -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", [1, 4, 7, 100, 256])
+@pytest.mark.parametrize("d", [1, 24, 100, 1000])
+@pytest.mark.parametrize("lead", [(), (3, 2)])
+def test_entries_within_blocks(d, block, lead):
+    x = gaussian(*lead, d, dtype=torch.float64)
+    for k in {1, (block + 3) // 4, block}:
+        op = BlockTopK(k, block)
+        m = op.compress(x)
+        want = torch.zeros_like(x)
+        for lo in range(0, d, block):
+            part = x[..., lo : lo + block].contiguous()
+            own = top_indices_torch(part, min(k, part.shape[-1])) + lo
+            want.scatter_(-1, own, x.gather(-1, own))
+        assert torch.equal(m.decode(), want)
+        assert (m.indices.diff(dim=-1) > 0).all()
+        assert torch.equal(unpack(m.pack()).decode(), want)
+        lost = (want - x).square().sum(-1) / x.square().sum(-1)
+        assert (lost <= 1 - op.alpha(d) + 1e-12).all()
+        flat = torch.ones(d, dtype=torch.float64)
+        if d % block == 0:
+            assert op.compress(flat).decode().sum() / d == pytest.approx(op.alpha(d))
+
+
+@pytest.mark.parametrize("block", [1, 4, 7, 100, 256])
+@pytest.mark.parametrize("d", [1, 24, 100, 1000])
+@pytest.mark.parametrize("lead", [(), (3, 2)])
+def test_whole_blocks(d, block, lead):
+    x, count = gaussian(*lead, d, dtype=torch.float32), -(-d // block)
+    energies = block_energies_torch(x, block)
+    torch.testing.assert_close(block_energies(x, block), energies)
+    for k in {1, (count + 1) // 2, count}:
+        op = BlockTopK(k, block, "blocks")
+        m = op.compress(x)
+        keep = torch.zeros(*lead, count, dtype=torch.bool)
+        keep.scatter_(-1, top_indices_torch(energies, k), True)
+        want = torch.where(keep.repeat_interleave(block, -1)[..., :d], x, 0)
+        assert torch.equal(m.decode(), want)
+        assert torch.equal(unpack(m.pack()).decode(), want)
+        assert torch.equal(m.add_to(x.clone()), x + want)
+        sent = torch.where(keep, 1, 0).repeat_interleave(block, -1)[..., :d].sum(-1)
+        assert torch.equal(torch.as_tensor(m.cost.values).long(), sent)
+    # equal norms of all blocks, the shorter last one too: alpha is attained
+    x = torch.cat([torch.full((n,), n**-0.5) for n in _sizes(d, block)]).double()
+    lost = (BlockTopK(1, block, "blocks").compress(x).decode() - x).square().sum()
+    assert lost / x.square().sum() == pytest.approx(1 - 1 / count)
+
+
+def _sizes(d, block):
+    return [min(block, d - lo) for lo in range(0, d, block)]
+
+
+@pytest.mark.parametrize("scale", [1e-320, 1e-200, 1.0, 1e300])
+def test_block_norms_neither_overflow_nor_vanish(scale):
+    x = torch.tensor([1.0, 1.0, 1.5, 0.0, 1.2, 0.0], dtype=torch.float64) * scale
+    m = BlockTopK(1, 2, "blocks").compress(x)
+    assert m.blocks.tolist() == [1]  # 2.25 against 2 and 1.44
+    x[4] = NAN
+    assert BlockTopK(1, 2, "blocks").compress(x).blocks.tolist() == [2]
+
+
+def test_bits_of_block_messages():
+    x = gaussian(1000, dtype=torch.float32)
+    m = BlockTopK(2, 100).compress(x)
+    assert m.bits == 20 * 32 + 20 * 7  # places within a block of 100
+    m = BlockTopK(2, 100, "blocks").compress(x)
+    assert m.bits == 200 * 32 + 2 * 4  # numbers of ten blocks
+    m = BlockTopK(3, 300, "blocks").compress(torch.cat((0 * x[:1], x[1:])))
+    short = bool((m.blocks == 3).any())
+    assert m.bits == (900 - 200 * short) * 32 + 4
+
+
+# All of them -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_conformance(name):
+    found = check_entry(lookup("compressor", name), samples=400, big=0)
+    assert all(f.ok for f in found), "\n".join(str(f) for f in found if not f.ok)
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("rtop_k:k=2,pool=0.5", "pool"),
+        ("hard_threshold:threshold=-1", "threshold"),
+        ("adaptive_threshold:c=0", "c"),
+        ("adaptive_threshold:rule=energy,energy=1.5", "energy"),
+        ("adaptive_threshold:rule=mean", "rule"),
+        ("pos_neg_top_k:k=2,values=median", "values"),
+        ("dgc:k=2,truncate=index", "truncate"),
+        ("block_top_k:k=2,block=0", "block"),
+        ("block_top_k:k=2,form=other", "form"),
+    ],
+)
+def test_parameters_out_of_range_are_named(text, where):
+    with pytest.raises(InputError, match=where):
+        raybench.compressor(text)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RTopK(2, 0.5),
+        lambda: HardThreshold(-1.0),
+        lambda: AdaptiveThreshold(c=0),
+        lambda: AdaptiveThreshold("mean"),
+        lambda: PosNegTopK(2, "median"),
+        lambda: DGC(2, truncate="index"),
+        lambda: BlockTopK(2, 0),
+        lambda: BlockTopK(2, form="other"),
+        lambda: BlockTopK(9, 8).compress(torch.ones(24)),
+        lambda: BlockTopK(4, 8, "blocks").compress(torch.ones(24)),
+        lambda: PosNegTopK(25).compress(torch.ones(24)),
+        lambda: DGC(2, sample=25).compress(torch.ones(24)),
+    ],
+)
+def test_constructed_by_hand_they_complain_too(make):
+    with pytest.raises(InputError):
+        make()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_do_not_depend_on_each_other_in_long_rows(name):
+    d, params = 40_000, {"threshold": 2.0} if name == "hard_threshold" else {}
+    if name not in ("hard_threshold", "adaptive_threshold"):
+        params = {"k": "1%"}
+    op = lookup("compressor", name).target(**params)
+    x, q = gaussian(2, 2, d, dtype=torch.float32), cells_and_clients(2, 2)
+    value = op.compress(x, q).decode()
+    alone = op.compress(x[1:, 1:], q[1:].at(torch.tensor([1]))).decode()
+    assert torch.equal(alone[0, 0], value[1, 1])
