@@ -332,7 +332,7 @@ class Stream:
             return Stream(keys.expand(first.shape))._feistel(d, count, first)
         order = self._shuffled(d)
         at = (first[..., None] + torch.arange(count, device=first.device)).clamp(max=d - 1)
-        return order.gather(-1, at.view((*self.shape, -1))).view((*first.shape, count))
+        return order.gather(-1, at.flatten(len(self.shape))).view((*first.shape, count))
 
     def _shuffled(self, d: int) -> Tensor:
         """Return 0..d-1 in the order of their hashes, int64 (..., d)."""
