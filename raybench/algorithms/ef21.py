@@ -23,20 +23,26 @@ class EF21(Algorithm):
     """x <- x - gamma g; c_i = C(grad f_i(x) - g_i); g_i <- g_i + c_i; g <- g + mean c_i.
 
     gamma = 1/(L + L_tilde sqrt(beta/theta)), theta = 1 - sqrt(1 - alpha), beta = (1 - alpha)/theta.
-    The server's g equals mean g_i. Up: one message. Down: d values. Source: Richtarik, Sokolov,
-    Fatkhullin 2021, algorithm 2.
+    The server's g equals mean g_i. On a problem with a nonsmooth part it is EF21-Prox. Up: one
+    message. Down: d values. Source: Richtarik, Sokolov, Fatkhullin 2021, algorithm 2.
     """
 
     def start(a, net, s, c):
-        grad = a.gradient(net, s.x)
-        c.g, s.g = zeros_like(grad), zeros_like(s.x)
-        if a.init != "zero":
-            m = a.C(grad, net.stream("up")) if a.init == "compressed" else Dense(grad)
-            m.add_to(c.g)
-            s.g += net.up(m).mean()
+        a.begin(net, s, c, a.gradient(net, s.x))
 
     def round(a, net, s, c):
         a.step(net, s, s.g)
-        m = a.C(a.gradient(net, s.x) - c.g, net.stream("up"))
+        s.g += a.send(net, s, c, a.gradient(net, s.x))
+
+    def begin(a, net, s, c, target):
+        """Set g_i and g by the first messages."""
+        c.g, s.g = zeros_like(target), zeros_like(s.x)
+        if a.init != "zero":
+            s.g += a.send(net, s, c, target, dense=a.init == "full")
+
+    def send(a, net, s, c, target, dense=False):
+        """g_i <- g_i + C(target_i - g_i); return the mean of the messages."""
+        v = target - c.g
+        m = Dense(v) if dense else a.C(v, net.stream("up"))
         m.add_to(c.g)
-        s.g += net.up(m).mean()
+        return net.up(m).mean()

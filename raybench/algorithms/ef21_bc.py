@@ -19,7 +19,5 @@ class EF21BC(EF21):
 
     def round(a, net, s, c):
         s.x = s.x - a.gamma * s.g
-        m = a.C(net.grad(s.x) - c.g, net.stream("up"))
-        m.add_to(c.g)
-        s.w += net.up(m).mean()
+        s.w += a.send(net, s, c, a.gradient(net, s.x))
         s.g += net.down(a.D(s.w - s.g, net.server_stream("down")))

@@ -1,0 +1,67 @@
+"""Error compensation without a floor: shifts that are known or learned."""
+
+from raybench.algorithms.base import (
+    Contractive,
+    Integer,
+    Number,
+    Operator,
+    Unbiased,
+    algorithm,
+    zeros_like,
+)
+from raybench.algorithms.ef14 import EF14
+from raybench.theory import Setting
+
+
+@algorithm("ec_gd_star", up=Contractive, broadcast=Contractive, minimizer=True, theory=None)
+class ECGDStar(EF14):
+    """EF14 on grad f_i(x) - grad f_i(x*): an oracle's method, to see what shifts could do.
+
+    Needs a problem whose minimiser has a closed form. No floor. Up: one message. Down: d values.
+    Source: Gorbunov, Kovalev, Makarenko, Richtarik 2020, Linearly Converging Error Compensated SGD.
+    """
+
+    def start(a, net, s, c):
+        super().start(net, s, c)
+        c.h = net.oracle_at_minimizer()
+
+    def direction(a, net, s, c):
+        return a.gradient(net, s.x) - c.h
+
+
+def rate(k: Setting) -> float:
+    """Return 1/(1 + omega) of the second operator."""
+    return 1 / (1 + k.operators["shift"].omega)
+
+
+@algorithm(
+    "ec_diana",
+    up=Contractive,
+    broadcast=Contractive,
+    theory=None,
+    stochastic=True,
+    auto={"alpha": rate},
+    operators={"shift": Unbiased},
+    shift=Operator("rand_k:k=10%", help="unbiased operator of the second message"),
+    alpha=Number("auto", low=0, high=1, words=("auto",), per_cell=True, help="shift rate"),
+    batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
+)
+class ECDiana(EF14):
+    """EF14 on g_i - h_i + h, and a second message q_i = Q(g_i - h_i): h_i <- h_i + alpha q_i, h = mean h_i.
+
+    alpha = auto is 1/(1 + omega) of ``shift``, Q. With full gradients it has no floor; gamma =
+    1/(8 L_max) times the contraction converges, without a theorem here. Up: both messages. Down: d
+    values twice, x and h. Source: Gorbunov et al. 2020, EC-SGD-DIANA.
+    """
+
+    def start(a, net, s, c):
+        super().start(net, s, c)
+        c.h, s.h = net.zeros(), zeros_like(s.x)
+
+    def direction(a, net, s, c):
+        left = a.gradient(net, s.x) - c.h
+        v = left + s.h[:, None]
+        m = a.shift(left, net.stream("shift"))
+        c.h += a.alpha * m.decode()
+        s.h = net.model(s.h + a.alpha * net.up(m).mean())
+        return v

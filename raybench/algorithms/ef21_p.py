@@ -1,0 +1,25 @@
+"""EF21-P: the server compresses the model."""
+
+from raybench.algorithms.base import Contractive, algorithm
+from raybench.algorithms.gd import GD
+from raybench.theory import Rate, Setting, contraction
+
+
+def ef21_p(k: Setting) -> Rate:
+    """EF21-P: G = L^2 ||w - x||^2, rho = theta, B = beta L^2, of the downlink operator."""
+    theta, beta = contraction(k.need("down_alpha"))
+    return Rate(rho=theta, B=beta * k.need("L") ** 2)
+
+
+@algorithm("ef21_p", up=None, down=Contractive, broadcast=Contractive, proximal=True, theory=ef21_p)
+class EF21P(GD):
+    """x <- x - gamma mean_i grad f_i(w); w <- w + D(x - w), all that is broadcast; clients hold w.
+
+    gamma = 1/(L + L sqrt(beta/theta)), free of n and of the clients' differences. f is recorded at
+    the server's x, of which the theory speaks; ``gd`` with the same downlink has the same iterates
+    and is recorded at w. Up: d values. Down: one message. Source: Gruntkowska, Tyurin, Richtarik
+    2023, EF21-P and Friends.
+    """
+
+    def point(a, net, s, c):
+        return s.y

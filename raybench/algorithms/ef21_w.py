@@ -1,0 +1,37 @@
+"""EF21-W: EF21 weighted by the clients' smoothness."""
+
+from raybench.algorithms.base import Contractive, Dense, algorithm
+from raybench.algorithms.ef21 import EF21
+from raybench.theory import Rate, Setting, contraction
+
+LEAST = 1e-9  # of the largest L_i: clients whose gradient is constant would have weight 0
+
+
+def ef21_w(k: Setting) -> Rate:
+    """EF21-W: G = sum_i ||g_i - grad f_i||^2/(n^2 w_i), rho = theta, B = beta L_AM^2."""
+    theta, beta = contraction(k.need("alpha"))
+    return Rate(rho=theta, B=beta * k.need("L_AM") ** 2)
+
+
+@algorithm("ef21_w", up=Contractive, broadcast=Contractive, proximal=True, theory=ef21_w)
+class EF21W(EF21):
+    """EF21 with c_i = C((grad f_i(x) - g_i)/(n w_i)), g_i <- g_i + n w_i c_i, g <- g + sum_i w_i c_i.
+
+    w_i = L_i/sum_j L_j, known to all as the step size is. gamma = 1/(L + L_AM sqrt(beta/theta)), L_AM =
+    mean L_i <= L_tilde. Where C(t x) = t C(x), as for top-k, the iterates are EF21's at the same
+    step. Up: one message. Down: d values. Source: Richtarik, Gasanov, Burlachenko 2024, Error
+    Feedback Reloaded, algorithm 3.
+    """
+
+    def start(a, net, s, c):
+        L = net.smoothness()
+        L = L.clamp(min=LEAST * float(L.max()))
+        s.w = (L / L.sum()).expand(net.B, -1)
+        c.nw = net.n * net.here(s.w)[..., None]
+        super().start(net, s, c)
+
+    def send(a, net, s, c, target, dense=False):
+        v = (target - c.g) / c.nw
+        m = Dense(v) if dense else a.C(v, net.stream("up"))
+        c.g += c.nw * m.decode()
+        return net.up(m).weighted(s.w)

@@ -1,0 +1,21 @@
+"""1-bit SGD: error feedback with the two-mean one-bit quantiser."""
+
+from raybench.algorithms.base import Choice, Contractive, Integer, algorithm, theory
+from raybench.algorithms.ef14 import EF14
+
+
+@algorithm(
+    "one_bit_sgd",
+    own="one_bit",
+    up=None,
+    broadcast=Contractive,
+    theory=theory.ef14,
+    stochastic=True,
+    batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
+    memory=Choice("gradient", "step", help="the error is of grad, or of gamma grad"),
+)
+class OneBitSGD(EF14):
+    """EF14 with a memory of gradients and the operator ``one_bit``: the two means of the signs.
+
+    Up: d bits and two values. Down: d values. Source: Seide et al. 2014.
+    """
