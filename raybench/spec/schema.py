@@ -90,7 +90,12 @@ def axis(param: Param) -> dict[str, Any]:
     many = {"type": "array", "items": one, "minItems": 1}
     out: dict[str, Any] = {"anyOf": [one, many]}
     if param.kind == "list":
-        out = {"anyOf": [many, {"type": "null"}] if param.default is None else [many]}
+        ways: list[dict[str, Any]] = [many]
+        if param.default is None:
+            ways.append({"type": "null"})
+        if param.words:
+            ways.append({"enum": [*param.words]})
+        out = {"anyOf": ways}
     if param.help:
         out["description"] = param.help
     if param.default is not REQUIRED:
@@ -106,6 +111,8 @@ def _one(param: Param) -> dict[str, Any]:
         ways.append({"type": "boolean"})
     elif param.kind == "text":
         ways.append({"type": "string"})
+    elif param.kind == "operator":  # a short form, or a section
+        ways += [{"type": "string"}, {"type": "object", "required": ["name"]}]
     elif param.kind == "choice":
         ways.append({"enum": [*param.choices]})
     else:

@@ -105,7 +105,9 @@ def section(
     """
     where = where or kind
     given = parse(text, where)
-    more = yaml.plain(dict(params or {}), where)
+    # from Python a tuple is one list-valued parameter, while a list is an axis
+    lists = {k: [list(v)] if isinstance(v, tuple) else v for k, v in (params or {}).items()}
+    more = yaml.plain(lists, where)
     for key in sorted(given.keys() & more.keys()):
         raise InputError.of(f"{where}.{key}", "given twice", "leave one out")
     given |= more

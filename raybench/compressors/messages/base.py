@@ -255,10 +255,11 @@ class Message:
                 data = data[keep]
             rows.append(data.cpu().contiguous().view(-1).numpy())
         text = json.dumps(head, separators=(",", ":")).encode()
-        return b"".join((PREFIX.pack(MAGIC, _checksum(text, rows), len(text)), text, *rows))
+        return b"".join((PREFIX.pack(MAGIC, checksum(text, rows), len(text)), text, *rows))
 
 
-def _checksum(text: bytes | memoryview, rows: list[Any]) -> int:
+def checksum(text: bytes | memoryview, rows: list[Any]) -> int:
+    """Return the XXH3 of a message's header and rows, seeded with the header's length."""
     state = xxhash.xxh3_64(text, seed=len(text))
     for row in rows:
         state.update(row)
@@ -305,9 +306,9 @@ def unpack(data: bytes) -> Message:
     """
     if len(data) < PREFIX.size or data[:4] != MAGIC:
         raise ValueError("these bytes are no raybench message")
-    _, checksum, length = PREFIX.unpack_from(data)
+    _, claimed, length = PREFIX.unpack_from(data)
     body = memoryview(data)[PREFIX.size :]
-    if length > len(body) or _checksum(body[:length], [body[length:]]) != checksum:
+    if length > len(body) or checksum(body[:length], [body[length:]]) != claimed:
         raise ValueError("the message is damaged or cut short")
     try:
         return _read(json.loads(bytes(body[:length])), body[length:])
