@@ -322,5 +322,5 @@ def test_bound_call_is_the_operator(name):
     params = examples(lookup("compressor", name))
     op = lookup("compressor", name).target(**next(iter(params.values())))
     x, q = gaussian(2, 3, 24), cells_and_clients(2, 3)
-    assert torch.equal(op.bind(24)(x, q).decode(), op.compress(x, q).decode())
-    assert 0 <= op.bind(24).dense_share(torch.float32) <= 1
+    assert torch.equal(op.bind(24, 3)(x, q).decode(), op.compress(x, q).decode())
+    assert 0 <= op.bind(24, 3).dense_share(torch.float32) <= 1

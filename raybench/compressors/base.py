@@ -101,8 +101,12 @@ class Compressor:
             raise TypeError(f"x must be a float32 or float64 tensor, not {what}")
         if x.ndim == 0 or x.shape[-1] == 0:
             raise ValueError("x needs a last axis of at least one coordinate")
+        lead = tuple(x.shape[:-1])
+        if 0 in lead:  # no rows: those of a message that has some, so that no kernel need know of it
+            some = x.new_zeros(*(max(n, 1) for n in lead), x.shape[-1])
+            return self.compress(some).map(lambda t: t[tuple(slice(n) for n in lead)])
         source = stream if stream is not None else _seed_zero(x.device)
-        return self.encode(x.detach().contiguous(), source.spread(tuple(x.shape[:-1])))
+        return self.encode(x.detach().contiguous(), source.spread(lead))
 
     def omega(self, d: int) -> float | None:
         """Return omega of U(omega) in dimension d; None where the operator is biased."""

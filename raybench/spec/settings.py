@@ -45,9 +45,9 @@ STEP: dict[str, Param] = {
     "warmup": Integer(0, low=0, help="rounds over which the step grows to its size"),
 }
 _WEIGHTS = {"weights": Choice("metropolis", "laplacian", help="mixing weights")}
-GRAPHS: dict[str, dict[str, Param]] = {
-    name: _WEIGHTS for name in ("ring", "complete", "star", "path", "grid", "torus", "exponential")
-}
+GRAPHS: dict[str, dict[str, Param]] = dict.fromkeys(
+    ("ring", "complete", "star", "path", "grid", "torus", "exponential"), _WEIGHTS
+)
 GRAPHS["erdos_renyi"] = {
     "p": Number(0.5, low=0, high=1, open_low=True, help="probability of an edge"),
     "seed": Integer(0, low=0, help="of the graph; the first connected one is taken"),

@@ -154,7 +154,8 @@ class Message:
         own = out is None or not out.is_contiguous() or out.device != self.device
         value = torch.empty(shape, dtype=self.dtype, device=self.device) if own else out
         assert value is not None
-        self._write(value)
+        if value.numel():
+            self._write(value)
         if self.present is not None:
             value.masked_fill_(~self.present[..., None], 0)
         return value if out is None or out is value else out.copy_(value)
