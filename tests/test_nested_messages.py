@@ -174,6 +174,33 @@ def test_broadcasts_of_sums_cost_the_union_of_supports():
     assert torch.equal(flagged.union()[0].values, op("top_k:k=5").compress(x).union()[0].values)
 
 
+@pytest.mark.parametrize("then", ["svd", "natural", "identity", "dithering", "top_k:k=3"])
+def test_masked_sums_are_the_same_bits(then):
+    m = op("two_shot", first="natural", then=then).compress(gaussian(3, 4, D)).scaled(1 / 3)
+    here = torch.arange(12).view(3, 4) % 2 == 0
+    assert torch.equal(m.masked(here).decode(), m.decode() * here[..., None])
+
+
+def test_the_second_of_a_chain_gets_what_is_kept():
+    x, q = gaussian(3, 4, D), cells_and_clients(3, 4)
+    for first, length in [
+        ("top_k:k=6", 6),
+        ("rand_k:k=6", 6),
+        ("block_top_k:k=2,block=8", 6),
+        ("optimal_rescale:of=(top_k:k=6)", 6),
+        ("chain:first=(top_k:k=12),then=(rand_k:k=6)", 6),
+        ("natural", D),
+        ("top_k:k=24", D),
+        ("hard_threshold:threshold=0.5", D),
+        ("zero", D),
+    ]:
+        both = op("chain", first=first, then="dithering:s=7")
+        assert both.length(D) == length, first
+        leaves = both.compress(x, q).leaves()
+        assert leaves[-1].d == length, first
+        assert leaves[-1].kind == "levels"
+
+
 def test_supports_on_their_own():
     x, q = gaussian(3, 4, D), cells_and_clients(3, 4)
     top, rand = op("top_k:k=5").compress(x, q), op("rand_k:k=5").compress(x, q)

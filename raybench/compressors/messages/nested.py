@@ -145,16 +145,16 @@ class NestedMessage(ConcatMessage):
 def nest(message: Message, then: Callable[[Tensor], Message]) -> Message:
     """Return the message that sends the values of ``message`` by ``then(values)``.
 
-    Of a sparse, seeded or nested message of k < d values only those (*lead, k) are handed on, before
-    their scale; of all others the decoded vector (*lead, d).
+    Of a sparse or seeded message of k < d values, also within a nested or scaled one, only those
+    (*lead, k) are handed on, before their factors; of all others the decoded vector (*lead, d).
     """
     if kept(message) == message.d:
         return then(message.decode())
-    if type(message) is NestedMessage:
-        where, inner = message.parts
-        return replace(message, parts=[where, nest(inner, then)])
+    if isinstance(message, NestedMessage | ScaledMessage):
+        own, inner = message.parts
+        return replace(message, parts=[own, nest(inner, then)])
     support: Message
-    if type(message) is SparseMessage:
+    if isinstance(message, SparseMessage):
         support = SupportMessage(message.d, message.dtype, message.indices)
     else:
         support = SeededSupportMessage.of(cast(SeededMessage, message))
@@ -168,7 +168,8 @@ def scattered(message: Message) -> Scattered | None:
         return message.plain()
     if type(message) is ScaledMessage:
         return message.product()
-    return cast(Scattered, message) if type(message) in (SparseMessage, SeededMessage) else None
+    whole = isinstance(message, Scattered) and not isinstance(message, SeededSupportMessage)
+    return cast(Scattered, message) if whole else None
 
 
 def kept(message: Message) -> int:
@@ -191,7 +192,10 @@ class SumMessage(ConcatMessage):
         first, *others = self._weighted()
         first.decode(out=out)
         for part in others:
-            part.add_to(out)
+            if scattered(part) is None:
+                out.add_(part.decode())  # bit for bit the same, masked or not; add_to may fuse
+            else:
+                part.add_to(out)
 
     def add_to(self, target: Tensor) -> Tensor:
         for part in self._weighted():
