@@ -1,0 +1,42 @@
+"""Lazy aggregation: clients that would say little stay silent; compressed (CLAG) and plain (LAG)."""
+
+from raybench.algorithms.base import Contractive, Number, algorithm
+from raybench.algorithms.three_pc import ThreePC
+from raybench.theory import Rate, Setting, contraction
+
+
+def clag(k: Setting) -> Rate:
+    """CLAG: A = theta, B = max(beta, z); LAG, alpha = 1: A = 1, B = z."""
+    theta, beta = contraction(k.need("alpha"))
+    return Rate(rho=theta, B=max(beta, float(k.numbers["z"])) * k.need("L_plus") ** 2)
+
+
+@algorithm(
+    "clag",
+    up=Contractive,
+    broadcast=Contractive,
+    proximal=True,
+    theory=clag,
+    z=Number(1.0, low=0, per_cell=True, help="how much staler than one step g_i may be"),
+)
+class CLAG(ThreePC):
+    """g_i <- g_i + C(grad f_i(x) - g_i) if ||grad f_i(x) - g_i||^2 > z ||grad f_i(x) - y||^2, else g_i.
+
+    y = grad f_i at the x before. z = 0 is EF21; z large: nobody sends, x moves along g^0. gamma =
+    1/(L + L_plus sqrt(max(beta, z)/theta)). Up: a bit, and one message if the client fired. Down: d
+    values. Source: Richtarik et al. 2022, 3PC, algorithm CLAG.
+    """
+
+    def update(a, net, s, c, x):
+        left, moved = (x - c.g).square().sum(-1), (x - c.y).square().sum(-1)
+        net.charge(1)  # whether it fired
+        a.add(net, s, c, a.C(x - c.g, net.stream("up")).masked(left > a.z * moved))
+
+
+@algorithm("lag", own="identity", up=None, broadcast=Contractive, proximal=True, theory=clag)
+class LAG(CLAG):
+    """CLAG with the identity: g_i <- grad f_i(x) if the client fires, else g_i.
+
+    z = 0 is gradient descent. gamma = 1/(L + L_plus sqrt(z)). Up: a bit, and d values if the client
+    fired. Down: d values. Source: Chen, Giannakis, Sun, Yin 2018, LAG; Richtarik et al. 2022, 3PC.
+    """

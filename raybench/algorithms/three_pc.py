@@ -1,0 +1,52 @@
+"""Three point compressors: what the methods share, and the first variant."""
+
+from raybench.algorithms.base import Contractive, Dense, algorithm
+from raybench.algorithms.ef21 import EF21
+from raybench.theory import Rate, Setting
+
+
+class ThreePC(EF21):
+    """x <- x - gamma g; g_i <- C_{h,y}(grad f_i(x)) with h = g_i and y = grad f_i at the x before.
+
+    E||C_{h,y}(x) - x||^2 <= (1-A) ||h - y||^2 + B ||x - y||^2 gives the generic rule with rho = A and
+    B L_plus^2. The server's g equals mean g_i; clients keep g_i and y. Source: Richtarik, Sokolov,
+    Fatkhullin, Gasanov, Li, Gorbunov 2022, 3PC.
+    """
+
+    def start(a, net, s, c):
+        c.y = net.grad(s.x)
+        a.begin(net, s, c, c.y)
+
+    def round(a, net, s, c):
+        a.step(net, s, s.g)
+        x = net.grad(s.x)
+        a.update(net, s, c, x)
+        c.y = x
+
+    def update(a, net, s, c, x):
+        """Send what takes c.g, (B, n_here, d), from h to C_{h,y}(x), y = c.y."""
+        raise NotImplementedError
+
+    def add(a, net, s, c, m):
+        """Send m: g_i <- g_i + m_i, g <- g + mean m_i."""
+        m.add_to(c.g)
+        s.g += net.up(m).mean()
+
+
+def v1(k: Setting) -> Rate:
+    """3PCv1: A = 1, B = 1 - alpha."""
+    return Rate(rho=1.0, B=(1 - k.need("alpha")) * k.need("L_plus") ** 2)
+
+
+@algorithm("three_pc_v1", up=Contractive, broadcast=Contractive, proximal=True, theory=v1)
+class ThreePCv1(ThreePC):
+    """g_i <- y + C(grad f_i(x) - y), y = grad f_i at the x before: an idealised method.
+
+    The server would have to know y, so it is sent: dense, beside C's message. To compare others with;
+    gradient descent is cheaper. gamma = 1/(L + L_plus sqrt(1 - alpha)). Up: d values and one message.
+    Down: d values. Source: Richtarik et al. 2022, 3PC, variant 1.
+    """
+
+    def update(a, net, s, c, x):
+        a.add(net, s, c, Dense(c.y - c.g))
+        a.add(net, s, c, a.C(x - c.y, net.stream("up")))

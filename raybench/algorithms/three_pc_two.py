@@ -1,0 +1,60 @@
+"""Three point compressors made of two operators: variants 2 and 4."""
+
+from raybench.algorithms.base import Contractive, Operator, Unbiased, algorithm
+from raybench.algorithms.three_pc import ThreePC
+from raybench.theory import Rate, Setting, contraction
+
+
+def v2(k: Setting) -> Rate:
+    """3PCv2: A = alpha, B = (1 - alpha) omega, omega of ``first``."""
+    alpha, omega = k.need("alpha"), k.operators["first"].omega
+    return Rate(rho=alpha, B=(1 - alpha) * omega * k.need("L_plus") ** 2)
+
+
+def v4(k: Setting) -> Rate:
+    """3PCv4: EF21's A = theta, B = beta of alpha = 1 - (1 - alpha_1)(1 - alpha_2), alpha_1 of ``first``."""
+    left = (1 - k.operators["first"].alpha) * (1 - k.need("alpha"))
+    theta, beta = contraction(1 - left)
+    return Rate(rho=theta, B=beta * k.need("L_plus") ** 2)
+
+
+@algorithm(
+    "three_pc_v2",
+    up=Contractive,
+    broadcast=Contractive,
+    proximal=True,
+    theory=v2,
+    operators={"first": Unbiased},
+    first=Operator("rand_k:k=10%", help="unbiased operator of the difference of gradients"),
+)
+class ThreePCv2(ThreePC):
+    """b = g_i + Q(grad f_i(x) - y), y = grad f_i at the x before; g_i <- b + C(grad f_i(x) - b).
+
+    Q is ``first``. gamma = 1/(L + L_plus sqrt((1 - alpha) omega/alpha)). Up: both messages. Down: d
+    values. Source: Richtarik et al. 2022, 3PC, variant 2.
+    """
+
+    def update(a, net, s, c, x):
+        a.add(net, s, c, a.first(x - c.y, net.stream("first")))
+        a.add(net, s, c, a.C(x - c.g, net.stream("up")))
+
+
+@algorithm(
+    "three_pc_v4",
+    up=Contractive,
+    broadcast=Contractive,
+    proximal=True,
+    theory=v4,
+    operators={"first": Contractive},
+    first=Operator("top_k:k=10%", help="contractive operator that acts first"),
+)
+class ThreePCv4(ThreePC):
+    """b = g_i + C_1(grad f_i(x) - g_i); g_i <- b + C(grad f_i(x) - b).
+
+    C_1 is ``first``: EF21 with the operator ``two_shot``, and its step with L_plus for L_tilde. Up: both
+    messages. Down: d values. Source: Richtarik et al. 2022, 3PC, variant 4.
+    """
+
+    def update(a, net, s, c, x):
+        a.add(net, s, c, a.first(x - c.g, net.stream("first")))
+        a.add(net, s, c, a.C(x - c.g, net.stream("up")))
