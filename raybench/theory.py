@@ -221,9 +221,12 @@ def sync_probability(k: Setting) -> float:
 
 
 def vr_sync_probability(k: Setting) -> float:
-    """Return min{bits(Q)/bits(dense), b/(m + b)}: messages and gradients balanced."""
+    """Return min{bits(Q)/bits(dense), b/(m + b)}: messages and gradients balanced.
+
+    m: the samples of a dense round, all of a client's or, online, ``big``.
+    """
     b = float(k.numbers["batch"])
-    return min(k.dense_share, b / (k.m + b))
+    return min(k.dense_share, b / (float(k.numbers.get("big") or k.m) + b))
 
 
 def shift_rate(k: Setting) -> float:

@@ -1,4 +1,4 @@
-"""VR-MARINA, finite sum: MARINA with minibatch differences."""
+"""VR-MARINA: MARINA with minibatch differences."""
 
 from raybench.algorithms.base import (
     Contractive,
@@ -22,17 +22,20 @@ from raybench.algorithms.marina import Marina
     stochastic=True,
     auto={"p": theory.vr_sync_probability},
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
-    batch=Integer(1, low=1),
+    batch=Integer(1, low=1, help="samples of a difference"),
+    big=Integer(0, low=0, help="samples of a dense round (online); 0: all of them"),
 )
 class VRMarina(Marina):
     """MARINA whose differences are of ``batch`` samples, the same ones at both points.
 
-    p = auto is min{K/d, b/(m + b)}. Gradients per round and client: m with probability p, else 2b.
-    Source: Gorbunov, Burlachenko, Li, Richtarik 2021, algorithm 2.
+    Dense rounds take full gradients or, online, ``big`` samples: with variance sigma^2 per sample the
+    bound then has a floor, 2 Delta0/(gamma T) + (1 + 1/(p T)) sigma^2/(n big). p = auto is
+    min{K/d, b/(m + b)}, online b/(big + b). Gradients per round and client: m or big with probability
+    p, else 2 b. Source: Gorbunov, Burlachenko, Li, Richtarik 2021, algorithms 2 and 3.
     """
 
     def start(a, net, s, c):
-        s.g = net.up(Dense(net.grad(s.x))).mean()
+        s.g = net.up(Dense(anew(a, net, s.x))).mean()
 
     def round(a, net, s, c):
         old = s.x
@@ -44,8 +47,14 @@ class VRMarina(Marina):
 
         m = net.cases(
             coin,
-            lambda b: Dense(net.grad(s.x, cells=b)),
+            lambda b: Dense(anew(a, net, s.x, b)),
             lambda b: a.Q(difference(b), q[b]),
         )
         got = net.up(m).mean()
         s.g = where(coin[:, None], got, s.g + got)
+
+
+def anew(a, net, x, cells=None):
+    """Return grad f_i(x) of some cells, or online that of ``big`` samples."""
+    J = net.sample("big", a.big) if a.big else None
+    return net.grad(x, J, cells=cells)

@@ -1,0 +1,67 @@
+"""PP-MARINA: MARINA in which a few clients send differences."""
+
+from torch import zeros
+
+from raybench.algorithms.base import Contractive, Dense, Integer, Number, Unbiased, algorithm, where
+from raybench.algorithms.marina import Marina
+from raybench.theory import Rate, Setting
+
+
+def sync_probability(k: Setting) -> float:
+    """Return p = (bits(Q)/bits(dense)) r/n: dense rounds cost what the others do."""
+    return min(1.0, k.dense_share * float(k.numbers["clients"]) / k.n)
+
+
+def pp_marina(k: Setting) -> Rate:
+    """PP-MARINA: rho = p, B = (1-p)(1 + omega) L_tilde^2/r.
+
+    Operators whose messages depend on each other: B = (1-p)(omega + 1/r) L_tilde^2, by Jensen.
+    """
+    p, r, omega = float(k.numbers["p"]), float(k.numbers["clients"]), k.need("omega")
+    alone = not k.common_mask and k.ab is None
+    spread = (1 + omega) / r if alone else omega + 1 / r
+    return Rate(rho=p, B=(1 - p) * spread * k.need("L_tilde") ** 2)
+
+
+@algorithm(
+    "pp_marina",
+    up=Unbiased,
+    broadcast=Contractive,
+    proximal=True,
+    theory=pp_marina,
+    auto={"p": sync_probability},
+    p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
+    clients=Integer(1, low=1, help="r, how many clients are drawn in a round"),
+)
+class PPMarina(Marina):
+    """With probability p g <- grad f(x), else g <- g + (1/r) sum of Q(difference) of r drawn clients.
+
+    Drawn with replacement: one drawn twice sends two messages, independent of each other; those not
+    drawn send nothing. A drawn client has no gradient of the round before: it is counted at both
+    points, 2 m samples. p = auto is r/n times that of MARINA. gamma = 1/(L + L_tilde
+    sqrt((1-p)(1+omega)/(p r))). Up: d values, or r/n messages on average. Down: d values, x to all
+    clients. Source: Gorbunov, Burlachenko, Li, Richtarik 2021, algorithm 4.
+    """
+
+    def start(a, net, s, c):
+        s.g = net.up(Dense(net.grad(s.x))).mean()
+
+    def round(a, net, s, c):
+        coin, q = net.coin("sync", a.p), net.stream("up")
+        drawn = net.shared_stream("clients").integers(a.clients, net.n)
+        times = zeros(net.B, net.n, dtype=drawn.dtype, device=drawn.device)
+        times.scatter_add_(1, drawn, (~coin[:, None]).to(drawn.dtype).expand_as(drawn))
+        took, most = net.here(times), int(times.max())
+
+        old = net.grad(s.x, clients=took > 0)
+        a.step(net, s, s.g)
+        new = net.grad(s.x, clients=(took > 0) | coin[:, None])
+        m = net.cases(
+            coin,
+            lambda b: Dense(new[b]),
+            lambda b: a.Q(new[b] - old[b], q[b]).masked(took[b] > 0),
+        )
+        got = net.up(m).sum()
+        for j in range(1, most):  # those drawn once more
+            got += net.up(a.Q(new - old, q.fold(j)).masked(took > j)).sum()
+        s.g = where(coin[:, None], got / net.n, s.g + got / a.clients)
