@@ -356,6 +356,14 @@ def test_sizes_that_do_not_fit(sizes, said):
         op("per_tensor", sizes=sizes).bind(24)
 
 
+def test_what_is_fitted_stays():
+    own = op("per_tensor:of=perm_k").bind(25, 3, LAYOUT).operator
+    assert own.bind(25, role=Role.UNBIASED).omega == own.omega(25) == 2
+    assert own.fit(25, 1) is own
+    with pytest.raises(InputError, match="sum to 25"):
+        own.fit(24, 3)
+
+
 def test_shapes_reach_the_operator():
     seen = []
 

@@ -63,6 +63,9 @@ class PerTensor(Composed):
         return tuple(self.sizes)
 
     def fit(self, d: int, n: int, layout: Any = None) -> Compressor:
+        if self.fitted:  # to a layout and a number of clients: they stay
+            self.tensors(d)
+            return self
         own, layouts = self, []
         if isinstance(self.sizes, str):
             found = _tensors(layout, d)
