@@ -29,10 +29,14 @@ class Diana(Algorithm):
     """
 
     def start(a, net, s, c):
-        c.h, s.h = zeros_like(net.grad(s.x)), zeros_like(s.x)
+        c.h, s.h = net.zeros(), zeros_like(s.x)
+
+    def estimate(a, net, s, c):
+        """Return g_i, unbiased for grad f_i(x), (B, n_here, d)."""
+        return a.gradient(net, s.x)
 
     def round(a, net, s, c):
-        m = a.Q(a.gradient(net, s.x) - c.h, net.stream("up"))
+        m = a.Q(a.estimate(net, s, c) - c.h, net.stream("up"))
         q = net.up(m).mean()
         a.step(net, s, s.h + q)
         c.h += a.alpha * m.decode()

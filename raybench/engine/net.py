@@ -41,6 +41,13 @@ class Received:
         """Return the mean over all n clients, absent ones as zero, (B, d)."""
         return self.message.sum_clients().div_(self.n)
 
+    def mean_sent(self) -> Tensor:
+        """Return the mean over the clients that sent something, (B, d); zero where none did."""
+        total, who = self.message.sum_clients(), self.message.present
+        if who is None:
+            return total.div_(self.n)
+        return total.div_(who.sum(1, keepdim=True).clamp(min=1))
+
     def weighted(self, w: Tensor) -> Tensor:
         """Return sum_i w_i m_i, (B, d), for weights (B, n)."""
         return (w[..., None] * self.message.decode()).sum(1)
@@ -97,12 +104,14 @@ class Net:
         self.consensus: Tensor | None = None
         self._ids = torch.arange(problem.clients.start, problem.clients.stop, device=problem.device)
         self._samples = torch.tensor(problem.samples, dtype=torch.float64)
+        self.t = 0  # the round
         self._round = roots
         self._last: _Oracle | None = None
         self.begin(0)
 
     def begin(self, t: int) -> None:
         """Start round t: streams are derived from it."""
+        self.t = t
         self._round = self.roots.fold("round").fold(t)
 
     # Gradients -------------------------------------------------------------------------------
@@ -167,6 +176,11 @@ class Net:
         """Return a minibatch handle: sample indices int64 (B, n_here, size), with replacement."""
         counts = self._samples[self._here].to(self.problem.device)
         return self.stream(purpose).integers(size, counts)
+
+    @property
+    def samples(self) -> Tensor:
+        """Return how many samples the clients here have, int64 (n_here,)."""
+        return self._samples[self._here].long().to(self.problem.device)
 
     def zeros(self) -> Tensor:
         """Return zeros of the shape of what the clients here send, (B, n_here, d)."""

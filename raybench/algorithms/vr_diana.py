@@ -1,0 +1,82 @@
+"""VR-DIANA: DIANA on variance-reduced gradients."""
+
+import torch
+
+from raybench.algorithms.base import (
+    Choice,
+    Contractive,
+    Integer,
+    Number,
+    Unbiased,
+    algorithm,
+    theory,
+    where,
+)
+from raybench.algorithms.diana import Diana
+from raybench.errors import InputError
+from raybench.theory import Rate, Setting
+
+TABLE_MOST = 1 << 32  # bytes of SAGA's table
+
+
+def vr_diana(k: Setting) -> Rate:
+    """Paper: 1/(10 l sqrt(1 + omega/n)(m^(2/3) + omega + 1)), l = max(max_i L_i, Lcal)."""
+    wide = max(k.need("L_max"), k.need("L_samples"))
+    size = (1 + k.mean_omega) ** 0.5 * (k.m ** (2 / 3) + k.need("omega") + 1)
+    return Rate(paper=1 / (10 * wide * size))
+
+
+@algorithm(
+    "vr_diana",
+    up=Unbiased,
+    broadcast=Contractive,
+    proximal=True,
+    theory=vr_diana,
+    stochastic=True,
+    auto={"alpha": theory.shift_rate, "p": lambda k: 1 / k.m},
+    estimator=Choice("lsvrg", "saga", help="reference point, or table of sample gradients"),
+    p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
+    batch=Integer(1, low=1, help="samples per client and round"),
+)
+class VRDiana(Diana):
+    """DIANA on g_i = grad f_i(x; J) - (the same samples' remembered gradients) + (mean of all remembered).
+
+    lsvrg: remembered at w, w <- x with probability p, a coin for all clients; p = auto is 1/m. Gradients
+    per round and client: 2 b, and p m. saga: a table of the samples' gradients, zero at first; b
+    gradients a round, m d values of memory; p is not used. No floor. Steps by rule ``paper`` only. Up:
+    one message. Down: d values. Source: Horvath, Kovalev, Mishchenko, Richtarik, Stich 2019.
+    """
+
+    def start(a, net, s, c):
+        super().start(net, s, c)
+        if a.estimator == "lsvrg":
+            s.w, c.full = s.x, net.grad(s.x)
+            return
+        m = int(net.samples.max())
+        if c.h.nbytes * m > TABLE_MOST:
+            what = f"saga's tables take {c.h.nbytes * m / 2**30:.0f} GiB for {net.B} cells"
+            raise InputError.of("algorithm.estimator", what, "lsvrg needs none")
+        c.table, c.full = c.h[:, :, None].repeat(1, 1, m, 1), net.zeros()
+
+    def estimate(a, net, s, c):
+        J = net.sample("batch", a.batch)
+        if a.estimator == "lsvrg":
+            return net.grad(s.x, J) - net.grad(s.w, J) + c.full
+        at = J[..., None].expand(*J.shape, s.x.shape[-1])
+        new = torch.stack([net.grad(s.x, j) for j in J.split(1, -1)], 2)
+        change = new - c.table.gather(2, at)
+        g = change.mean(2) + c.full
+        again = (J[..., :, None] == J[..., None, :]).tril(-1).any(-1)  # drawn before in this batch
+        c.full = c.full + change.masked_fill(again[..., None], 0).sum(2) / net.samples[:, None]
+        c.table.scatter_(2, at, new)
+        return g
+
+    def round(a, net, s, c):
+        x = s.x
+        super().round(net, s, c)
+        if a.estimator == "lsvrg":
+            coin = net.coin("refresh", a.p)
+            b = coin.nonzero().flatten()
+            s.w = where(coin[:, None], x, s.w)
+            if len(b):
+                c.full = c.full.index_copy(0, b, net.grad(x, cells=b))
