@@ -35,7 +35,7 @@ from raybench.compressors.top_k import (
 from raybench.errors import InputError
 from raybench.registry import lookup
 from raybench.streams import stream
-from raybench.testing.compressors import check_entry
+from raybench.testing.compressors import examples
 from raybench.testing.vectors import cells_and_clients, families, gaussian
 
 NAN, INF = math.nan, math.inf
@@ -489,12 +489,6 @@ def test_bits_of_block_messages():
 # All of them -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_conformance(name):
-    found = check_entry(lookup("compressor", name), samples=400, big=0)
-    assert all(f.ok for f in found), "\n".join(str(f) for f in found if not f.ok)
-
-
 @pytest.mark.parametrize(
     ("text", "where"),
     [
@@ -546,3 +540,12 @@ def test_rows_do_not_depend_on_each_other_in_long_rows(name):
     value = op.compress(x, q).decode()
     alone = op.compress(x[1:, 1:], q[1:].at(torch.tensor([1]))).decode()
     assert torch.equal(alone[0, 0], value[1, 1])
+
+
+@pytest.mark.parametrize("d", [24, 40_000, 140_001])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_rows_are_fine(name, d):
+    for params in examples(lookup("compressor", name)).values():
+        m = lookup("compressor", name).target(**params).compress(torch.zeros(0, 4, d))
+        assert m.decode().shape == (0, 4, d)
+        assert unpack(m.pack()).decode().shape == (0, 4, d)

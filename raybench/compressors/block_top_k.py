@@ -96,7 +96,7 @@ def block_energies(x: Tensor, block: int) -> Tensor:
     rows = x.view(-1, x.shape[-1]).numpy()
     scale = inverse_of(sizes_torch(largest(x, 1)[1]).view(-1).numpy())
     out = torch.empty(*x.shape[:-1], -(-x.shape[-1] // block), dtype=torch.float64)
-    into = out.view(len(rows), -1).numpy()
+    into = out.view(len(rows), out.shape[-1]).numpy()
 
     def add(r0: int, r1: int, lo: int, hi: int) -> None:
         _energies(rows, r0, r1, lo, hi, block, scale, into)

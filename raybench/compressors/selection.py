@@ -142,14 +142,14 @@ def keep_cut(where, raw, sizes, cut, ties, out, values):
 
     Returns how many; ``out`` and ``values`` may be ``where`` and ``raw``.
     """
-    at = 0
-    for i in range(where.shape[0]):
-        size = sizes[i]
-        tie = size == cut and ties > 0
-        if size > cut or tie:
-            out[at], values[at] = where[i], raw[i]
-            at += 1
-            ties -= tie
+    at, room = 0, out.shape[0]
+    for i in range(where.shape[0]):  # without branches on the sizes, which nobody can foresee
+        if at == room:
+            break
+        tie = (sizes[i] == cut) & (ties > 0)
+        out[at], values[at] = where[i], raw[i]
+        at += (sizes[i] > cut) | tie
+        ties -= tie
     return at
 
 

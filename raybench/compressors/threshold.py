@@ -208,7 +208,7 @@ def at_least(x: Tensor, cut: Tensor) -> RaggedMessage:
     least = cut.contiguous().view(-1).numpy().view(bits.dtype)
     marks = mark(bits, np.maximum(least - 1, 0))
     shape = x.shape[:-1]
-    held = (part.view(*shape, -1) for part in collect(bits, marks, x.dtype))
+    held = (part.view(*shape, part.shape[-1]) for part in collect(bits, marks, x.dtype))
     return RaggedMessage(x.shape[-1], x.dtype, torch.from_numpy(marks.counts).view(shape), *held)
 
 

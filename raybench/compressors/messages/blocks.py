@@ -216,6 +216,8 @@ class TwoMeansMessage(RaggedMessage):
         d, dtype, lead = known["d"], DTYPES[known["dtype"]], payload.shape[:-1]
         head, pair, rows = bitpack.width_of(d + 1), 2 * dtype.itemsize, math.prod(lead)
         data = payload.reshape(rows, payload.shape[-1])
+        if rows == 0:
+            data = data.new_zeros(0, pair + bitpack.bytes_of(head))
         means = bitpack.from_bytes(data[:, :pair], dtype)
         count = _bytes_to_bits(data[:, pair : pair + bitpack.bytes_of(head)])[:, :head].long()
         counts = (count << torch.arange(head, device=data.device)).sum(-1)
