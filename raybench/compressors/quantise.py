@@ -29,16 +29,14 @@ NORM_COST, CODE_COST = 1.0, 6.0  # of a coordinate, in additions
 # Norms --------------------------------------------------------------------------------------------
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(inline="always")
 def fold(lanes):
-    """Return the sum of 2^m partial sums, by halves; for use in CPU kernels."""
-    n = lanes.shape[0] // 2
-    while n > 0:
-        low, high = lanes[:n], lanes[n : 2 * n]
-        for i in range(n):
-            low[i] += high[i]
-        n //= 2
-    return lanes[0]
+    """Return the sum of LANES partial sums in a fixed order; for use in CPU kernels."""
+    for first in range(8, LANES, 8):
+        for i in range(8):
+            lanes[i] += lanes[first + i]
+    left = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3])
+    return left + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]))
 
 
 @numba.njit(cache=True, nogil=True)
@@ -104,16 +102,19 @@ def norms(x: Tensor, p: float, bucket: int = 0) -> Tensor:
     shape, rows = (*x.shape[:-1], buckets(d, bucket)), x.reshape(-1, d).numpy()
     if p == math.inf:
         return _largest_of(rows, bucket).view(shape).double()
-    one = np.ones((1, 1)).repeat(len(rows), 0)
-    total = _sum_of(rows, p == 2, one, bucket)
-    if x.dtype == torch.float64 and p == 2:  # squares of float32 numbers are within float64
+    up = np.ones((len(rows), 1))
+    total = _sum_of(rows, p == 2, up, bucket).numpy()
+    if p == 1:
+        return torch.from_numpy(total).view(shape)
+    if x.dtype == torch.float64:  # squares of float32 numbers are within float64
         strange = ~((total > 1e-200) & (total < 1e200))
         if strange.any():
-            largest = _largest_of(rows, bucket)
-            scale = torch.exp2(-torch.frexp(largest).exponent.double().clamp(-1000, 1000))
-            up = scale.where(strange & largest.isfinite(), 1.0)
-            return (_sum_of(rows, True, up.numpy(), bucket).sqrt() / up).view(shape)
-    return (total if p == 1 else total.sqrt()).view(shape)
+            largest = _largest_of(rows, bucket).numpy()
+            scale = np.exp2(-np.clip(np.frexp(largest)[1], -1000, 1000).astype(np.float64))
+            up = np.where(strange & np.isfinite(largest), scale, 1.0)
+            total = _sum_of(rows, True, up, bucket).numpy()
+    # numpy's root: torch's need not round correctly, nor alike wherever in an array a number is
+    return torch.from_numpy(np.sqrt(total) / up).view(shape)
 
 
 def _sum_of(rows: np.ndarray, square: bool, up: np.ndarray, bucket: int) -> Tensor:

@@ -33,9 +33,9 @@ class ScaledSign(Compressor):
     deterministic = True
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
-        codes, sums = signs(x)
-        scale = (sums[..., :2].sum(-1, keepdim=True) / x.shape[-1]).to(x.dtype)
-        return LevelsMessage(x.shape[-1], x.dtype, codes, scale, "sign", 1)
+        codes, found = signs(x)
+        mean = (found[..., 0] + found[..., 1]) / x.shape[-1]
+        return LevelsMessage(x.shape[-1], x.dtype, codes, mean.to(x.dtype)[..., None], "sign", 1)
 
     def alpha(self, d: int) -> float:
         return 1 / d

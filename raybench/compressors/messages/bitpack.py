@@ -73,16 +73,21 @@ def _transpose(c, o):  # 64 matrices of 8 x 8 bits at once; its own inverse
 @numba.njit(cache=True, nogil=True)
 def _plain(codes, width, out):  # one row, least significant bit first
     held, filled, at = np.uint64(0), 0, 0
+    often = 32 if width <= 32 else 8  # bits that are written together
     for j in range(codes.shape[0]):
         held |= np.uint64(codes[j]) << np.uint64(filled)
         filled += width
-        while filled >= 8:
-            out[at] = held & np.uint64(255)
-            held >>= np.uint64(8)
-            filled -= 8
-            at += 1
-    if filled > 0:
-        out[at] = held & np.uint64(255)
+        while filled >= often:
+            for i in range(often // 8):
+                out[at + i] = U8(held >> np.uint64(8 * i))
+            held >>= np.uint64(often)
+            filled -= often
+            at += often // 8
+    while filled > 0:
+        out[at] = U8(held)
+        held >>= np.uint64(8)
+        filled -= 8
+        at += 1
 
 
 @numba.njit(cache=True, nogil=True)
@@ -91,9 +96,15 @@ def _unplain(data, width, out):
     held, filled, at = np.uint64(0), 0, 0
     for j in range(out.shape[0]):
         while filled < width:
-            held |= np.uint64(data[at]) << np.uint64(filled)
-            filled += 8
-            at += 1
+            if width <= 32 and at + 4 <= data.shape[0]:
+                for i in range(4):
+                    held |= np.uint64(data[at + i]) << np.uint64(filled + 8 * i)
+                filled += 32
+                at += 4
+            else:
+                held |= np.uint64(data[at]) << np.uint64(filled)
+                filled += 8
+                at += 1
         out[j] = held & mask
         held >>= np.uint64(width)
         filled -= width
@@ -154,11 +165,16 @@ def _pack_trits(codes, r0, r1, lo, hi, width, out, at):
                 high = U8(U8(high * U8(3)) + U8(c[128 + i]))
                 high = U8(U8(high * U8(3)) + U8(c[64 + i]))
                 o[i] = U8(U8(high * U8(3)) + U8(c[i]))
-        for first in range(end, hi, 5):
-            value = np.int64(0)
-            for j in range(min(first + 5, hi) - 1, first - 1, -1):
-                value = 3 * value + np.int64(codes[r, j])
-            out[r, at + first // 5] = U8(value)
+        c, o = codes[r, end:hi], out[r, at + end // 5 :]
+        fives = c.shape[0] // 5
+        for g in range(fives):
+            j = 5 * g
+            o[g] = U8(c[j] + 3 * c[j + 1] + 9 * c[j + 2] + 27 * c[j + 3] + 81 * c[j + 4])
+        value = 0
+        for j in range(c.shape[0] - 1, 5 * fives - 1, -1):
+            value = 3 * value + np.int64(c[j])
+        if 5 * fives < c.shape[0]:
+            o[fives] = U8(value)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -174,11 +190,16 @@ def _unpack_trits(data, r0, r1, lo, hi, width, out, at):
                     third = np.uint16(np.uint16(v * np.uint16(171)) >> np.uint16(9))  # v // 3
                     o[64 * j + i] = U8(v - np.uint16(third * np.uint16(3)))
                     v = third
-        for first in range(end, hi, 5):
-            value = data[r, at + first // 5]
-            for j in range(first, min(first + 5, hi)):
-                out[r, j] = value % 3
-                value //= 3
+        given, o = data[r, at + end // 5 :], out[r, end:hi]
+        fives = o.shape[0] // 5
+        for g in range(fives):
+            left = np.uint32(given[g])
+            for j in range(5):
+                part = np.uint32(np.uint32(left * np.uint32(171)) >> np.uint32(9))
+                o[5 * g + j] = np.uint32(left - np.uint32(part * np.uint32(3)))
+                left = part
+        for j in range(5 * fives, o.shape[0]):
+            o[j] = given[fives] // 3 ** (j - 5 * fives) % 3
 
 
 # What others call ---------------------------------------------------------------------------------
@@ -298,7 +319,7 @@ def unpack_torch(data: Tensor, width: int, count: int) -> Tensor:
     bits = ((planes >> eight[:, None]) & 1) << plane[:, None, None]
     sliced = bits.sum(-3).reshape(*lead, end)
     rest, left = data[..., end * width // 8 :], count - end
-    flat = ((rest[..., None].long() >> eight) & 1).reshape(*lead, -1)[..., : left * width]
+    flat = ((rest[..., None].long() >> eight) & 1).flatten(-2)[..., : left * width]
     plain = (flat.reshape(*lead, left, width) << plane).sum(-1)
     return torch.cat((sliced, plain), -1)
 
@@ -321,7 +342,7 @@ def unpack_trits_torch(data: Tensor, count: int) -> Tensor:
     whole = data[..., : trit_bytes(count)].long()
     blocks = whole[..., : end // 5].reshape(*lead, end // TRITS, 1, 64) // weights[:, None] % 3
     rest = whole[..., end // 5 :, None] // weights % 3
-    tail = rest.reshape(*lead, -1)[..., : count - end]
+    tail = rest.flatten(-2)[..., : count - end]
     return torch.cat((blocks.reshape(*lead, end), tail), -1)
 
 
