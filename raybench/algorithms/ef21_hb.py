@@ -25,7 +25,6 @@ def ef21_hb(k: Setting) -> Rate:
     "ef21_hb",
     up=Contractive,
     broadcast=Contractive,
-    proximal=True,
     theory=ef21_hb,
     eta=Number(0.9, low=0, high=0.999, per_cell=True, help="momentum"),
 )
@@ -33,7 +32,8 @@ class EF21HB(EF21):
     """x <- x - gamma v; g_i, g as in EF21; v <- eta v + g.
 
     eta = 0 is EF21. gamma multiplies the undamped v, so its theory (derived here, see the function
-    ``ef21_hb``) has a factor 1 - eta. Up: one message. Down: d values. Source: Fatkhullin et al. 2021, EF21 with Bells & Whistles.
+    ``ef21_hb``) has a factor 1 - eta. No prox: its step would be gamma/(1 - eta). Up: one message.
+    Down: d values. Source: Fatkhullin et al. 2021, EF21 with Bells & Whistles.
     """
 
     def start(a, net, s, c):
@@ -41,6 +41,6 @@ class EF21HB(EF21):
         s.v = s.g.clone()
 
     def round(a, net, s, c):
-        a.step(net, s, s.v)
+        a.move(net, s, a.gamma * s.v)
         s.g += a.send(net, s, c, a.gradient(net, s.x))
         s.v = a.eta * s.v + s.g
