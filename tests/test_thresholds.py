@@ -1,0 +1,353 @@
+"""Thresholds, DGC, selection by sign and by block: against plain formulas, at their worst vectors."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hard_vectors import DTYPES, INF, NAN, hard_vectors, same
+
+import raybench
+from raybench.compressors import unpack
+from raybench.compressors.block_top_k import BlockTopK, block_energies, block_energies_torch
+from raybench.compressors.dgc import DGC, select_torch
+from raybench.compressors.energy import energy_kept, energy_kept_torch
+from raybench.compressors.threshold import (
+    AdaptiveThreshold,
+    HardThreshold,
+    PosNegTopK,
+    signed_kept,
+    signed_kept_torch,
+)
+from raybench.compressors.top_k import (
+    RTopK,
+    TopK,
+    top_indices_torch,
+)
+from raybench.errors import InputError
+from raybench.registry import lookup
+from raybench.streams import stream
+from raybench.testing.compressors import examples
+from raybench.testing.vectors import cells_and_clients, gaussian
+
+NAMES = [
+    *("top_k", "rtop_k", "hard_threshold", "adaptive_threshold", "pos_neg_top_k"),
+    *("dgc", "block_top_k"),
+]
+
+
+# Thresholds ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", [24, 70_001])
+def test_hard_threshold_is_a_comparison(d, dtype):
+    for name, x in hard_vectors(d, dtype).items():
+        for threshold in (0, 0.7, 1e-320, 1, 0.1, 1e300):
+            m = HardThreshold(threshold).compress(x)
+            keep = (x.abs().double() > threshold) | x.isnan()
+            assert int(m.counts) == int(keep.sum()), (name, threshold)
+            assert same(m.decode(), torch.where(keep, x, 0)), (name, threshold)
+    x = gaussian(50, d, dtype=dtype)
+    lost = (HardThreshold(0.7).compress(x).decode() - x).square().sum(-1)
+    assert (lost <= d * 0.7**2).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", [24, 70_001])
+@pytest.mark.parametrize("c", [1.0, 0.5, 0.1, 1 / 3])
+def test_threshold_from_the_largest(d, dtype, c):
+    op = AdaptiveThreshold("max", c=c)
+    for name, x in hard_vectors(d, dtype).items():
+        value = op.compress(x).decode()
+        size = torch.where(x.isnan(), INF, x.abs()).double()
+        keep = (size >= c * size.max()) & (size > 0)
+        assert same(value, torch.where(keep, x, 0)), name
+    worst = torch.full((d,), c * 0.999999, dtype=torch.float64)
+    worst[3] = 1.0
+    lost = (op.compress(worst).decode() - worst).square().sum() / worst.square().sum()
+    assert lost <= 1 - op.alpha(d)
+    assert c == 1 or lost == pytest.approx(1 - op.alpha(d), rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_percentile_keeps_the_share_and_its_ties(dtype):
+    for d in (24, 40_000):
+        for name, x in hard_vectors(d, dtype).items():
+            value = AdaptiveThreshold("percentile", k="10%").compress(x).decode()
+            size = torch.where(x.isnan(), INF, x.abs())
+            cut = size.sort(descending=True).values[math.ceil(d / 10) - 1]
+            assert same(value, torch.where((size >= cut) & (size > 0), x, 0)), name
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", [24, 3000, 140_001])
+def test_energy_rule_keeps_the_fewest(d, dtype):
+    for name, x in hard_vectors(d, dtype).items():
+        for share in (0.05, 0.5, 0.99):
+            counts, indices, values = energy_kept(x, share)
+            want = energy_kept_torch(x, share)
+            assert abs(int(counts) - int(want[0])) <= 1 + 1e-6 * d, (name, share)
+            assert torch.equal(indices, top_indices_torch(x, int(counts))), (name, share)
+            assert same(values, x[indices])
+            y, size = values.double(), x.double()
+            if x.isfinite().all() and x.any():
+                y, size = y / size.abs().max(), size / size.abs().max()
+                total, held = float(size.square().sum()), float(y.square().sum())
+                assert held >= share * total * (1 - 1e-9), (name, share)
+                assert held - float(y.square().min()) < share * total * (1 + 1e-9), (name, share)
+
+
+def test_energy_rule_on_whole_numbers_is_exact():
+    x = torch.tensor([[3.0, -1, 1, 1, 2, 0, -3], [1, 1, 1, 1, 1, 1, 1]])
+    for share, want in ((0.36, [1, 3]), (0.37, [2, 3]), (0.72, [2, 6]), (0.73, [3, 6])):
+        for select in (energy_kept, energy_kept_torch):
+            counts, indices, _ = select(x, share)
+            assert counts.tolist() == want
+            assert indices[1, : want[1]].tolist() == list(range(want[1]))
+    assert energy_kept(x, 1.0)[0].tolist() == [6, 7]
+
+
+# Selection by sign -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", [24, 5000, 20_000])
+def test_signs_are_selected_apart(d, dtype):
+    for k in ("10%", 7):
+        for name, x in hard_vectors(d, dtype).items():
+            m = PosNegTopK(k).compress(x)
+            positive, negative = torch.where(x < 0, 0, x), torch.where(x < 0, x, 0)
+            want = []
+            for side in (positive, negative):
+                n = int((side != 0).sum())
+                kept = min(7, n) if k == 7 else math.ceil(Fraction(n, 10))
+                keep = torch.zeros(d, dtype=torch.bool)
+                keep[top_indices_torch(side, kept)] = True
+                want.append(keep)
+            assert same(m.decode(), torch.where(want[0] | want[1], x, 0)), (name, k)
+            many = torch.stack([keep.sum() for keep in want])
+            assert torch.equal(signed_kept(x, many), signed_kept_torch(x, many)), (name, k)
+
+
+def test_means_of_each_sign():
+    x = torch.tensor([5.0, -1, 3, -8, 0, 1, -2, 2], dtype=torch.float64)
+    m = PosNegTopK(2, "means").compress(x)
+    assert m.decode().tolist() == [4, 0, 4, -5, 0, 0, -5, 0]
+    back = unpack(m.pack())
+    assert torch.equal(back.decode(), m.decode())
+    assert torch.equal(back.means, m.means)
+    assert m.bits == 2 * 64 + 4 + 4 + 8  # two means, the count, signs, a bitmask
+    none = PosNegTopK(2, "means").compress(torch.zeros(8))
+    assert none.bits == 2 * 32 + 4
+
+
+@pytest.mark.parametrize("values", ["exact", "means"])
+@pytest.mark.parametrize("k", [1, 3, "10%", "40%", "100%"])
+@pytest.mark.parametrize("d", [1, 7, 24])
+def test_alpha_of_selection_by_sign_at_its_worst_vectors(d, k, values):
+    if isinstance(k, int) and k > d:
+        return
+    op, least = PosNegTopK(k, values), 1.0
+    for n in range(1, d + 1):
+        for c in (0.0, 1e-9, 0.2, 0.5, 1.0):
+            x = torch.zeros(d, dtype=torch.float64)
+            x[:n], x[0] = c, 1.0
+            lost = (op.compress(x).decode() - x).square().sum() / x.square().sum()
+            assert lost <= 1 - op.alpha(d) + 1e-12
+            least = min(least, 1 - float(lost))
+    exact_count = isinstance(k, int) or k == "100%"
+    assert not exact_count or least == pytest.approx(op.alpha(d), rel=1e-6)
+
+
+# DGC -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("random", [False, True])
+@pytest.mark.parametrize("d", [24, 3000, 70_001])
+def test_dgc_kernel_equals_reference(d, random, dtype):
+    rows = hard_vectors(d, dtype)
+    x = torch.stack(list(rows.values()))
+    for k, sample in ((1, 1), (max(1, d // 100), max(1, d // 50)), (d // 4, d // 10), (d, d)):
+        op = DGC(k, sample, "random" if random else "magnitude")
+        q = stream(5).spread((len(x),))
+        m = op.compress(x, q)
+        counts, indices, values = select_torch(x, k, sample, random, q)
+        assert torch.equal(m.counts, counts), [
+            n for n, a, b in zip(rows, m.counts, counts) if a != b
+        ]
+        assert torch.equal(m.indices, indices)
+        assert same(m.values, values)
+
+
+def test_dgc_keeps_about_k_and_never_more():
+    x = gaussian(200, 20_000, dtype=torch.float32)
+    for truncate in ("magnitude", "random"):
+        m = DGC("1%", "5%", truncate).compress(x, stream(0))
+        assert int(m.counts.max()) <= 200
+        assert int(m.counts.min()) >= 160
+    best = TopK("1%").compress(x).decode().square().sum(-1)
+    kept = m.decode().square().sum(-1)
+    assert (kept <= best * (1 + 1e-6)).all()
+    assert (kept > 0.75 * best).all()
+
+
+def test_dgc_leaves_out_no_place_in_particular():
+    """Entries cut off to reach k are the smallest, or drawn evenly: not those of highest index."""
+    d, rows = 2000, 400
+    x = gaussian(rows, d, dtype=torch.float32)
+    for truncate in ("magnitude", "random"):
+        m = DGC("10%", "25%", truncate).compress(x, stream(2))
+        live = torch.arange(m.indices.shape[-1]) < m.counts[:, None]
+        share = (m.indices[live] >= 0.9 * d).double().mean()
+        assert abs(float(share) - 0.1) < 5 * math.sqrt(0.09 / int(live.sum()))
+
+
+def test_dgc_on_a_sparse_vector_sends_no_zeros():
+    x = torch.zeros(5000)
+    x[[3, 700, 4999]] = torch.tensor([1.0, -2.0, 3.0])
+    m = DGC("1%", "1%").compress(x)
+    assert int(m.counts) == 3
+    assert torch.equal(m.decode(), x)
+
+
+# Block top-k -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", [1, 4, 7, 100, 256])
+@pytest.mark.parametrize("d", [1, 24, 100, 1000])
+@pytest.mark.parametrize("lead", [(), (3, 2)])
+def test_entries_within_blocks(d, block, lead):
+    x = gaussian(*lead, d, dtype=torch.float64)
+    for k in {1, (block + 3) // 4, block}:
+        op = BlockTopK(k, block)
+        m = op.compress(x)
+        want = torch.zeros_like(x)
+        for lo in range(0, d, block):
+            part = x[..., lo : lo + block].contiguous()
+            own = top_indices_torch(part, min(k, part.shape[-1])) + lo
+            want.scatter_(-1, own, x.gather(-1, own))
+        assert torch.equal(m.decode(), want)
+        assert (m.indices.diff(dim=-1) > 0).all()
+        assert torch.equal(unpack(m.pack()).decode(), want)
+        lost = (want - x).square().sum(-1) / x.square().sum(-1)
+        assert (lost <= 1 - op.alpha(d) + 1e-12).all()
+        flat = torch.ones(d, dtype=torch.float64)
+        if d % block == 0:
+            assert op.compress(flat).decode().sum() / d == pytest.approx(op.alpha(d))
+
+
+@pytest.mark.parametrize("block", [1, 4, 7, 100, 256])
+@pytest.mark.parametrize("d", [1, 24, 100, 1000])
+@pytest.mark.parametrize("lead", [(), (3, 2)])
+def test_whole_blocks(d, block, lead):
+    x, count = gaussian(*lead, d, dtype=torch.float32), -(-d // block)
+    energies = block_energies_torch(x, block)
+    torch.testing.assert_close(block_energies(x, block), energies)
+    for k in {1, (count + 1) // 2, count}:
+        op = BlockTopK(k, block, "blocks")
+        m = op.compress(x)
+        keep = torch.zeros(*lead, count, dtype=torch.bool)
+        keep.scatter_(-1, top_indices_torch(energies, k), True)
+        want = torch.where(keep.repeat_interleave(block, -1)[..., :d], x, 0)
+        assert torch.equal(m.decode(), want)
+        assert torch.equal(unpack(m.pack()).decode(), want)
+        assert torch.equal(m.add_to(x.clone()), x + want)
+        sent = torch.where(keep, 1, 0).repeat_interleave(block, -1)[..., :d].sum(-1)
+        assert torch.equal(torch.as_tensor(m.cost.values).long(), sent)
+    # equal norms of all blocks, the shorter last one too: alpha is attained
+    x = torch.cat([torch.full((n,), n**-0.5) for n in _sizes(d, block)]).double()
+    lost = (BlockTopK(1, block, "blocks").compress(x).decode() - x).square().sum()
+    assert lost / x.square().sum() == pytest.approx(1 - 1 / count)
+
+
+def _sizes(d, block):
+    return [min(block, d - lo) for lo in range(0, d, block)]
+
+
+@pytest.mark.parametrize("scale", [1e-320, 1e-200, 1.0, 1e300])
+def test_block_norms_neither_overflow_nor_vanish(scale):
+    x = torch.tensor([1.0, 1.0, 1.5, 0.0, 1.2, 0.0], dtype=torch.float64) * scale
+    m = BlockTopK(1, 2, "blocks").compress(x)
+    assert m.blocks.tolist() == [1]  # 2.25 against 2 and 1.44
+    x[4] = NAN
+    assert BlockTopK(1, 2, "blocks").compress(x).blocks.tolist() == [2]
+
+
+def test_bits_of_block_messages():
+    x = gaussian(1000, dtype=torch.float32)
+    m = BlockTopK(2, 100).compress(x)
+    assert m.bits == 20 * 32 + 20 * 7  # places within a block of 100
+    m = BlockTopK(2, 100, "blocks").compress(x)
+    assert m.bits == 200 * 32 + 2 * 4  # numbers of ten blocks
+    m = BlockTopK(3, 300, "blocks").compress(torch.cat((0 * x[:1], x[1:])))
+    short = bool((m.blocks == 3).any())
+    assert m.bits == (900 - 200 * short) * 32 + 4
+
+
+# All of them -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("rtop_k:k=2,pool=0.5", "pool"),
+        ("hard_threshold:threshold=-1", "threshold"),
+        ("adaptive_threshold:c=0", "c"),
+        ("adaptive_threshold:rule=energy,energy=1.5", "energy"),
+        ("adaptive_threshold:rule=mean", "rule"),
+        ("pos_neg_top_k:k=2,values=median", "values"),
+        ("dgc:k=2,truncate=index", "truncate"),
+        ("block_top_k:k=2,block=0", "block"),
+        ("block_top_k:k=2,form=other", "form"),
+    ],
+)
+def test_parameters_out_of_range_are_named(text, where):
+    with pytest.raises(InputError, match=where):
+        raybench.compressor(text)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RTopK(2, 0.5),
+        lambda: HardThreshold(-1.0),
+        lambda: AdaptiveThreshold(c=0),
+        lambda: AdaptiveThreshold("mean"),
+        lambda: PosNegTopK(2, "median"),
+        lambda: DGC(2, truncate="index"),
+        lambda: BlockTopK(2, 0),
+        lambda: BlockTopK(2, form="other"),
+        lambda: BlockTopK(9, 8).compress(torch.ones(24)),
+        lambda: BlockTopK(4, 8, "blocks").compress(torch.ones(24)),
+        lambda: PosNegTopK(25).compress(torch.ones(24)),
+        lambda: DGC(2, sample=25).compress(torch.ones(24)),
+    ],
+)
+def test_constructed_by_hand_they_complain_too(make):
+    with pytest.raises(InputError):
+        make()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_do_not_depend_on_each_other_in_long_rows(name):
+    d, params = 40_000, {"threshold": 2.0} if name == "hard_threshold" else {}
+    if name not in ("hard_threshold", "adaptive_threshold"):
+        params = {"k": "1%"}
+    op = lookup("compressor", name).target(**params)
+    x, q = gaussian(2, 2, d, dtype=torch.float32), cells_and_clients(2, 2)
+    value = op.compress(x, q).decode()
+    alone = op.compress(x[1:, 1:], q[1:].at(torch.tensor([1]))).decode()
+    assert torch.equal(alone[0, 0], value[1, 1])
+
+
+@pytest.mark.parametrize("d", [24, 40_000, 140_001])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_rows_are_fine(name, d):
+    for params in examples(lookup("compressor", name)).values():
+        m = lookup("compressor", name).target(**params).compress(torch.zeros(0, 4, d))
+        assert m.decode().shape == (0, 4, d)
+        assert unpack(m.pack()).decode().shape == (0, 4, d)
