@@ -8,17 +8,22 @@ that crosses a wire or touches data, ``s`` replicated state, ``c`` per-client st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, where, zeros_like
 
 from raybench import theory
-from raybench.compressors import Any_, Bound, Contractive, Dense, Unbiased, choose
-from raybench.registry import Choice, Flag, Integer, Number, Operator, Text, algorithm
+from raybench.compressors import Any_, Contractive, Dense, Unbiased, choose
+from raybench.compressors.keeping import shares
+from raybench.problems.groups import clipped, matrices
+from raybench.registry import Choice, Flag, Integer, List, Number, Operator, Text, algorithm
 
 if TYPE_CHECKING:
+    from raybench.compressors import Compressor, Message
     from raybench.engine.net import Net
+    from raybench.problems.layout import Layout
+    from raybench.streams import Stream
 
 __all__ = [
     "Algorithm",
@@ -28,18 +33,35 @@ __all__ = [
     "Dense",
     "Flag",
     "Integer",
+    "List",
     "Number",
     "Operator",
     "PerCell",
+    "Points",
     "State",
     "Text",
     "Unbiased",
     "algorithm",
     "choose",
+    "clipped",
+    "matrices",
+    "shares",
     "theory",
     "where",
     "zeros_like",
 ]
+
+
+class Operated(Protocol):
+    """A bound operator as the methods see it: a.C(x, stream) is the message of x."""
+
+    declared: Compressor  # before it was bound to a dimension
+
+    def __call__(self, x: Tensor, source: Stream) -> Message: ...
+
+    def fitted(self, layout: Layout, share: float | str | None = None) -> Operated:
+        """Return the operator for vectors of another layout, keeping that share of them."""
+        ...
 
 
 class PerCell:
@@ -138,9 +160,9 @@ class Algorithm:
     """
 
     gamma: PerCell
-    C: Bound
-    Q: Bound
-    D: Bound
+    C: Operated
+    Q: Operated
+    D: Operated
     batch: int | str | None = None  # samples of a minibatch; None or "full": full gradients
 
     if TYPE_CHECKING:
@@ -193,3 +215,16 @@ class Algorithm:
         for name, value in vars(a).items():
             setattr(kept, name, _select(value, cells))
         return kept
+
+
+class Points(Algorithm):
+    """Base of methods in which every client has a point x_i of its own: c.X, (B, n_here, d).
+
+    f is recorded at the mean of the points, and their disagreement as ``consensus_error``.
+    """
+
+    def start(a, net: Net, s: State, c: State) -> None:
+        c.X = s.x[:, None].expand(-1, net.n_here, -1).clone()
+
+    def point(a, net: Net, s: State, c: State) -> Tensor:
+        return net.oracle_mean(c.X)

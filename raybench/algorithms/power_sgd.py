@@ -2,20 +2,27 @@
 
 import torch
 
-from raybench.algorithms.base import Algorithm, Integer, algorithm, zeros_like
+from raybench.algorithms.base import Algorithm, Integer, Number, algorithm, zeros_like
 
 
-@algorithm("power_sgd", up=None, theory=None, rank=Integer(1, low=1))
+@algorithm(
+    "power_sgd",
+    up=None,
+    theory=None,
+    rank=Integer(1, low=1, help="of a message, at most"),
+    momentum=Number(0.0, low=0, high=0.999, per_cell=True, help="of the decompressed steps"),
+)
 class PowerSGD(Algorithm):
     """For each matrix D_i = G_i + e_i: P = orth(mean D_i Q); Q_i = D_i'P; x <- x - gamma P mean(Q_i)'.
 
     e_i = D_i - P Q_i', Q is warm-started from mean Q_i. Tensors of more than two axes are folded to
-    (first, rest); vectors are sent dense. Mean gradients = steps + mean errors, summed over rounds.
+    (first, rest); vectors are sent dense. With momentum v <- momentum v + P mean(Q_i)', x <- x - gamma v.
+    Without it mean gradients = steps + mean errors, summed over rounds.
     Up and down: r(a + b) values a matrix, in two exchanges. Source: Vogels, Karimireddy, Jaggi 2019.
     """
 
     def start(a, net, s, c):
-        c.e, s.Q = zeros_like(net.grad(s.x)), []
+        c.e, s.v, s.Q = net.zeros(), zeros_like(s.x), []
         for j, (_, shape) in enumerate(net.layout):
             b = int(torch.Size(shape[1:]).numel())
             r = min(a.rank, shape[0], b)
@@ -34,7 +41,8 @@ class PowerSGD(Algorithm):
                 s.Q[j] = net.mean(Q)
                 out, own = P @ s.Q[j].mT, P[:, None] @ Q.mT
             steps.append((out.reshape(len(out), *tensor.shape[2:]), own.reshape(tensor.shape)))
-        s.x = s.x - a.gamma * net.layout.concat([out for out, _ in steps])
+        s.v = a.momentum * s.v + net.layout.concat([out for out, _ in steps])
+        s.x = s.x - a.gamma * s.v
         c.e = D - net.layout.concat([own for _, own in steps])
 
 

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from raybench import registry
 from raybench.algorithms.base import Algorithm, PerCell, State
-from raybench.compressors import Bound, Role
+from raybench.compressors import Bound, Compressor, Role
 from raybench.compressors.compose import build, named
+from raybench.compressors.keeping import keeping
 from raybench.engine import rows
 from raybench.engine.average import Average
 from raybench.engine.batch import Batch
@@ -29,6 +30,7 @@ from raybench.engine.recorder import Recorder, rounds_recorded
 from raybench.engine.schedule import factor
 from raybench.engine.transport import Transport
 from raybench.problems.base import Problem
+from raybench.problems.layout import Layout
 from raybench.spec import Cell, Section
 from raybench.spec.model import Record
 from raybench.store.accounting import Accounting
@@ -50,8 +52,43 @@ class Options:
 
 def operator(section: Section | None, d: int, n: int, layout: Any, role: Role) -> Bound:
     """Return the bound operator of a compressor section; None is the identity."""
+    return unbound(section).bind(d, n, layout, role)
+
+
+def unbound(section: Section | None) -> Compressor:
+    """Return the operator of a compressor section as declared; None is the identity."""
     name, params = ("identity", {}) if section is None else (section.name, section.params)
-    return registry.lookup("compressor", name).target(**params).bind(d, n, layout, role)
+    return registry.lookup("compressor", name).target(**params)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A bound operator whose time is taken; calling it compresses.
+
+    declared, n: what it was bound from, for ``fitted``; None where there is no such choice.
+    """
+
+    bound: Bound
+    seconds: dict[str, float]
+    declared: Compressor | None = None
+    n: int = 1
+
+    def __call__(self, x: Tensor, source: Any) -> Any:
+        began = perf_counter()
+        message = self.bound(x, source)
+        self.seconds["compress"] += perf_counter() - began
+        return message
+
+    def fitted(self, layout: Layout, share: float | str | None = None) -> Timed:
+        """Return the same operator for vectors of this layout, keeping that share of them.
+
+        share: in place of its ``k``, wherever that is; None leaves it. Raises InputError where the
+        operator has no ``k``.
+        """
+        assert self.declared is not None
+        op = self.declared if share is None else keeping(self.declared, share)
+        bound = op.bind(layout.dim, self.n, layout, self.bound.role)
+        return Timed(bound, self.seconds, op, self.n)
 
 
 def uplink(cell: Cell, entry: registry.Entry) -> Section | None:
@@ -144,7 +181,8 @@ class Run:
         for name, bound in own_operators(self.entry, cells[0].params, dims).items():
             setattr(a, name, self._timed(bound))
         up, down = cells[0].roles
-        a.C = a.Q = self._timed(operator(uplink(self.first, self.entry), *dims, up))
+        declared = unbound(uplink(self.first, self.entry))
+        a.C = a.Q = self._timed(declared.bind(*dims, up), declared)
         a.D = None
         if self.entry.meta.get("down") or (self.first.downlink and not self.net.aggregate):
             a.D = self._timed(operator(self.first.downlink, *dims, down))
@@ -157,16 +195,8 @@ class Run:
         mu = float(self.batch.facts.get("mu") or 0.0) if self.first.iterate == "weighted" else 0.0
         return Average((self.gamma.values * mu / 2).clamp(max=0.5))
 
-    def _timed(self, bound: Bound) -> Any:
-        seconds = self.net.seconds
-
-        def compress(x: Tensor, source: Any) -> Any:
-            began = perf_counter()
-            message = bound(x, source)
-            seconds["compress"] += perf_counter() - began
-            return message
-
-        return compress
+    def _timed(self, bound: Bound, declared: Compressor | None = None) -> Timed:
+        return Timed(bound, self.net.seconds, declared, self.problem.n)
 
     def _start(self) -> Tensor:
         problem, x0 = self.problem, self.first.x0

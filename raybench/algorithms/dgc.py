@@ -1,0 +1,75 @@
+"""Deep gradient compression: momentum and clipping at the clients, before what is sent is selected."""
+
+from raybench.algorithms.base import (
+    Algorithm,
+    Choice,
+    Contractive,
+    Dense,
+    Flag,
+    Integer,
+    List,
+    Number,
+    algorithm,
+    clipped,
+    matrices,
+    shares,
+    where,
+    zeros_like,
+)
+
+
+@algorithm(
+    "dgc",
+    up=Contractive,
+    broadcast=Contractive,
+    theory=None,
+    stochastic=True,
+    batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
+    momentum=Number(0.9, low=0, high=0.999, per_cell=True, help="eta, at the clients"),
+    nesterov=Flag(help="u <- eta (u + g), v <- v + u + g"),
+    masking=Flag(True, help="momentum of what was sent is cleared (factor masking)"),
+    clip=Number("off", low=0, open_low=True, words=("off",), help="norm of a tensor, all clients"),
+    decay=Number(0.0, low=0, per_cell=True, help="weight decay, added to the gradient"),
+    vectors=Choice("compressed", "dense", help="how tensors of one axis (biases) are sent"),
+    warmup=List("off", words=("off", "paper", "geometric"), help="shares kept at first"),
+    warmup_rounds=Integer(10, low=1, help="rounds at each share of the warm-up, often an epoch"),
+)
+class DGC(Algorithm):
+    """u_i <- eta u_i + g_i; v_i <- v_i + u_i; m_i = C(v_i); v_i <- v_i - m_i; x <- x - gamma mean m_i.
+
+    g_i: the gradient, each tensor clipped to the norm clip/sqrt(n), plus decay x. With ``masking`` u_i
+    becomes 0 where m_i is not; without, all m_i sent + v_i is the sum of all u_i. The paper's C is
+    ``dgc``, on every tensor of its own: ``per_tensor`` of it. warmup: shares in place of C's ``k``,
+    ``warmup_rounds`` each: a list; ``paper``: 25%, 6.25%, 1.5625%, 0.4%; ``geometric``: (k/d)^(j/6), j
+    = 1..5. A share of 100% sends all and masks nothing: momentum SGD. Up: one message. Down: d
+    values. Source: Lin et al. 2018, Deep Gradient Compression, algorithm 4.
+    """
+
+    def start(a, net, s, c):
+        c.u, c.v = net.zeros(), net.zeros()
+        a.split = matrices(net.layout, a.vectors == "dense")
+        layout = a.split.layout
+        kept = [*shares(a.warmup, a.C.declared, net.layout.dim), None]  # None: its own k
+        a.stages = [a.C.fitted(layout, k) if layout.dim and k != "100%" else None for k in kept]
+
+    def round(a, net, s, c):
+        g = a.gradient(net, s.x)
+        if a.clip != "off":
+            g = clipped(net.layout, g, a.clip / net.n**0.5)
+        g = g + a.decay * s.x[:, None]
+        c.u = a.momentum * (c.u + g) if a.nesterov else a.momentum * c.u + g
+        v = c.v + c.u + g if a.nesterov else c.v + c.u
+        C = a.stages[min((net.t - 1) // a.warmup_rounds, len(a.stages) - 1)]
+        if C is None:
+            c.v = zeros_like(v)
+            a.step(net, s, net.up(Dense(v)).mean())
+            return
+        wide, narrow = a.split(v)
+        m = C(wide, net.stream("up"))
+        sent, step = m.decode(), net.up(m).mean()
+        if a.split.narrow:
+            step = a.split.join(step, net.up(Dense(narrow)).mean())
+        c.v = a.split.join(wide - sent, zeros_like(narrow))
+        if a.masking:  # of the compressed tensors only
+            c.u = where(a.split.join(sent != 0, zeros_like(narrow).bool()), 0.0, c.u)
+        a.step(net, s, step)

@@ -1,0 +1,94 @@
+"""Local steps between the rounds: Local SGD (FedAvg), FedProx, and the same under EF21."""
+
+from raybench.algorithms.base import Contractive, Dense, Integer, Number, algorithm, zeros_like
+from raybench.algorithms.ef21 import EF21
+from raybench.algorithms.gd import GD
+
+
+def walk(a, net, x, clients=None, pull=lambda g, y: g):
+    """Return the sum of ``tau`` local gradients (B, n_here, d) along y <- y - gamma g(y) from y = x.
+
+    It is (x - y)/gamma, y being where the client ends. pull: changes a gradient at y.
+    """
+    fresh = isinstance(a.batch, int)
+    J = net.sample("batch", a.tau * a.batch).split(a.batch, -1) if fresh else [None] * a.tau
+    y, total = x, 0.0
+    for own in J:
+        total = total + pull(net.grad(y, own, clients=clients), y if y.ndim == 3 else y[:, None])
+        y = x[:, None] - a.gamma * total
+    return total
+
+
+@algorithm(
+    "local_sgd",
+    up=None,
+    broadcast=Contractive,
+    theory=None,
+    stochastic=True,
+    participation="p",
+    tau=Integer(5, low=1, help="local steps per round"),
+    batch=Integer("full", low=1, words=("full",), help="samples per client and local step"),
+    p=Number(1.0, low=0, high=1, open_low=True, per_cell=True, help="chance to take part"),
+    server=Number(1.0, low=0, open_low=True, per_cell=True, help="step of the server"),
+    momentum=Number(0.0, low=0, high=0.999, per_cell=True, help="of the server (FedAvgM)"),
+)
+class LocalSGD(GD):
+    """y_i = x; tau times y_i <- y_i - gamma g_i(y_i); x <- x + server mean_i (y_i - x): Local SGD, FedAvg.
+
+    The mean is over those who take part, equal weights as in f; a round without any leaves x. gamma
+    is the clients' step. Momentum: v <- momentum v + mean (x - y_i), x <- x - server v. tau = 1 is
+    SGD. On heterogeneous data its fixed point is not x*, by an amount that grows with gamma tau.
+    Up: d values. Down: d values. Source: McMahan et al. 2017; Stich 2019; Hsu et al. 2019.
+    """
+
+    def start(a, net, s, c):
+        s.v = zeros_like(s.x)
+
+    def round(a, net, s, c):
+        S = net.participants(a.p)
+        got = net.up(Dense(a.drift(net, s, c, S)).masked(S))
+        s.v = a.momentum * s.v + got.mean_sent()
+        a.step(net, s, a.server * s.v)
+
+    def drift(a, net, s, c, S):
+        """Return (x - y_i)/gamma of the clients here."""
+        return walk(a, net, s.x, S)
+
+
+@algorithm(
+    "fedprox",
+    up=None,
+    broadcast=Contractive,
+    theory=None,
+    stochastic=True,
+    participation="p",
+    mu=Number(0.1, low=0, per_cell=True, help="weight of the proximal term"),
+)
+class FedProx(LocalSGD):
+    """Local SGD on f_i(y) + mu/2 ||y - x||^2: the local steps are held near x. mu = 0 is Local SGD.
+
+    Up: d values. Down: d values. Source: Li et al. 2020, Federated Optimization in Heterogeneous
+    Networks.
+    """
+
+    def drift(a, net, s, c, S):
+        return walk(a, net, s.x, S, lambda g, y: g + a.mu * (y - s.x[:, None]))
+
+
+@algorithm(
+    "local_ef21",
+    up=Contractive,
+    broadcast=Contractive,
+    theory=None,
+    stochastic=True,
+    tau=Integer(5, low=1, help="local steps per round"),
+    batch=Integer("full", low=1, words=("full",), help="samples per client and local step"),
+)
+class LocalEF21(EF21):
+    """EF21 on what tau local steps sum up to: c_i = C((x - y_i)/gamma - g_i), y_i as in local_sgd.
+
+    tau = 1 is EF21. Up: one message. Down: d values. No guarantee here.
+    """
+
+    def gradient(a, net, x):
+        return walk(a, net, x)

@@ -1,0 +1,44 @@
+"""1-bit Adam: Adam whose variance is frozen, its momentum compressed both ways."""
+
+from raybench.algorithms.base import Algorithm, Integer, Number, algorithm, where, zeros_like
+
+
+@algorithm(
+    "one_bit_adam",
+    own="scaled_sign",
+    up=None,
+    theory=None,
+    stochastic=True,
+    batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
+    warmup_rounds=Integer(20, low=1, help="rounds of dense Adam"),
+    beta1=Number(0.9, low=0, high=0.9999, per_cell=True, help="of the momentum m"),
+    beta2=Number(0.999, low=0, high=0.999999, per_cell=True, help="of the variance v"),
+    epsilon=Number(1e-8, low=0, per_cell=True, help="added to sqrt(v)"),
+)
+class OneBitAdam(Algorithm):
+    """x <- x - gamma m/(sqrt(v) + epsilon): dense Adam at first, then v is frozen and m sent as signs.
+
+    Warm-up: m <- beta1 m + (1-beta1) g, v <- beta2 v + (1-beta2) g^2, g = mean g_i, no bias
+    correction. Then m_i = beta1 m + (1-beta1) g_i, c_i = C(m_i + e_i), e_i <- m_i + e_i - c_i;
+    m <- C(mean c_i + E), E <- mean c_i + E - m, C being ``scaled_sign``. Coordinates with v = 0, which
+    had no gradient in the warm-up, stay where they are: a sign would move them by gamma/epsilon. Up
+    and down: d values in the warm-up, then d signs and a value. Source: Tang et al. 2021.
+    """
+
+    def start(a, net, s, c):
+        s.m, s.v, s.E, c.e = zeros_like(s.x), zeros_like(s.x), zeros_like(s.x), net.zeros()
+
+    def round(a, net, s, c):
+        g = a.gradient(net, s.x)
+        if net.t <= a.warmup_rounds:
+            mean = net.mean(g)
+            s.m = a.beta1 * s.m + (1 - a.beta1) * mean
+            s.v = a.beta2 * s.v + (1 - a.beta2) * mean.square()
+        else:
+            v = a.beta1 * s.m[:, None] + (1 - a.beta1) * g + c.e
+            m = a.C(v, net.stream("up"))
+            c.e = v - m.decode()
+            u = net.up(m).mean() + s.E
+            s.m = net.down(a.C(u, net.server_stream("down")))
+            s.E = u - s.m
+        s.x = s.x - a.gamma * where(s.v > 0, s.m / (s.v.sqrt() + a.epsilon), 0.0)

@@ -1,0 +1,35 @@
+"""SCAFFOLD: local steps corrected by control variates."""
+
+from raybench.algorithms.base import Contractive, Dense, algorithm, where, zeros_like
+from raybench.algorithms.local_sgd import LocalSGD, walk
+
+
+@algorithm(
+    "scaffold", up=None, broadcast=Contractive, theory=None, stochastic=True, participation="p"
+)
+class Scaffold(LocalSGD):
+    """Local SGD along g_i(y) - c_i + c; c_i <- mean of the client's tau gradients; c <- c + mean (new c_i - old).
+
+    c_i estimates grad f_i, c their mean, so x* is a fixed point whatever tau and the clients'
+    differences. Clients that do not take part keep c_i; the change of c is divided by n. Up: d values
+    twice (the step and the change of c_i). Down: d values twice (x and c). Source: Karimireddy et al.
+    2020, algorithm 1, option II.
+    """
+
+    def start(a, net, s, c):
+        super().start(net, s, c)
+        c.h, s.h = net.zeros(), zeros_like(s.x)
+
+    def drift(a, net, s, c, S):
+        return walk(a, net, s.x, S, lambda g, y: g - c.h + s.h[:, None])
+
+    def round(a, net, s, c):
+        S = net.participants(a.p)
+        total = a.drift(net, s, c, S)
+        change = total / a.tau - s.h[:, None]  # the gradients' mean, less c_i
+        steps = net.up(Dense(total).masked(S)).mean_sent()
+        changes = net.up(Dense(change).masked(S)).mean()
+        c.h = where(S[..., None], c.h + change, c.h)
+        s.h = net.down(Dense(s.h + changes))
+        s.v = a.momentum * s.v + steps
+        a.step(net, s, a.server * s.v)

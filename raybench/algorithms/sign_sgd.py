@@ -1,0 +1,67 @@
+"""signSGD with majority vote, and Signum: signs both ways."""
+
+from raybench.algorithms.base import (
+    Algorithm,
+    Choice,
+    Integer,
+    Number,
+    algorithm,
+    where,
+)
+
+
+@algorithm(
+    "sign_sgd",
+    own="sign",
+    up=None,
+    theory=None,
+    stochastic=True,
+    batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
+    decay=Number(0.0, low=0, per_cell=True, help="weight decay, beside the vote"),
+    ties=Choice("plus", "random", help="the vote of as many + as -: +1, or a coin of the server"),
+)
+class SignSGD(Algorithm):
+    """s_i = sign(g_i); s = sign(sum_i s_i), the majority; x <- x - gamma (s + decay x).
+
+    sign(0) = +1. The model is never sent: every client steps itself. No guarantee beyond noise that
+    is symmetric and unimodal: on heterogeneous data it stalls or moves away from x*, whatever the
+    step. Up: d signs. Down: d signs. Source: Bernstein et al. 2018, 2019, signSGD with Majority Vote.
+    """
+
+    def opinion(a, net, s, c):
+        """Return what the clients take the signs of, (B, n_here, d)."""
+        return a.gradient(net, s.x)
+
+    def round(a, net, s, c):
+        votes = net.up(a.ballot(a.opinion(net, s, c), net.stream("up"))).sum()
+        if a.ties == "random":
+            coin = 0.5 - net.server_stream("ties").uniform(votes.shape[-1])
+            votes = where(votes == 0, coin.to(votes.dtype), votes)
+        vote = net.down(a.ballot(votes, net.server_stream("down")))
+        s.x = s.x - a.gamma * (vote + a.decay * s.x)
+
+    def ballot(a, v, stream):
+        # a bit has no place for NaN: a cell that diverges must not stop the others of its batch
+        return a.C(v.nan_to_num(), stream)
+
+
+@algorithm(
+    "signum",
+    own="sign",
+    up=None,
+    theory=None,
+    stochastic=True,
+    momentum=Number(0.9, low=0, high=0.999, per_cell=True, help="weight of past gradients"),
+)
+class Signum(SignSGD):
+    """m_i <- beta m_i + (1-beta) g_i; x <- x - gamma (sign(sum_i sign(m_i)) + decay x): signSGD on averages.
+
+    beta = ``momentum``; 0 is signSGD. Up: d signs. Down: d signs. Source: Bernstein et al. 2018.
+    """
+
+    def start(a, net, s, c):
+        c.m = net.zeros()
+
+    def opinion(a, net, s, c):
+        c.m = a.momentum * c.m + (1 - a.momentum) * super().opinion(net, s, c)
+        return c.m
