@@ -102,6 +102,35 @@ def test_nonconvex_bound(name, params, compressor, problem, downlink, seeds):
         assert np.all(have <= promised * (1 + 1e-9)), (T, have, promised)
 
 
+def variance(run) -> torch.Tensor:
+    """Return the variance of one sample's gradient at s.x, mean over clients, (B,)."""
+    assert set(run.problem.samples) == {12}
+    shape, x = (len(run.s.x), run.problem.n, 1), run.s.x
+    each = torch.stack([run.problem.grad(x, torch.full(shape, j)) for j in range(12)])
+    return (each - each.mean(0)).square().sum(-1).mean(0).mean(1)
+
+
+@pytest.mark.parametrize(("eta", "batch"), [(1.0, 1), (0.3, 1), (0.05, 1), (0.3, 4)])
+def test_nonconvex_bound_with_noise(eta, batch):
+    """EF21-SGDM: 2 Phi0/(gamma T) + 2 (eta + (eta^2 + 2 eta^3) beta/theta) sigma^2, sigma^2 along the path."""
+    params = {"eta": eta, "batch": batch}
+    method = on_p1(
+        "ef21_sgdm", TOP, 200, SAMPLES, params=params, more={**FAR, "record": {"every": 1}}
+    )
+    run = started(method.batch((1.0,), range(48)))
+    run.advance(0)
+    extra = lyapunov(method, run).numpy()
+    seen = each_round(run, variance)
+    sigma2 = torch.stack(seen[1:]).mean().item() / batch
+    theta, beta = contraction(method.cell().alpha)
+    floor = 2 * (eta + (eta**2 + 2 * eta**3) * beta / theta) * sigma2
+    assert floor > 1e-4
+    norms = run.recorder.column("grad_norm_sq")[:, :200]
+    gaps = run.recorder.column("loss")[:, 0] - run.problem.constants.f_inf
+    promised = (2 * gaps / method.cell().step_size + extra) / 200 + floor
+    assert norms.mean() <= promised.mean()
+
+
 @pytest.mark.parametrize("case", [c for c in DERIVED if c[-1] == 1], ids=lambda c: c[0])
 def test_far_above_its_step_the_bound_breaks(case):
     """So the test above is able to fail: at 300 times the step a method breaks its bound or diverges."""

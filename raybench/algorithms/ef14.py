@@ -1,6 +1,6 @@
-"""Error feedback, the classic form, on full gradients and on minibatches."""
+"""Error feedback, the classic form."""
 
-from raybench.algorithms.base import Algorithm, Choice, Contractive, Integer, algorithm, theory
+from raybench.algorithms.base import Algorithm, Choice, Contractive, algorithm, theory
 
 
 @algorithm(
@@ -32,19 +32,3 @@ class EF14(Algorithm):
         m = a.C(v, net.stream("up"))
         c.e = v - m.decode()
         a.move(net, s, outside * net.up(m).mean())
-
-
-@algorithm(
-    "ec_sgd",
-    up=Contractive,
-    broadcast=Contractive,
-    theory=theory.ef14,
-    stochastic=True,
-    batch=Integer(1, low=1, help="samples per client and round"),
-)
-class ECSGD(EF14):
-    """EF14 on minibatch gradients: error-compensated SGD.
-
-    Floor: gradient noise and heterogeneity, growing with gamma. Up: one message. Down: d values.
-    Source: Stich et al. 2018, Sparsified SGD with Memory.
-    """

@@ -1,24 +1,21 @@
 """EF21 with heavy-ball momentum at the server."""
 
-from math import sqrt
-
-from raybench.algorithms.base import Contractive, Number, algorithm
+from raybench.algorithms.base import Contractive, Number, algorithm, theory
 from raybench.algorithms.ef21 import EF21
-from raybench.theory import Rate, Setting, contraction
 
 
-def ef21_hb(k: Setting) -> Rate:
+def ef21_hb(k: theory.Setting) -> theory.Rate:
     """EF21-HB: gamma = (1-eta)/(L + sqrt(2 eta (1+eta)/(1-eta)^2 L^2 + (1+eta) (beta/theta) L_tilde^2)).
 
     m = (1-eta) v averages g: with M = ||m - grad f||^2, r = (1-eta)/(1+eta),
     M+ <= (1-r) M + 2 eta/(1-eta) L^2 R + (1-eta) G+; in the descent lemma, with step h = gamma/(1-eta),
     Phi = f + h/(2 r) M + h (1+eta)(1-theta)/(2 theta) G: (1/T) sum ||grad f||^2 <= 2 Phi0/(h T).
     """
-    theta, beta = contraction(k.need("alpha"))
+    theta, beta = theory.contraction(k.need("alpha"))
     eta = float(k.numbers["eta"])
     L, spread = k.need("L"), beta / theta * k.need("L_tilde") ** 2
-    root = sqrt(2 * eta * (1 + eta) / (1 - eta) ** 2 * L**2 + (1 + eta) * spread)
-    return Rate(nonconvex=(1 - eta) / (L + root))
+    root = (2 * eta * (1 + eta) / (1 - eta) ** 2 * L**2 + (1 + eta) * spread) ** 0.5
+    return theory.Rate(nonconvex=(1 - eta) / (L + root))
 
 
 @algorithm(

@@ -1,14 +1,13 @@
 """EF21-P: the server compresses the model."""
 
-from raybench.algorithms.base import Contractive, algorithm
+from raybench.algorithms.base import Contractive, algorithm, theory
 from raybench.algorithms.gd import GD
-from raybench.theory import Rate, Setting, contraction
 
 
-def ef21_p(k: Setting) -> Rate:
+def ef21_p(k: theory.Setting) -> theory.Rate:
     """EF21-P: G = L^2 ||w - x||^2, rho = theta, B = beta L^2, of the downlink operator."""
-    theta, beta = contraction(k.need("down_alpha"))
-    return Rate(rho=theta, B=beta * k.need("L") ** 2)
+    theta, beta = theory.contraction(k.need("down_alpha"))
+    return theory.Rate(rho=theta, B=beta * k.need("L") ** 2)
 
 
 @algorithm("ef21_p", up=None, down=Contractive, broadcast=Contractive, proximal=True, theory=ef21_p)

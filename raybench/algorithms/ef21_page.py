@@ -1,29 +1,26 @@
 """EF21-PAGE: EF21 on variance-reduced gradients."""
 
-from math import sqrt
-
-from raybench.algorithms.base import Contractive, Integer, Number, algorithm, where
+from raybench.algorithms.base import Contractive, Integer, Number, algorithm, theory, where
 from raybench.algorithms.ef21 import EF21
-from raybench.theory import Rate, Setting, contraction
 
 
-def refresh(k: Setting) -> float:
+def refresh(k: theory.Setting) -> float:
     """Return p = b/(m + b): as many samples for full gradients as for minibatches."""
     return float(k.numbers["batch"]) / (k.m + float(k.numbers["batch"]))
 
 
-def ef21_page(k: Setting) -> Rate:
+def ef21_page(k: theory.Setting) -> theory.Rate:
     """EF21-PAGE: 1/(L + sqrt(2 q)), q = r ((1+p) L_tilde^2 + 3 (1-p) l) + (1-p) l/p, l = Lcal^2/b, r = beta/theta.
 
     P = mean||v_i - grad f_i||^2 and G = mean||g_i - v_i||^2 obey P+ <= (1-p)(P + l R) and
     G+ <= (1-theta) G + beta (2 p P + ((1+p) L_tilde^2 + (1-p) l) R); Phi = f + gamma G/theta +
     gamma (1/p + 2 beta/theta) P in the descent lemma, ||g - grad f||^2 <= 2 G + 2 P.
     """
-    theta, beta = contraction(k.need("alpha"))
+    theta, beta = theory.contraction(k.need("alpha"))
     p, r = float(k.numbers["p"]), beta / theta
     noise = (1 - p) * k.need("L_samples") ** 2 / float(k.numbers["batch"])
     q = r * ((1 + p) * k.need("L_tilde") ** 2 + 3 * noise) + noise / p
-    return Rate(nonconvex=1 / (k.need("L") + sqrt(2 * q)))
+    return theory.Rate(nonconvex=1 / (k.need("L") + (2 * q) ** 0.5))
 
 
 @algorithm(

@@ -1,16 +1,15 @@
 """EF21-W: EF21 weighted by the clients' smoothness."""
 
-from raybench.algorithms.base import Contractive, Dense, algorithm
+from raybench.algorithms.base import Contractive, Dense, algorithm, theory
 from raybench.algorithms.ef21 import EF21
-from raybench.theory import Rate, Setting, contraction
 
 LEAST = 1e-9  # of the largest L_i: clients whose gradient is constant would have weight 0
 
 
-def ef21_w(k: Setting) -> Rate:
+def ef21_w(k: theory.Setting) -> theory.Rate:
     """EF21-W: G = sum_i ||g_i - grad f_i||^2/(n^2 w_i), rho = theta, B = beta L_AM^2."""
-    theta, beta = contraction(k.need("alpha"))
-    return Rate(rho=theta, B=beta * k.need("L_AM") ** 2)
+    theta, beta = theory.contraction(k.need("alpha"))
+    return theory.Rate(rho=theta, B=beta * k.need("L_AM") ** 2)
 
 
 @algorithm("ef21_w", up=Contractive, broadcast=Contractive, proximal=True, theory=ef21_w)
@@ -26,7 +25,7 @@ class EF21W(EF21):
     def start(a, net, s, c):
         L = net.smoothness()
         L = L.clamp(min=LEAST * float(L.max()))
-        s.w = (L / L.sum()).expand(net.B, -1)
+        s.w = (L / L.sum()).expand(len(s.x), -1)
         c.nw = net.n * net.here(s.w)[..., None]
         super().start(net, s, c)
 

@@ -16,6 +16,6 @@ from raybench.algorithms.ef14 import EF14
 class EFSignSGD(EF14):
     """EF14 whose operator is ``scaled_sign``, (||v||_1/d) sign(v).
 
-    Up: d bits and a value. Down: d values. Source: Karimireddy et al. 2019, Error Feedback Fixes
+    Up: d signs and a value. Down: d values. Source: Karimireddy et al. 2019, Error Feedback Fixes
     SignSGD, algorithm 1.
     """

@@ -14,8 +14,8 @@ from raybench.algorithms.ef14 import EF14
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
     memory=Choice("gradient", "step", help="the error is of grad, or of gamma grad"),
 )
-class OneBitSGD(EF14):
+class OneBit(EF14):
     """EF14 with a memory of gradients and the operator ``one_bit``: the two means of the signs.
 
-    Up: d bits and two values. Down: d values. Source: Seide et al. 2014.
+    Up: d signs and two values. Down: d values. Source: Seide et al. 2014.
     """

@@ -1,4 +1,4 @@
-"""Error compensation without a floor: shifts that are known or learned."""
+"""EC-SGD-DIANA: error compensation with shifts that are learned."""
 
 from raybench.algorithms.base import (
     Contractive,
@@ -7,29 +7,13 @@ from raybench.algorithms.base import (
     Operator,
     Unbiased,
     algorithm,
+    theory,
     zeros_like,
 )
 from raybench.algorithms.ef14 import EF14
-from raybench.theory import Setting
 
 
-@algorithm("ec_gd_star", up=Contractive, broadcast=Contractive, minimizer=True, theory=None)
-class ECGDStar(EF14):
-    """EF14 on grad f_i(x) - grad f_i(x*): an oracle's method, to see what shifts could do.
-
-    Needs a problem whose minimiser has a closed form. No floor. Up: one message. Down: d values.
-    Source: Gorbunov, Kovalev, Makarenko, Richtarik 2020, Linearly Converging Error Compensated SGD.
-    """
-
-    def start(a, net, s, c):
-        super().start(net, s, c)
-        c.h = net.oracle_at_minimizer()
-
-    def direction(a, net, s, c):
-        return a.gradient(net, s.x) - c.h
-
-
-def rate(k: Setting) -> float:
+def rate(k: theory.Setting) -> float:
     """Return 1/(1 + omega) of the second operator."""
     return 1 / (1 + k.operators["shift"].omega)
 
