@@ -1,0 +1,48 @@
+"""Decentralised gradient descent: neighbours average their points, to a bias of order gamma."""
+
+from raybench.algorithms.base import Choice, Dense, Integer, Points, algorithm, theory
+
+
+@algorithm(
+    "diffusion",
+    up=None,
+    decentralised=True,
+    stochastic=True,
+    theory=theory.prox_lead,
+    batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
+    order=Choice("atc", "cta", help="adapt, then combine; or combine, then adapt"),
+)
+class Diffusion(Points):
+    """atc: X <- W (X - gamma G(X)). cta: X <- V - gamma G(V), V = W X.
+
+    Bias O(gamma) where the clients differ, both in mean X and among the x_i; none where they share
+    a minimiser. Stable for gamma < 2/L_max with convex f_i. On the complete graph atc is gradient
+    descent. Default step: 0.5/L_max, no theorem. Up: d values per neighbour. Source: Cattivelli, Sayed 2010.
+    """
+
+    def round(a, net, s, c):
+        if a.order == "cta":
+            c.X = net.mix(Dense(c.X))
+        c.X = c.X - a.gamma * a.gradient(net, c.X)
+        if a.order == "atc":
+            c.X = net.mix(Dense(c.X))
+
+
+@algorithm(
+    "dgd",
+    up=None,
+    decentralised=True,
+    stochastic=True,
+    theory=theory.prox_lead,
+    batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
+)
+class DGD(Points):
+    """X <- W X - gamma G(X): decentralised gradient descent.
+
+    It is gradient descent on sum_i f_i(x_i) + <X, (I - W) X>/(2 gamma), hence the bias O(gamma) of its
+    fixed point; stable for gamma < (1 + lambda_min(W))/L_max with convex f_i. Default step: 0.5/L_max.
+    Up: d values per neighbour. Source: Nedic, Ozdaglar 2009.
+    """
+
+    def round(a, net, s, c):
+        c.X = net.mix(Dense(c.X)) - a.gamma * a.gradient(net, c.X)

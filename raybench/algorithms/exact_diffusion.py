@@ -1,0 +1,23 @@
+"""Exact diffusion: adapt, correct, combine."""
+
+from raybench.algorithms.base import Dense, Points, algorithm, theory
+
+
+@algorithm("exact_diffusion", up=None, decentralised=True, proximal=True, theory=theory.prox_lead)
+class ExactDiffusion(Points):
+    """psi+ = X - gamma G(X); phi = psi+ + X - psi; Z <- Z - X + (I + W)/2 phi; X <- prox(Z).
+
+    psi^0 = Z^0 = X^0. Without a penalty Z = X, and X <- (I + W)/2 phi: exact diffusion; with one
+    NIDS. Exact, at gamma < 2/L_max with convex f_i whatever the graph. Default step: 0.5/L_max. Up: d
+    values per neighbour. Sources: Yuan, Ying, Zhao, Sayed 2019; Li, Shi, Yan 2019.
+    """
+
+    def start(a, net, s, c):
+        super().start(net, s, c)
+        c.psi = c.Z = c.X
+
+    def round(a, net, s, c):
+        psi = c.X - a.gamma * net.grad(c.X)
+        phi = psi + c.X - c.psi
+        c.Z = c.Z - c.X + (phi + net.mix(Dense(phi))) / 2
+        c.psi, c.X = psi, net.prox(c.Z, a.gamma)

@@ -1,0 +1,72 @@
+"""Compressed gossip: consensus alone, and with gradient steps (CHOCO)."""
+
+from raybench.algorithms.base import (
+    Contractive,
+    Integer,
+    Number,
+    Points,
+    algorithm,
+    theory,
+    zeros_like,
+)
+from raybench.theory import Setting
+
+
+def weight(k: Setting) -> float:
+    """Return alpha/(2 - alpha): 1 without compression, half of alpha for coarse operators."""
+    return k.need("alpha") / (2 - k.need("alpha"))
+
+
+@algorithm(
+    "gossip",
+    up=Contractive,
+    decentralised=True,
+    theory=theory.prox_lead,
+    auto={"mix": weight},
+    mix=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
+)
+class Gossip(Points):
+    """v_i = x_i - gamma u_i; h_i <- h_i + C(v_i - h_i); x_i <- v_i + mix sum_j W_ij (h_j - h_i).
+
+    u_i = grad f_i(x^0) in the first round and 0 afterwards: the clients agree on the mean of their
+    first gradient steps, which never changes. Without compression X <- W X, and the disagreement falls
+    by max(|lambda_2|, |lambda_n|) a round. ``mix`` = auto is alpha/(2 - alpha): it converged on every
+    graph tried; twice as much diverged for Rand-K. Up: one message per neighbour. Source: Koloskova, Stich,
+    Jaggi 2019, CHOCO-Gossip (whose own ``mix`` depends on the graph and is far smaller).
+    """
+
+    def start(a, net, s, c):
+        super().start(net, s, c)
+        c.H, c.Hw, c.first = c.X.clone(), c.X.clone(), True  # all know x^0
+
+    def direction(a, net, c):
+        first, c.first = c.first, False
+        return net.grad(c.X) if first else zeros_like(c.X)
+
+    def round(a, net, s, c):
+        v = c.X - a.gamma * a.direction(net, c)
+        m = a.C(v - c.H, net.stream("up"))
+        c.H += m.decode()
+        c.Hw += net.mix(m)
+        c.X = v + a.mix * (c.Hw - c.H)
+
+
+@algorithm(
+    "choco_sgd",
+    up=Contractive,
+    decentralised=True,
+    stochastic=True,
+    theory=theory.prox_lead,
+    auto={"mix": weight},
+    batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
+)
+class ChocoSGD(Gossip):
+    """Gossip with u_i = grad f_i(x_i), of ``batch`` samples, in every round.
+
+    Bias O(gamma) as diffusion, of which it is the compressed form: equal to it without compression.
+    Default step: 0.5/L_max, no theorem. Up: one message per neighbour. Source: Koloskova, Stich, Jaggi
+    2019, CHOCO-SGD.
+    """
+
+    def direction(a, net, c):
+        return a.gradient(net, c.X)
