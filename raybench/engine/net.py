@@ -182,6 +182,33 @@ class Net:
         """Return how many samples the clients here have, int64 (n_here,)."""
         return self._samples[self._here].long().to(self.problem.device)
 
+    def grad_and_loss(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Return grad f_i(x_i) (B, n_here, d) and f_i(x_i) (B, n_here); counts as a full gradient."""
+        began = perf_counter()
+        grads, losses = self.problem.oracle(X)
+        assert losses is not None
+        self.seconds["gradient"] += perf_counter() - began
+        self.evals += float(self._samples.mean())
+        return grads, losses
+
+    def common_sample(self, purpose: str, size: int) -> Tensor:
+        """Return rows (B, size) of all clients' data, counted through, the same for everyone."""
+        return self.shared_stream(purpose).integers(size, int(self._samples.sum()))
+
+    def predict(self, X: Tensor, rows: Tensor) -> Tensor:
+        """Return the clients' predictions (B, n_here, b, outputs) at rows (B, b); counts b gradients.
+
+        Raises InputError where the problem predicts nothing.
+        """
+        if not self.problem.outputs:
+            raise InputError.of("problem", "has no predictions; the method needs them")
+        self.evals += float(rows.shape[-1])
+        return self.problem.predict(X, rows)
+
+    def distill(self, X: Tensor, rows: Tensor, teacher: Tensor) -> Tensor:
+        """Return the gradient (B, n_here, d) of mean_b D(teacher_b, prediction_b) where ``predict`` was."""
+        return self.problem.distill(X, rows, teacher)
+
     def zeros(self) -> Tensor:
         """Return zeros of the shape of what the clients here send, (B, n_here, d)."""
         shape = (self.B, self.n_here, self.problem.message_dim)

@@ -67,6 +67,7 @@ class Problem:
     __params__: ClassVar[Mapping[str, Param]] = {}
     per_client: ClassVar[tuple[str, ...]] = ()  # attributes (or None) whose axis 0 is the client
     has_prox: bool = False
+    outputs: int = 0  # numbers that ``predict`` gives per input; 0: the problem has no predictions
 
     def __init__(
         self,
@@ -184,6 +185,24 @@ class Problem:
     def penalty(self, x: torch.Tensor) -> torch.Tensor:
         """Return the nonsmooth part of f at x (B, d) as (B,); no f_i contains it."""
         return x.new_zeros(x.shape[:-1])
+
+    def predict(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Return predictions (B, n_here, b, outputs) at x (B, n_here, d) of inputs rows (B, b).
+
+        rows count through the rows of all clients. Probabilities, or regressed values.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no predictions")
+
+    def distill(self, x: torch.Tensor, rows: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+        """Return the gradient (B, n_here, d) in x of mean_b D(teacher_b, predict(x, rows)_b).
+
+        D: cross-entropy of probabilities, half the squared distance of regressed values. By
+        automatic differentiation for the latter; problems with probabilities override it.
+        """
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            off = self.predict(x, rows) - teacher
+            return torch.autograd.grad(0.5 * off.square().sum() / rows.shape[-1], x)[0]
 
     def start(self) -> torch.Tensor:
         """Return the problem's own starting point (d,)."""

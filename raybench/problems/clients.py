@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import scipy.sparse
+import torch
 
 from raybench import data
 from raybench.data.dataset import Features
@@ -138,3 +139,32 @@ class DataProblem(Problem):
     def penalty(self, x: Any) -> Any:
         """Return the regulariser's nonsmooth part."""
         return self.regularizer.penalty(x)
+
+    @property
+    def outputs(self) -> int:  # type: ignore[override]
+        """Return the columns of the variable: one, or one per class."""
+        return self.dim // self.rows.features.shape[1]
+
+    def inputs(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the features (B, b, p) of rows (B, b), which count through all clients' rows."""
+        whole = self.whole
+        assert isinstance(whole, DataProblem)
+        taken = whole.rows.features[rows.flatten().cpu().numpy()]
+        dense = taken.toarray() if scipy.sparse.issparse(taken) else np.asarray(taken)
+        values = torch.from_numpy(dense).to(self.dtype).to(self.device)
+        return values.unflatten(0, tuple(rows.shape))
+
+    def link(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return the predictions that scores a'x stand for: themselves, unless a loss says otherwise."""
+        return scores
+
+    def predict(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Return link(a_j'x), (B, n_here, b, outputs)."""
+        A = self.inputs(rows)[:, None]
+        return self.link(A @ x.unflatten(-1, (A.shape[-1], -1)))
+
+    def distill(self, x: torch.Tensor, rows: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+        """Return mean_b a_b (p_b - t_b)': link and D belong together, as sigma and cross-entropy do."""
+        off = self.predict(x, rows) - teacher
+        A = self.inputs(rows)[:, None]
+        return (A.mT @ off).flatten(-2) / rows.shape[-1]

@@ -65,6 +65,10 @@ class MarginProblem(DataProblem):
         shift = self.regularizer.both(x)[0] if self.regularizer.smooth else None
         return self.margins().minibatch(x, sample, shift)
 
+    def link(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return the probability of the label +1."""
+        return torch.sigmoid(scores)
+
     def loss_L(self) -> float:
         """Return curvature * lmax(mean_i A_i'A_i / N_i)."""
         counts = np.asarray(self.rows.counts)

@@ -1,0 +1,38 @@
+"""Codistillation: clients learn from each other's predictions, not from their parameters."""
+
+from raybench.algorithms.base import Dense, Integer, Number, Points, algorithm, theory
+
+
+@algorithm(
+    "codistillation",
+    up=None,
+    stochastic=True,
+    theory=theory.prox_lead,
+    w=Number(0.5, low=0, per_cell=True, help="weight of the distillation loss"),
+    ramp=Integer(1, low=1, help="rounds until w is reached, linearly"),
+    common=Integer(32, low=1, help="inputs per round that all clients predict"),
+    batch=Integer("full", low=1, words=("full",), help="own samples per client and round"),
+)
+class Codistillation(Points):
+    """x_i <- x_i - gamma (g_i(x_i) + w_t grad D_i), D_i = mean_j D(t_ij, p(x_i; a_j)), w_t = w min{1, t/ramp}.
+
+    p(x_i; a_j): the client's prediction at ``common`` inputs a_j, drawn from all clients' rows and known to
+    all; t_ij: the mean of the other clients' predictions, a constant. D is the cross-entropy of
+    probabilities, and half the squared distance of regressed values. The problem must have predictions:
+    ``logistic``, ``nonconvex_classification``, ``least_squares``. w = 0: independent training. f is
+    recorded at the mean of the points. Default step: 0.5/L_max, no theorem. Up and down:
+    ``common`` times outputs values. Source: Anil et al. 2018.
+    """
+
+    def start(a, net, s, c):
+        super().start(net, s, c)
+        s.t = 0
+
+    def round(a, net, s, c):
+        s.t += 1
+        rows = net.common_sample("common", a.common)
+        own = net.predict(c.X, rows)  # (B, n_here, common, outputs)
+        total = net.down(Dense(net.up(Dense(own.flatten(2))).sum())).view(net.B, 1, *own.shape[2:])
+        teacher = (total - own) / max(1, net.n - 1)
+        w = a.w * (min(1.0, s.t / a.ramp) if net.n > 1 else 0.0)
+        c.X = c.X - a.gamma * (a.gradient(net, c.X) + w * net.distill(c.X, rows, teacher))
