@@ -16,6 +16,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from raybench.analysis import Frames
+from raybench.report import heatmap
 from raybench.report.content import FLOOR, Figure, build, default_out, open_frames, shown
 
 STYLE: dict[Any, Any] = {
@@ -59,26 +60,30 @@ def figures(
     """Draw a results folder's figures into ``out`` (default ``<folder>/figures``); return the paths.
 
     Per figure a PNG (300 dpi), a PDF with embedded fonts and a CSV with the rows behind it, in
-    bits, rounds and seconds. Raises InputError if there are no results in the folder.
+    bits, rounds and seconds. Where a method varies K and one more number, a heat map of what the
+    target costs. Raises InputError if there are no results in the folder.
     """
     found = open_frames(folder, accounting)
     goal = Path(out) if out is not None else default_out(found.folder, "figures")
     figures = build(found)
     goal.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for figure in figures:
-        with mpl.rc_context(STYLE):
-            canvas = draw(figure)
-            for kind in ("png", "pdf"):
-                path = goal / f"{figure.name}.{kind}"
-                plain = {"Software": None} if kind == "png" else {"CreationDate": None}
-                canvas.savefig(path, metadata=plain)
-                paths.append(path)
-        path = goal / f"{figure.name}.csv"
-        named = {"x": figure.x, "y": figure.y, "panel": "facet"}
-        figure.data.rename(columns=named).to_csv(path, index=False)
-        paths.append(path)
+    paths: list[Path] = []
+    with mpl.rc_context(STYLE):
+        for figure in figures:
+            named = {"x": figure.x, "y": figure.y, "panel": "facet"}
+            paths += _save(goal / figure.name, draw(figure), figure.data.rename(columns=named))
+        for grid in heatmap.heatmaps(found):
+            paths += _save(goal / grid.name, heatmap.draw(grid), grid.data)
     return paths
+
+
+def _save(path: Path, canvas: Canvas, data: Any) -> list[Path]:
+    """Write path.png, path.pdf and path.csv; return the three."""
+    for kind in ("png", "pdf"):
+        plain = {"Software": None} if kind == "png" else {"CreationDate": None}
+        canvas.savefig(f"{path}.{kind}", metadata=plain)
+    data.to_csv(f"{path}.csv", index=False)
+    return [Path(f"{path}.{kind}") for kind in ("png", "pdf", "csv")]
 
 
 def draw(figure: Figure) -> Canvas:
