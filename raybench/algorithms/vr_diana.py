@@ -21,9 +21,8 @@ TABLE_MOST = 1 << 32  # bytes of SAGA's table
 
 def vr_diana(k: Setting) -> Rate:
     """Paper: 1/(10 l sqrt(1 + omega/n)(m^(2/3) + omega + 1)), l = max(max_i L_i, Lcal)."""
-    wide = max(k.need("L_max"), k.need("L_samples"))
     size = (1 + k.mean_omega) ** 0.5 * (k.m ** (2 / 3) + k.need("omega") + 1)
-    return Rate(paper=1 / (10 * wide * size))
+    return Rate(paper=1 / (10 * max(k.need("L_max"), k.need("L_samples")) * size))
 
 
 @algorithm(
@@ -76,7 +75,6 @@ class VRDiana(Diana):
         super().round(net, s, c)
         if a.estimator == "lsvrg":
             coin = net.coin("refresh", a.p)
-            b = coin.nonzero().flatten()
             s.w = where(coin[:, None], x, s.w)
-            if len(b):
+            if len(b := coin.nonzero().flatten()):
                 c.full = c.full.index_copy(0, b, net.grad(x, cells=b))
