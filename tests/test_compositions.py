@@ -10,7 +10,7 @@ import torch
 import raybench
 from raybench import registry
 from raybench.compressors import Role, unpack
-from raybench.compressors.compose import build, selects
+from raybench.compressors.compose import build
 from raybench.errors import InputError
 from raybench.problems.layout import Layout
 from raybench.spec.sections import default
@@ -113,10 +113,10 @@ def test_contractive_after_something(first, then, alpha):
 
 def test_nested_selections_are_selections():
     both = op("chain:first=(top_k:k=12),then=(rand_k:k=3,scaled=false)")
-    assert selects(both)
+    assert both.selection
     assert both.b1(D) == both.b2(D) == (3 / D, 1)
-    assert not selects(op("chain:first=(top_k:k=12),then=natural"))
-    assert not selects(op("rand_k:k=3"))
+    assert not op("chain:first=(top_k:k=12),then=natural").selection
+    assert not op("rand_k:k=3").selection
     x = gaussian(D)
     kept = both.compress(x).decode()
     assert int((kept != 0).sum()) == 3

@@ -42,7 +42,7 @@ ONLY = {  # layers that may use less than all that lies below them
 }
 LIGHT = ("torch", "ray", "pandas", "pyarrow", "numba", "numpy", "scipy", "matplotlib", "plotly")
 LINES, LINES_MOST = 400, 420
-ALGORITHM_LINES = 80
+ALGORITHM_LINES = 100
 FOREIGN_TO_ALGORITHMS = {
     *("bits", "nbytes", "cost", "pack", "unpack", "ledger", "transport", "charge_bits"),
     *("world_size", "get_rank", "dist", "distributed", "is_initialized", "all_reduce"),
@@ -215,13 +215,13 @@ def test_an_algorithm_is_one_short_file(file: Path) -> None:
     lines = len(file.read_text().splitlines())
     assert lines <= ALGORITHM_LINES, f"{lines} lines"
     source = file.read_text()
-    assert source.count("@algorithm(") == 1, "one method per file"
-    assert f'"{file.stem}"' in source, "a file is named after its method"
+    # what differs by a line or two shares a file; a base that several files share is one too
+    assert source.count("@algorithm(") <= 4, "too many methods for one file"
 
 
 @pytest.mark.parametrize("file", ALGORITHMS, ids=names)
 def test_an_algorithm_knows_no_ranks_no_bits_no_cells(file: Path) -> None:
-    allowed = {"raybench.algorithms", "torch"}
+    allowed = {"raybench.algorithms", "raybench.theory", "raybench.errors", "torch", "math"}
     for one in IMPORTS[file]:
         where = ".".join(one.module.split(".")[:2])
         assert where in allowed, f"{one}: methods speak through net and base alone"

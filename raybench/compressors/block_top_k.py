@@ -46,6 +46,7 @@ class BlockTopK(Compressor):
     block: int = 256
     form: str = "within"
     deterministic = True
+    selection = True
 
     def __post_init__(self) -> None:
         if self.block < 1:

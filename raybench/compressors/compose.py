@@ -13,11 +13,9 @@ from torch import Tensor
 
 from raybench import registry
 from raybench.compressors.base import Compressor
-from raybench.compressors.identity import Identity
 from raybench.compressors.messages import Message
 from raybench.compressors.messages.nested import ScaledMessage, SumMessage, kept, nest
 from raybench.compressors.products import best_factor
-from raybench.compressors.rand_k import RandK
 from raybench.compressors.top_k import TopK
 from raybench.errors import Complaint, InputError
 from raybench.registry import Flag, Operator, compressor
@@ -39,16 +37,6 @@ def build(of: Made, where: str = "compressor") -> Compressor:
 def _built(text: str, where: str, state: tuple[int, int]) -> Compressor:
     section = short.section("compressor", text, where=where)
     return registry.lookup("compressor", section.name).target(**section.params)
-
-
-def selects(op: Compressor) -> bool:
-    """Tell whether C(x) is some coordinates of x as they are, and 0 elsewhere: <C(x), x> = ||C(x)||^2.
-
-    An operator says so by an attribute ``selection``.
-    """
-    if isinstance(op, RandK):
-        return not getattr(op, "scaled", True)
-    return bool(getattr(op, "selection", False)) or isinstance(op, TopK | Identity)
 
 
 @contextmanager
@@ -133,7 +121,7 @@ class Chain(Composed):
 
     @property
     def selection(self) -> bool:  # type: ignore[override]
-        return all(map(selects, self.parts))
+        return all(part.selection for part in self.parts)
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         first, then = self.parts
@@ -162,9 +150,9 @@ class Chain(Composed):
         k, own = self.length(d), first.alpha(d)
         if own is None or then.omega(k) == 0:  # the second leaves all as it is
             return own
-        alone = k < d or own == 1 or selects(then)  # the second stays on the kept coordinates
+        alone = k < d or own == 1 or then.selection  # the second stays on the kept coordinates
         after = then.alpha(k)
-        projects = selects(first) or own == 1
+        projects = first.selection or own == 1
         return own * after if projects and alone and after is not None else None
 
     def b1(self, d: int) -> tuple[float, float] | None:
@@ -177,7 +165,7 @@ class Chain(Composed):
 
     def _selected(self, d: int) -> tuple[float, float] | None:
         first = self.part("first")
-        alpha = first.alpha(d) if selects(first) else None
+        alpha = first.alpha(d) if first.selection else None
         return None if alpha is None else (alpha, 1.0)
 
     def _through(self, d: int, own: tuple[float, float] | None) -> tuple[float, float] | None:

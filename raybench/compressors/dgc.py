@@ -57,6 +57,7 @@ class DGC(Compressor):
     k: int | float | str
     sample: int | float | str = "1%"
     truncate: str = "magnitude"
+    selection = True
 
     def __post_init__(self) -> None:
         if self.truncate not in ("magnitude", "random"):

@@ -17,7 +17,7 @@ from raybench.streams import Stream
 
 @compressor(
     "entropy_coded",
-    of=Operator("dithering:s=3", help="a quantiser: it sends levels, exponents or other codes"),
+    of=Operator("dithering", help="a quantiser: it sends levels, exponents or other codes"),
 )
 @dataclass(frozen=True)
 class EntropyCoded(Composed):
@@ -31,7 +31,7 @@ class EntropyCoded(Composed):
     or where ``of`` sends no symbols. Source: Martin 1979 (range coding); Bamler 2022 (constriction).
     """
 
-    of: Made = "dithering:s=3"
+    of: Made = "dithering"
     made_of = ("of",)
 
     def __post_init__(self) -> None:

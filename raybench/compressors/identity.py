@@ -19,6 +19,7 @@ class Identity(Compressor):
     """C(x) = x: omega = 0, alpha = 1, all d values; turns every method into its uncompressed form."""
 
     deterministic = True
+    selection = True
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         return Dense(x)

@@ -31,6 +31,8 @@ class AdaptiveSparsification(Compressor):
     Distributed Learning.
     """
 
+    selection = True
+
     def encode(self, x: Tensor, stream: Stream) -> Message:
         place, _ = one_by_size(x, stream.uniform(1))
         return SparseMessage(x.shape[-1], x.dtype, place, x.gather(-1, place))

@@ -52,6 +52,10 @@ class RandK(Compressor):
     def correlated(self) -> bool:
         return self.mask == "common"
 
+    @property
+    def selection(self) -> bool:  # type: ignore[override]
+        return not self.scaled
+
     def omega(self, d: int) -> float | None:
         k = count_of(self.k, d)
         return d / k - 1 if self.scaled or k == d else None

@@ -50,6 +50,10 @@ class RandomSparsification(Compressor):
         scale = 1 / p if self.scaled else 1.0
         return BernoulliMessage(d, x.dtype, values, stream, p, scale=scale, held=places)
 
+    @property
+    def selection(self) -> bool:  # type: ignore[override]
+        return not self.scaled
+
     def omega(self, d: int) -> float | None:
         return 1 / self.p - 1 if self.scaled or self.p == 1 else None
 

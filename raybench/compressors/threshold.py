@@ -48,6 +48,7 @@ class HardThreshold(Compressor):
 
     threshold: float
     deterministic = True
+    selection = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold < math.inf:
@@ -87,6 +88,7 @@ class AdaptiveThreshold(Compressor):
     energy: float = 0.9
     k: int | float | str = "10%"
     deterministic = True
+    selection = True
 
     def __post_init__(self) -> None:
         if self.rule not in ("max", "energy", "percentile"):

@@ -30,6 +30,7 @@ class _Selection(Compressor):
     """Keeps k of d coordinates as they are: <E C(x), x> = E||C(x)||^2 >= (k/d) ||x||^2."""
 
     k: int | float | str
+    selection = True
 
     def alpha(self, d: int) -> float:
         return count_of(self.k, d) / d

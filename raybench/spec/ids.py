@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 
 from raybench import registry
 from raybench.errors import InputError
-from raybench.spec import settings
+from raybench.spec import settings, short
 from raybench.spec.cells import Section, Step, canonical
 from raybench.spec.sections import default, is_path
 
@@ -53,6 +53,9 @@ def plugin(kind: str, section: Section | None) -> dict[str, Any] | None:
     if kind == "problem" and isinstance(dataset, str) and is_path(dataset):
         params["dataset"] = f"sha256:{content_hash(dataset, 'problem.dataset')}"
     out = {"name": section.name, "version": entry.version, "params": params}
+    held = short.inside(section, kind)
+    if held:
+        out["operators"] = held
     return {**out, "source": entry.source} if entry.source else out
 
 

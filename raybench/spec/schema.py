@@ -112,7 +112,7 @@ def _one(param: Param) -> dict[str, Any]:
     elif param.kind == "text":
         ways.append({"type": "string"})
     elif param.kind == "operator":  # a short form, or a section
-        ways += [{"type": "string"}, {"type": "object", "required": ["name"]}]
+        ways += [{"type": "string"}, {"$ref": "#/$defs/compressor"}]
     elif param.kind == "choice":
         ways.append({"enum": [*param.choices]})
     else:

@@ -170,9 +170,9 @@ def _pack_trits(codes, r0, r1, lo, hi, width, out, at):
         for g in range(fives):
             j = 5 * g
             o[g] = U8(c[j] + 3 * c[j + 1] + 9 * c[j + 2] + 27 * c[j + 3] + 81 * c[j + 4])
-        value = 0
+        value = np.int64(0)
         for j in range(c.shape[0] - 1, 5 * fives - 1, -1):
-            value = 3 * value + np.int64(c[j])
+            value = np.int64(3) * value + np.int64(c[j])
         if 5 * fives < c.shape[0]:
             o[fives] = U8(value)
 
