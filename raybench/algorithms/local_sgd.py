@@ -1,7 +1,6 @@
-"""Local steps between the rounds: Local SGD (FedAvg), FedProx, and the same under EF21."""
+"""Local steps between the rounds: Local SGD (FedAvg) and FedProx."""
 
 from raybench.algorithms.base import Contractive, Dense, Integer, Number, algorithm, zeros_like
-from raybench.algorithms.ef21 import EF21
 from raybench.algorithms.gd import GD
 
 
@@ -73,22 +72,3 @@ class FedProx(LocalSGD):
 
     def drift(a, net, s, c, S):
         return walk(a, net, s.x, S, lambda g, y: g + a.mu * (y - s.x[:, None]))
-
-
-@algorithm(
-    "local_ef21",
-    up=Contractive,
-    broadcast=Contractive,
-    theory=None,
-    stochastic=True,
-    tau=Integer(5, low=1, help="local steps per round"),
-    batch=Integer("full", low=1, words=("full",), help="samples per client and local step"),
-)
-class LocalEF21(EF21):
-    """EF21 on what tau local steps sum up to: c_i = C((x - y_i)/gamma - g_i), y_i as in local_sgd.
-
-    tau = 1 is EF21. Up: one message. Down: d values. No guarantee here.
-    """
-
-    def gradient(a, net, x):
-        return walk(a, net, x)
