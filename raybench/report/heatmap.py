@@ -19,6 +19,7 @@ from raybench.store.reader import configs
 
 FEWEST = 3  # values of K and of the number, below which lines show as much
 COLUMNS = 3
+METRICS = {"grad_norm_sq": r"$\Vert\nabla f\Vert^2 \leq$", "loss": r"$f \leq$"}
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,16 @@ class HeatMap:
     name: str
     title: str
     number: str
+    metric: str
     data: pd.DataFrame
 
 
 def heatmaps(found: Frames) -> list[HeatMap]:
     """Return a map per method whose cells vary K and exactly one more number.
 
-    The target is the sweep's ``stop.grad_norm_sq`` if it has one, else the tables' own.
+    The target is that at which the sweep stopped its cells if it did, else the tables' own.
     """
-    goal = (found.sweep.get("stop") or {}).get("grad_norm_sq")
+    goal = (found.sweep.get("stop") or {}).get(found.metric)
     target = float(goal) if isinstance(goal, int | float) else None
     cells = found.cells[found.cells["k"].notna()]
     maps = []
@@ -57,7 +59,11 @@ def heatmaps(found: Frames) -> list[HeatMap]:
         data = data[names].sort_values(["facet", "k", "value"], ignore_index=True)
         key = number.partition(".")[2]
         heads = part["method"].str.partition(" (")[0]
-        maps.append(HeatMap(f"bits_to_target_{algorithm}_{compressor}", heads.iloc[0], key, data))
+        maps.append(
+            HeatMap(
+                f"bits_to_target_{algorithm}_{compressor}", heads.iloc[0], key, found.metric, data
+            )
+        )
     return maps
 
 
@@ -78,57 +84,56 @@ def _number(cells: pd.DataFrame) -> str | None:
 
 
 def draw(figure: HeatMap) -> Canvas:
-    """Return the matplotlib figure; a frame marks the cheapest pair of each panel, a dash no success."""
-    data = figure.data
-    facets, ks, values = (sorted(data[c].unique()) for c in ("facet", "k", "value"))
-    columns = min(COLUMNS, len(facets))
-    rows = math.ceil(len(facets) / columns)
-    width, height = 0.36 * len(values) + 0.9, 0.25 * len(ks) + 0.75
-    canvas = Canvas(figsize=(columns * width + 0.6, rows * height), layout="constrained")
+    """Return the matplotlib figure; a frame marks the cheapest pair of a panel, a dash one that failed.
+
+    Colours are logarithmic, each panel from its cheapest pair to its dearest.
+    """
+    panels = {str(facet): rows for facet, rows in figure.data.groupby("facet")}
+    good = figure.data["cost"][np.isfinite(figure.data["cost"])]
+    unit, name = words.unit_of(float(good.min()) if len(good) else 1.0)
+    columns = min(COLUMNS, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    wide, high = (max(p[c].nunique() for p in panels.values()) for c in ("value", "k"))
+    size = (columns * (0.36 * wide + 0.5), rows * (0.2 * high + 0.75) + 0.25)
+    canvas = Canvas(figsize=size, layout="constrained")
     FigureCanvasAgg(canvas)
     axes = canvas.subplots(rows, columns, squeeze=False).flatten()
-    for axis, facet in zip(axes, facets, strict=False):
-        own = data[data["facet"] == facet]
-        image = _panel(axis, own, ks, values)
-        axis.set_title(facet or figure.title, pad=4)
+    for axis, (facet, own) in zip(axes, panels.items(), strict=False):
+        _panel(axis, own, unit)
+        axis.set_title(facet, pad=4)
         axis.set_xlabel(f"${figure.number}$")
         axis.set_ylabel("$K$")
-        if image is not None:
-            label = f"bits up per client to {words.number(own['target'].iloc[0])}"
-            canvas.colorbar(image[0], ax=axis, shrink=0.9).set_label(f"{label} ({image[1]})")
-    for axis in axes[len(facets) :]:
+    for axis in axes[len(panels) :]:
         axis.set_visible(False)
-    if facets != [""]:
-        canvas.suptitle(figure.title, fontsize=9)
+    goal = " or ".join(f"{v:.3g}" for v in sorted(figure.data["target"].unique()))
+    what = METRICS.get(figure.metric, figure.metric)
+    canvas.suptitle(f"{figure.title}: {name} up per client to {what} {goal}", fontsize=9)
     return canvas
 
 
-def _panel(axis: Any, own: pd.DataFrame, ks: list[Any], values: list[Any]) -> Any:
-    """Draw one panel; return the image and its unit, None where no pair reached the target."""
-    cost = own.set_index(["k", "value"])["cost"]
+def _panel(axis: Any, own: pd.DataFrame, unit: float) -> None:
+    ks, values = (sorted(own[c].unique()) for c in ("k", "value"))
+    cost = own.set_index(["k", "value"])["cost"] / unit
     grid = np.array([[cost.get((k, v), np.nan) for v in values] for k in ks], float)
+    reached = np.isfinite(grid)
     axis.grid(False)
     axis.set_xticks(range(len(values)), [f"{v:g}" for v in values], rotation=60)
     axis.set_yticks(range(len(ks)), [f"{k:g}" for k in ks])
-    for row, column in np.argwhere(~np.isfinite(grid)):
-        axis.text(column, row, "–", ha="center", va="center", color="#777777")
-    good = grid[np.isfinite(grid)]
-    if not len(good):
-        axis.set_xlim(-0.5, len(values) - 0.5)
-        axis.set_ylim(len(ks) - 0.5, -0.5)
-        return None
-    size, unit = words.unit_of(float(good.min()))
-    shown = np.where(np.isfinite(grid), grid, np.nan) / size
-    top = max(float(good.max()), 1.01 * float(good.min())) / size
-    norm = LogNorm(float(good.min()) / size, top)
-    image = axis.imshow(shown, norm=norm, cmap="viridis", aspect="auto")
-    for row, column in np.argwhere(np.isfinite(grid)):
-        dark = norm(shown[row, column]) < 0.6
-        said = f"{shown[row, column]:.3g}" if shown[row, column] < 1000 else ""
-        axis.text(
-            column, row, said, ha="center", va="center", size=6, color="white" if dark else "black"
-        )
-    row, column = np.unravel_index(int(np.nanargmin(shown)), shown.shape)
+    axis.set_xlim(-0.5, len(values) - 0.5)
+    axis.set_ylim(len(ks) - 0.5, -0.5)
+    middle = {"ha": "center", "va": "center"}
+    for row, column in np.argwhere(~reached):
+        axis.text(column, row, "–", color="#777777", **middle)
+    if not reached.any():
+        return
+    low, high = float(grid[reached].min()), float(grid[reached].max())
+    norm = LogNorm(low, max(high, 1.01 * low))
+    axis.imshow(np.where(reached, grid, np.nan), norm=norm, cmap="viridis", aspect="auto")
+    for row, column in np.argwhere(reached):
+        value = grid[row, column]
+        ink = "white" if norm(value) < 0.6 else "black"
+        said = f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
+        axis.text(column, row, said, size=6, color=ink, **middle)
+    row, column = np.unravel_index(int(np.where(reached, grid, np.inf).argmin()), grid.shape)
     corner = (float(column) - 0.5, float(row) - 0.5)
     axis.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="#D55E00", linewidth=1.6))
-    return image, unit
