@@ -53,7 +53,7 @@ def title(value) -> str:
 @pytest.mark.parametrize("compressor", [RAND, "natural", "perm_k"], ids=title)
 def test_server_estimate_is_the_mean_of_the_clients(name, compressor):
     params = {"p": 0.3} if name in ("dasha_page", "dasha_sync_mvr") else {}
-    method = on(SAMPLES, name, compressor, 200, params=params, step=0.02)
+    method = on(SAMPLES, name, compressor, params=params, step=0.02)
     run = started(method.batch((1.0, 2.0), (0, 1)))
     assert max(each_round(run, lambda r: largest(r.s.g, r.c.g.mean(1)))) < 1e-12
     assert float((run.c.g - run.c.h).abs().max()) > 1e-6
@@ -123,8 +123,8 @@ def test_perm_k_on_equal_clients_is_gradient_descent(name, n):
     plain = descend(started(on(problem, "gd", None, 300, step=0.4).batch()), 0.4)
     assert largest(path(run), plain) < 1e-8
     own = {**RAND, "k": 12 // n}  # blocks drawn apart do not
-    other = started(on(problem, name, own, 300, params=params, step=0.4).batch())
-    assert largest(path(other), plain) > 1e-3
+    other = started(on(problem, name, own, 30, params=params, step=0.4).batch())
+    assert largest(path(other), plain[:31]) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["marina", "diana", "dasha", "pp_marina"])
@@ -221,7 +221,7 @@ def test_pp_marina_sends_one_message_per_draw(r):
 def test_gradient_evaluations():
     """Per client, of m = 12 samples; a minibatch costs 3, and its second point as much."""
 
-    def spent(name, compressor=RAND, rounds=400, **params):
+    def spent(name, compressor=RAND, rounds=100, **params):
         method = on(SAMPLES, name, compressor, rounds, params=params, step=0.01)
         return np.diff(finished(method.batch()).recorder.column("grad_evals")[0])
 
@@ -232,7 +232,7 @@ def test_gradient_evaluations():
     assert set(spent("vr_diana", estimator="saga", batch=3)) == {3.0}
     pages = spent("dasha_page", p=0.5, batch=3)  # each of 5 clients on its own: 6 or 12
     assert set(pages.round(9)) == {6 + 1.2 * j for j in range(6)}
-    assert pages.mean() == pytest.approx(9, abs=0.3)
+    assert pages.mean() == pytest.approx(9, abs=0.6)
     # two of 5 clients at both points, or one drawn twice; the start's gradient is remembered
     drawn = spent("pp_marina", p=0.3, clients=2)[1:]
     assert set(drawn.round(9)) == {12.0, round(48 / 5, 9), round(24 / 5, 9)}
