@@ -146,7 +146,10 @@ def test_rescaled_operators_resolve_like_unscaled_ones():
             {"problem": {**CANCER, "name": "vertical_least_squares", "clients": 3}},
             "features",
         ),
-        ({"problem": {**CANCER, "clients": 3, "regularizer": "l1"}}, "proximal"),
+        (
+            {"problem": {**CANCER, "clients": 3, "regularizer": "l1"}, "algorithm": "ef14"},
+            "proximal",
+        ),
         (
             {
                 "problem": {**CANCER, "clients": 3, "regularizer": "nonconvex", "lambda": 0.1},

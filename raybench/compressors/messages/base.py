@@ -21,6 +21,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from raybench.compressors.messages.rows import join, split
 from raybench.streams import Stream
 
 MAGIC = b"RBM2"
@@ -249,11 +250,9 @@ class Message:
         rows: list[Any] = []
         for leaf in leaves:
             data, size = leaf.payload(), leaf.nbytes
-            if not isinstance(size, int) and size.numel() == 1:
-                data = data[..., : int(size)]  # one long row needs no mask
-            elif not isinstance(size, int):
-                keep = torch.arange(data.shape[-1], device=data.device) < size[..., None]
-                data = data[keep]
+            if not isinstance(size, int):
+                # one long row is sent from where it lies
+                data = data[..., : int(size)] if size.numel() == 1 else join(data, size)
             rows.append(data.cpu().contiguous().view(-1).numpy())
         text = json.dumps(head, separators=(",", ":")).encode()
         return b"".join((PREFIX.pack(MAGIC, checksum(text, rows), len(text)), text, *rows))
@@ -289,8 +288,7 @@ def read_leaf(head: dict[str, Any], data: memoryview) -> tuple[Message, memoryvi
     if isinstance(head["size"], int) or (rows == 1 and total == widest):
         payload = sent.view(rows, widest)
     else:
-        payload = torch.zeros(rows, widest, dtype=torch.uint8)
-        payload[torch.arange(widest) < sizes[:, None]] = sent
+        payload = split(sent, sizes, widest)
     stream = None
     if "keys" in head:
         stream = Stream(torch.tensor(head["keys"], dtype=torch.int64).view(lead))
