@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raybench.cli import cell, operators
+from raybench.cli import cell, guarantee, operators
 from raybench.cli.shared import Plugins, console, listing, pairs
 
 if TYPE_CHECKING:
@@ -56,11 +56,25 @@ def show(
             operators.describe(out, entry, name, d or 1000, clients or 1)
         if kind == "algorithm" and (given or compressor is not None):
             operator = compressor or cell.usual_operator(plain)
-            config = cell.config(name, problem, dataset, clients, operator, downlink)
+            share = _clients(problem, clients)
+            config = cell.config(name, problem, dataset, share, operator, downlink)
             _steps(out, config, operator)
         if kind == "problem" and (given or ":" in name or not _required(entry)):
-            config = cell.config("gd", name, dataset, clients, None)
+            config = cell.config("gd", name, dataset, _clients(name, clients), None)
             _constants(out, config)
+
+
+def _clients(problem: str | None, given: int | None) -> int | None:
+    """Return how many clients share the problem: those of the default one where none are asked for."""
+    from raybench import registry
+    from raybench.spec import short
+
+    if problem is None or given is not None:
+        return given
+    section = short.parse(problem, "problem")
+    entry = registry.lookup("problem", section["name"])
+    asked = "clients" in section or "clients" not in _required(entry)
+    return None if asked else int(short.parse(cell.START, "problem")["clients"])
 
 
 def _required(entry: Entry) -> list[str]:
@@ -180,6 +194,7 @@ def _steps(out: Screen, config: dict[str, Any], operator: str | None) -> None:
     _constants(out, config)
     rows: list[tuple[str, Any]] = []
     facts: list[tuple[str, Any]] = []
+    steps: dict[str, float] = {}
     for rule in ("nonconvex", "pl", "paper"):
         step = {"theory": 1, "rule": rule}
         for one in spec.load({**config, "step_size": step}).cells:
@@ -188,17 +203,19 @@ def _steps(out: Screen, config: dict[str, Any], operator: str | None) -> None:
             except Skip as why:
                 rows.append((rule, Text(f"none: {why.__context__ or why}", style="dim")))
                 continue
+            steps[rule] = found.step_size
             rows.append((rule, words.number(found.step_size, 6)))
-            facts = [(n, found.k) for n in ("K",) if found.k is not None]
-            facts += [
-                (n, words.number(v, 6))
-                for n, v in (("ω", found.omega), ("α", found.alpha))
-                if v is not None
-            ]
-            shown = {k: v for k, v in found.params.items() if isinstance(v, int | float)}
-            facts += [(k, words.number(v, 6)) for k, v in shown.items()]
+            numbers = [(n, v) for n, v in (("ω", found.omega), ("α", found.alpha)) if v is not None]
+            if operator is not None:
+                down = one.downlink is not None
+                numbers += guarantee.operator_numbers(Resolver().backing(one)[1], down)
+            numbers += [(k, v) for k, v in found.params.items() if isinstance(v, int | float)]
+            facts = [("K", found.k)] if found.k is not None else []
+            facts += [(n, words.number(v, 6)) for n, v in numbers]
     if facts:
         out.print(Text(f"  numbers, with {operator or 'dense messages'}", style="bold"))
         out.print(pairs(facts))
     out.print(Text("  theoretical step size by rule", style="bold"))
     out.print(pairs(rows))
+    if steps:
+        guarantee.explain(out, one, steps)

@@ -88,13 +88,7 @@ class Resolver:
         down, role_down = self._bound(cell.downlink, entry, "down", problem)
         setting, params = self._setting(cell, entry, problem, up, down)
         rule = cell.step.rule
-        theoretical = entry.meta.get("theory")
-        if cell.downlink is not None and not entry.meta.get("down") and role_down != Role.ANY:
-            theoretical = None  # no theory covers the method with this downlink; ``of`` borrows one
-        if cell.step.of is not None:
-            theoretical = registry.lookup("algorithm", cell.step.of, "step_size.of").meta.get(
-                "theory"
-            )
+        theoretical = self._covering(cell, entry, role_down)
         try:
             one: float | None = theory.step_size(theoretical, setting, rule)
         except theory.NoTheory as why:
@@ -117,6 +111,27 @@ class Resolver:
             label=label_of(cell),
             roles=(role_up, role_down),
         )
+
+    def backing(self, cell: Cell) -> tuple[theory.Theory | None, theory.Setting]:
+        """Return the theory of a cell's step size, None where there is none, and what it sees.
+
+        Raises as ``resolve`` does, but not for a step that theory does not give.
+        """
+        entry = registry.lookup("algorithm", cell.algorithm.name)
+        problem = problem_of(cell.problem)
+        self._check_problem(cell, entry, problem)
+        up, _ = self._bound(uplink(cell, entry), entry, "up", problem)
+        down, role_down = self._bound(cell.downlink, entry, "down", problem)
+        setting, _ = self._setting(cell, entry, problem, up, down)
+        return self._covering(cell, entry, role_down), setting
+
+    def _covering(self, cell: Cell, entry: registry.Entry, role_down: Role) -> theory.Theory | None:
+        if cell.step.of is not None:
+            lender = registry.lookup("algorithm", cell.step.of, "step_size.of")
+            return lender.meta.get("theory")
+        if cell.downlink is not None and not entry.meta.get("down") and role_down != Role.ANY:
+            return None  # no theory covers the method with this downlink; ``of`` borrows one
+        return entry.meta.get("theory")
 
     def _check_problem(self, cell: Cell, entry: registry.Entry, problem: Problem) -> None:
         vertical = hasattr(problem, "block_grad")
