@@ -34,10 +34,10 @@ def dasha(k: Setting) -> Rate:
     B = 2 w (1 + 4 a omega) L_tilde^2. Paper: 16 omega (2 omega + 1)/n under the root.
     """
     a, omega, far = float(k.numbers["alpha"]), k.need("omega"), k.need("L_tilde")
-    B = 2 * k.mean_omega * (1 + 4 * a * omega) * far**2
+    gain = 2 * k.mean_omega * (1 + 4 * a * omega) * far**2
     own = 1 / (k.need("L") + far * sqrt(lag(k)))
     paper = 1 / (k.need("L") + far * sqrt(16 * (2 * omega + 1) * k.mean_omega))
-    return Rate(rho=a / 2, B=B, nonconvex=own, paper=paper)
+    return Rate(rho=a / 2, B=gain, nonconvex=own, paper=paper)
 
 
 @algorithm(

@@ -1,6 +1,6 @@
 """PP-MARINA: MARINA in which a few clients send differences."""
 
-from torch import zeros
+from torch.nn.functional import one_hot
 
 from raybench.algorithms.base import Contractive, Dense, Integer, Number, Unbiased, algorithm, where
 from raybench.algorithms.marina import Marina
@@ -8,7 +8,7 @@ from raybench.theory import Rate, Setting
 
 
 def sync_probability(k: Setting) -> float:
-    """Return p = (bits(Q)/bits(dense)) r/n: dense rounds cost what the others do."""
+    """Return p = r/n times that of MARINA: dense rounds cost what the others do."""
     return min(1.0, k.dense_share * float(k.numbers["clients"]) / k.n)
 
 
@@ -49,8 +49,7 @@ class PPMarina(Marina):
     def round(a, net, s, c):
         coin, q = net.coin("sync", a.p), net.stream("up")
         drawn = net.shared_stream("clients").integers(a.clients, net.n)
-        times = zeros(net.B, net.n, dtype=drawn.dtype, device=drawn.device)
-        times.scatter_add_(1, drawn, (~coin[:, None]).to(drawn.dtype).expand_as(drawn))
+        times = one_hot(drawn, net.n).sum(1) * ~coin[:, None]
         took, most = net.here(times), int(times.max())
 
         old = net.grad(s.x, clients=took > 0)

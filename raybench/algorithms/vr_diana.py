@@ -53,7 +53,7 @@ class VRDiana(Diana):
             return
         m = int(net.samples.max())
         if c.h.nbytes * m > TABLE_MOST:
-            what = f"saga's tables take {c.h.nbytes * m / 2**30:.0f} GiB for {net.B} cells"
+            what = f"saga's tables take {c.h.nbytes * m / 2**30:.0f} GiB"
             raise InputError.of("algorithm.estimator", what, "lsvrg needs none")
         c.table, c.full = c.h[:, :, None].repeat(1, 1, m, 1), net.zeros()
 
