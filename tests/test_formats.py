@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import raybench
 from raybench import cores
-from raybench.compressors import block_codes as codes
 from raybench.compressors import casts, unpack
 from raybench.compressors.block_formats import NF4, shared_exponents, tight_alpha
+from raybench.compressors.kernels import block_codes as codes
 from raybench.compressors.messages import block_formats as blocks
 from raybench.compressors.messages import casts as wire
 from raybench.streams import stream

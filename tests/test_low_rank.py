@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import raybench
-from raybench.compressors import low_rank_kernels as kernels
+from raybench.compressors.kernels import low_rank as kernels
+from raybench.compressors.kernels.svd import svd_torch, truncated_svd
 from raybench.compressors.low_rank import SVD, PowerStep, near_square
-from raybench.compressors.low_rank_svd import svd_torch, truncated_svd
 from raybench.compressors.messages import FactorsMessage
 from raybench.compressors.messages.factors import times, times_torch
 from raybench.compressors.tensors import (
@@ -349,7 +349,7 @@ def test_plain_torch_of_other_devices_agrees(op, dtype, monkeypatch):
     x[1], x[2, 3] = 0, math.inf
     value = op.compress(x, source).decode()
     monkeypatch.setattr(kernels, "compiled", lambda x: False)
-    monkeypatch.setattr("raybench.compressors.low_rank_svd.compiled", lambda x: False)
+    monkeypatch.setattr("raybench.compressors.kernels.svd.compiled", lambda x: False)
     monkeypatch.setattr("raybench.compressors.messages.factors.KERNEL_DTYPES", ())
     plain = op.compress(x, source).decode()
     for i in (0, 1, 3):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorly.decomposition import parafac, tensor_train, tucker
 
-from raybench.compressors import low_rank_tensors as methods
+from raybench.compressors.kernels import decompositions as methods
 from raybench.compressors.messages import FactorsMessage, unpack
 from raybench.compressors.messages.tensors import TensorMessage, values_of
 from raybench.compressors.tensors import CP, HOSVD, STHOSVD, TensorTrain, Tucker, near_cube

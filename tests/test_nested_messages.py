@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import raybench
 from raybench.compressors import choose, unpack
+from raybench.compressors.kernels.products import TILE, best_factor, products, products_torch
 from raybench.compressors.messages import DenseMessage, SeededMessage, SparseMessage, index_cost
 from raybench.compressors.messages.nested import (
     NestedMessage,
@@ -19,7 +20,6 @@ from raybench.compressors.messages.nested import (
     SumMessage,
     SupportMessage,
 )
-from raybench.compressors.products import TILE, best_factor, products, products_torch
 from raybench.engine.transport import on_virtual_ranks, share_of
 from raybench.streams import stream
 from raybench.testing.vectors import cells_and_clients, gaussian

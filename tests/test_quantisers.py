@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from raybench import cores
-from raybench.compressors import quantise
 from raybench.compressors.dithering import (
     Dithering,
     ExponentialDithering,
@@ -16,6 +15,7 @@ from raybench.compressors.dithering import (
     Qsgd,
     TernGrad,
 )
+from raybench.compressors.kernels import quantise
 from raybench.compressors.messages import unpack
 from raybench.compressors.messages.levels import (
     code_dtype,

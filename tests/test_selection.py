@@ -11,8 +11,8 @@ from hard_vectors import DTYPES, INF, NAN, hard_vectors, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.compressors import selection
-from raybench.compressors.selection import largest_of_long, ragged
+from raybench.compressors.kernels import selection
+from raybench.compressors.kernels.selection import largest_of_long, ragged
 from raybench.compressors.top_k import (
     RTopK,
     TopK,

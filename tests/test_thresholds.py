@@ -13,7 +13,7 @@ import raybench
 from raybench.compressors import unpack
 from raybench.compressors.block_top_k import BlockTopK, block_energies, block_energies_torch
 from raybench.compressors.dgc import DGC, select_torch
-from raybench.compressors.energy import energy_kept, energy_kept_torch
+from raybench.compressors.kernels.energy import energy_kept, energy_kept_torch
 from raybench.compressors.threshold import (
     AdaptiveThreshold,
     HardThreshold,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor
-from raybench.compressors.block_codes import (
+from raybench.compressors.kernels.block_codes import (
     block_max,
     e2m1_codes,
     e8_codes,

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of
-from raybench.compressors.energy import inverse_of
+from raybench.compressors.kernels.energy import inverse_of
+from raybench.compressors.kernels.selection import sizes_torch
 from raybench.compressors.messages import Message
 from raybench.compressors.messages.blocks import BlocksMessage, BlockSparseMessage
-from raybench.compressors.selection import sizes_torch
 from raybench.compressors.top_k import largest, top_indices
 from raybench.cores import run_tiled
 from raybench.errors import InputError

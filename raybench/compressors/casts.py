@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor
-from raybench.compressors.block_codes import (
+from raybench.compressors.block_formats import tight_alpha
+from raybench.compressors.kernels.block_codes import (
     block_max,
     narrow,
     nonzero,
     stochastic_codes,
     uniform_codes,
 )
-from raybench.compressors.block_formats import tight_alpha
 from raybench.compressors.messages import Message
 from raybench.compressors.messages.block_formats import BlockMessage
 from raybench.compressors.messages.casts import (

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from raybench import registry
 from raybench.compressors.base import Compressor
+from raybench.compressors.kernels.products import best_factor
 from raybench.compressors.messages import Message
 from raybench.compressors.messages.nested import ScaledMessage, SumMessage, kept, nest
-from raybench.compressors.products import best_factor
 from raybench.compressors.top_k import TopK
 from raybench.errors import Complaint, InputError
 from raybench.registry import Flag, Operator, compressor

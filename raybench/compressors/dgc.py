@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of
-from raybench.compressors.messages import Message, RaggedMessage
-from raybench.compressors.selection import (
+from raybench.compressors.kernels.selection import (
     FORMS,
     bits_of,
     collect,
@@ -25,6 +24,7 @@ from raybench.compressors.selection import (
     sizes_of,
     sizes_torch,
 )
+from raybench.compressors.messages import Message, RaggedMessage
 from raybench.cores import run_shared
 from raybench.errors import InputError
 from raybench.registry import Choice, Count, compressor

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from raybench.compressors.base import Compressor
+from raybench.compressors.kernels.quantise import quantised
 from raybench.compressors.messages import Message
-from raybench.compressors.quantise import quantised
 from raybench.registry import Integer, Number, compressor
 from raybench.streams import Stream
 

@@ -12,14 +12,14 @@ from typing import Any
 from torch import Tensor
 
 from raybench.compressors.base import Compressor
-from raybench.compressors.low_rank_kernels import (
+from raybench.compressors.kernels.low_rank import (
     columns_times,
     matrix_of,
     orthonormal,
     rows_times,
     without_nonfinite,
 )
-from raybench.compressors.low_rank_svd import truncated_svd
+from raybench.compressors.kernels.svd import truncated_svd
 from raybench.compressors.messages import Dense, FactorsMessage, Message
 from raybench.errors import InputError
 from raybench.registry import Integer, Param, compressor

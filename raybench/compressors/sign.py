@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor
+from raybench.compressors.kernels.quantise import LANES, fold
 from raybench.compressors.messages import LevelsMessage, Message
 from raybench.compressors.messages.levels import UNSCALED
-from raybench.compressors.quantise import LANES, fold
 from raybench.cores import ALIGN, run_tiled
 from raybench.registry import compressor
 from raybench.streams import Stream

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from raybench.compressors import low_rank_tensors as methods
 from raybench.compressors.base import Compressor, count_of
+from raybench.compressors.kernels import decompositions as methods
+from raybench.compressors.kernels.low_rank import without_nonfinite
 from raybench.compressors.low_rank import (
     AUTO,
     Projection,
@@ -24,7 +25,6 @@ from raybench.compressors.low_rank import (
     shape_from,
     sizes_of,
 )
-from raybench.compressors.low_rank_kernels import without_nonfinite
 from raybench.compressors.messages import Dense, Message
 from raybench.compressors.messages.tensors import Sizes, TensorMessage, values_of
 from raybench.errors import InputError

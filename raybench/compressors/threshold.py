@@ -12,11 +12,8 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of
-from raybench.compressors.energy import energy_kept
-from raybench.compressors.messages import Message, RaggedMessage
-from raybench.compressors.messages.blocks import TwoMeansMessage
-from raybench.compressors.messages.indices import per_count
-from raybench.compressors.selection import (
+from raybench.compressors.kernels.energy import energy_kept
+from raybench.compressors.kernels.selection import (
     FORMS,
     bits_of,
     collect,
@@ -27,6 +24,9 @@ from raybench.compressors.selection import (
     sizes_of,
     sizes_torch,
 )
+from raybench.compressors.messages import Message, RaggedMessage
+from raybench.compressors.messages.blocks import TwoMeansMessage
+from raybench.compressors.messages.indices import per_count
 from raybench.compressors.top_k import largest, top_indices
 from raybench.cores import run_shared
 from raybench.errors import InputError

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of
+from raybench.compressors.kernels.selection import largest_of_long, sizes_torch
 from raybench.compressors.messages import Message, SparseMessage
-from raybench.compressors.selection import largest_of_long, sizes_torch
 from raybench.cores import run_shared
 from raybench.errors import InputError
 from raybench.registry import Count, Number, compressor

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compressors.selection import (
+from raybench.compressors.kernels.selection import (
     BUCKETS,
     FORMS,
     bits_of,

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compressors.low_rank_kernels import compiled, dot, orthonormal
+from raybench.compressors.kernels.low_rank import compiled, dot, orthonormal
 from raybench.cores import run_shared
 
 SIDE, ENTRIES = 32, 2**16  # up to this smaller side and size rotations beat LAPACK

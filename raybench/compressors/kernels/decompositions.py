@@ -12,8 +12,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from raybench.compressors.low_rank_kernels import columns_times, rows_times, solve
-from raybench.compressors.low_rank_svd import truncated_svd
+from raybench.compressors.kernels.low_rank import columns_times, rows_times, solve
+from raybench.compressors.kernels.svd import truncated_svd
 from raybench.compressors.messages.tensors import Sizes, khatri_rao
 from raybench.streams import stream
 
