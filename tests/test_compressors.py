@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.compressors import Role
+from raybench.compressors import Role, unpack
 from raybench.compressors.dithering import Dithering, NaturalDithering, TernGrad
 from raybench.compressors.identity import Identity, Zero
 from raybench.compressors.messages import (
@@ -324,3 +324,20 @@ def test_bound_call_is_the_operator(name):
     x, q = gaussian(2, 3, 24), cells_and_clients(2, 3)
     assert torch.equal(op.bind(24, 3)(x, q).decode(), op.compress(x, q).decode())
     assert 0 <= op.bind(24, 3).dense_share(torch.float32) <= 1
+
+
+# Devices ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("label", [c for c in CASES if "p=" not in c])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_cuda_agrees_with_the_cpu(label, dtype):
+    """The same message from the same keys: bytes where it is made of integers, else to rounding."""
+    op = subject(label).op
+    x, q = gaussian(3, 4, 24, dtype=dtype), cells_and_clients(3, 4)
+    here = op.compress(x, q)
+    there = op.compress(x.cuda(), stream(0, "cuda").each(range(3)).each(range(4)))
+    torch.testing.assert_close(there.decode().cpu(), here.decode(), rtol=1e-4, atol=1e-5)
+    assert torch.equal(torch.as_tensor(there.nbytes).cpu(), torch.as_tensor(here.nbytes))
+    assert torch.equal(unpack(there.pack()).decode(), there.decode().cpu())
