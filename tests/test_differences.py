@@ -11,6 +11,7 @@ from toys import descend, each_round, full_gradients, path
 
 from raybench.engine.ledger import COLUMNS
 from raybench.engine.resolve import Skip, problem_of
+from raybench.errors import InputError
 from raybench.testing.trial import DATA, Method, finished, started
 
 P1 = {"name": "quadratic", "dim": 12, "clients": 6, "mu": 0.05, "heterogeneity": 0.7, "seed": 3}
@@ -74,6 +75,13 @@ def test_saga_knows_the_mean_of_its_table():
     run = started(on(SAMPLES, "vr_diana", RAND, params=params, step=0.02).batch())
     assert max(each_round(run, lambda r: largest(r.c.full, r.c.table.mean(2)))) < 1e-12
     assert float(run.c.table.abs().min(-1).values.max()) > 0
+
+
+def test_saga_refuses_tables_that_fill_the_memory(monkeypatch):
+    monkeypatch.setattr("raybench.algorithms.vr_diana.TABLE_MOST", 5 * 12 * 30 - 1)
+    run = started(on(SAMPLES, "vr_diana", RAND, params={"estimator": "saga"}, step=0.02).batch())
+    with pytest.raises(InputError, match="lsvrg needs none"):
+        run.advance(1)
 
 
 # I5, I6: special cases that are gradient descent ---------------------------------------------

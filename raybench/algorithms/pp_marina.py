@@ -1,6 +1,6 @@
 """PP-MARINA: MARINA in which a few clients send differences."""
 
-from torch.nn.functional import one_hot
+from torch import arange
 
 from raybench.algorithms.base import Contractive, Dense, Integer, Number, Unbiased, algorithm, where
 from raybench.algorithms.marina import Marina
@@ -49,7 +49,8 @@ class PPMarina(Marina):
     def round(a, net, s, c):
         coin, q = net.coin("sync", a.p), net.stream("up")
         drawn = net.shared_stream("clients").integers(a.clients, net.n)
-        times = one_hot(drawn, net.n).sum(1) * ~coin[:, None]
+        hits = drawn[..., None] == arange(net.n, device=drawn.device)
+        times = hits.sum(1) * ~coin[:, None]
         took, most = net.here(times), int(times.max())
 
         old = net.grad(s.x, clients=took > 0)

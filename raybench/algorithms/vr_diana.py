@@ -16,7 +16,7 @@ from raybench.algorithms.diana import Diana
 from raybench.errors import InputError
 from raybench.theory import Rate, Setting
 
-TABLE_MOST = 1 << 32  # bytes of SAGA's table
+TABLE_MOST = 1 << 29  # values in SAGA's tables: 4 GiB in float64
 
 
 def vr_diana(k: Setting) -> Rate:
@@ -52,8 +52,8 @@ class VRDiana(Diana):
             s.w, c.full = s.x, net.grad(s.x)
             return
         m = int(net.samples.max())
-        if c.h.nbytes * m > TABLE_MOST:
-            what = f"saga's tables take {c.h.nbytes * m / 2**30:.0f} GiB"
+        if c.h.numel() * m > TABLE_MOST:
+            what = f"saga's tables of all cells hold {c.h.numel() * m:,} values"
             raise InputError.of("algorithm.estimator", what, "lsvrg needs none")
         c.table, c.full = c.h[:, :, None].repeat(1, 1, m, 1), net.zeros()
 
