@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 
+import numpy as np
 import pytest
+import scipy.sparse
+import torch
 from cli_kit import cli
 
 from raybench import registry, theory
 from raybench.cli import main
-from raybench.problems import build
+from raybench.engine.plan import facts_of
+from raybench.engine.resolve import problem_of
+from raybench.problems import build, minimum
+from raybench.testing.trial import Method, finished
 
-LOGISTIC = {"name": "logistic", "dataset": "breast_cancer", "clients": 5, "scale": "columns"}
+LOGISTIC = {"dataset": "breast_cancer", "clients": 5, "scale": "columns"}
 RIDGE = "logistic:dataset=breast_cancer,scale=columns,clients=5,regularizer=l2"
 
 
@@ -48,7 +55,7 @@ def test_show_breaks_the_step_into_its_factors():
     ):
         assert number(text, name) == pytest.approx(value, rel=1e-5), name
     # the guarantees, with their numbers: f(0) = log 2, inf f >= the minimum
-    gap = math.log(2) - build("logistic", _params()).constants.f_inf
+    gap = math.log(2) - build("logistic", {**LOGISTIC, "regularizer": "l2"}).constants.f_inf
     first = 2 * gap / number(text, "nonconvex")
     words = " ".join(text.split())
     assert f"at most ({first:.4g} + {1 / theta:.4g} G⁰)/T" in words
@@ -56,10 +63,6 @@ def test_show_breaks_the_step_into_its_factors():
     assert f"γμ = {shrink:.4g}" in words
     rounds = int(re.findall(r"tenfold every ([\d,]+) rounds", words)[0].replace(",", ""))
     assert (1 - shrink) ** rounds <= 0.1 < (1 - shrink) ** (rounds - 2)
-
-
-def _params() -> dict:
-    return {**{k: v for k, v in LOGISTIC.items() if k != "name"}, "regularizer": "l2"}
 
 
 def test_show_promises_nothing_that_is_not_proved():
@@ -103,3 +106,136 @@ def test_every_theory_explains_itself(name):
     if rule is not None:
         assert len(rule.__doc__ or "") > 20
         assert rule is not theory.Rate
+
+
+# Noise and heterogeneity at x* -----------------------------------------------------------------
+
+STRONG = {
+    "logistic": ("logistic", {**LOGISTIC, "regularizer": "l2", "lambda": 0.01}),
+    "uneven": ("logistic", {**LOGISTIC, "regularizer": "l2", "lambda": 1e-3, "remainder": "last"}),
+    "weak": ("logistic", {**LOGISTIC, "regularizer": "l2", "lambda": 1e-7}),
+    "digits": ("logistic", {"dataset": "digits", "positive": [1, 7], "clients": 3,
+                            "regularizer": "l2", "lambda": 0.1}),
+    "ridge": ("least_squares", {**LOGISTIC, "regularizer": "l2", "lambda": 0.1}),
+    "squares": ("least_squares", {**LOGISTIC, "regularizer": "none"}),
+    "classes": ("least_squares", {"dataset": "digits", "clients": 4, "regularizer": "none"}),
+    "quadratic": ("quadratic", {"dim": 9, "clients": 4}),
+    "tridiagonal": ("tridiagonal", {"dim": 50, "clients": 4}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRONG)
+def test_minimizer_is_one(name):
+    problem = build(*STRONG[name])
+    best, c = problem.minimizer(), problem.constants
+    grads, losses = problem.oracle(torch.stack([best, torch.zeros_like(best)]))
+    sizes = grads.mean(1).norm(dim=-1)
+    assert sizes[0] < 1e-9 * sizes[1]
+    assert float(losses[0].mean()) == pytest.approx(c.f_star, rel=1e-12, abs=1e-13)
+    near = best + 1e-3 * torch.randn(20, len(best), dtype=best.dtype, generator=_seeded())
+    assert (problem.oracle(near)[1].mean(1) >= c.f_star).all()
+
+
+def _seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+def test_minimizer_where_there_is_none_or_it_takes_long(monkeypatch):
+    for name, params in (
+        ("logistic", {"regularizer": "none"}),
+        ("logistic", {"regularizer": "l1"}),
+        ("logistic", {"regularizer": "nonconvex"}),
+        ("logistic", {"regularizer": "l2", "lambda": 0.0}),
+        ("least_squares", {"regularizer": "l1"}),
+        ("least_squares", {"regularizer": "nonconvex"}),
+        ("nonconvex_classification", {}),
+    ):
+        problem = build(name, {**LOGISTIC, **params})
+        assert problem.minimizer() is None
+        facts = facts_of(problem)
+        assert facts["heterogeneity"] is None
+        assert json.loads(facts["constants"])["noise_at_minimizer"] is None
+    monkeypatch.setattr(minimum, "MOST_DENSE", 1.0)
+    problem = build(*STRONG["logistic"])
+    assert problem.minimizer() is None
+    assert (problem.constants.f_star, problem.constants.f_inf) == (None, 0.0)
+
+
+@pytest.mark.parametrize("name", STRONG)
+def test_heterogeneity_and_noise_by_hand(name, monkeypatch):
+    problem = build(*STRONG[name])
+    facts = facts_of(problem)
+    best, d = problem.minimizer(), problem.dim
+    grads = problem.grad(best[None])[0]
+    assert facts["heterogeneity"] == pytest.approx(float(grads.square().sum(-1).mean()), rel=1e-9)
+    C = json.loads(facts["constants"])["noise_at_minimizer"]
+    if max(problem.samples) == 1:
+        assert C is None
+        return
+    each = []
+    for i, m in enumerate(problem.samples):
+        own = problem.host(range(i, i + 1))
+        rows = torch.arange(m)[:, None, None]
+        single = own.grad(best.expand(m, d).contiguous(), rows)[:, 0]
+        assert torch.allclose(single.mean(0), grads[i], atol=1e-9 * float(single.abs().max()))
+        each.append(float(single.var(0, correction=0).sum()))
+    assert pytest.approx(np.mean(each), rel=1e-8) == C
+    monkeypatch.setattr(minimum, "CHUNK", 1)
+    assert minimum.noise(problem) == pytest.approx(C, rel=1e-12)
+    monkeypatch.setattr(minimum, "MOST_VALUES", 1)
+    assert minimum.noise(problem) is None
+
+
+def test_equal_clients_are_not_heterogeneous():
+    name, params = STRONG["logistic"]
+    found = [
+        minimum.heterogeneity(build(name, {**params, "split": {"holdout_mix": share}}))
+        for share in (0.0, 0.5, 1.0)
+    ]
+    assert found[0] > found[1] > 1e-5
+    assert found[2] < 1e-18
+
+
+def test_minimum_of_sparse_rows_is_that_of_dense_ones():
+    rows = build(*STRONG["uneven"]).rows
+    random = np.random.default_rng(1)
+    A = np.where(random.random(rows.features.shape) < 0.3, rows.features, 0.0)
+    weights = random.random(len(A)) / len(A)
+    dense = minimum.logistic_minimum(A, rows.labels, weights, 1e-3)
+    sparse = minimum.logistic_minimum(scipy.sparse.csr_array(A), rows.labels, weights, 1e-3)
+    assert dense[0] == pytest.approx(sparse[0], rel=1e-13)
+    np.testing.assert_allclose(dense[1], sparse[1], rtol=0, atol=1e-9 * np.abs(dense[1]).max())
+    assert minimum.logistic_minimum(A, rows.labels, weights, 1e-12) is not None  # nearly flat
+
+
+def test_noise_is_what_the_estimate_of_a_minibatch_has():
+    """E||mean of b samples - grad f_i||^2 = C/b at x*, over draws of the engine's own minibatches."""
+    problem = build(*STRONG["logistic"])
+    best, b = problem.minimizer(), 4
+    random = np.random.default_rng(0)
+    draws = random.integers(0, problem.samples[0], (4000, problem.n, b))
+    some = problem.grad(best.expand(4000, -1).contiguous(), torch.from_numpy(draws))
+    have = float((some - problem.grad(best[None])).square().sum(-1).mean())
+    assert have == pytest.approx(minimum.noise(problem) / b, rel=0.05)
+
+
+def test_suboptimality_of_strongly_convex_logistic_regression():
+    method = Method(
+        "gd", {}, None, {"name": "logistic", **STRONG["logistic"][1]}, rule="pl", rounds=400
+    )
+    run = finished(method.batch())
+    gap = run.recorder.column("suboptimality")[0]
+    c = problem_of(method.cell().cell.problem).constants
+    rate = (1 - c.mu / c.L) ** np.arange(401)
+    assert (gap >= -1e-14).all()
+    assert (gap <= gap[0] * rate * (1 + 1e-9) + 1e-14).all()
+    assert gap[-1] < 1e-2 * gap[0]
+
+
+def test_show_says_how_noisy_and_how_different_the_clients_are():
+    text = said(RIDGE)
+    facts = facts_of(build("logistic", {**LOGISTIC, "regularizer": "l2"}))
+    C = json.loads(facts["constants"])["noise_at_minimizer"]
+    assert number(text, "D = mean ‖∇fᵢ(x*)‖²") == pytest.approx(facts["heterogeneity"], rel=1e-5)
+    assert number(text, "C, noise of a sample at x*") == pytest.approx(C, rel=1e-5)
+    assert number(text, "f*") == pytest.approx(facts["f_star"], rel=1e-5)

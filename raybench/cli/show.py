@@ -159,6 +159,8 @@ def _constants(out: Screen, config: dict[str, Any]) -> None:
         "mu": "mu",
         "f_inf": "f_inf ≤ f",
         "f_star": "f*",
+        "heterogeneity": "D = mean ‖∇fᵢ(x*)‖²",
+        "noise_at_minimizer": "C, noise of a sample at x*",
     }
     known = {k: v for k, v in known.items() if v is not None and k != "constants"}
     if known.get("message_dim") == known.get("d"):

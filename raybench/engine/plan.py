@@ -13,6 +13,7 @@ from raybench.engine.recorder import rounds_recorded
 from raybench.engine.resolve import Resolver, Skip, label_of, problem_of
 from raybench.errors import Complaint, InputError
 from raybench.problems.base import Problem
+from raybench.problems.minimum import heterogeneity, noise
 from raybench.spec import Cell, Section, Sweep
 from raybench.spec.cells import canonical
 
@@ -65,6 +66,7 @@ def facts_of(problem: Problem) -> dict[str, Any]:
         "f_inf": c.f_inf,
         "f_star": c.f_star,
         "message_dim": problem.message_dim,
+        "noise_at_minimizer": noise(problem),
         "samples": [min(problem.samples), max(problem.samples)],
         **c.extra,
     }
@@ -79,12 +81,6 @@ def facts_of(problem: Problem) -> dict[str, Any]:
         "heterogeneity": heterogeneity(problem),
         "constants": json.dumps(constants),
     }
-
-
-def heterogeneity(problem: Problem) -> float | None:
-    """Return mean_i ||grad f_i(x*)||^2, None where x* has no closed form."""
-    best = problem.minimizer()
-    return None if best is None else float(problem.grad(best[None]).square().sum(-1).mean())
 
 
 def make_plan(

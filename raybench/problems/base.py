@@ -209,7 +209,7 @@ class Problem:
         return torch.zeros(self.dim, dtype=self.dtype, device=self.device)
 
     def minimizer(self) -> torch.Tensor | None:
-        """Return the minimiser x* (d,) where it has a closed form, else None."""
+        """Return the minimiser x* (d,) where it is known or quickly found, else None."""
         return None
 
     def evaluate(self, x: torch.Tensor) -> dict[str, torch.Tensor]:

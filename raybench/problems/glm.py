@@ -13,6 +13,7 @@ from raybench.data.dataset import Features
 from raybench.problems.base import Constants
 from raybench.problems.clients import DataProblem
 from raybench.problems.dense import DenseMargins
+from raybench.problems.minimum import logistic_minimum
 from raybench.problems.sparse import SparseMargins
 from raybench.problems.spectra import lmax_gram, row_norms_sq
 
@@ -71,14 +72,12 @@ class MarginProblem(DataProblem):
 
     def loss_L(self) -> float:
         """Return curvature * lmax(mean_i A_i'A_i / N_i)."""
-        counts = np.asarray(self.rows.counts)
-        weights = np.repeat(1 / (len(counts) * counts), counts)
-        return self.curvature * lmax_gram(self.rows.features, weights)
+        return self.curvature * lmax_gram(self.rows.features, self._weights())
 
     def find_constants(self) -> Constants:
         """L_i = curvature * lmax(A_i'A_i) / N_i + L of the regulariser, and alike for L.
 
-        L_plus is bounded by L_tilde. L_samples is the root mean square over clients of
+        f* where a strongly convex f is quickly minimised. L_plus is bounded by L_tilde. L_samples is the root mean square over clients of
         curvature * sqrt(lmax(mean_j ||a_j||^2 a_j a_j')) + L of the regulariser (Minkowski).
         """
         reg, c = self.regularizer, self.curvature
@@ -89,15 +88,39 @@ class MarginProblem(DataProblem):
             norms = row_norms_sq(features)
             samples.append(c * math.sqrt(lmax_gram(features, norms / count)) + reg.L)
         found = Constants(L_i=tuple(each))
+        least = self._minimum()
         return Constants(
             L=self.loss_L() + reg.L,
             L_i=tuple(each),
             L_plus=found.L_tilde,
             L_pm=0.0 if self.n == 1 else None,
             mu=self.strong_convexity(),
-            f_inf=0.0,
+            f_inf=least[0] if least else 0.0,
+            f_star=least[0] if least else None,
             L_samples=math.sqrt(float(np.mean(np.square(samples)))),
         )
+
+    def minimizer(self) -> torch.Tensor | None:
+        """Return the minimiser of a strongly convex f, by Newton's method; None where d or N is large."""
+        whole = self.whole
+        assert isinstance(whole, MarginProblem)
+        least = whole._minimum()
+        if least is None:
+            return None
+        return torch.from_numpy(least[1]).to(self.dtype).to(self.device)
+
+    def _minimum(self) -> tuple[float, np.ndarray] | None:
+        mu = self.strong_convexity()
+        if self.loss != "logistic" or not mu:
+            return None
+        if "minimum" not in self._kept:
+            found = logistic_minimum(self.rows.features, self.rows.labels, self._weights(), mu)
+            self._kept["minimum"] = found
+        return self._kept["minimum"]
+
+    def _weights(self) -> np.ndarray:
+        counts = np.asarray(self.rows.counts)
+        return np.repeat(1 / (len(counts) * counts), counts)
 
     def strong_convexity(self) -> float | None:
         """Return mu where the loss is convex and the regulariser gives one."""

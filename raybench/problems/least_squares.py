@@ -146,7 +146,7 @@ class LeastSquares(DataProblem):
         weights = self._weights()
         norms = row_norms_sq(self.rows.features)
         samples = lmax_gram(self.rows.features, (norms + 2 * ridge) * weights) + ridge**2
-        f_star, mu = self._minimum(ridge, weights)
+        f_star, mu, _ = self._minimum(ridge, weights)
         if self.exact is not None:
             found = quadratic_constants(self.exact[0] + ridge * np.eye(self.p))
         else:
@@ -168,15 +168,29 @@ class LeastSquares(DataProblem):
             L_samples=math.sqrt(samples) + extra,
         )
 
-    def _minimum(self, ridge: float, weights: np.ndarray) -> tuple[float | None, float | None]:
-        """Return (min of the squares with ridge, its PL constant), None where too large to find."""
+    def minimizer(self) -> torch.Tensor | None:
+        """Return the minimiser of smallest norm; None for other regularisers, or where too large."""
+        whole = self.whole
+        assert isinstance(whole, LeastSquares)
+        regularizer = self.regularizer
+        if regularizer.kind not in ("none", "l2"):
+            return None
+        if "minimizer" not in whole._kept:
+            whole._kept["minimizer"] = whole._minimum(regularizer.mu, whole._weights())[2]
+        x = whole._kept["minimizer"]
+        return None if x is None else torch.from_numpy(x).to(self.dtype).to(self.device)
+
+    def _minimum(
+        self, ridge: float, weights: np.ndarray
+    ) -> tuple[float | None, float | None, np.ndarray | None]:
+        """Return (min of the squares with ridge, its PL constant, x*), None where too large to find."""
         A, b = self.rows.features, self.rows.labels.reshape(len(self.rows.labels), -1)
         root = np.sqrt(weights)[:, None]
         A = scipy.sparse.csr_array(A.multiply(root)) if scipy.sparse.issparse(A) else A * root
         b = b * root
         primal = A.shape[1] <= A.shape[0]
         if min(A.shape) > DENSE:
-            return None, ridge or None
+            return None, ridge or None, None
         values, vectors = np.linalg.eigh(_dense(A.T @ A if primal else A @ A.T))
         kept = values > max(A.shape) * np.finfo(float).eps * values[-1]
         inverse = np.divide(1.0, values + ridge, out=np.zeros_like(values), where=kept)
@@ -186,7 +200,8 @@ class LeastSquares(DataProblem):
         smallest = float(values[kept].min()) if kept.any() else 0.0
         mu = ridge if ridge and not full else smallest + ridge
         residual = A @ x - b  # not the closed form: it loses half the digits of a small minimum
-        return float(0.5 * (residual**2).sum() + 0.5 * ridge * (x**2).sum()), mu or None
+        least = float(0.5 * (residual**2).sum() + 0.5 * ridge * (x**2).sum())
+        return least, mu or None, np.asarray(x).reshape(-1)
 
     def evaluate(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return accuracy (sign, or largest column) on the test part or else all rows; test loss.

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from scipy.linalg import solveh_banded
 
 from raybench.problems.base import DTYPES, Constants, Problem
 from raybench.registry import Choice, Integer, Number, Param, problem
@@ -93,6 +94,17 @@ class Tridiagonal(Problem):
             f_star=f_star,
             L_samples=L_plus,
         )
+
+    def minimizer(self) -> torch.Tensor | None:
+        """Return the solution of the mean of the systems; None where that mean is not positive."""
+        mean = float(self.nu.mean())
+        if mean <= 0:
+            return None
+        band = np.zeros((2, self.dim))
+        band[0, 1:], band[1] = -mean / 4, mean / 2 + self.shift
+        right = np.zeros(self.dim)
+        right[0] = float(self.b_first.mean())
+        return torch.from_numpy(solveh_banded(band, right)).to(self.dtype).to(self.device)
 
     def start(self) -> torch.Tensor:
         """Return sqrt(d) e_1."""

@@ -1,0 +1,100 @@
+"""Where f is least, found once where that is quick; noise and heterogeneity of the gradients there."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import scipy.linalg
+import scipy.sparse
+import scipy.special
+import torch
+
+from raybench.data.dataset import Features
+from raybench.problems.base import Problem
+from raybench.problems.spectra import DENSE
+
+STEPS = 100  # of Newton's method; ten to twenty are usual
+MOST_DENSE, MOST_SPARSE = 2e9, 2e8  # products for a Hessian: below a second or so
+MOST_VALUES = 1e8  # of sample gradients, N d, for the noise
+CHUNK = 1 << 22  # values of sample gradients held at a time
+
+
+def logistic_minimum(
+    A: Features, y: np.ndarray, weights: np.ndarray, mu: float
+) -> tuple[float, np.ndarray] | None:
+    """Return (min, x*) of sum_j w_j log(1 + exp(-y_j a_j'x)) + mu ||x||^2/2, None where too large.
+
+    A: (N, d), y: (N,) of -1 and +1, mu > 0. Newton's method with halved steps, in float64, until
+    ||grad|| is 1e-12 of that at 0 or rounding stops it; None if it is not below 1e-9 then.
+    """
+    rows, d = A.shape
+    sparse = scipy.sparse.issparse(A)
+    work = A.nnz**2 / max(rows, 1) if sparse else rows * d * d
+    if d > DENSE or work > (MOST_SPARSE if sparse else MOST_DENSE):
+        return None
+
+    def value(x: np.ndarray) -> float:
+        losses = np.logaddexp(0.0, -y * (A @ x))
+        return float(weights @ losses + 0.5 * mu * x @ x)
+
+    def slope(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        s = scipy.special.expit(-y * (A @ x))
+        return mu * x - A.T @ (weights * y * s), weights * s * (1 - s)
+
+    x = np.zeros(d)
+    grad, curve = slope(x)
+    first, f = float(np.linalg.norm(grad)), value(x)
+    for _ in range(STEPS):
+        size = float(np.linalg.norm(grad))
+        if size <= 1e-12 * first:
+            break
+        scaled = A.multiply(curve[:, None]) if sparse else A * curve[:, None]
+        H = A.T @ scaled
+        H = (H.toarray() if sparse else H) + mu * np.eye(d)
+        move = scipy.linalg.solve(H, grad, assume_a="pos")
+        t = 1.0
+        while t > 1e-8 and value(x - t * move) > f - 1e-4 * t * (grad @ move):
+            t /= 2
+        if t <= 1e-8:  # f can no longer tell: rely on the gradient
+            t = 1.0
+        new = x - t * move
+        new_grad, new_curve = slope(new)
+        if np.linalg.norm(new_grad) >= size and t == 1.0 and size <= 1e-9 * first:
+            break
+        x, grad, curve, f = new, new_grad, new_curve, value(new)
+    return (value(x), x) if np.linalg.norm(grad) <= 1e-9 * max(first, mu) else None
+
+
+def heterogeneity(problem: Problem) -> float | None:
+    """Return D = mean_i ||grad f_i(x*)||^2, None where x* is unknown.
+
+    Beznosikov, Horvath, Richtarik, Safaryan 2020: what error feedback with a constant step stalls at.
+    """
+    best = problem.minimizer()
+    return None if best is None else float(problem.grad(best[None]).square().sum(-1).mean())
+
+
+def noise(problem: Problem) -> float | None:
+    """Return C = mean_i (1/m_i) sum_j ||grad f_ij(x*) - grad f_i(x*)||^2: variance of one sample's gradient.
+
+    None where x* is unknown, f_i has no samples, or there are too many.
+    """
+    counts, d = problem.samples, problem.dim
+    if max(counts) <= 1 or sum(counts) * d > MOST_VALUES:
+        return None
+    best = problem.minimizer()
+    if best is None:
+        return None
+    whole = problem.grad(best[None])  # (1, n, d)
+    most = torch.tensor(counts, device=best.device)
+    total = torch.zeros(problem.n, dtype=torch.float64, device=best.device)
+    lines = max(1, CHUNK // (problem.n * d))
+    for first in range(0, max(counts), lines):
+        j = torch.arange(first, min(first + lines, max(counts)), device=best.device)
+        there = j[:, None] < most  # (lines, n)
+        sample = torch.where(there, j[:, None], 0)[..., None]
+        apart = problem.grad(best.expand(len(j), -1).contiguous(), sample) - whole
+        total += (apart.square().sum(-1).double() * there).sum(0)
+    found = float((total / most).mean())
+    return found if math.isfinite(found) else None
