@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,6 @@ from matplotlib.patches import Rectangle
 
 from raybench.analysis import Frames
 from raybench.report import words
-from raybench.store.reader import configs
 
 FEWEST = 3  # values of K and of the number, below which lines show as much
 COLUMNS = 3
@@ -48,38 +48,43 @@ def heatmaps(found: Frames) -> list[HeatMap]:
     maps = []
     for (algorithm, compressor), part in cells.groupby(["algorithm", "compressor"]):
         number = _number(part)
-        if number is None:
+        best = found.tuned("series", target)
+        if number is None or best.empty:
             continue
-        values = configs(part)[number].astype(float)
+        values = _numbers(part)[number]
         pairs = part.assign(value=values)[["facet", "series", "k", "value"]].drop_duplicates()
-        best = found.tuned("series", target).drop(columns=["k"])
-        data = pairs.merge(best, on=["facet", "series"])
+        data = pairs.merge(best.drop(columns="k"), on=["facet", "series"])
         data["cost"] = data["cost"].where(data["eligible"])
         names = ["facet", "k", "value", "cost", "step_multiple", "step_size", "target"]
         data = data[names].sort_values(["facet", "k", "value"], ignore_index=True)
-        key = number.partition(".")[2]
-        heads = part["method"].str.partition(" (")[0]
-        maps.append(
-            HeatMap(
-                f"bits_to_target_{algorithm}_{compressor}", heads.iloc[0], key, found.metric, data
-            )
-        )
+        name, key = f"bits_to_target_{algorithm}_{compressor}", number.partition(".")[2]
+        title = str(part["method"].iloc[0]).partition(" (")[0]
+        maps.append(HeatMap(name, title, key, found.metric, data))
     return maps
+
+
+def _numbers(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the numbers among the parameters of method and operator, ``algorithm.z``; same rows."""
+    rows = []
+    for text in cells["config"]:
+        config = json.loads(text) if isinstance(text, str) else {}
+        parts = {name: config.get(name) or {} for name in ("algorithm", "compressor")}
+        own = {
+            f"{n}.{key}": v
+            for n, part in parts.items()
+            for key, v in part.get("params", {}).items()
+        }
+        rows.append({key: float(v) for key, v in own.items() if type(v) in (int, float)})
+    return pd.DataFrame(rows, index=cells.index).drop(columns="compressor.k", errors="ignore")
 
 
 def _number(cells: pd.DataFrame) -> str | None:
     """Return the one parameter that takes several numbers at several K; None if there is none or two."""
-    if cells["k"].nunique() < FEWEST:
-        return None
-    config = configs(cells)
     found = []
-    for name in config:
-        own = name.startswith(("algorithm.", "compressor.")) and name != "compressor.k"
-        if not own or not all(type(v) in (int, float) for v in config[name]):
-            continue
-        spread = config[name].groupby(cells["k"]).nunique()
-        if (spread >= FEWEST).sum() >= FEWEST:
-            found.append(name)
+    for name, values in _numbers(cells).items():
+        spread = values.groupby(cells["k"]).nunique()
+        if values.notna().all() and (spread >= FEWEST).sum() >= FEWEST:
+            found.append(str(name))
     return found[0] if len(found) == 1 else None
 
 
