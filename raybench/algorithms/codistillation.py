@@ -33,7 +33,7 @@ class Codistillation(Points):
         s.t += 1
         rows = net.common_sample("common", a.common)
         own = net.predict(c.X, rows)  # (B, n_here, common, outputs)
-        total = net.down(Dense(net.up(Dense(own.flatten(2))).sum())).view(net.B, 1, *own.shape[2:])
-        teacher = (total - own) / max(1, net.n - 1)
+        total = net.down(Dense(net.up(Dense(own.flatten(2))).sum()))
+        teacher = (total.view_as(own[:, 0])[:, None] - own) / max(1, net.n - 1)
         w = a.w * (min(1.0, s.t / a.ramp) if net.n > 1 else 0.0)
         c.X = c.X - a.gamma * (a.gradient(net, c.X) + w * net.distill(c.X, rows, teacher))

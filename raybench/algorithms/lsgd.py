@@ -49,7 +49,7 @@ class LSGD(Points):
         z = points.gather(1, leads[..., None].expand(-1, -1, d))
         z = net.down(Dense(z.flatten(1))).unflatten(-1, (groups, d))
 
-        own = net.here(group.expand(net.B, -1))[..., None].expand(-1, -1, d)
+        own = net.here(group.expand(len(losses), -1))[..., None].expand(-1, -1, d)
         near, top = z.gather(1, own), z.gather(1, group[best][..., None].expand(-1, -1, d))
         free = net.here(leading)[..., None]
         freest = net.here(zeros_like(leading).scatter(1, best, True))[..., None]
