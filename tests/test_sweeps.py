@@ -21,6 +21,10 @@ SIZES = {  # cells, after merging
     "vertical": 21,
     "ring": 48,
     "power_sgd": 126,
+    "ef21_family": 264,
+    "dasha": 162,
+    "permk": 60,
+    "lead": 30,
 }
 
 

@@ -138,6 +138,8 @@ class Resolver:
         if bool(entry.meta.get("vertical")) != vertical:
             need = "needs" if not vertical else "is needed for"
             raise Skip(f"a method for features split over clients {need} such a problem")
+        if entry.meta.get("predicts") and not problem.outputs:
+            raise Skip("the method needs a problem with predictions")
         if problem.has_prox and not entry.meta.get("proximal"):
             raise Skip("the problem has a nonsmooth part and the method has no proximal step")
         if entry.meta.get("minimizer") and problem.minimizer() is None:
