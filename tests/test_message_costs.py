@@ -134,3 +134,17 @@ def test_costs_of_compounds_and_absent_rows():
         mixed.map(lambda t: t)
     with pytest.raises(IndexError):
         mixed.row(2, 0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_dense_messages_decode_in_place_and_never_alias(scale):
+    x = gaussian(2, 3, 7)
+    m = Dense(x).scaled(scale)
+    out = torch.full_like(x, math.nan)
+    for value in (m.decode(out=out), m.decode()):
+        assert torch.equal(value, x * scale)
+        value.fill_(3.0)
+    assert torch.equal(m.decode(), x * scale)
+    one = Dense(x[:, :1]).scaled(scale)
+    one.sum_clients().fill_(3.0)
+    assert torch.equal(one.decode(), x[:, :1] * scale)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from raybench import cores
 from raybench.compressors import Compressor
 from raybench.compressors.messages import (
-    Dense,
     RaggedMessage,
     SeededMessage,
     SparseMessage,
@@ -406,17 +405,3 @@ def test_adding_touches_only_the_support():
     assert not beside.any()
     untouched = torch.ones_like(target).scatter_(-1, where, 0).bool()
     assert target[untouched].signbit().all()
-
-
-@pytest.mark.parametrize("scale", [1.0, 0.25])
-def test_dense_messages_decode_in_place_and_never_alias(scale):
-    x = gaussian(2, 3, 7)
-    m = Dense(x).scaled(scale)
-    out = torch.full_like(x, math.nan)
-    for value in (m.decode(out=out), m.decode()):
-        assert torch.equal(value, x * scale)
-        value.fill_(3.0)
-    assert torch.equal(m.decode(), x * scale)
-    one = Dense(x[:, :1]).scaled(scale)
-    one.sum_clients().fill_(3.0)
-    assert torch.equal(one.decode(), x[:, :1] * scale)

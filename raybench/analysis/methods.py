@@ -17,8 +17,38 @@ _NAMES = {
     "vertical_marina": "Vertical MARINA",
     "terngrad": "TernGrad",
     "qsgd": "QSGD",
+    **{f"three_pc_{v}": f"3PC{v}" for v in ("v1", "v2", "v4", "v5")},
+    "heavy_ball": "heavy ball",
+    "momentum_sgd": "momentum SGD",
+    "double_squeeze": "DoubleSqueeze",
+    "sign_sgd": "signSGD",
+    "ef_sign_sgd": "EF-signSGD",
+    "one_bit_sgd": "1-bit SGD",
+    "one_bit_adam": "1-bit Adam",
+    "signum": "Signum",
+    "local_sgd": "Local SGD",
+    "local_ef21": "Local EF21",
+    "fedprox": "FedProx",
+    "exact_diffusion": "exact diffusion",
+    "diffusion": "diffusion",
+    "gossip": "gossip",
+    "gradient_tracking": "gradient tracking",
+    "codistillation": "codistillation",
+    "choco_sgd": "CHOCO-SGD",
+    "ec_gd_star": "EC-GD*",
+    "vertical_gd": "Vertical GD",
+    "vertical_naive": "Vertical naive",
 }
-_METHOD_KEYS = ("algorithm.", "compressor.", "downlink", "participation", "prox", "graph", "step.")
+_METHOD_KEYS = (
+    "algorithm.",
+    "compressor.",
+    "downlink",
+    "participation",
+    "prox",
+    "graph",
+    "step.",
+    "iterate",
+)
 _NOT_METHOD = ("algorithm.name", "compressor.name", "compressor.k", "step.kind", "step.number")
 KEYS = ["facet", "method", "series", "step"]
 """Columns ``describe`` adds."""
