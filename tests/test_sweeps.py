@@ -22,6 +22,7 @@ SIZES = {  # cells, after merging
     "ring": 48,
     "power_sgd": 126,
     "ef21_family": 264,
+    "clag_heatmap": 900,
     "dasha": 162,
     "permk": 60,
     "lead": 30,
