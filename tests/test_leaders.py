@@ -210,7 +210,7 @@ def test_codistillation_sends_predictions_only_and_ramps():
     teacher = (own.sum(1, keepdim=True) - own) / 4
     pull = run.problem.distill(X, rows, teacher)
     want = X - 0.05 * (run.problem.oracle(X)[0] + 0.4 * 0.5 * pull)
-    assert largest(run.c.X, want) < 1e-12
+    assert largest(run.c.X, want) < 1e-13 * float(want.abs().max())
 
 
 def test_codistillation_needs_predictions():

@@ -25,6 +25,7 @@ from raybench.engine.average import Average
 from raybench.engine.batch import Batch
 from raybench.engine.graph import mixing
 from raybench.engine.ledger import bits_of
+from raybench.engine.memory import keep_freed
 from raybench.engine.net import Net
 from raybench.engine.recorder import Recorder, rounds_recorded
 from raybench.engine.schedule import factor
@@ -131,6 +132,7 @@ class Run:
         options: Options | None = None,
         transport: Transport | None = None,
     ) -> None:
+        keep_freed()
         self.batch, self.problem, self.options = batch, problem, options or Options()
         self.started = datetime.datetime.now(datetime.UTC)
         first = batch.cells[0].cell

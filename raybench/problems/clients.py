@@ -160,11 +160,20 @@ class DataProblem(Problem):
 
     def predict(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Return link(a_j'x), (B, n_here, b, outputs)."""
-        A = self.inputs(rows)[:, None]
-        return self.link(A @ x.unflatten(-1, (A.shape[-1], -1)))
+        return self._predicted(x, self.inputs(rows))
 
     def distill(self, x: torch.Tensor, rows: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
         """Return mean_b a_b (p_b - t_b)': link and D belong together, as sigma and cross-entropy do."""
-        off = self.predict(x, rows) - teacher
-        A = self.inputs(rows)[:, None]
-        return (A.mT @ off).flatten(-2) / rows.shape[-1]
+        A = self.inputs(rows)
+        off = self._predicted(x, A) - teacher  # (B, n, b, c)
+        n, b, c = off.shape[1:]
+        wide = A.mT @ off.permute(0, 2, 1, 3).reshape(
+            len(A), b, n * c
+        )  # one product for all clients
+        return wide.unflatten(-1, (n, c)).permute(0, 2, 1, 3).flatten(-2) / b
+
+    def _predicted(self, x: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
+        """Return link(a'x), (B, n_here, b, outputs), of inputs A (B, b, p)."""
+        p, n = A.shape[-1], x.shape[1]
+        X = x.unflatten(-1, (p, -1)).permute(0, 2, 1, 3).flatten(-2)  # (B, p, n c)
+        return self.link((A @ X).unflatten(-1, (n, -1)).permute(0, 2, 1, 3))

@@ -1,0 +1,125 @@
+"""One batch of 64 step sizes beside 64 separate runs, for every method: cell-rounds per second and their ratio.
+
+    RAYBENCH_DATA=... python benchmarks/methods.py [name ...]
+
+On mushrooms with 20 clients, float64, loss and ||grad f||^2 recorded as a sweep does by default. A
+separate run is one cell alone; its set-up is left out, in its favour. Repeats of both are interleaved
+and the best of each counts. Full-gradient methods should reach 8, minibatch methods 3. About 2 min.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from raybench import registry, spec
+from raybench.compressors import Role
+from raybench.engine.batch import Batch
+from raybench.engine.plan import make_plan
+from raybench.engine.resolve import problem_of
+from raybench.engine.run import Run
+
+CELLS, REPEATS, SLICE = 64, 5, 0.08  # seconds of each repeat
+FULL, MINIBATCH = 8.0, 3.0
+STEPS = [round(0.01 + 0.99 * j / (CELLS - 1), 6) for j in range(CELLS)]
+LOGISTIC = {"name": "logistic", "dataset": "mushrooms", "clients": 20, "lambda": 0.1}
+OPERATORS: Mapping[Any, Any] = {
+    Role.CONTRACTIVE: {"name": "top_k", "k": 5},
+    Role.UNBIASED: {"name": "rand_k", "k": 5},
+    Role.ANY: {"name": "top_k", "k": 5},
+}
+
+
+def sweep_of(entry: registry.Entry, step: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sweep file of a method's 64 cells."""
+    meta = entry.meta
+    problem = {**LOGISTIC, "regularizer": "l2" if meta.get("minimizer") else "nonconvex"}
+    if entry.name == "adiana":  # for strongly convex f
+        problem["regularizer"] = "l2"
+    if meta.get("vertical"):
+        problem = {"name": "vertical_least_squares", "dataset": "mushrooms", "clients": 20}
+    operator = OPERATORS.get(meta.get("up"))
+    if meta.get("decentralised") and operator is not None:
+        operator = "natural"  # these need fine operators
+    parts = {
+        "compressor": operator,
+        "downlink": OPERATORS[Role.CONTRACTIVE] if meta.get("down") else None,
+    }
+    return {
+        "name": "bench",
+        "problem": problem,
+        "algorithm": entry.name,
+        **{key: value for key, value in parts.items() if value is not None},
+        "step_size": dict(step),
+        "rounds": 10_000,
+        "record": {"every": 1},
+        "allow_unproven": True,
+    }
+
+
+def cells_of(entry: registry.Entry) -> Batch:
+    """Return the 64 cells as one batch: shares of the theoretical step, or of 0.1/L without one."""
+    plan = None
+    for rule in ("nonconvex", "paper"):
+        plan = make_plan(spec.load(sweep_of(entry, {"theory": STEPS, "rule": rule})))
+        if plan.cells:
+            break
+    else:
+        L = problem_of(spec.load(sweep_of(entry, {"value": 1.0})).cells[0].problem).constants.L
+        plan = make_plan(spec.load(sweep_of(entry, {"value": [0.1 * s / L for s in STEPS]})))
+    assert len(plan.cells) == CELLS, f"{entry.name}: {len(plan.cells)} cells"
+    return Batch(plan.cells, facts=plan.batches[0].facts)
+
+
+def measure(batch: Batch) -> tuple[float, float]:
+    """Return the cell-rounds per second of separate runs and of the batch, best of the repeats."""
+    problem = problem_of(batch.cells[0].cell.problem)
+    singles = [
+        Run(Batch((batch.cells[j],), facts=batch.facts), problem)
+        for j in range(0, CELLS, CELLS // REPEATS)
+    ]
+    many, rounds = Run(batch, problem), {1: 4, CELLS: 2}
+    for run in (*singles, many):
+        run.advance(3)  # compile, fill caches
+    best = dict.fromkeys(rounds, 0.0)
+    for j in range(REPEATS):
+        for run in (singles[j], many):
+            size = len(run.index)
+            began = perf_counter()
+            run.advance(rounds[size])
+            taken = perf_counter() - began
+            best[size] = max(best[size], size * rounds[size] / taken)
+            rounds[size] = max(2, min(4 * rounds[size], int(rounds[size] * SLICE / taken)))
+        assert len(many.index) == CELLS, "cells have diverged"
+    return best[1], best[CELLS]
+
+
+def main(names: list[str]) -> None:
+    """Print the table."""
+    table = Table(title="64 step sizes on mushrooms, 20 clients: cell-rounds per second")
+    table.add_column("method")
+    for head in ("separately", "in a batch", "ratio", "asked"):
+        table.add_column(head, justify="right")
+    below = []
+    for name in names or registry.names("algorithm"):
+        entry = registry.lookup("algorithm", name)
+        one, many = measure(cells_of(entry))
+        minibatch = "batch" in entry.params and entry.params["batch"].default != "full"
+        asked, ratio = (MINIBATCH if minibatch else FULL), many / one
+        style = "" if ratio >= asked else "bold"
+        if ratio < asked:
+            below.append(name)
+        table.add_row(
+            name, f"{one:,.0f}", f"{many:,.0f}", f"{ratio:.1f}", f"{asked:g}", style=style
+        )
+    Console(width=100).print(table)
+    print("all as asked" if not below else f"below what was asked: {', '.join(below)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
