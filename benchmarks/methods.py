@@ -1,6 +1,8 @@
 """One batch of 64 step sizes beside 64 separate runs, for every method: cell-rounds per second and their ratio.
 
-    RAYBENCH_DATA=... python benchmarks/methods.py [name ...]
+    RAYBENCH_DATA=... python benchmarks/methods.py [--cpu] [name ...]
+
+--cpu: processor time on one thread in place of wall-clock time, for a machine that is not idle.
 
 On mushrooms with 20 clients, float64, loss and ||grad f||^2 recorded as a sweep does by default. A
 separate run is one cell alone; its set-up is left out, in its favour. Repeats of both are interleaved
@@ -10,10 +12,11 @@ and the best of each counts. Full-gradient methods should reach 8, minibatch met
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from time import perf_counter
+from collections.abc import Callable, Mapping
+from time import perf_counter, process_time
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -76,7 +79,7 @@ def cells_of(entry: registry.Entry) -> Batch:
     return Batch(plan.cells, facts=plan.batches[0].facts)
 
 
-def measure(batch: Batch) -> tuple[float, float]:
+def measure(batch: Batch, clock: Callable[[], float]) -> tuple[float, float]:
     """Return the cell-rounds per second of separate runs and of the batch, best of the repeats."""
     problem = problem_of(batch.cells[0].cell.problem)
     singles = [
@@ -90,9 +93,9 @@ def measure(batch: Batch) -> tuple[float, float]:
     for j in range(REPEATS):
         for run in (singles[j], many):
             size = len(run.index)
-            began = perf_counter()
+            began = clock()
             run.advance(rounds[size])
-            taken = perf_counter() - began
+            taken = clock() - began
             best[size] = max(best[size], size * rounds[size] / taken)
             rounds[size] = max(2, min(4 * rounds[size], int(rounds[size] * SLICE / taken)))
         assert len(many.index) == CELLS, "cells have diverged"
@@ -105,10 +108,13 @@ def main(names: list[str]) -> None:
     table.add_column("method")
     for head in ("separately", "in a batch", "ratio", "asked"):
         table.add_column(head, justify="right")
-    below = []
+    clock, below = perf_counter, []
+    if "--cpu" in names:
+        torch.set_num_threads(1)
+        clock, names = process_time, [name for name in names if name != "--cpu"]
     for name in names or registry.names("algorithm"):
         entry = registry.lookup("algorithm", name)
-        one, many = measure(cells_of(entry))
+        one, many = measure(cells_of(entry), clock)
         minibatch = "batch" in entry.params and entry.params["batch"].default != "full"
         asked, ratio = (MINIBATCH if minibatch else FULL), many / one
         style = "" if ratio >= asked else "bold"
