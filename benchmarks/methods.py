@@ -7,6 +7,11 @@
 On mushrooms with 20 clients, float64, loss and ||grad f||^2 recorded as a sweep does by default. A
 separate run is one cell alone; its set-up is left out, in its favour. Repeats of both are interleaved
 and the best of each counts. Full-gradient methods should reach 8, minibatch methods 3. About 2 min.
+
+What bounds the ratio: the gradient of 64 cells costs 10 times that of one (130 us to 1.37 ms on one thread),
+so a round that is little else comes out at 6 to 8 (local steps, points of the clients' own, a gradient for the
+record at the mean point). With features split over clients a message has 8,124 entries: rounds are
+matrix products and memory traffic even for one cell, and a batch gains a factor of 2.
 """
 
 from __future__ import annotations
