@@ -76,8 +76,9 @@ class CasesMessage(_Compound):
         pairs = zip(self.cells, self.parts, strict=True)
         return replace(self, parts=[part.masked(present[cells]) for cells, part in pairs])
 
-    def _decode(self) -> Tensor:
-        return self._joined(lambda part: part.decode())
+    def _write(self, out: Tensor) -> None:
+        # the factor goes into the parts, as it does for a row alone: the same rounding
+        out.copy_(self._joined(lambda part: part.scaled(self.scale).decode()))
 
     def sum_clients(self) -> Tensor:
         return self._joined(lambda part: part.sum_clients()) * self.scale
