@@ -96,21 +96,19 @@ class ProductMessage(Message):
         """Return the matrices (*lead, a, r) and (*lead, r, b)."""
         raise NotImplementedError
 
-    def _matrices(self, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    def _matrices(self) -> tuple[Tensor, Tensor]:
         left, right = self.pair()
-        left = left if scale == 1.0 else left * scale
+        left = left if self.scale == 1.0 else left * self.scale
         return left.reshape(-1, *left.shape[-2:]), right.reshape(-1, *right.shape[-2:])
 
     def _write(self, out: Tensor) -> None:
         times(*self._matrices(), out.view(-1, self.d))
-        if self.scale != 1.0:  # after the product, as a compound scales its decoded parts
-            out.mul_(self.scale)
 
     def add_to(self, target: Tensor) -> Tensor:
         alike = target.dtype == self.dtype and target.shape == (*self.lead, self.d)
         if self.present is not None or not alike or not target.is_contiguous():
             return super().add_to(target)
-        times(*self._matrices(self.scale), target.view(-1, self.d), add=True)
+        times(*self._matrices(), target.view(-1, self.d), add=True)
         return target
 
     def sum_clients(self) -> Tensor:
