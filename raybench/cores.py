@@ -1,17 +1,21 @@
-"""Sharing the work of compiled kernels (which release the GIL) among the cores."""
+"""The machine: work of compiled kernels (which release the GIL) shared among the cores, memory kept."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
 import torch
 
 WORTH_THREADS = 1_500_000  # additions below which waking a thread costs more than it brings
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's names of two settings of malloc
+ARRAYS, KEPT = 1 << 28, 1 << 30  # bytes: of one freed array that is kept, of free memory that is
 ALIGN = 2560  # long rows are cut at its multiples: whole blocks of every packing (512, 320)
 _pool: ThreadPoolExecutor | None = None
 
@@ -80,3 +84,18 @@ def scratch(name: str, size: int, dtype: type) -> np.ndarray:
     if name not in held or held[name].size < size or held[name].dtype != dtype:
         held[name] = np.empty(size, dtype)
     return held[name][:size]
+
+
+@cache
+def keep_freed() -> bool:
+    """Let the C library keep freed arrays of up to 256 MiB, 1 GiB of them; return whether it can.
+
+    By default glibc gives arrays above 32 MiB back to the system at once, and the pages of the next
+    ones are made anew: measured on vectors of 8,124 entries and 64 cells of 20 clients, four times
+    slower than the arithmetic. Holds for the process; elsewhere nothing is changed.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return False
+    return bool(mallopt(MMAP_THRESHOLD, ARRAYS)) and bool(mallopt(TRIM_THRESHOLD, KEPT))

@@ -20,12 +20,12 @@ from raybench.algorithms.base import Algorithm, PerCell, State
 from raybench.compressors import Bound, Compressor, Role
 from raybench.compressors.compose import build, named
 from raybench.compressors.keeping import keeping
+from raybench.cores import keep_freed
 from raybench.engine import rows
 from raybench.engine.average import Average
 from raybench.engine.batch import Batch
 from raybench.engine.graph import mixing
 from raybench.engine.ledger import bits_of
-from raybench.engine.memory import keep_freed
 from raybench.engine.net import Net
 from raybench.engine.recorder import Recorder, rounds_recorded
 from raybench.engine.schedule import factor

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from raybench import api, registry
 from raybench.compressors import Compressor, Message, unpack
+from raybench.cores import keep_freed
 from raybench.errors import InputError
 from raybench.spec import short
 from raybench.streams import stream
@@ -140,6 +141,7 @@ def measure(
     actions timed in the same run, as ``compress``. Raises InputError for a wrong name, TypeError and
     ValueError where ``compress`` would.
     """
+    keep_freed()  # as a run does
     given = operators if isinstance(operators, Mapping) else dict(map(named, operators))
     x, repeats = x.detach().contiguous(), max(1, repeats)
     clock, buffer = Clock(x.device), torch.empty_like(x)
