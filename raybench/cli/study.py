@@ -61,6 +61,15 @@ def study(
             screen.print(f"figure   {path.with_suffix('')}.{{png,pdf,csv}}")
 
 
+_HEADS = {
+    "scaled sign": "sign",
+    "Top-k + natural": "+ nat.",
+    "Top-k + natural dithering": "+ nat. dith.",
+    "dithering": "dith.",
+    "natural dithering": "nat. dith.",
+}
+
+
 def _number(value: float) -> str:
     return "–" if not math.isfinite(value) else f"{value:.3g}"
 
@@ -86,7 +95,8 @@ def _sign(out: Screen, found: Any) -> None:
     from rich.text import Text
 
     names = [c for c in found.columns if c not in ("family", "error", "below", "cheapest")]
-    table = listing("vectors", "error", *names, right=("error", *names))
+    heads = [_HEADS.get(n, n) for n in names]
+    table = listing("vectors", "error", *heads, right=("error", *heads))
     for _, row in found.iterrows():
         cells = [
             Text(
