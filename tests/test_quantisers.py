@@ -151,6 +151,9 @@ def test_sign_and_natural_kernels_equal_their_references(dtype, two_threads):
         (codes, found), (want, sums) = signs(x), signs_torch(x)
         assert torch.equal(codes, want)
         torch.testing.assert_close(found, sums, rtol=1e-12, atol=0, equal_nan=True)
+        (codes, found), (_, sums) = signs(x, apart=False), signs_torch(x, apart=False)
+        assert torch.equal(codes, want)
+        torch.testing.assert_close(found, sums, rtol=1e-12, atol=0, equal_nan=True)
 
 
 # Dithering ----------------------------------------------------------------------------------------

@@ -20,8 +20,11 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.messages import Message
+from raybench.cores import keep_freed
 from raybench.errors import InputError
 from raybench.streams import Stream, stream
+
+LARGE = 1 << 20  # entries from which freed memory is worth keeping
 
 
 class Role(StrEnum):
@@ -107,6 +110,8 @@ class Compressor:
         ):  # no rows: those of a message that has some, so that no kernel need know of it
             some = x.new_zeros(*(max(n, 1) for n in lead), x.shape[-1])
             return self.compress(some).map(lambda t: t[tuple(slice(n) for n in lead)])
+        if x.numel() >= LARGE:
+            keep_freed()  # else the pages of every message and its bytes are made anew
         source = stream if stream is not None else _seed_zero(x.device)
         return self.encode(x.detach().contiguous(), source.spread(lead))
 

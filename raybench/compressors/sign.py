@@ -33,8 +33,8 @@ class ScaledSign(Compressor):
     deterministic = True
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
-        codes, found = signs(x)
-        mean = (found[..., 0] + found[..., 1]) / x.shape[-1]
+        codes, found = signs(x, apart=False)
+        mean = found[..., 0] / x.shape[-1]
         return LevelsMessage(x.shape[-1], x.dtype, codes, mean.to(x.dtype)[..., None], "sign", 1)
 
     def alpha(self, d: int) -> float:
@@ -57,7 +57,7 @@ class Sign(Compressor):
     zero_to_zero = False
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
-        codes, sums = signs(x)
+        codes, sums = signs(x, apart=False)
         if not (bool(sums.isfinite().all()) or bool(x.isfinite().all())):
             raise ValueError("sign has no bit for NaN or infinity")
         return LevelsMessage(
@@ -91,14 +91,14 @@ class OneBit(Compressor):
         return 0.0 if d == 1 else None
 
 
-def signs(x: Tensor) -> tuple[Tensor, Tensor]:
+def signs(x: Tensor, apart: bool = True) -> tuple[Tensor, Tensor]:
     """Return whether x_j >= 0, uint8 (*lead, d), and per row, float64 (*lead, 3): the sums of |x_j|
     where it is and where not, and how many are.
 
-    Sums are taken in tiles of fixed size; NaN counts as not.
+    apart = False: the sum of all |x_j|, 0, 0, in less time. Sums are taken in tiles of fixed size; NaN counts as not.
     """
     if x.device.type != "cpu" or not x.numel():
-        return signs_torch(x)
+        return signs_torch(x, apart)
     d = x.shape[-1]
     codes = torch.empty(x.shape, dtype=torch.uint8)
     parts = torch.empty(*x.shape[:-1], -(-d // ALIGN), 3, dtype=torch.float64)
@@ -106,17 +106,21 @@ def signs(x: Tensor) -> tuple[Tensor, Tensor]:
     sums = parts.view(len(rows), -1, 3).numpy()
 
     def work(r0: int, r1: int, lo: int, hi: int) -> None:
-        _signs(rows, r0, r1, lo, hi, out, sums)
+        kernel(rows, r0, r1, lo, hi, out, sums)
 
+    kernel = _signs if apart else _sizes
     run_tiled(work, len(rows), d, COST)
     total = torch.empty(*x.shape[:-1], 3, dtype=torch.float64)
     _add_up(sums, total.view(-1, 3).numpy())
     return codes, total
 
 
-def signs_torch(x: Tensor) -> tuple[Tensor, Tensor]:
+def signs_torch(x: Tensor, apart: bool = True) -> tuple[Tensor, Tensor]:
     """Return the same by plain torch, the sums to rounding (the reference; any device)."""
     above, wide = x >= 0, x.double()
+    if not apart:
+        total = wide.abs().sum(-1)
+        return above.to(torch.uint8), torch.stack((total, *[torch.zeros_like(total)] * 2), -1)
     zero = torch.zeros((), dtype=torch.float64, device=x.device)
     sums = (torch.where(above, wide, zero).sum(-1), torch.where(above, zero, -wide).sum(-1))
     return above.to(torch.uint8), torch.stack((*sums, above.sum(-1).double()), -1)
@@ -142,6 +146,23 @@ def _signs(rows, r0, r1, lo, hi, out, sums):  # sums (R, tiles, 3)
                     low[i] += 0.0 if v >= 0 else -v
             mine = sums[r, first // ALIGN]
             mine[0], mine[1], mine[2] = fold(high), fold(low), count
+
+
+@numba.njit(cache=True, nogil=True)
+def _sizes(rows, r0, r1, lo, hi, out, sums):  # signs, and the sums of |x_j| alone
+    held = np.empty(LANES)
+    for r in range(r0, r1):
+        for first in range(lo, hi, ALIGN):
+            x, o = rows[r, first : min(first + ALIGN, hi)], out[r, first : min(first + ALIGN, hi)]
+            for j in range(x.shape[0]):
+                o[j] = x[j] >= 0
+            held[:] = 0.0
+            for start in range(0, x.shape[0], LANES):
+                part = x[start : min(start + LANES, x.shape[0])]
+                for i in range(part.shape[0]):
+                    held[i] += np.float64(abs(part[i]))
+            mine = sums[r, first // ALIGN]
+            mine[0], mine[1], mine[2] = fold(held), 0.0, 0.0
 
 
 @numba.njit(cache=True, nogil=True)

@@ -144,7 +144,9 @@ class LevelsMessage(Message):
         if not kernel or self.dtype not in (torch.float32, torch.float64):
             out.copy_(decode_torch(self, scales))
         elif out.numel():
-            pair = self.table == "pair"
+            pair = self.table in ("pair", "sign")
+            if self.table == "sign":  # -s and s: to choose is faster than to look up
+                scales = torch.stack((-scales, scales), -1).flatten(-2)
             table = None if pair else _padded(self.table, self.s, self.base, self.dtype)
             decode_levels(self.codes, table, scales, self.bucket, out)
 
