@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from raybench.cli.shared import Screen
     from raybench.registry import Entry
 
+CLIENTS = 10  # for operators that draw together; others do not look at it
 KINDS = ("algorithm", "compressor", "problem", "metric")
 
 
@@ -53,7 +54,7 @@ def show(
         entry = registry.lookup(kind, plain)
         _describe(out, entry)
         if kind == "compressor" and (d is not None or ":" in name):
-            operators.describe(out, entry, name, d or 1000, clients or 1)
+            operators.describe(out, entry, name, d or 1000, clients or CLIENTS)
         if kind == "algorithm" and (given or compressor is not None):
             operator = compressor or cell.usual_operator(plain)
             share = _clients(problem, clients)

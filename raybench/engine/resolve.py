@@ -143,7 +143,7 @@ class Resolver:
         if problem.has_prox and not entry.meta.get("proximal"):
             raise Skip("the problem has a nonsmooth part and the method has no proximal step")
         if entry.meta.get("minimizer") and problem.minimizer() is None:
-            raise Skip("the method starts from the minimiser, which has no closed form here")
+            raise Skip("the method needs the minimiser, which is not known here")
         part = entry.meta.get("participation")
         if cell.participation != 1 and part is None:
             raise Skip("the method has no partial participation")
