@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.cores import run_shared, run_tiled
 
 GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as int64
@@ -64,7 +65,7 @@ def hash_numba(key: np.uint64, counter: np.uint64) -> np.uint64:
     return z ^ (z >> np.uint64(31))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _bits_kernel(keys, out):  # keys (R,), out (R, m)
     for r in range(out.shape[0]):
         key = keys[r]
@@ -72,7 +73,7 @@ def _bits_kernel(keys, out):  # keys (R,), out (R, m)
             out[r, j] = hash_numba(key, np.uint64(j))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _uniform_kernel(keys, out):
     for r in range(out.shape[0]):
         key = keys[r]
@@ -80,7 +81,7 @@ def _uniform_kernel(keys, out):
             out[r, j] = np.float64(hash_numba(key, np.uint64(j)) >> np.uint64(11)) * 2.0**-53
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _keys_kernel(root, tags, ids, out):  # root (B,), out (B, n): fold tags, then the ids
     for b in range(root.shape[0]):
         key = root[b]
@@ -90,7 +91,7 @@ def _keys_kernel(root, tags, ids, out):  # root (B,), out (B, n): fold tags, the
             out[b, i] = hash_numba(key, ids[i])
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _subset_kernel(keys, d, k, out):  # the k of d smallest hashes, indices ascending
     hashes, found = np.empty(d, np.uint64), np.empty(d, np.uint64)
     where, best = np.empty(d, np.int64), np.empty(k, np.uint64)
@@ -132,7 +133,7 @@ def _kth_by_insertion(values, best):  # the largest of the len(best) smallest
     return best[k - 1]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _feistel_kernel(keys, first, d, high, low, lo, hi, out):  # out (R, count), columns lo..hi
     one = np.uint64(1)
     above, below = (one << np.uint64(high)) - one, (one << np.uint64(low)) - one

@@ -30,7 +30,7 @@ LAYERS = (  # from the top; what shares a line may import each other
     ("compressors",),
     ("spec",),
     ("store",),
-    ("registry", "streams", "cores"),
+    ("registry", "streams", "cores", "compiled"),
     ("errors",),
 )
 HEIGHT = {part: -level for level, parts in enumerate(LAYERS) for part in parts}

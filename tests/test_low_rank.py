@@ -348,8 +348,8 @@ def test_plain_torch_of_other_devices_agrees(op, dtype, monkeypatch):
     x, source = gaussian(4, 118, dtype=dtype), stream(0).each(range(4))
     x[1], x[2, 3] = 0, math.inf
     value = op.compress(x, source).decode()
-    monkeypatch.setattr(kernels, "compiled", lambda x: False)
-    monkeypatch.setattr("raybench.compressors.kernels.svd.compiled", lambda x: False)
+    monkeypatch.setattr(kernels, "taken", lambda x: False)
+    monkeypatch.setattr("raybench.compressors.kernels.svd.taken", lambda x: False)
     monkeypatch.setattr("raybench.compressors.messages.factors.KERNEL_DTYPES", ())
     plain = op.compress(x, source).decode()
     for i in (0, 1, 3):

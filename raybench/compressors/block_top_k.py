@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.kernels.energy import inverse_of
 from raybench.compressors.kernels.selection import sizes_torch
@@ -114,7 +114,7 @@ def block_energies_torch(x: Tensor, block: int) -> Tensor:
     return padded.unflatten(-1, (-1, block)).square().sum(-1)
 
 
-@numba.njit(cache=True, nogil=True, fastmath={"reassoc"})  # sums of several at a time
+@compiled(fastmath={"reassoc"})  # sums of several at a time
 def _energies(rows, r0, r1, lo, hi, block, scale, out):
     for r in range(r0, r1):
         for b in range(lo // block, -(-hi // block)):

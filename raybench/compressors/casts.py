@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.compressors.base import Compressor
 from raybench.compressors.block_formats import tight_alpha
 from raybench.compressors.kernels.block_codes import (
@@ -101,7 +101,7 @@ def _no_scale(x: Tensor) -> Tensor:
     return x.new_empty(*x.shape[:-1], 0)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _strange(halves, exponent, r0, r1, lo, hi):  # is any exponent all ones (exponent: its mask)
     mask = np.uint16(exponent)
     carry = np.uint16(np.uint16(0x8000) - mask)  # added to all ones it reaches the highest bit
@@ -173,7 +173,7 @@ def _cut_kernel(unsigned: Any, mantissa: int, exponent: int) -> Any:
     infinity = unsigned(((1 << exponent) - 1) << mantissa)
     magnitude = unsigned((1 << (mantissa + exponent)) - 1)
 
-    @numba.njit(cache=True, nogil=True)
+    @compiled
     def kernel(raw, keys, drop, r0, r1, lo, hi, out):  # drop: bits of mantissa not sent
         by = unsigned(drop)
         mask = unsigned((unsigned(1) << by) - unsigned(1))

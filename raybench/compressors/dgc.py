@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.kernels.selection import (
     FORMS,
@@ -133,13 +133,13 @@ def _below(cuts: np.ndarray, integer: np.dtype) -> np.ndarray:
     return np.maximum(cuts.view(integer) - 1, 0)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _sampled(bits, r0, r1, keys, count, rank, mask, inf, cuts):
     for r in range(r0, r1):
         cuts[r] = kth_largest(sample(bits[r], keys[r], count, mask, inf), rank)[0]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _truncate(where, raw, counts, k, limit, keys, mask, inf, r0, r1):
     for r in range(r0, r1):
         n = counts[r]

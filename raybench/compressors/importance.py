@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.messages import Message, RaggedMessage, SparseMessage
 from raybench.compressors.messages.perm import in_tiles, list_kept, listed
@@ -233,7 +234,7 @@ def drawn_torch(x: Tensor, level: Tensor, stream: Stream) -> tuple[Tensor, Tenso
 # Reassociation lets the sums of a tile vectorise; a tile's size is fixed, so its sum is, too.
 
 
-@numba.njit(cache=True, nogil=True, fastmath={"reassoc"})
+@compiled(fastmath={"reassoc"})
 def _sums(rows, lo, hi, out):
     for r in range(rows.shape[0]):
         for start in range(lo, hi, ALIGN):
@@ -243,7 +244,7 @@ def _sums(rows, lo, hi, out):
             out[r, start // ALIGN] = total
 
 
-@numba.njit(cache=True, nogil=True, fastmath={"reassoc"})
+@compiled(fastmath={"reassoc"})
 def _parts(rows, levels, lo, hi, counts, sums):
     for r in range(rows.shape[0]):
         level = levels[r]
@@ -262,7 +263,7 @@ def _keeps(size, level, key, counter):
     return ((size >= level) & (size > 0.0)) | (not u * level >= size)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _count(rows, levels, keys, lo, hi, counts):
     for r in range(rows.shape[0]):
         level, key = levels[r], keys[r]
@@ -273,7 +274,7 @@ def _count(rows, levels, keys, lo, hi, counts):
             counts[r, start // ALIGN] = kept
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _fill(rows, levels, keys, lo, hi, first, out):
     keep = np.empty(ALIGN, np.uint8)
     for r in range(rows.shape[0]):

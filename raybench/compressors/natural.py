@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.compressors.base import Compressor
 from raybench.compressors.messages import ExponentsMessage, Message
 from raybench.cores import run_tiled
@@ -65,7 +65,7 @@ def natural_codes_torch(x: Tensor, stream: Stream) -> Tensor:
     return torch.where(exact & top >= top - 1, exact, up).to(torch.int16)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _exponents_32(rows, keys, r0, r1, lo, hi, out):
     mantissa = np.uint32(2**23 - 1)
     for r in range(r0, r1):
@@ -77,7 +77,7 @@ def _exponents_32(rows, keys, r0, r1, lo, hi, out):
             o[j] = exact if np.uint32(exact & np.uint32(0xFF)) >= np.uint32(0xFE) else up
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _exponents_64(rows, keys, r0, r1, lo, hi, out):
     mantissa = np.uint64(2**52 - 1)
     for r in range(r0, r1):

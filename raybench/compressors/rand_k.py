@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.messages import Message, SeededMessage, support_of
 from raybench.cores import run_tiled
@@ -71,7 +71,7 @@ class RandK(Compressor):
         return super().b2(d) if self.scaled else (count_of(self.k, d) / d, 1.0)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _gather(rows, where, lo, hi, out):
     for r in range(rows.shape[0]):
         row, at, kept = rows[r], where[r, lo:hi], out[r, lo:hi]

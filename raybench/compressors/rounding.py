@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.compressors.base import Compressor
 from raybench.compressors.messages import Message
 from raybench.compressors.messages.levels import code_dtype
@@ -189,7 +189,7 @@ def _lookup(levels: tuple[float, ...], base: float, dtype: torch.dtype) -> tuple
     return first.to(torch.int32).numpy(), max(int(first.diff().max()), 1)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _round(rows, bits, mask, shift, keys, nearest, first, most, steps, sign, r0, r1, lo, hi, out):
     size, k = np.empty(CHUNK), np.empty(CHUNK, np.uint32)
     for r in range(r0, r1):

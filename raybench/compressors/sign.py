@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.compressors.base import Compressor
 from raybench.compressors.kernels.quantise import LANES, fold
 from raybench.compressors.messages import LevelsMessage, Message
@@ -126,7 +126,7 @@ def signs_torch(x: Tensor, apart: bool = True) -> tuple[Tensor, Tensor]:
     return above.to(torch.uint8), torch.stack((*sums, above.sum(-1).double()), -1)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _signs(rows, r0, r1, lo, hi, out, sums):  # sums (R, tiles, 3)
     high, low = np.empty(LANES), np.empty(LANES)
     for r in range(r0, r1):
@@ -148,7 +148,7 @@ def _signs(rows, r0, r1, lo, hi, out, sums):  # sums (R, tiles, 3)
             mine[0], mine[1], mine[2] = fold(high), fold(low), count
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _sizes(rows, r0, r1, lo, hi, out, sums):  # signs, and the sums of |x_j| alone
     held = np.empty(LANES)
     for r in range(r0, r1):
@@ -165,7 +165,7 @@ def _sizes(rows, r0, r1, lo, hi, out, sums):  # signs, and the sums of |x_j| alo
             mine[0], mine[1], mine[2] = fold(held), 0.0, 0.0
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _add_up(parts, out):  # one after another: the same for every row, whatever is beside it
     for r in range(parts.shape[0]):
         for side in range(3):

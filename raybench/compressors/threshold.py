@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from decimal import Decimal
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.kernels.energy import energy_kept
 from raybench.compressors.kernels.selection import (
@@ -251,7 +251,7 @@ def _sides(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(x < 0, 0.0, x), torch.where(x < 0, x, 0.0)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _signed(bits, counts, mask, inf, keep):
     for r in range(bits.shape[0]):
         row = bits[r]

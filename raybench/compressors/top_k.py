@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.kernels.selection import largest_of_long, sizes_torch
 from raybench.compressors.messages import Message, SparseMessage
@@ -149,7 +150,7 @@ def _size(value):
     return np.inf if np.isnan(value) else abs(value)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _by_rounds(rows, k, out):  # take the largest k times, over blocks whose maxima are kept
     d = rows.shape[1]
     blocks = -(-d // BLOCK)
@@ -191,7 +192,7 @@ def _by_rounds(rows, k, out):  # take the largest k times, over blocks whose max
             keep[at] = j
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _by_selection(rows, k, out):
     d = rows.shape[1]
     sizes = np.empty(d, rows.dtype)

@@ -25,14 +25,11 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from raybench.compiled import compiled
+
 LOGISTIC, SIGMOID_SQ = 0, 1
 # contract (fused multiply-add) only: the rest would break NaN, infinities and the rounding trick
-_OPTIONS: dict[str, Any] = {
-    "nogil": True,
-    "cache": True,
-    "error_model": "numpy",
-    "fastmath": {"contract"},
-}
+_OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
 
 
 @intrinsic(prefer_literal=True)
@@ -151,7 +148,7 @@ def margin_kernel(tile: int, weighted: bool, kind: int) -> Any:
     weigh = int(weighted)
     T, room = tile, block_size(tile) * tile
 
-    @njit(**_OPTIONS)
+    @compiled(**_OPTIONS)
     def oracle(rows, columns, labels, blocks, x, shift, shifted, grads, losses, loss, lo, hi):  # type: ignore[no-untyped-def]
         row_ends, row_index, row_values = rows
         column_ends, column_name, column_index, column_values = columns
@@ -221,7 +218,7 @@ def margin_kernel(tile: int, weighted: bool, kind: int) -> Any:
 def minibatch_kernel(weighted: bool, kind: int) -> Any:
     """Return the compiled gradient of b sampled rows per (cell, client)."""
 
-    @njit(**_OPTIONS)
+    @compiled(**_OPTIONS)
     def minibatch(rows, labels, starts, x, shift, shifted, sample, grads, lo, hi):  # type: ignore[no-untyped-def]
         ends, index, values = rows
         n, d, size = grads.shape[1], grads.shape[2], sample.shape[2]
@@ -243,7 +240,7 @@ def minibatch_kernel(weighted: bool, kind: int) -> Any:
     return minibatch
 
 
-@njit(**_OPTIONS)
+@compiled(**_OPTIONS)
 def nonconvex_kernel(lam, x, grads, values):  # type: ignore[no-untyped-def]
     """Write gradient and value of lam sum_l x_l^2 / (1 + x_l^2) at each row of x (R, d)."""
     for b in range(x.shape[0]):

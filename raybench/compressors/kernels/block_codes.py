@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.compressors.messages.block_formats import blocks_of, table_of
 from raybench.cores import ALIGN, run_tiled
 from raybench.streams import Stream, hash_numba
@@ -26,7 +26,7 @@ INTEGERS = {torch.float32: np.int32, torch.float64: np.int64}
 def _max_kernel(integer: Any, magnitude: int) -> Any:
     mask = integer(magnitude)
 
-    @numba.njit(cache=True, nogil=True)
+    @compiled
     def kernel(raw, block, r0, r1, lo, hi, out):  # lo is the start of a block
         for r in range(r0, r1):
             start, b = lo, lo // block
@@ -105,7 +105,7 @@ def _run(kernel: Any, x: Tensor, factors: Tensor, block: int, cost: float, *more
     return out
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _uniform(rows, factors, block, zero, levels, r0, r1, lo, hi, out):
     for r in range(r0, r1):
         start, b = lo, lo // block
@@ -133,7 +133,7 @@ def uniform_codes_torch(x: Tensor, factors: Tensor, block: int) -> Tensor:
     return (torch.where(t == t, t, 0).round() + 127).to(torch.uint8)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _stochastic(rows, factors, block, keys, drop, levels, steps, r0, r1, lo, hi, out):
     zero, kind = rows.dtype.type(0), rows.dtype.type
     for r in range(r0, r1):
@@ -183,7 +183,7 @@ def _digits(x: Tensor) -> int:
     return 24 if x.dtype == torch.float32 else 53
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _nearest16(rows, factors, block, mids, r0, r1, lo, hi, out):
     a, b0, c, d, e = mids[0], mids[1], mids[2], mids[3], mids[4]
     f, g, h, i, k = mids[5], mids[6], mids[7], mids[8], mids[9]
@@ -224,7 +224,7 @@ def nf4_codes_torch(x: Tensor, factors: Tensor, block: int) -> Tensor:
     return torch.where(t == t, codes, 0).to(torch.uint8)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _e2m1(rows, inverses, block, at, r0, r1, lo, hi, out):  # at: where a magnitude is rounded up
     a, b0, c, d, e, f, g = at[0], at[1], at[2], at[3], at[4], at[5], at[6]
     zero = rows.dtype.type(0)
@@ -261,7 +261,7 @@ def e2m1_codes_torch(x: Tensor, inverses: Tensor, block: int) -> Tensor:
     return (torch.stack(up).sum(0) + 8 * (v < 0)).to(torch.uint8)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _minifloat(rows, inverses, block, mantissa, bias, most, r0, r1, lo, hi, out):
     one, sign = np.uint32(1), np.uint32(0x80)
     drop = np.uint32(23 - mantissa)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.compressors.kernels.selection import (
     BUCKETS,
     FORMS,
@@ -105,7 +105,7 @@ def _cuts_of_long(x: Tensor, share: float, cuts: np.ndarray, ties: np.ndarray) -
         cuts[r], ties[r] = _refine(sizes, sizes.view(rows.dtype), scale[r], needed - above)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _coarse(bits, rows, r0, r1, lo, hi, shift, mask, scale, out):
     for r in range(r0, r1):
         for t in range(lo // PIECE, -(-hi // PIECE)):
@@ -116,7 +116,7 @@ def _coarse(bits, rows, r0, r1, lo, hi, shift, mask, scale, out):
                 own[(row[j] & mask) >> shift] += part * part
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _refine(sizes, values, scale, needed):
     """Return (cut, ties) of the fewest largest of sizes >= 0 with the energy needed; reorders them.
 
@@ -154,7 +154,7 @@ def _refine(sizes, values, scale, needed):
         n = kept
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _cuts(bits, rows, r0, r1, share, mask, inf, cuts, ties):
     for r in range(r0, r1):
         sizes = sizes_of(bits[r], mask, inf)
@@ -170,7 +170,7 @@ def _cuts(bits, rows, r0, r1, share, mask, inf, cuts, ties):
         cuts[r], ties[r] = _refine(sizes, values, scale, share * total)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _drop(where, raw, counts, cuts, ties, mask, inf, r0, r1):
     for r in range(r0, r1):
         own, values = where[r, : counts[r]], raw[r, : counts[r]]

@@ -10,12 +10,12 @@ missing of the last row counts as zero.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from raybench.compiled import compiled
 from raybench.compressors.messages.factors import KERNEL_DTYPES
 from raybench.cores import run_shared
 
@@ -24,7 +24,7 @@ NOISE = 1e-12  # a column that keeps less of its length than this lies in the sp
 _REORDER = {"reassoc", "contract"}  # sums of fixed lanes; NaN and infinity are kept
 
 
-@numba.njit(cache=True, nogil=True, fastmath=_REORDER)
+@compiled(fastmath=_REORDER)
 def _rows_kernel(flat, b, right, out, lo, hi):  # out[t, k, i] = sum_j M[t, i, j] right[t, k, j]
     r, a, d = right.shape[1], out.shape[2], flat.shape[1]
     for q in range(lo, hi):
@@ -51,7 +51,7 @@ def _rows_kernel(flat, b, right, out, lo, hi):  # out[t, k, i] = sum_j M[t, i, j
             k += 1
 
 
-@numba.njit(cache=True, nogil=True, fastmath={"contract"})
+@compiled(fastmath={"contract"})
 def _columns_kernel(flat, b, left, out, lo, hi):  # out[t, k, j] = sum_i left[t, k, i] M[t, i, j]
     r, a, d = left.shape[1], left.shape[2], flat.shape[1]
     tiles = -(-b // TILE)
@@ -85,7 +85,7 @@ def _columns_kernel(flat, b, left, out, lo, hi):  # out[t, k, j] = sum_i left[t,
             i += 1
 
 
-@numba.njit(cache=True, nogil=True, fastmath=_REORDER)
+@compiled(fastmath=_REORDER)
 def dot(u, v):  # of float64 vectors, for use in CPU kernels
     total = 0.0
     for j in range(u.shape[0]):
@@ -93,7 +93,7 @@ def dot(u, v):  # of float64 vectors, for use in CPU kernels
     return total
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _unit(u):  # scales u to length 1 and returns its length; the largest entry goes first
     largest = 0.0
     for j in range(u.shape[0]):
@@ -109,7 +109,7 @@ def _unit(u):  # scales u to length 1 and returns its length; the largest entry 
     return largest * length
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _orthonormal_kernel(columns, lo, hi):  # columns (R, r, a), one column per line, in place
     for t in range(lo, hi):
         for k in range(columns.shape[1]):
@@ -127,7 +127,7 @@ def _orthonormal_kernel(columns, lo, hi):  # columns (R, r, a), one column per l
                 u[:] = 0.0
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _solve_kernel(gram, rhs, tolerance, lo, hi):  # gram (R, r, r), rhs (R, r, n): both are changed
     r = gram.shape[1]
     for t in range(lo, hi):
@@ -172,7 +172,7 @@ def rows_times_torch(flat: Tensor, b: int, right: Tensor) -> Tensor:
 
 def rows_times(flat: Tensor, b: int, right: Tensor) -> Tensor:
     """Return right M', float64 (R, r, a): each row of M times the r vectors right (R, r, b), float64."""
-    if not compiled(flat):
+    if not taken(flat):
         return rows_times_torch(flat, b, right)
     (R, d), r = flat.shape, right.shape[1]
     a = -(-d // b)
@@ -189,7 +189,7 @@ def columns_times_torch(flat: Tensor, b: int, left: Tensor) -> Tensor:
 
 def columns_times(flat: Tensor, b: int, left: Tensor) -> Tensor:
     """Return left M, float64 (R, r, b): the r vectors left (R, r, a), float64, times each column."""
-    if not compiled(flat):
+    if not taken(flat):
         return columns_times_torch(flat, b, left)
     (R, d), r = flat.shape, left.shape[1]
     out = torch.empty(R, r, b, dtype=torch.float64)
@@ -209,7 +209,7 @@ def orthonormal(columns: Tensor) -> Tensor:
 
     Gram-Schmidt, twice; vectors in the span of those before them become zero, never NaN.
     """
-    if not compiled(columns):
+    if not taken(columns):
         return orthonormal_torch(columns)
     out = columns.clone(memory_format=torch.contiguous_format)
     raw, (R, r, a) = out.numpy(), out.shape
@@ -228,7 +228,7 @@ def solve(gram: Tensor, rhs: Tensor, tolerance: float = 1e-10) -> Tensor:
     Elimination, largest diagonal entry first; vectors whose rest has squared length <= tolerance
     get 0, so a singular Gram matrix gives a solution too.
     """
-    if not compiled(rhs):
+    if not taken(rhs):
         return solve_torch(gram, rhs, tolerance)
     left, out = (t.clone(memory_format=torch.contiguous_format) for t in (gram, rhs))
     arrays, (R, r, n) = (left.numpy(), out.numpy()), out.shape
@@ -247,6 +247,6 @@ def without_nonfinite(flat: Tensor) -> tuple[Tensor, Tensor | None]:
     return flat.masked_fill(bad[:, None], 0), bad
 
 
-def compiled(x: Tensor) -> bool:
+def taken(x: Tensor) -> bool:
     """Return whether the kernels take x: float32 or float64 on CPU."""
     return x.device.type == "cpu" and x.dtype in KERNEL_DTYPES

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.compressors.messages import Message
 from raybench.compressors.messages.nested import scattered
 from raybench.cores import run_tiled, scratch
@@ -75,7 +75,7 @@ def products_torch(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return (one * two).sum(-1), (two * two).sum(-1)
 
 
-@numba.njit(cache=True, nogil=True, fastmath={"reassoc", "nsz"})  # lets the sums use vectors
+@compiled(fastmath={"reassoc", "nsz"})  # lets the sums use vectors
 def _products(a, b, r0, r1, lo, hi, out):
     for r in range(r0, r1):
         for t in range(lo // TILE, -(-hi // TILE)):
@@ -92,7 +92,7 @@ def _products(a, b, r0, r1, lo, hi, out):
             out[1, r, t] = size
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _total(parts, out):
     for i in range(2):
         for r in range(parts.shape[1]):

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.compressors.messages import LevelsMessage
 from raybench.compressors.messages.levels import aligned, code_dtype, levels_of, spread
 from raybench.cores import ALIGN, run_tiled
@@ -39,7 +40,7 @@ def fold(lanes):
     return left + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _sum_tile(v, square, up, lanes):
     lanes[:] = 0.0
     for first in range(0, v.shape[0], LANES):
@@ -54,7 +55,7 @@ def _sum_tile(v, square, up, lanes):
     return fold(lanes)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _sums(rows, square, up, bucket, r0, r1, lo, hi, out):  # up (R, 1 or nb), out (R, nb)
     lanes = np.empty(LANES)
     for r in range(r0, r1):
@@ -66,7 +67,7 @@ def _sums(rows, square, up, bucket, r0, r1, lo, hi, out):  # up (R, 1 or nb), ou
             out[r, b] = total
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _largest(bits, mask, bucket, r0, r1, lo, hi, out):  # of numbers without sign, as integers
     for r in range(r0, r1):
         for b in range(lo // bucket, -(-hi // bucket)):
@@ -76,7 +77,7 @@ def _largest(bits, mask, bucket, r0, r1, lo, hi, out):  # of numbers without sig
             out[r, b] = most
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _add_up(parts, out):
     for r in range(parts.shape[0]):
         total = 0.0
@@ -166,7 +167,7 @@ def _inverse(norm, s):
     return up, (s / (norm * up) if norm > 0 else 0.0)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _linear(rows, keys, norm, bucket, s, r0, r1, lo, hi, out):
     top = np.float64(s) + 1
     for r in range(r0, r1):
@@ -186,7 +187,7 @@ def _linear(rows, keys, norm, bucket, s, r0, r1, lo, hi, out):
             start = end
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _power(rows, keys, norm, bucket, s, r0, r1, lo, hi, out):
     ratio = np.empty(CHUNK)
     bits = ratio.view(np.uint64)
@@ -211,7 +212,7 @@ def _power(rows, keys, norm, bucket, s, r0, r1, lo, hi, out):
             start = end
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _ladder(rows, keys, norm, bucket, steps, r0, r1, lo, hi, out):  # steps: levels 0, .., 1
     s = steps.shape[0] - 1
     ratio, u, level = np.empty(CHUNK), np.empty(CHUNK), np.empty(CHUNK, np.int32)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import torch
 from llvmlite import ir
@@ -20,6 +19,7 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.cores import run_shared, run_tiled, scratch
 from raybench.streams import hash_numba
 
@@ -104,7 +104,7 @@ def _lowest(typing, word):
     return types.int64(types.uint64), lambda context, builder, sig, args: builder.cttz(args[0], no)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def kth_largest(sizes, k):
     """Return the k-th largest of integers >= 0, and how many equal to it are among the k largest.
 
@@ -136,7 +136,7 @@ def kth_largest(sizes, k):
         n = kept
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def keep_cut(where, raw, sizes, cut, ties, out, values):
     """Write the indices and values whose size exceeds the cut, and the first ``ties`` equal to it.
 
@@ -153,7 +153,7 @@ def keep_cut(where, raw, sizes, cut, ties, out, values):
     return at
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def sizes_of(raw, mask, inf):
     """Return the magnitudes of bits (n,), NaN as infinity."""
     sizes = np.empty_like(raw)
@@ -162,7 +162,7 @@ def sizes_of(raw, mask, inf):
     return sizes
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def sample(row, key, count, mask, inf):
     """Return magnitudes at ``count`` places of a row (d,), one at random in each equal stretch."""
     d = row.shape[0]
@@ -177,7 +177,7 @@ def sample(row, key, count, mask, inf):
 # Marking and collecting ------------------------------------------------------------------------
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _mark(bits, r0, r1, lo, hi, cuts, most, todo, marks, counts):
     for r in range(r0, r1):
         if not todo[r]:
@@ -200,7 +200,7 @@ def _mark(bits, r0, r1, lo, hi, cuts, most, todo, marks, counts):
             counts[r, t] = found
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _collect(bits, r0, r1, lo, hi, marks, ends, where, raw):
     for r in range(r0, r1):
         row, to, values = bits[r], where[r], raw[r]
@@ -312,7 +312,7 @@ def ragged(x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 # The k largest of long rows --------------------------------------------------------------------
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _guess(bits, r0, r1, count, rank, mask, inf, cuts):
     for r in range(r0, r1):
         sizes = sample(bits[r], np.uint64(0), count, mask, inf)
@@ -320,7 +320,7 @@ def _guess(bits, r0, r1, count, rank, mask, inf, cuts):
         cuts[r] = min(kth_largest(sizes, rank)[0], inf - 1)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _finish(where, raw, counts, k, mask, inf, r0, r1, out, values):
     for r in range(r0, r1):
         n = counts[r]
@@ -330,7 +330,7 @@ def _finish(where, raw, counts, k, mask, inf, r0, r1, out, values):
             keep_cut(where[r, :n], raw[r, :n], sizes, cut, ties, out[r], values[r])
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _first_equal(row, size, out):  # the first places of that size, and how many there are
     found = 0
     for w in range(-(-row.shape[0] // 64)):

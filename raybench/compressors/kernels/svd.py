@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compressors.kernels.low_rank import compiled, dot, orthonormal
+from raybench.compiled import compiled
+from raybench.compressors.kernels.low_rank import dot, orthonormal, taken
 from raybench.cores import run_shared
 
 SIDE, ENTRIES = 32, 2**16  # up to this smaller side and size rotations beat LAPACK
@@ -25,7 +25,7 @@ ANGLE = 1e-15  # rows whose cosine is less than this times sqrt(length) are orth
 NOTHING = 1e-30  # squared length, relative to the longest row, of rounding errors
 
 
-@numba.njit(cache=True, nogil=True, fastmath={"contract"})
+@compiled(fastmath={"contract"})
 def _rotate(u, v, cosine, sine):
     for j in range(u.shape[0]):
         first = u[j]
@@ -33,7 +33,7 @@ def _rotate(u, v, cosine, sine):
         v[j] = sine * first + cosine * v[j]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _orthogonalise(rows, turn, squares):  # rows (s, L) <- turn rows; their squared lengths
     s = rows.shape[0]
     turn[:] = 0.0
@@ -69,7 +69,7 @@ def _orthogonalise(rows, turn, squares):  # rows (s, L) <- turn rows; their squa
         squares[i] = dot(rows[i], rows[i])
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _jacobi_kernel(matrices, left, right, lo, hi):  # (R, a, b) -> left (R, a, r), right (R, r, b)
     a, b, r = matrices.shape[1], matrices.shape[2], left.shape[2]
     s, length = min(a, b), max(a, b)
@@ -139,7 +139,7 @@ def truncated_svd(matrices: Tensor, r: int) -> tuple[Tensor, Tensor]:
     r <= min(a, b). Where a matrix has lower rank, the last vectors of U may be zero. Matrices must be
     finite.
     """
-    if not compiled(matrices):
+    if not taken(matrices):
         return svd_torch(matrices, r)
     R, a, b = matrices.shape
     left, right = matrices.new_empty(R, a, r), matrices.new_empty(R, r, b)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.cores import run_tiled
 
 BLOCK = 512  # symbols sliced together
@@ -49,7 +50,7 @@ def _swap(a, b, by, mask):
     return U8(a ^ U8(t << U8(by))), U8(b ^ t)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _transpose(c, o):  # 64 matrices of 8 x 8 bits at once; its own inverse
     for i in range(64):
         a0, a1, a2, a3 = c[i], c[64 + i], c[128 + i], c[192 + i]
@@ -70,7 +71,7 @@ def _transpose(c, o):  # 64 matrices of 8 x 8 bits at once; its own inverse
         o[256 + i], o[320 + i], o[384 + i], o[448 + i] = a4, a5, a6, a7
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _plain(codes, width, out):  # one row, least significant bit first
     held, filled, at = np.uint64(0), 0, 0
     often = 32 if width <= 32 else 8  # bits that are written together
@@ -90,7 +91,7 @@ def _plain(codes, width, out):  # one row, least significant bit first
         at += 1
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _unplain(data, width, out):
     mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
     held, filled, at = np.uint64(0), 0, 0
@@ -110,7 +111,7 @@ def _unplain(data, width, out):
         filled -= width
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _pack(codes, r0, r1, lo, hi, width, out, at):
     byte, planes = np.empty(BLOCK, U8), np.empty(BLOCK, U8)
     end = hi - (hi - lo) % BLOCK if width <= SLICED else lo
@@ -129,7 +130,7 @@ def _pack(codes, r0, r1, lo, hi, width, out, at):
             _plain(codes[r, end:hi], width, out[r, at + end * width // 8 :])
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _unpack(data, r0, r1, lo, hi, width, out, at):
     byte, planes = np.empty(BLOCK, U8), np.empty(BLOCK, U8)
     end = hi - (hi - lo) % BLOCK if width <= SLICED else lo
@@ -153,7 +154,7 @@ def _unpack(data, r0, r1, lo, hi, width, out, at):
             _unplain(data[r, at + end * width // 8 :], width, out[r, end:hi])
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _pack_trits(codes, r0, r1, lo, hi, width, out, at):
     end = hi - (hi - lo) % TRITS
     for r in range(r0, r1):
@@ -177,7 +178,7 @@ def _pack_trits(codes, r0, r1, lo, hi, width, out, at):
             o[fives] = U8(value)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _unpack_trits(data, r0, r1, lo, hi, width, out, at):
     end = hi - (hi - lo) % TRITS
     for r in range(r0, r1):

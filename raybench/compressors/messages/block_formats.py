@@ -8,10 +8,10 @@ from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
 
-import numba
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.compressors.messages import bitpack
 from raybench.compressors.messages.base import DTYPES, Cost, Message
 from raybench.compressors.messages.casts import pack_codes, unpack_codes
@@ -177,7 +177,7 @@ def factors_of(scales: Tensor, tops: Tensor, dtype: torch.dtype, double: bool) -
     return value * tops.repeat_interleave(GROUP, -1)[..., : scales.shape[-1]]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _expand(codes, table, factors, block, scale, r0, r1, lo, hi, out):
     for r in range(r0, r1):
         start, b = lo, lo // block

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.compressors.messages import bitpack
 from raybench.compressors.messages.base import DTYPES, Cost, Message
 from raybench.cores import run_tiled
@@ -157,7 +157,7 @@ def truncated_width(dtype: torch.dtype, p: int) -> int:
     return 1 + FLOATS[dtype][3] + p - 1
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _widen32(codes, shift, r0, r1, lo, hi, out):
     by = np.uint32(shift)
     for r in range(r0, r1):
@@ -167,7 +167,7 @@ def _widen32(codes, shift, r0, r1, lo, hi, out):
             o[j] = np.uint32(np.uint32(row[j]) << by)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _widen64(codes, shift, r0, r1, lo, hi, out):
     by = np.uint64(shift)
     for r in range(r0, r1):

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.compressors.messages import bitpack
 from raybench.compressors.messages.base import DTYPES, KINDS, Cost, Message
 from raybench.errors import InputError
@@ -168,13 +168,13 @@ def _symbols(codes: Tensor) -> np.ndarray:
 # One row -----------------------------------------------------------------------------------------
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _count(symbols, first, counts):
     for j in range(symbols.shape[0]):
         counts[symbols[j] - first] += 1
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _ranks(symbols, first, rank, out):
     for j in range(symbols.shape[0]):
         out[j] = rank[symbols[j] - first]

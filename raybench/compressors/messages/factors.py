@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.compressors.messages import bitpack
 from raybench.compressors.messages.base import DTYPES, Cost, Message
 from raybench.cores import run_shared
@@ -18,7 +18,7 @@ KERNEL_DTYPES = (torch.float32, torch.float64)
 COLUMNS = 4096  # a tile of a row stays in the nearest cache while the terms are added
 
 
-@numba.njit(cache=True, nogil=True, fastmath={"contract"})
+@compiled(fastmath={"contract"})
 def _times(left, right, out, b, add, lo, hi):  # left (R, a, r), right (R, r, b), out (R, d)
     a, r = left.shape[1], left.shape[2]
     d = out.shape[1]

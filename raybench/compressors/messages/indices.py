@@ -20,11 +20,11 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.compressors.messages import bitpack
 from raybench.cores import run_shared
 
@@ -231,7 +231,7 @@ def _run(kernel: Any, items: int, *given: Any) -> None:
         raise ValueError(UNSOUND.format(given[-2]) if kernel is _encode else DAMAGED)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _encode(indices, starts, counts, kinds, widths, d, out):
     for r in range(indices.shape[0]):
         if not _encode_row(indices[r, : counts[r]], kinds[r], widths[r], d, out[r, starts[r] :]):
@@ -239,7 +239,7 @@ def _encode(indices, starts, counts, kinds, widths, d, out):
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _decode(data, starts, counts, kinds, widths, bits, d, out):
     for r in range(out.shape[0]):
         sent, found = data[r, starts[r] : starts[r] + (bits[r] + 7) // 8], out[r, : counts[r]]
@@ -252,7 +252,7 @@ def _decode(data, starts, counts, kinds, widths, bits, d, out):
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _ascending(indices, d):
     last = np.int64(-1)
     for j in range(indices.shape[0]):
@@ -262,7 +262,7 @@ def _ascending(indices, d):
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _encode_row(indices, kind, width, d, out):
     if not _ascending(indices, d):
         return False
@@ -288,7 +288,7 @@ def _encode_row(indices, kind, width, d, out):
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _decode_row(data, kind, width, bits, d, out):
     k = out.shape[0]
     if kind == LIST:

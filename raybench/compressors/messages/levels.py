@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.compressors.messages import bitpack
 from raybench.compressors.messages.base import DTYPES, Cost, Message
 from raybench.cores import ALIGN, run_tiled
@@ -77,7 +77,7 @@ def decode_torch(m: LevelsMessage, scales: Tensor) -> Tensor:
     return level * spread(scales, m.bucket, m.d)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _decode(codes, table, scales, bucket, pair, r0, r1, lo, hi, out):
     mask = np.uint16(table.shape[0] - 1)  # no code reads beyond the table
     for r in range(r0, r1):
@@ -211,7 +211,7 @@ def decode_levels(
     run_tiled(work, len(rows), d, COST, aligned(bucket))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _exponents_32(codes, r0, r1, lo, hi, out):
     for r in range(r0, r1):
         c, o = codes[r, lo:hi], out[r, lo:hi]
@@ -219,7 +219,7 @@ def _exponents_32(codes, r0, r1, lo, hi, out):
             o[j] = np.uint32(np.uint32(c[j]) << np.uint32(23))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _exponents_64(codes, r0, r1, lo, hi, out):
     for r in range(r0, r1):
         c, o = codes[r, lo:hi], out[r, lo:hi]

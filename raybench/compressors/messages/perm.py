@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.compressors.messages import bitpack
 from raybench.compressors.messages.base import DTYPES, Cost, Message, zero_absent
 from raybench.cores import ALIGN, run_tiled
@@ -265,7 +266,7 @@ def in_tiles(
     return where.view(*lead, most), counts.view(lead)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _count(keys, limit, lo, hi, counts):
     for r in range(keys.shape[0]):
         for start in range(lo, hi, ALIGN):
@@ -275,7 +276,7 @@ def _count(keys, limit, lo, hi, counts):
             counts[r, start // ALIGN] = kept
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _fill(keys, limit, lo, hi, first, out):
     keep = np.empty(ALIGN, np.uint8)
     for r in range(keys.shape[0]):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 
-@numba.njit(cache=True, nogil=True)
+
+@compiled
 def _join(rows, sizes, out):  # rows (R, P), sizes (R,), out (sum of sizes,)
     at = 0
     for r in range(rows.shape[0]):
@@ -19,7 +20,7 @@ def _join(rows, sizes, out):  # rows (R, P), sizes (R,), out (sum of sizes,)
         at += size
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _split(data, sizes, out):  # the inverse; out (R, P) begins as zeros
     at = 0
     for r in range(out.shape[0]):
