@@ -174,6 +174,23 @@ def test_every_item_is_worked_on_once(monkeypatch):
             assert sorted(seen) == list(range(items))
 
 
+def test_torch_gets_one_thread_for_small_tensors_and_the_kernels_keep_all():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        for entries, inside in ((1000, 1), (cores.FEW, 3)):
+            with cores.narrow(entries):
+                assert (torch.get_num_threads(), cores.threads()) == (inside, 3)
+                with cores.wide(), cores.wide():
+                    assert (torch.get_num_threads(), cores.threads()) == (3, 3)
+                with pytest.raises(ValueError), cores.narrow(1), cores.wide():
+                    raise ValueError
+                assert (torch.get_num_threads(), cores.threads()) == (inside, 3)
+            assert (torch.get_num_threads(), cores.threads()) == (3, 3)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_batch_changes_a_cell_by_rounding_only():
     ours = SparseMargins(rows(), "logistic", torch.float64)
     x = points(40, 37)

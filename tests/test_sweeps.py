@@ -18,7 +18,7 @@ SIZES = {  # cells, after merging
     "ef21_a9a": 33,
     "marina_k": 270,
     "grid480": 480,
-    "vertical": 34,
+    "vertical": 38,
     "ring": 48,
     "power_sgd": 126,
     "ef21_family": 264,

@@ -18,6 +18,7 @@ from torch import Tensor
 from raybench.algorithms.base import PerCell
 from raybench.compressors import Dense, Message
 from raybench.compressors.messages import CasesMessage, FlaggedMessage
+from raybench.cores import wide
 from raybench.engine.graph import Mixing
 from raybench.engine.ledger import Ledger
 from raybench.engine.transport import Transport
@@ -116,6 +117,7 @@ class Net:
 
     # Gradients -------------------------------------------------------------------------------
 
+    @wide()
     def grad(
         self,
         x: Tensor,
@@ -160,6 +162,7 @@ class Net:
         self.evals[where if isinstance(where, slice) else where.cpu().numpy()] += cost
         return grads
 
+    @wide()
     def oracle(self, x: Tensor, loss: bool = False) -> _Oracle:
         """Return the full gradients and losses at x (B, d), from memory if they are known."""
         last = self._last
@@ -182,6 +185,7 @@ class Net:
         """Return how many samples the clients here have, int64 (n_here,)."""
         return self._samples[self._here].long().to(self.problem.device)
 
+    @wide()
     def grad_and_loss(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Return grad f_i(x_i) (B, n_here, d) and f_i(x_i) (B, n_here); counts as a full gradient."""
         began = perf_counter()
@@ -195,6 +199,7 @@ class Net:
         """Return rows (B, size) of all clients' data, counted through, the same for everyone."""
         return self.shared_stream(purpose).integers(size, int(self._samples.sum()))
 
+    @wide()
     def predict(self, X: Tensor, rows: Tensor) -> Tensor:
         """Return the clients' predictions (B, n_here, b, outputs) at rows (B, b); counts b gradients.
 
@@ -205,6 +210,7 @@ class Net:
         self.evals += float(rows.shape[-1])
         return self.problem.predict(X, rows)
 
+    @wide()
     def distill(self, X: Tensor, rows: Tensor, teacher: Tensor) -> Tensor:
         """Return the gradient (B, n_here, d) of mean_b D(teacher_b, prediction_b) where ``predict`` was."""
         return self.problem.distill(X, rows, teacher)
@@ -330,10 +336,12 @@ class Net:
         """Return the blocks (B, n_here, w) of x (B, d) that the clients here hold."""
         return cast(Any, self.problem).split(x)
 
+    @wide()
     def products(self, blocks: Tensor) -> Tensor:
         """Return A_j x_j, (B, n_here, N), from the clients' own blocks."""
         return cast(Any, self.problem).products(blocks)
 
+    @wide()
     def block_grad(self, v: Tensor) -> Tensor:
         """Return each client's block of the gradient, (B, n_here, w), if Ax were v (B, N)."""
         began = perf_counter()
@@ -344,6 +352,7 @@ class Net:
 
     # Oracles: for recording only, never booked -------------------------------------------------
 
+    @wide()
     def oracle_at_minimizer(self) -> Tensor:
         """Return grad f_i(x*) of the clients here, (B, n_here, d), where x* has a closed form."""
         star = self.problem.minimizer()

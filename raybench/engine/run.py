@@ -20,7 +20,7 @@ from raybench.algorithms.base import Algorithm, PerCell, State
 from raybench.compressors import Bound, Compressor, Role
 from raybench.compressors.compose import build, named
 from raybench.compressors.keeping import keeping
-from raybench.cores import keep_freed
+from raybench.cores import keep_freed, narrow, wide
 from raybench.engine import rows
 from raybench.engine.average import Average
 from raybench.engine.batch import Batch
@@ -222,13 +222,14 @@ class Run:
 
         Rounds, not seconds: all ranks must pause after the same round.
         """
-        if self.t < 0:
-            self._step(lambda: self.a.start(self.net, self.s, self.c), 0)
-        until = min(self.t + rounds, self.rounds)
-        while self.live.any() and self.t < until:
-            self.net.begin(self.t + 1)
-            self._schedule(self.t + 1)
-            self._step(lambda: self.a.round(self.net, self.s, self.c), self.t + 1)
+        with narrow(self.net.B * self.net.n_here * self.problem.message_dim):
+            if self.t < 0:
+                self._step(lambda: self.a.start(self.net, self.s, self.c), 0)
+            until = min(self.t + rounds, self.rounds)
+            while self.live.any() and self.t < until:
+                self.net.begin(self.t + 1)
+                self._schedule(self.t + 1)
+                self._step(lambda: self.a.round(self.net, self.s, self.c), self.t + 1)
         return not self.live.any() or self.t >= self.rounds
 
     def _schedule(self, t: int) -> None:
@@ -283,7 +284,8 @@ class Run:
             values["consensus_error"] = net.consensus
         if len(self.recorder.rounds) % self._evaluate_each == 0 or t == self.rounds:
             values["mean_client_grad_norm_sq"] = self._mean(oracle.grads.square().sum(-1))
-            values.update(self.problem.evaluate(x))
+            with wide():
+                values.update(self.problem.evaluate(x))
             for name in self.options.metrics:
                 values[name] = registry.lookup("metric", name).target(self.problem, x)
         row: dict[str, Any] = {k: v.double().cpu().numpy() for k, v in values.items()}

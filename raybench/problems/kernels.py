@@ -240,17 +240,15 @@ def minibatch_kernel(weighted: bool, kind: int) -> Any:
     return minibatch
 
 
-@compiled(**_OPTIONS)
+@compiled(error_model="numpy", fastmath={"contract", "reassoc", "nsz"})  # a sum in vector registers
 def nonconvex_kernel(lam, x, grads, values):  # type: ignore[no-untyped-def]
     """Write gradient and value of lam sum_l x_l^2 / (1 + x_l^2) at each row of x (R, d)."""
     for b in range(x.shape[0]):
-        for k in range(x.shape[1]):
-            v = float(x[b, k])
-            inverse = 1.0 / (1.0 + v * v)
-            grads[b, k] = 2.0 * lam * v * inverse * inverse
-        total = 0.0
-        for k in range(x.shape[1]):
-            v = float(x[b, k])
+        row, out, total = x[b], grads[b], 0.0
+        for k in range(len(row)):
+            v = float(row[k])
             square = v * v
-            total += 1.0 if square > 1e300 else square / (1.0 + square)
+            inverse = 1.0 / (1.0 + square)
+            out[k] = 2.0 * lam * v * inverse * inverse
+            total += 1.0 if square > 1e300 else square * inverse
         values[b] = lam * total
