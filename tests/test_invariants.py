@@ -13,6 +13,7 @@ from toys import ConvexL1, Counterexample, descend, each_round, full_gradients, 
 
 from raybench.algorithms.power_sgd import orthonormal
 from raybench.engine.graph import GRAPHS, mixing
+from raybench.engine.ledger import COLUMNS
 from raybench.engine.resolve import problem_of
 from raybench.testing.trial import DATA, Method, finished, started
 
@@ -113,6 +114,38 @@ def test_power_sgd_of_full_rank_is_gradient_descent():
     run = started(Method("power_sgd", {"rank": 4}, None, MATRIX, step=0.1, rounds=300).batch())
     want = descend(started(Method("gd", {}, None, MATRIX, step=0.1, rounds=300).batch()), 0.1)
     assert largest(path(run), want) < 1e-8
+
+
+def test_power_sgd_compresses_after_its_dense_rounds():
+    more = {"momentum": 0.5}
+    chosen = Method("power_sgd", {"dense_rounds": 4, **more}, None, MATRIX, step=0.05, rounds=9)
+    run, plain = (
+        started(chosen.batch()),
+        started(Method("heavy_ball", {"momentum": 0.5}, None, MATRIX, step=0.05, rounds=9).batch()),
+    )
+    d = run.problem.dim
+    for t in range(1, 10):
+        run.advance(1)
+        plain.advance(1)
+        assert (largest(run.s.x, plain.s.x) < 1e-12) == (t <= 4), t
+        assert (float(run.c.e.abs().max()) == 0) == (t <= 4), t
+        if t <= 4:
+            assert run.net.ledger.up[COLUMNS.index("values")].tolist() == [t * d]
+    sent = run.net.ledger.up[COLUMNS.index("values")]
+    assert (sent < 9 * d).all()
+
+
+def test_ef21_prox_is_the_step_of_ef21_on_a_problem_with_a_penalty(convex):
+    problem, operator = {"name": "convex_l1", "weight": 0.2}, {"name": "top_k", "k": 3}
+    prox, plain = (
+        finished(Method(name, {}, operator, problem, rounds=1500, more=FAR).batch())
+        for name in ("ef21_prox", "ef21")
+    )
+    assert torch.equal(prox.s.x, plain.s.x)
+    x, L = prox.s.x, prox.problem.constants.L
+    grad = prox.problem.oracle(x)[0].mean(1)
+    assert largest(x, prox.problem.prox(x - grad / L, 1 / L)) < 1e-9
+    assert 0 < int((x == 0).sum()) < prox.problem.dim
 
 
 def test_power_sgd_survives_zero_and_rank_deficient_gradients():

@@ -213,6 +213,40 @@ def test_codistillation_sends_predictions_only_and_ramps():
     assert largest(run.c.X, want) < 1e-13 * float(want.abs().max())
 
 
+def test_checkpoints_of_every_round_are_as_good_as_predictions():
+    problem = PREDICTING["one-hot"][0]
+    args = {"common": 4, "ramp": 5, "step": 0.05}
+    have, want = (
+        finished(
+            method("codistillation", problem, None, 20, exchange=exchange, every=1, **args).batch()
+        )
+        for exchange in ("checkpoints", "predictions")
+    )
+    assert largest(have.c.X, want.c.X) < 1e-12 * float(want.c.X.abs().max())
+
+
+def test_checkpoints_are_sent_now_and_then_and_teach_until_the_next():
+    problem = PREDICTING["one-hot"][0]
+    chosen = {"exchange": "checkpoints", "every": 3, "common": 4}
+    run = started(method("codistillation", problem, None, 7, step=1e-3, **chosen).batch())
+    n, d, values = run.net.n, run.problem.dim, COLUMNS.index("values")
+    for t in range(7):
+        X = run.c.X.clone() if t else scatter(run)
+        if t % 3 == 0:
+            sent = X
+        run.advance(1)
+        rows = run.net.common_sample("common", 4)
+        known = run.problem.predict(sent, rows)
+        teacher = (known.sum(1, keepdim=True) - known) / (n - 1)
+        pull = run.problem.distill(X, rows, teacher)
+        want = X - 1e-3 * (run.problem.oracle(X)[0] + 0.5 * pull)
+        assert largest(run.c.X, want) < 1e-13 * float(want.abs().max()), t
+        checkpoints = t // 3 + 1
+        assert run.net.ledger.up[values].tolist() == [checkpoints * d]
+        assert run.net.ledger.down[values].tolist() == [checkpoints * n * d]
+    assert run.net.evals.tolist() == [7 * (np.mean(run.problem.samples) + n * 4)]
+
+
 def test_codistillation_needs_predictions():
     with pytest.raises(Skip, match="needs a problem with predictions"):
         method("codistillation", P1, step=0.1).batch()

@@ -214,7 +214,32 @@ def test_the_mean_is_over_those_who_take_part():
     assert 0 < empty < 60
 
 
-@pytest.mark.parametrize("name", ["local_sgd", "fedprox", "scaffold", "local_ef21"])
+@pytest.mark.parametrize("p", [1.0, 0.4])
+def test_fedavg_weighs_clients_by_their_samples(p):
+    problem = {**SAMPLES, "split": {"dirichlet": 0.3}}
+    run = started(Method("fedavg", {"tau": 2, "p": p}, None, problem, step=0.02, rounds=30).batch())
+    N = torch.tensor(run.problem.samples, dtype=torch.float64)
+    assert N.max() > 2 * N.min()
+    for t in range(1, 31):
+        x = run.s.x.clone()
+        y = x[:, None] - 0.02 * run.problem.grad(x)
+        y = y - 0.02 * run.problem.grad(y)
+        run.advance(1)
+        w = N * run.net.participants(run.a.p)[0]
+        want = (w[:, None] * y[0]).sum(0) / w.sum() if w.any() else x[0]
+        assert largest(run.s.x[0], want) < 1e-13, t
+
+
+def test_fedavg_minimises_the_mean_over_all_samples():
+    problem = {**SAMPLES, "split": {"dirichlet": 0.3}, "regularizer": "l2", "lambda": 0.1}
+    method = Method("fedavg", {"tau": 1}, None, problem, step=0.05, rounds=3000)
+    run = finished(method.batch(), every=3000)
+    N, grads = torch.tensor(run.problem.samples).double(), run.problem.grad(run.s.x)[0]
+    assert float(((N / N.sum())[:, None] * grads).sum(0).norm()) < 1e-8
+    assert float(grads.mean(0).norm()) > 1e-3  # no minimum of f, whose clients weigh the same
+
+
+@pytest.mark.parametrize("name", ["local_sgd", "fedavg", "fedprox", "scaffold", "local_ef21"])
 def test_local_gradients_are_counted(name):
     compressor = TOP if name == "local_ef21" else None
     for batch, cost in ((3, 3), ("full", 12)):

@@ -1,6 +1,6 @@
-"""Codistillation: clients learn from each other's predictions, not from their parameters."""
+"""Codistillation: clients learn from each other's predictions."""
 
-from raybench.algorithms.base import Dense, Integer, Number, Points, algorithm, theory
+from raybench.algorithms.base import Choice, Dense, Integer, Number, Points, algorithm, theory
 
 
 @algorithm(
@@ -13,16 +13,20 @@ from raybench.algorithms.base import Dense, Integer, Number, Points, algorithm, 
     ramp=Integer(1, low=1, help="rounds until w is reached, linearly"),
     common=Integer(32, low=1, help="inputs per round that all clients predict"),
     batch=Integer("full", low=1, words=("full",), help="own samples per client and round"),
+    exchange=Choice("predictions", "checkpoints", help="what clients send each other"),
+    every=Integer(50, low=1, help="rounds between checkpoints"),
 )
 class Codistillation(Points):
     """x_i <- x_i - gamma (g_i(x_i) + w_t grad D_i), D_i = mean_j D(t_ij, p(x_i; a_j)), w_t = w min{1, t/ramp}.
 
     p(x_i; a_j): the client's prediction at ``common`` inputs a_j, drawn from all clients' rows and known to
     all; t_ij: the mean of the other clients' predictions, a constant. D is the cross-entropy of
-    probabilities, and half the squared distance of regressed values. The problem must have predictions:
-    ``logistic``, ``nonconvex_classification``, ``least_squares``. w = 0: independent training. f is
-    recorded at the mean of the points. Default step: 0.5/L_max, no theorem. Up and down:
-    ``common`` times outputs values. Source: Anil et al. 2018.
+    probabilities, and half the squared distance of regressed values. ``exchange``: clients send their
+    predictions, or ``every`` so many rounds their points, and predict for the others from those.
+    The problem must have predictions: ``logistic``, ``nonconvex_classification``, ``least_squares``.
+    w = 0: independent training. f is recorded at the mean of the points. Default step: 0.5/L_max, no
+    theorem. Up: ``common`` times outputs values, or d per checkpoint. Down: the same, or n d.
+    Source: Anil et al. 2018.
     """
 
     def start(a, net, s, c):
@@ -32,8 +36,21 @@ class Codistillation(Points):
     def round(a, net, s, c):
         s.t += 1
         rows = net.common_sample("common", a.common)
-        own = net.predict(c.X, rows)  # (B, n_here, common, outputs)
-        total = net.down(Dense(net.up(Dense(own.flatten(2))).sum()))
-        teacher = (total.view_as(own[:, 0])[:, None] - own) / max(1, net.n - 1)
+        total, own = getattr(a, a.exchange)(net, s, c, rows)
+        teacher = (total[:, None] - own) / max(1, net.n - 1)
         w = a.w * (min(1.0, s.t / a.ramp) if net.n > 1 else 0.0)
         c.X = c.X - a.gamma * (a.gradient(net, c.X) + w * net.distill(c.X, rows, teacher))
+
+    def predictions(a, net, s, c, rows):
+        """Return the sum of all clients' predictions (B, common, outputs), and each client's own."""
+        own = net.predict(c.X, rows)
+        total = net.down(Dense(net.up(Dense(own.flatten(2))).sum()))
+        return total.view_as(own[:, 0]), own
+
+    def checkpoints(a, net, s, c, rows):
+        """Return the same for the points that were last sent."""
+        if (s.t - 1) % a.every == 0:
+            points = net.up(Dense(c.X)).decode()
+            s.sent = net.down(Dense(points.flatten(1))).view_as(points)
+        known = net.predict(s.sent, rows, net.n)
+        return known.sum(1), net.here(known)

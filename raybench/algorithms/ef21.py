@@ -23,7 +23,7 @@ class EF21(Algorithm):
     """x <- x - gamma g; c_i = C(grad f_i(x) - g_i); g_i <- g_i + c_i; g <- g + mean c_i.
 
     gamma = 1/(L + L_tilde sqrt(beta/theta)), theta = 1 - sqrt(1 - alpha), beta = (1 - alpha)/theta.
-    The server's g equals mean g_i. On a problem with a nonsmooth part it is EF21-Prox. Up: one
+    The server's g equals mean g_i. On a problem with a nonsmooth part it is ``ef21_prox``. Up: one
     message. Down: d values. Source: Richtarik, Sokolov, Fatkhullin 2021, algorithm 2.
     """
 
@@ -46,3 +46,18 @@ class EF21(Algorithm):
         m = Dense(v) if dense else a.C(v, net.stream("up"))
         m.add_to(c.g)
         return net.up(m).mean()
+
+
+@algorithm(
+    "ef21_prox",
+    up=Contractive,
+    broadcast=Contractive,
+    proximal=True,
+    theory=theory.ef21,
+)
+class EF21Prox(EF21):
+    """EF21 for f + psi: x <- prox_{gamma psi}(x - gamma g), the step that ``ef21`` takes there too.
+
+    gamma as in EF21; recorded is the gradient mapping. Without psi it is EF21. Up: one message. Down: d
+    values. Source: Fatkhullin, Sokolov, Gorbunov, Li, Richtarik 2021, EF21 with Bells & Whistles.
+    """

@@ -1,4 +1,4 @@
-"""Local steps between the rounds: Local SGD (FedAvg) and FedProx."""
+"""Local steps between the rounds: Local SGD, FedAvg and FedProx."""
 
 from raybench.algorithms.base import Contractive, Dense, Integer, Number, algorithm, zeros_like
 from raybench.algorithms.gd import GD
@@ -32,12 +32,12 @@ def walk(a, net, x, clients=None, pull=lambda g, y: g):
     momentum=Number(0.0, low=0, high=0.999, per_cell=True, help="of the server (FedAvgM)"),
 )
 class LocalSGD(GD):
-    """y_i = x; tau times y_i <- y_i - gamma g_i(y_i); x <- x + server mean_i (y_i - x): Local SGD, FedAvg.
+    """y_i = x; tau times y_i <- y_i - gamma g_i(y_i); x <- x + server mean_i (y_i - x).
 
     The mean is over those who take part, equal weights as in f; a round without any leaves x. gamma
     is the clients' step. Momentum: v <- momentum v + mean (x - y_i), x <- x - server v. tau = 1 is
     SGD. On heterogeneous data its fixed point is not x*, by an amount that grows with gamma tau.
-    Up: d values. Down: d values. Source: McMahan et al. 2017; Stich 2019; Hsu et al. 2019.
+    Up: d values. Down: d values. Source: Stich 2019; Hsu et al. 2019.
     """
 
     def start(a, net, s, c):
@@ -46,12 +46,35 @@ class LocalSGD(GD):
     def round(a, net, s, c):
         S = net.participants(a.p)
         got = net.up(Dense(a.drift(net, s, c, S)).masked(S))
-        s.v = a.momentum * s.v + got.mean_sent()
+        s.v = a.momentum * s.v + a.mean(net, got)
         a.step(net, s, a.server * s.v)
 
     def drift(a, net, s, c, S):
         """Return (x - y_i)/gamma of the clients here."""
         return walk(a, net, s.x, S)
+
+    def mean(a, net, got):
+        """Return the mean of what participants sent."""
+        return got.mean_sent()
+
+
+@algorithm(
+    "fedavg",
+    up=None,
+    broadcast=Contractive,
+    theory=None,
+    stochastic=True,
+    participation="p",
+)
+class FedAvg(LocalSGD):
+    """Local SGD whose mean weighs client i by N_i, its number of samples: sum_i N_i (y_i - x) / sum_i N_i.
+
+    It minimises the mean over all samples, sum_i (N_i/N) f_i, which is f only where clients hold
+    equally many; then it is Local SGD. Up: d values. Down: d values. Source: McMahan et al. 2017.
+    """
+
+    def mean(a, net, got):
+        return got.mean_sent(net.shares)
 
 
 @algorithm(

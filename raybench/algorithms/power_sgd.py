@@ -11,6 +11,7 @@ from raybench.algorithms.base import Algorithm, Integer, Number, algorithm, zero
     theory=None,
     rank=Integer(1, low=1, help="of a message, at most"),
     momentum=Number(0.0, low=0, high=0.999, per_cell=True, help="of the decompressed steps"),
+    dense_rounds=Integer(0, low=0, help="first rounds, sent uncompressed"),
 )
 class PowerSGD(Algorithm):
     """For each matrix D_i = G_i + e_i: P = orth(mean D_i Q); Q_i = D_i'P; x <- x - gamma P mean(Q_i)'.
@@ -22,7 +23,7 @@ class PowerSGD(Algorithm):
     """
 
     def start(a, net, s, c):
-        c.e, s.v, s.Q = net.zeros(), zeros_like(s.x), []
+        c.e, s.v, s.Q, s.t = net.zeros(), zeros_like(s.x), [], 0
         for j, (_, shape) in enumerate(net.layout):
             b = int(torch.Size(shape[1:]).numel())
             r = min(a.rank, shape[0], b)
@@ -32,7 +33,7 @@ class PowerSGD(Algorithm):
     def round(a, net, s, c):
         D, steps = net.grad(s.x) + c.e, []
         for j, tensor in enumerate(net.layout.views(D)):
-            if s.Q[j] is None:
+            if s.Q[j] is None or s.t < a.dense_rounds:
                 out, own = net.mean(tensor), tensor
             else:
                 M = tensor.flatten(3)
@@ -43,7 +44,7 @@ class PowerSGD(Algorithm):
             steps.append((out.reshape(len(out), *tensor.shape[2:]), own.reshape(tensor.shape)))
         s.v = a.momentum * s.v + net.layout.concat([out for out, _ in steps])
         s.x = s.x - a.gamma * s.v
-        c.e = D - net.layout.concat([own for _, own in steps])
+        c.e, s.t = D - net.layout.concat([own for _, own in steps]), s.t + 1
 
 
 def orthonormal(P: torch.Tensor) -> torch.Tensor:

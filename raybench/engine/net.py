@@ -42,9 +42,16 @@ class Received:
         """Return the mean over all n clients, absent ones as zero, (B, d)."""
         return self.message.sum_clients().div_(self.n)
 
-    def mean_sent(self) -> Tensor:
-        """Return the mean over the clients that sent something, (B, d); zero where none did."""
-        total, who = self.message.sum_clients(), self.message.present
+    def mean_sent(self, weights: Tensor | None = None) -> Tensor:
+        """Return the mean over the clients that sent something, (B, d); zero where none did.
+
+        weights: (n,), positive; equal by default.
+        """
+        who = self.message.present
+        if weights is not None:
+            w = weights.expand(len(self.decode()), -1) if who is None else weights * who
+            return self.weighted(w / w.sum(1, keepdim=True).clamp(min=weights.min()))
+        total = self.message.sum_clients()
         if who is None:
             return total.div_(self.n)
         return total.div_(who.sum(1, keepdim=True).clamp(min=1))
@@ -181,6 +188,11 @@ class Net:
         return self.stream(purpose).integers(size, counts)
 
     @property
+    def shares(self) -> Tensor:
+        """Return each client's share N_i/N of all samples, (n,)."""
+        return (self._samples / self._samples.sum()).to(self.problem.device, self.problem.dtype)
+
+    @property
     def samples(self) -> Tensor:
         """Return how many samples the clients here have, int64 (n_here,)."""
         return self._samples[self._here].long().to(self.problem.device)
@@ -200,14 +212,15 @@ class Net:
         return self.shared_stream(purpose).integers(size, int(self._samples.sum()))
 
     @wide()
-    def predict(self, X: Tensor, rows: Tensor) -> Tensor:
-        """Return the clients' predictions (B, n_here, b, outputs) at rows (B, b); counts b gradients.
+    def predict(self, X: Tensor, rows: Tensor, each: int = 1) -> Tensor:
+        """Return predictions (B, m, b, outputs) of X (B, m, d) at rows (B, b).
 
+        each: of how many of the m points a client predicts; counts b gradients for every one.
         Raises InputError where the problem predicts nothing.
         """
         if not self.problem.outputs:
             raise InputError.of("problem", "has no predictions; the method needs them")
-        self.evals += float(rows.shape[-1])
+        self.evals += float(each * rows.shape[-1])
         return self.problem.predict(X, rows)
 
     @wide()
