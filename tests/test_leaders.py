@@ -244,7 +244,7 @@ def test_checkpoints_are_sent_now_and_then_and_teach_until_the_next():
         checkpoints = t // 3 + 1
         assert run.net.ledger.up[values].tolist() == [checkpoints * d]
         assert run.net.ledger.down[values].tolist() == [checkpoints * n * d]
-    assert run.net.evals.tolist() == [7 * (np.mean(run.problem.samples) + n * 4)]
+    assert run.net.evals.tolist() == [7 * (np.mean(run.problem.samples) + 4)]
 
 
 def test_codistillation_needs_predictions():

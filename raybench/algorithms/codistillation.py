@@ -52,5 +52,5 @@ class Codistillation(Points):
         if (s.t - 1) % a.every == 0:
             points = net.up(Dense(c.X)).decode()
             s.sent = net.down(Dense(points.flatten(1))).view_as(points)
-        known = net.predict(s.sent, rows, net.n)
+        known = net.predict(s.sent, rows)
         return known.sum(1), net.here(known)

@@ -212,20 +212,19 @@ class Net:
         return self.shared_stream(purpose).integers(size, int(self._samples.sum()))
 
     @wide()
-    def predict(self, X: Tensor, rows: Tensor, each: int = 1) -> Tensor:
-        """Return predictions (B, m, b, outputs) of X (B, m, d) at rows (B, b).
+    def predict(self, X: Tensor, rows: Tensor) -> Tensor:
+        """Return predictions (B, m, b, outputs) of X (B, m, d) at rows (B, b): no gradients.
 
-        each: of how many of the m points a client predicts; counts b gradients for every one.
         Raises InputError where the problem predicts nothing.
         """
         if not self.problem.outputs:
             raise InputError.of("problem", "has no predictions; the method needs them")
-        self.evals += float(each * rows.shape[-1])
         return self.problem.predict(X, rows)
 
     @wide()
     def distill(self, X: Tensor, rows: Tensor, teacher: Tensor) -> Tensor:
-        """Return the gradient (B, n_here, d) of mean_b D(teacher_b, prediction_b) where ``predict`` was."""
+        """Return grad mean_b D(teacher_b, prediction_b) of the clients here, (B, n_here, d); counts b gradients."""
+        self.evals += float(rows.shape[-1])
         return self.problem.distill(X, rows, teacher)
 
     def zeros(self) -> Tensor:
