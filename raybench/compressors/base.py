@@ -78,12 +78,14 @@ class Compressor:
     deterministic: the message is a function of x alone. correlated: the clients of a cell draw
     common random numbers, so that averaging over them does not reduce the variance by n. selection:
     the message is some of x's coordinates as they are, so that <C(x), x> = ||C(x)||^2. zero_to_zero:
-    C(0) = 0; false for a bare sign, which has no symbol for it.
+    C(0) = 0; false for a bare sign, which has no symbol for it. relay: as a downlink operator the
+    server passes on the sum of what it receives, and clients step themselves.
     """
 
     deterministic: bool = False
     selection: bool = False
     zero_to_zero: bool = True
+    relay: bool = False
 
     @property
     def correlated(self) -> bool:
@@ -105,9 +107,7 @@ class Compressor:
         if x.ndim == 0 or x.shape[-1] == 0:
             raise ValueError("x needs a last axis of at least one coordinate")
         lead = tuple(x.shape[:-1])
-        if (
-            0 in lead
-        ):  # no rows: those of a message that has some, so that no kernel need know of it
+        if 0 in lead:  # the rows, none, of a message that has some: no kernel need know of it
             some = x.new_zeros(*(max(n, 1) for n in lead), x.shape[-1])
             return self.compress(some).map(lambda t: t[tuple(slice(n) for n in lead)])
         if x.numel() >= LARGE:

@@ -41,6 +41,8 @@ class Aggregate(Identity):
     uplink operator it is the identity.
     """
 
+    relay = True
+
 
 @compressor("zero")
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from raybench import problems, registry, theory
 from raybench.compressors import Bound, Role, count_of
 from raybench.engine.batch import Resolved
-from raybench.engine.run import is_aggregate, operator, own_operators, uplink
+from raybench.engine.run import operator, own_operators, relays, uplink
 from raybench.errors import InputError
 from raybench.problems.base import Problem
 from raybench.spec import Cell, Section
@@ -172,7 +172,7 @@ class Resolver:
         self, section: Section | None, entry: registry.Entry, way: str, problem: Problem
     ) -> tuple[Bound, Role]:
         role = Role(entry.meta.get(way) or Role.ANY)
-        if way == "down" and not entry.meta.get("down") and not is_aggregate(section):
+        if way == "down" and not entry.meta.get("down") and not relays(section):
             role = Role.ANY if section is None else Role.CONTRACTIVE
         dims = (problem.message_dim, problem.n, problem.layout)
         name = "none" if section is None else section.name

@@ -114,9 +114,9 @@ def own_operators(
     return out
 
 
-def is_aggregate(section: Section | None) -> bool:
+def relays(section: Section | None) -> bool:
     """Return whether a downlink section says that the server passes on the sum of what it receives."""
-    return section is not None and section.name == "aggregate"
+    return unbound(section).relay
 
 
 class Run:
@@ -144,7 +144,7 @@ class Run:
         if self.entry.meta.get("decentralised"):
             asked = first.graph or Section("ring", {})
             graph = mixing(asked.name, problem.n, asked.params)
-        self.net = Net(problem, roots, transport, graph, is_aggregate(first.downlink))
+        self.net = Net(problem, roots, transport, graph, relays(first.downlink))
         self.a: Any = self._method()
         self.s, self.c = State(), State()
         self.s.x = self._start()
