@@ -13,7 +13,7 @@ from toys import ConvexL1, Counterexample, each_round, full_gradients, registere
 from raybench import registry, theory
 from raybench.engine.resolve import Resolver, Skip, problem_of
 from raybench.spec import Step
-from raybench.testing.trial import DATA, Method, finished, started
+from raybench.testing.trial import DATA, Method, compressors_for, finished, started
 
 SEEDS = 48
 NONCONVEX = {
@@ -237,3 +237,23 @@ def test_a_step_without_theory_is_skipped_with_a_reason():
     cell = Method("power_sgd", problem=NONCONVEX).cell().cell
     with pytest.raises(Skip, match="no theoretical step size"):
         Resolver().resolve(replace(cell, step=Step("theory", 1.0)))
+
+
+PROXIMAL = [
+    name
+    for name in registry.names("algorithm")
+    if registry.lookup("algorithm", name).meta.get("proximal")
+]
+
+
+@pytest.mark.parametrize("name", PROXIMAL)
+def test_proximal_methods_end_at_the_minimiser_of_f_and_the_penalty(convex, name):
+    """One sample per client, so no noise: the gradient mapping of f + 0.2 ||x||_1 vanishes."""
+    entry = registry.lookup("algorithm", name)
+    operator = "identity" if name == "dcgd" else compressors_for(entry)[0]  # DCGD has a floor
+    method = Method(name, {}, operator, {**convex, "weight": 0.2}, step=0.05, rounds=600, more=FAR)
+    if entry.meta.get("down"):
+        method = replace(method, downlink={"name": "top_k", "k": 3})
+    run = finished(method.batch(), every=600)
+    assert run.recorder.column("grad_norm_sq")[0, -1] < 1e-12
+    assert run.recorder.column("loss")[0, -1] == pytest.approx(-0.1454849561387832, rel=1e-9)

@@ -30,6 +30,7 @@ def heavy_ball(k: theory.Setting) -> theory.Rate:
 
 @algorithm(
     "heavy_ball",
+    version="2",
     up=None,
     broadcast=Contractive,
     proximal=True,
@@ -40,9 +41,10 @@ def heavy_ball(k: theory.Setting) -> theory.Rate:
 class HeavyBall(GD):
     """v <- eta v + mean_i grad f_i(x); x <- x - gamma v; Nesterov: x <- x - gamma (g + eta v).
 
-    gamma multiplies the undamped v: gamma/(1 - eta) is the step that gradients take in the long run.
-    gamma = (1-eta)^2/L, eta = ``momentum``; Nesterov's form has no theory here. Up: d values per
-    client. Down: d values. Source: Polyak 1964; Nesterov's form as in Sutskever et al. 2013.
+    gamma multiplies the undamped v: gamma/(1 - eta) is the step that gradients take in the long run,
+    and that of the prox, so that minimisers of f + psi are fixed points. gamma = (1-eta)^2/L, eta =
+    ``momentum``; Nesterov's form has no theory here. Up: d values per client. Down: d values. Source:
+    Polyak 1964; Nesterov's form as in Sutskever et al. 2013.
     """
 
     def start(a, net, s, c):
@@ -50,11 +52,14 @@ class HeavyBall(GD):
 
     def step(a, net, s, g):
         s.v = a.momentum * s.v + g
-        super().step(net, s, g + a.momentum * s.v if a.nesterov else s.v)
+        along = g + a.momentum * s.v if a.nesterov else s.v
+        x = s.x if a.D is None else s.y
+        a.tell(net, s, net.prox(x - a.gamma * along, a.gamma / (1 - a.momentum)))
 
 
 @algorithm(
     "momentum_sgd",
+    version="2",
     up=None,
     broadcast=Contractive,
     proximal=True,
