@@ -178,11 +178,15 @@ def vr_marina(k: Setting) -> Rate:
     """VR-MARINA, finite sum: rho = p, B = (1-p)(omega L_tilde^2 + (1 + omega) Lcal^2/b)/n.
 
     The minibatches are independent even where the mask is shared: then
-    B = (1-p)(omega (L_tilde^2 + Lcal^2/b) + Lcal^2/(b n)).
+    B = (1-p)(omega (L_tilde^2 + Lcal^2/b) + Lcal^2/(b n)). Paper: max(max_i L_i, Lcal) for L, L_tilde
+    and Lcal.
     """
     p, b, omega = float(k.numbers["p"]), float(k.numbers["batch"]), k.mean_omega
     samples = k.need("L_samples") ** 2 / b
-    return Rate(rho=p, B=(1 - p) * (omega * (k.need("L_tilde") ** 2 + samples) + samples / k.n))
+    one = max(k.need("L_max"), k.need("L_samples"))
+    paper = 1 / (one * (1 + math.sqrt((1 - p) / p * (omega * (1 + 1 / b) + 1 / (b * k.n)))))
+    far = k.need("L_tilde") ** 2
+    return Rate(rho=p, B=(1 - p) * (omega * (far + samples) + samples / k.n), paper=paper)
 
 
 def diana(k: Setting) -> Rate:

@@ -268,6 +268,8 @@ def test_numbers_left_to_the_methods():
     assert numbers(SAMPLES, "vr_marina", "identity", batch=2, big=6)["p"] == pytest.approx(2 / 8)
     assert numbers(SAMPLES, "dasha_sync_mvr", "identity", batch=2)["p"] == pytest.approx(2 / 14)
     assert numbers(SAMPLES, "vr_diana")["p"] == pytest.approx(1 / 12)
+    assert numbers(SAMPLES, "vr_diana", batch=3)["p"] == pytest.approx(3 / 12)
+    assert numbers(SAMPLES, "vr_diana", batch=30)["p"] == 1
     got = numbers({**CHAIN, "clients": 4}, "adiana")
     assert got["p"] == pytest.approx(1 / 8)  # omega = 3: max{1, ..}/(2 (1 + omega))
     assert got["mu"] == pytest.approx(0.01)
@@ -282,6 +284,8 @@ def test_dasha_s_step():
     assert paper.step_size == pytest.approx(1 / (c.L + c.L_tilde * math.sqrt(16 * 3 * 7 / 6)))
     one = on(P1, "dasha", RAND).cell().theory_step
     assert on(P1, "dasha", RAND, params={"alpha": 0.05}).cell().theory_step < one
+    below = on(P1, "dasha", RAND, params={"alpha": (1 - 1e-6) / 7}).cell().theory_step
+    assert below == pytest.approx(one, rel=1e-5)  # no jump
     assert on(P1, "dasha", RAND, params={"alpha": 0.5}).cell().theory_step is None  # above 1/7
     assert on(SAMPLES, "dasha_page", RAND, params={"alpha": 0.5}).cell().theory_step is None
 

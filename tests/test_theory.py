@@ -105,6 +105,18 @@ STEPS = [
         "nonconvex",
         1 / (2 + math.sqrt(0.8 / 0.2 * (4 * (41 / 3 + 25 / 2) + 25 / 6))),
     ),
+    (
+        "vr_marina",  # L_max for all three
+        {"omega": 4.0, "p": 0.2, "batch": 2},
+        "paper",
+        1 / (6 + math.sqrt(0.8 / 0.6 * (4 * 36 + 5 * 36 / 2))),
+    ),
+    (
+        "vr_diana",  # 20 samples are 10 batches of 2
+        {"omega": 4.0, "a": 0.2, "batch": 2},
+        "paper",
+        1 / (60 * math.sqrt(1 + 4 / 3) * (10 ** (2 / 3) + 5)),
+    ),
     ("diana", {"omega": 4.0, "a": 0.2}, "nonconvex", 1 / (2 + 2 * L_TILDE * 5 * math.sqrt(4 / 3))),
     (
         "diana",

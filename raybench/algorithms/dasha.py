@@ -1,6 +1,6 @@
 """DASHA: compressed differences of trackers, no synchronisation."""
 
-from math import isclose, sqrt
+from math import sqrt
 
 from raybench.algorithms.base import Algorithm, Contractive, Dense, Number, Unbiased, algorithm
 from raybench.theory import NoTheory, Rate, Setting
@@ -14,24 +14,22 @@ def follow_rate(k: Setting) -> float:
 def lag(k: Setting) -> float:
     """Return F of sum_t E||mean_i (g_i - h_i)||^2 <= F sum_t mean_i E||h_i^{t+1} - h_i^t||^2.
 
-    With w = omega/n (``mean_omega``): F = 2 (2 omega + 1) w for a = 1/(2 omega + 1), and
-    4 w (1 + 4 a omega)/a below it. Raises NoTheory above it.
+    F = 2 w (1 + 2 a omega)/(a (2 - a)), w = omega/n (``mean_omega``), for a <= 1/(2 omega + 1), where it
+    is 2 (2 omega + 1) w: the recursions of ``dasha`` summed over t. Raises NoTheory above it.
     """
     a, omega = float(k.numbers["alpha"]), k.need("omega")
-    if isclose(a, follow_rate(k)):
-        return 2 * (2 * omega + 1) * k.mean_omega
-    if not 0 < a < follow_rate(k):
+    if not 0 < a <= follow_rate(k) * (1 + 1e-12):
         raise NoTheory(f"it needs 0 < alpha <= 1/(2 omega + 1) = {follow_rate(k):.3g}")
-    return 4 * k.mean_omega * (1 + 4 * a * omega) / a
+    return 2 * k.mean_omega * (1 + 2 * a * omega) / (a * (2 - a))
 
 
 def dasha(k: Setting) -> Rate:
-    """DASHA: 1/(L + L_tilde sqrt(2 omega (2 omega + 1)/n)); under PL rho = a/2, B below.
+    """DASHA: 1/(L + L_tilde sqrt(F)), F = 2 omega (2 omega + 1)/n for a = 1/(2 omega + 1); PL rho = a/2, B below.
 
     G = ||g - grad f||^2 + 4 a w mean||g_i - h_i||^2, w = omega/n: with u = h_i+ - h_i - a (g_i - h_i)
     the first falls by (1-a)^2 and gains w mean||u||^2, the second by (1-a)^2 and gains
     omega mean||u||^2; ||u||^2 <= 2 ||h_i+ - h_i||^2 + 2 a^2 ||g_i - h_i||^2, and
-    B = 2 w (1 + 4 a omega) L_tilde^2. Paper: 16 omega (2 omega + 1)/n under the root.
+    B = 2 w (1 + 4 a omega) L_tilde^2. F = 2 w (1 + 2 a omega)/(a (2 - a)). Paper: 16 omega (2 omega + 1)/n under the root.
     """
     a, omega, far = float(k.numbers["alpha"]), k.need("omega"), k.need("L_tilde")
     gain = 2 * k.mean_omega * (1 + 4 * a * omega) * far**2

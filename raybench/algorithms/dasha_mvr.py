@@ -7,7 +7,10 @@ from raybench.theory import Rate, Setting
 
 
 def mvr(k: Setting) -> Rate:
-    """DASHA-MVR, v = 2 (1-q)^2 Lcal^2/b: change = 2 L_tilde^2 + 3 v, noise = v/(q (2-q) n); to a floor."""
+    """DASHA-MVR: 1/(L + sqrt(F (2 L_tilde^2 + 3 v)) + sqrt(v/(q (2-q) n))), v = 2 (1-q)^2 Lcal^2/b; to a floor.
+
+    F is DASHA's, 2 omega (2 omega + 1)/n for alpha = 1/(2 omega + 1).
+    """
     q, b = float(k.numbers["momentum"]), float(k.numbers["batch"])
     v = 2 * (1 - q) ** 2 * k.need("L_samples") ** 2 / b
     return tracked(k, 2 * k.need("L_tilde") ** 2 + 3 * v, v / (q * (2 - q) * k.n))

@@ -19,7 +19,10 @@ def tracked(k: Setting, change: float, noise: float) -> Rate:
 
 
 def page(k: Setting) -> Rate:
-    """DASHA-PAGE, l = Lcal^2/b: change = (1+p) L_tilde^2 + 3 (1-p) l, noise = (1-p) l/(p n)."""
+    """DASHA-PAGE: 1/(L + sqrt(F ((1+p) L_tilde^2 + 3 (1-p) l)) + sqrt((1-p) l/(p n))), l = Lcal^2/b.
+
+    F is DASHA's, 2 omega (2 omega + 1)/n for alpha = 1/(2 omega + 1).
+    """
     p, l = float(k.numbers["p"]), k.need("L_samples") ** 2 / float(k.numbers["batch"])
     change = (1 + p) * k.need("L_tilde") ** 2 + 3 * (1 - p) * l
     return tracked(k, change, (1 - p) * l / (p * k.n))

@@ -17,9 +17,10 @@ from raybench.theory import Rate, Setting
 
 
 def sync_mvr(k: Setting) -> Rate:
-    """Return ``tracked``, l = Lcal^2/b: change = (1-p)(L_tilde^2 + l), noise = (1-p) l/(p n).
+    """DASHA-SYNC-MVR: 1/(L + sqrt(F (1-p)(L_tilde^2 + l)) + sqrt((1-p) l/(p n))), l = Lcal^2/b.
 
-    A dense round sets g_i = h_i, so the lag only falls faster. Online: to a floor.
+    F is DASHA's, 2 omega (2 omega + 1)/n for alpha = 1/(2 omega + 1): a dense round sets g_i = h_i, so
+    the lag only falls faster. Online: to a floor.
     """
     p, l = float(k.numbers["p"]), k.need("L_samples") ** 2 / float(k.numbers["batch"])
     return tracked(k, (1 - p) * (k.need("L_tilde") ** 2 + l), (1 - p) * l / (p * k.n))

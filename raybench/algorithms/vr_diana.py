@@ -19,20 +19,26 @@ from raybench.theory import Rate, Setting
 TABLE_MOST = 1 << 29  # values in SAGA's tables: 4 GiB in float64
 
 
+def batches(k: Setting) -> float:
+    """Return m/b: how many batches make up a client's samples."""
+    return max(1.0, k.m / float(k.numbers["batch"]))
+
+
 def vr_diana(k: Setting) -> Rate:
-    """Paper: 1/(10 l sqrt(1 + omega/n)(m^(2/3) + omega + 1)), l = max(max_i L_i, Lcal)."""
-    size = (1 + k.mean_omega) ** 0.5 * (k.m ** (2 / 3) + k.need("omega") + 1)
+    """Paper: 1/(10 l sqrt(1 + omega/n)((m/b)^(2/3) + omega + 1)), l = max(max_i L_i, Lcal)."""
+    size = (1 + k.mean_omega) ** 0.5 * (batches(k) ** (2 / 3) + k.need("omega") + 1)
     return Rate(paper=1 / (10 * max(k.need("L_max"), k.need("L_samples")) * size))
 
 
 @algorithm(
     "vr_diana",
+    version="2",
     up=Unbiased,
     broadcast=Contractive,
     proximal=True,
     theory=vr_diana,
     stochastic=True,
-    auto={"alpha": theory.shift_rate, "p": lambda k: 1 / k.m},
+    auto={"alpha": theory.shift_rate, "p": lambda k: 1 / batches(k)},
     estimator=Choice("lsvrg", "saga", help="reference point, or table of sample gradients"),
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
     batch=Integer(1, low=1, help="samples per client and round"),
@@ -40,7 +46,7 @@ def vr_diana(k: Setting) -> Rate:
 class VRDiana(Diana):
     """DIANA on g_i = grad f_i(x; J) - (the same samples' remembered gradients) + (mean of all remembered).
 
-    lsvrg: remembered at w, w <- x with probability p, a coin for all clients; p = auto is 1/m. Gradients
+    lsvrg: remembered at w, w <- x with probability p, a coin for all clients; p = auto is b/m. Gradients
     per round and client: 2 b, and p m. saga: a table of the samples' gradients, zero at first; b
     gradients a round, m d values of memory; p is not used. No floor. Steps by rule ``paper`` only. Up:
     one message. Down: d values. Source: Horvath, Kovalev, Mishchenko, Richtarik, Stich 2019.
