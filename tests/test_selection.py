@@ -11,6 +11,7 @@ from hard_vectors import DTYPES, INF, NAN, hard_vectors, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raybench.compressors.kernels import marks as marking
 from raybench.compressors.kernels import selection
 from raybench.compressors.kernels.selection import largest_of_long, ragged
 from raybench.compressors.top_k import (
@@ -72,7 +73,7 @@ def test_kth_largest_by_histograms(values, data):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_rows_and_threads_change_nothing(dtype, threads):
-    d, k = 3 * selection.TILE + 77, 500
+    d, k = 3 * marking.TILE + 77, 500
     x = torch.stack(list(hard_vectors(d, dtype).values()))
     before = torch.get_num_threads()
     try:
@@ -96,17 +97,17 @@ def test_a_sample_that_misleads_costs_only_time(monkeypatch):
         assert torch.equal(largest_of_long(x, 700)[0], want), share
 
 
-@pytest.mark.parametrize("d", [63, 64, 65, 500, selection.TILE, selection.TILE + 1, 100_000])
+@pytest.mark.parametrize("d", [63, 64, 65, 500, marking.TILE, marking.TILE + 1, 100_000])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_marks_are_comparisons(d, dtype):
     x = gaussian(3, d, dtype=dtype)
     bits = selection.bits_of(x)
     low, high = x.new_tensor([0.0, 0.5, 3.0]), x.new_tensor([2.0, 0.9, 9.0])
-    marks = selection.mark(bits, low.numpy().view(bits.dtype), high.numpy().view(bits.dtype))
+    marks = marking.mark(bits, low.numpy().view(bits.dtype), high.numpy().view(bits.dtype))
     keep = (x.abs() > low[:, None]) & (x.abs() <= high[:, None])
     counts, indices, values = ragged(x, keep)
     assert marks.counts.tolist() == counts.tolist() == keep.sum(-1).tolist()
-    found = selection.collect(bits, marks, dtype)
+    found = marking.collect(bits, marks, dtype)
     assert torch.equal(found[0], indices)
     assert torch.equal(found[1], values)
 

@@ -14,13 +14,14 @@ from raybench.compressors import unpack
 from raybench.compressors.block_top_k import BlockTopK, block_energies, block_energies_torch
 from raybench.compressors.dgc import DGC, select_torch
 from raybench.compressors.kernels.energy import energy_kept, energy_kept_torch
-from raybench.compressors.threshold import (
-    AdaptiveThreshold,
-    HardThreshold,
-    PosNegTopK,
+from raybench.compressors.kernels.selection import ragged
+from raybench.compressors.kernels.signs import (
+    sign_counts,
+    sign_counts_torch,
     signed_kept,
     signed_kept_torch,
 )
+from raybench.compressors.threshold import AdaptiveThreshold, HardThreshold, PosNegTopK
 from raybench.compressors.top_k import (
     RTopK,
     TopK,
@@ -129,7 +130,9 @@ def test_signs_are_selected_apart(d, dtype):
                 want.append(keep)
             assert same(m.decode(), torch.where(want[0] | want[1], x, 0)), (name, k)
             many = torch.stack([keep.sum() for keep in want])
-            assert torch.equal(signed_kept(x, many), signed_kept_torch(x, many)), (name, k)
+            assert torch.equal(sign_counts(x), sign_counts_torch(x)), name
+            found = zip(signed_kept(x, many), ragged(x, signed_kept_torch(x, many)), strict=True)
+            assert all(same(a, b) for a, b in found), (name, k)
 
 
 def test_means_of_each_sign():

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from raybench.compiled import compiled
 from raybench.compressors.base import Compressor, count_of
+from raybench.compressors.kernels.marks import collect, mark
 from raybench.compressors.kernels.selection import (
     FORMS,
+    Form,
     bits_of,
-    collect,
     keep_cut,
     kth_largest,
-    mark,
     ragged,
     rank_of,
     sample,
@@ -30,6 +30,8 @@ from raybench.errors import InputError
 from raybench.registry import Choice, Count, compressor
 from raybench.streams import Stream, hash_numba
 
+LONG = 16_384  # from this length on the cores share a row
+COST = 12  # of looking at a coordinate of a short one, in additions
 TRIES = 10  # times the threshold is lowered, at most
 LOWER = 0.8  # by this factor, while fewer than this share of k exceed it
 OVER = 1.3  # times k: with more than that above it the k largest are taken whatever ``truncate``
@@ -101,15 +103,46 @@ def _select(
 ) -> tuple[Tensor, Tensor, Tensor]:
     bits, form, lead = bits_of(x), FORMS[x.dtype], x.shape[:-1]
     rows, d = bits.shape
-    keys = stream.keys.contiguous().view(-1).numpy().view(np.uint64)
-    hashes = stream.fold("truncate").keys.contiguous().view(-1).numpy().view(np.uint64)
-    first, rank = np.empty(rows, bits.dtype), -(-count * k // d)
-    run_shared(
-        lambda r0, r1: _sampled(bits, r0, r1, keys, count, rank, form.mask, form.inf, first),
-        rows,
-        10 * rows * count,
+    keys, hashes = (
+        source.keys.contiguous().view(-1).numpy().view(np.uint64)
+        for source in (stream, stream.fold("truncate"))
     )
-    cuts = first.view(x.view(-1, d).numpy().dtype)
+    limit = math.floor(OVER * k) if random else 0  # up to so many are chosen from by hash
+    sampling = keys, count, -(-count * k // d)
+    held = k, limit, hashes, form.mask, form.inf
+    if d < LONG:
+        counts = np.empty(rows, np.int64)
+        where, values = torch.empty(rows, k, dtype=torch.int64), torch.empty(rows, k, dtype=x.dtype)
+        factor = np.array([LOWER], values.numpy().dtype)
+        out = counts, where.numpy(), values.numpy().view(bits.dtype)
+        run_shared(
+            lambda r0, r1: _of_short(bits, *sampling, factor, *held, r0, r1, *out),
+            rows,
+            COST * bits.size,
+        )
+    else:
+        where, values, counts = _of_long(bits, x.dtype, k, sampling, form)
+        if (counts > k).any():
+            found = where.numpy(), values.numpy().view(bits.dtype), counts
+            run_shared(
+                lambda r0, r1: _truncate(*found, *held, r0, r1), rows, 10 * int(counts.sum())
+            )
+    most = int(counts.max()) if rows else 0
+    parts = (part[:, :most].reshape(*lead, most) for part in (where, values))
+    return torch.from_numpy(counts).view(lead), *parts
+
+
+def _of_long(
+    bits: np.ndarray, dtype: torch.dtype, k: int, sampling: tuple[np.ndarray, int, int], form: Form
+) -> tuple[Tensor, Tensor, np.ndarray]:
+    """Return indices, values and counts of what reaches the threshold, before any is left out."""
+    first = np.empty(len(bits), bits.dtype)
+    run_shared(
+        lambda r0, r1: _sampled(bits, r0, r1, *sampling, form.mask, form.inf, first),
+        len(bits),
+        10 * len(bits) * sampling[1],
+    )
+    cuts = first.view(np.float32 if dtype == torch.float32 else np.float64)
     marks = mark(bits, _below(cuts, bits.dtype))
     for _ in range(TRIES):
         few = marks.counts < LOWER * k
@@ -117,15 +150,7 @@ def _select(
             break
         cuts = np.where(few, cuts * cuts.dtype.type(LOWER), cuts)
         marks = mark(bits, _below(cuts, bits.dtype), again=(marks, few))
-    where, values = collect(bits, marks, x.dtype)
-    counts, raw = marks.counts, values.numpy().view(bits.dtype)
-    if (counts > k).any():
-        limit = math.floor(OVER * k) if random else 0  # up to so many are chosen from by hash
-        held = where.numpy(), raw, counts, k, limit, hashes, form.mask, form.inf
-        run_shared(lambda r0, r1: _truncate(*held, r0, r1), rows, 10 * int(counts.sum()))
-    most = int(counts.max()) if rows else 0
-    parts = (part[:, :most].reshape(*lead, most) for part in (where, values))
-    return torch.from_numpy(counts).view(lead), *parts
+    return *collect(bits, marks, dtype), marks.counts
 
 
 def _below(cuts: np.ndarray, integer: np.dtype) -> np.ndarray:
@@ -134,28 +159,70 @@ def _below(cuts: np.ndarray, integer: np.dtype) -> np.ndarray:
 
 
 @compiled
+def _cut_of(row, key, count, rank, mask, inf):
+    return kth_largest(sizes_of(sample(row, key, count), mask, inf), rank)[0]
+
+
+@compiled
 def _sampled(bits, r0, r1, keys, count, rank, mask, inf, cuts):
     for r in range(r0, r1):
-        cuts[r] = kth_largest(sample(bits[r], keys[r], count, mask, inf), rank)[0]
+        cuts[r] = _cut_of(bits[r], keys[r], count, rank, mask, inf)
+
+
+@compiled
+def _of_short(
+    bits, keys, count, rank, factor, k, limit, hashes, mask, inf, r0, r1, counts, where, raw
+):
+    d, value = bits.shape[1], np.empty_like(factor)
+    cut = value.view(bits.dtype)
+    own, held = np.empty(d, np.int64), np.empty(d, bits.dtype)
+    for r in range(r0, r1):
+        row = bits[r]
+        sizes = sizes_of(row, mask, inf)
+        cut[0] = _cut_of(row, keys[r], count, rank, mask, inf)
+        for t in range(TRIES + 1):
+            least, found = max(cut[0] - 1, 0), 0
+            for j in range(d):
+                found += sizes[j] > least
+            if found >= LOWER * k or t == TRIES:
+                break
+            value[0] *= factor[0]
+        n = 0
+        for j in range(d):
+            if n == found:
+                break
+            own[n], held[n] = j, row[j]
+            n += sizes[j] > least
+        if n > k:
+            _leave_out(own[:n], held[:n], k, limit, hashes[r], mask, inf)
+            n = k
+        counts[r] = n
+        where[r, :n], raw[r, :n] = own[:n], held[:n]
+        where[r, n:] = 0
+        raw[r, n:] = 0
+
+
+@compiled
+def _leave_out(own, values, k, limit, key, mask, inf):
+    """Move the k of n > k entries that are kept to the front."""
+    if own.shape[0] <= limit:
+        scores = np.empty_like(own)
+        for i in range(own.shape[0]):
+            scores[i] = hash_numba(key, np.uint64(own[i])) >> np.uint64(1)
+        cut, ties = kth_largest(scores.copy(), k)
+        keep_cut(own, values, scores, cut, ties, own, values)
+    else:
+        sizes = sizes_of(values, mask, inf)
+        cut, ties = kth_largest(sizes.copy(), k)
+        keep_cut(own, values, sizes, cut, ties, own, values)
 
 
 @compiled
 def _truncate(where, raw, counts, k, limit, keys, mask, inf, r0, r1):
     for r in range(r0, r1):
         n = counts[r]
-        if n <= k:
-            continue
-        own, values = where[r, :n], raw[r, :n]
-        if n <= limit:
-            scores = np.empty(n, np.int64)
-            for i in range(n):
-                scores[i] = hash_numba(keys[r], np.uint64(own[i])) >> np.uint64(1)
-            cut, ties = kth_largest(scores.copy(), k)
-            keep_cut(own, values, scores, cut, ties, own, values)
-        else:
-            sizes = sizes_of(values, mask, inf)
-            cut, ties = kth_largest(sizes.copy(), k)
-            keep_cut(own, values, sizes, cut, ties, own, values)
-        counts[r] = k
-        own[k:] = 0
-        values[k:] = 0
+        if n > k:
+            _leave_out(where[r, :n], raw[r, :n], k, limit, keys[r], mask, inf)
+            counts[r] = k
+            where[r, k:n] = 0
+            raw[r, k:n] = 0

@@ -10,30 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compiled import compiled
 from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.kernels.energy import energy_kept
-from raybench.compressors.kernels.selection import (
-    FORMS,
-    bits_of,
-    collect,
-    kth_largest,
-    mark,
-    ragged,
-    rank_of,
-    sizes_of,
-    sizes_torch,
-)
+from raybench.compressors.kernels.marks import collect, mark
+from raybench.compressors.kernels.selection import bits_of, ragged, sizes_torch
+from raybench.compressors.kernels.signs import sign_counts, signed_kept
 from raybench.compressors.messages import Message, RaggedMessage
 from raybench.compressors.messages.blocks import TwoMeansMessage
 from raybench.compressors.messages.indices import per_count
-from raybench.compressors.top_k import largest, top_indices
-from raybench.cores import run_shared
+from raybench.compressors.top_k import largest
 from raybench.errors import InputError
 from raybench.registry import Choice, Count, Number, compressor
 from raybench.streams import Stream
-
-LONG = 16_384  # from this length on a row's signs are selected from one after the other
 
 
 @compressor("hard_threshold", threshold=Number(low=0, help="lambda: entries above it are kept"))
@@ -151,7 +139,8 @@ class PosNegTopK(Compressor):
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         count_of(self.k, x.shape[-1])  # for its complaints
-        held = ragged(x, signed_kept(x, self._of_each(x)))
+        kept = per_count(sign_counts(x), lambda n: (self._of(n),))[0]
+        held = signed_kept(x, kept)
         if self.values == "exact":
             return RaggedMessage(x.shape[-1], x.dtype, *held)
         counts, indices, values = held
@@ -165,12 +154,6 @@ class PosNegTopK(Compressor):
             shown = torch.where(group, means[-1], shown)
         pair = torch.cat(means, -1)
         return TwoMeansMessage(x.shape[-1], x.dtype, counts, indices, shown, pair)
-
-    def _of_each(self, x: Tensor) -> Tensor:
-        """Return how many positive and negative entries to keep: int64 (*lead, 2)."""
-        negative = x < 0
-        counts = torch.stack((((x != 0) & ~negative).sum(-1), negative.sum(-1)), -1)
-        return per_count(counts, lambda n: (self._of(n),))[0]
 
     def _of(self, n: int) -> int:
         """Return how many of n entries of a sign are kept."""
@@ -212,62 +195,3 @@ def at_least(x: Tensor, cut: Tensor) -> RaggedMessage:
     shape = x.shape[:-1]
     held = (part.view(*shape, part.shape[-1]) for part in collect(bits, marks, x.dtype))
     return RaggedMessage(x.shape[-1], x.dtype, torch.from_numpy(marks.counts).view(shape), *held)
-
-
-def signed_kept(x: Tensor, counts: Tensor) -> Tensor:
-    """Return which entries are the counts[.., 0] largest positive or counts[.., 1] most negative.
-
-    counts: int64 (*lead, 2), at most what there is of each sign. bool (*lead, d).
-    """
-    if x.device.type != "cpu":
-        return signed_kept_torch(x, counts)
-    keep, form = torch.zeros(x.shape, dtype=torch.bool), FORMS[x.dtype]
-    if x.shape[-1] >= LONG:
-        for row, many, chosen in zip(
-            x.view(-1, x.shape[-1]), counts.view(-1, 2), keep.view(-1, x.shape[-1])
-        ):
-            for k, side in zip(many.tolist(), _sides(row)):
-                if k:
-                    chosen[top_indices(side, k)] = True
-        return keep
-    bits, rows = bits_of(x), keep.view(-1, x.shape[-1]).numpy()
-    many = counts.view(-1, 2).numpy()
-    run_shared(
-        lambda lo, hi: _signed(bits[lo:hi], many[lo:hi], form.mask, form.inf, rows[lo:hi]),
-        len(rows),
-        10 * bits.size,
-    )
-    return keep
-
-
-def signed_kept_torch(x: Tensor, counts: Tensor) -> Tensor:
-    """Return the same by two stable sorts (the reference; any device)."""
-    kept = [rank_of(sizes_torch(side)) < counts[..., i : i + 1] for i, side in enumerate(_sides(x))]
-    return kept[0] | kept[1]
-
-
-def _sides(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the positive part, with what is NaN, and the negative part."""
-    return torch.where(x < 0, 0.0, x), torch.where(x < 0, x, 0.0)
-
-
-@compiled
-def _signed(bits, counts, mask, inf, keep):
-    for r in range(bits.shape[0]):
-        row = bits[r]
-        where = np.empty(row.shape[0], np.int64)
-        own = np.empty_like(row)
-        for side in range(2):
-            n, room = 0, counts[r, side]
-            for j in range(row.shape[0]):
-                size = row[j] & mask
-                negative = row[j] < 0 and size <= inf  # the sign of a NaN says nothing
-                where[n], own[n] = j, row[j]
-                n += size > 0 and negative == (side == 1)
-            if room > 0:
-                sizes = sizes_of(own[:n], mask, inf)
-                cut, ties = kth_largest(sizes.copy(), room)
-                for i in range(n):
-                    tie = sizes[i] == cut and ties > 0
-                    ties -= tie
-                    keep[r, where[i]] = keep[r, where[i]] or tie or sizes[i] > cut

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from raybench.compiled import compiled
+from raybench.compressors.kernels.marks import collect, mark
 from raybench.compressors.kernels.selection import (
     BUCKETS,
     FORMS,
     bits_of,
-    collect,
     keep_cut,
-    mark,
     ragged,
     rank_of,
+    refine,
     sizes_of,
     sizes_torch,
 )
@@ -102,7 +102,9 @@ def _cuts_of_long(x: Tensor, share: float, cuts: np.ndarray, ties: np.ndarray) -
         high = np.array([((bucket + 1) << shift) - 1], bits.dtype)
         _, found = collect(bits[r : r + 1], mark(bits[r : r + 1], low, high), x.dtype)
         sizes = sizes_of(found[0].numpy().view(bits.dtype), form.mask, form.inf)
-        cuts[r], ties[r] = _refine(sizes, sizes.view(rows.dtype), scale[r], needed - above)
+        cuts[r], ties[r] = refine(
+            sizes, needed - above, np.empty(BUCKETS), sizes.view(rows.dtype), scale[r]
+        )
 
 
 @compiled
@@ -114,44 +116,6 @@ def _coarse(bits, rows, r0, r1, lo, hi, shift, mask, scale, out):
             for j in range(row.shape[0]):
                 part = np.float64(values[j]) * scale[r]
                 own[(row[j] & mask) >> shift] += part * part
-
-
-@compiled
-def _refine(sizes, values, scale, needed):
-    """Return (cut, ties) of the fewest largest of sizes >= 0 with the energy needed; reorders them.
-
-    values: the same memory as floats, whose energy is that of values times ``scale``.
-    """
-    n, above = sizes.shape[0], 0.0
-    energy, found = np.empty(BUCKETS, np.float64), np.empty(BUCKETS, np.int64)
-    while True:
-        low, high = sizes[0], sizes[0]
-        for i in range(n):
-            low, high = min(low, sizes[i]), max(high, sizes[i])
-        shift = 0
-        while (high - low) >> shift >= BUCKETS:
-            shift += 1
-        energy[:] = 0.0
-        found[:] = 0
-        for i in range(n):
-            bucket, part = (sizes[i] - low) >> shift, np.float64(values[i]) * scale
-            energy[bucket] += part * part
-            found[bucket] += 1
-        bucket = (high - low) >> shift
-        while bucket > 0 and above + energy[bucket] < needed:
-            above += energy[bucket]
-            bucket -= 1
-        if shift == 0:
-            each, ties = energy[bucket] / found[bucket], found[bucket]
-            if each > 0:
-                ties = min(max(np.int64(np.ceil((needed - above) / each)), 1), ties)
-            return low + bucket, ties
-        kept = 0
-        for i in range(n):
-            value = sizes[i]
-            sizes[kept] = value
-            kept += (value - low) >> shift == bucket
-        n = kept
 
 
 @compiled
@@ -167,7 +131,7 @@ def _cuts(bits, rows, r0, r1, share, mask, inf, cuts, ties):
         for j in range(sizes.shape[0]):
             part = np.float64(values[j]) * scale
             total += part * part
-        cuts[r], ties[r] = _refine(sizes, values, scale, share * total)
+        cuts[r], ties[r] = refine(sizes, share * total, np.empty(BUCKETS), values, scale)
 
 
 @compiled

@@ -14,20 +14,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 from torch import Tensor
 
 from raybench.compiled import compiled
-from raybench.cores import run_shared, run_tiled, scratch
+from raybench.compressors.kernels.marks import collect, lowest, mark, within
+from raybench.cores import run_shared
 from raybench.streams import hash_numba
 
-TILE = 32_768  # coordinates marked at a time: whole words of 64
 SAMPLE = 32_768  # positions that the guess looks at, at most
 BUCKETS = 2048  # of a histogram
-COST = 0.5  # of marking a coordinate, in additions
-LANES = {32: 16, 64: 8}  # entries of so many bits compared by one instruction
+ROUNDS, SHORT = (
+    8,
+    256,
+)  # ranks up to which the largest is taken so often; 4 times that in short rows
 
 
 class Form(NamedTuple):
@@ -52,65 +51,38 @@ def bits_of(x: Tensor) -> np.ndarray:
 # Pieces of kernels -----------------------------------------------------------------------------
 
 
-@intrinsic
-def _within(typing, row, at, cut, most):
-    """Return the 64 bits of whether cut < |row[at + i]| <= most: no loop compiles to as little."""
-
-    def build(context, builder, signature, args):
-        dtype = signature.args[0].dtype
-        lanes, one = LANES[dtype.bitwidth], ir.IntType(dtype.bitwidth)
-        vector, word, i32 = ir.VectorType(one, lanes), ir.IntType(64), ir.IntType(32)
-        empty = ir.Constant(vector, ir.Undefined)
-        spread = ir.Constant(ir.VectorType(i32, lanes), [0] * lanes)
-        low, high = (
-            builder.shuffle_vector(
-                builder.insert_element(
-                    empty, context.cast(builder, a, t, dtype), ir.Constant(i32, 0)
-                ),
-                empty,
-                spread,
-            )
-            for a, t in zip(args[2:], signature.args[2:], strict=True)
-        )
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        found = ir.Constant(word, 0)
-        for first in range(0, 64, lanes):
-            place = builder.gep(data, [builder.add(args[1], ir.Constant(word, first))])
-            place = builder.bitcast(place, vector.as_pointer())
-            value = builder.load(place, align=dtype.bitwidth // 8)
-            value = builder.and_(
-                value, ir.Constant(vector, [2 ** (dtype.bitwidth - 1) - 1] * lanes)
-            )
-            hit = builder.and_(
-                builder.icmp_signed(">", value, low), builder.icmp_signed("<=", value, high)
-            )
-            hits = builder.zext(builder.bitcast(hit, ir.IntType(lanes)), word)
-            found = builder.or_(found, builder.shl(hits, ir.Constant(word, first)))
-        return found
-
-    return types.uint64(row, types.int64, cut, most), build
-
-
-@intrinsic
-def _ones(typing, word):
-    """Return how many bits of a word are set."""
-    return types.int64(types.uint64), lambda context, builder, sig, args: builder.ctpop(args[0])
-
-
-@intrinsic
-def _lowest(typing, word):
-    """Return the place of the lowest bit that is set."""
-    no = ir.Constant(ir.IntType(1), 1)  # the word is never zero
-    return types.int64(types.uint64), lambda context, builder, sig, args: builder.cttz(args[0], no)
-
-
 @compiled
 def kth_largest(sizes, k):
     """Return the k-th largest of integers >= 0, and how many equal to it are among the k largest.
 
-    By histograms, so in time linear whatever the data. Overwrites ``sizes`` (n,), n >= k >= 1.
+    Overwrites ``sizes`` (n,), n >= k >= 1.
     """
     n = sizes.shape[0]
+    if k > (4 * ROUNDS if n <= SHORT else ROUNDS):
+        return refine(sizes, k, np.empty(BUCKETS, np.int64), None, 0.0)
+    last = sizes[0]
+    for i in range(n):
+        last = max(last, sizes[i])
+    while True:  # from the largest downwards, one size at a time
+        equal, below = 0, sizes.dtype.type(-1)
+        for i in range(n):
+            equal += sizes[i] == last
+            below = max(below, sizes[i] if sizes[i] < last else sizes.dtype.type(-1))
+        if k <= equal:
+            return last, k
+        k -= equal
+        last = below
+
+
+@compiled
+def refine(sizes, needed, weight, values, scale):
+    """Return (cut, ties): the largest of sizes that weigh ``needed``, and how many equal to the least.
+
+    Every size weighs 1 (values: None), or its energy: values are the same memory as floats, the
+    energy being that of values times ``scale``. By histograms, so in time linear whatever the data.
+    Reorders sizes (n,), n >= 1, integers >= 0. weight: space (BUCKETS,) of the type of ``needed``.
+    """
+    n, above = sizes.shape[0], weight.dtype.type(0)
     found = np.empty(BUCKETS, np.int64)
     while True:
         low, high = sizes[0], sizes[0]
@@ -119,15 +91,27 @@ def kth_largest(sizes, k):
         shift = 0
         while (high - low) >> shift >= BUCKETS:
             shift += 1
-        found[:] = 0
-        for i in range(n):
-            found[(sizes[i] - low) >> shift] += 1
-        bucket = BUCKETS - 1
-        while found[bucket] < k:
-            k -= found[bucket]
+        weight[:] = 0
+        if values is None:
+            for i in range(n):
+                weight[(sizes[i] - low) >> shift] += 1
+        else:
+            found[:] = 0
+            for i in range(n):
+                bucket, part = (sizes[i] - low) >> shift, np.float64(values[i]) * scale
+                weight[bucket] += part * part
+                found[bucket] += 1
+        bucket = (high - low) >> shift
+        while bucket > 0 and above + weight[bucket] < needed:
+            above += weight[bucket]
             bucket -= 1
         if shift == 0:
-            return low + bucket, k
+            if values is None:
+                return low + bucket, np.int64(needed - above)
+            ties, each = found[bucket], weight[bucket] / found[bucket]
+            if each > 0:
+                ties = min(max(np.int64(np.ceil((needed - above) / each)), 1), ties)
+            return low + bucket, ties
         kept = 0
         for i in range(n):
             value = sizes[i]
@@ -163,118 +147,14 @@ def sizes_of(raw, mask, inf):
 
 
 @compiled
-def sample(row, key, count, mask, inf):
-    """Return magnitudes at ``count`` places of a row (d,), one at random in each equal stretch."""
+def sample(row, key, count):
+    """Return the bits at ``count`` places of a row (d,), one at random in each equal stretch."""
     d = row.shape[0]
-    sizes = np.empty(count, row.dtype)
+    raw = np.empty(count, row.dtype)
     for j in range(count):
         jitter = np.float64(hash_numba(key, np.uint64(j)) >> np.uint64(11)) * 2.0**-53
-        place = min(np.int64((j + jitter) * (d / count)), d - 1)
-        sizes[j] = min(row[place] & mask, inf)
-    return sizes
-
-
-# Marking and collecting ------------------------------------------------------------------------
-
-
-@compiled
-def _mark(bits, r0, r1, lo, hi, cuts, most, todo, marks, counts):
-    for r in range(r0, r1):
-        if not todo[r]:
-            continue
-        for t in range(lo // TILE, -(-hi // TILE)):
-            row = bits[r, t * TILE : min((t + 1) * TILE, hi)]
-            words = marks[r, t * TILE // 64 :]
-            whole, found = row.shape[0] // 64, 0
-            for w in range(whole):
-                word = _within(row, w * 64, cuts[r], most[r])
-                words[w] = word
-                found += _ones(word)
-            if row.shape[0] > 64 * whole:
-                rest = np.zeros(64, row.dtype)
-                rest[: row.shape[0] - 64 * whole] = row[64 * whole :]
-                word = _within(rest, 0, cuts[r], most[r])
-                word &= (np.uint64(1) << np.uint64(row.shape[0] - 64 * whole)) - np.uint64(1)
-                words[whole] = word
-                found += _ones(word)
-            counts[r, t] = found
-
-
-@compiled
-def _collect(bits, r0, r1, lo, hi, marks, ends, where, raw):
-    for r in range(r0, r1):
-        row, to, values = bits[r], where[r], raw[r]
-        if lo == 0:  # one of those who share a row clears what lies beyond its count
-            to[ends[r, -1] :] = 0
-            values[ends[r, -1] :] = 0
-        for t in range(lo // TILE, -(-hi // TILE)):
-            at = ends[r, t - 1] if t else 0
-            for w in range(t * TILE // 64, -(-min((t + 1) * TILE, hi) // 64)):
-                word = marks[r, w]
-                while word != 0:
-                    j = w * 64 + _lowest(word)
-                    to[at], values[at] = j, row[j]
-                    at += 1
-                    word &= word - np.uint64(1)
-
-
-class Marks(NamedTuple):
-    """What was marked: a bit per coordinate, uint64 (R, words), and counts by tile (R, tiles).
-
-    The bits lie in scratch space that the next marking of the same thread overwrites.
-    """
-
-    bits: np.ndarray
-    tiles: np.ndarray
-
-    @property
-    def counts(self) -> np.ndarray:
-        """How many are marked in each row, int64 (R,)."""
-        return self.tiles.sum(1)
-
-
-def mark(
-    bits: np.ndarray,
-    cuts: np.ndarray,
-    most: np.ndarray | None = None,
-    again: tuple[Marks, np.ndarray] | None = None,
-) -> Marks:
-    """Mark the entries with cut < |x| <= most of rows (R, d); both (R,), integers like the bits.
-
-    again: marks made before, of which only some rows (bool (R,)) are to be made anew.
-    """
-    rows, d = bits.shape
-    words = -(-d // 64)
-    if again is None:
-        space = scratch("marks", rows * words, np.uint64).reshape(rows, words)
-        again = Marks(space, np.empty((rows, -(-d // TILE)), np.int64)), np.ones(rows, bool)
-    marks, todo = again
-    high = np.full(rows, np.iinfo(bits.dtype).max, bits.dtype) if most is None else most
-
-    def work(r0: int, r1: int, lo: int, hi: int) -> None:
-        _mark(bits, r0, r1, lo, hi, cuts, high, todo, *marks)
-
-    run_tiled(work, rows, d, COST, TILE)
-    return marks
-
-
-def collect(bits: np.ndarray, marks: Marks, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return indices (ascending, int64) and values (of ``dtype``) marked in each row: (R, most).
-
-    Beyond a row's count both are zero.
-    """
-    rows, d = bits.shape
-    ends = marks.tiles.cumsum(1)
-    widest = int(ends[:, -1].max()) if rows else 0
-    where = torch.empty(rows, widest, dtype=torch.int64)
-    values = torch.empty(rows, widest, dtype=dtype)
-    to, raw = where.numpy(), values.numpy().view(bits.dtype)
-
-    def work(r0: int, r1: int, lo: int, hi: int) -> None:
-        _collect(bits, r0, r1, lo, hi, marks.bits, ends, to, raw)
-
-    run_tiled(work, rows, d, COST, TILE)
-    return where, values
+        raw[j] = row[min(np.int64((j + jitter) * (d / count)), d - 1)]
+    return raw
 
 
 # In plain torch --------------------------------------------------------------------------------
@@ -315,7 +195,7 @@ def ragged(x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 @compiled
 def _guess(bits, r0, r1, count, rank, mask, inf, cuts):
     for r in range(r0, r1):
-        sizes = sample(bits[r], np.uint64(0), count, mask, inf)
+        sizes = sizes_of(sample(bits[r], np.uint64(0), count), mask, inf)
         # infinities and NaN are one size, so all of them must pass
         cuts[r] = min(kth_largest(sizes, rank)[0], inf - 1)
 
@@ -339,11 +219,11 @@ def _first_equal(row, size, out):  # the first places of that size, and how many
             rest = np.full(64, -1, row.dtype)  # the size of a NaN, which none asks for
             rest[: part.shape[0]] = part
             part = rest
-        word = _within(part, 0, size - 1, size)
+        word = within(part, 0, size - 1, size)
         while word != 0:
             if found == out.shape[0]:
                 return found
-            out[found] = w * 64 + _lowest(word)
+            out[found] = w * 64 + lowest(word)
             found += 1
             word &= word - np.uint64(1)
     return found
