@@ -1,0 +1,72 @@
+"""What a reference implementation needs: a cell's data as numpy arrays, its operators and its coins."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import numpy as np
+import torch
+
+from raybench.testing.trial import Method, started
+
+ALL = 1.0  # everyone pays
+LAMBDA = 0.5  # of the least squares problem's l2 term
+
+
+class World:
+    """A cell's data, operators and random numbers; ``bits`` up and ``evals`` are means over clients."""
+
+    def __init__(self, method: Method, multiple: float, seed: int) -> None:
+        run = started(method.batch((multiple,), (seed,)))
+        self.net, self.a, self.x0 = run.net, run.a, run.s.x[0].numpy().copy()
+        parts = run.problem.rows.parts()
+        self.data = [(np.asarray(A, float), np.asarray(b, float).ravel()) for A, b in parts]
+        self.n, self.m = len(parts), np.array([len(b) for _, b in self.data])
+        self.zero = np.zeros((self.n, len(self.x0)))
+        self.bits = self.evals = 0.0
+        self.known = None  # where all clients have paid for the full gradient last
+
+    # Gradients: of all samples, or of those in J (n, b); ``pays`` (n,) says who evaluates
+
+    def grad(self, x, J=None, pays=ALL):
+        points = np.broadcast_to(x, self.zero.shape)
+        rows = [(A, b) if J is None else (A[j], b[j]) for (A, b), j in zip(self.data, J or count())]
+        if J is not None or x is not self.known:
+            self.evals += np.mean([len(b) for _, b in rows] * np.ones(self.n) * pays)
+        if J is None and pays is ALL:
+            self.known = x
+        return np.stack(
+            [A.T @ (A @ p - b) / len(b) + LAMBDA * p for (A, b), p in zip(rows, points)]
+        )
+
+    def hessians(self):
+        eye = LAMBDA * np.eye(len(self.x0))
+        return np.stack([A.T @ A / len(b) + eye for A, b in self.data])
+
+    # Messages
+
+    def C(self, v, purpose="up", op=None, sent=None):
+        """Compress and send the rows of v; ``sent`` (n,) are the clients that do."""
+        who = torch.ones(1, self.n, dtype=torch.bool) if sent is None else torch.tensor(sent)[None]
+        m = (op or self.a.C)(torch.from_numpy(v)[None], self.net.stream(purpose)).masked(who)
+        self.bits += float(m.bits.double().mean())
+        return m.decode()[0].numpy()
+
+    def dense(self, v):
+        self.bits += 64.0 * v.shape[-1]
+        return v
+
+    def D(self, v):
+        m = self.a.D(torch.from_numpy(v)[None], self.net.server_stream("down"))
+        return m.decode()[0].numpy()
+
+    # Random numbers
+
+    def J(self, b, purpose="batch"):
+        return list(self.net.sample(purpose, b)[0].numpy())
+
+    def coin(self, purpose, p):
+        return float(self.net.shared_stream(purpose).uniform(1)) < p
+
+    def coins(self, purpose, p):
+        return self.net.stream(purpose).uniform(1)[0, :, 0].numpy() < p
