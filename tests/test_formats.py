@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 import raybench
 from raybench import cores
 from raybench.compressors import casts, unpack
-from raybench.compressors.block_formats import NF4, shared_exponents, tight_alpha
+from raybench.compressors.block_formats import NF4, tight_alpha
 from raybench.compressors.kernels import block_codes as codes
+from raybench.compressors.kernels import small_floats as small
 from raybench.compressors.messages import block_formats as blocks
 from raybench.compressors.messages import casts as wire
 from raybench.streams import stream
@@ -56,15 +57,14 @@ def test_kernels_equal_their_references(d, block, dtype, threads, monkeypatch):
     drawn = codes.stochastic_codes(x, f, block, q)
     assert torch.equal(drawn, codes.stochastic_codes_torch(x, f, block, q))
     assert torch.equal(codes.nf4_codes(x, f, block), codes.nf4_codes_torch(x, f, block))
-    for element in ("e2m1", "e4m3", "e5m2"):
-        _, inverse = shared_exponents(x, block, element)
-        if element == "e2m1":
-            got, want = (g(x, inverse, block) for g in (codes.e2m1_codes, codes.e2m1_codes_torch))
-        else:
-            both = (codes.e8_codes, codes.e8_codes_torch)
-            got, want = (g(x, inverse, block, element) for g in both)
-        fine = codes.spread(top, block, d).isfinite()  # else the scale says NaN
-        assert torch.equal(got[fine], want[fine]), element
+    for element in small.ELEMENTS:
+        got, want = small.mx_codes(x, block, element), small.mx_codes_torch(x, block, element)
+        assert torch.equal(got[1], want[1]), element
+        assert torch.equal(got[0], want[0]), element
+    for half in small.HALVES:
+        for by in (None, codes.nonzero(codes.block_max(x, d))):
+            got, want = (f(x, half, by) for f in (small.to_half, small.to_half_torch))
+            assert torch.equal(got.view(torch.int16), want.view(torch.int16)), half
     table = blocks.table_of("nf4", dtype, x.device)
     picked = (drawn % 16).to(torch.uint8)
     outs = torch.empty_like(x), torch.empty_like(x)
@@ -237,12 +237,13 @@ def test_nf4_levels_are_the_published_ones():
 
 def test_small_floats_are_those_of_torch():
     every = torch.arange(256, dtype=torch.uint8)
-    for name, (_, _, most, dtype) in codes.E8.items():
+    for name, dtype in small.E8.items():
         want = every.view(dtype).double()
         mine = blocks.table_of(name, torch.float64, torch.device("cpu"))
         finite = want.isfinite()
         assert torch.equal(mine[finite], want[finite])
-        assert float(want[finite].max()) == most
+        assert float(want[finite].max()) == {"e4m3": 448.0, "e5m2": 57344.0}[name]
+        assert float(want[small.ELEMENTS[name].most]) == float(want[finite].max())
     magnitudes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     assert blocks.FORMATS["e2m1"].levels == magnitudes + [-v for v in magnitudes]
 

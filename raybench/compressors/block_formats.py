@@ -12,18 +12,15 @@ from torch import Tensor
 from raybench.compressors.base import Compressor
 from raybench.compressors.kernels.block_codes import (
     block_max,
-    e2m1_codes,
-    e8_codes,
     in_blocks,
     mids_of,
     nf4_codes,
     nonzero,
     spread,
 )
+from raybench.compressors.kernels.small_floats import mx_codes
 from raybench.compressors.messages import Message
 from raybench.compressors.messages.block_formats import (
-    EXPONENT_BIAS,
-    EXPONENT_NAN,
     FORMATS,
     GROUP,
     BlockMessage,
@@ -145,35 +142,16 @@ class _MX(Compressor):
     deterministic = True
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
-        scales, inverses = shared_exponents(x, self.block, self._element())
-        codes = self._codes(x, inverses)
+        element = self._element()
+        codes, scales = mx_codes(x, self.block, element)
         empty = x.new_empty(*x.shape[:-1], 0)
-        return BlockMessage(x.shape[-1], x.dtype, codes, scales, empty, self._element(), self.block)
+        return BlockMessage(x.shape[-1], x.dtype, codes, scales, empty, element, self.block)
 
     def _element(self) -> str:
         raise NotImplementedError
 
-    def _codes(self, x: Tensor, inverses: Tensor) -> Tensor:
-        raise NotImplementedError
-
     def alpha(self, d: int) -> float:
         return tight_alpha(self._element(), min(self.block, d))
-
-
-def shared_exponents(x: Tensor, block: int, element: str) -> tuple[Tensor, Tensor]:
-    """Return the bytes of E8M0 (*lead, nb), and one over what they stand for, of x's dtype.
-
-    The exponent is floor(log2 max|x_j|) less that of the element's largest level, within -127..127;
-    the byte is 255 (NaN) where a number of the block is not finite.
-    """
-    top, shift = block_max(x, block), FORMATS[element].top or 0
-    if x.dtype == torch.float32:
-        exponent = (top.view(torch.int32) >> 23).long()
-    else:
-        exponent = (top.view(torch.int64) >> 52) - 1023 + EXPONENT_BIAS
-    code = (exponent - shift).clamp(0, 2 * EXPONENT_BIAS)
-    inverses = table_of("exponents", x.dtype, x.device)[2 * EXPONENT_BIAS - code]
-    return torch.where(top.isfinite(), code, EXPONENT_NAN).to(torch.uint8), inverses
 
 
 @compressor(
@@ -199,9 +177,6 @@ class MXFP8(_MX):
     def _element(self) -> str:
         return self.element
 
-    def _codes(self, x: Tensor, inverses: Tensor) -> Tensor:
-        return e8_codes(x, inverses, self.block, self.element)
-
 
 @compressor("mxfp4", block=Integer(32, low=1, help="numbers that share a power of two"))
 @dataclass(frozen=True)
@@ -216,6 +191,3 @@ class MXFP4(_MX):
 
     def _element(self) -> str:
         return "e2m1"
-
-    def _codes(self, x: Tensor, inverses: Tensor) -> Tensor:
-        return e2m1_codes(x, inverses, self.block)

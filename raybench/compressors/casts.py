@@ -15,11 +15,11 @@ from raybench.compressors.base import Compressor
 from raybench.compressors.block_formats import tight_alpha
 from raybench.compressors.kernels.block_codes import (
     block_max,
-    narrow,
     nonzero,
     stochastic_codes,
     uniform_codes,
 )
+from raybench.compressors.kernels.small_floats import to_half
 from raybench.compressors.messages import Message
 from raybench.compressors.messages.block_formats import BlockMessage
 from raybench.compressors.messages.casts import (
@@ -30,7 +30,7 @@ from raybench.compressors.messages.casts import (
     code_dtype,
     truncated_width,
 )
-from raybench.cores import run_tiled, scratch
+from raybench.cores import run_tiled
 from raybench.registry import Choice, Integer, compressor
 from raybench.streams import Stream, hash_numba
 
@@ -52,7 +52,7 @@ class _Half(Compressor):
                 x.shape[-1], x.dtype, to_half(x, half), _no_scale(x), self.format, False
             )
         top = block_max(x, x.shape[-1])
-        values = to_half(_divided(x, nonzero(top)), half)
+        values = to_half(x, half, nonzero(top))
         return HalfMessage(x.shape[-1], x.dtype, values, top, self.format, True)
 
 
@@ -99,45 +99,6 @@ class BF16(_Half):
 
 def _no_scale(x: Tensor) -> Tensor:
     return x.new_empty(*x.shape[:-1], 0)
-
-
-@compiled
-def _strange(halves, exponent, r0, r1, lo, hi):  # is any exponent all ones (exponent: its mask)
-    mask = np.uint16(exponent)
-    carry = np.uint16(np.uint16(0x8000) - mask)  # added to all ones it reaches the highest bit
-    seen = np.uint16(0)
-    for r in range(r0, r1):
-        row = halves[r, lo:hi]
-        for j in range(row.shape[0]):
-            seen |= np.uint16(np.uint16(row[j] & mask) + carry)
-    return (seen & np.uint16(0x8000)) != 0
-
-
-def to_half(x: Tensor, half: torch.dtype) -> Tensor:
-    """Return x (*lead, d) rounded to float16 or bfloat16, nearest even, finite numbers kept finite."""
-    out = (x if x.dtype == torch.float32 else narrow(x)).to(half)
-    if out.device.type == "cpu":
-        rows = out.view(torch.int16).view(-1, out.shape[-1]).numpy().view(np.uint16)
-        exponent = 0x7C00 if half == torch.float16 else 0x7F80
-        found: list[Any] = []
-
-        def look(*tile: int) -> None:
-            if _strange(rows, exponent, *tile):
-                found.append(tile)
-
-        run_tiled(look, len(rows), out.shape[-1], 0.2)
-        if not found:
-            return out
-    most = torch.tensor(torch.finfo(half).max, dtype=half, device=x.device)
-    return torch.where(out.isinf() & x.isfinite(), torch.copysign(most, out), out)
-
-
-def _divided(x: Tensor, by: Tensor) -> Tensor:
-    """Return x / by, where it can in space that is used again (only until the next call)."""
-    if x.device.type != "cpu":
-        return x / by
-    space = scratch("casts", x.numel(), x.numpy().dtype.type)
-    return torch.div(x, by, out=torch.from_numpy(space).view(x.shape))
 
 
 @compressor(
