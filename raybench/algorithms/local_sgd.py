@@ -20,6 +20,7 @@ def walk(a, net, x, clients=None, pull=lambda g, y: g):
 
 @algorithm(
     "local_sgd",
+    version="2",
     up=None,
     broadcast=Contractive,
     theory=None,
@@ -34,7 +35,7 @@ def walk(a, net, x, clients=None, pull=lambda g, y: g):
 class LocalSGD(GD):
     """y_i = x; tau times y_i <- y_i - gamma g_i(y_i); x <- x + server mean_i (y_i - x).
 
-    The mean is over those who take part, equal weights as in f; a round without any leaves x. gamma
+    The mean is over those who take part, equal weights as in f; a round without any adds nothing. gamma
     is the clients' step. Momentum: v <- momentum v + mean (x - y_i), x <- x - server v. tau = 1 is
     SGD. On heterogeneous data its fixed point is not x*, by an amount that grows with gamma tau.
     Up: d values. Down: d values. Source: Stich 2019; Hsu et al. 2019.
@@ -45,9 +46,12 @@ class LocalSGD(GD):
 
     def round(a, net, s, c):
         S = net.participants(a.p)
-        got = net.up(Dense(a.drift(net, s, c, S)).masked(S))
-        s.v = a.momentum * s.v + a.mean(net, got)
-        a.step(net, s, a.server * s.v)
+        a.follow(net, s, a.mean(net, net.up(Dense(a.drift(net, s, c, S)).masked(S))))
+
+    def follow(a, net, s, mean):
+        """Step along the mean of (x - y_i)/gamma. v keeps the gamma of its rounds, as x - y_i does."""
+        s.v = a.momentum * s.v + a.gamma * mean
+        a.move(net, s, a.server * s.v)
 
     def drift(a, net, s, c, S):
         """Return (x - y_i)/gamma of the clients here."""
@@ -60,6 +64,7 @@ class LocalSGD(GD):
 
 @algorithm(
     "fedavg",
+    version="2",
     up=None,
     broadcast=Contractive,
     theory=None,
@@ -79,6 +84,7 @@ class FedAvg(LocalSGD):
 
 @algorithm(
     "fedprox",
+    version="2",
     up=None,
     broadcast=Contractive,
     theory=None,

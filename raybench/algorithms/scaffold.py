@@ -5,7 +5,13 @@ from raybench.algorithms.local_sgd import LocalSGD, walk
 
 
 @algorithm(
-    "scaffold", up=None, broadcast=Contractive, theory=None, stochastic=True, participation="p"
+    "scaffold",
+    version="2",
+    up=None,
+    broadcast=Contractive,
+    theory=None,
+    stochastic=True,
+    participation="p",
 )
 class Scaffold(LocalSGD):
     """Local SGD along g_i(y) - c_i + c; c_i <- mean of the client's tau gradients; c <- c + mean (new c_i - old).
@@ -30,6 +36,5 @@ class Scaffold(LocalSGD):
         steps = net.up(Dense(total).masked(S)).mean_sent()
         changes = net.up(Dense(change).masked(S)).mean()
         c.h = where(S[..., None], c.h + change, c.h)
-        s.h = net.down(Dense(s.h + changes))
-        s.v = a.momentum * s.v + steps
-        a.step(net, s, a.server * s.v)
+        s.h = net.model(s.h + changes)
+        a.follow(net, s, steps)

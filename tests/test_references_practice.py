@@ -1,0 +1,291 @@
+"""Methods of practice, vertical, decentralised and led ones against plain numpy, to 1e-10.
+
+Steps follow a schedule with a warm-up, so that a step in the wrong place shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from numpy_methods import (
+    codistillation,
+    dgc,
+    diffusion,
+    easgd,
+    ef,
+    exact_diffusion,
+    extra,
+    gossip,
+    gradient_tracking,
+    lead,
+    local,
+    local_ef21,
+    lsgd,
+    one_bit_adam,
+    path_graph,
+    power_sgd,
+    ring,
+    scaffold,
+    scaled_sign,
+    signum,
+    top,
+    two_means,
+    vertical,
+    vertical_naive,
+)
+from toys import ConvexL1, path, registered
+
+from raybench.engine.ledger import COLUMNS
+from raybench.engine.schedule import factor
+from raybench.testing.trial import DATA, Method, finished, started
+
+P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "seed": 3}
+MATRIX = {"name": "quadratic", "shape": [[5, 4]], "clients": 3, "mu": 0.05}
+UNEVEN = {"name": "least_squares", **DATA, "split": {"dirichlet": 0.3}}
+FAR = {"x0": {"normal": 2.0}}
+TOP, HALF = {"name": "top_k", "k": 3}, {"name": "top_k", "k": 6}
+ROUNDS = 25
+VALUES = COLUMNS.index("values")
+
+
+def facts(run) -> SimpleNamespace:
+    """What a reference may know, from a run at its start."""
+    problem, net, a = run.problem, run.net, run.a
+    run.advance(0)
+
+    def grad(X, J=None):
+        X = torch.from_numpy(np.broadcast_to(X, (problem.n, problem.dim)).copy())[None]
+        return problem.grad(X, J)[0].numpy()
+
+    def drawn(t, j):
+        if not isinstance(a.batch, int):
+            return None
+        net.begin(t + 1)
+        return net.sample("batch", a.tau * a.batch).split(a.batch, -1)[j]
+
+    def here(t):
+        net.begin(t + 1)
+        return net.participants(a.p)[0].numpy()
+
+    def common(t):
+        net.begin(t + 1)
+        return net.common_sample("common", a.common)[0].numpy()
+
+    step, gamma = run.first.step, float(run.gamma.values[0])
+    return SimpleNamespace(
+        x0=run.s.x[0].numpy().copy(),
+        n=problem.n,
+        grad=grad,
+        losses=lambda X: problem.oracle(torch.from_numpy(X)[None])[1][0].numpy(),
+        gamma=gamma,
+        steps=[gamma * factor(step.schedule, step.warmup, t, ROUNDS) for t in range(1, ROUNDS + 1)],
+        batch=drawn,
+        here=here,
+        common=common,
+        run=run,
+    )
+
+
+def compare(method: Method, reference, **known) -> None:
+    """Our path and the reference's agree to 1e-10 of the largest entry, and move."""
+    step = {"value": method.step, "schedule": "sqrt", "warmup": 3}
+    method = replace(method, rounds=ROUNDS, more={**FAR, **method.more, "step_size": step})
+    k = facts(started(method.batch()))
+    want = np.stack([k.x0, *reference(k, **known)])
+    have = path(started(method.batch()))[: ROUNDS + 1, 0]
+    assert have.shape == want.shape
+    assert np.abs(have - want).max() < 1e-10 * max(1.0, np.abs(want).max())
+    assert np.abs(want[-1] - want[0]).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"nesterov": True, "momentum": 0.7},
+        {"clip": 3.0, "decay": 0.2},
+        {"masking": False, "clip": 0.5},
+    ],
+)
+def test_dgc(params):
+    compare(Method("dgc", params, TOP, P1, step=0.05), dgc, **params)
+
+
+def test_signs():
+    decay = {"decay": 0.3}
+    compare(Method("sign_sgd", decay, None, {**P1, "clients": 6}, step=0.05), signum, **decay)
+    params = {"momentum": 0.8, **decay}
+    compare(Method("signum", params, None, {**P1, "clients": 6}, step=0.05), signum, **params)
+
+
+def test_error_feedback_of_signs():
+    for memory, inside in (("step", True), ("gradient", False)):
+        compare(
+            Method("ef_sign_sgd", {"memory": memory}, None, P1, step=0.05),
+            ef,
+            C=scaled_sign,
+            inside=inside,
+        )
+        compare(
+            Method("one_bit_sgd", {"memory": memory}, None, P1, step=0.05),
+            ef,
+            C=two_means,
+            inside=inside,
+        )
+
+
+def test_one_bit_adam():
+    params = {"warmup_rounds": 8, "beta2": 0.99, "epsilon": 1e-3}
+    compare(Method("one_bit_adam", params, None, P1, step=0.05), one_bit_adam)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"rank": 1}, {"rank": 2, "momentum": 0.6}, {"rank": 2, "dense_rounds": 4, "momentum": 0.6}],
+)
+def test_power_sgd(params):
+    method = Method("power_sgd", params, None, MATRIX, step=0.1)
+    run = started(replace(method, more=FAR).batch())
+    run.advance(0)
+    basis = run.s.Q[0][0].numpy()
+    assert basis.shape == (4, params["rank"])
+
+    def reference(k, **params):
+        k.basis = basis
+        return power_sgd(k, **params)
+
+    compare(method, reference, **params)
+
+
+LOCAL = {"tau": 3, "p": 0.4, "batch": 2}
+
+
+@pytest.mark.parametrize("params", [{}, {"server": 0.5, "momentum": 0.8}])
+@pytest.mark.parametrize("name", ["local_sgd", "fedavg", "fedprox"])
+def test_local_steps(name, params):
+    """With few samples each, few who take part, and v in units of x through a schedule."""
+    params = {**params, **({"mu": 0.5} if name == "fedprox" else {})}
+    method = Method(name, {**LOCAL, **params}, None, UNEVEN, step=0.02)
+    N = np.array(started(method.batch()).problem.samples, float)
+    assert N.max() > 2 * N.min()
+    compare(method, local, by=N if name == "fedavg" else None, **params)
+
+
+def test_scaffold():
+    compare(Method("scaffold", LOCAL, None, UNEVEN, step=0.02), scaffold)
+    compare(
+        Method("scaffold", {"tau": 3, "server": 0.7}, None, P1, step=0.05), scaffold, server=0.7
+    )
+
+
+def test_ef21_on_local_steps():
+    compare(Method("local_ef21", {"tau": 3}, TOP, P1, step=0.03), local_ef21)
+
+
+GRAPHS = {
+    "ring": ("ring", ring(7)),
+    "path": ({"name": "path", "weights": "laplacian"}, path_graph(7)),
+}
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize(
+    ("name", "operator", "params", "reference", "known"),
+    [
+        ("gossip", TOP, {"mix": 0.4}, gossip, {"choco": False}),
+        ("choco_sgd", TOP, {"mix": 0.4}, gossip, {}),
+        ("diffusion", None, {}, diffusion, {}),
+        ("diffusion", None, {"order": "cta"}, diffusion, {"order": "cta"}),
+        ("dgd", None, {}, diffusion, {"order": "dgd"}),
+        ("extra", None, {}, extra, {}),
+        ("gradient_tracking", None, {}, gradient_tracking, {}),
+        ("exact_diffusion", None, {}, exact_diffusion, {}),
+        ("lead", HALF, {"alpha": 0.6, "mix": 0.5}, lead, {}),
+        ("prox_lead", HALF, {"alpha": 0.6, "mix": 0.5}, lead, {}),
+    ],
+)
+def test_neighbours(name, operator, params, reference, known, graph):
+    asked, W = GRAPHS[graph]
+    assert np.allclose(W, W.T)
+    assert np.allclose(W.sum(1), 1)
+    method = Method(name, params, operator, P1, step=0.1, more={"graph": asked})
+    compare(method, reference, W=W, **known)
+
+
+@pytest.mark.parametrize("groups", [1, 3, 7])
+def test_leaders(groups):
+    params = {"tau": 2, "lam": 0.1, "far": 0.2, "groups": groups}
+    compare(Method("lsgd", params, None, P1, step=0.05), lsgd, groups=groups)
+
+
+def test_springs():
+    compare(Method("easgd", {"tau": 2}, None, P1, step=0.05), easgd)
+
+
+@pytest.mark.parametrize("exchange", ["predictions", "checkpoints"])
+def test_codistillation(exchange):
+    params = {"ramp": 5, "common": 6, "exchange": exchange, "every": 4}
+    method = Method("codistillation", params, None, UNEVEN, step=0.01)
+
+    def reference(k):
+        k.features = k.run.problem.rows.dense()
+        return codistillation(k, exchange=exchange)
+
+    compare(method, reference)
+
+
+def test_features_split_over_clients():
+    problem = {"name": "vertical_least_squares", **DATA}
+    half = {"name": "top_k", "k": 30}
+
+    def known(k):
+        k.A, k.b = k.run.problem.train.dense(), k.run.problem.train.labels
+        return (lambda m: top(m, 30)), k.run.net
+
+    def marina(k):
+        C, net = known(k)
+
+        def coin(t):
+            net.begin(t + 1)
+            return bool(net.coin("sync", k.run.a.p)[0])
+
+        coins = [coin(t) for t in range(ROUNDS)]
+        assert 0 < sum(coins) < ROUNDS
+        return vertical(k, C, coin)
+
+    def plain(k):
+        known(k)
+        return vertical(k, None, lambda t: True)
+
+    def naive(k):
+        return vertical_naive(k, known(k)[0])
+
+    step = {"problem": problem, "step": 3e-5}
+    compare(Method("vertical_gd", {}, None, **step), plain)
+    compare(Method("vertical_marina", {"p": 0.3}, half, **step), marina)
+    compare(Method("vertical_naive", {}, half, **step), naive)
+
+
+# What the references showed ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["extra", "gradient_tracking", "exact_diffusion", "lead"])
+def test_exact_methods_come_near_with_falling_steps(name):
+    """A step that falls like 1/sqrt(t) is a step: no method may leave x* because of it."""
+    with registered("problem", convex_l1=ConvexL1):
+        more = {**FAR, "step_size": {"theory": 1, "schedule": "sqrt"}}
+        operator = "natural" if name == "lead" else None
+        method = Method(name, {}, operator, {"name": "convex_l1"}, rounds=400, more=more)
+        norms = finished(method.batch(), every=50).recorder.column("grad_norm_sq")[0]
+    assert norms[-1] < 1e-8 * norms[0], norms
+
+
+def test_scaffold_by_aggregate_books_what_is_passed_on_and_no_more():
+    method = Method("scaffold", {}, None, P1, "aggregate", step=0.05, rounds=10, more=FAR)
+    run, dense = finished(method.batch()), finished(replace(method, downlink=None).batch())
+    assert run.net.ledger.down[VALUES].tolist() == [10 * 2 * 12]
+    assert torch.equal(run.s.x, dense.s.x)
