@@ -142,7 +142,7 @@ def _of_long(
         len(bits),
         10 * len(bits) * sampling[1],
     )
-    cuts = first.view(np.float32 if dtype == torch.float32 else np.float64)
+    cuts: np.ndarray = first.view(np.float32 if dtype == torch.float32 else np.float64)
     marks = mark(bits, _below(cuts, bits.dtype))
     for _ in range(TRIES):
         few = marks.counts < LOWER * k

@@ -204,7 +204,7 @@ def _run(
     def work(r0: int, r1: int, lo: int, hi: int) -> None:
         _mark(bits, r0, r1, lo, hi, cuts, others, signed, todo, *marks)
 
-    run_tiled(work, *bits.shape, COST, TILE)
+    run_tiled(work, len(bits), bits.shape[1], COST, TILE)
     return marks
 
 

@@ -220,6 +220,15 @@ class Message:
         data = self._payload()
         return data if self.present is None else data * self.present[..., None].to(torch.uint8)
 
+    def joined(self, size: Tensor) -> Tensor:
+        """Return the rows of ``payload`` without padding, one after the other: uint8 (sum of size,).
+
+        size: int64 of shape lead, the message's ``nbytes``.
+        """
+        data = self.payload()
+        # one long row is sent from where it lies
+        return data[..., : int(size)] if size.numel() == 1 else join(data, size)
+
     # Bytes that stand alone ------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
@@ -229,7 +238,8 @@ class Message:
             head["keys"] = self.stream.keys.flatten().tolist()
         if self.present is not None:
             head["present"] = self.present.flatten().tolist()
-        rows, width, size = math.prod(self.lead), self._size(), self.nbytes
+        rows, width = math.prod(self.lead), self._size()
+        size = width if self.present is None else self.nbytes
         head["width"] = width if isinstance(width, int) else int(width.max()) if rows else 0
         head["size"] = size if isinstance(size, int) else size.flatten().tolist()
         return head
@@ -245,17 +255,21 @@ class Message:
         The header (kind, shape, operator's constants, keys) is what both ends of a bound operator
         know beforehand; each row's payload is ``nbytes`` long.
         """
-        leaves = self.leaves()
-        head = {"tree": self.describe(), "leaves": [leaf.describe() for leaf in leaves]}
         rows: list[Any] = []
-        for leaf in leaves:
-            data, size = leaf.payload(), leaf.nbytes
-            if not isinstance(size, int):
-                # one long row is sent from where it lies
-                data = data[..., : int(size)] if size.numel() == 1 else join(data, size)
+        texts: list[str] = []
+        for leaf in self.leaves():
+            size = leaf.nbytes
+            data = leaf.payload() if isinstance(size, int) else leaf.joined(size)
             rows.append(data.cpu().contiguous().view(-1).numpy())
-        text = json.dumps(head, separators=(",", ":")).encode()
+            texts.append(_json(leaf.describe()))
+        # a message of one leaf is its own tree: the sizes of many rows are written once
+        tree = texts[0] if type(self).leaves is Message.leaves else _json(self.describe())
+        text = f'{{"tree":{tree},"leaves":[{",".join(texts)}]}}'.encode()
         return b"".join((PREFIX.pack(MAGIC, checksum(text, rows), len(text)), text, *rows))
+
+
+def _json(head: dict[str, Any]) -> str:
+    return json.dumps(head, separators=(",", ":"))
 
 
 def checksum(text: bytes | memoryview, rows: list[Any]) -> int:

@@ -193,6 +193,8 @@ class TwoMeansMessage(RaggedMessage):
         signs = (bitpack.width_of(self.d + 1) + self.counts + 7) // 8
         return 2 * self.dtype.itemsize + signs
 
+    joined = Message.joined
+
     def _payload(self) -> Tensor:
         size, head = self._size(), bitpack.width_of(self.d + 1)
         rows, most = math.prod(self.lead), self.values.shape[-1]

@@ -29,6 +29,7 @@ from raybench.compressors.messages import bitpack
 from raybench.cores import run_shared
 
 LIST, MASK, ELIAS = range(3)
+SMALL = 1024  # dimensions up to which the codes of all counts are kept
 COST = 12  # of coding an index, in additions
 DAMAGED = "the packed indices are damaged or cut short"
 UNSOUND = "indices must ascend, be distinct, and lie in [0, {})"
@@ -68,6 +69,24 @@ def per_count(
     return table.to(counts.device).T[:, where]
 
 
+def codes_of(counts: Tensor, d: int) -> Tensor:
+    """Return the ``code_of`` every count: kinds, widths and bits, int64 (3, *counts.shape).
+
+    Raises ValueError as ``code_of`` does.
+    """
+    if d <= SMALL and counts.device.type == "cpu":
+        try:  # as unsigned a negative count is too large as well
+            return torch.from_numpy(_codes(d).take(counts.numpy().view(np.uint64), 1))
+        except IndexError:
+            pass
+    return per_count(counts, lambda k: code_of(d, k)).contiguous()
+
+
+@lru_cache(maxsize=256)
+def _codes(d: int) -> np.ndarray:
+    return np.array([code_of(d, k) for k in range(d + 1)]).T.copy()
+
+
 # One support length --------------------------------------------------------------------------------
 
 
@@ -83,7 +102,7 @@ def encode(indices: Tensor, d: int) -> Tensor:
     out = torch.zeros(*lead, bitpack.bytes_of(code.bits), dtype=torch.uint8)
     rows = indices.numel() // max(k, 1)
     if rows:
-        one = (np.full(rows, value) for value in (0, k, code.kind, code.width))
+        one = (np.full(rows, value) for value in (0, k, *code))
         _run(_encode, rows * k, indices.reshape(rows, k), *one, d, out.view(rows, -1))
     return out
 
@@ -173,8 +192,8 @@ def encode_rows(out: Tensor, starts: Tensor, indices: Tensor, counts: Tensor, d:
         )
     if out.device.type != "cpu":
         return encode_rows_torch(out, starts, indices, counts, d)
-    kinds, widths, _ = per_count(counts, lambda k: code_of(d, k)).contiguous()
-    rows = (indices.contiguous(), starts, counts, kinds, widths)
+    kinds, widths, bits = codes_of(counts, d)
+    rows = (indices.contiguous(), starts, counts, kinds, widths, bits)
     return _run(_encode, int(counts.sum()), *rows, d, out)
 
 
@@ -183,7 +202,7 @@ def decode_rows(data: Tensor, starts: Tensor, counts: Tensor, d: int) -> Tensor:
 
     Raises ValueError as ``decode`` does.
     """
-    kinds, widths, bits = per_count(counts, lambda k: code_of(d, k)).contiguous()
+    kinds, widths, bits = codes_of(counts, d)
     if bool((starts + (bits + 7) // 8 > data.shape[-1]).any()):
         raise ValueError(DAMAGED)
     if data.device.type != "cpu":
@@ -232,9 +251,10 @@ def _run(kernel: Any, items: int, *given: Any) -> None:
 
 
 @compiled
-def _encode(indices, starts, counts, kinds, widths, d, out):
+def _encode(indices, starts, counts, kinds, widths, bits, d, out):
     for r in range(indices.shape[0]):
-        if not _encode_row(indices[r, : counts[r]], kinds[r], widths[r], d, out[r, starts[r] :]):
+        to = out[r, starts[r] : starts[r] + (bits[r] + 7) // 8]
+        if not encode_row(indices[r, : counts[r]], kinds[r], widths[r], d, to):
             return False
     return True
 
@@ -254,37 +274,59 @@ def _decode(data, starts, counts, kinds, widths, bits, d, out):
 
 @compiled
 def _ascending(indices, d):
-    last = np.int64(-1)
-    for j in range(indices.shape[0]):
-        if indices[j] <= last or indices[j] >= d:
-            return False
-        last = indices[j]
-    return True
+    k = indices.shape[0]
+    if k == 0:
+        return True
+    before, after = indices[: k - 1], indices[1:]
+    wrong = (indices[0] < 0) | (indices[k - 1] >= d)
+    for j in range(after.shape[0]):  # to the end, so that many are compared at a time
+        wrong |= after[j] <= before[j]
+    return not wrong
 
 
 @compiled
-def _encode_row(indices, kind, width, d, out):
+def _flush(held, out, at):
+    four = out[at : at + 4]
+    for i in range(4):
+        four[i] = np.uint8((held >> np.uint64(8 * i)) & np.uint64(255))
+    return held >> np.uint64(32)
+
+
+@compiled
+def encode_row(indices, kind, width, d, out):
+    """Write the code of a row's indices into all bytes of ``out``; return whether they ascend."""
     if not _ascending(indices, d):
         return False
-    k = indices.shape[0]
+    k, held, filled, at = indices.shape[0], np.uint64(0), 0, 0
     if width > 0:
         mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
-        held, filled, at = np.uint64(0), 0, 0
+        word = np.uint64(2**32 - 1)
         for j in range(k):
-            held |= (np.uint64(indices[j]) & mask) << np.uint64(filled)
-            filled += width
-            while filled >= 8:
-                out[at] = held & np.uint64(255)
-                held >>= np.uint64(8)
-                filled -= 8
-                at += 1
-        if filled > 0:
-            out[at] = held & np.uint64(255)
+            low, left = np.uint64(indices[j]) & mask, width
+            if width > 32:
+                held = _flush(held | ((low & word) << np.uint64(filled)), out, at)
+                low >>= np.uint64(32)
+                left -= 32
+                at += 4
+            held |= low << np.uint64(filled)
+            filled += left
+            if filled >= 32:
+                held = _flush(held, out, at)
+                filled -= 32
+                at += 4
     if kind != LIST:
-        step = 1 if kind == ELIAS else 0
+        step, start = (1 if kind == ELIAS else 0), k * width - 8 * at
         for j in range(k):
-            p = np.uint64(k * width + (indices[j] >> width) + step * j)
-            out[p >> np.uint64(3)] |= np.uint8(1) << np.uint8(p & np.uint64(7))
+            p = start + (indices[j] >> width) + step * j
+            while p >= 32:
+                held = _flush(held, out, at)
+                p -= 32
+                start -= 32
+                at += 4
+            held |= np.uint64(1) << np.uint64(p)
+    for i in range(at, out.shape[0]):
+        out[i] = np.uint8(held & np.uint64(255))
+        held >>= np.uint64(8)
     return True
 
 

@@ -15,12 +15,14 @@ from raybench.compressors.messages.base import DTYPES, Cost, Message, zero_absen
 from raybench.compressors.messages.indices import (
     DAMAGED,
     code_of,
+    codes_of,
     decode,
     decode_rows,
     encode,
     encode_rows,
     per_count,
 )
+from raybench.compressors.messages.ragged import write_rows
 from raybench.streams import Stream
 
 EXACT = 4096  # up to this k the entropy is that of the exact binomial coefficient
@@ -239,7 +241,7 @@ class RaggedMessage(_Scattered):
     @property
     def index_bits(self) -> Tensor:
         """Bits that each row's indices take on the wire, int64 of shape lead."""
-        return per_count(self.counts, lambda k: (code_of(self.d, k).bits,))[0]
+        return codes_of(self.counts, self.d)[2]
 
     def _sends(self) -> Tensor:
         own = torch.arange(self.values.shape[-1], device=self.device) < self.counts[..., None]
@@ -257,6 +259,9 @@ class RaggedMessage(_Scattered):
         out = torch.zeros(*self.lead, wide, dtype=torch.uint8, device=self.device)
         if not size.numel():
             return out
+        if out.device.type == "cpu":
+            self._write_rows(out.view(-1), torch.arange(len(counts)) * wide, size)
+            return out
         rows, head, most = out.view(-1, wide), _head(self.d), int(counts.max())
         rows[:, :head] = bitpack.pack(counts[:, None], bitpack.width_of(self.d + 1))
         sent = bitpack.to_bytes(_cut(self.values[..., :most].reshape(len(rows), most), counts))
@@ -264,6 +269,19 @@ class RaggedMessage(_Scattered):
         where = self.indices[..., :most].reshape(len(rows), most)
         encode_rows(rows, self._starts().reshape(-1), where, counts, self.d)
         return out
+
+    def joined(self, size: Tensor) -> Tensor:
+        if self.device.type != "cpu":
+            return super().joined(size)
+        ends = size.reshape(-1).cumsum(0)
+        out = torch.empty(int(ends[-1]) if len(ends) else 0, dtype=torch.uint8)
+        self._write_rows(out, ends - size.reshape(-1), size)
+        return out
+
+    def _write_rows(self, out: Tensor, starts: Tensor, size: Tensor) -> None:
+        rows, most = self.counts.numel(), self.values.shape[-1]
+        given = self.values.reshape(rows, most), self.indices.reshape(rows, most)
+        write_rows(out, starts, size.reshape(-1), self.counts.reshape(-1), *given, self.d)
 
     @classmethod
     def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> RaggedMessage:
