@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compiled import compiled
 from raybench.compressors.base import Compressor, count_of
+from raybench.compressors.kernels import importance as kernels
 from raybench.compressors.messages import Message, RaggedMessage, SparseMessage
-from raybench.compressors.messages.perm import in_tiles, list_kept, listed
-from raybench.compressors.sparsification import kept
-from raybench.cores import ALIGN, run_tiled
+from raybench.compressors.messages.perm import in_tiles, listed
+from raybench.compressors.rand_k import MISS
+from raybench.compressors.sparsification import kept_torch
+from raybench.cores import ALIGN, run_shared, run_tiled
 from raybench.registry import Count, compressor
-from raybench.streams import Stream, hash_numba
+from raybench.streams import Stream
 
 Rows = np.ndarray
 ADD = 2.0  # what adding a coordinate up costs, in additions of the memory's speed
+WALK = 4.0  # what adding one after the other does
 
 
 @compressor("adaptive_sparsification")
@@ -89,9 +90,7 @@ class Wangni(Compressor):
         d = x.shape[-1]
         level = threshold(x, count_of(self.k, d))
         where, counts = drawn(x, level, stream)
-        values = kept(x, where, counts)
-        values = torch.where(values.abs() < level, values.sign() * level, values).to(x.dtype)
-        return RaggedMessage(d, x.dtype, counts, where, values)
+        return RaggedMessage(d, x.dtype, counts, where, weighted(x, where, counts, level))
 
     def omega(self, d: int) -> float:
         return d / count_of(self.k, d) - 1
@@ -123,10 +122,26 @@ def one_by_size(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _place(x: Tensor, tiles: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the coordinate at which the sum of |x_j| passes u ||x||_1, and ||x||_1: tile, then place.
+    """Return the coordinate at which the sum of |x_j| passes u ||x||_1, and ||x||_1.
 
     Never one with x_j = 0, unless all are.
     """
+    if x.device.type != "cpu":
+        return place_torch(x, tiles, u)
+    place, size = torch.empty(u.shape, dtype=torch.int64), torch.empty_like(u)
+    rows, sums, draws, to, sizes = (
+        t.reshape(-1, t.shape[-1]).numpy() for t in (x, tiles, u, place, size)
+    )
+
+    def work(a: int, b: int) -> None:
+        kernels.place(rows[a:b], sums[a:b], draws[a:b, 0], to[a:b, 0], sizes[a:b, 0])
+
+    run_shared(work, len(rows), WALK * len(rows) * min(x.shape[-1], ALIGN))
+    return place, size
+
+
+def place_torch(x: Tensor, tiles: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the same (the reference; any device): tile, then place."""
     d, wide = x.shape[-1], min(ALIGN, x.shape[-1])
     ends = tiles.cumsum(-1)
     size = ends[..., -1:].clone()
@@ -148,7 +163,7 @@ def tile_sums(x: Tensor) -> Tensor:
         return tile_sums_torch(x)
     out = torch.empty(*lead, -(-d // ALIGN), dtype=torch.float64)
     rows, sums = x.reshape(-1, d).numpy(), out.view(-1, out.shape[-1]).numpy()
-    run_tiled(lambda a, b, lo, hi: _sums(rows[a:b], lo, hi, sums[a:b]), len(rows), d, ADD)
+    run_tiled(lambda a, b, lo, hi: kernels.sums(rows[a:b], lo, hi, sums[a:b]), len(rows), d, ADD)
     return out
 
 
@@ -167,6 +182,12 @@ def threshold(x: Tensor, k: int) -> Tensor:
     0 where at most k coordinates are not zero, NaN where x (or ||x||_1) is not finite. Coordinates
     are taken as certain until there are no more: t = (sum of the others) / (k - certain ones).
     """
+    if x.device.type == "cpu" and x.shape[-1] <= ALIGN:
+        return _level_of_tile(x, k)
+    return _level_of_tiles(x, k)
+
+
+def _level_of_tiles(x: Tensor, k: int) -> Tensor:
     size = tile_sums(x).cumsum(-1)[..., -1:]
     level = torch.where(size.isfinite(), size / k, torch.nan)
     certain = torch.full(level.shape, -1, dtype=torch.int64, device=x.device)
@@ -179,6 +200,17 @@ def threshold(x: Tensor, k: int) -> Tensor:
         level = torch.where(left > 0, torch.minimum(level, rest / left.clamp(min=1)), level)
 
 
+def _level_of_tile(x: Tensor, k: int) -> Tensor:
+    out = torch.empty(*x.shape[:-1], 1, dtype=torch.float64)
+    rows, levels = x.reshape(-1, x.shape[-1]).numpy(), out.view(-1).numpy()
+
+    def work(a: int, b: int) -> None:
+        kernels.level_of_tile(rows[a:b], k, levels[a:b])
+
+    run_shared(work, len(rows), 4 * ADD * x.numel())
+    return out
+
+
 def split(x: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
     """Return how many |x_j| > 0 are at least the level, int64, and the sum of those below, float64."""
     *lead, d = x.shape
@@ -189,7 +221,7 @@ def split(x: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
     rows, levels = x.view(-1, d).numpy(), level.reshape(-1).numpy()
     count, total = (t.view(-1, t.shape[-1]).numpy() for t in (counts, sums))
     run_tiled(
-        lambda a, b, lo, hi: _parts(rows[a:b], levels[a:b], lo, hi, count[a:b], total[a:b]),
+        lambda a, b, lo, hi: kernels.parts(rows[a:b], levels[a:b], lo, hi, count[a:b], total[a:b]),
         len(rows),
         d,
         ADD,
@@ -217,10 +249,10 @@ def drawn(x: Tensor, level: Tensor, stream: Stream) -> tuple[Tensor, Tensor]:
     rows, levels = x.view(-1, d).numpy(), level.reshape(-1).numpy()
 
     def count(a: int, b: int, lo: int, hi: int, counts: Rows) -> None:
-        _count(rows[a:b], levels[a:b], keys[a:b], lo, hi, counts)
+        kernels.count_drawn(rows[a:b], levels[a:b], keys[a:b], lo, hi, counts)
 
-    def fill(a: int, b: int, lo: int, hi: int, first: Rows, out: Rows) -> None:
-        _fill(rows[a:b], levels[a:b], keys[a:b], lo, hi, first, out)
+    def fill(a: int, b: int, lo: int, hi: int, *to: Rows) -> None:
+        kernels.fill_drawn(rows[a:b], levels[a:b], keys[a:b], lo, hi, *to)
 
     return in_tiles(torch.Size(lead), d, count, fill)
 
@@ -231,56 +263,26 @@ def drawn_torch(x: Tensor, level: Tensor, stream: Stream) -> tuple[Tensor, Tenso
     return listed(((size >= level) & (size > 0)) | ~(stream.uniform(x.shape[-1]) * level >= size))
 
 
-# Reassociation lets the sums of a tile vectorise; a tile's size is fixed, so its sum is, too.
+def weighted(x: Tensor, where: Tensor, counts: Tensor, level: Tensor) -> Tensor:
+    """Return x_j / min(1, |x_j| / level) at the first counts (*lead) of where (*lead, m), and zeros.
+
+    x (*lead, d), level (*lead, 1); in x's dtype. As it is where the level is NaN.
+    """
+    if x.device.type != "cpu":
+        return weighted_torch(x, where, counts, level)
+    out = torch.empty(where.shape, dtype=x.dtype)
+    rows, levels = x.reshape(-1, x.shape[-1]).numpy(), level.reshape(-1).numpy()
+    most, own = where.shape[-1], counts.reshape(-1).numpy()
+    at, to = where.numpy().reshape(len(rows), most), out.numpy().reshape(len(rows), most)
+
+    def work(a: int, b: int, lo: int, hi: int) -> None:
+        kernels.weighted(rows[a:b], at[a:b], own[a:b], levels[a:b], lo, hi, to[a:b])
+
+    run_tiled(work, len(at), most, MISS)
+    return out
 
 
-@compiled(fastmath={"reassoc"})
-def _sums(rows, lo, hi, out):
-    for r in range(rows.shape[0]):
-        for start in range(lo, hi, ALIGN):
-            tile, total = rows[r, start : min(start + ALIGN, hi)], 0.0
-            for j in range(tile.shape[0]):
-                total += np.float64(abs(tile[j]))
-            out[r, start // ALIGN] = total
-
-
-@compiled(fastmath={"reassoc"})
-def _parts(rows, levels, lo, hi, counts, sums):
-    for r in range(rows.shape[0]):
-        level = levels[r]
-        for start in range(lo, hi, ALIGN):
-            tile, total, above = rows[r, start : min(start + ALIGN, hi)], 0.0, 0
-            for j in range(tile.shape[0]):
-                size = np.float64(abs(tile[j]))
-                total += size if size < level else 0.0
-                above += (size >= level) & (size > 0.0)
-            counts[r, start // ALIGN], sums[r, start // ALIGN] = above, total
-
-
-@numba.njit(inline="always")
-def _keeps(size, level, key, counter):
-    u = np.float64(hash_numba(key, counter) >> np.uint64(11)) * 2.0**-53
-    return ((size >= level) & (size > 0.0)) | (not u * level >= size)
-
-
-@compiled
-def _count(rows, levels, keys, lo, hi, counts):
-    for r in range(rows.shape[0]):
-        level, key = levels[r], keys[r]
-        for start in range(lo, hi, ALIGN):
-            tile, kept = rows[r, start : min(start + ALIGN, hi)], 0
-            for j in range(tile.shape[0]):
-                kept += _keeps(np.float64(abs(tile[j])), level, key, np.uint64(start + j))
-            counts[r, start // ALIGN] = kept
-
-
-@compiled
-def _fill(rows, levels, keys, lo, hi, first, out):
-    keep = np.empty(ALIGN, np.uint8)
-    for r in range(rows.shape[0]):
-        level, key = levels[r], keys[r]
-        for start in range(lo, hi, ALIGN):
-            tile = rows[r, start : min(start + ALIGN, hi)]
-            for j in range(tile.shape[0]):
-                keep[j] = _keeps(np.float64(abs(tile[j])), level, key, np.uint64(start + j))
-            list_kept(keep[: tile.shape[0]], start, out[r, first[r, start // ALIGN] :])
+def weighted_torch(x: Tensor, where: Tensor, counts: Tensor, level: Tensor) -> Tensor:
+    """Return the same (the reference; any device)."""
+    values = kept_torch(x, where, counts)
+    return torch.where(values.abs() < level, values.sign() * level, values).to(x.dtype)

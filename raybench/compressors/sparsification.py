@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from raybench.compiled import compiled
 from raybench.compressors.base import Compressor
 from raybench.compressors.messages import Message
 from raybench.compressors.messages.perm import BernoulliMessage, bernoulli
-from raybench.compressors.rand_k import gather
+from raybench.compressors.rand_k import MISS
+from raybench.cores import run_tiled
 from raybench.errors import InputError
 from raybench.registry import Flag, Number, compressor
 from raybench.streams import Stream
@@ -69,8 +73,36 @@ class RandomSparsification(Compressor):
 
 def kept(x: Tensor, where: Tensor, counts: Tensor) -> Tensor:
     """Return x (*lead, d) at the first counts (*lead) of where (*lead, m), and zeros beyond."""
-    values = gather(x, where)
+    if x.device.type != "cpu" or not where.is_contiguous():
+        return kept_torch(x, where, counts)
+    out = torch.empty(where.shape, dtype=x.dtype)
+    rows, most = x.reshape(-1, x.shape[-1]).numpy(), where.shape[-1]
+    at, to, own = (
+        where.numpy().reshape(len(rows), most),
+        out.numpy().reshape(len(rows), most),
+        counts.reshape(-1).numpy(),
+    )
+
+    def work(a: int, b: int, lo: int, hi: int) -> None:
+        _kept(rows[a:b], at[a:b], own[a:b], lo, hi, to[a:b])
+
+    run_tiled(work, len(at), most, MISS)
+    return out
+
+
+def kept_torch(x: Tensor, where: Tensor, counts: Tensor) -> Tensor:
+    """Return the same (the reference; any device)."""
+    values = x.gather(-1, where)
     if not counts.numel() or int(counts.min()) == where.shape[-1]:
         return values
     beyond = counts.new_ones(where.shape[-1]).cumsum(0) > counts[..., None]
     return values.masked_fill_(beyond, 0)
+
+
+@compiled
+def _kept(rows, where, counts, lo, hi, out):
+    for r in range(rows.shape[0]):
+        row, at, to, own = rows[r], where[r, lo:hi], out[r, lo:hi], max(0, min(counts[r], hi) - lo)
+        for j in range(own):
+            to[j] = row[np.uint64(at[j])]
+        to[own:] = 0

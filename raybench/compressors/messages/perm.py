@@ -15,7 +15,7 @@ from torch import Tensor
 from raybench.compiled import compiled
 from raybench.compressors.messages import bitpack
 from raybench.compressors.messages.base import DTYPES, Cost, Message, zero_absent
-from raybench.cores import ALIGN, run_tiled
+from raybench.cores import ALIGN, run_tiled, scratch
 from raybench.streams import Stream, hash_numba
 
 Places = tuple[Tensor, Tensor]  # coordinates (*lead, m), zero beyond a row's own; counts (*lead)
@@ -236,8 +236,8 @@ def bernoulli(source: Stream, d: int, p: float) -> Places:
     def count(r0: int, r1: int, lo: int, hi: int, counts: np.ndarray) -> None:
         _count(flat[r0:r1], limit, lo, hi, counts)
 
-    def fill(r0: int, r1: int, lo: int, hi: int, first: np.ndarray, out: np.ndarray) -> None:
-        _fill(flat[r0:r1], limit, lo, hi, first, out)
+    def fill(r0: int, r1: int, lo: int, hi: int, *to: np.ndarray) -> None:
+        _fill(flat[r0:r1], limit, lo, hi, *to)
 
     return in_tiles(keys.shape, d, count, fill)
 
@@ -253,17 +253,46 @@ def listed(mask: Tensor) -> Places:
 def in_tiles(
     lead: torch.Size, d: int, count: Callable[..., None], fill: Callable[..., None]
 ) -> Places:
-    """Return places from two kernels: ``count`` per tile of ALIGN coordinates, then ``fill``."""
+    """Return places from two kernels: ``count`` per tile of ALIGN coordinates, then ``fill``.
+
+    Rows of one tile are filled at once, into space for all of d, and then cut.
+    """
     rows, tiles = math.prod(lead), -(-d // ALIGN)
-    found = np.zeros((rows, tiles), np.int64)
+    if tiles == 1:
+        return _in_one(lead, d, fill)
+    found, last = np.zeros((rows, tiles), np.int64), np.empty(rows, np.int64)
     run_tiled(lambda a, b, lo, hi: count(a, b, lo, hi, found[a:b]), rows, d, HASH)
     ends = found.cumsum(1)
     counts, first = torch.from_numpy(ends[:, -1].copy()), ends - found
     most = int(counts.max()) if rows else 0
     where = torch.zeros(rows, most, dtype=torch.int64)
     out = where.numpy()
-    run_tiled(lambda a, b, lo, hi: fill(a, b, lo, hi, first[a:b], out[a:b]), rows, d, HASH)
+    run_tiled(
+        lambda a, b, lo, hi: fill(a, b, lo, hi, first[a:b], out[a:b], last[a:b]), rows, d, HASH
+    )
     return where.view(*lead, most), counts.view(lead)
+
+
+def _in_one(lead: torch.Size, d: int, fill: Callable[..., None]) -> Places:
+    rows = math.prod(lead)
+    space = scratch("places", rows * d, np.int64).reshape(rows, d)
+    first, counts = np.zeros((rows, 1), np.int64), np.zeros(rows, np.int64)
+    run_tiled(
+        lambda a, b, lo, hi: fill(a, b, lo, hi, first[a:b], space[a:b], counts[a:b]), rows, d, HASH
+    )
+    most = int(counts.max(initial=0))
+    where = torch.empty(rows, most, dtype=torch.int64)
+    _cut(space, counts, where.numpy())
+    return where.view(*lead, most), torch.from_numpy(counts).view(lead)
+
+
+@compiled
+def _cut(places, counts, out):
+    for r in range(out.shape[0]):
+        own, to = places[r], out[r]
+        for j in range(counts[r]):
+            to[j] = own[j]
+        to[counts[r] :] = 0
 
 
 @compiled
@@ -277,19 +306,19 @@ def _count(keys, limit, lo, hi, counts):
 
 
 @compiled
-def _fill(keys, limit, lo, hi, first, out):
+def _fill(keys, limit, lo, hi, first, out, counts):  # counts: of the last tile
     keep = np.empty(ALIGN, np.uint8)
     for r in range(keys.shape[0]):
         for start in range(lo, hi, ALIGN):
             size = min(start + ALIGN, hi) - start
             for j in range(size):
                 keep[j] = (hash_numba(keys[r], np.uint64(start + j)) >> np.uint64(11)) < limit
-            list_kept(keep[:size], start, out[r, first[r, start // ALIGN] :])
+            counts[r] = list_kept(keep[:size], start, out[r, first[r, start // ALIGN] :])
 
 
 @numba.njit(inline="always")
 def list_kept(keep, start, out):
-    """Write start + j into out for every j with keep[j] (in kernels)."""
+    """Write start + j into out for every j with keep[j]; return how many (in kernels)."""
     place = np.empty(ALIGN, np.int32)
     found = 0
     for j in range(keep.shape[0]):  # no branch: a slot is written again until it is to be kept
@@ -297,3 +326,4 @@ def list_kept(keep, start, out):
         found += keep[j]
     for j in range(found):
         out[j] = start + place[j]
+    return found
