@@ -119,7 +119,7 @@ def count_drawn(rows, levels, keys, lo, hi, counts):
 @compiled
 def fill_drawn(rows, levels, keys, lo, hi, first, out, counts):
     """Write those coordinates from first[r, tile] on, and how many the last tile keeps."""
-    keep = np.empty(ALIGN, np.uint8)
+    keep, place = np.empty(ALIGN, np.uint8), np.empty(ALIGN * (first.shape[1] > 1), np.int32)
     for r in range(rows.shape[0]):
         level, key = levels[r], keys[r]
         for start in range(lo, hi, ALIGN):
@@ -127,7 +127,7 @@ def fill_drawn(rows, levels, keys, lo, hi, first, out, counts):
             for j in range(tile.shape[0]):
                 keep[j] = _keeps(np.float64(abs(tile[j])), level, key, np.uint64(start + j))
             to = out[r, first[r, start // ALIGN] :]
-            counts[r] = list_kept(keep[: tile.shape[0]], start, to)
+            counts[r] = list_kept(keep[: tile.shape[0]], start, to, place)
 
 
 @compiled

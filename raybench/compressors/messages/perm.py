@@ -307,21 +307,28 @@ def _count(keys, limit, lo, hi, counts):
 
 @compiled
 def _fill(keys, limit, lo, hi, first, out, counts):  # counts: of the last tile
-    keep = np.empty(ALIGN, np.uint8)
+    keep, place = np.empty(ALIGN, np.uint8), np.empty(ALIGN * (first.shape[1] > 1), np.int32)
     for r in range(keys.shape[0]):
         for start in range(lo, hi, ALIGN):
             size = min(start + ALIGN, hi) - start
             for j in range(size):
                 keep[j] = (hash_numba(keys[r], np.uint64(start + j)) >> np.uint64(11)) < limit
-            counts[r] = list_kept(keep[:size], start, out[r, first[r, start // ALIGN] :])
+            counts[r] = list_kept(keep[:size], start, out[r, first[r, start // ALIGN] :], place)
 
 
 @numba.njit(inline="always")
-def list_kept(keep, start, out):
-    """Write start + j into out for every j with keep[j]; return how many (in kernels)."""
-    place = np.empty(ALIGN, np.int32)
+def list_kept(keep, start, out, place):
+    """Write start + j into out for every j with keep[j]; return how many (in kernels).
+
+    place: space for a slot per j, or nothing where out itself has room for all, used or not.
+    """
     found = 0
-    for j in range(keep.shape[0]):  # no branch: a slot is written again until it is to be kept
+    if place.shape[0] == 0:
+        for j in range(keep.shape[0]):  # no branch: a slot is written again until it is to be kept
+            out[found] = start + j
+            found += keep[j]
+        return found
+    for j in range(keep.shape[0]):
         place[found] = j
         found += keep[j]
     for j in range(found):
