@@ -220,7 +220,12 @@ def prox_lead(k: Setting) -> Rate:
 
 
 def sync_probability(k: Setting) -> float:
-    """Return p that makes dense rounds cost what compressed ones do: K/d for Rand-K."""
+    """Return p that makes dense rounds cost what compressed ones do: K/d for Rand-K.
+
+    Raises NoTheory where messages are empty: without dense rounds nothing would ever be learned.
+    """
+    if k.dense_share <= 0:
+        raise NoTheory("the operator's messages are empty; give a number")
     return k.dense_share
 
 
@@ -230,7 +235,7 @@ def vr_sync_probability(k: Setting) -> float:
     m: the samples of a dense round, all of a client's or, online, ``big``.
     """
     b = float(k.numbers["batch"])
-    return min(k.dense_share, b / (float(k.numbers.get("big") or k.m) + b))
+    return min(sync_probability(k), b / (float(k.numbers.get("big") or k.m) + b))
 
 
 def shift_rate(k: Setting) -> float:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raybench import registry, theory
-from raybench.engine.resolve import problem_of
+from raybench.engine.resolve import Skip, problem_of
 from raybench.problems.base import Constants
 from raybench.testing.trial import DATA, Method, started
 
@@ -210,6 +210,16 @@ def test_auto_parameters():
     assert params["p"] == pytest.approx(min(12 / 64, 3 / (m + 3)))
     params = Method("vr_marina", {"batch": 3}, {"name": "rand_k", "k": 1}, SAMPLES).cell().params
     assert params["p"] == pytest.approx(min(1 / 30, 3 / (m + 3)))
+
+
+@pytest.mark.parametrize(
+    "name", ["marina", "vr_marina", "pp_marina", "dasha_sync_mvr", "three_pc_v5"]
+)
+def test_empty_messages_have_no_automatic_p(name):
+    params = {"alpha": 0.5} if name == "dasha_sync_mvr" else {}
+    with pytest.raises(Skip, match="p: auto has no value here: the operator's messages are empty"):
+        Method(name, params, "zero", NONCONVEX, step=0.1).cell()
+    assert Method(name, {**params, "p": 0.5}, "zero", NONCONVEX, step=0.1).cell().step_size == 0.1
 
 
 def test_an_unbiased_operator_is_rescaled_where_a_contraction_is_needed():

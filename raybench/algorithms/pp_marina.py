@@ -2,14 +2,23 @@
 
 from torch import arange
 
-from raybench.algorithms.base import Contractive, Dense, Integer, Number, Unbiased, algorithm, where
+from raybench.algorithms.base import (
+    Contractive,
+    Dense,
+    Integer,
+    Number,
+    Unbiased,
+    algorithm,
+    theory,
+    where,
+)
 from raybench.algorithms.marina import Marina
 from raybench.theory import Rate, Setting
 
 
 def sync_probability(k: Setting) -> float:
     """Return p = r/n times that of MARINA: dense rounds cost what the others do."""
-    return min(1.0, k.dense_share * float(k.numbers["clients"]) / k.n)
+    return min(1.0, theory.sync_probability(k) * float(k.numbers["clients"]) / k.n)
 
 
 def pp_marina(k: Setting) -> Rate:
