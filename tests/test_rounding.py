@@ -125,14 +125,17 @@ def test_a_grid_is_all_of_its_levels(levels, base, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("levels", "base"), [*GRIDS, ((1.0,), 1.06)])
+@pytest.mark.parametrize(
+    ("levels", "base"), [*GRIDS, ((1.0,), 1.06), ((1.0, 1.001, 1.002, 1.0021), 2.0)]
+)
 @pytest.mark.parametrize("nearest", [False, True])
 def test_rounding_equals_the_reference(levels, base, nearest, dtype, two_threads):
     info = torch.finfo(dtype)
     hard = [0.0, -0.0, 1.0, math.inf, -math.inf, math.nan, info.max, -info.max, info.tiny]
     hard = torch.tensor([*hard, info.tiny / 2, -info.tiny / 8], dtype=dtype)
     wide = gaussian(3, 700, dtype=dtype) * (20 * gaussian(3, 700, dtype=dtype, seed=2)).exp()
-    for x in (wide, hard.expand(50, -1).contiguous(), gaussian(6001, dtype=dtype)):
+    close = 1 + gaussian(900, dtype=dtype) / 500  # several levels in one place of the table
+    for x in (wide, hard.expand(50, -1).contiguous(), gaussian(6001, dtype=dtype), close):
         q = stream(3).spread(tuple(x.shape[:-1]))
         got = rounded_codes(x, q, levels, base, nearest)
         assert torch.equal(got.long(), rounded_codes_torch(x, q, levels, base, nearest))

@@ -24,7 +24,7 @@ from raybench.registry import Flag, List, Number, compressor
 from raybench.streams import Stream, hash_numba
 
 CHUNK = 512  # coordinates held at once
-COST = 12.0  # of a coordinate, in additions
+COST = 6.0  # of a coordinate, in additions
 TOP_BITS = 7  # bits of the mantissa by which a level is looked up
 _SPAN = math.log(torch.finfo(torch.float64).max) - math.log(torch.finfo(torch.float64).tiny)
 
@@ -153,19 +153,18 @@ def rounded_codes(
     width = rounded_width(levels, base, x.dtype)
     first, most = _lookup(levels, base, x.dtype)
     steps, shift = _steps(levels, base, x.dtype).numpy(), (52 if wide else 23) - TOP_BITS
+    steps = np.append(steps, math.nan)  # two beyond infinity are looked up
     out = torch.empty(x.shape, dtype=code_dtype(2**width))
     rows, codes = x.reshape(-1, d).numpy(), out.view(-1, d).numpy()
-    bits = rows.view(np.int64 if wide else np.int32)
-    mask = np.int64(2**63 - 1) if wide else np.int64(2**31 - 1)
+    unsigned = np.uint64 if wide else np.uint32
+    bits, mask = rows.view(unsigned), unsigned(2 ** (63 if wide else 31) - 1)
     keys = np.zeros(len(rows), np.uint64)
     if not nearest:
         keys = source.keys.contiguous().view(-1).numpy().view(np.uint64)
-    sign = 2 ** (width - 1)
+    how = (mask, unsigned(shift), keys, nearest, first, most, steps, np.uint32(2 ** (width - 1)))
 
     def work(r0: int, r1: int, lo: int, hi: int) -> None:
-        _round(
-            rows, bits, mask, shift, keys, nearest, first, most, steps, sign, r0, r1, lo, hi, codes
-        )
+        _round(rows, bits, *how, r0, r1, lo, hi, codes)
 
     run_tiled(work, len(rows), d, COST)
     return out
@@ -186,12 +185,14 @@ def _lookup(levels: tuple[float, ...], base: float, dtype: torch.dtype) -> tuple
     tops = np.arange(2 ** (exponent + TOP_BITS), dtype=kind) << ((52 if wide else 23) - TOP_BITS)
     least = torch.from_numpy(tops.view(dtype=np.float64 if wide else np.float32)).double()
     first = torch.searchsorted(steps[1:-1], least, right=True).clamp(max=len(steps) - 2)
-    return first.to(torch.int32).numpy(), max(int(first.diff().max()), 1)
+    return first.to(torch.int32).numpy().view(np.uint32), max(int(first.diff().max()), 1)
 
 
 @compiled
 def _round(rows, bits, mask, shift, keys, nearest, first, most, steps, sign, r0, r1, lo, hi, out):
-    size, k = np.empty(CHUNK), np.empty(CHUNK, np.uint32)
+    # what is looked up stands in loops of its own: the others become vector instructions
+    size, low, mid, high = np.empty(CHUNK), np.empty(CHUNK), np.empty(CHUNK), np.empty(CHUNK)
+    k = np.empty(CHUNK, np.uint32)
     for r in range(r0, r1):
         key = keys[r]
         for start in range(lo, hi, CHUNK):
@@ -199,13 +200,20 @@ def _round(rows, bits, mask, shift, keys, nearest, first, most, steps, sign, r0,
             x, raw, o = rows[r, start:end], bits[r, start:end], out[r, start:end]
             for j in range(x.shape[0]):
                 size[j] = abs(np.float64(x[j]))
-                k[j] = first[np.uint32((raw[j] & mask) >> shift)]
-            for _ in range(most):
+                k[j] = np.uint32((raw[j] & mask) >> shift)
+            for j in range(x.shape[0]):
+                k[j] = first[k[j]]
+            for _ in range(most - 1):
                 for j in range(x.shape[0]):
                     k[j] += np.uint32(steps[k[j] + np.uint32(1)] <= size[j])
+            for j in range(x.shape[0]):  # at most one more step lies at or below
+                at = k[j]
+                low[j], mid[j] = steps[at], steps[at + np.uint32(1)]
+                high[j] = steps[at + np.uint32(2)]
             for j in range(x.shape[0]):
                 h = hash_numba(key, np.uint64(start + j))
                 u = 0.5 if nearest else np.float64(h >> np.uint64(11)) * 2.0**-53
-                low, high = steps[k[j]], steps[k[j] + np.uint32(1)]
-                at = k[j] + np.uint32(u * (high - low) < size[j] - low)
-                o[j] = at + sign if x[j] < 0 else at
+                above = mid[j] <= size[j]
+                a, b = mid[j] if above else low[j], high[j] if above else mid[j]
+                code = k[j] + np.uint32(above) + np.uint32(u * (b - a) < size[j] - a)
+                o[j] = np.uint32(code) | (sign if x[j] < 0 else np.uint32(0))
