@@ -289,7 +289,7 @@ def read_leaf(head: dict[str, Any], data: memoryview) -> tuple[Message, memoryvi
     """Return a leaf from its header and the bytes that begin with its rows, and the bytes left."""
     lead = torch.Size(head["lead"])
     rows = math.prod(lead)
-    sizes = torch.as_tensor(head["size"]).expand(rows)
+    sizes = torch.from_numpy(np.array(head["size"])).expand(rows)  # as_tensor: five times slower
     total = int(sizes.sum())
     if total > len(data):
         raise ValueError("the message is cut short")
@@ -305,10 +305,10 @@ def read_leaf(head: dict[str, Any], data: memoryview) -> tuple[Message, memoryvi
         payload = split(sent, sizes, widest)
     stream = None
     if "keys" in head:
-        stream = Stream(torch.tensor(head["keys"], dtype=torch.int64).view(lead))
+        stream = Stream(torch.from_numpy(np.array(head["keys"], np.int64)).view(lead))
     message = KINDS[head["kind"]].read(head, payload.view(*lead, widest), stream)
     if "present" in head:
-        message = message.masked(torch.tensor(head["present"], dtype=torch.bool).view(lead))
+        message = message.masked(torch.from_numpy(np.array(head["present"], bool)).view(lead))
     return message, data[total:]
 
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from raybench.compiled import compiled
+from raybench.compressors.kernels.marks import lowest
 from raybench.compressors.messages import bitpack
 from raybench.cores import run_shared
 
@@ -263,12 +264,21 @@ def _encode(indices, starts, counts, kinds, widths, bits, d, out):
 def _decode(data, starts, counts, kinds, widths, bits, d, out):
     for r in range(out.shape[0]):
         sent, found = data[r, starts[r] : starts[r] + (bits[r] + 7) // 8], out[r, : counts[r]]
-        if not _decode_row(sent, kinds[r], widths[r], bits[r], d, found):
-            for j in range(sent.shape[0]):
-                if sent[j] != 0:
-                    return False
-            for j in range(found.shape[0]):  # an absent row
-                found[j] = j
+        if not decode_or_absent(sent, kinds[r], widths[r], bits[r], d, found):
+            return False
+    return True
+
+
+@compiled
+def decode_or_absent(sent, kind, width, bits, d, found):
+    """Read a row's indices, or 0, 1, .. of an absent row's zero bytes; return whether it is either."""
+    if _decode_row(sent, kind, width, bits, d, found):
+        return True
+    for j in range(sent.shape[0]):
+        if sent[j] != 0:
+            return False
+    for j in range(found.shape[0]):
+        found[j] = j
     return True
 
 
@@ -337,16 +347,24 @@ def _decode_row(data, kind, width, bits, d, out):
         out[:] = 0
     else:
         step, start, found = (1 if kind == ELIAS else 0), np.int64(k * width), 0
-        p = start
+        p = start >> 3 << 3
         while p < bits and found < k:
-            if data[p >> 3] == 0:
-                p = (p | 7) + 1
-                continue
-            for q in range(p, min((p | 7) + 1, bits)):  # without branches: a one keeps its place
-                if found < k:
-                    out[found] = q - start - step * found
-                    found += (data[q >> 3] >> (q & 7)) & 1
-            p = (p | 7) + 1
+            word, eight = np.uint64(0), data[p >> 3 : (p >> 3) + 8]
+            if eight.shape[0] == 8:
+                for i in range(8):
+                    word |= np.uint64(eight[i]) << np.uint64(8 * i)
+            else:
+                for i in range(eight.shape[0]):
+                    word |= np.uint64(eight[i]) << np.uint64(8 * i)
+            if p < start:  # low parts that end inside this word
+                word &= ~((np.uint64(1) << np.uint64(start - p)) - np.uint64(1))
+            if bits - p < 64:
+                word &= (np.uint64(1) << np.uint64(bits - p)) - np.uint64(1)
+            while word != 0 and found < k:
+                out[found] = p + lowest(word) - start - step * found
+                found += 1
+                word &= word - np.uint64(1)
+            p += 64
         if found < k:
             return False
     if width > 0:

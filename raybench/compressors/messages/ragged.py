@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from raybench.compiled import compiled
 from raybench.compressors.messages import bitpack
-from raybench.compressors.messages.indices import COST, UNSOUND, codes_of, encode_row
+from raybench.compressors.messages.indices import (
+    COST,
+    DAMAGED,
+    UNSOUND,
+    codes_of,
+    decode_or_absent,
+    encode_row,
+)
 from raybench.cores import run_shared
 
 
@@ -40,6 +48,46 @@ def write_rows(
     run_shared(work, len(counts), COST * int(counts.sum()))
     if not all(sound):
         raise ValueError(UNSOUND.format(d))
+
+
+def read_rows(data: Tensor, counts: Tensor, d: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return indices and values (R, most) of rows (R, P) of such bytes on the CPU, counts (R,).
+
+    Beyond a row's count both are zero. Raises ValueError where bytes are missing or are no ascending
+    indices; a row of zero bytes has none.
+    """
+    kinds, widths, bits = codes_of(counts, d)
+    head = bitpack.bytes_of(bitpack.width_of(d + 1))
+    ends = head + counts * dtype.itemsize + (bits + 7) // 8
+    if len(counts) and int(ends.max()) > data.shape[-1]:
+        raise ValueError(DAMAGED)
+    shape = len(counts), int(counts.max()) if len(counts) else 0
+    indices, values = torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=dtype)
+    given = [x.numpy() for x in (data.contiguous(), counts, kinds, widths, bits)]
+    out, sound = (indices.numpy(), bitpack.to_bytes(values).numpy()), []
+
+    def work(lo: int, hi: int) -> None:
+        sound.append(_read(*given, lo, hi, head, dtype.itemsize, d, *out))
+
+    run_shared(work, len(counts), COST * int(counts.sum()))
+    if not all(sound):
+        raise ValueError(DAMAGED)
+    return indices, values
+
+
+@compiled
+def _read(data, counts, kinds, widths, bits, r0, r1, head, width, d, indices, values):
+    for r in range(r0, r1):
+        row, k = data[r, head:], counts[r]
+        given, to = row[: k * width], values[r, : k * width]
+        for i in range(to.shape[0]):
+            to[i] = given[i]
+        values[r, k * width :] = 0
+        code = row[k * width : k * width + (bits[r] + 7) // 8]
+        if not decode_or_absent(code, kinds[r], widths[r], bits[r], d, indices[r, :k]):
+            return False
+        indices[r, k:] = 0
+    return True
 
 
 @compiled

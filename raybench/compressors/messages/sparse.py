@@ -22,7 +22,7 @@ from raybench.compressors.messages.indices import (
     encode_rows,
     per_count,
 )
-from raybench.compressors.messages.ragged import write_rows
+from raybench.compressors.messages.ragged import read_rows, write_rows
 from raybench.streams import Stream
 
 EXACT = 4096  # up to this k the entropy is that of the exact binomial coefficient
@@ -292,9 +292,13 @@ class RaggedMessage(_Scattered):
         starts = head + counts * dtype.itemsize
         if most > d or (counts.numel() and int(starts.max()) > rows.shape[-1]):
             raise ValueError(DAMAGED)
-        indices = decode_rows(rows, starts, counts, d)
-        values = bitpack.from_bytes(rows[:, head : head + most * dtype.itemsize], dtype)
-        own = (counts.view(lead), indices.view(*lead, most), _cut(values, counts).view(*lead, most))
+        if payload.device.type == "cpu":
+            indices, values = read_rows(rows, counts, d, dtype)
+        else:
+            indices = decode_rows(rows, starts, counts, d)
+            values = bitpack.from_bytes(rows[:, head : head + most * dtype.itemsize], dtype)
+            values = _cut(values, counts)
+        own = (counts.view(lead), indices.view(*lead, most), values.view(*lead, most))
         return cls(d, dtype, *own, scale=known["scale"])
 
 
