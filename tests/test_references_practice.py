@@ -6,6 +6,7 @@ Steps follow a schedule with a warm-up, so that a step in the wrong place shows.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -39,8 +40,11 @@ from numpy_methods import (
 )
 from toys import ConvexL1, path, registered
 
+from raybench.engine.graph import GRAPHS as NAMES
+from raybench.engine.graph import mixing
 from raybench.engine.ledger import COLUMNS
 from raybench.engine.schedule import factor
+from raybench.problems.quadratic import Quadratic
 from raybench.testing.trial import DATA, Method, finished, started
 
 P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "seed": 3}
@@ -50,6 +54,14 @@ FAR = {"x0": {"normal": 2.0}}
 TOP, HALF = {"name": "top_k", "k": 3}, {"name": "top_k", "k": 6}
 ROUNDS = 25
 VALUES = COLUMNS.index("values")
+
+
+class Stiff(Quadratic):
+    """(x - b_i)'(x - b_i)/2 of 36 clients: every curvature is L_max."""
+
+    def __init__(self) -> None:
+        b = np.random.default_rng(5).standard_normal((36, 4))
+        super().__init__(torch.eye(4, dtype=torch.float64).repeat(36, 1, 1), torch.from_numpy(b))
 
 
 def facts(run) -> SimpleNamespace:
@@ -282,6 +294,34 @@ def test_exact_methods_come_near_with_falling_steps(name):
         method = Method(name, {}, operator, {"name": "convex_l1"}, rounds=400, more=more)
         norms = finished(method.batch(), every=50).recorder.column("grad_norm_sq")[0]
     assert norms[-1] < 1e-8 * norms[0], norms
+
+
+@pytest.mark.parametrize("name", ["diffusion", "dgd", "extra", "exact_diffusion", "choco_sgd"])
+@pytest.mark.parametrize("graph", ["torus", "grid"])
+def test_default_steps_last_on_graphs_whose_eigenvalues_reach_low(name, graph):
+    """36 clients of curvature L_max: dgd would diverge with 0.5/L_max, as lambda_min of the torus is -0.6."""
+    with registered("problem", stiff=Stiff):
+        operator = "identity" if name == "choco_sgd" else None
+        more = {**FAR, "graph": graph}
+        method = Method(name, {}, operator, {"name": "stiff"}, rounds=200, more=more)
+        run = finished(method.batch(), every=100)
+    assert run.status[0] == "ok"
+    assert run.recorder.column("consensus_error")[0, -1] < 10
+    lowest = float(torch.linalg.eigvalsh(run.net.graph.W)[0])
+    assert lowest == pytest.approx(-0.6) if graph == "torus" else -0.6 < lowest < -0.5
+
+
+def test_no_graph_has_an_eigenvalue_below_that():
+    for graph, weights in product(NAMES, ("metropolis", "laplacian")):
+        for n in (2, 4, 9, 16, 25, 36):
+            W = mixing(graph, n, {"weights": weights}).W
+            assert -0.6 - 1e-9 < float(torch.linalg.eigvalsh(W)[0]), (graph, weights, n)
+
+
+def test_springs_of_one_client_hold():
+    method = Method("easgd", {}, None, {**P1, "clients": 1}, rounds=400, more=FAR)
+    norms = finished(method.batch(), every=100).recorder.column("grad_norm_sq")[0]
+    assert norms[-1] < 1e-6 * norms[0]
 
 
 def test_scaffold_by_aggregate_books_what_is_passed_on_and_no_more():

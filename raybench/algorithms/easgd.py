@@ -5,10 +5,11 @@ from raybench.algorithms.base import Dense, Integer, Number, Points, algorithm, 
 
 @algorithm(
     "easgd",
+    version="2",
     up=None,
     stochastic=True,
     theory=theory.prox_lead,
-    auto={"alpha": lambda k: float(k.numbers["beta"]) / k.n},
+    auto={"alpha": lambda k: float(k.numbers["beta"]) / max(2, k.n)},
     beta=Number(0.9, low=0, high=1, per_cell=True, help="pull of the centre to the mean client"),
     alpha=Number("auto", low=0, high=1, words=("auto",), per_cell=True),
     tau=Integer(1, low=1, help="local steps per round"),
@@ -17,8 +18,8 @@ from raybench.algorithms.base import Dense, Integer, Number, Points, algorithm, 
 class EASGD(Points):
     """x_i <- x_i - gamma g_i(x_i) - alpha (x_i - z); z <- z + beta (mean x_i - z); tau - 1 more local steps.
 
-    ``alpha`` = auto is beta/n: then the springs leave sum x_i + z alone. f is recorded at the
-    centre z. At a fixed point z = mean x_i and mean g_i(x_i) = 0, but the x_i differ where the f_i
+    ``alpha`` = auto is beta/n: then the springs leave sum x_i + z alone. With a single client it is
+    beta/2, as beta throws the two past each other. f is recorded at the centre z. At a fixed point z = mean x_i and mean g_i(x_i) = 0, but the x_i differ where the f_i
     do, so that z is x* up to O(gamma/alpha). alpha = 0: independent descent. Default step: 0.5/L_max, no
     theorem. Up: d values. Down: d values. Source: Zhang, Choromanska, LeCun 2015.
     """
