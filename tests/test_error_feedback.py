@@ -14,6 +14,7 @@ from toys import descend, each_round, full_gradients, path
 from raybench import registry
 from raybench.engine.resolve import Skip
 from raybench.engine.run import own_operators
+from raybench.errors import InputError
 from raybench.testing.trial import DATA, Method, finished, started
 
 P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "seed": 3}
@@ -114,6 +115,13 @@ def test_ec_diana_shift_is_the_mean():
     assert max(each_round(run, lambda r: largest(r.s.h, r.c.h.mean(1)))) < 1e-12
     assert float(run.s.h.abs().max()) > 0
     assert run.batch.cells[0].params["alpha"] == pytest.approx(2 / 12)  # 1/(1 + omega)
+
+
+def test_ef21_plus_refuses_to_pass_on_sums():
+    """A message that replaces g_i changes g by more than itself: the union would be too cheap."""
+    run = started(on_p1("ef21_plus", downlink="aggregate", step=0.005).batch())
+    with pytest.raises(InputError, match="some replace a g_i"):
+        run.advance(1)
 
 
 # Reductions ----------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """EF21+: the better of a compressed difference and a compressed gradient."""
 
 from raybench.algorithms.base import Algorithm, Contractive, algorithm, choose, theory, where
+from raybench.errors import InputError
 
 
 @algorithm("ef21_plus", up=Contractive, broadcast=Contractive, proximal=True, theory=theory.ef21)
@@ -8,11 +9,15 @@ class EF21Plus(Algorithm):
     """g_i <- g_i + C(grad f_i(x) - g_i) or C(grad f_i(x)), whichever is closer to grad f_i(x).
 
     A flag bit says which; as the second replaces g_i, the server keeps every g_i (s.G, n d values).
-    Step size and rate as EF21, C deterministic. Up: one message and a bit. Down: d values.
-    Source: Richtarik, Sokolov, Fatkhullin 2021, algorithm 3.
+    Step size and rate as EF21, C deterministic. Up: one message and a bit. Down: d values; the sum of
+    the messages (``downlink: aggregate``) would not do. Source: Richtarik, Sokolov, Fatkhullin 2021,
+    algorithm 3.
     """
 
     def start(a, net, s, c):
+        if net.aggregate:
+            what = "the sum of ef21_plus's messages is not the change of g: some replace a g_i"
+            raise InputError.of("downlink", what, "none, or a compressor")
         m = a.C(net.grad(s.x), net.stream("up"))
         c.g, s.G = m.decode(), net.up(m).decode()
         s.g = s.G.mean(1)
