@@ -171,7 +171,7 @@ def factors_of(scales: Tensor, tops: Tensor, dtype: torch.dtype, double: bool) -
     if scales.dtype != torch.uint8:
         return scales
     table = table_of("scales" if double else "exponents", dtype, scales.device)
-    value = table[scales.long()]
+    value = table.index_select(0, scales.flatten().int()).view(scales.shape)
     if not double:
         return value
     return value * tops.repeat_interleave(GROUP, -1)[..., : scales.shape[-1]]
