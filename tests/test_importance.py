@@ -7,6 +7,7 @@ import torch
 
 from raybench.compressors import importance
 from raybench.compressors.importance import place_torch, threshold, weighted_torch
+from raybench.compressors.messages import perm
 from raybench.compressors.messages.perm import bernoulli, listed
 from raybench.compressors.sparsification import kept, kept_torch
 from raybench.cores import ALIGN
@@ -98,3 +99,13 @@ def test_supports_of_one_tile_and_of_more_equal_the_reference(d, p):
     assert torch.equal(counts, expected[1])
     again = bernoulli(stream(1).each(range(2)), d, p)  # space used before leaves nothing behind
     assert torch.equal(again[0], where[:2, : again[0].shape[-1]])
+
+
+@pytest.mark.parametrize("d", [1, 2, 7, 112, 4096, 4097])
+def test_blocks_of_a_permutation_equal_the_streams(d):
+    shared, count = stream([1, 2, 3]), -(-d // 3)
+    first = torch.tensor([0, d // 2, d - 1]).expand(3, 3)
+    found = perm._images(shared, d, first, count)
+    assert torch.equal(found, shared.images(d, first, count))
+    whole = perm._images(shared, d, torch.zeros(3, 1, dtype=torch.int64), d)
+    assert torch.equal(whole.sort(-1).values, torch.arange(d).expand(3, 1, d))

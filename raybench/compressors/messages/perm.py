@@ -15,11 +15,12 @@ from torch import Tensor
 from raybench.compiled import compiled
 from raybench.compressors.messages import bitpack
 from raybench.compressors.messages.base import DTYPES, Cost, Message, zero_absent
-from raybench.cores import ALIGN, run_tiled, scratch
-from raybench.streams import Stream, hash_numba
+from raybench.cores import ALIGN, run_shared, run_tiled, scratch
+from raybench.streams import SMALL, Stream, hash_numba
 
 Places = tuple[Tensor, Tensor]  # coordinates (*lead, m), zero beyond a row's own; counts (*lead)
 HASH = 8.0  # what a random number costs, in additions
+SORT = 64.0  # what giving a coordinate its place in a permutation does
 
 
 class _Drawn(Message):
@@ -216,10 +217,52 @@ def block_of(shared: Stream, clients: Tensor, d: int, n: int) -> Places:
     first = slots * length + slots.clamp(max=longer)
     counts = length + (slots < longer).long()
     most = int(counts.max()) if counts.numel() else length
-    where = shared.images(d, first, most)
+    where = _images(shared, d, first, most)
     if most > length:
         where[..., -1] *= counts > length
     return where, counts
+
+
+def _images(shared: Stream, d: int, first: Tensor, count: int) -> Tensor:
+    """Return ``shared.images``; of few coordinates on the CPU a kernel sorts and cuts the blocks."""
+    keys = shared.keys
+    if d > SMALL or keys.device.type != "cpu" or not first.numel():
+        return shared.images(d, first, count)
+    where = torch.empty(*first.shape, count, dtype=torch.int64)
+    cells = keys.contiguous().view(-1).numpy().view(np.uint64)
+    begin = first.reshape(len(cells), -1).numpy()
+    out = where.numpy().reshape(*begin.shape, count)
+    run_shared(
+        lambda a, b: _blocks(cells[a:b], d, begin[a:b], out[a:b]), len(cells), SORT * len(cells) * d
+    )
+    return where
+
+
+@compiled
+def _blocks(keys, d, first, out):  # first (R, n), out (R, n, count): of 0..d-1 in order of hashes
+    hashes, bucket = np.empty(d, np.uint64), np.empty(d, np.int32)
+    ends, order = np.empty(d + 1, np.int32), np.empty(d, np.int32)
+    for r in range(keys.shape[0]):
+        for j in range(d):
+            hashes[j] = hash_numba(keys[r], np.uint64(j))
+            bucket[j] = ((hashes[j] >> np.uint64(32)) * np.uint64(d)) >> np.uint64(32)
+        ends[:] = 0
+        for j in range(d):
+            ends[bucket[j] + 1] += 1
+        for b in range(d):
+            ends[b + 1] += ends[b]
+        for j in range(d):  # hashes are uniform: a bucket holds one or a few
+            order[ends[bucket[j]]] = j
+            ends[bucket[j]] += 1
+        for j in range(1, d):  # sorted but for those; equal ones stay by number
+            own, at = order[j], j
+            while at > 0 and hashes[order[at - 1]] > hashes[own]:
+                order[at] = order[at - 1]
+                at -= 1
+            order[at] = own
+        for i in range(first.shape[1]):
+            for j in range(out.shape[2]):
+                out[r, i, j] = order[min(first[r, i] + j, d - 1)]
 
 
 # Bernoulli supports ------------------------------------------------------------------------------
