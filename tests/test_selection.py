@@ -70,6 +70,23 @@ def test_kth_largest_by_histograms(values, data):
     assert ties == k - sum(v > cut for v in values)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 2000), min_size=1, max_size=400), st.floats(0.001, 1))
+def test_refinement_by_energy_and_by_number(values, share):
+    floats = np.array(values, np.float64)
+    ordered, energy = np.sort(floats)[::-1], np.sort(floats)[::-1] ** 2
+    needed = np.ceil(share * energy.sum())  # whole numbers: sums are exact
+    kept = int((energy.cumsum() < needed).sum())
+    own = floats.copy()
+    cut, ties = selection.refine(own.view(np.int64), needed, np.empty(selection.BUCKETS), own, 1.0)
+    assert cut == ordered[kept : kept + 1].view(np.int64)[0]
+    if ordered[kept] > 0:
+        assert ties == kept + 1 - (ordered > ordered[kept]).sum()
+    k, space = kept + 1, np.empty(selection.BUCKETS, np.int64)
+    found = selection.refine(np.array(values), k, space, None, 0.0)
+    assert found == (ordered[kept], k - (ordered > ordered[kept]).sum())
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_rows_and_threads_change_nothing(dtype, threads):

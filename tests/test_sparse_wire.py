@@ -21,6 +21,9 @@ from raybench.compressors.messages import (
 )
 from raybench.compressors.messages import indices as codes
 from raybench.compressors.messages.indices import ELIAS, LIST, MASK, code_of, decode, encode
+from raybench.compressors.messages.ragged import read_rows, read_rows_torch, write_rows_torch
+from raybench.compressors.messages.rows import join
+from raybench.compressors.threshold import PosNegTopK
 from raybench.streams import stream
 from raybench.testing.subject import Subject
 from raybench.testing.vectors import cells_and_clients, gaussian
@@ -261,6 +264,39 @@ def test_a_ragged_row_is_a_count_and_a_sparse_row(m):
         assert int(m.index_bits[j]) == row.index_bits
         assert torch.equal(back.indices[j, :count], m.indices[j, :count])
     assert torch.equal(back.decode(), m.decode())
+
+
+@settings(deadline=None, max_examples=150)
+@given(ragged() | ragged(torch.float16), st.integers(0, 63))
+def test_rows_in_one_pass_equal_the_reference(m, mask):
+    """Padded, one after the other, with rows left out, and back."""
+    data, size = m.payload(), m.nbytes
+    want = torch.zeros_like(data)
+    write_rows_torch(want, m.counts, m.values, m.indices, m.d)
+    assert torch.equal(data, want)
+    back = read_rows_torch(data, m.counts, m.d, m.dtype)
+    for found, own in zip(read_rows(data, m.counts, m.d, m.dtype), back, strict=True):
+        assert torch.equal(found, own)
+    some = m.masked(torch.tensor([bool(mask >> r & 1) for r in range(len(m.counts))]))
+    for each in (m, some):
+        assert torch.equal(each.joined(each.nbytes), join(each.payload(), each.nbytes))
+        assert torch.equal(unpack(each.pack()).decode(), each.decode())
+    assert torch.equal(m.joined(size), data[torch.arange(data.shape[-1]) < size[:, None]])
+
+
+def test_two_means_have_their_own_rows():
+    m = PosNegTopK(2, "means").compress(gaussian(3, 30))
+    assert torch.equal(m.joined(m.nbytes), join(m.payload(), m.nbytes))
+
+
+@pytest.mark.parametrize("d", [1, 24, codes.SMALL, codes.SMALL + 1, 9000])
+def test_codes_of_many_counts(d):
+    counts = torch.tensor([[0, 1, d], [d // 2, d // 50, d - 1]])
+    want = [[code_of(d, k) for k in row] for row in counts.tolist()]
+    assert torch.equal(codes.codes_of(counts, d), torch.tensor(want).movedim(-1, 0))
+    for wrong in (-1, d + 1):
+        with pytest.raises(ValueError, match=f"{wrong} of {d} coordinates"):
+            codes.codes_of(torch.tensor([1, wrong]), d)
 
 
 def test_nothing_beyond_the_count_is_sent():

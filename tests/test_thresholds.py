@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hard_vectors import DTYPES, INF, NAN, hard_vectors, same
@@ -13,6 +14,7 @@ import raybench
 from raybench.compressors import unpack
 from raybench.compressors.block_top_k import BlockTopK, block_energies, block_energies_torch
 from raybench.compressors.dgc import DGC, select_torch
+from raybench.compressors.kernels import selection, signs
 from raybench.compressors.kernels.energy import energy_kept, energy_kept_torch
 from raybench.compressors.kernels.selection import ragged
 from raybench.compressors.kernels.signs import (
@@ -133,6 +135,41 @@ def test_signs_are_selected_apart(d, dtype):
             assert torch.equal(sign_counts(x), sign_counts_torch(x)), name
             found = zip(signed_kept(x, many), ragged(x, signed_kept_torch(x, many)), strict=True)
             assert all(same(a, b) for a, b in found), (name, k)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", [24, signs.LONG - 1, signs.LONG, 70_001])
+def test_signs_of_any_counts(d, dtype):
+    """One sign only, all of them, none; a NaN is positive whatever its sign bit."""
+    rows = hard_vectors(d, dtype)
+    rows["negative NaN"] = torch.copysign(rows["some NaN"].abs(), -rows["gaussian"].abs())
+    x = torch.stack(list(rows.values()))
+    have = sign_counts(x)
+    assert torch.equal(have, sign_counts_torch(x))
+    for share in ((0, 0), (0, 1), (1, 0), (0.01, 0.3), (0.3, 0), (1, 1)):
+        many = (have * torch.tensor(share)).ceil().long()
+        found = zip(signed_kept(x, many), ragged(x, signed_kept_torch(x, many)), strict=True)
+        assert all(same(a, b) for a, b in found), share
+
+
+def test_a_sample_that_misleads_about_signs_costs_only_time():
+    d = signs.LONG  # one of eight places is looked at: what matters lies elsewhere
+    normal = gaussian(1, d, seed=4, dtype=torch.float32)
+    raw = signs.sample(selection.bits_of(normal)[0], np.uint64(0), d // 8)
+    seen = np.isin(selection.bits_of(normal)[0], raw)
+    x = torch.where(torch.from_numpy(seen), 10 * normal, normal).contiguous()
+    for many in ([[3000, 5]], [[5, 3000]], [[3000, 3000]]):
+        counts = torch.tensor(many)
+        guessed = signs._among_marked(*_among(x, counts))
+        assert not guessed.any()
+        found = zip(signed_kept(x, counts), ragged(x, signed_kept_torch(x, counts)), strict=True)
+        assert all(same(a, b) for a, b in found), many
+
+
+def _among(x, counts):
+    bits, most = selection.bits_of(x), int(counts.sum())
+    out, values = np.empty((1, most), np.int64), np.empty((1, most), bits.dtype)
+    return bits, x.dtype, counts.numpy(), selection.FORMS[x.dtype], out, values
 
 
 def test_means_of_each_sign():

@@ -75,11 +75,10 @@ def codes_of(counts: Tensor, d: int) -> Tensor:
 
     Raises ValueError as ``code_of`` does.
     """
-    if d <= SMALL and counts.device.type == "cpu":
-        try:  # as unsigned a negative count is too large as well
-            return torch.from_numpy(_codes(d).take(counts.numpy().view(np.uint64), 1))
-        except IndexError:
-            pass
+    if d <= SMALL and counts.device.type == "cpu" and counts.numel():
+        many = counts.numpy()
+        if many.min() >= 0 and many.max() <= d:
+            return torch.from_numpy(_codes(d).take(many, 1))
     return per_count(counts, lambda k: code_of(d, k)).contiguous()
 
 

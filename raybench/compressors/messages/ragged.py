@@ -14,7 +14,9 @@ from raybench.compressors.messages.indices import (
     UNSOUND,
     codes_of,
     decode_or_absent,
+    decode_rows,
     encode_row,
+    encode_rows,
 )
 from raybench.cores import run_shared
 
@@ -50,6 +52,16 @@ def write_rows(
         raise ValueError(UNSOUND.format(d))
 
 
+def write_rows_torch(out: Tensor, counts: Tensor, values: Tensor, indices: Tensor, d: int) -> None:
+    """Write the same into rows of bytes out (R, P), zero so far (the reference; any device)."""
+    head, width = bitpack.bytes_of(bitpack.width_of(d + 1)), values.dtype.itemsize
+    most = int(counts.max()) if len(counts) else 0
+    out[:, :head] = bitpack.pack(counts[:, None], bitpack.width_of(d + 1))
+    sent = bitpack.to_bytes(_cut(values[:, :most], counts))
+    out[:, head : head + sent.shape[-1]] = sent
+    encode_rows(out, head + counts * width, indices[:, :most], counts, d)
+
+
 def read_rows(data: Tensor, counts: Tensor, d: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return indices and values (R, most) of rows (R, P) of such bytes on the CPU, counts (R,).
 
@@ -73,6 +85,22 @@ def read_rows(data: Tensor, counts: Tensor, d: int, dtype: torch.dtype) -> tuple
     if not all(sound):
         raise ValueError(DAMAGED)
     return indices, values
+
+
+def read_rows_torch(
+    data: Tensor, counts: Tensor, d: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return the same in plain torch (the reference; any device)."""
+    head, width = bitpack.bytes_of(bitpack.width_of(d + 1)), dtype.itemsize
+    indices = decode_rows(data, head + counts * width, counts, d)
+    values = bitpack.from_bytes(data[:, head : head + indices.shape[-1] * width], dtype)
+    return indices, _cut(values, counts)
+
+
+def _cut(values: Tensor, counts: Tensor) -> Tensor:
+    """Return values (R, k) with zeros beyond the first counts[r] of row r."""
+    beyond = torch.arange(values.shape[-1], device=values.device) >= counts[:, None]
+    return values.masked_fill(beyond, 0)
 
 
 @compiled

@@ -17,12 +17,15 @@ from raybench.compressors.messages.indices import (
     code_of,
     codes_of,
     decode,
-    decode_rows,
     encode,
-    encode_rows,
     per_count,
 )
-from raybench.compressors.messages.ragged import read_rows, write_rows
+from raybench.compressors.messages.ragged import (
+    read_rows,
+    read_rows_torch,
+    write_rows,
+    write_rows_torch,
+)
 from raybench.streams import Stream
 
 EXACT = 4096  # up to this k the entropy is that of the exact binomial coefficient
@@ -262,12 +265,7 @@ class RaggedMessage(_Scattered):
         if out.device.type == "cpu":
             self._write_rows(out.view(-1), torch.arange(len(counts)) * wide, size)
             return out
-        rows, head, most = out.view(-1, wide), _head(self.d), int(counts.max())
-        rows[:, :head] = bitpack.pack(counts[:, None], bitpack.width_of(self.d + 1))
-        sent = bitpack.to_bytes(_cut(self.values[..., :most].reshape(len(rows), most), counts))
-        rows[:, head : head + sent.shape[-1]] = sent
-        where = self.indices[..., :most].reshape(len(rows), most)
-        encode_rows(rows, self._starts().reshape(-1), where, counts, self.d)
+        write_rows_torch(out.view(-1, wide), counts, *self._flat(), self.d)
         return out
 
     def joined(self, size: Tensor) -> Tensor:
@@ -278,10 +276,14 @@ class RaggedMessage(_Scattered):
         self._write_rows(out, ends - size.reshape(-1), size)
         return out
 
+    def _flat(self) -> tuple[Tensor, Tensor]:
+        """Return values and indices as (R, k)."""
+        shape = self.counts.numel(), self.values.shape[-1]
+        return self.values.reshape(shape), self.indices.reshape(shape)
+
     def _write_rows(self, out: Tensor, starts: Tensor, size: Tensor) -> None:
-        rows, most = self.counts.numel(), self.values.shape[-1]
-        given = self.values.reshape(rows, most), self.indices.reshape(rows, most)
-        write_rows(out, starts, size.reshape(-1), self.counts.reshape(-1), *given, self.d)
+        counts = self.counts.reshape(-1)
+        write_rows(out, starts, size.reshape(-1), counts, *self._flat(), self.d)
 
     @classmethod
     def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> RaggedMessage:
@@ -292,12 +294,8 @@ class RaggedMessage(_Scattered):
         starts = head + counts * dtype.itemsize
         if most > d or (counts.numel() and int(starts.max()) > rows.shape[-1]):
             raise ValueError(DAMAGED)
-        if payload.device.type == "cpu":
-            indices, values = read_rows(rows, counts, d, dtype)
-        else:
-            indices = decode_rows(rows, starts, counts, d)
-            values = bitpack.from_bytes(rows[:, head : head + most * dtype.itemsize], dtype)
-            values = _cut(values, counts)
+        read = read_rows if payload.device.type == "cpu" else read_rows_torch
+        indices, values = read(rows, counts, d, dtype)
         own = (counts.view(lead), indices.view(*lead, most), values.view(*lead, most))
         return cls(d, dtype, *own, scale=known["scale"])
 
@@ -305,9 +303,3 @@ class RaggedMessage(_Scattered):
 def _head(d: int) -> int:
     """Return the bytes of a row's count."""
     return bitpack.bytes_of(bitpack.width_of(d + 1))
-
-
-def _cut(values: Tensor, counts: Tensor) -> Tensor:
-    """Return values (R, k) with zeros beyond the first counts[r] of row r."""
-    beyond = torch.arange(values.shape[-1], device=values.device) >= counts[:, None]
-    return values.masked_fill(beyond, 0)
