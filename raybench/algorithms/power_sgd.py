@@ -26,7 +26,7 @@ class PowerSGD(Algorithm):
         c.e, s.v, s.Q, s.t = net.zeros(), zeros_like(s.x), [], 0
         for j, (_, shape) in enumerate(net.layout):
             b = int(torch.Size(shape[1:]).numel())
-            r = min(a.rank, shape[0], b)
+            r = min([a.rank, b, *shape[:1]])
             noise = net.shared_stream("basis").fold(j).normal(b * r)
             s.Q.append(noise.to(s.x.dtype).unflatten(-1, (b, r)) if len(shape) > 1 else None)
 
@@ -34,7 +34,7 @@ class PowerSGD(Algorithm):
         D, steps = net.grad(s.x) + c.e, []
         for j, tensor in enumerate(net.layout.views(D)):
             if s.Q[j] is None or s.t < a.dense_rounds:
-                out, own = net.mean(tensor), tensor
+                out, own = net.mean(tensor.reshape(*tensor.shape[:2], -1)), tensor
             else:
                 M = tensor.flatten(3)
                 P = orthonormal(net.mean(M @ s.Q[j][:, None]))
