@@ -131,8 +131,8 @@ def test_a_grid_is_all_of_its_levels(levels, base, dtype):
 @pytest.mark.parametrize("nearest", [False, True])
 def test_rounding_equals_the_reference(levels, base, nearest, dtype, two_threads):
     info = torch.finfo(dtype)
-    hard = [0.0, -0.0, 1.0, math.inf, -math.inf, math.nan, info.max, -info.max, info.tiny]
-    hard = torch.tensor([*hard, info.tiny / 2, -info.tiny / 8], dtype=dtype)
+    hard = [0.0, 1.0, 1.5, 3.0, info.max, info.tiny, info.tiny / 2, info.tiny / 8, math.inf]
+    hard = torch.tensor([*hard, *(-v for v in hard), math.nan, -math.nan], dtype=dtype)
     wide = gaussian(3, 700, dtype=dtype) * (20 * gaussian(3, 700, dtype=dtype, seed=2)).exp()
     close = 1 + gaussian(900, dtype=dtype) / 500  # several levels in one place of the table
     for x in (wide, hard.expand(50, -1).contiguous(), gaussian(6001, dtype=dtype), close):

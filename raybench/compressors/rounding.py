@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -151,13 +152,17 @@ def rounded_codes(
     """Return the same on CPU, in the message's type, by a kernel."""
     d, wide = x.shape[-1], x.dtype == torch.float64
     width = rounded_width(levels, base, x.dtype)
-    first, most = _lookup(levels, base, x.dtype)
-    steps, shift = _steps(levels, base, x.dtype).numpy(), (52 if wide else 23) - TOP_BITS
-    steps = np.append(steps, math.nan)  # two beyond infinity are looked up
     out = torch.empty(x.shape, dtype=code_dtype(2**width))
     rows, codes = x.reshape(-1, d).numpy(), out.view(-1, d).numpy()
     unsigned = np.uint64 if wide else np.uint32
     bits, mask = rows.view(unsigned), unsigned(2 ** (63 if wide else 31) - 1)
+    if nearest and levels == (1.0,) and base == 2:
+        kernel = _POWERS[x.dtype]
+        run_tiled(lambda *tile: kernel(bits, *tile, codes), len(rows), d, 1.0)
+        return out
+    first, most = _lookup(levels, base, x.dtype)
+    shift = (52 if wide else 23) - TOP_BITS
+    steps = np.append(_steps(levels, base, x.dtype).numpy(), math.nan)  # two after infinity
     keys = np.zeros(len(rows), np.uint64)
     if not nearest:
         keys = source.keys.contiguous().view(-1).numpy().view(np.uint64)
@@ -207,9 +212,8 @@ def _round(rows, bits, mask, shift, keys, nearest, first, most, steps, sign, r0,
                 for j in range(x.shape[0]):
                     k[j] += np.uint32(steps[k[j] + np.uint32(1)] <= size[j])
             for j in range(x.shape[0]):  # at most one more step lies at or below
-                at = k[j]
-                low[j], mid[j] = steps[at], steps[at + np.uint32(1)]
-                high[j] = steps[at + np.uint32(2)]
+                at = np.int64(k[j])
+                low[j], mid[j], high[j] = steps[at], steps[at + 1], steps[at + 2]
             for j in range(x.shape[0]):
                 h = hash_numba(key, np.uint64(start + j))
                 u = 0.5 if nearest else np.float64(h >> np.uint64(11)) * 2.0**-53
@@ -217,3 +221,29 @@ def _round(rows, bits, mask, shift, keys, nearest, first, most, steps, sign, r0,
                 a, b = mid[j] if above else low[j], high[j] if above else mid[j]
                 code = k[j] + np.uint32(above) + np.uint32(u * (b - a) < size[j] - a)
                 o[j] = np.uint32(code) | (sign if x[j] < 0 else np.uint32(0))
+
+
+def _power_kernel(unsigned: Any, mantissa: int, exponent: int) -> Any:
+    sign, one = unsigned(1 << (mantissa + exponent)), unsigned(1)
+    half, by = unsigned((1 << (mantissa - 1)) - 1), unsigned(mantissa)
+    infinity = unsigned(((1 << exponent) - 1) << mantissa)
+    top = unsigned((1 << exponent) - 2)  # from here on nothing is rounded up
+
+    @compiled
+    def kernel(raw, r0, r1, lo, hi, out):  # to the nearest power of two, midway to the lower one
+        for r in range(r0, r1):
+            row, o = raw[r, lo:hi], out[r, lo:hi]
+            for j in range(row.shape[0]):
+                size = unsigned(row[j] & unsigned(sign - one))
+                exact, up = unsigned(size >> by), unsigned(unsigned(size + half) >> by)
+                code = exact if exact >= top else up
+                negative = unsigned(row[j] > sign) & unsigned(size <= infinity)  # not -0, not NaN
+                o[j] = np.int16(code | unsigned(negative << unsigned(exponent)))
+
+    return kernel
+
+
+_POWERS = {
+    torch.float32: _power_kernel(np.uint32, 23, 8),
+    torch.float64: _power_kernel(np.uint64, 52, 11),
+}
