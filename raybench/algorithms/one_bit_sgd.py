@@ -17,5 +17,6 @@ from raybench.algorithms.ef14 import EF14
 class OneBit(EF14):
     """EF14 with a memory of gradients and the operator ``one_bit``: the two means of the signs.
 
-    Up: d signs and two values. Down: d values. Source: Seide et al. 2014.
+    The means are over all of v; the paper takes them per column of each matrix. Up: d signs and two
+    values. Down: d values. Source: Seide et al. 2014.
     """
