@@ -98,6 +98,28 @@ def test_pl_bound(name, params, compressor, problem):
     assert (psi <= promised * (1 + 1e-9) + floor).all()
 
 
+@pytest.mark.parametrize(("big", "p"), [(1, 0.3), (6, 0.1)])
+def test_online_bound_has_a_floor(big, p):
+    """VR-MARINA: 2 Delta0/(gamma T) + (1 + 1/(p T)) sigma^2/(n big), sigma^2 of a sample, along the path."""
+    method = on(SAMPLES, "vr_marina", RAND, 150, params={"big": big, "p": p, "batch": 2})
+    run = started(method.batch((1.0,), range(SEEDS)))
+    n, m = run.problem.n, run.problem.samples[0]
+
+    def variance(r):
+        shape = (len(r.s.x), n, 1)
+        each = torch.stack([r.problem.grad(r.s.x, torch.full(shape, j)) for j in range(m)])
+        return (each - each.mean(0)).square().sum(-1).mean(0).mean()
+
+    sigma2 = torch.stack(each_round(run, variance)[:-1])
+    norms = run.recorder.column("grad_norm_sq")[:, :-1].mean(0)
+    gap = (run.recorder.column("loss")[:, 0] - run.problem.constants.f_star).mean()
+    for T in (1, 10, 50, 150):
+        floor = (1 + 1 / (p * T)) * float(sigma2[:T].max()) / (n * big)
+        assert norms[:T].mean() <= 2 * gap / (method.cell().step_size * T) + floor
+    error = (run.s.g - full_gradients(run).mean(1)).square().sum(-1).mean()
+    assert float(error) > 0.1 * float(sigma2[-1]) / (n * big)  # the noise is of that order
+
+
 # Floors, and their absence -------------------------------------------------------------------
 
 
