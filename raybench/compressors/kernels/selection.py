@@ -85,6 +85,8 @@ def refine(sizes, needed, weight, values, scale):
     n, above = sizes.shape[0], weight.dtype.type(0)
     found = np.empty(BUCKETS, np.int64)
     while True:
+        if n == 1:
+            return sizes[0] + 0, np.int64(1)
         low, high = sizes[0], sizes[0]
         for i in range(n):
             low, high = min(low, sizes[i]), max(high, sizes[i])
