@@ -355,20 +355,25 @@ CASES = [  # method, parameters, operator, downlink, reference
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "params", "compressor", "downlink", "reference"), CASES, ids=[c[0] for c in CASES]
-)
-def test_method_is_its_reference(name, params, compressor, downlink, reference):
-    far = {"x0": {"normal": 1.0}}
-    method = Method(name, params, compressor, PROBLEM, downlink, GAMMA, rounds=ROUNDS, more=far)
+EXTREMES = {  # what of the problem, of the method's parameters and of its operator is other
+    "usual": ({}, {}, {}),
+    "one client": ({"clients": 1}, {}, {}),
+    "one sample each": ({"clients": 57}, {}, {}),
+    "all of everything": ({}, {"p": 1.0, "batch": 40}, {"k": "100%"}),
+}
+
+
+def compare(method: Method, reference) -> None:
     cells = ((1.0, 0), (0.5, 1))
-    run = started(method.batch(*zip(*cells)))
-    look = lambda r: (r.a.point(r.net, r.s, r.c).numpy().copy(), r.bits("up"), r.net.evals.copy())  # noqa: E731
-    seen = each_round(run, look)[: ROUNDS + 1]
+    run = started(method.batch(*zip(*cells, strict=True)))
+
+    def look(r):
+        return r.a.point(r.net, r.s, r.c).numpy().copy(), r.bits("up"), r.net.evals.copy()
+
+    seen = each_round(run, look)[: method.rounds + 1]
     for j, (multiple, seed) in enumerate(cells):
         w = World(method, multiple, seed)
-        numbers = run.batch.cells[j].params
-        steps = reference(w, w.x0, GAMMA * multiple, **numbers)
+        steps = reference(w, w.x0, GAMMA * multiple, **run.batch.cells[j].params)
         for t, (x, bits, evals) in enumerate(seen):
             w.net.begin(t)
             want = next(steps)
@@ -376,3 +381,18 @@ def test_method_is_its_reference(name, params, compressor, downlink, reference):
             assert bits[j] == pytest.approx(w.bits), (j, t)
             assert evals[j] == pytest.approx(w.evals), (j, t)
         assert np.abs(x[j] - w.x0).max() > 1e-3
+
+
+@pytest.mark.parametrize("extreme", EXTREMES)
+@pytest.mark.parametrize(
+    ("name", "params", "compressor", "downlink", "reference"), CASES, ids=[c[0] for c in CASES]
+)
+def test_method_is_its_reference(name, params, compressor, downlink, reference, extreme):
+    other, numbers, operator = EXTREMES[extreme]
+    params = {**params, **{key: v for key, v in numbers.items() if key in params}}
+    if isinstance(compressor, dict):
+        compressor = {**compressor, **operator}
+    rounds = ROUNDS if extreme == "usual" else 6
+    more, problem = {"x0": {"normal": 1.0}}, {**PROBLEM, **other}
+    method = Method(name, params, compressor, problem, downlink, GAMMA, rounds=rounds, more=more)
+    compare(method, reference)
