@@ -1,4 +1,4 @@
-"""Local steps between the rounds: Local SGD, FedAvg and FedProx."""
+"""Local steps between the rounds: Local SGD and FedAvg."""
 
 from raybench.algorithms.base import Contractive, Dense, Integer, Number, algorithm, zeros_like
 from raybench.algorithms.gd import GD
@@ -80,24 +80,3 @@ class FedAvg(LocalSGD):
 
     def mean(a, net, got):
         return got.mean_sent(net.shares)
-
-
-@algorithm(
-    "fedprox",
-    version="2",
-    up=None,
-    broadcast=Contractive,
-    theory=None,
-    stochastic=True,
-    participation="p",
-    mu=Number(0.1, low=0, per_cell=True, help="weight of the proximal term"),
-)
-class FedProx(LocalSGD):
-    """Local SGD on f_i(y) + mu/2 ||y - x||^2: the local steps are held near x. mu = 0 is Local SGD.
-
-    Up: d values. Down: d values. Source: Li et al. 2020, Federated Optimization in Heterogeneous
-    Networks.
-    """
-
-    def drift(a, net, s, c, S):
-        return walk(a, net, s.x, S, lambda g, y: g + a.mu * (y - s.x[:, None]))
