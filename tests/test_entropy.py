@@ -109,7 +109,7 @@ def test_short_and_long_frequencies():
 def test_rows_decode_to_what_was_coded(symbols, kinds, side, room):
     found = np.array(symbols, np.uint32)
     found = found[: len(found) // 2 + 1][np.arange(len(found)) % min(kinds, len(found) // 2 + 1)]
-    row = wire._row(found, side, bytes(10**6))
+    row = wire._row(found, int(found.min()), int(found.max()), side, bytes(10**6))
     assert row[0] in (wire.BYTES, wire.WORDS)
     assert row[1 : 1 + len(side)] == side
     got = wire._decoded(row[1 + len(side) :] + bytes(room), row[0], len(found))

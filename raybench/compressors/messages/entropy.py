@@ -19,6 +19,7 @@ from raybench.streams import Stream
 
 PLAIN, BYTES, WORDS = 0, 1, 2  # the first byte of a row: not coded, frequencies of 1 or 2 bytes
 WIDEST = 1 << 17  # symbols further apart are not coded
+WORTH_A_GUESS = 4096  # symbols from which it pays to guess whether coding them does
 TEMPLATES = 8
 
 
@@ -90,8 +91,9 @@ class CodedMessage(Message):
             plain = inner._payload().reshape(-1, self.of["size"]).cpu().numpy()
             side = self.side.reshape(len(plain), -1).cpu().numpy()
             codes = _symbols(self.codes).reshape(len(plain), -1)
-            rows = zip(codes, side, plain, strict=True)
-            self._rows = [_row(c, s.tobytes(), p.tobytes()) for c, s, p in rows]
+            ends = codes.min(1).tolist(), codes.max(1).tolist()
+            rows = zip(codes, *ends, side, plain, strict=True)
+            self._rows = [_row(c, a, b, s.tobytes(), p.tobytes()) for c, a, b, s, p in rows]
         return self._rows
 
     @classmethod
@@ -101,21 +103,19 @@ class CodedMessage(Message):
         codes = torch.empty(*lead, d, dtype=template.__dict__["codes"].dtype)
         side = torch.empty(*lead, len(side_of(template)), dtype=torch.uint8)
         data = payload.reshape(-1, payload.shape[-1]).cpu().numpy()
-        into, beside = codes.view(-1, d), side.view(len(data), -1)
+        own, beside = codes.view(-1, d), side.view(len(data), side.shape[-1]).numpy()
+        into = _symbols(own)  # over the same memory
         for r, row in enumerate(data):
             if not len(row) or row[0] == PLAIN:
                 room = np.zeros(size, np.uint8)  # an absent row may have been cut
                 held = row[1 : 1 + size]
                 room[: len(held)] = held
                 leaf = KINDS[of["kind"]].read(of, torch.from_numpy(room), None)
-                into[r], beside[r] = leaf.__dict__["codes"], side_of(leaf)
+                own[r], beside[r] = leaf.__dict__["codes"], side_of(leaf).numpy()
             else:
                 cut = 1 + beside.shape[1]
-                beside[r] = torch.from_numpy(row[1:cut].copy())
-                found = _decoded(row[cut:].tobytes(), int(row[0]), d)
-                into[r] = torch.from_numpy(
-                    found.astype(_symbols(into).dtype).view(into.numpy().dtype)
-                )
+                beside[r] = row[1:cut]
+                into[r] = _decoded(row[cut:].tobytes(), int(row[0]), d)
         at = payload.device
         dtype = DTYPES[known["dtype"]]
         return cls(d, dtype, codes.to(at), side.to(at), of, scale=known["scale"])
@@ -169,43 +169,49 @@ def _symbols(codes: Tensor) -> np.ndarray:
 
 
 @compiled
-def _count(symbols, first, counts):
+def _survey(symbols, first, counts, ranks):
+    """Count the symbols and write the place of each among those used; return how many, and the most."""
     for j in range(symbols.shape[0]):
         counts[symbols[j] - first] += 1
-
-
-@compiled
-def _ranks(symbols, first, rank, out):
+    used, most, rank = 0, 0, np.empty(counts.shape[0], np.int32)
+    for i in range(counts.shape[0]):
+        rank[i] = used
+        used += counts[i] > 0
+        most = max(most, counts[i])
     for j in range(symbols.shape[0]):
-        out[j] = rank[symbols[j] - first]
+        ranks[j] = rank[symbols[j] - first]
+    return used, most
 
 
-def _row(symbols: np.ndarray, side: bytes, plain: bytes) -> bytes:
-    """Return the bytes of a row: coded, or as it is where that is shorter."""
+def _row(symbols: np.ndarray, first: int, last: int, side: bytes, plain: bytes) -> bytes:
+    """Return the bytes of a row of symbols from first to last: coded, or as it is where that is shorter."""
     best = bytes([PLAIN]) + plain
-    first, last = int(symbols.min()), int(symbols.max())
     if last - first >= WIDEST:
         return best
-    counts = np.zeros(last - first + 1, np.int64)
-    _count(symbols, np.uint64(first), counts)
+    counts, ranks = np.zeros(last - first + 1, np.int64), np.empty(len(symbols), np.int32)
+    used, most = _survey(symbols, np.uint64(first), counts, ranks)
+    mode, table = _cheapest(counts) if most >= 256 else (BYTES, counts)
+    head = bytes([mode]) + side + _leb(first) + _leb(len(counts))
+    if used == 1:
+        return min(head, best, key=len)
+    data = table.astype("<u1" if mode == BYTES else "<u2").tobytes()
+    frequencies = table[table > 0]
+    if len(symbols) >= WORTH_A_GUESS:
+        bits = _bits(counts[table > 0], frequencies)
+        if len(head) + len(data) + bits / 8 > len(best) + 16:
+            return best
+    coder = library().stream.queue.RangeEncoder()
+    coder.encode(ranks, _model(frequencies))
+    return min(head + data + coder.get_compressed().astype("<u4").tobytes(), best, key=len)
+
+
+def _cheapest(counts: np.ndarray) -> tuple[int, np.ndarray]:
+    """Return the mode in which frequencies and symbols take the fewest bits, and the frequencies."""
     used = np.flatnonzero(counts)
-    mode, table = min(
+    return min(
         ((mode, _table(counts, mode)) for mode in (BYTES, WORDS)),
         key=lambda one: _bits(counts[used], one[1][used]) + 8 * one[0] * len(counts),
     )
-    head = bytes([mode]) + side + _leb(first) + _leb(len(counts))
-    if len(used) == 1:
-        return min(head, best, key=len)
-    data = table.astype("<u1" if mode == BYTES else "<u2").tobytes()
-    if len(head) + len(data) + _bits(counts[used], table[used]) / 8 > len(best) + 16:
-        return best
-    rank = np.zeros(len(counts), np.int32)
-    rank[used] = np.arange(len(used))
-    ranks = np.empty(len(symbols), np.int32)
-    _ranks(symbols, np.uint64(first), rank, ranks)
-    coder = library().stream.queue.RangeEncoder()
-    coder.encode(ranks, _model(table[used]))
-    return min(head + data + coder.get_compressed().astype("<u4").tobytes(), best, key=len)
 
 
 def _decoded(data: bytes, mode: int, d: int) -> np.ndarray:
@@ -221,9 +227,9 @@ def _decoded(data: bytes, mode: int, d: int) -> np.ndarray:
     table = np.frombuffer(data, "<u1" if mode == BYTES else "<u2", count, at).astype(np.int64)
     rest = data[at + count * mode :]
     words = np.frombuffer(rest, "<u4", len(rest) // 4).astype(np.uint32)
-    used = np.flatnonzero(table)
+    used = table.nonzero()[0]
     coder = library().stream.queue.RangeDecoder(words)
-    return used[coder.decode(_model(table[used]), d)] + first
+    return (used + first)[coder.decode(_model(table[table > 0]), d)]
 
 
 def _table(counts: np.ndarray, size: int) -> np.ndarray:

@@ -21,13 +21,14 @@ def _join(rows, sizes, out):  # rows (R, P), sizes (R,), out (sum of sizes,)
 
 
 @compiled
-def _split(data, sizes, out):  # the inverse; out (R, P) begins as zeros
+def _split(data, sizes, out):  # the inverse
     at = 0
     for r in range(out.shape[0]):
         size = sizes[r]
         source, target = data[at : at + size], out[r, :size]
         for j in range(target.shape[0]):
             target[j] = source[j]
+        out[r, size:] = 0
         at += size
 
 
@@ -57,7 +58,7 @@ def split(data: Tensor, sizes: Tensor, width: int) -> Tensor:
         raise ValueError("sizes of rows beyond their width")
     if int(sizes.sum()) != len(data):
         raise ValueError("the message is cut short")
-    out = torch.zeros(len(sizes), width, dtype=torch.uint8)
+    out = torch.empty(len(sizes), width, dtype=torch.uint8)
     if out.numel():
         _split(data.numpy(), np.ascontiguousarray(sizes.numpy()), out.numpy())
     return out
