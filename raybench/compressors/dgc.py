@@ -11,13 +11,15 @@ from torch import Tensor
 
 from raybench.compiled import compiled
 from raybench.compressors.base import Compressor, count_of
-from raybench.compressors.kernels.marks import collect, mark
+from raybench.compressors.kernels.marks import collect, lowest, mark, ones, within
 from raybench.compressors.kernels.selection import (
     FORMS,
     Form,
     bits_of,
     keep_cut,
+    kth_above,
     kth_largest,
+    padded,
     ragged,
     rank_of,
     sample,
@@ -173,33 +175,43 @@ def _sampled(bits, r0, r1, keys, count, rank, mask, inf, cuts):
 def _of_short(
     bits, keys, count, rank, factor, k, limit, hashes, mask, inf, r0, r1, counts, where, raw
 ):
-    d, value = bits.shape[1], np.empty_like(factor)
-    cut = value.view(bits.dtype)
-    own, held = np.empty(d, np.int64), np.empty(d, bits.dtype)
+    value, sizes = np.empty_like(factor), padded(bits.shape[1], bits)
+    cut, space = value.view(bits.dtype), np.empty_like(sizes)
+    own, held = np.empty(sizes.shape[0], np.int64), np.empty_like(sizes)
     for r in range(r0, r1):
-        row = bits[r]
-        sizes = sizes_of(row, mask, inf)
+        row, out, values = bits[r], where[r], raw[r]
+        for j in range(row.shape[0]):
+            sizes[j] = min(row[j] & mask, inf)
         cut[0] = _cut_of(row, keys[r], count, rank, mask, inf)
         for t in range(TRIES + 1):
             least, found = max(cut[0] - 1, 0), 0
-            for j in range(d):
-                found += sizes[j] > least
+            for w in range(sizes.shape[0] // 64):
+                found += ones(within(sizes, w * 64, least, mask))
             if found >= LOWER * k or t == TRIES:
                 break
             value[0] *= factor[0]
+        ties = found
+        if found > max(k, limit):  # the largest: those above another cut, and the first at it
+            least, ties = kth_above(sizes, least, k, mask, space)
+            least -= 1
         n = 0
-        for j in range(d):
-            if n == found:
-                break
-            own[n], held[n] = j, row[j]
-            n += sizes[j] > least
+        for w in range(sizes.shape[0] // 64):
+            word = within(sizes, w * 64, least, mask)
+            while word != 0:
+                j = w * 64 + lowest(word)
+                own[n], held[n] = j, row[j]
+                tie = sizes[j] == least + 1
+                n += (not tie) | (ties > 0)
+                ties -= tie
+                word &= word - np.uint64(1)
         if n > k:
             _leave_out(own[:n], held[:n], k, limit, hashes[r], mask, inf)
             n = k
         counts[r] = n
-        where[r, :n], raw[r, :n] = own[:n], held[:n]
-        where[r, n:] = 0
-        raw[r, n:] = 0
+        for i in range(n):
+            out[i], values[i] = own[i], held[i]
+        out[n:] = 0
+        values[n:] = 0
 
 
 @compiled

@@ -88,7 +88,7 @@ def _by_sign(typing, row, at, above, below):
 
 
 @intrinsic
-def _ones(typing, word):
+def ones(typing, word):
     """Return how many bits of a word are set."""
     return types.int64(types.uint64), lambda context, builder, sig, args: builder.ctpop(args[0])
 
@@ -117,14 +117,14 @@ def _mark(bits, r0, r1, lo, hi, cuts, others, signed, todo, marks, counts):
             for w in range(whole):
                 word = _word(row, w * 64, cuts[r], others[r], signed)
                 words[w] = word
-                found += _ones(word)
+                found += ones(word)
             if row.shape[0] > 64 * whole:
                 rest = np.zeros(64, row.dtype)
                 rest[: row.shape[0] - 64 * whole] = row[64 * whole :]
                 word = _word(rest, 0, cuts[r], others[r], signed)
                 word &= (np.uint64(1) << np.uint64(row.shape[0] - 64 * whole)) - np.uint64(1)
                 words[whole] = word
-                found += _ones(word)
+                found += ones(word)
             counts[r, t] = found
 
 

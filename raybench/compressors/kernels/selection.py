@@ -75,6 +75,30 @@ def kth_largest(sizes, k):
 
 
 @compiled
+def padded(d, like):
+    """Return zeros (m,) of the type of ``like`` for d sizes and whole words of 64 after them."""
+    return np.zeros(-(-d // 64) * 64, like.dtype)
+
+
+@compiled
+def kth_above(sizes, low, k, mask, space):
+    """Return ``kth_largest`` of padded sizes, at least k of which exceed ``low``; keeps them.
+
+    space: (m,) like ``sizes``, overwritten.
+    """
+    if k <= (4 * ROUNDS if sizes.shape[0] <= SHORT else ROUNDS):
+        return kth_largest(sizes, k)
+    n = 0
+    for w in range(sizes.shape[0] // 64):
+        word = within(sizes, w * 64, low, mask)
+        while word != 0:
+            space[n] = sizes[w * 64 + lowest(word)]
+            n += 1
+            word &= word - np.uint64(1)
+    return kth_largest(space[:n], k)
+
+
+@compiled
 def refine(sizes, needed, weight, values, scale):
     """Return (cut, ties): the largest of sizes that weigh ``needed``, and how many equal to the least.
 

@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from raybench.compiled import compiled
-from raybench.compressors.kernels.marks import TILE, collect, mark_by_sign
+from raybench.compressors.kernels.marks import TILE, collect, lowest, mark_by_sign, within
 from raybench.compressors.kernels.selection import (
     FORMS,
     SAMPLE,
     Form,
     bits_of,
+    kth_above,
     kth_largest,
+    padded,
     ragged,
     rank_of,
     sample,
@@ -69,14 +71,14 @@ def signed_kept(x: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     values = torch.empty(*lead, most, dtype=x.dtype)
     if most:
         out = where.view(rows, most).numpy(), values.view(rows, most).numpy().view(bits.dtype)
-        own, todo = np.arange(d), np.ones(rows, bool)
-        if d >= LONG:
-            todo = ~_among_marked(bits, x.dtype, many, form, *out)
+        todo = ~_among_marked(bits, x.dtype, many, form, *out) if d >= LONG else np.ones(rows, bool)
+        if todo.any():
+            own = np.arange(d)
 
-        def work(lo: int, hi: int) -> None:
-            _select(own, bits, many, todo, form.mask, form.inf, lo, hi, *out)
+            def work(lo: int, hi: int) -> None:
+                _select(own, bits, many, todo, form.mask, form.inf, lo, hi, *out)
 
-        run_shared(work, rows, COST * bits.size * float(todo.mean()))
+            run_shared(work, rows, COST * d * int(todo.sum()))
     return torch.from_numpy(total).view(lead), where, values
 
 
@@ -156,28 +158,42 @@ def _guess(bits, r0, r1, count, ranks, mask, inf, cuts):
 
 
 @compiled
-def _keep(where, raw, room, mask, inf, plus, minus, out, values):
-    """Write what is asked for of raw (n,); return False where there is too little of a sign."""
-    p, q = _apart(raw, mask, inf, plus, minus)
-    if p < room[0] or q < room[1]:
-        return False
-    cut_p, ties_p, cut_q, ties_q = mask, 0, mask, 0  # a cut that nothing exceeds
-    if room[0] > 0:
-        cut_p, ties_p = kth_largest(plus[:p], room[0])
-    if room[1] > 0:
-        cut_q, ties_q = kth_largest(minus[:q], room[1])
-    at, all_of = 0, room[0] + room[1]
-    for i in range(raw.shape[0]):
-        if at == all_of:
-            break
+def _keep(where, raw, room, mask, inf, plus, minus, space, out, values):
+    """Write what is asked for of raw (n,); return False where there is too little of a sign.
+
+    plus, minus, space: padded space, of n entries at least.
+    """
+    d, words = raw.shape[0], -(-raw.shape[0] // 64)
+    plus, minus = plus[: words * 64], minus[: words * 64]
+    p, q = 0, 0
+    for i in range(d):
         size = raw[i] & mask
         negative = (raw[i] < 0) & (size <= inf)
-        size, cut = min(size, inf), cut_q if negative else cut_p
-        tie = (size == cut) & ((ties_q if negative else ties_p) > 0)
-        out[at], values[at] = where[i], raw[i]
-        at += (size > cut) | tie
-        ties_p -= tie & (not negative)
-        ties_q -= tie & negative
+        plus[i], minus[i] = 0 if negative else min(size, inf), size if negative else 0
+        p += plus[i] > 0
+        q += minus[i] > 0
+    plus[d:] = 0
+    minus[d:] = 0
+    if p < room[0] or q < room[1]:
+        return False
+    cut_p, ties_p, cut_q, ties_q = mask, 0, mask, 0  # a cut that nothing reaches
+    if room[0] > 0:
+        cut_p, ties_p = kth_above(plus, 0, room[0], mask, space)
+    if room[1] > 0:
+        cut_q, ties_q = kth_above(minus, 0, room[1], mask, space)
+    at = 0
+    for w in range(words):
+        word = within(plus, w * 64, cut_p - 1, mask) | within(minus, w * 64, cut_q - 1, mask)
+        while word != 0:
+            i = w * 64 + lowest(word)
+            word &= word - np.uint64(1)
+            tie_p, tie_q = plus[i] == cut_p, minus[i] == cut_q
+            if (tie_p and ties_p <= 0) or (tie_q and ties_q <= 0):
+                continue
+            out[at], values[at] = where[i], raw[i]
+            at += 1
+            ties_p -= tie_p
+            ties_q -= tie_q
     out[at:] = 0
     values[at:] = 0
     return True
@@ -185,19 +201,19 @@ def _keep(where, raw, room, mask, inf, plus, minus, out, values):
 
 @compiled
 def _select(where, bits, many, todo, mask, inf, r0, r1, out, values):
-    room = bits.shape[1] + 1
-    plus, minus = np.empty(room, bits.dtype), np.empty(room, bits.dtype)
+    m = bits.shape[1]
+    plus, minus, space = padded(m, bits), padded(m, bits), padded(m, bits)
     for r in range(r0, r1):
         if todo[r]:
-            _keep(where, bits[r], many[r], mask, inf, plus, minus, out[r], values[r])
+            _keep(where, bits[r], many[r], mask, inf, plus, minus, space, out[r], values[r])
 
 
 @compiled
 def _select_marked(where, raw, counts, many, mask, inf, r0, r1, out, values, enough):
-    room = raw.shape[1] + 1
-    plus, minus = np.empty(room, raw.dtype), np.empty(room, raw.dtype)
+    m = raw.shape[1]
+    plus, minus, space = padded(m, raw), padded(m, raw), padded(m, raw)
     for r in range(r0, r1):
         n = counts[r]
         enough[r] = _keep(
-            where[r, :n], raw[r, :n], many[r], mask, inf, plus, minus, out[r], values[r]
+            where[r, :n], raw[r, :n], many[r], mask, inf, plus, minus, space, out[r], values[r]
         )
