@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from raybench.compressors import importance
+from raybench.compressors.gate import passed
 from raybench.compressors.importance import place_torch, threshold, weighted_torch
 from raybench.compressors.messages import perm
 from raybench.compressors.messages.perm import bernoulli, listed
@@ -109,3 +110,17 @@ def test_blocks_of_a_permutation_equal_the_streams(d):
     assert torch.equal(found, shared.images(d, first, count))
     whole = perm._images(shared, d, torch.zeros(3, 1, dtype=torch.int64), d)
     assert torch.equal(whole.sort(-1).values, torch.arange(d).expand(3, 1, d))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", [1, 112, 3 * ALIGN + 5])
+def test_rows_pass_or_are_zero(d, dtype):
+    x = rows(d, dtype)
+    x[0, 0, 0], x[2, 3, -1] = torch.inf, torch.nan
+    for cut in (0.0, 0.3, 0.7, 1.1):
+        sent = stream(4).uniform(12).view(3, 4) < cut
+        found = passed(x, sent)
+        assert same(found[sent], x[sent])
+        assert not bool(found[~sent].any())
+    alone = torch.tensor([False])
+    assert not bool(passed(x[0, :1], alone).any())
