@@ -156,3 +156,31 @@ def test_garbage_files_are_refused(text, here):
     with open("s.yaml", mode, **({"encoding": "utf-8", "newline": ""} if mode == "w" else {})) as f:
         f.write(text if isinstance(text, bytes) else text.encode("utf-8", "replace").decode())
     refused(here, "plan", "s.yaml", says=())
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("run", "--algorithm", "dgc"), ("no theoretical step", "--step-value 0.1")),
+        (("run", "--algorithm", "vertical_marina"), ("--problem vertical_least_squares",)),
+        (
+            ("run", "--algorithm", "marina", "--compressor", "top_k:k=2"),
+            ("--compressor rand_k:k=10%", "allow_unproven"),
+        ),
+    ],
+)
+def test_a_run_that_is_skipped_says_what_helps_there(here, args, says):
+    refused(here, *args, says=says)
+
+
+def test_a_run_that_fails_prints_the_whole_message(here):
+    """The cause stands in the line before the advice."""
+    graph = "graph={name: erdos_renyi, p: 0.0001}"
+    said = cli("run", "--algorithm", "prox_lead", "--rounds", 3, "--set", graph)
+    assert said.code == 1
+    assert "graph.p: 0.0001 leaves 10 clients unconnected; a larger p" in said.out
+
+
+def test_a_dimension_below_one_and_a_target_below_zero(here):
+    refused(here, "show", "top_k", "--d", -1, says=("--d", "greater than or equal to 1"))
+    refused(here, "table", "nowhere", "--target", -1, says=("--target", "a number > 0"))

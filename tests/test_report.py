@@ -62,6 +62,15 @@ def drawn(page):
     return json.loads(re.search(r"^const figures = (.*);$", page, re.M).group(1))
 
 
+def test_rounds_are_spelled_out(tmp_path):
+    """1,000 rounds, not 1e+03."""
+    folder = folder_of(tmp_path, rounds=1000, every=100)
+    text = html(folder).read_text("utf-8")
+    final = text[text.index("Final values") : text.index("Constants")]
+    assert "1,000" in final
+    assert "1e+03" not in final
+
+
 # -- tables ----------------------------------------------------------------------------------
 
 

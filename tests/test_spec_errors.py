@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from spec_plugins import BASE, registered, wrong
 
-from raybench.spec import load
+from raybench import registry
+from raybench.spec import load, sections
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -104,7 +105,7 @@ def test_wrong_counts(k, says):
     ("problem", "where", "says"),
     [
         ("logistc", "problem", "did you mean logistic?"),
-        ("{nam: logistic}", "problem.name", "required / name: one of logistic, quadratic"),
+        ("{nam: logistic}", "problem.name", "required / allowed: logistic, quadratic"),
         ("5", "problem", "expected a problem by name"),
         ("logistic", "problem.dataset", "required"),
         ("none", "problem", "a problem is needed"),
@@ -134,6 +135,25 @@ def test_an_algorithm_says_what_it_needs():
     found = wrong("problem: quadratic\nalgorithm: [gd, ef21_bc]\n")
     assert "ef21_bc needs a compressor" in found["compressor"]
     assert "ef21_bc needs a downlink" in found["downlink"]
+    assert "a contractive one, as compressor: {name: top_k, k: 10%}" in found["compressor"]
+    assert "as downlink: {name: top_k, k: 10%}" in found["downlink"]
+
+
+def test_a_name_is_expected_in_plain_english():
+    found = wrong("problem: quadratic\nalgorithm: [gd, [ef21]]\n")
+    assert "expected an algorithm by name" in found["algorithm[1]"]
+
+
+def test_long_lists_of_names_are_cut(monkeypatch):
+    """Sixty names hide the message; the list is a command away."""
+    monkeypatch.setattr(registry, "names", lambda kind: [f"m{i:02}" for i in range(30)])
+    assert sections.choices("algorithm").endswith("m19, ...; raybench ls algorithms lists all")
+    monkeypatch.setattr(registry, "names", lambda kind: ["one", "two"])
+    assert sections.choices("problem") == "allowed: one, two"
+
+
+def test_null_is_not_offered_for_a_wrong_number():
+    assert wrong(BASE + "step_size: {theory: -1}\n")["step_size.theory"].endswith("a number > 0")
     assert set(wrong("seed: 1\nx0: zeros\n")) == {"problem", "algorithm"}
     assert "empty" in next(iter(wrong("# nothing\n\n").values()))
     assert "expected keys" in next(iter(wrong("- 1\n- 2\n").values()))

@@ -68,7 +68,7 @@ def usual_operator(algorithm: str) -> str | None:
     role = registry.lookup("algorithm", algorithm).meta.get("up")
     if role is None:
         return None
-    return "rand_k:k=10%" if role == Role.UNBIASED else "top_k:k=10%"
+    return "top_k:k=10%" if role == Role.CONTRACTIVE else "rand_k:k=10%"
 
 
 def folder_name(sweep: Sweep) -> str:

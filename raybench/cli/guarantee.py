@@ -40,7 +40,7 @@ def explain(out: Screen, cell: Cell, steps: Mapping[str, float]) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    from raybench.cli.shared import pairs
+    from raybench.cli.shared import pairs, prose
     from raybench.engine.resolve import Resolver, problem_of
     from raybench.report import words
 
@@ -50,17 +50,17 @@ def explain(out: Screen, cell: Cell, steps: Mapping[str, float]) -> None:
     rate = theory(setting)
     said = inspect.getdoc(theory)
     if said:
-        out.print(Text("  where it comes from", style="bold"))
+        out.print(Text("\n  where it comes from", style="bold"))
         for paragraph in said.split("\n\n"):
-            out.print(Padding(Text(" ".join(paragraph.split())), (0, 0, 0, 2)))
+            out.print(Padding(Text(" ".join(prose(paragraph).split())), (0, 0, 0, 2)))
     if rate.rho is not None and rate.B:
-        out.print(Text("  E G⁺ ≤ (1 − ρ) G + B ‖x⁺ − x‖², where ‖g − ∇f‖² ≤ G", style="bold"))
+        out.print(Text("\n  E G⁺ ≤ (1 − ρ) G + B ‖x⁺ − x‖², where ‖g − ∇f‖² ≤ G", style="bold"))
         ratio = math.sqrt(rate.B / rate.rho)
         rows = [("ρ", rate.rho), ("B", rate.B), ("√(B/ρ)", ratio)]
         out.print(pairs([(name, words.number(value, 6)) for name, value in rows]))
     start = _start(cell, problem_of(cell.problem))
     for rule, step in steps.items():
-        out.print(Text(f"  {rule}", style="bold"))
+        out.print(Text(f"\n  {rule}", style="bold"))
         for line in _lines(rule, step, rate, setting, start):
             out.print(Padding(Text(line), (0, 0, 0, 2)))
     for remark in _remarks(cell):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raybench.cli.shared import Plugins, console, listing
+from raybench.cli.shared import Plugins, console, listing, prose
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,7 +48,7 @@ def _plugins(kind: str) -> Table:
     single = kind.removesuffix("s")
     table = listing(kind, "", fold="")
     for name in registry.names(single):
-        table.add_row(name, registry.lookup(single, name).summary)
+        table.add_row(name, prose(registry.lookup(single, name).summary))
     return table
 
 

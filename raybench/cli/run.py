@@ -82,13 +82,32 @@ def _work(sweep: Any, folder: str, fresh: bool) -> None:
 
     plan = make_plan(sweep)
     if plan.skipped:
-        fix = "--set allow_unproven=true runs pairs that no theory covers"
-        raise InputError.of("run", plan.skipped[0][2], fix)
+        raise InputError.of("run", plan.skipped[0][2], _way_out(plan.skipped[0][2]))
     outcome = drive(sweep, folder, inline=True, fresh=fresh)
     if outcome.interrupted:
         raise KeyboardInterrupt
     _show(plan.cells[0], folder, before=not outcome.plan.batches)
     raise typer.Exit(outcome.exit_code)
+
+
+def _way_out(reason: str) -> str:
+    """Return what to write instead of a run that is skipped for that reason."""
+    if "no theoretical step" in reason:
+        return "--step-value 0.1, or --set step_size.of=gd for multiples of gd's step"
+    if "features split" in reason and "needs such" in reason:
+        return "--problem vertical_least_squares:dataset=breast_cancer,clients=10,scale=columns"
+    if "operator and" in reason:
+        usual = "rand_k:k=10%" if "unbiased operator and" in reason else "top_k:k=10%"
+        return f"--compressor {usual}; --set allow_unproven=true runs what no theory covers"
+    return ""
+
+
+def _cause(error: str) -> str:
+    """Return the message at the end of a traceback; of a user's mistake without the class."""
+    lines = error.strip().splitlines()
+    first = max(i for i, line in enumerate(lines) if line[:1] != " ")
+    text = "; ".join(line.strip() for line in lines[first:])
+    return text.removeprefix("raybench.errors.InputError: ")
 
 
 def _show(resolved: Resolved, folder: str, before: bool) -> None:
@@ -107,8 +126,7 @@ def _show(resolved: Resolved, folder: str, before: bool) -> None:
     head.append(f"  {', '.join(k for k in known if k)}, d = {row['d']:,.0f}", style="not bold dim")
     out.print(head)
     if row["status"] == "failed":
-        last = str(row["error"]).strip().splitlines()[-1]
-        out.print(pairs([("failed", last), ("saved in", folder)]))
+        out.print(pairs([("failed", _cause(str(row["error"]))), ("saved in", folder)]))
         return
 
     def sent(way: str) -> str:

@@ -102,6 +102,11 @@ def pairs(rows: Iterable[tuple[str, Any]], indent: int = 2) -> Table:
     return grid
 
 
+def prose(text: str) -> str:
+    """Return a docstring for reading on a screen: names without the marks of literals."""
+    return text.replace("``", "")
+
+
 def note(*lines: str) -> None:
     """Print notes on standard error."""
     for line in lines:

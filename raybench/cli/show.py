@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raybench.cli import cell, guarantee, operators
-from raybench.cli.shared import Plugins, console, listing, pairs
+from raybench.cli.shared import Plugins, console, listing, pairs, prose
 
 if TYPE_CHECKING:
     from raybench.cli.shared import Screen
@@ -23,7 +23,8 @@ def show(
         str, typer.Argument(metavar="NAME[:KEY=VALUE,...]", help="A plug-in; raybench ls.")
     ],
     d: Annotated[
-        int | None, typer.Option("--d", metavar="D", help="The dimension an operator is shown for.")
+        int | None,
+        typer.Option("--d", metavar="D", min=1, help="The dimension an operator is shown for."),
     ] = None,
     problem: cell.Problem = None,
     dataset: cell.Dataset = None,
@@ -50,16 +51,18 @@ def show(
         raise InputError.of("show", f"nothing is named {plain!r}", nearest(plain, known))
     given = any(value is not None for value in (problem, dataset, clients))
     out = console()
-    for kind in kinds:
+    for i, kind in enumerate(kinds):
+        if i:
+            out.print()
         entry = registry.lookup(kind, plain)
         _describe(out, entry)
         if kind == "compressor" and (d is not None or ":" in name):
             operators.describe(out, entry, name, d or 1000, clients or CLIENTS)
-        if kind == "algorithm" and (given or compressor is not None):
+        if kind == "algorithm" and (given or compressor is not None or downlink is not None):
             operator = compressor or cell.usual_operator(plain)
             share = _clients(problem, clients)
             config = cell.config(name, problem, dataset, share, operator, downlink)
-            _steps(out, config, operator)
+            _steps(out, config, operator, downlink)
         if kind == "problem" and (given or ":" in name or not _required(entry)):
             config = cell.config("gd", name, dataset, _clients(name, clients), None)
             _constants(out, config)
@@ -102,12 +105,12 @@ def _describe(out: Screen, entry: Entry) -> None:
     if entry.source:
         head.append(", from a plug-in file", style="not bold dim")
     out.print(head)
-    text = inspect.getdoc(entry.target) or "no description"
+    text = prose(inspect.getdoc(entry.target) or "no description")
     if max(map(len, text.splitlines())) + 2 > out.console.width:
         text = "\n\n".join(map(_flowing, text.split("\n\n")))
     out.print(Padding(Text(text), (0, 0, 0, 2)))
     if not entry.params:
-        out.print(Text("\n  no parameters", style="dim"))
+        out.print(Text("\n  no parameters\n", style="dim"))
         return
     table = listing("  parameter", "default", "allowed", "meaning", fold="allowed")
     for name, param in entry.params.items():
@@ -186,7 +189,7 @@ def _constants(out: Screen, config: dict[str, Any]) -> None:
     out.print(pairs(spelled, indent=2))
 
 
-def _steps(out: Screen, config: dict[str, Any], operator: str | None) -> None:
+def _steps(out: Screen, config: dict[str, Any], operator: str | None, downlink: str | None) -> None:
     """Print the constants and the algorithm's theoretical steps under every rule."""
     from rich.text import Text
 
@@ -209,16 +212,21 @@ def _steps(out: Screen, config: dict[str, Any], operator: str | None) -> None:
             steps[rule] = found.step_size
             rows.append((rule, words.number(found.step_size, 6)))
             numbers = [(n, v) for n, v in (("ω", found.omega), ("α", found.alpha)) if v is not None]
-            if operator is not None:
-                down = one.downlink is not None
+            down = one.downlink is not None
+            if operator is not None or down:
                 numbers += guarantee.operator_numbers(Resolver().backing(one)[1], down)
+            if operator is None and down:  # what counts is the downlink
+                numbers = [(n, v) for n, v in numbers if "downlink" in n]
             numbers += [(k, v) for k, v in found.params.items() if isinstance(v, int | float)]
             facts = [("K", found.k)] if found.k is not None else []
             facts += [(n, words.number(v, 6)) for n, v in numbers]
+    used = operator or "dense messages"
+    used += f", downlink {downlink}" if downlink is not None else ""
     if facts:
-        out.print(Text(f"  numbers, with {operator or 'dense messages'}", style="bold"))
+        out.print(Text(f"\n  numbers, with {used}", style="bold"))
         out.print(pairs(facts))
-    out.print(Text("  theoretical step size by rule", style="bold"))
+    with_it = "" if facts or operator is None else f", with {operator}"
+    out.print(Text(f"\n  theoretical step size by rule{with_it}", style="bold"))
     out.print(pairs(rows))
     if steps:
         guarantee.explain(out, one, steps)

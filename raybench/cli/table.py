@@ -30,6 +30,8 @@ def table(
 
     if by not in ("method", "series"):
         raise InputError.of("--by", f"unknown {by!r}", nearest(by, ["method", "series"]))
+    if target is not None and not 0 < target < float("inf"):
+        raise InputError.of("--target", f"{target:g} is out of range", "a number > 0")
     if format == "rich" and out is None:
         from raybench import report
 

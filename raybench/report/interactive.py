@@ -117,7 +117,10 @@ def _diverged(figure: Figure, parts: list[pd.DataFrame]) -> list[dict[str, Any]]
 
 def _layout(figure: Figure) -> dict[str, Any]:
     x: dict[str, Any] = {"title": {"text": _html(figure.x_label)}, "zeroline": False, "anchor": "y"}
-    y: dict[str, Any] = {"title": {"text": _html(figure.y_label)}, "zeroline": False}
+    y: dict[str, Any] = {
+        "title": {"text": _html(figure.y_label), "standoff": 12},
+        "zeroline": False,
+    }
     values = figure.data[["y", "low", "high"]].to_numpy(float)
     values = np.maximum(values[np.isfinite(values)], FLOOR if figure.log_y else -math.inf)
     if figure.log_y and len(values):  # one range for all panels, so that they compare

@@ -172,14 +172,18 @@ def _final(found: Frames) -> dict[str, Any]:
         "seeds",
         *columns.values(),
     ]
+    spelled = {
+        "bits_up": words.bits,
+        "loss": lambda v: words.number(v, 6),
+        "rounds": lambda v: f"{v:,.0f}" if words.known(v) else "–",
+    }
     rows = []
     for row in best.sort_values(["facet", "method", "k"], kind="stable").to_dict("records"):
         line = [row["facet"]] if facets else []
         line += [row["series"], words.step(row["step_multiple"], math.nan)]
         line += [words.number(row["step_size"]), str(row["seeds"])]
         for column in columns:
-            spell = {"bits_up": words.bits, "loss": lambda v: words.number(v, 6)}.get(column)
-            line.append((spell or words.number)(row[column]))
+            line.append(spelled.get(column, words.number)(row[column]))
         rows.append(line)
     return {"head": head, "rows": rows, "left": 2 if facets else 1}
 

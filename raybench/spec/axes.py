@@ -43,6 +43,16 @@ class Method:
         """Tell whether the method cannot do without an operator for that way."""
         return meta("algorithm", self.option.section).get(way) is not None
 
+    def proposal(self, way: str) -> str:
+        """Return how to give the operator that is missing: its key with one of the right class."""
+        key = "compressor" if way == "up" else "downlink"
+        role = str(meta("algorithm", self.option.section).get(way))
+        usual = "rand_k" if role == "unbiased" else "top_k"
+        kind = (
+            "an operator" if role == "any" else f"{'an' if role[0] in 'aeiou' else 'a'} {role} one"
+        )
+        return f"{kind}, as {key}: {{name: {usual}, k: 10%}}; raybench ls compressors lists all"
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -98,8 +108,7 @@ def read(document: Mapping[str, Any], found: Found) -> list[Grid]:
 def _grid(raw: Mapping[str, Any], found: Found) -> Grid:
     for key in ("problem", "algorithm"):
         if raw.get(key) is None:
-            names = ", ".join(registry.names(key))
-            found.append(Complaint(key, "required", f"allowed: {names}"))
+            found.append(Complaint(key, "required", sections.choices(key)))
     problems = _named("problem", raw.get("problem"), found)
     common = _overridable(raw, "", found)
     methods = []
@@ -111,8 +120,7 @@ def _grid(raw: Mapping[str, Any], found: Found) -> Grid:
             if missing and method.needs(way):
                 key = "compressor" if way == "up" else "downlink"
                 what = f"{method.algorithm.name} needs a {key}"
-                fix = f"allowed: {', '.join(registry.names('compressor'))}"
-                found.append(Complaint(missing[0].where, what, fix))
+                found.append(Complaint(missing[0].where, what, method.proposal(way)))
         methods.append(method)
     return Grid(
         problems,
@@ -158,6 +166,6 @@ def _named(kind: str, value: Any, found: Found) -> list[Option]:
     out = sections.read(kind, value, kind, found, overrides=overrides)
     for option in out:
         if option.section is None:
-            names = ", ".join(registry.names(kind))
-            found.append(Complaint(option.where, f"a {kind} is needed", f"allowed: {names}"))
+            what = f"{sections.a(kind)} is needed"
+            found.append(Complaint(option.where, what, sections.choices(kind)))
     return [option for option in out if option.section is not None]

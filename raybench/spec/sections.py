@@ -39,7 +39,7 @@ def read(
     if not isinstance(value, list):
         return _entry(kind, value, where, found, overrides)
     if not value:
-        found.append(Complaint(where, "an empty list leaves no cells", f"name a {kind}"))
+        found.append(Complaint(where, "an empty list leaves no cells", f"name {a(kind)}"))
     return [
         option
         for i, item in enumerate(value)
@@ -56,12 +56,11 @@ def _entry(
     if short:
         value = {"name": value}
     if not isinstance(value, Mapping):
-        what = f"expected a {kind} by name or as a mapping, not {show(value)}"
-        found.append(Complaint(where, what, f"allowed: {', '.join(registry.names(kind))}"))
+        what = f"expected {a(kind)} by name or as a mapping, not {show(value)}"
+        found.append(Complaint(where, what, choices(kind)))
         return []
     if "name" not in value:
-        fix = f"name: one of {', '.join(registry.names(kind))}"
-        found.append(Complaint(f"{where}.name", "required", fix))
+        found.append(Complaint(f"{where}.name", "required", choices(kind)))
         return []
     given = {k: v for k, v in value.items() if k != "name" and k not in overrides}
     extra = {k: v for k, v in value.items() if k in overrides}
@@ -71,8 +70,8 @@ def _entry(
         at = where if short else f"{where}.name"
         try:
             if not isinstance(name, str):
-                fix = f"allowed: {', '.join(registry.names(kind))}"
-                raise InputError.of(at, f"expected the name of a {kind}, not {show(name)}", fix)
+                what = f"expected the name of {a(kind)}, not {show(name)}"
+                raise InputError.of(at, what, choices(kind))
             entry = registry.lookup(kind, name, at)
         except InputError as error:
             found.extend(error.complaints)
@@ -113,7 +112,8 @@ def product(
         elif param.default is REQUIRED and f"did you mean {name}?" in misspelt:
             continue
         elif param.default is REQUIRED:
-            found.append(Complaint(at, "required", allowed(param)))
+            fix = param.help if param.kind == "text" and param.help else allowed(param)
+            found.append(Complaint(at, "required", fix))
         else:
             axes.append([default(param)])
     if len(found) > before:
@@ -122,6 +122,18 @@ def product(
         found.append(Complaint(where, f"{size:,} combinations", f"at most {MAX_CELLS:,}"))
         return []
     return [dict(zip(params, values)) for values in itertools.product(*axes)]
+
+
+def a(kind: str) -> str:
+    """Return ``an algorithm``, ``a compressor``."""
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+def choices(kind: str) -> str:
+    """Return which plug-ins there are; of many only some, and where the others are listed."""
+    names = registry.names(kind)
+    text = f"allowed: {', '.join(names[:20])}"
+    return text if len(names) <= 20 else f"{text}, ...; raybench ls {kind}s lists all"
 
 
 def default(param: Param) -> Any:

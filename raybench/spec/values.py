@@ -256,8 +256,6 @@ def allowed(param: Param) -> str:
     alternatives += [*param.choices, *param.words]
     if param.tags:
         alternatives.append(_tags(param))
-    if param.default is None and param.kind != "choice":
-        alternatives.append("null")
     return " | ".join(alternatives)
 
 
