@@ -27,7 +27,7 @@ GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as int64
 MIX1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
 MIX2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 SMALL = 4096  # up to this dimension subsets come from sorting hashes, above from a Feistel network
-FEW = 24  # up to this k a sorted list beats a selection
+FEW = 4  # up to this k a sorted list beats a selection
 FEISTEL_ROUNDS = 12  # even; 2 leave visible structure, with 4 no test sees any: a wide margin
 BLOCK = 512  # counters that go through a round together, in the first-level cache
 
@@ -82,17 +82,19 @@ def _uniform_kernel(keys, out):
 
 
 @compiled
-def _keys_kernel(root, tags, ids, out):  # root (B,), out (B, n): fold tags, then the ids
+def _keys_kernel(root, tags, ids, out):  # root (B,), out (B, n): fold tags, then the ids, if any
     for b in range(root.shape[0]):
         key = root[b]
         for tag in tags:
             key = hash_numba(key, tag)
+        if ids.shape[0] == 0:
+            out[b, 0] = key
         for i in range(ids.shape[0]):
             out[b, i] = hash_numba(key, ids[i])
 
 
 @compiled
-def _subset_kernel(keys, d, k, out):  # the k of d smallest hashes, indices ascending
+def _few_kernel(keys, d, k, out):  # the k of d smallest hashes, indices ascending
     hashes, found = np.empty(d, np.uint64), np.empty(d, np.uint64)
     where, best = np.empty(d, np.int64), np.empty(k, np.uint64)
     share = (k + 4.0 * np.sqrt(k) + 4.0) / d  # nearly always enough of them lie below
@@ -107,30 +109,44 @@ def _subset_kernel(keys, d, k, out):  # the k of d smallest hashes, indices asce
                 found[held], where[held] = hashes[j], j
                 held += hashes[j] <= bound
             bound = ~np.uint64(0)
-        if k <= FEW:
-            cut = _kth_by_insertion(found[:held], best)
-        else:
-            cut = np.partition(found[:held], k - 1)[k - 1]
+        for j in range(held):  # best holds the smallest so far, ascending
+            at, value = min(j, k - 1), found[j]
+            if j < k or value < best[at]:
+                while at > 0 and best[at - 1] > value:
+                    best[at] = best[at - 1]
+                    at -= 1
+                best[at] = value
         kept = 0
         for j in range(held):
-            if kept < k and found[j] <= cut:
+            if kept < k and found[j] <= best[k - 1]:
                 out[r, kept] = where[j]
                 kept += 1
 
 
-@numba.njit(inline="always")
-def _kth_by_insertion(values, best):  # the largest of the len(best) smallest
-    k = best.shape[0]
-    for j in range(values.shape[0]):
-        value = values[j]
-        if j >= k and value >= best[k - 1]:
-            continue
-        at = min(j, k - 1)
-        while at > 0 and best[at - 1] > value:
-            best[at] = best[at - 1]
-            at -= 1
-        best[at] = value
-    return best[k - 1]
+@compiled
+def _subset_kernel(keys, d, k, out):  # the same for k < d, by bisection over counts
+    hashes, place, one = np.empty(d, np.uint64), np.empty(d + 1, np.int32), np.uint64(1)
+    for r in range(keys.shape[0]):
+        for j in range(d):
+            hashes[j] = hash_numba(keys[r], np.uint64(j))
+        low, high, under, within, steps = np.uint64(0), ~np.uint64(0), 0, d, 0
+        while within != k and low != high:  # under < k hashes are below low, within at most high
+            share = (k - under) / (within - under) if steps % 4 < 3 else 0.5  # hashes are uniform
+            ahead = np.uint64(min(share, 0.999) * np.float64(high - low))
+            cut, count = low + min(ahead, high - low - one), 0
+            for j in range(d):
+                count += hashes[j] <= cut
+            if count < k:
+                low, under = cut + one, count
+            else:
+                high, within = cut, count
+            steps += 1
+        kept = 0
+        for j in range(d):  # without branches on the hashes, which nobody can foresee
+            place[kept] = j
+            kept += hashes[j] <= high
+        for t in range(k):  # of equal hashes at the cut the first
+            out[r, t] = place[t]
 
 
 @compiled
@@ -196,11 +212,14 @@ class Stream:
         """The keys, int64 of shape root.shape + ids.shape."""
         if self._keys is None:
             keys = self.root
-            if self.ids is not None and _on_cpu(keys):
-                out = torch.empty(keys.numel(), len(self.ids), dtype=torch.int64)
-                tags = np.array(self.tags, np.int64).view(np.uint64)
-                _keys_kernel(_numpy(keys), tags, _numpy(self.ids), out.numpy().view(np.uint64))
-                self._keys = out.view(*keys.shape, len(self.ids))
+            if _on_cpu(keys):
+                ids = keys.new_empty(0) if self.ids is None else self.ids
+                out = torch.empty(self.shape, dtype=torch.int64)
+                if out.numel():
+                    tags = np.array(self.tags, np.int64).view(np.uint64)
+                    raw = _numpy(out).reshape(keys.numel(), -1)
+                    _keys_kernel(_numpy(keys), tags, _numpy(ids), raw)
+                self._keys = out
             else:
                 for tag in self.tags:
                     keys = hash_torch(keys, tag)
@@ -319,7 +338,8 @@ class Stream:
         out = torch.empty(keys.numel(), k, dtype=torch.int64)
         flat, raw = _numpy(keys), out.numpy()
         cost = len(flat) * d * 4.0
-        run_shared(lambda a, b: _subset_kernel(flat[a:b], d, k, raw[a:b]), len(flat), cost)
+        kernel = _few_kernel if k <= FEW else _subset_kernel
+        run_shared(lambda a, b: kernel(flat[a:b], d, k, raw[a:b]), len(flat), cost)
         return out.view(*keys.shape, k)
 
     def images(self, d: int, first: Tensor, count: int) -> Tensor:

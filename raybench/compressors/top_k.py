@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch import Tensor
 from raybench.compiled import compiled
 from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.kernels.selection import largest_of_long, sizes_torch
+from raybench.compressors.kernels.short_rows import largest_of_short
 from raybench.compressors.messages import Message, SparseMessage
 from raybench.cores import run_shared
 from raybench.errors import InputError
@@ -21,10 +21,8 @@ from raybench.streams import Stream
 
 COST = 5  # of looking at a coordinate, in additions
 BLOCK = 8  # coordinates whose largest is found together
-ROUNDS = 8  # up to so many looks at a coordinate, taking the largest k times beats a selection
-FEW = 16  # up to this k it beats a sampled cut too, in rows up to LONG
-LONG = 16_384  # from this length on a sampled cut beats a selection
-MANY, MANY_OF = 131_072, 1024  # or from so many coordinates in all, in rows of so many
+FEW = 4  # up to this k, taking the largest k times beats counting
+LONG = 32_768  # beyond this length a sampled cut beats counting
 
 
 class _Selection(Compressor):
@@ -100,11 +98,11 @@ class RTopK(_Selection):
 
 def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return indices (int64, ascending) and values of the k largest magnitudes: (*lead, k) each."""
-    d = x.shape[-1]
-    long = d >= LONG or (d >= MANY_OF and x.numel() >= MANY)
-    if x.device.type == "cpu" and long and (k > FEW or d > 2 * LONG):
+    if x.device.type == "cpu" and k > FEW:
+        return largest_of_long(x, k) if x.shape[-1] > LONG else largest_of_short(x, k)
+    if x.device.type == "cpu" and x.shape[-1] > LONG:
         return largest_of_long(x, k)
-    indices = _indices_of_short(x, k) if x.device.type == "cpu" else top_indices_device(x, k)
+    indices = _indices_of_few(x, k) if x.device.type == "cpu" else top_indices_device(x, k)
     return indices, x.gather(-1, indices)
 
 
@@ -129,25 +127,11 @@ def top_indices_device(x: Tensor, k: int) -> Tensor:
     return keep.nonzero()[:, -1].view(*x.shape[:-1], k)
 
 
-def _indices_of_short(x: Tensor, k: int) -> Tensor:
+def _indices_of_few(x: Tensor, k: int) -> Tensor:
     out = torch.empty(*x.shape[:-1], k, dtype=torch.int64)
-    rows = x.detach().reshape(-1, x.shape[-1]).numpy()
-    blocks = -(-x.shape[-1] // BLOCK)
-    kernel, into = (
-        _by_rounds if k * blocks <= ROUNDS * x.shape[-1] else _by_selection,
-        out.view(-1, k).numpy(),
-    )
-
-    def work(lo: int, hi: int) -> None:
-        kernel(rows[lo:hi], k, into[lo:hi])
-
-    run_shared(work, len(rows), COST * rows.size)
+    rows, into = x.detach().reshape(-1, x.shape[-1]).numpy(), out.view(-1, k).numpy()
+    run_shared(lambda lo, hi: _by_rounds(rows[lo:hi], k, into[lo:hi]), len(rows), COST * rows.size)
     return out
-
-
-@numba.njit(inline="always")
-def _size(value):
-    return np.inf if np.isnan(value) else abs(value)
 
 
 @compiled
@@ -190,22 +174,3 @@ def _by_rounds(rows, k, out):  # take the largest k times, over blocks whose max
                 keep[at] = keep[at - 1]
                 at -= 1
             keep[at] = j
-
-
-@compiled
-def _by_selection(rows, k, out):
-    d = rows.shape[1]
-    sizes = np.empty(d, rows.dtype)
-    for r in range(rows.shape[0]):
-        for j in range(d):
-            sizes[j] = _size(rows[r, j])
-        cut = np.partition(sizes, d - k)[d - k]
-        ties = k
-        for j in range(d):
-            ties -= sizes[j] > cut
-        at = 0
-        for j in range(d):
-            if sizes[j] > cut or (sizes[j] == cut and ties > 0):
-                ties -= sizes[j] == cut
-                out[r, at] = j
-                at += 1
