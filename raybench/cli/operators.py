@@ -114,7 +114,7 @@ def _check(out: Screen, op: Compressor, d: int, label: str) -> None:
     text = f"measured, {label}{count:,} {'draw' if count == 1 else 'draws'} each: "
     text += f"‖{what} − x‖²/‖x‖² beside its bound"
     if unbiased and count > 1:
-        text += "; bias: ‖mean C(x) − x‖/‖x‖ beside what so many draws leave of none"
+        text += "; bias: ‖mean C(x) − x‖/‖x‖ beside chance"
     out.print("", _line(text))
     bias = ["bias", "by chance"] if unbiased and count > 1 else []
     heads = ["error", "± s.e.", "bound", *bias]
