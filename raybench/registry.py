@@ -238,8 +238,8 @@ def load_plugin(path: str | Path) -> list[Entry]:
     module_name = f"raybench_plugin_{digest}"
     if module_name not in sys.modules:
         spec = importlib.util.spec_from_file_location(module_name, file)
-        assert spec is not None
-        assert spec.loader is not None
+        if spec is None or spec.loader is None:
+            raise InputError.of(where, "not a Python file", "give the path of a file NAME.py")
         module = importlib.util.module_from_spec(spec)
         sys.modules[module_name] = module
         _source = digest

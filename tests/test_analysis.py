@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raybench import spec
 from raybench.analysis import (
     annotate,
     bands,
@@ -353,3 +354,30 @@ def test_steps_of_two_theories_are_two_candidates():
     found = final_vs_step(cells)
     assert list(found["at"]) == [1.0, 2.0]
     assert list(found["cells"]) == [2, 2]
+
+
+def test_steps_that_change_over_the_rounds_are_methods_of_their_own():
+    """With the configurations that a sweep really stores."""
+    asked = spec.load(
+        {
+            "problem": {"name": "quadratic", "dim": 4, "clients": 2},
+            "algorithm": "ef21",
+            "compressor": {"name": "top_k", "k": 1},
+            "step_size": {"theory": 1, "schedule": ["constant", "sqrt"], "warmup": [0, 20]},
+            "seed": [0, 1],
+            "rounds": 10,
+        }
+    )
+    runs = [{"g": [1.0, 0.5 / (1 + j)], "seed": c.seed} for j, c in enumerate(asked.cells)]
+    curves, cells = make(runs)
+    cells["config"] = [json.dumps(c.config()) for c in asked.cells]
+    cells["group"] = [c.group for c in asked.cells]
+    found = describe(cells)
+    assert len(cells) == 8
+    assert set(found["method"]) == {
+        f"EF21 Top-K (schedule={schedule}, warmup={rounds})"
+        for schedule in ("constant", "sqrt")
+        for rounds in (0, 20)
+    }
+    best = tuned(curves, cells, target=0.9, by="method")
+    assert best["seeds"].tolist() == [2] * 4

@@ -60,6 +60,14 @@ def test_steps_that_come_out_the_same_are_merged():
     assert sorted(c.step_size for c in found.cells) == [one, 2 * one]
 
 
+def test_steps_that_change_over_the_rounds_are_runs_of_their_own():
+    one = plan().cells[0].step_size
+    steps = [{"theory": 1, "schedule": ["constant", "sqrt"], "warmup": [0, 20]}, {"value": one}]
+    found = plan(step_size=steps)
+    run = [(c.cell.step.schedule, c.cell.step.warmup) for c in found.cells]
+    assert sorted(run) == [("constant", 0), ("constant", 20), ("sqrt", 0), ("sqrt", 20)]
+
+
 def test_auto_and_its_value_are_merged():
     found = plan(algorithm=[{"name": "marina", "p": p} for p in ("auto", 0.1)], compressor=RAND)
     assert len(found.cells) == 1

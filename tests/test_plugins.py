@@ -171,6 +171,12 @@ def test_a_file_that_registers_nothing_says_how(here):
         registry.load_plugin("p.py")
 
 
+def test_a_file_of_another_kind_is_no_plugin(here):
+    (here / "notes.md").write_text("# notes\n")
+    with pytest.raises(InputError, match="not a Python file"):
+        registry.load_plugin("notes.md")
+
+
 def test_entry_points(here):
     """A package on the path with entry points of every kind offers them to a new Python."""
     package = here / "site" / "my_package"

@@ -13,6 +13,8 @@ from raybench.store.reader import configs
 _NAMES = {
     "power_sgd": "PowerSGD",
     "prox_lead": "Prox-LEAD",
+    "ef21_prox": "EF21-Prox",
+    "fedavg": "FedAvg",
     "lead": "LEAD",
     "vertical_marina": "Vertical MARINA",
     "terngrad": "TernGrad",
@@ -46,10 +48,11 @@ _METHOD_KEYS = (
     "participation",
     "prox",
     "graph",
-    "step.",
+    "step_size.schedule",
+    "step_size.warmup",
     "iterate",
 )
-_NOT_METHOD = ("algorithm.name", "compressor.name", "compressor.k", "step.kind", "step.number")
+_NOT_METHOD = ("algorithm.name", "compressor.name", "compressor.k")
 KEYS = ["facet", "method", "series", "step"]
 """Columns ``describe`` adds."""
 
@@ -152,9 +155,9 @@ def _extras(cells: pd.DataFrame, config: pd.DataFrame, facet: pd.Series) -> list
 
 
 def _key(column: str) -> str:
-    for prefix in ("algorithm.", "compressor.", "step."):
+    for prefix in ("algorithm.", "compressor.", "step_size."):
         column = column.removeprefix(prefix)
-    return column
+    return column.removesuffix(".name")
 
 
 def _number(value: Any) -> str:

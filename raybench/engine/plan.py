@@ -18,6 +18,7 @@ from raybench.spec import Cell, Section, Sweep
 from raybench.spec.cells import canonical
 
 MOST_COMPLAINTS = 8
+GIVEN = ("kind", "number", "rule", "of")  # how a step size was said, which its value supersedes
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,8 @@ def merged(cells: list[Resolved], done: Mapping[str, str]) -> tuple[list[Resolve
         if cell.k is not None:  # 10% and 5 may be the same K
             config["compressor"]["params"]["k"] = cell.k
         config["algorithm"]["params"] = dict(cell.params)
-        config["step_size"] = [cell.step_size, cell.cell.step.schedule]
+        step = {k: v for k, v in cell.cell.step.config().items() if k not in GIVEN}
+        config["step_size"] = {**step, "first": cell.step_size}
         groups.setdefault(canonical(config), []).append(cell)
     kept: list[Resolved] = []
     lost: dict[tuple[str, str], int] = {}
