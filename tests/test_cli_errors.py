@@ -173,12 +173,31 @@ def test_a_run_that_is_skipped_says_what_helps_there(here, args, says):
     refused(here, *args, says=says)
 
 
+def test_a_graph_in_pieces_is_refused_before_anything_runs(here):
+    graph = "graph={name: erdos_renyi, p: 0.0001}"
+    says = ("graph.p: 0.0001 leaves 10 clients unconnected", "a larger p")
+    refused(here, "run", "--algorithm", "prox_lead", "--rounds", 3, "--set", graph, says=says)
+
+
+MOODY = """
+from raybench.plugins import Algorithm, InputError, algorithm
+
+
+@algorithm("moody", up=None, theory=None)
+class Moody(Algorithm):
+    def round(a, net, s, c):
+        raise InputError.of("weather", "it rains", "take an umbrella")
+"""
+
+
 def test_a_run_that_fails_prints_the_whole_message(here):
     """The cause stands in the line before the advice."""
-    graph = "graph={name: erdos_renyi, p: 0.0001}"
-    said = cli("run", "--algorithm", "prox_lead", "--rounds", 3, "--set", graph)
+    (here / "moody.py").write_text(MOODY)
+    args = ("--plugin", "moody.py", "--algorithm", "moody", "--step-value", 0.1, "--rounds", 3)
+    with own_plugins():
+        said = cli("run", *args)
     assert said.code == 1
-    assert "graph.p: 0.0001 leaves 10 clients unconnected; a larger p" in said.out
+    assert "weather: it rains; take an umbrella" in said.out
 
 
 def test_a_dimension_below_one_and_a_target_below_zero(here):

@@ -296,7 +296,12 @@ def test_operators_with_another_k():
             keeping(without, 1)
 
 
-def test_a_warm_up_of_an_operator_without_k_is_refused():
-    run = started(on_p1("dgc", "scaled_sign", warmup="paper").batch())
+@pytest.mark.parametrize("warmup", ["paper", "geometric", [["50%"]]])
+def test_a_warm_up_of_an_operator_without_k_is_refused_by_the_plan(warmup):
     with pytest.raises(InputError, match="keeps no number"):
-        run.advance(0)
+        on_p1("dgc", "scaled_sign", warmup=warmup).batch()
+
+
+def test_a_warm_up_to_more_than_all_is_refused_by_the_plan():
+    with pytest.raises(InputError, match=r"warmup\[1\]"):
+        on_p1("dgc", TOP, warmup=[["50%", "110%"]]).batch()

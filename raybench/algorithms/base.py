@@ -7,7 +7,7 @@ that crosses a wire or touches data, ``s`` replicated state, ``c`` per-client st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -208,6 +208,10 @@ class Algorithm:
     def point(a, net: Net, s: State, c: State) -> Tensor:
         """Return the point (B, d) at which f is recorded; never booked."""
         return s.x
+
+    @classmethod
+    def check(cls, params: Mapping[str, Any], op: Compressor, d: int) -> None:
+        """Raise InputError where parameters do not fit the operator or d: told when a sweep is planned."""
 
     def select(a, cells: Tensor) -> Algorithm:
         """Return the method for some cells: numbers are per cell, operators are not."""

@@ -45,6 +45,10 @@ class DGC(Algorithm):
     values. Source: Lin et al. 2018, Deep Gradient Compression, algorithm 4.
     """
 
+    @classmethod
+    def check(cls, params, op, d):
+        shares(params["warmup"], op, d)
+
     def start(a, net, s, c):
         c.u, c.v = net.zeros(), net.zeros()
         a.split = matrices(net.layout, a.vectors == "dense")

@@ -49,8 +49,8 @@ def shares(warmup: str | Sequence[float | str], op: Compressor, d: int) -> list[
     """
     if warmup == "off":
         return []
+    keeping(op, 1)  # raises where it has none
     if warmup == "geometric":
-        keeping(op, 1)  # raises where there is none
         base = count_of(cast(str, kept_by(op)), d) / d
         return [f"{100 * base ** (j / (EPOCHS + 1)):.6g}%" for j in range(1, EPOCHS + 1)]
     out: list[float | str] = []

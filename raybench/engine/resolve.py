@@ -12,7 +12,7 @@ import numpy as np
 from raybench import problems, registry, theory
 from raybench.compressors import Bound, Role, count_of
 from raybench.engine.batch import Resolved
-from raybench.engine.run import operator, own_operators, relays, uplink
+from raybench.engine.run import graph_of, operator, own_operators, relays, unbound, uplink
 from raybench.errors import InputError
 from raybench.problems.base import Problem
 from raybench.spec import Cell, Section
@@ -87,6 +87,9 @@ class Resolver:
         up, role_up = self._bound(uplink(cell, entry), entry, "up", problem)
         down, role_down = self._bound(cell.downlink, entry, "down", problem)
         setting, params = self._setting(cell, entry, problem, up, down)
+        entry.target.check(params, unbound(uplink(cell, entry)), d)
+        if entry.meta.get("decentralised"):
+            graph_of(cell, problem.n)
         rule = cell.step.rule
         theoretical = self._covering(cell, entry, role_down)
         try:

@@ -24,7 +24,7 @@ from raybench.cores import keep_freed, narrow, wide
 from raybench.engine import rows
 from raybench.engine.average import Average
 from raybench.engine.batch import Batch
-from raybench.engine.graph import mixing
+from raybench.engine.graph import Mixing, mixing
 from raybench.engine.ledger import bits_of
 from raybench.engine.net import Net
 from raybench.engine.recorder import Recorder, rounds_recorded
@@ -114,6 +114,12 @@ def own_operators(
     return out
 
 
+def graph_of(cell: Cell, n: int) -> Mixing:
+    """Return the graph of a cell's n clients, a ring by default."""
+    asked = cell.graph or Section("ring", {})
+    return mixing(asked.name, n, asked.params)
+
+
 def relays(section: Section | None) -> bool:
     """Return whether a downlink section says that the server passes on the sum of what it receives."""
     return unbound(section).relay
@@ -140,10 +146,7 @@ class Run:
         self.entry = registry.lookup("algorithm", first.algorithm.name)
         seeds = [c.cell.seed for c in batch.cells]
         roots = stream(seeds, problem.device)
-        graph = None
-        if self.entry.meta.get("decentralised"):
-            asked = first.graph or Section("ring", {})
-            graph = mixing(asked.name, problem.n, asked.params)
+        graph = graph_of(first, problem.n) if self.entry.meta.get("decentralised") else None
         self.net = Net(problem, roots, transport, graph, relays(first.downlink))
         self.a: Any = self._method()
         self.s, self.c = State(), State()
