@@ -1,10 +1,16 @@
 """EF21+: the better of a compressed difference and a compressed gradient."""
 
 from raybench.algorithms.base import Algorithm, Contractive, algorithm, choose, theory, where
-from raybench.errors import InputError
 
 
-@algorithm("ef21_plus", up=Contractive, broadcast=Contractive, proximal=True, theory=theory.ef21)
+@algorithm(
+    "ef21_plus",
+    up=Contractive,
+    broadcast=Contractive,
+    relay=False,  # the sum of its messages is not the change of g: some replace a g_i
+    proximal=True,
+    theory=theory.ef21,
+)
 class EF21Plus(Algorithm):
     """g_i <- g_i + C(grad f_i(x) - g_i) or C(grad f_i(x)), whichever is closer to grad f_i(x).
 
@@ -15,9 +21,6 @@ class EF21Plus(Algorithm):
     """
 
     def start(a, net, s, c):
-        if net.aggregate:
-            what = "the sum of ef21_plus's messages is not the change of g: some replace a g_i"
-            raise InputError.of("downlink", what, "none, or a compressor")
         m = a.C(net.grad(s.x), net.stream("up"))
         c.g, s.G = m.decode(), net.up(m).decode()
         s.g = s.G.mean(1)

@@ -147,6 +147,10 @@ class Resolver:
             raise Skip("the problem has a nonsmooth part and the method has no proximal step")
         if entry.meta.get("minimizer") and problem.minimizer() is None:
             raise Skip("the method needs the minimiser, which is not known here")
+        if relays(cell.downlink) and not entry.meta.get("relay", True):
+            raise Skip(
+                "the sum of the method's messages, which the server would relay, is not its step"
+            )
         part = entry.meta.get("participation")
         if cell.participation != 1 and part is None:
             raise Skip("the method has no partial participation")
