@@ -30,12 +30,15 @@ def _forget_pool() -> None:
 os.register_at_fork(after_in_child=_forget_pool)
 
 
-_allotted: int | None = None  # torch's number of threads outside ``narrow``
+_given = (
+    threading.local()
+)  # .threads: torch's number outside ``narrow``; torch keeps it per thread too
 
 
 def threads() -> int:
-    """Return how many threads this process may use: torch's number, also inside ``narrow``."""
-    return torch.get_num_threads() if _allotted is None else _allotted
+    """Return how many threads may be used here: torch's number, also inside ``narrow``."""
+    outside: int | None = getattr(_given, "threads", None)
+    return torch.get_num_threads() if outside is None else outside
 
 
 @contextmanager
@@ -45,15 +48,18 @@ def narrow(entries: int) -> Iterator[None]:
     Measured on two cores: a product of 2^17 numbers takes 18 us on one thread and 62 us on two, of
     which 50 wake the second; the two are even at 2^20. Our kernels keep all threads.
     """
-    global _allotted
-    before, outside, given = _allotted, torch.get_num_threads(), threads()
-    _allotted = given
-    torch.set_num_threads(1 if entries < FEW else given)
+    before, outside, all_of_them = (
+        getattr(_given, "threads", None),
+        torch.get_num_threads(),
+        threads(),
+    )
+    _given.threads = all_of_them
+    torch.set_num_threads(1 if entries < FEW else all_of_them)
     try:
         yield
     finally:
         torch.set_num_threads(outside)
-        _allotted = before
+        _given.threads = before
 
 
 @contextmanager

@@ -191,6 +191,33 @@ def test_torch_gets_one_thread_for_small_tensors_and_the_kernels_keep_all():
         torch.set_num_threads(before)
 
 
+def test_threads_that_leave_in_another_order_than_they_came_keep_their_own_numbers():
+    first_left, second_in = threading.Event(), threading.Event()
+    left = []
+
+    def second():
+        with cores.narrow(1):
+            second_in.set()
+            first_left.wait(60)
+        left.append(cores.threads())
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        other = threading.Thread(target=second)
+        with cores.narrow(1):
+            other.start()
+            second_in.wait(60)
+        first_left.set()
+        other.join()
+        assert cores.threads() == torch.get_num_threads() == 3
+        assert left[0] > 0
+        torch.set_num_threads(2)
+        assert cores.threads() == 2  # nothing is remembered of what is over
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_batch_changes_a_cell_by_rounding_only():
     ours = SparseMargins(rows(), "logistic", torch.float64)
     x = points(40, 37)
