@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from raybench.compressors.kernels import marks as marking
 from raybench.compressors.kernels import selection
 from raybench.compressors.kernels.selection import largest_of_long, ragged
+from raybench.compressors.kernels.short_rows import largest_of_short
 from raybench.compressors.top_k import (
     RTopK,
     TopK,
@@ -43,6 +44,26 @@ def test_top_k_of_long_rows_is_brute_force(d, dtype):
             assert torch.equal(indices, want), (name, k)
             assert same(values, x[want]), (name, k)
             assert torch.equal(top_indices_device(x, k), want), (name, k)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", [2, 17, 112, 999, 8200])
+def test_top_k_of_short_rows_is_brute_force(d, dtype):
+    """By counting; most of all where sizes are equal, all of them or some of a few."""
+    random = np.random.default_rng(d)
+    rows = {**hard_vectors(d, dtype)}
+    for most in (1, 2, 6, 40):
+        rows[f"{most} sizes"] = torch.from_numpy(random.integers(-most, most + 1, d) * 0.37).to(
+            dtype
+        )
+    rows["spread"] = torch.from_numpy(np.exp(20 * random.standard_normal(d))).to(dtype)
+    for name, x in rows.items():
+        for k in counts_for(d):
+            want = top_indices_torch(x, k)
+            for found in (largest_of_short, largest):
+                indices, values = found(x[None], k)
+                assert torch.equal(indices[0], want), (name, k, found)
+                assert same(values[0], x[want]), (name, k, found)
 
 
 @settings(max_examples=60, deadline=None)

@@ -22,7 +22,8 @@ from raybench.streams import Stream
 COST = 5  # of looking at a coordinate, in additions
 BLOCK = 8  # coordinates whose largest is found together
 FEW = 4  # up to this k, taking the largest k times beats counting
-LONG = 32_768  # beyond this length a sampled cut beats counting
+LONG = 32_768  # from this length on a sampled cut beats counting
+LESS_LONG, SPARSE = 8_000, 64  # or from this one, where at most 1 of 64 is kept
 
 
 class _Selection(Compressor):
@@ -98,11 +99,12 @@ class RTopK(_Selection):
 
 def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return indices (int64, ascending) and values of the k largest magnitudes: (*lead, k) each."""
-    if x.device.type == "cpu" and k > FEW:
-        return largest_of_long(x, k) if x.shape[-1] > LONG else largest_of_short(x, k)
-    if x.device.type == "cpu" and x.shape[-1] > LONG:
+    d, cpu = x.shape[-1], x.device.type == "cpu"
+    if cpu and (d >= LONG or (d >= LESS_LONG and k * SPARSE <= d)):
         return largest_of_long(x, k)
-    indices = _indices_of_few(x, k) if x.device.type == "cpu" else top_indices_device(x, k)
+    if cpu and k > FEW:
+        return largest_of_short(x, k)
+    indices = _indices_of_few(x, k) if cpu else top_indices_device(x, k)
     return indices, x.gather(-1, indices)
 
 

@@ -2,7 +2,8 @@
 
 Magnitudes are compared as integers, as in ``selection``. How many of a row exceed a cut is a loop
 without branches that the compiler vectorises, so a step costs a few dozen cycles, and bisection takes
-about ten of them on usual data, never more than a size has bits.
+about ten of them on usual data. Where many sizes are equal it would take as many as a size has bits;
+so later steps end at sizes that occur, and each leaves at least one of them behind.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from raybench.compressors.kernels.selection import FORMS, bits_of
 from raybench.cores import run_shared
 
 COST = 8.0  # of looking at a coordinate, in additions
+PLAIN = 9  # steps that only count; those after them cost twice as much
 
 
 @numba.njit(inline="always")
@@ -25,6 +27,18 @@ def _above(sizes, cut):
     for j in range(sizes.shape[0]):
         found += sizes[j] > cut
     return found
+
+
+@numba.njit(inline="always")
+def _neighbours(sizes, cut, low, high):
+    """Return how many exceed cut, the largest size up to it, the smallest above it."""
+    found, below, over = 0, low, high
+    for j in range(sizes.shape[0]):
+        size = sizes[j]
+        found += size > cut
+        below = max(below, low if size > cut else size)
+        over = min(over, size if size > cut else high)
+    return found, below, over
 
 
 @compiled
@@ -39,15 +53,20 @@ def _by_bisection(rows, k, mask, inf, where, raw):  # k < d
             sizes[j], low, high = size, min(low, size), max(high, size)
         # at least k exceed low, fewer than k exceed high
         low -= one
-        ties, cut = k, high
+        ties, cut, steps = k, high, 0
         while high - low > one:
             cut = low + ((high - low) >> one)
-            found = _above(sizes, cut)
+            below, over = cut, cut + one
+            if steps < PLAIN:
+                found = _above(sizes, cut)
+            else:
+                found, below, over = _neighbours(sizes, cut, low, high)
+            steps += 1
             ties = k - found
             if found > k:
-                low = cut
+                low = over - one
             elif found < k:
-                high = cut
+                high = below
             else:
                 break
         if ties != 0:  # the k-th size is ``high``, and others may be equal to it
