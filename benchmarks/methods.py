@@ -8,10 +8,10 @@ On mushrooms with 20 clients, float64, loss and ||grad f||^2 recorded as a sweep
 separate run is one cell alone; its set-up is left out, in its favour. Repeats of both are interleaved
 and the best of each counts. Full-gradient methods should reach 8, minibatch methods 3. About 2 min.
 
-What bounds the ratio: on one thread the gradients of 64 cells cost 10 times those of one (1.37 ms and 130 us), so
-a round that is little else comes out at 6 to 8 there (local steps, points of the clients' own, a gradient for the
-record at the mean point). With features split over clients a message has 8,124 entries: rounds are
-matrix products and memory traffic even for one cell, and a batch gains a factor of 2.
+What bounds the ratio: on one thread the gradients of 64 cells cost 10 times those of one (1.3 ms and
+120 us), so rounds that are little else (neighbours, local steps) come out at 9 to 12, others at 12 to 20. With
+features split over clients a message has 8,124 entries: rounds are matrix products and memory traffic even for one
+cell, and a batch gains a factor of 2 to 3.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class VerticalLeastSquares(Problem):
 
     def products(self, blocks: torch.Tensor) -> torch.Tensor:
         """Return A_j x_j, (B, n_here, N), of the hosted clients' blocks (B, n_here, w)."""
-        return (blocks.transpose(0, 1) @ self.blocks).transpose(0, 1).contiguous()
+        return (blocks.transpose(0, 1) @ self.blocks).transpose(0, 1)
 
     def block_grad(self, v: torch.Tensor) -> torch.Tensor:
         """Return 2 A_j'(v - b), (B, n_here, w), for v (B, N) that stands for Ax."""
