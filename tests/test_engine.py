@@ -367,31 +367,6 @@ def test_cells_of_several_shapes_are_no_batch():
         batch_of([on_p1("gd").cell(), on_p1("ef21", TOP).cell()])
 
 
-def test_methods_see_one_thread_of_torch_and_problems_all(monkeypatch):
-    run = started(on_p1("gd").batch())
-    seen = {"step": set(), "gradient": set()}
-    move, oracle = run.a.round, run.problem.oracle
-
-    def watched(net, s, c):
-        seen["step"].add(torch.get_num_threads())
-        return move(net, s, c)
-
-    def watched_oracle(*args, **rest):
-        seen["gradient"].add(torch.get_num_threads())
-        return oracle(*args, **rest)
-
-    monkeypatch.setattr(run.a, "round", watched)
-    monkeypatch.setattr(run.problem, "oracle", watched_oracle)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        run.advance(3)
-        assert seen == {"step": {1}, "gradient": {2}}
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_own_metrics_are_recorded():
     run = run_with(on_p1("gd").batch(), Options(record=Record(every=1), metrics=("iterate_norm",)))
     names = dict(run.tables({})[0].to_pandas()["extra"][20])
