@@ -11,6 +11,7 @@ from toys import ConvexL1, descend, each_round, path, registered
 
 from raybench import problems
 from raybench.engine.graph import GRAPHS, mixing
+from raybench.engine.neighbours import Neighbours
 from raybench.testing.trial import DATA, Method, finished, started
 
 P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "seed": 3}
@@ -275,3 +276,22 @@ def test_bits_are_booked_per_neighbour(name, messages):
     degrees = (6 + 6 * 1) / 7  # the hub has six neighbours, the others one
     assert run.bits("up")[0] == pytest.approx(10 * messages * degrees * 64 * 10)
     assert run.bits("down")[0] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("n", [1, 2, 9, 20])
+def test_sums_over_neighbours_are_the_matrix_product(graph, n, dtype):
+    """Of any part of the clients and cells, bit for bit where few are neighbours."""
+    W, _ = mixing(graph, n)
+    X = torch.from_numpy(np.random.default_rng(n).standard_normal((5, n, 33))).to(dtype)
+    whole = Neighbours(W)
+    found = whole.mixed(X)
+    want = W @ X.double()
+    assert found.dtype == dtype
+    assert found.is_contiguous()
+    assert largest(found, want) < (1e-14 if dtype == torch.float64 else 1e-6)
+    part = Neighbours(W[n // 2 :]).mixed(X[3:])
+    assert largest(part, want[3:, n // 2 :]) < (1e-14 if dtype == torch.float64 else 1e-6)
+    if not whole._dense and not Neighbours(W[n // 2 :])._dense:
+        assert torch.equal(part, found[3:, n // 2 :])

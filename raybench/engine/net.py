@@ -21,6 +21,7 @@ from raybench.compressors.messages import CasesMessage, FlaggedMessage
 from raybench.cores import wide
 from raybench.engine.graph import Mixing
 from raybench.engine.ledger import Ledger
+from raybench.engine.neighbours import Neighbours
 from raybench.engine.transport import Transport
 from raybench.errors import InputError
 from raybench.problems.base import Problem
@@ -111,6 +112,7 @@ class Net:
         self.spared = 0.0  # seconds of gradients that methods took over from the record
         self.consensus: Tensor | None = None
         self._ids = torch.arange(problem.clients.start, problem.clients.stop, device=problem.device)
+        self._neighbours = None if graph is None else Neighbours(graph.W[self._here])
         self._samples = torch.tensor(problem.samples, dtype=torch.float64)
         self.t = 0  # the round
         self._round = roots
@@ -313,13 +315,12 @@ class Net:
 
     def mix(self, message: Message) -> Tensor:
         """Send to the neighbours; return sum_j W_ij decode(m_j) of the clients here, (B, n_here, d)."""
-        assert self.graph is not None, "the method needs a graph"
+        assert self.graph, "the method needs a graph"
+        assert self._neighbours
         began = perf_counter()
         got = self.transport.gather(message, self.n)
         self.ledger.book_up(got, self.graph.degrees)
-        value = got.decode()
-        W = self.graph.W[self._here].to(value)
-        mixed = torch.einsum("ij,bjd->bid", W, value)
+        mixed = self._neighbours.mixed(got.decode())
         self.seconds["communicate"] += perf_counter() - began
         return mixed
 
