@@ -30,9 +30,8 @@ def _forget_pool() -> None:
 os.register_at_fork(after_in_child=_forget_pool)
 
 
-_given = (
-    threading.local()
-)  # .threads: torch's number outside ``narrow``; torch keeps it per thread too
+# .threads: torch's number outside ``narrow``. Torch keeps its number per thread, so do we
+_given = threading.local()
 
 
 def threads() -> int:
@@ -48,13 +47,9 @@ def narrow(entries: int) -> Iterator[None]:
     Measured on two cores: a product of 2^17 numbers takes 18 us on one thread and 62 us on two, of
     which 50 wake the second; the two are even at 2^20. Our kernels keep all threads.
     """
-    before, outside, all_of_them = (
-        getattr(_given, "threads", None),
-        torch.get_num_threads(),
-        threads(),
-    )
-    _given.threads = all_of_them
-    torch.set_num_threads(1 if entries < FEW else all_of_them)
+    before, outside = getattr(_given, "threads", None), torch.get_num_threads()
+    _given.threads = threads()
+    torch.set_num_threads(1 if entries < FEW else threads())
     try:
         yield
     finally:

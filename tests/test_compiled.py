@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 
@@ -47,6 +48,7 @@ def test_processes_that_compile_together_keep_all_they_compiled(tmp_path):
     together = [start(go, kind) for kind in KINDS]
     while len(list(tmp_path.glob("go.*"))) < len(KINDS):
         assert all(process.poll() is None for process in together)
+        time.sleep(0.01)
     go.touch()
     said = [process.communicate(timeout=240)[0].split() for process in together]
     assert said == [["0", str(FUNCTIONS)]] * len(KINDS)

@@ -18,10 +18,11 @@ from raybench.algorithms.base import Dense, Integer, Number, Points, algorithm, 
 class EASGD(Points):
     """x_i <- x_i - gamma g_i(x_i) - alpha (x_i - z); z <- z + beta (mean x_i - z); tau - 1 more local steps.
 
-    ``alpha`` = auto is beta/n: then the springs leave sum x_i + z alone. With a single client it is
-    beta/2, as beta throws the two past each other. f is recorded at the centre z. At a fixed point z = mean x_i and mean g_i(x_i) = 0, but the x_i differ where the f_i
-    do, so that z is x* up to O(gamma/alpha). alpha = 0: independent descent. Default step: 0.5/L_max, no
-    theorem. Up: d values. Down: d values. Source: Zhang, Choromanska, LeCun 2015.
+    ``alpha`` = auto is beta/n: then the springs leave sum x_i + z alone. With a single client it is beta/2,
+    as beta throws the two past each other. f is recorded at the centre z. At a fixed point z = mean x_i
+    and mean g_i(x_i) = 0, but the x_i differ where the f_i do, so that z is x* up to O(gamma/alpha).
+    alpha = 0: independent descent. Default step: 0.5/L_max, no theorem. Up: d values. Down: d values.
+    Source: Zhang, Choromanska, LeCun 2015.
     """
 
     def round(a, net, s, c):

@@ -50,7 +50,7 @@ class Received:
         """
         who = self.message.present
         if weights is not None:
-            w = weights.expand(len(self.decode()), -1) if who is None else weights * who
+            w = weights.expand(self.message.lead) if who is None else weights * who
             return self.weighted(w / w.sum(1, keepdim=True).clamp(min=weights.min()))
         total = self.message.sum_clients()
         if who is None:

@@ -89,7 +89,7 @@ class Resolver:
         setting, params = self._setting(cell, entry, problem, up, down)
         entry.target.check(params, unbound(uplink(cell, entry)), d)
         if entry.meta.get("decentralised"):
-            graph_of(cell, problem.n)
+            graph_of(cell.graph, problem.n)
         rule = cell.step.rule
         theoretical = self._covering(cell, entry, role_down)
         try:

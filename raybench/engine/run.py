@@ -7,6 +7,7 @@ import math
 import resource
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from time import perf_counter
 from typing import Any
 
@@ -114,9 +115,10 @@ def own_operators(
     return out
 
 
-def graph_of(cell: Cell, n: int) -> Mixing:
-    """Return the graph of a cell's n clients, a ring by default."""
-    asked = cell.graph or Section("ring", {})
+@lru_cache(maxsize=64)  # every cell of a plan asks
+def graph_of(section: Section | None, n: int) -> Mixing:
+    """Return the graph of n clients that a graph section names, a ring by default."""
+    asked = section or Section("ring", {})
     return mixing(asked.name, n, asked.params)
 
 
@@ -146,7 +148,7 @@ class Run:
         self.entry = registry.lookup("algorithm", first.algorithm.name)
         seeds = [c.cell.seed for c in batch.cells]
         roots = stream(seeds, problem.device)
-        graph = graph_of(first, problem.n) if self.entry.meta.get("decentralised") else None
+        graph = graph_of(first.graph, problem.n) if self.entry.meta.get("decentralised") else None
         self.net = Net(problem, roots, transport, graph, relays(first.downlink))
         self.a: Any = self._method()
         self.s, self.c = State(), State()

@@ -167,9 +167,8 @@ class DataProblem(Problem):
         A = self.inputs(rows)
         off = self._predicted(x, A) - teacher  # (B, n, b, c)
         n, b, c = off.shape[1:]
-        wide = A.mT @ off.permute(0, 2, 1, 3).reshape(
-            len(A), b, n * c
-        )  # one product for all clients
+        together = off.permute(0, 2, 1, 3).reshape(len(A), b, n * c)
+        wide = A.mT @ together  # one product for all clients
         return wide.unflatten(-1, (n, c)).permute(0, 2, 1, 3).flatten(-2) / b
 
     def _predicted(self, x: torch.Tensor, A: torch.Tensor) -> torch.Tensor:

@@ -48,9 +48,7 @@ class Method:
         key = "compressor" if way == "up" else "downlink"
         role = str(meta("algorithm", self.option.section).get(way))
         usual = "rand_k" if role == "unbiased" else "top_k"
-        kind = (
-            "an operator" if role == "any" else f"{'an' if role[0] in 'aeiou' else 'a'} {role} one"
-        )
+        kind = "an operator" if role == "any" else f"{sections.a(role)} one"
         return f"{kind}, as {key}: {{name: {usual}, k: 10%}}; raybench ls compressors lists all"
 
 

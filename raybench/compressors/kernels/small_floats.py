@@ -98,10 +98,8 @@ def _kernels(real: Any, unsigned: Any, mantissa: int, exponent: int) -> tuple[An
         for r in range(r0, r1):
             inverse, ends = real(0), lo  # of the block at hand, and where it ends
             for start in range(lo, hi, CHUNK):
-                row, o = (
-                    rows[r, start : min(start + CHUNK, hi)],
-                    out[r, start : min(start + CHUNK, hi)],
-                )
+                stop = min(start + CHUNK, hi)
+                row, o = rows[r, start:stop], out[r, start:stop]
                 begin = 0
                 while begin < row.shape[0]:
                     if start + begin == ends:  # a new block: its power of two
