@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raybench.streams import stream
+from raybench.core.streams import stream
 from raybench.testing.bench import Measured, busy, measure, named, usual
 from raybench.testing.gradient import SIZE, resnet18
 from raybench.testing.vectors import gaussian

@@ -17,10 +17,10 @@ from time import perf_counter
 import numpy as np
 
 from raybench import spec
-from raybench.engine.batch import Batch
-from raybench.engine.plan import make_plan
-from raybench.engine.resolve import problem_of
 from raybench.engine.run import Run
+from raybench.planning.batch import Batch
+from raybench.planning.plan import make_plan
+from raybench.planning.resolve import problem_of
 
 SWEEP = """
 name: bench

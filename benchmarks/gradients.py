@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from raybench import problems
-from raybench.errors import InputError
+from raybench.core.errors import InputError
 
 
 def by_client(parts: list[np.ndarray], lam: float, x: np.ndarray) -> tuple[np.ndarray, list[float]]:

@@ -25,12 +25,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from raybench import registry, spec
+from raybench import spec
 from raybench.compressors import Role
-from raybench.engine.batch import Batch
-from raybench.engine.plan import make_plan
-from raybench.engine.resolve import problem_of
+from raybench.core import registry
 from raybench.engine.run import Run
+from raybench.planning.batch import Batch
+from raybench.planning.plan import make_plan
+from raybench.planning.resolve import problem_of
 
 CELLS, REPEATS, SLICE = 64, 5, 0.08  # seconds of each repeat
 FULL, MINIBATCH = 8.0, 3.0

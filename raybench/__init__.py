@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raybench.api import compressor, run, sweep
     from raybench.compressors import unpack
-    from raybench.errors import InputError
+    from raybench.core.errors import InputError
+    from raybench.core.streams import stream
     from raybench.store import load
-    from raybench.streams import stream
 
 # Idle OpenMP threads of torch spin by default and take the cores from the compiled kernels (measured
 # on 2 cores: 64 cells six times slower). Without effect where torch was imported before.
@@ -23,11 +23,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 __all__ = ["InputError", "compressor", "load", "run", "stream", "sweep", "unpack"]
 
 _WHERE = {
-    "InputError": "raybench.errors",
+    "InputError": "raybench.core.errors",
     "compressor": "raybench.api",
     "load": "raybench.store",
     "run": "raybench.api",
-    "stream": "raybench.streams",
+    "stream": "raybench.core.streams",
     "sweep": "raybench.api",
     "unpack": "raybench.compressors",
 }

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raybench import registry, spec
-from raybench.errors import InputError
+from raybench import spec
+from raybench.core import registry
+from raybench.core.errors import InputError
 from raybench.spec import short
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ def run(
     from raybench import store
     from raybench.engine import rows
     from raybench.engine.execute import hosted
-    from raybench.engine.plan import make_plan
     from raybench.engine.run import Options, Run
-    from raybench.engine.transport import Transport
+    from raybench.planning.plan import make_plan
+    from raybench.wire.transport import Transport
 
     sweep = _read(config, sets, plugins)
     if len(sweep.cells) != 1:

@@ -20,21 +20,8 @@ from raybench.compressors import (
     choose,
     count_of,
 )
-from raybench.compressors.messages import (
-    ConcatMessage,
-    DenseMessage,
-    ExponentsMessage,
-    FactorsMessage,
-    FlaggedMessage,
-    LevelsMessage,
-    RaggedMessage,
-    SeededMessage,
-    SparseMessage,
-    support_of,
-)
-from raybench.errors import InputError
-from raybench.problems import Constants, Layout, Problem
-from raybench.registry import (
+from raybench.core.errors import InputError
+from raybench.core.registry import (
     Choice,
     Count,
     Flag,
@@ -48,8 +35,21 @@ from raybench.registry import (
     metric,
     problem,
 )
-from raybench.streams import Stream
-from raybench.theory import NoTheory, Rate, Setting, contraction
+from raybench.core.streams import Stream
+from raybench.problems import Constants, Layout, Problem
+from raybench.theory.rule import NoTheory, Rate, Setting, contraction
+from raybench.wire import (
+    ConcatMessage,
+    DenseMessage,
+    ExponentsMessage,
+    FactorsMessage,
+    FlaggedMessage,
+    LevelsMessage,
+    RaggedMessage,
+    SeededMessage,
+    SparseMessage,
+    support_of,
+)
 
 __all__ = [
     "Algorithm",

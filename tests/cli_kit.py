@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from raybench import registry
 from raybench.cli import main
+from raybench.core import registry
 
 WIDE = 120
 SWEEP = """

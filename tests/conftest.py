@@ -64,7 +64,7 @@ def _threads() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def _own_plugins() -> Iterator[None]:
     """Plug-ins that the tests of a file register are gone when the next file's tests run."""
-    from raybench import registry
+    from raybench.core import registry
 
     for kind in registry.BUILTIN:
         registry.names(kind)

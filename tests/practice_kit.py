@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from toys import path
 
-from raybench.engine.ledger import COLUMNS
 from raybench.testing.trial import DATA, Method, started
+from raybench.wire.ledger import COLUMNS
 
 P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "seed": 3}
 MATRIX = {"name": "quadratic", "shape": [[5, 4]], "clients": 3, "mu": 0.05}

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from raybench import registry
-from raybench.errors import InputError
-from raybench.registry import Choice, Count, Flag, Integer, List, Number, Text
+from raybench.core import registry
+from raybench.core.errors import InputError
+from raybench.core.registry import Choice, Count, Flag, Integer, List, Number, Text
 from raybench.spec import load
 
 BASE = """

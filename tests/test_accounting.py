@@ -11,7 +11,7 @@ from fake_store import batch, put
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.errors import InputError
+from raybench.core.errors import InputError
 from raybench.store import (
     CELLS,
     Accounting,

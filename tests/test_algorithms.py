@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raybench import registry
 from raybench.algorithms.base import Algorithm, Contractive, Dense, algorithm, zeros_like
+from raybench.core import registry
 from raybench.testing.algorithms import CHECKS, alone_or_in_a_batch, conformance, methods
 from raybench.testing.trial import Method
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raybench
-from raybench.errors import InputError
+from raybench.core.errors import InputError
 from raybench.spec import short
 
 CELL = {
@@ -32,7 +32,7 @@ def fresh(code: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "module", ["raybench", "raybench.cli", "raybench.store", "raybench.errors"]
+    "module", ["raybench", "raybench.cli", "raybench.store", "raybench.core.errors"]
 )
 def test_import_is_light(module):
     heavy = ["torch", "ray", "pandas", "pyarrow", "numba", "numpy", "matplotlib", "plotly", "rich"]

@@ -14,9 +14,9 @@ import torch
 from cli_kit import cli, tidy
 
 import raybench
-from raybench import registry
 from raybench.compressors import Compressor, Dense
-from raybench.errors import InputError
+from raybench.core import registry
+from raybench.core.errors import InputError
 from raybench.testing import bench, claims, gradient
 from raybench.testing.vectors import families, gaussian
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from toys import ConvexL1, Counterexample, each_round, full_gradients, registered
 
-from raybench import registry, theory
-from raybench.engine.resolve import Resolver, Skip, problem_of
+from raybench import theory
+from raybench.core import registry
+from raybench.planning.resolve import Resolver, Skip, problem_of
 from raybench.spec import Step
 from raybench.testing.trial import DATA, Method, compressors_for, finished, started
 

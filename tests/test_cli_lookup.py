@@ -12,8 +12,9 @@ import pytest
 import yaml
 from cli_kit import cli, own_plugins, tidy
 
-from raybench import registry, spec
-from raybench.engine.resolve import Resolver
+from raybench import spec
+from raybench.core import registry
+from raybench.planning.resolve import Resolver
 
 
 @pytest.fixture(autouse=True)

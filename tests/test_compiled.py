@@ -9,11 +9,11 @@ import time
 
 import numpy as np
 
-from raybench.compiled import compiled
+from raybench.core.compiled import compiled
 
 KINDS = ("int32", "int64", "float32", "float64")
 FUNCTIONS = 6
-MODULE = "from raybench.compiled import compiled\n" + "".join(
+MODULE = "from raybench.core.compiled import compiled\n" + "".join(
     f"\n@compiled\ndef f{j}(a):\n    a[0] += {j}\n    return a\n" for j in range(FUNCTIONS)
 )
 USE = """

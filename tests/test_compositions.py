@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import raybench
-from raybench import registry
 from raybench.compressors import Role, unpack
 from raybench.compressors.compose import build
-from raybench.errors import InputError
-from raybench.problems.layout import Layout
+from raybench.core import registry
+from raybench.core.errors import InputError
+from raybench.core.layout import Layout
 from raybench.spec.sections import default
 from raybench.testing.moments import draws
 from raybench.testing.vectors import cells_and_clients, families, gaussian

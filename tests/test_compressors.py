@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 from raybench.compressors import Role, unpack
 from raybench.compressors.dithering import Dithering, NaturalDithering, TernGrad
 from raybench.compressors.identity import Identity, Zero
-from raybench.compressors.messages import (
-    LevelsMessage,
-    SeededMessage,
-    SparseMessage,
-)
 from raybench.compressors.natural import Natural
 from raybench.compressors.rand_k import RandK
 from raybench.compressors.sign import ScaledSign
 from raybench.compressors.top_k import TopK, top_indices, top_indices_torch
-from raybench.errors import InputError
-from raybench.registry import lookup, names
-from raybench.streams import stream
+from raybench.core.errors import InputError
+from raybench.core.registry import lookup, names
+from raybench.core.streams import stream
 from raybench.testing.compressors import CHECKS, Subject, examples
 from raybench.testing.moments import SIGMAS, draws, moments
 from raybench.testing.vectors import cells_and_clients, families, gaussian
+from raybench.wire import (
+    LevelsMessage,
+    SeededMessage,
+    SparseMessage,
+)
 
 SAMPLES = 30_000
 CASES = {

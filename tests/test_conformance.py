@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from raybench.core.registry import lookup, names
 from raybench.problems import Constants, Layout, Problem, build
 from raybench.problems.quadratic import Quadratic
-from raybench.registry import lookup, names
 from raybench.testing import metrics, problems
 from raybench.testing.problems import Objective, check_entry, conformance
 from raybench.testing.vectors import gaussian

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from raybench.compressors import Compressor, Dense
-from raybench.compressors.messages import (
+from raybench.compressors.top_k import TopK
+from raybench.core.registry import lookup
+from raybench.core.streams import stream
+from raybench.testing.compressors import CHECKS, Subject, check_entry, conformance, examples
+from raybench.wire import (
     DenseMessage,
 )
-from raybench.compressors.top_k import TopK
-from raybench.registry import lookup
-from raybench.streams import stream
-from raybench.testing.compressors import CHECKS, Subject, check_entry, conformance, examples
 
 
 def test_check_entry_covers_every_example():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raybench.compressors import count_of
-from raybench.errors import InputError
+from raybench.core.errors import InputError
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raybench import data
+from raybench.core.errors import InputError
 from raybench.data import known, libsvm
-from raybench.errors import InputError
 
 TEXT = b"+1 1:0.5 3:-2\n-1\n-1 2:1e-3 # a comment\n+1 1:1 2:2 3:3\n"
 DENSE = np.array([[0.5, 0, -2], [0, 0, 0], [0, 1e-3, 0], [1, 2, 3]])

@@ -10,9 +10,9 @@ import torch
 from toys import ConvexL1, descend, each_round, path, registered
 
 from raybench import problems
-from raybench.engine.graph import GRAPHS, mixing
-from raybench.engine.neighbours import Neighbours
+from raybench.planning.graph import GRAPHS, mixing
 from raybench.testing.trial import DATA, Method, finished, started
+from raybench.wire.neighbours import Neighbours
 
 P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "seed": 3}
 ALONE = {"name": "quadratic", "dim": 12, "clients": 1, "mu": 0.05, "seed": 3}

@@ -9,10 +9,10 @@ import pytest
 import torch
 from toys import descend, each_round, full_gradients, path
 
-from raybench.engine.ledger import COLUMNS
-from raybench.engine.resolve import Skip, problem_of
-from raybench.errors import InputError
+from raybench.core.errors import InputError
+from raybench.planning.resolve import Skip, problem_of
 from raybench.testing.trial import DATA, Method, finished, started
+from raybench.wire.ledger import COLUMNS
 
 P1 = {"name": "quadratic", "dim": 12, "clients": 6, "mu": 0.05, "heterogeneity": 0.7, "seed": 3}
 SAMPLES = {"name": "least_squares", **DATA, "regularizer": "l2", "lambda": 0.5}

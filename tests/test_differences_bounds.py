@@ -7,8 +7,8 @@ import pytest
 import torch
 from toys import ConvexL1, each_round, full_gradients, registered
 
-from raybench import registry
 from raybench.algorithms.vr_marina import VRMarina
+from raybench.core import registry
 from raybench.testing.trial import DATA, Method, finished, started
 
 SEEDS = 32

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raybench import registry
+from raybench.core import registry
 from raybench.store import CELLS, CURVES
 
 ROOT = Path(__file__).parent.parent

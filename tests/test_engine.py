@@ -13,21 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import each_round, registered
 
-from raybench import registry
 from raybench.algorithms.base import Algorithm, Dense, PerCell
+from raybench.core import registry
 from raybench.engine import net
 from raybench.engine import run as engine_run
-from raybench.engine.batch import Batch
 from raybench.engine.execute import execute, hosted
-from raybench.engine.graph import mixing
-from raybench.engine.ledger import COLUMNS
 from raybench.engine.recorder import rounds_recorded
 from raybench.engine.run import Options, Run
-from raybench.engine.transport import Transport
+from raybench.planning.batch import Batch
+from raybench.planning.graph import mixing
 from raybench.spec.model import Record
 from raybench.store.accounting import Accounting
 from raybench.testing.spy import Spy
 from raybench.testing.trial import DATA, Method, batch_of, finished, started
+from raybench.wire.ledger import COLUMNS
+from raybench.wire.transport import Transport
 
 D, N = 12, 5
 P1 = {"name": "quadratic", "dim": D, "clients": N, "mu": 0.2}

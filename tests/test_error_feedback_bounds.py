@@ -7,9 +7,9 @@ import pytest
 import torch
 from toys import ConvexL1, each_round, full_gradients, registered
 
-from raybench import registry
+from raybench.core import registry
 from raybench.testing.trial import DATA, Method, finished, started
-from raybench.theory import contraction
+from raybench.theory.rule import contraction
 
 P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "seed": 3}
 NONCONVEX = {**P1, "dim": 10, "clients": 6, "heterogeneity": 0.7, "seed": 2}

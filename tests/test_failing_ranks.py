@@ -13,11 +13,12 @@ import pytest
 SCRIPT = """
 import datetime, json, sys
 import torch.distributed as dist
-from raybench import registry, spec
+from raybench import spec
+from raybench.core import registry
 from raybench.algorithms.gd import GD
-from raybench.engine import transport
+from raybench.wire import transport
 from raybench.engine.execute import execute
-from raybench.engine.plan import make_plan
+from raybench.planning.plan import make_plan
 from raybench.engine.run import Options
 
 rank, store, who, out = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]

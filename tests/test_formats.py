@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raybench
-from raybench import cores
 from raybench.compressors import casts, unpack
 from raybench.compressors.block_formats import NF4, tight_alpha
 from raybench.compressors.kernels import block_codes as codes
 from raybench.compressors.kernels import small_floats as small
-from raybench.compressors.messages import block_formats as blocks
-from raybench.compressors.messages import casts as wire
-from raybench.streams import stream
+from raybench.core import parallel
+from raybench.core.streams import stream
 from raybench.testing.vectors import cells_and_clients, gaussian
+from raybench.wire import block_formats as blocks
+from raybench.wire import casts as wire
 
 DTYPES = [torch.float32, torch.float64]
 PUBLISHED_NF4 = [  # QLoRA's table, as in bitsandbytes
@@ -47,7 +47,7 @@ def mixed(rows, d, dtype):
     ("d", "block"), [(1, 1), (7, 3), (97, 32), (97, 97), (6001, 64), (6001, 6001)]
 )
 def test_kernels_equal_their_references(d, block, dtype, threads, monkeypatch):
-    monkeypatch.setattr(cores, "WORTH_THREADS", 1 if threads == 2 else 10**12)
+    monkeypatch.setattr(parallel, "WORTH_THREADS", 1 if threads == 2 else 10**12)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     x, q = mixed(3, d, dtype), stream(3).each(range(3))
     top = codes.block_max(x, block)

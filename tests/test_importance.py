@@ -8,11 +8,11 @@ import torch
 from raybench.compressors import importance
 from raybench.compressors.gate import passed
 from raybench.compressors.importance import place_torch, threshold, weighted_torch
-from raybench.compressors.messages import perm
-from raybench.compressors.messages.perm import bernoulli, listed
 from raybench.compressors.sparsification import kept, kept_torch
-from raybench.cores import ALIGN
-from raybench.streams import stream
+from raybench.core.parallel import ALIGN
+from raybench.core.streams import stream
+from raybench.wire import perm
+from raybench.wire.perm import bernoulli, listed
 
 DTYPES = [torch.float32, torch.float64]
 SIZES = [1, 2, 7, 112, ALIGN - 1, ALIGN, ALIGN + 1, 3 * ALIGN + 5]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from toys import ConvexL1, Counterexample, descend, each_round, full_gradients, path, registered
 
 from raybench.algorithms.power_sgd import orthonormal
-from raybench.engine.graph import GRAPHS, mixing
-from raybench.engine.ledger import COLUMNS
-from raybench.engine.resolve import problem_of
+from raybench.planning.graph import GRAPHS, mixing
+from raybench.planning.resolve import problem_of
 from raybench.testing.trial import DATA, Method, finished, started
+from raybench.wire.ledger import COLUMNS
 
 P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "seed": 3}
 MATRIX = {"name": "quadratic", "shape": [[5, 4]], "clients": 3, "mu": 0.05}

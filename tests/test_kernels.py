@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from raybench import cores
-from raybench.compressors.messages.rows import join, join_torch, split
+from raybench.core import parallel
 from raybench.problems import kernels
 from raybench.problems.clients import Rows
 from raybench.problems.dense import DenseMargins
 from raybench.problems.sparse import SparseMargins
+from raybench.wire.rows import join, join_torch, split
 
 
 def rows(d=37, counts=(5, 1, 300, 140), density=0.2, pattern=False, seed=0):
@@ -139,7 +139,7 @@ def test_threads_change_no_bit(monkeypatch, threads):
     try:
         torch.set_num_threads(1)
         want = *ours.oracle(x, x, True), ours.minibatch(x, sample, x)
-        monkeypatch.setattr(cores, "WORTH_THREADS", 0)
+        monkeypatch.setattr(parallel, "WORTH_THREADS", 0)
         torch.set_num_threads(threads)
         got = *ours.oracle(x, x, True), ours.minibatch(x, sample, x)
     finally:

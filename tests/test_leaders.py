@@ -9,10 +9,10 @@ from test_decentralised import P1, TOY, largest, method, points, scatter
 from toys import ConvexL1, each_round, registered
 
 from raybench import problems
-from raybench.engine.ledger import COLUMNS
-from raybench.engine.resolve import Skip
+from raybench.planning.resolve import Skip
 from raybench.problems.quadratic import Quadratic
 from raybench.testing.trial import DATA, finished, started
+from raybench.wire.ledger import COLUMNS
 
 
 class Shared(Quadratic):

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from fake_store import batch, put
 
-from raybench.errors import InputError
+from raybench.core.errors import InputError
 from raybench.store import (
     CELLS,
     CURVES,

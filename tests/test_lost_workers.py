@@ -27,7 +27,7 @@ evaluate: {metrics: [deadly]}
 DEADLY = """
 import os, signal
 from pathlib import Path
-from raybench.registry import metric
+from raybench.core.registry import metric
 
 SEEN = []
 

@@ -9,8 +9,6 @@ import raybench
 from raybench.compressors.kernels import low_rank as kernels
 from raybench.compressors.kernels.svd import svd_torch, truncated_svd
 from raybench.compressors.low_rank import SVD, PowerStep, near_square
-from raybench.compressors.messages import FactorsMessage
-from raybench.compressors.messages.factors import times, times_torch
 from raybench.compressors.tensors import (
     CP,
     HOSVD,
@@ -19,10 +17,12 @@ from raybench.compressors.tensors import (
     Tucker,
     near_cube,
 )
-from raybench.errors import InputError
-from raybench.problems.layout import Layout
-from raybench.streams import stream
+from raybench.core.errors import InputError
+from raybench.core.layout import Layout
+from raybench.core.streams import stream
 from raybench.testing.compressors import conformance
+from raybench.wire import FactorsMessage
+from raybench.wire.factors import times, times_torch
 
 DTYPES = (torch.float64, torch.float32)
 
@@ -350,7 +350,7 @@ def test_plain_torch_of_other_devices_agrees(op, dtype, monkeypatch):
     value = op.compress(x, source).decode()
     monkeypatch.setattr(kernels, "taken", lambda x: False)
     monkeypatch.setattr("raybench.compressors.kernels.svd.taken", lambda x: False)
-    monkeypatch.setattr("raybench.compressors.messages.factors.KERNEL_DTYPES", ())
+    monkeypatch.setattr("raybench.wire.factors.KERNEL_DTYPES", ())
     plain = op.compress(x, source).decode()
     for i in (0, 1, 3):
         torch.testing.assert_close(

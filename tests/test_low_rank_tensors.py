@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tensorly.decomposition import parafac, tensor_train, tucker
 
 from raybench.compressors.kernels import decompositions as methods
-from raybench.compressors.messages import FactorsMessage, unpack
-from raybench.compressors.messages.tensors import TensorMessage, values_of
 from raybench.compressors.tensors import CP, HOSVD, STHOSVD, TensorTrain, Tucker, near_cube
-from raybench.streams import stream
+from raybench.core.streams import stream
+from raybench.wire import FactorsMessage, unpack
+from raybench.wire.tensors import TensorMessage, values_of
 
 DTYPES = (torch.float64, torch.float32)
 

@@ -17,11 +17,12 @@ import torch
 from cli_kit import cli
 from toys import registered
 
-from raybench import registry, theory
+from raybench import theory
 from raybench.algorithms.gd import GD
 from raybench.cli import main
-from raybench.engine.plan import facts_of
-from raybench.engine.resolve import problem_of
+from raybench.core import registry
+from raybench.planning.plan import facts_of
+from raybench.planning.resolve import problem_of
 from raybench.problems import build, minimum
 from raybench.testing.algorithms import methods
 from raybench.testing.trial import DATA, Method, finished, problem_for, started
@@ -371,7 +372,7 @@ def test_gradients_past_the_books_are_noticed():
 
 FAULTS = """
 import resource, torch
-from raybench.cores import keep_freed
+from raybench.core.parallel import keep_freed
 kept = keep_freed()
 for j in range(40):
     if j == 20:

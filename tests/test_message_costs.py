@@ -9,7 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.compressors.messages import (
+from raybench.core.streams import stream
+from raybench.testing.vectors import cells_and_clients, gaussian
+from raybench.wire import (
     CasesMessage,
     ConcatMessage,
     Dense,
@@ -22,8 +24,6 @@ from raybench.compressors.messages import (
     bitpack,
     index_cost,
 )
-from raybench.streams import stream
-from raybench.testing.vectors import cells_and_clients, gaussian
 
 
 @pytest.mark.parametrize("width", range(53))

@@ -10,7 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.compressors.messages import (
+from raybench.core.registry import lookup, names
+from raybench.core.streams import stream
+from raybench.testing.compressors import examples
+from raybench.testing.vectors import cells_and_clients, gaussian
+from raybench.testing.wire import bits_needed, same_bits, saved_bits, unmodelled_bits
+from raybench.wire import (
     CasesMessage,
     ConcatMessage,
     Dense,
@@ -24,12 +29,7 @@ from raybench.compressors.messages import (
     choose,
     unpack,
 )
-from raybench.compressors.messages.base import KINDS, MAGIC, PREFIX, checksum
-from raybench.registry import lookup, names
-from raybench.streams import stream
-from raybench.testing.compressors import examples
-from raybench.testing.vectors import cells_and_clients, gaussian
-from raybench.testing.wire import bits_needed, same_bits, saved_bits, unmodelled_bits
+from raybench.wire.base import KINDS, MAGIC, PREFIX, checksum
 
 DTYPES = st.sampled_from([torch.float64, torch.float32])
 ODD = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, 5e-324, 3e38]

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 import raybench
 from raybench.compressors import choose, unpack
 from raybench.compressors.kernels.products import TILE, best_factor, products, products_torch
-from raybench.compressors.messages import DenseMessage, SeededMessage, SparseMessage, index_cost
-from raybench.compressors.messages.nested import (
+from raybench.core.streams import stream
+from raybench.testing.vectors import cells_and_clients, gaussian
+from raybench.testing.wire import same_bits
+from raybench.wire import DenseMessage, SeededMessage, SparseMessage, index_cost
+from raybench.wire.nested import (
     NestedMessage,
     ScaledMessage,
     SeededSupportMessage,
     SumMessage,
     SupportMessage,
 )
-from raybench.engine.transport import on_virtual_ranks, share_of
-from raybench.streams import stream
-from raybench.testing.vectors import cells_and_clients, gaussian
-from raybench.testing.wire import same_bits
+from raybench.wire.transport import on_virtual_ranks, share_of
 
 D = 24
 
@@ -160,18 +160,19 @@ def test_broadcasts_of_sums_cost_the_union_of_supports():
         "optimal_rescale:of=(top_k:k=4),correct=true",
     ):
         for m in (op(text).compress(x, q), op(text).compress(x, q).masked(here)):
-            cost, size = m.union()
-            counts = (m.decode() != 0).any(1).sum(-1)
-            want = [index_cost(60, k)._replace(values=k) for k in counts.tolist()]
-            assert torch.stack([*cost]).T.tolist() == [list(map(float, w)) for w in want], text
-            assert (size <= (cost.values * 64 + cost.index_auto) / 8 + 1).all()
+            cost = m.union()
+            counts = (m.decode() != 0).any(1).sum(-1).tolist()
+            want = [index_cost(60, k)._replace(values=k, messages=1) for k in counts]
+            want = [w._replace(bytes=8 * w.values + -(-w.index_auto // 8)) for w in want]
+            found = [[float(torch.as_tensor(c).expand(3)[b]) for c in cost] for b in range(3)]
+            assert found == [list(map(float, w)) for w in want], text
     parts = op("per_tensor:of=(top_k:k=5),sizes=[[20,40]]").compress(x)
-    found = torch.as_tensor(parts.union()[0].values)
+    found = torch.as_tensor(parts.union().values)
     assert found.tolist() == (parts.decode() != 0).any(1).sum(-1).tolist()
-    assert op("induced").compress(x, q).union()[0].values.shape == (3,)
-    assert op("two_shot:then=natural").compress(x, q).union()[0].values == 60
+    assert op("induced").compress(x, q).union().values.shape == (3,)
+    assert op("two_shot:then=natural").compress(x, q).union().values == 60
     flagged = choose(here, op("top_k:k=5").compress(x), op("top_k:k=5").compress(-x))
-    assert torch.equal(flagged.union()[0].values, op("top_k:k=5").compress(x).union()[0].values)
+    assert torch.equal(flagged.union().values, op("top_k:k=5").compress(x).union().values)
 
 
 @pytest.mark.parametrize("then", ["svd", "natural", "identity", "dithering", "top_k:k=3"])

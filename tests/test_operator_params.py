@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spec_plugins import BASE, registered, wrong
 
-from raybench import registry
-from raybench.errors import InputError
-from raybench.registry import Choice, Count, Flag, Integer, List, Number, Operator, Text
+from raybench.core import registry
+from raybench.core.errors import InputError
+from raybench.core.registry import Choice, Count, Flag, Integer, List, Number, Operator, Text
 from raybench.spec import load, short
 from raybench.spec.cells import Section
 from raybench.spec.sections import default

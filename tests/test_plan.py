@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench import registry, spec
+from raybench import spec
 from raybench.compressors import Role
-from raybench.engine.batch import BYTES_MOST, CELLS_MOST, ROWS_MOST, batches_of, most_cells
-from raybench.engine.plan import facts_of, make_plan
-from raybench.engine.resolve import problem_of
-from raybench.errors import InputError
+from raybench.core import registry
+from raybench.core.errors import InputError
+from raybench.planning.batch import BYTES_MOST, CELLS_MOST, ROWS_MOST, batches_of, most_cells
+from raybench.planning.plan import facts_of, make_plan
+from raybench.planning.resolve import problem_of
 from raybench.spec.cells import canonical
 
 P1 = {"name": "quadratic", "dim": 50, "clients": 4}

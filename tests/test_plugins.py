@@ -14,8 +14,9 @@ import pytest
 from cli_kit import cli, own_plugins
 
 import raybench
-from raybench import plugins, registry, spec
-from raybench.errors import InputError
+from raybench import plugins, spec
+from raybench.core import registry
+from raybench.core.errors import InputError
 from raybench.problems import build
 
 ROOT = Path(__file__).parents[1]

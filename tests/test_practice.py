@@ -11,12 +11,12 @@ import torch
 from practice_kit import FAR, MATRIX, P1, SAMPLES, TOP, VALUES, largest, on_p1, paths
 from toys import each_round, full_gradients, registered
 
-from raybench import registry
 from raybench.compressors.keeping import keeping, kept_by, shares
-from raybench.engine.resolve import problem_of
-from raybench.errors import InputError
-from raybench.problems.groups import clipped, matrices
-from raybench.problems.layout import Layout
+from raybench.core import registry
+from raybench.core.errors import InputError
+from raybench.core.groups import clipped, matrices
+from raybench.core.layout import Layout
+from raybench.planning.resolve import problem_of
 from raybench.problems.quadratic import Quadratic
 from raybench.testing.trial import Method, finished, started
 

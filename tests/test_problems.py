@@ -8,8 +8,9 @@ import pytest
 import torch
 from scipy.special import expit
 
-from raybench import problems, registry
-from raybench.errors import InputError
+from raybench import problems
+from raybench.core import registry
+from raybench.core.errors import InputError
 from raybench.problems import Layout, Problem
 from raybench.problems.regularizers import Regularizer
 

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench import cores
-from raybench.compressors.messages import LevelsMessage, bitpack, unpack
-from raybench.compressors.messages.levels import (
+from raybench.core import parallel
+from raybench.core.streams import stream
+from raybench.wire import LevelsMessage, bitpack, unpack
+from raybench.wire.levels import (
     UNSCALED,
     code_dtype,
     decode_torch,
@@ -19,7 +20,6 @@ from raybench.compressors.messages.levels import (
     scales_of,
     symbols_of,
 )
-from raybench.streams import stream
 
 DTYPES = (torch.float32, torch.float64)
 NARROW = {torch.uint8: 8, torch.int16: 15, torch.int32: 31, torch.int64: 52}
@@ -28,7 +28,7 @@ NARROW = {torch.uint8: 8, torch.int16: 15, torch.int32: 31, torch.int64: 52}
 @pytest.fixture
 def two_threads(monkeypatch):
     before = torch.get_num_threads()
-    monkeypatch.setattr(cores, "WORTH_THREADS", 0)
+    monkeypatch.setattr(parallel, "WORTH_THREADS", 0)
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from raybench import cores
 from raybench.compressors.dithering import (
     Dithering,
     ExponentialDithering,
@@ -16,22 +15,23 @@ from raybench.compressors.dithering import (
     TernGrad,
 )
 from raybench.compressors.kernels import quantise
-from raybench.compressors.messages import unpack
-from raybench.compressors.messages.levels import (
-    code_dtype,
-    levels_of,
-)
 from raybench.compressors.natural import Natural, natural_codes, natural_codes_torch
 from raybench.compressors.rounding import (
     ExponentialRounding,
     Rounding,
 )
 from raybench.compressors.sign import ScaledSign, Sign, signs, signs_torch
-from raybench.registry import lookup
-from raybench.streams import stream
+from raybench.core import parallel
+from raybench.core.registry import lookup
+from raybench.core.streams import stream
 from raybench.testing.compressors import CHECKS, Subject
 from raybench.testing.moments import SIGMAS, draws, moments
 from raybench.testing.vectors import cells_and_clients, families, gaussian
+from raybench.wire import unpack
+from raybench.wire.levels import (
+    code_dtype,
+    levels_of,
+)
 
 DTYPES = (torch.float32, torch.float64)
 NARROW = {torch.uint8: 8, torch.int16: 15, torch.int32: 31, torch.int64: 52}
@@ -40,7 +40,7 @@ NARROW = {torch.uint8: 8, torch.int16: 15, torch.int32: 31, torch.int64: 52}
 @pytest.fixture
 def two_threads(monkeypatch):
     before = torch.get_num_threads()
-    monkeypatch.setattr(cores, "WORTH_THREADS", 0)
+    monkeypatch.setattr(parallel, "WORTH_THREADS", 0)
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.compressors.messages import RaggedMessage, SparseMessage, unpack
-from raybench.compressors.messages import indices as codes
-from raybench.compressors.messages.indices import code_of
-from raybench.compressors.messages.ragged import read_rows, read_rows_torch, write_rows_torch
-from raybench.compressors.messages.rows import join
 from raybench.compressors.threshold import PosNegTopK
-from raybench.streams import stream
+from raybench.core.streams import stream
 from raybench.testing.vectors import gaussian
+from raybench.wire import RaggedMessage, SparseMessage, unpack
+from raybench.wire import indices as codes
+from raybench.wire.indices import code_of
+from raybench.wire.ragged import read_rows, read_rows_torch, write_rows_torch
+from raybench.wire.rows import join
 
 DIMS = st.sampled_from([1, 2, 3, 7, 8, 9, 33, 64, 200, 3000])
 

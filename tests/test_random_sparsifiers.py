@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raybench
-from raybench import streams
 from raybench.compressors import importance
-from raybench.compressors.messages import perm, unpack
 from raybench.compressors.perm_k import PermK
 from raybench.compressors.rand_k import RandK, gather
 from raybench.compressors.sparsification import RandomSparsification
-from raybench.cores import ALIGN
-from raybench.errors import InputError
-from raybench.registry import lookup
-from raybench.streams import SMALL, stream
+from raybench.core import streams
+from raybench.core.errors import InputError
+from raybench.core.parallel import ALIGN
+from raybench.core.registry import lookup
+from raybench.core.streams import SMALL, stream
 from raybench.testing.vectors import cells_and_clients, families, gaussian
+from raybench.wire import perm, unpack
 
 LONG = 3 * ALIGN + 777  # several tiles, the last one short
 

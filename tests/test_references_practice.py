@@ -40,12 +40,12 @@ from numpy_methods import (
 )
 from toys import ConvexL1, path, registered
 
-from raybench.engine.graph import GRAPHS as NAMES
-from raybench.engine.graph import mixing
-from raybench.engine.ledger import COLUMNS
 from raybench.engine.schedule import factor
+from raybench.planning.graph import GRAPHS as NAMES
+from raybench.planning.graph import mixing
 from raybench.problems.quadratic import Quadratic
 from raybench.testing.trial import DATA, Method, finished, started
+from raybench.wire.ledger import COLUMNS
 
 P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "seed": 3}
 MATRIX = {"name": "quadratic", "shape": [[5, 4]], "clients": 3, "mu": 0.05}

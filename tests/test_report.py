@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from raybench.analysis import closing_table, frames
-from raybench.errors import InputError
+from raybench.core.errors import InputError
 from raybench.report import figures, html, render, table, words
 from raybench.report.content import FLOOR, build
 from raybench.store import CELLS, Store, to_table

@@ -10,14 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench import cores
 from raybench.compressors.dithering import (
     Dithering,
     ExponentialDithering,
     TernGrad,
 )
-from raybench.compressors.messages import unpack
-from raybench.compressors.messages.rounded import MOST, grid, rounded_width
 from raybench.compressors.natural import Natural
 from raybench.compressors.rounding import (
     ExponentialRounding,
@@ -27,10 +24,13 @@ from raybench.compressors.rounding import (
     rounded_codes_torch,
 )
 from raybench.compressors.sign import OneBit, ScaledSign, Sign
-from raybench.errors import InputError
-from raybench.streams import stream
+from raybench.core import parallel
+from raybench.core.errors import InputError
+from raybench.core.streams import stream
 from raybench.testing.moments import SIGMAS, moments
 from raybench.testing.vectors import families, gaussian
+from raybench.wire import unpack
+from raybench.wire.rounded import MOST, grid, rounded_width
 
 DTYPES = (torch.float32, torch.float64)
 NARROW = {torch.uint8: 8, torch.int16: 15, torch.int32: 31, torch.int64: 52}
@@ -39,7 +39,7 @@ NARROW = {torch.uint8: 8, torch.int16: 15, torch.int32: 31, torch.int64: 52}
 @pytest.fixture
 def two_threads(monkeypatch):
     before = torch.get_num_threads()
-    monkeypatch.setattr(cores, "WORTH_THREADS", 0)
+    monkeypatch.setattr(parallel, "WORTH_THREADS", 0)
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from raybench import spec
-from raybench.engine.plan import make_plan
+from raybench.planning.plan import make_plan
 from raybench.runtime.driver import drive, slots_of
 from raybench.runtime.packs import packs_of
 from raybench.spec.model import Resources
@@ -53,7 +53,7 @@ if __name__ == "__main__":
 """
 COORDINATES = """
 import torch
-from raybench.registry import metric
+from raybench.core.registry import metric
 
 for j in range(30):
     metric(f"x_{j}")(lambda problem, x, j=j: x[:, j])

@@ -9,13 +9,13 @@ import pytest
 import torch
 from toys import descend, each_round, path
 
-from raybench.compressors.messages import RaggedMessage, SparseMessage
+from raybench.core.errors import InputError
 from raybench.engine.average import Average
-from raybench.engine.graph import GRAPHS, mixing
-from raybench.engine.resolve import Skip
 from raybench.engine.schedule import factor
-from raybench.errors import InputError
+from raybench.planning.graph import GRAPHS, mixing
+from raybench.planning.resolve import Skip
 from raybench.testing.trial import Method, finished, started
+from raybench.wire import RaggedMessage, SparseMessage
 
 P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "seed": 3}
 FAR = {"x0": {"normal": 2.0}}
@@ -28,7 +28,7 @@ def gd(step, **more) -> Method:
 
 def run_of(method):
     from raybench import spec
-    from raybench.engine.resolve import Resolver
+    from raybench.planning.resolve import Resolver
     from raybench.testing.trial import batch_of
 
     config = {**method.config({}, 0), **method.more}
@@ -135,14 +135,14 @@ def test_aggregate_downlink_is_charged_by_the_union():
     assert rounds * 3 * width < down <= rounds * 12 * (width + index)
     assert down < plain.bits("down")[0]
     probe = SparseMessage(5, torch.float64, torch.tensor([[[0, 2], [2, 4]]]), torch.ones(1, 2, 2))
-    cost, size = probe.union()
+    cost = probe.union()
     assert (cost.values.tolist(), cost.index_explicit.tolist()) == ([3], [9])
-    assert size.tolist() == [3 * 8 + 1]
-    cost, _ = probe.masked(torch.tensor([[True, False]])).union()
+    assert cost.bytes.tolist() == [3 * 8 + 1]
+    cost = probe.masked(torch.tensor([[True, False]])).union()
     assert cost.values.tolist() == [2]
     counts, zero = torch.tensor([[1, 2]]), torch.tensor([[[1, 0], [1, 3]]])
     ragged = RaggedMessage(5, torch.float64, counts, zero, torch.ones(1, 2, 2).double())
-    assert ragged.union()[0].values.tolist() == [2]
+    assert ragged.union().values.tolist() == [2]
     seeded = Method(
         "diana", {}, {"name": "rand_k", "k": 3}, P1, step=0.02, more=FAR, downlink="aggregate"
     )

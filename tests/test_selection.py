@@ -23,7 +23,7 @@ from raybench.compressors.top_k import (
     top_indices_device,
     top_indices_torch,
 )
-from raybench.streams import stream
+from raybench.core.streams import stream
 from raybench.testing.vectors import families, gaussian
 
 

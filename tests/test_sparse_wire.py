@@ -9,9 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench import cores
 from raybench.compressors import Compressor
-from raybench.compressors.messages import (
+from raybench.core import parallel
+from raybench.core.streams import stream
+from raybench.testing.subject import Subject
+from raybench.testing.vectors import cells_and_clients, gaussian
+from raybench.testing.wire import modelled_bits_fit_the_bytes, saved_bits
+from raybench.wire import (
     RaggedMessage,
     SeededMessage,
     SparseMessage,
@@ -19,12 +23,8 @@ from raybench.compressors.messages import (
     index_cost,
     unpack,
 )
-from raybench.compressors.messages import indices as codes
-from raybench.compressors.messages.indices import ELIAS, LIST, MASK, code_of, decode, encode
-from raybench.streams import stream
-from raybench.testing.subject import Subject
-from raybench.testing.vectors import cells_and_clients, gaussian
-from raybench.testing.wire import modelled_bits_fit_the_bytes, saved_bits
+from raybench.wire import indices as codes
+from raybench.wire.indices import ELIAS, LIST, MASK, code_of, decode, encode
 
 DIMS = st.sampled_from([1, 2, 3, 7, 8, 9, 33, 64, 200, 3000])
 
@@ -152,7 +152,7 @@ def test_views_are_coded_as_their_copies():
 def test_threads_change_nothing(monkeypatch, threads):
     where = supports((50,), 700, 20)
     data = encode(where, 700)
-    monkeypatch.setattr(cores, "WORTH_THREADS", 0)
+    monkeypatch.setattr(parallel, "WORTH_THREADS", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert torch.equal(encode(where, 700), data)
     assert torch.equal(decode(data, 700, 20), where)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from spec_plugins import BASE, registered, wrong
 
-from raybench import registry
+from raybench.core import registry
 from raybench.spec import Section, Step, json_schema, load
 from raybench.spec.grid import load as grid_load
 
@@ -267,7 +267,7 @@ def test_saved_text_gives_the_same_sweep(tmp_path: Path):
 def test_plugin_files(tmp_path: Path):
     plugin = tmp_path / "mine.py"
     plugin.write_text(
-        "from raybench.registry import compressor, Count\n"
+        "from raybench.core.registry import compressor, Count\n"
         "@compressor('mine', k=Count())\nclass Mine:\n    '''Mine.'''\n"
     )
     file = tmp_path / "s.yaml"
@@ -370,7 +370,7 @@ def test_real_methods_on_a_real_problem(name):
 
 @pytest.mark.usefixtures("real")
 def test_the_engine_knows_every_graph_and_stopping_rule():
-    from raybench.engine.graph import GRAPHS
+    from raybench.planning.graph import GRAPHS
     from raybench.spec import settings
     from raybench.store.schema import CURVES
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raybench.errors import InputError
+from raybench.core.errors import InputError
 from raybench.spec import load, merge, settings, yaml
 from raybench.spec.model import SECTIONS, Document
 

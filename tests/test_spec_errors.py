@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from spec_plugins import BASE, registered, wrong
 
-from raybench import registry
+from raybench.core import registry
 from raybench.spec import load, sections
 
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spec_plugins import registered
 
-from raybench.errors import InputError
+from raybench.core.errors import InputError
 from raybench.spec import load
 
 

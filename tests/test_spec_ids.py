@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spec_plugins import registered
 
-from raybench import registry
-from raybench.errors import InputError
+from raybench.core import registry
+from raybench.core.errors import InputError
 from raybench.spec import load
 from raybench.spec.sections import default
 

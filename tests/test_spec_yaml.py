@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.errors import InputError
-from raybench.registry import Choice, Count, Flag, Integer, List, Number, Text
+from raybench.core.errors import InputError
+from raybench.core.registry import Choice, Count, Flag, Integer, List, Number, Text
 from raybench.spec import ranges, yaml
 from raybench.spec.values import options
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench import data
-from raybench.errors import InputError
+from raybench.core.errors import InputError
 
 
 def complaint(call, *args, **kwargs) -> str:

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench import streams
-from raybench.streams import SMALL, Stream, hash_torch, stream, tag_of
+from raybench.core import streams
+from raybench.core.streams import SMALL, Stream, hash_torch, stream, tag_of
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
 

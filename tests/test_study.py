@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from raybench import study
-from raybench.errors import InputError
+from raybench.core.errors import InputError
 from raybench.study.formulas import KNOWN
 from raybench.study.summary import against_sign, top_k_energy
 from raybench.study.vectors import drawn, gradients

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench import registry, theory
-from raybench.engine.resolve import Skip, problem_of
+from raybench import theory
+from raybench.core import registry
+from raybench.planning.resolve import Skip, problem_of
 from raybench.problems.base import Constants
 from raybench.testing.trial import DATA, Method, started
 

@@ -14,12 +14,12 @@ from toys import descend, each_round, full_gradients, path
 from raybench.algorithms.base import PerCell
 from raybench.compressors import Role
 from raybench.compressors.compose import build
+from raybench.core.registry import lookup
+from raybench.core.streams import stream
 from raybench.engine.net import Net
-from raybench.engine.resolve import Skip, problem_of
-from raybench.registry import lookup
-from raybench.streams import stream
+from raybench.planning.resolve import Skip, problem_of
 from raybench.testing.trial import Method, batch_of, finished, started
-from raybench.theory import Setting
+from raybench.theory.rule import Setting
 
 P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "seed": 3}
 HARD = {"name": "quadratic", "dim": 10, "clients": 6, "mu": 0.05, "heterogeneity": 0.7, "seed": 2}

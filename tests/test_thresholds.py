@@ -29,9 +29,9 @@ from raybench.compressors.top_k import (
     TopK,
     top_indices_torch,
 )
-from raybench.errors import InputError
-from raybench.registry import lookup
-from raybench.streams import stream
+from raybench.core.errors import InputError
+from raybench.core.registry import lookup
+from raybench.core.streams import stream
 from raybench.testing.compressors import examples
 from raybench.testing.vectors import cells_and_clients, gaussian
 

@@ -17,12 +17,12 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench import registry
 from raybench.compressors import choose
-from raybench.compressors.messages import CasesMessage
-from raybench.engine.transport import Distributed, Threads, Transport, on_virtual_ranks, share_of
-from raybench.streams import stream
+from raybench.core import registry
+from raybench.core.streams import stream
 from raybench.testing.trial import DATA, Method, finished
+from raybench.wire import CasesMessage
+from raybench.wire.transport import Distributed, Threads, Transport, on_virtual_ranks, share_of
 
 OPERATORS = [
     ("identity", {}),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench import registry
+from raybench.core import registry
 from raybench.engine.run import Run
 from raybench.problems.quadratic import Quadratic
 

@@ -16,14 +16,14 @@ from torch import Tensor, where, zeros_like
 from raybench import theory
 from raybench.compressors import Any_, Contractive, Dense, Unbiased, choose
 from raybench.compressors.keeping import shares
-from raybench.problems.groups import clipped, matrices
-from raybench.registry import Choice, Flag, Integer, List, Number, Operator, Text, algorithm
+from raybench.core.groups import clipped, matrices
+from raybench.core.registry import Choice, Flag, Integer, List, Number, Operator, Text, algorithm
 
 if TYPE_CHECKING:
     from raybench.compressors import Compressor, Message
+    from raybench.core.layout import Layout
+    from raybench.core.streams import Stream
     from raybench.engine.net import Net
-    from raybench.problems.layout import Layout
-    from raybench.streams import Stream
 
 __all__ = [
     "Algorithm",

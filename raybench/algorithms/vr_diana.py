@@ -13,8 +13,8 @@ from raybench.algorithms.base import (
     where,
 )
 from raybench.algorithms.diana import Diana
-from raybench.errors import InputError
-from raybench.theory import Rate, Setting
+from raybench.core.errors import InputError
+from raybench.theory.rule import Rate, Setting
 
 TABLE_MOST = 1 << 29  # values in SAGA's tables: 4 GiB in float64
 

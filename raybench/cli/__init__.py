@@ -25,7 +25,7 @@ from raybench.cli.show import show
 from raybench.cli.study import study
 from raybench.cli.sweep import sweep
 from raybench.cli.table import table
-from raybench.errors import InputError
+from raybench.core.errors import InputError
 
 VERBS = {
     "Run": (run, plan, sweep),

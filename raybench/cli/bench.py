@@ -67,8 +67,8 @@ def bench(
 
     import torch
 
-    from raybench import registry
-    from raybench.errors import InputError, nearest
+    from raybench.core import registry
+    from raybench.core.errors import InputError, nearest
     from raybench.testing.bench import busy, frame, measure, named, usual
 
     for file in plugin or ():
@@ -108,7 +108,7 @@ def bench(
 
 def _cases(d: int | None, batch: str, vector: str, gradient: str | None) -> Iterator[Case]:
     """Yield what there is to measure; everything is checked before the first vector is made."""
-    from raybench.errors import InputError, nearest
+    from raybench.core.errors import InputError, nearest
     from raybench.testing.vectors import gaussian
 
     shape = _shape(batch)
@@ -131,7 +131,7 @@ def _cases(d: int | None, batch: str, vector: str, gradient: str | None) -> Iter
 
 
 def _shape(batch: str) -> tuple[int, ...] | None:
-    from raybench.errors import InputError
+    from raybench.core.errors import InputError
 
     if batch == NONE:
         return None
@@ -162,7 +162,7 @@ def _own(file: str) -> Case:
     import numpy as np
     import torch
 
-    from raybench.errors import InputError
+    from raybench.core.errors import InputError
 
     try:
         held = np.load(Path(file).expanduser(), allow_pickle=False)
@@ -179,7 +179,7 @@ def _own(file: str) -> Case:
 
 
 def _long(about: str, x: Tensor, d: int | None) -> Case:
-    from raybench.errors import InputError
+    from raybench.core.errors import InputError
     from raybench.testing.gradient import thinned
 
     if d is None or d == x.numel():

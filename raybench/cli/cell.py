@@ -62,8 +62,8 @@ def config(
 
 def usual_operator(algorithm: str) -> str | None:
     """Return the operator of a method that takes one where none is given; None where it takes none."""
-    from raybench import registry
     from raybench.compressors import Role
+    from raybench.core import registry
 
     role = registry.lookup("algorithm", algorithm).meta.get("up")
     if role is None:

@@ -18,7 +18,7 @@ def check(
     """
     from importlib import import_module
 
-    from raybench import registry
+    from raybench.core import registry
     from raybench.testing import Finding
 
     failed = total = 0

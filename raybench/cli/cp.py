@@ -16,7 +16,7 @@ def cp(
 ) -> None:
     """Copy a shipped sweep file to edit."""
     from raybench.cli.shipped import sweeps
-    from raybench.errors import InputError, nearest
+    from raybench.core.errors import InputError, nearest
 
     known = sweeps()
     name = name.removesuffix(".yaml")

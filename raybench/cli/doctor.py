@@ -156,7 +156,7 @@ def _kernels() -> Finding:
         import torch
 
         from raybench import api
-        from raybench.streams import stream
+        from raybench.core.streams import stream
 
         x = torch.arange(1.0, 31.0, dtype=torch.float64)
         kept = api.compressor("top_k", k=3).compress(x).decode().nonzero().flatten().tolist()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from raybench.cli.shared import Screen
     from raybench.spec import Cell
-    from raybench.theory import Rate, Setting
+    from raybench.theory.rule import Rate, Setting
 
 NONCONVEX = "(1/T) Σ_{t<T} E‖∇f(xᵗ)‖² ≤ 2 Δ₀/(γT) + G⁰/(ρT),  Δ₀ = f(x⁰) − inf f"
 PL = "E Ψᵗ ≤ (1 − γμ)ᵗ Ψ⁰,  Ψ = f − f* + (γ/ρ) G"
@@ -21,7 +21,7 @@ EXACT_PL = "f(xᵗ) − f* ≤ (1 − γμ)ᵗ (f(x⁰) − f*)"
 
 def operator_numbers(setting: Setting, down: bool) -> list[tuple[str, float]]:
     """Return what the step makes of the operator: theta and beta, or omega of the mean."""
-    from raybench.theory import contraction
+    from raybench.theory.rule import contraction
 
     rows: list[tuple[str, float]] = []
     if setting.alpha is not None and setting.alpha > 0:
@@ -41,7 +41,7 @@ def explain(out: Screen, cell: Cell, steps: Mapping[str, float]) -> None:
     from rich.text import Text
 
     from raybench.cli.shared import pairs, prose
-    from raybench.engine.resolve import Resolver, problem_of
+    from raybench.planning.resolve import Resolver, problem_of
     from raybench.report import words
 
     theory, setting = Resolver().backing(cell)
@@ -69,8 +69,8 @@ def explain(out: Screen, cell: Cell, steps: Mapping[str, float]) -> None:
 
 def _remarks(cell: Cell) -> list[str]:
     """Return what the inequalities mean here beyond their letters."""
-    from raybench.engine.resolve import problem_of
-    from raybench.registry import lookup
+    from raybench.core.registry import lookup
+    from raybench.planning.resolve import problem_of
 
     remarks = []
     if isinstance(cell.algorithm.params.get("batch"), int):

@@ -22,8 +22,8 @@ def ls(
     plugin: Plugins = None,
 ) -> None:
     """List plug-ins by kind, data sets and shipped sweeps."""
-    from raybench import registry
-    from raybench.errors import InputError, nearest
+    from raybench.core import registry
+    from raybench.core.errors import InputError, nearest
 
     for file in plugin or ():
         registry.load_plugin(file)
@@ -43,7 +43,7 @@ def ls(
 
 
 def _plugins(kind: str) -> Table:
-    from raybench import registry
+    from raybench.core import registry
 
     single = kind.removesuffix("s")
     table = listing(kind, "", fold="")

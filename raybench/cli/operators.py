@@ -9,7 +9,7 @@ from raybench.cli.shared import listing
 if TYPE_CHECKING:
     from raybench.cli.shared import Screen
     from raybench.compressors import Compressor, Message
-    from raybench.registry import Entry
+    from raybench.core.registry import Entry
 
 TRIES = (1, "1%", "10%")  # for a count that is required and not given
 CHECKED = "1%"  # the one of them that is drawn
@@ -28,9 +28,9 @@ def describe(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) -> 
     from rich.table import Table
     from rich.text import Text
 
-    from raybench.registry import REQUIRED
+    from raybench.core.registry import REQUIRED
+    from raybench.core.streams import stream
     from raybench.spec import short
-    from raybench.streams import stream
 
     counts = [n for n, p in entry.params.items() if p.kind == "count" and p.default is REQUIRED]
     given = short.parse(name, "show")

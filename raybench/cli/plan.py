@@ -12,12 +12,12 @@ from raybench.cli import shared
 from raybench.cli.shared import console, count, listing, note, pairs, results_of, span
 
 if TYPE_CHECKING:
-    from raybench.engine.batch import Resolved
-    from raybench.engine.estimate import Estimate
-    from raybench.engine.plan import Plan
+    from raybench.planning.batch import Resolved
+    from raybench.planning.estimate import Estimate
+    from raybench.planning.plan import Plan
 
 RAY_START = 6.0  # seconds
-Cost = tuple[float, float | None]  # bits up per client at the end, seconds on one core
+Counts = tuple[float, float | None]  # bits up per client at the end, seconds on one core
 
 
 def plan(
@@ -36,9 +36,9 @@ def plan(
 
     Nothing is saved. Prints every error at once. Bits and time come from the first rounds of each method.
     """
-    from raybench.engine.estimate import estimate
-    from raybench.engine.plan import make_plan
     from raybench.engine.run import Options
+    from raybench.planning.estimate import estimate
+    from raybench.planning.plan import make_plan
     from raybench.store import Store
 
     sweep = shared.read(file, sets, plugin)
@@ -60,7 +60,7 @@ def plan(
 
 
 def _print(
-    made: Plan, folder: str, file: str, known: dict[str, Estimate], costs: dict[Any, Cost]
+    made: Plan, folder: str, file: str, known: dict[str, Estimate], costs: dict[Any, Counts]
 ) -> None:
     from rich.text import Text
 
@@ -123,7 +123,7 @@ def _problems(made: Plan) -> list[tuple[str, str]]:
     return rows
 
 
-def _methods(made: Plan, costs: dict[Any, Cost]) -> Any:
+def _methods(made: Plan, costs: dict[Any, Counts]) -> Any:
     """Return the table of methods: K, steps, seeds, cells, done, bits, time."""
     several = len({c.cell.problem for c in made.cells}) > 1
     groups: dict[tuple[str, str], list[Resolved]] = {}
@@ -156,8 +156,8 @@ def _methods(made: Plan, costs: dict[Any, Cost]) -> Any:
 
 def _method(cell: Resolved) -> str:
     """Return how the method and its operators are named, K left out."""
-    from raybench import registry
-    from raybench.engine.resolve import describe
+    from raybench.core import registry
+    from raybench.planning.resolve import describe
     from raybench.spec import Section
 
     def named(kind: str, section: Section | None) -> str:
@@ -177,7 +177,7 @@ def _data(cell: Resolved) -> str:
     return str(problem.params.get("dataset") or problem.name).rsplit("/", 1)[-1]
 
 
-def _costs(made: Plan, known: dict[str, Estimate]) -> dict[Any, Cost]:
+def _costs(made: Plan, known: dict[str, Estimate]) -> dict[Any, Counts]:
     """Return (bits up, seconds) of every cell yet to run that has an estimate."""
     return {
         cell.id: (known[batch.name].bits_up, known[batch.name].seconds / len(batch.cells))

@@ -10,7 +10,7 @@ from raybench.cli import cell
 from raybench.cli.shared import Fresh, Out, Plugins, Sets, console, pairs, results_of
 
 if TYPE_CHECKING:
-    from raybench.engine.batch import Resolved
+    from raybench.planning.batch import Resolved
 
 Number = dict[str, Any]
 
@@ -41,8 +41,9 @@ def run(
 
     Runs on one problem share a folder, so that raybench table and raybench report compare them.
     """
-    from raybench import registry, spec
-    from raybench.errors import InputError
+    from raybench import spec
+    from raybench.core import registry
+    from raybench.core.errors import InputError
     from raybench.spec import short
 
     if step is not None and step_value is not None:
@@ -76,8 +77,8 @@ def run(
 
 
 def _work(sweep: Any, folder: str, fresh: bool) -> None:
-    from raybench.engine.plan import make_plan
-    from raybench.errors import InputError
+    from raybench.core.errors import InputError
+    from raybench.planning.plan import make_plan
     from raybench.runtime.driver import drive
 
     plan = make_plan(sweep)
@@ -107,7 +108,7 @@ def _cause(error: str) -> str:
     lines = error.strip().splitlines()
     first = max(i for i, line in enumerate(lines) if line[:1] != " ")
     text = "; ".join(line.strip() for line in lines[first:])
-    return text.removeprefix("raybench.errors.InputError: ")
+    return text.removeprefix("raybench.core.errors.InputError: ")
 
 
 def _show(resolved: Resolved, folder: str, before: bool) -> None:

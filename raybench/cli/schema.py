@@ -12,7 +12,8 @@ def schema(plugin: Plugins = None) -> None:
     """
     import json
 
-    from raybench import registry, spec
+    from raybench import spec
+    from raybench.core import registry
 
     for file in plugin or ():
         registry.load_plugin(file)

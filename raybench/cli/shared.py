@@ -138,7 +138,7 @@ def read(file: str, sets: list[str] | None, plugins: list[str] | None) -> Sweep:
     """Return a sweep file's sweep; where there is no such file, say which shipped one is meant."""
     from raybench import spec
     from raybench.cli.shipped import sweeps
-    from raybench.errors import InputError
+    from raybench.core.errors import InputError
 
     if not Path(file).expanduser().exists() and Path(file).stem in sweeps():
         name = Path(file).stem

@@ -12,7 +12,7 @@ from raybench.cli.shared import Plugins, console, listing, pairs, prose
 
 if TYPE_CHECKING:
     from raybench.cli.shared import Screen
-    from raybench.registry import Entry
+    from raybench.core.registry import Entry
 
 CLIENTS = 10  # for operators that draw together; others do not look at it
 KINDS = ("algorithm", "compressor", "problem", "metric")
@@ -38,8 +38,8 @@ def show(
     An operator with --d: its constants, its bits, and what some draws show of both. An algorithm with a problem and an operator:
     the problem's constants and its theoretical steps. A problem with --dataset: its constants.
     """
-    from raybench import registry
-    from raybench.errors import InputError, nearest
+    from raybench.core import registry
+    from raybench.core.errors import InputError, nearest
     from raybench.spec import short
 
     for file in plugin or ():
@@ -70,7 +70,7 @@ def show(
 
 def _clients(problem: str | None, given: int | None) -> int | None:
     """Return how many clients share the problem: those of the default one where none are asked for."""
-    from raybench import registry
+    from raybench.core import registry
     from raybench.spec import short
 
     if problem is None or given is not None:
@@ -82,7 +82,7 @@ def _clients(problem: str | None, given: int | None) -> int | None:
 
 
 def _required(entry: Entry) -> list[str]:
-    from raybench.registry import REQUIRED
+    from raybench.core.registry import REQUIRED
 
     return [name for name, param in entry.params.items() if param.default is REQUIRED]
 
@@ -92,7 +92,7 @@ def _describe(out: Screen, entry: Entry) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    from raybench.registry import REQUIRED
+    from raybench.core.registry import REQUIRED
     from raybench.spec.sections import default
     from raybench.spec.values import allowed
     from raybench.spec.values import show as spelled
@@ -141,8 +141,8 @@ def _constants(out: Screen, config: dict[str, Any]) -> None:
     from rich.text import Text
 
     from raybench import spec
-    from raybench.engine.plan import facts_of
-    from raybench.engine.resolve import problem_of
+    from raybench.planning.plan import facts_of
+    from raybench.planning.resolve import problem_of
     from raybench.report import words
 
     section = spec.load(config).cells[0].problem
@@ -194,7 +194,7 @@ def _steps(out: Screen, config: dict[str, Any], operator: str | None, downlink: 
     from rich.text import Text
 
     from raybench import spec
-    from raybench.engine.resolve import Resolver, Skip
+    from raybench.planning.resolve import Resolver, Skip
     from raybench.report import words
 
     _constants(out, config)

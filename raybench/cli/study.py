@@ -37,9 +37,9 @@ def study(
     Writes study.parquet and figures: Gaussian, Laplace, uniform, exponential and heavy-tailed
     vectors, and gradients of a network at the start and in training.
     """
-    from raybench import registry
     from raybench import study as studies
-    from raybench.errors import InputError, nearest
+    from raybench.core import registry
+    from raybench.core.errors import InputError, nearest
 
     if what not in STUDIES:
         raise InputError.of("study", f"no study is named {what!r}", nearest(what, STUDIES))

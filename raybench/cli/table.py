@@ -26,7 +26,7 @@ def table(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it to a file.")] = None,
 ) -> None:
     """Print per method the best K and step, and what the target costs."""
-    from raybench.errors import InputError, nearest
+    from raybench.core.errors import InputError, nearest
 
     if by not in ("method", "series"):
         raise InputError.of("--by", f"unknown {by!r}", nearest(by, ["method", "series"]))

@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 
 from raybench.compressors.base import Any_, Bound, Compressor, Contractive, Role, Unbiased, count_of
-from raybench.compressors.messages import Dense, Message, choose, unpack
+from raybench.wire import Dense, Message, choose, unpack
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raybench.compressors.messages import Message
-from raybench.cores import keep_freed
-from raybench.errors import InputError
-from raybench.streams import Stream, stream
+from raybench.core.errors import InputError
+from raybench.core.parallel import keep_freed
+from raybench.core.streams import Stream, stream
+from raybench.wire import Message
 
 LARGE = 1 << 20  # entries from which freed memory is worth keeping
 

@@ -19,8 +19,10 @@ from raybench.compressors.kernels.block_codes import (
     spread,
 )
 from raybench.compressors.kernels.small_floats import mx_codes
-from raybench.compressors.messages import Message
-from raybench.compressors.messages.block_formats import (
+from raybench.core.registry import Choice, Flag, Integer, compressor
+from raybench.core.streams import Stream
+from raybench.wire import Message
+from raybench.wire.block_formats import (
     FORMATS,
     GROUP,
     BlockMessage,
@@ -28,8 +30,6 @@ from raybench.compressors.messages.block_formats import (
     factors_of,
     table_of,
 )
-from raybench.registry import Choice, Flag, Integer, compressor
-from raybench.streams import Stream
 
 # Constants ---------------------------------------------------------------------------------------
 

@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compiled import compiled
 from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.kernels.energy import inverse_of
 from raybench.compressors.kernels.selection import sizes_torch
-from raybench.compressors.messages import Message
-from raybench.compressors.messages.blocks import BlocksMessage, BlockSparseMessage
 from raybench.compressors.top_k import largest, top_indices
-from raybench.cores import run_tiled
-from raybench.errors import InputError
-from raybench.registry import Choice, Count, Integer, compressor
-from raybench.streams import Stream
+from raybench.core.compiled import compiled
+from raybench.core.errors import InputError
+from raybench.core.parallel import run_tiled
+from raybench.core.registry import Choice, Count, Integer, compressor
+from raybench.core.streams import Stream
+from raybench.wire import Message
+from raybench.wire.blocks import BlocksMessage, BlockSparseMessage
 
 STRETCH = 32_768  # coordinates whose blocks are worked on together, about
 

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compiled import compiled
 from raybench.compressors.base import Compressor
 from raybench.compressors.block_formats import tight_alpha
 from raybench.compressors.kernels.block_codes import (
@@ -20,9 +19,13 @@ from raybench.compressors.kernels.block_codes import (
     uniform_codes,
 )
 from raybench.compressors.kernels.small_floats import to_half
-from raybench.compressors.messages import Message
-from raybench.compressors.messages.block_formats import BlockMessage
-from raybench.compressors.messages.casts import (
+from raybench.core.compiled import compiled
+from raybench.core.parallel import run_tiled
+from raybench.core.registry import Choice, Integer, compressor
+from raybench.core.streams import Stream, hash_numba
+from raybench.wire import Message
+from raybench.wire.block_formats import BlockMessage
+from raybench.wire.casts import (
     FLOATS,
     HALVES,
     HalfMessage,
@@ -30,9 +33,6 @@ from raybench.compressors.messages.casts import (
     code_dtype,
     truncated_width,
 )
-from raybench.cores import run_tiled
-from raybench.registry import Choice, Integer, compressor
-from raybench.streams import Stream, hash_numba
 
 SCALE = Choice("none", "max", help="max: x / max|x_j| is cast, one number of full width is sent")
 

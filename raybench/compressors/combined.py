@@ -15,10 +15,10 @@ from torch import Tensor
 
 from raybench.compressors.base import Compressor
 from raybench.compressors.compose import Chain, build
-from raybench.compressors.messages import Message
 from raybench.compressors.top_k import TopK
-from raybench.registry import Count, Integer, Number, compressor
-from raybench.streams import Stream
+from raybench.core.registry import Count, Integer, Number, compressor
+from raybench.core.streams import Stream
+from raybench.wire import Message
 
 
 class _TopKThen(Compressor):

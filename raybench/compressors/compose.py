@@ -11,16 +11,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from raybench import registry
 from raybench.compressors.base import Compressor
 from raybench.compressors.kernels.products import best_factor
-from raybench.compressors.messages import Message
-from raybench.compressors.messages.nested import ScaledMessage, SumMessage, kept, nest
 from raybench.compressors.top_k import TopK
-from raybench.errors import Complaint, InputError
-from raybench.registry import Flag, Operator, compressor
+from raybench.core import registry
+from raybench.core.errors import Complaint, InputError
+from raybench.core.registry import Flag, Operator, compressor
+from raybench.core.streams import Stream
 from raybench.spec import short
-from raybench.streams import Stream
+from raybench.wire import Message
+from raybench.wire.nested import ScaledMessage, SumMessage, kept, nest
 
 Made = str | Compressor
 

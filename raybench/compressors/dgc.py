@@ -9,9 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compiled import compiled
 from raybench.compressors.base import Compressor, count_of
-from raybench.compressors.kernels.marks import collect, lowest, mark, ones, within
 from raybench.compressors.kernels.selection import (
     FORMS,
     Form,
@@ -26,11 +24,13 @@ from raybench.compressors.kernels.selection import (
     sizes_of,
     sizes_torch,
 )
-from raybench.compressors.messages import Message, RaggedMessage
-from raybench.cores import run_shared
-from raybench.errors import InputError
-from raybench.registry import Choice, Count, compressor
-from raybench.streams import Stream, hash_numba
+from raybench.core.compiled import compiled
+from raybench.core.errors import InputError
+from raybench.core.parallel import run_shared
+from raybench.core.registry import Choice, Count, compressor
+from raybench.core.streams import Stream, hash_numba
+from raybench.wire import Message, RaggedMessage
+from raybench.wire.marks import collect, lowest, mark, ones, within
 
 LONG = 16_384  # from this length on the cores share a row
 COST = 12  # of looking at a coordinate of a short one, in additions

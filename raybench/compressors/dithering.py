@@ -9,9 +9,9 @@ from torch import Tensor
 
 from raybench.compressors.base import Compressor
 from raybench.compressors.kernels.quantise import quantised
-from raybench.compressors.messages import Message
-from raybench.registry import Integer, Number, compressor
-from raybench.streams import Stream
+from raybench.core.registry import Integer, Number, compressor
+from raybench.core.streams import Stream
+from raybench.wire import Message
 
 _NORM = Number(2.0, low=1, words=("inf",), help="norm: 2 or inf")
 _BUCKET = "coordinates that share a norm; 0: all of them"

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from raybench.compiled import compiled
 from raybench.compressors.base import Compressor
-from raybench.compressors.messages import DenseMessage, FlaggedMessage, Message
-from raybench.compressors.messages.compound import FlagMessage
 from raybench.compressors.sparsification import probability
-from raybench.cores import run_tiled
-from raybench.registry import Number, compressor
-from raybench.streams import Stream
+from raybench.core.compiled import compiled
+from raybench.core.parallel import run_tiled
+from raybench.core.registry import Number, compressor
+from raybench.core.streams import Stream
+from raybench.wire import DenseMessage, FlaggedMessage, Message
+from raybench.wire.compound import FlagMessage
 
 COPY = 0.5  # what copying a coordinate costs, in additions
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor
-from raybench.compressors.messages import Dense, Message, SparseMessage
-from raybench.registry import compressor
-from raybench.streams import Stream
+from raybench.core.registry import compressor
+from raybench.core.streams import Stream
+from raybench.wire import Dense, Message, SparseMessage
 
 
 @compressor("identity")

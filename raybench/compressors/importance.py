@@ -10,13 +10,13 @@ from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.kernels import importance as kernels
-from raybench.compressors.messages import Message, RaggedMessage, SparseMessage
-from raybench.compressors.messages.perm import in_tiles, listed
 from raybench.compressors.rand_k import MISS
 from raybench.compressors.sparsification import kept_torch
-from raybench.cores import ALIGN, run_shared, run_tiled
-from raybench.registry import Count, compressor
-from raybench.streams import Stream
+from raybench.core.parallel import ALIGN, run_shared, run_tiled
+from raybench.core.registry import Count, compressor
+from raybench.core.streams import Stream
+from raybench.wire import Message, RaggedMessage, SparseMessage
+from raybench.wire.perm import in_tiles, listed
 
 Rows = np.ndarray
 ADD = 2.0  # what adding a coordinate up costs, in additions of the memory's speed

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.compose import Composed
-from raybench.errors import InputError
+from raybench.core.errors import InputError
 
 PAPER = ("25%", "6.25%", "1.5625%", "0.4%")  # the first four epochs; then 0.1%
 EPOCHS = 5  # of the geometric warm-up

@@ -20,10 +20,10 @@ from raybench.compressors.kernels.low_rank import (
     without_nonfinite,
 )
 from raybench.compressors.kernels.svd import truncated_svd
-from raybench.compressors.messages import Dense, FactorsMessage, Message
-from raybench.errors import InputError
-from raybench.registry import Integer, Param, compressor
-from raybench.streams import Stream
+from raybench.core.errors import InputError
+from raybench.core.registry import Integer, Param, compressor
+from raybench.core.streams import Stream
+from raybench.wire import Dense, FactorsMessage, Message
 
 AUTO = "auto"
 SHAPE = Param(

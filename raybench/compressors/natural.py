@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compiled import compiled
 from raybench.compressors.base import Compressor
-from raybench.compressors.messages import ExponentsMessage, Message
-from raybench.cores import run_tiled
-from raybench.registry import compressor
-from raybench.streams import Stream, hash_numba
+from raybench.core.compiled import compiled
+from raybench.core.parallel import run_tiled
+from raybench.core.registry import compressor
+from raybench.core.streams import Stream, hash_numba
+from raybench.wire import ExponentsMessage, Message
 
 COST = 3.0  # of a coordinate, in additions
 

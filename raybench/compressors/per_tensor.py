@@ -11,10 +11,10 @@ from torch import Tensor
 
 from raybench.compressors.base import Compressor
 from raybench.compressors.compose import Composed, Made, named
-from raybench.compressors.messages import ConcatMessage, Message
-from raybench.errors import InputError
-from raybench.registry import List, Operator, compressor
-from raybench.streams import Stream
+from raybench.core.errors import InputError
+from raybench.core.registry import List, Operator, compressor
+from raybench.core.streams import Stream
+from raybench.wire import ConcatMessage, Message
 
 BATCHED = 1 << 16  # entries up to which equal tensors are copied together: calls cost more there
 FEW = 3  # equal tensors below which that does not pay

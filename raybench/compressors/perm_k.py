@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from raybench.compressors.base import Compressor
-from raybench.compressors.messages import Message
-from raybench.compressors.messages.perm import PermMessage, block_of, clients_of
 from raybench.compressors.sparsification import kept
-from raybench.errors import InputError
-from raybench.registry import Integer, compressor
-from raybench.streams import Stream
+from raybench.core.errors import InputError
+from raybench.core.registry import Integer, compressor
+from raybench.core.streams import Stream
+from raybench.wire import Message
+from raybench.wire.perm import PermMessage, block_of, clients_of
 
 AUTO = "auto"
 

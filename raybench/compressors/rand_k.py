@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compiled import compiled
 from raybench.compressors.base import Compressor, count_of
-from raybench.compressors.messages import Message, SeededMessage, support_of
-from raybench.cores import run_tiled
-from raybench.registry import Choice, Count, Flag, compressor
-from raybench.streams import Stream
+from raybench.core.compiled import compiled
+from raybench.core.parallel import run_tiled
+from raybench.core.registry import Choice, Count, Flag, compressor
+from raybench.core.streams import Stream
+from raybench.wire import Message, SeededMessage, support_of
 
 MISS = 16.0  # what fetching a number from anywhere costs, in additions
 FEW = 4096  # numbers below which torch's gather is as fast

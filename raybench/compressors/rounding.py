@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compiled import compiled
 from raybench.compressors.base import Compressor
-from raybench.compressors.messages import Message
-from raybench.compressors.messages.levels import code_dtype
-from raybench.compressors.messages.rounded import MOST, RoundedMessage, grid, rounded_width
 from raybench.compressors.natural import natural_codes
-from raybench.cores import run_tiled
-from raybench.errors import InputError
-from raybench.registry import Flag, List, Number, compressor
-from raybench.streams import Stream, hash_numba
+from raybench.core.compiled import compiled
+from raybench.core.errors import InputError
+from raybench.core.parallel import run_tiled
+from raybench.core.registry import Flag, List, Number, compressor
+from raybench.core.streams import Stream, hash_numba
+from raybench.wire import Message
+from raybench.wire.levels import code_dtype
+from raybench.wire.rounded import MOST, RoundedMessage, grid, rounded_width
 
 CHUNK = 512  # coordinates held at once
 COST = 6.0  # of a coordinate, in additions

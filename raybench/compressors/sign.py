@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compiled import compiled
 from raybench.compressors.base import Compressor
 from raybench.compressors.kernels.quantise import LANES, fold
-from raybench.compressors.messages import LevelsMessage, Message
-from raybench.compressors.messages.levels import UNSCALED
-from raybench.cores import ALIGN, run_tiled
-from raybench.registry import compressor
-from raybench.streams import Stream
+from raybench.core.compiled import compiled
+from raybench.core.parallel import ALIGN, run_tiled
+from raybench.core.registry import compressor
+from raybench.core.streams import Stream
+from raybench.wire import LevelsMessage, Message
+from raybench.wire.levels import UNSCALED
 
 COST = 2.0  # of a coordinate, in additions
 

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compiled import compiled
 from raybench.compressors.base import Compressor
-from raybench.compressors.messages import Message
-from raybench.compressors.messages.perm import BernoulliMessage, bernoulli
 from raybench.compressors.rand_k import MISS
-from raybench.cores import run_tiled
-from raybench.errors import InputError
-from raybench.registry import Flag, Number, compressor
-from raybench.streams import Stream
+from raybench.core.compiled import compiled
+from raybench.core.errors import InputError
+from raybench.core.parallel import run_tiled
+from raybench.core.registry import Flag, Number, compressor
+from raybench.core.streams import Stream
+from raybench.wire import Message
+from raybench.wire.perm import BernoulliMessage, bernoulli
 
 
 def probability(p: Any, where: str = "p") -> float:

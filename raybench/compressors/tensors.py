@@ -25,11 +25,11 @@ from raybench.compressors.low_rank import (
     shape_from,
     sizes_of,
 )
-from raybench.compressors.messages import Dense, Message
-from raybench.compressors.messages.tensors import Sizes, TensorMessage, values_of
-from raybench.errors import InputError
-from raybench.registry import Integer, List, Param, compressor
-from raybench.streams import Stream
+from raybench.core.errors import InputError
+from raybench.core.registry import Integer, List, Param, compressor
+from raybench.core.streams import Stream
+from raybench.wire import Dense, Message
+from raybench.wire.tensors import Sizes, TensorMessage, values_of
 
 DIMS = Param(
     "list",

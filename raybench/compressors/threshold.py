@@ -12,16 +12,16 @@ from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.kernels.energy import energy_kept
-from raybench.compressors.kernels.marks import collect, mark
 from raybench.compressors.kernels.selection import bits_of, ragged, sizes_torch
 from raybench.compressors.kernels.signs import sign_counts, signed_kept
-from raybench.compressors.messages import Message, RaggedMessage
-from raybench.compressors.messages.blocks import TwoMeansMessage
-from raybench.compressors.messages.indices import per_count
 from raybench.compressors.top_k import largest
-from raybench.errors import InputError
-from raybench.registry import Choice, Count, Number, compressor
-from raybench.streams import Stream
+from raybench.core.errors import InputError
+from raybench.core.registry import Choice, Count, Number, compressor
+from raybench.core.streams import Stream
+from raybench.wire import Message, RaggedMessage
+from raybench.wire.blocks import TwoMeansMessage
+from raybench.wire.indices import per_count
+from raybench.wire.marks import collect, mark
 
 
 @compressor("hard_threshold", threshold=Number(low=0, help="lambda: entries above it are kept"))

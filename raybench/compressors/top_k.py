@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compiled import compiled
 from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.kernels.selection import largest_of_long, sizes_torch
 from raybench.compressors.kernels.short_rows import largest_of_short
-from raybench.compressors.messages import Message, SparseMessage
-from raybench.cores import run_shared
-from raybench.errors import InputError
-from raybench.registry import Count, Number, compressor
-from raybench.streams import Stream
+from raybench.core.compiled import compiled
+from raybench.core.errors import InputError
+from raybench.core.parallel import run_shared
+from raybench.core.registry import Count, Number, compressor
+from raybench.core.streams import Stream
+from raybench.wire import Message, SparseMessage
 
 COST = 5  # of looking at a coordinate, in additions
 BLOCK = 8  # coordinates whose largest is found together

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import scipy.sparse
 
+from raybench.core.errors import InputError, nearest
 from raybench.data import libsvm
 from raybench.data.known import EMBEDDED, KNOWN, find, folder
-from raybench.errors import InputError, nearest
 
 KEY = "problem.dataset"
 SCALES = ("none", "rows", "columns")

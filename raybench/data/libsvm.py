@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from raybench.core.errors import InputError
 from raybench.data.known import KNOWN, folder
-from raybench.errors import InputError
 
 KEY = "problem.dataset"
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}

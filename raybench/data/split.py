@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from raybench.errors import InputError, nearest
+from raybench.core.errors import InputError, nearest
 
 PLAIN = ("contiguous", "shuffled", "sorted_by_label")
 TAGS = ("dirichlet", "holdout_mix")

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from raybench.engine import rows
-from raybench.engine.batch import Batch
-from raybench.engine.resolve import problem_of
 from raybench.engine.run import Options, Run
-from raybench.engine.transport import Transport, share_of
+from raybench.planning.batch import Batch
+from raybench.planning.resolve import problem_of
 from raybench.problems.base import Problem
+from raybench.wire.transport import Transport, share_of
 
 FIRST_CHUNK = 16  # rounds before the first look at the clock
 Commit = Callable[[str, pa.Table | None, pa.Table], None]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from raybench.core.registry import metric
 from raybench.problems.base import Problem
-from raybench.registry import metric
 
 
 @metric("iterate_norm")

@@ -17,15 +17,15 @@ from torch import Tensor
 
 from raybench.algorithms.base import PerCell
 from raybench.compressors import Dense, Message
-from raybench.compressors.messages import CasesMessage, FlaggedMessage
-from raybench.cores import wide
-from raybench.engine.graph import Mixing
-from raybench.engine.ledger import Ledger
-from raybench.engine.neighbours import Neighbours
-from raybench.engine.transport import Transport
-from raybench.errors import InputError
+from raybench.core.errors import InputError
+from raybench.core.parallel import wide
+from raybench.core.streams import Stream
+from raybench.planning.graph import Mixing
 from raybench.problems.base import Problem
-from raybench.streams import Stream
+from raybench.wire import CasesMessage, FlaggedMessage
+from raybench.wire.ledger import Ledger
+from raybench.wire.neighbours import Neighbours
+from raybench.wire.transport import Transport
 
 
 @dataclass(frozen=True)

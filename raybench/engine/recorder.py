@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raybench.engine.ledger import COLUMNS, bits_of
+from raybench.core.counts import Counts
 from raybench.store import CURVES, to_table
 from raybench.store.accounting import EXTRA_COUNTS, Accounting
 
@@ -26,7 +26,7 @@ MEASURES = (
     "seconds_compress",
     "seconds_communicate",
 )
-SIDES = tuple(f"{name}_{side}" for side in ("up", "down") for name in COLUMNS)
+SIDES = tuple(f"{name}_{side}" for side in ("up", "down") for name in Counts._fields)
 POINTS = 400  # rows of a stochastic method's curve unless the sweep says otherwise
 
 
@@ -67,7 +67,7 @@ class Recorder:
             self._data[at, self.names.index(name), index] = value
 
     def add_counts(self, up: np.ndarray, down: np.ndarray, index: np.ndarray) -> None:
-        """Add the ledger's counts (7, cells) to the row just recorded."""
+        """Add the ledger's counts (kinds, cells) to the row just recorded."""
         first = len(MEASURES)
         self._data[len(self.rounds) - 1, first : first + len(SIDES), index] = np.concatenate(
             (up, down)
@@ -89,10 +89,10 @@ class Recorder:
 
     def bits(self, side: str, accounting: Accounting, dtype_bits: int) -> np.ndarray:
         """Return cumulative bits (B, T) of ``up`` or ``down`` under an accounting."""
-        counts = np.stack([self.column(f"{name}_{side}") for name in COLUMNS])
+        counts = np.stack([self.column(f"{name}_{side}") for name in Counts._fields])
         if not accounting.count_init:
             counts = counts - counts[..., :1]
-        return bits_of(counts, accounting, dtype_bits)
+        return accounting.bits(Counts(*counts), dtype_bits)
 
     def last(self, name: str) -> np.ndarray:
         """Return each cell's last recorded value, (B,)."""

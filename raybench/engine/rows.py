@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raybench.engine.batch import Batch, Resolved
+from raybench.planning.batch import Batch, Resolved
 from raybench.spec import Cell
 from raybench.store import CELLS, to_table
 

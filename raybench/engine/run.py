@@ -16,27 +16,27 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from raybench import registry
 from raybench.algorithms.base import Algorithm, PerCell, State
 from raybench.compressors import Bound, Compressor, Role
 from raybench.compressors.compose import build, named
 from raybench.compressors.keeping import keeping
-from raybench.cores import keep_freed, narrow, wide
+from raybench.core import registry
+from raybench.core.counts import Counts
+from raybench.core.layout import Layout
+from raybench.core.parallel import keep_freed, narrow, wide
+from raybench.core.streams import stream
 from raybench.engine import rows
 from raybench.engine.average import Average
-from raybench.engine.batch import Batch
-from raybench.engine.graph import Mixing, mixing
-from raybench.engine.ledger import bits_of
 from raybench.engine.net import Net
 from raybench.engine.recorder import Recorder, rounds_recorded
 from raybench.engine.schedule import factor
-from raybench.engine.transport import Transport
+from raybench.planning.batch import Batch
+from raybench.planning.graph import Mixing, mixing
 from raybench.problems.base import Problem
-from raybench.problems.layout import Layout
 from raybench.spec import Cell, Section
 from raybench.spec.model import Record
 from raybench.store.accounting import Accounting
-from raybench.streams import stream
+from raybench.wire.transport import Transport
 
 BLOW_UP = 1e12  # a loss or squared gradient norm that grew by this factor never comes back
 LOOK = 50  # rounds between looks for non-finite iterates where nothing is recorded
@@ -328,7 +328,7 @@ class Run:
         counts = getattr(self.net.ledger, side)
         if not accounting.count_init:
             counts = counts - self._initial[side][:, self.index]
-        return bits_of(counts, accounting, self.problem.dtype.itemsize * 8)
+        return accounting.bits(Counts(*counts), self.problem.dtype.itemsize * 8)
 
     def _leave(self, who: np.ndarray, status: str) -> None:
         self.status[self.index[who]] = status

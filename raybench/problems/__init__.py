@@ -9,9 +9,9 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from raybench import registry
+from raybench.core import registry
+from raybench.core.layout import Layout
 from raybench.problems.base import Constants, Problem
-from raybench.problems.layout import Layout
 
 __all__ = ["Constants", "Layout", "Problem", "build"]
 

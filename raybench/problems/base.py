@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from raybench.problems.layout import Layout
-from raybench.registry import Param
+from raybench.core.layout import Layout
+from raybench.core.registry import Param
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 

@@ -11,11 +11,11 @@ import scipy.sparse
 import torch
 
 from raybench import data
+from raybench.core.layout import Layout
+from raybench.core.registry import REQUIRED, Choice, Flag, Integer, List, Number, Param, Text
 from raybench.data.dataset import Features
 from raybench.problems.base import DTYPES, Problem
-from raybench.problems.layout import Layout
 from raybench.problems.regularizers import Regularizer
-from raybench.registry import REQUIRED, Choice, Flag, Integer, List, Number, Param, Text
 
 
 @dataclass(frozen=True, eq=False)

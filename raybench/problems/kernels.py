@@ -25,7 +25,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from raybench.compiled import compiled
+from raybench.core.compiled import compiled
 
 LOGISTIC, SIGMOID_SQ = 0, 1
 # contract (fused multiply-add) only: the rest would break NaN, infinities and the rounding trick

@@ -12,12 +12,12 @@ import scipy.sparse
 import torch
 
 from raybench import data
+from raybench.core.layout import Layout
+from raybench.core.registry import Choice, Param, problem
 from raybench.problems.base import Constants
 from raybench.problems.clients import DataProblem
-from raybench.problems.layout import Layout
 from raybench.problems.quadratic import quadratic_constants
 from raybench.problems.spectra import DENSE, lmax_gram, row_norms_sq
-from raybench.registry import Choice, Param, problem
 
 MOST_CLASSES = 1000  # more labels than this, or fractions, are values to regress
 

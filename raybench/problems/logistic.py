@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from raybench.core.registry import problem
 from raybench.problems.glm import MarginProblem
-from raybench.registry import problem
 
 
 @problem("logistic")

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from raybench.core.registry import Choice, Number, Param, problem
 from raybench.problems.clients import DataProblem
 from raybench.problems.glm import MarginProblem
-from raybench.registry import Choice, Number, Param, problem
 
 
 def _steepest() -> float:

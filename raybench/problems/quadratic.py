@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from raybench.errors import InputError
+from raybench.core.errors import InputError
+from raybench.core.layout import Layout
+from raybench.core.registry import Choice, Integer, List, Number, problem
 from raybench.problems.base import DTYPES, Constants, Problem
-from raybench.problems.layout import Layout
-from raybench.registry import Choice, Integer, List, Number, problem
 
 
 class Quadratic(Problem):

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse
 import torch
 
-from raybench.cores import run_shared
+from raybench.core.parallel import run_shared
 from raybench.problems import kernels
 from raybench.problems.clients import Rows
 

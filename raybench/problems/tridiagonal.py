@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from scipy.linalg import solveh_banded
 
+from raybench.core.registry import Choice, Integer, Number, Param, problem
 from raybench.problems.base import DTYPES, Constants, Problem
-from raybench.registry import Choice, Integer, Number, Param, problem
 
 
 @problem("tridiagonal", x0="problem")

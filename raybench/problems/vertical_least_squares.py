@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from raybench import data
-from raybench.errors import InputError
+from raybench.core.errors import InputError
+from raybench.core.registry import Param, problem
 from raybench.problems.base import DTYPES, Constants, Problem
 from raybench.problems.clients import DataProblem, Rows
 from raybench.problems.spectra import lmax_gram
-from raybench.registry import Param, problem
 
 _SHARED = ("dataset", "clients", "dtype", "seed", "rows", "intercept", "scale", "test_size")
 

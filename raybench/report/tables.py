@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from raybench.analysis import Frames, closing_table
-from raybench.errors import InputError, nearest
+from raybench.core.errors import InputError, nearest
 from raybench.report import words
 from raybench.report.content import open_frames
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from raybench.core.errors import InputError
 from raybench.engine import rows
 from raybench.engine.execute import execute
-from raybench.engine.plan import Plan, make_plan
-from raybench.engine.resolve import problem_of
 from raybench.engine.run import Options
-from raybench.errors import InputError
+from raybench.planning.plan import Plan, make_plan
+from raybench.planning.resolve import problem_of
 from raybench.runtime.packs import PER_SLOT, packs_of
 from raybench.runtime.progress import View, added
 from raybench.runtime.session import ray_session

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 
-from raybench.engine.batch import Batch
+from raybench.planning.batch import Batch
 
 PER_SLOT = 4  # packs per slot: enough to even out bad estimates, few enough to be cheap
 

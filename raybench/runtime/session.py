@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from raybench.errors import InputError
+from raybench.core.errors import InputError
 
 QUIET = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",

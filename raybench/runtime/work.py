@@ -10,14 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from raybench import registry
-from raybench.engine.batch import Batch
+from raybench.core import registry
 from raybench.engine.execute import Progress, execute
-from raybench.engine.resolve import adopt
 from raybench.engine.run import Options
-from raybench.engine.transport import Distributed, Transport
+from raybench.planning.batch import Batch
+from raybench.planning.resolve import adopt
 from raybench.spec import Section
 from raybench.store import Store, encode
+from raybench.wire.transport import Distributed, Transport
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raybench import registry
-from raybench.errors import Complaint
+from raybench.core import registry
+from raybench.core.errors import Complaint
 from raybench.spec import exclude, merge, sections, settings
 from raybench.spec.cells import Section, Step
 from raybench.spec.sections import MAX_CELLS, Option

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raybench import registry
-from raybench.errors import Complaint, InputError, nearest
-from raybench.registry import Param
+from raybench.core import registry
+from raybench.core.errors import Complaint, InputError, nearest
+from raybench.core.registry import Param
 from raybench.spec import settings
 from raybench.spec.cells import Cell, Section, canonical
 from raybench.spec.values import Found, options, show

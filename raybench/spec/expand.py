@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from raybench.errors import InputError
+from raybench.core.errors import InputError
 from raybench.spec import exclude, ids
 from raybench.spec.axes import Grid, meta
 from raybench.spec.cells import Cell, Section

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raybench import registry
-from raybench.errors import InputError
+from raybench.core import registry
+from raybench.core.errors import InputError
 from raybench.spec import axes, expand, merge, model, sections, yaml
 from raybench.spec.cells import Sweep
 from raybench.spec.values import Found, show

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
-from raybench import registry
-from raybench.errors import InputError
+from raybench.core import registry
+from raybench.core.errors import InputError
 from raybench.spec import settings, short
 from raybench.spec.cells import Section, Step, canonical
 from raybench.spec.sections import default, is_path

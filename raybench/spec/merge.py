@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raybench.errors import Complaint, InputError, nearest
+from raybench.core.errors import Complaint, InputError, nearest
 from raybench.spec import yaml
 from raybench.spec.model import CELL_KEYS, Document
 from raybench.spec.values import Found, show

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from raybench.errors import Complaint, nearest
+from raybench.core.errors import Complaint, nearest
 from raybench.spec.values import show
 
 

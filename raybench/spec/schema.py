@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from raybench import registry
-from raybench.registry import REQUIRED, Param
+from raybench.core import registry
+from raybench.core.registry import REQUIRED, Param
 from raybench.spec import settings
 from raybench.spec.axes import OVERRIDES
 from raybench.spec.model import CELL_KEYS, Document

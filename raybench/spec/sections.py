@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raybench import registry
-from raybench.errors import Complaint, InputError, nearest
-from raybench.registry import REQUIRED, Param
+from raybench.core import registry
+from raybench.core.errors import Complaint, InputError, nearest
+from raybench.core.registry import REQUIRED, Param
 from raybench.spec.cells import Section
 from raybench.spec.values import Found, allowed, options, show
 

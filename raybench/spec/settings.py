@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raybench import registry
-from raybench.errors import Complaint, InputError, nearest
-from raybench.registry import Choice, Integer, Number, Param, Text
+from raybench.core import registry
+from raybench.core.errors import Complaint, InputError, nearest
+from raybench.core.registry import Choice, Integer, Number, Param, Text
 from raybench.spec.cells import Section, Step
 from raybench.spec.sections import locate, product
 from raybench.spec.values import Found, options, show

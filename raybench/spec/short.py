@@ -11,9 +11,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-from raybench import registry
-from raybench.errors import Complaint, InputError
-from raybench.registry import REQUIRED, Param
+from raybench.core import registry
+from raybench.core.errors import Complaint, InputError
+from raybench.core.registry import REQUIRED, Param
 from raybench.spec import sections, yaml
 from raybench.spec.cells import Section, canonical
 from raybench.spec.values import Found, show, tidy

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from raybench.errors import Complaint, nearest
-from raybench.registry import Param
+from raybench.core.errors import Complaint, nearest
+from raybench.core.registry import Param
 from raybench.spec import ranges
 
 Found = list[Complaint]

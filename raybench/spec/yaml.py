@@ -18,7 +18,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.representer import SafeRepresenter
 from ruamel.yaml.resolver import VersionedResolver
 
-from raybench.errors import Complaint, InputError
+from raybench.core.errors import Complaint, InputError
 
 MAX_NODES = 200_000
 MAX_DEPTH = 40

@@ -14,13 +14,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from raybench.errors import Complaint, InputError, nearest
+from raybench.core.counts import Counts
+from raybench.core.errors import Complaint, InputError, nearest
 
 if TYPE_CHECKING:
     import pandas as pd
 
 VALUE_BITS = ("dtype", 16, 32, 64)
-INDEX_BITS = ("auto", "explicit", "bitmask", "entropy", "none")
+INDEX_BITS = ("auto", "list_or_bitmask", "explicit", "bitmask", "entropy", "none")
 PRESETS: dict[str, dict[str, Any]] = {
     # Initial messages are free and Top-k indices are not sent: Richtarik et al. 2021, code.
     "paper:ef21": {"value_bits": 32, "index_bits": "none", "count_init": False},
@@ -30,7 +31,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper:3pc": {"value_bits": 64, "index_bits": "none", "count_init": True},
 }
 EXTRA_COUNTS = tuple(
-    f"index_{code}_{way}" for code in ("bitmask", "entropy") for way in ("up", "down")
+    f"index_{code}_{way}"
+    for code in ("list_or_bitmask", "bitmask", "entropy")
+    for way in ("up", "down")
 )
 """Counts without a column of their own: keys of the ``extra`` map, absent where zero."""
 
@@ -40,7 +43,7 @@ class Accounting:
     """How counts become bits.
 
     value_bits: width of a value, ``dtype`` for the width of the cell's own dtype. index_bits: the
-    code charged for indices, ``auto`` for the cheaper of explicit and bitmask. count_init: whether
+    code charged for indices, ``auto`` for the one that is packed. count_init: whether
     the messages before the first round (row 0 of a curve) cost anything.
     """
 
@@ -74,33 +77,17 @@ class Accounting:
         if wrong:
             raise InputError(wrong)
 
-    def bits(
-        self,
-        values: Any,
-        index_explicit: Any,
-        index_auto: Any,
-        raw: Any,
-        *,
-        index_bitmask: Any = 0.0,
-        index_entropy: Any = 0.0,
-        dtype_bits: Any = 64,
-    ) -> Any:
+    def bits(self, counts: Counts, dtype_bits: Any = 64) -> Any:
         """Return bits, elementwise: ``value_bits * values + index + raw``.
 
-        values counts numbers, all others are bits; arguments are floats, numpy arrays or torch
-        tensors of shapes that broadcast. dtype_bits is the width used for ``value_bits: dtype``.
+        counts: floats, numpy arrays or torch tensors of shapes that broadcast. dtype_bits is the width
+        used for ``value_bits: dtype``.
         """
         width = dtype_bits if self.value_bits == "dtype" else self.value_bits
-        total = values * width + raw
+        total = counts.values * width + counts.raw
         if self.index_bits == "none":
             return total
-        index = {
-            "auto": index_auto,
-            "explicit": index_explicit,
-            "bitmask": index_bitmask,
-            "entropy": index_entropy,
-        }
-        return total + index[self.index_bits]
+        return total + getattr(counts, f"index_{self.index_bits}")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the three settings as a mapping a sweep file accepts."""
@@ -202,17 +189,20 @@ def rebook(
     first = curves.index[curves["round"] == 0]
     last = curves.groupby("cell")["round"].idxmax() if len(curves) else curves.index
     for way in ("up", "down"):
-        names = [f"{count}_{way}" for count in ("values", "index_explicit", "index_auto")]
-        values, explicit, auto = (curves[name].to_numpy(float) for name in names)
-        booked = accounting.bits(
-            values,
-            explicit,
-            auto,
-            curves[f"raw_bits_{way}"].to_numpy(float),
+        names = [
+            f"{count}_{way}" for count in ("values", "index_explicit", "index_auto", "raw_bits")
+        ]
+        values, explicit, auto, raw = (curves[name].to_numpy(float) for name in names)
+        counts = Counts(
+            values=values,
+            index_explicit=explicit,
+            index_auto=auto,
+            index_list_or_bitmask=_extra(curves, f"index_list_or_bitmask_{way}"),
             index_bitmask=_extra(curves, f"index_bitmask_{way}"),
             index_entropy=_extra(curves, f"index_entropy_{way}"),
-            dtype_bits=width,
+            raw=raw,
         )
+        booked = accounting.bits(counts, width)
         curves[f"bits_{way}"] = booked
         if not accounting.count_init:
             start = curves.loc[first].set_index("cell")[f"bits_{way}"]

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raybench.errors import Complaint, InputError
+from raybench.core.errors import Complaint, InputError
 from raybench.store import identity, reader
 from raybench.store.files import Files
 from raybench.store.scan import RANK, best_status, read_folder

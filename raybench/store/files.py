@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import fsspec
 
-from raybench.errors import InputError
+from raybench.core.errors import InputError
 
 
 class Files(Protocol):

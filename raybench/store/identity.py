@@ -10,7 +10,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from raybench.errors import Complaint, InputError
+from raybench.core.errors import Complaint, InputError
 
 
 def parse(text: str, where: str = "sweep.yaml") -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raybench.errors import InputError
+from raybench.core.errors import InputError
 from raybench.store import accounting as book
 from raybench.store import identity
 from raybench.store.files import Files, open_folder

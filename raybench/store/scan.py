@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from raybench.errors import InputError
+from raybench.core.errors import InputError
 from raybench.store.files import Files
 from raybench.store.schema import SCHEMA_VERSION, upgrade, version_of
 

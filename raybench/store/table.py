@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from raybench.errors import InputError, nearest
+from raybench.core.errors import InputError, nearest
 from raybench.store.accounting import EXTRA_COUNTS
 from raybench.store.schema import stamped
 

@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raybench.errors import InputError
+from raybench.core.errors import InputError
 from raybench.store import identity
 from raybench.store.files import Local, open_folder
 from raybench.store.scan import best_status, read_folder, read_shard

@@ -11,11 +11,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from raybench import registry
 from raybench.compressors import Compressor
-from raybench.errors import InputError
+from raybench.core import registry
+from raybench.core.errors import InputError
+from raybench.core.streams import stream
 from raybench.spec import short
-from raybench.streams import stream
 from raybench.study.vectors import drawn, gradients
 
 SHARES = ("0.1%", "0.3%", "1%", "3%", "5%", "10%", "20%", "30%", "50%")

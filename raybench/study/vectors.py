@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raybench.streams import stream
+from raybench.core.streams import stream
 
 
 def drawn(d: int, draws: int, seed: int = 0) -> dict[str, Tensor]:

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.engine.ledger import COLUMNS
+from raybench.core.errors import InputError
+from raybench.core.registry import Entry
 from raybench.engine.run import Run
-from raybench.errors import InputError
-from raybench.registry import Entry
 from raybench.testing.checks import Checks, Finding, findings
 from raybench.testing.compressors import examples, label_of
 from raybench.testing.spy import Spy
 from raybench.testing.trial import WILD, Method, compressors_for, finished, on_ranks, started
+from raybench.wire.ledger import COLUMNS
 
 CHECKS = Checks()
 SLACK = 16  # bits of padding in a message: its fields are packed to whole bytes

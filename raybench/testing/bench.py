@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from raybench import api, registry
+from raybench import api
 from raybench.compressors import Compressor, Message, unpack
-from raybench.cores import keep_freed
-from raybench.errors import InputError
+from raybench.core import registry
+from raybench.core.errors import InputError
+from raybench.core.parallel import keep_freed
+from raybench.core.streams import stream
 from raybench.spec import short
-from raybench.streams import stream
 from raybench.testing.compressors import examples, label_of
 
 if TYPE_CHECKING:

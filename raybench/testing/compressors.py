@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from raybench.compressors import Compressor
-from raybench.registry import REQUIRED, Entry
+from raybench.core.registry import REQUIRED, Entry
 from raybench.testing.checks import Checks, Finding, findings
 from raybench.testing.law import LAW
 from raybench.testing.subject import Subject

@@ -7,8 +7,8 @@ import math
 import torch
 
 from raybench.compressors import Compressor, Role
-from raybench.errors import InputError
-from raybench.streams import Stream, stream
+from raybench.core.errors import InputError
+from raybench.core.streams import Stream, stream
 from raybench.testing.checks import Checks
 from raybench.testing.moments import SIGMAS, assert_at_most, assert_unbiased
 from raybench.testing.subject import DTYPES, Subject

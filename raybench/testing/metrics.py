@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from raybench.core.registry import Entry
 from raybench.problems import Problem, build
-from raybench.registry import Entry
 from raybench.testing.checks import Checks, Finding, findings
 from raybench.testing.vectors import gaussian
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raybench.core.registry import REQUIRED, Entry
 from raybench.problems import Problem, build
-from raybench.registry import REQUIRED, Entry
 from raybench.testing.checks import Checks, Finding, findings
 from raybench.testing.compressors import label_of
 from raybench.testing.vectors import gaussian

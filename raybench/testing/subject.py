@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from raybench.compressors import Bound, Compressor, Role
-from raybench.errors import InputError
-from raybench.streams import Stream
+from raybench.core.errors import InputError
+from raybench.core.streams import Stream
 from raybench.testing.moments import Moments, moments
 from raybench.testing.vectors import cells_and_clients, families, gaussian
 

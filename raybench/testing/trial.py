@@ -8,15 +8,15 @@ from typing import Any
 
 from raybench import spec
 from raybench.compressors import Role
-from raybench.engine.batch import Batch, Resolved
+from raybench.core.errors import InputError
+from raybench.core.registry import Entry, lookup
 from raybench.engine.execute import hosted
-from raybench.engine.plan import facts_of
-from raybench.engine.resolve import Resolver, Skip, problem_of
 from raybench.engine.run import Options, Run
-from raybench.engine.transport import Transport, on_virtual_ranks
-from raybench.errors import InputError
-from raybench.registry import Entry, lookup
+from raybench.planning.batch import Batch, Resolved
+from raybench.planning.plan import facts_of
+from raybench.planning.resolve import Resolver, Skip, problem_of
 from raybench.spec.model import Record
+from raybench.wire.transport import Transport, on_virtual_ranks
 
 DATA: dict[str, Any] = {"dataset": "breast_cancer", "rows": 60, "clients": 5, "scale": "columns"}
 PLAIN = {"name": "quadratic", "shape": [[4, 3]], "clients": 5, "heterogeneity": 0.3}

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from raybench.streams import Stream, stream
+from raybench.core.streams import Stream, stream
 
 
 def families(d: int) -> dict[str, Tensor]:

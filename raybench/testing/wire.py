@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from raybench.compressors import Message, unpack
-from raybench.compressors.messages.base import PREFIX
 from raybench.testing.checks import Checks
 from raybench.testing.subject import DTYPES, Subject
 from raybench.testing.vectors import cells_and_clients, gaussian
+from raybench.wire.base import PREFIX
 
 WIRE = Checks()
 
@@ -71,8 +71,7 @@ def bytes_are_counted_exactly(s: Subject) -> None:
 def modelled_bits_fit_the_bytes(s: Subject) -> None:
     """8 nbytes = bits up to the padding of each packed field to whole bytes.
 
-    Indices may take fewer bits than modelled, as a leaf's ``index_bits`` says, but never fewer than
-    their entropy; all else is sent in full.
+    Indices take the bits of the code that is packed, never fewer than their entropy.
     """
     for op, d in s.everywhere():
         for dtype in DTYPES:
@@ -84,8 +83,7 @@ def modelled_bits_fit_the_bytes(s: Subject) -> None:
             short = bits_needed(m) - sent
             assert (short <= 0).all(), f"{int(short.max())} modelled bits too many, d = {d}"
             for leaf in leaves:
-                left, saved = unmodelled_bits(leaf), saved_bits(leaf)
-                assert (saved >= 0).all(), f"an index code is longer than modelled, d = {d}"
+                left = 8 * torch.as_tensor(leaf.nbytes) - leaf.bits
                 assert (left >= 0).all(), f"{-int(left.min())} modelled bits too many, d = {d}"
                 assert (left < 16).all(), f"{int(left.max())} sent bits are not modelled, d = {d}"
             cost = m.cost
@@ -98,20 +96,6 @@ def bits_needed(m: Message) -> Tensor:
     cost = m.cost
     bits = cost.values * (m.dtype.itemsize * 8) + cost.index_entropy + cost.raw
     return torch.as_tensor(bits).round().long().expand(m.lead)
-
-
-def saved_bits(leaf: Message) -> Tensor:
-    """Return modelled less sent bits of a leaf's indices, per row; 0 where it says nothing of them."""
-    modelled = torch.as_tensor(leaf.cost.index_auto).round().long()
-    sent = torch.as_tensor(getattr(leaf, "index_bits", modelled))
-    if leaf.present is not None:
-        sent = torch.where(leaf.present, sent, 0)
-    return (modelled - sent).expand(leaf.lead)
-
-
-def unmodelled_bits(leaf: Message) -> Tensor:
-    """Return the bits per row that a leaf sends beyond its model: padding, and nothing else."""
-    return 8 * torch.as_tensor(leaf.nbytes) - (leaf.bits - saved_bits(leaf))
 
 
 @WIRE

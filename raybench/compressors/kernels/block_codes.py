@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compiled import compiled
-from raybench.compressors.messages.block_formats import blocks_of, table_of
-from raybench.cores import ALIGN, run_tiled
-from raybench.streams import Stream, hash_numba
+from raybench.core.compiled import compiled
+from raybench.core.parallel import ALIGN, run_tiled
+from raybench.core.streams import Stream, hash_numba
+from raybench.wire.block_formats import blocks_of, table_of
 
 PIECE = 4096  # blocks longer than that are searched for their largest in pieces
 INTEGERS = {torch.float32: np.int32, torch.float64: np.int64}

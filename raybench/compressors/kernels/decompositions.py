@@ -14,8 +14,8 @@ from torch import Tensor
 
 from raybench.compressors.kernels.low_rank import columns_times, rows_times, solve
 from raybench.compressors.kernels.svd import truncated_svd
-from raybench.compressors.messages.tensors import Sizes, khatri_rao
-from raybench.streams import stream
+from raybench.core.streams import stream
+from raybench.wire.tensors import Sizes, khatri_rao
 
 Parts = list[Tensor]
 

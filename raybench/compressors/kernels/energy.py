@@ -6,8 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compiled import compiled
-from raybench.compressors.kernels.marks import collect, mark
 from raybench.compressors.kernels.selection import (
     BUCKETS,
     FORMS,
@@ -20,7 +18,9 @@ from raybench.compressors.kernels.selection import (
     sizes_torch,
 )
 from raybench.compressors.top_k import largest
-from raybench.cores import run_shared, run_tiled
+from raybench.core.compiled import compiled
+from raybench.core.parallel import run_shared, run_tiled
+from raybench.wire.marks import collect, mark
 
 LONG = 131_072  # from this length on a first histogram is made by all cores
 PIECE = 262_144  # coordinates of a histogram

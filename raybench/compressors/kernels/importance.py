@@ -9,10 +9,10 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from raybench.compiled import compiled
-from raybench.compressors.messages.perm import list_kept
-from raybench.cores import ALIGN
-from raybench.streams import hash_numba
+from raybench.core.compiled import compiled
+from raybench.core.parallel import ALIGN
+from raybench.core.streams import hash_numba
+from raybench.wire.perm import list_kept
 
 
 @compiled(fastmath={"reassoc"})

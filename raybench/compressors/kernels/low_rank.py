@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from raybench.compiled import compiled
-from raybench.compressors.messages.factors import KERNEL_DTYPES
-from raybench.cores import run_shared
+from raybench.core.compiled import compiled
+from raybench.core.parallel import run_shared
+from raybench.wire.factors import KERNEL_DTYPES
 
 TILE = 512  # columns whose sums stay in the nearest cache
 NOISE = 1e-12  # a column that keeps less of its length than this lies in the span of the others

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compiled import compiled
-from raybench.compressors.messages import Message
-from raybench.compressors.messages.nested import scattered
-from raybench.cores import run_tiled, scratch
+from raybench.core.compiled import compiled
+from raybench.core.parallel import run_tiled, scratch
+from raybench.wire import Message
+from raybench.wire.nested import scattered
 
 TILE = 2560  # products summed together; the tiles' sums are added in order
 COST = 2

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compiled import compiled
-from raybench.compressors.messages import LevelsMessage
-from raybench.compressors.messages.levels import aligned, code_dtype, levels_of, spread
-from raybench.cores import ALIGN, run_tiled
-from raybench.streams import Stream, hash_numba
+from raybench.core.compiled import compiled
+from raybench.core.parallel import ALIGN, run_tiled
+from raybench.core.streams import Stream, hash_numba
+from raybench.wire import LevelsMessage
+from raybench.wire.levels import aligned, code_dtype, levels_of, spread
 
 LANES = 64  # partial sums kept side by side
 CHUNK = 512  # coordinates whose ratios are held at once

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compiled import compiled
-from raybench.compressors.kernels.marks import collect, lowest, mark, within
-from raybench.cores import run_shared
-from raybench.streams import hash_numba
+from raybench.core.compiled import compiled
+from raybench.core.parallel import run_shared
+from raybench.core.streams import hash_numba
+from raybench.wire.marks import collect, lowest, mark, within
 
 SAMPLE = 32_768  # positions that the guess looks at, at most
 BUCKETS = 2048  # of a histogram

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compiled import compiled
 from raybench.compressors.kernels.selection import FORMS, bits_of
-from raybench.cores import run_shared
+from raybench.core.compiled import compiled
+from raybench.core.parallel import run_shared
 
 COST = 8.0  # of looking at a coordinate, in additions
 PLAIN = 9  # steps that only count; those after them cost twice as much

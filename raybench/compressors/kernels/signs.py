@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compiled import compiled
-from raybench.compressors.kernels.marks import TILE, collect, lowest, mark_by_sign, within
 from raybench.compressors.kernels.selection import (
     FORMS,
     SAMPLE,
@@ -26,7 +24,9 @@ from raybench.compressors.kernels.selection import (
     sample,
     sizes_torch,
 )
-from raybench.cores import run_shared, run_tiled
+from raybench.core.compiled import compiled
+from raybench.core.parallel import run_shared, run_tiled
+from raybench.wire.marks import TILE, collect, lowest, mark_by_sign, within
 
 LONG = 16_384  # from this length on a cut is guessed
 COST = 12  # of selecting from a coordinate, in additions

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compiled import compiled
 from raybench.compressors.kernels.block_codes import block_max, spread
-from raybench.compressors.messages.block_formats import (
+from raybench.core.compiled import compiled
+from raybench.core.parallel import ALIGN, run_tiled
+from raybench.wire.block_formats import (
     EXPONENT_BIAS,
     EXPONENT_NAN,
     FORMATS,
     blocks_of,
     table_of,
 )
-from raybench.cores import ALIGN, run_tiled
 
 CHUNK = 512  # numbers whose quotients are held at once
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compiled import compiled
 from raybench.compressors.kernels.low_rank import dot, orthonormal, taken
-from raybench.cores import run_shared
+from raybench.core.compiled import compiled
+from raybench.core.parallel import run_shared
 
 SIDE, ENTRIES = 32, 2**16  # up to this smaller side and size rotations beat LAPACK
 SWEEPS = 40  # convergence is quadratic; 6 to 8 are usual

@@ -1,0 +1,1 @@
+"""What every layer above rests on: streams, layouts, numbers per cell, threads, errors, names of plug-ins."""

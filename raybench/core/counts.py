@@ -1,0 +1,32 @@
+"""What a message costs, in counts: from a message through the ledger to the table, one type."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Counts(NamedTuple):
+    """Counts from which any accounting makes bits; numbers, tensors or arrays of one shape.
+
+    values: numbers of full width. index_*: bits of the support under each code, ``index_auto`` being
+    the code that is packed, ``index_list_or_bitmask`` the shorter of list and bitmask. raw: bits that
+    no accounting changes (levels, signs, flags, lengths). bytes: what is packed. messages: how many.
+    """
+
+    values: Any = 0
+    index_explicit: Any = 0
+    index_auto: Any = 0
+    index_list_or_bitmask: Any = 0
+    index_bitmask: Any = 0
+    index_entropy: Any = 0
+    raw: Any = 0
+    bytes: Any = 0
+    messages: Any = 0
+
+    def plus(self, other: Counts) -> Counts:
+        """Return the sum of two counts."""
+        return Counts(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def times(self, factor: Any) -> Counts:
+        """Return the counts multiplied by a number or a tensor of their shape."""
+        return Counts(*(a * factor for a in self))

@@ -1,0 +1,395 @@
+"""Counter-based random streams: numbers are a hash of (key, counter), never of history.
+
+A stream is a tensor of 64-bit keys. ``fold(tag)`` derives a child, so a number depends only on the
+path seed / purpose / round / client / slot that leads to it: not on packing, workers, retries or
+resuming. The hash is splitmix64 (Steele, Lea, Flood 2014). Integers are bit-equal on every device:
+a numba kernel on CPU, plain torch elsewhere (and as the reference the kernel is tested against).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import numbers
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from raybench.core.compiled import compiled
+from raybench.core.parallel import run_shared, run_tiled
+
+GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as int64
+MIX1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
+MIX2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
+SMALL = 4096  # up to this dimension subsets come from sorting hashes, above from a Feistel network
+FEW = 4  # up to this k a sorted list beats a selection
+FEISTEL_ROUNDS = 12  # even; 2 leave visible structure, with 4 no test sees any: a wide margin
+BLOCK = 512  # counters that go through a round together, in the first-level cache
+
+
+@lru_cache(maxsize=4096)
+def tag_of(tag: int | str) -> int:
+    """Return the 64-bit integer that stands for a tag (an integer stands for itself)."""
+    if isinstance(tag, str):
+        return int.from_bytes(hashlib.blake2b(tag.encode(), digest_size=8).digest(), "big") - 2**63
+    return (int(tag) + 2**63) % 2**64 - 2**63
+
+
+def _shift(x: Tensor, by: int) -> Tensor:
+    return (x >> by) & ((1 << (64 - by)) - 1)  # torch's >> on int64 is arithmetic
+
+
+def _mix(z: Tensor) -> Tensor:
+    z = (z ^ _shift(z, 30)) * MIX1
+    z = (z ^ _shift(z, 27)) * MIX2
+    return z ^ _shift(z, 31)
+
+
+def hash_torch(keys: Tensor, counters: Tensor | int) -> Tensor:
+    """Return splitmix64(key, counter), int64, elementwise with broadcasting (the reference)."""
+    step = (counters + 1) * GOLDEN
+    return _mix(keys + (step if isinstance(step, Tensor) else (step + 2**63) % 2**64 - 2**63))
+
+
+@numba.njit(inline="always")
+def hash_numba(key: np.uint64, counter: np.uint64) -> np.uint64:
+    """Return splitmix64(key, counter) for scalars, for use in CPU kernels."""
+    z = key + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@compiled
+def _bits_kernel(keys, out):  # keys (R,), out (R, m)
+    for r in range(out.shape[0]):
+        key = keys[r]
+        for j in range(out.shape[1]):
+            out[r, j] = hash_numba(key, np.uint64(j))
+
+
+@compiled
+def _uniform_kernel(keys, out):
+    for r in range(out.shape[0]):
+        key = keys[r]
+        for j in range(out.shape[1]):
+            out[r, j] = np.float64(hash_numba(key, np.uint64(j)) >> np.uint64(11)) * 2.0**-53
+
+
+@compiled
+def _keys_kernel(root, tags, ids, out):  # root (B,), out (B, n): fold tags, then the ids, if any
+    for b in range(root.shape[0]):
+        key = root[b]
+        for tag in tags:
+            key = hash_numba(key, tag)
+        if ids.shape[0] == 0:
+            out[b, 0] = key
+        for i in range(ids.shape[0]):
+            out[b, i] = hash_numba(key, ids[i])
+
+
+@compiled
+def _few_kernel(keys, d, k, out):  # the k of d smallest hashes, indices ascending
+    hashes, found = np.empty(d, np.uint64), np.empty(d, np.uint64)
+    where, best = np.empty(d, np.int64), np.empty(k, np.uint64)
+    share = (k + 4.0 * np.sqrt(k) + 4.0) / d  # nearly always enough of them lie below
+    likely = np.uint64(share * 2.0**63) << np.uint64(1) if share < 1.0 else ~np.uint64(0)
+    for r in range(keys.shape[0]):
+        for j in range(d):
+            hashes[j] = hash_numba(keys[r], np.uint64(j))
+        bound, held = likely, 0
+        while held < k:
+            held = 0
+            for j in range(d):
+                found[held], where[held] = hashes[j], j
+                held += hashes[j] <= bound
+            bound = ~np.uint64(0)
+        for j in range(held):  # best holds the smallest so far, ascending
+            at, value = min(j, k - 1), found[j]
+            if j < k or value < best[at]:
+                while at > 0 and best[at - 1] > value:
+                    best[at] = best[at - 1]
+                    at -= 1
+                best[at] = value
+        kept = 0
+        for j in range(held):
+            if kept < k and found[j] <= best[k - 1]:
+                out[r, kept] = where[j]
+                kept += 1
+
+
+@compiled
+def _subset_kernel(keys, d, k, out):  # the same for k < d, by bisection over counts
+    hashes, place, one = np.empty(d, np.uint64), np.empty(d + 1, np.int32), np.uint64(1)
+    for r in range(keys.shape[0]):
+        for j in range(d):
+            hashes[j] = hash_numba(keys[r], np.uint64(j))
+        low, high, under, within, steps = np.uint64(0), ~np.uint64(0), 0, d, 0
+        while within != k and low != high:  # under < k hashes are below low, within at most high
+            share = (k - under) / (within - under) if steps % 4 < 3 else 0.5  # hashes are uniform
+            ahead = np.uint64(min(share, 0.999) * np.float64(high - low))
+            cut, count = low + min(ahead, high - low - one), 0
+            for j in range(d):
+                count += hashes[j] <= cut
+            if count < k:
+                low, under = cut + one, count
+            else:
+                high, within = cut, count
+            steps += 1
+        kept = 0
+        for j in range(d):  # without branches on the hashes, which nobody can foresee
+            place[kept] = j
+            kept += hashes[j] <= high
+        for t in range(k):  # of equal hashes at the cut the first
+            out[r, t] = place[t]
+
+
+@compiled
+def _feistel_kernel(keys, first, d, high, low, lo, hi, out):  # out (R, count), columns lo..hi
+    one = np.uint64(1)
+    above, below = (one << np.uint64(high)) - one, (one << np.uint64(low)) - one
+    by, last = np.uint64(low), np.uint64(d - 1)
+    round_keys = np.empty(FEISTEL_ROUNDS, np.uint64)
+    left, right = np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.uint64)
+    at = np.empty(BLOCK, np.int64)
+    for r in range(keys.shape[0]):
+        for t in range(FEISTEL_ROUNDS):
+            round_keys[t] = hash_numba(keys[r], np.uint64(t))
+        for start in range(lo, hi, BLOCK):
+            block = out[r, start : min(start + BLOCK, hi)]
+            todo = block.shape[0]
+            begin = np.uint64(first[r] + start)
+            for j in range(todo):
+                v = min(begin + np.uint64(j), last)
+                left[j], right[j], at[j] = v >> by, v & below, j
+            while todo > 0:
+                for t in range(0, FEISTEL_ROUNDS, 2):
+                    a, b = round_keys[t], round_keys[t + 1]
+                    for j in range(todo):
+                        half = left[j] ^ (hash_numba(a, right[j]) & above)
+                        right[j] ^= hash_numba(b, half) & below
+                        left[j] = half
+                outside = 0
+                for j in range(todo):  # those beyond d walk on; a slot is written until it fits
+                    v = (left[j] << by) | right[j]
+                    place = at[j]
+                    block[place] = v
+                    left[outside], right[outside], at[outside] = left[j], right[j], place
+                    outside += v > last
+                todo = outside
+
+
+def _on_cpu(keys: Tensor) -> bool:
+    return keys.device.type == "cpu"
+
+
+def _numpy(keys: Tensor) -> np.ndarray:
+    return keys.contiguous().view(-1).numpy().view(np.uint64)
+
+
+class Stream:
+    """A tensor of 64-bit keys, with the path that led to it kept so that it can be re-derived.
+
+    ``root`` (B,) holds a key per cell, ``tags`` the folds since, ``ids`` (n,) the clients (or None);
+    ``keys`` has shape (B, n), or root's where there are no clients. Keys are computed when first
+    asked for, so a deterministic operator pays nothing.
+    """
+
+    __slots__ = ("_drawn", "_keys", "ids", "root", "tags")
+
+    def __init__(self, root: Tensor, tags: tuple[int, ...] = (), ids: Tensor | None = None) -> None:
+        self.root, self.tags, self.ids = root, tags, ids
+        self._keys: Tensor | None = None
+        self._drawn: tuple[int, int, Tensor] | None = None  # both ends of a message ask for it
+
+    @property
+    def keys(self) -> Tensor:
+        """The keys, int64 of shape root.shape + ids.shape."""
+        if self._keys is None:
+            keys = self.root
+            if _on_cpu(keys):
+                ids = keys.new_empty(0) if self.ids is None else self.ids
+                out = torch.empty(self.shape, dtype=torch.int64)
+                if out.numel():
+                    tags = np.array(self.tags, np.int64).view(np.uint64)
+                    raw = _numpy(out).reshape(keys.numel(), -1)
+                    _keys_kernel(_numpy(keys), tags, _numpy(ids), raw)
+                self._keys = out
+            else:
+                for tag in self.tags:
+                    keys = hash_torch(keys, tag)
+                if self.ids is not None:
+                    keys = hash_torch(keys[..., None], self.ids)
+                self._keys = keys
+        return self._keys
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of ``keys``."""
+        own = () if self.ids is None else (len(self.ids),)
+        return torch.Size((*self.root.shape, *own))
+
+    @property
+    def device(self) -> torch.device:
+        """The device the numbers are made on."""
+        return self.root.device
+
+    def fold(self, tag: int | str) -> Stream:
+        """Return the child stream of a tag: another purpose, round, slot or local step.
+
+        Clients come last on the path wherever ``each`` was called: fold and each commute, so that
+        ``shared`` and ``at`` hold for children too.
+        """
+        return Stream(self.root, (*self.tags, tag_of(tag)), self.ids)
+
+    def each(self, ids: Tensor | Iterable[int]) -> Stream:
+        """Return streams for clients: a new last axis, one key per id, independent of each other."""
+        ids = torch.as_tensor(list(ids) if not isinstance(ids, Tensor) else ids, dtype=torch.int64)
+        base = self if self.ids is None else Stream(self.keys)
+        return Stream(base.root, base.tags, ids.to(self.device))
+
+    def shared(self) -> Stream:
+        """Return the stream that all clients of a cell have in common (common masks, PermK)."""
+        return Stream(self.root, (*self.tags, tag_of("shared")))
+
+    def at(self, ids: Tensor) -> Stream:
+        """Return this stream for other clients: what a receiver derives for messages it was sent."""
+        return Stream(self.root, self.tags, None if self.ids is None else ids.to(self.ids))
+
+    def __getitem__(self, cells: Any) -> Stream:
+        if self.root.ndim == 0 and self.ids is not None:  # one key spread over rows
+            return Stream(self.root, self.tags, self.ids[cells])
+        return Stream(self.root[cells], self.tags, self.ids)
+
+    def spread(self, lead: tuple[int, ...]) -> Stream:
+        """Return a stream of the leading shape of a tensor: itself, or children of a single key.
+
+        Raises ValueError where the shapes do not fit.
+        """
+        if tuple(self.shape) == tuple(lead):
+            return self
+        if self.shape != ():
+            raise ValueError(f"a stream of shape {tuple(self.shape)} for data of shape {lead}")
+        root = Stream(self.keys)
+        for size in lead:
+            root = root.each(range(size))
+        return root
+
+    def bits(self, count: int) -> Tensor:
+        """Return 64 random bits each, int64 of shape (..., count)."""
+        return self._draw(count, torch.int64, _bits_kernel, lambda h: h)
+
+    def uniform(self, count: int) -> Tensor:
+        """Return numbers uniform on [0, 1), float64 of shape (..., count), multiples of 2^-53."""
+        return self._draw(
+            count, torch.float64, _uniform_kernel, lambda h: _shift(h, 11).double() * 2.0**-53
+        )
+
+    def _draw(
+        self, count: int, dtype: torch.dtype, kernel: Any, reference: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        keys = self.keys
+        if not _on_cpu(keys):
+            return reference(hash_torch(keys[..., None], torch.arange(count, device=keys.device)))
+        out = torch.empty(keys.numel(), count, dtype=dtype)
+        raw = out.numpy()
+        kernel(_numpy(keys), raw.view(np.uint64) if dtype == torch.int64 else raw)
+        return out.view(*keys.shape, count)
+
+    def integers(self, count: int, high: int | Tensor) -> Tensor:
+        """Return integers uniform on [0, high), int64 (..., count); high < 2^53 may vary by row."""
+        if isinstance(high, Tensor):
+            high = high.to(self.device)[..., None]
+        return (self.uniform(count) * high).long()
+
+    def normal(self, count: int) -> Tensor:
+        """Return standard Gaussians, float64 of shape (..., count) (Box-Muller)."""
+        u, v = self.uniform(count), self.fold("angle").uniform(count)
+        return torch.sqrt(-2 * torch.log1p(-u)) * torch.cos(2 * math.pi * v)
+
+    def subset(self, d: int, k: int) -> Tensor:
+        """Return k distinct coordinates of d, uniform without replacement, int64 (..., k).
+
+        d <= 4096: the k smallest of d hashes, ascending. Larger d: the first k images of a
+        pseudo-random permutation (Feistel network, cycle walking), O(k) work, in its own order.
+        Not to be written to. Raises ValueError unless 0 <= k <= d.
+        """
+        if not 0 <= k <= d:
+            raise ValueError(f"{k} of {d} coordinates")
+        if self._drawn is None or self._drawn[:2] != (d, k):
+            self._drawn = (d, k, self._subset(d, k))
+        return self._drawn[2]
+
+    def _subset(self, d: int, k: int) -> Tensor:
+        keys = self.keys
+        if k == 0:
+            return torch.empty(*keys.shape, 0, dtype=torch.int64, device=keys.device)
+        if k == d:
+            return torch.arange(d, device=keys.device).expand(*keys.shape, d)
+        if d > SMALL:
+            return self._feistel(d, k)
+        if not _on_cpu(keys):
+            return self._shuffled(d)[..., :k].sort(dim=-1).values
+        out = torch.empty(keys.numel(), k, dtype=torch.int64)
+        flat, raw = _numpy(keys), out.numpy()
+        cost = len(flat) * d * 4.0
+        kernel = _few_kernel if k <= FEW else _subset_kernel
+        run_shared(lambda a, b: kernel(flat[a:b], d, k, raw[a:b]), len(flat), cost)
+        return out.view(*keys.shape, k)
+
+    def images(self, d: int, first: Tensor, count: int) -> Tensor:
+        """Return pi(first), .., pi(first + count - 1), pi a random permutation of 0..d-1 per key.
+
+        first: int64 (*self.shape, *more), so that many blocks of one permutation can be asked for;
+        the answer is int64 (*first.shape, count). Beyond d - 1 the last image is repeated.
+        """
+        if d > SMALL:
+            keys = self.keys.view((*self.shape, *[1] * (first.ndim - len(self.shape))))
+            return Stream(keys.expand(first.shape))._feistel(d, count, first)
+        order = self._shuffled(d)
+        at = (first[..., None] + torch.arange(count, device=first.device)).clamp(max=d - 1)
+        return order.gather(-1, at.flatten(len(self.shape))).view((*first.shape, count))
+
+    def _shuffled(self, d: int) -> Tensor:
+        """Return 0..d-1 in the order of their hashes, int64 (..., d)."""
+        hashes = self.bits(d)
+        return (hashes ^ (-(2**63))).argsort(dim=-1, stable=True)  # ordered as unsigned numbers
+
+    def _feistel(self, d: int, count: int, first: Tensor | None = None) -> Tensor:
+        keys = self.keys
+        width = max(d - 1, 1).bit_length()
+        high, low = width - width // 2, width // 2
+        start = torch.zeros_like(keys) if first is None else first
+        if _on_cpu(keys):
+            out = torch.empty(keys.numel(), count, dtype=torch.int64)
+            flat, begin, raw = _numpy(keys), start.reshape(-1).numpy(), out.numpy()
+
+            def work(r0: int, r1: int, lo: int, hi: int) -> None:
+                _feistel_kernel(flat[r0:r1], begin[r0:r1], d, high, low, lo, hi, raw[r0:r1])
+
+            run_tiled(work, len(flat), count, 4.0 * FEISTEL_ROUNDS)
+            return out.view(*keys.shape, count)
+        round_keys = hash_torch(keys[..., None], torch.arange(FEISTEL_ROUNDS, device=keys.device))
+        v = (start[..., None] + torch.arange(count, device=keys.device)).clamp(max=d - 1)
+        todo = torch.ones_like(v, dtype=torch.bool)
+        while bool(todo.any()):
+            left, right = v >> low, v & ((1 << low) - 1)
+            for t in range(0, FEISTEL_ROUNDS, 2):
+                a, b = round_keys[..., t, None], round_keys[..., t + 1, None]
+                left = left ^ (hash_torch(a, right) & ((1 << high) - 1))
+                right = right ^ (hash_torch(b, left) & ((1 << low) - 1))
+            v = torch.where(todo, (left << low) | right, v)
+            todo = v >= d
+        return v
+
+
+def stream(seed: int | Iterable[int] = 0, device: str | torch.device = "cpu") -> Stream:
+    """Return the root stream of a seed, or of one seed per cell (then of shape (B,))."""
+    one = isinstance(seed, numbers.Integral)
+    seeds = torch.as_tensor(seed if one else list(seed), dtype=torch.int64)  # type: ignore[arg-type]
+    return Stream(hash_torch(seeds.to(device), tag_of("raybench")))

@@ -1,0 +1,1 @@
+"""Requested cells become resolved cells, and those become batches."""

@@ -1,0 +1,71 @@
+"""What a plan would cost: its first rounds are run, the rest is extrapolated."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+from raybench.engine.execute import hosted
+from raybench.engine.run import Options, Run
+from raybench.planning.batch import Batch
+from raybench.wire.transport import Transport
+
+MOST = 60  # shapes that are tried; further ones are estimated from these
+SECONDS = 4.0  # for all of them together
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of one batch: seconds for all its rounds, bits up per client at their end, first error if any.
+
+    The bits are a mean over the batch's cells and, where messages are random, over few rounds.
+    """
+
+    seconds: float
+    bits_up: float
+    error: str = ""
+
+
+def estimate(batches: Sequence[Batch], options: Options) -> dict[str, Estimate]:
+    """Return estimates by batch name: one batch of each shape is tried, at most sixty of them.
+
+    A stop rule may end the cells earlier.
+    """
+    shapes: dict[str, Batch] = {}
+    for batch in batches:
+        shapes.setdefault(batch.cells[0].shape(), batch)
+    chosen = list(shapes.values())
+    chosen = [
+        chosen[len(chosen) * j // min(len(chosen), MOST)] for j in range(min(len(chosen), MOST))
+    ]
+    each = min(0.3, SECONDS / max(1, len(chosen)))
+    found = {batch.cells[0].shape(): _try(batch, options, each) for batch in chosen}
+    by_name = {}
+    for batch in batches:
+        known = found.get(batch.cells[0].shape())
+        if known is not None:
+            size = len(batch.cells) / len(shapes[batch.cells[0].shape()].cells)
+            by_name[batch.name] = Estimate(known.seconds * size, known.bits_up, known.error)
+    return by_name
+
+
+def _try(batch: Batch, options: Options, seconds: float) -> Estimate:
+    try:
+        run = Run(batch, hosted(batch, Transport(), "cpu"), options)
+        run.advance(0)
+        start = float(run.bits("up").mean())
+        over = run.advance(1)  # loads kernels
+        laps: list[float] = []
+        until = perf_counter() + seconds
+        while not over and (not laps or perf_counter() < until):
+            began = perf_counter()
+            over = run.advance(1)
+            laps.append(perf_counter() - began)
+        spent = median(laps) if laps else 0.0  # a lap in which a kernel is loaded does not count
+        each = (float(run.bits("up").mean()) - start) / max(1, run.t)
+        return Estimate(spent * run.rounds, start + each * run.rounds)
+    except Exception as error:  # what a user's plug-in raises belongs into the plan
+        return Estimate(0.0, 0.0, traceback.format_exception_only(error)[-1].strip())

@@ -1,0 +1,238 @@
+"""Requested cell -> resolved cell: what K, gamma and every ``auto`` amount to; or why it is skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from raybench import problems, theory
+from raybench.compressors import Bound, Role, count_of
+from raybench.core import registry
+from raybench.core.errors import InputError
+from raybench.engine.run import graph_of, operator, own_operators, relays, unbound, uplink
+from raybench.planning.batch import Resolved
+from raybench.problems.base import Problem
+from raybench.spec import Cell, Section
+
+
+class Skip(Exception):
+    """The cell makes no sense; the text says why."""
+
+
+_adopted: dict[Section, Callable[[], Problem]] = {}
+
+
+@lru_cache(maxsize=8)
+def problem_of(section: Section) -> Problem:
+    """Return the problem of a section with all its clients, built once per process.
+
+    Raises InputError for bad data or settings.
+    """
+    if section in _adopted:
+        return _adopted[section]()
+    return problems.build(section.name, section.params)
+
+
+def adopt(section: Section, fetch: Callable[[], Problem]) -> None:
+    """Let ``problem_of`` fetch a problem that another process has built."""
+    _adopted[section] = fetch
+
+
+def describe(section: Section, entry: registry.Entry) -> str:
+    """Return ``name(param=value, ..)`` with the parameters that differ from their defaults."""
+    shown = [
+        f"{name}={value}"
+        for name, value in section.params.items()
+        if name not in entry.params or value != entry.params[name].default
+    ]
+    return f"{section.name}({', '.join(shown)})" if shown else section.name
+
+
+def label_of(cell: Cell) -> str:
+    """Return how tables and figures name a method: algorithm, operators, parameters that matter."""
+    parts = [describe(cell.algorithm, registry.lookup("algorithm", cell.algorithm.name))]
+    if cell.compressor is not None:
+        parts.append(describe(cell.compressor, registry.lookup("compressor", cell.compressor.name)))
+    if cell.downlink is not None:
+        entry = registry.lookup("compressor", cell.downlink.name)
+        parts.append(f"down {describe(cell.downlink, entry)}")
+    step = cell.step
+    parts += [f"{step.schedule} step"] if step.schedule != "constant" else []
+    parts += [f"warm-up {step.warmup}"] if step.warmup else []
+    parts += [f"{cell.iterate} iterate"] if cell.iterate != "last" else []
+    return " ".join(parts)
+
+
+@dataclass(frozen=True)
+class Resolver:
+    """Resolves the cells of a sweep. allow_unproven: run pairs that no theory covers."""
+
+    allow_unproven: bool = False
+
+    def resolve(self, cell: Cell) -> Resolved:
+        """Return the resolved cell.
+
+        Raises Skip where the pair makes no sense, InputError where a number does not fit the data.
+        """
+        entry = registry.lookup("algorithm", cell.algorithm.name)
+        problem = problem_of(cell.problem)
+        self._check_problem(cell, entry, problem)
+        self._check_start(cell, problem)
+        d = problem.message_dim
+        k = self._count(cell.compressor, d, "compressor")
+        self._count(cell.downlink, d, "downlink")
+        up, role_up = self._bound(uplink(cell, entry), entry, "up", problem)
+        down, role_down = self._bound(cell.downlink, entry, "down", problem)
+        setting, params = self._setting(cell, entry, problem, up, down)
+        entry.target.check(params, unbound(uplink(cell, entry)), d)
+        if entry.meta.get("decentralised"):
+            graph_of(cell.graph, problem.n)
+        rule = cell.step.rule
+        theoretical = self._covering(cell, entry, role_down)
+        try:
+            one: float | None = theory.step_size(theoretical, setting, rule)
+        except theory.NoTheory as why:
+            if cell.step.kind == "theory":
+                raise Skip(
+                    f"no theoretical step size ({why}): give step_size.value or .of"
+                ) from None
+            one = None
+        step = cell.step.number * (one or 1.0) if cell.step.kind == "theory" else cell.step.number
+        numbers = tuple(name for name, p in entry.params.items() if p.per_cell)
+        return Resolved(
+            cell=cell,
+            step_size=step,
+            theory_step=one,
+            k=k,
+            params=params,
+            numbers=numbers,
+            omega=up.omega,
+            alpha=up.alpha,
+            label=label_of(cell),
+            roles=(role_up, role_down),
+        )
+
+    def backing(self, cell: Cell) -> tuple[theory.Theory | None, theory.Setting]:
+        """Return the theory of a cell's step size, None where there is none, and what it sees.
+
+        Raises as ``resolve`` does, but not for a step that theory does not give.
+        """
+        entry = registry.lookup("algorithm", cell.algorithm.name)
+        problem = problem_of(cell.problem)
+        self._check_problem(cell, entry, problem)
+        up, _ = self._bound(uplink(cell, entry), entry, "up", problem)
+        down, role_down = self._bound(cell.downlink, entry, "down", problem)
+        setting, _ = self._setting(cell, entry, problem, up, down)
+        return self._covering(cell, entry, role_down), setting
+
+    def _covering(self, cell: Cell, entry: registry.Entry, role_down: Role) -> theory.Theory | None:
+        if cell.step.of is not None:
+            lender = registry.lookup("algorithm", cell.step.of, "step_size.of")
+            return lender.meta.get("theory")
+        if cell.downlink is not None and not entry.meta.get("down") and role_down != Role.ANY:
+            return None  # no theory covers the method with this downlink; ``of`` borrows one
+        return entry.meta.get("theory")
+
+    def _check_problem(self, cell: Cell, entry: registry.Entry, problem: Problem) -> None:
+        vertical = hasattr(problem, "block_grad")
+        if bool(entry.meta.get("vertical")) != vertical:
+            need = "needs" if not vertical else "is needed for"
+            raise Skip(f"a method for features split over clients {need} such a problem")
+        if entry.meta.get("predicts") and not problem.outputs:
+            raise Skip("the method needs a problem with predictions")
+        if problem.has_prox and not entry.meta.get("proximal"):
+            raise Skip("the problem has a nonsmooth part and the method has no proximal step")
+        if entry.meta.get("minimizer") and problem.minimizer() is None:
+            raise Skip("the method needs the minimiser, which is not known here")
+        if relays(cell.downlink) and not entry.meta.get("relay", True):
+            raise Skip(
+                "the sum of the method's messages, which the server would relay, is not its step"
+            )
+        part = entry.meta.get("participation")
+        if cell.participation != 1 and part is None:
+            raise Skip("the method has no partial participation")
+        known = cell.f_star is not None or problem.constants.f_star is not None
+        if "suboptimality" in cell.stop and not known:
+            raise Skip("stop.suboptimality needs f_star, which is unknown here")
+
+    def _check_start(self, cell: Cell, problem: Problem) -> None:
+        if not isinstance(cell.x0, str) or cell.x0 in ("zeros", "problem"):
+            return
+        try:
+            size = np.load(cell.x0, mmap_mode="r", allow_pickle=False).size
+        except (OSError, ValueError) as error:
+            what = f"cannot read {cell.x0}"
+            raise InputError.of("x0", what, "save numbers with numpy.save") from error
+        if size != problem.dim:
+            what = f"{cell.x0} holds {size} numbers and x has {problem.dim}"
+            raise InputError.of("x0", what, f"save {problem.dim} numbers with numpy.save")
+
+    def _count(self, section: Section | None, d: int, where: str) -> int | None:
+        if section is None or "k" not in section.params:
+            return None
+        return count_of(section.params["k"], d, f"{where}.k")
+
+    def _bound(
+        self, section: Section | None, entry: registry.Entry, way: str, problem: Problem
+    ) -> tuple[Bound, Role]:
+        role = Role(entry.meta.get(way) or Role.ANY)
+        if way == "down" and not entry.meta.get("down") and not relays(section):
+            role = Role.ANY if section is None else Role.CONTRACTIVE
+        dims = (problem.message_dim, problem.n, problem.layout)
+        name = "none" if section is None else section.name
+        proof = operator(section, *dims, Role.ANY)
+        unfit = (role == Role.UNBIASED and proof.omega is None) or (
+            role == Role.CONTRACTIVE and proof.operator.b3(problem.message_dim) is None
+        )
+        if unfit and not self.allow_unproven:
+            have = "a biased one" if role == Role.UNBIASED else "neither contractive nor unbiased"
+            raise Skip(f"{entry.name} needs {_an(role)} operator and {name} is {have}")
+        role = Role.ANY if unfit else role
+        return operator(section, *dims, role), role
+
+    def _setting(
+        self, cell: Cell, entry: registry.Entry, problem: Problem, up: Bound, down: Bound
+    ) -> tuple[theory.Setting, Mapping[str, Any]]:
+        params = dict(cell.algorithm.params)
+        if cell.participation != 1:
+            params[entry.meta["participation"]] = cell.participation
+        auto = {
+            n: rule for n, rule in entry.meta.get("auto", {}).items() if params.get(n) == "auto"
+        }
+        try:
+            own = own_operators(entry, params, (problem.message_dim, problem.n, problem.layout))
+        except InputError as why:
+            raise Skip(str(why)) from None
+        pair = getattr(up.operator, "ab", None)
+        share = up.dense_share(problem.dtype) if auto else 1.0  # compresses a vector: only if asked
+
+        def setting() -> theory.Setting:
+            return theory.Setting(
+                constants=problem.constants,
+                n=problem.n,
+                d=problem.message_dim,
+                m=sum(problem.samples) / len(problem.samples),
+                omega=up.omega,
+                alpha=up.alpha,
+                down_alpha=down.alpha,
+                dense_share=share,
+                common_mask=up.operator.correlated,
+                ab=None if pair is None else pair(problem.message_dim, problem.n),
+                numbers=params,
+                operators=own,
+            )
+
+        for name, rule in auto.items():
+            try:
+                params[name] = rule(setting())
+            except theory.NoTheory as why:
+                raise Skip(f"{name}: auto has no value here: {why}") from None
+        return setting(), params
+
+
+def _an(role: Role) -> str:
+    return f"an {role}" if role[0] in "aeiou" else f"a {role}"

@@ -1,0 +1,318 @@
+"""Messages are objects; bits are a view.
+
+A message is a struct of arrays with leading axes (B, n): cells and clients (or any others). It knows
+its ``cost`` (counts, not bits), its exact size in bytes without packing, how to pack to bytes and
+back bit-exactly, and how to add itself to a target in O(what was sent). It never aliases its input.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import struct
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from raybench.core.counts import Counts
+from raybench.core.streams import Stream
+from raybench.wire.rows import join, split
+
+MAGIC = b"RBM2"
+PREFIX = struct.Struct(
+    "<4sQI"
+)  # magic, XXH3 of the rest (seeded with the header's length), that length
+KINDS: dict[str, type[Message]] = {}
+DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, torch.float16)}
+
+
+@dataclass(eq=False)
+class Message:
+    """Base of all kinds: dense, sparse, seeded, ragged, levels, factors; cases, concat, flagged.
+
+    scale: a factor known to both sides, applied when decoding (d/K of Rand-K, 1/(omega+1)).
+    present: bool of shape lead; a message that was not sent decodes to zero and costs nothing.
+    """
+
+    d: int
+    dtype: torch.dtype
+    scale: float = field(default=1.0, kw_only=True)
+    present: Tensor | None = field(default=None, kw_only=True)
+
+    kind: ClassVar[str] = ""
+    tensors: ClassVar[tuple[str, ...]] = ()  # fields whose first axes are the leading axes
+    static: ClassVar[tuple[str, ...]] = ()  # JSON-able fields that both sides know beforehand
+
+    def __init_subclass__(cls) -> None:
+        if cls.kind:
+            KINDS[cls.kind] = cls
+
+    # What a kind defines ---------------------------------------------------------------------
+
+    @property
+    def lead(self) -> torch.Size:
+        """The leading shape, usually (B, n)."""
+        raise NotImplementedError
+
+    def _decode(self) -> Tensor:
+        """Return what the message stands for, without ``scale``; or define ``_write``."""
+        raise NotImplementedError
+
+    def _write(self, out: Tensor) -> None:
+        """Write what the message stands for, ``scale`` included, into out (*lead, d).
+
+        out is contiguous, of the message's dtype and device. Kinds with a kernel define this.
+        """
+        value = self._decode()
+        if self.scale == 1.0:
+            out.copy_(value)
+        else:
+            torch.mul(value, self.scale, out=out)
+
+    def _cost(self) -> Counts:
+        raise NotImplementedError
+
+    def _size(self) -> int | Tensor:
+        """Bytes of each row's payload: a number if all are alike, else int64 of shape lead."""
+        raise NotImplementedError
+
+    def _payload(self) -> Tensor:
+        raise NotImplementedError
+
+    @classmethod
+    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> Message:
+        """Return the message of a payload (*lead, P); ``known`` is the sender's ``known()``."""
+        raise NotImplementedError
+
+    # What every kind has ---------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """The device the message's arrays are on."""
+        return getattr(self, self.tensors[0]).device
+
+    @property
+    def stream(self) -> Stream | None:
+        """The stream that a seeded support comes from; None for other kinds."""
+        return None
+
+    @property
+    def cost(self) -> Counts:
+        """What the message costs, per row (numbers where all rows are alike)."""
+        cost = self._cost()._replace(bytes=self._size(), messages=1)
+        return cost if self.present is None else cost.times(self.present.double())
+
+    @property
+    def nbytes(self) -> int | Tensor:
+        """Exact bytes of a packed row: a number, or int64 of shape lead where rows differ."""
+        size = self._size()
+        return size if self.present is None else self.present.long() * size
+
+    @property
+    def bits(self) -> Tensor:
+        """Modelled bits per row, int64 of shape lead: full-width values, the shorter index code."""
+        cost = self.cost
+        bits = cost.values * (self.dtype.itemsize * 8) + cost.index_auto + cost.raw
+        return torch.as_tensor(bits, device=self.device).round().long().expand(self.lead).clone()
+
+    def decode(self, out: Tensor | None = None) -> Tensor:
+        """Return what the receiver reconstructs, shape (*lead, d); in place if ``out`` is given."""
+        shape = (*self.lead, self.d)
+        if out is not None and (out.shape != shape or out.dtype != self.dtype):
+            want = f"{shape} {self.dtype}"
+            raise ValueError(
+                f"out is {tuple(out.shape)} {out.dtype}, the message decodes to {want}"
+            )
+        own = out is None or not out.is_contiguous() or out.device != self.device
+        value = torch.empty(shape, dtype=self.dtype, device=self.device) if own else out
+        assert value is not None
+        if value.numel():
+            self._write(value)
+        if self.present is not None:
+            value.masked_fill_(~self.present[..., None], 0)
+        return value if out is None or out is value else out.copy_(value)
+
+    def add_to(self, target: Tensor) -> Tensor:
+        """Add the decoded message to target (*lead, d) in place; sparse kinds do it in O(k)."""
+        return target.add_(self.decode())
+
+    def sum_clients(self) -> Tensor:
+        """Return the sum over the last leading axis (the clients), in client order: (B, d)."""
+        return self.decode().sum(-2)
+
+    def union(self) -> Counts:
+        """Return the cost of broadcasting the sum over clients, per cell: d values by default."""
+        return Counts(values=self.d, bytes=self.d * self.dtype.itemsize, messages=1)
+
+    def scaled(self, factor: float) -> Message:
+        """Return the message with another factor that both sides know."""
+        return dataclasses.replace(self, scale=self.scale * factor)
+
+    def masked(self, present: Tensor) -> Message:
+        """Return the message sent only where ``present`` (bool, shape lead) holds too."""
+        both = present if self.present is None else self.present & present
+        return dataclasses.replace(self, present=both)
+
+    def map(self, of_tensor: Callable[[Tensor], Tensor]) -> Message:
+        """Return the message with a function of the leading axes applied to every array."""
+        changed = {name: of_tensor(getattr(self, name)) for name in self.tensors}
+        if self.present is not None:
+            changed["present"] = of_tensor(self.present)
+        return dataclasses.replace(self, **changed)
+
+    def select(self, cells: Tensor) -> Message:
+        """Return the messages of some cells (indices into the first axis)."""
+        return self.map(lambda x: x[cells])
+
+    def row(self, *at: int) -> Message:
+        """Return one row's message, with no leading axes."""
+        return self.map(lambda x: x[at])
+
+    def leaves(self) -> list[Message]:
+        """Return the messages of simple kind it is made of (itself, or a compound's parts)."""
+        return [self]
+
+    def rebuild(self, leaves: Iterator[Message]) -> Message:
+        """Return the same compound made of other leaves (taken from the iterator in order)."""
+        return next(leaves)
+
+    def known(self) -> dict[str, Any]:
+        """Return what both sides know beforehand, JSON-able."""
+        own = {name: getattr(self, name) for name in self.static}
+        return {
+            **own,
+            "d": self.d,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "scale": self.scale,
+        }
+
+    def payload(self) -> Tensor:
+        """Return the packed rows, uint8 of shape (*lead, P), shorter rows padded with zeros."""
+        data = self._payload()
+        return data if self.present is None else data * self.present[..., None].to(torch.uint8)
+
+    def joined(self, size: Tensor) -> Tensor:
+        """Return the rows of ``payload`` without padding, one after the other: uint8 (sum of size,).
+
+        size: int64 of shape lead, the message's ``nbytes``.
+        """
+        data = self.payload()
+        # one long row is sent from where it lies
+        return data[..., : int(size)] if size.numel() == 1 else join(data, size)
+
+    # Bytes that stand alone ------------------------------------------------------------------
+
+    def describe(self) -> dict[str, Any]:
+        """Return the header of ``pack``: kind, what is known, shapes and keys."""
+        head: dict[str, Any] = {"kind": self.kind, "lead": list(self.lead), **self.known()}
+        if self.stream is not None:
+            head["keys"] = self.stream.keys.flatten().tolist()
+        if self.present is not None:
+            head["present"] = self.present.flatten().tolist()
+        rows, width = math.prod(self.lead), self._size()
+        size = width if self.present is None else self.nbytes
+        head["width"] = width if isinstance(width, int) else int(width.max()) if rows else 0
+        head["size"] = size if isinstance(size, int) else size.flatten().tolist()
+        return head
+
+    @classmethod
+    def assemble(cls, head: dict[str, Any], leaves: Iterator[Message]) -> Message:
+        """Return the message of a header and its leaves (a compound takes several)."""
+        return next(leaves)
+
+    def pack(self) -> bytes:
+        """Return self-describing bytes; ``unpack`` gives the message back bit-exactly.
+
+        The header (kind, shape, operator's constants, keys) is what both ends of a bound operator
+        know beforehand; each row's payload is ``nbytes`` long.
+        """
+        rows: list[Any] = []
+        texts: list[str] = []
+        for leaf in self.leaves():
+            size = leaf.nbytes
+            data = leaf.payload() if isinstance(size, int) else leaf.joined(size)
+            rows.append(data.cpu().contiguous().view(-1).numpy())
+            texts.append(_json(leaf.describe()))
+        # a message of one leaf is its own tree: the sizes of many rows are written once
+        tree = texts[0] if type(self).leaves is Message.leaves else _json(self.describe())
+        text = f'{{"tree":{tree},"leaves":[{",".join(texts)}]}}'.encode()
+        return b"".join((PREFIX.pack(MAGIC, checksum(text, rows), len(text)), text, *rows))
+
+
+def _json(head: dict[str, Any]) -> str:
+    return json.dumps(head, separators=(",", ":"))
+
+
+def checksum(text: bytes | memoryview, rows: list[Any]) -> int:
+    """Return the XXH3 of a message's header and rows, seeded with the header's length."""
+    state = xxhash.xxh3_64(text, seed=len(text))
+    for row in rows:
+        state.update(row)
+    return state.intdigest()
+
+
+def zero_absent(value: Tensor, present: Tensor) -> Tensor:
+    """Return value (*lead, m) with zeros in rows that are absent, even where value is not finite."""
+    return value.masked_fill(~present[..., None], 0)
+
+
+def read_leaf(head: dict[str, Any], data: memoryview) -> tuple[Message, memoryview]:
+    """Return a leaf from its header and the bytes that begin with its rows, and the bytes left."""
+    lead = torch.Size(head["lead"])
+    rows = math.prod(lead)
+    sizes = torch.from_numpy(np.array(head["size"])).expand(rows)  # as_tensor: five times slower
+    total = int(sizes.sum())
+    if total > len(data):
+        raise ValueError("the message is cut short")
+    widest = head["width"]
+    flat = np.frombuffer(data[:total], np.uint8)
+    flat.flags.writeable = False
+    with warnings.catch_warnings():  # the bytes are only read, but torch knows no such tensors
+        warnings.simplefilter("ignore", UserWarning)
+        sent = torch.from_numpy(flat)
+    if isinstance(head["size"], int) or (rows == 1 and total == widest):
+        payload = sent.view(rows, widest)
+    else:
+        payload = split(sent, sizes, widest)
+    stream = None
+    if "keys" in head:
+        stream = Stream(torch.from_numpy(np.array(head["keys"], np.int64)).view(lead))
+    message = KINDS[head["kind"]].read(head, payload.view(*lead, widest), stream)
+    if "present" in head:
+        message = message.masked(torch.from_numpy(np.array(head["present"], bool)).view(lead))
+    return message, data[total:]
+
+
+def unpack(data: bytes) -> Message:
+    """Return the message in the bytes that ``pack`` made, bit for bit.
+
+    Raises ValueError where the bytes are no message, are damaged (a checksum tells) or cut short.
+    """
+    if len(data) < PREFIX.size or data[:4] != MAGIC:
+        raise ValueError("these bytes are no raybench message")
+    _, claimed, length = PREFIX.unpack_from(data)
+    body = memoryview(data)[PREFIX.size :]
+    if length > len(body) or checksum(body[:length], [body[length:]]) != claimed:
+        raise ValueError("the message is damaged or cut short")
+    try:
+        return _read(json.loads(bytes(body[:length])), body[length:])
+    except Exception as error:  # whatever a header made by others does to the readers of the kinds
+        raise ValueError("the message's header does not fit its bytes") from error
+
+
+def _read(head: dict[str, Any], data: memoryview) -> Message:
+    leaves = []
+    for leaf_head in head["leaves"]:
+        leaf, data = read_leaf(leaf_head, data)
+        leaves.append(leaf)
+    if len(data):
+        raise ValueError("the message has bytes left over")
+    tree = head["tree"]
+    return KINDS[tree["kind"]].assemble(tree, iter(leaves))

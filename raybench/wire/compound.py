@@ -1,0 +1,324 @@
+"""Messages made of messages: by cell (cases), by tensor (concat), by a client's choice (flagged)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from raybench.core.counts import Counts
+from raybench.core.streams import Stream
+from raybench.wire.base import DTYPES, KINDS, Message
+
+
+class _Compound(Message):
+    """A message with parts; what is known of it is the list of its parts' headers.
+
+    ``present`` is None: being absent is each part's own affair, so that every leaf knows its bytes.
+    """
+
+    parts: list[Message]
+
+    def leaves(self) -> list[Message]:
+        return [leaf for part in self.parts for leaf in part.leaves()]
+
+    def rebuild(self, leaves: Iterator[Message]) -> Message:
+        return self._with([part.rebuild(leaves) for part in self.parts])
+
+    def masked(self, present: Tensor) -> Message:
+        return self._with([part.masked(present) for part in self.parts])
+
+    def _with(self, parts: list[Message]) -> Message:
+        return replace(cast(Any, self), parts=parts)
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].device
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            **self.known(),
+            "parts": [part.describe() for part in self.parts],
+        }
+
+    @classmethod
+    def _parts(cls, head: dict[str, Any], leaves: Iterator[Message]) -> list[Message]:
+        return [KINDS[part["kind"]].assemble(part, leaves) for part in head["parts"]]
+
+
+@dataclass(eq=False)
+class CasesMessage(_Compound):
+    """Some cells send one kind, the others another; the coin that decides is shared by all.
+
+    ``cells[j]`` are the indices into axis 0 of ``parts[j]``; together they cover 0..B-1 once.
+    """
+
+    cells: list[Tensor]
+    parts: list[Message]
+    kind = "cases"
+
+    @property
+    def lead(self) -> torch.Size:
+        return torch.Size((sum(len(c) for c in self.cells), *self.parts[0].lead[1:]))
+
+    def _joined(self, of_part: Callable[[Message], Tensor]) -> Tensor:
+        """Return the parts' tensors with rows put back in the order of the cells."""
+        pieces = [of_part(part) for part in self.parts]
+        out = pieces[0].new_empty(sum(map(len, self.cells)), *pieces[0].shape[1:])
+        for cells, piece in zip(self.cells, pieces, strict=True):
+            out[cells] = piece
+        return out
+
+    def masked(self, present: Tensor) -> Message:
+        pairs = zip(self.cells, self.parts, strict=True)
+        return replace(self, parts=[part.masked(present[cells]) for cells, part in pairs])
+
+    def _write(self, out: Tensor) -> None:
+        # the factor goes into the parts, as it does for a row alone: the same rounding
+        out.copy_(self._joined(lambda part: part.scaled(self.scale).decode()))
+
+    def sum_clients(self) -> Tensor:
+        return self._joined(lambda part: part.sum_clients()) * self.scale
+
+    def _cost(self) -> Counts:
+        def column(j: int) -> Tensor:
+            return self._joined(
+                lambda part: torch.as_tensor(
+                    part.cost[j], dtype=torch.float64, device=self.device
+                ).expand(part.lead)
+            )
+
+        return Counts(*(column(j) for j in range(len(Counts._fields))))
+
+    def _size(self) -> Tensor:
+        return self._joined(
+            lambda part: torch.as_tensor(part.nbytes, device=self.device).expand(part.lead)
+        )
+
+    def _payload(self) -> Tensor:
+        sizes = self._size()
+        wide = int(sizes.max()) if sizes.numel() else 0
+        pad = torch.nn.functional.pad
+        return self._joined(lambda part: pad(part.payload(), (0, wide - part.payload().shape[-1])))
+
+    def union(self) -> Counts:
+        out = torch.zeros(len(Counts._fields), self.lead[0], dtype=torch.float64)
+        for cells, part in zip(self.cells, self.parts, strict=True):
+            for j, count in enumerate(part.union()):
+                out[j, cells.cpu()] = torch.as_tensor(count, dtype=torch.float64).cpu()
+        return Counts(*out)
+
+    def known(self) -> dict[str, Any]:
+        return {**super().known(), "cells": [c.tolist() for c in self.cells]}
+
+    @classmethod
+    def assemble(cls, head: dict[str, Any], leaves: Iterator[Message]) -> Message:
+        parts = cls._parts(head, leaves)
+        cells = [torch.tensor(c, dtype=torch.int64) for c in head["cells"]]
+        return cls(head["d"], parts[0].dtype, cells, parts, scale=head["scale"])
+
+    def map(self, of_tensor: Callable[[Tensor], Tensor]) -> Message:
+        raise TypeError("a cases message has rows of several kinds: use select or row")
+
+    def select(self, cells: Tensor) -> Message:
+        every = torch.arange(self.lead[0], device=self.device)
+        cells, kept, parts = every[cells], [], []
+        place = every.clone()  # where a cell's row lies within its part
+        for own, part in zip(self.cells, self.parts, strict=True):
+            place[own] = every[: len(own)]
+            asked = torch.nonzero(torch.isin(cells, own)).flatten()
+            if len(asked) or not len(cells):
+                kept.append(asked)
+                parts.append(part.select(place[cells[asked]]))
+        return replace(self, cells=kept, parts=parts)
+
+    def row(self, *at: int) -> Message:
+        for own, part in zip(self.cells, self.parts, strict=True):
+            hit = torch.nonzero(own == at[0]).flatten()
+            if len(hit):
+                return part.row(int(hit[0]), *at[1:]).scaled(self.scale)
+        raise IndexError(at)
+
+
+@dataclass(eq=False)
+class ConcatMessage(_Compound):
+    """Parts that lie one after the other along the coordinates (per tensor, chains)."""
+
+    parts: list[Message]
+    kind = "concat"
+
+    @property
+    def lead(self) -> torch.Size:
+        return self.parts[0].lead
+
+    def _write(self, out: Tensor) -> None:
+        for part, piece in zip(self._weighted(), self._pieces(out), strict=True):
+            part.decode(out=piece)
+
+    def _pieces(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x.split([part.d for part in self.parts], -1)
+
+    def _weighted(self) -> list[Message]:
+        """Return the parts with the scale of the whole."""
+        if self.scale == 1.0:
+            return self.parts
+        return [part.scaled(self.scale) for part in self.parts]
+
+    def add_to(self, target: Tensor) -> Tensor:
+        for part, piece in zip(self._weighted(), self._pieces(target), strict=True):
+            part.add_to(piece)
+        return target
+
+    def _cost(self) -> Counts:
+        total = Counts()
+        for part in self.parts:
+            total = total.plus(part.cost)
+        return total
+
+    def _size(self) -> int | Tensor:
+        return sum(part.nbytes for part in self.parts)
+
+    def sum_clients(self) -> Tensor:
+        return torch.cat([part.sum_clients() for part in self._weighted()], -1)
+
+    def union(self) -> Counts:
+        total = Counts()
+        for part in self.parts:
+            total = total.plus(part.union())
+        return total._replace(messages=1)
+
+    def _payload(self) -> Tensor:
+        pieces = [part.payload() for part in self.parts]
+        data, sizes = torch.cat(pieces, -1), self._size()
+        if isinstance(sizes, int):
+            return data
+        live = [
+            (torch.arange(piece.shape[-1], device=self.device) < _column(part.nbytes)).expand_as(
+                piece
+            )
+            for piece, part in zip(pieces, self.parts, strict=True)
+        ]
+        # close the gaps behind the shorter rows of a part
+        order = torch.cat(live, -1).byte().argsort(dim=-1, descending=True, stable=True)
+        return data.gather(-1, order)[..., : int(sizes.max()) if sizes.numel() else 0]
+
+    @classmethod
+    def assemble(cls, head: dict[str, Any], leaves: Iterator[Message]) -> Message:
+        parts = cls._parts(head, leaves)
+        return cls(head["d"], parts[0].dtype, parts, scale=head["scale"])
+
+    def map(self, of_tensor: Callable[[Tensor], Tensor]) -> Message:
+        return replace(self, parts=[p.map(of_tensor) for p in self.parts])
+
+    def select(self, cells: Tensor) -> Message:
+        return replace(self, parts=[p.select(cells) for p in self.parts])
+
+    def row(self, *at: int) -> Message:
+        return replace(self, parts=[p.row(*at) for p in self.parts])
+
+
+def _column(size: int | Tensor) -> int | Tensor:
+    return size[..., None] if isinstance(size, Tensor) else size
+
+
+@dataclass(eq=False)
+class FlagMessage(Message):
+    """One bit per row: ``flags`` uint8 (*lead, 1)."""
+
+    flags: Tensor
+    kind = "flag"
+    tensors = ("flags",)
+
+    @property
+    def lead(self) -> torch.Size:
+        return self.flags.shape[:-1]
+
+    def _decode(self) -> Tensor:
+        return self.flags.to(self.dtype)
+
+    def _cost(self) -> Counts:
+        return Counts(raw=1)
+
+    def _size(self) -> int:
+        return 1
+
+    def _payload(self) -> Tensor:
+        return self.flags
+
+    @classmethod
+    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> FlagMessage:
+        return cls(1, DTYPES[known["dtype"]], payload[..., :1].clone())
+
+
+@dataclass(eq=False)
+class FlaggedMessage(ConcatMessage):
+    """A message and the bit that says which of two meanings the client chose: [flag, message]."""
+
+    kind = "flagged"
+
+    @property
+    def flags(self) -> Tensor:
+        """The choices, bool of shape lead."""
+        assert isinstance(self.parts[0], FlagMessage)
+        return self.parts[0].flags[..., 0].bool()
+
+    def _write(self, out: Tensor) -> None:
+        self._weighted()[1].decode(out=out)
+
+    def add_to(self, target: Tensor) -> Tensor:
+        return self._weighted()[1].add_to(target)
+
+    def sum_clients(self) -> Tensor:
+        return self._weighted()[1].sum_clients()
+
+    def union(self) -> tuple[Counts, Any]:
+        return self.parts[1].union()
+
+
+def choose(mask: Tensor, yes: Message, no: Message) -> FlaggedMessage:
+    """Return the message in which each row sends ``yes`` or ``no`` (made alike) and a flag bit.
+
+    mask: bool of shape lead. Raises TypeError where the two are not made of the same kinds with the
+    same parameters, or draw their supports from different streams.
+    """
+    _check_alike(yes, no)
+    leaves = [_chosen(mask, a, b) for a, b in zip(yes.leaves(), no.leaves(), strict=True)]
+    flag: Message = FlagMessage(1, yes.dtype, mask.to(torch.uint8)[..., None])
+    sent = [leaf.present for leaf in leaves if leaf.present is not None]
+    if len(sent) == len(leaves):
+        flag = flag.masked(torch.stack(sent).any(0))
+    return FlaggedMessage(yes.d, yes.dtype, [flag, yes.rebuild(iter(leaves))])
+
+
+def _check_alike(yes: Message, no: Message) -> None:
+    if type(yes) is not type(no) or yes.known() != no.known() or isinstance(yes, CasesMessage):
+        raise TypeError("choose needs two messages of the same simple kind, or compounds of such")
+    if yes.stream is not None and not torch.equal(yes.stream.keys, cast(Stream, no.stream).keys):
+        raise TypeError("choose needs two messages drawn from the same stream")
+    ours, theirs = getattr(yes, "parts", []), getattr(no, "parts", [])
+    if len(ours) != len(theirs):
+        raise TypeError("choose needs two messages of as many parts")
+    for a, b in zip(ours, theirs, strict=True):
+        _check_alike(a, b)
+
+
+def _chosen(mask: Tensor, yes: Message, no: Message) -> Message:
+    """Return the leaf whose rows are those of ``yes`` or ``no``."""
+    pairs = {name: (getattr(yes, name), getattr(no, name)) for name in yes.tensors}
+    if yes.present is not None or no.present is not None:
+        everyone = torch.ones_like(mask)
+        a, b = (everyone if m.present is None else m.present for m in (yes, no))
+        pairs["present"] = (a, b)
+    return replace(yes, **{name: _where(mask, a, b) for name, (a, b) in pairs.items()})
+
+
+def _where(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return a where mask (of shape lead) holds, else b; a ragged last axis is padded with zeros."""
+    if a.shape != b.shape:
+        wide = max(a.shape[-1], b.shape[-1])
+        a, b = (torch.nn.functional.pad(x, (0, wide - x.shape[-1])) for x in (a, b))
+    return torch.where(mask.view(*mask.shape, *[1] * (a.ndim - mask.ndim)), a, b)

@@ -1,0 +1,63 @@
+"""Dense messages: all d values, full width."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raybench.core.counts import Counts
+from raybench.core.streams import Stream
+from raybench.wire import bitpack
+from raybench.wire.base import DTYPES, Message
+
+
+@dataclass(eq=False)
+class DenseMessage(Message):
+    """All coordinates: ``values`` (*lead, d)."""
+
+    values: Tensor
+    kind = "dense"
+    tensors = ("values",)
+
+    @property
+    def lead(self) -> torch.Size:
+        return self.values.shape[:-1]
+
+    def _write(self, out: Tensor) -> None:
+        if self.scale == 1.0:
+            out.copy_(self.values)
+        else:
+            torch.mul(self.values, self.scale, out=out)
+
+    def add_to(self, target: Tensor) -> Tensor:
+        if self.present is not None:
+            return super().add_to(target)
+        return target.add_(self.values, alpha=self.scale)
+
+    def sum_clients(self) -> Tensor:
+        if self.present is not None or self.scale != 1.0:
+            return super().sum_clients()
+        return self.values.sum(-2)
+
+    def _cost(self) -> Counts:
+        return Counts(values=self.d)
+
+    def _size(self) -> int:
+        return self.d * self.dtype.itemsize
+
+    def _payload(self) -> Tensor:
+        return bitpack.to_bytes(self.values)
+
+    @classmethod
+    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> DenseMessage:
+        dtype = DTYPES[known["dtype"]]
+        values = bitpack.from_bytes(payload, dtype)
+        return cls(known["d"], dtype, values, scale=known["scale"])
+
+
+def Dense(values: Tensor) -> DenseMessage:
+    """Return the message that sends values (..., d) as they are; 32 or 64 d bits by their dtype."""
+    return DenseMessage(values.shape[-1], values.dtype, values.clone())

@@ -1,0 +1,380 @@
+"""Supports on the wire: k ascending indices of d as a list, a bitmask, or an Elias-Fano code.
+
+Both ends know (d, k), which alone decides the code and its length: the shorter of list and bitmask,
+which is what accountings model, unless Elias-Fano saves at least a byte.
+
+* list: every index in ceil(log2 d) bits.
+* bitmask: one bit per coordinate.
+* Elias-Fano: the l low bits of every index, then the high parts index >> l in unary (the j-th index
+  sets bit j + high): k (l + 1) + floor((d - 1) / 2^l) bits, with the l that makes it shortest. It is
+  delta coding with Rice's code of parameter l, in a form whose length does not depend on the indices:
+  at most log2(d/k) + 2 bits per index. Source: Elias 1974, Fano 1971; Vigna 2013.
+
+Bits lie one after another, least significant first. A CPU kernel does a row in one pass; the plain
+torch version beside it is the reference and serves every other device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raybench.core.compiled import compiled
+from raybench.core.parallel import run_shared
+from raybench.wire import bitpack
+from raybench.wire.marks import lowest
+
+LIST, MASK, ELIAS = range(3)
+SMALL = 1024  # dimensions up to which the codes of all counts are kept
+COST = 12  # of coding an index, in additions
+DAMAGED = "the packed indices are damaged or cut short"
+UNSOUND = "indices must ascend, be distinct, and lie in [0, {})"
+
+
+class Code(NamedTuple):
+    """A code of a k-subset of d: its kind, the low bits that every index sends as is, bits in all."""
+
+    kind: int
+    width: int
+    bits: int
+
+
+@lru_cache(maxsize=2**16)
+def code_of(d: int, k: int) -> Code:
+    """Return the code in which k indices below d are sent.
+
+    Raises ValueError unless 0 <= k <= d.
+    """
+    if not 0 <= k <= d:
+        raise ValueError(f"{k} of {d} coordinates")
+    if k == 0:
+        return Code(LIST, 0, 0)
+    wide = bitpack.width_of(d)
+    elias = min((k * (low + 1) + ((d - 1) >> low), low) for low in range(wide + 1))
+    plain = Code(MASK, 0, d) if d < k * wide else Code(LIST, wide, k * wide)
+    saves = bitpack.bytes_of(elias[0]) < bitpack.bytes_of(plain.bits)
+    return Code(ELIAS, elias[1], elias[0]) if saves else plain
+
+
+def per_count(
+    counts: Tensor, of_count: Callable[[int], Sequence[float]], dtype: Any = torch.int64
+) -> Tensor:
+    """Return what ``of_count`` says of every count: shape (numbers, *counts.shape)."""
+    found, where = counts.unique(return_inverse=True)
+    table = torch.tensor([of_count(k) for k in found.tolist()] or [of_count(0)], dtype=dtype)
+    return table.to(counts.device).T[:, where]
+
+
+def codes_of(counts: Tensor, d: int) -> Tensor:
+    """Return the ``code_of`` every count: kinds, widths and bits, int64 (3, *counts.shape).
+
+    Raises ValueError as ``code_of`` does.
+    """
+    if d <= SMALL and counts.device.type == "cpu" and counts.numel():
+        many = counts.numpy()
+        if many.min() >= 0 and many.max() <= d:
+            return torch.from_numpy(_codes(d).take(many, 1))
+    return per_count(counts, lambda k: code_of(d, k)).contiguous()
+
+
+@lru_cache(maxsize=256)
+def _codes(d: int) -> np.ndarray:
+    return np.array([code_of(d, k) for k in range(d + 1)]).T.copy()
+
+
+# One support length --------------------------------------------------------------------------------
+
+
+def encode(indices: Tensor, d: int) -> Tensor:
+    """Return indices (*lead, k), int64, ascending and distinct, as bytes (*lead, P) in the code of (d, k).
+
+    Raises ValueError where indices are not ascending, not distinct or not in [0, d).
+    """
+    *lead, k = indices.shape
+    if indices.device.type != "cpu":
+        return encode_torch(indices, d)
+    code = code_of(d, k)
+    out = torch.zeros(*lead, bitpack.bytes_of(code.bits), dtype=torch.uint8)
+    rows = indices.numel() // max(k, 1)
+    if rows:
+        one = (np.full(rows, value) for value in (0, k, *code))
+        _run(_encode, rows * k, indices.reshape(rows, k), *one, d, out.view(rows, -1))
+    return out
+
+
+def decode(data: Tensor, d: int, k: int) -> Tensor:
+    """Return the indices, int64 (*lead, k), in bytes (*lead, P): the inverse of ``encode``.
+
+    Rows of zero bytes, which absent rows are, give 0..k-1. Raises ValueError where bytes are missing
+    or are no ascending indices.
+    """
+    if data.device.type != "cpu":
+        return decode_torch(data, d, k)
+    *lead, width = data.shape
+    code = code_of(d, k)
+    out = torch.empty(*lead, k, dtype=torch.int64)
+    rows = out.numel() // max(k, 1)
+    if rows:
+        if width < bitpack.bytes_of(code.bits):
+            raise ValueError(DAMAGED)
+        one = (np.full(rows, value) for value in (0, k, *code))
+        given = data.reshape(rows, width).contiguous()
+        _run(_decode, rows * k, given, *one, d, out.view(rows, k))
+    return out
+
+
+def encode_torch(indices: Tensor, d: int) -> Tensor:
+    """Return the same bytes as ``encode`` (the reference; any device)."""
+    *lead, k = indices.shape
+    kind, width, bits = code_of(d, k)
+    if not bool(_sound(indices, d).all()):
+        raise ValueError(UNSOUND.format(d))
+    flat = torch.zeros(*lead, bits, dtype=torch.int64, device=indices.device)
+    if width:
+        low = (indices[..., None] >> torch.arange(width, device=indices.device)) & 1
+        flat[..., : k * width] = low.flatten(-2)
+    if kind != LIST:
+        high = k * width + (indices >> width)
+        if kind == ELIAS:
+            high += torch.arange(k, device=indices.device)
+        flat.scatter_(-1, high, 1)
+    full = torch.nn.functional.pad(flat, (0, -bits % 8)).unflatten(-1, (-1, 8))
+    return (full << torch.arange(8, device=flat.device)).sum(-1).to(torch.uint8)
+
+
+def decode_torch(data: Tensor, d: int, k: int) -> Tensor:
+    """Return the same indices as ``decode`` (the reference; any device)."""
+    kind, width, bits = code_of(d, k)
+    at = torch.arange(k, device=data.device)
+    if k == 0 or data.numel() == 0:
+        return at.expand(*data.shape[:-1], k).clone()
+    if data.shape[-1] < bitpack.bytes_of(bits):
+        raise ValueError(DAMAGED)
+    flat = (data[..., None].long() >> torch.arange(8, device=data.device)) & 1
+    flat = flat.flatten(-2)[..., :bits]
+    low, marks = flat[..., : k * width].unflatten(-1, (k, width)), flat[..., k * width :]
+    indices = (low << torch.arange(width, device=data.device)).sum(-1)
+    enough = marks.sum(-1) >= (k if kind != LIST else 0)
+    if kind != LIST:
+        # ones first, in the order in which they lie
+        high = marks.argsort(dim=-1, descending=True, stable=True)[..., :k]
+        indices += (high - at if kind == ELIAS else high) << width
+    absent = (data == 0).all(-1)
+    sound = enough & _sound(indices, d)
+    if not bool((sound | absent).all()):
+        raise ValueError(DAMAGED)
+    return torch.where(sound[..., None], indices, at)
+
+
+def _sound(indices: Tensor, d: int) -> Tensor:
+    """Return whether rows of indices ascend, are distinct and lie in [0, d): bool of shape lead."""
+    inside = ((indices >= 0) & (indices < d)).all(-1)
+    return inside & (indices.diff(dim=-1) > 0).all(-1)
+
+
+# Rows of different length --------------------------------------------------------------------------
+
+
+def encode_rows(out: Tensor, starts: Tensor, indices: Tensor, counts: Tensor, d: int) -> None:
+    """Write the first counts[r] of indices[r] into out[r] from byte starts[r] on, in their row's code.
+
+    out: uint8 (R, P), zero where it is written to; indices: int64 (R, k); starts, counts: int64 (R,).
+    Raises ValueError as ``encode`` does, or where a count exceeds k.
+    """
+    if bool((counts > indices.shape[-1]).any()):
+        raise ValueError(
+            f"a row of {int(counts.max())} indices, of which {indices.shape[-1]} are given"
+        )
+    if out.device.type != "cpu":
+        return encode_rows_torch(out, starts, indices, counts, d)
+    kinds, widths, bits = codes_of(counts, d)
+    rows = (indices.contiguous(), starts, counts, kinds, widths, bits)
+    return _run(_encode, int(counts.sum()), *rows, d, out)
+
+
+def decode_rows(data: Tensor, starts: Tensor, counts: Tensor, d: int) -> Tensor:
+    """Return the indices that ``encode_rows`` wrote, int64 (R, max count), zeros beyond a row's count.
+
+    Raises ValueError as ``decode`` does.
+    """
+    kinds, widths, bits = codes_of(counts, d)
+    if bool((starts + (bits + 7) // 8 > data.shape[-1]).any()):
+        raise ValueError(DAMAGED)
+    if data.device.type != "cpu":
+        return decode_rows_torch(data, starts, counts, d)
+    out = torch.zeros(len(counts), int(counts.max()) if len(counts) else 0, dtype=torch.int64)
+    rows = (data.contiguous(), starts, counts, kinds, widths, bits)
+    _run(_decode, int(counts.sum()), *rows, d, out)
+    return out
+
+
+def encode_rows_torch(out: Tensor, starts: Tensor, indices: Tensor, counts: Tensor, d: int) -> None:
+    """Write the same bytes, all rows of one count at a time (the reference; any device)."""
+    for k in counts.unique().tolist():
+        rows = torch.nonzero(counts == k)
+        own = encode_torch(indices[rows[:, 0], :k], d)
+        out[rows, starts[rows] + torch.arange(own.shape[-1], device=out.device)] = own
+
+
+def decode_rows_torch(data: Tensor, starts: Tensor, counts: Tensor, d: int) -> Tensor:
+    """Return the same indices, all rows of one count at a time (the reference; any device)."""
+    most = int(counts.max()) if len(counts) else 0
+    out = torch.zeros(len(counts), most, dtype=torch.int64, device=data.device)
+    for k in counts.unique().tolist():
+        rows = torch.nonzero(counts == k)
+        size = bitpack.bytes_of(code_of(d, k).bits)
+        own = data[rows, starts[rows] + torch.arange(size, device=data.device)]
+        out[rows[:, 0], :k] = decode_torch(own, d, k)
+    return out
+
+
+# Kernels -------------------------------------------------------------------------------------------
+
+
+def _run(kernel: Any, items: int, *given: Any) -> None:
+    """Run a kernel over the rows of arrays, shared among the cores; it says whether they are sound."""
+    arrays = [x.numpy() if isinstance(x, Tensor) else x for x in given]
+    sound = []
+
+    def work(lo: int, hi: int) -> None:
+        part = [x[lo:hi] if isinstance(x, np.ndarray) else x for x in arrays]
+        sound.append(kernel(*part))
+
+    run_shared(work, len(arrays[0]), COST * items)
+    if not all(sound):
+        raise ValueError(UNSOUND.format(given[-2]) if kernel is _encode else DAMAGED)
+
+
+@compiled
+def _encode(indices, starts, counts, kinds, widths, bits, d, out):
+    for r in range(indices.shape[0]):
+        to = out[r, starts[r] : starts[r] + (bits[r] + 7) // 8]
+        if not encode_row(indices[r, : counts[r]], kinds[r], widths[r], d, to):
+            return False
+    return True
+
+
+@compiled
+def _decode(data, starts, counts, kinds, widths, bits, d, out):
+    for r in range(out.shape[0]):
+        sent, found = data[r, starts[r] : starts[r] + (bits[r] + 7) // 8], out[r, : counts[r]]
+        if not decode_or_absent(sent, kinds[r], widths[r], bits[r], d, found):
+            return False
+    return True
+
+
+@compiled
+def decode_or_absent(sent, kind, width, bits, d, found):
+    """Read a row's indices, or 0, 1, .. of an absent row's zero bytes; return whether it is either."""
+    if _decode_row(sent, kind, width, bits, d, found):
+        return True
+    for j in range(sent.shape[0]):
+        if sent[j] != 0:
+            return False
+    for j in range(found.shape[0]):
+        found[j] = j
+    return True
+
+
+@compiled
+def _ascending(indices, d):
+    k = indices.shape[0]
+    if k == 0:
+        return True
+    before, after = indices[: k - 1], indices[1:]
+    wrong = (indices[0] < 0) | (indices[k - 1] >= d)
+    for j in range(after.shape[0]):  # to the end, so that many are compared at a time
+        wrong |= after[j] <= before[j]
+    return not wrong
+
+
+@compiled
+def _flush(held, out, at):
+    four = out[at : at + 4]
+    for i in range(4):
+        four[i] = np.uint8((held >> np.uint64(8 * i)) & np.uint64(255))
+    return held >> np.uint64(32)
+
+
+@compiled
+def encode_row(indices, kind, width, d, out):
+    """Write the code of a row's indices into all bytes of ``out``; return whether they ascend."""
+    if not _ascending(indices, d):
+        return False
+    k, held, filled, at = indices.shape[0], np.uint64(0), 0, 0
+    if width > 0:
+        mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
+        word = np.uint64(2**32 - 1)
+        for j in range(k):
+            low, left = np.uint64(indices[j]) & mask, width
+            if width > 32:
+                held = _flush(held | ((low & word) << np.uint64(filled)), out, at)
+                low >>= np.uint64(32)
+                left -= 32
+                at += 4
+            held |= low << np.uint64(filled)
+            filled += left
+            if filled >= 32:
+                held = _flush(held, out, at)
+                filled -= 32
+                at += 4
+    if kind != LIST:
+        step, start = (1 if kind == ELIAS else 0), k * width - 8 * at
+        for j in range(k):
+            p = start + (indices[j] >> width) + step * j
+            while p >= 32:
+                held = _flush(held, out, at)
+                p -= 32
+                start -= 32
+                at += 4
+            held |= np.uint64(1) << np.uint64(p)
+    for i in range(at, out.shape[0]):
+        out[i] = np.uint8(held & np.uint64(255))
+        held >>= np.uint64(8)
+    return True
+
+
+@compiled
+def _decode_row(data, kind, width, bits, d, out):
+    k = out.shape[0]
+    if kind == LIST:
+        out[:] = 0
+    else:
+        step, start, found = (1 if kind == ELIAS else 0), np.int64(k * width), 0
+        p = start >> 3 << 3
+        while p < bits and found < k:
+            word, eight = np.uint64(0), data[p >> 3 : (p >> 3) + 8]
+            if eight.shape[0] == 8:
+                for i in range(8):
+                    word |= np.uint64(eight[i]) << np.uint64(8 * i)
+            else:
+                for i in range(eight.shape[0]):
+                    word |= np.uint64(eight[i]) << np.uint64(8 * i)
+            if p < start:  # low parts that end inside this word
+                word &= ~((np.uint64(1) << np.uint64(start - p)) - np.uint64(1))
+            if bits - p < 64:
+                word &= (np.uint64(1) << np.uint64(bits - p)) - np.uint64(1)
+            while word != 0 and found < k:
+                out[found] = p + lowest(word) - start - step * found
+                found += 1
+                word &= word - np.uint64(1)
+            p += 64
+        if found < k:
+            return False
+    if width > 0:
+        mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
+        held, filled, at = np.uint64(0), 0, 0
+        for j in range(k):
+            while filled < width:
+                held |= np.uint64(data[at]) << np.uint64(filled)
+                filled += 8
+                at += 1
+            out[j] = (out[j] << width) | np.int64(held & mask)
+            held >>= np.uint64(width)
+            filled -= width
+    return _ascending(out, d)

@@ -1,0 +1,292 @@
+"""Quantised messages: a small symbol per coordinate, and scales."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raybench.core.compiled import compiled
+from raybench.core.counts import Counts
+from raybench.core.parallel import ALIGN, run_tiled
+from raybench.core.streams import Stream
+from raybench.wire import bitpack
+from raybench.wire.base import DTYPES, Message
+
+COST = 2.0  # of decoding a coordinate, in additions
+UNSCALED = -1  # the ``bucket`` of messages without scales
+TABLED = 2**15  # up to so many symbols their levels are looked up
+
+
+def symbols_of(table: str, s: int) -> int:
+    """Return how many symbols a table has: 2 for a sign or a pair, else 2s + 1.
+
+    Raises KeyError for another table.
+    """
+    return {"sign": 2, "pair": 2, "linear": 2 * s + 1, "power": 2 * s + 1}[table]
+
+
+def code_dtype(symbols: int) -> torch.dtype:
+    """Return the narrowest integer type for codes: uint8 up to 256 symbols, then int16, int32, int64."""
+    wide = {2**15: torch.int16, 2**31: torch.int32}
+    return next((t for top, t in {256: torch.uint8, **wide}.items() if symbols <= top), torch.int64)
+
+
+@lru_cache(maxsize=64)
+def levels_of(table: str, s: int, base: float = 2.0) -> Tensor:
+    """Return the levels of a table by code, float64 (symbols,).
+
+    ``linear``: -1, .., -1/s, 0, 1/s, .., 1 (standard dithering). ``power``: -1, -1/b, .., -b^(1-s), 0,
+    b^(1-s), .., 1/b, 1 with b = base (exponential dithering). ``sign``: -1, 1.
+    """
+    if table == "sign":
+        return torch.tensor([-1.0, 1.0], dtype=torch.float64)
+    if table == "linear":
+        return torch.arange(-s, s + 1, dtype=torch.float64) / s
+    up = torch.as_tensor(base, dtype=torch.float64) ** torch.arange(1 - s, 1, dtype=torch.float64)
+    return torch.cat((-up.flip(0), torch.zeros(1, dtype=torch.float64), up))
+
+
+@lru_cache(maxsize=64)
+def _padded(table: str, s: int, base: float, dtype: torch.dtype) -> Tensor:
+    """Return the levels in a type, zeros added up to a power of two from 256 on."""
+    levels = levels_of(table, s, base)
+    size = max(256, 2 ** bitpack.width_of(len(levels)))
+    return torch.nn.functional.pad(levels, (0, size - len(levels))).to(dtype)
+
+
+def spread(scales: Tensor, bucket: int, d: int) -> Tensor:
+    """Return the scales (*lead, nb) by coordinate, (*lead, d), or (*lead, 1) where nb = 1."""
+    if scales.shape[-1] == 1:
+        return scales
+    return scales[..., torch.arange(d, device=scales.device) // bucket]
+
+
+def decode_torch(m: LevelsMessage, scales: Tensor) -> Tensor:
+    """Return the levels times scales (*lead, nb), or 2 nb for a pair (the reference; any device)."""
+    if m.table == "pair":
+        low, high = (spread(scales[..., i::2], m.bucket, m.d) for i in (0, 1))
+        return torch.where(m.codes != 0, high, low)
+    if symbols_of(m.table, m.s) > TABLED and m.table == "linear":
+        level = ((m.codes.long() - m.s).double() / m.s).to(m.dtype)
+    else:
+        level = _padded(m.table, m.s, m.base, m.dtype).to(m.device)[m.codes.long()]
+    return level * spread(scales, m.bucket, m.d)
+
+
+@compiled
+def _decode(codes, table, scales, bucket, pair, r0, r1, lo, hi, out):
+    mask = np.uint16(table.shape[0] - 1)  # no code reads beyond the table
+    for r in range(r0, r1):
+        start = lo
+        while start < hi:
+            b = start // bucket
+            end = min((b + 1) * bucket, hi)
+            c, o = codes[r, start:end], out[r, start:end]
+            if pair:
+                low, high = scales[r, 2 * b], scales[r, 2 * b + 1]
+                for j in range(c.shape[0]):
+                    o[j] = high if c[j] else low
+            else:
+                scale = scales[r, b]
+                for j in range(c.shape[0]):
+                    o[j] = table[np.uint16(c[j]) & mask] * scale
+            start = end
+
+
+@dataclass(eq=False)
+class LevelsMessage(Message):
+    """One of a table's levels per coordinate times a scale: ``codes`` (*lead, d), ``scales`` (*lead, nb).
+
+    table: ``linear``, ``power`` (with ``base``), ``sign``, see ``levels_of``; or ``pair``: one of the two
+    values that a bucket has in ``scales`` (*lead, 2 nb). bucket: coordinates that share a scale, nb =
+    ceil(d / bucket); 0 for one scale a row, -1 for none (scales (*lead, 0), the levels as they are).
+    Packs to the scales in full width and d symbols of ceil(log2 symbols) bits, three symbols five to a
+    byte. Codes of any integer type are made the narrowest one.
+    """
+
+    codes: Tensor  # of ``code_dtype``, indices into the table
+    scales: Tensor
+    table: str
+    s: int
+    base: float = 2.0
+    bucket: int = 0
+    kind = "levels"
+    tensors = ("codes", "scales")
+    static = ("table", "s", "base", "bucket")
+
+    def __post_init__(self) -> None:
+        self.codes = self.codes.to(code_dtype(self.symbols))
+
+    @property
+    def lead(self) -> torch.Size:
+        return self.codes.shape[:-1]
+
+    @property
+    def symbols(self) -> int:
+        """How many symbols there are."""
+        return symbols_of(self.table, self.s)
+
+    @property
+    def width(self) -> int:
+        """Bits of a symbol (where they are not three)."""
+        return bitpack.width_of(self.symbols)
+
+    def _write(self, out: Tensor) -> None:
+        if self.bucket == UNSCALED:
+            scales = out.new_full((*self.lead, 1), self.scale)
+        else:
+            scales = self.scales if self.scale == 1.0 else self.scales * self.scale
+        kernel = self.device.type == "cpu" and self.symbols <= TABLED
+        if not kernel or self.dtype not in (torch.float32, torch.float64):
+            out.copy_(decode_torch(self, scales))
+        elif out.numel():
+            pair = self.table in ("pair", "sign")
+            if self.table == "sign":  # -s and s: to choose is faster than to look up
+                scales = torch.stack((-scales, scales), -1).flatten(-2)
+            table = None if pair else _padded(self.table, self.s, self.base, self.dtype)
+            decode_levels(self.codes, table, scales, self.bucket, out)
+
+    def _cost(self) -> Counts:
+        return Counts(values=self.scales.shape[-1], raw=self._raw())
+
+    def _raw(self) -> int:
+        return 8 * bitpack.trit_bytes(self.d) if self.symbols == 3 else self.d * self.width
+
+    def _size(self) -> int:
+        return self.scales.shape[-1] * self.dtype.itemsize + bitpack.bytes_of(self._raw())
+
+    def _payload(self) -> Tensor:
+        head = self.scales.shape[-1] * self.dtype.itemsize
+        out = torch.empty(*self.lead, self._size(), dtype=torch.uint8, device=self.device)
+        if head:
+            out[..., :head] = bitpack.to_bytes(self.scales)
+        if self.symbols == 3:
+            return bitpack.pack_trits_into(self.codes, out, head)
+        return bitpack.pack_into(self.codes, self.width, out, head)
+
+    @classmethod
+    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> LevelsMessage:
+        d, dtype, table, s = known["d"], DTYPES[known["dtype"]], known["table"], known["s"]
+        bucket, symbols = known["bucket"], symbols_of(table, s)
+        head = scales_of(table, bucket, d) * dtype.itemsize
+        scales = bitpack.from_bytes(payload[..., :head], dtype)
+        if symbols == 3:
+            codes = bitpack.unpack_trits(payload, d, torch.uint8, head)
+        else:
+            width = bitpack.width_of(symbols)
+            codes = bitpack.unpack(payload, width, d, code_dtype(symbols), head)
+        return cls(d, dtype, codes, scales, table, s, known["base"], bucket, scale=known["scale"])
+
+
+def scales_of(table: str, bucket: int, d: int) -> int:
+    """Return how many full-width values a row has beside its symbols."""
+    buckets = {UNSCALED: 0, 0: 1}.get(bucket)
+    return (-(-d // bucket) if buckets is None else buckets) * (2 if table == "pair" else 1)
+
+
+def aligned(bucket: int) -> int:
+    """Return where long rows may be cut: at multiples of whole tiles or, if there are any, of buckets."""
+    return bucket * -(-ALIGN // bucket) if bucket > 0 else ALIGN
+
+
+def decode_levels(
+    codes: Tensor, table: Tensor | None, scales: Tensor, bucket: int, out: Tensor
+) -> None:
+    """Write the table's levels times scales (*lead, nb) into out (*lead, d), on CPU, by a kernel.
+
+    table: of out's type, its size a power of two in [256, 2^16]; None for a pair, scales (*lead, 2 nb).
+    """
+    d = codes.shape[-1]
+    symbols, rows = codes.reshape(-1, d).numpy(), out.view(-1, d).numpy()
+    held = scales.reshape(len(rows), -1).contiguous().numpy()
+    levels, own = held[0] if table is None else table.numpy(), bucket if bucket > 0 else d
+
+    def work(r0: int, r1: int, lo: int, hi: int) -> None:
+        _decode(symbols, levels, held, own, table is None, r0, r1, lo, hi, rows)
+
+    run_tiled(work, len(rows), d, COST, aligned(bucket))
+
+
+@compiled
+def _exponents_32(codes, r0, r1, lo, hi, out):
+    for r in range(r0, r1):
+        c, o = codes[r, lo:hi], out[r, lo:hi]
+        for j in range(c.shape[0]):
+            o[j] = np.uint32(np.uint32(c[j]) << np.uint32(23))
+
+
+@compiled
+def _exponents_64(codes, r0, r1, lo, hi, out):
+    for r in range(r0, r1):
+        c, o = codes[r, lo:hi], out[r, lo:hi]
+        for j in range(c.shape[0]):
+            o[j] = np.uint64(c[j]) << np.uint64(52)
+
+
+@dataclass(eq=False)
+class ExponentsMessage(Message):
+    """Sign and exponent of every coordinate, no scale: ``codes`` (*lead, d), 9 or 12 bits each."""
+
+    codes: Tensor  # int16: the top bits of the float, sign and exponent
+    kind = "exponents"
+    tensors = ("codes",)
+
+    def __post_init__(self) -> None:
+        self.codes = self.codes.to(torch.int16)
+
+    @property
+    def lead(self) -> torch.Size:
+        return self.codes.shape[:-1]
+
+    def _decode(self) -> Tensor:
+        """Return the values by plain torch (the reference; any device)."""
+        bits, mantissa = (torch.int64, 52) if self.dtype == torch.float64 else (torch.int32, 23)
+        return (self.codes.to(bits) << mantissa).view(self.dtype)
+
+    def _write(self, out: Tensor) -> None:
+        if self.device.type != "cpu" or not out.numel():
+            return super()._write(out)
+        codes = self.codes.reshape(-1, self.d).numpy()
+        wide = self.dtype == torch.float64
+        rows = out.view(-1, self.d).numpy().view(np.uint64 if wide else np.uint32)
+        kernel = _exponents_64 if wide else _exponents_32
+
+        def work(r0: int, r1: int, lo: int, hi: int) -> None:
+            kernel(codes, r0, r1, lo, hi, rows)
+
+        run_tiled(work, len(rows), self.d, COST)
+        if self.scale != 1.0:
+            out.mul_(self.scale)
+        return None
+
+    @property
+    def width(self) -> int:
+        """Bits of a symbol: 12 in float64, 9 in float32."""
+        return exponent_width(self.dtype)
+
+    def _cost(self) -> Counts:
+        return Counts(raw=self.d * self.width)
+
+    def _size(self) -> int:
+        return bitpack.bytes_of(self.d * self.width)
+
+    def _payload(self) -> Tensor:
+        return bitpack.pack(self.codes, self.width)
+
+    @classmethod
+    def read(
+        cls, known: dict[str, Any], payload: Tensor, stream: Stream | None
+    ) -> ExponentsMessage:
+        dtype = DTYPES[known["dtype"]]
+        codes = bitpack.unpack(payload, exponent_width(dtype), known["d"], torch.int16)
+        return cls(known["d"], dtype, codes, scale=known["scale"])
+
+
+def exponent_width(dtype: torch.dtype) -> int:
+    """Return the bits of sign and exponent: 12 in float64, 9 in float32."""
+    return 12 if dtype == torch.float64 else 9

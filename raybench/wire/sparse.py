@@ -1,0 +1,314 @@
+"""Sparse messages: some of d values; the support is sent, or derived from a shared seed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raybench.core.counts import Counts
+from raybench.core.streams import Stream
+from raybench.wire import bitpack
+from raybench.wire.base import DTYPES, Message, zero_absent
+from raybench.wire.indices import (
+    DAMAGED,
+    code_of,
+    codes_of,
+    decode,
+    encode,
+    per_count,
+)
+from raybench.wire.ragged import (
+    read_rows,
+    read_rows_torch,
+    write_rows,
+    write_rows_torch,
+)
+
+EXACT = 4096  # up to this k the entropy is that of the exact binomial coefficient
+
+
+@lru_cache(maxsize=2**16)
+def index_cost(d: int, k: int) -> Counts:
+    """Return the bits of a k-subset of d: as packed, explicit, bitmask, the shorter of them, and entropy.
+
+    auto: the code of (d, k), see ``indices``; explicit = k ceil(log2 d); bitmask = d (0 for k = 0);
+    entropy = ceil(log2 C(d, k)), a lower bound (exact for min(k, d - k) <= 4096, beyond that up to a
+    bit).
+    """
+    explicit, bitmask = k * bitpack.width_of(d), d if k else 0
+    if min(k, d - k) <= EXACT:
+        entropy = bitpack.width_of(math.comb(d, k))
+    else:
+        nats = math.lgamma(d + 1) - math.lgamma(k + 1) - math.lgamma(d - k + 1)
+        entropy = math.ceil(nats / math.log(2))
+    return Counts(
+        index_explicit=explicit,
+        index_auto=code_of(d, k).bits,
+        index_list_or_bitmask=min(explicit, bitmask),
+        index_bitmask=bitmask,
+        index_entropy=entropy,
+    )
+
+
+class _Scattered(Message):
+    """What sparse kinds share: ``values`` (*lead, k) at ``support()`` (*lead, k)."""
+
+    values: Tensor
+
+    def support(self) -> Tensor:
+        """Return the coordinates, int64 (*lead, k), distinct within a row."""
+        raise NotImplementedError
+
+    @property
+    def lead(self) -> torch.Size:
+        return self.values.shape[:-1]
+
+    def _scaled(self) -> Tensor:
+        return self.values if self.scale == 1.0 else self.values * self.scale
+
+    def _weighted(self) -> Tensor:
+        value = self._scaled()
+        return value if self.present is None else zero_absent(value, self.present)
+
+    def _write(self, out: Tensor) -> None:
+        # half a copy of out at a share of 1%, in any order of the support
+        out.zero_().scatter_(-1, self.support(), self._scaled())
+
+    def add_to(self, target: Tensor) -> Tensor:
+        return target.scatter_add_(-1, self.support(), self._weighted())
+
+    def sum_clients(self) -> Tensor:
+        *lead, n, k = self.values.shape
+        out = torch.zeros(*lead, self.d, dtype=self.dtype, device=self.device)
+        where = self.support().reshape(*lead, n * k)
+        return out.scatter_add_(-1, where, self._weighted().reshape(*lead, n * k))
+
+    def _sends(self) -> Tensor:
+        """Return which entries of the support are meant, bool (*lead, k)."""
+        live = torch.ones_like(self.values, dtype=torch.bool)
+        return live if self.present is None else live & self.present[..., None]
+
+    def union(self) -> Counts:
+        *lead, n, k = self.values.shape
+        hit = torch.zeros(*lead, self.d, dtype=torch.int64, device=self.device)
+        where = self.support().reshape(*lead, n * k)
+        hit.scatter_add_(-1, where, self._sends().reshape(*lead, n * k).long())
+        counts = (hit > 0).sum(-1)
+        free = self.stream is not None  # all know the seeds: no indices
+        costs = per_count(
+            counts,
+            lambda u: (Counts() if free else index_cost(self.d, u))._replace(values=u),
+            torch.float64,
+        )
+        cost = Counts(*costs)
+        size = counts * self.dtype.itemsize + (cost.index_auto.long() + 7) // 8
+        return cost._replace(bytes=size, messages=1)
+
+
+@dataclass(eq=False)
+class SparseMessage(_Scattered):
+    """k coordinates with their indices, ascending: ``indices`` and ``values`` (*lead, k)."""
+
+    indices: Tensor
+    values: Tensor
+    kind = "sparse"
+    tensors = ("indices", "values")
+
+    def support(self) -> Tensor:
+        return self.indices
+
+    def _cost(self) -> Counts:
+        k = self.values.shape[-1]
+        return index_cost(self.d, k)._replace(values=k)
+
+    @property
+    def index_bits(self) -> int:
+        """Bits that the indices take on the wire."""
+        return code_of(self.d, self.values.shape[-1]).bits
+
+    def _size(self) -> int:
+        return bitpack.bytes_of(self.index_bits) + self.values.shape[-1] * self.dtype.itemsize
+
+    def _payload(self) -> Tensor:
+        return torch.cat((bitpack.to_bytes(self.values), encode(self.indices, self.d)), -1)
+
+    def known(self) -> dict[str, Any]:
+        return {**super().known(), "k": self.values.shape[-1]}
+
+    @classmethod
+    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> SparseMessage:
+        d, k, dtype = known["d"], known["k"], DTYPES[known["dtype"]]
+        values = bitpack.from_bytes(payload[..., : k * dtype.itemsize], dtype)
+        indices = decode(payload[..., k * dtype.itemsize :], d, k)
+        return cls(d, dtype, indices, values, scale=known["scale"])
+
+
+@dataclass(eq=False)
+class SeededMessage(_Scattered):
+    """k values at coordinates that both sides draw from a stream: no indices are sent."""
+
+    values: Tensor
+    source: Stream  # of shape lead
+    common: bool = False  # one support for all clients of a cell
+    kind = "seeded"
+    tensors = ("values",)
+    static = ("common",)
+
+    def support(self) -> Tensor:
+        return support_of(self.source, self.d, self.values.shape[-1], self.common)
+
+    @property
+    def stream(self) -> Stream:
+        return self.source
+
+    def _cost(self) -> Counts:
+        return Counts(values=self.values.shape[-1])
+
+    def _size(self) -> int:
+        return self.values.shape[-1] * self.dtype.itemsize
+
+    def _payload(self) -> Tensor:
+        return bitpack.to_bytes(self.values)
+
+    def map(self, of_tensor: Any) -> SeededMessage:
+        changed = super().map(of_tensor)
+        assert isinstance(changed, SeededMessage)
+        # beyond the sender a row stands alone: its own key, common or not, gives its support
+        keys = self.source.keys
+        if self.common:
+            shared = self.source.shared().keys
+            keys = _over_clients(shared, self.source).expand(self.lead)
+        changed.source = Stream(of_tensor(keys))
+        changed.common = False
+        return changed
+
+    def select(self, cells: Tensor) -> SeededMessage:
+        changed = super().map(lambda x: x[cells])
+        assert isinstance(changed, SeededMessage)
+        changed.source = self.source[cells]
+        return changed
+
+    def describe(self) -> dict[str, Any]:
+        if self.common:
+            return self.map(lambda x: x).describe()
+        return super().describe()
+
+    @classmethod
+    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> SeededMessage:
+        assert stream is not None
+        dtype = DTYPES[known["dtype"]]
+        values = bitpack.from_bytes(payload, dtype)
+        common = known.get("common", False)
+        return cls(known["d"], dtype, values, stream, common, scale=known["scale"])
+
+
+def support_of(source: Stream, d: int, k: int, common: bool) -> Tensor:
+    """Return the k coordinates of d that a stream stands for, int64 of shape (*source.shape, k)."""
+    if common:
+        shared = source.shared().subset(d, k)
+        return _over_clients(shared, source, -2).expand(*source.shape, k)
+    return source.subset(d, k)
+
+
+def _over_clients(shared: Tensor, source: Stream, axis: int = -1) -> Tensor:
+    """Return what the clients of a cell share with an axis for them, if the stream has clients."""
+    return shared if source.ids is None else shared.unsqueeze(axis)
+
+
+@dataclass(eq=False)
+class RaggedMessage(_Scattered):
+    """Rows of different length: the first ``counts`` (*lead) of ``indices``, ``values`` (*lead, k).
+
+    A row's indices ascend; its entries beyond the count must be zero (index 0, value 0) and are
+    neither sent nor booked. Sends the count (ceil(log2(d+1)) bits, in whole bytes), the values, the
+    indices in the code of (d, count).
+    """
+
+    counts: Tensor
+    indices: Tensor
+    values: Tensor
+    kind = "ragged"
+    tensors = ("counts", "indices", "values")
+
+    def support(self) -> Tensor:
+        return self.indices
+
+    def _write(self, out: Tensor) -> None:
+        out.zero_().scatter_add_(-1, self.indices, self._scaled())
+
+    def _cost(self) -> Counts:
+        head = bitpack.width_of(self.d + 1)
+        costs = per_count(
+            self.counts,
+            lambda k: index_cost(self.d, k)._replace(values=k, raw=head),
+            torch.float64,
+        )
+        return Counts(*costs)
+
+    @property
+    def index_bits(self) -> Tensor:
+        """Bits that each row's indices take on the wire, int64 of shape lead."""
+        return codes_of(self.counts, self.d)[2]
+
+    def _sends(self) -> Tensor:
+        own = torch.arange(self.values.shape[-1], device=self.device) < self.counts[..., None]
+        return own & super()._sends()
+
+    def _starts(self) -> Tensor:
+        return _head(self.d) + self.counts * self.dtype.itemsize
+
+    def _size(self) -> Tensor:
+        return self._starts() + (self.index_bits + 7) // 8
+
+    def _payload(self) -> Tensor:
+        size, counts = self._size(), self.counts.reshape(-1)
+        wide = int(size.max()) if size.numel() else 0
+        out = torch.zeros(*self.lead, wide, dtype=torch.uint8, device=self.device)
+        if not size.numel():
+            return out
+        if out.device.type == "cpu":
+            self._write_rows(out.view(-1), torch.arange(len(counts)) * wide, size)
+            return out
+        write_rows_torch(out.view(-1, wide), counts, *self._flat(), self.d)
+        return out
+
+    def joined(self, size: Tensor) -> Tensor:
+        if self.device.type != "cpu":
+            return super().joined(size)
+        ends = size.reshape(-1).cumsum(0)
+        out = torch.empty(int(ends[-1]) if len(ends) else 0, dtype=torch.uint8)
+        self._write_rows(out, ends - size.reshape(-1), size)
+        return out
+
+    def _flat(self) -> tuple[Tensor, Tensor]:
+        """Return values and indices as (R, k)."""
+        shape = self.counts.numel(), self.values.shape[-1]
+        return self.values.reshape(shape), self.indices.reshape(shape)
+
+    def _write_rows(self, out: Tensor, starts: Tensor, size: Tensor) -> None:
+        counts = self.counts.reshape(-1)
+        write_rows(out, starts, size.reshape(-1), counts, *self._flat(), self.d)
+
+    @classmethod
+    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> RaggedMessage:
+        d, dtype, lead = known["d"], DTYPES[known["dtype"]], payload.shape[:-1]
+        head, rows = _head(d), payload.reshape(math.prod(lead), payload.shape[-1])
+        counts = bitpack.unpack(rows[:, :head], bitpack.width_of(d + 1), 1)[:, 0]
+        most = int(counts.max()) if counts.numel() else 0
+        starts = head + counts * dtype.itemsize
+        if most > d or (counts.numel() and int(starts.max()) > rows.shape[-1]):
+            raise ValueError(DAMAGED)
+        read = read_rows if payload.device.type == "cpu" else read_rows_torch
+        indices, values = read(rows, counts, d, dtype)
+        own = (counts.view(lead), indices.view(*lead, most), values.view(*lead, most))
+        return cls(d, dtype, *own, scale=known["scale"])
+
+
+def _head(d: int) -> int:
+    """Return the bytes of a row's count."""
+    return bitpack.bytes_of(bitpack.width_of(d + 1))
