@@ -4,7 +4,7 @@ from math import inf, sqrt
 
 from raybench.algorithms.base import Number, PerCell, Unbiased, algorithm, theory, where
 from raybench.algorithms.diana import Diana
-from raybench.theory.rule import NoTheory, Rate, Setting
+from raybench.theory import NoTheory, Rate, Setting
 
 
 def refresh(k: Setting) -> float:

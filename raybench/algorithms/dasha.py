@@ -3,7 +3,7 @@
 from math import sqrt
 
 from raybench.algorithms.base import Algorithm, Contractive, Dense, Number, Unbiased, algorithm
-from raybench.theory.rule import NoTheory, Rate, Setting
+from raybench.theory import NoTheory, Rate, Setting
 
 
 def follow_rate(k: Setting) -> float:

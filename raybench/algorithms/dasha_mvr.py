@@ -3,7 +3,7 @@
 from raybench.algorithms.base import Contractive, Integer, Number, Unbiased, algorithm
 from raybench.algorithms.dasha import Dasha, follow_rate
 from raybench.algorithms.dasha_page import tracked
-from raybench.theory.rule import Rate, Setting
+from raybench.theory import Rate, Setting
 
 
 def mvr(k: Setting) -> Rate:

@@ -5,7 +5,7 @@ from math import sqrt
 from raybench.algorithms.base import Contractive, Integer, Number, Unbiased, algorithm, where
 from raybench.algorithms.dasha import Dasha, follow_rate, lag
 from raybench.algorithms.ef21_page import refresh
-from raybench.theory.rule import Rate, Setting
+from raybench.theory import Rate, Setting
 
 
 def tracked(k: Setting, change: float, noise: float) -> Rate:

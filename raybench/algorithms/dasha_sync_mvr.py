@@ -13,7 +13,7 @@ from raybench.algorithms.base import (
 from raybench.algorithms.dasha import Dasha, follow_rate
 from raybench.algorithms.dasha_page import tracked
 from raybench.algorithms.vr_marina import anew
-from raybench.theory.rule import Rate, Setting
+from raybench.theory import Rate, Setting
 
 
 def sync_mvr(k: Setting) -> Rate:

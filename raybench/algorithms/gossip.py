@@ -9,7 +9,7 @@ from raybench.algorithms.base import (
     theory,
     zeros_like,
 )
-from raybench.theory.rule import Setting
+from raybench.theory import Setting
 
 
 def weight(k: Setting) -> float:

@@ -8,7 +8,7 @@ from raybench.algorithms.base import (
     theory,
     zeros_like,
 )
-from raybench.theory.rule import Setting
+from raybench.theory import Setting
 
 
 def dual_weight(k: Setting) -> float:

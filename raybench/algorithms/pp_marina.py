@@ -13,7 +13,7 @@ from raybench.algorithms.base import (
     where,
 )
 from raybench.algorithms.marina import Marina
-from raybench.theory.rule import Rate, Setting
+from raybench.theory import Rate, Setting
 
 
 def sync_probability(k: Setting) -> float:

@@ -2,7 +2,7 @@
 
 from raybench.algorithms.base import Contractive, Dense, algorithm
 from raybench.algorithms.ef21 import EF21
-from raybench.theory.rule import Rate, Setting
+from raybench.theory import Rate, Setting
 
 
 class ThreePC(EF21):

@@ -2,7 +2,7 @@
 
 from raybench.algorithms.base import Contractive, Operator, Unbiased, algorithm
 from raybench.algorithms.three_pc import ThreePC
-from raybench.theory.rule import Rate, Setting, contraction
+from raybench.theory import Rate, Setting, contraction
 
 
 def v2(k: Setting) -> Rate:

@@ -2,7 +2,7 @@
 
 from raybench.algorithms.base import Contractive, Dense, Number, algorithm
 from raybench.algorithms.three_pc import ThreePC
-from raybench.theory.rule import Rate, Setting, contraction, sync_probability
+from raybench.theory import Rate, Setting, contraction, sync_probability
 
 
 def v5(k: Setting) -> Rate:

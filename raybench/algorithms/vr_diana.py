@@ -14,7 +14,7 @@ from raybench.algorithms.base import (
 )
 from raybench.algorithms.diana import Diana
 from raybench.core.errors import InputError
-from raybench.theory.rule import Rate, Setting
+from raybench.theory import Rate, Setting
 
 TABLE_MOST = 1 << 29  # values in SAGA's tables: 4 GiB in float64
 

@@ -1,0 +1,173 @@
+"""Whole cells, one checkout beside another: does a change make rounds of a method slower?
+
+    python benchmarks/cells.py --against ../before [--repeats 7] [--filter top_k] [--threads 1]
+
+Each case is a method with an operator on a problem, for one cell and for a batch of 16. Two processes, one
+per checkout, run the same cases in turn, so that both meet the same machine; printed is the median time
+of a round in each (``seconds`` of the curves: recording is not in it) and the median of the ratios, now /
+before. Without ``--against`` only this checkout is timed, beside gradient descent on the same problem.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).resolve().parent.parent
+PROBLEMS: dict[str, tuple[dict[str, Any], int]] = {  # and rounds
+    "logistic d=30": ({"name": "logistic", "dataset": "breast_cancer", "clients": 20}, 600),
+    "tridiagonal d=1,000": ({"name": "tridiagonal", "dim": 1000, "clients": 10}, 300),
+    "tridiagonal d=100,000": (
+        {"name": "tridiagonal", "dim": 100_000, "clients": 4, "dtype": "float32"},
+        20,
+    ),
+    "matrix 24 x 16": ({"name": "quadratic", "shape": [[24, 16]], "clients": 4}, 100),
+}
+ANYWHERE = [
+    *("identity", "top_k:k=1%", "top_k:k=10%", "rtop_k:k=10%", "rand_k:k=1%", "dgc:k=1%"),
+    *("block_top_k:k=1,block=10", "pos_neg_top_k:k=5", "adaptive_threshold", "wangni:k=10%"),
+    *("adaptive_threshold:energy=0.9", "l1_sampling", "random_sparsification:p=0.1", "perm_k"),
+    *("natural", "dithering", "natural_dithering", "qsgd", "terngrad", "scaled_sign", "one_bit"),
+    *(
+        "exponential_rounding",
+        "stochastic_rounding",
+        "fp16",
+        "bf16",
+        "int8",
+        "nf4",
+        "mxfp8",
+        "mxfp4",
+    ),
+    *("chain", "two_shot", "induced", "optimal_rescale", "top_k_natural:k=10%", "entropy_coded"),
+]
+MATRICES = ["svd", "power_step", "st_hosvd", "hosvd", "tucker", "tensor_train", "cp"]
+
+
+def cases(pattern: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (title, sweep file) of every case whose title holds the pattern."""
+    from raybench import api
+    from raybench.core.errors import InputError
+
+    for problem, (section, rounds) in PROBLEMS.items():
+        operators = MATRICES if problem.startswith("matrix") else ANYWHERE
+        for operator in operators:
+            try:
+                op = api.compressor(operator)
+            except InputError:
+                continue  # an operator that this checkout does not have, or that needs parameters
+            biased = op.omega(64) is None
+            for cells in (1, 16):
+                title = f"{problem}, {cells} cells, {'ef21' if biased else 'diana'} {operator}"
+                if pattern not in title:
+                    continue
+                steps = [1e-6 * (j + 1) for j in range(cells)]
+                yield (
+                    title,
+                    {
+                        "name": "cells",
+                        "problem": section,
+                        "algorithm": "ef21" if biased else "diana",
+                        "compressor": _section(operator),
+                        "step_size": {"value": steps},
+                        "rounds": rounds,
+                        "record": {"points": 8},
+                        "allow_unproven": True,
+                    },
+                )
+
+
+def _section(operator: str) -> dict[str, Any]:
+    name, _, given = operator.partition(":")
+    return {"name": name, **dict(part.split("=") for part in given.split(",") if part)}
+
+
+def serve() -> None:
+    """Answer each line, a sweep file in JSON, by the seconds of a round of the whole batch."""
+    import torch
+
+    import raybench
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    for line in sys.stdin:
+        config = json.loads(line)
+        with tempfile.TemporaryDirectory() as folder:
+            stdout, sys.stdout = sys.stdout, sys.stderr
+            raybench.sweep(config, Path(folder) / "out", inline=True)
+            curves = raybench.load(Path(folder) / "out")
+            sys.stdout = stdout
+        kept = curves[curves["round"] > 0].groupby("cell")
+        spent = kept["seconds"].max() - kept["seconds"].min()
+        rounds = kept["round"].max() - kept["round"].min()
+        print(json.dumps(float((spent / rounds).sum())), flush=True)
+
+
+class Worker:
+    """A process that runs the cases with one checkout's code."""
+
+    def __init__(self, checkout: Path, threads: int) -> None:
+        env = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": str(threads)}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--serve"],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def __call__(self, config: dict[str, Any]) -> float:
+        """Return the seconds of a round, NaN where this checkout cannot run the case."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(config) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            sys.exit(f"a process failed on {config}; run it with --serve by hand to see why")
+        return float(json.loads(answer))
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--against", type=Path, help="another checkout of raybench")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--filter", default="", help="only cases whose title holds this text")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve:
+        return serve()
+    now = Worker(HERE, given.threads)
+    before = Worker(given.against.resolve(), given.threads) if given.against else None
+    slower = []
+    print(f"{'milliseconds of a round':62s} {'now':>9s} {'before':>9s} {'ratio':>6s}")
+    for title, config in cases(given.filter):
+        if before is None:
+            base = {**config, "algorithm": "gd"}
+            del base["compressor"]
+            other = lambda base=base: now(base)  # noqa: E731
+        else:
+            other = lambda config=config, before=before: before(config)  # noqa: E731
+        now(config), other()  # compiles kernels
+        pairs = [(now(config), other()) for _ in range(given.repeats)]
+        mine, theirs = (median(p[j] for p in pairs) for j in (0, 1))
+        ratio = median(a / b for a, b in pairs)
+        mark = " slower" if before is not None and ratio > 1.1 else ""
+        slower += [title] if mark else []
+        print(f"{title:62s} {1e3 * mine:9.4f} {1e3 * theirs:9.4f} {ratio:6.2f}{mark}", flush=True)
+    if before is not None:
+        print(f"{len(slower)} cases slower by more than 10 %")
+    return None
+
+
+if __name__ == "__main__":
+    main()
