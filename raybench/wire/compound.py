@@ -275,7 +275,7 @@ class FlaggedMessage(ConcatMessage):
     def sum_clients(self) -> Tensor:
         return self._weighted()[1].sum_clients()
 
-    def union(self) -> tuple[Counts, Any]:
+    def union(self) -> Counts:
         return self.parts[1].union()
 
 

@@ -139,7 +139,7 @@ class NestedMessage(ConcatMessage):
     def sum_clients(self) -> Tensor:
         return self.plain().sum_clients()
 
-    def union(self) -> tuple[Counts, Any]:
+    def union(self) -> Counts:
         return self.plain().union()
 
 
@@ -210,7 +210,7 @@ class SumMessage(ConcatMessage):
             total = total + part.sum_clients()
         return total
 
-    def union(self) -> tuple[Counts, Any]:
+    def union(self) -> Counts:
         parts = [scattered(part) for part in self.parts]
         own = [part for part in parts if part is not None]
         if len(own) < len(parts):
@@ -258,5 +258,5 @@ class ScaledMessage(ConcatMessage):
         product = self.product()
         return self.decode().sum(-2) if product is None else product.sum_clients()
 
-    def union(self) -> tuple[Counts, Any]:
+    def union(self) -> Counts:
         return self.parts[1].union()
