@@ -250,13 +250,7 @@ def test_an_algorithm_is_one_short_file(file: Path) -> None:
 
 @pytest.mark.parametrize("file", ALGORITHMS, ids=names)
 def test_an_algorithm_knows_no_ranks_no_bits_no_cells(file: Path) -> None:
-    allowed = {
-        "raybench.algorithms",
-        "raybench.theory.rule",
-        "raybench.core.errors",
-        "torch",
-        "math",
-    }
+    allowed = {"raybench.algorithms", "raybench.theory", "raybench.core", "torch", "math"}
     for one in IMPORTS[file]:
         where = ".".join(one.module.split(".")[:2])
         assert where in allowed, f"{one}: methods speak through net and base alone"
