@@ -265,7 +265,7 @@ def test_minibatches_reach_a_floor_and_pay_for_what_they_read(name):
     problem = {"name": "least_squares", **DATA}
     run = finished(method(name, problem, None, 300, batch=2).batch((1.0,), (0, 1)), every=20)
     norms = run.recorder.column("grad_norm_sq")
-    assert (run.net.evals == 600).all()
+    assert (run.net.oracle.evals == 600).all()
     assert (norms[:, -1] < 0.1 * norms[:, 0]).all()
     assert largest(norms[:1], norms[1:]) > 0
 

@@ -140,7 +140,7 @@ def test_participants_pay_for_what_they_send_and_evaluate():
     run.advance(run.rounds)
     share = torch.stack(took).double().mean(2).sum(0).numpy()
     np.testing.assert_allclose(run.bits("up"), 3 * (64 + 4) * share)
-    np.testing.assert_allclose(run.net.evals, 1 + share)  # start evaluates all clients
+    np.testing.assert_allclose(run.net.oracle.evals, 1 + share)  # start evaluates all clients
     assert (np.abs(share / 100 - 0.3) < 0.1).all()
 
 
@@ -236,7 +236,7 @@ def test_gradients_evaluated_for_the_record_are_not_free(monkeypatch, name, comp
     monkeypatch.setattr(net, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(engine_run, "perf_counter", lambda: clock[0])
     run.advance(5)
-    evaluated = run.net.evals[0]  # one sample per client: evaluations are gradients
+    evaluated = run.net.oracle.evals[0]  # one sample per client: evaluations are gradients
     assert len(calls) in (evaluated, evaluated + 1)  # the last record may be beyond the method
     assert run.clock[1, 0] == evaluated
     assert run.clock[0, 0] == evaluated

@@ -269,7 +269,7 @@ class Counting:
         for name in ("oracle", "grad", "block_grad", "distill"):
             if hasattr(problem, name):
                 setattr(problem, name, self.counted(name, getattr(problem, name)))
-        grad, star = net.grad, net.oracle_at_minimizer
+        grad, star = net.grad, net.oracle.at_minimizer
 
         def asked(x, sample=None, *, cells=None, clients=None):
             if clients is not None:
@@ -284,7 +284,7 @@ class Counting:
             self.total = before
             return out
 
-        net.grad, net.oracle_at_minimizer = asked, unseen
+        net.grad, net.oracle.at_minimizer = asked, unseen
 
     def counted(self, name, call):
         def counting(x, *rest, **named):
@@ -324,7 +324,7 @@ def test_gradients_are_counted_as_they_are_evaluated(method):
     spy = Counting(run)
     run.advance(25)
     assert spy.total > 0
-    assert float(run.net.evals.sum()) == pytest.approx(spy.total, rel=1e-12)
+    assert float(run.net.oracle.evals.sum()) == pytest.approx(spy.total, rel=1e-12)
 
 
 KNOWN = [  # method, parameters, samples per client after 25 rounds with 12 samples each
@@ -346,7 +346,7 @@ def test_known_counts(name, params, compressor, samples):
     problem = {"name": "least_squares", **DATA}
     method = Method(name, params, compressor, problem, step=0.01, rounds=25)
     run = finished(method.batch((1.0, 0.5), (0, 1)), every=5)
-    assert run.net.evals.tolist() == [samples] * 2
+    assert run.net.oracle.evals.tolist() == [samples] * 2
 
 
 class Peeks(GD):
@@ -364,7 +364,7 @@ def test_gradients_past_the_books_are_noticed():
         )
         spy = Counting(run)
         run.advance(25)
-    assert float(run.net.evals.sum()) == spy.total - 25
+    assert float(run.net.oracle.evals.sum()) == spy.total - 25
 
 
 # Memory ----------------------------------------------------------------------------------------

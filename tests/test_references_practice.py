@@ -85,7 +85,7 @@ def facts(run) -> SimpleNamespace:
 
     def common(t):
         net.begin(t + 1)
-        return net.common_sample("common", a.common)[0].numpy()
+        return net.oracle.common_rows("common", a.common)[0].numpy()
 
     step, gamma = run.first.step, float(run.gamma.values[0])
     return SimpleNamespace(

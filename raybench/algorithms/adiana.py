@@ -2,8 +2,15 @@
 
 from math import inf, sqrt
 
-from raybench.algorithms.base import Number, PerCell, Unbiased, algorithm, theory, where
-from raybench.algorithms.diana import Diana
+from raybench.algorithms.base import (
+    Algorithm,
+    Number,
+    PerCell,
+    Unbiased,
+    algorithm,
+    theory,
+    where,
+)
 from raybench.theory import NoTheory, Rate, Setting
 
 
@@ -33,10 +40,11 @@ def adiana(k: Setting) -> Rate:
     proximal=True,
     theory=adiana,
     auto={"alpha": theory.shift_rate, "p": refresh, "mu": strength},
+    alpha=Number("auto", low=0, high=1, words=("auto",), per_cell=True, help="shift rate"),
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
     mu=Number("auto", low=0, open_low=True, words=("auto",), per_cell=True, help="convexity of f"),
 )
-class ADiana(Diana):
+class ADiana(Algorithm):
     """x = th1 z + w/2 + (1/2 - th1) y; y+ = prox(x - gamma (h + mean Q(grad f_i(x) - h_i))).
 
     h_i <- h_i + alpha Q'(grad f_i(w) - h_i); z <- b z + (1-b) x + (q/gamma)(y+ - x); w <- y with
@@ -45,6 +53,9 @@ class ADiana(Diana):
     the paper's, not proved here. Up: two messages. Down: d values, the estimate, from which all keep
     x, y, z, w. Source: Li, Kovalev, Qian, Richtarik 2020, algorithm 2.
     """
+
+    def setup(a, wire, s, c):
+        c.h, s.h = wire.zeros(), wire.zero()
 
     def start(a, net, s, c):
         super().start(net, s, c)

@@ -27,10 +27,10 @@ class CLAG(ThreePC):
     values. Source: Richtarik et al. 2022, 3PC, algorithm CLAG.
     """
 
-    def update(a, net, s, c, x):
+    def update(a, wire, s, c, x):
         left, moved = (x - c.g).square().sum(-1), (x - c.y).square().sum(-1)
-        net.charge(1)  # whether it fired
-        a.add(net, s, c, a.C(x - c.g, net.stream("up")).masked(left > a.z * moved))
+        wire.charge(1)  # whether it fired
+        return a.add(wire, c, a.C(x - c.g, wire.stream("up")).masked(left > a.z * moved))
 
 
 @algorithm("lag", own="identity", up=None, broadcast=Contractive, proximal=True, theory=clag)

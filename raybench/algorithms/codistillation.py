@@ -29,28 +29,23 @@ class Codistillation(Points):
     Source: Anil et al. 2018.
     """
 
-    def start(a, net, s, c):
-        super().start(net, s, c)
-        s.t = 0
-
     def round(a, net, s, c):
-        s.t += 1
-        rows = net.common_sample("common", a.common)
+        rows = net.oracle.common_rows("common", a.common)
         total, own = getattr(a, a.exchange)(net, s, c, rows)
         teacher = (total[:, None] - own) / max(1, net.n - 1)
-        w = a.w * (min(1.0, s.t / a.ramp) if net.n > 1 else 0.0)
-        c.X = c.X - a.gamma * (a.gradient(net, c.X) + w * net.distill(c.X, rows, teacher))
+        w = a.w * (min(1.0, net.t / a.ramp) if net.n > 1 else 0.0)
+        c.X = c.X - a.gamma * (a.gradient(net, c.X) + w * net.oracle.distill(c.X, rows, teacher))
 
     def predictions(a, net, s, c, rows):
         """Return the sum of all clients' predictions (B, common, outputs), and each client's own."""
-        own = net.predict(c.X, rows)
+        own = net.oracle.predict(c.X, rows)
         total = net.down(Dense(net.up(Dense(own.flatten(2))).sum()))
         return total.view_as(own[:, 0]), own
 
     def checkpoints(a, net, s, c, rows):
         """Return the same for the points that were last sent."""
-        if (s.t - 1) % a.every == 0:
+        if (net.t - 1) % a.every == 0:
             points = net.up(Dense(c.X)).decode()
             s.sent = net.down(Dense(points.flatten(1))).view_as(points)
-        known = net.predict(s.sent, rows)
+        known = net.oracle.predict(s.sent, rows)
         return known.sum(1), net.here(known)

@@ -2,7 +2,7 @@
 
 from math import sqrt
 
-from raybench.algorithms.base import Algorithm, Contractive, Dense, Number, Unbiased, algorithm
+from raybench.algorithms.base import Contractive, Dense, Estimator, Number, Unbiased, algorithm
 from raybench.theory import NoTheory, Rate, Setting
 
 
@@ -47,7 +47,7 @@ def dasha(k: Setting) -> Rate:
     auto={"alpha": follow_rate},
     alpha=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
 )
-class Dasha(Algorithm):
+class Dasha(Estimator):
     """x <- x - gamma g; m_i = Q(h_i+ - h_i - alpha (g_i - h_i)); g_i <- g_i + m_i; h_i <- h_i+.
 
     h_i+ = grad f_i(x); the server's g equals mean g_i. alpha = auto is 1/(2 omega + 1). Nothing is
@@ -55,19 +55,14 @@ class Dasha(Algorithm):
     Down: d values. Source: Tyurin, Richtarik 2022, algorithm 1.
     """
 
-    def start(a, net, s, c):
-        c.h = net.grad(s.x)
-        c.g, s.g = c.h.clone(), net.up(Dense(c.h)).mean()
+    opens = True
 
-    def track(a, net, s, c, old):
-        """Return h_i+ at s.x, (B, n_here, d); ``old`` is the model of the round before."""
-        return net.grad(s.x)
+    def open(a, wire, s, c, grad):
+        c.h, c.g = grad, grad.clone()
+        return wire.up(Dense(grad)).mean()
 
-    def round(a, net, s, c):
-        old = s.x
-        a.step(net, s, s.g)
-        h = a.track(net, s, c, old)
-        m = a.Q(h - c.h - a.alpha * (c.g - c.h), net.stream("up"))
+    def estimate(a, wire, s, c, grad):
+        m = a.Q(grad - c.h - a.alpha * (c.g - c.h), wire.stream("up"))
         m.add_to(c.g)
-        s.g += net.up(m).mean()
-        c.h = h
+        c.h = grad
+        return s.g + wire.up(m).mean()

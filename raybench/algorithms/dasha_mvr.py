@@ -35,6 +35,12 @@ class DashaMVR(Dasha):
     Tyurin, Richtarik 2022, DASHA-MVR.
     """
 
-    def track(a, net, s, c, old):
+    def source(a, net, s, c):
+        if net.t == 0:
+            return net.grad(s.x)
         J = net.sample("batch", a.batch)
-        return net.grad(s.x, J) + (1 - a.momentum) * (c.h - net.grad(old, J))
+        return net.grad(s.x, J) + (1 - a.momentum) * (c.h - net.grad(s.old, J))
+
+    def follow(a, net, s, u):
+        s.old = s.x
+        super().follow(net, s, u)

@@ -47,12 +47,18 @@ class DashaPage(Dasha):
     values. Source: Tyurin, Richtarik 2022, DASHA-PAGE.
     """
 
-    def track(a, net, s, c, old):
+    def source(a, net, s, c):
+        if net.t == 0:
+            return net.grad(s.x)
         J = net.sample("batch", a.batch)
         coins = net.shared_stream("refresh").uniform(net.n) < a.p.values[:, None]
         own, b = net.here(coins), coins.any(1).nonzero().flatten()
-        h = c.h + net.grad(s.x, J, clients=~own) - net.grad(old, J, clients=~own)
+        h = c.h + net.grad(s.x, J, clients=~own) - net.grad(s.old, J, clients=~own)
         if len(b):
             full = net.grad(s.x, cells=b, clients=own[b])
             h[b] = where(own[b, :, None], full, h[b])
         return h
+
+    def follow(a, net, s, u):
+        s.old = s.x
+        super().follow(net, s, u)

@@ -3,13 +3,18 @@
 from raybench.algorithms.base import Dense, Integer, Number, Points, algorithm, theory
 
 
+def spring(k: theory.Setting) -> float:
+    """Return beta/n, at most beta/2: a single client and the centre would throw each other past."""
+    return float(k.numbers["beta"]) / max(2, k.n)
+
+
 @algorithm(
     "easgd",
     version="2",
     up=None,
     stochastic=True,
     theory=theory.prox_lead,
-    auto={"alpha": lambda k: float(k.numbers["beta"]) / max(2, k.n)},
+    auto={"alpha": spring},
     beta=Number(0.9, low=0, high=1, per_cell=True, help="pull of the centre to the mean client"),
     alpha=Number("auto", low=0, high=1, words=("auto",), per_cell=True),
     tau=Integer(1, low=1, help="local steps per round"),
@@ -34,5 +39,4 @@ class EASGD(Points):
             c.X = c.X - a.gamma * net.grad(c.X, J) - (0.0 if j else force)
 
     def point(a, net, s, c):
-        net.oracle_mean(c.X)  # notes how far the clients are apart
         return s.x

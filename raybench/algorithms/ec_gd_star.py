@@ -14,7 +14,7 @@ class ECGDStar(EF14):
 
     def start(a, net, s, c):
         super().start(net, s, c)
-        c.h = net.oracle_at_minimizer()
+        c.h = net.oracle.at_minimizer()
 
-    def direction(a, net, s, c):
-        return a.gradient(net, s.x) - c.h
+    def shifted(a, wire, s, c, grad):
+        return grad - c.h

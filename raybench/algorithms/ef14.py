@@ -1,6 +1,6 @@
 """Error feedback, the classic form."""
 
-from raybench.algorithms.base import Algorithm, Choice, Contractive, algorithm, theory
+from raybench.algorithms.base import Choice, Contractive, Estimator, algorithm, theory
 
 
 @algorithm(
@@ -10,7 +10,7 @@ from raybench.algorithms.base import Algorithm, Choice, Contractive, algorithm, 
     theory=theory.ef14,
     memory=Choice("step", "gradient", help="the error is of gamma grad, or of grad"),
 )
-class EF14(Algorithm):
+class EF14(Estimator):
     """c_i = C(e_i + gamma grad f_i(x)); e_i <- e_i + gamma grad f_i(x) - c_i; x <- x - mean c_i.
 
     With ``memory: gradient`` gamma stays outside: c_i = C(e_i + grad f_i(x)), x <- x - gamma mean c_i;
@@ -19,16 +19,16 @@ class EF14(Algorithm):
     message. Down: d values. Source: Seide et al. 2014; Stich et al. 2018.
     """
 
-    def start(a, net, s, c):
-        c.e = net.zeros()
+    def setup(a, wire, s, c):
+        a.in_steps = a.memory == "step"
+        c.e = wire.zeros()
 
-    def direction(a, net, s, c):
-        """Return what the client would step along, (B, n_here, d)."""
-        return a.gradient(net, s.x)
-
-    def round(a, net, s, c):
-        inside, outside = (a.gamma, 1.0) if a.memory == "step" else (1.0, a.gamma)
-        v = c.e + inside * a.direction(net, s, c)
-        m = a.C(v, net.stream("up"))
+    def estimate(a, wire, s, c, grad):
+        v = c.e + (a.gamma if a.in_steps else 1.0) * a.shifted(wire, s, c, grad)
+        m = a.C(v, wire.stream("up"))
         c.e = v - m.decode()
-        a.move(net, s, outside * net.up(m).mean())
+        return wire.up(m).mean()
+
+    def shifted(a, wire, s, c, grad):
+        """Return what the client would step along, (B, n_here, d)."""
+        return grad

@@ -1,13 +1,12 @@
 """EF21: error feedback by compressed differences."""
 
 from raybench.algorithms.base import (
-    Algorithm,
     Choice,
     Contractive,
     Dense,
+    Estimator,
     algorithm,
     theory,
-    zeros_like,
 )
 
 
@@ -19,7 +18,7 @@ from raybench.algorithms.base import (
     theory=theory.ef21,
     init=Choice("compressed", "full", "zero", help="first message: C(grad), grad, or none"),
 )
-class EF21(Algorithm):
+class EF21(Estimator):
     """x <- x - gamma g; c_i = C(grad f_i(x) - g_i); g_i <- g_i + c_i; g <- g + mean c_i.
 
     gamma = 1/(L + L_tilde sqrt(beta/theta)), theta = 1 - sqrt(1 - alpha), beta = (1 - alpha)/theta.
@@ -27,25 +26,23 @@ class EF21(Algorithm):
     message. Down: d values. Source: Richtarik, Sokolov, Fatkhullin 2021, algorithm 2.
     """
 
-    def start(a, net, s, c):
-        a.begin(net, s, c, a.gradient(net, s.x))
+    opens = True
 
-    def round(a, net, s, c):
-        a.step(net, s, s.g)
-        s.g += a.send(net, s, c, a.gradient(net, s.x))
+    def setup(a, wire, s, c):
+        c.g, s.g = wire.zeros(), wire.zero()
 
-    def begin(a, net, s, c, target):
-        """Set g_i and g by the first messages."""
-        c.g, s.g = zeros_like(target), zeros_like(s.x)
-        if a.init != "zero":
-            s.g += a.send(net, s, c, target, dense=a.init == "full")
+    def estimate(a, wire, s, c, grad):
+        return s.g + a.send(wire, s, c, grad)
 
-    def send(a, net, s, c, target, dense=False):
-        """g_i <- g_i + C(target_i - g_i); return the mean of the messages."""
-        v = target - c.g
-        m = Dense(v) if dense else a.C(v, net.stream("up"))
+    def open(a, wire, s, c, grad):
+        return s.g if a.init == "zero" else s.g + a.send(wire, s, c, grad, dense=a.init == "full")
+
+    def send(a, wire, s, c, grad, dense=False):
+        """g_i <- g_i + C(grad_i - g_i); return the mean of the messages."""
+        v = grad - c.g
+        m = Dense(v) if dense else a.C(v, wire.stream("up"))
         m.add_to(c.g)
-        return net.up(m).mean()
+        return wire.up(m).mean()
 
 
 @algorithm(

@@ -1,6 +1,6 @@
 """EF21 with bidirectional compression."""
 
-from raybench.algorithms.base import Contractive, algorithm, theory, zeros_like
+from raybench.algorithms.base import Contractive, algorithm, theory
 from raybench.algorithms.ef21 import EF21
 
 
@@ -12,12 +12,16 @@ class EF21BC(EF21):
     message of C. Down: one of D. Source: Fatkhullin et al. 2021, algorithm 5.
     """
 
-    def start(a, net, s, c):
-        super().start(net, s, c)
-        s.w = s.g
-        s.g = zeros_like(s.w) + net.down(a.D(s.w, net.server_stream("down")))
+    told = False
 
-    def round(a, net, s, c):
-        s.x = s.x - a.gamma * s.g
-        s.w += a.send(net, s, c, a.gradient(net, s.x))
-        s.g += net.down(a.D(s.w - s.g, net.server_stream("down")))
+    def setup(a, wire, s, c):
+        super().setup(wire, s, c)
+        s.w = wire.zero()
+
+    def open(a, wire, s, c, grad):
+        s.w = super().open(wire, s, c, grad)
+        return a.broadcast(wire, s.w)
+
+    def estimate(a, wire, s, c, grad):
+        s.w = s.w + a.send(wire, s, c, grad)
+        return s.g + a.broadcast(wire, s.w - s.g)

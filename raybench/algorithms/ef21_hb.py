@@ -33,11 +33,10 @@ class EF21HB(EF21):
     Down: d values. Source: Fatkhullin et al. 2021, EF21 with Bells & Whistles.
     """
 
-    def start(a, net, s, c):
-        super().start(net, s, c)
-        s.v = s.g.clone()
+    def setup(a, wire, s, c):
+        super().setup(wire, s, c)
+        s.v = wire.zero()
 
-    def round(a, net, s, c):
-        a.move(net, s, a.gamma * s.v)
-        s.g += a.send(net, s, c, a.gradient(net, s.x))
-        s.v = a.eta * s.v + s.g
+    def along(a, s, g):
+        s.v = a.eta * s.v + g
+        return s.v

@@ -43,15 +43,16 @@ class EF21PAGE(EF21):
     values. Source: Fatkhullin et al. 2021, EF21 with Bells & Whistles; Li et al. 2021, PAGE.
     """
 
-    def start(a, net, s, c):
-        c.v = net.grad(s.x)
-        a.begin(net, s, c, c.v)
+    def source(a, net, s, c):
+        if net.t == 0:
+            c.v = net.grad(s.x)
+        else:
+            coin, J = net.coins("refresh", a.p), net.sample("batch", a.batch)
+            full = net.grad(s.x, clients=coin)
+            near = net.grad(s.x, J, clients=~coin) - net.grad(s.old, J, clients=~coin)
+            c.v = where(coin[..., None], full, c.v + near)
+        return c.v
 
-    def round(a, net, s, c):
-        old = s.x
-        a.step(net, s, s.g)
-        coin, J = net.coins("refresh", a.p), net.sample("batch", a.batch)
-        full = net.grad(s.x, clients=coin)
-        near = net.grad(s.x, J, clients=~coin) - net.grad(old, J, clients=~coin)
-        c.v = where(coin[..., None], full, c.v + near)
-        s.g += a.send(net, s, c, c.v)
+    def follow(a, net, s, u):
+        s.old = s.x
+        super().follow(net, s, u)

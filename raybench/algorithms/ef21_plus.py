@@ -1,6 +1,6 @@
 """EF21+: the better of a compressed difference and a compressed gradient."""
 
-from raybench.algorithms.base import Algorithm, Contractive, algorithm, choose, theory, where
+from raybench.algorithms.base import Contractive, Estimator, algorithm, choose, theory, where
 
 
 @algorithm(
@@ -11,7 +11,7 @@ from raybench.algorithms.base import Algorithm, Contractive, algorithm, choose, 
     proximal=True,
     theory=theory.ef21,
 )
-class EF21Plus(Algorithm):
+class EF21Plus(Estimator):
     """g_i <- g_i + C(grad f_i(x) - g_i) or C(grad f_i(x)), whichever is closer to grad f_i(x).
 
     A flag bit says which; as the second replaces g_i, the server keeps every g_i (s.G, n d values).
@@ -20,19 +20,20 @@ class EF21Plus(Algorithm):
     algorithm 3.
     """
 
-    def start(a, net, s, c):
-        m = a.C(net.grad(s.x), net.stream("up"))
-        c.g, s.G = m.decode(), net.up(m).decode()
-        s.g = s.G.mean(1)
+    opens = True
 
-    def round(a, net, s, c):
-        a.step(net, s, s.g)
-        grad, q = net.grad(s.x), net.stream("up")
+    def open(a, wire, s, c, grad):
+        m = a.C(grad, wire.stream("up"))
+        c.g, s.G = m.decode(), wire.up(m).decode()
+        return s.G.mean(1)
+
+    def estimate(a, wire, s, c, grad):
+        q = wire.stream("up")
         step, anew = a.C(grad - c.g, q), a.C(grad, q)
         moved, fresh = c.g + step.decode(), anew.decode()
         replace = (fresh - grad).square().sum(-1) < (moved - grad).square().sum(-1)
         c.g = where(replace[..., None], fresh, moved)
 
-        got = net.up(choose(replace, anew, step))
+        got = wire.up(choose(replace, anew, step))
         s.G = where(got.flags[..., None], got.decode(), s.G + got.decode())
-        s.g = s.G.mean(1)
+        return s.G.mean(1)

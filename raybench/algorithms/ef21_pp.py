@@ -21,9 +21,10 @@ class EF21PP(EF21):
     Whistles, algorithm 4.
     """
 
-    def round(a, net, s, c):
-        a.step(net, s, s.g)
-        S = net.participants(a.p)
-        m = a.C(net.grad(s.x, clients=S) - c.g, net.stream("up")).masked(S)
+    def source(a, net, s, c):
+        return net.grad(s.x, clients=net.participants(a.p)) if net.t else net.grad(s.x)
+
+    def estimate(a, wire, s, c, grad):
+        m = a.C(grad - c.g, wire.stream("up")).masked(wire.participants(a.p))
         m.add_to(c.g)
-        s.g += net.up(m).mean()
+        return s.g + wire.up(m).mean()

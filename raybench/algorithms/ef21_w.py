@@ -23,14 +23,14 @@ class EF21W(EF21):
     """
 
     def start(a, net, s, c):
-        L = net.smoothness()
+        L = net.oracle.smoothness()
         L = L.clamp(min=LEAST * float(L.max()))
         s.w = (L / L.sum()).expand(len(s.x), -1)
         c.nw = net.n * net.here(s.w)[..., None]
         super().start(net, s, c)
 
-    def send(a, net, s, c, target, dense=False):
-        v = (target - c.g) / c.nw
-        m = Dense(v) if dense else a.C(v, net.stream("up"))
+    def send(a, wire, s, c, grad, dense=False):
+        v = (grad - c.g) / c.nw
+        m = Dense(v) if dense else a.C(v, wire.stream("up"))
         c.g += c.nw * m.decode()
-        return net.up(m).weighted(s.w)
+        return wire.up(m).weighted(s.w)

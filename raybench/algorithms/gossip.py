@@ -37,11 +37,10 @@ class Gossip(Points):
 
     def start(a, net, s, c):
         super().start(net, s, c)
-        c.H, c.Hw, c.first = c.X.clone(), c.X.clone(), True  # all know x^0
+        c.H, c.Hw = c.X.clone(), c.X.clone()  # all know x^0
 
     def direction(a, net, c):
-        first, c.first = c.first, False
-        return net.grad(c.X) if first else zeros_like(c.X)
+        return net.grad(c.X) if net.t == 1 else zeros_like(c.X)
 
     def round(a, net, s, c):
         v = c.X - a.gamma * a.direction(net, c)

@@ -36,7 +36,7 @@ class LSGD(Points):
     """
 
     def round(a, net, s, c):
-        G, losses = net.grad_and_loss(c.X)
+        G, losses = net.oracle.grad_and_loss(c.X)
         losses = net.up(Dense(losses[..., None])).decode()[..., 0]
         groups, d = min(a.groups, net.n), c.X.shape[-1]
         group = torch.arange(net.n, device=losses.device) * groups // net.n

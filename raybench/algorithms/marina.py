@@ -1,9 +1,9 @@
 """MARINA: compressed gradient differences with occasional full synchronisation."""
 
 from raybench.algorithms.base import (
-    Algorithm,
     Contractive,
     Dense,
+    Estimator,
     Number,
     Unbiased,
     algorithm,
@@ -21,7 +21,7 @@ from raybench.algorithms.base import (
     auto={"p": theory.sync_probability},
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
 )
-class Marina(Algorithm):
+class Marina(Estimator):
     """x <- x - gamma g; with probability p g <- grad f(x), else g <- g + mean Q_i(difference).
 
     One coin for all clients. p = auto balances dense and compressed rounds (K/d for Rand-K).
@@ -29,15 +29,15 @@ class Marina(Algorithm):
     Source: Gorbunov, Burlachenko, Li, Richtarik 2021, algorithm 1.
     """
 
-    def start(a, net, s, c):
-        c.grad = net.grad(s.x)
-        s.g = net.up(Dense(c.grad)).mean()
+    opens = True
 
-    def round(a, net, s, c):
-        a.step(net, s, s.g)
-        new, old = net.grad(s.x), c.grad
-        coin, q = net.coin("sync", a.p), net.stream("up")
-        m = net.cases(coin, lambda b: Dense(new[b]), lambda b: a.Q(new[b] - old[b], q[b]))
-        got = net.up(m).mean()
-        s.g = where(coin[:, None], got, s.g + got)
-        c.grad = new
+    def open(a, wire, s, c, grad):
+        c.grad = grad
+        return wire.up(Dense(grad)).mean()
+
+    def estimate(a, wire, s, c, grad):
+        old, c.grad = c.grad, grad
+        coin, q = wire.coin("sync", a.p), wire.stream("up")
+        m = wire.cases(coin, lambda b: Dense(grad[b]), lambda b: a.Q(grad[b] - old[b], q[b]))
+        got = wire.up(m).mean()
+        return where(coin[:, None], got, s.g + got)

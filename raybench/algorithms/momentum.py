@@ -7,7 +7,6 @@ from raybench.algorithms.base import (
     Number,
     algorithm,
     theory,
-    zeros_like,
 )
 from raybench.algorithms.gd import GD
 
@@ -47,14 +46,16 @@ class HeavyBall(GD):
     Polyak 1964; Nesterov's form as in Sutskever et al. 2013.
     """
 
-    def start(a, net, s, c):
-        s.v = zeros_like(s.x)
+    def setup(a, wire, s, c):
+        s.v = wire.zero()
 
-    def step(a, net, s, g):
+    def along(a, s, g):
         s.v = a.momentum * s.v + g
-        along = g + a.momentum * s.v if a.nesterov else s.v
+        return g + a.momentum * s.v if a.nesterov else s.v
+
+    def step(a, net, s, u):
         x = s.x if a.D is None else s.y
-        a.tell(net, s, net.prox(x - a.gamma * along, a.gamma / (1 - a.momentum)))
+        a.tell(net, s, net.prox(x - a.gamma * u, a.gamma / (1 - a.momentum)))
 
 
 @algorithm(

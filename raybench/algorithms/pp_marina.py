@@ -3,6 +3,7 @@
 from torch import arange
 
 from raybench.algorithms.base import (
+    Algorithm,
     Contractive,
     Dense,
     Integer,
@@ -12,7 +13,6 @@ from raybench.algorithms.base import (
     theory,
     where,
 )
-from raybench.algorithms.marina import Marina
 from raybench.theory import Rate, Setting
 
 
@@ -42,7 +42,7 @@ def pp_marina(k: Setting) -> Rate:
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
     clients=Integer(1, low=1, help="r, how many clients are drawn in a round"),
 )
-class PPMarina(Marina):
+class PPMarina(Algorithm):
     """With probability p g <- grad f(x), else g <- g + (1/r) sum of Q(difference) of r drawn clients.
 
     Drawn with replacement: one drawn twice sends two messages, independent of each other; those not

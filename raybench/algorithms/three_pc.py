@@ -13,24 +13,23 @@ class ThreePC(EF21):
     Fatkhullin, Gasanov, Li, Gorbunov 2022, 3PC.
     """
 
-    def start(a, net, s, c):
-        c.y = net.grad(s.x)
-        a.begin(net, s, c, c.y)
+    def open(a, wire, s, c, grad):
+        c.y = grad
+        return super().open(wire, s, c, grad)
 
-    def round(a, net, s, c):
-        a.step(net, s, s.g)
-        x = net.grad(s.x)
-        a.update(net, s, c, x)
-        c.y = x
+    def estimate(a, wire, s, c, grad):
+        g = s.g + a.update(wire, s, c, grad)
+        c.y = grad
+        return g
 
-    def update(a, net, s, c, x):
-        """Send what takes c.g, (B, n_here, d), from h to C_{h,y}(x), y = c.y."""
+    def update(a, wire, s, c, x):
+        """Take c.g, (B, n_here, d), from h to C_{h,y}(x), y = c.y, by messages; return their mean."""
         raise NotImplementedError
 
-    def add(a, net, s, c, m):
-        """Send m: g_i <- g_i + m_i, g <- g + mean m_i."""
+    def add(a, wire, c, m):
+        """Send m: g_i <- g_i + m_i; return mean m_i."""
         m.add_to(c.g)
-        s.g += net.up(m).mean()
+        return wire.up(m).mean()
 
 
 def v1(k: Setting) -> Rate:
@@ -47,6 +46,6 @@ class ThreePCv1(ThreePC):
     Down: d values. Source: Richtarik et al. 2022, 3PC, variant 1.
     """
 
-    def update(a, net, s, c, x):
-        a.add(net, s, c, Dense(c.y - c.g))
-        a.add(net, s, c, a.C(x - c.y, net.stream("up")))
+    def update(a, wire, s, c, x):
+        exact = a.add(wire, c, Dense(c.y - c.g))
+        return exact + a.add(wire, c, a.C(x - c.y, wire.stream("up")))

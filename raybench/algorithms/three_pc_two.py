@@ -34,9 +34,9 @@ class ThreePCv2(ThreePC):
     values. Source: Richtarik et al. 2022, 3PC, variant 2.
     """
 
-    def update(a, net, s, c, x):
-        a.add(net, s, c, a.first(x - c.y, net.stream("first")))
-        a.add(net, s, c, a.C(x - c.g, net.stream("up")))
+    def update(a, wire, s, c, x):
+        first = a.add(wire, c, a.first(x - c.y, wire.stream("first")))
+        return first + a.add(wire, c, a.C(x - c.g, wire.stream("up")))
 
 
 @algorithm(
@@ -55,6 +55,6 @@ class ThreePCv4(ThreePC):
     messages. Down: d values. Source: Richtarik et al. 2022, 3PC, variant 4.
     """
 
-    def update(a, net, s, c, x):
-        a.add(net, s, c, a.first(x - c.g, net.stream("first")))
-        a.add(net, s, c, a.C(x - c.g, net.stream("up")))
+    def update(a, wire, s, c, x):
+        first = a.add(wire, c, a.first(x - c.g, wire.stream("first")))
+        return first + a.add(wire, c, a.C(x - c.g, wire.stream("up")))

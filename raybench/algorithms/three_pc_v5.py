@@ -29,7 +29,7 @@ class ThreePCv5(ThreePC):
     Up: d values or one message. Down: d values. Source: Richtarik et al. 2022, 3PC, variant 5.
     """
 
-    def update(a, net, s, c, x):
-        coin, q, left, change = net.coin("sync", a.p), net.stream("up"), x - c.g, x - c.y
-        m = net.cases(coin, lambda b: Dense(left[b]), lambda b: a.C(change[b], q[b]))
-        a.add(net, s, c, m)
+    def update(a, wire, s, c, x):
+        coin, q, left, change = wire.coin("sync", a.p), wire.stream("up"), x - c.g, x - c.y
+        m = wire.cases(coin, lambda b: Dense(left[b]), lambda b: a.C(change[b], q[b]))
+        return a.add(wire, c, m)

@@ -20,16 +20,16 @@ class VerticalMarina(Algorithm):
     """
 
     def start(a, net, s, c):
-        c.x = net.split(s.x)
-        s.v = net.up(Dense(net.products(c.x))).sum()
+        c.x = net.oracle.split(s.x)
+        s.v = net.up(Dense(net.oracle.products(c.x))).sum()
 
     def round(a, net, s, c):
-        old, c.x = c.x, c.x - a.gamma * net.block_grad(net.down(Dense(s.v)))
-        full, change = net.products(c.x), net.products(c.x - old)
+        old, c.x = c.x, c.x - a.gamma * net.oracle.block_grad(net.down(Dense(s.v)))
+        full, change = net.oracle.products(c.x), net.oracle.products(c.x - old)
         coin, q = net.coin("sync", a.p), net.stream("up")
         m = net.cases(coin, lambda b: Dense(full[b]), lambda b: a.Q(change[b], q[b]))
         got = net.up(m).sum()
         s.v = where(coin[:, None], got, s.v + got)
 
     def point(a, net, s, c):
-        return net.oracle_assemble(c.x)
+        return net.oracle.assemble(c.x)

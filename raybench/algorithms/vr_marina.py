@@ -1,6 +1,7 @@
 """VR-MARINA: MARINA with minibatch differences."""
 
 from raybench.algorithms.base import (
+    Algorithm,
     Contractive,
     Dense,
     Integer,
@@ -10,7 +11,6 @@ from raybench.algorithms.base import (
     theory,
     where,
 )
-from raybench.algorithms.marina import Marina
 
 
 @algorithm(
@@ -25,7 +25,7 @@ from raybench.algorithms.marina import Marina
     batch=Integer(1, low=1, help="samples of a difference"),
     big=Integer(0, low=0, help="samples of a dense round (online); 0: all of them"),
 )
-class VRMarina(Marina):
+class VRMarina(Algorithm):
     """MARINA whose differences are of ``batch`` samples, the same ones at both points.
 
     Dense rounds take full gradients or, online, ``big`` samples: with variance sigma^2 per sample the

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from raybench.core.counts import Counts
 from raybench.store import CURVES, to_table
@@ -56,9 +58,11 @@ class Recorder:
     def add(self, t: int, index: np.ndarray, live: np.ndarray, values: dict[str, Any]) -> None:
         """Record round t of the cells ``index[live]``; values: arrays over ``index`` by column."""
         at = len(self.rounds)
-        if at == len(self._data):
-            self._data = np.concatenate((self._data, np.full_like(self._data, np.nan)))
-            self._live = np.concatenate((self._live, np.zeros_like(self._live)))
+        if at == len(self._data):  # twice the room, or the first
+            more = max(1, at)
+            room = np.full((more, *self._data.shape[1:]), np.nan)
+            self._data = np.concatenate((self._data, room))
+            self._live = np.concatenate((self._live, np.zeros((more, self.cells), bool)))
         self.rounds.append(t)
         self._live[at, index[live]] = True
         for name, value in values.items():
@@ -72,6 +76,21 @@ class Recorder:
         self._data[len(self.rounds) - 1, first : first + len(SIDES), index] = np.concatenate(
             (up, down)
         ).T
+
+    def state(self) -> dict[str, Any]:
+        """Return the rows recorded so far, copied."""
+        rows = len(self.rounds)
+        return {
+            "rounds": list(self.rounds),
+            "names": list(self.names),
+            "data": torch.from_numpy(self._data[:rows].copy()),
+            "live": torch.from_numpy(self._live[:rows].copy()),
+        }
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` returned."""
+        self.rounds, self.names = list(saved["rounds"]), list(saved["names"])
+        self._data, self._live = saved["data"].numpy().copy(), saved["live"].numpy().copy()
 
     def _widen(self, name: str) -> None:
         self.names.append(name)

@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from raybench.core.errors import InputError, nearest
+from raybench.wire.neighbours import Mixing
 
 GRAPHS = ("ring", "path", "star", "complete", "grid", "torus", "erdos_renyi", "exponential")
-
-
-class Mixing(NamedTuple):
-    """W (n, n), symmetric, doubly stochastic, eigenvalues in (-1, 1]; degrees (n,) without self."""
-
-    W: Tensor
-    degrees: Tensor
-
-    @property
-    def gap(self) -> float:
-        """Return 1 - max(|lambda_2|, |lambda_n|): how fast gossip forgets disagreement."""
-        sizes = torch.linalg.eigvalsh(self.W).abs().sort().values
-        return float(1 - sizes[-2]) if len(sizes) > 1 else 1.0
 
 
 def mixing(name: str, n: int, params: Mapping[str, Any] | None = None) -> Mixing:

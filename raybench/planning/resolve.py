@@ -13,8 +13,16 @@ from raybench import problems, theory
 from raybench.compressors import Bound, Role, count_of
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.engine.run import graph_of, operator, own_operators, relays, unbound, uplink
 from raybench.planning.batch import Resolved
+from raybench.planning.operators import (
+    graph_of,
+    operator,
+    own_operators,
+    relays,
+    unbound,
+    uplink,
+)
+from raybench.problems.abilities import Predicting, SplitByFeatures
 from raybench.problems.base import Problem
 from raybench.spec import Cell, Section
 
@@ -138,11 +146,11 @@ class Resolver:
         return entry.meta.get("theory")
 
     def _check_problem(self, cell: Cell, entry: registry.Entry, problem: Problem) -> None:
-        vertical = hasattr(problem, "block_grad")
+        vertical = isinstance(problem, SplitByFeatures)
         if bool(entry.meta.get("vertical")) != vertical:
             need = "needs" if not vertical else "is needed for"
             raise Skip(f"a method for features split over clients {need} such a problem")
-        if entry.meta.get("predicts") and not problem.outputs:
+        if entry.meta.get("predicts") and not isinstance(problem, Predicting):
             raise Skip("the method needs a problem with predictions")
         if problem.has_prox and not entry.meta.get("proximal"):
             raise Skip("the problem has a nonsmooth part and the method has no proximal step")

@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 import torch
 
+from raybench.core.draws import Sample
 from raybench.core.layout import Layout
 from raybench.core.registry import Param
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+
+EVALUATED = frozenset({"accuracy", "test_loss"})  # columns that ``evaluate`` fills
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the record of a point needs; None where it is not known.
+
+    grads: grad f_i(x) (B, n_here, d). losses: f_i(x) (B, n_here). values: by column, (B,) each.
+    """
+
+    grads: torch.Tensor | None
+    losses: torch.Tensor | None
+    values: Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -67,7 +83,6 @@ class Problem:
     __params__: ClassVar[Mapping[str, Param]] = {}
     per_client: ClassVar[tuple[str, ...]] = ()  # attributes (or None) whose axis 0 is the client
     has_prox: bool = False
-    outputs: int = 0  # numbers that ``predict`` gives per input; 0: the problem has no predictions
 
     def __init__(
         self,
@@ -171,12 +186,27 @@ class Problem:
         grads = torch.stack([self.grad_i(i, z) for i, z in pairs], dim=1)
         return grads, torch.stack([self.f_i(i, z) for i, z in pairs], dim=1) if loss else None
 
-    def grad(self, x: torch.Tensor, sample: torch.Tensor | None = None) -> torch.Tensor:
-        """Return grad f_i(x), or the mean gradient of the samples (B, n_here, b) of each client.
+    def grad(self, x: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
+        """Return grad f_i(x), (B, n_here, d), or the mean gradient of a sample of each client.
 
-        Samples count from 0 within a client; a problem without samples has the full gradient only.
+        A problem without samples has the full gradient only.
         """
         return self.oracle(x, loss=False)[0]
+
+    def measure(
+        self,
+        x: torch.Tensor,
+        what: frozenset[str],
+        full: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+    ) -> Measured:
+        """Return what is known of f at x (B, d) for the record: of ``what``, all that is worth its price.
+
+        what: names of columns. full: returns (grad f_i(x)) (B, n_here, d) and f_i(x) (B, n_here) over
+        all samples, from memory where a method has just asked for them. Here they are always
+        taken; a problem on which they are dear decides otherwise, and unknown columns stay null.
+        """
+        grads, losses = full()
+        return Measured(grads, losses, self.evaluate(x) if what & EVALUATED else {})
 
     def prox(self, v: torch.Tensor, gamma: torch.Tensor | float) -> torch.Tensor:
         """Return argmin_x gamma penalty(x) + ||x - v||^2 / 2; gamma broadcasts against v."""
@@ -185,24 +215,6 @@ class Problem:
     def penalty(self, x: torch.Tensor) -> torch.Tensor:
         """Return the nonsmooth part of f at x (B, d) as (B,); no f_i contains it."""
         return x.new_zeros(x.shape[:-1])
-
-    def predict(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Return predictions (B, n_here, b, outputs) at x (B, n_here, d) of inputs rows (B, b).
-
-        rows count through the rows of all clients. Probabilities, or regressed values.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no predictions")
-
-    def distill(self, x: torch.Tensor, rows: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
-        """Return the gradient (B, n_here, d) in x of mean_b D(teacher_b, predict(x, rows)_b).
-
-        D: cross-entropy of probabilities, half the squared distance of regressed values. By
-        automatic differentiation for the latter; problems with probabilities override it.
-        """
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            off = self.predict(x, rows) - teacher
-            return torch.autograd.grad(0.5 * off.square().sum() / rows.shape[-1], x)[0]
 
     def start(self) -> torch.Tensor:
         """Return the problem's own starting point (d,)."""

@@ -9,6 +9,7 @@ import numpy as np
 import scipy.sparse
 import torch
 
+from raybench.core.draws import Sample
 from raybench.data.dataset import Features
 from raybench.problems.base import Constants
 from raybench.problems.clients import DataProblem
@@ -59,12 +60,12 @@ class MarginProblem(DataProblem):
             losses += value if value.ndim == 2 else value[:, None]
         return grads, losses
 
-    def grad(self, x: torch.Tensor, sample: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the clients' gradients, or those of the samples (B, n_here, b)."""
+    def grad(self, x: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
+        """Return the clients' gradients, or those of a sample."""
         if sample is None:
             return self.oracle(x, loss=False)[0]
         shift = self.regularizer.both(x)[0] if self.regularizer.smooth else None
-        return self.margins().minibatch(x, sample, shift)
+        return self.margins().minibatch(x, sample.indices, shift)
 
     def link(self, scores: torch.Tensor) -> torch.Tensor:
         """Return the probability of the label +1."""

@@ -12,6 +12,7 @@ import scipy.sparse
 import torch
 
 from raybench import data
+from raybench.core.draws import Sample
 from raybench.core.layout import Layout
 from raybench.core.registry import Choice, Param, problem
 from raybench.problems.base import Constants
@@ -101,15 +102,18 @@ class LeastSquares(DataProblem):
                 losses = losses + (value[:, None] if shared else value)
         return grads, losses
 
-    def grad(self, x: torch.Tensor, sample: torch.Tensor | None = None) -> torch.Tensor:
+    def grad(self, x: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
         """Return the clients' gradients, or those of the samples (B, n_here, b)."""
         if sample is None:
             return self.oracle(x, loss=False)[0]
         A, Y, _ = self._padded()
         client = torch.arange(len(A), device=x.device)[None, :, None]
-        rows, targets = A[client, sample], Y[client, sample]  # (B, n, b, p), (B, n, b, c)
+        rows, targets = (
+            A[client, sample.indices],
+            Y[client, sample.indices],
+        )  # (B, n, b, p), (B, n, b, c)
         X = self.spread(x).unflatten(-1, (self.p, self.c))
-        grads = (rows.transpose(-1, -2) @ (rows @ X - targets)).flatten(-2) / sample.shape[-1]
+        grads = (rows.transpose(-1, -2) @ (rows @ X - targets)).flatten(-2) / sample.size
         return grads + self.regularizer.grad(self.spread(x)) if self.regularizer.smooth else grads
 
     def _wide(self) -> torch.Tensor:

@@ -10,6 +10,7 @@ import scipy.sparse
 import scipy.special
 import torch
 
+from raybench.core.draws import Sample
 from raybench.data.dataset import Features
 from raybench.problems.base import Problem
 from raybench.problems.spectra import DENSE
@@ -94,7 +95,7 @@ def noise(problem: Problem) -> float | None:
         j = torch.arange(first, min(first + lines, max(counts)), device=best.device)
         there = j[:, None] < most  # (lines, n)
         sample = torch.where(there, j[:, None], 0)[..., None]
-        apart = problem.grad(best.expand(len(j), -1).contiguous(), sample) - whole
+        apart = problem.grad(best.expand(len(j), -1).contiguous(), Sample.at(sample)) - whole
         total += (apart.square().sum(-1).double() * there).sum(0)
     found = float((total / most).mean())
     return found if math.isfinite(found) else None

@@ -121,7 +121,7 @@ def ranks_change_nothing(m: Method) -> None:
             for side in ("up", "down"):
                 ours, theirs = getattr(run.net.ledger, side), getattr(one.net.ledger, side)
                 close(ours, theirs, 1e-12, f"the ledger ({side}) on {who} differs")
-            close(run.net.evals, one.net.evals, 1e-12, f"gradient evaluations on {who} differ")
+            close(run.net.oracle.evals, one.net.oracle.evals, 1e-12, f"gradient evaluations on {who} differ")
     assert x.isfinite().all(), "the iterates are not finite"
 
 
@@ -151,7 +151,7 @@ def recording_costs_nothing(m: Method) -> None:
     for side in ("up", "down"):
         ours, theirs = getattr(often.net.ledger, side), getattr(seldom.net.ledger, side)
         close(ours, theirs, 0.0, f"recording each round changes what is booked {side}")
-    close(often.net.evals, seldom.net.evals, 0.0, "recording each round changes grad_evals")
+    close(often.net.oracle.evals, seldom.net.oracle.evals, 0.0, "recording each round changes grad_evals")
 
 
 def conformance(method: Method, about: str | None = None) -> list[Finding]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raybench.core.draws import Sample
 from raybench.core.registry import REQUIRED, Entry
 from raybench.problems import Problem, build
 from raybench.testing.checks import Checks, Finding, findings
@@ -192,10 +193,12 @@ def samples_average_to_the_gradient(s: Objective) -> None:
     for i in {0, p.n - 1}:
         part, count = p.host(range(i, i + 1)), p.samples[i]
         every = torch.arange(count).expand(len(x), 1, count)
-        s.close(part.grad(x, every), part.grad(x), f"all samples of client {i}")
+        s.close(part.grad(x, Sample.at(every)), part.grad(x), f"all samples of client {i}")
         some = torch.tensor([0, count - 1, count // 2, 0]).expand(len(x), 1, 4)
-        ones = torch.stack([part.grad(x, some[..., j : j + 1]) for j in range(4)]).mean(0)
-        s.close(part.grad(x, some), ones, f"a minibatch of client {i} and its single samples")
+        ones = torch.stack([part.grad(x, one) for one in Sample.at(some).split(1)]).mean(0)
+        s.close(
+            part.grad(x, Sample.at(some)), ones, f"a minibatch of client {i} and its single samples"
+        )
 
 
 @CHECKS
@@ -252,7 +255,7 @@ def _over_samples(p: Problem, x: Tensor, y: Tensor) -> Tensor:
         part = p.host(range(i, i + 1))
         of_client = torch.zeros_like(total)
         for j in range(count):
-            one = torch.full((len(x), 1, 1), j)
+            one = Sample.at(torch.full((len(x), 1, 1), j))
             of_client += (part.grad(x, one) - part.grad(y, one)).double().square().sum((1, 2))
         total += of_client / count
     return total / p.n

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,14 @@ class Ledger:
         kept = Ledger(0)
         kept.up, kept.down = self.up[:, cells], self.down[:, cells]
         return kept
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return the counts, copied."""
+        return {"up": torch.from_numpy(self.up.copy()), "down": torch.from_numpy(self.down.copy())}
+
+    def load(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Go on from what ``state`` returned."""
+        self.up, self.down = saved["up"].numpy().copy(), saved["down"].numpy().copy()
 
     def _book(self, side: np.ndarray, message: Message, weight: Any, cells: Any) -> None:
         if isinstance(message, CasesMessage):
