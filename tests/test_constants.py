@@ -10,6 +10,7 @@ import torch
 from scipy.optimize import minimize
 
 from raybench import problems
+from raybench.core.draws import Sample
 from raybench.problems import spectra
 from raybench.problems.quadratic import Quadratic
 
@@ -70,7 +71,8 @@ def test_random_pairs_respect_the_samples_constant(problem):
     most = max(problem.samples)
     counts = torch.tensor(problem.samples)
     for j in range(most):
-        chosen = torch.full((20, problem.n, 1), j).clamp(max=(counts - 1)[None, :, None])
+        index = torch.full((20, problem.n, 1), j).clamp(max=(counts - 1)[None, :, None])
+        chosen = Sample.at(index)
         change = problem.grad(x, chosen) - problem.grad(y, chosen)
         total += torch.where(j < counts, change.square().sum(-1), 0.0)
     per_sample = (total / counts).mean(1).sqrt() / (x - y).norm(dim=1)

@@ -9,6 +9,7 @@ from toys import ConvexL1, each_round, full_gradients, registered
 
 from raybench.algorithms.vr_marina import VRMarina
 from raybench.core import registry
+from raybench.core.draws import Sample
 from raybench.testing.trial import DATA, Method, finished, started
 
 SEEDS = 32
@@ -107,7 +108,8 @@ def test_online_bound_has_a_floor(big, p):
 
     def variance(r):
         shape = (len(r.s.x), n, 1)
-        each = torch.stack([r.problem.grad(r.s.x, torch.full(shape, j)) for j in range(m)])
+        ones = [Sample.at(torch.full(shape, j)) for j in range(m)]
+        each = torch.stack([r.problem.grad(r.s.x, one) for one in ones])
         return (each - each.mean(0)).square().sum(-1).mean(0).mean()
 
     sigma2 = torch.stack(each_round(run, variance)[:-1])

@@ -265,7 +265,7 @@ def test_ec_lsvrg_estimates_without_bias():
     run = started(method.batch((1.0,), range(400)))
     run.advance(3)
     run.net.begin(4)
-    g = run.a.direction(run.net, run.s, run.c)
+    g = run.a.source(run.net, run.s, run.c)
     error = g - full_gradients(run)
     spread = error.std(0) / math.sqrt(400)
     assert float(spread.max()) > 1e-6
@@ -289,7 +289,9 @@ def test_gradients_are_paid_for_by_those_who_take_them():
     assert svrg.net.oracle.evals.mean() == pytest.approx(12 + 200 * (2 * 2 + 0.25 * 12), rel=0.03)
     sgdm = finished(on_p1("ef21_sgdm", params={"batch": 3}, **args).batch())
     assert sgdm.net.oracle.evals == 201 * 3
-    assert finished(on_p1("ec_sgd", params={"batch": 3}, **args).batch()).net.oracle.evals == 200 * 3
+    assert (
+        finished(on_p1("ec_sgd", params={"batch": 3}, **args).batch()).net.oracle.evals == 200 * 3
+    )
 
 
 def test_auto_probabilities():

@@ -8,6 +8,7 @@ import torch
 from toys import ConvexL1, each_round, full_gradients, registered
 
 from raybench.core import registry
+from raybench.core.draws import Sample
 from raybench.testing.trial import DATA, Method, finished, started
 from raybench.theory.rule import contraction
 
@@ -106,7 +107,8 @@ def variance(run) -> torch.Tensor:
     """Return the variance of one sample's gradient at s.x, mean over clients, (B,)."""
     assert set(run.problem.samples) == {12}
     shape, x = (len(run.s.x), run.problem.n, 1), run.s.x
-    each = torch.stack([run.problem.grad(x, torch.full(shape, j)) for j in range(12)])
+    ones = [Sample.at(torch.full(shape, j)) for j in range(12)]
+    each = torch.stack([run.problem.grad(x, one) for one in ones])
     return (each - each.mean(0)).square().sum(-1).mean(0).mean(1)
 
 

@@ -264,7 +264,7 @@ class Counting:
         self.run, self.total, self.mask, self.depth = run, 0.0, None, 0
         run._record = lambda t: None
         net, problem = run.net, copy.copy(run.problem)
-        net.problem = problem
+        net.oracle.problem = problem
         self.m = torch.tensor(problem.samples, dtype=torch.float64)
         for name in ("oracle", "grad", "block_grad", "distill"):
             if hasattr(problem, name):
@@ -273,7 +273,7 @@ class Counting:
 
         def asked(x, sample=None, *, cells=None, clients=None):
             if clients is not None:
-                net._last, self.mask = None, clients.double()
+                net.oracle._last, self.mask = None, clients.double()
             out = grad(x, sample, cells=cells, clients=clients)
             self.mask = None
             return out
@@ -300,7 +300,11 @@ class Counting:
 
     def cost(self, name, x, *rest) -> float:
         sample = rest[0] if rest and name in ("grad", "distill") else None
-        each = self.m if sample is None else torch.full_like(self.m, sample.shape[-1])
+        each = (
+            self.m
+            if sample is None
+            else torch.full_like(self.m, (sample.size if name == "grad" else sample.shape[-1]))
+        )
         mask = torch.ones(len(x), len(each)) if self.mask is None else self.mask
         return float((mask * each).mean(1).sum())
 
@@ -354,7 +358,7 @@ class Peeks(GD):
 
     def round(a, net, s, c):
         super().round(net, s, c)
-        net.problem.grad(s.x, net.sample("peek", 1))
+        net.oracle.problem.grad(s.x, net.sample("peek", 1))
 
 
 def test_gradients_past_the_books_are_noticed():

@@ -77,7 +77,7 @@ def facts(run) -> SimpleNamespace:
         if not isinstance(a.batch, int):
             return None
         net.begin(t + 1)
-        return net.sample("batch", a.tau * a.batch).split(a.batch, -1)[j]
+        return net.sample("batch", a.tau * a.batch).split(a.batch)[j]
 
     def here(t):
         net.begin(t + 1)

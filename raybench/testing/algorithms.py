@@ -15,6 +15,7 @@ from torch import Tensor
 from raybench.core.errors import InputError
 from raybench.core.registry import Entry
 from raybench.engine.run import Run
+from raybench.testing import resume
 from raybench.testing.checks import Checks, Finding, findings
 from raybench.testing.compressors import examples, label_of
 from raybench.testing.spy import Spy
@@ -121,7 +122,12 @@ def ranks_change_nothing(m: Method) -> None:
             for side in ("up", "down"):
                 ours, theirs = getattr(run.net.ledger, side), getattr(one.net.ledger, side)
                 close(ours, theirs, 1e-12, f"the ledger ({side}) on {who} differs")
-            close(run.net.oracle.evals, one.net.oracle.evals, 1e-12, f"gradient evaluations on {who} differ")
+            close(
+                run.net.oracle.evals,
+                one.net.oracle.evals,
+                1e-12,
+                f"gradient evaluations on {who} differ",
+            )
     assert x.isfinite().all(), "the iterates are not finite"
 
 
@@ -151,7 +157,32 @@ def recording_costs_nothing(m: Method) -> None:
     for side in ("up", "down"):
         ours, theirs = getattr(often.net.ledger, side), getattr(seldom.net.ledger, side)
         close(ours, theirs, 0.0, f"recording each round changes what is booked {side}")
-    close(often.net.oracle.evals, seldom.net.oracle.evals, 0.0, "recording each round changes grad_evals")
+    close(
+        often.net.oracle.evals,
+        seldom.net.oracle.evals,
+        0.0,
+        "recording each round changes grad_evals",
+    )
+
+
+@CHECKS
+def goes_on_from_its_state(m: Method) -> None:
+    """Interrupted after 5 rounds and continued: in a new process the same curve bit for bit.
+
+    Shared out to three ranks instead, the same to rounding. What a method remembers must be in ``s``
+    and ``c``.
+    """
+    whole = resume.curves(finished(m.batch(resume.MULTIPLES, resume.SEEDS)))
+    saved = resume.interrupted(m)
+    anew = resume.in_another_process(m, saved)
+    assert whole.keys() == anew.keys(), f"columns {sorted(whole.keys() ^ anew.keys())}"
+    for name, want in whole.items():
+        same = torch.equal(anew[name].nan_to_num(), want.nan_to_num())
+        assert same, f"{name} differs once the run was interrupted and continued"
+    for rank, found in enumerate(resume.on_ranks(m, saved, 3)):
+        for name, got in found.items():
+            want = whole[name].nan_to_num()
+            close(got.nan_to_num(), want, 1e-9, f"{name}, continued on rank {rank} of 3, differs")
 
 
 def conformance(method: Method, about: str | None = None) -> list[Finding]:
