@@ -2,14 +2,14 @@
 
 Decorators: ``compressor``, ``algorithm``, ``problem``, ``metric``. Parameters: ``Count``, ``Number``,
 ``Integer``, ``Choice``, ``Flag``, ``Text``, ``List``, ``Operator``. Bases: ``Compressor``,
-``Algorithm``, ``Problem``. Messages for operators: ``DenseMessage``, ``SparseMessage``,
+``Algorithm``, ``Estimator``, ``Problem``. Messages for operators: ``DenseMessage``, ``SparseMessage``,
 ``SeededMessage``, ``LevelsMessage``, ...; for algorithms: ``Dense``, ``choose`` and the roles
 ``Contractive``, ``Unbiased``, ``Any_``. See docs/plugins.md.
 """
 
 from torch import where, zeros_like
 
-from raybench.algorithms.base import Algorithm
+from raybench.algorithms.base import Algorithm, Estimator
 from raybench.compressors import (
     Any_,
     Compressor,
@@ -20,6 +20,7 @@ from raybench.compressors import (
     choose,
     count_of,
 )
+from raybench.core.draws import Sample
 from raybench.core.errors import InputError
 from raybench.core.registry import (
     Choice,
@@ -62,6 +63,7 @@ __all__ = [
     "Count",
     "Dense",
     "DenseMessage",
+    "Estimator",
     "ExponentsMessage",
     "FactorsMessage",
     "Flag",
@@ -78,6 +80,7 @@ __all__ = [
     "Problem",
     "RaggedMessage",
     "Rate",
+    "Sample",
     "SeededMessage",
     "Setting",
     "SparseMessage",
