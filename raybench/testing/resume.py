@@ -78,6 +78,13 @@ def _other() -> ProcessPoolExecutor:
     )
 
 
+def close() -> None:
+    """End the other process, if there is one; it ends by itself when this one does."""
+    if _other.cache_info().currsize:
+        _other().shutdown()
+        _other.cache_clear()
+
+
 def _go_on(m: Method, saved: bytes, plugin: str) -> bytes:
     if plugin:
         registry.load_plugin(plugin)
