@@ -124,13 +124,13 @@ class LeastSquares(DataProblem):
 
     def _padded(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if "padded" not in self._kept:
-            counts, options = self.rows.counts, {"dtype": self.dtype, "device": self.device}
-            A = torch.zeros(len(counts), max(counts), self.p, **options)
-            Y = torch.zeros(len(counts), max(counts), self.c, **options)
+            counts, dtype, device = self.rows.counts, self.dtype, self.device
+            A = torch.zeros(len(counts), max(counts), self.p, dtype=dtype, device=device)
+            Y = torch.zeros(len(counts), max(counts), self.c, dtype=dtype, device=device)
             for i, (features, labels) in enumerate(self.rows.parts()):
                 A[i, : counts[i]] = torch.from_numpy(_dense(features))
                 Y[i, : counts[i]] = torch.from_numpy(labels.reshape(len(labels), -1))
-            self._kept["padded"] = A, Y, 1 / torch.tensor(counts, **options)
+            self._kept["padded"] = A, Y, 1 / torch.tensor(counts, dtype=dtype, device=device)
         return self._kept["padded"]
 
     def _weights(self) -> np.ndarray:

@@ -71,13 +71,14 @@ class Wire(Draws):
 
     def zeros(self) -> Tensor:
         """Return zeros of the shape of what the clients here send, (B, n_here, d)."""
-        kind = {"dtype": self.vectors.dtype, "device": self.vectors.device}
-        return torch.zeros((self.B, self.n_here, self.vectors.dim), **kind)
+        return self._zeros(self.B, self.n_here, self.vectors.dim)
 
     def zero(self) -> Tensor:
         """Return zeros of the shape of what the server sends, (B, d)."""
-        kind = {"dtype": self.vectors.dtype, "device": self.vectors.device}
-        return torch.zeros((self.B, self.vectors.dim), **kind)
+        return self._zeros(self.B, self.vectors.dim)
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self.vectors.dtype, device=self.vectors.device)
 
     def up(self, message: Message) -> Received:
         """Send a message per client to the server; everyone learns what the server received."""
