@@ -56,7 +56,7 @@ def test_every_parameter_of_an_algorithm_is_named() -> None:
 
 
 def test_every_layer_is_in_the_table() -> None:
-    table = text_of("architecture.md").split("## Four decisions")[0]
+    table = text_of("architecture.md").split("## The life of a cell")[0]
     parts = {
         f.name if f.is_dir() else f.stem
         for f in (ROOT / "raybench").iterdir()
