@@ -21,6 +21,7 @@ from raybench import theory
 from raybench.algorithms.gd import GD
 from raybench.cli import main
 from raybench.core import registry
+from raybench.core.draws import Sample
 from raybench.planning.plan import facts_of
 from raybench.planning.resolve import problem_of
 from raybench.problems import build, minimum
@@ -184,7 +185,7 @@ def test_heterogeneity_and_noise_by_hand(name, monkeypatch):
     for i, m in enumerate(problem.samples):
         own = problem.host(range(i, i + 1))
         rows = torch.arange(m)[:, None, None]
-        single = own.grad(best.expand(m, d).contiguous(), rows)[:, 0]
+        single = own.grad(best.expand(m, d).contiguous(), Sample.at(rows))[:, 0]
         assert torch.allclose(single.mean(0), grads[i], atol=1e-9 * float(single.abs().max()))
         each.append(float(single.var(0, correction=0).sum()))
     assert pytest.approx(np.mean(each), rel=1e-8) == C
@@ -222,7 +223,7 @@ def test_noise_is_what_the_estimate_of_a_minibatch_has():
     best, b = problem.minimizer(), 4
     random = np.random.default_rng(0)
     draws = random.integers(0, problem.samples[0], (4000, problem.n, b))
-    some = problem.grad(best.expand(4000, -1).contiguous(), torch.from_numpy(draws))
+    some = problem.grad(best.expand(4000, -1).contiguous(), Sample.at(torch.from_numpy(draws)))
     have = float((some - problem.grad(best[None])).square().sum(-1).mean())
     assert have == pytest.approx(minimum.noise(problem) / b, rel=0.05)
 
