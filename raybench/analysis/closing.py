@@ -12,8 +12,8 @@ import pandas as pd
 
 from raybench.analysis.methods import annotate, describe
 from raybench.analysis.tuned import main_metric, tuned
-from raybench.store import accounting as book
-from raybench.store import reader
+from raybench.store import booking, reader
+from raybench.store.accounting import parse
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def frames(folder: str | os.PathLike[str], accounting: reader.How = None) -> Fra
     curves, cells = reader.frames(folder, accounting)
     sweep = reader.sweep(folder)
     saved = sweep.get("accounting")
-    how = book.parse(accounting if accounting is not None else saved)
+    how = booking.settled(parse(accounting if accounting is not None else saved), curves)
     cells = describe(cells)
     return Frames(
         annotate(curves, cells),
@@ -110,7 +110,7 @@ def closing_table(
     elif isinstance(source, Frames | tuple):
         curves, cells = source if isinstance(source, tuple) else (source.curves, source.cells)
         if accounting is not None:
-            curves, cells = book.rebook(curves, cells, book.parse(accounting))
+            curves, cells = booking.rebook(curves, cells, parse(accounting))
         cells = describe(cells)
         found = Frames(annotate(curves, cells), cells, {}, "")
     else:

@@ -120,8 +120,9 @@ class Net:
         self.begin(0)
 
     def begin(self, t: int) -> None:
-        """Start round t: streams are derived from it."""
+        """Start round t: streams are derived from it, and the ledger begins a round."""
         self.t = t
+        self.ledger.begin()
         self._round = self.roots.fold("round").fold(t)
 
     # Gradients -------------------------------------------------------------------------------

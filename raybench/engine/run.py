@@ -298,7 +298,7 @@ class Run:
         names = ("seconds", "seconds_gradient", "seconds_compress", "seconds_communicate")
         row.update(zip(names, self.clock[:, self.index], strict=True))
         self.recorder.add(t, self.index, self.live, row)
-        self.recorder.add_counts(net.ledger.up, net.ledger.down, self.index)
+        self.recorder.add_counts(net.ledger, self.index)
         self._judge(row)
 
     def _mean(self, x: Tensor) -> Tensor:

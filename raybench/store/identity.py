@@ -11,6 +11,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from raybench.core.errors import Complaint, InputError
+from raybench.store import accounting
+from raybench.store.accounting import Accounting
 
 
 def parse(text: str, where: str = "sweep.yaml") -> dict[str, Any]:
@@ -28,8 +30,16 @@ def dump(sweep: Mapping[str, Any]) -> str:
     """Return a sweep as YAML text."""
     yaml, out = YAML(typ="safe", pure=True), io.StringIO()
     yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.dump(json.loads(json.dumps(sweep)), out)
     return out.getvalue()
+
+
+def with_accounting(text: str, how: Accounting) -> str:
+    """Return a saved sweep's text with this accounting, unchanged where it has it."""
+    sweep = parse(text)
+    same = accounting.parse(sweep.get("accounting")) == how
+    return text if same else dump({**sweep, "accounting": how.as_dict()})
 
 
 def check(before: str, now: str | Mapping[str, Any], folder: str) -> None:
