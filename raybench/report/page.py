@@ -71,7 +71,8 @@ def content(found: Frames) -> dict[str, Any]:
         for i, panel in enumerate(panels(figure)):
             key = f"{figure.name}-{i}"
             drawn[key] = {"data": panel["data"], "layout": panel["layout"]}
-            boxes.append({"key": key, "title": panel["title"] or figure.title})
+            title = panel["title"] or figure.title
+            boxes.append({"key": key, "title": title, "band": figure.band.capitalize()})
         if lone and len(boxes) == 1:  # one problem: all its figures side by side
             if not sections or sections[-1]["title"]:
                 sections.append({"title": "", "boxes": []})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
@@ -50,6 +51,7 @@ DASH: dict[str, Any] = {
     "longdashdot": (0, (9, 1.5, 1.2, 1.5)),
 }
 COLUMNS = 3
+LETTERS_PER_INCH = 18  # of the line below a figure that says what lines and bands are
 
 
 def figures(
@@ -94,7 +96,10 @@ def draw(figure: Figure) -> Canvas:
     names = [n for n in figure.looks if n in set(figure.data["series"])]
     width = 4.4 if columns == 1 else 2.9 * columns
     per_line = max(1, int(width / 1.75))
-    below = 0.17 * math.ceil(len(names) / per_line) + 0.08 if len(names) > 1 else 0.0
+    entries = names if len(names) > 1 else []
+    said = fill(figure.band.capitalize().replace(" %", "\u00a0%"), int(width * LETTERS_PER_INCH))
+    below = 0.17 * (math.ceil(len(entries) / per_line) + len(said.splitlines()))
+    below += 0.08 if below else 0.0
     height = (2.9 if columns == 1 else 2.2) * rows + 0.2 * rows * any(panels) + below
     canvas = Canvas(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(canvas)
@@ -110,21 +115,23 @@ def draw(figure: Figure) -> Canvas:
         axis.set_visible(False)
     if figure.steps and figure.data["diverged"].sum():
         _diverged(axes[: len(panels)], figure, names)
-    if len(names) > 1:
+    if entries or said:
         lines = [
             Line2D([], [], color=figure.looks[n].colour, ls=DASH[figure.looks[n].dash])
-            for n in names
+            for n in entries
         ]
         canvas.legend(
             lines,
-            [figure.looks[n].label for n in names],
+            [figure.looks[n].label for n in entries],
             loc="outside lower center",
-            ncols=min(per_line, len(names)),
+            ncols=max(1, min(per_line, len(entries))),
             frameon=False,
             handlelength=2.6,
             columnspacing=1.4,
+            title=said or None,
+            title_fontsize=7.5,
         )
-    elif names and panels == [""]:
+    if not entries and names and panels == [""]:
         axes[0].set_title(figure.looks[names[0]].label, pad=4)
     return canvas
 
