@@ -1,7 +1,7 @@
 """Analysis: frames in, frames out. Which step is best, what a target costs, how curves spread."""
 
 from raybench.analysis.bands import bands
-from raybench.analysis.closing import Frames, closing_table, frames
+from raybench.analysis.closing import Frames, How, closing_table, frames
 from raybench.analysis.crossing import bits_to_target, first_crossing
 from raybench.analysis.intervals import Interval, interval, ranks
 from raybench.analysis.methods import annotate, describe
@@ -9,6 +9,7 @@ from raybench.analysis.tuned import candidates, default_target, final_vs_step, m
 
 __all__ = [
     "Frames",
+    "How",
     "Interval",
     "annotate",
     "bands",

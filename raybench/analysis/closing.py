@@ -14,6 +14,7 @@ from raybench.analysis.methods import annotate, describe
 from raybench.analysis.tuned import main_metric, tuned
 from raybench.store import booking, reader
 from raybench.store.accounting import parse
+from raybench.store.reader import How
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Frames:
         return main_metric(self.curves)
 
 
-def frames(folder: str | os.PathLike[str], accounting: reader.How = None) -> Frames:
+def frames(folder: str | os.PathLike[str], accounting: How = None) -> Frames:
     """Return the frames of a results folder, its bits booked anew under ``accounting`` if given.
 
     Raises InputError if there are no results in the folder or the accounting is unknown.
@@ -102,7 +103,7 @@ COLUMNS = [
 
 def closing_table(
     source: str | os.PathLike[str] | Frames | tuple[pd.DataFrame, pd.DataFrame],
-    accounting: reader.How = None,
+    accounting: How = None,
     target: float | None = None,
     by: str = "method",
 ) -> pd.DataFrame:

@@ -174,7 +174,7 @@ def tuned(
         table = candidates(own, part, goal, by, y, x)
         best = table.drop_duplicates(by).copy()
         best["edge"] = [
-            _edge(table[table["series"] == row.series], row) for row in best.itertuples()
+            _edge(table[table["series"] == row["series"]], row) for _, row in best.iterrows()
         ]
         blank = ~best["eligible"].to_numpy(bool)
         best.loc[blank, ["k", "step_size", "step_multiple", "cost", y, "loss", x]] = np.nan
@@ -183,12 +183,12 @@ def tuned(
     return pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame()
 
 
-def _edge(grid: pd.DataFrame, best) -> str:  # type: ignore[no-untyped-def]
-    column = "step_multiple" if best.step_multiple == best.step_multiple else "step_size"
-    steps = grid[column].dropna()
+def _edge(grid: pd.DataFrame, best: pd.Series) -> str:
+    """Return where the best step lies on its grid: ``low``, ``high``, ``only`` or inside (empty)."""
+    column = "step_size" if pd.isna(best["step_multiple"]) else "step_multiple"
+    steps, own = grid[column].dropna(), best[column]
     if len(steps) <= 1:
         return "only"
-    own = getattr(best, column)
     return "high" if own >= steps.max() else "low" if own <= steps.min() else ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -55,7 +55,9 @@ class Recorder:
         self._live = np.zeros((min(rows, 256), cells), bool)
         self.rounds: list[int] = []
 
-    def add(self, t: int, index: np.ndarray, live: np.ndarray, values: dict[str, Any]) -> None:
+    def add(
+        self, t: int, index: np.ndarray, live: np.ndarray, values: Mapping[str, np.ndarray]
+    ) -> None:
         """Record round t of the cells ``index[live]``; values: arrays over ``index`` by column."""
         at = len(self.rounds)
         if at == len(self._data):
@@ -112,13 +114,13 @@ class Recorder:
 
     def table(
         self,
-        facts: dict[str, Any],
+        facts: Mapping[str, np.ndarray],
         accounting: Accounting,
         dtype_bits: int,
         samples: float,
     ) -> pa.Table:
         """Return the curves; ``facts`` are columns per cell (B, 1), samples those of a mean client."""
-        columns: dict[str, Any] = dict(facts)
+        columns = dict(facts)
         columns["round"] = np.array(self.rounds)[None]
         for name in MEASURES:
             value = self.column(name)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from raybench.analysis import Frames, bands, final_vs_step, frames
+from raybench.analysis import Frames, How, bands, final_vs_step, frames
 from raybench.report import words
 
 MOST_SERIES = 8
@@ -57,9 +57,9 @@ class Figure:
     notes: list[str] = field(default_factory=list)
 
 
-def open_frames(source: str | os.PathLike[str] | Frames, accounting: object = None) -> Frames:
+def open_frames(source: str | os.PathLike[str] | Frames, accounting: How = None) -> Frames:
     """Return the frames of a results folder, or those given."""
-    return source if isinstance(source, Frames) else frames(source, accounting)  # type: ignore
+    return source if isinstance(source, Frames) else frames(source, accounting)
 
 
 def default_out(folder: str, name: str) -> Path:

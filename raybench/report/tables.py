@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import io
 import os
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from raybench.analysis import Frames, closing_table
+from raybench.analysis import Frames, How, closing_table
 from raybench.core.errors import InputError, nearest
 from raybench.report import words
 from raybench.report.content import open_frames
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 FORMS = ("rich", "plain", "csv", "markdown")
 
 
 def closing(
     source: str | os.PathLike[str] | Frames,
-    accounting: object = None,
+    accounting: How = None,
     target: float | None = None,
     by: str = "method",
 ) -> tuple[list[str], list[list[str]], list[str]]:
@@ -80,10 +83,10 @@ def _notes(found: Frames, table: pd.DataFrame, value: str) -> list[str]:
 
 def table(
     source: str | os.PathLike[str] | Frames,
-    accounting: object = None,
+    accounting: How = None,
     target: float | None = None,
     by: str = "method",
-) -> Any:
+) -> Table:
     """Return the closing table of a results folder as a ``rich.table.Table``.
 
     Per method its best K and step, bits to the target with its interval, ratio to gd, seeds and
@@ -113,7 +116,7 @@ def table(
 def render(
     source: str | os.PathLike[str] | Frames,
     form: str = "plain",
-    accounting: object = None,
+    accounting: How = None,
     target: float | None = None,
     by: str = "method",
 ) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 from raybench.analysis import ranks
 
@@ -26,7 +25,7 @@ COLUMNS = {
 }
 
 
-def known(value: Any) -> bool:
+def known(value: object) -> bool:
     """Return whether a value is neither None nor NaN."""
     return value is not None and value == value
 
@@ -112,7 +111,7 @@ def count(amount: int, word: str) -> str:
     return f"{amount:,} {word}" + ("" if amount == 1 else "s")
 
 
-def one_line(text: Any, width: int = 160) -> str:
+def one_line(text: object, width: int = 160) -> str:
     """Return the first line of a text, cut to ``width``."""
     line = (str(text).strip().splitlines() or [""])[0]
     return line if len(line) <= width else line[: width - 1] + "…"

@@ -12,10 +12,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raybench.core.counts import Counts
 from raybench.core.errors import Complaint, InputError, nearest
+
+if TYPE_CHECKING:
+    import numpy as np
 
 WIDEST = 64  # bits of a value
 INDEX_BITS = (*(n.removeprefix("index_") for n in Counts._fields if n.startswith("index_")), "none")
@@ -65,7 +68,7 @@ class Accounting:
         if wrong:
             raise InputError(wrong)
 
-    def bits(self, counts: Counts, dtype_bits: Any = 64) -> Any:
+    def bits(self, counts: Counts, dtype_bits: int | np.ndarray = 64) -> Any:
         """Return bits, elementwise: ``value_bits * values + index + raw``.
 
         counts: floats, numpy arrays or torch tensors of shapes that broadcast. dtype_bits is the width
@@ -85,7 +88,7 @@ class Accounting:
         return ", ".join(f"{key}={_spell(value)}" for key, value in asdict(self).items())
 
 
-def _spell(value: Any) -> str:
+def _spell(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -115,7 +118,7 @@ def _fix() -> str:
     return f"presets: {', '.join(PRESETS)}; or value_bits=32,index_bits=none,count_init=false"
 
 
-def _preset(name: Any) -> dict[str, Any]:
+def _preset(name: object) -> dict[str, Any]:
     if not isinstance(name, str) or name not in PRESETS:
         raise InputError.of(
             "accounting", f"unknown preset {name!r}", f"{nearest(str(name), PRESETS)}\n    {_fix()}"
@@ -123,7 +126,7 @@ def _preset(name: Any) -> dict[str, Any]:
     return PRESETS[name]
 
 
-def _known_keys(settings: Mapping[Any, Any]) -> None:
+def _known_keys(settings: Mapping[str, Any]) -> None:
     names = list(Accounting.__dataclass_fields__)
     wrong = [
         Complaint("accounting", f"unknown key {key!r}", nearest(str(key), names))

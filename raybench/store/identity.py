@@ -58,7 +58,7 @@ def check(before: str, now: str | Mapping[str, Any], folder: str) -> None:
         raise InputError([Complaint("out", f"{folder} holds another sweep", fix), *wrong])
 
 
-def problem_differs(old: Any, new: Any) -> list[Complaint]:
+def problem_differs(old: object, new: object) -> list[Complaint]:
     """Return what keeps two problem sections from being one problem with added axis values."""
     before, now = _section(old), _section(new)
     wrong = []
@@ -70,11 +70,11 @@ def problem_differs(old: Any, new: Any) -> list[Complaint]:
     return wrong
 
 
-def _section(problem: Any) -> dict[str, Any]:
+def _section(problem: object) -> dict[str, Any]:
     return dict(problem) if isinstance(problem, Mapping) else {"name": problem}
 
 
-def _axis(value: Any) -> set[str]:
+def _axis(value: object) -> set[str]:
     return {json.dumps(v, sort_keys=True) for v in (value if isinstance(value, list) else [value])}
 
 

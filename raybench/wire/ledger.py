@@ -10,6 +10,8 @@ from raybench.wire.base import Message
 from raybench.wire.compound import CasesMessage
 
 COLUMNS = Counts._fields
+"""What the rows of a ledger's arrays count."""
+
 Cells = slice | np.ndarray
 Count = float | np.ndarray
 
