@@ -178,6 +178,24 @@ def test_picking_cells_at_any_moment_changes_nothing_for_them(data):
     assert np.array_equal(part.bytes_up_max, whole.bytes_up_max[kept])
 
 
+def test_a_ledger_that_was_saved_after_a_round_goes_on():
+    whole = Ledger(CELLS)
+    for name in MESSAGES_OF_ALL_SORTS:
+        whole.begin()
+        whole.book_up(MESSAGES_OF_ALL_SORTS[name])
+        saved = whole.state()
+        again = Ledger(0)
+        again.load(saved)
+        for ledger in (whole, again):
+            ledger.begin()
+            ledger.book_up(MESSAGES_OF_ALL_SORTS["ragged"])
+            ledger.charge(1, down=True)
+        assert np.array_equal(again.up, whole.up)
+        assert np.array_equal(again.down, whole.down)
+        assert np.array_equal(again.bytes_up_max, whole.bytes_up_max)
+    assert not np.array_equal(saved["up"].numpy(), whole.up)  # a copy: it has not gone on
+
+
 def test_a_run_stores_them():
     """Participants are few: the largest client sends its message in each round with anyone."""
     top = {"name": "top_k", "k": 3}

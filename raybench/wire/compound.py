@@ -22,13 +22,6 @@ class _Compound(Message):
 
     parts: list[Message]
 
-    @property
-    def cost(self) -> Counts:
-        cost = self._cost()  # of the parts; however many are sent, they travel as one message
-        sent = cost.messages
-        once = sent.clamp(max=1) if isinstance(sent, Tensor) else min(sent, 1)
-        return cost._replace(messages=once)
-
     def leaves(self) -> list[Message]:
         return [leaf for part in self.parts for leaf in part.leaves()]
 
@@ -44,6 +37,13 @@ class _Compound(Message):
     @property
     def device(self) -> torch.device:
         return self.parts[0].device
+
+    @property
+    def cost(self) -> Counts:
+        cost = self._cost()  # of all parts; they travel as one message, if any of them is sent
+        sent = cost.messages
+        one = sent.clamp(max=1) if isinstance(sent, Tensor) else min(sent, 1)
+        return cost._replace(messages=one)
 
     def describe(self) -> dict[str, Any]:
         return {

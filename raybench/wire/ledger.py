@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
+import torch
 from torch import Tensor
 
 from raybench.core.counts import Counts
@@ -74,6 +77,17 @@ class Ledger:
         kept._largest, kept._alike = self._largest[cells], self._alike[cells]
         kept._own = None if self._own is None else self._own[cells]
         return kept
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the counts of the rounds so far, copied."""
+        arrays = {"up": self.up, "down": self.down, "bytes_up_max": self.bytes_up_max}
+        return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Go on from what ``state`` returned after a round."""
+        self.up, self.down = saved["up"].numpy().copy(), saved["down"].numpy().copy()
+        self._largest = saved["bytes_up_max"].numpy().copy()
+        self._alike, self._own = np.zeros_like(self._largest), None
 
     def _book_up(self, message: Message, weight: Tensor | None, cells: Cells) -> None:
         if isinstance(message, CasesMessage):
