@@ -96,7 +96,7 @@ def annotate(curves: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([curves, joined], axis=1)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> str | int | float | bool:
     if isinstance(value, str | int | float | bool):
         return value
     return json.dumps(value, sort_keys=True)
@@ -124,11 +124,11 @@ def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return frame.to_dict("records")  # type: ignore[return-value]
 
 
-def _known(value: Any) -> bool:
+def _known(value: object) -> bool:
     return value is not None and value == value
 
 
-def _word(column: str, value: Any) -> str:
+def _word(column: str, value: object) -> str:
     key = column.removeprefix("problem.")
     if key in ("name", "dataset"):
         return os.path.basename(str(value))
@@ -160,7 +160,7 @@ def _key(column: str) -> str:
     return column.removesuffix(".name")
 
 
-def _number(value: Any) -> str:
+def _number(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -186,7 +186,7 @@ def _algorithm(name: str) -> str:
     return name.upper().replace("_PLUS", "+").replace("_", "-")
 
 
-def _compressor(name: Any, k: Any) -> str:
+def _compressor(name: object, k: float | None) -> str:
     if not isinstance(name, str) or not name:
         return ""
     if name.endswith("_k"):

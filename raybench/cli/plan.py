@@ -37,6 +37,7 @@ def plan(
     Nothing is saved. Prints every error at once. Bits and time come from the first rounds of each method.
     """
     from raybench.engine.run import Options
+    from raybench.planning.booking import as_booked
     from raybench.planning.estimate import estimate
     from raybench.planning.plan import make_plan
     from raybench.store import Store
@@ -45,6 +46,7 @@ def plan(
     folder = results_of(sweep, out)
     store = Store(folder)
     store.claim(sweep.text, write=False)
+    sweep = as_booked(sweep, folder)
     made = make_plan(sweep, store.done(), retry_failed)
     known = {}
     if measure and made.batches:

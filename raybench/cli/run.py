@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raybench.cli import cell
-from raybench.cli.shared import Fresh, Out, Plugins, Sets, console, pairs, results_of
+from raybench.cli.shared import Fresh, Out, Plugins, Sets, console, note, pairs, results_of
 
 if TYPE_CHECKING:
     from raybench.planning.batch import Resolved
@@ -85,6 +85,7 @@ def _work(sweep: Any, folder: str, fresh: bool) -> None:
     if plan.skipped:
         raise InputError.of("run", plan.skipped[0][2], _way_out(plan.skipped[0][2]))
     outcome = drive(sweep, folder, inline=True, fresh=fresh)
+    note(*outcome.plan.notes[len(sweep.notes) :])
     if outcome.interrupted:
         raise KeyboardInterrupt
     _show(plan.cells[0], folder, before=not outcome.plan.batches)

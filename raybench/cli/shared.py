@@ -37,7 +37,8 @@ Accounting = Annotated[
     str | None,
     typer.Option(
         metavar="HOW",
-        help="Book bits anew: paper:ef21, paper:marina, paper:3pc, or value_bits=32,index_bits=none.",
+        help="Book bits anew: paper:ef21, paper:marina, paper:3pc, or settings such as value_bits=32,"
+        "index_bits=none (auto, list_or_bitmask, explicit, bitmask, entropy, none).",
     ),
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what the folder holds.")]

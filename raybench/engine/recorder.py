@@ -11,7 +11,9 @@ import torch
 
 from raybench.core.counts import Counts
 from raybench.store import CURVES, to_table
-from raybench.store.accounting import EXTRA_COUNTS, Accounting
+from raybench.store.accounting import Accounting
+from raybench.store.schema import EXTRA_COUNTS, SIDES, column
+from raybench.wire.ledger import Ledger
 
 MEASURES = (
     "loss",
@@ -28,7 +30,7 @@ MEASURES = (
     "seconds_compress",
     "seconds_communicate",
 )
-SIDES = tuple(f"{name}_{side}" for side in ("up", "down") for name in Counts._fields)
+COUNTS = (*(column(count, side) for side in SIDES for count in Counts._fields), "bytes_up_max")
 POINTS = 400  # rows of a stochastic method's curve unless the sweep says otherwise
 
 
@@ -50,12 +52,14 @@ class Recorder:
 
     def __init__(self, cells: int, rows: int) -> None:
         self.cells = cells
-        self.names: list[str] = [*MEASURES, *SIDES]
+        self.names: list[str] = [*MEASURES, *COUNTS]
         self._data = np.full((min(rows, 256), len(self.names), cells), np.nan)
         self._live = np.zeros((min(rows, 256), cells), bool)
         self.rounds: list[int] = []
 
-    def add(self, t: int, index: np.ndarray, live: np.ndarray, values: dict[str, Any]) -> None:
+    def add(
+        self, t: int, index: np.ndarray, live: np.ndarray, values: Mapping[str, np.ndarray]
+    ) -> None:
         """Record round t of the cells ``index[live]``; values: arrays over ``index`` by column."""
         at = len(self.rounds)
         if at == len(self._data):  # twice the room, or the first
@@ -70,12 +74,11 @@ class Recorder:
                 self._widen(name)
             self._data[at, self.names.index(name), index] = value
 
-    def add_counts(self, up: np.ndarray, down: np.ndarray, index: np.ndarray) -> None:
-        """Add the ledger's counts (kinds, cells) to the row just recorded."""
+    def add_counts(self, ledger: Ledger, index: np.ndarray) -> None:
+        """Add the counts of a ledger of the cells ``index`` to the row just recorded."""
+        booked = np.vstack((ledger.up, ledger.down, ledger.bytes_up_max))
         first = len(MEASURES)
-        self._data[len(self.rounds) - 1, first : first + len(SIDES), index] = np.concatenate(
-            (up, down)
-        ).T
+        self._data[len(self.rounds) - 1, first : first + len(COUNTS), index] = booked.T
 
     def state(self) -> dict[str, Any]:
         """Return the rows recorded so far, copied."""
@@ -108,7 +111,7 @@ class Recorder:
 
     def bits(self, side: str, accounting: Accounting, dtype_bits: int) -> np.ndarray:
         """Return cumulative bits (B, T) of ``up`` or ``down`` under an accounting."""
-        counts = np.stack([self.column(f"{name}_{side}") for name in Counts._fields])
+        counts = np.stack([self.column(column(name, side)) for name in Counts._fields])
         if not accounting.count_init:
             counts = counts - counts[..., :1]
         return accounting.bits(Counts(*counts), dtype_bits)
@@ -130,27 +133,23 @@ class Recorder:
 
     def table(
         self,
-        facts: dict[str, Any],
+        facts: Mapping[str, np.ndarray],
         accounting: Accounting,
         dtype_bits: int,
         samples: float,
     ) -> pa.Table:
         """Return the curves; ``facts`` are columns per cell (B, 1), samples those of a mean client."""
-        columns: dict[str, Any] = dict(facts)
+        columns = dict(facts)
         columns["round"] = np.array(self.rounds)[None]
         for name in MEASURES:
             value = self.column(name)
             if not np.isnan(value[self.live]).all():
                 columns[name] = value
         columns["epoch"] = self.column("grad_evals") / samples
-        for side in ("up", "down"):
+        for side in SIDES:
             columns[f"bits_{side}"] = self.bits(side, accounting, dtype_bits)
-            columns[f"bytes_{side}"] = self.column(f"bytes_{side}")
-            columns[f"values_{side}"] = self.column(f"values_{side}")
-            columns[f"raw_bits_{side}"] = self.column(f"raw_{side}")
-            for code in ("explicit", "auto"):
-                columns[f"index_{code}_{side}"] = self.column(f"index_{code}_{side}")
-        own = [n for n in self.names if n not in MEASURES and n not in SIDES]
+        columns.update({n: self.column(n) for n in COUNTS if n not in EXTRA_COUNTS})
+        own = [n for n in self.names if n not in MEASURES and n not in COUNTS]
         extra = {n: self.column(n) for n in (*EXTRA_COUNTS, *own)}
         used = {n: v for n, v in extra.items() if n in own or np.any(v[self.live] > 0)}
         return to_table({**columns, "extra": used}, CURVES, self.live)

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from raybench.planning.batch import Batch, Resolved
-from raybench.spec import Cell
+from raybench.spec import Cell, Section
 from raybench.store import CELLS, to_table
 
 
@@ -25,7 +25,7 @@ def known(values: np.ndarray) -> np.ma.MaskedArray:
     return np.ma.masked_invalid(np.asarray(values, float))
 
 
-def _name(section: Any) -> str | None:
+def _name(section: Section | None) -> str | None:
     return None if section is None else section.name
 
 

@@ -170,7 +170,7 @@ class Run:
         row["grad_evals"] = net.oracle.evals
         row.update(zip(SECONDS, self.clock[:, self.index], strict=True))
         self.recorder.add(t, self.index, self.live, row)
-        self.recorder.add_counts(net.ledger.up, net.ledger.down, self.index)
+        self.recorder.add_counts(net.ledger, self.index)
         self._judge(row)
 
     def _judge(self, row: Mapping[str, np.ndarray]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from raybench.analysis import Frames, bands, final_vs_step, frames
+from raybench.analysis import Frames, How, bands, final_vs_step, frames
 from raybench.report import words
 
 MOST_SERIES = 8
@@ -35,7 +35,8 @@ class Look:
 class Figure:
     """One figure: panels of lines with bands, and the rows it is drawn from.
 
-    data: columns panel, series, x, y, low, high (and for a step figure cells, diverged).
+    data: columns panel, series, x, y, low, high, coverage (and for a step figure cells, diverged).
+    band: what lines and bands are, empty where no series has several seeds.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Figure:
     data: pd.DataFrame
     looks: dict[str, Look]
     panels: list[str]
+    band: str = ""
     x_unit: float = 1.0
     log_x: bool = False
     x_from: float = 1.0
@@ -55,9 +57,9 @@ class Figure:
     notes: list[str] = field(default_factory=list)
 
 
-def open_frames(source: str | os.PathLike[str] | Frames, accounting: object = None) -> Frames:
+def open_frames(source: str | os.PathLike[str] | Frames, accounting: How = None) -> Frames:
     """Return the frames of a results folder, or those given."""
-    return source if isinstance(source, Frames) else frames(source, accounting)  # type: ignore
+    return source if isinstance(source, Frames) else frames(source, accounting)
 
 
 def default_out(folder: str, name: str) -> Path:
@@ -188,12 +190,18 @@ def _curve(
         data,
         style,
         panels,
+        _band(data),
         unit,
         wide,
         start,
         log_y,
         notes=notes,
     )
+
+
+def _band(data: pd.DataFrame) -> str:
+    """Return what lines and bands of curves are, by the seeds that each series has in a panel."""
+    return words.band(int(n) for n in data.groupby(["panel", "series"])["cells"].max())
 
 
 def _scale(data: pd.DataFrame, x: str) -> tuple[str, float, bool, float]:
@@ -241,6 +249,7 @@ def _by_k(found: Frames, every: pd.DataFrame, several: pd.Series, y: str) -> Fig
         data,
         style,
         panels,
+        _band(data),
         unit,
         wide,
         start,
@@ -274,6 +283,7 @@ def _against_step(
         data,
         plain,
         panels,
+        words.band(int(n) for n in data["seeds"]),
         log_x=True,
         log_y=y == "grad_norm_sq" or _spans(data["y"]),
         steps=True,

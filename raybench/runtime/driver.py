@@ -17,6 +17,7 @@ from raybench.core.errors import InputError
 from raybench.engine import rows
 from raybench.engine.execute import execute
 from raybench.engine.run import Options
+from raybench.planning.booking import as_booked
 from raybench.planning.plan import Plan, make_plan
 from raybench.planning.resolve import problem_of
 from raybench.runtime.packs import PER_SLOT, packs_of
@@ -68,6 +69,7 @@ def drive(
     began = time.monotonic()
     store = Store(out)
     store.claim(sweep.text, write=False)
+    sweep = sweep if fresh else as_booked(sweep, out)
     plan = make_plan(sweep, {} if fresh else store.done(), retry_failed)
     mode = mode_of(plan)
     with store.lock():

@@ -12,6 +12,7 @@ from raybench.spec import settings
 from raybench.spec.axes import OVERRIDES
 from raybench.spec.model import CELL_KEYS, Document
 from raybench.spec.sections import default
+from raybench.store.accounting import INDEX_BITS, WIDEST
 
 _RANGE = {"type": "string", "pattern": r"^(-?\d+\.\.-?\d+|\d+\^-?\d+(\.\.\d+\^-?\d+)?)$"}
 _SHARE = {"type": "string", "pattern": r"^\d+(\.\d+)?%$"}
@@ -52,11 +53,14 @@ def json_schema() -> dict[str, Any]:
                 "type": "object",
                 "properties": {
                     "preset": {"type": "string"},
-                    "value_bits": {"enum": ["dtype", 16, 32, 64], "default": "dtype"},
-                    "index_bits": {
-                        "enum": ["auto", "explicit", "bitmask", "entropy", "none"],
-                        "default": "auto",
+                    "value_bits": {
+                        "anyOf": [
+                            {"const": "dtype"},
+                            {"type": "integer", "minimum": 1, "maximum": WIDEST},
+                        ],
+                        "default": "dtype",
                     },
+                    "index_bits": {"enum": [*INDEX_BITS], "default": "auto"},
                     "count_init": {"type": "boolean", "default": True},
                 },
                 "additionalProperties": False,

@@ -10,11 +10,11 @@ from typing import Any
 
 _WHERE = {
     "Accounting": "accounting",
-    "rebook": "accounting",
+    "rebook": "booking",
     "CELLS": "schema",
     "CURVES": "schema",
     "SCHEMA_VERSION": "schema",
-    "UPGRADES": "schema",
+    "UPGRADES": "upgrades",
     "Store": "writer",
     "encode": "table",
     "shard_name": "writer",

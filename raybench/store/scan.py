@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 
 from raybench.core.errors import InputError
 from raybench.store.files import Files
-from raybench.store.schema import SCHEMA_VERSION, upgrade, version_of
+from raybench.store.schema import SCHEMA_VERSION, version_of
+from raybench.store.upgrades import upgrade
 
 RANK = ("ok", "diverged", "pruned", "failed", "skipped")
 """Which row counts where a cell has several: the one that ended best."""

@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raybench.core.errors import InputError, nearest
-from raybench.store.accounting import EXTRA_COUNTS
-from raybench.store.schema import stamped
+from raybench.store.schema import CURVES, EXTRA_COUNTS, stamped
 
 
 def to_table(
@@ -24,7 +23,7 @@ def to_table(
     broadcast as in numpy and are read in C order: cells (B, 1), rounds (T,) and curves (B, T) make
     B*T rows. ``where`` (same shape, bool) keeps the rows that were recorded. None and masked
     entries are null, NaN stays NaN. ``extra`` is a mapping name -> column; there NaN means absent,
-    as does zero for the index counts of ``accounting.EXTRA_COUNTS``.
+    as does zero for the counts of ``schema.EXTRA_COUNTS``.
     Raises InputError for a column the schema lacks.
     """
     for name in columns:
@@ -105,9 +104,20 @@ def _map(
     return pa.MapArray.from_arrays(offsets, keys, values[present], type=kind)
 
 
+def extra_map(columns: Mapping[str, Any], rows: int) -> pa.Array:
+    """Return the map ``extra`` of so many rows from {name: column}; null and NaN mean absent."""
+    parts = {name: _part(value) for name, value in columns.items()}
+    return _map(parts, (rows,), None, rows, CURVES.field("extra").type)
+
+
 def encode(table: pa.Table) -> bytes:
-    """Return the Parquet file of ``table`` (zstd), for ``Store.commit`` here or on another node."""
+    """Return the Parquet file of ``table`` (zstd), for ``Store.commit`` here or on another node.
+
+    The file bears today's schema version and raybench's version, so the table must be in today's
+    schema.
+    """
     sink = pa.BufferOutputStream()
+    table = table.replace_schema_metadata(stamped(table.schema).metadata)
     text = [f.name for f in table.schema if pa.types.is_string(f.type)]
     numbers = [f.name for f in table.schema if pa.types.is_floating(f.type)]
     pq.write_table(

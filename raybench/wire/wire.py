@@ -69,6 +69,11 @@ class Wire(Draws):
         here = slice(self.clients.start, self.clients.stop)
         self._neighbours = None if graph is None else Neighbours(graph.W[here])
 
+    def begin(self, t: int) -> None:
+        """Start round t: its draws are derived from it, and the ledger books it apart."""
+        super().begin(t)
+        self.ledger.begin()
+
     def zeros(self) -> Tensor:
         """Return zeros of the shape of what the clients here send, (B, n_here, d)."""
         return self._zeros(self.B, self.n_here, self.vectors.dim)
