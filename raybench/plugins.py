@@ -9,6 +9,7 @@ Decorators: ``compressor``, ``algorithm``, ``problem``, ``metric``. Parameters: 
 
 from torch import where, zeros_like
 
+from raybench import theory
 from raybench.algorithms.base import Algorithm
 from raybench.compressors import (
     Any_,
@@ -36,8 +37,8 @@ from raybench.core.registry import (
     problem,
 )
 from raybench.core.streams import Stream
-from raybench.problems import Constants, Layout, Problem
-from raybench.theory.rule import NoTheory, Rate, Setting, contraction
+from raybench.problems import Constants, Fact, Layout, Problem
+from raybench.theory import NoTheory, Rate, Setting, contraction
 from raybench.wire import (
     ConcatMessage,
     DenseMessage,
@@ -63,6 +64,7 @@ __all__ = [
     "Dense",
     "DenseMessage",
     "ExponentsMessage",
+    "Fact",
     "FactorsMessage",
     "Flag",
     "FlaggedMessage",
@@ -92,6 +94,7 @@ __all__ = [
     "metric",
     "problem",
     "support_of",
+    "theory",
     "where",
     "zeros_like",
 ]
