@@ -114,6 +114,12 @@ CASES: list[tuple[str, str, dict, float]] = [
         (name, "released", {"alpha": 0.3, "constants": replace(C, mu=None)}, ef21_step(0.3))
         for name in ("ef21", "ef14", "ef21_hb")
     ),
+    (
+        "ef21",
+        "released",
+        {"alpha": 0.3, "constants": replace(C, mu=0.01)},
+        generic(sqrt(2) * TILDE * q(0.3)),
+    ),
     *(
         (name, "released", {"alpha": 0.3, "p": 0.4, "batch": 2, "down_alpha": 0.5}, ef21_step(0.3))
         for name in ("ef21_pp", "ef21_bc", "ef21_page", "ef21_sgd")

@@ -1,10 +1,14 @@
-"""Step sizes without compression, with unbiased operators and by rule of thumb: (method, rule, setting, step)."""
+"""Step sizes without compression, with unbiased operators and by rule of thumb: (method, rule, setting, step).
+
+``AUTO`` has the numbers that theory fills in for ``auto``: (method, parameter, setting, value).
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from known_problem import BLK, LCAL, MOST, PLUS, PM, SINGLE, TILDE, L, generic, linear
+from known_problem import BLK, LCAL, MOST, PLUS, PM, SINGLE, TILDE, C, Held, L, generic, linear
 
 sqrt = math.sqrt
 
@@ -84,7 +88,7 @@ CASES: list[tuple[str, str, dict, float]] = [
     # DCGD: A = omega L_max/n
     *(
         ("dcgd", "nonconvex", {"omega": w, "T": T}, min(1 / L, 1 / sqrt(max(w, 1e-30) * 2 * L * T)))
-        for w in (0.0, 4.0)
+        for w in (0.0, 1e-3, 4.0)
         for T in (1, 100, 10_000)
     ),
     *(("dcgd", "pl", {"omega": w}, 1 / (L + 2 * w * MOST / 3)) for w in (0.0, 4.0)),
@@ -272,4 +276,50 @@ CASES: list[tuple[str, str, dict, float]] = [
     ),
     # rules of thumb
     *((name, "nonconvex", {}, (0.25 if name == "dgd" else 0.5) / MOST) for name in THUMBS.split()),
+]
+
+AUTO = [  # method, parameter, setting, value
+    *(("marina", "p", {"share": s}, s) for s in (0.01, 1.0)),
+    ("vertical_marina", "p", {"share": 0.01}, 0.01),
+    ("three_pc_v5", "p", {"share": 0.01}, 0.01),
+    ("pp_marina", "p", {"share": 0.3, "clients": 2}, 0.3 * 2 / 3),
+    ("pp_marina", "p", {"share": 0.9, "clients": 30}, 1.0),
+    *(
+        (name, "p", {"share": share, "batch": 5, "big": big}, min(share, 5 / ((big or 20) + 5)))
+        for name in ("vr_marina", "dasha_sync_mvr")
+        for share in (0.01, 1.0)
+        for big in (0, 40)
+    ),
+    *(("ef21_page", "p", {"batch": b}, b / (20 + b)) for b in (1, 60)),
+    *(("dasha_page", "p", {"batch": b}, b / (20 + b)) for b in (1, 60)),
+    *(("vr_diana", "p", {"batch": b}, min(1.0, b / 20)) for b in (1, 5, 60)),
+    ("ec_lsvrg", "p", {}, 1 / 20),
+    *(
+        (name, "alpha", {"omega": w}, 1 / (1 + w))
+        for name in ("diana", "vr_diana", "adiana", "lead", "prox_lead")
+        for w in (0.0, 4.0)
+    ),
+    *(
+        (name, "alpha", {"omega": w}, 1 / (2 * w + 1))
+        for name in ("dasha", "dasha_page", "dasha_mvr", "dasha_sync_mvr")
+        for w in (0.0, 4.0)
+    ),
+    ("ec_diana", "alpha", {"shift": Held(omega=4.0)}, 1 / 5),
+    *(
+        ("adiana", "p", {"omega": w}, min(1.0, max(1.0, sqrt(3 / (32 * w)) - 1) / (2 * (1 + w))))
+        for w in (0.003, 0.0156, 4.0)
+    ),
+    ("adiana", "p", {"omega": 0.0}, 1.0),
+    ("adiana", "mu", {"constants": replace(C, mu=0.01)}, 0.01),
+    *(
+        (name, "mix", {"omega": w}, min(1 / (1 + w), 2 / (1 + w) ** 3))
+        for name in ("lead", "prox_lead")
+        for w in (0.1, 4.0)
+    ),
+    *(
+        (name, "mix", {"alpha": a}, a / (2 - a))
+        for name in ("gossip", "choco_sgd")
+        for a in (1.0, 0.1)
+    ),
+    *(("easgd", "alpha", {"beta": 0.9, "n": n}, 0.9 / max(2, n)) for n in (1, 2, 7)),
 ]

@@ -42,11 +42,13 @@ class Held:
         self.omega, self.alpha = omega, alpha
 
 
-def setting(n=3, m=20.0, T=1000, constants=C, nonsmooth=False, steady=True, **given) -> Setting:
-    """omega, alpha, down_alpha, common, ab and first are the operators', all else are the method's numbers."""
+def setting(n=3, m=20.0, T=1000, constants=C, nonsmooth=False, steady=True, share=1.0, **given):
+    """A ``Setting``: omega, alpha, down_alpha, common, ab and first are the operators'; share is the cost of a
+    message over a dense one's; all else are the method's numbers.
+    """
     operator = {k: given.pop(k) for k in ("omega", "alpha", "down_alpha", "ab") if k in given}
     mask = given.pop("common", False) or operator.get("ab") is not None
-    first = {"first": given.pop("first")} if "first" in given else {}
+    own = {k: given.pop(k) for k in ("first", "shift") if k in given}
     numbers = {"a": "alpha"}
     return Setting(
         constants,
@@ -55,7 +57,8 @@ def setting(n=3, m=20.0, T=1000, constants=C, nonsmooth=False, steady=True, **gi
         m=m,
         common_mask=mask,
         numbers={numbers.get(k, k): v for k, v in given.items()},
-        operators=first,
+        operators=own,
+        dense_share=share,
         nonsmooth=nonsmooth,
         rounds=T,
         constant_step=steady,
