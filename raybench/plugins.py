@@ -9,6 +9,7 @@ Decorators: ``compressor``, ``algorithm``, ``problem``, ``metric``. Parameters: 
 
 from torch import where, zeros_like
 
+from raybench import theory
 from raybench.algorithms.base import Algorithm, Estimator
 from raybench.compressors import (
     Any_,
@@ -37,8 +38,8 @@ from raybench.core.registry import (
     problem,
 )
 from raybench.core.streams import Stream
-from raybench.problems import Constants, Layout, Problem
-from raybench.theory.rule import NoTheory, Rate, Setting, contraction
+from raybench.problems import Constants, Fact, Layout, Problem
+from raybench.theory import NoTheory, Rate, Setting, contraction
 from raybench.wire import (
     ConcatMessage,
     DenseMessage,
@@ -65,6 +66,7 @@ __all__ = [
     "DenseMessage",
     "Estimator",
     "ExponentsMessage",
+    "Fact",
     "FactorsMessage",
     "Flag",
     "FlaggedMessage",
@@ -95,6 +97,7 @@ __all__ = [
     "metric",
     "problem",
     "support_of",
+    "theory",
     "where",
     "zeros_like",
 ]

@@ -56,13 +56,15 @@ def test_show_breaks_the_step_into_its_factors():
         ("α", alpha),
         ("θ = 1 − √(1−α)", theta),
         ("β = (1−α)/θ", beta),
-        ("ρ", theta),
-        ("B", beta * far**2),
-        ("√(B/ρ)", far * math.sqrt(beta / theta)),
         ("nonconvex", 1 / (L + far * math.sqrt(beta / theta))),
         ("pl", min(1 / (L + far * math.sqrt(2 * beta / theta)), theta / (2 * mu))),
     ):
         assert number(text, name) == pytest.approx(value, rel=1e-5), name
+    factors = {"ρ": theta, "B": beta * far**2, "√(B/ρ)": far * math.sqrt(beta / theta)}
+    for name, value in factors.items():
+        found = re.findall(rf"[ :]{re.escape(name)} = ([\d.e-]+\d)", text)
+        assert found, name
+        assert all(float(one) == pytest.approx(value, rel=1e-5) for one in found), name
     # the guarantees, with their numbers: f(0) = log 2, inf f >= the minimum
     gap = math.log(2) - build("logistic", {**LOGISTIC, "regularizer": "l2"}).constants.f_inf
     first = 2 * gap / number(text, "nonconvex")
@@ -74,18 +76,51 @@ def test_show_breaks_the_step_into_its_factors():
     assert (1 - shrink) ** rounds <= 0.1 < (1 - shrink) ** (rounds - 2)
 
 
+def section(text: str, rule: str) -> str:
+    """What ``show`` says of a rule, below the table of steps."""
+    return re.split(r"\n  (?:nonconvex|pl|paper|released)\n", text.split(f"\n  {rule}\n")[1])[0]
+
+
+def test_show_says_theorem_assumptions_and_source():
+    text = said("ef21", "--problem", RIDGE)
+    for rule in ("nonconvex", "pl"):
+        part = section(text, rule)
+        assert "theorem: Richtarik, Sokolov, Fatkhullin 2021" in part
+        assert "holds: the operator is contractive" in part
+        assert "does not hold" not in part
+    assert section(text, "paper").strip() == "the same as nonconvex"
+    assert "released code, no theorem: IgorSokoloff/ef21" in section(text, "released")
+    broken = said("dcgd", "--problem", "quadratic")
+    assert "does not hold here: every f_i is bounded below" in section(broken, "nonconvex")
+    assert "holds: the operator is unbiased" in section(broken, "nonconvex")
+    assert "none: the theorem assumes that every f_i is bounded below" in " ".join(broken.split())
+    assert "as recalled; neither proved nor checked here" in section(
+        said("adiana", "--problem", RIDGE), "paper"
+    )
+
+
+def test_show_says_without_a_problem_what_a_step_rests_on():
+    marina = said("marina")
+    assert "assumes that the operator is unbiased" in section(marina, "nonconvex")
+    assert "max_ij L_ij" in section(marina, "released")
+    assert "no theorem: give step_size.value" in said("power_sgd")
+    lead = section(said("lead"), "nonconvex")
+    assert "rule of thumb, no theorem" in lead
+    assert "assumes" not in lead
+
+
 def test_show_promises_nothing_that_is_not_proved():
     marina = said("marina", "--problem", "quadratic")
-    assert "not proved here" in marina.split("  paper\n")[-1]
-    assert "floor" not in marina
-    assert "minibatches" in said("sgd", "--problem", RIDGE)
+    assert "no theorem" in section(marina, "released")
+    assert "≤" not in section(marina, "released")
+    assert "beside the floor of the noise" not in marina
+    assert "beside the floor of the noise" in said("sgd", "--problem", RIDGE)
     assert "G⁰" not in said("gd", "--problem", RIDGE)
     none = said("power_sgd", "--problem", "quadratic")
-    assert none.count("none: ") == 3
+    assert none.count("none: the method has none") == 4
     assert "where it comes from" not in none
-    own = said("dasha", "--problem", "quadratic").split("  nonconvex\n")[-1].split("  pl\n")[0]
-    assert "a step of its own" in own
-    assert "≤" not in own
+    own = section(said("dasha", "--problem", "quadratic"), "nonconvex")
+    assert "2 Δ₀/(γ T)" in own
     lasso = said("gd", "--problem", RIDGE.replace("l2", "l1"))
     assert "gradient mapping" in lasso
 
@@ -111,10 +146,10 @@ def test_show_takes_ten_clients_where_none_are_asked_for():
 @pytest.mark.parametrize("name", registry.names("algorithm"))
 def test_every_theory_explains_itself(name):
     """The text of a theory is what ``show`` prints under the step."""
-    rule = registry.lookup("algorithm", name).meta.get("theory")
-    if rule is not None:
-        assert len(rule.__doc__ or "") > 20
-        assert rule is not theory.Rate
+    steps = theory.of(registry.lookup("algorithm", name).meta.get("theory"))
+    for rule in theory.RULES if steps is not None else ():
+        found = steps.under(rule)
+        assert found is None or len(theory.explained(found)) > 20
 
 
 # Noise and heterogeneity at x* -----------------------------------------------------------------

@@ -121,8 +121,9 @@ def test_rules_and_other_methods_steps():
 
 def test_correlated_masks_get_their_own_step():
     names = ["marina", "diana", "dcgd"]
-    own = plan(algorithm=names, compressor=RAND).cells
-    common = plan(algorithm=names, compressor={**RAND, "mask": "common"}).cells
+    ridge = {**CANCER, "clients": 3, "regularizer": "l2"}  # DCGD needs f_i with a lower bound
+    own = plan(problem=ridge, algorithm=names, compressor=RAND).cells
+    common = plan(problem=ridge, algorithm=names, compressor={**RAND, "mask": "common"}).cells
     assert len(own) == len(common) == 3
     for a, b in zip(own, common):
         assert b.step_size < a.step_size
@@ -148,7 +149,13 @@ def test_rescaled_operators_resolve_like_unscaled_ones():
         ({"compressor": "zero"}, "contractive"),
         ({"algorithm": "dcgd"}, "theoretical"),
         ({"algorithm": "power_sgd"}, "theoretical"),
-        ({"algorithm": "ef14", "step_size": {"theory": 1, "rule": "paper"}}, "theoretical"),
+        ({"algorithm": "gd", "step_size": {"theory": 1, "rule": "paper"}}, "theoretical"),
+        ({"algorithm": "ef14"}, "every f_i is bounded below"),
+        ({"algorithm": "dcgd", "compressor": RAND}, "every f_i is bounded below"),
+        (
+            {"algorithm": "dcgd", "compressor": RAND, "step_size": {"theory": 1, "rule": "pl"}},
+            "every f_i is convex",
+        ),
         ({"algorithm": {"name": "diana", "alpha": 0.5}, "compressor": RAND}, "alpha"),
         ({"algorithm": "vertical_marina", "compressor": RAND}, "features"),
         (

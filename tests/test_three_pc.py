@@ -18,7 +18,7 @@ from raybench.core.registry import lookup
 from raybench.core.streams import stream
 from raybench.planning.resolve import Skip, problem_of
 from raybench.testing.trial import Method, batch_of, finished, started
-from raybench.theory.rule import Setting
+from raybench.theory import Setting
 from raybench.wire import wire as wires
 
 P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "seed": 3}
@@ -70,7 +70,7 @@ def pair(name, params, compressor, d) -> tuple[float, float]:
     roles = entry.meta.get("operators", {})
     own = {n: build(params[n]).bind(d, role=role) for n, role in roles.items()}
     constants = SimpleNamespace(L_plus=1.0)
-    rate = entry.meta["theory"](
+    rate = entry.meta["theory"].nonconvex.formula(
         Setting(constants, n=1, d=d, alpha=alpha.alpha, numbers=params, operators=own)
     )
     return rate.rho, rate.B

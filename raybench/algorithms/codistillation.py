@@ -1,6 +1,7 @@
 """Codistillation: clients learn from each other's predictions."""
 
-from raybench.algorithms.base import Choice, Dense, Integer, Number, Points, algorithm, theory
+from raybench.algorithms.base import Choice, Dense, Integer, Number, Points, algorithm
+from raybench.algorithms.diffusion import HALF
 
 
 @algorithm(
@@ -8,7 +9,7 @@ from raybench.algorithms.base import Choice, Dense, Integer, Number, Points, alg
     up=None,
     stochastic=True,
     predicts=True,
-    theory=theory.prox_lead,
+    theory=HALF,
     w=Number(0.5, low=0, per_cell=True, help="weight of the distillation loss"),
     ramp=Integer(1, low=1, help="rounds until w is reached, linearly"),
     common=Integer(32, low=1, help="inputs per round that all clients predict"),
@@ -24,8 +25,8 @@ class Codistillation(Points):
     probabilities, and half the squared distance of regressed values. ``exchange``: clients send their
     predictions, or ``every`` so many rounds their points, and predict for the others from those.
     The problem must have predictions: ``logistic``, ``nonconvex_classification``, ``least_squares``.
-    w = 0: independent training. f is recorded at the mean of the points. Default step: 0.5/L_max, no
-    theorem. Up: ``common`` times outputs values, or d per checkpoint. Down: the same, or n d.
+    w = 0: independent training. f is recorded at the mean of the points. Rule of thumb:
+    0.5/L_max. Up: ``common`` times outputs values, or d per checkpoint. Down: the same, or n d.
     Source: Anil et al. 2018.
     """
 

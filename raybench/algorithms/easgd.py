@@ -1,6 +1,7 @@
 """Elastic averaging SGD."""
 
 from raybench.algorithms.base import Dense, Integer, Number, Points, algorithm, theory
+from raybench.algorithms.diffusion import HALF
 
 
 def spring(k: theory.Setting) -> float:
@@ -13,7 +14,7 @@ def spring(k: theory.Setting) -> float:
     version="2",
     up=None,
     stochastic=True,
-    theory=theory.prox_lead,
+    theory=HALF,
     auto={"alpha": spring},
     beta=Number(0.9, low=0, high=1, per_cell=True, help="pull of the centre to the mean client"),
     alpha=Number("auto", low=0, high=1, words=("auto",), per_cell=True),
@@ -26,7 +27,7 @@ class EASGD(Points):
     ``alpha`` = auto is beta/n: then the springs leave sum x_i + z alone. With a single client it is beta/2,
     as beta throws the two past each other. f is recorded at the centre z. At a fixed point z = mean x_i
     and mean g_i(x_i) = 0, but the x_i differ where the f_i do, so that z is x* up to O(gamma/alpha).
-    alpha = 0: independent descent. Default step: 0.5/L_max, no theorem. Up: d values. Down: d values.
+    alpha = 0: independent descent. Rule of thumb: 0.5/L_max. Up: d values. Down: d values.
     Source: Zhang, Choromanska, LeCun 2015.
     """
 

@@ -14,7 +14,7 @@ from raybench.algorithms.ef14 import EF14
 
 def rate(k: theory.Setting) -> float:
     """Return 1/(1 + omega) of the second operator."""
-    return 1 / (1 + k.operators["shift"].omega)
+    return 1 / (1 + k.operator("shift").omega)
 
 
 @algorithm(

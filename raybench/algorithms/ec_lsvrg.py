@@ -5,7 +5,7 @@ from raybench.algorithms.ef14 import EF14
 
 
 def refresh(k: theory.Setting) -> float:
-    """Return p = 1/m: as many samples for full gradients as there are."""
+    """Return p = 1/m, m the samples of a client."""
     return 1 / k.m
 
 

@@ -10,12 +10,43 @@ from raybench.algorithms.base import (
 )
 
 
+def recursion(k: theory.Setting) -> theory.Rate:
+    """G = mean ||g_i - grad f_i||^2: rho = theta, B = beta L_tilde^2.
+
+    The operator shrinks ||grad f_i(x+) - g_i||^2 by 1 - alpha, of which (1 + t)||grad f_i(x) - g_i||^2 +
+    (1 + 1/t) L_i^2 ||x+ - x||^2 is a bound; t makes the first factor 1 - theta.
+    """
+    theta, beta = theory.contraction(k.need("alpha"))
+    return theory.Rate(rho=theta, B=beta * k.need("L_tilde") ** 2)
+
+
+def released(k: theory.Setting) -> float:
+    """min{1/(L + L_tilde sqrt(2 beta/theta)), theta/(2 mu)} where a mu > 0 is known, as in the code for least
+    squares; else 1/(L + L_tilde sqrt(beta/theta)), as in that for logistic regression.
+    """
+    return recursion(k).pl(k) if (k.constants.mu or 0) > 0 else recursion(k).nonconvex(k)
+
+
+RELEASED = theory.Convention(
+    released,
+    "IgorSokoloff/ef21_experiments_source_code, ef21_b-w_experiements_source_code: pl_ef21_fg.py, ef21_fg.py",
+)
+PLAIN = theory.Convention(recursion, "IgorSokoloff/ef21_b-w_experiements_source_code: EF21's step")
+STEPS = theory.recursive(
+    recursion,
+    "Richtarik, Sokolov, Fatkhullin 2021, theorems 1 and 2",
+    theory.CONTRACTIVE,
+    as_in_paper=True,
+    released=RELEASED,
+)
+
+
 @algorithm(
     "ef21",
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    theory=theory.ef21,
+    theory=STEPS,
     init=Choice("compressed", "full", "zero", help="first message: C(grad), grad, or none"),
 )
 class EF21(Estimator):
@@ -50,7 +81,7 @@ class EF21(Estimator):
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    theory=theory.ef21,
+    theory=STEPS.with_rules(released=None),
 )
 class EF21Prox(EF21):
     """EF21 for f + psi: x <- prox_{gamma psi}(x - gamma g), the step that ``ef21`` takes there too.

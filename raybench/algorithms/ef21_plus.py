@@ -1,6 +1,7 @@
 """EF21+: the better of a compressed difference and a compressed gradient."""
 
-from raybench.algorithms.base import Contractive, Estimator, algorithm, choose, theory, where
+from raybench.algorithms.base import Contractive, Estimator, algorithm, choose, where
+from raybench.algorithms.ef21 import STEPS
 
 
 @algorithm(
@@ -9,13 +10,13 @@ from raybench.algorithms.base import Contractive, Estimator, algorithm, choose, 
     broadcast=Contractive,
     relay=False,  # the sum of its messages is not the change of g: some replace a g_i
     proximal=True,
-    theory=theory.ef21,
+    theory=STEPS,  # of the two errors the smaller is kept: EF21's recursion holds
 )
 class EF21Plus(Estimator):
     """g_i <- g_i + C(grad f_i(x) - g_i) or C(grad f_i(x)), whichever is closer to grad f_i(x).
 
     A flag bit says which; as the second replaces g_i, the server keeps every g_i (s.G, n d values).
-    Step size and rate as EF21, C deterministic. Up: one message and a bit. Down: d values; the sum of
+    Step size and rate as EF21. Up: one message and a bit. Down: d values; the sum of
     the messages (``downlink: aggregate``) would not do. Source: Richtarik, Sokolov, Fatkhullin 2021,
     algorithm 3.
     """

@@ -1,7 +1,7 @@
 """EF21-SGDM: EF21 on minibatches, with momentum at the clients."""
 
 from raybench.algorithms.base import Contractive, Flag, Number, algorithm
-from raybench.algorithms.ef21_sgd import EF21SGD, ef21_sgdm
+from raybench.algorithms.ef21_sgd import EF21SGD, STEPS
 
 
 @algorithm(
@@ -9,7 +9,7 @@ from raybench.algorithms.ef21_sgd import EF21SGD, ef21_sgdm
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    theory=ef21_sgdm,
+    theory=STEPS,
     stochastic=True,
     eta=Number(0.1, low=0, high=1, open_low=True, per_cell=True, help="weight of new gradients"),
     double=Flag(help="average twice (SGD2M)"),

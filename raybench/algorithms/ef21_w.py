@@ -6,13 +6,26 @@ from raybench.algorithms.ef21 import EF21
 LEAST = 1e-9  # of the largest L_i: clients whose gradient is constant would have weight 0
 
 
-def ef21_w(k: theory.Setting) -> theory.Rate:
-    """EF21-W: G = sum_i ||g_i - grad f_i||^2/(n^2 w_i), rho = theta, B = beta L_AM^2."""
+def recursion(k: theory.Setting) -> theory.Rate:
+    """G = sum_i ||g_i - grad f_i||^2/(n^2 w_i): rho = theta, B = beta L_AM^2, L_AM = mean L_i.
+
+    G bounds ||g - grad f||^2 by Jensen with the weights w_i; its drift is sum_i L_i^2/(n^2 w_i) = L_AM^2.
+    """
     theta, beta = theory.contraction(k.need("alpha"))
-    return theory.Rate(rho=theta, B=beta * k.need("L_AM") ** 2)
+    most = k.need("L_max")
+    mean = sum(max(L, LEAST * most) for L in k.constants.L_i) / len(k.constants.L_i)
+    return theory.Rate(rho=theta, B=beta * mean**2)
 
 
-@algorithm("ef21_w", up=Contractive, broadcast=Contractive, proximal=True, theory=ef21_w)
+STEPS = theory.recursive(
+    recursion,
+    "Richtarik, Gasanov, Burlachenko 2024, Error Feedback Reloaded; derived here",
+    theory.CONTRACTIVE,
+    as_in_paper=True,
+)
+
+
+@algorithm("ef21_w", up=Contractive, broadcast=Contractive, proximal=True, theory=STEPS)
 class EF21W(EF21):
     """EF21 with c_i = C((grad f_i(x) - g_i)/(n w_i)), g_i <- g_i + n w_i c_i, g <- g + sum_i w_i c_i.
 

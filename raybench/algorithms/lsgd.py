@@ -8,17 +8,17 @@ from raybench.algorithms.base import (
     Number,
     Points,
     algorithm,
-    theory,
     where,
     zeros_like,
 )
+from raybench.algorithms.diffusion import HALF
 
 
 @algorithm(
     "lsgd",
     up=None,
     stochastic=True,
-    theory=theory.prox_lead,
+    theory=HALF,
     tau=Integer(1, low=1, help="local steps per round"),
     lam=Number(0.1, low=0, high=1, per_cell=True, help="pull towards the leader of the group"),
     groups=Integer(1, low=1, help="groups of consecutive clients, each with a leader"),
@@ -31,7 +31,7 @@ class LSGD(Points):
     z_group is the point with the lowest f_i(x_i) of its group as the round begins, z_best the lowest of
     all; a leader feels no pull towards itself. ``far`` counts where there are several groups. Made for
     clients of alike data: elsewhere losses of different f_i are compared. lam = far = 0: independent descent.
-    Losses are of all samples, and count as a gradient. Default step: 0.5/L_max, no theorem. Up: a
+    Losses are of all samples, and count as a gradient. Rule of thumb: 0.5/L_max. Up: a
     value, and d values from leaders only. Down: groups d values. Source: Teng et al. 2019, Leader SGD.
     """
 

@@ -1,9 +1,10 @@
 """Gradient descent where features are split over clients, and what comes of compressing products."""
 
-from raybench.algorithms.base import Algorithm, Any_, Dense, algorithm, theory
+from raybench.algorithms.base import Algorithm, Any_, Dense, algorithm
+from raybench.algorithms.gd import STEPS
 
 
-@algorithm("vertical_gd", up=None, theory=theory.gd, vertical=True)
+@algorithm("vertical_gd", up=None, theory=STEPS, vertical=True)
 class VerticalGD(Algorithm):
     """Client j holds columns A_j and block x_j: x_j <- x_j - gamma 2 A_j'(v - b), v = sum_j A_j x_j.
 

@@ -1,14 +1,30 @@
 """MARINA on products: features split over clients, messages as long as the data set."""
 
 from raybench.algorithms.base import Algorithm, Dense, Number, Unbiased, algorithm, theory, where
+from raybench.algorithms.marina import sync_probability
+
+
+def recursion(k: theory.Setting) -> theory.Rate:
+    """G = 4||A||^2 ||v - Ax||^2: rho = p, B = (1-p) omega L L_blk, L_blk = 2 max_j||A_j||^2; a common mask: L^2.
+
+    The error of v gains sum_j omega ||A_j (x_j+ - x_j)||^2, or with one linear mask omega ||A (x+ - x)||^2. With
+    (A, B), as PermK's, n A takes the place of omega.
+    """
+    p, L = k.number("p"), k.need("L")
+    block = k.constants.extra.get("L_blk")
+    if block is None:
+        raise theory.NoTheory("the problem has no feature blocks")
+    if k.ab is None and k.common_mask:
+        return theory.Rate(rho=p, B=(1 - p) * k.need("omega") * L * L)
+    return theory.Rate(rho=p, B=(1 - p) * k.n * k.mean_omega * L * block)
 
 
 @algorithm(
     "vertical_marina",
     up=Unbiased,
-    theory=theory.vertical_marina,
+    theory=theory.recursive(recursion, "derived here, after MARINA", theory.UNBIASED),
     vertical=True,
-    auto={"p": theory.sync_probability},
+    auto={"p": sync_probability},
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
 )
 class VerticalMarina(Algorithm):

@@ -12,27 +12,63 @@ from raybench.algorithms.base import (
     theory,
     where,
 )
-from raybench.algorithms.diana import Diana
+from raybench.algorithms.diana import FAMILY, PAPER, Diana, learns_fully, of_family, shift_rate
+from raybench.algorithms.vr_marina import CODE_VR
 from raybench.core.errors import InputError
-from raybench.theory import Rate, Setting
 
 TABLE_MOST = 1 << 29  # values in SAGA's tables: 4 GiB in float64
 
 
-def batches(k: Setting) -> float:
+def batches(k: theory.Setting) -> float:
     """Return m/b: how many batches make up a client's samples."""
-    return max(1.0, k.m / float(k.numbers["batch"]))
+    return max(1.0, k.m / k.number("batch"))
 
 
-def refresh(k: Setting) -> float:
-    """Return p = b/m: a full gradient for every m/b minibatches."""
+def refresh(k: theory.Setting) -> float:
+    """Return p = b/m."""
     return 1 / batches(k)
 
 
-def vr_diana(k: Setting) -> Rate:
-    """Paper: 1/(10 l sqrt(1 + omega/n)((m/b)^(2/3) + omega + 1)), l = max(max_i L_i, Lcal)."""
-    size = (1 + k.mean_omega) ** 0.5 * (batches(k) ** (2 / 3) + k.need("omega") + 1)
-    return Rate(paper=1 / (10 * max(k.need("L_max"), k.need("L_samples")) * size))
+def nonconvex(k: theory.Setting) -> float:
+    """1/(L + sqrt(2 [w (1 + 2/a) L_tilde^2/a + (4 w + 1/n)(2/p - 1) V/p])), w = omega/n, V = Lcal^2/b; lsvrg.
+
+    H = mean||grad f_i - h_i||^2 and W = ||x - w||^2, w the reference point, bound the error, w H +
+    (w + 1/n) V W, and obey H+ <= (1 - a/2) H + (3a/2) V W + (1 + 2/a) L_tilde^2 R, W+ <= (1 - p/2) W +
+    (2/p - 1) R; Phi = f + gamma (w/a) H + gamma (4 w + 1/n)(V/p) W.
+    """
+    if k.numbers.get("estimator") == "saga":
+        raise theory.NoTheory("saga has none here")
+    a, p, w = k.number("alpha"), k.number("p"), k.mean_omega
+    if not 0 < a <= (1 + 1e-12) * shift_rate(k):
+        raise theory.NoTheory(f"it needs 0 < alpha <= 1/(1 + omega) = {shift_rate(k):.3g}")
+    V = k.need("L_samples") ** 2 / k.number("batch")
+    drift = w * (1 + 2 / a) * k.need("L_tilde") ** 2 / a + (4 * w + 1 / k.n) * (2 / p - 1) * V / p
+    return 1 / (k.need("L") + (2 * drift) ** 0.5)
+
+
+def paper(k: theory.Setting) -> float:
+    """1/(10 L sqrt(1 + omega/n)((m/b)^(2/3) + omega + 1)), L = max_ij L_ij, with alpha and p of ``auto``."""
+    learns_fully(k)
+    if abs(k.number("p") - refresh(k)) > 1e-12:
+        raise theory.NoTheory(f"the paper's p is b/m = {refresh(k):.3g}")
+    return released(k)
+
+
+def released(k: theory.Setting) -> float:
+    """1/(10 L sqrt(1 + omega/n)((m/b)^(2/3) + omega + 1)), L = max_ij L_ij."""
+    return of_family(k, k.need("L_sample_max"), batches(k))
+
+
+STEPS = theory.StepSizes(
+    nonconvex=theory.Theorem(
+        nonconvex,
+        "(1/T) sum_{t<T} E||grad f(x^t)||^2 <= 2 (Delta0 + gamma (w/a) H^0)/(gamma T)",
+        (theory.PROXIMABLE, theory.UNBIASED),
+        "derived here; method: Horvath et al. 2019",
+    ),
+    paper=theory.Theorem(paper, theory.NONCONVEX, FAMILY, PAPER, recalled=True),
+    released=theory.Convention(released, CODE_VR),
+)
 
 
 @algorithm(
@@ -41,9 +77,9 @@ def vr_diana(k: Setting) -> Rate:
     up=Unbiased,
     broadcast=Contractive,
     proximal=True,
-    theory=vr_diana,
+    theory=STEPS,
     stochastic=True,
-    auto={"alpha": theory.shift_rate, "p": refresh},
+    auto={"alpha": shift_rate, "p": refresh},
     estimator=Choice("lsvrg", "saga", help="reference point, or table of sample gradients"),
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
     batch=Integer(1, low=1, help="samples per client and round"),
@@ -53,8 +89,7 @@ class VRDiana(Diana):
 
     lsvrg: remembered at w, w <- x with probability p, a coin for all clients; p = auto is b/m. Gradients
     per round and client: 2 b, and p m. saga: a table of the samples' gradients, zero at first; b
-    gradients a round, m d values of memory; p is not used. No floor. Steps by rule ``paper`` only. Up:
-    one message. Down: d values. Source: Horvath, Kovalev, Mishchenko, Richtarik, Stich 2019.
+    gradients a round, m d values of memory; p is not used. No floor. Up: one message. Down: d values. Source: Horvath, Kovalev, Mishchenko, Richtarik, Stich 2019.
     """
 
     def start(a, net, s, c):

@@ -64,7 +64,7 @@ def describe(cells: pd.DataFrame) -> pd.DataFrame:
     method: algorithm and compressor, with those other parameters that take several values at one K
     (``EF21 Top-K (init=zero)``); series: the same with K (``EF21 Top-5``). step: the step's place
     in the grid, ``x8`` for a multiple of the theoretical step, ``0.5`` for a value; with the theory
-    where it is not the method's own nonconvex one: ``x1 paper``, ``x2 of gd``.
+    where it is not the method's own nonconvex one: ``x1 paper``, ``x2 of gd``, ``x1 rule of thumb``.
     """
     cells = cells.reset_index(drop=True)
     config = configs(cells).map(_plain, na_action="ignore").astype(object)
@@ -168,9 +168,12 @@ def _theories(config: pd.DataFrame) -> list[str]:
     """Return which theory each step is a multiple of, empty for the method's own nonconvex one."""
     none = [None] * len(config)
     rules, others = (config.get(f"step_size.{key}", none) for key in ("rule", "of"))
+    bases = config.get("resolved.basis", none)
     return [
-        (f" {rule}" if rule not in (None, "nonconvex") else "") + (f" of {of}" if of else "")
-        for rule, of in zip(rules, others, strict=True)
+        (f" {rule}" if rule not in (None, "nonconvex") else "")
+        + (f" of {of}" if of else "")
+        + (f" {basis}" if basis == "rule of thumb" else "")
+        for rule, of, basis in zip(rules, others, bases, strict=True)
     ]
 
 

@@ -137,7 +137,9 @@ def _show(resolved: Resolved, folder: str, before: bool) -> None:
 
     step = words.number(row["step_size"])
     if words.known(row["theory_step"]):
-        step += f"  ({row['step_size'] / row['theory_step']:.4g} x theory)"
+        what = {"theorem": "theory", "borrowed": f"theory of {resolved.cell.step.of}"}
+        one = what.get(str(resolved.basis), str(resolved.basis))
+        step += f"  ({row['step_size'] / row['theory_step']:.4g} x {one})"
     rows: list[tuple[str, Any]] = [
         ("ended", f"{row['status']} after {row['rounds']:,.0f} rounds, {row['seconds']:.3g} s"),
         ("step size", step),

@@ -36,7 +36,8 @@ def show(
     """Show what a plug-in does, its parameters and constants.
 
     An operator with --d: its constants, its bits, and what some draws show of both. An algorithm with a problem and an operator:
-    the problem's constants and its theoretical steps. A problem with --dataset: its constants.
+    the problem's constants, the theorems behind its steps, and which of their assumptions hold. A
+    problem with --dataset: its constants.
     """
     from raybench.core import registry
     from raybench.core.errors import InputError, nearest
@@ -63,6 +64,10 @@ def show(
             share = _clients(problem, clients)
             config = cell.config(name, problem, dataset, share, operator, downlink)
             _steps(out, config, operator, downlink)
+        elif kind == "algorithm":
+            from raybench import theory
+
+            guarantee.outline(out, theory.of(entry.meta.get("theory")))
         if kind == "problem" and (given or ":" in name or not _required(entry)):
             config = cell.config("gd", name, dataset, _clients(name, clients), None)
             _constants(out, config)
@@ -160,17 +165,21 @@ def _constants(out: Screen, config: dict[str, Any]) -> None:
         "L_plus": "L_plus",
         "L_pm": "L_pm, Hessian variance",
         "L_samples": "L of the samples",
+        "L_sample_max": "L of one sample, at most",
+        "sample_variance": "σ² of a sample, at most",
         "mu": "mu",
         "f_inf": "f_inf ≤ f",
         "f_star": "f*",
         "heterogeneity": "D = mean ‖∇fᵢ(x*)‖²",
         "noise_at_minimizer": "C, noise of a sample at x*",
+        "facts": "known to hold",
     }
     known = {k: v for k, v in known.items() if v is not None and k != "constants"}
     if known.get("message_dim") == known.get("d"):
         known.pop("message_dim", None)
     least, most = known["samples"]
     known["samples"] = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    known["facts"] = ", ".join(fact.replace("_", " ") for fact in known["facts"]) or "none"
     rows = [(word, known.pop(key)) for key, word in names.items() if key in known]
     rows += sorted(known.items())
     dataset = section.params.get("dataset")
@@ -196,18 +205,19 @@ def _steps(out: Screen, config: dict[str, Any], operator: str | None, downlink: 
     from raybench import spec
     from raybench.planning.resolve import Resolver, Skip
     from raybench.report import words
+    from raybench.theory import RULES
 
     _constants(out, config)
     rows: list[tuple[str, Any]] = []
     facts: list[tuple[str, Any]] = []
     steps: dict[str, float] = {}
-    for rule in ("nonconvex", "pl", "paper"):
+    for rule in RULES:
         step = {"theory": 1, "rule": rule}
         for one in spec.load({**config, "step_size": step}).cells:
             try:
                 found = Resolver().resolve(one)
             except Skip as why:
-                rows.append((rule, Text(f"none: {why.__context__ or why}", style="dim")))
+                rows.append((rule, Text(f"none: {why.__cause__ or why}", style="dim")))
                 continue
             steps[rule] = found.step_size
             rows.append((rule, words.number(found.step_size, 6)))
@@ -228,5 +238,4 @@ def _steps(out: Screen, config: dict[str, Any], operator: str | None, downlink: 
     with_it = "" if facts or operator is None else f", with {operator}"
     out.print(Text(f"\n  theoretical step size by rule{with_it}", style="bold"))
     out.print(pairs(rows))
-    if steps:
-        guarantee.explain(out, one, steps)
+    guarantee.explain(out, one, steps)

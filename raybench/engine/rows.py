@@ -55,7 +55,12 @@ def resolved(cell: Resolved) -> dict[str, Any]:
     """Return the columns of a resolved cell."""
     config = {
         **cell.cell.config(),
-        "resolved": {"step_size": cell.step_size, "k": cell.k, "algorithm": dict(cell.params)},
+        "resolved": {
+            "step_size": cell.step_size,
+            "basis": cell.basis,
+            "k": cell.k,
+            "algorithm": dict(cell.params),
+        },
     }
     return {
         **requested(cell.cell),

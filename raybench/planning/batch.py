@@ -20,7 +20,8 @@ ROWS_MOST = 1 << 21  # recorded rows of a batch, held in memory until it is comm
 class Resolved:
     """A requested cell whose numbers are known.
 
-    step_size: gamma. theory_step: one times the theory, None without one. k: coordinates kept.
+    step_size: gamma. theory_step: one times the theory, None without one. basis: what that one rests on,
+    ``theorem``, ``rule of thumb``, ``released code``, or ``borrowed`` from another method. k: coordinates kept.
     params: the algorithm's parameters with every ``auto`` filled in. omega, alpha: of the operator as
     bound. group_label: how tables and figures name the method.
     """
@@ -35,6 +36,7 @@ class Resolved:
     alpha: float | None
     label: str
     roles: tuple[Role, Role] = (Role.ANY, Role.ANY)  # of the uplink and the downlink operator
+    basis: str | None = None
 
     @property
     def id(self) -> str:

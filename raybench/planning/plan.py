@@ -63,12 +63,15 @@ def facts_of(problem: Problem) -> dict[str, Any]:
         "L_plus": c.L_plus,
         "L_pm": c.L_pm,
         "L_samples": c.L_samples,
+        "L_sample_max": c.L_sample_max,
+        "sample_variance": c.sample_variance,
         "mu": c.mu,
         "f_inf": c.f_inf,
         "f_star": c.f_star,
         "message_dim": problem.message_dim,
         "noise_at_minimizer": noise(problem),
         "samples": [min(problem.samples), max(problem.samples)],
+        "facts": sorted(c.facts),
         **c.extra,
     }
     return {
@@ -114,6 +117,7 @@ def make_plan(
     if complaints:
         raise InputError(list(complaints)[:MOST_COMPLAINTS])
     kept, notes = merged(cells, done)
+    notes += thumbs(kept)
     finished = {i: s for i, s in done.items() if not (retry_failed and s == "failed")}
     todo = [c for c in kept if finished.get(c.id, "skipped") == "skipped"]
     facts, most = {}, {}
@@ -135,6 +139,17 @@ def make_plan(
         notes=(*sweep.notes, *notes),
         facts=facts,
     )
+
+
+def thumbs(cells: list[Resolved]) -> list[str]:
+    """Return a note that names the methods whose steps are multiples of a rule of thumb, if there are any."""
+    found = {
+        c.cell.algorithm.name
+        for c in cells
+        if c.cell.step.kind == "theory" and c.basis == "rule of thumb"
+    }
+    said = f"steps of {', '.join(sorted(found))}: multiples of a rule of thumb, no theorem"
+    return [said] if found else []
 
 
 def recorded(sweep: Sweep, cell: Resolved) -> Any:

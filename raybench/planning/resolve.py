@@ -99,22 +99,21 @@ class Resolver:
         entry.target.check(params, unbound(uplink(cell, entry)), d)
         if entry.meta.get("decentralised"):
             graph_of(cell.graph, problem.n)
-        rule = cell.step.rule
-        theoretical = self._covering(cell, entry, role_down)
+        covering = self._covering(cell, entry, role_down)
         try:
-            one: float | None = theory.step_size(theoretical, setting, rule)
+            one, basis = _unit(covering, setting, cell)
         except theory.NoTheory as why:
             if cell.step.kind == "theory":
-                raise Skip(
-                    f"no theoretical step size ({why}): give step_size.value or .of"
-                ) from None
-            one = None
+                fix = _other_steps(covering, setting)
+                raise Skip(f"no theoretical step size ({why}): give {fix}") from why
+            one, basis = None, None
         step = cell.step.number * (one or 1.0) if cell.step.kind == "theory" else cell.step.number
         numbers = tuple(name for name, p in entry.params.items() if p.per_cell)
         return Resolved(
             cell=cell,
             step_size=step,
             theory_step=one,
+            basis=basis,
             k=k,
             params=params,
             numbers=numbers,
@@ -124,8 +123,8 @@ class Resolver:
             roles=(role_up, role_down),
         )
 
-    def backing(self, cell: Cell) -> tuple[theory.Theory | None, theory.Setting]:
-        """Return the theory of a cell's step size, None where there is none, and what it sees.
+    def backing(self, cell: Cell) -> tuple[theory.StepSizes | None, theory.Setting]:
+        """Return the step sizes that a cell may take, None where there are none, and what they see.
 
         Raises as ``resolve`` does, but not for a step that theory does not give.
         """
@@ -137,13 +136,15 @@ class Resolver:
         setting, _ = self._setting(cell, entry, problem, up, down)
         return self._covering(cell, entry, role_down), setting
 
-    def _covering(self, cell: Cell, entry: registry.Entry, role_down: Role) -> theory.Theory | None:
+    def _covering(
+        self, cell: Cell, entry: registry.Entry, role_down: Role
+    ) -> theory.StepSizes | None:
         if cell.step.of is not None:
             lender = registry.lookup("algorithm", cell.step.of, "step_size.of")
-            return lender.meta.get("theory")
+            return theory.of(lender.meta.get("theory"))
         if cell.downlink is not None and not entry.meta.get("down") and role_down != Role.ANY:
             return None  # no theory covers the method with this downlink; ``of`` borrows one
-        return entry.meta.get("theory")
+        return theory.of(entry.meta.get("theory"))
 
     def _check_problem(self, cell: Cell, entry: registry.Entry, problem: Problem) -> None:
         vertical = isinstance(problem, SplitByFeatures)
@@ -232,6 +233,9 @@ class Resolver:
                 ab=None if pair is None else pair(problem.message_dim, problem.n),
                 numbers=params,
                 operators=own,
+                nonsmooth=problem.has_prox,
+                rounds=cell.rounds,
+                constant_step=cell.step.schedule == "constant" and not cell.step.warmup,
             )
 
         for name, rule in auto.items():
@@ -240,6 +244,27 @@ class Resolver:
             except theory.NoTheory as why:
                 raise Skip(f"{name}: auto has no value here: {why}") from None
         return setting(), params
+
+
+def _unit(steps: theory.StepSizes | None, setting: theory.Setting, cell: Cell) -> tuple[float, str]:
+    """Return one times the step size that a cell may take, and what it rests on.
+
+    A step that another method lends is a mere number here: what its theorem assumes is not asked for.
+    Raises NoTheory where there is none.
+    """
+    if steps is None:
+        raise theory.NoTheory("the method has none")
+    borrowed = cell.step.of not in (None, cell.algorithm.name)
+    if borrowed:
+        return steps.lent(setting, cell.step.rule), "borrowed"
+    return steps.step(setting, cell.step.rule), steps.kind(cell.step.rule)
+
+
+def _other_steps(steps: theory.StepSizes | None, setting: theory.Setting) -> str:
+    """Return what a user may write instead of a step that there is not."""
+    working = [] if steps is None else steps.working(setting)
+    rules = " or ".join(f"step_size.rule: {rule}" for rule in working)
+    return f"step_size.value or .of{f', or {rules}, which there is here' if rules else ''}"
 
 
 def _an(role: Role) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 
 from raybench.core import registry
 from raybench.core.layout import Layout
-from raybench.problems.base import Constants, Problem
+from raybench.problems.base import Constants, Fact, Problem
 
-__all__ = ["Constants", "Layout", "Problem", "build"]
+__all__ = ["Constants", "Fact", "Layout", "Problem", "build"]
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

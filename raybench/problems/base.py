@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from typing import Any, ClassVar, Self
 
 import torch
@@ -32,6 +33,16 @@ class Measured:
     values: Mapping[str, torch.Tensor]
 
 
+class Fact(StrEnum):
+    """What a problem may state about itself beside its constants; theorems rely on what is stated only."""
+
+    CONVEX_CLIENTS = "convex_clients"  # every f_i is convex
+    CONVEX_SAMPLES = "convex_samples"  # every f_ij, the loss of one sample, is convex
+    STRONGLY_CONVEX = "strongly_convex"  # f is mu-strongly convex, mu the constant of that name
+    BOUNDED_CLIENTS = "bounded_clients"  # every f_i is bounded below
+    CONVEX_PENALTY = "convex_penalty"  # the nonsmooth part is convex
+
+
 @dataclass(frozen=True)
 class Constants:
     """Smoothness and curvature of f and the f_i, over all clients; None (or empty) where unknown.
@@ -39,8 +50,10 @@ class Constants:
     L: of f. L_i: of each f_i. L_plus: mean ||grad f_i(x) - grad f_i(y)||^2 <= L_plus^2 ||x-y||^2.
     L_pm: mean ||.||^2 - ||mean .||^2 <= L_pm^2 ||x-y||^2 (Hessian variance). mu: PL or strong
     convexity constant, positive where known. f_inf: a lower bound of f. f_star: its exact minimum.
-    L_samples: mean_ij ||grad f_ij(x) - grad f_ij(y)||^2 <= L_samples^2 ||x-y||^2. All concern the
-    smooth part; each is valid, not always the smallest.
+    Of the samples f_ij of client i: L_samples, mean_ij ||grad f_ij(x) - grad f_ij(y)||^2 <=
+    L_samples^2 ||x-y||^2; L_sample_i, each client's max_j of the smoothness of f_ij;
+    sample_variance, a bound of mean_ij ||grad f_ij(x) - grad f_i(x)||^2 for all x. All concern the
+    smooth part; each is valid, not always the smallest. facts: what else is known to hold.
     """
 
     L: float | None = None
@@ -51,6 +64,9 @@ class Constants:
     f_inf: float | None = None
     f_star: float | None = None
     L_samples: float | None = None
+    L_sample_i: tuple[float, ...] = ()
+    sample_variance: float | None = None
+    facts: frozenset[Fact] = frozenset()
     extra: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -67,6 +83,11 @@ class Constants:
     def L_AM(self) -> float | None:
         """Return mean_i L_i."""
         return sum(self.L_i) / len(self.L_i) if self.L_i else None
+
+    @property
+    def L_sample_max(self) -> float | None:
+        """Return the largest smoothness constant of a single sample, max_ij L_ij."""
+        return max(self.L_sample_i) if self.L_sample_i else None
 
 
 class Problem:
@@ -127,10 +148,13 @@ class Problem:
     def find_constants(self) -> Constants:
         """Compute the constants; called once, on the whole problem.
 
-        By default those that the problem has set as attributes: ``self.L``, ``self.L_i``, ...
+        By default those that the problem has set as attributes: ``self.L``, ``self.L_i``,
+        ``self.facts``, ... A problem without samples has f_i for its only one.
         """
         given = {f.name: getattr(self, f.name) for f in fields(Constants) if hasattr(self, f.name)}
-        return Constants(**given)
+        if max(self.samples) == 1:
+            given = {"L_sample_i": given.get("L_i", ()), "sample_variance": 0.0, **given}
+        return Constants(**{**given, "facts": frozenset(map(Fact, given.get("facts", ())))})
 
     def host(self, clients: range) -> Self:
         """Return the same problem holding only these consecutive clients' data.

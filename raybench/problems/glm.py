@@ -11,7 +11,7 @@ import torch
 
 from raybench.core.draws import Sample
 from raybench.data.dataset import Features
-from raybench.problems.base import Constants
+from raybench.problems.base import Constants, Fact
 from raybench.problems.clients import DataProblem
 from raybench.problems.dense import DenseMargins
 from raybench.problems.minimum import logistic_minimum
@@ -24,11 +24,14 @@ FEW = 40_000  # entries up to which a call of dense torch costs more than the ke
 class MarginProblem(DataProblem):
     """f_i(x) = mean_j l(y_j a_j'x) + regulariser, y_j = -1 or +1 (smaller label: -1).
 
-    ``loss`` names l among the kernels; ``curvature`` is sup |l''|.
+    ``loss`` names l >= 0 among the kernels; ``slope`` is sup |l'|, ``curvature`` sup |l''|, and
+    ``convex`` says whether l is convex.
     """
 
     loss: ClassVar[str]
+    slope: ClassVar[float]
     curvature: ClassVar[float]
+    convex: ClassVar[bool] = False
 
     def margins(self, batch: int | None = None) -> DenseMargins | SparseMargins:
         """Return what computes losses and gradients of so many cells here, made on first use.
@@ -79,15 +82,19 @@ class MarginProblem(DataProblem):
         """L_i = curvature * lmax(A_i'A_i) / N_i + L of the regulariser, and alike for L.
 
         f* where a strongly convex f is quickly minimised. L_plus is bounded by L_tilde. L_samples is the root mean square over clients of
-        curvature * sqrt(lmax(mean_j ||a_j||^2 a_j a_j')) + L of the regulariser (Minkowski).
+        curvature * sqrt(lmax(mean_j ||a_j||^2 a_j a_j')) + L of the regulariser (Minkowski). A single
+        sample has the constant curvature ||a_j||^2 + L of the regulariser, and its gradient is at
+        most slope ||a_j|| away from the regulariser's: hence sample_variance.
         """
         reg, c = self.regularizer, self.curvature
-        each, samples = [], []
+        each, samples, single, squares = [], [], [], []
         for features, labels in self.rows.parts():
             count = len(labels)
             each.append(c * lmax_gram(features) / count + reg.L)
             norms = row_norms_sq(features)
             samples.append(c * math.sqrt(lmax_gram(features, norms / count)) + reg.L)
+            single.append(c * float(norms.max()) + reg.L)
+            squares.append(float(norms.mean()))
         found = Constants(L_i=tuple(each))
         least = self._minimum()
         return Constants(
@@ -99,7 +106,20 @@ class MarginProblem(DataProblem):
             f_inf=least[0] if least else 0.0,
             f_star=least[0] if least else None,
             L_samples=math.sqrt(float(np.mean(np.square(samples)))),
+            L_sample_i=tuple(single),
+            sample_variance=self.slope**2 * float(np.mean(squares)),
+            facts=self._facts(),
         )
+
+    def _facts(self) -> frozenset[Fact]:
+        found = {Fact.BOUNDED_CLIENTS}  # losses and regularisers are at least 0
+        if self.convex and self.regularizer.convex:
+            found |= {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES}
+        if self.strong_convexity():
+            found.add(Fact.STRONGLY_CONVEX)
+        if self.regularizer.nonsmooth:
+            found.add(Fact.CONVEX_PENALTY)
+        return frozenset(found)
 
     def minimizer(self) -> torch.Tensor | None:
         """Return the minimiser of a strongly convex f, by Newton's method; None where d or N is large."""

@@ -15,7 +15,7 @@ from raybench import data
 from raybench.core.draws import Sample
 from raybench.core.layout import Layout
 from raybench.core.registry import Choice, Param, problem
-from raybench.problems.base import Constants
+from raybench.problems.base import Constants, Fact
 from raybench.problems.clients import DataProblem
 from raybench.problems.quadratic import quadratic_constants
 from raybench.problems.spectra import DENSE, lmax_gram, row_norms_sq
@@ -150,7 +150,7 @@ class LeastSquares(DataProblem):
         weights = self._weights()
         norms = row_norms_sq(self.rows.features)
         samples = lmax_gram(self.rows.features, (norms + 2 * ridge) * weights) + ridge**2
-        f_star, mu, _ = self._minimum(ridge, weights)
+        f_star, mu, _, full = self._minimum(ridge, weights)
         if self.exact is not None:
             found = quadratic_constants(self.exact[0] + ridge * np.eye(self.p))
         else:
@@ -170,7 +170,21 @@ class LeastSquares(DataProblem):
             f_inf=0.0 if f_star is None else f_star,
             f_star=f_star if plain else None,
             L_samples=math.sqrt(samples) + extra,
+            L_sample_i=tuple(
+                float(row_norms_sq(a).max()) + ridge + extra for a, _ in self.rows.parts()
+            ),
+            facts=self._facts(full),
         )
+
+    def _facts(self, full: bool) -> frozenset[Fact]:
+        found = {Fact.BOUNDED_CLIENTS}  # squares and regularisers are at least 0
+        if self.regularizer.convex:
+            found |= {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES}
+            if full or self.regularizer.mu:
+                found.add(Fact.STRONGLY_CONVEX)
+        if self.regularizer.nonsmooth:
+            found.add(Fact.CONVEX_PENALTY)
+        return frozenset(found)
 
     def minimizer(self) -> torch.Tensor | None:
         """Return the minimiser of smallest norm; None for other regularisers, or where too large."""
@@ -186,15 +200,18 @@ class LeastSquares(DataProblem):
 
     def _minimum(
         self, ridge: float, weights: np.ndarray
-    ) -> tuple[float | None, float | None, np.ndarray | None]:
-        """Return (min of the squares with ridge, its PL constant, x*), None where too large to find."""
+    ) -> tuple[float | None, float | None, np.ndarray | None, bool]:
+        """Return (min of the squares with ridge, its PL constant, x*, whether A'A has full rank).
+
+        None (and False) where that is too large to find.
+        """
         A, b = self.rows.features, self.rows.labels.reshape(len(self.rows.labels), -1)
         root = np.sqrt(weights)[:, None]
         A = scipy.sparse.csr_array(A.multiply(root)) if scipy.sparse.issparse(A) else A * root
         b = b * root
         primal = A.shape[1] <= A.shape[0]
         if min(A.shape) > DENSE:
-            return None, ridge or None, None
+            return None, ridge or None, None, False
         values, vectors = np.linalg.eigh(_dense(A.T @ A if primal else A @ A.T))
         kept = values > max(A.shape) * np.finfo(float).eps * values[-1]
         inverse = np.divide(1.0, values + ridge, out=np.zeros_like(values), where=kept)
@@ -205,7 +222,7 @@ class LeastSquares(DataProblem):
         mu = ridge if ridge and not full else smallest + ridge
         residual = A @ x - b  # not the closed form: it loses half the digits of a small minimum
         least = float(0.5 * (residual**2).sum() + 0.5 * ridge * (x**2).sum())
-        return least, mu or None, np.asarray(x).reshape(-1)
+        return least, mu or None, np.asarray(x).reshape(-1), full
 
     def evaluate(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return accuracy (sign, or largest column) on the test part or else all rows; test loss.

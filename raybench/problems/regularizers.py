@@ -33,6 +33,11 @@ class Regularizer:
         return self.kind == "l1" and self.lam > 0
 
     @property
+    def convex(self) -> bool:
+        """Return whether it is convex."""
+        return self.kind != "nonconvex" or self.lam == 0
+
+    @property
     def L(self) -> float:
         """Return the smoothness constant of the smooth part."""
         return {"nonconvex": 2.0, "l2": 1.0}.get(self.kind, 0.0) * self.lam

@@ -11,7 +11,7 @@ import torch
 from raybench import data
 from raybench.core.errors import InputError
 from raybench.core.registry import Param, problem
-from raybench.problems.base import DTYPES, Constants, Problem
+from raybench.problems.base import DTYPES, Constants, Fact, Problem
 from raybench.problems.clients import DataProblem, Rows
 from raybench.problems.spectra import lmax_gram
 
@@ -117,6 +117,9 @@ class VerticalLeastSquares(Problem):
         x, _, rank, singular = np.linalg.lstsq(A, b, rcond=None)
         L = 2 * float(singular[0]) ** 2
         f_star = float(((A @ x - b) ** 2).sum())
+        facts = {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES, Fact.BOUNDED_CLIENTS}
+        if rank == self.dim:
+            facts.add(Fact.STRONGLY_CONVEX)
         blocks = (A[:, c[p > 0]] for c, p in zip(self.columns.numpy(), self.present.numpy()))
         return Constants(
             L=L,
@@ -127,6 +130,9 @@ class VerticalLeastSquares(Problem):
             f_inf=f_star,
             f_star=f_star,
             L_samples=L,
+            L_sample_i=(L,) * self.n,
+            sample_variance=0.0,
+            facts=frozenset(facts),
             extra={"L_blk": 2 * max(lmax_gram(block) for block in blocks)},
         )
 

@@ -105,10 +105,10 @@ def looks(best: pd.DataFrame) -> dict[str, Look]:
             at = j if lone else i
             colour = PALETTE[at % len(PALETTE)] if at >= 0 else BASELINE
             dash = DASHES[(j if several or lone else max(i, 0)) % len(DASHES)]
-            steps = best.loc[best["series"] == row.series, ["step_multiple", "step_size"]]
+            steps = best.loc[best["series"] == row.series, ["step_multiple", "step_size", "step"]]
             same = steps.drop_duplicates()
             if same["step_multiple"].notna().all():
-                same = same.drop_duplicates("step_multiple")
+                same = same.drop_duplicates("step")
             label = str(row.series)
             if len(same) == 1:
                 label += f", {step_word(*same.iloc[0])}"
@@ -116,9 +116,17 @@ def looks(best: pd.DataFrame) -> dict[str, Look]:
     return found
 
 
-def step_word(multiple: float, size: float) -> str:
-    """Return a step for a legend: ``8× theory`` or ``step 0.1``."""
-    return f"{multiple:g}× theory" if words.known(multiple) else f"step {size:.3g}"
+def step_word(multiple: float, size: float, step: str = "") -> str:
+    """Return a step for a legend: ``8× theory``, ``1× theory (paper)``, ``1× rule of thumb`` or ``step 0.1``.
+
+    step: its place in the grid, as the column ``step`` has it.
+    """
+    if not words.known(multiple):
+        return f"step {size:.3g}"
+    rest = step.partition(" ")[2]
+    if rest == "rule of thumb":
+        return f"{multiple:g}× {rest}"
+    return f"{multiple:g}× theory" + (f" ({rest})" if rest else "")
 
 
 def rows_of(found: Frames, best: pd.DataFrame) -> pd.DataFrame:

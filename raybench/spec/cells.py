@@ -44,7 +44,7 @@ class Section:
 class Step:
     """A step size as requested: ``number`` times the theoretical one, or ``number`` itself.
 
-    rule and of say whose theory: the rule (nonconvex | pl | paper) and the algorithm, None for the
+    rule and of say whose theory: the rule (nonconvex | pl | paper | released) and the algorithm, None for the
     cell's own. schedule: how the step changes over the rounds; warmup: rounds of linear growth first.
     """
 

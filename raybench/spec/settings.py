@@ -37,7 +37,7 @@ STOP: dict[str, Param] = {
 STEP: dict[str, Param] = {
     "theory": Number(None, low=0, open_low=True, help="multiples of the theoretical step"),
     "value": Number(None, low=0, open_low=True, help="step sizes"),
-    "rule": Choice("nonconvex", "pl", "paper", help="which theory"),
+    "rule": Choice("nonconvex", "pl", "paper", "released", help="which theory"),
     "of": Text(None, help="the algorithm whose theory is meant, the cell's own if null"),
     "schedule": Choice(
         "constant", "sqrt", "inverse", "cosine", "linear", help="factor on the step in round t"
