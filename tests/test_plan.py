@@ -19,7 +19,7 @@ from raybench.core.errors import InputError
 from raybench.planning.batch import BYTES_MOST, CELLS_MOST, ROWS_MOST, batches_of, most_cells
 from raybench.planning.plan import facts_of, make_plan
 from raybench.planning.resolve import problem_of
-from raybench.spec.cells import canonical
+from raybench.spec.parts import canonical
 
 P1 = {"name": "quadratic", "dim": 50, "clients": 4}
 CANCER = {"name": "least_squares", "dataset": "breast_cancer", "rows": 60, "scale": "columns"}

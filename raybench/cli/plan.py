@@ -102,7 +102,7 @@ def _print(
 def _problems(made: Plan) -> list[tuple[str, str]]:
     """Return a line per problem: what it is, and its constants."""
     from raybench.report import words
-    from raybench.spec.cells import canonical
+    from raybench.spec.parts import canonical
 
     rows = []
     sections = dict.fromkeys(c.cell.problem for c in made.cells)

@@ -8,7 +8,7 @@ from typing import Any
 
 from raybench.compressors import Role
 from raybench.spec import Cell
-from raybench.spec.cells import canonical
+from raybench.spec.parts import canonical
 from raybench.store import shard_name
 
 CELLS_MOST = 64  # more cells than this gain little: the kernels are saturated

@@ -15,7 +15,7 @@ from raybench.planning.resolve import Resolver, Skip, label_of, problem_of
 from raybench.problems.base import Problem
 from raybench.problems.minimum import heterogeneity, noise
 from raybench.spec import Cell, Section, Sweep
-from raybench.spec.cells import canonical
+from raybench.spec.parts import canonical
 
 MOST_COMPLAINTS = 8
 GIVEN = ("kind", "number", "rule", "of")  # how a step size was said, which its value supersedes

@@ -10,7 +10,7 @@ from typing import Any
 from raybench.core import registry
 from raybench.core.errors import Complaint
 from raybench.spec import exclude, merge, sections, settings
-from raybench.spec.cells import Section, Step
+from raybench.spec.parts import Section, Step
 from raybench.spec.sections import MAX_CELLS, Option
 from raybench.spec.values import Found
 

@@ -10,8 +10,10 @@ from raybench.core import registry
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.registry import Param
 from raybench.spec import settings
-from raybench.spec.cells import Cell, Section, canonical
-from raybench.spec.values import Found, options, show
+from raybench.spec.cells import Cell
+from raybench.spec.parts import Section, canonical
+from raybench.spec.sections import options
+from raybench.spec.values import Found, show
 
 _KINDS = {
     "problem": "problem",

@@ -10,7 +10,8 @@ from typing import Any
 from raybench.core.errors import InputError
 from raybench.spec import exclude, ids
 from raybench.spec.axes import Grid, meta
-from raybench.spec.cells import Cell, Section
+from raybench.spec.cells import Cell
+from raybench.spec.parts import Section
 from raybench.spec.values import Found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.spec import axes, expand, merge, model, sections, yaml
+from raybench.spec import axes, expand, files, merge, model, yaml
 from raybench.spec.cells import Sweep
 from raybench.spec.values import Found, show
 from raybench.store import accounting
@@ -108,7 +108,7 @@ def _absolute(document: Mapping[str, Any], base: Path) -> dict[str, Any]:
             return [located(item, folders=folders) for item in value]
         if not isinstance(value, str):
             return value
-        file = sections.locate(value, Path.cwd(), base)
+        file = files.locate(value, Path.cwd(), base)
         if file is None or not (file.is_file() or (folders and "/" in value)):
             return value
         return str(file.resolve())

@@ -7,24 +7,15 @@ paths. Names, resources, recording and accounting are no part of it.
 
 from __future__ import annotations
 
-import bz2
-import functools
-import gzip
 import hashlib
-import lzma
-import zlib
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import IO, Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 from raybench.core import registry
-from raybench.core.errors import InputError
 from raybench.spec import settings, short
-from raybench.spec.cells import Section, Step, canonical
-from raybench.spec.sections import default, is_path
-
-_CHUNK = 1 << 20
-_OPEN: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+from raybench.spec.files import content_hash, is_path
+from raybench.spec.parts import Section, Step, canonical
+from raybench.spec.sections import default
 
 
 def digest(content: Mapping[str, Any]) -> str:
@@ -81,36 +72,3 @@ def start(x0: Any) -> Any:
     if isinstance(x0, str) and x0.endswith(".npy"):
         return f"sha256:{content_hash(x0, 'x0')}"
     return x0
-
-
-def content_hash(path: str, where: str) -> str:
-    """Return the SHA-256 (hex) of a file's decompressed content, or of all files of a folder.
-
-    Raises InputError, naming the key ``where``, if it cannot be read.
-    """
-    file = Path(path).expanduser()
-    try:
-        if file.is_dir():
-            whole = hashlib.sha256()
-            for part in sorted(p for p in file.rglob("*") if p.is_file()):
-                name = part.relative_to(file).as_posix()
-                whole.update(f"{name}\0{_hash(part)}\n".encode(errors="surrogateescape"))
-            return whole.hexdigest()
-        return _hash(file)
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise InputError.of(where, f"cannot read {path}: {error}", "is the file whole?") from error
-
-
-def _hash(file: Path) -> str:
-    stat = file.stat()
-    return _hashed(file, stat.st_mtime_ns, stat.st_size)
-
-
-@functools.lru_cache(maxsize=256)
-def _hashed(file: Path, mtime: int, size: int) -> str:
-    del mtime, size  # only there to notice a changed file
-    whole = hashlib.sha256()
-    with cast(IO[bytes], _OPEN.get(file.suffix, open)(file, "rb")) as stream:
-        while chunk := stream.read(_CHUNK):
-            whole.update(chunk)
-    return whole.hexdigest()

@@ -8,9 +8,10 @@ from typing import Any
 from raybench.core import registry
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.registry import Choice, Integer, Number, Param, Text
-from raybench.spec.cells import Section, Step
-from raybench.spec.sections import locate, product
-from raybench.spec.values import Found, options, show
+from raybench.spec.files import locate
+from raybench.spec.parts import Section, Step
+from raybench.spec.sections import options, product
+from raybench.spec.values import Found, show
 
 SEED = Integer(0, low=0, help="drives the algorithm and x0")
 ROUNDS = Integer(1000, low=1, help="rounds of a cell")
