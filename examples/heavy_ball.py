@@ -3,13 +3,11 @@
 from raybench.plugins import Algorithm, Contractive, Dense, Number, algorithm, zeros_like
 
 
-@algorithm(
-    "ef21_heavy_ball",
-    up=Contractive,
-    momentum=Number(0.9, low=0, high=0.999, per_cell=True, help="weight of the last step"),
-)
+@algorithm("ef21_heavy_ball", up=Contractive)
 class EF21HeavyBall(Algorithm):
     """v <- momentum v + g; x <- x - gamma v; g_i and g as in EF21."""
+
+    momentum: float = Number(0.9, low=0, high=0.999, per_cell=True, help="weight of the last step")
 
     def start(a, net, s, c):
         grad = net.grad(s.x)

@@ -110,7 +110,7 @@ def test_show_takes_ten_clients_where_none_are_asked_for():
 @pytest.mark.parametrize("name", registry.names("algorithm"))
 def test_every_theory_explains_itself(name):
     """The text of a theory is what ``show`` prints under the step."""
-    rule = registry.lookup("algorithm", name).meta.get("theory")
+    rule = registry.lookup("algorithm", name).facts.theory
     if rule is not None:
         assert len(rule.__doc__ or "") > 20
         assert rule is not theory.Rate

@@ -318,11 +318,13 @@ def test_facts_are_the_problems():
     assert facts["f_star"] == problem.constants.f_star
 
 
-def test_every_method_says_what_it_needs():
+def test_a_method_is_bound_to_an_operator_that_needs_no_parameters():
     for name in registry.names("algorithm"):
-        meta = registry.lookup("algorithm", name).meta
-        assert meta.get("up") in (None, *Role)
-        assert "theory" in meta, f"{name} does not say whether it has a theory"
+        facts = registry.lookup("algorithm", name).facts
+        own = facts.own
+        if own is not None:
+            params = registry.lookup("compressor", own).params.values()
+            assert all(param.default is not registry.REQUIRED for param in params), (name, own)
 
 
 def test_heterogeneity_is_the_clients_gradients_at_the_minimiser():

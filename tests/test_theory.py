@@ -144,7 +144,7 @@ STEPS = [
 
 @pytest.mark.parametrize(("name", "given", "rule", "want"), STEPS)
 def test_step_by_hand(name, given, rule, want):
-    method = registry.lookup("algorithm", name).meta["theory"]
+    method = registry.lookup("algorithm", name).facts.theory
     assert theory.step_size(method, setting(**given), rule) == pytest.approx(want, rel=1e-12)
 
 
@@ -163,7 +163,7 @@ def test_step_by_hand(name, given, rule, want):
 )
 def test_no_theory_says_why(name, given, rule, says):
     with pytest.raises(theory.NoTheory, match=says):
-        theory.step_size(registry.lookup("algorithm", name).meta["theory"], setting(**given), rule)
+        theory.step_size(registry.lookup("algorithm", name).facts.theory, setting(**given), rule)
 
 
 @pytest.mark.parametrize("missing", ["L", "L_i", "mu"])
@@ -197,7 +197,7 @@ def test_steps_never_beat_gradient_descent(name, alpha, n):
     numbers = {"p": alpha, "batch": 2, "alpha": alpha}
     k = theory.Setting(C, n, 10, omega=omega, alpha=alpha, numbers=numbers)
     steps = [
-        theory.step_size(registry.lookup("algorithm", name).meta["theory"], k, r)
+        theory.step_size(registry.lookup("algorithm", name).facts.theory, k, r)
         for r in ("nonconvex", "pl")
     ]
     assert 0 < steps[1] <= steps[0] <= 1 / C.L

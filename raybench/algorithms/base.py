@@ -16,6 +16,7 @@ from torch import Tensor, where, zeros_like
 from raybench import theory
 from raybench.compressors import Any_, Contractive, Dense, Unbiased, choose
 from raybench.compressors.keeping import shares
+from raybench.core import facts
 from raybench.core.groups import clipped, matrices
 from raybench.core.registry import Choice, Flag, Integer, List, Number, Operator, Text, algorithm
 
@@ -151,6 +152,7 @@ def _select(value: Any, cells: Tensor) -> Any:
     return value
 
 
+@facts.base("algorithm", leaves=("batch",))
 class Algorithm:
     """Base of all methods; the engine sets the attributes below before ``start``.
 

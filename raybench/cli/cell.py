@@ -62,13 +62,10 @@ def config(
 
 def usual_operator(algorithm: str) -> str | None:
     """Return the operator of a method that takes one where none is given; None where it takes none."""
-    from raybench.compressors import Role
     from raybench.core import registry
 
-    role = registry.lookup("algorithm", algorithm).meta.get("up")
-    if role is None:
-        return None
-    return "top_k:k=10%" if role == Role.CONTRACTIVE else "rand_k:k=10%"
+    role = registry.lookup("algorithm", algorithm).facts.up
+    return None if role is None else role.usual_form
 
 
 def folder_name(sweep: Sweep) -> str:

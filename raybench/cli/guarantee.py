@@ -73,10 +73,9 @@ def _remarks(cell: Cell) -> list[str]:
     from raybench.planning.resolve import problem_of
 
     remarks = []
-    if isinstance(cell.algorithm.params.get("batch"), int):
-        stochastic = lookup("algorithm", cell.algorithm.name).meta.get("stochastic")
-        if stochastic:
-            remarks.append("With minibatches their noise may add a floor: see the text above.")
+    stochastic = lookup("algorithm", cell.algorithm.name).facts.stochastic
+    if stochastic and isinstance(cell.algorithm.params.get("batch"), int):
+        remarks.append("With minibatches their noise may add a floor: see the text above.")
     if problem_of(cell.problem).has_prox:
         remarks.append("The problem has a nonsmooth part: for ∇f read the gradient mapping.")
     return remarks

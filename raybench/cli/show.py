@@ -92,6 +92,7 @@ def _describe(out: Screen, entry: Entry) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
+    from raybench.core.facts import AlgorithmFacts
     from raybench.core.registry import REQUIRED
     from raybench.spec.sections import default
     from raybench.spec.values import allowed
@@ -99,9 +100,8 @@ def _describe(out: Screen, entry: Entry) -> None:
 
     head = Text(entry.name, style="bold")
     head.append(f"  {entry.kind}", style="not bold dim")
-    role = entry.meta.get("up") if entry.kind == "algorithm" else None
-    if entry.kind == "algorithm":
-        head.append(f", {_needs(role)}", style="not bold dim")
+    if isinstance(entry.facts, AlgorithmFacts):
+        head.append(f", {_needs(entry.facts.up)}", style="not bold dim")
     if entry.source:
         head.append(", from a plug-in file", style="not bold dim")
     out.print(head)

@@ -95,7 +95,7 @@ class Timed:
 
 def uplink(cell: Cell, entry: registry.Entry) -> Section | None:
     """Return the uplink operator's section: the method's ``own`` operator where it is bound to one."""
-    own = entry.meta.get("own")
+    own = entry.facts.own
     return cell.compressor if own is None else Section(own, {})
 
 
@@ -106,7 +106,7 @@ def own_operators(
 
     ``operators`` of its decorator gives their roles. Raises InputError where one cannot play its role.
     """
-    roles, out = entry.meta.get("operators", {}), {}
+    roles, out = entry.facts.operators, {}
     for name, param in entry.params.items():
         if param.kind == "operator":
             role = roles.get(name, Role.ANY)
@@ -148,18 +148,18 @@ class Run:
         self.entry = registry.lookup("algorithm", first.algorithm.name)
         seeds = [c.cell.seed for c in batch.cells]
         roots = stream(seeds, problem.device)
-        graph = graph_of(first.graph, problem.n) if self.entry.meta.get("decentralised") else None
+        graph = graph_of(first.graph, problem.n) if self.entry.facts.decentralised else None
         self.net = Net(problem, roots, transport, graph, relays(first.downlink))
         self.a: Any = self._method()
         self.s, self.c = State(), State()
         self.s.x = self._start()
-        if self.a.D is not None and self.entry.meta.get("broadcast"):
+        if self.a.D is not None and self.entry.facts.broadcast:
             self.s.y = self.s.x.clone()
         self.gamma = self.a.gamma
         self.average = self._average()
         record = self.options.record
         wanted = rounds_recorded(
-            self.rounds, record.every, record.points, bool(self.entry.meta.get("stochastic"))
+            self.rounds, record.every, record.points, self.entry.facts.stochastic
         )
         self._wanted = set(wanted.tolist())
         self.recorder = Recorder(self.B, len(wanted))
@@ -191,7 +191,7 @@ class Run:
         declared = unbound(uplink(self.first, self.entry))
         a.C = a.Q = self._timed(declared.bind(*dims, up), declared)
         a.D = None
-        if self.entry.meta.get("down") or (self.first.downlink and not self.net.aggregate):
+        if self.entry.facts.down or (self.first.downlink and not self.net.aggregate):
             a.D = self._timed(operator(self.first.downlink, *dims, down))
         return a
 

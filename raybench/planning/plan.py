@@ -141,8 +141,7 @@ def recorded(sweep: Sweep, cell: Resolved) -> Any:
     """Return the rounds of a cell that make a row."""
     entry = registry.lookup("algorithm", cell.cell.algorithm.name)
     record = sweep.record
-    stochastic = bool(entry.meta.get("stochastic"))
-    return rounds_recorded(cell.cell.rounds, record.every, record.points, stochastic)
+    return rounds_recorded(cell.cell.rounds, record.every, record.points, entry.facts.stochastic)
 
 
 def _by_problem(cells: list[Resolved]) -> list[tuple[Section, list[Resolved]]]:

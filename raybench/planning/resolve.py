@@ -13,10 +13,13 @@ from raybench import problems, theory
 from raybench.compressors import Bound, Role, count_of
 from raybench.core import registry
 from raybench.core.errors import InputError
+from raybench.core.facts import AlgorithmFacts
 from raybench.engine.run import graph_of, operator, own_operators, relays, unbound, uplink
 from raybench.planning.batch import Resolved
 from raybench.problems.base import Problem
 from raybench.spec import Cell, Section
+
+Method = registry.Entry[AlgorithmFacts]
 
 
 class Skip(Exception):
@@ -42,7 +45,7 @@ def adopt(section: Section, fetch: Callable[[], Problem]) -> None:
     _adopted[section] = fetch
 
 
-def describe(section: Section, entry: registry.Entry) -> str:
+def describe(section: Section, entry: registry.Entry[Any]) -> str:
     """Return ``name(param=value, ..)`` with the parameters that differ from their defaults."""
     shown = [
         f"{name}={value}"
@@ -89,7 +92,7 @@ class Resolver:
         down, role_down = self._bound(cell.downlink, entry, "down", problem)
         setting, params = self._setting(cell, entry, problem, up, down)
         entry.target.check(params, unbound(uplink(cell, entry)), d)
-        if entry.meta.get("decentralised"):
+        if entry.facts.decentralised:
             graph_of(cell.graph, problem.n)
         rule = cell.step.rule
         theoretical = self._covering(cell, entry, role_down)
@@ -129,31 +132,30 @@ class Resolver:
         setting, _ = self._setting(cell, entry, problem, up, down)
         return self._covering(cell, entry, role_down), setting
 
-    def _covering(self, cell: Cell, entry: registry.Entry, role_down: Role) -> theory.Theory | None:
+    def _covering(self, cell: Cell, entry: Method, role_down: Role) -> theory.Theory | None:
         if cell.step.of is not None:
             lender = registry.lookup("algorithm", cell.step.of, "step_size.of")
-            return lender.meta.get("theory")
-        if cell.downlink is not None and not entry.meta.get("down") and role_down != Role.ANY:
+            return lender.facts.theory
+        if cell.downlink is not None and entry.facts.down is None and role_down != Role.ANY:
             return None  # no theory covers the method with this downlink; ``of`` borrows one
-        return entry.meta.get("theory")
+        return entry.facts.theory
 
-    def _check_problem(self, cell: Cell, entry: registry.Entry, problem: Problem) -> None:
+    def _check_problem(self, cell: Cell, entry: Method, problem: Problem) -> None:
         vertical = hasattr(problem, "block_grad")
-        if bool(entry.meta.get("vertical")) != vertical:
+        if entry.facts.vertical != vertical:
             need = "needs" if not vertical else "is needed for"
             raise Skip(f"a method for features split over clients {need} such a problem")
-        if entry.meta.get("predicts") and not problem.outputs:
+        if entry.facts.predicts and not problem.outputs:
             raise Skip("the method needs a problem with predictions")
-        if problem.has_prox and not entry.meta.get("proximal"):
+        if problem.has_prox and not entry.facts.proximal:
             raise Skip("the problem has a nonsmooth part and the method has no proximal step")
-        if entry.meta.get("minimizer") and problem.minimizer() is None:
+        if entry.facts.minimizer and problem.minimizer() is None:
             raise Skip("the method needs the minimiser, which is not known here")
-        if relays(cell.downlink) and not entry.meta.get("relay", True):
+        if relays(cell.downlink) and not entry.facts.relay:
             raise Skip(
                 "the sum of the method's messages, which the server would relay, is not its step"
             )
-        part = entry.meta.get("participation")
-        if cell.participation != 1 and part is None:
+        if cell.participation != 1 and entry.facts.participation is None:
             raise Skip("the method has no partial participation")
         known = cell.f_star is not None or problem.constants.f_star is not None
         if "suboptimality" in cell.stop and not known:
@@ -177,10 +179,10 @@ class Resolver:
         return count_of(section.params["k"], d, f"{where}.k")
 
     def _bound(
-        self, section: Section | None, entry: registry.Entry, way: str, problem: Problem
+        self, section: Section | None, entry: Method, way: str, problem: Problem
     ) -> tuple[Bound, Role]:
-        role = Role(entry.meta.get(way) or Role.ANY)
-        if way == "down" and not entry.meta.get("down") and not relays(section):
+        role = entry.facts.role(way) or Role.ANY
+        if way == "down" and entry.facts.down is None and not relays(section):
             role = Role.ANY if section is None else Role.CONTRACTIVE
         dims = (problem.message_dim, problem.n, problem.layout)
         name = "none" if section is None else section.name
@@ -195,14 +197,12 @@ class Resolver:
         return operator(section, *dims, role), role
 
     def _setting(
-        self, cell: Cell, entry: registry.Entry, problem: Problem, up: Bound, down: Bound
+        self, cell: Cell, entry: Method, problem: Problem, up: Bound, down: Bound
     ) -> tuple[theory.Setting, Mapping[str, Any]]:
         params = dict(cell.algorithm.params)
-        if cell.participation != 1:
-            params[entry.meta["participation"]] = cell.participation
-        auto = {
-            n: rule for n, rule in entry.meta.get("auto", {}).items() if params.get(n) == "auto"
-        }
+        if cell.participation != 1 and entry.facts.participation is not None:
+            params[entry.facts.participation] = cell.participation
+        auto = {n: rule for n, rule in entry.facts.auto.items() if params.get(n) == "auto"}
         try:
             own = own_operators(entry, params, (problem.message_dim, problem.n, problem.layout))
         except InputError as why:

@@ -9,6 +9,7 @@ from typing import Any
 
 from raybench.core import registry
 from raybench.core.errors import Complaint
+from raybench.core.facts import USUAL_SHARE, AlgorithmFacts, Role
 from raybench.spec import exclude, merge, sections, settings
 from raybench.spec.parts import Section, Step
 from raybench.spec.sections import MAX_CELLS, Option
@@ -34,22 +35,26 @@ class Method:
         assert self.option.section is not None
         return self.option.section
 
+    @property
+    def facts(self) -> AlgorithmFacts:
+        """Return what the method says about itself."""
+        return registry.lookup("algorithm", self.algorithm.name).facts
+
     def compresses(self, way: str) -> bool:
         """Tell whether the method compresses ``up`` or ``down``; if not, that section is ignored."""
-        facts = meta("algorithm", self.option.section)
-        return facts.get(way) is not None or (way == "down" and bool(facts.get("broadcast")))
+        return self.facts.compresses(way)
 
     def needs(self, way: str) -> bool:
         """Tell whether the method cannot do without an operator for that way."""
-        return meta("algorithm", self.option.section).get(way) is not None
+        return self.facts.role(way) is not None
 
     def proposal(self, way: str) -> str:
         """Return how to give the operator that is missing: its key with one of the right class."""
         key = "compressor" if way == "up" else "downlink"
-        role = str(meta("algorithm", self.option.section).get(way))
-        usual = "rand_k" if role == "unbiased" else "top_k"
-        kind = "an operator" if role == "any" else f"{sections.a(role)} one"
-        return f"{kind}, as {key}: {{name: {usual}, k: 10%}}; raybench ls compressors lists all"
+        role = self.facts.role(way) or Role.ANY
+        kind = "an operator" if role == Role.ANY else f"{sections.a(role)} one"
+        form = f"{{name: {role.usual}, k: {USUAL_SHARE}}}"
+        return f"{kind}, as {key}: {form}; raybench ls compressors lists all"
 
 
 @dataclass(frozen=True)
@@ -82,11 +87,6 @@ class Grid:
         shared = (self.graphs, self.proxes, self.participations, self.f_stars, self.iterates)
         rest = math.prod(len(axis) for axis in (*shared, self.stops, self.starts, self.seeds))
         return len(self.problems) * methods * rest
-
-
-def meta(kind: str, section: Section | None) -> Mapping[str, Any]:
-    """Return the facts that a plug-in was registered with."""
-    return {} if section is None else registry.lookup(kind, section.name).meta
 
 
 def read(document: Mapping[str, Any], found: Found) -> list[Grid]:

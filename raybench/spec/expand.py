@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.spec import exclude, ids
-from raybench.spec.axes import Grid, meta
+from raybench.spec.axes import Grid
 from raybench.spec.cells import Cell
 from raybench.spec.parts import Section
 from raybench.spec.values import Found
@@ -97,8 +98,8 @@ def _expanded(grid: Grid) -> Iterator[Cell]:
     for problem, method in itertools.product(grid.problems, grid.methods):
         algorithm = method.algorithm
         assert problem.section is not None
-        own_start = meta("problem", problem.section).get("x0", "zeros")
-        server = not meta("algorithm", algorithm).get("decentralised")
+        own_start = registry.lookup("problem", problem.section.name).facts.x0
+        server = not method.facts.decentralised
         for up, down, rest, rounds in itertools.product(
             method.compressors, method.downlinks, shared, method.rounds
         ):

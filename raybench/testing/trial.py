@@ -25,11 +25,11 @@ WILD = 1e9  # a multiple of the step at which a method on a quadratic diverges a
 
 def problem_for(entry: Entry) -> dict[str, Any]:
     """Return the small problem a method is tried on: five clients, quadratic, in its own form."""
-    if entry.meta.get("vertical"):
+    if entry.facts.vertical:
         return {"name": "vertical_least_squares", **DATA}
-    if entry.meta.get("proximal"):
+    if entry.facts.proximal:
         return {"name": "least_squares", **DATA, "regularizer": "l1", "lambda": 0.01}
-    if entry.meta.get("stochastic"):
+    if entry.facts.stochastic:
         return {"name": "least_squares", **DATA}
     return PLAIN
 
@@ -42,9 +42,9 @@ def compressors_for(entry: Entry) -> list[Any]:
         Role.UNBIASED: [rand, {**rand, "mask": "common"}, "natural"],
         Role.ANY: [{"name": "top_k", "k": 3}, rand, "natural"],
     }
-    if entry.meta.get("decentralised"):  # these need fine operators
+    if entry.facts.decentralised:  # these need fine operators
         return ["natural", {**rand, "k": "60%"}, {"name": "dithering", "s": 15}]
-    return by_role.get(entry.meta.get("up"), [None])
+    return by_role.get(entry.facts.up, [None])
 
 
 @dataclass(frozen=True)
