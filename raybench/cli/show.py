@@ -194,7 +194,8 @@ def _steps(out: Screen, config: dict[str, Any], operator: str | None, downlink: 
     from rich.text import Text
 
     from raybench import spec
-    from raybench.planning.resolve import Resolver, Skip
+    from raybench.planning.resolve import Resolver
+    from raybench.planning.skip import Skip
     from raybench.report import words
 
     _constants(out, config)

@@ -11,10 +11,11 @@ from raybench.core import registry
 from raybench.core.errors import Complaint, InputError
 from raybench.engine.recorder import rounds_recorded
 from raybench.planning.batch import Batch, Resolved, batches_of, most_cells
-from raybench.planning.resolve import Resolver, Skip, label_of, problem_of
+from raybench.planning.resolve import Resolver, label_of, problem_of
+from raybench.planning.skip import Skip, Skipped
 from raybench.problems.base import Problem
 from raybench.problems.minimum import heterogeneity, noise
-from raybench.spec import Cell, Section, Sweep
+from raybench.spec import Section, Sweep
 from raybench.spec.parts import canonical
 
 MOST_COMPLAINTS = 8
@@ -25,15 +26,15 @@ GIVEN = ("kind", "number", "rule", "of")  # how a step size was said, which its 
 class Plan:
     """What a sweep amounts to on the user's data.
 
-    batches: those that are yet to run. done: cells committed before, by status. skipped: (cell,
-    label, reason). notes: merged duplicates and the like.
+    batches: those that are yet to run. done: cells committed before, by status. skipped: cells that
+    make no sense, with the reason. notes: merged duplicates and the like.
     """
 
     sweep: Sweep
     cells: tuple[Resolved, ...]
     batches: tuple[Batch, ...]
     done: Mapping[str, str]
-    skipped: tuple[tuple[Cell, str, str], ...]
+    skipped: tuple[Skipped, ...]
     notes: tuple[str, ...]
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -108,7 +109,7 @@ def make_plan(
         try:
             cells.append(resolver.resolve(cell))
         except Skip as why:
-            skipped.append((cell, label_of(cell), str(why)))
+            skipped.append(Skipped(cell, label_of(cell), why))
         except InputError as error:
             complaints.update(dict.fromkeys(error.complaints))
     if complaints:

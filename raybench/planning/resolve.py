@@ -16,14 +16,11 @@ from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts
 from raybench.engine.run import graph_of, operator, own_operators, relays, unbound, uplink
 from raybench.planning.batch import Resolved
+from raybench.planning.skip import Skip, SkipCode
 from raybench.problems.base import Problem
 from raybench.spec import Cell, Section
 
 Method = registry.Entry[AlgorithmFacts]
-
-
-class Skip(Exception):
-    """The cell makes no sense; the text says why."""
 
 
 _adopted: dict[Section, Callable[[], Problem]] = {}
@@ -101,7 +98,9 @@ class Resolver:
         except theory.NoTheory as why:
             if cell.step.kind == "theory":
                 raise Skip(
-                    f"no theoretical step size ({why}): give step_size.value or .of"
+                    SkipCode.NO_STEP,
+                    f"no theoretical step size ({why})",
+                    "give step_size.value, or another method's step by step_size.of",
                 ) from None
             one = None
         step = cell.step.number * (one or 1.0) if cell.step.kind == "theory" else cell.step.number
@@ -141,25 +140,56 @@ class Resolver:
         return entry.facts.theory
 
     def _check_problem(self, cell: Cell, entry: Method, problem: Problem) -> None:
-        vertical = hasattr(problem, "block_grad")
-        if entry.facts.vertical != vertical:
-            need = "needs" if not vertical else "is needed for"
-            raise Skip(f"a method for features split over clients {need} such a problem")
-        if entry.facts.predicts and not problem.outputs:
-            raise Skip("the method needs a problem with predictions")
-        if problem.has_prox and not entry.facts.proximal:
-            raise Skip("the problem has a nonsmooth part and the method has no proximal step")
-        if entry.facts.minimizer and problem.minimizer() is None:
-            raise Skip("the method needs the minimiser, which is not known here")
-        if relays(cell.downlink) and not entry.facts.relay:
+        facts, vertical = entry.facts, hasattr(problem, "block_grad")
+        if facts.vertical and not vertical:
             raise Skip(
-                "the sum of the method's messages, which the server would relay, is not its step"
+                SkipCode.VERTICAL_METHOD,
+                "a method for features split over clients needs such a problem",
+                "problem: {name: vertical_least_squares, ...}",
             )
-        if cell.participation != 1 and entry.facts.participation is None:
-            raise Skip("the method has no partial participation")
+        if vertical and not facts.vertical:
+            raise Skip(
+                SkipCode.VERTICAL_PROBLEM,
+                "a method for features split over clients is needed for such a problem",
+                "algorithm: vertical_gd or vertical_marina",
+            )
+        if facts.predicts and not problem.outputs:
+            raise Skip(
+                SkipCode.NO_PREDICTIONS,
+                "the method needs a problem with predictions",
+                "a problem on a data set, such as logistic",
+            )
+        if problem.has_prox and not facts.proximal:
+            raise Skip(
+                SkipCode.NONSMOOTH,
+                "the problem has a nonsmooth part and the method has no proximal step",
+                "a smooth problem.regularizer: nonconvex, l2 or none",
+            )
+        if facts.minimizer and problem.minimizer() is None:
+            raise Skip(
+                SkipCode.NO_MINIMIZER,
+                "the method needs the minimiser, which is not known here",
+                "a strongly convex problem, as by problem.regularizer: l2",
+            )
+        if relays(cell.downlink) and not facts.relay:
+            raise Skip(
+                SkipCode.NO_RELAY,
+                "the sum of the method's messages, which the server would relay, is not its step",
+                "another downlink than aggregate",
+            )
+        if cell.participation != 1 and facts.participation is None:
+            raise Skip(
+                SkipCode.NO_PARTICIPATION,
+                "the method has no partial participation",
+                "leave participation out, or give it in a case of its own",
+            )
         known = cell.f_star is not None or problem.constants.f_star is not None
         if "suboptimality" in cell.stop and not known:
-            raise Skip("stop.suboptimality needs f_star, which is unknown here")
+            raise Skip(
+                SkipCode.NO_F_STAR,
+                "stop.suboptimality needs f_star, which is unknown here",
+                "give f_star, or stop at a grad_norm_sq",
+            )
 
     def _check_start(self, cell: Cell, problem: Problem) -> None:
         if not isinstance(cell.x0, str) or cell.x0 in ("zeros", "problem"):
@@ -192,7 +222,12 @@ class Resolver:
         )
         if unfit and not self.allow_unproven:
             have = "a biased one" if role == Role.UNBIASED else "neither contractive nor unbiased"
-            raise Skip(f"{entry.name} needs {_an(role)} operator and {name} is {have}")
+            key = "compressor" if way == "up" else "downlink"
+            raise Skip(
+                SkipCode.OPERATOR,
+                f"{entry.name} needs {_an(role)} operator and {name} is {have}",
+                f"{_an(role)} {key}, such as {role.usual}, or allow_unproven: true",
+            )
         role = Role.ANY if unfit else role
         return operator(section, *dims, role), role
 
@@ -206,7 +241,12 @@ class Resolver:
         try:
             own = own_operators(entry, params, (problem.message_dim, problem.n, problem.layout))
         except InputError as why:
-            raise Skip(str(why)) from None
+            what = "; ".join(f"{c.where}: {c.what}" for c in why.complaints)
+            needs = [
+                f"{_an(role)} algorithm.{name}, such as {role.usual_form}"
+                for name, role in entry.facts.operators.items()
+            ]
+            raise Skip(SkipCode.OWN_OPERATOR, what, " and ".join(needs)) from None
         pair = getattr(up.operator, "ab", None)
         share = up.dense_share(problem.dtype) if auto else 1.0  # compresses a vector: only if asked
 
@@ -230,7 +270,11 @@ class Resolver:
             try:
                 params[name] = rule(setting())
             except theory.NoTheory as why:
-                raise Skip(f"{name}: auto has no value here: {why}") from None
+                raise Skip(
+                    SkipCode.NO_VALUE,
+                    f"{name}: auto has no value here: {why}",
+                    f"give algorithm.{name} a number",
+                ) from None
         return setting(), params
 
 

@@ -43,10 +43,13 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """Return 0 if every cell ended, 1 if some failed or are missing, 130 if interrupted."""
+        """Return 0 if every cell ended, 1 if some failed or are missing or all were skipped, 130 if
+        interrupted.
+        """
         if self.interrupted:
             return 130
-        return 1 if self.counts.get("failed") or self.counts.get("missing") else 0
+        idle = not self.plan.cells  # every cell was skipped
+        return 1 if idle or self.counts.get("failed") or self.counts.get("missing") else 0
 
 
 def drive(
@@ -75,7 +78,7 @@ def drive(
         if fresh:
             store.drop()
         store.clean()
-        store.skip(rows.skipped_table(plan.skipped))
+        store.skip(rows.skipped_table((s.cell, s.label, s.why.text) for s in plan.skipped))
         store.write("plan/batches.json", plan.text())
         interrupted, stopped, why = False, False, ""
         if plan.batches:

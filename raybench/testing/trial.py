@@ -14,7 +14,8 @@ from raybench.engine.execute import hosted
 from raybench.engine.run import Options, Run
 from raybench.planning.batch import Batch, Resolved
 from raybench.planning.plan import facts_of
-from raybench.planning.resolve import Resolver, Skip, problem_of
+from raybench.planning.resolve import Resolver, problem_of
+from raybench.planning.skip import Skip
 from raybench.spec.model import Record
 from raybench.wire.transport import Transport, on_virtual_ranks
 
