@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from raybench.core.errors import InputError, nearest
-
-GRAPHS = ("ring", "path", "star", "complete", "grid", "torus", "erdos_renyi", "exponential")
+from raybench.spec.cells import GRAPHS
 
 
 class Mixing(NamedTuple):

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raybench.spec.cells import Cell, Sweep
+    from raybench.spec.document import json_schema
     from raybench.spec.grid import load
     from raybench.spec.parts import Section, Step
-    from raybench.spec.schema import json_schema
 
 _HOMES = {
     "Cell": "cells",
     "Section": "parts",
     "Step": "parts",
     "Sweep": "cells",
-    "json_schema": "schema",
+    "json_schema": "document",
     "load": "grid",
 }
 

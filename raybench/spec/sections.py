@@ -168,9 +168,9 @@ def product(
 
 @dataclass(frozen=True)
 class Option:
-    """One point of a section's axis: the section, its overrides (raw) and its key path."""
+    """One point of an axis: its value, its key path, and further keys that an entry carries (raw)."""
 
-    section: Section | None
+    value: Any
     where: str
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
@@ -178,7 +178,7 @@ class Option:
 def read(
     kind: str, value: Any, where: str, found: Found, *, overrides: tuple[str, ...] = ()
 ) -> list[Option]:
-    """Return the choices of a section: a name, ``{name: ..., parameters}``, or a list of either.
+    """Return the points of a section's axis: a name, ``{name: ..., parameters}``, or a list of either.
 
     kind is the registry's; null and ``none`` mean no plug-in. overrides are keys that an entry may
     carry besides the plug-in's parameters. What is wrong is appended to ``found``.
@@ -285,7 +285,7 @@ def operators(value: Any, where: str, found: Found) -> tuple[str, ...]:
     choices = read("compressor", value, where, found)
     if len(found) > before:
         return ()
-    return tuple(dict.fromkeys(spell(option.section) for option in choices if option.section))
+    return tuple(dict.fromkeys(spell(option.value) for option in choices if option.value))
 
 
 @lru_cache(maxsize=4096)

@@ -33,7 +33,7 @@ def section(
     choices = sections.read(kind, given, where, found)
     if found:
         raise InputError(list(dict.fromkeys(found)))
-    first = choices[0].section
+    first = choices[0].value
     if len(choices) > 1 or first is None:
         what = f"{text} stands for {len(choices)} of them" if first else "none is none"
         raise InputError.of(where, what, "give one name and single values")
