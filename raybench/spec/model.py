@@ -23,7 +23,10 @@ class Record:
 
 @record
 class Resources:
-    """What a trial of the sweep takes on the machine or cluster."""
+    """What a trial of the sweep takes on the machine or cluster.
+
+    Raises InputError for a GPU and a half.
+    """
 
     mode: str = Choice(
         "auto", "simulate", "train", help="train: worker groups of several processes"
@@ -34,6 +37,12 @@ class Resources:
     )
     gpus_per_worker: float = Number(0.0, low=0, help="GPUs of a worker; a fraction shares one")
     timing: str = Choice("shared", "exclusive", help="exclusive: one cell at a time")
+
+    def __post_init__(self) -> None:
+        gpus = self.gpus_per_worker
+        if gpus > 1 and gpus != int(gpus):
+            what = f"gpus_per_worker: {gpus:g} is neither a share of a GPU nor a number of them"
+            raise InputError.of("resources", what, "at most 1, or a whole number")
 
 
 @record
