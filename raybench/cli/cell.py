@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from raybench.core.facts import Role
+
 if TYPE_CHECKING:
     from raybench.spec import Sweep
 
@@ -22,7 +24,8 @@ Clients = Annotated[int | None, typer.Option(metavar="N", help="How many clients
 Compressor = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME[:KEY=VALUE,...]", help="The operator. [default: top_k:k=10%, or rand_k:k=10%]"
+        metavar="NAME[:KEY=VALUE,...]",
+        help=f"The operator. [default: {' or '.join(sorted({r.usual_form for r in Role}))}]",
     ),
 ]
 Downlink = Annotated[

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from raybench.core import registry
 from raybench.core.errors import Complaint, InputError
 from raybench.engine.recorder import rounds_recorded
@@ -19,7 +21,12 @@ from raybench.spec import Section, Sweep
 from raybench.spec.parts import canonical
 
 MOST_COMPLAINTS = 8
-GIVEN = ("kind", "number", "rule", "of")  # how a step size was said, which its value supersedes
+STEP_AS_ASKED = (
+    "kind",
+    "number",
+    "rule",
+    "of",
+)  # how a step size was asked for: its value tells more
 
 
 @dataclass(frozen=True)
@@ -138,8 +145,8 @@ def make_plan(
     )
 
 
-def recorded(sweep: Sweep, cell: Resolved) -> Any:
-    """Return the rounds of a cell that make a row."""
+def recorded(sweep: Sweep, cell: Resolved) -> np.ndarray:
+    """Return the rounds of a cell that make a row, ascending integers."""
     entry = registry.lookup("algorithm", cell.cell.algorithm.name)
     record = sweep.record
     return rounds_recorded(cell.cell.rounds, record.every, record.points, entry.facts.stochastic)
@@ -163,7 +170,7 @@ def merged(cells: list[Resolved], done: Mapping[str, str]) -> tuple[list[Resolve
         if cell.k is not None:  # 10% and 5 may be the same K
             config["compressor"]["params"]["k"] = cell.k
         config["algorithm"]["params"] = dict(cell.params)
-        step = {k: v for k, v in cell.cell.step.config().items() if k not in GIVEN}
+        step = {k: v for k, v in cell.cell.step.config().items() if k not in STEP_AS_ASKED}
         config["step_size"] = {**step, "first": cell.step_size}
         groups.setdefault(canonical(config), []).append(cell)
     kept: list[Resolved] = []

@@ -37,15 +37,18 @@ def problem_for(entry: Entry) -> dict[str, Any]:
 
 def compressors_for(entry: Entry) -> list[Any]:
     """Return operators of the method's role: deterministic, random, correlated, not of one length."""
-    rand: dict[str, Any] = {"name": "rand_k", "k": 3}
-    by_role: dict[Any, list[Any]] = {
-        Role.CONTRACTIVE: [{"name": "top_k", "k": 3}, rand, "natural"],
-        Role.UNBIASED: [rand, {**rand, "mask": "common"}, "natural"],
-        Role.ANY: [{"name": "top_k", "k": 3}, rand, "natural"],
-    }
+    role = entry.facts.up
+    if role is None:
+        return [None]
+    top, rand = {"name": "top_k", "k": 3}, {"name": "rand_k", "k": 3}
     if entry.facts.decentralised:  # these need fine operators
         return ["natural", {**rand, "k": "60%"}, {"name": "dithering", "s": 15}]
-    return by_role.get(entry.facts.up, [None])
+    second: dict[Role, Any] = {
+        Role.CONTRACTIVE: rand,
+        Role.UNBIASED: {**rand, "mask": "common"},
+        Role.ANY: top,
+    }
+    return [{"name": role.usual, "k": 3}, second[role], "natural"]
 
 
 @dataclass(frozen=True)
