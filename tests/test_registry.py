@@ -149,6 +149,17 @@ def test_a_parameter_may_not_hide_a_method_of_its_own_class():
     )
 
 
+def test_a_parameter_may_not_hide_what_a_base_in_between_sets():
+    class Between(Algorithm):
+        opens = True
+        weight: float = Number(1.0)
+
+    plugin = type("Plugin", (Between,), {})
+    assert "hides Between.opens" in refused("algorithm", plugin, opens=Flag())
+    registry.algorithm("mine", weight=Number(2.0))(plugin)
+    assert registry.lookup("algorithm", "mine").params["weight"].default == 2.0
+
+
 def test_batch_is_left_to_parameters():
     registry.algorithm("mine", batch=Integer(1, low=1))(type("Plugin", (Algorithm,), {}))
     assert "batch" in registry.lookup("algorithm", "mine").params

@@ -293,11 +293,21 @@ def check_names(kind: str, name: str, target: Any, params: Mapping[str, Param]) 
 
 
 def _attributes(target: type, root: type, free: frozenset[str]) -> dict[str, str]:
-    """Return the attributes that a parameter must not hide, with the name of the class they are of."""
+    """Return the attributes that a parameter must not hide, with the name of the class they are of.
+
+    A base may hold parameters of its own, and fields that stand for them.
+    """
     taken: dict[str, str] = {}
     for part in reversed(target.__mro__[:-1]):
         own = {n for n, v in vars(part).items() if isinstance(v, property) or inspect.isroutine(v)}
+        if part is not target:
+            open_ = {
+                *free,
+                *vars(part).get("__params__", {}),
+                *getattr(part, "__dataclass_fields__", {}),
+            }
+            own |= {n for n in vars(part) if not n.startswith("_")} - open_
         if part is root:
-            own |= {*vars(part), *vars(part).get("__annotations__", {})} - free
+            own |= {*vars(part).get("__annotations__", {})} - free
         taken |= dict.fromkeys(own, part.__name__)
     return taken
