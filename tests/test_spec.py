@@ -11,11 +11,12 @@ from spec_plugins import BASE, registered, wrong
 
 from raybench.core import registry
 from raybench.planning.graph import mixing
-from raybench.spec import Section, Step, json_schema, load
+from raybench.spec import Section, Step, json_schema, load, yaml
 from raybench.spec.cells import GRAPHS, STOP
 from raybench.spec.grid import load as grid_load
 from raybench.store.schema import CURVES
 
+SWEEPS = Path(__file__).parents[1] / "sweeps"
 REAL = (registry._entries, registry._ensure)
 
 
@@ -306,6 +307,7 @@ def test_the_schema_accepts_what_load_accepts_and_shows_defaults():
     assert load(good)
     for bad in ({"sed": 1}, {"seed": "x"}, {"compressor": {"name": "rand_k", "k": 0}}):
         assert list(check.iter_errors({**good, **bad}))
+    assert list(check.iter_errors({**good, "cases": [{"sed": 1}]}))
     assert schema["properties"]["rounds"]["default"] == 1000
     assert schema["properties"]["resources"]["properties"]["mode"]["default"] == "auto"
     entry = schema["$defs"]["compressor"]["anyOf"][0]["anyOf"][0]["anyOf"]
@@ -369,6 +371,13 @@ def test_real_methods_on_a_real_problem(name):
     assert len(sweep.cells) == (1 if name == "gd" else 2)
     for cell, other in itertools.combinations(sweep.cells, 2):
         assert cell.group != other.group
+
+
+@pytest.mark.usefixtures("real")
+@pytest.mark.parametrize("file", sorted(SWEEPS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_shipped_sweeps_fit_the_schema(file):
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.Draft202012Validator(json_schema()).validate(yaml.parse(file.read_text()))
 
 
 def test_stopping_rules_are_columns_of_the_curves():

@@ -188,7 +188,7 @@ def test_the_schema_shows_it():
     assert schema["properties"]["delay"]["description"] == "rounds that messages are late"
     assert schema["properties"]["delay"]["default"] == 0.0
     assert schema["$defs"]["local"]["anyOf"][0]["properties"]["steps"]["default"] == 1
-    entries = schema["$defs"]["algorithm"]["anyOf"][0]["anyOf"][1:]
+    entries = schema["$defs"]["algorithm"]["anyOf"][0]["anyOf"][1:]  # all but bare names
     assert all("local" in entry["properties"] for entry in entries)
     assert not any("delay" in entry["properties"] for entry in entries)
     case = schema["properties"]["cases"]["items"]["properties"]

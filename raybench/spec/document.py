@@ -67,7 +67,14 @@ def json_schema() -> Schema:
 
 
 def _case() -> Schema:
-    return schema.closed({name: _property(name) for name in of_cases()})
+    """Return the schema of a case, whose sections may leave out what the base says."""
+    part = {"type": "object", "not": {"required": ["name"]}}
+    whole = {name: _property(name) for name in of_cases()}
+    parts = {
+        name: {"anyOf": [one, part]} if every_key()[name].kind.named else one
+        for name, one in whole.items()
+    }
+    return schema.closed(parts)
 
 
 def _property(name: str) -> Schema:

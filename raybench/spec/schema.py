@@ -107,7 +107,8 @@ def mapping(params: Mapping[str, Param], name: str = "", summary: str = "") -> S
 def plugins(kind: str, overrides: Mapping[str, Schema]) -> Schema:
     """Return the schema of a section: a plug-in's name, or its mapping; or a list of these.
 
-    overrides: further keys that every entry may carry.
+    overrides: further keys that every entry may carry. Where ``name`` is a list, the parameters are not
+    checked: they are those that all of its plug-ins have.
     """
     names = registry.names(kind)
     ways: list[Schema] = [{"enum": names}]
@@ -116,4 +117,8 @@ def plugins(kind: str, overrides: Mapping[str, Schema]) -> Schema:
         way = mapping(entry.params, name, entry.summary)
         way["properties"].update(overrides)
         ways.append(way)
+    several = {"type": "array", "items": {"enum": names}, "minItems": 1}
+    ways.append(
+        {"type": "object", "properties": {"name": several, **overrides}, "required": ["name"]}
+    )
     return or_list({"anyOf": ways})
