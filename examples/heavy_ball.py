@@ -3,13 +3,11 @@
 from raybench.plugins import Contractive, Estimator, Number, algorithm
 
 
-@algorithm(
-    "ef21_heavy_ball",
-    up=Contractive,
-    momentum=Number(0.9, low=0, high=0.999, per_cell=True, help="weight of the last step"),
-)
+@algorithm("ef21_heavy_ball", up=Contractive)
 class EF21HeavyBall(Estimator):
     """g_i <- g_i + C(grad f_i(x) - g_i), g = mean g_i; v <- momentum v + g; x <- x - gamma v."""
+
+    momentum: float = Number(0.9, low=0, high=0.999, per_cell=True, help="weight of the last step")
 
     opens = True  # the clients exchange their first messages at x^0
 

@@ -56,7 +56,8 @@ def run(
         raise InputError.of("run", f"this is a grid of {len(sweep.cells)} cells", fix)
     plan = make_plan(sweep)
     if plan.skipped:
-        raise InputError.of("run", plan.skipped[0][2], "allow_unproven: true runs unproven pairs")
+        why = plan.skipped[0].why
+        raise InputError.of("run", why.text, why.fix)
     (batch,) = plan.batches
     options = Options(sweep.record, sweep.accounting, sweep.evaluate.metrics)
     job = Run(batch, hosted(batch, Transport(), "cpu"), options)

@@ -172,7 +172,7 @@ def registered():
 
     def register(kind: type) -> Method:
         algorithm(
-            "faulty", up=Contractive, theory=registry.lookup("algorithm", "ef21").meta["theory"]
+            "faulty", up=Contractive, theory=registry.lookup("algorithm", "ef21").facts.theory
         )(kind)
         return Method("faulty", compressor={"name": "top_k", "k": 3})
 

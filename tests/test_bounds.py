@@ -195,7 +195,7 @@ def test_a_step_without_theory_is_skipped_with_a_reason():
 PROXIMAL = [
     name
     for name in registry.names("algorithm")
-    if registry.lookup("algorithm", name).meta.get("proximal")
+    if registry.lookup("algorithm", name).facts.proximal
 ]
 
 
@@ -205,7 +205,7 @@ def test_proximal_methods_end_at_the_minimiser_of_f_and_the_penalty(convex, name
     entry = registry.lookup("algorithm", name)
     operator = "identity" if name == "dcgd" else compressors_for(entry)[0]  # DCGD has a floor
     method = Method(name, {}, operator, {**convex, "weight": 0.2}, step=0.05, rounds=600, more=FAR)
-    if entry.meta.get("down"):
+    if entry.facts.down:
         method = replace(method, downlink={"name": "top_k", "k": 3})
     run = finished(method.batch(), every=600)
     assert run.recorder.column("grad_norm_sq")[0, -1] < 1e-12

@@ -230,7 +230,7 @@ def test_vr_marina_with_other_samples_at_the_old_point_stalls():
             net.grad = grad
 
     entry = registry.lookup("algorithm", "vr_marina")
-    TwoSamples.declared = {**entry.meta}
+    TwoSamples.declared = {**vars(entry.facts)}
     with registered("algorithm", two_samples=TwoSamples):
         assert last_norm("two_samples", p=0.3) > 1e-3
     assert last_norm("vr_marina", p=0.3) < 1e-5

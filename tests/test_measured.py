@@ -146,7 +146,7 @@ def test_show_takes_ten_clients_where_none_are_asked_for():
 @pytest.mark.parametrize("name", registry.names("algorithm"))
 def test_every_theory_explains_itself(name):
     """The text of a theory is what ``show`` prints under the step."""
-    steps = theory.of(registry.lookup("algorithm", name).meta.get("theory"))
+    steps = theory.of(registry.lookup("algorithm", name).facts.theory)
     for rule in theory.RULES if steps is not None else ():
         found = steps.under(rule)
         assert found is None or len(theory.explained(found)) > 20

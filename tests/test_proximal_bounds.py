@@ -151,7 +151,7 @@ def test_pl_bound_with_a_nonsmooth_part(saddle, name, params, compressor, downli
     """E Psi^t <= (1 - gamma mu)^t Psi^0, Psi = F - min F + (gamma/rho) G, f being mu-strongly convex."""
     method = method_of(saddle, name, params, compressor, downlink, "pl")
     run = started(method.batch((1.0,), range(max(seeds, 3))))
-    steps, k = theory.of(method.entry.meta["theory"]), setting_of(method)
+    steps, k = theory.of(method.entry.facts.theory), setting_of(method)
     rate = steps.pl.formula(k)
     rho = rate.rho if isinstance(rate, theory.Rate) else 1.0
     G = torch.stack(each_round(run, error)).numpy()
@@ -180,7 +180,7 @@ def test_without_strong_convexity_there_is_no_linear_rate(saddle):
 
     with registered("problem", silent=Silent):
         k = setting_of(Method("gd", {}, None, {"name": "silent", "weight": 1.0}, step=0.1))
-    steps = theory.of(registry.lookup("algorithm", "gd").meta["theory"])
+    steps = theory.of(registry.lookup("algorithm", "gd").facts.theory)
     assert theory.PROXIMABLE in steps.nonconvex.failing(k)
     assert theory.PL in steps.pl.failing(k)
     known = setting_of(Method("gd", {}, None, saddle, step=0.1))

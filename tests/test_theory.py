@@ -41,7 +41,7 @@ RAND = {"name": "rand_k", "k": 2}
 
 
 def steps_of(name: str) -> theory.StepSizes:
-    found = theory.of(registry.lookup("algorithm", name).meta["theory"])
+    found = theory.of(registry.lookup("algorithm", name).facts.theory)
     assert found is not None
     return found
 
@@ -62,7 +62,7 @@ def test_every_step_has_a_formula_here():
     stated = {
         (name, rule)
         for name in registry.names("algorithm")
-        if registry.lookup("algorithm", name).meta["theory"] is not None
+        if registry.lookup("algorithm", name).facts.theory is not None
         for rule in theory.RULES
         if steps_of(name).under(rule) is not None
     }
@@ -141,7 +141,7 @@ def settled(name: str, rule: str) -> dict:
 THEOREMS = [
     (name, rule)
     for name in registry.names("algorithm")
-    if registry.lookup("algorithm", name).meta["theory"] is not None
+    if registry.lookup("algorithm", name).facts.theory is not None
     for rule in theory.RULES
     if isinstance(steps_of(name).under(rule), theory.Theorem)
 ]
@@ -185,7 +185,7 @@ def test_proximal_methods_have_theorems_that_hold_with_a_nonsmooth_part():
     """Or a rule of thumb, or none on it: never a theorem about smooth f."""
     for name in registry.names("algorithm"):
         entry = registry.lookup("algorithm", name)
-        steps = theory.of(entry.meta["theory"])
+        steps = theory.of(entry.facts.theory)
         if steps is None:
             continue
         smooth_only = {
@@ -196,7 +196,7 @@ def test_proximal_methods_have_theorems_that_hold_with_a_nonsmooth_part():
         }
         for rule in smooth_only:
             assert theory.SMOOTH in steps.under(rule).assumes, (name, rule)
-        if entry.meta.get("proximal"):
+        if entry.facts.proximal:
             allowed = {"dcgd": {"nonconvex"}, "ef21_sgd": {"paper"}, "ef21_sgdm": {"paper"}}
             assert smooth_only == allowed.get(name, set()), name
 
@@ -236,7 +236,7 @@ def test_no_theory_says_why(name, given, rule, says):
 
 def test_a_method_without_theory():
     with pytest.raises(theory.NoTheory, match="the method has none"):
-        theory.step_size(registry.lookup("algorithm", "power_sgd").meta["theory"], setting())
+        theory.step_size(registry.lookup("algorithm", "power_sgd").facts.theory, setting())
 
 
 def test_a_lent_step_is_a_number_whatever_its_theorem_assumes():
@@ -316,7 +316,7 @@ def test_recalled_steps_that_follow_from_theorems_here(omega, n, spread):
 
 
 def filled(name, parameter, k) -> float:
-    return registry.lookup("algorithm", name).meta["auto"][parameter](k)
+    return registry.lookup("algorithm", name).facts.auto[parameter](k)
 
 
 @pytest.mark.parametrize(("name", "parameter", "given", "want"), AUTO, ids=title)
@@ -328,7 +328,7 @@ def test_every_automatic_number_has_a_formula_here():
     stated = {
         (name, parameter)
         for name in registry.names("algorithm")
-        for parameter in registry.lookup("algorithm", name).meta.get("auto", {})
+        for parameter in registry.lookup("algorithm", name).facts.auto
     }
     assert stated == {(name, parameter) for name, parameter, _, _ in AUTO}
 

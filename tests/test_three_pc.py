@@ -67,10 +67,10 @@ def pair(name, params, compressor, d) -> tuple[float, float]:
     alpha = build("identity" if compressor is None else short(compressor)).bind(
         d, role=Role.CONTRACTIVE
     )
-    roles = entry.meta.get("operators", {})
+    roles = entry.facts.operators
     own = {n: build(params[n]).bind(d, role=role) for n, role in roles.items()}
     constants = SimpleNamespace(L_plus=1.0)
-    rate = entry.meta["theory"].nonconvex.formula(
+    rate = entry.facts.theory.nonconvex.formula(
         Setting(constants, n=1, d=d, alpha=alpha.alpha, numbers=params, operators=own)
     )
     return rate.rho, rate.B
@@ -117,7 +117,7 @@ def three_points(name, params, compressor, d, h, y, x, seed=0):
         if entry.params[key].per_cell:
             value = PerCell(torch.full((count,), float(value), dtype=torch.float64))
         setattr(a, key, value)
-    for key, role in entry.meta.get("operators", {}).items():
+    for key, role in entry.facts.operators.items():
         setattr(a, key, build(params[key]).bind(d, role=role))
     a.C = build("identity" if compressor is None else short(compressor)).bind(
         d, role=Role.CONTRACTIVE

@@ -20,7 +20,7 @@ from raybench.testing.trial import Method, finished
 
 
 def formula(name: str, rule: str = "nonconvex"):
-    return theory.of(registry.lookup("algorithm", name).meta["theory"]).under(rule).formula
+    return theory.of(registry.lookup("algorithm", name).facts.theory).under(rule).formula
 
 
 class Bowl(Quadratic):

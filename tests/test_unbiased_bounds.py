@@ -9,8 +9,8 @@ import pytest
 import torch
 from toys import ConvexL1, Counterexample, each_round, registered
 
-from raybench.planning.resolve import Skip, problem_of
 from raybench.core.draws import Sample
+from raybench.planning.resolve import Skip, problem_of
 from raybench.problems.quadratic import Quadratic
 from raybench.testing.trial import DATA, Method, finished, started
 

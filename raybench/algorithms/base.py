@@ -18,6 +18,7 @@ from raybench.algorithms.protocols import Net, Wire
 from raybench.compressors import Any_, Contractive, Dense, Unbiased, choose
 from raybench.compressors.applied import Applied
 from raybench.compressors.keeping import shares
+from raybench.core import facts
 from raybench.core.cells import PerCell, State, chosen
 from raybench.core.groups import clipped, matrices
 from raybench.core.registry import Choice, Flag, Integer, List, Number, Operator, Text, algorithm
@@ -53,6 +54,7 @@ __all__ = [
 ]
 
 
+@facts.base("algorithm", leaves=("batch",))
 class Algorithm:
     """Base of all methods; the engine sets the attributes below before ``start``.
 

@@ -79,10 +79,7 @@ def _print(
     screen.print(pairs(_problems(made)))
     if made.cells:
         screen.print(_methods(made, costs))
-    reasons = Counter(why for _, _, why in made.skipped)
-    rows: list[tuple[str, Any]] = [
-        ("skipped", f"{count(n, 'cell')}: {why}") for why, n in reasons.most_common(12)
-    ]
+    rows: list[tuple[str, Any]] = [*shared.reasons(made.skipped)]
     errors = Counter(e.error for e in known.values() if e.error)
     rows += [("raises", Text(f"{error}", style="red")) for error in errors]
     if made.batches:
@@ -104,7 +101,7 @@ def _print(
 def _problems(made: Plan) -> list[tuple[str, str]]:
     """Return a line per problem: what it is, and its constants."""
     from raybench.report import words
-    from raybench.spec.cells import canonical
+    from raybench.spec.parts import canonical
 
     rows = []
     sections = dict.fromkeys(c.cell.problem for c in made.cells)

@@ -11,6 +11,7 @@ from raybench.cli.shared import Fresh, Out, Plugins, Sets, console, note, pairs,
 
 if TYPE_CHECKING:
     from raybench.planning.batch import Resolved
+    from raybench.planning.skip import Skipped
 
 Number = dict[str, Any]
 
@@ -82,8 +83,8 @@ def _work(sweep: Any, folder: str, fresh: bool) -> None:
     from raybench.runtime.driver import drive
 
     plan = make_plan(sweep)
-    if plan.skipped:
-        raise InputError.of("run", plan.skipped[0][2], _way_out(plan.skipped[0][2]))
+    for one in plan.skipped:
+        raise InputError.of("run", one.why.text, _way_out(one))
     outcome = drive(sweep, folder, inline=True, fresh=fresh)
     note(*outcome.plan.notes[len(sweep.notes) :])
     if outcome.interrupted:
@@ -92,16 +93,18 @@ def _work(sweep: Any, folder: str, fresh: bool) -> None:
     raise typer.Exit(outcome.exit_code)
 
 
-def _way_out(reason: str) -> str:
-    """Return what to write instead of a run that is skipped for that reason."""
-    if "no theoretical step" in reason:
-        return "--step-value 0.1, or --set step_size.of=gd for multiples of gd's step"
-    if "features split" in reason and "needs such" in reason:
-        return "--problem vertical_least_squares:dataset=breast_cancer,clients=10,scale=columns"
-    if "operator and" in reason:
-        usual = "rand_k:k=10%" if "unbiased operator and" in reason else "top_k:k=10%"
-        return f"--compressor {usual}; --set allow_unproven=true runs what no theory covers"
-    return ""
+def _way_out(skipped: Skipped) -> str:
+    """Return the flags that would run what is skipped, or else the keys of a sweep file that would."""
+    from raybench.planning.skip import SkipCode
+
+    usual = cell.usual_operator(skipped.cell.algorithm.name)
+    flags = {
+        SkipCode.NO_STEP: "--step-value 0.1, or --set step_size.of=gd for multiples of gd's step",
+        SkipCode.VERTICAL_METHOD: f"--problem vertical_least_squares:{cell.START.partition(':')[2]}",
+        SkipCode.OPERATOR: f"--compressor {usual}; "
+        "--set allow_unproven=true runs what no theory covers",
+    }
+    return flags.get(skipped.why.code, skipped.why.fix)
 
 
 def _cause(error: str) -> str:

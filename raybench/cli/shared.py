@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from raybench.planning.skip import Skipped
     from raybench.spec import Sweep
 
 RESULTS = Path("results")
@@ -117,6 +118,23 @@ def note(*lines: str) -> None:
 def count(amount: int, word: str) -> str:
     """Return ``1 cell``, ``1,248 cells``."""
     return f"{amount:,} {word}" + ("" if amount == 1 else "s")
+
+
+def reasons(skipped: Iterable[Skipped], most: int = 3) -> list[tuple[str, str]]:
+    """Return lines that say why cells are skipped, by kind of reason, each kind with what would run them.
+
+    most: how many texts of a kind are shown, the commonest first.
+    """
+    from raybench.planning.skip import grouped
+
+    rows = []
+    for kind in grouped(skipped):
+        lines = [f"{count(n, 'cell')}: {text}" for text, n in kind.texts[:most]]
+        if len(kind.texts) > most:
+            lines.append(f"{count(sum(n for _, n in kind.texts[most:]), 'cell')} more of this kind")
+        lines += [f"to run: {kind.fix}"] if kind.fix else []
+        rows += [("" if i else "skipped", line) for i, line in enumerate(lines)]
+    return rows
 
 
 def span(numbers: Sequence[float], most: int = 6) -> str:

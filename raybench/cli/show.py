@@ -66,8 +66,10 @@ def show(
             _steps(out, config, operator, downlink)
         elif kind == "algorithm":
             from raybench import theory
+            from raybench.core.facts import AlgorithmFacts
 
-            guarantee.outline(out, theory.of(entry.meta.get("theory")))
+            assert isinstance(entry.facts, AlgorithmFacts)
+            guarantee.outline(out, theory.of(entry.facts.theory))
         if kind == "problem" and (given or ":" in name or not _required(entry)):
             config = cell.config("gd", name, dataset, _clients(name, clients), None)
             _constants(out, config)
@@ -97,6 +99,7 @@ def _describe(out: Screen, entry: Entry) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
+    from raybench.core.facts import AlgorithmFacts
     from raybench.core.registry import REQUIRED
     from raybench.spec.sections import default
     from raybench.spec.values import allowed
@@ -104,9 +107,8 @@ def _describe(out: Screen, entry: Entry) -> None:
 
     head = Text(entry.name, style="bold")
     head.append(f"  {entry.kind}", style="not bold dim")
-    role = entry.meta.get("up") if entry.kind == "algorithm" else None
-    if entry.kind == "algorithm":
-        head.append(f", {_needs(role)}", style="not bold dim")
+    if isinstance(entry.facts, AlgorithmFacts):
+        head.append(f", {_needs(entry.facts.up)}", style="not bold dim")
     if entry.source:
         head.append(", from a plug-in file", style="not bold dim")
     out.print(head)
@@ -203,7 +205,8 @@ def _steps(out: Screen, config: dict[str, Any], operator: str | None, downlink: 
     from rich.text import Text
 
     from raybench import spec
-    from raybench.planning.resolve import Resolver, Skip
+    from raybench.planning.resolve import Resolver
+    from raybench.planning.skip import Skip
     from raybench.report import words
     from raybench.theory import RULES
 

@@ -33,7 +33,7 @@ def sweep(
     """Run a sweep: the cells of FILE that its results folder lacks.
 
     Ends with a table of each method's best K and step, and a report. Interrupted or extended, the
-    same command goes on. Exit code 1 if cells failed.
+    same command goes on. Exit code 1 if cells failed, or all were skipped.
     """
     from raybench.runtime.driver import drive
 
@@ -99,8 +99,7 @@ def _why(out: Any, outcome: Outcome, folder: str) -> None:
     """Print why cells were skipped or failed, the commonest reasons first."""
     from collections import Counter
 
-    reasons = Counter(why for _, _, why in outcome.plan.skipped)
-    rows = [("skipped", f"{count(n, 'cell')}: {why}") for why, n in reasons.most_common(3)]
+    rows = shared.reasons(outcome.plan.skipped)
     if outcome.counts.get("failed"):
         from raybench import store
 

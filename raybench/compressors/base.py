@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -19,20 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raybench.core import facts
 from raybench.core.errors import InputError
+from raybench.core.facts import Role
 from raybench.core.parallel import keep_freed
 from raybench.core.streams import Stream, stream
 from raybench.wire import Message
 
 LARGE = 1 << 20  # entries from which freed memory is worth keeping
-
-
-class Role(StrEnum):
-    """What a method needs of its compressor."""
-
-    CONTRACTIVE = "contractive"
-    UNBIASED = "unbiased"
-    ANY = "any"
 
 
 Contractive, Unbiased, Any_ = Role.CONTRACTIVE, Role.UNBIASED, Role.ANY
@@ -72,6 +65,7 @@ def _count(text: str, d: int) -> int:
     return math.ceil(share * d)
 
 
+@facts.base("compressor")
 class Compressor:
     """Base of all operators. A subclass defines ``encode`` and the constants of its class.
 

@@ -70,18 +70,18 @@ class Run:
         self.first, self.rounds, self.B = first, first.rounds, len(batch.cells)
         self.entry = registry.lookup("algorithm", first.algorithm.name)
         roots = stream([c.cell.seed for c in batch.cells], problem.device)
-        graph = graph_of(first.graph, problem.n) if self.entry.meta.get("decentralised") else None
+        graph = graph_of(first.graph, problem.n) if self.entry.facts.decentralised else None
         self.net = Net(problem, roots, transport, graph, relays(first.downlink))
         self.a = method_of(batch.cells, problem, self.net.clock)
         self.s, self.c = State(), State()
         self.s.x = start_of(first.x0, problem, roots)
-        if self.a.D is not None and self.entry.meta.get("broadcast"):
+        if self.a.D is not None and self.entry.facts.broadcast:
             self.s.y = self.s.x.clone()
         self.gamma: PerCell = self.a.gamma  # before the schedule's factor
         self.average = self._average()
         record = self.options.record
         wanted = rounds_recorded(
-            self.rounds, record.every, record.points, bool(self.entry.meta.get("stochastic"))
+            self.rounds, record.every, record.points, self.entry.facts.stochastic
         )
         self._wanted = set(wanted.tolist())
         self.recorder = Recorder(self.B, len(wanted))

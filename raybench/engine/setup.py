@@ -42,7 +42,7 @@ def method_of(cells: Sequence[Resolved], problem: Problem, clock: Clock) -> Algo
     a.C = a.Q = Applied(declared.bind(*dims, up), clock, declared, problem.n)
     a.D = None
     compressed = first.cell.downlink is not None and not relays(first.cell.downlink)
-    if entry.meta.get("down") or compressed:
+    if entry.facts.down or compressed:
         declared = unbound(first.cell.downlink)
         a.D = Applied(declared.bind(*dims, down), clock, declared, problem.n)
     return a

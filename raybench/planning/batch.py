@@ -8,12 +8,13 @@ from typing import Any
 
 from raybench.compressors import Role
 from raybench.spec import Cell
-from raybench.spec.cells import canonical
+from raybench.spec.parts import canonical
 from raybench.store import shard_name
 
-CELLS_MOST = 64  # more cells than this gain little: the kernels are saturated
+CELLS_MOST = 64  # of a batch: more gain little, since matrix products are then at their full speed
 BYTES_MOST = 1 << 26  # of one (B, n, d) tensor
 ROWS_MOST = 1 << 21  # recorded rows of a batch, held in memory until it is committed
+OVERHEAD = 50_000.0  # of a round of a batch, in coordinates touched, for sizing packs
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Batch:
     def work(self, clients: int, d: int) -> float:
         """Return a rough measure of the time it takes, for packing: coordinates touched."""
         rounds = self.cells[0].cell.rounds
-        return rounds * (len(self.cells) * clients * d + 50_000.0)
+        return rounds * (len(self.cells) * clients * d + OVERHEAD)
 
 
 def most_cells(clients: int, d: int, itemsize: int, rows: int) -> int:

@@ -13,8 +13,9 @@ from raybench.engine.run import Options, Run
 from raybench.planning.batch import Batch
 from raybench.wire.transport import Transport
 
-MOST = 60  # shapes that are tried; further ones are estimated from these
-SECONDS = 4.0  # for all of them together
+MOST_SHAPES_TRIED = 60  # further batches are estimated from these
+SECONDS_IN_ALL = 4.0  # spent on trying all of them
+MOST_SECONDS_EACH = 0.3
 
 
 @dataclass(frozen=True)
@@ -30,18 +31,18 @@ class Estimate:
 
 
 def estimate(batches: Sequence[Batch], options: Options) -> dict[str, Estimate]:
-    """Return estimates by batch name: one batch of each shape is tried, at most sixty of them.
+    """Return estimates by batch name, from the first rounds of one batch of each shape.
 
-    A stop rule may end the cells earlier.
+    Of many shapes ``MOST_SHAPES_TRIED``, evenly spaced, are tried, and batches of the others have no
+    estimate. A stop rule may end the cells earlier.
     """
     shapes: dict[str, Batch] = {}
     for batch in batches:
         shapes.setdefault(batch.cells[0].shape(), batch)
-    chosen = list(shapes.values())
-    chosen = [
-        chosen[len(chosen) * j // min(len(chosen), MOST)] for j in range(min(len(chosen), MOST))
-    ]
-    each = min(0.3, SECONDS / max(1, len(chosen)))
+    every = list(shapes.values())
+    count = min(len(every), MOST_SHAPES_TRIED)
+    chosen = [every[len(every) * j // count] for j in range(count)]
+    each = min(MOST_SECONDS_EACH, SECONDS_IN_ALL / max(1, count))
     found = {batch.cells[0].shape(): _try(batch, options, each) for batch in chosen}
     by_name = {}
     for batch in batches:

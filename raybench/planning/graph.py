@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from raybench.core.errors import InputError, nearest
+from raybench.spec.cells import GRAPHS
 from raybench.wire.neighbours import Mixing
-
-GRAPHS = ("ring", "path", "star", "complete", "grid", "torus", "erdos_renyi", "exponential")
 
 
 def mixing(name: str, n: int, params: Mapping[str, Any] | None = None) -> Mixing:

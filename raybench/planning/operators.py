@@ -28,7 +28,7 @@ def operator(section: Section | None, d: int, n: int, layout: Layout, role: Role
 
 def uplink(cell: Cell, entry: registry.Entry) -> Section | None:
     """Return the uplink operator's section: the method's ``own`` operator where it is bound to one."""
-    own = entry.meta.get("own")
+    own = entry.facts.own
     return cell.compressor if own is None else Section(own, {})
 
 
@@ -39,7 +39,7 @@ def own_operators(
 
     ``operators`` of its decorator gives their roles. Raises InputError where one cannot play its role.
     """
-    roles: Mapping[str, Role] = entry.meta.get("operators", {})
+    roles = entry.facts.operators
     out = {}
     for name, param in entry.params.items():
         if param.kind == "operator":

@@ -7,33 +7,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from raybench.core import registry
 from raybench.core.errors import Complaint, InputError
 from raybench.engine.recorder import rounds_recorded
 from raybench.planning.batch import Batch, Resolved, batches_of, most_cells
-from raybench.planning.resolve import Resolver, Skip, label_of, problem_of
+from raybench.planning.resolve import Resolver, label_of, problem_of
+from raybench.planning.skip import Skip, Skipped
 from raybench.problems.base import Problem
 from raybench.problems.minimum import heterogeneity, noise
-from raybench.spec import Cell, Section, Sweep
-from raybench.spec.cells import canonical
+from raybench.spec import Section, Sweep
+from raybench.spec.parts import canonical
 
 MOST_COMPLAINTS = 8
-GIVEN = ("kind", "number", "rule", "of")  # how a step size was said, which its value supersedes
+STEP_AS_ASKED = (
+    "kind",
+    "number",
+    "rule",
+    "of",
+)  # how a step size was asked for: its value tells more
 
 
 @dataclass(frozen=True)
 class Plan:
     """What a sweep amounts to on the user's data.
 
-    batches: those that are yet to run. done: cells committed before, by status. skipped: (cell,
-    label, reason). notes: merged duplicates and the like.
+    batches: those that are yet to run. done: cells committed before, by status. skipped: cells that
+    make no sense, with the reason. notes: merged duplicates and the like.
     """
 
     sweep: Sweep
     cells: tuple[Resolved, ...]
     batches: tuple[Batch, ...]
     done: Mapping[str, str]
-    skipped: tuple[tuple[Cell, str, str], ...]
+    skipped: tuple[Skipped, ...]
     notes: tuple[str, ...]
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -111,7 +119,7 @@ def make_plan(
         try:
             cells.append(resolver.resolve(cell))
         except Skip as why:
-            skipped.append((cell, label_of(cell), str(why)))
+            skipped.append(Skipped(cell, label_of(cell), why))
         except InputError as error:
             complaints.update(dict.fromkeys(error.complaints))
     if complaints:
@@ -152,12 +160,11 @@ def thumbs(cells: list[Resolved]) -> list[str]:
     return [said] if found else []
 
 
-def recorded(sweep: Sweep, cell: Resolved) -> Any:
-    """Return the rounds of a cell that make a row."""
+def recorded(sweep: Sweep, cell: Resolved) -> np.ndarray:
+    """Return the rounds of a cell that make a row, ascending integers."""
     entry = registry.lookup("algorithm", cell.cell.algorithm.name)
     record = sweep.record
-    stochastic = bool(entry.meta.get("stochastic"))
-    return rounds_recorded(cell.cell.rounds, record.every, record.points, stochastic)
+    return rounds_recorded(cell.cell.rounds, record.every, record.points, entry.facts.stochastic)
 
 
 def _by_problem(cells: list[Resolved]) -> list[tuple[Section, list[Resolved]]]:
@@ -178,7 +185,7 @@ def merged(cells: list[Resolved], done: Mapping[str, str]) -> tuple[list[Resolve
         if cell.k is not None:  # 10% and 5 may be the same K
             config["compressor"]["params"]["k"] = cell.k
         config["algorithm"]["params"] = dict(cell.params)
-        step = {k: v for k, v in cell.cell.step.config().items() if k not in GIVEN}
+        step = {k: v for k, v in cell.cell.step.config().items() if k not in STEP_AS_ASKED}
         config["step_size"] = {**step, "first": cell.step_size}
         groups.setdefault(canonical(config), []).append(cell)
     kept: list[Resolved] = []

@@ -13,6 +13,7 @@ from raybench import problems, theory
 from raybench.compressors import Bound, Role, count_of
 from raybench.core import registry
 from raybench.core.errors import InputError
+from raybench.core.facts import AlgorithmFacts
 from raybench.planning.batch import Resolved
 from raybench.planning.operators import (
     graph_of,
@@ -22,13 +23,12 @@ from raybench.planning.operators import (
     unbound,
     uplink,
 )
+from raybench.planning.skip import Skip, SkipCode
 from raybench.problems.abilities import Predicting, SplitByFeatures
 from raybench.problems.base import Problem
 from raybench.spec import Cell, Section
 
-
-class Skip(Exception):
-    """The cell makes no sense; the text says why."""
+Method = registry.Entry[AlgorithmFacts]
 
 
 _adopted: dict[Section, Callable[[], Problem]] = {}
@@ -50,7 +50,7 @@ def adopt(section: Section, fetch: Callable[[], Problem]) -> None:
     _adopted[section] = fetch
 
 
-def describe(section: Section, entry: registry.Entry) -> str:
+def describe(section: Section, entry: registry.Entry[Any]) -> str:
     """Return ``name(param=value, ..)`` with the parameters that differ from their defaults."""
     shown = [
         f"{name}={value}"
@@ -97,7 +97,7 @@ class Resolver:
         down, role_down = self._bound(cell.downlink, entry, "down", problem)
         setting, params = self._setting(cell, entry, problem, up, down)
         entry.target.check(params, unbound(uplink(cell, entry)), d)
-        if entry.meta.get("decentralised"):
+        if entry.facts.decentralised:
             graph_of(cell.graph, problem.n)
         covering = self._covering(cell, entry, role_down)
         try:
@@ -105,7 +105,8 @@ class Resolver:
         except theory.NoTheory as why:
             if cell.step.kind == "theory":
                 fix = _other_steps(covering, setting)
-                raise Skip(f"no theoretical step size ({why}): give {fix}") from why
+                text = f"no theoretical step size ({why})"
+                raise Skip(SkipCode.NO_STEP, text, f"give {fix}") from why
             one, basis = None, None
         step = cell.step.number * (one or 1.0) if cell.step.kind == "theory" else cell.step.number
         numbers = tuple(name for name, p in entry.params.items() if p.per_cell)
@@ -136,37 +137,65 @@ class Resolver:
         setting, _ = self._setting(cell, entry, problem, up, down)
         return self._covering(cell, entry, role_down), setting
 
-    def _covering(
-        self, cell: Cell, entry: registry.Entry, role_down: Role
-    ) -> theory.StepSizes | None:
+    def _covering(self, cell: Cell, entry: Method, role_down: Role) -> theory.StepSizes | None:
         if cell.step.of is not None:
             lender = registry.lookup("algorithm", cell.step.of, "step_size.of")
-            return theory.of(lender.meta.get("theory"))
-        if cell.downlink is not None and not entry.meta.get("down") and role_down != Role.ANY:
+            return theory.of(lender.facts.theory)
+        if cell.downlink is not None and entry.facts.down is None and role_down != Role.ANY:
             return None  # no theory covers the method with this downlink; ``of`` borrows one
-        return theory.of(entry.meta.get("theory"))
+        return theory.of(entry.facts.theory)
 
-    def _check_problem(self, cell: Cell, entry: registry.Entry, problem: Problem) -> None:
-        vertical = isinstance(problem, SplitByFeatures)
-        if bool(entry.meta.get("vertical")) != vertical:
-            need = "needs" if not vertical else "is needed for"
-            raise Skip(f"a method for features split over clients {need} such a problem")
-        if entry.meta.get("predicts") and not isinstance(problem, Predicting):
-            raise Skip("the method needs a problem with predictions")
-        if problem.has_prox and not entry.meta.get("proximal"):
-            raise Skip("the problem has a nonsmooth part and the method has no proximal step")
-        if entry.meta.get("minimizer") and problem.minimizer() is None:
-            raise Skip("the method needs the minimiser, which is not known here")
-        if relays(cell.downlink) and not entry.meta.get("relay", True):
+    def _check_problem(self, cell: Cell, entry: Method, problem: Problem) -> None:
+        facts, vertical = entry.facts, isinstance(problem, SplitByFeatures)
+        if facts.vertical and not vertical:
             raise Skip(
-                "the sum of the method's messages, which the server would relay, is not its step"
+                SkipCode.VERTICAL_METHOD,
+                "a method for features split over clients needs such a problem",
+                "problem: {name: vertical_least_squares, ...}",
             )
-        part = entry.meta.get("participation")
-        if cell.participation != 1 and part is None:
-            raise Skip("the method has no partial participation")
+        if vertical and not facts.vertical:
+            raise Skip(
+                SkipCode.VERTICAL_PROBLEM,
+                "a method for features split over clients is needed for such a problem",
+                "algorithm: vertical_gd or vertical_marina",
+            )
+        if facts.predicts and not isinstance(problem, Predicting):
+            raise Skip(
+                SkipCode.NO_PREDICTIONS,
+                "the method needs a problem with predictions",
+                "a problem on a data set, such as logistic",
+            )
+        if problem.has_prox and not facts.proximal:
+            raise Skip(
+                SkipCode.NONSMOOTH,
+                "the problem has a nonsmooth part and the method has no proximal step",
+                "a smooth problem.regularizer: nonconvex, l2 or none",
+            )
+        if facts.minimizer and problem.minimizer() is None:
+            raise Skip(
+                SkipCode.NO_MINIMIZER,
+                "the method needs the minimiser, which is not known here",
+                "a strongly convex problem, as by problem.regularizer: l2",
+            )
+        if relays(cell.downlink) and not facts.relay:
+            raise Skip(
+                SkipCode.NO_RELAY,
+                "the sum of the method's messages, which the server would relay, is not its step",
+                "another downlink than aggregate",
+            )
+        if cell.participation != 1 and facts.participation is None:
+            raise Skip(
+                SkipCode.NO_PARTICIPATION,
+                "the method has no partial participation",
+                "leave participation out, or give it in a case of its own",
+            )
         known = cell.f_star is not None or problem.constants.f_star is not None
         if "suboptimality" in cell.stop and not known:
-            raise Skip("stop.suboptimality needs f_star, which is unknown here")
+            raise Skip(
+                SkipCode.NO_F_STAR,
+                "stop.suboptimality needs f_star, which is unknown here",
+                "give f_star, or stop at a grad_norm_sq",
+            )
 
     def _check_start(self, cell: Cell, problem: Problem) -> None:
         if not isinstance(cell.x0, str) or cell.x0 in ("zeros", "problem"):
@@ -186,10 +215,10 @@ class Resolver:
         return count_of(section.params["k"], d, f"{where}.k")
 
     def _bound(
-        self, section: Section | None, entry: registry.Entry, way: str, problem: Problem
+        self, section: Section | None, entry: Method, way: str, problem: Problem
     ) -> tuple[Bound, Role]:
-        role = Role(entry.meta.get(way) or Role.ANY)
-        if way == "down" and not entry.meta.get("down") and not relays(section):
+        role = entry.facts.role(way) or Role.ANY
+        if way == "down" and entry.facts.down is None and not relays(section):
             role = Role.ANY if section is None else Role.CONTRACTIVE
         dims = (problem.message_dim, problem.n, problem.layout)
         name = "none" if section is None else section.name
@@ -199,23 +228,31 @@ class Resolver:
         )
         if unfit and not self.allow_unproven:
             have = "a biased one" if role == Role.UNBIASED else "neither contractive nor unbiased"
-            raise Skip(f"{entry.name} needs {_an(role)} operator and {name} is {have}")
+            key = "compressor" if way == "up" else "downlink"
+            raise Skip(
+                SkipCode.OPERATOR,
+                f"{entry.name} needs {_an(role)} operator and {name} is {have}",
+                f"{_an(role)} {key}, such as {role.usual}, or allow_unproven: true",
+            )
         role = Role.ANY if unfit else role
         return operator(section, *dims, role), role
 
     def _setting(
-        self, cell: Cell, entry: registry.Entry, problem: Problem, up: Bound, down: Bound
+        self, cell: Cell, entry: Method, problem: Problem, up: Bound, down: Bound
     ) -> tuple[theory.Setting, Mapping[str, Any]]:
         params = dict(cell.algorithm.params)
-        if cell.participation != 1:
-            params[entry.meta["participation"]] = cell.participation
-        auto = {
-            n: rule for n, rule in entry.meta.get("auto", {}).items() if params.get(n) == "auto"
-        }
+        if cell.participation != 1 and entry.facts.participation is not None:
+            params[entry.facts.participation] = cell.participation
+        auto = {n: rule for n, rule in entry.facts.auto.items() if params.get(n) == "auto"}
         try:
             own = own_operators(entry, params, (problem.message_dim, problem.n, problem.layout))
         except InputError as why:
-            raise Skip(str(why)) from None
+            what = "; ".join(f"{c.where}: {c.what}" for c in why.complaints)
+            needs = [
+                f"{_an(role)} algorithm.{name}, such as {role.usual_form}"
+                for name, role in entry.facts.operators.items()
+            ]
+            raise Skip(SkipCode.OWN_OPERATOR, what, " and ".join(needs)) from None
         pair = getattr(up.operator, "ab", None)
         share = up.dense_share(problem.dtype) if auto else 1.0  # compresses a vector: only if asked
 
@@ -242,7 +279,11 @@ class Resolver:
             try:
                 params[name] = rule(setting())
             except theory.NoTheory as why:
-                raise Skip(f"{name}: auto has no value here: {why}") from None
+                raise Skip(
+                    SkipCode.NO_VALUE,
+                    f"{name}: auto has no value here: {why}",
+                    f"give algorithm.{name} a number",
+                ) from None
         return setting(), params
 
 

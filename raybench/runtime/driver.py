@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,10 +44,13 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """Return 0 if every cell ended, 1 if some failed or are missing, 130 if interrupted."""
+        """Return 0 if every cell ended, 1 if some failed or are missing or all were skipped, 130 if
+        interrupted.
+        """
         if self.interrupted:
             return 130
-        return 1 if self.counts.get("failed") or self.counts.get("missing") else 0
+        idle = not self.plan.cells  # every cell was skipped
+        return 1 if idle or self.counts.get("failed") or self.counts.get("missing") else 0
 
 
 def drive(
@@ -77,7 +80,7 @@ def drive(
         if fresh:
             store.drop()
         store.clean()
-        store.skip(rows.skipped_table(plan.skipped))
+        store.skip(rows.skipped_table((s.cell, s.label, s.why.text) for s in plan.skipped))
         store.write("plan/batches.json", plan.text())
         interrupted, stopped, why = False, False, ""
         if plan.batches:
@@ -143,10 +146,10 @@ def _through_ray(
     with ray_session(address, taken) as ray:
         from raybench.runtime import work
 
-        cpus = ray.cluster_resources().get("CPU", 1.0)
+        here = ray.cluster_resources()
         if address in (None, "local"):
-            cpus -= 1  # the extra one of our own Ray
-        slots = slots_of(resources, cpus, taken)
+            here["CPU"] -= 1  # the extra one of our own Ray
+        slots = slots_of(resources, here, resources.workers if train else 1)
         # a cluster may add nodes: leave it to Tune how many trials run at once
         growing = address not in (None, "local") and not train and resources.timing == "shared"
         packs = packs_of(
@@ -162,9 +165,9 @@ def _through_ray(
             problems={s: ray.put(problem_of(s)) for s in sections},
             board=board,
             writer=_writer(ray, store, work, address not in (None, "local")),
-            threads=max(1, int(resources.cpus_per_worker)),
             workers=resources.workers if train else 1,
-            gpu=resources.gpus_per_worker > 0,
+            cpus=resources.cpus_per_worker,
+            gpus=resources.gpus_per_worker,
             mode=mode,
             timeout=plan.sweep.timeout,
         )
@@ -175,9 +178,16 @@ def _through_ray(
         return fail_fast and any(p.failed for p in parts.values()), why
 
 
-def slots_of(resources: Resources, cpus: float, taken: float) -> int:
-    """Return how many trials of ``taken`` CPUs run at once; one where wall-clock time is studied."""
-    return 1 if resources.timing == "exclusive" else max(1, int(cpus // taken))
+def slots_of(resources: Resources, here: Mapping[str, float], workers: int) -> int:
+    """Return how many trials of so many workers run at once with the CPUs and GPUs that are here.
+
+    One at least, and no more where wall-clock time is studied.
+    """
+    if resources.timing == "exclusive":
+        return 1
+    each = {"CPU": resources.cpus_per_worker, "GPU": resources.gpus_per_worker}
+    fits = [here.get(name, 0.0) / (workers * size) for name, size in each.items() if size]
+    return max(1, int(min(fits) + 1e-9))  # 1 / 0.1 workers are 10, not 9.999
 
 
 def _fit(shared: Any, packs: int, at_once: int | None, sweep: Sweep) -> str:
@@ -186,18 +196,10 @@ def _fit(shared: Any, packs: int, at_once: int | None, sweep: Sweep) -> str:
 
     from raybench.runtime import work
 
-    resources = sweep.resources
-    if shared.mode == "train":
-        # the shell only waits for its workers; were it to take a whole CPU they might never start
-        trainable, own = work.train_trial, {"CPU": 0.01}
-    else:
-        trainable = work.pack_trial()
-        own = {"CPU": resources.cpus_per_worker}
-        if resources.gpus_per_worker:
-            own["GPU"] = resources.gpus_per_worker
+    trainable = work.train_trial if shared.mode == "train" else work.pack_trial()
     with tempfile.TemporaryDirectory(prefix="raybench-tune-") as folder:
         results = Tuner(
-            tune.with_resources(tune.with_parameters(trainable, shared=shared), own),
+            tune.with_resources(tune.with_parameters(trainable, shared=shared), shared.per_trial()),
             param_space={"pack": tune.grid_search(list(range(packs)))},
             tune_config=TuneConfig(
                 reuse_actors=shared.mode != "train", max_concurrent_trials=at_once

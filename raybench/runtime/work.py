@@ -25,7 +25,9 @@ class Shared:
     """What every pack of a sweep needs; shipped once through the object store.
 
     problems: references to the built problems, so that workers on other nodes need no data files.
-    writer: an actor on the driver's node, where the folder is that node's disk and there are several.
+    board, writer: handles of the actors below; writer is None unless the folder is the disk of the
+    driver's node and there are other nodes. cpus, gpus: of a worker, as asked; a fraction of a GPU is
+    shared with others.
     """
 
     packs: list[list[Batch]]
@@ -35,11 +37,33 @@ class Shared:
     problems: Mapping[Section, Any]
     board: Any
     writer: Any
-    threads: int
     workers: int
-    gpu: bool
+    cpus: float
+    gpus: float
     mode: str
     timeout: float | None
+
+    @property
+    def device(self) -> str:
+        """Where a worker's tensors are."""
+        return "cuda" if self.gpus > 0 else "cpu"
+
+    @property
+    def backend(self) -> str:
+        """How ranks talk: NCCL needs a GPU of its own for every rank, and without one there is gloo."""
+        return "nccl" if self.gpus >= 1 else "gloo"
+
+    def per_worker(self) -> dict[str, float]:
+        """Return what Ray is asked to set aside for a worker."""
+        return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
+
+    def per_trial(self) -> dict[str, float]:
+        """Return what Ray is asked to set aside for a trial.
+
+        One that owns a worker group only waits for its workers: were it to take a whole CPU, they might
+        never start.
+        """
+        return {"CPU": 0.01} if self.mode == "train" else self.per_worker()
 
 
 class Board:
@@ -95,7 +119,7 @@ def prepare(shared: Shared) -> None:
     """Make this process ready to run packs: threads, plug-ins, problems."""
     import ray
 
-    set_threads(shared.threads)
+    set_threads(int(shared.cpus))
     for plugin in shared.plugins:
         registry.load_plugin(plugin)
     for section, reference in shared.problems.items():
@@ -142,8 +166,7 @@ def pack_trial() -> type:
             self.reset_config(config)
 
         def reset_config(self, new_config: dict[str, Any]) -> bool:
-            device = "cuda" if self.shared.gpu else "cpu"
-            self.work = run_pack(self.shared, new_config["pack"], Transport(), device)
+            self.work = run_pack(self.shared, new_config["pack"], Transport(), self.shared.device)
             return True
 
         def step(self) -> dict[str, Any]:
@@ -160,8 +183,8 @@ def train_loop(config: dict[str, Any]) -> None:
     """Run a pack on one worker of a Train group; all workers run it together, rank 0 commits."""
     shared: Shared = config["shared"]
     prepare(shared)
-    device = "cpu"
-    if shared.gpu:
+    device = shared.device
+    if device == "cuda":
         from ray.train.torch import get_device
 
         device = str(get_device())
@@ -178,16 +201,15 @@ def train_trial(config: dict[str, Any], shared: Shared | None = None) -> None:
     from ray.train.torch import TorchConfig, TorchTrainer
 
     assert shared is not None
-    per_worker: dict[str, float] = {"CPU": max(shared.threads, 1)}
-    if shared.gpu:
-        per_worker["GPU"] = 1
     with tempfile.TemporaryDirectory(prefix="raybench-train-") as folder:
         TorchTrainer(
             train_loop,
             train_loop_config={"shared": shared, "pack": config["pack"]},
             scaling_config=train.ScalingConfig(
-                num_workers=shared.workers, use_gpu=shared.gpu, resources_per_worker=per_worker
+                num_workers=shared.workers,
+                use_gpu=shared.device == "cuda",
+                resources_per_worker=shared.per_worker(),
             ),
-            torch_config=TorchConfig(backend="nccl" if shared.gpu else "gloo"),
+            torch_config=TorchConfig(backend=shared.backend),
             run_config=train.RunConfig(name=f"pack-{config['pack']}", storage_path=folder),
         ).fit()

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from raybench.core.errors import Complaint, InputError, nearest
-from raybench.spec import yaml
-from raybench.spec.model import CELL_KEYS, Document
+from raybench.spec import document, yaml
+from raybench.spec.kinds import Kind
 from raybench.spec.values import Found, show
 
-NAMED = ("problem", "algorithm", "compressor", "downlink", "graph")
-"""Sections that a bare name stands for."""
-_WHOLE = ("x0", "prox")  # one-key mappings, replaced as a whole
-_EITHER = {"step_size": ("theory", "value"), "record": ("every", "points")}
 _TOKEN = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
 
 
@@ -28,40 +24,38 @@ def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """
     out = dict(base)
     for key, new in over.items():
-        old = _long_form(key, out.get(key))
-        if isinstance(new, Mapping) and isinstance(old, Mapping) and key not in _WHOLE:
-            other = "name" in new and new["name"] != old.get("name") and key != "problem"
-            if key in NAMED and other:
-                out[key] = dict(new)
-                continue
-            either = _EITHER.get(key, ())
-            drop = [k for k in either if k not in new] if any(k in new for k in either) else []
-            out[key] = {**{k: v for k, v in old.items() if k not in drop}, **new}
-        else:
+        kind = _kind(key)
+        old = kind.long_form(out.get(key))
+        if not (isinstance(new, Mapping) and isinstance(old, Mapping) and kind.merges):
             out[key] = new
+        elif kind.named and kind.renews() and new.get("name", old.get("name")) != old.get("name"):
+            out[key] = dict(new)
+        else:
+            drop = _replaced(kind, new)
+            out[key] = {**{k: v for k, v in old.items() if k not in drop}, **new}
     return out
 
 
-def _long_form(key: str, value: Any) -> Any:
-    if key in NAMED and isinstance(value, str):
-        return {"name": value}
-    numbers = value if isinstance(value, list) else [value]
-    if (
-        key == "step_size"
-        and value is not None
-        and not any(isinstance(n, Mapping) for n in numbers)
-    ):
-        return {"value": value}
-    return value
+def _kind(key: str) -> Kind:
+    """Return how a key is written; one that is unknown, and complained about elsewhere, just merges."""
+    known = document.every_key().get(key)
+    return Kind() if known is None else known.kind
 
 
-def cases(document: Mapping[str, Any], found: Found) -> list[tuple[str, dict[str, Any], Any]]:
+def _replaced(kind: Kind, new: Iterable[str]) -> list[str]:
+    """Return the keys of a mapping whose place is taken by one that is new."""
+    given = set(new) & set(kind.either)
+    return [key for key in kind.either if key not in given] if given else []
+
+
+def cases(raw: Mapping[str, Any], found: Found) -> list[tuple[str, dict[str, Any], Any]]:
     """Return (path, merged sweep, the case itself) of every case, or the base alone without any.
 
     Cases that are no mappings and keys that hold for the whole sweep are complained about.
     """
-    base = {key: document.get(key) for key in CELL_KEYS if document.get(key) is not None}
-    given = document.get("cases")
+    allowed = document.of_cases()
+    base = {key: raw.get(key) for key in allowed if raw.get(key) is not None}
+    given = raw.get("cases")
     if given is None or given == []:
         return [("", base, {})]
     if not isinstance(given, list):
@@ -73,13 +67,13 @@ def cases(document: Mapping[str, Any], found: Found) -> list[tuple[str, dict[str
         if not isinstance(case, Mapping):
             found.append(Complaint(where, f"expected a mapping, not {show(case)}"))
             continue
-        for key in [key for key in case if key not in CELL_KEYS]:
-            if key in Document.model_fields:
+        for key in [key for key in case if key not in allowed]:
+            if key in document.every_key():
                 fix = "it holds for the whole sweep: move it to the top level"
                 found.append(Complaint(f"{where}.{key}", "cannot differ between cases", fix))
             else:
-                found.append(Complaint(f"{where}.{key}", "unknown key", nearest(key, CELL_KEYS)))
-        known = {key: value for key, value in case.items() if key in CELL_KEYS}
+                found.append(Complaint(f"{where}.{key}", "unknown key", nearest(key, allowed)))
+        known = {key: value for key, value in case.items() if key in allowed}
         out.append((where, overlay(base, known), known))
     return out
 
@@ -111,7 +105,7 @@ def _covers(node: Any, tokens: Sequence[str | int]) -> bool:
     return True
 
 
-def assign(document: dict[str, Any], text: str) -> dict[str, Any]:
+def assign(raw: dict[str, Any], text: str) -> dict[str, Any]:
     """Return the document with ``a.b=value`` applied, in the base and in every case that sets it.
 
     The value is read as YAML. Raises InputError that names the option.
@@ -121,11 +115,11 @@ def assign(document: dict[str, Any], text: str) -> dict[str, Any]:
     tokens = _tokens(left.strip())
     if not equals or not tokens:
         raise InputError.of(where, "expected key=value", "for example --set problem.clients=50")
-    if tokens[0] not in Document.model_fields:
-        fix = nearest(str(tokens[0]), Document.model_fields)
+    if tokens[0] not in document.every_key():
+        fix = nearest(str(tokens[0]), document.every_key())
         raise InputError.of(where, f"unknown key {tokens[0]!r}", fix)
     value = yaml.parse(right, where)
-    out = _placed(document, tokens, value, where)
+    out = _placed(raw, tokens, value, where)
     given = out.get("cases")
     if tokens[0] != "cases" and isinstance(given, list):
         out["cases"] = [
@@ -158,8 +152,7 @@ def _placed(node: Any, tokens: Sequence[str | int], value: Any, where: str, at: 
         raise InputError.of(where, f"{at} is {show(node)}, not a mapping")
     new = dict(node or {})
     path = f"{at}.{token}" if at else token
-    either = _EITHER.get(at, ())
-    if token in either:
-        new = {k: v for k, v in new.items() if k not in either}
+    for other in _replaced(_kind(at), [token]) if at else []:
+        new.pop(other, None)
     new[token] = _placed(new.get(token), rest, value, where, path)
     return new

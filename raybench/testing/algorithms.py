@@ -207,7 +207,7 @@ def methods(entry: Entry) -> list[Method]:
     Combinations whose numbers do not fit the small problem are left out, the first excepted.
     """
     sets, operators = list(examples(entry).values()), compressors_for(entry)
-    down = {"name": "top_k", "k": 4} if entry.meta.get("down") else None
+    down = {"name": "top_k", "k": 4} if entry.facts.down else None
     pairs: list[tuple[Mapping[str, Any], Any]] = [(sets[0], q) for q in operators]
     pairs += [(params, operators[0]) for params in sets[1:]]
     tried = [Method(entry.name, params, q, downlink=down) for params, q in pairs]

@@ -14,7 +14,8 @@ from raybench.engine.execute import hosted
 from raybench.engine.run import Options, Run
 from raybench.planning.batch import Batch, Resolved
 from raybench.planning.plan import facts_of
-from raybench.planning.resolve import Resolver, Skip, problem_of
+from raybench.planning.resolve import Resolver, problem_of
+from raybench.planning.skip import Skip
 from raybench.spec.model import Record
 from raybench.wire.transport import Transport, on_virtual_ranks
 
@@ -25,26 +26,29 @@ WILD = 1e9  # a multiple of the step at which a method on a quadratic diverges a
 
 def problem_for(entry: Entry) -> dict[str, Any]:
     """Return the small problem a method is tried on: five clients, quadratic, in its own form."""
-    if entry.meta.get("vertical"):
+    if entry.facts.vertical:
         return {"name": "vertical_least_squares", **DATA}
-    if entry.meta.get("proximal"):
+    if entry.facts.proximal:
         return {"name": "least_squares", **DATA, "regularizer": "l1", "lambda": 0.01}
-    if entry.meta.get("stochastic"):
+    if entry.facts.stochastic:
         return {"name": "least_squares", **DATA}
     return PLAIN
 
 
 def compressors_for(entry: Entry) -> list[Any]:
     """Return operators of the method's role: deterministic, random, correlated, not of one length."""
-    rand: dict[str, Any] = {"name": "rand_k", "k": 3}
-    by_role: dict[Any, list[Any]] = {
-        Role.CONTRACTIVE: [{"name": "top_k", "k": 3}, rand, "natural"],
-        Role.UNBIASED: [rand, {**rand, "mask": "common"}, "natural"],
-        Role.ANY: [{"name": "top_k", "k": 3}, rand, "natural"],
-    }
-    if entry.meta.get("decentralised"):  # these need fine operators
+    role = entry.facts.up
+    if role is None:
+        return [None]
+    top, rand = {"name": "top_k", "k": 3}, {"name": "rand_k", "k": 3}
+    if entry.facts.decentralised:  # these need fine operators
         return ["natural", {**rand, "k": "60%"}, {"name": "dithering", "s": 15}]
-    return by_role.get(entry.meta.get("up"), [None])
+    second: dict[Role, Any] = {
+        Role.CONTRACTIVE: rand,
+        Role.UNBIASED: {**rand, "mask": "common"},
+        Role.ANY: top,
+    }
+    return [{"name": role.usual, "k": 3}, second[role], "natural"]
 
 
 @dataclass(frozen=True)
