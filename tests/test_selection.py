@@ -11,7 +11,6 @@ from hard_vectors import DTYPES, INF, NAN, hard_vectors, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.compressors.kernels import marks as marking
 from raybench.compressors.kernels import selection
 from raybench.compressors.kernels.selection import largest_of_long, ragged
 from raybench.compressors.kernels.short_rows import largest_of_short
@@ -25,6 +24,7 @@ from raybench.compressors.top_k import (
 )
 from raybench.core.streams import stream
 from raybench.testing.vectors import families, gaussian
+from raybench.wire import marks as marking
 
 
 def counts_for(d):

@@ -77,11 +77,15 @@ class Message:
             torch.mul(value, self.scale, out=out)
 
     def _cost(self) -> Counts:
+        """Return values, index and raw bits of each row: numbers if all are alike, else of shape lead."""
         raise NotImplementedError
 
     def _size(self) -> int | Tensor:
-        """Bytes of each row's payload: a number if all are alike, else int64 of shape lead."""
-        raise NotImplementedError
+        """Return the bytes of each row's payload, a number if all are alike, else int64 of shape lead.
+
+        What it costs, packed; a kind whose cost takes long to compute may say it faster.
+        """
+        return packed_bytes(self._cost(), self.dtype)
 
     def _payload(self) -> Tensor:
         raise NotImplementedError
@@ -117,7 +121,7 @@ class Message:
 
     @property
     def bits(self) -> Tensor:
-        """Modelled bits per row, int64 of shape lead: full-width values, the shorter index code."""
+        """Modelled bits per row, int64 of shape lead: full-width values, indices as packed, raw bits."""
         cost = self.cost
         bits = cost.values * (self.dtype.itemsize * 8) + cost.index_auto + cost.raw
         return torch.as_tensor(bits, device=self.device).round().long().expand(self.lead).clone()
@@ -256,6 +260,18 @@ def checksum(text: bytes | memoryview, rows: list[Any]) -> int:
     for row in rows:
         state.update(row)
     return state.intdigest()
+
+
+def packed_bytes(cost: Counts, dtype: torch.dtype) -> int | Tensor:
+    """Return the bytes in which a row of this cost is packed: those of its three fields.
+
+    They are the values of full width, the indices and the raw bits, each padded to whole bytes. So
+    8 times the bytes of a message of simple kind are its modelled bits and at most 7 for each of the
+    last two.
+    """
+    indices, raw = (-(-bits // 8) for bits in (cost.index_auto, cost.raw))
+    size = cost.values * dtype.itemsize + indices + raw
+    return size.long() if isinstance(size, Tensor) else size
 
 
 def zero_absent(value: Tensor, present: Tensor) -> Tensor:

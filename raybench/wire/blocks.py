@@ -46,19 +46,16 @@ class BlockSparseMessage(SparseMessage):
         return Counts(
             values=k,
             index_explicit=explicit,
-            index_auto=self.index_bits,
+            index_auto=min(explicit, code_of(self.d, k).bits),
             index_list_or_bitmask=min(explicit, self.d),
             index_bitmask=self.d,
             index_entropy=entropy + last,
         )
 
-    @property
-    def index_bits(self) -> int:
-        by_block = self.values.shape[-1] * bitpack.width_of(self.block)
-        return min(by_block, code_of(self.d, self.values.shape[-1]).bits)
-
     def _places(self) -> bool:
-        return self.index_bits == self.values.shape[-1] * bitpack.width_of(self.block)
+        """Return whether the places within the blocks are sent, rather than the code of all indices."""
+        k = self.values.shape[-1]
+        return k * bitpack.width_of(self.block) <= code_of(self.d, k).bits
 
     def _payload(self) -> Tensor:
         if self._places():
@@ -150,18 +147,9 @@ class BlocksMessage(Message):
             values=values
         )
 
-    @property
-    def index_bits(self) -> Tensor:
-        """Bits that each row's block numbers take on the wire, int64 of shape lead."""
-        return self.blocks.new_full(self.lead, code_of(self._of, self.blocks.shape[-1]).bits)
-
-    def _size(self) -> Tensor:
-        values = self.blocks.shape[-1] * self.block - self._short()
-        return values * self.dtype.itemsize + (self.index_bits + 7) // 8
-
     def _payload(self) -> Tensor:
         where, values = encode(self.blocks, self._of), bitpack.to_bytes(self.values.flatten(-2))
-        size = self._size()
+        size = torch.as_tensor(self._size())
         return torch.cat((where, values), -1)[..., : int(size.max()) if size.numel() else 0]
 
     def known(self) -> dict[str, Any]:

@@ -38,6 +38,13 @@ class _Compound(Message):
     def device(self) -> torch.device:
         return self.parts[0].device
 
+    @property
+    def cost(self) -> Counts:
+        cost = self._cost()  # of all parts; they travel as one message, if any of them is sent
+        sent = cost.messages
+        one = sent.clamp(max=1) if isinstance(sent, Tensor) else min(sent, 1)
+        return cost._replace(messages=one)
+
     def describe(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
@@ -242,9 +249,6 @@ class FlagMessage(Message):
 
     def _cost(self) -> Counts:
         return Counts(raw=1)
-
-    def _size(self) -> int:
-        return 1
 
     def _payload(self) -> Tensor:
         return self.flags

@@ -45,9 +45,6 @@ class DenseMessage(Message):
     def _cost(self) -> Counts:
         return Counts(values=self.d)
 
-    def _size(self) -> int:
-        return self.d * self.dtype.itemsize
-
     def _payload(self) -> Tensor:
         return bitpack.to_bytes(self.values)
 

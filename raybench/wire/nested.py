@@ -15,7 +15,7 @@ from torch import Tensor
 
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
-from raybench.wire import bitpack, indices
+from raybench.wire import indices
 from raybench.wire.base import DTYPES, Message
 from raybench.wire.compound import ConcatMessage
 from raybench.wire.dense import DenseMessage
@@ -41,11 +41,6 @@ class SupportMessage(Message):
         """How many coordinates a row has."""
         return self.indices.shape[-1]
 
-    @property
-    def index_bits(self) -> int:
-        """Bits that the indices take on the wire."""
-        return indices.code_of(self.d, self.k).bits
-
     def holding(self, values: Tensor, scale: float) -> Scattered:
         """Return the sparse message of values (*lead, k) at these coordinates."""
         return SparseMessage(self.d, self.dtype, self.indices, values, scale=scale)
@@ -56,9 +51,6 @@ class SupportMessage(Message):
 
     def _cost(self) -> Counts:
         return index_cost(self.d, self.k)
-
-    def _size(self) -> int:
-        return bitpack.bytes_of(self.index_bits)
 
     def _payload(self) -> Tensor:
         return indices.encode(self.indices, self.d)
@@ -97,9 +89,6 @@ class SeededSupportMessage(SeededMessage):
 
     def _cost(self) -> Counts:
         return Counts()
-
-    def _size(self) -> int:
-        return 0
 
     def _payload(self) -> Tensor:
         return self.values.new_empty(*self.lead, 0)

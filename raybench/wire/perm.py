@@ -68,9 +68,6 @@ class _Drawn(Message):
     def _cost(self) -> Counts:
         return Counts(values=self.places()[1].double())
 
-    def _size(self) -> int | Tensor:
-        return self.places()[1] * self.dtype.itemsize
-
     def _payload(self) -> Tensor:
         return bitpack.to_bytes(self.values[..., : self.places()[0].shape[-1]])
 
@@ -137,9 +134,6 @@ class PermMessage(_Drawn):
 
     def _cost(self) -> Counts:
         return super()._cost() if self._ragged else Counts(values=self._most)
-
-    def _size(self) -> int | Tensor:
-        return super()._size() if self._ragged else self._most * self.dtype.itemsize
 
     @property
     def _ragged(self) -> bool:
