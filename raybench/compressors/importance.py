@@ -57,14 +57,15 @@ class AdaptiveSparsification(Compressor):
 class L1Sampling(Compressor):
     """C(x) = ||x||_1 sign(x_j) e_j with probability |x_j| / ||x||_1: unbiased, omega <= d - 1.
 
-    omega(x) = ||x||_1^2 / ||x||_2^2 - 1, tight on flat vectors. One value and its index are sent.
-    Where ||x||_1 is beyond the largest number of the dtype, infinity is.
+    omega(x) = ||x||_1^2 / ||x||_2^2 - 1, tight on flat vectors. One value and its index are sent: the
+    value is ||x||_1 / d with the sign of x_j, which no dtype is too narrow for; both ends know d.
     """
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
+        d = x.shape[-1]
         place, size = one_by_size(x, stream.uniform(1))
-        value = size.copysign(x.gather(-1, place).double()).to(x.dtype)
-        return SparseMessage(x.shape[-1], x.dtype, place, value)
+        value = (size / d).copysign(x.gather(-1, place).double()).to(x.dtype)
+        return SparseMessage(d, x.dtype, place, value, scale=float(d))
 
     def omega(self, d: int) -> float:
         return d - 1.0
@@ -81,7 +82,8 @@ class Wangni(Compressor):
     Unbiased. Of all independent samplings of k coordinates on average this one has the least
     variance, so it is no worse than p_j = k/d: omega <= d/k - 1, tight on flat vectors. A vector with
     at most k coordinates that are not zero is sent as it is; so is one that is not finite. Indices
-    and their number are sent. Source: Wangni et al. 2018, Gradient Sparsification.
+    and their number are sent. Where 1/c is beyond the largest number of x's dtype, infinity is sent:
+    in float16 that happens to vectors with entries above 65504 k/d. Source: Wangni et al. 2018, Gradient Sparsification.
     """
 
     k: int | float | str = "10%"

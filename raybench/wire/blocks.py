@@ -130,7 +130,7 @@ class BlocksMessage(Message):
     def _write(self, out: Tensor) -> None:
         self._scatter(out.zero_(), add=False)
 
-    def add_to(self, target: Tensor) -> Tensor:
+    def _add(self, target: Tensor) -> Tensor:
         if not target.is_contiguous():
             return target.add_(self.decode())
         self._scatter(target, add=True)

@@ -105,17 +105,17 @@ class ProductMessage(Message):
     def _write(self, out: Tensor) -> None:
         times(*self._matrices(), out.view(-1, self.d))
 
-    def add_to(self, target: Tensor) -> Tensor:
+    def _add(self, target: Tensor) -> Tensor:
         alike = target.dtype == self.dtype and target.shape == (*self.lead, self.d)
         if self.present is not None or not alike or not target.is_contiguous():
-            return super().add_to(target)
+            return super()._add(target)
         times(*self._matrices(), target.view(-1, self.d), add=True)
         return target
 
-    def sum_clients(self) -> Tensor:
+    def _sum(self) -> Tensor:
         """Return the sum over clients: one product of all their factors side by side."""
         if self.present is not None or self.lead.numel() == 0:
-            return super().sum_clients()
+            return super()._sum()
         left, right = self.pair()
         left = (left * self.scale).movedim(-3, -2).flatten(-2)  # (.., a, n r)
         right = right.flatten(-3, -2)

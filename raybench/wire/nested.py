@@ -122,10 +122,10 @@ class NestedMessage(ConcatMessage):
     def _write(self, out: Tensor) -> None:
         self.plain()._write(out)
 
-    def add_to(self, target: Tensor) -> Tensor:
+    def _add(self, target: Tensor) -> Tensor:
         return self.plain().add_to(target)
 
-    def sum_clients(self) -> Tensor:
+    def _sum(self) -> Tensor:
         return self.plain().sum_clients()
 
     def union(self) -> Counts:
@@ -187,12 +187,12 @@ class SumMessage(ConcatMessage):
             else:
                 part.add_to(out)
 
-    def add_to(self, target: Tensor) -> Tensor:
+    def _add(self, target: Tensor) -> Tensor:
         for part in self._weighted():
             part.add_to(target)
         return target
 
-    def sum_clients(self) -> Tensor:
+    def _sum(self) -> Tensor:
         first, *others = self._weighted()
         total = first.sum_clients()
         for part in others:
@@ -239,11 +239,11 @@ class ScaledMessage(ConcatMessage):
         if self.scale != 1.0:
             out.mul_(self.scale)
 
-    def add_to(self, target: Tensor) -> Tensor:
+    def _add(self, target: Tensor) -> Tensor:
         product = self.product()
         return target.add_(self.decode()) if product is None else product.add_to(target)
 
-    def sum_clients(self) -> Tensor:
+    def _sum(self) -> Tensor:
         product = self.product()
         return self.decode().sum(-2) if product is None else product.sum_clients()
 

@@ -57,10 +57,10 @@ class _Drawn(Message):
     def _write(self, out: Tensor) -> None:
         self.add_to(out.zero_())
 
-    def add_to(self, target: Tensor) -> Tensor:
+    def _add(self, target: Tensor) -> Tensor:
         return target.scatter_add_(-1, *self._weighted())
 
-    def sum_clients(self) -> Tensor:
+    def _sum(self) -> Tensor:
         where, value = self._weighted()
         out = torch.zeros(*where.shape[:-2], self.d, dtype=self.dtype, device=self.device)
         return out.scatter_add_(-1, where.flatten(-2), value.flatten(-2))

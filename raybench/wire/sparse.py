@@ -79,10 +79,10 @@ class _Scattered(Message):
         # half a copy of out at a share of 1%, in any order of the support
         out.zero_().scatter_(-1, self.support(), self._scaled())
 
-    def add_to(self, target: Tensor) -> Tensor:
+    def _add(self, target: Tensor) -> Tensor:
         return target.scatter_add_(-1, self.support(), self._weighted())
 
-    def sum_clients(self) -> Tensor:
+    def _sum(self) -> Tensor:
         *lead, n, k = self.values.shape
         out = torch.zeros(*lead, self.d, dtype=self.dtype, device=self.device)
         where = self.support().reshape(*lead, n * k)
