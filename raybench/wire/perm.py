@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -354,7 +353,7 @@ def _fill(keys, limit, lo, hi, first, out, counts):  # counts: of the last tile
             counts[r] = list_kept(keep[:size], start, out[r, first[r, start // ALIGN] :], place)
 
 
-@numba.njit(inline="always")
+@compiled(inline="always")
 def list_kept(keep, start, out, place):
     """Write start + j into out for every j with keep[j]; return how many (in kernels).
 

@@ -6,7 +6,6 @@ kernel asks for them. Reassociation lets them vectorise.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from raybench.core.compiled import compiled
@@ -98,7 +97,7 @@ def level_of_tile(rows, k, levels):
         levels[r] = level
 
 
-@numba.njit(inline="always")
+@compiled(inline="always")
 def _keeps(size, level, key, counter):
     u = np.float64(hash_numba(key, counter) >> np.uint64(11)) * 2.0**-53
     return ((size >= level) & (size > 0.0)) | (not u * level >= size)

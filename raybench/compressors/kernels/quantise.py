@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ NORM_COST, CODE_COST = 1.0, 6.0  # of a coordinate, in additions
 # Norms --------------------------------------------------------------------------------------------
 
 
-@numba.njit(inline="always")
+@compiled(inline="always")
 def fold(lanes):
     """Return the sum of LANES partial sums in a fixed order; for use in CPU kernels."""
     for first in range(8, LANES, 8):
@@ -161,7 +160,7 @@ def norms_torch(x: Tensor, p: float, bucket: int = 0) -> Tensor:
 # Rounding at random -------------------------------------------------------------------------------
 
 
-@numba.njit(inline="always")
+@compiled(inline="always")
 def _inverse(norm, s):
     up = UP if norm < TINY else 1.0
     return up, (s / (norm * up) if norm > 0 else 0.0)

@@ -8,7 +8,6 @@ so later steps end at sizes that occur, and each leaves at least one of them beh
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ COST = 8.0  # of looking at a coordinate, in additions
 PLAIN = 9  # steps that only count; those after them cost twice as much
 
 
-@numba.njit(inline="always")
+@compiled(inline="always")
 def _above(sizes, cut):
     found = 0
     for j in range(sizes.shape[0]):
@@ -29,7 +28,7 @@ def _above(sizes, cut):
     return found
 
 
-@numba.njit(inline="always")
+@compiled(inline="always")
 def _neighbours(sizes, cut, low, high):
     """Return how many exceed cut, the largest size up to it, the smallest above it."""
     found, below, over = 0, low, high
