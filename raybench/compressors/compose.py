@@ -34,7 +34,9 @@ def build(of: Made, where: str = "compressor") -> Compressor:
 
 @lru_cache(maxsize=1024)
 def _built(text: str, where: str, state: tuple[int, int]) -> Compressor:
-    from raybench.spec import short  # what reads sweep files is loaded when there is something to read
+    from raybench.spec import (
+        short,  # what reads sweep files is loaded when there is something to read
+    )
 
     section = short.section("compressor", text, where=where)
     return registry.lookup("compressor", section.name).target(**section.params)
