@@ -15,10 +15,10 @@ from raybench.compressors import Role, unpack
 from raybench.compressors.dithering import Dithering, NaturalDithering, TernGrad
 from raybench.compressors.identity import Identity, Zero
 from raybench.compressors.natural import Natural
-from raybench.compressors.rand_k import RandK
-from raybench.compressors.selection import largest, largest_torch
+from raybench.compressors.selection.by_size import largest, largest_torch
+from raybench.compressors.selection.top_k import TopK
 from raybench.compressors.sign import ScaledSign
-from raybench.compressors.top_k import TopK
+from raybench.compressors.sparsification.rand_k import RandK
 from raybench.core.errors import InputError
 from raybench.core.registry import lookup, names
 from raybench.core.streams import stream

@@ -8,11 +8,16 @@ import pytest
 import torch
 
 import raybench
-from raybench.compressors import importance, perm_k
-from raybench.compressors.importance import drawn, drawn_torch, one_by_size, threshold
-from raybench.compressors.sparsification import bernoulli
+from raybench.compressors.sparsification import importance, perm_k
+from raybench.compressors.sparsification.bernoulli import bernoulli
+from raybench.compressors.sparsification.drawn import kept
+from raybench.compressors.sparsification.importance import (
+    drawn,
+    drawn_torch,
+    one_by_size,
+    threshold,
+)
 from raybench.core.streams import stream
-from raybench.wire.drawn import kept
 
 DTYPES = [torch.float32, torch.float64]
 BLOCK = importance.BLOCK

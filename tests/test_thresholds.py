@@ -11,17 +11,17 @@ from hard_vectors import DTYPES, INF, NAN, hard_vectors, same
 
 import raybench
 from raybench.compressors import unpack
-from raybench.compressors.block_top_k import BlockTopK, block_norms
-from raybench.compressors.dgc import DGC, select_torch
-from raybench.compressors.pos_neg_top_k import PosNegTopK, by_sign
-from raybench.compressors.selection import ragged
-from raybench.compressors.threshold import (
+from raybench.compressors.selection.block_top_k import BlockTopK, block_norms
+from raybench.compressors.selection.by_size import ragged
+from raybench.compressors.selection.dgc import DGC, select_torch
+from raybench.compressors.selection.pos_neg_top_k import PosNegTopK, by_sign
+from raybench.compressors.selection.threshold import (
     AdaptiveThreshold,
     HardThreshold,
     energy_kept,
     energy_kept_torch,
 )
-from raybench.compressors.top_k import RTopK, TopK
+from raybench.compressors.selection.top_k import RTopK, TopK
 from raybench.core.errors import InputError
 from raybench.core.registry import lookup
 from raybench.core.streams import stream

@@ -14,12 +14,12 @@ from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from raybench.core.errors import InputError
+from raybench.core.layout import Layout
 from raybench.core.parallel import keep_freed
 from raybench.core.streams import Stream, stream
 from raybench.wire import DTYPES, HALVES, Message
@@ -167,11 +167,11 @@ class Compressor:
         ways += [(b / c, 1 / b) for c, b in filter(None, (self.b2(d),)) if c > 0]
         return min(ways, default=None)
 
-    def fit(self, d: int, n: int, layout: Any = None) -> Compressor:
+    def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
         """Return the operator for dimension d, n clients and a problem's layout; itself by default."""
         return self
 
-    def bind(self, d: int, n: int = 1, layout: Any = None, role: Role = Any_) -> Bound:
+    def bind(self, d: int, n: int = 1, layout: Layout | None = None, role: Role = Any_) -> Bound:
         """Return the operator fixed for dimension d and n clients, rescaled if its role needs it.
 
         Raises InputError where the parameters do not fit d, or the operator cannot play the role.

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
-from raybench.wire.rows import join, split
 
 MAGIC = b"RBM2"
 PREFIX = struct.Struct(
@@ -245,7 +244,9 @@ class Message:
         """
         data = self.payload()
         # one long row is sent from where it lies
-        return data[..., : int(size)] if size.numel() == 1 else join(data, size)
+        if size.numel() == 1:
+            return data[..., : int(size)].reshape(-1)
+        return data[within(size, data.shape[-1])]
 
     # Bytes that stand alone ------------------------------------------------------------------
 
@@ -310,6 +311,11 @@ def packed_bytes(cost: Counts, dtype: torch.dtype) -> int | Tensor:
     return size.long() if isinstance(size, Tensor) else size
 
 
+def within(sizes: Tensor, width: int) -> Tensor:
+    """Return which bytes of rows of a width are their own, bool (*lead, width); sizes int64 (*lead)."""
+    return torch.arange(width, device=sizes.device) < sizes[..., None]
+
+
 def zero_absent(value: Tensor, present: Tensor) -> Tensor:
     """Return value (*lead, m) with zeros in rows that are absent, even where value is not finite."""
     return zero_rows(value.clone(), ~present)
@@ -328,12 +334,13 @@ def zero_rows(value: Tensor, which: Tensor) -> Tensor:
 def read_leaf(head: dict[str, Any], data: memoryview) -> tuple[Message, memoryview]:
     """Return a leaf from its header and the bytes that begin with its rows, and the bytes left."""
     lead = torch.Size(head["lead"])
-    rows = math.prod(lead)
+    rows, widest = math.prod(lead), head["width"]
     sizes = torch.from_numpy(np.array(head["size"])).expand(rows)  # as_tensor: five times slower
+    if rows and not 0 <= int(sizes.min()) <= int(sizes.max()) <= widest:
+        raise ValueError("sizes of rows beyond their width")
     total = int(sizes.sum())
     if total > len(data):
         raise ValueError("the message is cut short")
-    widest = head["width"]
     flat = np.frombuffer(data[:total], np.uint8)
     flat.flags.writeable = False
     with warnings.catch_warnings():  # the bytes are only read, but torch knows no such tensors
@@ -342,7 +349,8 @@ def read_leaf(head: dict[str, Any], data: memoryview) -> tuple[Message, memoryvi
     if isinstance(head["size"], int) or (rows == 1 and total == widest):
         payload = sent.view(rows, widest)
     else:
-        payload = split(sent, sizes, widest)
+        payload = sent.new_zeros(rows, widest)
+        payload[within(sizes, widest)] = sent
     stream = None
     if "keys" in head:
         stream = Stream(torch.from_numpy(np.array(head["keys"], np.int64)).view(lead))

@@ -12,6 +12,7 @@ from torch import Tensor
 from raybench.compressors.base import Compressor
 from raybench.compressors.compose import Composed, Made, named
 from raybench.core.errors import InputError
+from raybench.core.layout import Layout
 from raybench.core.registry import List, Operator, compressor
 from raybench.core.streams import Stream
 from raybench.wire import ConcatMessage, Message
@@ -62,23 +63,22 @@ class PerTensor(Composed):
             raise InputError.of("sizes", what, "give every tensor's size, or auto")
         return tuple(self.sizes)
 
-    def fit(self, d: int, n: int, layout: Any = None) -> Compressor:
+    def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
         if self.fitted:  # to a layout and a number of clients: they stay
             self.tensors(d)
             return self
-        own, layouts = self, []
+        tensors: list[tuple[int, Layout | None]]
         if isinstance(self.sizes, str):
-            found = _tensors(layout, d)
-            layouts = [one for _, one in found] or [layout]
-            own = replace(self, sizes=tuple(size for size, _ in found) or (d,))
-        sizes = own.tensors(d)
+            tensors = [*_tensors(layout, d)] or [(d, layout)]
+        else:
+            tensors = [(size, None) for size in self.tensors(d)]
         fitted = []
-        for i, size in enumerate(sizes):
+        for size, own in tensors:
             with named("of"):
-                op = self.part("of").fit(size, n, layouts[i] if layouts else None)
+                op = self.part("of").fit(size, n, own)
                 op.omega(size), op.alpha(size)  # where parameters do not fit it, say so here
                 fitted.append(op)
-        return replace(own, fitted=tuple(fitted))
+        return replace(self, sizes=tuple(size for size, _ in tensors), fitted=tuple(fitted))
 
     def operators(self, d: int) -> list[tuple[Compressor, int]]:
         """Return every tensor's operator and size."""
@@ -127,12 +127,12 @@ def _worst(found: list[tuple[float, float]] | None) -> tuple[float, float] | Non
     return min(low for low, _ in found), max(beta for _, beta in found)
 
 
-def _tensors(layout: Any, d: int) -> list[tuple[int, Any]]:
+def _tensors(layout: Layout | None, d: int) -> list[tuple[int, Layout]]:
     """Return size and own layout of every tensor of a layout, none if it is not one of d coordinates."""
-    if layout is None or sum(getattr(layout, "sizes", ())) != d:
+    if layout is None or layout.dim != d:
         return []
     pairs = zip(layout.sizes, layout, strict=True)
-    return [(size, type(layout)((tensor,))) for size, tensor in pairs if size]
+    return [(size, Layout((tensor,))) for size, tensor in pairs if size]
 
 
 def _equal(todo: list[tuple[Compressor, int]]) -> list[list[int]]:

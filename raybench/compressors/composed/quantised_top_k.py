@@ -14,8 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from raybench.compressors.base import Compressor
-from raybench.compressors.compose import Chain, build
-from raybench.compressors.top_k import TopK
+from raybench.compressors.compose import build
+from raybench.compressors.composed.chain import Chain
+from raybench.compressors.selection.top_k import TopK
 from raybench.core.registry import Count, Integer, Number, compressor
 from raybench.core.streams import Stream
 from raybench.wire import Message

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor
-from raybench.compressors.selection import listed, ragged
+from raybench.compressors.selection.by_size import listed, ragged
+from raybench.compressors.sparsification.drawn import DrawnMessage, Places, kept
 from raybench.core.compiled import compiled
 from raybench.core.errors import InputError
 from raybench.core.parallel import run_shared
 from raybench.core.registry import Flag, Number, compressor
 from raybench.core.streams import Stream, hash_numba
 from raybench.wire import DTYPES, Message, bitpack
-from raybench.wire.drawn import DrawnMessage, Places, kept
 
 BLOCK = 512  # coordinates whose numbers are drawn at once
 COST_OF_HASHES = 8.0  # of a coordinate, in additions

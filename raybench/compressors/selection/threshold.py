@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of
-from raybench.compressors.selection import (
+from raybench.compressors.selection.by_size import (
     FORMS,
     Ragged,
     above,

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor
+from raybench.compressors.sparsification.drawn import DrawnMessage, Places, kept
 from raybench.core.compiled import compiled
 from raybench.core.counts import Counts
 from raybench.core.errors import InputError
+from raybench.core.layout import Layout
 from raybench.core.parallel import run_shared
 from raybench.core.registry import Integer, compressor
 from raybench.core.streams import SMALL, Stream, hash_numba
 from raybench.wire import DTYPES, Message, bitpack
-from raybench.wire.drawn import DrawnMessage, Places, kept
 
 AUTO = "auto"
 COST_OF_PLACES = 64.0  # of giving a coordinate its place in a permutation, in additions
@@ -51,7 +52,7 @@ class PermK(Compressor):
         if n != AUTO and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
             raise InputError.of("clients", f"{n!r} is no number of clients", "an integer, or auto")
 
-    def fit(self, d: int, n: int, layout: Any = None) -> PermK:
+    def fit(self, d: int, n: int, layout: Layout | None = None) -> PermK:
         own = replace(self, clients=n) if self.clients == AUTO else self
         _size(d, own.clients)
         return own

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor
-from raybench.compressors.sparsification import probability
+from raybench.compressors.sparsification.bernoulli import probability
 from raybench.core.registry import Number, compressor
 from raybench.core.streams import Stream
 from raybench.wire import DenseMessage, FlaggedMessage, Message

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of
-from raybench.compressors.selection import (
+from raybench.compressors.selection.by_size import (
     COST_OF_SELECTING,
     FORMS,
     Ragged,
@@ -195,8 +195,6 @@ class TwoMeansMessage(RaggedMessage):
     def _starts(self) -> Tensor:
         signs = (bitpack.width_of(self.d + 1) + self.counts + 7) // 8
         return 2 * self.dtype.itemsize + signs
-
-    joined = Message.joined
 
     def _payload(self) -> Tensor:
         size, head = self._size(), bitpack.width_of(self.d + 1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of
-from raybench.compressors.selection import largest
+from raybench.compressors.selection.by_size import largest
 from raybench.core.counts import Counts
 from raybench.core.errors import InputError
 from raybench.core.registry import Choice, Count, Integer, compressor
