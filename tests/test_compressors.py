@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from raybench.compressors import Role, unpack
 from raybench.compressors.dithering import Dithering, NaturalDithering, TernGrad
 from raybench.compressors.identity import Identity, Zero
-from raybench.compressors.natural import Natural
 from raybench.compressors.rand_k import RandK
+from raybench.compressors.rounding import Natural
 from raybench.compressors.sign import ScaledSign
 from raybench.compressors.top_k import TopK, top_indices, top_indices_torch
 from raybench.core.errors import InputError

@@ -62,7 +62,11 @@ def test_every_layer_is_in_the_table() -> None:
         for f in (ROOT / "raybench").iterdir()
         if (f.is_dir() and (f / "__init__.py").exists()) or f.suffix == ".py"
     }
-    missing = [p for p in sorted(parts - {"__init__", "__main__"}) if not re.search(rf"[/`]{p}[/.`]", table)]
+    missing = [
+        p
+        for p in sorted(parts - {"__init__", "__main__"})
+        if not re.search(rf"[/`]{p}[/.`]", table)
+    ]
     assert not missing
 
 

@@ -10,26 +10,31 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor
-from raybench.compressors.kernels.block_codes import (
-    block_max,
-    in_blocks,
-    mids_of,
-    nf4_codes,
-    nonzero,
-    spread,
-)
-from raybench.compressors.kernels.small_floats import mx_codes
-from raybench.core.registry import Choice, Flag, Integer, compressor
-from raybench.core.streams import Stream
-from raybench.wire import Message
-from raybench.wire.block_formats import (
+from raybench.compressors.formats.block_message import (
+    EXPONENT_BIAS,
+    EXPONENT_NAN,
     FORMATS,
-    GROUP,
+    SCALES_PER_TOP,
     BlockMessage,
     blocks_of,
     factors_of,
+    nonzero,
+    shared_max,
     table_of,
 )
+from raybench.compressors.formats.small_floats import CHUNK, ELEMENTS, fill_scaled, small_codes
+from raybench.compressors.norms import in_buckets, largest
+from raybench.core.compiled import compiled
+from raybench.core.parallel import run_tiled
+from raybench.core.registry import Choice, Flag, Integer, compressor
+from raybench.core.streams import Stream
+from raybench.wire import Message
+from raybench.wire.exponents import FLOATS
+from raybench.wire.levels import spread
+
+SEARCH_WORK = 2.0  # of a number, in additions
+NF4_MIDS = 15  # points midway between its levels
+
 
 # Constants ---------------------------------------------------------------------------------------
 
@@ -93,7 +98,7 @@ class NF4(Compressor):
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d = x.shape[-1]
-        scales = block_max(x, self.block)
+        scales = shared_max(x, self.block)
         tops = scales[..., :0]
         if self.double:
             scales, tops = _in_bytes(scales)
@@ -105,16 +110,55 @@ class NF4(Compressor):
         size = min(self.block, d)
         if not self.double:
             return tight_alpha("nf4", size)
-        shared = min(blocks_of(d, self.block), GROUP)
+        shared = min(blocks_of(d, self.block), SCALES_PER_TOP)
         return _double_alpha(size, shared)
 
 
 def _in_bytes(scales: Tensor) -> tuple[Tensor, Tensor]:
     """Return scales (*lead, nb) as bytes, shares of the largest of 256, and those largest."""
-    tops = in_blocks(scales, GROUP).amax(-1)
-    share = scales / nonzero(spread(tops, GROUP, scales.shape[-1]))
+    tops = in_buckets(scales, SCALES_PER_TOP).amax(-1)
+    share = scales / nonzero(spread(tops, SCALES_PER_TOP, scales.shape[-1]))
     levels = table_of("scales", scales.dtype, scales.device)
     return torch.bucketize(share, mids_of(levels)).to(torch.uint8), tops
+
+
+def mids_of(levels: Tensor) -> Tensor:
+    """Return the points midway between ascending levels."""
+    return (levels[1:] + levels[:-1]) / 2
+
+
+def nf4_codes(x: Tensor, factors: Tensor, block: int) -> Tensor:
+    """Return which level of NF4 is nearest to x_j over the factor (*lead, nb) of its block, of two the lower.
+
+    uint8 (*lead, d): how many of the points midway between levels lie below; 0 for NaN.
+    """
+    d, mids = x.shape[-1], mids_of(table_of("nf4", x.dtype, x.device))
+    if x.device.type != "cpu" or not x.numel():
+        share = x / spread(factors, block, d)
+        return torch.bucketize(share, mids).where(~share.isnan(), 0).to(torch.uint8)
+    out = torch.empty(x.shape, dtype=torch.uint8)
+    rows, codes, points = x.view(-1, d).numpy(), out.view(-1, d).numpy(), mids.numpy()
+    by = factors.contiguous().view(len(rows), -1).numpy()
+
+    def work(r0: int, r1: int, lo: int, hi: int) -> None:
+        _nearest(rows, by, block, points, r0, r1, lo, hi, codes)
+
+    run_tiled(work, len(rows), d, SEARCH_WORK)
+    return out
+
+
+@compiled
+def _nearest(rows, by, block, mids, r0, r1, lo, hi, out):
+    share = np.empty(CHUNK, rows.dtype)
+    for r in range(r0, r1):
+        for start in range(lo, hi, CHUNK):
+            row, o = rows[r, start : min(start + CHUNK, hi)], out[r, start : min(start + CHUNK, hi)]
+            fill_scaled(row, by[r], block, start, share)
+            for j in range(row.shape[0]):
+                code = np.int32(0)
+                for m in range(NF4_MIDS):  # a constant, so that the loop is unrolled and vectorised
+                    code += np.int32(share[j] > mids[m])
+                o[j] = code
 
 
 @lru_cache(maxsize=256)
@@ -134,6 +178,19 @@ def _double_alpha(size: int, shared: int) -> float:
     return max(tight_alpha("nf4", size, slack) - float(lost), 1 / (size * shared))
 
 
+def shared_exponents(x: Tensor, block: int, element: str) -> Tensor:
+    """Return the bytes of E8M0 (*lead, nb) of the blocks of x (*lead, d).
+
+    The exponent is floor(log2 max|x_j|) less that of the element's largest level, within -127..127; the
+    byte is 255 (NaN) where a number of the block is not finite.
+    """
+    integer, mantissa, exponent = FLOATS[x.dtype]
+    bias, shift = 2 ** (exponent - 1) - 1, FORMATS[element].top or 0
+    biased = largest(x, block).view(integer) >> mantissa
+    code = (biased + (EXPONENT_BIAS - bias - shift)).clamp(0, 2 * EXPONENT_BIAS)
+    return code.masked_fill(biased == 2 * bias + 1, EXPONENT_NAN).to(torch.uint8)
+
+
 @dataclass(frozen=True)
 class _MX(Compressor):
     """Elements of a small float format times a power of two per block."""
@@ -142,10 +199,11 @@ class _MX(Compressor):
     deterministic = True
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
-        element = self._element()
-        codes, scales = mx_codes(x, self.block, element)
-        empty = x.new_empty(*x.shape[:-1], 0)
-        return BlockMessage(x.shape[-1], x.dtype, codes, scales, empty, element, self.block)
+        element, none = self._element(), x.new_empty(*x.shape[:-1], 0)
+        scales = shared_exponents(x, self.block, element)
+        factors = factors_of(scales, none, x.dtype, double=False)
+        codes = small_codes(x, ELEMENTS[element], factors, self.block)
+        return BlockMessage(x.shape[-1], x.dtype, codes, scales, none, element, self.block)
 
     def _element(self) -> str:
         raise NotImplementedError
