@@ -14,7 +14,7 @@ from raybench.compressors import unpack
 from raybench.compressors.formats import NF4
 from raybench.compressors.formats import block_message as blocks
 from raybench.compressors.formats import small_floats as small
-from raybench.compressors.formats.blocks import nf4_codes, shared_exponents, tight_alpha
+from raybench.compressors.formats.blocks import nf4_codes, tight_alpha
 from raybench.compressors.norms import in_buckets
 from raybench.core import parallel
 from raybench.core.streams import stream
@@ -69,14 +69,16 @@ def test_kernels_equal_plain_torch(d, block, dtype):
     want = torch.bucketize(share, (levels[1:] + levels[:-1]) / 2).where(~share.isnan(), 0)
     assert torch.equal(nf4_codes(x, by, block).long(), want)
     for element, form in small.ELEMENTS.items():
-        scales = shared_exponents(x, block, element)
-        factors = blocks.factors_of(scales, top[..., :0], dtype, False)
-        assert torch.equal(factors.isnan(), top.isnan())
-        got = small.small_codes(x, form, factors, block)
-        assert torch.equal(got, small.small_codes_torch(x, form, factors, block)), element
-    for form in small.HALVES.values():
-        got = small.small_codes(x, form, None, d)
-        assert torch.equal(got, small.small_codes_torch(x, form, None, d)), form
+        got, want = small.mx_codes(x, form, block), small.mx_codes_torch(x, form, block)
+        assert torch.equal(got[1], want[1]), element
+        assert torch.equal(got[1] == small.EXPONENT_NAN, top.isnan()), element
+        assert torch.equal(got[0], want[0]), element
+    largest = blocks.nonzero(blocks.shared_max(x, d))
+    for name, form in small.HALVES.items():
+        got = small.small_codes(x, form)
+        assert torch.equal(got, small.small_codes_torch(x, form)), name
+        got = small.small_codes(x, form, largest)
+        assert torch.equal(got, small.small_codes_torch(x / largest, form)), name
 
 
 @pytest.mark.parametrize("block", [1, 3, 64, 6000, 6001, 9999])
@@ -95,9 +97,7 @@ def test_small_floats_round_as_torch_and_numpy_do(name, dtype):
     """float32 as torch casts it, float64 to float16 as numpy does, all in exact arithmetic."""
     form = {**small.HALVES, **small.ELEMENTS}[name]
     x = mixed(3, 4001, dtype)
-    code = small.small_codes(x, form, None, 4001).long() & (
-        (1 << (8 * (2 if name in small.HALVES else 1))) - 1
-    )
+    code = small.small_codes(x, form).long() & ((1 << (8 * (2 if name in small.HALVES else 1))) - 1)
     levels = torch.tensor(form.levels(), dtype=torch.float64)
     got, finite = levels[code % len(levels)], x.isfinite()
     casts = {"float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raybench.compressors.formats.small_floats import ELEMENTS
+from raybench.compressors.formats.small_floats import ELEMENTS, powers_of_two
 from raybench.compressors.norms import largest
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
@@ -20,8 +20,6 @@ from raybench.wire.base import DTYPES
 from raybench.wire.levels import decode_levels, spread
 
 SCALES_PER_TOP = 256  # scales that share a number of full width under double quantisation
-EXPONENT_BIAS = 127  # of E8M0, the power-of-two scale of one byte
-EXPONENT_NAN = 255
 
 
 # Formats ------------------------------------------------------------------------------------------
@@ -66,13 +64,8 @@ FORMATS = {
 
 @lru_cache(maxsize=32)
 def table_of(name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a format's levels, or the ``exponents`` or ``scales`` that a byte stands for: 1-d."""
-    if name == "exponents":
-        values = [2.0 ** (i - EXPONENT_BIAS) for i in range(EXPONENT_NAN)] + [math.nan]
-    elif name == "scales":
-        values = scale_levels()
-    else:
-        values = FORMATS[name].levels
+    """Return a format's levels, or those of ``scales`` in 8 bits, by code: 1-d."""
+    values = scale_levels() if name == "scales" else FORMATS[name].levels
     return torch.tensor(values, dtype=torch.float64).to(device=device, dtype=dtype)
 
 
@@ -105,9 +98,11 @@ def factors_of(scales: Tensor, tops: Tensor, dtype: torch.dtype, double: bool) -
     """Return what sent scales (*lead, nb) stand for, of ``dtype``; tops as in ``BlockMessage``."""
     if scales.dtype != torch.uint8:
         return scales
-    table = table_of("scales" if double else "exponents", dtype, scales.device)
-    value = table[scales.int()]
-    return value * spread(tops, SCALES_PER_TOP, scales.shape[-1]) if double else value
+    if not double:
+        table = powers_of_two(dtype).to(scales.device)
+        return table.index_select(0, scales.flatten().int()).view(scales.shape)
+    shares = table_of("scales", dtype, scales.device)[scales.int()]
+    return shares * spread(tops, SCALES_PER_TOP, scales.shape[-1])
 
 
 def _scale_counts(d: int, block: int, name: str, double: bool) -> tuple[int, int]:

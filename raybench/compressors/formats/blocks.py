@@ -11,8 +11,6 @@ from torch import Tensor
 
 from raybench.compressors.base import Compressor
 from raybench.compressors.formats.block_message import (
-    EXPONENT_BIAS,
-    EXPONENT_NAN,
     FORMATS,
     SCALES_PER_TOP,
     BlockMessage,
@@ -22,15 +20,14 @@ from raybench.compressors.formats.block_message import (
     shared_max,
     table_of,
 )
-from raybench.compressors.formats.small_floats import CHUNK, ELEMENTS, fill_scaled, small_codes
-from raybench.compressors.norms import in_buckets, largest
+from raybench.compressors.formats.small_floats import ELEMENTS, mx_codes
+from raybench.compressors.norms import in_buckets
 from raybench.core.compiled import compiled
 from raybench.core.parallel import run_tiled
 from raybench.core.registry import Choice, Flag, Integer, compressor
 from raybench.core.streams import Stream
 from raybench.wire import Message
-from raybench.wire.exponents import FLOATS
-from raybench.wire.levels import spread
+from raybench.wire.levels import aligned, spread
 
 SEARCH_WORK = 2.0  # of a number, in additions
 NF4_MIDS = 15  # points midway between its levels
@@ -143,21 +140,20 @@ def nf4_codes(x: Tensor, factors: Tensor, block: int) -> Tensor:
     def work(r0: int, r1: int, lo: int, hi: int) -> None:
         _nearest(rows, by, block, points, r0, r1, lo, hi, codes)
 
-    run_tiled(work, len(rows), d, SEARCH_WORK)
+    run_tiled(work, len(rows), d, SEARCH_WORK, aligned(block))
     return out
 
 
 @compiled
 def _nearest(rows, by, block, mids, r0, r1, lo, hi, out):
-    share = np.empty(CHUNK, rows.dtype)
     for r in range(r0, r1):
-        for start in range(lo, hi, CHUNK):
-            row, o = rows[r, start : min(start + CHUNK, hi)], out[r, start : min(start + CHUNK, hi)]
-            fill_scaled(row, by[r], block, start, share)
+        for b in range(lo // block, -(-hi // block)):
+            start, stop, factor = b * block, min((b + 1) * block, hi), by[r, b]
+            row, o = rows[r, start:stop], out[r, start:stop]
             for j in range(row.shape[0]):
-                code = np.int32(0)
+                share, code = row[j] / factor, np.int32(0)
                 for m in range(NF4_MIDS):  # a constant, so that the loop is unrolled and vectorised
-                    code += np.int32(share[j] > mids[m])
+                    code += np.int32(share > mids[m])
                 o[j] = code
 
 
@@ -178,19 +174,6 @@ def _double_alpha(size: int, shared: int) -> float:
     return max(tight_alpha("nf4", size, slack) - float(lost), 1 / (size * shared))
 
 
-def shared_exponents(x: Tensor, block: int, element: str) -> Tensor:
-    """Return the bytes of E8M0 (*lead, nb) of the blocks of x (*lead, d).
-
-    The exponent is floor(log2 max|x_j|) less that of the element's largest level, within -127..127; the
-    byte is 255 (NaN) where a number of the block is not finite.
-    """
-    integer, mantissa, exponent = FLOATS[x.dtype]
-    bias, shift = 2 ** (exponent - 1) - 1, FORMATS[element].top or 0
-    biased = largest(x, block).view(integer) >> mantissa
-    code = (biased + (EXPONENT_BIAS - bias - shift)).clamp(0, 2 * EXPONENT_BIAS)
-    return code.masked_fill(biased == 2 * bias + 1, EXPONENT_NAN).to(torch.uint8)
-
-
 @dataclass(frozen=True)
 class _MX(Compressor):
     """Elements of a small float format times a power of two per block."""
@@ -200,9 +183,7 @@ class _MX(Compressor):
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         element, none = self._element(), x.new_empty(*x.shape[:-1], 0)
-        scales = shared_exponents(x, self.block, element)
-        factors = factors_of(scales, none, x.dtype, double=False)
-        codes = small_codes(x, ELEMENTS[element], factors, self.block)
+        codes, scales = mx_codes(x, ELEMENTS[element], self.block)
         return BlockMessage(x.shape[-1], x.dtype, codes, scales, none, element, self.block)
 
     def _element(self) -> str:

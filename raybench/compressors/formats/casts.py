@@ -76,7 +76,7 @@ class Half(Compressor):
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d, form, by_max = x.shape[-1], HALVES[self.format], self.scale == "max"
         scales = shared_max(x, d) if by_max else x.new_empty(*x.shape[:-1], 0)
-        codes = small_codes(x / nonzero(scales) if by_max else x, form, None, d)
+        codes = small_codes(x, form, nonzero(scales) if by_max else None)
         values = codes.view(TYPES[self.format])
         return HalfMessage(d, x.dtype, values, scales, self.format, by_max)
 
