@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.compressors.threshold import PosNegTopK
+from raybench.compressors.pos_neg_top_k import PosNegTopK
 from raybench.core.streams import stream
 from raybench.testing.vectors import gaussian
 from raybench.wire import RaggedMessage, SparseMessage, unpack
@@ -40,7 +40,7 @@ def ragged(draw, dtype=torch.float64):
 @given(ragged(), st.integers(0, 5))
 def test_rows_are_coded_as_the_reference_does(m, gap):
     starts = gap + torch.arange(len(m.counts))
-    wide = int((starts + (m.index_bits + 7) // 8).max()) + 1
+    wide = int((starts + (codes.codes_of(m.counts, m.d)[2] + 7) // 8).max()) + 1
     out, want = (torch.zeros(len(starts), wide, dtype=torch.uint8) for _ in range(2))
     codes.encode_rows(out, starts, m.indices, m.counts, m.d)
     codes.encode_rows_torch(want, starts, m.indices, m.counts, m.d)
@@ -61,7 +61,7 @@ def test_a_ragged_row_is_a_count_and_a_sparse_row(m):
         size = int(m.nbytes[j])
         assert bytes(data[j, :size].tolist()) == want
         assert not data[j, size:].any()
-        assert int(m.index_bits[j]) == row.index_bits
+        assert int(m.cost.index_auto[j]) == row.cost.index_auto
         assert torch.equal(back.indices[j, :count], m.indices[j, :count])
     assert torch.equal(back.decode(), m.decode())
 

@@ -18,7 +18,6 @@ from raybench.core import registry
 from raybench.core.errors import Complaint, InputError
 from raybench.core.registry import Flag, Operator, compressor
 from raybench.core.streams import Stream
-from raybench.spec import short
 from raybench.wire import Message
 from raybench.wire.nested import ScaledMessage, SumMessage, kept, nest
 
@@ -35,6 +34,10 @@ def build(of: Made, where: str = "compressor") -> Compressor:
 
 @lru_cache(maxsize=1024)
 def _built(text: str, where: str, state: tuple[int, int]) -> Compressor:
+    from raybench.spec import (
+        short,  # what reads sweep files is loaded when there is something to read
+    )
+
     section = short.section("compressor", text, where=where)
     return registry.lookup("compressor", section.name).target(**section.params)
 

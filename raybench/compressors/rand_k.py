@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of
-from raybench.core.compiled import compiled
-from raybench.core.parallel import run_tiled
 from raybench.core.registry import Choice, Count, Flag, compressor
 from raybench.core.streams import Stream
 from raybench.wire import Message, SeededMessage, support_of
-
-MISS = 16.0  # what fetching a number from anywhere costs, in additions
-FEW = 4096  # numbers below which torch's gather is as fast
 
 
 @compressor(
@@ -43,7 +36,7 @@ class RandK(Compressor):
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d = x.shape[-1]
         k, common = count_of(self.k, d), self.mask == "common"
-        values = gather(x, support_of(stream, d, k, common))
+        values = x.gather(-1, support_of(stream, d, k, common))
         return SeededMessage(
             d, x.dtype, values, stream, common, scale=d / k if self.scaled else 1.0
         )
@@ -69,30 +62,3 @@ class RandK(Compressor):
 
     def b2(self, d: int) -> tuple[float, float] | None:
         return super().b2(d) if self.scaled else (count_of(self.k, d) / d, 1.0)
-
-
-@compiled
-def _gather(rows, where, lo, hi, out):
-    for r in range(rows.shape[0]):
-        row, at, kept = rows[r], where[r, lo:hi], out[r, lo:hi]
-        for j in range(at.shape[0]):
-            kept[j] = row[np.uint64(at[j])]
-
-
-def gather(x: Tensor, where: Tensor) -> Tensor:
-    """Return x (*lead, d) at the coordinates ``where`` (*lead, k): a fresh tensor (*lead, k).
-
-    torch shares out rows, but not one long row; that is what the kernel is for.
-    """
-    k, count = where.shape[-1], where.numel()
-    rows = x.view(-1, x.shape[-1])
-    if x.device.type != "cpu" or count < FEW or len(rows) > 8 or not where.is_contiguous():
-        return x.gather(-1, where)
-    out = torch.empty(where.shape, dtype=x.dtype)
-    source, at, kept = rows.numpy(), where.view(-1, k).numpy(), out.view(-1, k).numpy()
-
-    def work(r0: int, r1: int, lo: int, hi: int) -> None:
-        _gather(source[r0:r1], at[r0:r1], lo, hi, kept[r0:r1])
-
-    run_tiled(work, len(rows), k, MISS)
-    return out

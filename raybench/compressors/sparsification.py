@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,14 +12,17 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor
-from raybench.compressors.rand_k import MISS
+from raybench.compressors.selection import listed, ragged
 from raybench.core.compiled import compiled
 from raybench.core.errors import InputError
-from raybench.core.parallel import run_tiled
+from raybench.core.parallel import run_shared
 from raybench.core.registry import Flag, Number, compressor
-from raybench.core.streams import Stream
-from raybench.wire import Message
-from raybench.wire.perm import BernoulliMessage, bernoulli
+from raybench.core.streams import Stream, hash_numba
+from raybench.wire import DTYPES, Message, bitpack
+from raybench.wire.drawn import DrawnMessage, Places, kept
+
+BLOCK = 512  # coordinates whose numbers are drawn at once
+COST_OF_HASHES = 8.0  # of a coordinate, in additions
 
 
 def probability(p: Any, where: str = "p") -> float:
@@ -71,38 +76,85 @@ class RandomSparsification(Compressor):
         return super().b2(d) if self.scaled else (float(self.p), 1.0)
 
 
-def kept(x: Tensor, where: Tensor, counts: Tensor) -> Tensor:
-    """Return x (*lead, d) at the first counts (*lead) of where (*lead, m), and zeros beyond."""
-    if x.device.type != "cpu" or not where.is_contiguous():
-        return kept_torch(x, where, counts)
-    out = torch.empty(where.shape, dtype=x.dtype)
-    rows, most = x.reshape(-1, x.shape[-1]).numpy(), where.shape[-1]
-    at, to, own = (
-        where.numpy().reshape(len(rows), most),
-        out.numpy().reshape(len(rows), most),
-        counts.reshape(-1).numpy(),
-    )
-
-    def work(a: int, b: int, lo: int, hi: int) -> None:
-        _kept(rows[a:b], at[a:b], own[a:b], lo, hi, to[a:b])
-
-    run_tiled(work, len(at), most, MISS)
-    return out
+# What is sent ----------------------------------------------------------------------------------
 
 
-def kept_torch(x: Tensor, where: Tensor, counts: Tensor) -> Tensor:
-    """Return the same (the reference; any device)."""
-    values = x.gather(-1, where)
-    if not counts.numel() or int(counts.min()) == where.shape[-1]:
-        return values
-    beyond = counts.new_ones(where.shape[-1]).cumsum(0) > counts[..., None]
-    return values.masked_fill_(beyond, 0)
+@dataclass(eq=False)
+class BernoulliMessage(DrawnMessage):
+    """Coordinate j is sent where the j-th number of the stream is below p: no indices, no length."""
+
+    values: Tensor
+    source: Stream  # of shape lead
+    p: float
+    held: Places | None = field(default=None, kw_only=True, repr=False)
+    kind = "bernoulli"
+    tensors = ("values",)
+    static = ("p",)
+
+    def _draw(self) -> Places:
+        return bernoulli(self.source, self.d, self.p)
+
+    def map(self, of_tensor: Callable[[Tensor], Tensor]) -> BernoulliMessage:
+        changed = super().map(of_tensor)
+        assert isinstance(changed, BernoulliMessage)
+        changed.source, changed.held = Stream(of_tensor(self.source.keys)), None
+        return changed
+
+    def select(self, cells: Tensor) -> BernoulliMessage:
+        changed = super().map(lambda x: x[cells])
+        assert isinstance(changed, BernoulliMessage)
+        changed.source, changed.held = self.source[cells], None
+        return changed
+
+    @classmethod
+    def read(
+        cls, known: dict[str, Any], payload: Tensor, stream: Stream | None
+    ) -> BernoulliMessage:
+        assert stream is not None
+        dtype = DTYPES[known["dtype"]]
+        values = bitpack.from_bytes(payload, dtype)
+        return cls(known["d"], dtype, values, stream, known["p"], scale=known["scale"])
+
+
+def bernoulli(source: Stream, d: int, p: float) -> Places:
+    """Return the coordinates whose number of ``source`` is below p, ascending, and their counts."""
+    keys = source.keys
+    if keys.device.type != "cpu":
+        keep = source.uniform(d) < p
+        counts, where, _ = ragged(keep, keep)
+        return where, counts
+    flat, limit = keys.contiguous().view(-1).numpy().view(np.uint64), math.ceil(p * 2.0**53)
+    found = np.empty(len(flat), np.int64)
+
+    def look(most: int) -> Tensor:
+        where = torch.empty(len(flat), most, dtype=torch.int64)
+        to = where.numpy()
+        run_shared(
+            lambda a, b: _bernoulli(flat[a:b], np.uint64(limit), d, found[a:b], to[a:b]),
+            len(flat),
+            COST_OF_HASHES * len(flat) * d,
+        )
+        return where.view(*keys.shape, most)
+
+    room = math.ceil(p * d + 8 * math.sqrt(p * (1 - p) * d)) + 8  # enough but once in 10^15 rows
+    where = look(min(room, d))
+    most = int(found.max(initial=0))
+    where = where[..., :most].contiguous() if most <= where.shape[-1] else look(most)
+    return where, torch.from_numpy(found).view(keys.shape)
 
 
 @compiled
-def _kept(rows, where, counts, lo, hi, out):
-    for r in range(rows.shape[0]):
-        row, at, to, own = rows[r], where[r, lo:hi], out[r, lo:hi], max(0, min(counts[r], hi) - lo)
-        for j in range(own):
-            to[j] = row[np.uint64(at[j])]
-        to[own:] = 0
+def _bernoulli(keys, limit, d, counts, where):
+    keep, place = np.empty(BLOCK, np.uint8), np.empty(d + 1, np.int32)
+    for r in range(keys.shape[0]):
+        found = 0
+        for start in range(0, d, BLOCK):
+            size = min(BLOCK, d - start)
+            for j in range(size):  # vectorises, unlike the listing
+                keep[j] = (hash_numba(keys[r], np.uint64(start + j)) >> np.uint64(11)) < limit
+            found = listed(keep[:size], start, found, place)
+        counts[r] = found
+        own = min(found, where.shape[1])
+        for t in range(own):
+            where[r, t] = place[t]
+        where[r, own:] = 0

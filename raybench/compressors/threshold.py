@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from decimal import Decimal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of
-from raybench.compressors.kernels.energy import energy_kept
-from raybench.compressors.kernels.selection import bits_of, ragged, sizes_torch
-from raybench.compressors.kernels.signs import sign_counts, signed_kept
-from raybench.compressors.top_k import largest
+from raybench.compressors.selection import (
+    FORMS,
+    Ragged,
+    above,
+    largest,
+    ragged,
+    rank_of,
+    sizes_torch,
+)
+from raybench.core.compiled import compiled
 from raybench.core.errors import InputError
+from raybench.core.parallel import run_shared
 from raybench.core.registry import Choice, Count, Number, compressor
 from raybench.core.streams import Stream
 from raybench.wire import Message, RaggedMessage
-from raybench.wire.blocks import TwoMeansMessage
-from raybench.wire.indices import per_count
-from raybench.wire.marks import collect, mark
+
+BUCKETS = 512  # of a histogram
+COST_OF_ENERGIES = 20.0  # of a coordinate, in additions
 
 
 @compressor("hard_threshold", threshold=Number(low=0, help="lambda: entries above it are kept"))
@@ -92,7 +98,7 @@ class AdaptiveThreshold(Compressor):
         if self.rule == "percentile":
             cut = sizes_torch(largest(x, count_of(self.k, x.shape[-1]))[1]).amin(-1)
             return at_least(x, cut)
-        most = sizes_torch(largest(x, 1)[1][..., 0])
+        most = sizes_torch(x.abs().amax(-1))
         cut = (most.double() * self.c).to(x.dtype)
         low = cut.double() < most.double() * self.c  # rounded to the type of x, but up
         return at_least(x, torch.where(low, torch.nextafter(cut, most.new_tensor(torch.inf)), cut))
@@ -109,76 +115,6 @@ class AdaptiveThreshold(Compressor):
         return self.alpha(d), 1.0
 
 
-@compressor(
-    "pos_neg_top_k",
-    k=Count(help="entries of each sign kept, or their share among the entries of that sign"),
-    values=Choice(
-        "exact", "means", help="what is sent of them: themselves, or a mean of each sign"
-    ),
-)
-@dataclass(frozen=True)
-class PosNegTopK(Compressor):
-    """C(x) = the largest positive and the most negative entries, selected apart; deterministic.
-
-    A share p keeps ceil(p n) of the n entries of a sign, a count min(k, n); zeros are neither. exact:
-    alpha = max(p, 1/d), or k/d. means: the s entries kept of a sign become their mean, a projection:
-    (x_1 + .. + x_s)^2 / s of that sign's energy is kept, at least min(1/s, s/n) of it (x = (1, c, .., c)
-    is the worst for some c in [0, 1], and c = 0 or 1 is), so alpha = min(1/s, s/n) at its least over
-    n <= d. B1 and B2 hold with (alpha, 1). Ties go to the lowest index; NaN is a large positive entry.
-    Bits: the count, values or two means and a sign each, indices. Source: Dryden et al. 2016, who send
-    means.
-    """
-
-    k: int | float | str
-    values: str = "exact"
-    deterministic = True
-
-    def __post_init__(self) -> None:
-        if self.values not in ("exact", "means"):
-            raise InputError.of("values", f"unknown {self.values!r}", "allowed: exact, means")
-
-    def encode(self, x: Tensor, stream: Stream) -> Message:
-        count_of(self.k, x.shape[-1])  # for its complaints
-        kept = per_count(sign_counts(x), lambda n: (self._of(n),))[0]
-        held = signed_kept(x, kept)
-        if self.values == "exact":
-            return RaggedMessage(x.shape[-1], x.dtype, *held)
-        counts, indices, values = held
-        negative = values < 0
-        live = torch.arange(values.shape[-1], device=x.device) < counts[..., None]
-        means, shown = [], torch.zeros_like(values)
-        for group in (~negative & live, negative):
-            of = group.sum(-1, keepdim=True)
-            total = values.double().where(group, 0.0).sum(-1, keepdim=True)
-            means.append((total / of.clamp(min=1)).to(x.dtype))
-            shown = torch.where(group, means[-1], shown)
-        pair = torch.cat(means, -1)
-        return TwoMeansMessage(x.shape[-1], x.dtype, counts, indices, shown, pair)
-
-    def _of(self, n: int) -> int:
-        """Return how many of n entries of a sign are kept."""
-        if n == 0:
-            return 0
-        text = str(self.k).strip()
-        share = text.endswith("%") or Decimal(text) % 1 != 0
-        return count_of(self.k, n) if share else min(int(Decimal(text)), n)
-
-    def alpha(self, d: int) -> float:
-        kept = count_of(self.k, d)
-        least = kept / d if self._of(2 * d) == kept else max(self._share(), 1 / d)
-        return least if self.values == "exact" else min(1 / kept, least)
-
-    def b1(self, d: int) -> tuple[float, float]:
-        return self.alpha(d), 1.0
-
-    def b2(self, d: int) -> tuple[float, float]:
-        return self.alpha(d), 1.0
-
-    def _share(self) -> float:
-        text = str(self.k).strip()
-        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-
-
 def at_least(x: Tensor, cut: Tensor) -> RaggedMessage:
     """Return the message of the entries with |x_j| >= cut (*lead, of x's dtype) that are not zero.
 
@@ -189,9 +125,79 @@ def at_least(x: Tensor, cut: Tensor) -> RaggedMessage:
         return RaggedMessage(
             x.shape[-1], x.dtype, *ragged(x, (size >= cut[..., None]) & (size > 0))
         )
-    bits = bits_of(x)
-    least = cut.contiguous().view(-1).numpy().view(bits.dtype)
-    marks = mark(bits, np.maximum(least - 1, 0))
-    shape = x.shape[:-1]
-    held = (part.view(*shape, part.shape[-1]) for part in collect(bits, marks, x.dtype))
-    return RaggedMessage(x.shape[-1], x.dtype, torch.from_numpy(marks.counts).view(shape), *held)
+    form = FORMS[x.dtype]
+    least = cut.contiguous().view(-1).numpy().view(form.integer)
+    return RaggedMessage(x.shape[-1], x.dtype, *above(x, np.maximum(least - 1, 0)))
+
+
+def energy_kept(x: Tensor, share: float) -> Ragged:
+    """Return the fewest entries with that share of ||x||^2: counts, indices and values.
+
+    The largest first, ties by lowest index. In float64, relative to the largest entry. A row of zeros
+    keeps none; one with entries that are not finite keeps those, all of them.
+    """
+    if x.device.type != "cpu":
+        return energy_kept_torch(x, share)
+    rows, form = x.reshape(-1, x.shape[-1]).numpy(), FORMS[x.dtype]
+    cuts, ties = np.empty(len(rows), form.integer), np.empty(len(rows), np.int64)
+    run_shared(
+        lambda a, b: _cuts(rows[a:b], share, form.mask, form.inf, cuts[a:b], ties[a:b]),
+        len(rows),
+        COST_OF_ENERGIES * rows.size,
+    )
+    return above(x, cuts, ties)
+
+
+def energy_kept_torch(x: Tensor, share: float) -> Ragged:
+    """Return the same by a sort, up to the rounding of sums (on other devices)."""
+    size = sizes_torch(x)
+    most = size.amax(-1, keepdim=True).double()
+    part = size.double() / torch.where((most > 0) & most.isfinite(), most, 1.0)
+    energy = torch.where(size.isfinite(), part, 0.0).square()
+    needed = share * energy.sum(-1, keepdim=True)
+    rank = rank_of(size)
+    held = torch.zeros_like(energy).scatter_(-1, rank, energy).cumsum(-1)
+    kept = (held < needed).sum(-1, keepdim=True) + 1
+    keep = torch.where(most.isfinite(), (rank < kept) & (size > 0), size.isinf())
+    return ragged(x, keep)
+
+
+@compiled
+def _cuts(rows, share, mask, inf, cuts, ties):
+    d = rows.shape[1]
+    sizes, energies, weight = np.empty(d, cuts.dtype), np.empty(d), np.empty(BUCKETS)
+    for r in range(rows.shape[0]):
+        bits, n, above, needed = rows[r].view(cuts.dtype), d, 0.0, 0.0
+        for j in range(d):
+            sizes[j] = min(bits[j] & mask, inf)
+        low, high = sizes.min(), sizes.max()
+        cuts[r], ties[r] = min(high, inf - 1), 0
+        if high == 0 or high == inf:  # nothing to keep, or what is not finite
+            continue
+        scale = 1 / max(np.float64(np.abs(rows[r]).max()), 1e-300)
+        for j in range(d):
+            part = np.float64(rows[r, j]) * scale
+            energies[j] = part * part
+            needed += share * energies[j]
+        while (
+            low < high
+        ):  # the least size that is kept is among the n left, by histograms of energy
+            shift, left = 0, 0
+            while (high - low) >> shift >= BUCKETS:
+                shift += 1
+            bucket = (high - low) >> shift
+            weight[: bucket + 1] = 0
+            for j in range(n):
+                weight[(sizes[j] - low) >> shift] += energies[j]
+            while bucket > 0 and above + weight[bucket] < needed:
+                above += weight[bucket]
+                bucket -= 1
+            for j in range(n):
+                size = sizes[j]
+                sizes[left], energies[left] = size, energies[j]
+                left += (size - low) >> shift == bucket
+            n = left
+            low, high = sizes[:n].min(), sizes[:n].max()
+        cuts[r], ties[r] = high, n
+        if energies[0] > 0:
+            ties[r] = min(max(np.int64(np.ceil((needed - above) / energies[0])), 1), n)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -56,7 +55,7 @@ def hash_torch(keys: Tensor, counters: Tensor | int) -> Tensor:
     return _mix(keys + (step if isinstance(step, Tensor) else (step + 2**63) % 2**64 - 2**63))
 
 
-@numba.njit(inline="always")
+@compiled(inline="always")
 def hash_numba(key: np.uint64, counter: np.uint64) -> np.uint64:
     """Return splitmix64(key, counter) for scalars, for use in CPU kernels."""
     z = key + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)

@@ -1,7 +1,7 @@
 """Message kinds and their packing: bytes in, the same message out, bit for bit."""
 
 from raybench.core.counts import Counts
-from raybench.wire.base import DTYPES, KINDS, Message, unpack
+from raybench.wire.base import DTYPES, HALVES, KINDS, Message, unpack
 from raybench.wire.compound import (
     CasesMessage,
     ConcatMessage,
@@ -22,6 +22,7 @@ from raybench.wire.sparse import (
 
 __all__ = [
     "DTYPES",
+    "HALVES",
     "KINDS",
     "CasesMessage",
     "ConcatMessage",

@@ -9,7 +9,6 @@ of 3^j times symbol 64 j + i; what is left over lies five consecutive trits to a
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -44,7 +43,7 @@ def trit_bytes(count: int) -> int:
 # of the block, the bytes beginning at column ``at``.
 
 
-@numba.njit(inline="always")
+@compiled(inline="always")
 def _swap(a, b, by, mask):
     t = U8((U8(a >> U8(by)) ^ b) & U8(mask))
     return U8(a ^ U8(t << U8(by))), U8(b ^ t)

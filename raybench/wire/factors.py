@@ -42,10 +42,10 @@ class FactorsMessage(Message):
     def _write(self, out: Tensor) -> None:
         out.copy_(self._product(self.left, self.right))
 
-    def sum_clients(self) -> Tensor:
+    def _sum(self) -> Tensor:
         """Return the sum over clients: one product of all their factors side by side."""
         if self.present is not None or self.lead.numel() == 0:
-            return super().sum_clients()
+            return super()._sum()
         side_by_side = (
             x.movedim(-3, -2).flatten(-2) for x in (self.left, self.right)
         )  # (.., a, n r)
@@ -54,9 +54,6 @@ class FactorsMessage(Message):
     def _cost(self) -> Counts:
         (a, r), b = self.left.shape[-2:], self.right.shape[-2]
         return Counts(values=r * (a + b))
-
-    def _size(self) -> int:
-        return int(self._cost().values) * self.dtype.itemsize
 
     def _payload(self) -> Tensor:
         flat = torch.cat((self.left.flatten(-2), self.right.flatten(-2)), -1)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
-from raybench.wire import bitpack, indices
+from raybench.wire import indices
 from raybench.wire.base import DTYPES, Message
 from raybench.wire.compound import ConcatMessage
 from raybench.wire.dense import DenseMessage
@@ -41,11 +41,6 @@ class SupportMessage(Message):
         """How many coordinates a row has."""
         return self.indices.shape[-1]
 
-    @property
-    def index_bits(self) -> int:
-        """Bits that the indices take on the wire."""
-        return indices.code_of(self.d, self.k).bits
-
     def holding(self, values: Tensor, scale: float) -> Scattered:
         """Return the sparse message of values (*lead, k) at these coordinates."""
         return SparseMessage(self.d, self.dtype, self.indices, values, scale=scale)
@@ -56,9 +51,6 @@ class SupportMessage(Message):
 
     def _cost(self) -> Counts:
         return index_cost(self.d, self.k)
-
-    def _size(self) -> int:
-        return bitpack.bytes_of(self.index_bits)
 
     def _payload(self) -> Tensor:
         return indices.encode(self.indices, self.d)
@@ -98,9 +90,6 @@ class SeededSupportMessage(SeededMessage):
     def _cost(self) -> Counts:
         return Counts()
 
-    def _size(self) -> int:
-        return 0
-
     def _payload(self) -> Tensor:
         return self.values.new_empty(*self.lead, 0)
 
@@ -133,10 +122,10 @@ class NestedMessage(ConcatMessage):
     def _write(self, out: Tensor) -> None:
         self.plain()._write(out)
 
-    def add_to(self, target: Tensor) -> Tensor:
+    def _add(self, target: Tensor) -> Tensor:
         return self.plain().add_to(target)
 
-    def sum_clients(self) -> Tensor:
+    def _sum(self) -> Tensor:
         return self.plain().sum_clients()
 
     def union(self) -> Counts:
@@ -198,12 +187,12 @@ class SumMessage(ConcatMessage):
             else:
                 part.add_to(out)
 
-    def add_to(self, target: Tensor) -> Tensor:
+    def _add(self, target: Tensor) -> Tensor:
         for part in self._weighted():
             part.add_to(target)
         return target
 
-    def sum_clients(self) -> Tensor:
+    def _sum(self) -> Tensor:
         first, *others = self._weighted()
         total = first.sum_clients()
         for part in others:
@@ -250,11 +239,11 @@ class ScaledMessage(ConcatMessage):
         if self.scale != 1.0:
             out.mul_(self.scale)
 
-    def add_to(self, target: Tensor) -> Tensor:
+    def _add(self, target: Tensor) -> Tensor:
         product = self.product()
         return target.add_(self.decode()) if product is None else product.add_to(target)
 
-    def sum_clients(self) -> Tensor:
+    def _sum(self) -> Tensor:
         product = self.product()
         return self.decode().sum(-2) if product is None else product.sum_clients()
 

@@ -79,10 +79,10 @@ class _Scattered(Message):
         # half a copy of out at a share of 1%, in any order of the support
         out.zero_().scatter_(-1, self.support(), self._scaled())
 
-    def add_to(self, target: Tensor) -> Tensor:
+    def _add(self, target: Tensor) -> Tensor:
         return target.scatter_add_(-1, self.support(), self._weighted())
 
-    def sum_clients(self) -> Tensor:
+    def _sum(self) -> Tensor:
         *lead, n, k = self.values.shape
         out = torch.zeros(*lead, self.d, dtype=self.dtype, device=self.device)
         where = self.support().reshape(*lead, n * k)
@@ -126,14 +126,6 @@ class SparseMessage(_Scattered):
         k = self.values.shape[-1]
         return index_cost(self.d, k)._replace(values=k)
 
-    @property
-    def index_bits(self) -> int:
-        """Bits that the indices take on the wire."""
-        return code_of(self.d, self.values.shape[-1]).bits
-
-    def _size(self) -> int:
-        return bitpack.bytes_of(self.index_bits) + self.values.shape[-1] * self.dtype.itemsize
-
     def _payload(self) -> Tensor:
         return torch.cat((bitpack.to_bytes(self.values), encode(self.indices, self.d)), -1)
 
@@ -168,9 +160,6 @@ class SeededMessage(_Scattered):
 
     def _cost(self) -> Counts:
         return Counts(values=self.values.shape[-1])
-
-    def _size(self) -> int:
-        return self.values.shape[-1] * self.dtype.itemsize
 
     def _payload(self) -> Tensor:
         return bitpack.to_bytes(self.values)
@@ -250,11 +239,6 @@ class RaggedMessage(_Scattered):
         )
         return Counts(*costs)
 
-    @property
-    def index_bits(self) -> Tensor:
-        """Bits that each row's indices take on the wire, int64 of shape lead."""
-        return codes_of(self.counts, self.d)[2]
-
     def _sends(self) -> Tensor:
         own = torch.arange(self.values.shape[-1], device=self.device) < self.counts[..., None]
         return own & super()._sends()
@@ -263,7 +247,8 @@ class RaggedMessage(_Scattered):
         return _head(self.d) + self.counts * self.dtype.itemsize
 
     def _size(self) -> Tensor:
-        return self._starts() + (self.index_bits + 7) // 8
+        bits = codes_of(self.counts, self.d)[2]  # without the entropies, which the cost computes
+        return self._starts() + (bits + 7) // 8
 
     def _payload(self) -> Tensor:
         size, counts = self._size(), self.counts.reshape(-1)

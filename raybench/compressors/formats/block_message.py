@@ -156,10 +156,6 @@ class BlockMessage(Message):
         values, small = _scale_counts(self.d, self.block, self.format, self.double)
         return Counts(values=values, raw=self.width * self.d + 8 * small)
 
-    def _size(self) -> int:
-        values, small = _scale_counts(self.d, self.block, self.format, self.double)
-        return values * self.dtype.itemsize + small + bitpack.bytes_of(self.d * self.width)
-
     def _payload(self) -> Tensor:
         parts = [bitpack.to_bytes(x) for x in (self.tops, self.scales)]
         out = torch.empty(*self.lead, self._size(), dtype=torch.uint8, device=self.device)

@@ -50,9 +50,6 @@ class HalfMessage(Message):
     def _cost(self) -> Counts:
         return Counts(values=int(self.scaled_by_max), raw=16 * self.d)
 
-    def _size(self) -> int:
-        return self.scales.shape[-1] * self.dtype.itemsize + 2 * self.d
-
     def _payload(self) -> Tensor:
         return torch.cat((bitpack.to_bytes(self.scales), bitpack.to_bytes(self.values)), -1)
 

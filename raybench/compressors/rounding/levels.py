@@ -109,9 +109,6 @@ class RoundedMessage(Message):
     def _cost(self) -> Counts:
         return Counts(raw=self.d * self.width)
 
-    def _size(self) -> int:
-        return bitpack.bytes_of(self.d * self.width)
-
     def _payload(self) -> Tensor:
         return bitpack.pack(self.codes, self.width)
 

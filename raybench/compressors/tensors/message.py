@@ -107,9 +107,6 @@ class TensorMessage(Message):
     def _cost(self) -> Counts:
         return Counts(values=self.values.shape[-1])
 
-    def _size(self) -> int:
-        return self.values.shape[-1] * self.dtype.itemsize
-
     def _payload(self) -> Tensor:
         return bitpack.to_bytes(self.values)
 
