@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from raybench.compressors import Role, unpack
 from raybench.compressors.dithering import Dithering, NaturalDithering, TernGrad
 from raybench.compressors.identity import Identity, Zero
-from raybench.compressors.natural import Natural
+from raybench.compressors.rounding import Natural
 from raybench.compressors.selection.by_size import largest, largest_torch
 from raybench.compressors.selection.top_k import TopK
 from raybench.compressors.sign import ScaledSign
@@ -47,6 +47,12 @@ CASES |= {
 }
 CASES["top_k:k=3"] = ("top_k", {"k": 3})
 CASES["rand_k:k=3"] = ("rand_k", {"k": 3})
+# the defaults of both round to powers of two, which need no table of levels
+CASES["rounding:levels=1,1.5"] = ("rounding", {"levels": (1, 1.5)})
+CASES["exponential_rounding:base=3,unbiased=False"] = (
+    "exponential_rounding",
+    {"base": 3.0, "unbiased": False},
+)
 
 
 @lru_cache(maxsize=2)

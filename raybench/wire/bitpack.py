@@ -73,9 +73,10 @@ def _transpose(c, o):  # 64 matrices of 8 x 8 bits at once; its own inverse
 @compiled
 def _plain(codes, width, out):  # one row, least significant bit first
     held, filled, at = np.uint64(0), 0, 0
+    mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)  # a narrow code may be negative
     often = 32 if width <= 32 else 8  # bits that are written together
     for j in range(codes.shape[0]):
-        held |= np.uint64(codes[j]) << np.uint64(filled)
+        held |= (np.uint64(codes[j]) & mask) << np.uint64(filled)
         filled += width
         while filled >= often:
             for i in range(often // 8):

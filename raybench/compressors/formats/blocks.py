@@ -10,26 +10,28 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor
-from raybench.compressors.kernels.block_codes import (
-    block_max,
-    in_blocks,
-    mids_of,
-    nf4_codes,
-    nonzero,
-    spread,
-)
-from raybench.compressors.kernels.small_floats import mx_codes
-from raybench.core.registry import Choice, Flag, Integer, compressor
-from raybench.core.streams import Stream
-from raybench.wire import Message
-from raybench.wire.block_formats import (
+from raybench.compressors.formats.block_message import (
     FORMATS,
-    GROUP,
+    SCALES_PER_TOP,
     BlockMessage,
     blocks_of,
     factors_of,
+    nonzero,
+    shared_max,
     table_of,
 )
+from raybench.compressors.formats.small_floats import ELEMENTS, mx_codes
+from raybench.compressors.norms import in_buckets
+from raybench.core.compiled import compiled
+from raybench.core.parallel import run_tiled
+from raybench.core.registry import Choice, Flag, Integer, compressor
+from raybench.core.streams import Stream
+from raybench.wire import Message
+from raybench.wire.levels import aligned, spread
+
+SEARCH_WORK = 2.0  # of a number, in additions
+NF4_MIDS = 15  # points midway between its levels
+
 
 # Constants ---------------------------------------------------------------------------------------
 
@@ -93,7 +95,7 @@ class NF4(Compressor):
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d = x.shape[-1]
-        scales = block_max(x, self.block)
+        scales = shared_max(x, self.block)
         tops = scales[..., :0]
         if self.double:
             scales, tops = _in_bytes(scales)
@@ -105,16 +107,54 @@ class NF4(Compressor):
         size = min(self.block, d)
         if not self.double:
             return tight_alpha("nf4", size)
-        shared = min(blocks_of(d, self.block), GROUP)
+        shared = min(blocks_of(d, self.block), SCALES_PER_TOP)
         return _double_alpha(size, shared)
 
 
 def _in_bytes(scales: Tensor) -> tuple[Tensor, Tensor]:
     """Return scales (*lead, nb) as bytes, shares of the largest of 256, and those largest."""
-    tops = in_blocks(scales, GROUP).amax(-1)
-    share = scales / nonzero(spread(tops, GROUP, scales.shape[-1]))
+    tops = in_buckets(scales, SCALES_PER_TOP).amax(-1)
+    share = scales / nonzero(spread(tops, SCALES_PER_TOP, scales.shape[-1]))
     levels = table_of("scales", scales.dtype, scales.device)
     return torch.bucketize(share, mids_of(levels)).to(torch.uint8), tops
+
+
+def mids_of(levels: Tensor) -> Tensor:
+    """Return the points midway between ascending levels."""
+    return (levels[1:] + levels[:-1]) / 2
+
+
+def nf4_codes(x: Tensor, factors: Tensor, block: int) -> Tensor:
+    """Return which level of NF4 is nearest to x_j over the factor (*lead, nb) of its block, of two the lower.
+
+    uint8 (*lead, d): how many of the points midway between levels lie below; 0 for NaN.
+    """
+    d, mids = x.shape[-1], mids_of(table_of("nf4", x.dtype, x.device))
+    if x.device.type != "cpu" or not x.numel():
+        share = x / spread(factors, block, d)
+        return torch.bucketize(share, mids).where(~share.isnan(), 0).to(torch.uint8)
+    out = torch.empty(x.shape, dtype=torch.uint8)
+    rows, codes, points = x.view(-1, d).numpy(), out.view(-1, d).numpy(), mids.numpy()
+    by = factors.contiguous().view(len(rows), -1).numpy()
+
+    def work(r0: int, r1: int, lo: int, hi: int) -> None:
+        _nearest(rows, by, block, points, r0, r1, lo, hi, codes)
+
+    run_tiled(work, len(rows), d, SEARCH_WORK, aligned(block))
+    return out
+
+
+@compiled
+def _nearest(rows, by, block, mids, r0, r1, lo, hi, out):
+    for r in range(r0, r1):
+        for b in range(lo // block, -(-hi // block)):
+            start, stop, factor = b * block, min((b + 1) * block, hi), by[r, b]
+            row, o = rows[r, start:stop], out[r, start:stop]
+            for j in range(row.shape[0]):
+                share, code = row[j] / factor, np.int32(0)
+                for m in range(NF4_MIDS):  # a constant, so that the loop is unrolled and vectorised
+                    code += np.int32(share > mids[m])
+                o[j] = code
 
 
 @lru_cache(maxsize=256)
@@ -142,10 +182,9 @@ class _MX(Compressor):
     deterministic = True
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
-        element = self._element()
-        codes, scales = mx_codes(x, self.block, element)
-        empty = x.new_empty(*x.shape[:-1], 0)
-        return BlockMessage(x.shape[-1], x.dtype, codes, scales, empty, element, self.block)
+        element, none = self._element(), x.new_empty(*x.shape[:-1], 0)
+        codes, scales = mx_codes(x, ELEMENTS[element], self.block)
+        return BlockMessage(x.shape[-1], x.dtype, codes, scales, none, element, self.block)
 
     def _element(self) -> str:
         raise NotImplementedError

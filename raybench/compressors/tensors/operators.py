@@ -1,4 +1,4 @@
-"""Tensor operators: the vector is read as a tensor, and a decomposition of low rank is sent."""
+"""The operators on tensors: what each keeps, guarantees and sends."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+import raybench.compressors.tensors.decompositions as methods
 from raybench.compressors.base import Compressor, count_of
-from raybench.compressors.kernels import decompositions as methods
-from raybench.compressors.kernels.low_rank import without_nonfinite
-from raybench.compressors.low_rank import (
+from raybench.compressors.low_rank.operators import (
     AUTO,
     Projection,
     at_least,
@@ -24,12 +23,13 @@ from raybench.compressors.low_rank import (
     near_square,
     shape_from,
     sizes_of,
+    without_nonfinite,
 )
+from raybench.compressors.tensors.message import Sizes, TensorMessage, values_of
 from raybench.core.errors import InputError
 from raybench.core.registry import Integer, List, Param, compressor
 from raybench.core.streams import Stream
 from raybench.wire import Dense, Message
-from raybench.wire.tensors import Sizes, TensorMessage, values_of
 
 DIMS = Param(
     "list",

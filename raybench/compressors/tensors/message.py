@@ -11,9 +11,8 @@ from torch import Tensor
 
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
-from raybench.wire import bitpack
+from raybench.wire import Message, bitpack
 from raybench.wire.base import DTYPES
-from raybench.wire.factors import ProductMessage, times
 
 Sizes = tuple[int, ...]
 
@@ -36,33 +35,20 @@ def values_of(form: str, dims: Sizes, ranks: Sizes) -> int:
     return sum(math.prod(shape) for shape in shapes_of(form, dims, ranks))
 
 
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    out = left.new_empty(left.shape[0], left.shape[1] * right.shape[2])
-    times(left, right, out)
-    return out
+def unfold(T: Tensor, k: int) -> Tensor:
+    """Return the k-th unfolding (R, n_k, rest) of T (R, n_1, .., n_N), k = 0 .. N-1."""
+    return T.movedim(k + 1, 1).flatten(2)
 
 
-def tucker_pair(core: Tensor, factors: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return U_1 and the first unfolding of core x_2 U_2 .. x_N U_N, for core (R, r_1, .., r_N)."""
-    R, *ranks = core.shape
-    T, last = core.reshape(R, -1, ranks[-1]), factors[-1].mT
-    for k in range(len(ranks) - 1, 0, -1):
-        if k == len(ranks) - 1:
-            T = _product(T, last)
-        else:
-            before = math.prod(ranks[:k])
-            U = factors[k][:, None].expand(R, before, -1, -1).reshape(-1, *factors[k].shape[1:])
-            T = _product(U, T.reshape(R * before, ranks[k], -1))
-    return factors[0], T.view(R, ranks[0], -1)
+def fold(M: Tensor, shape: Sizes, k: int) -> Tensor:
+    """Return the tensor (R, ..) whose k-th unfolding is M; its sizes but for axis k are those of ``shape``."""
+    others = [n for j, n in enumerate(shape) if j != k]
+    return M.unflatten(2, others).movedim(1, k + 1)
 
 
-def tt_pair(cores: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the first core and the unfolding of all others, for cores (R, r_(k-1), n_k, r_k)."""
-    T = cores[-1][..., 0]
-    for core in reversed(cores[1:-1]):
-        R, before, n, after = core.shape
-        T = _product(core.reshape(R, before * n, after), T).view(R, before, -1)
-    return cores[0][:, 0], T
+def multiply(T: Tensor, k: int, U: Tensor) -> Tensor:
+    """Return T x_k U, every line of T along axis k multiplied by U (R, m, n_k)."""
+    return fold(U @ unfold(T, k), T.shape[1:], k)
 
 
 def khatri_rao(lines: list[Tensor]) -> Tensor:
@@ -73,8 +59,23 @@ def khatri_rao(lines: list[Tensor]) -> Tensor:
     return out
 
 
+def rebuilt(form: str, parts: list[Tensor]) -> Tensor:
+    """Return the tensors (R, n_1 .. n_N), flat, of parts (R, *shape) as ``shapes_of`` has them."""
+    T = parts[0]
+    if form == "cp":
+        T = T.mT @ khatri_rao(parts[1:])
+    elif form == "tt":
+        for core in parts[1:]:
+            T = T.flatten(1, -2) @ core.flatten(2)
+            T = T.unflatten(2, core.shape[2:])
+    else:
+        for k, U in enumerate(parts[1:]):
+            T = multiply(T, k, U)
+    return T.flatten(1)
+
+
 @dataclass(eq=False)
-class TensorMessage(ProductMessage):
+class TensorMessage(Message):
     """A tensor in parts: ``values`` (*lead, m), all parts end to end, as ``shapes_of`` says.
 
     form: tucker, tt or cp; dims: the sizes n_1 .. n_N, N >= 2, whose product is at least d; ranks: as
@@ -100,23 +101,11 @@ class TensorMessage(ProductMessage):
         pieces = flat.split([math.prod(s) for s in shapes], -1)
         return [p.reshape(len(flat), *s) for p, s in zip(pieces, shapes, strict=True)]
 
-    def pair(self) -> tuple[Tensor, Tensor]:
-        first, *rest = parts = self.parts()
-        if self.form == "tucker":
-            left, right = tucker_pair(first, rest)
-        elif self.form == "tt":
-            left, right = tt_pair(parts)
-        else:
-            left, right = first.mT, khatri_rao(rest)
-        return left.reshape(*self.lead, *left.shape[1:]), right.reshape(
-            *self.lead, *right.shape[1:]
-        )
+    def _decode(self) -> Tensor:
+        return rebuilt(self.form, self.parts())[:, : self.d].reshape(*self.lead, self.d)
 
     def _cost(self) -> Counts:
         return Counts(values=self.values.shape[-1])
-
-    def _size(self) -> int:
-        return self.values.shape[-1] * self.dtype.itemsize
 
     def _payload(self) -> Tensor:
         return bitpack.to_bytes(self.values)

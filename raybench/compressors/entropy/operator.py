@@ -8,11 +8,11 @@ from torch import Tensor
 
 from raybench.compressors.base import Compressor
 from raybench.compressors.compose import Composed, Made
+from raybench.compressors.entropy.message import coded, library
 from raybench.core.errors import InputError
 from raybench.core.registry import Operator, compressor
 from raybench.core.streams import Stream
 from raybench.wire import Message
-from raybench.wire.entropy import coded, library
 
 
 @compressor(

@@ -1,4 +1,4 @@
-"""Low-rank operators: the vector is read as a matrix, and a product of two thin factors is sent."""
+"""The operators on matrices: truncated singular value decomposition, and a step of PowerSGD."""
 
 from __future__ import annotations
 
@@ -9,17 +9,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn.functional import normalize, pad
 
 from raybench.compressors.base import Compressor
-from raybench.compressors.kernels.low_rank import (
-    columns_times,
-    matrix_of,
-    orthonormal,
-    rows_times,
-    without_nonfinite,
-)
-from raybench.compressors.kernels.svd import truncated_svd
+from raybench.compressors.low_rank.svd import truncated_svd
 from raybench.core.errors import InputError
 from raybench.core.registry import Integer, Param, compressor
 from raybench.core.streams import Stream
@@ -86,6 +81,23 @@ def _matrix(shape: tuple[int, ...] | str, rank: int, d: int) -> tuple[int, int, 
     return a, b, rank if rank * (a + b) < d else 0
 
 
+def matrix_of(flat: Tensor, b: int) -> Tensor:
+    """Return the matrices (R, a, b) of flat (R, d), zeros where it ends early."""
+    a = -(-flat.shape[1] // b)
+    return pad(flat, (0, a * b - flat.shape[1])).view(-1, a, b)
+
+
+def without_nonfinite(flat: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return flat (R, d) with rows of NaN or infinity set to zero, and which they are (None: none).
+
+    Decompositions refuse such matrices; the rows' messages are then filled with NaN.
+    """
+    bad = ~flat.isfinite().all(-1)
+    if not bool(bad.any()):
+        return flat, None
+    return flat.masked_fill(bad[:, None], 0), bad
+
+
 class Projection(Compressor):
     """Base of operators whose C(x) is an orthogonal projection of x onto a subspace chosen from x.
 
@@ -144,7 +156,7 @@ class SVD(LowRank):
     """C(x) = sum of the r leading terms s_i u_i v_i' of x read as a matrix a x b: best rank-r matrix.
 
     ||C(x) - x||^2 = sum of s_i^2, i > r, so alpha = r / min(a, b), tight on orthogonal matrices.
-    Deterministic; exact, about min(a, b) d work: seconds at d = 10^6, see ``power_step``. Sent: U S and V,
+    Deterministic; exact, about min(a, b) d work: seconds at d = 10^6, see ``power_step``. Sent: U and V S,
     r (a + b) values; where that is d or more, x itself (alpha = 1). shape: sizes whose product is d
     or little more (zeros are appended); more than two, as (o, i, h, w) of a convolution, are folded to
     first x rest; auto: the variable's own if it is one tensor, else nearly square. Raises InputError
@@ -159,10 +171,10 @@ class SVD(LowRank):
         if not r:
             return Dense(x)
         flat, bad = without_nonfinite(x.view(-1, d))
-        left, right = truncated_svd(matrix_of(flat, b).mT, r)  # left: V, right: (U S)'
+        left, right = truncated_svd(matrix_of(flat, b), r)
         if bad is not None:
-            right[bad] = math.nan
-        factors = right.mT.reshape(*x.shape[:-1], a, r), left.reshape(*x.shape[:-1], b, r)
+            left[bad] = math.nan
+        factors = left.reshape(*x.shape[:-1], a, r), right.mT.reshape(*x.shape[:-1], b, r)
         return FactorsMessage(d, x.dtype, *factors)
 
 
@@ -196,9 +208,12 @@ class PowerStep(LowRank):
         a, b, r = _matrix(self.shape, self.rank, d)
         if not r:
             return Dense(x)
-        flat, Q = x.view(-1, d), stream.normal(b * r).view(-1, r, b)
-        for _ in range(self.iterations):
-            P = orthonormal(rows_times(flat, b, Q))
-            Q = columns_times(flat, b, P)
-        left, right = P.to(x.dtype).mT.contiguous(), Q.to(x.dtype).mT
-        return FactorsMessage(d, x.dtype, left.view(*lead, a, r), right.view(*lead, b, r))
+        M, Q = matrix_of(x.view(-1, d), b), stream.normal(b * r).view(-1, r, b).to(x.dtype)
+        for step in range(self.iterations):
+            if step:  # of length 1, lest a further product with M vanish or overflow
+                Q = normalize(Q, dim=-1, eps=torch.finfo(Q.dtype).tiny)
+            # M stands on the right of thin rows: BLAS is several times as fast so
+            P = torch.linalg.qr((Q @ M.mT).mT).Q.mT
+            Q = P @ M
+        left, right = P.mT.reshape(*lead, a, r), Q.mT.reshape(*lead, b, r)
+        return FactorsMessage(d, x.dtype, left, right)

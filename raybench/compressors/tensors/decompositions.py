@@ -1,4 +1,4 @@
-"""Tensor decompositions of a batch, row by row the same: Tucker (three ways), tensor trains, CP.
+"""Tensor decompositions of a batch: Tucker (three ways), tensor trains, CP, and what they guarantee.
 
 A tensor is X (R, n_1, .., n_N); its k-th unfolding has the n_k slices as rows. Parts are as
 ``shapes_of`` of the tensor messages says.
@@ -11,44 +11,21 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize, pad
 
-from raybench.compressors.kernels.low_rank import columns_times, rows_times, solve
-from raybench.compressors.kernels.svd import truncated_svd
+from raybench.compressors.low_rank.svd import truncated_svd
+from raybench.compressors.tensors.message import Sizes, fold, khatri_rao, multiply, rebuilt, unfold
 from raybench.core.streams import stream
-from raybench.wire.tensors import Sizes, khatri_rao
 
 Parts = list[Tensor]
-
-
-def unfold(T: Tensor, k: int) -> Tensor:
-    """Return the k-th unfolding (R, n_k, rest) of T, k = 0 .. N-1."""
-    return T.movedim(k + 1, 1).reshape(T.shape[0], T.shape[k + 1], -1)
-
-
-def fold(M: Tensor, shape: torch.Size, k: int) -> Tensor:
-    """Return the tensor of shape ``shape``, but for axis k, whose k-th unfolding is M."""
-    others = [n for j, n in enumerate(shape[1:]) if j != k]
-    return M.reshape(M.shape[0], M.shape[1], *others).movedim(1, k + 1)
-
-
-def project(T: Tensor, k: int, U: Tensor) -> Tensor:
-    """Return T x_k U', U (R, n_k, r)."""
-    M = unfold(T, k)
-    value = columns_times(M.flatten(1), M.shape[2], U.mT.double()).to(T.dtype)
-    return fold(value, T.shape, k)
-
-
-def energy(T: Tensor) -> Tensor:
-    """Return ||T||^2 per row, float64 (R,); a row's does not depend on the others."""
-    flat = T.reshape(T.shape[0], -1)
-    return rows_times(flat, flat.shape[1], flat.double()[:, None]).flatten()
+RIDGE = 1e-14  # added to Gram matrices of unit vectors, lest they be singular
 
 
 def hosvd(X: Tensor, ranks: Sizes) -> Parts:
     """Return core and factors: U_k the leading left singular vectors of X's own unfoldings."""
     factors, core = [truncated_svd(unfold(X, k), r)[0] for k, r in enumerate(ranks)], X
     for k, U in enumerate(factors):
-        core = project(core, k, U)
+        core = multiply(core, k, U.mT)
     return [core, *factors]
 
 
@@ -57,7 +34,7 @@ def st_hosvd(X: Tensor, ranks: Sizes) -> Parts:
     core, factors = X, []
     for k, r in enumerate(ranks):
         U, left = truncated_svd(unfold(core, k), r)
-        core = fold(left, core.shape, k)
+        core = fold(left, core.shape[1:], k)
         factors.append(U)
     return [core, *factors]
 
@@ -73,13 +50,13 @@ def hooi(X: Tensor, ranks: Sizes, iterations: int) -> Parts:
         for k, r in enumerate(ranks):
             core = X
             for j, U in enumerate(factors):
-                core = core if j == k else project(core, j, U)
+                core = core if j == k else multiply(core, j, U.mT)
             Y = unfold(core, k)
             kept = min(r, Y.shape[2])
             U, left = truncated_svd(Y, kept)
-            factors[k] = torch.nn.functional.pad(U, (0, r - kept))
-            core = fold(torch.nn.functional.pad(left, (0, 0, 0, r - kept)), core.shape, k)
-    return _better(energy(core) > energy(start[0]), [core, *factors], start)
+            factors[k] = pad(U, (0, r - kept))
+            core = fold(pad(left, (0, 0, 0, r - kept)), core.shape[1:], k)
+    return _better(_energy(core) > _energy(start[0]), [core, *factors], start)
 
 
 def tensor_train(X: Tensor, ranks: Sizes) -> Parts:
@@ -98,68 +75,50 @@ def cp(X: Tensor, rank: int, iterations: int) -> Parts:
     end, fixed Gaussians. Each step solves for one axis exactly, so in exact arithmetic the error never
     exceeds that of the rank-1 start; where rounding breaks this, the start is returned.
     """
-    largest = X.abs().flatten(1).amax(-1)
-    size = largest.where(largest > 0, 1).view(-1, *[1] * (X.ndim - 1))
-    X = X / size
+    dtype, size = X.dtype, X.abs().flatten(1).amax(-1).view(-1, *[1] * (X.ndim - 1))
+    X = X.double() / size.where(size > 0, 1)
     core, *factors = st_hosvd(X, (1,) * (X.ndim - 1))
-    ones = [U.mT for U in factors]
-    ones[-1] = ones[-1] * core.view(-1, 1, 1)
-    start = [torch.cat((u, u.new_zeros(len(u), rank - 1, u.shape[2])), 1) for u in ones]
+    start = [pad(U.mT, (0, 0, 0, rank - 1)) for U in factors]
+    start[-1] = start[-1] * core.view(-1, 1, 1)
     unfolded = [unfold(X, k) for k in range(X.ndim - 1)]
     lines = [_first_lines(M, U, rank, k) for k, (M, U) in enumerate(zip(unfolded, factors))]
-    grams = [_gram(line) for line in lines]
+    ridge = RIDGE * torch.eye(rank, dtype=X.dtype, device=X.device)
     for _ in range(iterations):
         for k, M in enumerate(unfolded):
-            others = [j for j in range(len(lines)) if j != k]
-            rest, gram = khatri_rao([lines[j] for j in others]), grams[others[0]]
-            for j in others[1:]:
-                gram = gram * grams[j]
-            found = solve(gram, rows_times(M.flatten(1), M.shape[2], rest))
-            lines[k], grams[k] = _unit(found)
-    parts = [line.to(X.dtype) for line in (*lines[:-1], found)]
-    better = _missed(X, parts) < _missed(X, start)
+            others = [line for j, line in enumerate(lines) if j != k]
+            gram = math.prod((line @ line.mT for line in others), start=ridge * 0 + 1) + ridge
+            found = torch.linalg.solve(gram, khatri_rao(others) @ M.mT)
+            lines[k] = normalize(found, dim=-1)
+    parts = [*lines[:-1], found]
+    better = _energy(X - rebuilt("cp", parts).view(X.shape)) < _energy(
+        X - rebuilt("cp", start).view(X.shape)
+    )
     *lines, weighted = _better(better, parts, start)
-    return [*lines, weighted * size.view(-1, 1, 1)]
+    return [line.to(dtype) for line in (*lines, weighted * size.view(-1, 1, 1))]
 
 
 def _first_lines(M: Tensor, U: Tensor, rank: int, k: int) -> Tensor:
-    """Return unit vectors (R, rank, n_k), float64; the first is that of the rank-1 start."""
+    """Return unit vectors (R, rank, n_k); the first is that of the rank-1 start, U (R, n_k, 1)."""
     R, n, rest = M.shape
-    lines = [U.mT.double()]
+    lines = [U.mT]
     more = min(rank, n, rest)
     if more > 1:
-        lines.append(truncated_svd(M, more)[0][..., 1:].mT.double())
+        lines.append(truncated_svd(M, more)[0][..., 1:].mT)
     if rank > more:
         noise = stream(0, M.device).fold(k).normal((rank - more) * n).view(1, -1, n)
-        lines.append((noise / noise.norm(dim=-1, keepdim=True)).expand(R, -1, -1))
+        lines.append(normalize(noise, dim=-1).expand(R, -1, -1))
     return torch.cat(lines, 1)
 
 
-def _gram(lines: Tensor) -> Tensor:
-    R, r, n = lines.shape
-    return rows_times(lines.reshape(R, r * n), n, lines)
-
-
-def _unit(lines: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the lines scaled to length 1 (zero stays zero) and their Gram matrices."""
-    length = _gram(lines).diagonal(dim1=-2, dim2=-1).sqrt()
-    unit = lines / length.where(length > 0, 1.0)[..., None]
-    return unit, _gram(unit)
-
-
-def _missed(X: Tensor, lines: Parts) -> Tensor:
-    """Return ||X - sum of the lines' products||^2 per row, float64."""
-    first, rest = lines[0].double(), khatri_rao([line.double() for line in lines[1:]])
-    value = columns_times(rest.flatten(1), rest.shape[2], first.mT.contiguous())
-    return energy(X.double() - value.view(X.shape))
+def _energy(T: Tensor) -> Tensor:
+    """Return ||T||^2 per row, float64 (R,)."""
+    return T.double().flatten(1).square().sum(-1)
 
 
 def _better(choice: Tensor, one: Parts, other: Parts) -> Parts:
     """Return the parts of ``one`` in rows where ``choice`` holds, else those of ``other``."""
-    return [
-        torch.where(choice.view(-1, *[1] * (a.ndim - 1)), a, b)
-        for a, b in zip(one, other, strict=True)
-    ]
+    pairs = zip(one, other, strict=True)
+    return [torch.where(choice.view(-1, *[1] * (a.ndim - 1)), a, b) for a, b in pairs]
 
 
 def guaranteed(dims: Sizes, ranks: Sizes) -> float:

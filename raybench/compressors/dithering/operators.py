@@ -1,4 +1,4 @@
-"""Random dithering: each |x_j| / ||x||_p is rounded at random to a few levels, without bias."""
+"""The operators: dithering to equally spaced or geometric levels, of rows or buckets, and int8."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from raybench.compressors.base import Compressor
-from raybench.compressors.kernels.quantise import quantised
-from raybench.core.registry import Integer, Number, compressor
+from raybench.compressors.dithering.codes import quantised
+from raybench.core.registry import Choice, Integer, Number, compressor
 from raybench.core.streams import Stream
 from raybench.wire import Message
 
@@ -156,3 +156,39 @@ class NaturalDithering(Compressor):
 
     def omega(self, d: int) -> float:
         return ExponentialDithering(self.s, self.p, 2.0, self.bucket).omega(d)
+
+
+@compressor(
+    "int8",
+    bucket=Integer(0, low=0, help="numbers that share a scale; 0: all of a row"),
+    rounding=Choice(
+        "nearest", "stochastic", help="to the nearest level, or at random without bias"
+    ),
+)
+@dataclass(frozen=True)
+class Int8(Compressor):
+    """C(x)_j = (m/127) c_j, c_j the integer -127..127 nearest to 127 x_j/m, m = max|x_j| of a bucket.
+
+    The largest is exact, the others err by at most min(|x_j|, m/254): with B = min(bucket, d),
+    alpha = 1/(1 + (B - 1)/64516), reached where all but one are at m/254. ``rounding: stochastic``
+    is dithering with p = inf, s = 127: unbiased, omega = min(B/(4 s^2), (1 + sqrt B)/(2s)). Bits: 8 d
+    and a number of full width per bucket. NaN or infinity makes its bucket non-finite throughout.
+    Source: Dettmers 2015, 8-Bit Approximations; Alistarh et al. 2017.
+    """
+
+    bucket: int = 0
+    rounding: str = "nearest"
+
+    @property
+    def deterministic(self) -> bool:  # type: ignore[override]
+        return self.rounding == "nearest"
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        how = "nearest" if self.deterministic else "floor"
+        return quantised(x, stream, "linear", 127, math.inf, bucket=self.bucket, how=how)
+
+    def alpha(self, d: int) -> float | None:
+        return 1 / (1 + (_in_bucket(d, self.bucket) - 1) / 254**2) if self.deterministic else None
+
+    def omega(self, d: int) -> float | None:
+        return None if self.deterministic else Dithering(127, "inf", self.bucket).omega(d)
