@@ -32,9 +32,12 @@ PROBLEMS: dict[str, tuple[dict[str, Any], int]] = {  # and rounds
     "matrix 24 x 16": ({"name": "quadratic", "shape": [[24, 16]], "clients": 4}, 100),
 }
 ANYWHERE = [
-    *("identity", "top_k:k=1%", "top_k:k=10%", "rtop_k:k=10%", "rand_k:k=1%", "dgc:k=1%"),
-    *("block_top_k:k=1,block=10", "pos_neg_top_k:k=5", "adaptive_threshold", "wangni:k=10%"),
-    *("adaptive_threshold:energy=0.9", "l1_sampling", "random_sparsification:p=0.1", "perm_k"),
+    *("identity", "top_k:k=1%", "top_k:k=5%", "top_k:k=10%", "rtop_k:k=10%", "rand_k:k=1%"),
+    *("rand_k:k=10%,mask=common", "dgc:k=1%", "dgc:k=10%,truncate=random", "perm_k", "lazy"),
+    *("block_top_k:k=1,block=10", "block_top_k:k=1,block=10,form=blocks", "pos_neg_top_k:k=5"),
+    *("pos_neg_top_k:k=10%,values=means", "adaptive_threshold", "adaptive_threshold:rule=energy"),
+    *("adaptive_threshold:rule=percentile", "hard_threshold:threshold=0.001", "wangni:k=10%"),
+    *("adaptive_sparsification", "l1_sampling", "random_sparsification:p=0.1"),
     *("natural", "dithering", "natural_dithering", "qsgd", "terngrad", "scaled_sign", "one_bit"),
     *(
         "exponential_rounding",
@@ -86,7 +89,17 @@ def cases(pattern: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _section(operator: str) -> dict[str, Any]:
     name, _, given = operator.partition(":")
-    return {"name": name, **dict(part.split("=") for part in given.split(",") if part)}
+    pairs = [part.split("=") for part in given.split(",") if part]
+    return {"name": name, **{key: _value(text) for key, text in pairs}}
+
+
+def _value(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
 
 
 def serve() -> None:

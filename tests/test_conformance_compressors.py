@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from raybench.compressors import Compressor, Dense
-from raybench.compressors.top_k import TopK
+from raybench.compressors.selection.top_k import TopK
 from raybench.core.registry import lookup
 from raybench.core.streams import stream
 from raybench.testing.compressors import CHECKS, Subject, check_entry, conformance, examples
@@ -165,6 +165,9 @@ class FreeDense(DenseMessage):
 
     def _cost(self):
         return super()._cost()._replace(values=self.d // 10)
+
+    def _size(self):
+        return self.d * self.dtype.itemsize
 
 
 class FreeBytes(FreeDense):

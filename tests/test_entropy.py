@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import raybench
 from raybench.compressors import unpack
+from raybench.compressors.entropy import message as wire
 from raybench.core.errors import InputError
 from raybench.core.streams import stream
 from raybench.testing.compressors import conformance
 from raybench.testing.vectors import cells_and_clients, gaussian
-from raybench.wire import entropy as wire
 
 INNER = [
     *("dithering:s=3", "dithering:s=40", "terngrad", "natural", "natural_dithering:s=5", "sign"),

@@ -1,21 +1,27 @@
-"""Kernels of sampling by importance and of drawn supports equal their torch references, bit for bit."""
+"""Sampling by importance and drawn supports: kernels against plain formulas on hard rows."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
 
-from raybench.compressors import importance
-from raybench.compressors.gate import passed
-from raybench.compressors.importance import place_torch, threshold, weighted_torch
-from raybench.compressors.sparsification import kept, kept_torch
-from raybench.core.parallel import ALIGN
+import raybench
+from raybench.compressors.sparsification import importance, perm_k
+from raybench.compressors.sparsification.bernoulli import bernoulli
+from raybench.compressors.sparsification.drawn import kept
+from raybench.compressors.sparsification.importance import (
+    drawn,
+    drawn_torch,
+    one_by_size,
+    threshold,
+)
 from raybench.core.streams import stream
-from raybench.wire import perm
-from raybench.wire.perm import bernoulli, listed
 
 DTYPES = [torch.float32, torch.float64]
-SIZES = [1, 2, 7, 112, ALIGN - 1, ALIGN, ALIGN + 1, 3 * ALIGN + 5]
+BLOCK = importance.BLOCK
+SIZES = [1, 2, 7, 112, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5]
 
 
 def rows(d: int, dtype: torch.dtype) -> torch.Tensor:
@@ -37,90 +43,100 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("d", SIZES)
-def test_places_equal_the_reference(d, dtype):
+def test_the_place_is_where_the_sum_of_sizes_passes_u(d, dtype):
     x = rows(d, dtype)
-    tiles = importance.tile_sums(x)
-    for u in (stream(3).each(range(12)).uniform(1).view(3, 4, 1), torch.zeros(3, 4, 1)):
-        for draw in (u.double(), torch.full((3, 4, 1), 1 - 2.0**-53, dtype=torch.float64)):
-            place, size = importance._place(x, tiles, draw)
-            expected = place_torch(x, tiles, draw)
-            assert torch.equal(place, expected[0])
-            assert torch.equal(size, expected[1])
-            assert bool((x.gather(-1, place)[size > 0] != 0).all())
+    for u in (stream(3).each(range(12)).uniform(1).view(3, 4, 1), torch.zeros(3, 4, 1).double()):
+        for draw in (u, torch.full((3, 4, 1), 1 - 2.0**-53, dtype=torch.float64)):
+            place, size = one_by_size(x, draw)
+            weight = x.abs().double()
+            torch.testing.assert_close(size, weight.sum(-1, keepdim=True))
+            before = torch.where(torch.arange(d) < place, weight, 0.0).sum(-1, keepdim=True)
+            own, slack = weight.gather(-1, place), 1e-9 * size
+            assert bool((before <= draw * size + slack).all())
+            assert bool((before + own >= draw * size - slack).all())
+            assert bool((own[size > 0] > 0).all())
+            assert bool((place[size == 0] == 0).all())
 
 
-def test_sums_that_round_to_less_than_the_tile_give_the_last_that_is_not_zero():
-    x = torch.zeros(1, 50, dtype=torch.float64)
-    x[0, :40] = 0.1
-    tiles = torch.tensor(
-        [[4.0 + 1e-9]], dtype=torch.float64
-    )  # as if the tile's sum rounded upwards
-    draw = torch.full((1, 1), 1 - 2.0**-53, dtype=torch.float64)
-    for found in (importance._place(x, tiles, draw), place_torch(x, tiles, draw)):
-        assert found[0].item() == 39
+def test_what_is_not_finite_is_drawn_if_anything_is():
+    x = torch.tensor([1.0, math.inf, 3.0, math.nan])
+    place, _ = one_by_size(x.expand(2, 4), torch.tensor([[0.1], [0.9]], dtype=torch.float64))
+    assert place.flatten().tolist() == [1, 3]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("d", SIZES)
-def test_levels_of_a_tile_equal_those_of_tiles(d, dtype):
+def test_levels_give_k_on_average(d, dtype):
     x = rows(d, dtype)
     x[0, 0, 0], x[2, 3, -1] = torch.inf, torch.nan
     for k in sorted({1, max(1, d // 10), max(1, d // 2), d}):
         level = threshold(x, k)
-        assert same(level, importance._level_of_tiles(x, k))
         assert level.isnan().flatten().nonzero().flatten().tolist() == [0, 11]
+        weight = x.abs().double()
+        p = torch.where(weight > 0, (weight / level).clamp(max=1), 0.0).sum(-1)
+        want = (weight > 0).sum(-1).clamp(max=k).double()
+        fine = ~level.isnan()[..., 0]
+        torch.testing.assert_close(p[fine], want[fine])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("d", SIZES)
-def test_values_equal_the_reference(d, dtype):
+def test_entries_are_kept_where_the_streams_number_says_so(d, dtype):
     x = rows(d, dtype)
     x[0, 0, 0], x[2, 3, -1] = torch.inf, torch.nan
-    source = stream(9).each(range(3)).each(range(4))
-    level = threshold(x, max(1, d // 3))
-    where, counts = importance.drawn(x, level, source)
-    expected = importance.drawn_torch(x, level, source)
-    assert torch.equal(where, expected[0])
-    assert torch.equal(counts, expected[1])
-    assert counts[2, 3] == d  # what is not finite is sent as it is
-    assert counts[0, 1] == 0
-    assert same(
-        importance.weighted(x, where, counts, level), weighted_torch(x, where, counts, level)
+    source, k = stream(9).each(range(3)).each(range(4)), max(1, d // 3)
+    level = threshold(x, k)
+    found, want = (
+        draw(x, level, *more, source) for draw, more in ((drawn, (k,)), (drawn_torch, ()))
     )
-    assert same(kept(x, where, counts), kept_torch(x, where, counts))
+    assert all(same(a, b) for a, b in zip(found, want, strict=True))
+    assert found[0][2, 3] == d  # what is not finite is sent as it is
+    assert found[0][0, 1] == 0
 
 
 @pytest.mark.parametrize("p", [1e-9, 0.3, 1.0])
 @pytest.mark.parametrize("d", SIZES)
-def test_supports_of_one_tile_and_of_more_equal_the_reference(d, p):
+def test_bernoulli_supports_are_where_the_streams_number_is_below_p(d, p):
     source = stream(1).each(range(5))
     where, counts = bernoulli(source, d, p)
-    expected = listed(source.uniform(d) < p)
-    assert torch.equal(where, expected[0])
-    assert torch.equal(counts, expected[1])
-    again = bernoulli(stream(1).each(range(2)), d, p)  # space used before leaves nothing behind
-    assert torch.equal(again[0], where[:2, : again[0].shape[-1]])
+    keep = source.uniform(d) < p
+    assert torch.equal(counts, keep.sum(-1))
+    assert where.shape[-1] == int(counts.max())
+    for r in range(5):
+        own = where[r, : counts[r]]
+        assert torch.equal(own, keep[r].nonzero()[:, 0])
+        assert not where[r, counts[r] :].any()
+    x = stream(2).each(range(5)).normal(d)
+    value = torch.zeros_like(x).scatter_add_(-1, where, kept(x, where, counts))
+    assert torch.equal(value, torch.where(keep, x, 0.0))
+
+
+def test_more_than_there_was_space_for_is_drawn_again(monkeypatch):
+    source, want = stream(1).each(range(50)), bernoulli(stream(1).each(range(50)), 400, 0.3)
+    monkeypatch.setattr(importance.math, "sqrt", lambda v: 0.0)  # no space to spare
+    again = bernoulli(source, 400, 0.3)
+    assert torch.equal(again[0], want[0])
+    assert torch.equal(again[1], want[1])
 
 
 @pytest.mark.parametrize("d", [1, 2, 7, 112, 4096, 4097])
 def test_blocks_of_a_permutation_equal_the_streams(d):
     shared, count = stream([1, 2, 3]), -(-d // 3)
     first = torch.tensor([0, d // 2, d - 1]).expand(3, 3)
-    found = perm._images(shared, d, first, count)
+    found = perm_k._images(shared, d, first, count)
     assert torch.equal(found, shared.images(d, first, count))
-    whole = perm._images(shared, d, torch.zeros(3, 1, dtype=torch.int64), d)
+    whole = perm_k._images(shared, d, torch.zeros(3, 1, dtype=torch.int64), d)
     assert torch.equal(whole.sort(-1).values, torch.arange(d).expand(3, 1, d))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("d", [1, 112, 3 * ALIGN + 5])
-def test_rows_pass_or_are_zero(d, dtype):
+@pytest.mark.parametrize("d", [1, 112, 3000])
+def test_lazy_rows_pass_or_are_zero(d, dtype):
     x = rows(d, dtype)
     x[0, 0, 0], x[2, 3, -1] = torch.inf, torch.nan
-    for cut in (0.0, 0.3, 0.7, 1.1):
-        sent = stream(4).uniform(12).view(3, 4) < cut
-        found = passed(x, sent)
-        assert same(found[sent], x[sent])
-        assert not bool(found[~sent].any())
-    alone = torch.tensor([False])
-    assert not bool(passed(x[0, :1], alone).any())
+    for p in (0.01, 0.5, 1.0):
+        q = stream(4).spread((3, 4))
+        m = raybench.compressor("lazy", p=p).compress(x, q)
+        sent = q.uniform(1)[..., 0] < p
+        assert torch.equal(m.flags, sent)
+        assert same(m.decode(), torch.where(sent[..., None], x / p, 0.0).to(dtype))

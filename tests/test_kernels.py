@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
@@ -17,7 +17,6 @@ from raybench.problems import kernels
 from raybench.problems.clients import Rows
 from raybench.problems.dense import DenseMargins
 from raybench.problems.sparse import SparseMargins
-from raybench.wire.rows import join, join_torch, split
 
 
 def rows(d=37, counts=(5, 1, 300, 140), density=0.2, pattern=False, seed=0):
@@ -215,22 +214,3 @@ def test_a_fresh_process_finds_the_compiled_kernel(tmp_path):
         for _ in range(2)
     ]
     assert said == [["0", "1"], ["1", "0"]]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 9), max_size=12), st.integers(0, 5))
-def test_rows_of_different_length_join_and_split(sizes, spare):
-    width = max(sizes, default=0) + spare
-    rows = torch.randint(0, 256, (len(sizes), width), dtype=torch.uint8)
-    counts = torch.tensor(sizes, dtype=torch.int64)
-    rows *= torch.arange(width) < counts[:, None]
-    data = join(rows, counts)
-    assert torch.equal(data, join_torch(rows, counts))
-    assert torch.equal(split(data, counts, width), rows)
-
-
-def test_sizes_that_do_not_fit_are_errors():
-    data = torch.zeros(4, dtype=torch.uint8)
-    for sizes in ([5], [-1, 5], [2, 1], [4, 4]):
-        with pytest.raises(ValueError):
-            split(data, torch.tensor(sizes), 4)

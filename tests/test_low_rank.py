@@ -1,28 +1,22 @@
-"""Low-rank and tensor operators: kernels against torch, the bounds of their classes, hard inputs."""
+"""Low-rank and tensor operators: decompositions against numpy, the bounds of their classes, hard inputs."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 import raybench
-from raybench.compressors.kernels import low_rank as kernels
-from raybench.compressors.kernels.svd import svd_torch, truncated_svd
-from raybench.compressors.low_rank import SVD, PowerStep, near_square
-from raybench.compressors.tensors import (
-    CP,
-    HOSVD,
-    STHOSVD,
-    TensorTrain,
-    Tucker,
-    near_cube,
-)
+from raybench.compressors.low_rank import SVD, PowerStep
+from raybench.compressors.low_rank.operators import near_square
+from raybench.compressors.low_rank.svd import truncated_svd
+from raybench.compressors.tensors import CP, HOSVD, STHOSVD, TensorTrain, Tucker
+from raybench.compressors.tensors.operators import near_cube
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.streams import stream
 from raybench.testing.compressors import conformance
 from raybench.wire import FactorsMessage
-from raybench.wire.factors import times, times_torch
 
 DTYPES = (torch.float64, torch.float32)
 
@@ -65,60 +59,7 @@ def test_large_shapes():
     assert near_cube(10**6) == (100, 100, 100)
 
 
-# Kernels against torch -------------------------------------------------------------------------
-
-SHAPES = [(1, 1, 1), (3, 5, 1), (5, 3, 4), (7, 9, 3), (4, 600, 5), (70, 33, 6), (9, 1030, 8)]
-
-
-@pytest.mark.parametrize(("a", "b", "r"), SHAPES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("missing", [0, 1, 2])
-def test_products_equal_torch(a, b, r, dtype, missing):
-    d = a * b - min(missing, b - 1)
-    flat = gaussian(3, d, dtype=dtype)
-    right, left = gaussian(3, r, b, seed=1), gaussian(3, r, a, seed=2)
-    got, want = kernels.rows_times(flat, b, right), kernels.rows_times_torch(flat, b, right)
-    assert close(got, want, torch.float64)
-    got, want = kernels.columns_times(flat, b, left), kernels.columns_times_torch(flat, b, left)
-    assert close(got, want, torch.float64)
-    pair = left.mT.to(dtype), right.to(dtype)
-    got, want = torch.full_like(flat, math.nan), torch.empty_like(flat)
-    times(*pair, got)
-    times_torch(*pair, want)
-    assert close(got, want, dtype)
-    times(*pair, got, add=True)
-    times_torch(*pair, want, add=True)
-    assert close(got, want, dtype)
-
-
-def test_orthonormal_spans_the_same_and_drops_what_depends():
-    x = gaussian(4, 5, 20)
-    x[1, 3] = x[1, 0] - 2 * x[1, 1]
-    x[2] = 0
-    x[3] *= 1e-300
-    got, want = kernels.orthonormal(x), kernels.orthonormal_torch(x)
-    for i in (0, 3):
-        torch.testing.assert_close(got[i] @ got[i].mT, torch.eye(5, dtype=x.dtype))
-        torch.testing.assert_close(got[i].mT @ got[i], want[i].mT @ want[i])
-    assert (got[1, 3] == 0).all()
-    assert torch.linalg.matrix_rank(got[1]) == 4
-    assert (got[2] == 0).all()
-    x[0, 2, 7] = math.nan
-    broken = kernels.orthonormal(x)
-    assert broken[0, 2].isnan().all()
-    assert torch.equal(broken[1:], got[1:])
-
-
-def test_solve_equals_torch_and_bears_singular_grams():
-    unit = torch.nn.functional.normalize(gaussian(5, 4, 9), dim=-1)
-    unit[2, 3] = unit[2, 1]
-    unit[3, 0] = 0
-    gram, want = unit @ unit.mT, gaussian(5, 4, 6, seed=3)
-    got = kernels.solve(gram, gram @ want)
-    for i in (0, 1, 4):
-        torch.testing.assert_close(got[i], kernels.solve_torch(gram, gram @ want, 1e-10)[i])
-    torch.testing.assert_close(gram @ got, gram @ want)
-
+# Singular values -------------------------------------------------------------------------------
 
 SIDES = [(1, 6), (6, 1), (5, 7), (14, 8), (32, 40), (3, 333), (40, 35), (64, 130), (130, 64)]
 
@@ -126,22 +67,23 @@ SIDES = [(1, 6), (6, 1), (5, 7), (14, 8), (32, 40), (3, 333), (40, 35), (64, 130
 @pytest.mark.parametrize(("a", "b"), SIDES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e15])
-def test_svd_equals_lapack(a, b, dtype, scale):
+def test_svd_equals_numpy(a, b, dtype, scale):
     X = gaussian(6, a, b, dtype=dtype) * scale
     X[1] = 0
     X[2] = X[2, :1]
     X[3] *= torch.logspace(0, -15, b, dtype=dtype)
     r = -(-min(a, b) // 2)
     U, rest = truncated_svd(X, r)
-    want = torch.einsum("kar,krb->kab", *svd_torch(X.double(), r))
+    assert (U.dtype, rest.dtype) == (dtype, dtype)
+    left, values, right = np.linalg.svd(X.double().numpy(), full_matrices=False)
+    want = torch.from_numpy(left[:, :, :r] * values[:, None, :r] @ right[:, :r])
     assert close(U @ rest, want, dtype)
     assert close(rest, U.mT.double() @ X.double(), dtype)
     inner = U.mT.double() @ U.double()
     assert (inner - torch.diag_embed(inner.diagonal(dim1=1, dim2=2))).abs().max() < 1e-5
     for i in range(6):
         alone = truncated_svd(X[i : i + 1].clone(), r)
-        assert torch.equal(alone[0][0], U[i])
-        assert torch.equal(alone[1][0], rest[i])
+        assert close((alone[0] @ alone[1])[0], (U @ rest)[i], dtype)
 
 
 # Matrices --------------------------------------------------------------------------------------
@@ -235,8 +177,8 @@ def test_factors_may_hold_more_than_d():
     torch.testing.assert_close(m.sum_clients(), want.sum(1))
     target = torch.ones(2, 3, 36, dtype=torch.float64)[..., ::2]  # not contiguous
     torch.testing.assert_close(m.add_to(target), want + 1)
-    half = FactorsMessage(18, torch.float16, left.half(), right.half())
-    torch.testing.assert_close(half.decode().double(), want, atol=0.05, rtol=0.01)
+    with pytest.raises(ValueError, match="4 x 5 entries for 21"):
+        FactorsMessage(21, torch.float64, left, right).decode()
 
 
 # Hard inputs, sizes, errors --------------------------------------------------------------------
@@ -252,7 +194,7 @@ LARGE = [
 
 @pytest.mark.parametrize(("op", "d"), LARGE, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_alone_where_lapack_is_used(op, d, dtype):
+def test_a_row_is_itself_alone_and_whatever_is_beside_it(op, d, dtype):
     x, source = gaussian(3, d, dtype=dtype), stream(0).each(range(3))
     value = op.compress(x, source).decode()
     broken = x.clone()
@@ -261,8 +203,8 @@ def test_rows_alone_where_lapack_is_used(op, d, dtype):
     assert shown[1].isnan().all()
     for i in (0, 2):
         alone = op.compress(x[i : i + 1].clone(), source.at(torch.tensor([i]))).decode()
-        assert torch.equal(alone[0], value[i])
-        assert torch.equal(shown[i], value[i])
+        assert close(alone[0], value[i], dtype)
+        assert close(shown[i], value[i], dtype)
 
 
 @pytest.mark.parametrize(
@@ -328,34 +270,3 @@ def test_from_sweep_files():
     want = Tucker((7, 4, 4), ("50%", 2, 2))
     assert raybench.compressor("tucker:dims=[[7, 4, 4]],ranks=[[50%, 2, 2]]") == want
     assert raybench.compressor("tensor_train") == TensorTrain()
-
-
-@pytest.mark.parametrize(
-    "op",
-    [
-        SVD(2),
-        PowerStep(2, iterations=2),
-        HOSVD((4, 5, 6), 2),
-        STHOSVD((4, 5, 6), 2),
-        Tucker((4, 5, 6), (2, 2, 2)),
-        TensorTrain((4, 5, 6), 2),
-        CP((4, 5, 6), 2, 3),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_plain_torch_of_other_devices_agrees(op, dtype, monkeypatch):
-    x, source = gaussian(4, 118, dtype=dtype), stream(0).each(range(4))
-    x[1], x[2, 3] = 0, math.inf
-    value = op.compress(x, source).decode()
-    monkeypatch.setattr(kernels, "taken", lambda x: False)
-    monkeypatch.setattr("raybench.compressors.kernels.svd.taken", lambda x: False)
-    monkeypatch.setattr("raybench.wire.factors.KERNEL_DTYPES", ())
-    plain = op.compress(x, source).decode()
-    for i in (0, 1, 3):
-        torch.testing.assert_close(
-            plain[i], value[i], atol=2e-3 if dtype == torch.float32 else 1e-9, rtol=0
-        )
-    assert (value[1] == 0).all()
-    for got in (plain, value):
-        assert not got[2].isfinite().any()

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorly.decomposition import parafac, tensor_train, tucker
 
-from raybench.compressors.kernels import decompositions as methods
-from raybench.compressors.tensors import CP, HOSVD, STHOSVD, TensorTrain, Tucker, near_cube
+from raybench.compressors.tensors import CP, HOSVD, STHOSVD, TensorMessage, TensorTrain, Tucker
+from raybench.compressors.tensors import decompositions as methods
+from raybench.compressors.tensors.message import values_of
+from raybench.compressors.tensors.operators import near_cube
 from raybench.core.streams import stream
-from raybench.wire import FactorsMessage, unpack
-from raybench.wire.tensors import TensorMessage, values_of
+from raybench.wire import unpack
 
 DTYPES = (torch.float64, torch.float32)
 
@@ -224,5 +225,3 @@ def test_a_header_that_lies_is_refused():
     ):
         with pytest.raises(ValueError):
             TensorMessage.read({**known, key: wrong}, payload, None)
-    with pytest.raises(ValueError, match="2 x 3 entries for 7"):
-        FactorsMessage(7, torch.float64, gaussian(2, 1), gaussian(3, 1)).decode()

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raybench.core.counts import Counts
 from raybench.core.streams import stream
 from raybench.testing.vectors import cells_and_clients, gaussian
 from raybench.wire import (
@@ -22,8 +23,10 @@ from raybench.wire import (
     SeededMessage,
     SparseMessage,
     bitpack,
+    choose,
     index_cost,
 )
+from raybench.wire.ledger import Ledger
 
 
 @pytest.mark.parametrize("width", range(53))
@@ -74,7 +77,11 @@ def test_index_cost_is_brute_force(d, data):
     assert (cost.values, cost.raw) == (0, 0)
     assert cost.index_explicit == explicit
     assert cost.index_bitmask == mask
-    assert cost.index_auto == min(explicit, mask)
+    assert cost.index_list_or_bitmask == min(explicit, mask)
+    # Elias-Fano with l low bits: k (l + 1) and one bit for every 2^l coordinates but the first
+    elias = min(k * (low + 1) + (d - 1) // 2**low for low in range(10)) if k else 0
+    shorter = math.ceil(elias / 8) < math.ceil(min(explicit, mask) / 8)
+    assert cost.index_auto == (elias if shorter else min(explicit, mask))
     assert 2**cost.index_entropy >= subsets > (2 ** (cost.index_entropy - 1) if k % d else 0)
     assert cost.index_entropy <= cost.index_auto
 
@@ -98,20 +105,35 @@ def test_ragged_cost_is_the_sparse_cost_of_each_row(d, data):
     where = torch.arange(k).expand(len(counts), k) * live
     m = RaggedMessage(d, torch.float64, torch.tensor(counts), where, live.double())
     for j, count in enumerate(counts):
-        want = index_cost(d, count)._replace(values=count, raw=math.ceil(math.log2(d + 1)))
-        assert tuple(float(c[j]) for c in m.cost) == tuple(map(float, want))
+        head = math.ceil(math.log2(d + 1))
+        want = index_cost(d, count)._replace(values=count, raw=head, messages=1)
+        want = want._replace(bytes=8 * count + -(-want.index_auto // 8) + -(-head // 8))
+        found = Counts(*(torch.as_tensor(c).double().expand(len(counts))[j] for c in m.cost))
+        assert found == want
         assert int(m.bits[j]) == 64 * count + want.index_auto + want.raw
 
 
 def test_costs_of_simple_kinds():
     d, x = 20, gaussian(2, 3, 20)
     where = torch.arange(4).expand(2, 3, 4)
-    assert Dense(x).cost == (20, 0, 0, 0, 0, 0)
-    assert SparseMessage(d, x.dtype, where, x[..., :4]).cost == (4, 20, 20, 20, 13, 0)
-    assert SeededMessage(d, x.dtype, x[..., :4], cells_and_clients(2, 3)).cost[0] == 4
+    assert Dense(x).cost == Counts(values=20, bytes=160, messages=1)
+    assert SparseMessage(d, x.dtype, where, x[..., :4]).cost == Counts(
+        values=4,
+        index_explicit=4 * 5,
+        index_auto=16,  # Elias-Fano, two low bits each
+        index_list_or_bitmask=20,
+        index_bitmask=20,
+        index_entropy=13,
+        bytes=4 * 8 + 2,
+        messages=1,
+    )
+    seeded = SeededMessage(d, x.dtype, x[..., :4], cells_and_clients(2, 3))
+    assert seeded.cost == Counts(values=4, bytes=32, messages=1)
     codes = torch.zeros(2, 3, d, dtype=torch.int64)
-    assert LevelsMessage(d, x.dtype, codes, x[..., :1], "linear", 3).cost == (1, 0, 0, 0, 0, 60)
-    assert LevelsMessage(d, x.dtype, codes, x[..., :1], "sign", 1).cost == (1, 0, 0, 0, 0, 20)
+    dithered = LevelsMessage(d, x.dtype, codes, x[..., :1], "linear", 3)
+    assert dithered.cost == Counts(values=1, raw=3 * d, bytes=8 + 8, messages=1)
+    signs = LevelsMessage(d, x.dtype, codes, x[..., :1], "sign", 1)
+    assert signs.cost == Counts(values=1, raw=d, bytes=8 + 3, messages=1)
     assert ExponentsMessage(d, x.dtype, codes).cost.raw == 12 * d
     left, right = gaussian(2, 3, 4, 2), gaussian(2, 3, 5, 2)
     assert FactorsMessage(d, x.dtype, left, right).cost.values == 18
@@ -123,6 +145,8 @@ def test_costs_of_compounds_and_absent_rows():
     assert both.cost.values == 40
     here = torch.tensor([[True, False, True], [False, False, False]])
     assert both.masked(here).cost.values.tolist() == [[40, 0, 40], [0, 0, 0]]
+    assert both.cost.messages == 1
+    assert both.masked(here).cost.messages.tolist() == here.tolist()
     sparse = SparseMessage(20, x.dtype, torch.arange(2).expand(1, 3, 2), x[:1, :, :2])
     mixed = CasesMessage(
         20, x.dtype, [torch.tensor([1]), torch.tensor([0])], [Dense(x[:1]), sparse]
@@ -130,10 +154,33 @@ def test_costs_of_compounds_and_absent_rows():
     assert mixed.cost.values.tolist() == [[2] * 3, [20] * 3]
     assert mixed.nbytes.tolist() == [[16 + 2] * 3, [160] * 3]
     assert mixed.masked(here).nbytes.tolist() == [[18, 0, 18], [0, 0, 0]]
+    assert mixed.masked(here).cost.messages.tolist() == here.tolist()
     with pytest.raises(TypeError, match="several kinds"):
         mixed.map(lambda t: t)
     with pytest.raises(IndexError):
         mixed.row(2, 0)
+
+
+def test_a_flag_is_a_bit_in_a_byte_of_its_own():
+    x, mask = gaussian(2, 3, 20), torch.tensor([[True, False, True], [False, False, True]])
+    where = torch.arange(4).expand(2, 3, 4)
+    sparse = SparseMessage(20, x.dtype, where, x[..., :4])
+    m = choose(mask, sparse, sparse)
+    assert (m.bits == sparse.bits + 1).all()
+    assert m.nbytes == sparse.nbytes + 1
+    assert m.payload()[..., 0].tolist() == mask.tolist()
+
+
+def test_the_ledger_books_bits_beside_messages_in_whole_bytes():
+    ledger = Ledger(2)
+    for bits, size in ((1, 1), (8, 1), (9, 2)):
+        before = ledger.up.copy()
+        ledger.charge(bits)
+        booked = Counts(*(ledger.up - before)[:, 1])
+        assert booked == Counts(raw=bits, bytes=size, messages=1)
+    assert not ledger.down.any()
+    ledger.charge(3, down=True)
+    assert Counts(*ledger.down[:, 0]) == Counts(raw=3, bytes=1, messages=1)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.25])

@@ -1,4 +1,4 @@
-"""Messages of composed operators: bytes, ranks, choices, bits; and the sums of products they need."""
+"""Messages of composed operators: bytes, ranks, choices, bits; and the best factor of one."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 import raybench
 from raybench.compressors import choose, unpack
-from raybench.compressors.kernels.products import TILE, best_factor, products, products_torch
-from raybench.core.streams import stream
-from raybench.testing.vectors import cells_and_clients, gaussian
-from raybench.testing.wire import same_bits
-from raybench.wire import DenseMessage, SeededMessage, SparseMessage, index_cost
-from raybench.wire.nested import (
+from raybench.compressors.composed.nested import (
     NestedMessage,
     ScaledMessage,
     SeededSupportMessage,
     SumMessage,
     SupportMessage,
 )
+from raybench.compressors.composed.rescale import best_factor
+from raybench.core.streams import stream
+from raybench.testing.vectors import cells_and_clients, gaussian
+from raybench.testing.wire import same_bits
+from raybench.wire import DenseMessage, SeededMessage, SparseMessage, index_cost
 from raybench.wire.transport import on_virtual_ranks, share_of
 
 D = 24
@@ -123,8 +123,8 @@ def test_nested_bits_book_the_indices_once(d, data, dtype):
     assert isinstance(m, NestedMessage)
     assert (m.bits == index_cost(d, k).index_auto + k * width).all()
     top = op("top_k", k=k).compress(x)
-    assert m.cost == top.cost._replace(values=0, raw=k * width)
-    assert m.nbytes == top.nbytes - k * dtype.itemsize + -(-k * width // 8)
+    size = top.nbytes - k * dtype.itemsize + -(-k * width // 8)
+    assert m.cost == top.cost._replace(values=0, raw=k * width, bytes=size)
     seeded = op("chain", first=f"rand_k:k={k}", then="natural").compress(x)
     assert (seeded.bits == k * width).all()
     assert (op("chain", first=f"rand_k:k={k}", then="identity").compress(x).bits == k * wide).all()
@@ -227,17 +227,31 @@ def test_scaled_messages_of_odd_numbers():
         assert not m.decode()[:, 1:3].isfinite().all(-1).any()
 
 
-# Sums of products ----------------------------------------------------------------------------------
+# The best factor -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("d", [1, 7, TILE - 1, TILE, TILE + 1, 5 * TILE + 3, 400_000])
+@pytest.mark.parametrize("d", [1, 7, 1000, 100_000])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_products_equal_the_reference(d, dtype):
-    a, b = gaussian(3, 2, d, dtype=dtype), gaussian(3, 2, d, seed=1, dtype=dtype)
-    for got, want in zip(products(a, b), products_torch(a, b), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-9)
-    alone = products(a[1, 1].clone(), b[1, 1].clone())
-    assert all(torch.equal(one, every[1, 1]) for one, every in zip(alone, products(a, b)))
+@pytest.mark.parametrize(
+    "sizes", [(1.0, 1.0), (1e-30, 1e-30), (1e-20, 1e3), (1e18, 1e18), (0.0, 1.0)]
+)
+def test_the_best_factor_is_the_quotient_of_exact_sums(d, dtype, sizes):
+    """Also where squares of the numbers are beyond the range of their type."""
+    x, value = (gaussian(2, d, seed=i, dtype=dtype) * s for i, s in enumerate(sizes))
+    found = best_factor(x, DenseMessage(d, dtype, value))[:, 0]
+    for row in range(2):
+        a, b = x[row].tolist(), value[row].tolist()
+        unit = max(map(abs, b))
+        along = math.fsum(p * (q / unit) for p, q in zip(a, b, strict=True))
+        size = math.fsum((q / unit) ** 2 for q in b)
+        scale = math.sqrt(math.fsum(p * p for p in a) / size)  # |s| at most, by Cauchy and Schwarz
+        error = abs(float(found[row]) - along / size / unit)
+        assert error <= 4 * torch.finfo(dtype).eps * scale / unit
+
+
+def test_the_best_factor_of_nothing_is_zero():
+    x = gaussian(2, D)
+    assert (best_factor(x, DenseMessage(D, x.dtype, 0 * x)) == 0).all()
 
 
 def test_the_best_factor_shows_what_is_not_finite():

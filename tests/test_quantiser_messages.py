@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raybench.core import parallel
+from raybench.core.counts import Counts
 from raybench.core.streams import stream
 from raybench.wire import LevelsMessage, bitpack, unpack
 from raybench.wire.levels import (
@@ -171,7 +172,7 @@ def test_levels_by_the_definition():
 def test_what_levels_cost(table, s, bits, bucket):
     m = levels(table, s, 2.0, 24, bucket, (3,), torch.float32)
     count = {UNSCALED: 0, 7: 4}.get(bucket, 1)
-    assert m.cost == (count, 0, 0, 0, 0, bits)
+    assert m.cost == Counts(values=count, raw=bits, bytes=4 * count + bits // 8, messages=1)
     assert m.nbytes == 4 * count + bits // 8
     assert m.payload().shape == (3, m.nbytes)
 

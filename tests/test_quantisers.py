@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
 
+from raybench.compressors import norms as sizes
 from raybench.compressors.dithering import (
     Dithering,
     ExponentialDithering,
@@ -14,13 +16,9 @@ from raybench.compressors.dithering import (
     Qsgd,
     TernGrad,
 )
-from raybench.compressors.kernels import quantise
-from raybench.compressors.natural import Natural, natural_codes, natural_codes_torch
-from raybench.compressors.rounding import (
-    ExponentialRounding,
-    Rounding,
-)
-from raybench.compressors.sign import ScaledSign, Sign, signs, signs_torch
+from raybench.compressors.dithering import codes as kernels
+from raybench.compressors.rounding import ExponentialRounding, Natural, Rounding
+from raybench.compressors.sign import ScaledSign, Sign
 from raybench.core import parallel
 from raybench.core.registry import lookup
 from raybench.core.streams import stream
@@ -55,28 +53,28 @@ def test_norms_equal_the_reference(p, dtype, two_threads):
     for lead, d in (((), 1), ((2, 3), 24), ((9,), 700), ((), 20_011)):
         x = gaussian(*lead, d, dtype=dtype)
         for bucket in (0, 1, 7, 512, 3000, 50_000):
-            got = quantise.norms(x, p, bucket)
+            got = sizes.norms(x, p, bucket)
             want = [
                 torch.linalg.vector_norm(part.double(), ord=p, dim=-1)
                 for part in x.split(bucket or d, -1)
             ]
             torch.testing.assert_close(got, torch.stack(want, -1), rtol=1e-12, atol=0)
-            torch.testing.assert_close(got, quantise.norms_torch(x, p, bucket), rtol=1e-12, atol=0)
+            torch.testing.assert_close(got, sizes.norms_torch(x, p, bucket), rtol=1e-12, atol=0)
 
 
 def test_norms_of_extreme_rows_leave_the_others():
     x = gaussian(6, 5000)
-    clean = quantise.norms(x, 2.0)
+    clean = sizes.norms(x, 2.0)
     x[1], x[2] = x[1] * 1e-200, x[2] * 1e200
     x[3], x[4, 7], x[5, 7] = 0.0, math.nan, math.inf
-    got = quantise.norms(x, 2.0)[:, 0]
+    got = sizes.norms(x, 2.0)[:, 0]
     want = clean[:, 0] * torch.tensor([1, 1e-200, 1e200, 0, 1, 1], dtype=torch.float64)
     torch.testing.assert_close(got[:4], want[:4], rtol=1e-12, atol=0)
     assert got[0] == clean[0, 0]
     assert not bool(got[4:].isfinite().any())
     for p in (1.0, 2.0, math.inf):
-        assert not bool(quantise.norms(x[4:], p).isfinite().any())
-        assert bool(quantise.norms(x[4:, :512], p, 8)[:, 1:].isfinite().all())
+        assert not bool(sizes.norms(x[4:], p).isfinite().any())
+        assert bool(sizes.norms(x[4:, :512], p, 8)[:, 1:].isfinite().all())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -84,19 +82,34 @@ def test_a_row_alone_has_the_norm_it_has_in_a_batch(dtype, two_threads):
     x = gaussian(5, 30_001, dtype=dtype)
     for p in (1.0, 2.0, math.inf):
         for bucket in (0, 100):
-            together = quantise.norms(x, p, bucket)
-            alone = torch.stack([quantise.norms(row, p, bucket) for row in x])
+            together = sizes.norms(x, p, bucket)
+            alone = torch.stack([sizes.norms(row, p, bucket) for row in x])
             assert torch.equal(together, alone)
-    together, alone = signs(x)[1], torch.stack([signs(row)[1] for row in x])
-    assert torch.equal(together, alone)
 
 
-def reference_codes(x, norm, q, table, s, base, bucket):
-    if table == "linear":
-        return quantise.linear_torch(x, norm, q, s, bucket)
-    if base == 2:
-        return quantise.power_torch(x, norm, q, s, bucket)
-    return quantise.ladder_torch(x, norm, q, levels_of(table, s, base)[s:], bucket)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bucket", [0, 7, 3000])
+def test_sums_of_either_side_equal_the_reference(bucket, dtype, two_threads):
+    x = gaussian(2, 3, 20_011, dtype=dtype)
+    x[0, 0, :5], x[0, 1, 7], x[1, 2, 9] = -0.0, math.nan, math.inf
+    for what in (sizes.SIZES, sizes.SQUARES, sizes.ABOVE, sizes.BELOW):
+        got, want = sizes.sums(x, what, bucket), sizes.sums_torch(x, what, bucket)
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=0, equal_nan=True)
+    parts = x.double().split(bucket or x.shape[-1], -1)
+    above = torch.stack([part.clamp(min=0).sum(-1) for part in parts], -1)
+    got, clean = sizes.sums(x, sizes.ABOVE, bucket), above.isfinite()
+    torch.testing.assert_close(got[clean], above[clean], rtol=1e-12, atol=1e-300)
+    assert sizes.sums(x, sizes.BELOW, bucket)[0, 1].isnan().any()
+    assert sizes.sums(x, sizes.ABOVE, bucket)[0, 1].isfinite().all()
+
+
+def way_of(table, s, base):
+    """Return the way to round to a table's levels, and its ladder."""
+    if table != "power":
+        return {"linear": kernels.DITHERED, "nearest": kernels.NEAREST, "floor": kernels.FLOOR}[
+            table
+        ], None
+    return (kernels.POWER, None) if base == 2 else (kernels.LADDER, levels_of(table, s, base)[s:])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -106,6 +119,7 @@ def reference_codes(x, norm, q, table, s, base, bucket):
         *(("linear", s, 2.0) for s in (1, 3, 127, 200, 40_000, 2**30)),
         *(("power", s, 2.0) for s in (1, 3, 8, 200, 1000)),
         *(("power", 1, 3.0), ("power", 4, 3.0), ("power", 150, 1.1)),
+        *((way, s, 2.0) for way in ("nearest", "floor") for s in (1, 127, 2**30)),
     ],
 )
 def test_codes_equal_the_reference(table, s, base, dtype, two_threads):
@@ -119,41 +133,47 @@ def test_codes_equal_the_reference(table, s, base, dtype, two_threads):
         q = stream(3).spread(tuple(x.shape[:-1]))
         for bucket in (0, 7):
             for p in (2.0, math.inf):
-                norm = quantise.norms(x, p, bucket).to(dtype).double()
-                got = quantise.codes_of(x, norm, q, table, s, base, bucket)
+                norm = sizes.norms(x, p, bucket).to(dtype).double()
+                way, steps = way_of(table, s, base)
+                got = kernels.codes_of(x, norm, q, way, s, bucket, steps)
                 assert got.dtype == code_dtype(2 * s + 1)
-                want = reference_codes(x, norm, q, table, s, base, bucket)
+                want = kernels.codes_torch(x, norm, q, way, s, bucket, steps)
                 assert torch.equal(got.long(), want)
                 assert int(want.min()) >= 0
                 assert int(want.max()) <= 2 * s
 
 
-@pytest.mark.parametrize(("table", "base"), [("linear", 2.0), ("power", 2.0), ("power", 3.0)])
+@pytest.mark.parametrize(
+    ("table", "base"),
+    [("linear", 2.0), ("nearest", 2.0), ("floor", 2.0), ("power", 2.0), ("power", 3.0)],
+)
 def test_ratios_above_one_are_clamped(table, base):
     # floor(s |x| / norm + u) can reach s + 1 by rounding; here by a norm that is too small
     x, norm = gaussian(50, 24), torch.full((50, 1), 1e-12, dtype=torch.float64)
     for s in (1, 2, 100):
-        codes = quantise.codes_of(x, norm, stream(0).spread((50,)), table, s, base, 0)
+        way, steps = way_of(table, s, base)
+        codes = kernels.codes_of(x, norm, stream(0).spread((50,)), way, s, 0, steps)
         assert torch.equal(codes.long(), torch.where(x < 0, 0, 2 * s))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_sign_and_natural_kernels_equal_their_references(dtype, two_threads):
-    info = torch.finfo(dtype)
-    hard = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, -math.nan, info.max, -info.tiny])
-    hard = torch.cat((hard.to(dtype), torch.tensor([info.tiny / 4, -info.max / 3], dtype=dtype)))
-    for x in (gaussian(2, 3, 24, dtype=dtype), gaussian(20_001, dtype=dtype), hard.expand(99, -1)):
-        x, q = x.contiguous(), stream(3).spread(tuple(x.shape[:-1]))
-        assert torch.equal(natural_codes(x, q), natural_codes_torch(x, q))
-        m = Natural().compress(x, q)
-        assert torch.equal(m.decode(), m._decode())
-        assert torch.equal(m.scaled(0.3).decode(), m._decode() * 0.3)
-        (codes, found), (want, sums) = signs(x), signs_torch(x)
-        assert torch.equal(codes, want)
-        torch.testing.assert_close(found, sums, rtol=1e-12, atol=0, equal_nan=True)
-        (codes, found), (_, sums) = signs(x, apart=False), signs_torch(x, apart=False)
-        assert torch.equal(codes, want)
-        torch.testing.assert_close(found, sums, rtol=1e-12, atol=0, equal_nan=True)
+def test_codes_by_the_definition():
+    """Each way in exact arithmetic: which of the two levels around |x_j| / norm, given the uniform number."""
+    x, q = gaussian(6, 40), stream(4).spread((6,))
+    norm, u = x.abs().amax(-1, keepdim=True), q.uniform(40).tolist()
+    for s in (1, 3, 127):
+        dithered, nearest, floor = (
+            kernels.codes_of(x, norm, q, way, s, 0, None).tolist()
+            for way in (kernels.DITHERED, kernels.NEAREST, kernels.FLOOR)
+        )
+        for r, row in enumerate(x.tolist()):
+            for j, value in enumerate(row):
+                at = Fraction(value) / Fraction(float(norm[r])) * s  # between -s and s
+                low, part = math.floor(at), at - math.floor(at)
+                up = low + (Fraction(u[r][j]) < part)
+                assert floor[r][j] - s == up
+                size = math.floor(abs(at) + Fraction(u[r][j]))
+                assert dithered[r][j] - s == min(size, s) * (1 if value >= 0 else -1)
+                assert nearest[r][j] - s == round(at)
 
 
 # Dithering ----------------------------------------------------------------------------------------

@@ -9,14 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.compressors.threshold import PosNegTopK
+from raybench.compressors.selection.pos_neg_top_k import PosNegTopK
 from raybench.core.streams import stream
 from raybench.testing.vectors import gaussian
 from raybench.wire import RaggedMessage, SparseMessage, unpack
 from raybench.wire import indices as codes
 from raybench.wire.indices import code_of
-from raybench.wire.ragged import read_rows, read_rows_torch, write_rows_torch
-from raybench.wire.rows import join
 
 DIMS = st.sampled_from([1, 2, 3, 7, 8, 9, 33, 64, 200, 3000])
 
@@ -40,7 +38,7 @@ def ragged(draw, dtype=torch.float64):
 @given(ragged(), st.integers(0, 5))
 def test_rows_are_coded_as_the_reference_does(m, gap):
     starts = gap + torch.arange(len(m.counts))
-    wide = int((starts + (m.index_bits + 7) // 8).max()) + 1
+    wide = int((starts + (codes.codes_of(m.counts, m.d)[2] + 7) // 8).max()) + 1
     out, want = (torch.zeros(len(starts), wide, dtype=torch.uint8) for _ in range(2))
     codes.encode_rows(out, starts, m.indices, m.counts, m.d)
     codes.encode_rows_torch(want, starts, m.indices, m.counts, m.d)
@@ -61,32 +59,26 @@ def test_a_ragged_row_is_a_count_and_a_sparse_row(m):
         size = int(m.nbytes[j])
         assert bytes(data[j, :size].tolist()) == want
         assert not data[j, size:].any()
-        assert int(m.index_bits[j]) == row.index_bits
+        assert int(m.cost.index_auto[j]) == row.cost.index_auto
         assert torch.equal(back.indices[j, :count], m.indices[j, :count])
     assert torch.equal(back.decode(), m.decode())
 
 
 @settings(deadline=None, max_examples=150)
 @given(ragged() | ragged(torch.float16), st.integers(0, 63))
-def test_rows_in_one_pass_equal_the_reference(m, mask):
-    """Padded, one after the other, with rows left out, and back."""
-    data, size = m.payload(), m.nbytes
-    want = torch.zeros_like(data)
-    write_rows_torch(want, m.counts, m.values, m.indices, m.d)
-    assert torch.equal(data, want)
-    back = read_rows_torch(data, m.counts, m.d, m.dtype)
-    for found, own in zip(read_rows(data, m.counts, m.d, m.dtype), back, strict=True):
-        assert torch.equal(found, own)
+def test_rows_one_after_the_other_and_back(m, mask):
+    """The rows of a message, some of them left out, lie in the bytes as each alone would."""
     some = m.masked(torch.tensor([bool(mask >> r & 1) for r in range(len(m.counts))]))
     for each in (m, some):
-        assert torch.equal(each.joined(each.nbytes), join(each.payload(), each.nbytes))
+        alone = [each.row(r).payload()[: int(each.nbytes[r])] for r in range(len(m.counts))]
+        assert torch.equal(each.joined(each.nbytes), torch.cat(alone))
         assert torch.equal(unpack(each.pack()).decode(), each.decode())
-    assert torch.equal(m.joined(size), data[torch.arange(data.shape[-1]) < size[:, None]])
 
 
 def test_two_means_have_their_own_rows():
     m = PosNegTopK(2, "means").compress(gaussian(3, 30))
-    assert torch.equal(m.joined(m.nbytes), join(m.payload(), m.nbytes))
+    alone = [m.row(r).payload()[: int(m.nbytes[r])] for r in range(3)]
+    assert torch.equal(m.joined(m.nbytes), torch.cat(alone))
 
 
 @pytest.mark.parametrize("d", [1, 24, codes.SMALL, codes.SMALL + 1, 9000])
@@ -114,6 +106,9 @@ def test_ragged_indices_must_ascend_too():
 
 
 def test_a_count_beyond_its_row():
+    m = RaggedMessage(9, torch.float64, torch.tensor([3]), of([1, 3]), gaussian(1, 2))
+    with pytest.raises(ValueError, match="a row of 3 indices, of which 2"):
+        m.pack()
     out, one = torch.zeros(1, 9, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ValueError, match="a row of 3 indices, of which 2"):
         codes.encode_rows(out, one, of([1, 3]), one + 3, 9)

@@ -10,19 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raybench
-from raybench.compressors import importance
-from raybench.compressors.perm_k import PermK
-from raybench.compressors.rand_k import RandK, gather
-from raybench.compressors.sparsification import RandomSparsification
+from raybench.compressors.sparsification import importance, perm_k
+from raybench.compressors.sparsification.bernoulli import RandomSparsification
+from raybench.compressors.sparsification.perm_k import PermK
+from raybench.compressors.sparsification.rand_k import RandK
 from raybench.core import streams
 from raybench.core.errors import InputError
-from raybench.core.parallel import ALIGN
 from raybench.core.registry import lookup
 from raybench.core.streams import SMALL, stream
 from raybench.testing.vectors import cells_and_clients, families, gaussian
-from raybench.wire import perm, unpack
+from raybench.wire import unpack
 
-LONG = 3 * ALIGN + 777  # several tiles, the last one short
+BLOCK = importance.BLOCK
+LONG = 15 * BLOCK + 77  # several blocks, the last one short
 
 
 def within(sample, want, sigmas=5.0, slack=1e-12):
@@ -96,16 +96,6 @@ def test_images_are_blocks_of_one_permutation(d, monkeypatch):
     assert torch.equal(q.images(d, first, m), blocks)
 
 
-@pytest.mark.parametrize("lead", [(), (1,), (2, 3), (40,)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_gather_equals_torch(lead, dtype):
-    x = gaussian(*lead, 9000, dtype=dtype)
-    where = stream(0).spread(lead).subset(9000, 5000)
-    assert torch.equal(gather(x, where), x.gather(-1, where))
-    common = where.reshape(-1, 5000)[:1].expand(x[..., 0].numel(), 5000).reshape(*lead, 5000)
-    assert torch.equal(gather(x, common), x.gather(-1, common))
-
-
 # Rand-K and the Bernoulli sparsifier ---------------------------------------------------------------
 
 
@@ -130,16 +120,6 @@ def test_error_of_unscaled_sparsifiers_is_exact():
     for op in (RandK(6, scaled=False), RandomSparsification(0.25, scaled=False)):
         error = (draws(op, x, 20_000) - x).square().sum(-1)
         within(error, 0.75 * x.square().sum())
-
-
-@pytest.mark.parametrize("d", [1, 24, ALIGN, LONG])
-@pytest.mark.parametrize("p", [0.01, 0.5, 1.0])
-def test_bernoulli_support_equals_the_reference(d, p):
-    q = cells_and_clients(2, 3)
-    where, counts = perm.bernoulli(q, d, p)
-    want, number = perm.listed(q.uniform(d) < p)
-    assert torch.equal(counts, number)
-    assert torch.equal(where, want)
 
 
 def test_bernoulli_coordinates_are_independent():
@@ -184,25 +164,10 @@ def test_lazy_books_its_bit_always():
 # By importance -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("d", [1, 24, ALIGN, LONG])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_sums_equal_the_reference(d, dtype):
-    x = gaussian(2, 3, d, dtype=dtype)
-    level = torch.tensor([0.0, 0.5, math.inf]).double().expand(2, 3)[..., None]
-    torch.testing.assert_close(importance.tile_sums(x), importance.tile_sums_torch(x))
-    for got, want in zip(importance.split(x, level), importance.split_torch(x, level), strict=True):
-        torch.testing.assert_close(got, want)
-    q = cells_and_clients(2, 3)
-    for levels in (level, level + math.nan):
-        got, want = (f(x, levels, q) for f in (importance.drawn, importance.drawn_torch))
-        assert torch.equal(got[0], want[0])
-        assert torch.equal(got[1], want[1])
-
-
 @pytest.mark.parametrize("name", ["adaptive_sparsification", "l1_sampling"])
 def test_one_coordinate_is_drawn_by_its_size(name):
     x = torch.zeros(LONG, dtype=torch.float64)
-    at = torch.tensor([5, ALIGN - 1, ALIGN, 2 * ALIGN + 3, LONG - 1])  # one tile has none
+    at = torch.tensor([5, BLOCK - 1, BLOCK, 2 * BLOCK + 3, LONG - 1])  # one block has none
     x[at] = torch.tensor([1.0, -2.0, 3.0, -0.5, 4.0], dtype=torch.float64)
     places, size = importance.one_by_size(x.expand(20_000, -1), stream(0).uniform(20_000)[:, None])
     assert bool((size == 10.5).all())
@@ -360,10 +325,10 @@ def test_perm_k_clients_share_their_cells_permutation_only():
 def test_perm_k_reference_draws_the_same(monkeypatch):
     for d, n in SIZES:
         q = cells_and_clients(2, n)
-        fast = perm.block_of(q.shared(), perm.clients_of(q), d, n)
+        fast = perm_k.block_of(q.shared(), perm_k.clients_of(q), d, n)
         with monkeypatch.context() as patch:
             patch.setattr(streams, "_on_cpu", lambda keys: False)
-            slow = perm.block_of(q.shared(), perm.clients_of(q), d, n)
+            slow = perm_k.block_of(q.shared(), perm_k.clients_of(q), d, n)
         assert torch.equal(fast[0], slow[0])
         assert torch.equal(fast[1], slow[1])
 

@@ -15,13 +15,20 @@ from raybench.compressors.dithering import (
     ExponentialDithering,
     TernGrad,
 )
-from raybench.compressors.natural import Natural
 from raybench.compressors.rounding import (
     ExponentialRounding,
+    Natural,
+    RoundedMessage,
     Rounding,
-    rounded,
-    rounded_codes,
-    rounded_codes_torch,
+    StochasticRounding,
+)
+from raybench.compressors.rounding.exponents import cut, cut_torch
+from raybench.compressors.rounding.levels import (
+    MOST_LEVELS,
+    grid,
+    round_to,
+    round_to_torch,
+    rounded_width,
 )
 from raybench.compressors.sign import OneBit, ScaledSign, Sign
 from raybench.core import parallel
@@ -30,7 +37,6 @@ from raybench.core.streams import stream
 from raybench.testing.moments import SIGMAS, moments
 from raybench.testing.vectors import families, gaussian
 from raybench.wire import unpack
-from raybench.wire.rounded import MOST, grid, rounded_width
 
 DTYPES = (torch.float32, torch.float64)
 NARROW = {torch.uint8: 8, torch.int16: 15, torch.int32: 31, torch.int64: 52}
@@ -124,6 +130,13 @@ def test_a_grid_is_all_of_its_levels(levels, base, dtype):
     assert float(held[-1]) * widest > info.max * (1 - 1e-6)
 
 
+def value_of(codes, levels, base, dtype):
+    """Return what codes of a grid stand for, by the definition."""
+    held, sign = grid(levels, base, dtype), 2 ** (rounded_width(levels, base, dtype) - 1)
+    sizes = torch.cat((torch.zeros(1), held, torch.tensor([math.inf]))).to(dtype)
+    return sizes[codes.long() % sign] * torch.where(codes.long() >= sign, -1, 1)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("levels", "base"), [*GRIDS, ((1.0,), 1.06), ((1.0, 1.001, 1.002, 1.0021), 2.0)]
@@ -136,11 +149,11 @@ def test_rounding_equals_the_reference(levels, base, nearest, dtype, two_threads
     wide = gaussian(3, 700, dtype=dtype) * (20 * gaussian(3, 700, dtype=dtype, seed=2)).exp()
     close = 1 + gaussian(900, dtype=dtype) / 500  # several levels in one place of the table
     for x in (wide, hard.expand(50, -1).contiguous(), gaussian(6001, dtype=dtype), close):
-        q = stream(3).spread(tuple(x.shape[:-1]))
-        got = rounded_codes(x, q, levels, base, nearest)
-        assert torch.equal(got.long(), rounded_codes_torch(x, q, levels, base, nearest))
-        m = rounded(x, q, levels, base, nearest)
-        assert torch.equal(m.decode(), m._decode())
+        q = None if nearest else stream(3).spread(tuple(x.shape[:-1]))
+        codes = round_to(levels, base, x, q)
+        assert torch.equal(codes.long(), round_to_torch(levels, base, x, q))
+        m = RoundedMessage(x.shape[-1], dtype, codes, levels, base)
+        assert torch.equal(m.decode(), value_of(codes, levels, base, dtype))
         back = unpack(m.pack())
         assert torch.equal(back.decode(), m.decode())
         assert m.nbytes == math.ceil(x.shape[-1] * rounded_width(levels, base, dtype) / 8)
@@ -159,6 +172,38 @@ def test_rounding_is_unbiased_and_its_omega_is_attained(levels, base):
     assert abs(float(m.mean[0]) - float(x)) <= SIGMAS * float(m.mean[1])
     values = op.compress(x.expand(1000, 1)).decode().unique()
     assert torch.allclose(values, torch.tensor([a, b], dtype=torch.float64), rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("p", [1, 2, 8, 11, 24])
+def test_cut_floats_equal_the_reference(p, dtype, two_threads):
+    info = torch.finfo(dtype)
+    hard = [0.0, 1.5, math.inf, math.nan, info.max, info.max / 1.01, info.tiny, info.tiny / 4]
+    hard = torch.tensor([*hard, *(-v for v in hard)], dtype=dtype).expand(99, -1).contiguous()
+    for x in (gaussian(2, 3, 24, dtype=dtype), gaussian(20_001, dtype=dtype), hard):
+        for q in (stream(3).spread(tuple(x.shape[:-1])), None):
+            assert torch.equal(
+                cut(x, p, q).long() % 2**52,
+                cut_torch(x, p, q).to(cut(x, p, q).dtype).long() % 2**52,
+            )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("p", [1, 3, 8])
+def test_a_number_goes_to_one_of_the_two_around_it(p, dtype):
+    """By the definition, on numbers: mantissa and exponent of frexp, the uniform integer of the stream."""
+    x, q = (
+        gaussian(5, 400, dtype=dtype) * gaussian(5, 400, seed=2, dtype=dtype).exp(),
+        stream(3).spread((5,)),
+    )
+    got = StochasticRounding(p).compress(x, q).decode().double()
+    mantissa, exponent = torch.frexp(x.double())  # 1/2 <= |mantissa| < 1
+    gap = torch.ldexp(torch.ones_like(mantissa), exponent - p)
+    low = (x.double().abs() / gap).floor() * gap
+    bits = 24 - p if dtype == torch.float32 else 53 - p
+    u = (q.bits(400) & (2**bits - 1)).double() / 2**bits
+    want = torch.where(u >= 1 - (x.double().abs() - low) / gap, low + gap, low)
+    assert torch.equal(got, want.copysign(x.double()))
 
 
 def test_rounding_to_powers_of_two_is_natural_compression():
@@ -210,7 +255,7 @@ def test_grids_that_are_refused(levels, base):
 def test_the_finest_grid_that_is_taken():
     x = gaussian(300)
     m = ExponentialRounding(1.0444).compress(x)
-    assert len(grid((1.0,), 1.0444, torch.float64)) <= MOST
+    assert len(grid((1.0,), 1.0444, torch.float64)) <= MOST_LEVELS
     assert m.width == 16
     assert torch.allclose(m.decode(), x, rtol=0.0445)
     with pytest.raises(ValueError, match="more than"):

@@ -11,45 +11,40 @@ from hard_vectors import DTYPES, INF, NAN, hard_vectors, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.compressors.kernels import marks as marking
-from raybench.compressors.kernels import selection
-from raybench.compressors.kernels.selection import largest_of_long, ragged
-from raybench.compressors.kernels.short_rows import largest_of_short
-from raybench.compressors.top_k import (
-    RTopK,
-    TopK,
+from raybench.compressors.selection import by_size as selection
+from raybench.compressors.selection.by_size import (
+    above,
+    cut_of_largest,
+    kth_largest,
     largest,
-    top_indices,
-    top_indices_device,
-    top_indices_torch,
+    largest_torch,
+    ragged,
 )
+from raybench.compressors.selection.top_k import RTopK, TopK
+from raybench.core.compiled import compiled
 from raybench.core.streams import stream
 from raybench.testing.vectors import families, gaussian
 
 
+def by_sorting(x, k):
+    """Return the indices of the k largest magnitudes, ascending; of ties the first; NaN as infinity."""
+    size = np.nan_to_num(np.abs(x.numpy()), nan=INF, posinf=INF)
+    order = np.argsort(-size, axis=-1, kind="stable")[..., :k]
+    return torch.from_numpy(np.sort(order, axis=-1))
+
+
 def counts_for(d):
-    return sorted({1, 2, max(1, d // 1000), max(1, d // 100), d // 3, d - 1, d} - {0})
+    wanted = {1, 2, d // 1000, d // 250, d // 100, d // 12, d // 5, d // 3, d - 1, d}
+    return sorted(wanted & set(range(1, d + 1)))
 
 
 # Exact top-k -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("d", [8, 100, 5000, 70_001])
-def test_top_k_of_long_rows_is_brute_force(d, dtype):
-    for name, x in hard_vectors(d, dtype).items():
-        for k in counts_for(d):
-            want = top_indices_torch(x, k)
-            indices, values = largest_of_long(x, k)
-            assert torch.equal(indices, want), (name, k)
-            assert same(values, x[want]), (name, k)
-            assert torch.equal(top_indices_device(x, k), want), (name, k)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("d", [2, 17, 112, 999, 8200])
-def test_top_k_of_short_rows_is_brute_force(d, dtype):
-    """By counting; most of all where sizes are equal, all of them or some of a few."""
+@pytest.mark.parametrize("d", [1, 2, 8, 17, 112, 999, 8200, 70_001])
+def test_top_k_is_brute_force(d, dtype):
+    """Most of all where sizes are equal, all of them or some of a few."""
     random = np.random.default_rng(d)
     rows = {**hard_vectors(d, dtype)}
     for most in (1, 2, 6, 40):
@@ -59,11 +54,11 @@ def test_top_k_of_short_rows_is_brute_force(d, dtype):
     rows["spread"] = torch.from_numpy(np.exp(20 * random.standard_normal(d))).to(dtype)
     for name, x in rows.items():
         for k in counts_for(d):
-            want = top_indices_torch(x, k)
-            for found in (largest_of_short, largest):
-                indices, values = found(x[None], k)
-                assert torch.equal(indices[0], want), (name, k, found)
-                assert same(values[0], x[want]), (name, k, found)
+            want = by_sorting(x, k)
+            indices, values = largest(x[None], k)
+            assert torch.equal(indices[0], want), (name, k)
+            assert same(values[0], x[want]), (name, k)
+            assert torch.equal(largest_torch(x, k), want), (name, k)
 
 
 @settings(max_examples=60, deadline=None)
@@ -76,78 +71,56 @@ def test_top_k_of_anything(data):
     picks = np.random.default_rng(seed).integers(0, len(few), (3, d))
     x = torch.tensor(few, dtype=data.draw(st.sampled_from(DTYPES)))[torch.from_numpy(picks)]
     k = data.draw(st.integers(1, d))
-    want = top_indices_torch(x, k)
-    for found in (largest_of_long(x, k)[0], top_indices(x, k), top_indices_device(x, k)):
+    want = by_sorting(x, k)
+    for found in (largest(x, k)[0], largest_torch(x, k)):
         assert torch.equal(found, want)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 2**62), min_size=1, max_size=400), st.data())
-def test_kth_largest_by_histograms(values, data):
-    k = data.draw(st.integers(1, len(values)))
-    cut, ties = selection.kth_largest(np.array(values), k)
-    ordered = sorted(values, reverse=True)
-    assert cut == ordered[k - 1]
-    assert ties == k - sum(v > cut for v in values)
+@compiled
+def cut_and_kth(sizes, k):
+    return cut_of_largest(sizes, k), kth_largest(sizes, k)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 2000), min_size=1, max_size=400), st.floats(0.001, 1))
-def test_refinement_by_energy_and_by_number(values, share):
-    floats = np.array(values, np.float64)
-    ordered, energy = np.sort(floats)[::-1], np.sort(floats)[::-1] ** 2
-    needed = np.ceil(share * energy.sum())  # whole numbers: sums are exact
-    kept = int((energy.cumsum() < needed).sum())
-    own = floats.copy()
-    cut, ties = selection.refine(own.view(np.int64), needed, np.empty(selection.BUCKETS), own, 1.0)
-    assert cut == ordered[kept : kept + 1].view(np.int64)[0]
-    if ordered[kept] > 0:
-        assert ties == kept + 1 - (ordered > ordered[kept]).sum()
-    k, space = kept + 1, np.empty(selection.BUCKETS, np.int64)
-    found = selection.refine(np.array(values), k, space, None, 0.0)
-    assert found == (ordered[kept], k - (ordered > ordered[kept]).sum())
+@given(st.lists(st.integers(0, 2**62) | st.integers(0, 3), min_size=1, max_size=400), st.data())
+def test_the_cut_of_the_largest(values, data):
+    k = data.draw(st.integers(1, len(values)))
+    (cut, ties), kth = cut_and_kth(np.array(values), k)
+    assert kth == sorted(values, reverse=True)[k - 1]
+    assert k == sum(v > cut for v in values) + ties
+    assert 0 <= ties <= sum(v == cut for v in values)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_rows_and_threads_change_nothing(dtype, threads):
-    d, k = 3 * marking.TILE + 77, 500
+    d, k = 100_003, 500
     x = torch.stack(list(hard_vectors(d, dtype).values()))
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        together, alone = largest_of_long(x, k)[0], largest_of_long(x[3:4], k)[0]
+        together, alone = largest(x, k)[0], largest(x[3:4], k)[0]
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(together, top_indices_torch(x, k))
+    assert torch.equal(together, by_sorting(x, k))
     assert torch.equal(alone, together[3:4])
 
 
-def test_a_sample_that_misleads_costs_only_time(monkeypatch):
-    x = gaussian(2, 20_000, dtype=torch.float32)
-    want = top_indices_torch(x, 700)
-    for share in (0.0, 0.001, 0.01, 10.0):  # cuts that nothing, too little or nearly all exceeds
-        cut = x.abs().flatten().sort(descending=True).values[min(39_999, int(700 * 2 * share))]
-        bits = cut.numpy().view(np.int32)
-        monkeypatch.setattr(
-            selection, "guess", lambda rows, k, form, b=bits: np.full(2, b, np.int32)
-        )
-        assert torch.equal(largest_of_long(x, 700)[0], want), share
-
-
-@pytest.mark.parametrize("d", [63, 64, 65, 500, marking.TILE, marking.TILE + 1, 100_000])
+@pytest.mark.parametrize("d", [1, 63, 64, 65, 500, 100_000])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_marks_are_comparisons(d, dtype):
+def test_what_exceeds_a_cut_is_a_comparison(d, dtype):
     x = gaussian(3, d, dtype=dtype)
-    bits = selection.bits_of(x)
-    low, high = x.new_tensor([0.0, 0.5, 3.0]), x.new_tensor([2.0, 0.9, 9.0])
-    marks = marking.mark(bits, low.numpy().view(bits.dtype), high.numpy().view(bits.dtype))
-    keep = (x.abs() > low[:, None]) & (x.abs() <= high[:, None])
-    counts, indices, values = ragged(x, keep)
-    assert marks.counts.tolist() == counts.tolist() == keep.sum(-1).tolist()
-    found = marking.collect(bits, marks, dtype)
-    assert torch.equal(found[0], indices)
-    assert torch.equal(found[1], values)
+    x[2, ::3] = 0.5
+    cuts = x.new_tensor([0.0, 0.9, 0.5])
+    for ties in (None, np.array([0, 0, 5])):
+        first = torch.zeros(3, d, dtype=torch.bool)
+        first[2, : 13 if ties is not None else 0 : 3] = True  # five, where there are so many
+        room = None if ties is None else np.minimum(ties, -(-d // 3))
+        counts, indices, values = ragged(x, (x.abs() > cuts[:, None]) | first)
+        found = above(x, cuts.numpy().view(selection.FORMS[dtype].integer), room)
+        assert torch.equal(found[0], counts)
+        assert torch.equal(found[1], indices)
+        assert torch.equal(found[2], values)
 
 
 @pytest.mark.parametrize("dist", ["few rows", "many rows"])
@@ -157,7 +130,7 @@ def test_every_length_and_count_takes_some_path(dist):
         x = gaussian(*lead, d, dtype=torch.float32)
         for k in {1, min(d, 17), d // 4 + 1}:
             indices, values = largest(x, k)
-            assert torch.equal(indices, top_indices_torch(x, k)), (d, k)
+            assert torch.equal(indices, by_sorting(x, k)), (d, k)
             assert torch.equal(values, x.gather(-1, indices))
 
 
@@ -207,7 +180,7 @@ def test_rtop_k_draws_evenly_among_the_largest():
     m = op.compress(x.expand(rows, d), stream(0))
     assert (m.indices.diff(dim=-1) > 0).all()
     found = torch.bincount(m.indices.flatten(), minlength=d)
-    pool = top_indices_torch(x, 15)
+    pool = by_sorting(x, 15)
     assert found.sum() == found[pool].sum()
     assert (found[pool] / rows - 1 / 3).abs().max() < 5 * math.sqrt(2 / 9 / rows)
     assert torch.equal(RTopK(k, 1.0).compress(x).decode(), TopK(k).compress(x).decode())
@@ -217,7 +190,7 @@ def test_rtop_k_draws_evenly_among_the_largest():
 def test_rtop_k_of_a_long_row_stays_in_its_pool():
     x = gaussian(2, 90_000, dtype=torch.float32)
     m = RTopK("10%", 2.0).compress(x, stream(1))
-    pool = top_indices_torch(x, 18_000)
+    pool = by_sorting(x, 18_000)
     for r in range(2):
         assert set(m.indices[r].tolist()) <= set(pool[r].tolist())
     assert torch.equal(m.values, x.gather(-1, m.indices))

@@ -14,7 +14,7 @@ from raybench.core import parallel
 from raybench.core.streams import stream
 from raybench.testing.subject import Subject
 from raybench.testing.vectors import cells_and_clients, gaussian
-from raybench.testing.wire import modelled_bits_fit_the_bytes, saved_bits
+from raybench.testing.wire import modelled_bits_fit_the_bytes
 from raybench.wire import (
     RaggedMessage,
     SeededMessage,
@@ -42,15 +42,16 @@ def of(*sets):
 
 @settings(deadline=None, max_examples=300)
 @given(st.integers(1, 2**34), st.data())
-def test_the_code_is_never_longer_than_modelled_nor_shorter_than_entropy(d, data):
+def test_the_code_is_the_shortest_and_no_shorter_than_the_entropy(d, data):
     k = data.draw(st.one_of(st.integers(0, min(d, 4096)), st.integers(max(d - 4096, 0), d)))
     code, cost = code_of(d, k), index_cost(d, k)
-    assert cost.index_entropy <= code.bits <= cost.index_auto
+    plain = cost.index_list_or_bitmask
+    assert cost.index_entropy <= code.bits == cost.index_auto <= plain
     if code.kind == ELIAS:
         assert code.bits <= k * (math.log2(d / k) + 2) + 1e-6
-        assert bitpack.bytes_of(code.bits) < bitpack.bytes_of(cost.index_auto)
+        assert bitpack.bytes_of(code.bits) < bitpack.bytes_of(plain)
     else:
-        assert code.bits == cost.index_auto
+        assert code.bits == plain
     if k:
         low = max(0, math.floor(math.log2(d / k)))
         rice = bitpack.bytes_of(k * (low + 1) + d // 2**low)
@@ -222,15 +223,15 @@ def test_absent_rows_and_missing_bytes(d, k):
 # Sizes of messages ---------------------------------------------------------------------------------
 
 
-def test_a_message_may_be_shorter_than_its_model():
+def test_modelled_bits_are_those_of_the_code_that_is_packed():
     where = supports((2, 3), 10_000, 100)
     m = SparseMessage(10_000, torch.float32, where, gaussian(2, 3, 100, dtype=torch.float32))
-    assert m.nbytes == 400 + 107  # 856 bits
-    assert m.bits.unique().tolist() == [3200 + 1400]
+    assert m.nbytes == 400 + 107  # 100 values of 4 bytes; 856 bits of Elias-Fano
+    assert m.bits.unique().tolist() == [3200 + 100 * 7 + 156]
+    assert m.cost.index_list_or_bitmask == 100 * 14
     assert m.cost.index_entropy == 804
-    assert saved_bits(m).unique().tolist() == [1400 - 856]
     here = torch.tensor([[True, False, True]] * 2)
-    assert saved_bits(m.masked(here)).tolist() == [[544, 0, 544]] * 2
+    assert m.masked(here).bits.tolist() == [[4056, 0, 4056]] * 2
 
 
 class Sends(Compressor):
@@ -247,35 +248,30 @@ class Sends(Compressor):
 class Longer(SparseMessage):
     kind = "test-longer"
 
-    @property
-    def index_bits(self):
-        return 40
+    def _size(self):
+        return super()._size() + 1
 
 
-class TooShort(SparseMessage):
-    kind = "test-tooshort"
-
-    @property
-    def index_bits(self):
-        return 0
-
-    def _payload(self):
-        return bitpack.to_bytes(self.values)
-
-
-class Padded(SparseMessage):
-    kind = "test-padded"
+class Shorter(SparseMessage):
+    kind = "test-shorter"
 
     def _size(self):
-        return super()._size() + 2
+        return super()._size() - 1
+
+
+class BelowEntropy(SparseMessage):
+    kind = "test-belowentropy"
+
+    def _cost(self):
+        return super()._cost()._replace(index_auto=0)
 
 
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Longer, "longer than modelled|sent bits are not modelled"),
-        (TooShort, "modelled bits too many"),
-        (Padded, "sent bits are not modelled"),
+        (Longer, "8 sent bits are not modelled"),
+        (Shorter, "8 modelled bits too many"),
+        (BelowEntropy, "fewer bits than their entropy"),
     ],
 )
 def test_the_conformance_check_of_sizes_can_fail(kind, message):

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +20,10 @@ from torch import Tensor
 from raybench.core import facts
 from raybench.core.errors import InputError
 from raybench.core.facts import Role
+from raybench.core.layout import Layout
 from raybench.core.parallel import keep_freed
 from raybench.core.streams import Stream, stream
-from raybench.wire import Message
+from raybench.wire import DTYPES, HALVES, Message
 
 LARGE = 1 << 20  # entries from which freed memory is worth keeping
 
@@ -86,18 +86,20 @@ class Compressor:
         return False
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
-        """Return the message of x (*lead, d), contiguous; ``stream`` has shape lead."""
+        """Return the message of x (*lead, d), contiguous, float32 or float64; ``stream`` has shape lead."""
         raise NotImplementedError
 
     def compress(self, x: Tensor, stream: Stream | None = None) -> Message:
         """Return the message of x, shape (*lead, d), with randomness from ``stream``.
 
-        The stream has shape lead, or is a single key from which each row's is derived; without one
-        seed 0 is used. Raises TypeError where x is no float32 or float64 tensor, ValueError for d = 0.
+        x is float64, float32, float16 or bfloat16, and the message decodes to the same dtype. Of 16
+        bits, it is compressed in float32 and its values are rounded to 16 bits. The stream has shape
+        lead, or is a single key from which each row's is derived; without one seed 0 is used. Raises
+        TypeError where x is no tensor of these dtypes, ValueError for d = 0.
         """
-        if not isinstance(x, Tensor) or x.dtype not in (torch.float64, torch.float32):
+        if not isinstance(x, Tensor) or x.dtype not in DTYPES.values():
             what = f"a {x.dtype} tensor" if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(f"x must be a float32 or float64 tensor, not {what}")
+            raise TypeError(f"x must be a tensor of one of {', '.join(DTYPES)}, not {what}")
         if x.ndim == 0 or x.shape[-1] == 0:
             raise ValueError("x needs a last axis of at least one coordinate")
         lead = tuple(x.shape[:-1])
@@ -107,7 +109,13 @@ class Compressor:
         if x.numel() >= LARGE:
             keep_freed()  # else the pages of every message and its bytes are made anew
         source = stream if stream is not None else _seed_zero(x.device)
-        return self.encode(x.detach().contiguous(), source.spread(lead))
+        return self._message(x.detach(), source.spread(lead))
+
+    def _message(self, x: Tensor, stream: Stream) -> Message:
+        """Return the message of x (*lead, d), of any dtype and strides, by ``encode``."""
+        if x.dtype in HALVES:
+            return self.encode(x.float().contiguous(), stream).to(x.dtype)
+        return self.encode(x.contiguous(), stream)
 
     def omega(self, d: int) -> float | None:
         """Return omega of U(omega) in dimension d; None where the operator is biased."""
@@ -153,11 +161,11 @@ class Compressor:
         ways += [(b / c, 1 / b) for c, b in filter(None, (self.b2(d),)) if c > 0]
         return min(ways, default=None)
 
-    def fit(self, d: int, n: int, layout: Any = None) -> Compressor:
+    def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
         """Return the operator for dimension d, n clients and a problem's layout; itself by default."""
         return self
 
-    def bind(self, d: int, n: int = 1, layout: Any = None, role: Role = Any_) -> Bound:
+    def bind(self, d: int, n: int = 1, layout: Layout | None = None, role: Role = Any_) -> Bound:
         """Return the operator fixed for dimension d and n clients, rescaled if its role needs it.
 
         Raises InputError where the parameters do not fit d, or the operator cannot play the role.
@@ -189,7 +197,7 @@ class Bound:
     factor: float = 1.0
 
     def __call__(self, x: Tensor, source: Stream) -> Message:
-        message = self.operator.encode(x.contiguous(), source)
+        message = self.operator._message(x, source)
         return message if self.factor == 1.0 else message.scaled(self.factor)
 
     def dense_share(self, dtype: torch.dtype) -> float:

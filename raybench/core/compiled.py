@@ -1,55 +1,115 @@
-"""Kernels compiled once per machine: numba's cache on disk, made safe for processes that start together.
+"""Kernels: functions that numba compiles at their first call, and not before it is imported.
 
-numba numbers the data files of a function and keeps the numbers in an index that every process reads,
-changes and writes back. Two workers that compile two signatures at the same time choose the same number,
-and from then on the index hands one signature the machine code of the other (TypeError: "can't unbox
-array", or worse). A sweep starts many workers at once, so here a file is named by a digest of what it
-holds: no index, nothing to race for.
+Importing numba takes half a second, so a module of kernels must not do it. ``compiled`` makes a
+``Kernel``; its first call builds numba's dispatcher, with the kernels that the function calls in turn.
+Machine code is kept on disk (``machine_code``), so a machine compiles a kernel once.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from types import CellType, CodeType, FunctionType
 from typing import Any, overload
 
-import numba
-from numba.core.caching import IndexDataCacheFile
+import numpy as np
+
+_building = threading.RLock()
 
 
-class _NamedByContent(IndexDataCacheFile):  # type: ignore[misc]
-    """The cached machine code of one function, a file per (signature, processor, code)."""
+class Kernel:
+    """A function in the part of Python that numba compiles.
 
-    def _name(self, key: Any) -> str:
-        parts = repr((self._version, self._source_stamp, key))
-        return str(self._data_name(int(hashlib.sha256(parts.encode()).hexdigest()[:15], 16)))
+    py_func: the function as it was written, for whoever wants to read or interpret it.
+    """
 
-    def save(self, key: Any, data: Any) -> None:
-        self._save_data(self._name(key), data)  # a temporary file and a rename: whole or not there
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        assert isinstance(function, FunctionType)
+        self.py_func, self.options = function, options
+        self.__doc__, self.__name__ = function.__doc__, function.__name__
+        self._dispatcher: Any = None
 
-    def load(self, key: Any) -> Any:
-        try:
-            return self._load_data(self._name(key))
-        except OSError:  # not there: numba compiles
-            return None
+    def __call__(self, *args: Any) -> Any:
+        made = self._dispatcher
+        return (self.dispatcher if made is None else made)(*args)
+
+    @property
+    def dispatcher(self) -> Any:
+        """What numba made of the function; made when first asked for."""
+        if self._dispatcher is None:
+            with _building:
+                if self._dispatcher is None:
+                    self._dispatcher = self._made()
+        return self._dispatcher
+
+    @property
+    def stats(self) -> Any:
+        """How often machine code was found on disk, and how often not."""
+        return self.dispatcher.stats
+
+    def _made(self) -> Any:
+        from raybench.core import machine_code
+
+        given, uses = self.py_func, repr(_meaning(self.py_func))
+        names = {name: value for name, value in _outside(given) if isinstance(value, Kernel)}
+        known = {**given.__globals__, **{name: held.dispatcher for name, held in names.items()}}
+        cells = tuple(CellType(_resolved(c.cell_contents)) for c in given.__closure__ or ())
+        function = FunctionType(given.__code__, known, None, given.__defaults__, cells or None)
+        function.__qualname__ = given.__qualname__
+        return machine_code.dispatcher(function, self.options, uses)
+
+
+def _resolved(value: Any) -> Any:
+    return value.dispatcher if isinstance(value, Kernel) else value
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _codes(const)
+
+
+def _outside(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of what a function takes from its module or its enclosing function."""
+    names = {name for code in _codes(function.__code__) for name in code.co_names}
+    for name in sorted(names & function.__globals__.keys()):
+        yield name, function.__globals__[name]
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        yield name, cell.cell_contents
+
+
+def _meaning(function: FunctionType) -> tuple[Any, ...]:
+    """Return what machine code made of a function depends on beside its own source file."""
+    found: list[Any] = []
+    for name, value in _outside(function):
+        if isinstance(value, Kernel):
+            inner = value.py_func
+            code = [(c.co_code, c.co_names, _plain(c.co_consts)) for c in _codes(inner.__code__)]
+            options = [(key, _shown(value.options[key])) for key in sorted(value.options)]
+            found.append((name, options, code, _meaning(inner)))
+        elif isinstance(value, int | float | str | tuple | np.generic):
+            found.append((name, repr(value)))
+    return tuple(found)
+
+
+def _shown(option: Any) -> str:
+    return repr(sorted(option) if isinstance(option, set) else option)  # sets have no order
+
+
+def _plain(values: tuple[Any, ...]) -> list[str]:
+    return [repr(value) for value in values if not isinstance(value, CodeType)]
 
 
 @overload
-def compiled(function: Callable[..., Any]) -> Any: ...
+def compiled(function: Callable[..., Any]) -> Kernel: ...
 @overload
-def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]: ...
+def compiled(**options: Any) -> Callable[[Callable[..., Any]], Kernel]: ...
 def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """Compile a kernel on first use, keep its machine code on disk, and release the GIL while it runs.
+    """Return the kernel of a function: compiled on first use, kept on disk, run without the GIL.
 
-    ``options`` are those of ``numba.njit`` (``fastmath``, ``error_model``, ...).
+    ``options`` are those of ``numba.njit`` (``fastmath``, ``error_model``, ``inline``, ...).
     """
     if function is None:
-        return lambda f: compiled(f, **options)  # type: ignore[call-overload]
-    kernel = numba.njit(cache=True, nogil=True, **options)(function)
-    file = kernel._cache._cache_file
-    kernel._cache._cache_file = _NamedByContent(
-        file._cache_path,
-        file._index_name.removesuffix(".nbi"),
-        file._source_stamp,
-    )
-    return kernel
+        return lambda f: Kernel(f, options)
+    return Kernel(function, options)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,7 +26,6 @@ GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as int64
 MIX1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
 MIX2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 SMALL = 4096  # up to this dimension subsets come from sorting hashes, above from a Feistel network
-FEW = 4  # up to this k a sorted list beats a selection
 FEISTEL_ROUNDS = 12  # even; 2 leave visible structure, with 4 no test sees any: a wide margin
 BLOCK = 512  # counters that go through a round together, in the first-level cache
 
@@ -56,7 +54,7 @@ def hash_torch(keys: Tensor, counters: Tensor | int) -> Tensor:
     return _mix(keys + (step if isinstance(step, Tensor) else (step + 2**63) % 2**64 - 2**63))
 
 
-@numba.njit(inline="always")
+@compiled(inline="always")
 def hash_numba(key: np.uint64, counter: np.uint64) -> np.uint64:
     """Return splitmix64(key, counter) for scalars, for use in CPU kernels."""
     z = key + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -94,37 +92,9 @@ def _keys_kernel(root, tags, ids, out):  # root (B,), out (B, n): fold tags, the
 
 
 @compiled
-def _few_kernel(keys, d, k, out):  # the k of d smallest hashes, indices ascending
-    hashes, found = np.empty(d, np.uint64), np.empty(d, np.uint64)
-    where, best = np.empty(d, np.int64), np.empty(k, np.uint64)
-    share = (k + 4.0 * np.sqrt(k) + 4.0) / d  # nearly always enough of them lie below
-    likely = np.uint64(share * 2.0**63) << np.uint64(1) if share < 1.0 else ~np.uint64(0)
-    for r in range(keys.shape[0]):
-        for j in range(d):
-            hashes[j] = hash_numba(keys[r], np.uint64(j))
-        bound, held = likely, 0
-        while held < k:
-            held = 0
-            for j in range(d):
-                found[held], where[held] = hashes[j], j
-                held += hashes[j] <= bound
-            bound = ~np.uint64(0)
-        for j in range(held):  # best holds the smallest so far, ascending
-            at, value = min(j, k - 1), found[j]
-            if j < k or value < best[at]:
-                while at > 0 and best[at - 1] > value:
-                    best[at] = best[at - 1]
-                    at -= 1
-                best[at] = value
-        kept = 0
-        for j in range(held):
-            if kept < k and found[j] <= best[k - 1]:
-                out[r, kept] = where[j]
-                kept += 1
-
-
-@compiled
-def _subset_kernel(keys, d, k, out):  # the same for k < d, by bisection over counts
+def _subset_kernel(
+    keys, d, k, out
+):  # the k < d smallest hashes, ascending, by bisection over counts
     hashes, place, one = np.empty(d, np.uint64), np.empty(d + 1, np.int32), np.uint64(1)
     for r in range(keys.shape[0]):
         for j in range(d):
@@ -338,8 +308,7 @@ class Stream:
         out = torch.empty(keys.numel(), k, dtype=torch.int64)
         flat, raw = _numpy(keys), out.numpy()
         cost = len(flat) * d * 4.0
-        kernel = _few_kernel if k <= FEW else _subset_kernel
-        run_shared(lambda a, b: kernel(flat[a:b], d, k, raw[a:b]), len(flat), cost)
+        run_shared(lambda a, b: _subset_kernel(flat[a:b], d, k, raw[a:b]), len(flat), cost)
         return out.view(*keys.shape, k)
 
     def images(self, d: int, first: Tensor, count: int) -> Tensor:

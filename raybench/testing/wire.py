@@ -12,7 +12,7 @@ from raybench.compressors import Message, unpack
 from raybench.testing.checks import Checks
 from raybench.testing.subject import DTYPES, Subject
 from raybench.testing.vectors import cells_and_clients, gaussian
-from raybench.wire.base import PREFIX
+from raybench.wire.base import PREFIX, packed_bytes
 
 WIRE = Checks()
 
@@ -69,33 +69,43 @@ def bytes_are_counted_exactly(s: Subject) -> None:
 
 @WIRE
 def modelled_bits_fit_the_bytes(s: Subject) -> None:
-    """8 nbytes = bits up to the padding of each packed field to whole bytes.
+    """Every leaf's bytes are its modelled bits, indices and raw bits each padded to whole bytes.
 
-    Indices take the bits of the code that is packed, never fewer than their entropy.
+    So 8 nbytes of the whole exceed its bits by at most 7 for each index or raw field of a leaf. No
+    index code is shorter than the entropy of the support.
     """
+    here = torch.tensor([[True, False, True, True], [False] * 4, [True] * 4])
     for op, d in s.everywhere():
         for dtype in DTYPES:
             m = op.compress(gaussian(3, 4, d, dtype=dtype), cells_and_clients(3, 4))
-            sent, leaves = 8 * torch.as_tensor(m.nbytes), m.leaves()
-            room = 16 * len(leaves)  # a leaf packs two fields at most
-            over = sent - m.bits
-            assert (over < room).all(), f"{int(over.max())} sent bits are not modelled, d = {d}"
-            short = bits_needed(m) - sent
-            assert (short <= 0).all(), f"{int(short.max())} modelled bits too many, d = {d}"
-            for leaf in leaves:
-                left = 8 * torch.as_tensor(leaf.nbytes) - leaf.bits
-                assert (left >= 0).all(), f"{-int(left.min())} modelled bits too many, d = {d}"
-                assert (left < 16).all(), f"{int(left.max())} sent bits are not modelled, d = {d}"
-            cost = m.cost
-            counts = torch.stack([torch.as_tensor(c).double().expand(m.lead) for c in cost])
-            assert (counts.isfinite() & (counts >= 0)).all(), f"cost is {cost}"
+            for part in (m, m.masked(here), m.select(torch.tensor([2, 0])), m.row(2, 1)):
+                assert_bits_fit_bytes(part)
 
 
-def bits_needed(m: Message) -> Tensor:
-    """Return the bits per row below which a message cannot be sent: indices at their entropy."""
-    cost = m.cost
-    bits = cost.values * (m.dtype.itemsize * 8) + cost.index_entropy + cost.raw
-    return torch.as_tensor(bits).round().long().expand(m.lead)
+def assert_bits_fit_bytes(m: Message) -> None:
+    """Assert that the bytes of a message are its modelled bits and their padding, field by field."""
+    for leaf in m.leaves():
+        wrong = 8 * (_of_rows(leaf.nbytes, leaf) - _of_rows(packed_bytes(leaf.cost, m.dtype), leaf))
+        about = f"{type(leaf).__name__}, d = {leaf.d}, {leaf.dtype}"
+        assert (wrong <= 0).all(), f"{int(wrong.max())} sent bits are not modelled: {about}"
+        assert (wrong >= 0).all(), f"{-int(wrong.min())} modelled bits too many: {about}"
+    cost, padding = m.cost, _of_rows(8 * torch.as_tensor(m.nbytes), m) - m.bits
+    counts = [_of_rows(count, m) for count in cost]
+    most = 7 * sum(padded_fields(leaf) for leaf in m.leaves())
+    assert ((padding >= 0) & (padding <= most)).all(), f"of {most} bits of padding at most: {cost}"
+    assert all((count.isfinite() & (count >= 0)).all() for count in counts), f"cost is {cost}"
+    shorter = _of_rows(cost.index_auto, m) < _of_rows(cost.index_entropy, m)
+    assert not shorter.any(), f"indices in fewer bits than their entropy: {cost}"
+
+
+def padded_fields(leaf: Message) -> int:
+    """Return how many fields of a leaf may end within a byte: its indices, its raw bits, or both."""
+    cost = leaf.cost
+    return sum(bool((torch.as_tensor(bits) > 0).any()) for bits in (cost.index_auto, cost.raw))
+
+
+def _of_rows(count: Any, m: Message) -> Tensor:
+    return torch.as_tensor(count).double().expand(m.lead)
 
 
 @WIRE

@@ -1,7 +1,7 @@
 """Message kinds and their packing: bytes in, the same message out, bit for bit."""
 
 from raybench.core.counts import Counts
-from raybench.wire.base import DTYPES, KINDS, Message, unpack
+from raybench.wire.base import DTYPES, HALVES, KINDS, Message, unpack
 from raybench.wire.compound import (
     CasesMessage,
     ConcatMessage,
@@ -9,8 +9,9 @@ from raybench.wire.compound import (
     choose,
 )
 from raybench.wire.dense import Dense, DenseMessage
+from raybench.wire.exponents import ExponentsMessage, exponent_width
 from raybench.wire.factors import FactorsMessage
-from raybench.wire.levels import ExponentsMessage, LevelsMessage, exponent_width
+from raybench.wire.levels import LevelsMessage
 from raybench.wire.sparse import (
     RaggedMessage,
     SeededMessage,
@@ -21,6 +22,7 @@ from raybench.wire.sparse import (
 
 __all__ = [
     "DTYPES",
+    "HALVES",
     "KINDS",
     "CasesMessage",
     "ConcatMessage",

@@ -23,20 +23,22 @@ from torch import Tensor
 
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
-from raybench.wire.rows import join, split
 
 MAGIC = b"RBM2"
 PREFIX = struct.Struct(
     "<4sQI"
 )  # magic, XXH3 of the rest (seeded with the header's length), that length
 KINDS: dict[str, type[Message]] = {}
-DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, torch.float16)}
+HALVES = (torch.float16, torch.bfloat16)
+DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, *HALVES)}
 
 
 @dataclass(eq=False)
 class Message:
     """Base of all kinds: dense, sparse, seeded, ragged, levels, factors; cases, concat, flagged.
 
+    dtype: of what it decodes to and of the values of full width. A message of float16 or bfloat16 is
+    decoded in float32 and rounded at the end, so no factor or sum on the way overflows.
     scale: a factor known to both sides, applied when decoding (d/K of Rand-K, 1/(omega+1)).
     present: bool of shape lead; a message that was not sent decodes to zero and costs nothing.
     """
@@ -76,12 +78,24 @@ class Message:
         else:
             torch.mul(value, self.scale, out=out)
 
+    def _add(self, target: Tensor) -> Tensor:
+        """Add the decoded message to target (*lead, d), of its dtype, in place; return the target."""
+        return target.add_(self.decode())
+
+    def _sum(self) -> Tensor:
+        """Return the sum over the last leading axis."""
+        return self.decode().sum(-2)
+
     def _cost(self) -> Counts:
+        """Return values, index and raw bits of each row: numbers if all are alike, else of shape lead."""
         raise NotImplementedError
 
     def _size(self) -> int | Tensor:
-        """Bytes of each row's payload: a number if all are alike, else int64 of shape lead."""
-        raise NotImplementedError
+        """Return the bytes of each row's payload, a number if all are alike, else int64 of shape lead.
+
+        What it costs, packed; a kind whose cost takes long to compute may say it faster.
+        """
+        return packed_bytes(self._cost(), self.dtype)
 
     def _payload(self) -> Tensor:
         raise NotImplementedError
@@ -117,39 +131,64 @@ class Message:
 
     @property
     def bits(self) -> Tensor:
-        """Modelled bits per row, int64 of shape lead: full-width values, the shorter index code."""
+        """Modelled bits per row, int64 of shape lead: full-width values, indices as packed, raw bits."""
         cost = self.cost
         bits = cost.values * (self.dtype.itemsize * 8) + cost.index_auto + cost.raw
         return torch.as_tensor(bits, device=self.device).round().long().expand(self.lead).clone()
 
     def decode(self, out: Tensor | None = None) -> Tensor:
-        """Return what the receiver reconstructs, shape (*lead, d); in place if ``out`` is given."""
-        shape = (*self.lead, self.d)
-        if out is not None and (out.shape != shape or out.dtype != self.dtype):
+        """Return what the receiver reconstructs, shape (*lead, d); in place if ``out`` is given.
+
+        out may be float32 for a message of 16 bits: what its dtype cannot hold is kept there. Raises
+        ValueError where ``out`` has another shape or dtype.
+        """
+        shape, half = (*self.lead, self.d), self.dtype in HALVES
+        allowed = (self.dtype, torch.float32) if half else (self.dtype,)
+        if out is not None and (out.shape != shape or out.dtype not in allowed):
             want = f"{shape} {self.dtype}"
             raise ValueError(
                 f"out is {tuple(out.shape)} {out.dtype}, the message decodes to {want}"
             )
+        if half:
+            wide = self.to(torch.float32)
+            if out is not None and out.dtype == torch.float32:
+                return wide.decode(out)
+            return wide.decode().to(self.dtype) if out is None else out.copy_(wide.decode())
         own = out is None or not out.is_contiguous() or out.device != self.device
         value = torch.empty(shape, dtype=self.dtype, device=self.device) if own else out
         assert value is not None
         if value.numel():
             self._write(value)
         if self.present is not None:
-            value.masked_fill_(~self.present[..., None], 0)
+            zero_rows(value, ~self.present)
         return value if out is None or out is value else out.copy_(value)
 
     def add_to(self, target: Tensor) -> Tensor:
-        """Add the decoded message to target (*lead, d) in place; sparse kinds do it in O(k)."""
-        return target.add_(self.decode())
+        """Add the decoded message to target (*lead, d) in place and return the target.
+
+        Sparse kinds do it in O(k). The target of a message of 16 bits may be of any floating dtype.
+        """
+        if self.dtype not in HALVES:
+            return self._add(target)
+        wide = self.to(torch.float32)
+        return wide._add(target) if target.dtype == wide.dtype else target.add_(wide.decode())
 
     def sum_clients(self) -> Tensor:
-        """Return the sum over the last leading axis (the clients), in client order: (B, d)."""
-        return self.decode().sum(-2)
+        """Return the sum over the last leading axis (the clients), in client order: (B, d).
+
+        In the message's dtype, for one of 16 bits in float32.
+        """
+        return self.to(torch.float32)._sum() if self.dtype in HALVES else self._sum()
 
     def union(self) -> Counts:
         """Return the cost of broadcasting the sum over clients, per cell: d values by default."""
         return Counts(values=self.d, bytes=self.d * self.dtype.itemsize, messages=1)
+
+    def to(self, dtype: torch.dtype) -> Message:
+        """Return the same message with values of full width in, and decoding to, another dtype."""
+        held = {name: getattr(self, name) for name in self.tensors}
+        full = {name: x.to(dtype) for name, x in held.items() if x.dtype == self.dtype}
+        return dataclasses.replace(self, dtype=dtype, **full)
 
     def scaled(self, factor: float) -> Message:
         """Return the message with another factor that both sides know."""
@@ -205,7 +244,9 @@ class Message:
         """
         data = self.payload()
         # one long row is sent from where it lies
-        return data[..., : int(size)] if size.numel() == 1 else join(data, size)
+        if size.numel() == 1:
+            return data[..., : int(size)].reshape(-1)
+        return data[within(size, data.shape[-1])]
 
     # Bytes that stand alone ------------------------------------------------------------------
 
@@ -258,20 +299,48 @@ def checksum(text: bytes | memoryview, rows: list[Any]) -> int:
     return state.intdigest()
 
 
+def packed_bytes(cost: Counts, dtype: torch.dtype) -> int | Tensor:
+    """Return the bytes in which a row of this cost is packed: those of its three fields.
+
+    They are the values of full width, the indices and the raw bits, each padded to whole bytes. So
+    8 times the bytes of a message of simple kind are its modelled bits and at most 7 for each of the
+    last two.
+    """
+    indices, raw = (-(-bits // 8) for bits in (cost.index_auto, cost.raw))
+    size = cost.values * dtype.itemsize + indices + raw
+    return size.long() if isinstance(size, Tensor) else size
+
+
+def within(sizes: Tensor, width: int) -> Tensor:
+    """Return which bytes of rows of a width are their own, bool (*lead, width); sizes int64 (*lead)."""
+    return torch.arange(width, device=sizes.device) < sizes[..., None]
+
+
 def zero_absent(value: Tensor, present: Tensor) -> Tensor:
     """Return value (*lead, m) with zeros in rows that are absent, even where value is not finite."""
-    return value.masked_fill(~present[..., None], 0)
+    return zero_rows(value.clone(), ~present)
+
+
+def zero_rows(value: Tensor, which: Tensor) -> Tensor:
+    """Set the rows of value (*lead, m), contiguous, that are meant (bool, *lead) to zero; return it.
+
+    By the numbers of the rows: a fill by a mask looks at every entry, and takes three times as long.
+    """
+    rows = which.flatten().nonzero()[:, 0]
+    value.view(which.numel(), value.shape[-1]).index_fill_(0, rows, 0)
+    return value
 
 
 def read_leaf(head: dict[str, Any], data: memoryview) -> tuple[Message, memoryview]:
     """Return a leaf from its header and the bytes that begin with its rows, and the bytes left."""
     lead = torch.Size(head["lead"])
-    rows = math.prod(lead)
+    rows, widest = math.prod(lead), head["width"]
     sizes = torch.from_numpy(np.array(head["size"])).expand(rows)  # as_tensor: five times slower
+    if rows and not 0 <= int(sizes.min()) <= int(sizes.max()) <= widest:
+        raise ValueError("sizes of rows beyond their width")
     total = int(sizes.sum())
     if total > len(data):
         raise ValueError("the message is cut short")
-    widest = head["width"]
     flat = np.frombuffer(data[:total], np.uint8)
     flat.flags.writeable = False
     with warnings.catch_warnings():  # the bytes are only read, but torch knows no such tensors
@@ -280,7 +349,8 @@ def read_leaf(head: dict[str, Any], data: memoryview) -> tuple[Message, memoryvi
     if isinstance(head["size"], int) or (rows == 1 and total == widest):
         payload = sent.view(rows, widest)
     else:
-        payload = split(sent, sizes, widest)
+        payload = sent.new_zeros(rows, widest)
+        payload[within(sizes, widest)] = sent
     stream = None
     if "keys" in head:
         stream = Stream(torch.from_numpy(np.array(head["keys"], np.int64)).view(lead))

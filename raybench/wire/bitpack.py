@@ -9,7 +9,6 @@ of 3^j times symbol 64 j + i; what is left over lies five consecutive trits to a
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -44,7 +43,7 @@ def trit_bytes(count: int) -> int:
 # of the block, the bytes beginning at column ``at``.
 
 
-@numba.njit(inline="always")
+@compiled(inline="always")
 def _swap(a, b, by, mask):
     t = U8((U8(a >> U8(by)) ^ b) & U8(mask))
     return U8(a ^ U8(t << U8(by))), U8(b ^ t)
@@ -74,9 +73,10 @@ def _transpose(c, o):  # 64 matrices of 8 x 8 bits at once; its own inverse
 @compiled
 def _plain(codes, width, out):  # one row, least significant bit first
     held, filled, at = np.uint64(0), 0, 0
+    mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)  # a narrow code may be negative
     often = 32 if width <= 32 else 8  # bits that are written together
     for j in range(codes.shape[0]):
-        held |= np.uint64(codes[j]) << np.uint64(filled)
+        held |= (np.uint64(codes[j]) & mask) << np.uint64(filled)
         filled += width
         while filled >= often:
             for i in range(often // 8):

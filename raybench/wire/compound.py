@@ -31,6 +31,10 @@ class _Compound(Message):
     def masked(self, present: Tensor) -> Message:
         return self._with([part.masked(present) for part in self.parts])
 
+    def to(self, dtype: torch.dtype) -> Message:
+        parts = [part.to(dtype) for part in self.parts]
+        return replace(cast(Any, self), dtype=dtype, parts=parts)
+
     def _with(self, parts: list[Message]) -> Message:
         return replace(cast(Any, self), parts=parts)
 
@@ -88,7 +92,7 @@ class CasesMessage(_Compound):
         # the factor goes into the parts, as it does for a row alone: the same rounding
         out.copy_(self._joined(lambda part: part.scaled(self.scale).decode()))
 
-    def sum_clients(self) -> Tensor:
+    def _sum(self) -> Tensor:
         return self._joined(lambda part: part.sum_clients()) * self.scale
 
     def _cost(self) -> Counts:
@@ -175,7 +179,7 @@ class ConcatMessage(_Compound):
             return self.parts
         return [part.scaled(self.scale) for part in self.parts]
 
-    def add_to(self, target: Tensor) -> Tensor:
+    def _add(self, target: Tensor) -> Tensor:
         for part, piece in zip(self._weighted(), self._pieces(target), strict=True):
             part.add_to(piece)
         return target
@@ -189,7 +193,7 @@ class ConcatMessage(_Compound):
     def _size(self) -> int | Tensor:
         return sum(part.nbytes for part in self.parts)
 
-    def sum_clients(self) -> Tensor:
+    def _sum(self) -> Tensor:
         return torch.cat([part.sum_clients() for part in self._weighted()], -1)
 
     def union(self) -> Counts:
@@ -250,9 +254,6 @@ class FlagMessage(Message):
     def _cost(self) -> Counts:
         return Counts(raw=1)
 
-    def _size(self) -> int:
-        return 1
-
     def _payload(self) -> Tensor:
         return self.flags
 
@@ -276,10 +277,10 @@ class FlaggedMessage(ConcatMessage):
     def _write(self, out: Tensor) -> None:
         self._weighted()[1].decode(out=out)
 
-    def add_to(self, target: Tensor) -> Tensor:
+    def _add(self, target: Tensor) -> Tensor:
         return self._weighted()[1].add_to(target)
 
-    def sum_clients(self) -> Tensor:
+    def _sum(self) -> Tensor:
         return self._weighted()[1].sum_clients()
 
     def union(self) -> Counts:

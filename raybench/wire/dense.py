@@ -32,21 +32,18 @@ class DenseMessage(Message):
         else:
             torch.mul(self.values, self.scale, out=out)
 
-    def add_to(self, target: Tensor) -> Tensor:
+    def _add(self, target: Tensor) -> Tensor:
         if self.present is not None:
-            return super().add_to(target)
+            return super()._add(target)
         return target.add_(self.values, alpha=self.scale)
 
-    def sum_clients(self) -> Tensor:
+    def _sum(self) -> Tensor:
         if self.present is not None or self.scale != 1.0:
-            return super().sum_clients()
+            return super()._sum()
         return self.values.sum(-2)
 
     def _cost(self) -> Counts:
         return Counts(values=self.d)
-
-    def _size(self) -> int:
-        return self.d * self.dtype.itemsize
 
     def _payload(self) -> Tensor:
         return bitpack.to_bytes(self.values)

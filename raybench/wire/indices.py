@@ -27,7 +27,6 @@ from torch import Tensor
 from raybench.core.compiled import compiled
 from raybench.core.parallel import run_shared
 from raybench.wire import bitpack
-from raybench.wire.marks import lowest
 
 LIST, MASK, ELIAS = range(3)
 SMALL = 1024  # dimensions up to which the codes of all counts are kept
@@ -345,25 +344,12 @@ def _decode_row(data, kind, width, bits, d, out):
     if kind == LIST:
         out[:] = 0
     else:
-        step, start, found = (1 if kind == ELIAS else 0), np.int64(k * width), 0
-        p = start >> 3 << 3
-        while p < bits and found < k:
-            word, eight = np.uint64(0), data[p >> 3 : (p >> 3) + 8]
-            if eight.shape[0] == 8:
-                for i in range(8):
-                    word |= np.uint64(eight[i]) << np.uint64(8 * i)
-            else:
-                for i in range(eight.shape[0]):
-                    word |= np.uint64(eight[i]) << np.uint64(8 * i)
-            if p < start:  # low parts that end inside this word
-                word &= ~((np.uint64(1) << np.uint64(start - p)) - np.uint64(1))
-            if bits - p < 64:
-                word &= (np.uint64(1) << np.uint64(bits - p)) - np.uint64(1)
-            while word != 0 and found < k:
-                out[found] = p + lowest(word) - start - step * found
-                found += 1
-                word &= word - np.uint64(1)
-            p += 64
+        step, start, found = (1 if kind == ELIAS else 0), k * width, 0
+        for p in range(start, bits):
+            if found == k:
+                break
+            out[found] = p - start - step * found
+            found += (data[p >> 3] >> (p & 7)) & 1
         if found < k:
             return False
     if width > 0:

@@ -1,4 +1,4 @@
-"""Quantised messages: a small symbol per coordinate, and scales."""
+"""Quantised messages: one of a table's levels per coordinate, times a scale."""
 
 from __future__ import annotations
 
@@ -210,83 +210,3 @@ def decode_levels(
         _decode(symbols, levels, held, own, table is None, r0, r1, lo, hi, rows)
 
     run_tiled(work, len(rows), d, COST, aligned(bucket))
-
-
-@compiled
-def _exponents_32(codes, r0, r1, lo, hi, out):
-    for r in range(r0, r1):
-        c, o = codes[r, lo:hi], out[r, lo:hi]
-        for j in range(c.shape[0]):
-            o[j] = np.uint32(np.uint32(c[j]) << np.uint32(23))
-
-
-@compiled
-def _exponents_64(codes, r0, r1, lo, hi, out):
-    for r in range(r0, r1):
-        c, o = codes[r, lo:hi], out[r, lo:hi]
-        for j in range(c.shape[0]):
-            o[j] = np.uint64(c[j]) << np.uint64(52)
-
-
-@dataclass(eq=False)
-class ExponentsMessage(Message):
-    """Sign and exponent of every coordinate, no scale: ``codes`` (*lead, d), 9 or 12 bits each."""
-
-    codes: Tensor  # int16: the top bits of the float, sign and exponent
-    kind = "exponents"
-    tensors = ("codes",)
-
-    def __post_init__(self) -> None:
-        self.codes = self.codes.to(torch.int16)
-
-    @property
-    def lead(self) -> torch.Size:
-        return self.codes.shape[:-1]
-
-    def _decode(self) -> Tensor:
-        """Return the values by plain torch (the reference; any device)."""
-        bits, mantissa = (torch.int64, 52) if self.dtype == torch.float64 else (torch.int32, 23)
-        return (self.codes.to(bits) << mantissa).view(self.dtype)
-
-    def _write(self, out: Tensor) -> None:
-        if self.device.type != "cpu" or not out.numel():
-            return super()._write(out)
-        codes = self.codes.reshape(-1, self.d).numpy()
-        wide = self.dtype == torch.float64
-        rows = out.view(-1, self.d).numpy().view(np.uint64 if wide else np.uint32)
-        kernel = _exponents_64 if wide else _exponents_32
-
-        def work(r0: int, r1: int, lo: int, hi: int) -> None:
-            kernel(codes, r0, r1, lo, hi, rows)
-
-        run_tiled(work, len(rows), self.d, COST)
-        if self.scale != 1.0:
-            out.mul_(self.scale)
-        return None
-
-    @property
-    def width(self) -> int:
-        """Bits of a symbol: 12 in float64, 9 in float32."""
-        return exponent_width(self.dtype)
-
-    def _cost(self) -> Counts:
-        return Counts(raw=self.d * self.width)
-
-    def _size(self) -> int:
-        return bitpack.bytes_of(self.d * self.width)
-
-    def _payload(self) -> Tensor:
-        return bitpack.pack(self.codes, self.width)
-
-    @classmethod
-    def read(
-        cls, known: dict[str, Any], payload: Tensor, stream: Stream | None
-    ) -> ExponentsMessage:
-        dtype = DTYPES[known["dtype"]]
-        codes = bitpack.unpack(payload, exponent_width(dtype), known["d"], torch.int16)
-        return cls(known["d"], dtype, codes, scale=known["scale"])
-
-
-def exponent_width(dtype: torch.dtype) -> int:
-    """Return the bits of sign and exponent: 12 in float64, 9 in float32."""
-    return 12 if dtype == torch.float64 else 9

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,14 +19,10 @@ from raybench.wire.indices import (
     code_of,
     codes_of,
     decode,
+    decode_rows,
     encode,
+    encode_rows,
     per_count,
-)
-from raybench.wire.ragged import (
-    read_rows,
-    read_rows_torch,
-    write_rows,
-    write_rows_torch,
 )
 
 EXACT = 4096  # up to this k the entropy is that of the exact binomial coefficient
@@ -79,10 +75,10 @@ class _Scattered(Message):
         # half a copy of out at a share of 1%, in any order of the support
         out.zero_().scatter_(-1, self.support(), self._scaled())
 
-    def add_to(self, target: Tensor) -> Tensor:
+    def _add(self, target: Tensor) -> Tensor:
         return target.scatter_add_(-1, self.support(), self._weighted())
 
-    def sum_clients(self) -> Tensor:
+    def _sum(self) -> Tensor:
         *lead, n, k = self.values.shape
         out = torch.zeros(*lead, self.d, dtype=self.dtype, device=self.device)
         where = self.support().reshape(*lead, n * k)
@@ -126,14 +122,6 @@ class SparseMessage(_Scattered):
         k = self.values.shape[-1]
         return index_cost(self.d, k)._replace(values=k)
 
-    @property
-    def index_bits(self) -> int:
-        """Bits that the indices take on the wire."""
-        return code_of(self.d, self.values.shape[-1]).bits
-
-    def _size(self) -> int:
-        return bitpack.bytes_of(self.index_bits) + self.values.shape[-1] * self.dtype.itemsize
-
     def _payload(self) -> Tensor:
         return torch.cat((bitpack.to_bytes(self.values), encode(self.indices, self.d)), -1)
 
@@ -168,9 +156,6 @@ class SeededMessage(_Scattered):
 
     def _cost(self) -> Counts:
         return Counts(values=self.values.shape[-1])
-
-    def _size(self) -> int:
-        return self.values.shape[-1] * self.dtype.itemsize
 
     def _payload(self) -> Tensor:
         return bitpack.to_bytes(self.values)
@@ -250,49 +235,39 @@ class RaggedMessage(_Scattered):
         )
         return Counts(*costs)
 
-    @property
-    def index_bits(self) -> Tensor:
-        """Bits that each row's indices take on the wire, int64 of shape lead."""
-        return codes_of(self.counts, self.d)[2]
-
     def _sends(self) -> Tensor:
         own = torch.arange(self.values.shape[-1], device=self.device) < self.counts[..., None]
         return own & super()._sends()
 
     def _starts(self) -> Tensor:
+        """Return the byte of each row from which on its indices lie."""
         return _head(self.d) + self.counts * self.dtype.itemsize
 
     def _size(self) -> Tensor:
-        return self._starts() + (self.index_bits + 7) // 8
+        bits = codes_of(self.counts, self.d)[2]  # without the entropies, which the cost computes
+        return self._starts() + (bits + 7) // 8
 
     def _payload(self) -> Tensor:
-        size, counts = self._size(), self.counts.reshape(-1)
-        wide = int(size.max()) if size.numel() else 0
-        out = torch.zeros(*self.lead, wide, dtype=torch.uint8, device=self.device)
-        if not size.numel():
-            return out
-        if out.device.type == "cpu":
-            self._write_rows(out.view(-1), torch.arange(len(counts)) * wide, size)
-            return out
-        write_rows_torch(out.view(-1, wide), counts, *self._flat(), self.d)
-        return out
+        size, rows = self._size(), self.counts.numel()
+        wide = int(size.max()) if rows else 0
+        out = torch.zeros(rows, wide, dtype=torch.uint8, device=self.device)
+        if not rows:
+            return out.view(*self.lead, wide)
+        counts, head = self.counts.reshape(rows), _head(self.d)
+        most = int(counts.max())
+        if most > self.values.shape[-1]:
+            raise ValueError(f"a row of {most} indices, of which {self.values.shape[-1]} are given")
+        values = self._own(self.values[..., :most]).reshape(rows, most)
+        out[:, :head] = bitpack.pack(counts[:, None], bitpack.width_of(self.d + 1))
+        out[:, head : head + most * self.dtype.itemsize] = bitpack.to_bytes(values)
+        indices = self.indices[..., :most].reshape(rows, most)
+        encode_rows(out, self._starts().reshape(rows), indices, counts, self.d)
+        return out.view(*self.lead, wide)
 
-    def joined(self, size: Tensor) -> Tensor:
-        if self.device.type != "cpu":
-            return super().joined(size)
-        ends = size.reshape(-1).cumsum(0)
-        out = torch.empty(int(ends[-1]) if len(ends) else 0, dtype=torch.uint8)
-        self._write_rows(out, ends - size.reshape(-1), size)
-        return out
-
-    def _flat(self) -> tuple[Tensor, Tensor]:
-        """Return values and indices as (R, k)."""
-        shape = self.counts.numel(), self.values.shape[-1]
-        return self.values.reshape(shape), self.indices.reshape(shape)
-
-    def _write_rows(self, out: Tensor, starts: Tensor, size: Tensor) -> None:
-        counts = self.counts.reshape(-1)
-        write_rows(out, starts, size.reshape(-1), counts, *self._flat(), self.d)
+    def _own(self, x: Tensor) -> Tensor:
+        """Return x (*lead, m) with zeros beyond each row's count."""
+        beyond = torch.arange(x.shape[-1], device=x.device) >= self.counts[..., None]
+        return x.masked_fill(beyond, 0)
 
     @classmethod
     def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> RaggedMessage:
@@ -303,10 +278,10 @@ class RaggedMessage(_Scattered):
         starts = head + counts * dtype.itemsize
         if most > d or (counts.numel() and int(starts.max()) > rows.shape[-1]):
             raise ValueError(DAMAGED)
-        read = read_rows if payload.device.type == "cpu" else read_rows_torch
-        indices, values = read(rows, counts, d, dtype)
-        own = (counts.view(lead), indices.view(*lead, most), values.view(*lead, most))
-        return cls(d, dtype, *own, scale=known["scale"])
+        indices = decode_rows(rows, starts, counts, d).view(*lead, most)
+        values = bitpack.from_bytes(rows[:, head : head + most * dtype.itemsize], dtype)
+        read = cls(d, dtype, counts.view(lead), indices, values.view(*lead, most))
+        return replace(read, values=read._own(read.values), scale=known["scale"])
 
 
 def _head(d: int) -> int:

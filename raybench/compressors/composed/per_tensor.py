@@ -1,0 +1,146 @@
+"""One operator applied to every tensor of a model on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raybench.compressors.base import Compressor
+from raybench.compressors.compose import Composed, Made, named
+from raybench.core.errors import InputError
+from raybench.core.layout import Layout
+from raybench.core.registry import List, Operator, compressor
+from raybench.core.streams import Stream
+from raybench.wire import ConcatMessage, Message
+
+BATCHED = 1 << 16  # entries up to which equal tensors are copied together: calls cost more there
+FEW = 3  # equal tensors below which that does not pay
+
+
+@compressor(
+    "per_tensor",
+    of=Operator("top_k:k=25%", help="acts on each tensor; shares are of its size"),
+    sizes=List("auto", words=("auto",), help="sizes of the tensors, or those of the problem"),
+)
+@dataclass(frozen=True)
+class PerTensor(Composed):
+    """C(x_1), .., C(x_T), x_l the tensors of x: independent messages, one after the other.
+
+    alpha = min_l alpha(d_l), omega = max_l omega(d_l), B1 and B2 likewise (sum over the tensors). A
+    share rho of top_k keeps ceil(rho d_l) entries of tensor l: alpha >= rho as for the whole vector,
+    but other coordinates. sizes: d_1, .., d_T in order, with sum d; ``auto`` takes those of the
+    problem's layout, one tensor where there is none. Each tensor draws from its own stream. Raises
+    InputError where the sizes do not sum to d, or ``of`` does not fit one of them.
+    """
+
+    of: Made = "top_k:k=25%"
+    sizes: Sequence[int] | str = "auto"
+    fitted: tuple[Compressor, ...] = ()  # for each tensor, where they differ
+    made_of = ("of",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.sizes, str):
+            if self.sizes != "auto":
+                raise InputError.of("sizes", f"{self.sizes!r} is no list", "[[784, 10]], or auto")
+            return
+        wrong = [s for s in self.sizes if type(s) is not int or s < 1]
+        if wrong or not self.sizes:
+            what = f"{wrong[0]!r} is no size" if wrong else "there are none"
+            raise InputError.of("sizes", what, "integers >= 1 that sum to d")
+        object.__setattr__(self, "sizes", tuple(self.sizes))  # hashable
+
+    def tensors(self, d: int) -> tuple[int, ...]:
+        """Return the sizes of the tensors of a vector of length d."""
+        if isinstance(self.sizes, str):
+            return (d,)
+        if sum(self.sizes) != d:
+            what = f"they sum to {sum(self.sizes):,} and the message has d = {d:,}"
+            raise InputError.of("sizes", what, "give every tensor's size, or auto")
+        return tuple(self.sizes)
+
+    def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
+        if self.fitted:  # to a layout and a number of clients: they stay
+            self.tensors(d)
+            return self
+        tensors: list[tuple[int, Layout | None]]
+        if isinstance(self.sizes, str):
+            tensors = [*_tensors(layout, d)] or [(d, layout)]
+        else:
+            tensors = [(size, None) for size in self.tensors(d)]
+        fitted = []
+        for size, own in tensors:
+            with named("of"):
+                op = self.part("of").fit(size, n, own)
+                op.omega(size), op.alpha(size)  # where parameters do not fit it, say so here
+                fitted.append(op)
+        return replace(self, sizes=tuple(size for size, _ in tensors), fitted=tuple(fitted))
+
+    def operators(self, d: int) -> list[tuple[Compressor, int]]:
+        """Return every tensor's operator and size."""
+        sizes = self.tensors(d)
+        ops = self.fitted or (self.part("of"),) * len(sizes)
+        return list(zip(ops, sizes, strict=True))
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        d = x.shape[-1]
+        todo = self.operators(d)
+        pieces = x.split([size for _, size in todo], -1)
+        parts: dict[int, Message] = {}
+        for group in _equal(todo):
+            stacked = torch.stack([pieces[i] for i in group])
+            rows = Stream(stream.keys.expand(stacked.shape[:-1]))  # of no effect: deterministic
+            message = todo[group[0]][0].encode(stacked, rows)
+            for j, i in enumerate(group):
+                parts[i] = message.map(lambda t, j=j: t[j])  # type: ignore[misc]
+        for i, (op, _) in enumerate(todo):
+            if i not in parts:
+                parts[i] = op.encode(pieces[i].contiguous(), stream.fold(i))
+        return ConcatMessage(d, x.dtype, [parts[i] for i in range(len(todo))])
+
+    def _every(self, d: int, of: str) -> list[Any] | None:
+        """Return a constant of every tensor; None where one has none."""
+        different = {(id(op), size): (op, size) for op, size in self.operators(d)}
+        found = [getattr(op, of)(size) for op, size in different.values()]
+        return None if any(value is None for value in found) else found
+
+    def omega(self, d: int) -> float | None:
+        return max(self._every(d, "omega") or [], default=None)
+
+    def alpha(self, d: int) -> float | None:
+        return min(self._every(d, "alpha") or [], default=None)
+
+    def b1(self, d: int) -> tuple[float, float] | None:
+        return _worst(self._every(d, "b1"))
+
+    def b2(self, d: int) -> tuple[float, float] | None:
+        return _worst(self._every(d, "b2"))
+
+
+def _worst(found: list[tuple[float, float]] | None) -> tuple[float, float] | None:
+    if found is None:
+        return None
+    return min(low for low, _ in found), max(beta for _, beta in found)
+
+
+def _tensors(layout: Layout | None, d: int) -> list[tuple[int, Layout]]:
+    """Return size and own layout of every tensor of a layout, none if it is not one of d coordinates."""
+    if layout is None or layout.dim != d:
+        return []
+    pairs = zip(layout.sizes, layout, strict=True)
+    return [(size, Layout((tensor,))) for size, tensor in pairs if size]
+
+
+def _equal(todo: list[tuple[Compressor, int]]) -> list[list[int]]:
+    """Return the places of small tensors of one size whose deterministic operator may do all at once."""
+    groups: dict[int, list[int]] = {}
+    for i, (op, size) in enumerate(todo):
+        if op.deterministic and size <= BATCHED:
+            mates = groups.setdefault(size, [i])
+            if mates[0] != i and todo[mates[0]][0] == op:
+                mates.append(i)
+    return [mates for mates in groups.values() if len(mates) >= FEW]

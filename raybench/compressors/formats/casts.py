@@ -1,0 +1,119 @@
+"""Casts: the same numbers as two-byte floats, and their message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from raybench.compressors.base import Compressor
+from raybench.compressors.formats.block_message import nonzero, shared_max
+from raybench.compressors.formats.small_floats import HALVES, small_codes
+from raybench.core.counts import Counts
+from raybench.core.registry import Choice, compressor
+from raybench.core.streams import Stream
+from raybench.wire import Message, bitpack
+from raybench.wire.base import DTYPES
+
+TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+SCALE = Choice("none", "max", help="max: x / max|x_j| is cast, one number of full width is sent")
+
+
+@dataclass(eq=False)
+class HalfMessage(Message):
+    """Two bytes a number: ``values`` (*lead, d) float16 or bfloat16, times ``scales`` (*lead, 1).
+
+    Without a scale, ``scales`` is of shape (*lead, 0) and nothing is sent for it.
+    """
+
+    values: Tensor
+    scales: Tensor
+    format: str
+    scaled_by_max: bool
+    kind = "half"
+    tensors = ("values", "scales")
+    static = ("format", "scaled_by_max")
+
+    @property
+    def lead(self) -> torch.Size:
+        return self.values.shape[:-1]
+
+    def _write(self, out: Tensor) -> None:
+        out.copy_(self.values)
+        if self.scaled_by_max:
+            out.mul_(self.scales)
+        if self.scale != 1.0:
+            out.mul_(self.scale)
+
+    def _cost(self) -> Counts:
+        return Counts(values=int(self.scaled_by_max), raw=16 * self.d)
+
+    def _payload(self) -> Tensor:
+        return torch.cat((bitpack.to_bytes(self.scales), bitpack.to_bytes(self.values)), -1)
+
+    @classmethod
+    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> HalfMessage:
+        d, dtype, by_max = known["d"], DTYPES[known["dtype"]], known["scaled_by_max"]
+        head = dtype.itemsize if by_max else 0
+        scales = bitpack.from_bytes(payload[..., :head], dtype)
+        values = bitpack.from_bytes(payload[..., head : head + 2 * d], TYPES[known["format"]])
+        return cls(d, dtype, values, scales, known["format"], by_max, scale=known["scale"])
+
+
+@dataclass(frozen=True)
+class Half(Compressor):
+    """Round to nearest even in two bytes; finite numbers beyond the range become the largest finite."""
+
+    scale: str = "none"
+    deterministic = True
+    format: ClassVar[str]
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        d, form, by_max = x.shape[-1], HALVES[self.format], self.scale == "max"
+        scales = shared_max(x, d) if by_max else x.new_empty(*x.shape[:-1], 0)
+        codes = small_codes(x, form, nonzero(scales) if by_max else None)
+        values = codes.view(TYPES[self.format])
+        return HalfMessage(d, x.dtype, values, scales, self.format, by_max)
+
+
+@compressor("fp16", scale=SCALE)
+@dataclass(frozen=True)
+class FP16(Half):
+    """C(x)_j = x_j rounded to float16 (nearest even): 16 bits a number, deterministic.
+
+    Relative error at most 2^-11 for |x_j| in [2^-14, 65504], absolute at most 2^-25 below; finite
+    numbers beyond are sent as +-65504, NaN stays NaN, infinity infinity. No class: x = 2^-26 becomes
+    0, 1e9 becomes 65504. With ``scale: max`` x / max|x_j| is rounded (16 bits a number and one of full
+    width) and alpha = 1 - max(2^-22, D/(1 + D)), D = (d - 1) 2^-50: the largest entry is exact, the
+    others err by 2^-11 |x_j| or, relative to the largest, by 2^-25. A row of scale max with a NaN or
+    infinity is NaN throughout. Source: IEEE 754-2008.
+    """
+
+    format = "float16"
+
+    def alpha(self, d: int) -> float | None:
+        if self.scale == "none":
+            return None
+        small = (d - 1) * 2.0**-50
+        return 1 - max(2.0**-22, small / (1 + small))
+
+
+@compressor("bf16", scale=SCALE)
+@dataclass(frozen=True)
+class BF16(Half):
+    """C(x)_j = x_j rounded to bfloat16 (nearest even): 16 bits a number, alpha = 1 - 2^-16.
+
+    Relative error at most 2^-8: alpha holds where every x_j is 0 or of magnitude 2^-126 to 3.38e38,
+    the normal numbers of float32. Smaller ones have an absolute error up to 2^-134, so that a vector
+    of nothing else may become 0; larger ones (float64 has them) are sent as +-3.39e38, NaN stays NaN,
+    infinity infinity. With ``scale: max`` (x / max|x_j| is rounded, one number of full width is sent
+    too) alpha holds for every finite x; a row with a NaN or infinity is then NaN throughout.
+    Source: Kalamkar et al. 2019.
+    """
+
+    format = "bfloat16"
+
+    def alpha(self, d: int) -> float:
+        return 1 - 2.0**-16

@@ -1,0 +1,219 @@
+"""The operators on matrices: truncated singular value decomposition, and a step of PowerSGD."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, pad
+
+from raybench.compressors.base import Compressor
+from raybench.compressors.low_rank.svd import truncated_svd
+from raybench.core.errors import InputError
+from raybench.core.registry import Integer, Param, compressor
+from raybench.core.streams import Stream
+from raybench.wire import Dense, FactorsMessage, Message
+
+AUTO = "auto"
+SHAPE = Param(
+    "list",
+    AUTO,
+    words=(AUTO,),
+    help="sizes of the matrix, [[14, 8]], or of a tensor folded to first x rest; auto: nearly square",
+)
+
+
+def near_square(d: int) -> tuple[int, int]:
+    """Return a <= b with a b >= d that minimise a + b, and of those the pair with the smallest a.
+
+    Fewest values for any rank; of equal ones the flattest, as alpha = r / a. No row is empty.
+    """
+    total = math.isqrt(4 * d - 1) + 1
+    a = (total - math.isqrt(total * total - 4 * d)) // 2
+    while a * (total - a) < d:
+        a += 1
+    return a, total - a
+
+
+def sizes_of(value: Any, where: str) -> tuple[int, ...] | str:
+    """Return a list of sizes as a tuple of integers >= 1; ``auto`` as it is. Raises InputError."""
+    if value == AUTO:
+        return AUTO
+    listed = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
+    if listed and all(type(n) is int and n >= 1 for n in value):
+        return tuple(value)
+    fix = f"a list of integers >= 1, in a sweep file {where}: [[14, 8]]; or {AUTO}"
+    raise InputError.of(where, f"{value!r} are no sizes", fix)
+
+
+def check_fit(sizes: tuple[int, ...], d: int, where: str) -> None:
+    """Raise InputError unless d coordinates fill a tensor of these sizes but for part of its last slice."""
+    held = math.prod(sizes)
+    if not held - held // sizes[0] < d <= held:
+        what = f"{' x '.join(map(str, sizes))} = {held} entries for {d} coordinates"
+        more = "" if held < d else ", so that no slice of the first axis is empty"
+        raise InputError.of(
+            where, what, f"sizes whose product is {d} (or little more{more}); or {AUTO}"
+        )
+
+
+def shape_from(layout: Any, d: int) -> tuple[int, ...] | None:
+    """Return the shape of a variable that is a single tensor of d entries and at least two axes."""
+    tensors: Any = getattr(layout, "tensors", ())
+    shape = tuple(tensors[0][1]) if len(tensors) == 1 else ()
+    return shape if len(shape) > 1 and math.prod(shape) == d else None
+
+
+@lru_cache(maxsize=4096)
+def _matrix(shape: tuple[int, ...] | str, rank: int, d: int) -> tuple[int, int, int]:
+    """Return (a, b, r); r = 0 where the factors are no smaller than d numbers."""
+    if isinstance(shape, str):
+        a, b = near_square(d)
+    else:
+        check_fit(shape, d, "shape")
+        a, b = shape[0], math.prod(shape[1:])
+    return a, b, rank if rank * (a + b) < d else 0
+
+
+def matrix_of(flat: Tensor, b: int) -> Tensor:
+    """Return the matrices (R, a, b) of flat (R, d), zeros where it ends early."""
+    a = -(-flat.shape[1] // b)
+    return pad(flat, (0, a * b - flat.shape[1])).view(-1, a, b)
+
+
+def without_nonfinite(flat: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return flat (R, d) with rows of NaN or infinity set to zero, and which they are (None: none).
+
+    Decompositions refuse such matrices; the rows' messages are then filled with NaN.
+    """
+    bad = ~flat.isfinite().all(-1)
+    if not bool(bad.any()):
+        return flat, None
+    return flat.masked_fill(bad[:, None], 0), bad
+
+
+class Projection(Compressor):
+    """Base of operators whose C(x) is an orthogonal projection of x onto a subspace chosen from x.
+
+    Then <C(x), x> = ||C(x)||^2, so B2(alpha, 1) and B1(alpha, 1). Where x is padded, C(x) is cut after
+    it was projected: ||C(x)||^2 <= <C(x), x> still, but only ||C(x)|| >= alpha ||x||: B1(alpha^2, 1).
+    """
+
+    def entries(self, d: int) -> int:
+        """Return the entries of the matrix or tensor that x fills, padding included."""
+        raise NotImplementedError
+
+    def b1(self, d: int) -> tuple[float, float] | None:
+        alpha = self.alpha(d)
+        if alpha is None:
+            return None
+        return alpha if self.entries(d) == d else alpha**2, 1.0
+
+    def b2(self, d: int) -> tuple[float, float] | None:
+        alpha = self.alpha(d)
+        return None if alpha is None else (alpha, 1.0)
+
+
+@dataclass(frozen=True)
+class LowRank(Projection):
+    """Base of rank-r operators; a vector whose factors would hold d values or more is sent dense."""
+
+    rank: int = 1
+    shape: Any = AUTO
+
+    def __post_init__(self) -> None:
+        at_least(self.rank, 1, "rank")
+        object.__setattr__(self, "shape", sizes_of(self.shape, "shape"))
+
+    def alpha(self, d: int) -> float:
+        a, b, r = _matrix(self.shape, self.rank, d)
+        return r / min(a, b) if r else 1.0
+
+    def entries(self, d: int) -> int:
+        a, b, r = _matrix(self.shape, self.rank, d)
+        return a * b if r else d
+
+    def fit(self, d: int, n: int, layout: Any = None) -> Compressor:
+        own = shape_from(layout, d)
+        return self if own is None or self.shape != AUTO else dataclasses.replace(self, shape=own)
+
+
+def at_least(value: Any, low: int, where: str) -> None:
+    """Raise InputError unless value is an integer >= low."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise InputError.of(where, f"{value!r} is out of range", f"an integer >= {low}")
+
+
+@compressor("svd", rank=Integer(1, low=1, help="rank of the matrix that is sent"), shape=SHAPE)
+@dataclass(frozen=True)
+class SVD(LowRank):
+    """C(x) = sum of the r leading terms s_i u_i v_i' of x read as a matrix a x b: best rank-r matrix.
+
+    ||C(x) - x||^2 = sum of s_i^2, i > r, so alpha = r / min(a, b), tight on orthogonal matrices.
+    Deterministic; exact, about min(a, b) d work: seconds at d = 10^6, see ``power_step``. Sent: U and V S,
+    r (a + b) values; where that is d or more, x itself (alpha = 1). shape: sizes whose product is d
+    or little more (zeros are appended); more than two, as (o, i, h, w) of a convolution, are folded to
+    first x rest; auto: the variable's own if it is one tensor, else nearly square. Raises InputError
+    where the sizes do not fit d. Source: Eckart and Young 1936.
+    """
+
+    deterministic = True
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        d = x.shape[-1]
+        a, b, r = _matrix(self.shape, self.rank, d)
+        if not r:
+            return Dense(x)
+        flat, bad = without_nonfinite(x.view(-1, d))
+        left, right = truncated_svd(matrix_of(flat, b), r)
+        if bad is not None:
+            left[bad] = math.nan
+        factors = left.reshape(*x.shape[:-1], a, r), right.mT.reshape(*x.shape[:-1], b, r)
+        return FactorsMessage(d, x.dtype, *factors)
+
+
+@compressor(
+    "power_step",
+    rank=Integer(1, low=1, help="rank of the matrix that is sent"),
+    shape=SHAPE,
+    iterations=Integer(1, low=1, help="steps of subspace iteration, two products each"),
+)
+@dataclass(frozen=True)
+class PowerStep(LowRank):
+    """C(x) = P P'M for M = x read as a matrix a x b, P = orth(M G), G a fresh Gaussian b x r.
+
+    The step of PowerSGD without its state. P P' projects on the span of S W, M = U S V', W Gaussian;
+    its i-th diagonal entry grows with s_i and shrinks with the others (leverage scores), and their sum
+    is r: by Chebyshev's sum inequality E||C(x) - x||^2 <= (1 - r / rank M) ||x||^2, so alpha =
+    r / min(a, b), tight on orthogonal matrices. (From a warm G, as in PowerSGD, alpha = 0.) More
+    iterations use S^(2t-1) for S: same bound, smaller error. Sent: P and M'P, r (a + b) values; where
+    that is d or more, x itself (alpha = 1). About 2 r d work. shape and InputError as ``svd``.
+    Source: Vogels, Karimireddy, Jaggi 2019 (PowerSGD); Halko, Martinsson, Tropp 2011.
+    """
+
+    iterations: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self.iterations, 1, "iterations")
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        d, lead = x.shape[-1], x.shape[:-1]
+        a, b, r = _matrix(self.shape, self.rank, d)
+        if not r:
+            return Dense(x)
+        M, Q = matrix_of(x.view(-1, d), b), stream.normal(b * r).view(-1, r, b).to(x.dtype)
+        for step in range(self.iterations):
+            if step:  # of length 1, lest a further product with M vanish or overflow
+                Q = normalize(Q, dim=-1, eps=torch.finfo(Q.dtype).tiny)
+            # M stands on the right of thin rows: BLAS is several times as fast so
+            P = torch.linalg.qr((Q @ M.mT).mT).Q.mT
+            Q = P @ M
+        left, right = P.mT.reshape(*lead, a, r), Q.mT.reshape(*lead, b, r)
+        return FactorsMessage(d, x.dtype, left, right)

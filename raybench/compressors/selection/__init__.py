@@ -1,0 +1,19 @@
+"""Operators that keep entries for their size; ``largest`` is how all of them find the largest."""
+
+from raybench.compressors.selection.block_top_k import BlockTopK
+from raybench.compressors.selection.by_size import largest
+from raybench.compressors.selection.dgc import DGC
+from raybench.compressors.selection.pos_neg_top_k import PosNegTopK
+from raybench.compressors.selection.threshold import AdaptiveThreshold, HardThreshold
+from raybench.compressors.selection.top_k import RTopK, TopK
+
+__all__ = [
+    "DGC",
+    "AdaptiveThreshold",
+    "BlockTopK",
+    "HardThreshold",
+    "PosNegTopK",
+    "RTopK",
+    "TopK",
+    "largest",
+]

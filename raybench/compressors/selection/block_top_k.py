@@ -1,0 +1,255 @@
+"""Block top-k: the largest entries of every block, or the blocks of largest norm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raybench.compressors.base import Compressor, count_of
+from raybench.compressors.selection.by_size import largest
+from raybench.core.counts import Counts
+from raybench.core.errors import InputError
+from raybench.core.registry import Choice, Count, Integer, compressor
+from raybench.core.streams import Stream
+from raybench.wire import DTYPES, Message, SparseMessage, bitpack, index_cost
+from raybench.wire.indices import DAMAGED, code_of, decode, encode
+
+
+@compressor(
+    "block_top_k",
+    k=Count(
+        help="within: entries kept of a block, or a share of it; blocks: blocks kept, or a share"
+    ),
+    block=Integer(256, low=1, help="coordinates of a block"),
+    form=Choice("within", "blocks", help="the largest entries of each block, or whole blocks"),
+)
+@dataclass(frozen=True)
+class BlockTopK(Compressor):
+    """C(x) = the k largest entries of every block of B coordinates, or the k blocks of largest norm.
+
+    within: k <= B entries of each block, all of a shorter last block that has no more; contractive
+    with alpha = k/B (min(k, d)/d if d < B). An index takes ceil(log2 B) bits. blocks: of the
+    N = ceil(d/B) blocks those of largest l2 norm, alpha = k/N, tight also for a shorter last block;
+    an index per block. Ties go to the lowest index; a norm that is NaN counts as largest. B1 and B2
+    hold with (alpha, 1). Deterministic. Raises InputError where k or B do not fit.
+    """
+
+    k: int | float | str
+    block: int = 256
+    form: str = "within"
+    deterministic = True
+    selection = True
+
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise InputError.of("block", f"{self.block} is below 1", "coordinates of a block")
+        if self.form not in ("within", "blocks"):
+            raise InputError.of("form", f"unknown form {self.form!r}", "allowed: within, blocks")
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        d, size = x.shape[-1], self.block
+        if self.form == "blocks":
+            blocks, _ = largest(block_norms(x, size), count_of(self.k, -(-d // size)))
+            return BlocksMessage(d, x.dtype, blocks, _take_blocks(x, blocks, size))
+        k, whole, lead = count_of(self.k, size), d // size, x.shape[:-1]
+        parts = []
+        if whole:
+            inside = x[..., : whole * size].reshape(*lead, whole, size)
+            where, values = largest(inside, k)
+            starts = torch.arange(whole, device=x.device)[:, None] * size
+            parts.append(((where + starts).flatten(-2), values.flatten(-2)))
+        if d > whole * size:
+            tail = x[..., whole * size :].contiguous()
+            where, values = largest(tail, min(k, tail.shape[-1]))
+            parts.append((where + whole * size, values))
+        indices, values = (torch.cat(both, -1) for both in zip(*parts, strict=True))
+        return BlockSparseMessage(d, x.dtype, indices, values, size, k)
+
+    def alpha(self, d: int) -> float:
+        if self.form == "blocks":
+            blocks = -(-d // self.block)
+            return count_of(self.k, blocks) / blocks
+        return min(1.0, count_of(self.k, self.block) / min(self.block, d))
+
+    def b1(self, d: int) -> tuple[float, float]:
+        return self.alpha(d), 1.0
+
+    def b2(self, d: int) -> tuple[float, float]:
+        return self.alpha(d), 1.0
+
+
+def block_norms(x: Tensor, block: int) -> Tensor:
+    """Return the l2 norm of every block of x (*lead, d) in units of its row: (*lead, ceil(d/block)), float64.
+
+    Squares of float64 numbers may overflow or vanish, so rows of very large or small ones are divided by
+    their largest. A block that is not finite has a norm that is not.
+    """
+    most = x.abs().amax(-1, keepdim=True).double()
+    if bool(((most > 0) & (most < 1e-140) | ~(most < 1e140)).any()):
+        x = x / torch.where(most > 0, most, 1.0).where(most.isfinite(), 1e160)
+    padded = torch.nn.functional.pad(x, (0, -x.shape[-1] % block))
+    return torch.linalg.vector_norm(padded.unflatten(-1, (-1, block)), dim=-1, dtype=torch.float64)
+
+
+def _take_blocks(x: Tensor, blocks: Tensor, block: int) -> Tensor:
+    """Return the blocks of x (*lead, d) as (*lead, J, block), a shorter last one filled with zeros."""
+    d, count = x.shape[-1], blocks.shape[-1]
+    flat, rows = x.view(-1, d), blocks.view(-1, count)
+    whole = d // block
+    out = x.new_zeros(len(rows), count, block)
+    r, j = (rows < whole).nonzero(as_tuple=True)
+    if whole:
+        out[r, j] = flat[:, : whole * block].unflatten(-1, (whole, block))[r, rows[r, j]]
+    if d > whole * block:
+        last = (rows[:, -1] == whole)[:, None]
+        out[:, -1, : d - whole * block] = torch.where(
+            last, flat[:, whole * block :], out[:, -1, : d - whole * block]
+        )
+    return out.view(*blocks.shape, block)
+
+
+# What is sent ----------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class BlockSparseMessage(SparseMessage):
+    """``each`` entries of every block of ``block`` coordinates (all of a last block that is shorter).
+
+    ``indices`` (*lead, k) ascend over the whole vector. Sends the values and the places within the
+    blocks, ceil(log2 block) bits each, or the code of all indices where that is shorter.
+    """
+
+    block: int = 1
+    each: int = 1
+    kind = "block_sparse"
+    static = ("block", "each")
+
+    def _cost(self) -> Counts:
+        k, (whole, rest) = self.values.shape[-1], divmod(self.d, self.block)
+        explicit = k * bitpack.width_of(self.block)
+        last = index_cost(rest, min(self.each, rest)).index_entropy if rest else 0
+        entropy = whole * index_cost(self.block, self.each).index_entropy if whole else 0
+        return Counts(
+            values=k,
+            index_explicit=explicit,
+            index_auto=min(explicit, code_of(self.d, k).bits),
+            index_list_or_bitmask=min(explicit, self.d),
+            index_bitmask=self.d,
+            index_entropy=entropy + last,
+        )
+
+    def _places(self) -> bool:
+        """Return whether the places within the blocks are sent, rather than the code of all indices."""
+        k = self.values.shape[-1]
+        return k * bitpack.width_of(self.block) <= code_of(self.d, k).bits
+
+    def _payload(self) -> Tensor:
+        if self._places():
+            where = bitpack.pack(self.indices % self.block, bitpack.width_of(self.block))
+        else:
+            where = encode(self.indices, self.d)
+        return torch.cat((bitpack.to_bytes(self.values), where), -1)
+
+    @classmethod
+    def read(
+        cls, known: dict[str, Any], payload: Tensor, stream: Stream | None
+    ) -> BlockSparseMessage:
+        d, k, block, dtype = known["d"], known["k"], known["block"], DTYPES[known["dtype"]]
+        values = bitpack.from_bytes(payload[..., : k * dtype.itemsize], dtype)
+        where, own = payload[..., k * dtype.itemsize :], {"block": block, "each": known["each"]}
+        message = cls(d, dtype, values, values, scale=known["scale"], **own)
+        if message._places():
+            starts = torch.arange(k, device=payload.device) // own["each"] * block
+            message.indices = bitpack.unpack(where, bitpack.width_of(block), k) + starts
+        else:
+            message.indices = decode(where, d, k)
+        if bool((message.indices >= d).any()):
+            raise ValueError(DAMAGED)
+        return message
+
+
+@dataclass(eq=False)
+class BlocksMessage(Message):
+    """Whole blocks: ``blocks`` (*lead, J) ascending, their ``values`` (*lead, J, block).
+
+    The last block of the vector may be shorter: its values end in zeros that are not sent. Sends the
+    code of the blocks' numbers, then the values.
+    """
+
+    blocks: Tensor
+    values: Tensor
+    kind = "blocks"
+    tensors = ("blocks", "values")
+
+    @property
+    def lead(self) -> torch.Size:
+        return self.blocks.shape[:-1]
+
+    @property
+    def block(self) -> int:
+        """Coordinates of a block."""
+        return self.values.shape[-1]
+
+    @property
+    def _of(self) -> int:
+        return -(-self.d // self.block)
+
+    def _parts(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """Return views of flat (R, d): its whole blocks (R, d // block, block), and what is left."""
+        whole = self.d // self.block * self.block
+        return flat[:, :whole].unflatten(-1, (-1, self.block)), flat[:, whole:]
+
+    def _scatter(self, out: Tensor, add: bool) -> None:
+        count = self.blocks.shape[-1]
+        rows, values = self.blocks.view(-1, count), self.values.view(-1, count, self.block)
+        if self.scale != 1.0:
+            values = values * self.scale
+        if self.present is not None:
+            values = values.masked_fill(~self.present.view(-1)[:, None, None], 0)
+        whole, rest = self._parts(out.view(-1, self.d))
+        r, j = (rows < whole.shape[1]).nonzero(as_tuple=True)
+        whole.index_put_((r, rows[r, j]), values[r, j], accumulate=add)
+        if rest.shape[-1]:  # only the highest block can be the shorter one
+            here = (rows[:, -1] == whole.shape[1])[:, None]
+            rest.add_(torch.where(here, values[:, -1, : rest.shape[-1]], 0))
+
+    def _write(self, out: Tensor) -> None:
+        self._scatter(out.zero_(), add=False)
+
+    def _add(self, target: Tensor) -> Tensor:
+        if not target.is_contiguous():
+            return target.add_(self.decode())
+        self._scatter(target, add=True)
+        return target
+
+    def _short(self) -> Tensor:
+        """Return how many values the last block chosen lacks, int64 of shape lead."""
+        return (self.blocks[..., -1] == self._of - 1).long() * (self._of * self.block - self.d)
+
+    def _cost(self) -> Counts:
+        count = self.blocks.shape[-1]
+        values = (count * self.block - self._short()).double()
+        return Counts(*(values * 0 + c for c in index_cost(self._of, count)))._replace(
+            values=values
+        )
+
+    def _payload(self) -> Tensor:
+        where, values = encode(self.blocks, self._of), bitpack.to_bytes(self.values.flatten(-2))
+        size = torch.as_tensor(self._size())
+        return torch.cat((where, values), -1)[..., : int(size.max()) if size.numel() else 0]
+
+    def known(self) -> dict[str, Any]:
+        return {**super().known(), "block": self.block, "count": self.blocks.shape[-1]}
+
+    @classmethod
+    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> BlocksMessage:
+        d, block, count, dtype = known["d"], known["block"], known["count"], DTYPES[known["dtype"]]
+        head, full = bitpack.bytes_of(code_of(-(-d // block), count).bits), count * block
+        blocks = decode(payload[..., :head], -(-d // block), count)
+        sent = payload[..., head:]
+        sent = torch.nn.functional.pad(sent, (0, full * dtype.itemsize - sent.shape[-1]))
+        values = bitpack.from_bytes(sent, dtype).unflatten(-1, (count, block))
+        return cls(d, dtype, blocks, values, scale=known["scale"])

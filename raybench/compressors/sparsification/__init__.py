@@ -1,0 +1,21 @@
+"""Operators that keep entries, or all of a vector, at random."""
+
+from raybench.compressors.sparsification.bernoulli import RandomSparsification
+from raybench.compressors.sparsification.importance import (
+    AdaptiveSparsification,
+    L1Sampling,
+    Wangni,
+)
+from raybench.compressors.sparsification.lazy import Lazy
+from raybench.compressors.sparsification.perm_k import PermK
+from raybench.compressors.sparsification.rand_k import RandK
+
+__all__ = [
+    "AdaptiveSparsification",
+    "L1Sampling",
+    "Lazy",
+    "PermK",
+    "RandK",
+    "RandomSparsification",
+    "Wangni",
+]

@@ -1,0 +1,51 @@
+"""numba's cache on disk, made safe for processes that start together. Imports numba: see ``compiled``.
+
+numba numbers the data files of a function and keeps the numbers in an index that every process reads,
+changes and writes back. Two workers that compile two signatures at the same time choose the same number,
+and from then on the index hands one signature the machine code of the other (TypeError: "can't unbox
+array", or worse). A sweep starts many workers at once, so here a file is named by a digest of what it
+holds: no index, nothing to race for. The digest covers what numba's own stamp (the source file's time and
+size) does not: the kernels and numbers of other files that were compiled in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numba
+from numba.core.caching import IndexDataCacheFile
+
+
+class _NamedByContent(IndexDataCacheFile):  # type: ignore[misc]
+    """The cached machine code of one function, a file per (signature, processor, code)."""
+
+    def __init__(self, like: IndexDataCacheFile, uses: str) -> None:
+        super().__init__(
+            like._cache_path, like._index_name.removesuffix(".nbi"), like._source_stamp
+        )
+        self._uses = uses
+
+    def _name(self, key: Any) -> str:
+        parts = repr((self._version, self._source_stamp, self._uses, key))
+        return str(self._data_name(int(hashlib.sha256(parts.encode()).hexdigest()[:15], 16)))
+
+    def save(self, key: Any, data: Any) -> None:
+        self._save_data(self._name(key), data)  # a temporary file and a rename: whole or not there
+
+    def load(self, key: Any) -> Any:
+        try:
+            return self._load_data(self._name(key))
+        except OSError:  # not there: numba compiles
+            return None
+
+
+def dispatcher(function: Callable[..., Any], options: Mapping[str, Any], uses: str) -> Any:
+    """Return numba's compiler of a function, which keeps machine code on disk and releases the GIL.
+
+    options: those of ``numba.njit``. uses: what is compiled in from elsewhere.
+    """
+    made = numba.njit(cache=True, nogil=True, **options)(function)
+    made._cache._cache_file = _NamedByContent(made._cache._cache_file, uses)
+    return made
