@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -53,6 +54,16 @@ def test_every_parameter_of_an_algorithm_is_named() -> None:
         row = next(line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
         for parameter in entry.params:
             assert f"`{parameter}`" in row, f"{name}: {parameter}"
+
+
+def test_tables_of_step_sizes_are_those_of_the_code() -> None:
+    page = ROOT / "docs" / "theory.md"
+    spec = importlib.util.spec_from_file_location(
+        "theory_tables", page.with_name("theory_tables.py")
+    )
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    assert page.read_text() == tables.filled(page.read_text()), "run python docs/theory_tables.py"
 
 
 def test_every_layer_is_in_the_table() -> None:
