@@ -12,7 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-THREADS = 1  # tests run on several workers at once; results must not depend on it anyway
+THREADS = int(os.environ.get("RAYBENCH_TEST_THREADS", "1"))  # results must not depend on it
 MARK = "RAYBENCH_TEST_SESSION"  # inherited by every process that a test starts, orphans included
 PATIENCE = 15.0  # seconds that processes get to end after the last test
 

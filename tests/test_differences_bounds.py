@@ -22,15 +22,6 @@ COMMON = {**RAND, "mask": "common"}
 FAR = {"x0": {"normal": 1.0}}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Waking threads costs more than the work on tiny tensors."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def on(problem, name, compressor=None, rounds=60, **rest) -> Method:
     return Method(
         name, rest.pop("params", {}), compressor, problem, rounds=rounds, more=FAR, **rest
