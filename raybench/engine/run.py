@@ -23,7 +23,7 @@ from raybench.compressors.keeping import keeping
 from raybench.core import registry
 from raybench.core.counts import Counts
 from raybench.core.layout import Layout
-from raybench.core.parallel import keep_freed, narrow, wide
+from raybench.core.parallel import narrow, wide
 from raybench.core.streams import stream
 from raybench.engine import rows
 from raybench.engine.average import Average
@@ -140,7 +140,6 @@ class Run:
         options: Options | None = None,
         transport: Transport | None = None,
     ) -> None:
-        keep_freed()
         self.batch, self.problem, self.options = batch, problem, options or Options()
         self.started = datetime.datetime.now(datetime.UTC)
         first = batch.cells[0].cell
