@@ -104,6 +104,13 @@ def _value(text: str) -> int | float | str:
 
 def serve() -> None:
     """Answer each line, a sweep file in JSON, by the seconds of a round of the whole batch."""
+    try:
+        from raybench.core.process import tune_process
+
+        tune_process()  # before torch is loaded
+    except ImportError:
+        pass  # a checkout that tunes its process when it is imported
+
     import torch
 
     import raybench

@@ -13,6 +13,10 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from raybench.core.process import tune_process
+
+tune_process()  # before torch is loaded
+
 import torch
 from torch import Tensor
 

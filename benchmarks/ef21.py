@@ -14,6 +14,10 @@ import statistics
 import sys
 from time import perf_counter
 
+from raybench.core.process import tune_process
+
+tune_process()  # before torch is loaded
+
 import numpy as np
 
 from raybench import spec

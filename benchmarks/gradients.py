@@ -13,6 +13,10 @@ import argparse
 import statistics
 import time
 
+from raybench.core.process import tune_process
+
+tune_process()  # before torch is loaded
+
 import numpy as np
 import torch
 

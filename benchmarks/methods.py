@@ -21,6 +21,10 @@ from collections.abc import Callable, Mapping
 from time import perf_counter, process_time
 from typing import Any
 
+from raybench.core.process import tune_process
+
+tune_process()  # before torch is loaded
+
 import torch
 from rich.console import Console
 from rich.table import Table

@@ -6,7 +6,6 @@ Light on import: every name below is fetched from its module on first use.
 from __future__ import annotations
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,10 +14,6 @@ if TYPE_CHECKING:
     from raybench.core.errors import InputError
     from raybench.core.streams import stream
     from raybench.store import load
-
-# Idle OpenMP threads of torch spin by default and take the cores from the compiled kernels (measured
-# on 2 cores: 64 cells six times slower). Without effect where torch was imported before.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __all__ = ["InputError", "compressor", "load", "run", "stream", "sweep", "unpack"]
 

@@ -412,7 +412,7 @@ def test_gradients_past_the_books_are_noticed():
 
 FAULTS = """
 import resource, torch
-from raybench.core.parallel import keep_freed
+from raybench.core.process import keep_freed
 kept = keep_freed()
 for j in range(40):
     if j == 20:

@@ -82,7 +82,8 @@ def test_rows_are_what_they_say():
     assert by.loc["top_k:k=100%", "error"] == 0
     kept = quantile_share(x["gaussian"].abs(), 40)
     assert by.loc["top_k:k=10%", "error"] == pytest.approx(float(kept.mean()), rel=1e-6)
-    assert by.loc["top_k:k=10%", "bits"] == 40 * (32 + 9)
+    low = 3  # Elias-Fano: floor(log2(400/40)) bits of each index, the rest in unary
+    assert by.loc["top_k:k=10%", "bits"] == 40 * (32 + low) + 40 + (399 >> low)
     one = x["gaussian"].double()
     sign = 1 - one.abs().sum(-1).square() / 400 / one.square().sum(-1)
     assert by.loc["scaled_sign", "error"] == pytest.approx(float(sign.mean()), rel=1e-5)

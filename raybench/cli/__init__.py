@@ -26,6 +26,7 @@ from raybench.cli.study import study
 from raybench.cli.sweep import sweep
 from raybench.cli.table import table
 from raybench.core.errors import InputError
+from raybench.core.process import tune_process
 
 VERBS = {
     "Run": (run, plan, sweep),
@@ -69,13 +70,19 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+COMPUTING = {verb.__name__ for verb in (run, sweep, show, bench, study, check)}
+
+
 @app.callback(epilog="raybench VERB --help tells more. First: raybench cp quickstart my.yaml")
 def top(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Sweep and benchmark communication-compressed distributed optimization."""
+    if context.invoked_subcommand in COMPUTING:
+        tune_process()  # before the verb loads torch
 
 
 def main(args: Sequence[str] | None = None) -> None:

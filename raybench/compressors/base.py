@@ -21,12 +21,8 @@ from raybench.core import facts
 from raybench.core.errors import InputError
 from raybench.core.facts import Role
 from raybench.core.layout import Layout
-from raybench.core.parallel import keep_freed
 from raybench.core.streams import Stream, stream
 from raybench.wire import DTYPES, HALVES, Message
-
-LARGE = 1 << 20  # entries from which freed memory is worth keeping
-
 
 Contractive, Unbiased, Any_ = Role.CONTRACTIVE, Role.UNBIASED, Role.ANY
 
@@ -106,8 +102,6 @@ class Compressor:
         if 0 in lead:  # the rows, none, of a message that has some: no kernel need know of it
             some = x.new_zeros(*(max(n, 1) for n in lead), x.shape[-1])
             return self.compress(some).map(lambda t: t[tuple(slice(n) for n in lead)])
-        if x.numel() >= LARGE:
-            keep_freed()  # else the pages of every message and its bytes are made anew
         source = stream if stream is not None else _seed_zero(x.device)
         return self._message(x.detach(), source.spread(lead))
 

@@ -1,23 +1,21 @@
-"""The machine: work of compiled kernels (which release the GIL) shared among the cores, memory kept."""
+"""Threads: work of compiled kernels (which release the GIL) shared among the cores."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
 import torch
 
 WORTH_THREADS = 1_500_000  # additions below which waking a thread costs more than it brings
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's names of two settings of malloc
-ARRAYS, KEPT = 1 << 28, 1 << 30  # bytes: of one freed array that is kept, of free memory that is
-FEW = 1 << 20  # entries of a tensor below which waking a thread costs torch more than it brings
+LEAST_ENTRIES_FOR_THREADS = (
+    1 << 20
+)  # of a tensor; below, waking a thread costs torch more than it brings
 ALIGN = 2560  # long rows are cut at its multiples: whole blocks of every packing (512, 320)
 _pool: ThreadPoolExecutor | None = None
 
@@ -49,7 +47,7 @@ def narrow(entries: int) -> Iterator[None]:
     """
     before, outside = getattr(_given, "threads", None), torch.get_num_threads()
     _given.threads = threads()
-    torch.set_num_threads(1 if entries < FEW else threads())
+    torch.set_num_threads(1 if entries < LEAST_ENTRIES_FOR_THREADS else threads())
     try:
         yield
     finally:
@@ -124,18 +122,3 @@ def scratch(name: str, size: int, dtype: type) -> np.ndarray:
     if name not in held or held[name].size < size or held[name].dtype != dtype:
         held[name] = np.empty(size, dtype)
     return held[name][:size]
-
-
-@cache
-def keep_freed() -> bool:
-    """Let the C library keep freed arrays of up to 256 MiB, 1 GiB of them; return whether it can.
-
-    By default glibc gives arrays above 32 MiB back to the system at once, and the pages of the next
-    ones are made anew: measured on vectors of 8,124 entries and 64 cells of 20 clients, four times
-    slower than the arithmetic. Holds for the process; elsewhere nothing is changed.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):
-        return False
-    return bool(mallopt(MMAP_THRESHOLD, ARRAYS)) and bool(mallopt(TRIM_THRESHOLD, KEPT))

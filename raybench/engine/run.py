@@ -18,7 +18,7 @@ from torch import Tensor
 from raybench.core import registry
 from raybench.core.cells import PerCell, State
 from raybench.core.counts import Counts
-from raybench.core.parallel import keep_freed, narrow
+from raybench.core.parallel import narrow
 from raybench.core.streams import stream
 from raybench.engine import rows
 from raybench.engine.average import Average
@@ -63,7 +63,6 @@ class Run:
         options: Options | None = None,
         transport: Transport | None = None,
     ) -> None:
-        keep_freed()
         self.batch, self.problem, self.options = batch, problem, options or Options()
         self.started = datetime.datetime.now(datetime.UTC)
         first = batch.cells[0].cell

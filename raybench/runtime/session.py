@@ -6,11 +6,12 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from raybench.core.errors import InputError
+from raybench.core.process import ENVIRONMENT
 
 QUIET = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
@@ -35,8 +36,23 @@ def ray_session(address: str | None, slots_needed: float = 0) -> Iterator[Any]:
     slots_needed: CPUs that one trial's workers take together. A Ray that was running already, or is
     reached by address, is left running. Raises InputError where it cannot be reached.
     """
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
+    with environment({**QUIET, **ENVIRONMENT}):  # processes of a Ray of our own inherit it
+        yield from _session(address, slots_needed)
+
+
+@contextmanager
+def environment(wanted: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment that are not set yet; unset them again in the end."""
+    missing = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(missing)
+    try:
+        yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
+
+
+def _session(address: str | None, slots_needed: float) -> Iterator[Any]:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"ray\..*")
     import ray
 
@@ -59,7 +75,13 @@ def ray_session(address: str | None, slots_needed: float = 0) -> Iterator[Any]:
                 configure_logging=True,
             )
         else:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            given = {name: os.environ[name] for name in ENVIRONMENT}
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env={"env_vars": given},
+            )
     except (ConnectionError, ValueError) as error:
         what = f"no Ray cluster answers at {address}"
         raise InputError.of("--address", what, str(error).split("\n")[0]) from error

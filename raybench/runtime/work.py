@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from raybench.core import registry
+from raybench.core.process import tune_process
 from raybench.engine.execute import Progress, execute
 from raybench.engine.run import Options
 from raybench.planning.batch import Batch
@@ -116,9 +117,10 @@ def committer(shared: Shared) -> Callable[[str, pa.Table | None, pa.Table], None
 
 
 def prepare(shared: Shared) -> None:
-    """Make this process ready to run packs: threads, plug-ins, problems."""
+    """Make this process ready to run packs: memory, threads, plug-ins, problems."""
     import ray
 
+    tune_process()
     set_threads(int(shared.cpus))
     for plugin in shared.plugins:
         registry.load_plugin(plugin)

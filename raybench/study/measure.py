@@ -17,6 +17,7 @@ from raybench.core.errors import InputError
 from raybench.core.streams import stream
 from raybench.spec import short
 from raybench.study.vectors import drawn, gradients
+from raybench.testing.moments import relative_error
 
 SHARES = ("0.1%", "0.3%", "1%", "3%", "5%", "10%", "20%", "30%", "50%")
 
@@ -62,7 +63,7 @@ def measure(
     error: mean of ||C(x) - x||^2 / ||x||^2, error_se its standard error. error_scaled: of factor C(x),
     the factor that makes it contractive (``Compressor.b3``); bound: 1 - 1/delta, what theory allows
     there. error_best: of the best factor for each x, 1 - cos^2. Counts, bits (full-width values of
-    32 bits, the shorter of explicit and bitmask indices) and bytes as packed are means per vector;
+    32 bits, indices as packed) and bytes as packed are means per vector;
     bits_per_coordinate and wire_per_coordinate (8 bytes/d) the same per coordinate.
     """
     rows = []
@@ -92,8 +93,8 @@ def _one(operator: Compressor, x: Tensor, own: Any) -> dict[str, Any]:
     bits, size_bytes = _mean(message.bits), _mean(torch.as_tensor(message.nbytes))
     found: dict[str, Any] = {"d": d, "draws": draws}
     for name, error in (
-        ("error", (value - x).square().sum(-1) / size),
-        ("error_scaled", (factor * value - x).square().sum(-1) / size),
+        ("error", relative_error(value, x)),
+        ("error_scaled", relative_error(factor * value, x)),
         ("error_best", best),
     ):
         found[name] = _mean(error)

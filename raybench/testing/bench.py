@@ -16,7 +16,6 @@ from raybench import api
 from raybench.compressors import Compressor, Message, unpack
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.core.parallel import keep_freed
 from raybench.core.streams import stream
 from raybench.spec import short
 from raybench.testing.compressors import examples, label_of
@@ -142,7 +141,6 @@ def measure(
     actions timed in the same run, as ``compress``. Raises InputError for a wrong name, TypeError and
     ValueError where ``compress`` would.
     """
-    keep_freed()  # as a run does
     given = operators if isinstance(operators, Mapping) else dict(map(named, operators))
     x, repeats = x.detach().contiguous(), max(1, repeats)
     clock, buffer = Clock(x.device), torch.empty_like(x)

@@ -1,4 +1,7 @@
-"""Monte Carlo moments of an operator: many cells, one client each, in one tensor."""
+"""Monte Carlo moments of an operator: many cells, one client each, in one tensor.
+
+What is measured is here; whether it agrees with what an operator claims is judged in ``claims`` alone.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,11 @@ SIGMAS = 5.0
 def draws(op: Compressor, x: Tensor, count: int, seed: int = 11) -> Tensor:
     """Return ``count`` independent draws of C(x), (count, d), for x (d,)."""
     return op.compress(x.expand(count, 1, -1), cells_and_clients(count, 1, seed)).decode()[:, 0]
+
+
+def relative_error(value: Tensor, x: Tensor) -> Tensor:
+    """Return ||value - x||^2 / ||x||^2 over the last axis."""
+    return (value - x).square().sum(-1) / x.square().sum(-1)
 
 
 @dataclass(frozen=True)
@@ -47,44 +55,16 @@ def moments(
     sample, size = draws(op, x, count), x.square().sum()
     squares, along = sample.square().sum(-1) / size, sample @ x / size
 
-    def squared(c: float) -> tuple[float, float]:
-        return _number((c * sample - x).square().sum(-1) / size)
-
     return Moments(
         x,
         count,
         _mean(sample),
         _mean((sample @ x / x.norm())[:, None]),
-        squared(1.0),
-        squared(factor),
+        _number(relative_error(sample, x)),
+        _number(relative_error(factor * sample, x)),
         _number(squares),
         {b: _number(squares - b * along) for b in betas},
         float(torch.maximum(sample.abs().max(), x.abs().max())),
-    )
-
-
-def assert_unbiased(m: Moments, name: str) -> None:
-    """Assert that the mean of C(x) is x, by coordinate and along x.
-
-    Allowed: 5 standard errors, and 50/count of the largest value drawn, so that levels too rare to
-    have been drawn are no fault (empirical Bernstein inequality).
-    """
-    rare = (50 / m.count if m.count > 1 else 0.0) * m.largest + 1e-12 * m.largest
-    wanted = {"C(x)": (m.mean, m.x), "<C(x), x>/||x||": (m.along, m.x.norm()[None])}
-    for what, ((mean, error), want) in wanted.items():
-        off = (mean - want).abs()
-        worst = int((off - SIGMAS * error).argmax())
-        assert (off <= SIGMAS * error + rare).all(), (
-            f"mean of {what} is {float(mean[worst]):.6g}, not {float(want[worst]):.6g} "
-            f"(standard error {float(error[worst]):.2g}, {name})"
-        )
-
-
-def assert_at_most(found: tuple[float, float], bound: float, what: str) -> None:
-    """Assert that a mean is at most ``bound``, with 3% slack and 5 standard errors."""
-    mean, error = found
-    assert mean <= 1.03 * bound + SIGMAS * error + 1e-12, (
-        f"{mean:.4g} > {bound:.4g} (standard error {error:.2g}): {what}"
     )
 
 

@@ -9,10 +9,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from raybench.compressors import Bound, Compressor, Role
+from raybench.compressors import Compressor
 from raybench.core.errors import InputError
 from raybench.core.streams import Stream
-from raybench.testing.moments import Moments, moments
+from raybench.testing.claims import measured
+from raybench.testing.moments import Moments
 from raybench.testing.vectors import cells_and_clients, families, gaussian
 
 DTYPES = (torch.float64, torch.float32)
@@ -55,21 +56,10 @@ class Subject:
         return op.bind(d, CLIENTS).operator if isinstance(op, Compressor) else op
 
     @cached_property
-    def contractive(self) -> Bound | None:
-        """The operator in the contractive role, None where it claims no class."""
-        if self.op.b3(self.d) is None:
-            return None
-        return self.op.bind(self.d, role=Role.CONTRACTIVE)
-
-    @cached_property
     def moments(self) -> dict[str, Moments]:
         """The sample moments of the operator on every family of vectors."""
         count = 1 if self.op.deterministic else self.samples
-        factor = self.contractive.factor if self.contractive else 1.0
-        betas = {c[1] for c in (self.op.b1(self.d), self.op.b2(self.d)) if c is not None}
-        return {
-            name: moments(self.op, x, count, factor, betas) for name, x in families(self.d).items()
-        }
+        return {name: measured(self.op, x, count) for name, x in families(self.d).items()}
 
     def everywhere(self) -> Iterator[tuple[Compressor, int]]:
         """Yield the operator and the dimension, for all dimensions that fit."""
