@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,12 +21,7 @@ BATCHED = 1 << 16  # entries up to which equal tensors are copied together: call
 FEW = 3  # equal tensors below which that does not pay
 
 
-@compressor(
-    "per_tensor",
-    of=Operator("top_k:k=25%", help="acts on each tensor; shares are of its size"),
-    sizes=List("auto", words=("auto",), help="sizes of the tensors, or those of the problem"),
-)
-@dataclass(frozen=True)
+@compressor("per_tensor")
 class PerTensor(Composed):
     """C(x_1), .., C(x_T), x_l the tensors of x: independent messages, one after the other.
 
@@ -37,8 +32,10 @@ class PerTensor(Composed):
     InputError where the sizes do not sum to d, or ``of`` does not fit one of them.
     """
 
-    of: Made = "top_k:k=25%"
-    sizes: Sequence[int] | str = "auto"
+    of: Made = Operator("top_k:k=25%", help="acts on each tensor; shares are of its size")
+    sizes: Sequence[int] | str = List(
+        "auto", words=("auto",), help="sizes of the tensors, or those of the problem"
+    )
     fitted: tuple[Compressor, ...] = ()  # for each tensor, where they differ
     made_of = ("of",)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.nn.functional import normalize, pad
 from raybench.compressors.base import Compressor
 from raybench.compressors.low_rank.svd import truncated_svd
 from raybench.core.errors import InputError
+from raybench.core.params import record
 from raybench.core.registry import Integer, Param, compressor
 from raybench.core.streams import Stream
 from raybench.wire import Dense, FactorsMessage, Message
@@ -120,12 +120,12 @@ class Projection(Compressor):
         return None if alpha is None else (alpha, 1.0)
 
 
-@dataclass(frozen=True)
+@record
 class LowRank(Projection):
     """Base of rank-r operators; a vector whose factors would hold d values or more is sent dense."""
 
-    rank: int = 1
-    shape: Any = AUTO
+    rank: int = Integer(1, low=1, help="rank of the matrix that is sent")
+    shape: Any = SHAPE
 
     def __post_init__(self) -> None:
         at_least(self.rank, 1, "rank")
@@ -150,8 +150,7 @@ def at_least(value: Any, low: int, where: str) -> None:
         raise InputError.of(where, f"{value!r} is out of range", f"an integer >= {low}")
 
 
-@compressor("svd", rank=Integer(1, low=1, help="rank of the matrix that is sent"), shape=SHAPE)
-@dataclass(frozen=True)
+@compressor("svd")
 class SVD(LowRank):
     """C(x) = sum of the r leading terms s_i u_i v_i' of x read as a matrix a x b: best rank-r matrix.
 
@@ -178,13 +177,7 @@ class SVD(LowRank):
         return FactorsMessage(d, x.dtype, *factors)
 
 
-@compressor(
-    "power_step",
-    rank=Integer(1, low=1, help="rank of the matrix that is sent"),
-    shape=SHAPE,
-    iterations=Integer(1, low=1, help="steps of subspace iteration, two products each"),
-)
-@dataclass(frozen=True)
+@compressor("power_step")
 class PowerStep(LowRank):
     """C(x) = P P'M for M = x read as a matrix a x b, P = orth(M G), G a fresh Gaussian b x r.
 
@@ -197,7 +190,7 @@ class PowerStep(LowRank):
     Source: Vogels, Karimireddy, Jaggi 2019 (PowerSGD); Halko, Martinsson, Tropp 2011.
     """
 
-    iterations: int = 1
+    iterations: int = Integer(1, low=1, help="steps of subspace iteration, two products each")
 
     def __post_init__(self) -> None:
         super().__post_init__()

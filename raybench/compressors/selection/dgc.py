@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -36,13 +35,7 @@ LOWER = 0.8  # by this factor, while fewer than this share of k exceed it
 OVER = 1.3  # times k: with more than that above it the k largest are taken whatever ``truncate``
 
 
-@compressor(
-    "dgc",
-    k=Count(help="coordinates kept at most, or a share such as 0.1%"),
-    sample=Count("1%", help="coordinates looked at for the threshold, or their share"),
-    truncate=Choice("magnitude", "random", help="which are left out where more than k exceed it"),
-)
-@dataclass(frozen=True)
+@compressor("dgc")
 class DGC(Compressor):
     """C(x) = what exceeds a threshold estimated from a sample, at most k entries.
 
@@ -55,9 +48,13 @@ class DGC(Compressor):
     al. 2018, Deep Gradient Compression.
     """
 
-    k: int | float | str
-    sample: int | float | str = "1%"
-    truncate: str = "magnitude"
+    k: int | float | str = Count(help="coordinates kept at most, or a share such as 0.1%")
+    sample: int | float | str = Count(
+        "1%", help="coordinates looked at for the threshold, or their share"
+    )
+    truncate: str = Choice(
+        "magnitude", "random", help="which are left out where more than k exceed it"
+    )
     selection = True
 
     def __post_init__(self) -> None:

@@ -33,14 +33,7 @@ from raybench.wire import DTYPES, Message, RaggedMessage, bitpack, index_cost
 from raybench.wire.indices import DAMAGED, decode_rows, encode_rows, per_count
 
 
-@compressor(
-    "pos_neg_top_k",
-    k=Count(help="entries of each sign kept, or their share among the entries of that sign"),
-    values=Choice(
-        "exact", "means", help="what is sent of them: themselves, or a mean of each sign"
-    ),
-)
-@dataclass(frozen=True)
+@compressor("pos_neg_top_k")
 class PosNegTopK(Compressor):
     """C(x) = the largest positive and the most negative entries, selected apart; deterministic.
 
@@ -53,8 +46,12 @@ class PosNegTopK(Compressor):
     means.
     """
 
-    k: int | float | str
-    values: str = "exact"
+    k: int | float | str = Count(
+        help="entries of each sign kept, or their share among the entries of that sign"
+    )
+    values: str = Choice(
+        "exact", "means", help="what is sent of them: themselves, or a mean of each sign"
+    )
     deterministic = True
 
     def __post_init__(self) -> None:
