@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from raybench import spec
 from raybench.compressors import Role
 from raybench.core.errors import InputError
-from raybench.core.registry import Entry, lookup
+from raybench.core.registry import Entry, lookup, state
 from raybench.engine.execute import hosted
 from raybench.engine.run import Options, Run
 from raybench.planning.batch import Batch, Resolved
@@ -101,14 +103,20 @@ class Method:
             return self._resolved({"value": 0.1 / L * multiple}, seed)
 
     def _resolved(self, step: Mapping[str, Any], seed: int) -> Resolved:
-        (cell,) = spec.load(self.config(step, seed)).cells
-        return Resolver(allow_unproven=True).resolve(cell)
+        return _resolved(json.dumps(self.config(step, seed)), state())
 
     def batch(self, multiples: Sequence[float] = (1.0,), seeds: Sequence[int] = (0,)) -> Batch:
         """Return a batch of cells, multiples and seeds taken in pairs (a single one for all)."""
         count = max(len(multiples), len(seeds))
         pairs = [(multiples[j % len(multiples)], seeds[j % len(seeds)]) for j in range(count)]
         return batch_of([self.cell(multiple, seed) for multiple, seed in pairs])
+
+
+@lru_cache(maxsize=256)  # the checks of a method ask for the same few cells again and again
+def _resolved(config: str, registered: object) -> Resolved:
+    """Return the one cell of a sweep; registered: the state of the registry, whose names may change."""
+    (cell,) = spec.load(json.loads(config)).cells
+    return Resolver(allow_unproven=True).resolve(cell)
 
 
 def batch_of(cells: Sequence[Resolved]) -> Batch:
