@@ -23,7 +23,7 @@ Source = str | os.PathLike[str] | Mapping[str, Any]
 RESULTS = "results"
 
 
-def compressor(name: str, **params: Any) -> Compressor:
+def compressor(name: str, **params: object) -> Compressor:
     """Return an operator by name: ``compressor("top_k", k=10)``, ``compressor("top_k:k=1%")``.
 
     Parameters are those of a sweep file (``raybench show top_k``); k is a count, or a share as

@@ -130,7 +130,7 @@ class Algorithm:
         return None
 
     @classmethod
-    def check(cls, params: Mapping[str, Any], op: Compressor, d: int) -> None:
+    def check(cls, params: Mapping[str, object], op: Compressor, d: int) -> None:
         """Raise InputError where parameters do not fit the operator or d: told when a sweep is planned."""
 
     def select(a, cells: Tensor) -> Algorithm:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -39,7 +39,7 @@ VERBS = {
 class Group(TyperGroup):
     """The verbs in the order in which they are used, under headings."""
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
+    def format_commands(self, ctx: object, formatter: Any) -> None:
         """Write the verbs to the help page."""
         limit = formatter.width - 14
         for heading, verbs in VERBS.items():
@@ -98,7 +98,7 @@ def main(args: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
-def complain(lines: Any) -> None:
+def complain(lines: Iterable[str]) -> None:
     """Print complaints on standard error."""
     red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
     for line in lines:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from raybench.cli.shared import Plugins, console, count, listing, note
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.table import Table
+    from rich.text import Text
     from torch import Tensor
 
+    from raybench.cli.shared import Screen
     from raybench.testing.bench import Measured
 
 Case = tuple[str, "Tensor"]  # what the vector is, and the vector
@@ -86,12 +89,13 @@ def bench(
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     facts = {"threads": torch.get_num_threads(), "device": device, "torch": torch.__version__}
+    where = device if device != "cpu" else count(torch.get_num_threads(), "thread")
     screen, frames, doubt = console(), [], busy()
     try:
         for about, x in _cases(d, batch, vector, gradient):
             x = x.to(device)
             if not json:
-                screen.print(_head(about, x, facts))
+                screen.print(_head(about, x, where))
             rows = measure(chosen, x, repeats, limit, {CLONE: x.clone})
             clone = rows.pop()
             frames.append(frame(rows, vector=about, shape=str(tuple(x.shape)), **facts))
@@ -189,22 +193,18 @@ def _long(about: str, x: Tensor, d: int | None) -> Case:
     return f"{about}, {d:,} of {x.numel():,} coordinates", thinned(x, d)
 
 
-def _head(about: str, x: Tensor, facts: dict[str, Any]) -> Any:
-    """Return the line above a table."""
+def _head(about: str, x: Tensor, where: str) -> Text:
+    """Return the line above a table; where: the device, or the threads of the processor."""
     from rich.text import Text
 
     shape = " × ".join(f"{n:,}" for n in x.shape)
     kind = str(x.dtype).removeprefix("torch.")
     head = Text(f"{shape} {kind}", style="bold")
-    head.append(f"  {about}; {_where(facts)}", style="not bold dim")
+    head.append(f"  {about}; {where}", style="not bold dim")
     return head
 
 
-def _where(facts: dict[str, Any]) -> str:
-    return facts["device"] if facts["device"] != "cpu" else count(facts["threads"], "thread")
-
-
-def _print(screen: Any, rows: list[Measured], x: Tensor, clone: Measured) -> None:
+def _print(screen: Screen, rows: list[Measured], x: Tensor, clone: Measured) -> None:
     """Print the copy's time, the table, and what was left out."""
     from rich.text import Text
 
@@ -251,7 +251,7 @@ def _size(amount: int) -> str:
     return f"{amount} B"
 
 
-def _legend() -> Any:
+def _legend() -> Text:
     from rich.text import Text
 
     return Text(
@@ -264,7 +264,7 @@ def _legend() -> Any:
     )
 
 
-def _save(frames: list[Any], json: bool, out: str | None) -> None:
+def _save(frames: list[pd.DataFrame], json: bool, out: str | None) -> None:
     """Print the figures as JSON, or save them."""
     import pandas as pd
 

@@ -40,7 +40,7 @@ def config(
     clients: int | None,
     compressor: str | None,
     downlink: str | None = None,
-    **more: Any,
+    **more: object,
 ) -> dict[str, Any]:
     """Return the sweep file of one cell; further keys that are None are left out.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raybench.cli.shared import listing
 
 if TYPE_CHECKING:
+    from rich.padding import Padding
+
     from raybench.cli.shared import Screen
     from raybench.compressors import Compressor, Message
     from raybench.core.registry import Entry
@@ -35,7 +37,7 @@ def describe(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) -> 
     counts = [n for n, p in entry.params.items() if p.kind == "count" and p.default is REQUIRED]
     given = short.parse(name, "show")
     free = [n for n in counts if n not in given]
-    tries: list[dict[str, Any]] = [dict.fromkeys(free, k) for k in TRIES] if free else [{}]
+    tries: list[dict[str, object]] = [dict.fromkeys(free, k) for k in TRIES] if free else [{}]
     x = stream(0).normal(d)
     ops, columns = {}, []
     for more in tries:
@@ -59,7 +61,7 @@ def describe(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) -> 
     _check(out, ops[drawn], d, f"K = {drawn}, " if len(ops) > 1 else "")
 
 
-def _line(text: str) -> Any:
+def _line(text: str) -> Padding:
     from rich.padding import Padding
     from rich.text import Text
 

@@ -12,6 +12,7 @@ from raybench.cli.shared import Fresh, Out, Plugins, Sets, console, note, pairs,
 if TYPE_CHECKING:
     from raybench.planning.batch import Resolved
     from raybench.planning.skip import Skipped
+    from raybench.spec import Sweep
 
 Number = dict[str, Any]
 
@@ -77,7 +78,7 @@ def run(
     _work(sweep, results_of(sweep, out), fresh)
 
 
-def _work(sweep: Any, folder: str, fresh: bool) -> None:
+def _work(sweep: Sweep, folder: str, fresh: bool) -> None:
     from raybench.core.errors import InputError
     from raybench.planning.plan import make_plan
     from raybench.runtime.driver import drive
@@ -143,7 +144,7 @@ def _show(resolved: Resolved, folder: str, before: bool) -> None:
         what = {"theorem": "theory", "borrowed": f"theory of {resolved.cell.step.of}"}
         one = what.get(str(resolved.basis), str(resolved.basis))
         step += f"  ({row['step_size'] / row['theory_step']:.4g} x {one})"
-    rows: list[tuple[str, Any]] = [
+    rows: list[tuple[str, object]] = [
         ("ended", f"{row['status']} after {row['rounds']:,.0f} rounds, {row['seconds']:.3g} s"),
         ("step size", step),
         (

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -60,7 +60,7 @@ class Screen:
         elif "COLUMNS" not in os.environ:
             self.console.width = IN_A_PIPE
 
-    def print(self, *things: Any) -> None:
+    def print(self, *things: object) -> None:
         """Print texts and tables."""
         if self.console.is_terminal:
             self.console.print(*things)
@@ -92,7 +92,7 @@ def listing(*heads: str, right: Iterable[str] = (), fold: str = "") -> Table:
     return table
 
 
-def pairs(rows: Iterable[tuple[str, Any]], indent: int = 2) -> Table:
+def pairs(rows: Iterable[tuple[str, object]], indent: int = 2) -> Table:
     """Return names and values side by side."""
     from rich.table import Table
     from rich.text import Text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -136,12 +136,12 @@ def _flowing(paragraph: str) -> str:
     return " ".join(lines)
 
 
-def _needs(role: Any) -> str:
+def _needs(role: str | None) -> str:
     words = {None: "sends dense messages", "any": "takes any compressor"}
     return words.get(role, f"needs {'an' if str(role)[0] in 'aeiou' else 'a'} {role} compressor")
 
 
-def _constants(out: Screen, config: dict[str, Any]) -> None:
+def _constants(out: Screen, config: dict[str, object]) -> None:
     """Print the constants of the problem of a one-cell sweep file."""
     import json
 
@@ -200,7 +200,9 @@ def _constants(out: Screen, config: dict[str, Any]) -> None:
     out.print(pairs(spelled, indent=2))
 
 
-def _steps(out: Screen, config: dict[str, Any], operator: str | None, downlink: str | None) -> None:
+def _steps(
+    out: Screen, config: dict[str, object], operator: str | None, downlink: str | None
+) -> None:
     """Print the constants and the algorithm's theoretical steps under every rule."""
     from rich.text import Text
 
@@ -211,8 +213,8 @@ def _steps(out: Screen, config: dict[str, Any], operator: str | None, downlink: 
     from raybench.theory import RULES
 
     _constants(out, config)
-    rows: list[tuple[str, Any]] = []
-    facts: list[tuple[str, Any]] = []
+    rows: list[tuple[str, object]] = []
+    facts: list[tuple[str, object]] = []
     steps: dict[str, float] = {}
     for rule in RULES:
         step = {"theory": 1, "rule": rule}

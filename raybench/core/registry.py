@@ -91,7 +91,7 @@ _generation = 0  # of the entries: changes whenever one is registered
 _source = ""  # set while a user's plug-in file is being imported
 
 
-def _register(kind: str, name: str, version: str, given: dict[str, Any]) -> Callable[[T], T]:
+def _register(kind: str, name: str, version: str, given: dict[str, object]) -> Callable[[T], T]:
     def decorate(target: T) -> T:
         global _generation
         _generation += 1
@@ -111,7 +111,7 @@ def _register(kind: str, name: str, version: str, given: dict[str, Any]) -> Call
 
 
 @dataclass_transform(frozen_default=True)
-def compressor(name: str, *, version: str = "1", **given: Any) -> Callable[[T], T]:
+def compressor(name: str, *, version: str = "1", **given: object) -> Callable[[T], T]:
     """Register a compression operator (a class with ``encode``, ``omega``, ``alpha``).
 
     A class whose attributes are parameters becomes a frozen dataclass. Raises InputError for a fact
@@ -120,17 +120,17 @@ def compressor(name: str, *, version: str = "1", **given: Any) -> Callable[[T], 
     return _register("compressor", name, version, given)
 
 
-def algorithm(name: str, *, version: str = "1", **given: Any) -> Callable[[T], T]:
+def algorithm(name: str, *, version: str = "1", **given: object) -> Callable[[T], T]:
     """Register an algorithm (a class with ``start`` and ``round``)."""
     return _register("algorithm", name, version, given)
 
 
-def problem(name: str, *, version: str = "1", **given: Any) -> Callable[[T], T]:
+def problem(name: str, *, version: str = "1", **given: object) -> Callable[[T], T]:
     """Register a problem (a class or function that builds one from its parameters)."""
     return _register("problem", name, version, given)
 
 
-def metric(name: str, *, version: str = "1", **given: Any) -> Callable[[T], T]:
+def metric(name: str, *, version: str = "1", **given: object) -> Callable[[T], T]:
     """Register a metric, a function (problem, x) -> one number per cell, stored in ``extra``."""
     return _register("metric", name, version, given)
 

@@ -9,8 +9,9 @@ import lzma
 import math
 import re
 import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse
@@ -18,8 +19,15 @@ import scipy.sparse
 from raybench.core.errors import InputError
 from raybench.data.known import KNOWN, folder
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 KEY = "problem.dataset"
-_OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_OPENERS: Mapping[str, Callable[..., Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+}
 
 
 def content(path: Path) -> bytes:
@@ -131,7 +139,7 @@ class _Bar:
 
     def __init__(self, name: str) -> None:
         self.name, self.total = name, 0
-        self._progress: Any = None
+        self._progress: Progress | None = None
 
     def update(self, done: int) -> None:
         from rich.console import Console

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -78,7 +77,7 @@ def split(
     return [order[size * i : end] for i, end in enumerate(ends)]
 
 
-def _tag(how: Any) -> tuple[str, float]:
+def _tag(how: object) -> tuple[str, float]:
     if not isinstance(how, Mapping) or len(how) != 1:
         fix = "one of " + ", ".join(PLAIN) + ", {dirichlet: A}, {holdout_mix: P}"
         raise InputError.of("problem.split", f"unknown split {how!r}", fix)

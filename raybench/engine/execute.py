@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -46,7 +45,7 @@ def execute(
     *,
     transport: Transport | None = None,
     device: str = "cpu",
-    where: dict[str, Any] | None = None,
+    where: Mapping[str, object] | None = None,
     slice_seconds: float = 0.5,
     timeout: float | None = None,
 ) -> Iterator[Progress]:

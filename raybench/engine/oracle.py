@@ -122,7 +122,7 @@ class Oracle:
         self._pay(self._cost(None, None))
         return grads, losses
 
-    def _cost(self, sample: Sample | None, clients: Tensor | None) -> Any:
+    def _cost(self, sample: Sample | None, clients: Tensor | None) -> float | np.ndarray:
         """Return the samples evaluated, mean per client: a number, or one per cell."""
         if clients is None:
             return float(self._counts.mean()) if sample is None else float(sample.size)
@@ -131,7 +131,7 @@ class Oracle:
             return self._mean_over_clients(each * self.wire.here(self._counts[None]).to(each))
         return self._mean_over_clients(each) * sample.size
 
-    def _pay(self, cost: Any, cells: Cells | None = None) -> None:
+    def _pay(self, cost: float | np.ndarray, cells: Cells | None = None) -> None:
         at = cells.cpu().numpy() if isinstance(cells, Tensor) else slice(None)
         self.evals[at] += cost
 
@@ -214,7 +214,7 @@ class Oracle:
         self.buffers = {name: buffer[cells] for name, buffer in self.buffers.items()}
         self._last = None
 
-    def state(self, points: Mapping[str, Any]) -> dict[str, Any]:
+    def state(self, points: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return what a run that goes on elsewhere must know; points: the named points of the method."""
         last = self._last
         held = last is not None and last.paid
@@ -226,7 +226,7 @@ class Oracle:
             "paid_at": at[0] if at else None,
         }
 
-    def load(self, saved: Mapping[str, Any], points: Mapping[str, Any]) -> None:
+    def load(self, saved: Mapping[str, Any], points: Mapping[str, Tensor]) -> None:
         """Go on from what ``state`` returned."""
         self.evals, self.spared = saved["evals"].numpy().copy(), saved["spared"]
         self.buffers = dict(saved["buffers"])

@@ -271,7 +271,7 @@ class Run:
         norms = self.recorder.column("grad_norm_sq")
         return float(np.nanmin(norms, initial=math.inf)) if norms.size else math.inf
 
-    def tables(self, host: Mapping[str, Any]) -> tuple[pa.Table, pa.Table]:
+    def tables(self, host: Mapping[str, object]) -> tuple[pa.Table, pa.Table]:
         """Return the curves and the cells rows; ``host`` holds the columns of where it ran."""
         recorder, accounting = self.recorder, self.options.accounting
         width = self.problem.dtype.itemsize * 8

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,8 +13,11 @@ from raybench.core.errors import InputError, nearest
 from raybench.spec.cells import GRAPHS
 from raybench.wire.neighbours import Mixing
 
+if TYPE_CHECKING:
+    from networkx import Graph
 
-def mixing(name: str, n: int, params: Mapping[str, Any] | None = None) -> Mixing:
+
+def mixing(name: str, n: int, params: Mapping[str, object] | None = None) -> Mixing:
     """Return the mixing matrix of a named graph of n clients.
 
     grid, torus: the most nearly square a x b = n. erdos_renyi: each edge with probability p,
@@ -37,7 +41,7 @@ def mixing(name: str, n: int, params: Mapping[str, Any] | None = None) -> Mixing
     return Mixing(W, degrees)
 
 
-def _graph(nx: Any, name: str, n: int, given: Mapping[str, Any]) -> Any:
+def _graph(nx: ModuleType, name: str, n: int, given: Mapping[str, Any]) -> Graph:
     if name not in GRAPHS:
         raise InputError.of("graph", f"unknown graph {name!r}", nearest(name, GRAPHS))
     if name == "star":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import scipy.sparse
@@ -132,11 +132,11 @@ class DataProblem(Problem):
             return float(lambda_["times_L"]) * self.loss_L()
         return float(lambda_)
 
-    def prox(self, v: Any, gamma: Any) -> Any:
+    def prox(self, v: torch.Tensor, gamma: torch.Tensor | float) -> torch.Tensor:
         """Return the regulariser's proximal step (soft threshold for l1)."""
         return self.regularizer.prox(v, gamma)
 
-    def penalty(self, x: Any) -> Any:
+    def penalty(self, x: torch.Tensor) -> torch.Tensor:
         """Return the regulariser's nonsmooth part."""
         return self.regularizer.penalty(x)
 

@@ -17,8 +17,8 @@ threads nor the other cells of a batch change a cell's numbers.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -29,7 +29,7 @@ from raybench.core.compiled import compiled
 
 LOGISTIC, SIGMOID_SQ = 0, 1
 # contract (fused multiply-add) only: the rest would break NaN, infinities and the rounding trick
-_OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
+_OPTIONS: Mapping[str, object] = {"error_model": "numpy", "fastmath": {"contract"}}
 
 
 @intrinsic(prefer_literal=True)
@@ -142,7 +142,7 @@ def _slope_and_loss(kind: int, z: float) -> tuple[float, float, float]:
 
 
 @cache
-def margin_kernel(tile: int, weighted: bool, kind: int) -> Any:
+def margin_kernel(tile: int, weighted: bool, kind: int) -> Callable[..., None]:
     """Return the compiled oracle for tiles of ``tile`` cells; see ``sparse.SparseMargins``."""
     # integers alone may be captured: numba's cache on disk would miss on anything else
     weigh = int(weighted)
@@ -215,7 +215,7 @@ def margin_kernel(tile: int, weighted: bool, kind: int) -> Any:
 
 
 @cache
-def minibatch_kernel(weighted: bool, kind: int) -> Any:
+def minibatch_kernel(weighted: bool, kind: int) -> Callable[..., None]:
     """Return the compiled gradient of b sampled rows per (cell, client)."""
 
     @compiled(**_OPTIONS)

@@ -247,5 +247,5 @@ class LeastSquares(DataProblem):
         return {k: torch.from_numpy(np.asarray(v, float)).to(x.device) for k, v in found.items()}
 
 
-def _dense(matrix: Any) -> np.ndarray:
-    return matrix.toarray() if scipy.sparse.issparse(matrix) else np.asarray(matrix)
+def _dense(matrix: np.ndarray | scipy.sparse.csr_array) -> np.ndarray:
+    return matrix if isinstance(matrix, np.ndarray) else matrix.toarray()

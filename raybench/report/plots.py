@@ -44,7 +44,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "savefig.dpi": 300,
 }
-DASH: dict[str, Any] = {
+DASH: dict[str, str | tuple[int, tuple[float, ...]]] = {
     "solid": "-",
     "dash": (0, (5, 1.8)),
     "dot": (0, (1.2, 1.4)),

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raybench.core.errors import InputError
 from raybench.engine import rows
@@ -26,6 +26,9 @@ from raybench.runtime.session import ray_session
 from raybench.spec import Sweep
 from raybench.spec.model import Resources
 from raybench.store import Store
+
+if TYPE_CHECKING:
+    from raybench.runtime.work import Shared
 
 
 @dataclass(frozen=True)
@@ -190,7 +193,7 @@ def slots_of(resources: Resources, here: Mapping[str, float], workers: int) -> i
     return max(1, int(min(fits) + 1e-9))  # 1 / 0.1 workers are 10, not 9.999
 
 
-def _fit(shared: Any, packs: int, at_once: int | None, sweep: Sweep) -> str:
+def _fit(shared: Shared, packs: int, at_once: int | None, sweep: Sweep) -> str:
     from ray import tune
     from ray.tune import CheckpointConfig, FailureConfig, RunConfig, TuneConfig, Tuner
 

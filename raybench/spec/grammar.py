@@ -92,7 +92,7 @@ def _split(text: str) -> list[str]:
     return [text[a + 1 : b] for a, b in pairwise(ends)]
 
 
-def write(param: Param, value: Any) -> str:
+def write(param: Param, value: object) -> str:
     """Return a typed value of a parameter as a short form holds it."""
     if param.kind == "operator" and isinstance(value, str):
         return f"({value})" if ":" in value else value
@@ -101,7 +101,7 @@ def write(param: Param, value: Any) -> str:
     return _yaml(value)
 
 
-def _yaml(value: Any) -> str:
+def _yaml(value: object) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(_yaml, value))}]"
     if isinstance(value, Mapping):

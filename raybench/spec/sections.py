@@ -28,7 +28,7 @@ MAX_CELLS = 200_000
 # A parameter and its axis --------------------------------------------------------------------------
 
 
-def options(param: Param, value: Any, where: str, found: Found) -> list[Any]:
+def options(param: Param, value: object, where: str, found: Found) -> list[Any]:
     """Return the typed values that ``value`` stands for: one, or several where it is an axis.
 
     What is wrong is appended to ``found`` with its key path.
@@ -49,7 +49,7 @@ def options(param: Param, value: Any, where: str, found: Found) -> list[Any]:
     return out
 
 
-def _spread(param: Param, value: Any, where: str, found: Found) -> list[Any]:
+def _spread(param: Param, value: object, where: str, found: Found) -> list[Any]:
     """Return the typed values of one entry of an axis: a scalar, a range, a tag, or an operator."""
     try:
         if param.kind == "operator" and value is not None:
@@ -73,7 +73,7 @@ def _range(text: str) -> list[int | float] | None:
         raise Wrong(str(error), ranges.HINT) from error
 
 
-def _tagged(param: Param, value: Mapping[str, Any], where: str, found: Found) -> list[Any]:
+def _tagged(param: Param, value: Mapping[str, object], where: str, found: Found) -> list[Any]:
     """Return the typed values of a one-key mapping such as ``{dirichlet: [0.1, 1]}``."""
     if not param.tags:
         raise Wrong("a mapping is not allowed here")
@@ -85,7 +85,7 @@ def _tagged(param: Param, value: Mapping[str, Any], where: str, found: Found) ->
     return [{tag: item} for item in options(param.tags[tag], inner, f"{where}.{tag}", found)]
 
 
-def _lists(param: Param, value: Any, where: str, found: Found) -> list[Any]:
+def _lists(param: Param, value: object, where: str, found: Found) -> list[Any]:
     """Return the axis of a list-valued parameter, whose outer list is the axis."""
     if value is None or (isinstance(value, str) and value in param.words):
         return _spread(param, value, where, found)
@@ -125,7 +125,7 @@ def default(param: Param) -> Any:
 
 def product(
     params: Mapping[str, Param],
-    given: Mapping[str, Any],
+    given: Mapping[str, object],
     where: str,
     found: Found,
     *,
@@ -176,7 +176,7 @@ class Option:
 
 
 def read(
-    kind: str, value: Any, where: str, found: Found, *, overrides: tuple[str, ...] = ()
+    kind: str, value: object, where: str, found: Found, *, overrides: tuple[str, ...] = ()
 ) -> list[Option]:
     """Return the points of a section's axis: a name, ``{name: ..., parameters}``, or a list of either.
 
@@ -195,7 +195,7 @@ def read(
 
 
 def _entry(
-    kind: str, value: Any, where: str, found: Found, overrides: tuple[str, ...]
+    kind: str, value: object, where: str, found: Found, overrides: tuple[str, ...]
 ) -> list[Option]:
     if value is None or value == "none":
         return [Option(None, where)]
@@ -231,7 +231,7 @@ def _entry(
     return out
 
 
-def _files(value: Any, where: str, found: Found) -> None:
+def _files(value: object, where: str, found: Found) -> None:
     """Complain about data sets that are given by paths where no file is."""
     for i, text in enumerate(value if isinstance(value, list) else [value]):
         if isinstance(text, str) and is_path(text) and locate(text) is None:
@@ -255,7 +255,7 @@ def choices(kind: str) -> str:
 # Operators as parameters ---------------------------------------------------------------------------
 
 
-def operators(value: Any, where: str, found: Found) -> tuple[str, ...]:
+def operators(value: object, where: str, found: Found) -> tuple[str, ...]:
     """Return the canonical short forms of the operators that a value stands for.
 
     value: a short form, or a mapping {name, parameters}, whose parameters may be axes. Equal

@@ -41,15 +41,15 @@ class Steps(AxisKind):
     def written(self) -> Any:
         return {"theory": 1}
 
-    def long_form(self, value: Any) -> Any:
+    def long_form(self, value: object) -> Any:
         numbers = value if isinstance(value, list) else [value]
         bare = value is not None and not any(isinstance(n, Mapping) for n in numbers)
         return {"value": value} if bare else value
 
-    def read(self, value: Any, where: str, found: Found) -> list[Option]:
+    def read(self, value: object, where: str, found: Found) -> list[Option]:
         return each(value, where, found, lambda v, at: self._one(v, at, found), "{theory: 1}")
 
-    def _one(self, value: Any, where: str, found: Found) -> list[Step]:
+    def _one(self, value: object, where: str, found: Found) -> list[Step]:
         if not isinstance(value, Mapping):
             if isinstance(value, str) and value in STEP:
                 found.append(Complaint(where, f"{value} needs a number", f"write {{{value}: 1}}"))

@@ -126,7 +126,7 @@ def _preset(name: object) -> dict[str, Any]:
     return PRESETS[name]
 
 
-def _known_keys(settings: Mapping[str, Any]) -> None:
+def _known_keys(settings: Mapping[str, object]) -> None:
     names = list(Accounting.__dataclass_fields__)
     wrong = [
         Complaint("accounting", f"unknown key {key!r}", nearest(str(key), names))

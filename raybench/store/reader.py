@@ -139,7 +139,7 @@ def flatten(config: str | None) -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
 
-    def walk(prefix: str, value: Any) -> None:
+    def walk(prefix: str, value: object) -> None:
         if not isinstance(value, Mapping):
             flat[prefix] = value
             return

@@ -47,7 +47,7 @@ def to_table(
     return pa.Table.from_arrays(arrays, schema=stamped(schema))
 
 
-def _part(value: Any) -> np.ndarray:
+def _part(value: object) -> np.ndarray:
     if isinstance(value, pa.Array | pa.ChunkedArray):
         value = value.to_numpy(zero_copy_only=False)
     if isinstance(value, list | tuple):
@@ -104,7 +104,7 @@ def _map(
     return pa.MapArray.from_arrays(offsets, keys, values[present], type=kind)
 
 
-def extra_map(columns: Mapping[str, Any], rows: int) -> pa.Array:
+def extra_map(columns: Mapping[str, object], rows: int) -> pa.Array:
     """Return the map ``extra`` of so many rows from {name: column}; null and NaN mean absent."""
     parts = {name: _part(value) for name, value in columns.items()}
     return _map(parts, (rows,), None, rows, CURVES.field("extra").type)

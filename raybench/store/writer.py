@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -58,7 +57,7 @@ class Store:
 
     # -- the sweep ---------------------------------------------------------------------------
 
-    def claim(self, sweep: str | Mapping[str, Any], write: bool = True) -> None:
+    def claim(self, sweep: str | Mapping[str, object], write: bool = True) -> None:
         """Make the folder this sweep's and save ``sweep.yaml`` (text, or a mapping).
 
         Raises InputError, with nothing written, if the folder holds another sweep: one whose
