@@ -48,7 +48,7 @@ class Group(TyperGroup):
                 formatter.write_dl([(n, c.get_short_help_str(limit)) for n, c in found])
 
 
-# without rich help pages: they cost 0.1 s, and their markup takes [brackets] for styles
+# Help pages are printed without rich: it costs 0.1 s, and its markup takes [brackets] for styles.
 app = typer.Typer(
     cls=Group,
     rich_markup_mode=None,
@@ -88,7 +88,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except InputError as error:
         complain(str(c) for c in error.complaints)
         sys.exit(2)
-    except OSError as error:  # a folder that cannot be written, a disk that is full
+    except OSError as error:  # such as a folder that cannot be written, or a full disk
         if error.filename is None:
             raise
         complain([f"{os.fspath(error.filename)!s}: {error.strerror}"])

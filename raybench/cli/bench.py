@@ -22,10 +22,10 @@ Case = tuple[str, "Tensor"]  # what the vector is, and the vector
 VECTORS = ("resnet18", "gaussian")
 DEVICES = ("cpu", "cuda")
 NONE = "none"
-BATCH = "64,20,112"
+USUAL_BATCH = "64,20,112"
 CLONE = "x.clone()"
-HEADS = ("compress", "decode", "pack", "unpack", "error", "bytes", "bits/d", "of dense")
-NARROW = 96  # columns below which the table does without the bytes
+COLUMN_HEADS = ("compress", "decode", "pack", "unpack", "error", "bytes", "bits/d", "of dense")
+NARROW_SCREEN = 96  # a terminal of fewer columns gets a table without the bytes
 
 
 def bench(
@@ -40,7 +40,7 @@ def bench(
     ] = None,
     batch: Annotated[
         str, typer.Option(metavar="B,n,d", help="Shape of the batch of short ones, or none.")
-    ] = BATCH,
+    ] = USUAL_BATCH,
     vector: Annotated[
         str, typer.Option(metavar="NAME", help="The long vector: resnet18, gaussian or none.")
     ] = VECTORS[0],
@@ -141,7 +141,7 @@ def _shape(batch: str) -> tuple[int, ...] | None:
         return None
     parts = batch.split(",")
     if len(parts) != 3 or not all(p.strip().isdigit() and int(p) > 0 for p in parts):
-        fix = f"cells, clients, coordinates such as {BATCH}, or none"
+        fix = f"cells, clients, coordinates such as {USUAL_BATCH}, or none"
         raise InputError.of("--batch", f"{batch!r} is no shape", fix)
     return tuple(int(p) for p in parts)
 
@@ -216,18 +216,18 @@ def _print(screen: Screen, rows: list[Measured], x: Tensor, clone: Measured) -> 
     screen.print(Text(text, style="dim"))
     measured = [row for row in rows if not row.left_out]
     if measured:
-        screen.print(_table(measured, narrow=screen.console.width < NARROW))
+        screen.print(_table(measured, narrow=screen.console.width < NARROW_SCREEN))
     for row in rows:
         if row.left_out:
             screen.print(Text(f"  left out: {row.operator}: {row.left_out}", style="dim"))
 
 
 def _table(rows: list[Measured], narrow: bool) -> Table:
-    heads = [head for head in HEADS if not (narrow and head == "bytes")]
+    heads = [head for head in COLUMN_HEADS if not (narrow and head == "bytes")]
     table = listing("operator", *heads, right=heads, fold="operator")
     for row in rows:
         times = (row.compress, row.decode, row.pack, row.unpack)
-        cells = dict(zip(HEADS, map(_ratio, times)))
+        cells = dict(zip(COLUMN_HEADS, map(_ratio, times)))
         cells["error"] = f"{row.error:.3g}"
         cells["bytes"] = _size(row.bytes or 0)
         cells["bits/d"] = f"{row.bits_each:.3g}"

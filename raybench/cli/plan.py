@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from raybench.planning.estimate import Estimate
     from raybench.planning.plan import Plan
 
-RAY_START = 6.0  # seconds
+SECONDS_TO_START_RAY = 6.0
 Cost = tuple[float, float | None]  # bits up per client at the end, seconds on one core
 
 
@@ -206,7 +206,7 @@ def _time(made: Plan, known: dict[str, Estimate]) -> str:
     total = sum(e.seconds for e in known.values()) * sum(work.values()) / tried
     slots = max(1, int((os.cpu_count() or 1) // made.sweep.resources.cpus_per_worker))
     slots = min(slots, len(made.batches))
-    through = RAY_START + total / slots
+    through = SECONDS_TO_START_RAY + total / slots
     on = f"{slots} at a time on {count(os.cpu_count() or 1, 'core')}"
     return f"about {_clock(through)} through Ray, {on}; {_clock(total)} with --inline"
 

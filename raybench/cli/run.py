@@ -72,7 +72,7 @@ def run(
     if len(sweep.cells) != 1:
         what = f"this is a grid of {len(sweep.cells)} cells"
         raise InputError.of("run", what, "write a sweep file: raybench sweep FILE")
-    if sweep.name == "sweep":  # not named by --set
+    if sweep.name == "sweep":  # a name given by --set stays
         named = cell.folder_name(sweep)
         sweep = spec.load(given, sets=sets or (), plugins=plugin or (), name=named)
     _work(sweep, results_of(sweep, out), fresh)
@@ -101,7 +101,7 @@ def _way_out(skipped: Skipped) -> str:
     usual = cell.usual_operator(skipped.cell.algorithm.name)
     flags = {
         SkipCode.NO_STEP: "--step-value 0.1, or --set step_size.of=gd for multiples of gd's step",
-        SkipCode.VERTICAL_METHOD: f"--problem vertical_least_squares:{cell.START.partition(':')[2]}",
+        SkipCode.VERTICAL_METHOD: f"--problem vertical_least_squares:{cell.USUAL_PROBLEM.partition(':')[2]}",
         SkipCode.OPERATOR: f"--compressor {usual}; "
         "--set allow_unproven=true runs what no theory covers",
     }

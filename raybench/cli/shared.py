@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from raybench.planning.skip import Skipped
     from raybench.spec import Sweep
 
-RESULTS = Path("results")
-WIDEST = 110
-IN_A_PIPE = 120
+RESULTS_FOLDER = Path("results")
+WIDEST_TABLE = 110
+WIDTH_IN_A_PIPE = 120
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="A sweep file.")]
 Folder = Annotated[str, typer.Argument(metavar="DIR", help="A results folder.")]
@@ -56,9 +56,9 @@ class Screen:
 
         self.console: Console = Console(highlight=False, markup=False, emoji=False)
         if self.console.is_terminal:
-            self.console.width = min(self.console.width, WIDEST)
+            self.console.width = min(self.console.width, WIDEST_TABLE)
         elif "COLUMNS" not in os.environ:
-            self.console.width = IN_A_PIPE
+            self.console.width = WIDTH_IN_A_PIPE
 
     def print(self, *things: object) -> None:
         """Print texts and tables."""
@@ -168,4 +168,4 @@ def read(file: str, sets: list[str] | None, plugins: list[str] | None) -> Sweep:
 
 def results_of(sweep: Sweep, out: str | None) -> str:
     """Return the folder of a sweep's results."""
-    return out or str(RESULTS / sweep.name)
+    return out or str(RESULTS_FOLDER / sweep.name)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raybench.cli.shared import RESULTS, Plugins, console, listing
+from raybench.cli.shared import RESULTS_FOLDER, Plugins, console, listing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +48,7 @@ def study(
     for file in plugin or ():
         registry.load_plugin(file)
     grids = {text: [text] for text in operators} if operators else None
-    folder = out or str(RESULTS / "compressor-study")
+    folder = out or str(RESULTS_FOLDER / "compressor-study")
     rows = studies.compressors(folder, d, draws, grids, seed)
     paths = studies.figures(rows, folder)
     screen = console()

@@ -36,11 +36,13 @@ class Role(StrEnum):
 
 
 USUAL_SHARE = "10%"
-Rule = Callable[[Any], float]  # of a theory's Setting
-Contradiction = tuple[str, str, str]  # the fact, what is wrong with it, how to mend it
+Rule = Callable[
+    [Any], float
+]  # a function of a ``raybench.theory.Setting``, which lies above this layer
+Contradiction = tuple[str, str, str]  # a fact, what is wrong with it, and how to mend it
 
 
-# How a fact is checked, by its type: the value typed, or ValueError with what is expected ------------
+# Checks by type of fact: each returns the typed value or raises ValueError with what is expected ------
 
 
 def _flag(value: object) -> bool:
@@ -264,7 +266,9 @@ def facts_of(
     raise InputError(wrong)
 
 
-_bases: dict[str, tuple[type, frozenset[str]]] = {}  # by kind: the class, and names it leaves free
+_bases: dict[
+    str, tuple[type, frozenset[str]]
+] = {}  # by kind: the base class, and its attributes that a parameter may replace
 C = TypeVar("C", bound=type)
 
 

@@ -32,12 +32,14 @@ class _NamedByContent(IndexDataCacheFile):  # type: ignore[misc]
         return str(self._data_name(int(hashlib.sha256(parts.encode()).hexdigest()[:15], 16)))
 
     def save(self, key: object, data: object) -> None:
-        self._save_data(self._name(key), data)  # a temporary file and a rename: whole or not there
+        self._save_data(
+            self._name(key), data
+        )  # numba writes a temporary file and renames it, so a reader sees all of it or nothing
 
     def load(self, key: object) -> object:
         try:
             return self._load_data(self._name(key))
-        except OSError:  # not there: numba compiles
+        except OSError:  # the file is not there, and numba compiles the function
             return None
 
 

@@ -36,8 +36,8 @@ class Full:
     grads: Tensor | None
     losses: Tensor | None
     written: tuple[int, int]  # how often torch has seen x and grads written to
-    seconds: float  # what it took, until a method has paid for it
-    paid: bool = False  # whether all clients have: the same gradient is counted once
+    seconds: float  # what it took to compute; 0 once a method has been charged for it
+    paid: bool = False  # all clients have been charged, and the same gradient is counted once
 
     def holds(self, x: Tensor) -> bool:
         """Return whether this is the gradient at x, still as it was computed."""
@@ -55,7 +55,7 @@ class Oracle:
         self.problem, self.wire = problem, wire
         self.evals = np.zeros(wire.B)  # gradient evaluations, mean per client
         self.spared = 0.0  # seconds of gradients that methods took over from the record
-        self.loss_wanted = True  # whether the next full gradient should bring the losses along
+        self.loss_wanted = True  # whether the next full gradient shall bring the losses along
         self.buffers = problem.buffers(wire.B) if isinstance(problem, Buffered) else {}
         self._last: Full | None = None
         self._counts = torch.tensor(problem.samples, dtype=torch.float64)
@@ -83,7 +83,7 @@ class Oracle:
             last = self.full(x)
             assert last.grads is not None
             grads, paid = last.grads, last.paid
-            # evaluated for the record before: the method pays now, not the record
+            # the record evaluated it before the method asked: the method is charged with the time
             owed = last.seconds if last is known else 0.0
             last.seconds, last.paid = 0.0, paid or clients is None
         else:
@@ -169,7 +169,7 @@ class Oracle:
         """Return prox_{gamma penalty}(v) of the problem's nonsmooth part."""
         return self.problem.prox(v, gamma.like(v))
 
-    # For the record and for oracles' methods: never counted -----------------------------------
+    # For the record, and for methods that know x*: never counted --------------------------------
 
     @wide()
     def full(self, x: Tensor, loss: bool = False) -> Full:

@@ -145,7 +145,7 @@ def host_facts() -> dict[str, Any]:
 
 def _git_commit() -> str | None:
     root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():  # an installed wheel
+    if not (root / ".git").exists():  # raybench was installed, not run from its repository
         return None
     try:
         found = subprocess.run(

@@ -26,7 +26,7 @@ def mixing(name: str, n: int, params: Mapping[str, object] | None = None) -> Mix
     Raises InputError for an unknown name, and where 100 random graphs are not connected.
     Source: Xiao, Boyd 2004.
     """
-    import networkx as nx  # half a second, and few methods need it
+    import networkx as nx  # takes half a second to import, and few methods need it
 
     given = dict(params or {})
     graph = _graph(nx, name, n, given)
@@ -45,7 +45,7 @@ def _graph(nx: ModuleType, name: str, n: int, given: Mapping[str, Any]) -> Graph
     if name not in GRAPHS:
         raise InputError.of("graph", f"unknown graph {name!r}", nearest(name, GRAPHS))
     if name == "star":
-        return nx.star_graph(n - 1)  # the hub is not counted
+        return nx.star_graph(n - 1)  # networkx does not count the hub
     if name in ("grid", "torus"):
         a = next(a for a in range(math.isqrt(n), 0, -1) if n % a == 0)
         grid = nx.grid_2d_graph(a, n // a, periodic=name == "torus")

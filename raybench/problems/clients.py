@@ -24,7 +24,7 @@ class Rows:
 
     features: Features
     labels: np.ndarray
-    ends: np.ndarray  # (clients + 1,), from 0
+    ends: np.ndarray  # (clients + 1,): client i has the rows ends[i] to ends[i + 1]
 
     @classmethod
     def of(cls, features: Features, labels: np.ndarray, parts: Sequence[np.ndarray]) -> Rows:
@@ -168,7 +168,7 @@ class DataProblem(Problem):
         off = self._predicted(x, A) - teacher  # (B, n, b, c)
         n, b, c = off.shape[1:]
         together = off.permute(0, 2, 1, 3).reshape(len(A), b, n * c)
-        wide = A.mT @ together  # one product for all clients
+        wide = A.mT @ together  # one matrix product serves all clients
         return wide.unflatten(-1, (n, c)).permute(0, 2, 1, 3).flatten(-2) / b
 
     def _predicted(self, x: torch.Tensor, A: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,9 @@ from raybench.problems.minimum import logistic_minimum
 from raybench.problems.sparse import SparseMargins
 from raybench.problems.spectra import lmax_gram, row_norms_sq
 
-FEW = 40_000  # entries up to which a call of dense torch costs more than the kernel
+MOST_ENTRIES_BY_KERNEL = (
+    40_000  # up to so many stored entries the sparse kernel beats dense matrix products
+)
 
 
 class MarginProblem(DataProblem):
@@ -42,7 +44,9 @@ class MarginProblem(DataProblem):
         """
         if "full" not in self._kept:
             stored = _stored(self.rows.features)
-            self._kept["full"] = stored > max(FEW, 0.5 * math.prod(self.rows.features.shape))
+            self._kept["full"] = stored > max(
+                MOST_ENTRIES_BY_KERNEL, 0.5 * math.prod(self.rows.features.shape)
+            )
         if self.device.type != "cpu" or (batch == 1 and self._kept["full"]):
             if "dense" not in self._kept:
                 made = DenseMargins(self.rows, self.loss, self.dtype, self.device)

@@ -32,7 +32,7 @@ class SparseMargins:
         self.labels = np.ascontiguousarray(rows.labels, dtype=float)
         self.starts = rows.ends.astype(np.int64)
         self._matrix = A
-        self._blocks: dict[int, tuple[Arrays, Arrays]] = {}  # by rows per block
+        self._blocks: dict[int, tuple[Arrays, Arrays]] = {}  # kept by the number of rows per block
 
     def _blocked(self, tile: int) -> tuple[Arrays, Arrays]:
         size = kernels.block_size(tile)
@@ -84,7 +84,7 @@ class SparseMargins:
 def _tile(B: int) -> int:
     if B == 1:
         return 1
-    return 16 if -B % 16 < 8 else 8  # 16 unless half of the last tile would idle
+    return 16 if -B % 16 < 8 else 8  # tiles of 16 cells, unless half of the last tile were empty
 
 
 def _array(x: torch.Tensor) -> np.ndarray:

@@ -12,11 +12,11 @@ from typing import Any
 
 from raybench.core.errors import InputError
 
-QUIET = {
+RAY_ENVIRONMENT = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_AUTH_MODE": "token",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is ours: the store is valid at every moment
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # we handle Ctrl-C: the store is valid at every moment
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
@@ -35,7 +35,7 @@ def ray_session(address: str | None, slots_needed: float = 0) -> Iterator[Any]:
     slots_needed: CPUs that one trial's workers take together. A Ray that was running already, or is
     reached by address, is left running. Raises InputError where it cannot be reached.
     """
-    for name, value in QUIET.items():
+    for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"ray\..*")
     import ray
@@ -44,11 +44,11 @@ def ray_session(address: str | None, slots_needed: float = 0) -> Iterator[Any]:
         yield ray
         return
     for name in ("ray", "ray.tune", "ray.train", "ray.data"):
-        # what fails becomes a failed row with its error: no second account on the terminal
+        # What fails becomes a row with its error, and need not be told on the terminal again.
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         if address in (None, "local"):
-            # one more than there are: the shells of train trials take a hundredth each
+            # One more than there are, since the trials that own Train worker groups take a hundredth each.
             cores = max(os.cpu_count() or 1, math.ceil(slots_needed)) + 1
             ray.init(
                 address="local",

@@ -17,7 +17,7 @@ from raybench.spec.parts import Section
 from raybench.spec.sections import MAX_CELLS, Option
 from raybench.spec.values import Found
 
-Axes = Mapping[str, list[Option]]  # by key
+Axes = Mapping[str, list[Option]]  # the options of an axis, by its key
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,19 @@ from raybench.spec.schema import Schema
 from raybench.spec.sections import Option, default, options, product
 from raybench.spec.values import Found, show
 
-Locate = Callable[..., Any]  # (path, folders=False) -> the path made absolute where it exists
+Locate = Callable[
+    ..., Any
+]  # called as locate(path, folders=False); returns the path made absolute where it exists
 
 
 class Kind:
     """What keys of every kind tell about how they are written."""
 
-    named: ClassVar[bool] = False  # a bare name stands for a section
-    merges: ClassVar[bool] = True  # mappings laid over one another are merged key by key
-    either: tuple[str, ...] = ()  # keys of which one takes the place of another
+    named: ClassVar[bool] = False  # whether a bare name stands for a section
+    merges: ClassVar[bool] = (
+        True  # whether mappings that are laid over one another are merged key by key
+    )
+    either: tuple[str, ...] = ()  # keys that exclude each other: giving one removes the others
 
     def long_form(self, value: object) -> Any:
         """Return the mapping that a short form stands for, any other value as it is."""
@@ -119,15 +123,15 @@ class Scalar(AxisKind):
         return schema.axis(self.param)
 
 
-START: Param = Text(None, tags={"normal": Number(low=0, open_low=True)})
-PROX: Param = Choice("none")
+START_PARAM: Param = Text(None, tags={"normal": Number(low=0, open_low=True)})
+PROX_PARAM: Param = Choice("none")
 
 
 @dataclass(frozen=True)
 class Start(Scalar):
     """A starting point: ``zeros``, ``problem``, ``{normal: scale}``, or the path of an .npy file."""
 
-    param: Param = START
+    param: Param = START_PARAM
 
     def read(self, value: object, where: str, found: Found) -> list[Option]:
         out = super().read(value, where, found)
@@ -161,7 +165,7 @@ class Start(Scalar):
 class Prox(Scalar):
     """The nonsmooth term that is added to a problem: none so far."""
 
-    param: Param = PROX
+    param: Param = PROX_PARAM
 
     def absent(self) -> Any:
         return None
@@ -308,10 +312,12 @@ class Plugin(Sections):
 
     kind: str
     overrides: tuple[str, ...] = ()
-    optional: bool = False  # none is a choice too
+    optional: bool = False  # whether the section may be left out, written as none
 
     def renews(self) -> bool:
-        return self.kind != "problem"  # problems share most of their parameters
+        return (
+            self.kind != "problem"
+        )  # problems keep theirs, as they share most of their parameters
 
     def read(self, value: object, where: str, found: Found) -> list[Option]:
         out = sections.read(self.kind, value, where, found, overrides=self.overrides)

@@ -148,7 +148,7 @@ def _placed(
     if isinstance(node, list):
         fix = f"name the entry, for example {at}[0].{token}"
         raise InputError.of(where, f"{at} is a list of {len(node)}", fix)
-    if isinstance(node, str):  # a bare name
+    if isinstance(node, str):  # a bare name stands for the section of that name
         node = {"name": node}
     if node is not None and not isinstance(node, Mapping):
         raise InputError.of(where, f"{at} is {show(node)}, not a mapping")

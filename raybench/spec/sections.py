@@ -20,7 +20,7 @@ from raybench.core.registry import REQUIRED, Param
 from raybench.spec import grammar, ranges
 from raybench.spec.files import is_path, locate
 from raybench.spec.parts import Section, canonical
-from raybench.spec.values import NUMERIC, Found, Wrong, allowed, scalar, show, tags_of, tidy
+from raybench.spec.values import NUMERIC_KINDS, Found, Wrong, allowed, scalar, show, tags_of, tidy
 
 MAX_CELLS = 200_000
 
@@ -56,7 +56,7 @@ def _spread(param: Param, value: object, where: str, found: Found) -> list[Any]:
             return list(operators(value, where, found))
         if isinstance(value, Mapping):
             return _tagged(param, value, where, found)
-        if isinstance(value, str) and param.kind in NUMERIC and value not in param.words:
+        if isinstance(value, str) and param.kind in NUMERIC_KINDS and value not in param.words:
             numbers = _range(value)
             if numbers is not None:
                 return [scalar(param, number) for number in numbers]
@@ -70,7 +70,7 @@ def _range(text: str) -> list[int | float] | None:
     try:
         return ranges.parse(text)
     except ValueError as error:
-        raise Wrong(str(error), ranges.HINT) from error
+        raise Wrong(str(error), ranges.RANGE_FORM) from error
 
 
 def _tagged(param: Param, value: Mapping[str, object], where: str, found: Found) -> list[Any]:
@@ -225,7 +225,7 @@ def _entry(
             continue
         if "dataset" in entry.params:
             _files(given.get("dataset"), f"{where}.dataset", found)
-        # where parameters are wrong a stand-in lets the entry's other keys be checked too
+        # Where parameters are wrong, an empty stand-in lets the other keys of the entry be checked too.
         every = product(entry.params, given, where, found, also=overrides) or [{}]
         out += [Option(Section(name, params), where, extra) for params in every]
     return out

@@ -192,7 +192,7 @@ class Booking(SettingKind):
         usual = Accounting()
         widths: list[Schema] = [
             {"const": "dtype"},
-            {"type": "integer", "minimum": 1, "maximum": accounting.WIDEST},
+            {"type": "integer", "minimum": 1, "maximum": accounting.MOST_VALUE_BITS},
         ]
         parts: dict[str, Schema] = {
             "preset": {"enum": [*accounting.PRESETS]},

@@ -26,7 +26,10 @@ STEP: Mapping[str, Param] = {
     ),
     "warmup": Integer(0, low=0, help="rounds over which the step grows to its size"),
 }
-_SHAPE = ("schedule", "warmup")  # what cells that differ in seed and step only have in common
+_SHAPE = (
+    "schedule",
+    "warmup",
+)  # keys that cells of one group share, though they differ in seed and step size
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Steps(AxisKind):
         except InputError as error:
             found.extend(error.complaints)
             return []
-        if kind == "value":  # a number needs no theory
+        if kind == "value":  # a plain number needs no rule of the theory
             return [Step(kind, one[kind], **{n: one[n] for n in _SHAPE}) for one in every]
         return [
             Step(kind, one[kind], **{n: one[n] for n in ("rule", "of", *_SHAPE)}) for one in every

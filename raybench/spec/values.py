@@ -12,7 +12,7 @@ from raybench.core.registry import Param
 from raybench.spec import ranges
 
 Found = list[Complaint]
-NUMERIC = ("count", "number", "integer")
+NUMERIC_KINDS = ("count", "number", "integer")
 
 
 class Wrong(Exception):
@@ -54,7 +54,7 @@ def _number(param: Param, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _mistyped(param, value, "a number")
     try:
-        number = float(value) + 0.0  # + 0.0: -0.0 and 0.0 are one value
+        number = float(value) + 0.0  # adding 0.0 makes -0.0 and 0.0 one value, with one id
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
@@ -130,12 +130,12 @@ _TYPES = {
 
 def _mistyped(param: Param, value: object, wanted: str) -> Wrong:
     what = f"expected {wanted}, not {show(value)}"
-    if isinstance(value, str) and param.kind in NUMERIC:
+    if isinstance(value, str) and param.kind in NUMERIC_KINDS:
         near = nearest(value, param.words) if param.words else ""
         if near.startswith("did you mean"):
             return Wrong(what, near)
         if ".." in value or "^" in value:
-            return Wrong(what, ranges.HINT)
+            return Wrong(what, ranges.RANGE_FORM)
     return Wrong(what)
 
 

@@ -81,7 +81,7 @@ def parse(text: str, source: str = "") -> Any:
     except RecursionError as error:
         raise InputError.of(source, "nested too deeply", f"at most {MAX_DEPTH} levels") from error
     except (YAMLError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        # besides its own errors ruamel lets through those of int(), float() and odd explicit tags
+        # ruamel raises its own errors, and lets those of int(), float() and odd tags through.
         what = " ".join(str(error).split())[:200]
         raise InputError.of(source, f"not valid YAML: {what}", "quote the value?") from error
     return plain(value, source)
