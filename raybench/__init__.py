@@ -5,9 +5,10 @@ Light on import: every name below is fetched from its module on first use.
 
 from __future__ import annotations
 
-import importlib
 import os
 from typing import TYPE_CHECKING, Any
+
+from raybench.core.lazy import fetching
 
 if TYPE_CHECKING:
     from raybench.api import compressor, run, sweep
@@ -23,14 +24,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 __all__ = ["InputError", "compressor", "load", "run", "stream", "sweep", "unpack"]
 
 _WHERE = {
-    "InputError": "raybench.core.errors",
-    "compressor": "raybench.api",
-    "load": "raybench.store",
-    "run": "raybench.api",
-    "stream": "raybench.core.streams",
-    "sweep": "raybench.api",
-    "unpack": "raybench.compressors",
+    "InputError": "core.errors",
+    "compressor": "api",
+    "load": "store",
+    "run": "api",
+    "stream": "core.streams",
+    "sweep": "api",
+    "unpack": "compressors",
 }
+_fetched = fetching(__name__, _WHERE)
 
 
 def __getattr__(name: str) -> Any:
@@ -38,9 +40,7 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("raybench")
-    if name not in _WHERE:
-        raise AttributeError(f"module 'raybench' has no attribute {name!r}")
-    return getattr(importlib.import_module(_WHERE[name]), name)
+    return _fetched(name)
 
 
 def __dir__() -> list[str]:

@@ -14,7 +14,7 @@ from raybench import data
 from raybench.core.layout import Layout
 from raybench.core.registry import REQUIRED, Choice, Flag, Integer, List, Number, Param, Text
 from raybench.data.dataset import Features
-from raybench.problems.base import DTYPES, Problem
+from raybench.problems.base import DTYPES, Fact, Problem
 from raybench.problems.regularizers import Regularizer
 
 
@@ -131,6 +131,19 @@ class DataProblem(Problem):
         if isinstance(lambda_, Mapping):
             return float(lambda_["times_L"]) * self.loss_L()
         return float(lambda_)
+
+    def facts_where(self, convex: bool, strongly_convex: bool) -> frozenset[Fact]:
+        """Return what may be said of f: whether the loss is convex in every sample is given, and whether f is
+        strongly convex. Losses and regularisers are at least 0, so every f_i is bounded below.
+        """
+        found = {Fact.BOUNDED_CLIENTS}
+        if convex and self.regularizer.convex:
+            found |= {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES}
+        if strongly_convex:
+            found.add(Fact.STRONGLY_CONVEX)
+        if self.regularizer.nonsmooth:
+            found.add(Fact.CONVEX_PENALTY)
+        return frozenset(found)
 
     def prox(self, v: torch.Tensor, gamma: torch.Tensor | float) -> torch.Tensor:
         """Return the regulariser's proximal step (soft threshold for l1)."""

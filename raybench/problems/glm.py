@@ -11,7 +11,7 @@ import torch
 
 from raybench.core.draws import Sample
 from raybench.data.dataset import Features
-from raybench.problems.base import Constants, Fact
+from raybench.problems.base import Constants
 from raybench.problems.clients import DataProblem
 from raybench.problems.dense import DenseMargins
 from raybench.problems.minimum import logistic_minimum
@@ -112,18 +112,10 @@ class MarginProblem(DataProblem):
             L_samples=math.sqrt(float(np.mean(np.square(samples)))),
             L_sample_i=tuple(single),
             sample_variance=self.slope**2 * float(np.mean(squares)),
-            facts=self._facts(),
+            facts=self.facts_where(
+                convex=self.convex, strongly_convex=bool(self.strong_convexity())
+            ),
         )
-
-    def _facts(self) -> frozenset[Fact]:
-        found = {Fact.BOUNDED_CLIENTS}  # losses and regularisers are at least 0
-        if self.convex and self.regularizer.convex:
-            found |= {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES}
-        if self.strong_convexity():
-            found.add(Fact.STRONGLY_CONVEX)
-        if self.regularizer.nonsmooth:
-            found.add(Fact.CONVEX_PENALTY)
-        return frozenset(found)
 
     def minimizer(self) -> torch.Tensor | None:
         """Return the minimiser of a strongly convex f, by Newton's method; None where d or N is large."""

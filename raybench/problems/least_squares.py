@@ -15,7 +15,7 @@ from raybench import data
 from raybench.core.draws import Sample
 from raybench.core.layout import Layout
 from raybench.core.registry import Choice, Param, problem
-from raybench.problems.base import Constants, Fact
+from raybench.problems.base import Constants
 from raybench.problems.clients import DataProblem
 from raybench.problems.quadratic import quadratic_constants
 from raybench.problems.spectra import MOST_BY_DENSE_SOLVER, lmax_gram, row_norms_sq
@@ -173,18 +173,11 @@ class LeastSquares(DataProblem):
             L_sample_i=tuple(
                 float(row_norms_sq(a).max()) + ridge + extra for a, _ in self.rows.parts()
             ),
-            facts=self._facts(full),
+            facts=self.facts_where(
+                convex=True,
+                strongly_convex=self.regularizer.convex and bool(full or ridge),
+            ),
         )
-
-    def _facts(self, full: bool) -> frozenset[Fact]:
-        found = {Fact.BOUNDED_CLIENTS}  # squares and regularisers are at least 0
-        if self.regularizer.convex:
-            found |= {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES}
-            if full or self.regularizer.mu:
-                found.add(Fact.STRONGLY_CONVEX)
-        if self.regularizer.nonsmooth:
-            found.add(Fact.CONVEX_PENALTY)
-        return frozenset(found)
 
     def minimizer(self) -> torch.Tensor | None:
         """Return the minimiser of smallest norm; None for other regularisers, or where too large."""
