@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from raybench.runtime.driver import Outcome
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
-RESULTS = "results"
+RESULTS_FOLDER = "results"
 
 
-def compressor(name: str, **params: Any) -> Compressor:
+def compressor(name: str, **params: object) -> Compressor:
     """Return an operator by name: ``compressor("top_k", k=10)``, ``compressor("top_k:k=1%")``.
 
     Parameters are those of a sweep file (``raybench show top_k``); k is a count, or a share as
@@ -91,7 +91,7 @@ def sweep(
     found = _read(config, sets, plugins)
     return drive(
         found,
-        out if out is not None else Path(RESULTS) / found.name,
+        out if out is not None else Path(RESULTS_FOLDER) / found.name,
         inline=inline,
         address=address,
         fresh=fresh,

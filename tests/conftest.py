@@ -66,7 +66,7 @@ def _own_plugins() -> Iterator[None]:
     """Plug-ins that the tests of a file register are gone when the next file's tests run."""
     from raybench.core import registry
 
-    for kind in registry.BUILTIN:
+    for kind in registry.BUILTIN_PACKAGES:
         registry.names(kind)
     entries, modules = dict(registry._entries), set(sys.modules)
     yield

@@ -109,12 +109,20 @@ def test_verbs_that_the_pages_mention_exist() -> None:
         assert mentioned <= verbs, f"{page.name}: {sorted(mentioned - verbs)}"
 
 
-def test_python_blocks_of_the_pages_are_valid_and_the_short_ones_run() -> None:
+def test_python_blocks_of_the_pages_are_valid_and_the_short_ones_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for page in PAGES:
         for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
             compile(block, page.name, "exec")
     (block,) = re.findall(r"```python\n(.*?)```", text_of("compressors.md"), re.DOTALL)
     exec(compile(block, "compressors.md", "exec"), {})
+    blocks = re.findall(r"```python\n(.*?)```", text_of("plugins.md"), re.DOTALL)
+    (twice,) = [block for block in blocks if block.startswith("from ")]  # not one of the examples
+    with monkeypatch.context() as patch:  # the method is forgotten afterwards
+        patch.setattr(registry, "_entries", dict(registry._entries))
+        exec(compile(twice, "plugins.md", "exec"), {})
+        assert registry.lookup("algorithm", "ef21_twice").facts.theory is not None
 
 
 def test_figures_are_small() -> None:

@@ -199,7 +199,7 @@ def test_minimizer_where_there_is_none_or_it_takes_long(monkeypatch):
         facts = facts_of(problem)
         assert facts["heterogeneity"] is None
         assert json.loads(facts["constants"])["noise_at_minimizer"] is None
-    monkeypatch.setattr(minimum, "MOST_DENSE", 1.0)
+    monkeypatch.setattr(minimum, "MOST_PRODUCTS_DENSE", 1.0)
     problem = build(*STRONG["logistic"])
     assert problem.minimizer() is None
     assert (problem.constants.f_star, problem.constants.f_inf) == (None, 0.0)
@@ -224,9 +224,9 @@ def test_heterogeneity_and_noise_by_hand(name, monkeypatch):
         assert torch.allclose(single.mean(0), grads[i], atol=1e-9 * float(single.abs().max()))
         each.append(float(single.var(0, correction=0).sum()))
     assert pytest.approx(np.mean(each), rel=1e-8) == C
-    monkeypatch.setattr(minimum, "CHUNK", 1)
+    monkeypatch.setattr(minimum, "VALUES_AT_ONCE", 1)
     assert minimum.noise(problem) == pytest.approx(C, rel=1e-12)
-    monkeypatch.setattr(minimum, "MOST_VALUES", 1)
+    monkeypatch.setattr(minimum, "MOST_GRADIENT_VALUES", 1)
     assert minimum.noise(problem) is None
 
 

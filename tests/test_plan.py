@@ -17,7 +17,13 @@ from raybench import spec
 from raybench.compressors import Role
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.planning.batch import BYTES_MOST, CELLS_MOST, ROWS_MOST, batches_of, most_cells
+from raybench.planning.batch import (
+    MOST_BYTES_PER_TENSOR,
+    MOST_CELLS_PER_BATCH,
+    MOST_ROWS_PER_BATCH,
+    batches_of,
+    most_cells,
+)
 from raybench.planning.plan import facts_of, make_plan
 from raybench.planning.resolve import problem_of
 from raybench.planning.skip import SkipCode, grouped
@@ -287,7 +293,7 @@ def test_batches_hold_each_cell_once_and_only_what_fits_together():
     assert sorted(ids) == sorted(c.id for c in found.cells)
     assert len(set(ids)) == len(ids) == found.missing
     for batch in found.batches:
-        assert len(batch.cells) <= CELLS_MOST
+        assert len(batch.cells) <= MOST_CELLS_PER_BATCH
         assert [c.id for c in batch.cells] == sorted(c.id for c in batch.cells)
         assert len({c.shape() for c in batch.cells}) == 1
         assert len({(c.cell.algorithm.name, c.k) for c in batch.cells}) == 1
@@ -330,10 +336,10 @@ def test_exclusive_timing_runs_one_cell_at_a_time():
 @given(st.integers(1, 10**4), st.integers(1, 10**8), st.sampled_from([4, 8]), st.integers(1, 10**6))
 def test_most_cells_fits_in_memory(clients, d, itemsize, rows):
     most = most_cells(clients, d, itemsize, rows)
-    assert 1 <= most <= CELLS_MOST
+    assert 1 <= most <= MOST_CELLS_PER_BATCH
     if most > 1:
-        assert most * clients * d * itemsize <= BYTES_MOST
-        assert most * rows <= ROWS_MOST
+        assert most * clients * d * itemsize <= MOST_BYTES_PER_TENSOR
+        assert most * rows <= MOST_ROWS_PER_BATCH
 
 
 @given(st.integers(1, 200), st.integers(1, 64))

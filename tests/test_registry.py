@@ -23,7 +23,7 @@ RATE: dict[str, Any] = {"p": Number("auto", low=0, high=1, words=("auto",))}
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
     """Plug-ins of a test are forgotten after it."""
-    for kind in registry.BUILTIN:
+    for kind in registry.BUILTIN_PACKAGES:
         registry.names(kind)
     before = dict(registry._entries)
     yield

@@ -15,7 +15,7 @@ from rich.console import Console
 from raybench.analysis import closing_table, frames
 from raybench.core.errors import InputError
 from raybench.report import figures, html, render, table, words
-from raybench.report.content import FLOOR, build
+from raybench.report.content import LOWEST_SHOWN, build
 from raybench.report.plots import draw
 from raybench.store import CELLS, Store, to_table
 
@@ -237,7 +237,7 @@ def test_zero_and_rounding_stop_at_the_floor(tmp_path):
     folder = folder_of(tmp_path, methods=(fake_store.METHODS[1],), rounds=900)
     data = drawn(html(folder).read_text("utf-8"))["grad_norm_sq_vs_round-0"]["data"]
     values = [v for trace in data for v in trace["y"] if v is not None]
-    assert min(values) == FLOOR
+    assert min(values) == LOWEST_SHOWN
 
 
 def test_series_are_told_apart_without_colour(tmp_path):

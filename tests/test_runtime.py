@@ -328,9 +328,9 @@ def test_packs_are_even_and_complete() -> None:
 
 CLUSTER = """
 import json, sys
-from raybench.runtime.session import QUIET
+from raybench.runtime.session import RAY_ENVIRONMENT
 import os
-for name, value in QUIET.items():
+for name, value in RAY_ENVIRONMENT.items():
     os.environ.setdefault(name, value)
 from ray.cluster_utils import Cluster
 from raybench import spec

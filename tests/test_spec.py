@@ -12,7 +12,7 @@ from spec_plugins import BASE, registered, wrong
 from raybench.core import registry
 from raybench.planning.graph import mixing
 from raybench.spec import Section, Step, json_schema, load, yaml
-from raybench.spec.cells import GRAPHS, STOP
+from raybench.spec.cells import GRAPHS, STOP_PARAMS
 from raybench.spec.grid import load as grid_load
 from raybench.store.schema import CURVES
 
@@ -381,7 +381,7 @@ def test_shipped_sweeps_fit_the_schema(file):
 
 
 def test_stopping_rules_are_columns_of_the_curves():
-    assert set(STOP) <= set(CURVES.names)
+    assert set(STOP_PARAMS) <= set(CURVES.names)
 
 
 def test_every_graph_can_be_made():

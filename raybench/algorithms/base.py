@@ -130,7 +130,7 @@ class Algorithm:
         return None
 
     @classmethod
-    def check(cls, params: Mapping[str, Any], op: Compressor, d: int) -> None:
+    def check(cls, params: Mapping[str, object], op: Compressor, d: int) -> None:
         """Raise InputError where parameters do not fit the operator or d: told when a sweep is planned."""
 
     def select(a, cells: Tensor) -> Algorithm:
@@ -187,7 +187,7 @@ class Estimator(Algorithm):
         if a.opens:
             a.follow(net, s, a.along(s, s.g))
             s.g = a.estimate(net, s, c, a.source(net, s, c))
-        else:  # g stays here: s.g would be recorded as the estimate of a gradient at the next point
+        else:  # not kept as s.g: that would be recorded as an estimate of the gradient at the next point
             a.follow(net, s, a.along(s, a.estimate(net, s, c, a.source(net, s, c))))
 
     def follow(a, net: Net, s: State, u: Tensor) -> None:

@@ -34,7 +34,7 @@ class CLAG(ThreePC):
 
     def update(a, wire, s, c, x):
         left, moved = (x - c.g).square().sum(-1), (x - c.y).square().sum(-1)
-        wire.charge(1)  # whether it fired
+        wire.charge(1)  # one bit says whether the client sends a message
         return a.add(wire, c, a.C(x - c.g, wire.stream("up")).masked(left > a.z * moved))
 
 

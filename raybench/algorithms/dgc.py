@@ -53,7 +53,10 @@ class DGC(Estimator):
         c.u, c.v = wire.zeros(), wire.zeros()
         a.split = matrices(wire.layout, a.vectors == "dense")
         layout = a.split.layout
-        kept = [*shares(a.warmup, a.C.declared, wire.layout.dim), None]  # None: its own k
+        kept = [
+            *shares(a.warmup, a.C.declared, wire.layout.dim),
+            None,
+        ]  # None stands for the operator's own k
         a.stages = [a.C.fitted(layout, k) if layout.dim and k != "100%" else None for k in kept]
 
     def source(a, net, s, c):
@@ -75,6 +78,6 @@ class DGC(Estimator):
         if a.split.narrow:
             mean = a.split.join(mean, wire.up(Dense(narrow)).mean())
         c.v = a.split.join(wide - sent, zeros_like(narrow))
-        if a.masking:  # of the compressed tensors only
+        if a.masking:  # only tensors that are sent compressed have their momentum masked
             c.u = where(a.split.join(sent != 0, zeros_like(narrow).bool()), 0.0, c.u)
         return mean

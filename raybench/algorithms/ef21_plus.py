@@ -8,9 +8,9 @@ from raybench.algorithms.ef21 import STEPS
     "ef21_plus",
     up=Contractive,
     broadcast=Contractive,
-    relay=False,  # the sum of its messages is not the change of g: some replace a g_i
+    relay=False,  # some messages replace a g_i, so their sum is not the change of g
     proximal=True,
-    theory=STEPS,  # of the two errors the smaller is kept: EF21's recursion holds
+    theory=STEPS,  # EF21's recursion holds, since the smaller of the two errors is kept
 )
 class EF21Plus(Estimator):
     """g_i <- g_i + C(grad f_i(x) - g_i) or C(grad f_i(x)), whichever is closer to grad f_i(x).

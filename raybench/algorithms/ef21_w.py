@@ -3,7 +3,7 @@
 from raybench.algorithms.base import Contractive, Dense, algorithm, theory
 from raybench.algorithms.ef21 import EF21
 
-LEAST = 1e-9  # of the largest L_i: clients whose gradient is constant would have weight 0
+LEAST_WEIGHT = 1e-9  # as a share of the largest L_i: a client whose gradient is constant must not have weight 0
 
 
 def recursion(k: theory.Setting) -> theory.Rate:
@@ -13,7 +13,7 @@ def recursion(k: theory.Setting) -> theory.Rate:
     """
     theta, beta = theory.contraction(k.need("alpha"))
     most = k.need("L_max")
-    mean = sum(max(L, LEAST * most) for L in k.constants.L_i) / len(k.constants.L_i)
+    mean = sum(max(L, LEAST_WEIGHT * most) for L in k.constants.L_i) / len(k.constants.L_i)
     return theory.Rate(rho=theta, B=beta * mean**2)
 
 
@@ -37,7 +37,7 @@ class EF21W(EF21):
 
     def start(a, net, s, c):
         L = net.oracle.smoothness()
-        L = L.clamp(min=LEAST * float(L.max()))
+        L = L.clamp(min=LEAST_WEIGHT * float(L.max()))
         s.w = (L / L.sum()).expand(len(s.x), -1)
         c.nw = net.n * net.here(s.w)[..., None]
         super().start(net, s, c)

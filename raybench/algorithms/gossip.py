@@ -37,7 +37,7 @@ class Gossip(Points):
 
     def start(a, net, s, c):
         super().start(net, s, c)
-        c.H, c.Hw = c.X.clone(), c.X.clone()  # all know x^0
+        c.H, c.Hw = c.X.clone(), c.X.clone()  # everybody knows x^0: no message is needed
 
     def direction(a, net, c):
         return net.grad(c.X) if net.t == 1 else zeros_like(c.X)

@@ -44,7 +44,11 @@ class LEAD(Points):
 
     def start(a, net, s, c):
         super().start(net, s, c)
-        c.D, c.H, c.Hw = zeros_like(c.X), c.X.clone(), c.X.clone()  # all know x^0
+        c.D, c.H, c.Hw = (
+            zeros_like(c.X),
+            c.X.clone(),
+            c.X.clone(),
+        )  # everybody knows x^0: no message is needed
 
     def round(a, net, s, c):
         Z = c.X - a.gamma * (net.grad(c.X) + c.D)

@@ -53,7 +53,9 @@ class LocalSGD(GD):
         return wire.up(Dense(grad).masked(wire.participants(a.p))).mean_sent()
 
     def along(a, s, g):
-        s.v = a.momentum * s.v + a.gamma * g  # v keeps the gamma of its rounds, as x - y_i does
+        s.v = (
+            a.momentum * s.v + a.gamma * g
+        )  # a schedule's gamma of each round stays in v, as it stays in x - y_i
         return a.server * s.v
 
 

@@ -41,7 +41,8 @@ class SignSGD(Estimator):
         return g + a.decay * s.x
 
     def ballot(a, v, stream):
-        # a bit has no place for NaN: a cell that diverges must not stop the others of its batch
+        # a sign bit cannot carry a NaN; a cell that diverges sends signs all the same, so that it does not
+        # stop the other cells of its batch
         return a.C(v.nan_to_num(), stream)
 
 

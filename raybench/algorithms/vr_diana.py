@@ -16,7 +16,7 @@ from raybench.algorithms.diana import FAMILY, PAPER, Diana, learns_fully, of_fam
 from raybench.algorithms.vr_marina import CODE_VR
 from raybench.core.errors import InputError
 
-TABLE_MOST = 1 << 29  # values in SAGA's tables: 4 GiB in float64
+MOST_TABLE_VALUES = 1 << 29  # values in SAGA's tables: 4 GiB in float64
 
 
 def batches(k: theory.Setting) -> float:
@@ -98,7 +98,7 @@ class VRDiana(Diana):
             s.w, c.full = s.x, net.grad(s.x)
             return
         m = int(net.oracle.samples.max())
-        if c.h.numel() * m > TABLE_MOST:
+        if c.h.numel() * m > MOST_TABLE_VALUES:
             what = f"saga's tables of all cells hold {c.h.numel() * m:,} values"
             raise InputError.of("algorithm.estimator", what, "lsvrg needs none")
         c.table, c.full = c.h[:, :, None].repeat(1, 1, m, 1), net.zeros()
@@ -121,7 +121,7 @@ class VRDiana(Diana):
         change = new - c.table.gather(2, at)
         g = change.mean(2) + c.full
         same = J.indices[..., :, None] == J.indices[..., None, :]
-        again = same.tril(-1).any(-1)  # drawn before in this batch
+        again = same.tril(-1).any(-1)  # a sample that stands earlier in the same batch
         new_sum = change.masked_fill(again[..., None], 0).sum(2)
         c.full = c.full + new_sum / net.oracle.samples[:, None]
         c.table = c.table.scatter(2, at, new)

@@ -26,7 +26,7 @@ class Frames:
     sweep: dict[str, Any]
     accounting: str
     folder: str = ""
-    text: str = ""  # of sweep.yaml
+    text: str = ""  # the content of sweep.yaml
     _tuned: dict[tuple[str, float | None], pd.DataFrame] = field(default_factory=dict, repr=False)
 
     def tuned(self, by: str, target: float | None = None) -> pd.DataFrame:

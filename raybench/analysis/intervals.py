@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-LEVEL = 0.95
+CONFIDENCE = 0.95
 
 
 class Interval(NamedTuple):
@@ -42,7 +42,7 @@ def coverage(count: int, rank: int) -> float:
 
 
 @lru_cache(maxsize=1024)
-def ranks(count: int, level: float = LEVEL) -> tuple[int, float]:
+def ranks(count: int, level: float = CONFIDENCE) -> tuple[int, float]:
     """Return (r, coverage) of the narrowest interval [X_(r), X_(count + 1 - r)] that covers ``level``.
 
     Where none does, which is so below six seeds at 95 %, r = 1: the range.
@@ -53,7 +53,7 @@ def ranks(count: int, level: float = LEVEL) -> tuple[int, float]:
     return best, coverage(count, best)
 
 
-def interval(values: Sequence[float] | np.ndarray, level: float = LEVEL) -> Interval:
+def interval(values: Sequence[float] | np.ndarray, level: float = CONFIDENCE) -> Interval:
     """Return the median of the values (one per seed, inf where a target was missed) and its interval.
 
     The median of an even number is the mean of the middle two: inf if one of them is. All is NaN

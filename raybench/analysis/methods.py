@@ -53,7 +53,7 @@ _METHOD_KEYS = (
     "iterate",
 )
 _NOT_METHOD = ("algorithm.name", "compressor.name", "compressor.k")
-KEYS = ["facet", "method", "series", "step"]
+METHOD_KEYS = ["facet", "method", "series", "step"]
 """Columns ``describe`` adds."""
 
 
@@ -89,7 +89,7 @@ def describe(cells: pd.DataFrame) -> pd.DataFrame:
 
 def annotate(curves: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
     """Return the curves with the columns ``describe`` added to the cells; unknown cells are dropped."""
-    table = cells.set_index("cell")[[*KEYS, "group", "status"]]
+    table = cells.set_index("cell")[[*METHOD_KEYS, "group", "status"]]
     at = table.index.get_indexer(curves["cell"])
     curves = curves.loc[at >= 0].drop(columns=[c for c in table if c in curves])
     joined = table.iloc[at[at >= 0]].set_index(curves.index)
@@ -109,7 +109,11 @@ def _varied(frame: pd.DataFrame) -> list[str]:
 def _facets(cells: pd.DataFrame, config: pd.DataFrame) -> pd.Series:
     known = [c for c in config if c.startswith("problem.") or c == "x0" or c.startswith("x0.")]
     table = config[known].copy()
-    for name in ("dataset", "clients", "problem"):  # cells without a config: the columns say less
+    for name in (
+        "dataset",
+        "clients",
+        "problem",
+    ):  # cells of old folders have no config; the columns tell at least this much
         key = "problem.name" if name == "problem" else f"problem.{name}"
         if key not in table:
             table[key] = cells[name].astype(object)

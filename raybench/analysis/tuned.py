@@ -11,7 +11,7 @@ from raybench.analysis.crossing import first_crossing
 from raybench.analysis.intervals import interval
 from raybench.analysis.methods import describe
 
-ROUNDING = 1e-24
+SQUARED_ROUNDING = 1e-24  # targets below it are reached by rounding errors, if at all
 """Smallest ||grad f||^2 a default target asks for: below it float64 curves are rounding."""
 
 
@@ -50,7 +50,7 @@ def default_target(curves: pd.DataFrame, cells: pd.DataFrame, y: str = "grad_nor
 def _round_up(value: float, y: str) -> float:
     """Round up to 1, 2 or 5 times a power of ten; a loss, which has an offset, to three digits."""
     if y == "grad_norm_sq":
-        value = max(value, ROUNDING)
+        value = max(value, SQUARED_ROUNDING)
         power = math.floor(math.log10(value))
         grid = [float(f"{m}e{power + e}") for e in (0, 1) for m in (1, 2, 5)]
         return next(g for g in grid if g >= value * (1 - 1e-9))
@@ -166,7 +166,9 @@ def tuned(
     one step, else empty. Methods without an eligible candidate keep a row without a step.
     """
     cells = _described(cells)
-    curves = curves[list(dict.fromkeys(["cell", "round", x, y]))]  # copied per facet: only these
+    curves = curves[
+        list(dict.fromkeys(["cell", "round", x, y]))
+    ]  # each facet makes a copy, so columns that are not needed go first
     pieces = []
     for facet, part in cells.groupby("facet", sort=False):
         own = curves[curves["cell"].isin(part["cell"])]

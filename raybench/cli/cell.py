@@ -11,11 +11,11 @@ from raybench.core.facts import Role
 if TYPE_CHECKING:
     from raybench.spec import Sweep
 
-START = "logistic:dataset=breast_cancer,scale=columns,clients=10"
+USUAL_PROBLEM = "logistic:dataset=breast_cancer,scale=columns,clients=10"
 
 Problem = Annotated[
     str | None,
-    typer.Option(metavar="NAME[:KEY=VALUE,...]", help=f"The problem. [default: {START}]"),
+    typer.Option(metavar="NAME[:KEY=VALUE,...]", help=f"The problem. [default: {USUAL_PROBLEM}]"),
 ]
 Dataset = Annotated[
     str | None, typer.Option(metavar="NAME|PATH", help="Its data set; raybench ls datasets.")
@@ -40,7 +40,7 @@ def config(
     clients: int | None,
     compressor: str | None,
     downlink: str | None = None,
-    **more: Any,
+    **more: object,
 ) -> dict[str, Any]:
     """Return the sweep file of one cell; further keys that are None are left out.
 
@@ -49,7 +49,7 @@ def config(
     """
     from raybench.spec import short
 
-    section = short.parse(problem or START, "problem")
+    section = short.parse(problem or USUAL_PROBLEM, "problem")
     if problem is None and dataset is not None:
         section = {"name": section["name"], "clients": section["clients"]}
     own = {"dataset": dataset, "clients": clients}

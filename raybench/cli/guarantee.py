@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from raybench.cli.shared import Screen
+    from raybench.problems.base import Problem
     from raybench.spec import Cell
     from raybench.theory import Convention, Rate, Setting, StepSizes, Theorem
 
@@ -150,7 +151,7 @@ def _say(out: Screen, line: str, style: str = "") -> None:
     out.print(Padding(Text(prose(line), style=style), (0, 0, 0, 2)))
 
 
-def _start(cell: Cell, problem: Any) -> float | None:
+def _start(cell: Cell, problem: Problem) -> float | None:
     """Return a bound of f(x^0) - inf f at the sweep's starting point, None where there is none."""
     import torch
 
@@ -160,6 +161,7 @@ def _start(cell: Cell, problem: Any) -> float | None:
         return None
     x = problem.start() if cell.x0 == "problem" else torch.zeros(problem.dim, dtype=problem.dtype)
     losses = problem.oracle(x[None])[1]
+    assert losses is not None, "asked for by default"
     return float(losses.mean() + problem.penalty(x[None]).mean()) - float(least)
 
 

@@ -12,6 +12,7 @@ from raybench.cli.shared import Fresh, Out, Plugins, Sets, console, note, pairs,
 if TYPE_CHECKING:
     from raybench.planning.batch import Resolved
     from raybench.planning.skip import Skipped
+    from raybench.spec import Sweep
 
 Number = dict[str, Any]
 
@@ -71,13 +72,13 @@ def run(
     if len(sweep.cells) != 1:
         what = f"this is a grid of {len(sweep.cells)} cells"
         raise InputError.of("run", what, "write a sweep file: raybench sweep FILE")
-    if sweep.name == "sweep":  # not named by --set
+    if sweep.name == "sweep":  # a name given by --set stays
         named = cell.folder_name(sweep)
         sweep = spec.load(given, sets=sets or (), plugins=plugin or (), name=named)
     _work(sweep, results_of(sweep, out), fresh)
 
 
-def _work(sweep: Any, folder: str, fresh: bool) -> None:
+def _work(sweep: Sweep, folder: str, fresh: bool) -> None:
     from raybench.core.errors import InputError
     from raybench.planning.plan import make_plan
     from raybench.runtime.driver import drive
@@ -100,7 +101,7 @@ def _way_out(skipped: Skipped) -> str:
     usual = cell.usual_operator(skipped.cell.algorithm.name)
     flags = {
         SkipCode.NO_STEP: "--step-value 0.1, or --set step_size.of=gd for multiples of gd's step",
-        SkipCode.VERTICAL_METHOD: f"--problem vertical_least_squares:{cell.START.partition(':')[2]}",
+        SkipCode.VERTICAL_METHOD: f"--problem vertical_least_squares:{cell.USUAL_PROBLEM.partition(':')[2]}",
         SkipCode.OPERATOR: f"--compressor {usual}; "
         "--set allow_unproven=true runs what no theory covers",
     }
@@ -143,7 +144,7 @@ def _show(resolved: Resolved, folder: str, before: bool) -> None:
         what = {"theorem": "theory", "borrowed": f"theory of {resolved.cell.step.of}"}
         one = what.get(str(resolved.basis), str(resolved.basis))
         step += f"  ({row['step_size'] / row['theory_step']:.4g} x {one})"
-    rows: list[tuple[str, Any]] = [
+    rows: list[tuple[str, object]] = [
         ("ended", f"{row['status']} after {row['rounds']:,.0f} rounds, {row['seconds']:.3g} s"),
         ("step size", step),
         (

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from raybench.planning.skip import Skipped
     from raybench.spec import Sweep
 
-RESULTS = Path("results")
-WIDEST = 110
-IN_A_PIPE = 120
+RESULTS_FOLDER = Path("results")
+WIDEST_TABLE = 110
+WIDTH_IN_A_PIPE = 120
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="A sweep file.")]
 Folder = Annotated[str, typer.Argument(metavar="DIR", help="A results folder.")]
@@ -56,11 +56,11 @@ class Screen:
 
         self.console: Console = Console(highlight=False, markup=False, emoji=False)
         if self.console.is_terminal:
-            self.console.width = min(self.console.width, WIDEST)
+            self.console.width = min(self.console.width, WIDEST_TABLE)
         elif "COLUMNS" not in os.environ:
-            self.console.width = IN_A_PIPE
+            self.console.width = WIDTH_IN_A_PIPE
 
-    def print(self, *things: Any) -> None:
+    def print(self, *things: object) -> None:
         """Print texts and tables."""
         if self.console.is_terminal:
             self.console.print(*things)
@@ -92,7 +92,7 @@ def listing(*heads: str, right: Iterable[str] = (), fold: str = "") -> Table:
     return table
 
 
-def pairs(rows: Iterable[tuple[str, Any]], indent: int = 2) -> Table:
+def pairs(rows: Iterable[tuple[str, object]], indent: int = 2) -> Table:
     """Return names and values side by side."""
     from rich.table import Table
     from rich.text import Text
@@ -168,4 +168,4 @@ def read(file: str, sets: list[str] | None, plugins: list[str] | None) -> Sweep:
 
 def results_of(sweep: Sweep, out: str | None) -> str:
     """Return the folder of a sweep's results."""
-    return out or str(RESULTS / sweep.name)
+    return out or str(RESULTS_FOLDER / sweep.name)

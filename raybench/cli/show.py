@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from raybench.cli.shared import Screen
     from raybench.core.registry import Entry
 
-CLIENTS = 10  # for operators that draw together; others do not look at it
+USUAL_CLIENTS = 10  # operators whose messages depend on each other need a number; others ignore it
 KINDS = ("algorithm", "compressor", "problem", "metric")
 
 
@@ -58,7 +58,7 @@ def show(
         entry = registry.lookup(kind, plain)
         _describe(out, entry)
         if kind == "compressor" and (d is not None or ":" in name):
-            operators.describe(out, entry, name, d or 1000, clients or CLIENTS)
+            operators.describe(out, entry, name, d or 1000, clients or USUAL_CLIENTS)
         if kind == "algorithm" and (given or compressor is not None or downlink is not None):
             operator = compressor or cell.usual_operator(plain)
             share = _clients(problem, clients)
@@ -85,7 +85,7 @@ def _clients(problem: str | None, given: int | None) -> int | None:
     section = short.parse(problem, "problem")
     entry = registry.lookup("problem", section["name"])
     asked = "clients" in section or "clients" not in _required(entry)
-    return None if asked else int(short.parse(cell.START, "problem")["clients"])
+    return None if asked else int(short.parse(cell.USUAL_PROBLEM, "problem")["clients"])
 
 
 def _required(entry: Entry) -> list[str]:
@@ -136,12 +136,12 @@ def _flowing(paragraph: str) -> str:
     return " ".join(lines)
 
 
-def _needs(role: Any) -> str:
+def _needs(role: str | None) -> str:
     words = {None: "sends dense messages", "any": "takes any compressor"}
     return words.get(role, f"needs {'an' if str(role)[0] in 'aeiou' else 'a'} {role} compressor")
 
 
-def _constants(out: Screen, config: dict[str, Any]) -> None:
+def _constants(out: Screen, config: dict[str, object]) -> None:
     """Print the constants of the problem of a one-cell sweep file."""
     import json
 
@@ -200,7 +200,9 @@ def _constants(out: Screen, config: dict[str, Any]) -> None:
     out.print(pairs(spelled, indent=2))
 
 
-def _steps(out: Screen, config: dict[str, Any], operator: str | None, downlink: str | None) -> None:
+def _steps(
+    out: Screen, config: dict[str, object], operator: str | None, downlink: str | None
+) -> None:
     """Print the constants and the algorithm's theoretical steps under every rule."""
     from rich.text import Text
 
@@ -211,8 +213,8 @@ def _steps(out: Screen, config: dict[str, Any], operator: str | None, downlink: 
     from raybench.theory import RULES
 
     _constants(out, config)
-    rows: list[tuple[str, Any]] = []
-    facts: list[tuple[str, Any]] = []
+    rows: list[tuple[str, object]] = []
+    facts: list[tuple[str, object]] = []
     steps: dict[str, float] = {}
     for rule in RULES:
         step = {"theory": 1, "rule": rule}
@@ -228,7 +230,7 @@ def _steps(out: Screen, config: dict[str, Any], operator: str | None, downlink: 
             down = one.downlink is not None
             if operator is not None or down:
                 numbers += guarantee.operator_numbers(Resolver().backing(one)[1], down)
-            if operator is None and down:  # what counts is the downlink
+            if operator is None and down:  # the method compresses the downlink only
                 numbers = [(n, v) for n, v in numbers if "downlink" in n]
             numbers += [(k, v) for k, v in found.params.items() if isinstance(v, int | float)]
             facts = [("K", found.k)] if found.k is not None else []

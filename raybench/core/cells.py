@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
+
+# The operand decides what an operation with numbers per cell gives: a tensor of its shape where it is
+# one, numbers per cell otherwise. That is more than a type can say, so the operators below return Any.
+Operand: TypeAlias = "Tensor | PerCell | float"
 
 
 class PerCell:
@@ -25,43 +29,49 @@ class PerCell:
         """Return the numbers shaped (B, 1, .., 1) for a tensor with cells on axis 0."""
         return self.values.view(-1, *[1] * (other.ndim - 1))
 
-    def __getitem__(self, cells: Any) -> PerCell:
+    def __getitem__(self, cells: Tensor | slice) -> PerCell:
         return PerCell(self.values[cells])
 
-    def _with(self, other: Any, op: Callable[[Any, Any], Any]) -> Any:
+    def _with(self, other: Operand, op: Callable[..., Tensor]) -> Any:
         if isinstance(other, PerCell):
             return PerCell(op(self.values, other.values))
         if isinstance(other, Tensor) and other.ndim:
             return op(self.like(other), other)
         return PerCell(op(self.values, other))
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: Operand) -> Any:
         return self._with(other, torch.mul)
 
     __rmul__ = __mul__
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: Operand) -> Any:
         return self._with(other, torch.add)
 
     __radd__ = __add__
 
-    def __sub__(self, other: Any) -> Any:
+    def __sub__(self, other: Operand) -> Any:
         return self._with(other, torch.sub)
 
-    def __rsub__(self, other: Any) -> Any:
+    def __rsub__(self, other: Operand) -> Any:
         return self._with(other, lambda x, y: y - x)
 
-    def __truediv__(self, other: Any) -> Any:
+    def __truediv__(self, other: Operand) -> Any:
         return self._with(other, torch.true_divide)
 
-    def __rtruediv__(self, other: Any) -> Any:
+    def __rtruediv__(self, other: Operand) -> Any:
         return self._with(other, lambda x, y: y / x)
 
     def __neg__(self) -> PerCell:
         return PerCell(-self.values)
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> Any:
         wide = max((x.ndim for x in args if isinstance(x, Tensor)), default=1)
         fit = [x.values.view(-1, *[1] * (wide - 1)) if isinstance(x, PerCell) else x for x in args]
         return func(*fit, **(kwargs or {}))
@@ -75,7 +85,7 @@ class State:
 
     if TYPE_CHECKING:
 
-        def __setattr__(self, name: str, value: Any) -> None: ...  # names are the method's own
+        def __setattr__(self, name: str, value: object) -> None: ...  # names are the method's own
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"no {name} in the state: set it in setup()")
@@ -88,7 +98,7 @@ class State:
         return State.of({name: chosen(value, cells) for name, value in self})
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> State:
+    def of(cls, values: Mapping[str, object]) -> State:
         """Return the state of these values by name."""
         made = cls()
         vars(made).update(values)
@@ -102,7 +112,7 @@ class State:
         return {name: _plain(value, name) for name, value in self}
 
 
-def chosen(value: Any, cells: Tensor) -> Any:
+def chosen(value: object, cells: Tensor) -> Any:
     """Return the part of a value (as ``State`` has them) that belongs to some cells."""
     if isinstance(value, Tensor | PerCell):
         return value[cells]
@@ -111,7 +121,7 @@ def chosen(value: Any, cells: Tensor) -> Any:
     return value
 
 
-def _plain(value: Any, name: str) -> Any:
+def _plain(value: object, name: str) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone(memory_format=torch.contiguous_format)
     if isinstance(value, list | tuple):

@@ -36,34 +36,36 @@ class Role(StrEnum):
 
 
 USUAL_SHARE = "10%"
-Rule = Callable[[Any], float]  # of a theory's Setting
-Contradiction = tuple[str, str, str]  # the fact, what is wrong with it, how to mend it
+Rule = Callable[
+    [Any], float
+]  # a function of a ``raybench.theory.Setting``, which lies above this layer
+Contradiction = tuple[str, str, str]  # a fact, what is wrong with it, and how to mend it
 
 
-# How a fact is checked, by its type: the value typed, or ValueError with what is expected ------------
+# Checks by type of fact: each returns the typed value or raises ValueError with what is expected ------
 
 
-def _flag(value: Any) -> bool:
+def _flag(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError("True or False")
     return value
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     if value is not None and not (isinstance(value, str) and value):
         raise ValueError("a name")
     return value
 
 
-def _start(value: Any) -> str:
+def _start(value: object) -> str:
     if value not in ("zeros", "problem"):
         raise ValueError("'zeros' or 'problem'")
     return str(value)
 
 
-def _role(value: Any) -> Role | None:
+def _role(value: object) -> Role | None:
     try:
-        return None if value is None else Role(value)
+        return None if value is None else Role(str(value))
     except ValueError:
         raise ValueError("Contractive, Unbiased, Any_ or None") from None
 
@@ -75,20 +77,24 @@ def _roles(value: Any) -> dict[str, Role]:
         raise ValueError("roles by parameter, such as {'shift': Unbiased}") from None
 
 
-def _rules(value: Any) -> dict[str, Rule]:
+def _rules(value: object) -> dict[str, Rule]:
     if not isinstance(value, Mapping) or not all(map(callable, value.values())):
         raise ValueError("functions of a Setting by parameter, such as {'p': sync_probability}")
     return dict(value)
 
 
-CHECKS: Mapping[Any, Callable[[Any], Any]] = {
+def _as_it_is(value: object) -> object:
+    return value
+
+
+CHECKS: Mapping[object, Callable[[object], object]] = {
     bool: _flag,
     str | None: _text,
     Literal["zeros", "problem"]: _start,
     Role | None: _role,
     Mapping[str, Role]: _roles,
     Mapping[str, Rule]: _rules,
-    Any: lambda value: value,
+    Any: _as_it_is,
 }
 
 
@@ -222,13 +228,15 @@ KINDS: Mapping[str, type[Facts]] = {
 
 
 @lru_cache
-def meanings(kind: str) -> Mapping[str, tuple[Any, str]]:
+def meanings(kind: str) -> Mapping[str, tuple[object, str]]:
     """Return the type and the meaning of every fact that plug-ins of a kind may state, by name."""
     hints = get_type_hints(KINDS[kind], include_extras=True)
     return {f.name: get_args(hints[f.name]) for f in fields(KINDS[kind])}
 
 
-def facts_of(kind: str, name: str, given: Mapping[str, Any], params: Mapping[str, Param]) -> Facts:
+def facts_of(
+    kind: str, name: str, given: Mapping[str, object], params: Mapping[str, Param]
+) -> Facts:
     """Return the record of a plug-in from the keyword arguments of its decorator.
 
     Raises InputError with every fact that is unknown, of the wrong type, or contradicts another one or
@@ -258,7 +266,9 @@ def facts_of(kind: str, name: str, given: Mapping[str, Any], params: Mapping[str
     raise InputError(wrong)
 
 
-_bases: dict[str, tuple[type, frozenset[str]]] = {}  # by kind: the class, and names it leaves free
+_bases: dict[
+    str, tuple[type, frozenset[str]]
+] = {}  # by kind: the base class, and its attributes that a parameter may replace
 C = TypeVar("C", bound=type)
 
 
@@ -276,7 +286,7 @@ def base(kind: str, *, leaves: tuple[str, ...] = ()) -> Callable[[C], C]:
     return decorate
 
 
-def check_names(kind: str, name: str, target: Any, params: Mapping[str, Param]) -> None:
+def check_names(kind: str, name: str, target: object, params: Mapping[str, Param]) -> None:
     """Raise InputError where a parameter would hide an attribute or method of the plug-in's class."""
     if kind not in _bases or not inspect.isclass(target):
         return

@@ -47,13 +47,13 @@ class Param:
 # The functions below return Any, so that a declaration may stand where a default of any type would.
 
 
-def Count(default: Any = REQUIRED, help: str = "", words: tuple[str, ...] = ()) -> Any:
+def Count(default: object = REQUIRED, help: str = "", words: tuple[str, ...] = ()) -> Any:
     """Return a coordinate count: an integer >= 1, or a share of the message dimension."""
     return Param("count", default, low=1, help=help, words=words)
 
 
 def Number(
-    default: Any = REQUIRED,
+    default: object = REQUIRED,
     low: float = -math.inf,
     high: float = math.inf,
     *,
@@ -78,7 +78,7 @@ def Number(
 
 
 def Integer(
-    default: Any = REQUIRED,
+    default: object = REQUIRED,
     low: float = -math.inf,
     high: float = math.inf,
     words: tuple[str, ...] = (),
@@ -89,7 +89,7 @@ def Integer(
 
 
 def Choice(
-    *names: str, default: Any = None, tags: Mapping[str, Param] | None = None, help: str = ""
+    *names: str, default: object = None, tags: Mapping[str, Param] | None = None, help: str = ""
 ) -> Any:
     """Return a choice among ``names``; the first is the default unless ``default`` says otherwise."""
     return Param(
@@ -106,17 +106,19 @@ def Flag(default: bool = False, help: str = "") -> Any:
     return Param("flag", default, help=help)
 
 
-def Text(default: Any = REQUIRED, help: str = "", tags: Mapping[str, Param] | None = None) -> Any:
+def Text(
+    default: object = REQUIRED, help: str = "", tags: Mapping[str, Param] | None = None
+) -> Any:
     """Return a free-text parameter (a name or a path)."""
     return Param("text", default, tags=tags or {}, help=help)
 
 
-def List(default: Any = REQUIRED, help: str = "", words: tuple[str, ...] = ()) -> Any:
+def List(default: object = REQUIRED, help: str = "", words: tuple[str, ...] = ()) -> Any:
     """Return a list-valued parameter: in a sweep file ``[[a, b], [c, d]]`` is an axis of two lists."""
     return Param("list", default, words=words, help=help)
 
 
-def Operator(default: Any = REQUIRED, help: str = "") -> Any:
+def Operator(default: object = REQUIRED, help: str = "") -> Any:
     """Return a parameter that is itself a compression operator: ``top_k:k=1%``, or its mapping.
 
     The plug-in gets a text, the short form with names sorted and defaults left out, for
@@ -146,7 +148,7 @@ def record(target: type[T]) -> type[T]:
     return dataclass(frozen=True)(target)
 
 
-def declared(target: Any, *, as_record: bool) -> dict[str, Param]:
+def declared(target: object, *, as_record: bool) -> dict[str, Param]:
     """Return the parameters declared by a class (its bases' first) or function, by name.
 
     Their plain defaults are put in place. as_record: a class with parameters in its body becomes a
@@ -158,7 +160,9 @@ def declared(target: Any, *, as_record: bool) -> dict[str, Param]:
         return _in_signature(target)
     if not isinstance(target, type):
         return {}
-    for base in reversed(target.__mro__[1:-1]):  # that were not registered, and so not read yet
+    for base in reversed(
+        target.__mro__[1:-1]
+    ):  # bases that are no plug-ins themselves have not been read yet
         if _has_declarations(base):
             declared(base, as_record=as_record)
     if as_record and any(isinstance(v, Param) for v in vars(target).values()):
@@ -179,7 +183,7 @@ def _has_declarations(target: type) -> bool:
     return any(isinstance(value, Param) for value in held)
 
 
-def _in_body(target: Any) -> dict[str, Param]:
+def _in_body(target: object) -> dict[str, Param]:
     """Return the parameters among a class's attributes, after putting their defaults there."""
     found = {name: value for name, value in vars(target).items() if isinstance(value, Param)}
     for name, param in found.items():
@@ -193,7 +197,7 @@ def _add(target: Any, found: Mapping[str, Param]) -> None:
         target.__params__ = {**getattr(target, "__params__", {}), **found}
 
 
-def _set(target: Any, name: str, default: Any) -> None:
+def _set(target: object, name: str, default: object) -> None:
     if default is REQUIRED:
         delattr(target, name)
     else:
@@ -238,7 +242,7 @@ def _plain(name: str) -> str:
     return short if keyword.iskeyword(short) else name
 
 
-def differing(target: Any, params: Mapping[str, Param]) -> list[str]:
+def differing(target: object, params: Mapping[str, Param]) -> list[str]:
     """Return the parameters whose default differs from that of the dataclass's field of that name.
 
     A class may still say a default twice, as a field and in the decorator; then both must agree.

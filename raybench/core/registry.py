@@ -56,7 +56,7 @@ __all__ = [
     "state",
 ]
 
-BUILTIN = {
+BUILTIN_PACKAGES = {
     "compressor": "raybench.compressors",
     "algorithm": "raybench.algorithms",
     "problem": "raybench.problems",
@@ -77,7 +77,7 @@ class Entry(Generic[F]):
     params: Mapping[str, Param]
     facts: F
     version: str
-    source: str = ""  # hash of a user's plug-in file; empty for the built-in ones
+    source: str = ""  # hash of the user's file that it comes from; empty for built-in ones
 
     @property
     def summary(self) -> str:
@@ -87,11 +87,13 @@ class Entry(Generic[F]):
 
 _entries: dict[tuple[str, str], Entry[Facts]] = {}
 _loaded: set[str] = set()
-_generation = 0  # of the entries: changes whenever one is registered
-_source = ""  # set while a user's plug-in file is being imported
+_generation = (
+    0  # counts registrations: what is derived from the entries is stale when it has changed
+)
+_source = ""  # hash of the user's file that is being imported at the moment
 
 
-def _register(kind: str, name: str, version: str, given: dict[str, Any]) -> Callable[[T], T]:
+def _register(kind: str, name: str, version: str, given: dict[str, object]) -> Callable[[T], T]:
     def decorate(target: T) -> T:
         global _generation
         _generation += 1
@@ -111,7 +113,7 @@ def _register(kind: str, name: str, version: str, given: dict[str, Any]) -> Call
 
 
 @dataclass_transform(frozen_default=True)
-def compressor(name: str, *, version: str = "1", **given: Any) -> Callable[[T], T]:
+def compressor(name: str, *, version: str = "1", **given: object) -> Callable[[T], T]:
     """Register a compression operator (a class with ``encode``, ``omega``, ``alpha``).
 
     A class whose attributes are parameters becomes a frozen dataclass. Raises InputError for a fact
@@ -120,17 +122,17 @@ def compressor(name: str, *, version: str = "1", **given: Any) -> Callable[[T], 
     return _register("compressor", name, version, given)
 
 
-def algorithm(name: str, *, version: str = "1", **given: Any) -> Callable[[T], T]:
+def algorithm(name: str, *, version: str = "1", **given: object) -> Callable[[T], T]:
     """Register an algorithm (a class with ``start`` and ``round``)."""
     return _register("algorithm", name, version, given)
 
 
-def problem(name: str, *, version: str = "1", **given: Any) -> Callable[[T], T]:
+def problem(name: str, *, version: str = "1", **given: object) -> Callable[[T], T]:
     """Register a problem (a class or function that builds one from its parameters)."""
     return _register("problem", name, version, given)
 
 
-def metric(name: str, *, version: str = "1", **given: Any) -> Callable[[T], T]:
+def metric(name: str, *, version: str = "1", **given: object) -> Callable[[T], T]:
     """Register a metric, a function (problem, x) -> one number per cell, stored in ``extra``."""
     return _register("metric", name, version, given)
 
@@ -144,7 +146,7 @@ def _ensure(kind: str) -> None:
     if kind in _loaded:
         return
     _loaded.add(kind)
-    importlib.import_module(BUILTIN[kind])
+    importlib.import_module(BUILTIN_PACKAGES[kind])
     for point in importlib.metadata.entry_points(group=f"raybench.{kind}s"):
         point.load()
 
@@ -200,7 +202,9 @@ def load_plugin(path: str | Path) -> list[Entry[Facts]]:
     if not file.is_file():
         raise InputError.of(where, "no such file", "give the path of a Python file")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-    for kind in BUILTIN:  # a user's file may replace a built-in name, never the other way round
+    for kind in (
+        BUILTIN_PACKAGES
+    ):  # first, so that a user's file replaces a built-in name and never the other way round
         _ensure(kind)
     module_name = f"raybench_plugin_{digest}"
     if module_name not in sys.modules:
@@ -212,7 +216,7 @@ def load_plugin(path: str | Path) -> list[Entry[Facts]]:
         _source = digest
         try:
             spec.loader.exec_module(module)
-        except InputError as error:  # what a decorator says of the plug-in
+        except InputError as error:  # a decorator refused the plug-in
             del sys.modules[module_name]
             at = f"{where}, line {_line_in(error, str(file))}"
             found = [Complaint(f"{at}: {c.where}", c.what, c.fix) for c in error.complaints]

@@ -11,8 +11,8 @@ from torch import Tensor
 from raybench.core import registry
 from raybench.engine.net import Net
 
-ALWAYS = frozenset({"loss", "grad_norm_sq", "suboptimality", "estimator_error_sq"})
-SELDOM = frozenset(
+CHEAP_MEASURES = frozenset({"loss", "grad_norm_sq", "suboptimality", "estimator_error_sq"})
+COSTLY_MEASURES = frozenset(
     {"mean_client_grad_norm_sq", "accuracy", "test_loss"}
 )  # a pass over the data each
 

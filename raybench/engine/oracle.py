@@ -36,8 +36,8 @@ class Full:
     grads: Tensor | None
     losses: Tensor | None
     written: tuple[int, int]  # how often torch has seen x and grads written to
-    seconds: float  # what it took, until a method has paid for it
-    paid: bool = False  # whether all clients have: the same gradient is counted once
+    seconds: float  # what it took to compute; 0 once a method has been charged for it
+    paid: bool = False  # all clients have been charged, and the same gradient is counted once
 
     def holds(self, x: Tensor) -> bool:
         """Return whether this is the gradient at x, still as it was computed."""
@@ -55,7 +55,7 @@ class Oracle:
         self.problem, self.wire = problem, wire
         self.evals = np.zeros(wire.B)  # gradient evaluations, mean per client
         self.spared = 0.0  # seconds of gradients that methods took over from the record
-        self.loss_wanted = True  # whether the next full gradient should bring the losses along
+        self.loss_wanted = True  # whether the next full gradient shall bring the losses along
         self.buffers = problem.buffers(wire.B) if isinstance(problem, Buffered) else {}
         self._last: Full | None = None
         self._counts = torch.tensor(problem.samples, dtype=torch.float64)
@@ -83,7 +83,7 @@ class Oracle:
             last = self.full(x)
             assert last.grads is not None
             grads, paid = last.grads, last.paid
-            # evaluated for the record before: the method pays now, not the record
+            # the record evaluated it before the method asked: the method is charged with the time
             owed = last.seconds if last is known else 0.0
             last.seconds, last.paid = 0.0, paid or clients is None
         else:
@@ -122,7 +122,7 @@ class Oracle:
         self._pay(self._cost(None, None))
         return grads, losses
 
-    def _cost(self, sample: Sample | None, clients: Tensor | None) -> Any:
+    def _cost(self, sample: Sample | None, clients: Tensor | None) -> float | np.ndarray:
         """Return the samples evaluated, mean per client: a number, or one per cell."""
         if clients is None:
             return float(self._counts.mean()) if sample is None else float(sample.size)
@@ -131,7 +131,7 @@ class Oracle:
             return self._mean_over_clients(each * self.wire.here(self._counts[None]).to(each))
         return self._mean_over_clients(each) * sample.size
 
-    def _pay(self, cost: Any, cells: Cells | None = None) -> None:
+    def _pay(self, cost: float | np.ndarray, cells: Cells | None = None) -> None:
         at = cells.cpu().numpy() if isinstance(cells, Tensor) else slice(None)
         self.evals[at] += cost
 
@@ -169,7 +169,7 @@ class Oracle:
         """Return prox_{gamma penalty}(v) of the problem's nonsmooth part."""
         return self.problem.prox(v, gamma.like(v))
 
-    # For the record and for oracles' methods: never counted -----------------------------------
+    # For the record, and for methods that know x*: never counted --------------------------------
 
     @wide()
     def full(self, x: Tensor, loss: bool = False) -> Full:
@@ -214,7 +214,7 @@ class Oracle:
         self.buffers = {name: buffer[cells] for name, buffer in self.buffers.items()}
         self._last = None
 
-    def state(self, points: Mapping[str, Any]) -> dict[str, Any]:
+    def state(self, points: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return what a run that goes on elsewhere must know; points: the named points of the method."""
         last = self._last
         held = last is not None and last.paid
@@ -226,7 +226,7 @@ class Oracle:
             "paid_at": at[0] if at else None,
         }
 
-    def load(self, saved: Mapping[str, Any], points: Mapping[str, Any]) -> None:
+    def load(self, saved: Mapping[str, Any], points: Mapping[str, Tensor]) -> None:
         """Go on from what ``state`` returned."""
         self.evals, self.spared = saved["evals"].numpy().copy(), saved["spared"]
         self.buffers = dict(saved["buffers"])

@@ -15,7 +15,7 @@ from raybench.store.accounting import Accounting
 from raybench.store.schema import EXTRA_COUNTS, SIDES, column
 from raybench.wire.ledger import Ledger
 
-MEASURES = (
+COLUMNS_OF_MEASURES = (
     "loss",
     "grad_norm_sq",
     "suboptimality",
@@ -30,8 +30,13 @@ MEASURES = (
     "seconds_compress",
     "seconds_communicate",
 )
-COUNTS = (*(column(count, side) for side in SIDES for count in Counts._fields), "bytes_up_max")
-POINTS = 400  # rows of a stochastic method's curve unless the sweep says otherwise
+COLUMNS_OF_COUNTS = (
+    *(column(count, side) for side in SIDES for count in Counts._fields),
+    "bytes_up_max",
+)
+POINTS_PER_STOCHASTIC_CURVE = (
+    400  # rows of a stochastic method's curve unless the sweep says otherwise
+)
 
 
 def rounds_recorded(
@@ -39,7 +44,7 @@ def rounds_recorded(
 ) -> np.ndarray:
     """Return the rounds that make a row, ascending, with 0 and the last one among them."""
     if every is None and points is None and stochastic:
-        points = POINTS
+        points = POINTS_PER_STOCHASTIC_CURVE
     if points is not None:
         wanted = np.linspace(0, rounds, min(points, rounds) + 1).round().astype(np.int64)
     else:
@@ -52,7 +57,7 @@ class Recorder:
 
     def __init__(self, cells: int, rows: int) -> None:
         self.cells = cells
-        self.names: list[str] = [*MEASURES, *COUNTS]
+        self.names: list[str] = [*COLUMNS_OF_MEASURES, *COLUMNS_OF_COUNTS]
         self._data = np.full((min(rows, 256), len(self.names), cells), np.nan)
         self._live = np.zeros((min(rows, 256), cells), bool)
         self.rounds: list[int] = []
@@ -62,7 +67,7 @@ class Recorder:
     ) -> None:
         """Record round t of the cells ``index[live]``; values: arrays over ``index`` by column."""
         at = len(self.rounds)
-        if at == len(self._data):  # twice the room, or the first
+        if at == len(self._data):  # full: make twice the room
             more = max(1, at)
             room = np.full((more, *self._data.shape[1:]), np.nan)
             self._data = np.concatenate((self._data, room))
@@ -77,8 +82,8 @@ class Recorder:
     def add_counts(self, ledger: Ledger, index: np.ndarray) -> None:
         """Add the counts of a ledger of the cells ``index`` to the row just recorded."""
         booked = np.vstack((ledger.up, ledger.down, ledger.bytes_up_max))
-        first = len(MEASURES)
-        self._data[len(self.rounds) - 1, first : first + len(COUNTS), index] = booked.T
+        first = len(COLUMNS_OF_MEASURES)
+        self._data[len(self.rounds) - 1, first : first + len(COLUMNS_OF_COUNTS), index] = booked.T
 
     def state(self) -> dict[str, Any]:
         """Return the rows recorded so far, copied."""
@@ -141,15 +146,15 @@ class Recorder:
         """Return the curves; ``facts`` are columns per cell (B, 1), samples those of a mean client."""
         columns = dict(facts)
         columns["round"] = np.array(self.rounds)[None]
-        for name in MEASURES:
+        for name in COLUMNS_OF_MEASURES:
             value = self.column(name)
             if not np.isnan(value[self.live]).all():
                 columns[name] = value
         columns["epoch"] = self.column("grad_evals") / samples
         for side in SIDES:
             columns[f"bits_{side}"] = self.bits(side, accounting, dtype_bits)
-        columns.update({n: self.column(n) for n in COUNTS if n not in EXTRA_COUNTS})
-        own = [n for n in self.names if n not in MEASURES and n not in COUNTS]
+        columns.update({n: self.column(n) for n in COLUMNS_OF_COUNTS if n not in EXTRA_COUNTS})
+        own = [n for n in self.names if n not in COLUMNS_OF_MEASURES and n not in COLUMNS_OF_COUNTS]
         extra = {n: self.column(n) for n in (*EXTRA_COUNTS, *own)}
         used = {n: v for n, v in extra.items() if n in own or np.any(v[self.live] > 0)}
         return to_table({**columns, "extra": used}, CURVES, self.live)

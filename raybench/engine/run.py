@@ -22,7 +22,7 @@ from raybench.core.parallel import narrow
 from raybench.core.streams import stream
 from raybench.engine import rows
 from raybench.engine.average import Average
-from raybench.engine.measure import ALWAYS, SELDOM, measured
+from raybench.engine.measure import CHEAP_MEASURES, COSTLY_MEASURES, measured
 from raybench.engine.net import Net
 from raybench.engine.recorder import Recorder, rounds_recorded
 from raybench.engine.schedule import factor
@@ -34,10 +34,14 @@ from raybench.spec.model import Record
 from raybench.store.accounting import Accounting
 from raybench.wire.transport import Transport
 
-BLOW_UP = 1e12  # a loss or squared gradient norm that grew by this factor never comes back
-LOOK = 50  # rounds between looks for non-finite iterates where nothing is recorded
-EVALUATIONS = 50  # accuracy and the like cost a pass over the data: about so many per curve
-SECONDS = ("seconds", "seconds_gradient", "seconds_compress", "seconds_communicate")
+DIVERGENCE_FACTOR = (
+    1e12  # a cell whose loss or squared gradient norm grew by this factor has diverged
+)
+ROUNDS_BETWEEN_LOOKS = (
+    50  # in rounds that are not recorded, how often iterates are tested for infinities and NaN
+)
+EVALUATIONS_PER_CURVE = 50  # points of a curve at which accuracy and the like are evaluated: each is a pass over the data
+COLUMNS_OF_SECONDS = ("seconds", "seconds_gradient", "seconds_compress", "seconds_communicate")
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Run:
         self.s.x = start_of(first.x0, problem, roots)
         if self.a.D is not None and self.entry.facts.broadcast:
             self.s.y = self.s.x.clone()
-        self.gamma: PerCell = self.a.gamma  # before the schedule's factor
+        self.gamma: PerCell = self.a.gamma  # the step size before the schedule's factor
         self.average = self._average()
         record = self.options.record
         wanted = rounds_recorded(
@@ -84,11 +88,11 @@ class Run:
         )
         self._wanted = set(wanted.tolist())
         self.recorder = Recorder(self.B, len(wanted))
-        self._evaluate_each = max(1, len(wanted) // EVALUATIONS)
-        self.index = np.arange(self.B)  # which cells are in the tensors
-        self.live = np.ones(self.B, bool)  # which of those still run
+        self._evaluate_each = max(1, len(wanted) // EVALUATIONS_PER_CURVE)
+        self.index = np.arange(self.B)  # numbers of the cells that are in the tensors
+        self.live = np.ones(self.B, bool)  # by number: whether the cell still runs
         self.status = np.full(self.B, "ok", object)
-        self.clock = np.zeros((len(SECONDS), self.B))
+        self.clock = np.zeros((len(COLUMNS_OF_SECONDS), self.B))
         self.t = -1
         self._first: np.ndarray | None = None  # ||grad f||^2 and |f| at x^0, at least 1
         self._initial: dict[str, np.ndarray] = {}  # counts of the messages before round 1
@@ -139,7 +143,7 @@ class Run:
             self.average.add(self.a.point(net, self.s, self.c))
         if t in self._wanted:
             self._record(t)
-        elif t % LOOK == 0:
+        elif t % ROUNDS_BETWEEN_LOOKS == 0:
             finite = torch.isfinite(self.a.point(net, self.s, self.c)).all(-1).cpu().numpy()
             self._leave(self.live & ~finite, "diverged")
         if 0 < self.live.sum() < len(self.index) / 2:
@@ -149,7 +153,9 @@ class Run:
         net = self.net
         x, estimate = self.a.point(net, self.s, self.c), None
         if self.average is None:
-            estimate = vars(self.s).get("g")  # where a method keeps one: its estimate of grad f(x)
+            estimate = vars(self.s).get(
+                "g"
+            )  # by convention s.g is a method's estimate of grad f(x); some keep none
         elif self.average.value is not None:
             x = self.average.value
         fully = len(self.recorder.rounds) % self._evaluate_each == 0 or t == self.rounds
@@ -158,7 +164,7 @@ class Run:
         row = measured(
             net,
             x,
-            ALWAYS | SELDOM if fully else ALWAYS,
+            CHEAP_MEASURES | COSTLY_MEASURES if fully else CHEAP_MEASURES,
             facts,
             estimate=estimate if isinstance(estimate, Tensor) else None,
             metrics=self.options.metrics if fully else (),
@@ -167,17 +173,17 @@ class Run:
         if apart is not None:
             row["consensus_error"] = apart.double().cpu().numpy()
         row["grad_evals"] = net.oracle.evals
-        row.update(zip(SECONDS, self.clock[:, self.index], strict=True))
+        row.update(zip(COLUMNS_OF_SECONDS, self.clock[:, self.index], strict=True))
         self.recorder.add(t, self.index, self.live, row)
         self.recorder.add_counts(net.ledger, self.index)
         self._judge(row)
 
     def _judge(self, row: Mapping[str, np.ndarray]) -> None:
-        unknown = np.ones(len(self.index))  # what is not measured speaks neither for nor against
+        unknown = np.ones(len(self.index))  # a quantity that is not measured cannot show divergence
         size = np.stack((row.get("grad_norm_sq", unknown), np.abs(row.get("loss", unknown))))
         if self._first is None:
             self._first = np.maximum(size, 1.0)
-        sound = np.isfinite(size) & (size <= BLOW_UP * self._first[:, self.index])
+        sound = np.isfinite(size) & (size <= DIVERGENCE_FACTOR * self._first[:, self.index])
         self._leave(self.live & ~sound.all(0), "diverged")
         done = np.zeros(len(self.index), bool)
         for name, threshold in self.first.stop.items():
@@ -248,7 +254,9 @@ class Run:
         assert self.t < 0, "only a run that has not begun can take over another's state"
         self.index, self.live = saved["index"].numpy().copy(), saved["live"].numpy().copy()
         self._select(saved["index"].to(self.problem.device))
-        self.a.setup(self.net, State.of({"x": saved["s"]["x"]}), State())  # what lives on ``a``
+        self.a.setup(
+            self.net, State.of({"x": saved["s"]["x"]}), State()
+        )  # makes anew what a method keeps on ``a``
         self.s, self.c = State.of(saved["s"]), State.of(saved["c"])
         self.t = saved["t"]
         self.net.begin(max(self.t, 0))
@@ -270,7 +278,7 @@ class Run:
         norms = self.recorder.column("grad_norm_sq")
         return float(np.nanmin(norms, initial=math.inf)) if norms.size else math.inf
 
-    def tables(self, host: Mapping[str, Any]) -> tuple[pa.Table, pa.Table]:
+    def tables(self, host: Mapping[str, object]) -> tuple[pa.Table, pa.Table]:
         """Return the curves and the cells rows; ``host`` holds the columns of where it ran."""
         recorder, accounting = self.recorder, self.options.accounting
         width = self.problem.dtype.itemsize * 8

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 
-def whole(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def whole(parts: Sequence[Mapping[str, object]]) -> dict[str, Any]:
     """Return the state of all clients from those of the ranks, in rank order (``Run.state``)."""
     return _with_clients(parts[0], lambda get: _joined([get(part) for part in parts]))
 
 
-def share(state: Mapping[str, Any], clients: range) -> dict[str, Any]:
+def share(state: Mapping[str, object], clients: range) -> dict[str, Any]:
     """Return the part of a whole state that belongs to some consecutive clients."""
     return _with_clients(state, lambda get: _part(get(state), clients))
 
@@ -41,7 +41,7 @@ def _joined(values: Sequence[Any]) -> Any:
     return first
 
 
-def _part(value: Any, clients: range) -> Any:
+def _part(value: object, clients: range) -> Any:
     if isinstance(value, Tensor):
         return value[:, clients.start : clients.stop].clone()
     if isinstance(value, list):

@@ -13,8 +13,8 @@ from raybench.engine.run import Options, Run
 from raybench.planning.batch import Batch
 from raybench.wire.transport import Transport
 
-MOST_SHAPES_TRIED = 60  # further batches are estimated from these
-SECONDS_IN_ALL = 4.0  # spent on trying all of them
+MOST_SHAPES_TRIED = 60  # batches beyond so many are estimated from those that were tried
+SECONDS_IN_ALL = 4.0  # for all trials together
 MOST_SECONDS_EACH = 0.3
 
 
@@ -58,15 +58,17 @@ def _try(batch: Batch, options: Options, seconds: float) -> Estimate:
         run = Run(batch, hosted(batch, Transport(), "cpu"), options)
         run.advance(0)
         start = float(run.bits("up").mean())
-        over = run.advance(1)  # loads kernels
+        over = run.advance(1)  # the first round loads compiled kernels and is not timed
         laps: list[float] = []
         until = perf_counter() + seconds
         while not over and (not laps or perf_counter() < until):
             began = perf_counter()
             over = run.advance(1)
             laps.append(perf_counter() - began)
-        spent = median(laps) if laps else 0.0  # a lap in which a kernel is loaded does not count
+        spent = (
+            median(laps) if laps else 0.0
+        )  # the median, as a lap in which a kernel is loaded would mislead
         each = (float(run.bits("up").mean()) - start) / max(1, run.t)
         return Estimate(spent * run.rounds, start + each * run.rounds)
-    except Exception as error:  # what a user's plug-in raises belongs into the plan
+    except Exception as error:  # whatever a user's plug-in raises is shown in the plan
         return Estimate(0.0, 0.0, traceback.format_exception_only(error)[-1].strip())

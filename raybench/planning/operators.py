@@ -49,7 +49,7 @@ def own_operators(
     return out
 
 
-@lru_cache(maxsize=64)  # every cell of a plan asks
+@lru_cache(maxsize=64)  # all cells of a plan ask for the same few operators
 def graph_of(section: Section | None, n: int) -> Mixing:
     """Return the graph of n clients that a graph section names, a ring by default."""
     asked = section or Section("ring", {})

@@ -26,7 +26,7 @@ STEP_AS_ASKED = (
     "number",
     "rule",
     "of",
-)  # how a step size was asked for: its value tells more
+)  # columns left out of labels: the step's value tells more than how it was asked for
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,9 @@ def make_plan(
             continue
         try:
             problem_of(cell.problem)
-        except InputError as error:  # say it once: trying again may mean another download
+        except (
+            InputError
+        ) as error:  # remembered, as trying again for the next cell may mean another download
             broken.add(cell.problem)
             complaints.update(dict.fromkeys(error.complaints))
             continue
@@ -182,7 +184,9 @@ def merged(cells: list[Resolved], done: Mapping[str, str]) -> tuple[list[Resolve
     groups: dict[str, list[Resolved]] = {}
     for cell in cells:
         config = cell.cell.config()
-        if cell.k is not None:  # 10% and 5 may be the same K
+        if (
+            cell.k is not None
+        ):  # two ways of writing may be the same K, such as 10% and 5 where d is 50
             config["compressor"]["params"]["k"] = cell.k
         config["algorithm"]["params"] = dict(cell.params)
         step = {k: v for k, v in cell.cell.step.config().items() if k not in STEP_AS_ASKED}

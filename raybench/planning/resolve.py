@@ -142,7 +142,7 @@ class Resolver:
             lender = registry.lookup("algorithm", cell.step.of, "step_size.of")
             return theory.of(lender.facts.theory)
         if cell.downlink is not None and entry.facts.down is None and role_down != Role.ANY:
-            return None  # no theory covers the method with this downlink; ``of`` borrows one
+            return None  # no theorem covers the method with this downlink; a step is borrowed by ``of``
         return theory.of(entry.facts.theory)
 
     def _check_problem(self, cell: Cell, entry: Method, problem: Problem) -> None:
@@ -254,7 +254,9 @@ class Resolver:
             ]
             raise Skip(SkipCode.OWN_OPERATOR, what, " and ".join(needs)) from None
         pair = getattr(up.operator, "ab", None)
-        share = up.dense_share(problem.dtype) if auto else 1.0  # compresses a vector: only if asked
+        share = (
+            up.dense_share(problem.dtype) if auto else 1.0
+        )  # asked for only where needed, as it compresses a vector
 
         def setting() -> theory.Setting:
             return theory.Setting(

@@ -16,11 +16,13 @@ class SkipCode(StrEnum):
     NO_STEP = "no_step"  # theory gives no step size
     NO_VALUE = "no_value"  # a parameter's ``auto`` has no value
     OPERATOR = "operator"  # an operator is not of the class that the method needs
-    OWN_OPERATOR = "own_operator"  # the same of an operator that is a parameter of the method
+    OWN_OPERATOR = (
+        "own_operator"  # an operator that is a parameter of the method is not of its class
+    )
     VERTICAL_PROBLEM = (
         "vertical_problem"  # features are split over clients, and the method is not for that
     )
-    VERTICAL_METHOD = "vertical_method"  # the other way round
+    VERTICAL_METHOD = "vertical_method"  # the method needs features that are split over clients, and the problem has none
     NO_PREDICTIONS = "no_predictions"
     NONSMOOTH = "nonsmooth"  # the problem needs proximal steps
     NO_MINIMIZER = "no_minimizer"

@@ -18,7 +18,7 @@ from raybench.core.registry import Param
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
-EVALUATED = frozenset({"accuracy", "test_loss"})  # columns that ``evaluate`` fills
+EVALUATED = frozenset({"accuracy", "test_loss"})  # columns that ``Problem.evaluate`` fills
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,9 @@ class Problem:
     """
 
     __params__: ClassVar[Mapping[str, Param]] = {}
-    per_client: ClassVar[tuple[str, ...]] = ()  # attributes (or None) whose axis 0 is the client
+    per_client: ClassVar[
+        tuple[str, ...]
+    ] = ()  # names of attributes whose first axis is the clients; a value may be None
     has_prox: bool = False
 
     def __init__(
@@ -120,7 +122,7 @@ class Problem:
         self.device = torch.device("cpu")
         self.samples = samples or (1,) * n
         self._whole: Problem | None = None
-        self._kept: dict[str, Any] = {}  # computed once on demand; see ``keep``
+        self._kept: dict[str, Any] = {}  # values that were computed once on demand
 
     @property
     def dim(self) -> int:
@@ -183,7 +185,7 @@ class Problem:
         return moved
 
     def __getstate__(self) -> dict[str, Any]:
-        # what was computed on demand is not sent to other processes, but for the constants
+        # of what was computed on demand only the constants are sent to other processes
         kept = {k: v for k, v in self._kept.items() if k == "constants"}
         return {**vars(self), "_kept": kept}
 

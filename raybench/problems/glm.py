@@ -11,14 +11,16 @@ import torch
 
 from raybench.core.draws import Sample
 from raybench.data.dataset import Features
-from raybench.problems.base import Constants, Fact
+from raybench.problems.base import Constants
 from raybench.problems.clients import DataProblem
 from raybench.problems.dense import DenseMargins
 from raybench.problems.minimum import logistic_minimum
 from raybench.problems.sparse import SparseMargins
 from raybench.problems.spectra import lmax_gram, row_norms_sq
 
-FEW = 40_000  # entries up to which a call of dense torch costs more than the kernel
+MOST_ENTRIES_BY_KERNEL = (
+    40_000  # up to so many stored entries the sparse kernel beats dense matrix products
+)
 
 
 class MarginProblem(DataProblem):
@@ -42,7 +44,9 @@ class MarginProblem(DataProblem):
         """
         if "full" not in self._kept:
             stored = _stored(self.rows.features)
-            self._kept["full"] = stored > max(FEW, 0.5 * math.prod(self.rows.features.shape))
+            self._kept["full"] = stored > max(
+                MOST_ENTRIES_BY_KERNEL, 0.5 * math.prod(self.rows.features.shape)
+            )
         if self.device.type != "cpu" or (batch == 1 and self._kept["full"]):
             if "dense" not in self._kept:
                 made = DenseMargins(self.rows, self.loss, self.dtype, self.device)
@@ -108,18 +112,10 @@ class MarginProblem(DataProblem):
             L_samples=math.sqrt(float(np.mean(np.square(samples)))),
             L_sample_i=tuple(single),
             sample_variance=self.slope**2 * float(np.mean(squares)),
-            facts=self._facts(),
+            facts=self.facts_where(
+                convex=self.convex, strongly_convex=bool(self.strong_convexity())
+            ),
         )
-
-    def _facts(self) -> frozenset[Fact]:
-        found = {Fact.BOUNDED_CLIENTS}  # losses and regularisers are at least 0
-        if self.convex and self.regularizer.convex:
-            found |= {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES}
-        if self.strong_convexity():
-            found.add(Fact.STRONGLY_CONVEX)
-        if self.regularizer.nonsmooth:
-            found.add(Fact.CONVEX_PENALTY)
-        return frozenset(found)
 
     def minimizer(self) -> torch.Tensor | None:
         """Return the minimiser of a strongly convex f, by Newton's method; None where d or N is large."""

@@ -15,12 +15,12 @@ from raybench import data
 from raybench.core.draws import Sample
 from raybench.core.layout import Layout
 from raybench.core.registry import Choice, Param, problem
-from raybench.problems.base import Constants, Fact
+from raybench.problems.base import Constants
 from raybench.problems.clients import DataProblem
 from raybench.problems.quadratic import quadratic_constants
-from raybench.problems.spectra import DENSE, lmax_gram, row_norms_sq
+from raybench.problems.spectra import MOST_BY_DENSE_SOLVER, lmax_gram, row_norms_sq
 
-MOST_CLASSES = 1000  # more labels than this, or fractions, are values to regress
+MOST_CLASSES = 1000  # a data set with more labels, or with fractions, is a regression
 
 
 @problem("least_squares")
@@ -51,7 +51,7 @@ class LeastSquares(DataProblem):
         halves = [float((b * b).sum()) / (2 * count) for _, b, count in parts]
         self.half_square = torch.tensor(halves, dtype=self.dtype)
         self.exact: tuple[np.ndarray, np.ndarray] | None = None
-        if self.p <= min(DENSE, max(self.samples)):
+        if self.p <= min(MOST_BY_DENSE_SOLVER, max(self.samples)):
             H = np.stack([_dense(a.T @ a) / count for a, _, count in parts])
             M = np.stack([_dense(a.T @ b) / count for a, b, count in parts])
             self.exact = H, M
@@ -117,7 +117,7 @@ class LeastSquares(DataProblem):
         return grads + self.regularizer.grad(self.spread(x)) if self.regularizer.smooth else grads
 
     def _wide(self) -> torch.Tensor:
-        if "wide" not in self._kept:  # (p, n p): one product gives all clients
+        if "wide" not in self._kept:  # (p, n p), so that one product serves all clients
             assert self.H is not None
             self._kept["wide"] = self.H.permute(2, 0, 1).reshape(self.p, -1).contiguous()
         return self._kept["wide"]
@@ -173,18 +173,11 @@ class LeastSquares(DataProblem):
             L_sample_i=tuple(
                 float(row_norms_sq(a).max()) + ridge + extra for a, _ in self.rows.parts()
             ),
-            facts=self._facts(full),
+            facts=self.facts_where(
+                convex=True,
+                strongly_convex=self.regularizer.convex and bool(full or ridge),
+            ),
         )
-
-    def _facts(self, full: bool) -> frozenset[Fact]:
-        found = {Fact.BOUNDED_CLIENTS}  # squares and regularisers are at least 0
-        if self.regularizer.convex:
-            found |= {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES}
-            if full or self.regularizer.mu:
-                found.add(Fact.STRONGLY_CONVEX)
-        if self.regularizer.nonsmooth:
-            found.add(Fact.CONVEX_PENALTY)
-        return frozenset(found)
 
     def minimizer(self) -> torch.Tensor | None:
         """Return the minimiser of smallest norm; None for other regularisers, or where too large."""
@@ -210,7 +203,7 @@ class LeastSquares(DataProblem):
         A = scipy.sparse.csr_array(A.multiply(root)) if scipy.sparse.issparse(A) else A * root
         b = b * root
         primal = A.shape[1] <= A.shape[0]
-        if min(A.shape) > DENSE:
+        if min(A.shape) > MOST_BY_DENSE_SOLVER:
             return None, ridge or None, None, False
         values, vectors = np.linalg.eigh(_dense(A.T @ A if primal else A @ A.T))
         kept = values > max(A.shape) * np.finfo(float).eps * values[-1]
@@ -220,7 +213,9 @@ class LeastSquares(DataProblem):
         full = bool(kept.all()) and primal
         smallest = float(values[kept].min()) if kept.any() else 0.0
         mu = ridge if ridge and not full else smallest + ridge
-        residual = A @ x - b  # not the closed form: it loses half the digits of a small minimum
+        residual = (
+            A @ x - b
+        )  # by the residual, since the closed form loses half the digits of a small minimum
         least = float(0.5 * (residual**2).sum() + 0.5 * ridge * (x**2).sum())
         return least, mu or None, np.asarray(x).reshape(-1), full
 
@@ -247,5 +242,5 @@ class LeastSquares(DataProblem):
         return {k: torch.from_numpy(np.asarray(v, float)).to(x.device) for k, v in found.items()}
 
 
-def _dense(matrix: Any) -> np.ndarray:
-    return matrix.toarray() if scipy.sparse.issparse(matrix) else np.asarray(matrix)
+def _dense(matrix: np.ndarray | scipy.sparse.csr_array) -> np.ndarray:
+    return matrix if isinstance(matrix, np.ndarray) else matrix.toarray()

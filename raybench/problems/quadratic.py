@@ -38,7 +38,7 @@ class Quadratic(Problem):
         """Return A_i x - b_i (B, n_here, d) and f_i(x) (B, n_here)."""
         n, d = self.b.shape
         if x.ndim == 2:
-            if "wide" not in self._kept:  # (d, n d): one product gives all clients in their order
+            if "wide" not in self._kept:  # (d, n d), so that one product serves all clients
                 self._kept["wide"] = self.A.permute(2, 0, 1).reshape(d, n * d).contiguous()
             pulled = (x @ self._kept["wide"]).view(-1, n, d)
         else:
@@ -165,7 +165,7 @@ def quadratic(
     A = np.empty((clients, d, d))
     for a in A:
         Q, R = np.linalg.qr(random.standard_normal((d, d)))
-        Q *= np.sign(np.diag(R))  # makes Q uniform over the orthogonal group
+        Q *= np.sign(np.diag(R))  # without it Q would not be uniform over the orthogonal group
         values = np.exp(random.uniform(-3, 0, d))
         values[0] = 0
         a[:] = (Q * (values * math.exp(heterogeneity * random.standard_normal()))) @ Q.T

@@ -65,7 +65,9 @@ class VerticalLeastSquares(Problem):
             columns[j, : len(piece)] = piece
             present[j, : len(piece)] = 1
         self.columns = torch.from_numpy(columns)  # (n, w)
-        self.present = torch.from_numpy(present).to(self.dtype)  # (n, w): 0 on padding
+        self.present = torch.from_numpy(present).to(
+            self.dtype
+        )  # (n, w): 1, and 0 where a narrower block is padded
         self.At = torch.from_numpy(np.ascontiguousarray(self.train.dense().T)).to(self.dtype)
         self.b = torch.from_numpy(self.train.labels).to(self.dtype)
         self.blocks = self.At[self.columns] * self.present[..., None]  # (n, w, N): A_j'
@@ -93,7 +95,9 @@ class VerticalLeastSquares(Problem):
         """Return x (B, d) from the blocks (B, n, w) of all clients."""
         whole = self.whole
         assert isinstance(whole, VerticalLeastSquares)
-        kept = whole.present.to(blocks.device).bool()  # columns are consecutive: order is kept
+        kept = whole.present.to(
+            blocks.device
+        ).bool()  # blocks hold consecutive columns, so this puts them in order
         return blocks[:, kept]
 
     def oracle(

@@ -14,11 +14,11 @@ from raybench.analysis import Frames, How, bands, final_vs_step, frames
 from raybench.report import words
 
 MOST_SERIES = 8
-FLOOR = 1e-32
+LOWEST_SHOWN = 1e-32  # a logarithmic axis has no place for 0: lower values are drawn here
 """Smallest value a log axis shows: below it is rounding, and zero has no logarithm."""
 # Okabe and Ito: told apart under the common colour deficiencies. gd, the baseline, is grey.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#332288")
-BASELINE = "#6E6E6E"
+BASELINE_COLOUR = "#6E6E6E"
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
@@ -103,7 +103,7 @@ def looks(best: pd.DataFrame) -> dict[str, Look]:
         for j, row in enumerate(part.itertuples()):
             i = plain.index(method) if method in plain else -1
             at = j if lone else i
-            colour = PALETTE[at % len(PALETTE)] if at >= 0 else BASELINE
+            colour = PALETTE[at % len(PALETTE)] if at >= 0 else BASELINE_COLOUR
             dash = DASHES[(j if several or lone else max(i, 0)) % len(DASHES)]
             steps = best.loc[best["series"] == row.series, ["step_multiple", "step_size", "step"]]
             same = steps.drop_duplicates()
@@ -276,7 +276,7 @@ def _against_step(
         columns={"facet": "panel", "at": "x", y: "y", f"{y}_low": "low", f"{y}_high": "high"}
     )
     plain = {name: Look(s.colour, s.dash, name) for name, s in style.items()}
-    spare = [c for c in PALETTE if c not in {s.colour for s in plain.values()}] or [BASELINE]
+    spare = [c for c in PALETTE if c not in {s.colour for s in plain.values()}] or [BASELINE_COLOUR]
     for i, name in enumerate(n for n in dict.fromkeys(data["series"]) if n not in plain):
         plain[name] = Look(spare[i % len(spare)], DASHES[i % 6], name)
     said = "Step size / theoretical step size"
@@ -299,6 +299,6 @@ def _against_step(
 
 
 def shown(values: pd.Series, log: bool) -> np.ndarray:
-    """Return values as an axis can show them: a log axis has none below ``FLOOR``."""
+    """Return values as an axis can show them: a log axis has none below ``LOWEST_SHOWN``."""
     found = values.to_numpy(float)
-    return np.where(np.isfinite(found), np.maximum(found, FLOOR), math.nan) if log else found
+    return np.where(np.isfinite(found), np.maximum(found, LOWEST_SHOWN), math.nan) if log else found

@@ -18,7 +18,7 @@ from matplotlib.patches import Rectangle
 from raybench.analysis import Frames
 from raybench.report import words
 
-FEWEST_VALUES = 3  # of K and of the number; of fewer, lines show as much as a map
+FEWEST_VALUES = 3  # with fewer values of K or of the number, lines show as much as a map
 PANELS_PER_LINE = 3
 METRICS = {"grad_norm_sq": r"$\Vert\nabla f\Vert^2 \leq$", "loss": r"$f \leq$"}
 

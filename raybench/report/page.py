@@ -43,7 +43,7 @@ def html(
     found = open_frames(folder, accounting)
     goal = Path(out) if out is not None else default_out(found.folder, "report.html")
     here = resources.files("raybench.report")
-    # autoescape: labels, errors and paths are the user's text
+    # Everything is escaped, as labels, errors and paths are texts of the user.
     template = Environment(autoescape=True).from_string((here / "report.html").read_text("utf-8"))
     page = template.render(
         css=(here / "report.css").read_text("utf-8"), plotly=_plotly(), **content(found)
@@ -73,7 +73,7 @@ def content(found: Frames) -> dict[str, Any]:
             drawn[key] = {"data": panel["data"], "layout": panel["layout"]}
             title = panel["title"] or figure.title
             boxes.append({"key": key, "title": title, "band": figure.band.capitalize()})
-        if lone and len(boxes) == 1:  # one problem: all its figures side by side
+        if lone and len(boxes) == 1:  # the only problem of the sweep has its figures side by side
             if not sections or sections[-1]["title"]:
                 sections.append({"title": "", "boxes": []})
             sections[-1]["boxes"] += boxes

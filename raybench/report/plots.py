@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from raybench.analysis import Frames, How
 from raybench.report import heatmap
-from raybench.report.content import FLOOR, Figure, build, default_out, open_frames, shown
+from raybench.report.content import LOWEST_SHOWN, Figure, build, default_out, open_frames, shown
 
 STYLE: dict[Any, Any] = {
     "font.family": "STIXGeneral",
@@ -44,7 +44,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "savefig.dpi": 300,
 }
-DASH: dict[str, Any] = {
+DASH: dict[str, str | tuple[int, tuple[float, ...]]] = {
     "solid": "-",
     "dash": (0, (5, 1.8)),
     "dot": (0, (1.2, 1.4)),
@@ -163,8 +163,8 @@ def _axes(axis: Axes, figure: Figure, rows: pd.DataFrame) -> None:
         axis.set_yticks([])
     elif figure.log_y:
         axis.set_yscale("log")
-        if figure.data[["y", "low"]].min().min() <= 10 * FLOOR:
-            axis.set_ylim(bottom=FLOOR / 10)
+        if figure.data[["y", "low"]].min().min() <= 10 * LOWEST_SHOWN:
+            axis.set_ylim(bottom=LOWEST_SHOWN / 10)
         axis.yaxis.set_major_locator(LogLocator(numticks=7))
         axis.yaxis.set_minor_locator(NullLocator())
     if figure.steps:

@@ -37,7 +37,7 @@ def closing(
     rows = []
     for row in table.to_dict("records"):
         cells = [row["facet"]] if facets else []
-        mark = words.EDGES[row["edge"]]
+        mark = words.EDGE_MARKS[row["edge"]]
         none_ok = not row["seeds"] or not words.known(row["bits_to_target"])
         ended = [f"{row[s]} {s}" for s in ("diverged", "failed", "skipped", "pruned") if row[s]]
         cells += [
@@ -99,7 +99,7 @@ def table(
     head, rows, notes = closing(source, accounting, target, by)
     out = Table(
         box=box.SIMPLE_HEAD,
-        caption=Text("\n".join(notes)),  # brackets in texts are brackets, no markup
+        caption=Text("\n".join(notes)),  # a Text, in which rich does not take [brackets] for markup
         caption_justify="left",
         pad_edge=False,
         collapse_padding=True,

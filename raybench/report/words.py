@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from raybench.analysis import ranks
 
-UNITS = ((1e12, "Tbit"), (1e9, "Gbit"), (1e6, "Mbit"), (1e3, "kbit"), (1.0, "bit"))
-EDGES = {"high": "↑", "low": "↓", "only": "·", "": ""}
+UNITS_OF_BITS = ((1e12, "Tbit"), (1e9, "Gbit"), (1e6, "Mbit"), (1e3, "kbit"), (1.0, "bit"))
+EDGE_MARKS = {"high": "↑", "low": "↓", "only": "·", "": ""}
 EDGE_NOTE = {
     "high": "↑ the best step is the largest of its grid",
     "low": "↓ the best step is the smallest of its grid",
@@ -32,7 +32,7 @@ def known(value: object) -> bool:
 
 def unit_of(bits: float) -> tuple[float, str]:
     """Return (size in bits, name) of the unit in which ``bits`` reads best."""
-    return next(((size, name) for size, name in UNITS if bits >= size), UNITS[-1])
+    return next(((size, name) for size, name in UNITS_OF_BITS if bits >= size), UNITS_OF_BITS[-1])
 
 
 def bits(value: float) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raybench.core.errors import InputError
 from raybench.engine import rows
@@ -20,12 +20,15 @@ from raybench.engine.run import Options
 from raybench.planning.booking import as_booked
 from raybench.planning.plan import Plan, make_plan
 from raybench.planning.resolve import problem_of
-from raybench.runtime.packs import PER_SLOT, packs_of
+from raybench.runtime.packs import PACKS_PER_SLOT, packs_of
 from raybench.runtime.progress import View, added
 from raybench.runtime.session import ray_session
 from raybench.spec import Sweep
 from raybench.spec.model import Resources
 from raybench.store import Store
+
+if TYPE_CHECKING:
+    from raybench.runtime.work import Shared
 
 
 @dataclass(frozen=True)
@@ -148,12 +151,15 @@ def _through_ray(
 
         here = ray.cluster_resources()
         if address in (None, "local"):
-            here["CPU"] -= 1  # the extra one of our own Ray
+            here["CPU"] -= 1  # a Ray of our own has one CPU too many: see ``ray_session``
         slots = slots_of(resources, here, resources.workers if train else 1)
-        # a cluster may add nodes: leave it to Tune how many trials run at once
+        # a cluster may grow, so Tune decides how many trials run at once
         growing = address not in (None, "local") and not train and resources.timing == "shared"
         packs = packs_of(
-            plan.batches, plan.work, max(slots, 16) if growing else slots, 1 if train else PER_SLOT
+            plan.batches,
+            plan.work,
+            max(slots, 16) if growing else slots,
+            1 if train else PACKS_PER_SLOT,
         )
         board = ray.remote(num_cpus=0)(work.Board).remote(fail_fast)
         sections = {b.cells[0].cell.problem for b in plan.batches}
@@ -190,7 +196,7 @@ def slots_of(resources: Resources, here: Mapping[str, float], workers: int) -> i
     return max(1, int(min(fits) + 1e-9))  # 1 / 0.1 workers are 10, not 9.999
 
 
-def _fit(shared: Any, packs: int, at_once: int | None, sweep: Sweep) -> str:
+def _fit(shared: Shared, packs: int, at_once: int | None, sweep: Sweep) -> str:
     from ray import tune
     from ray.tune import CheckpointConfig, FailureConfig, RunConfig, TuneConfig, Tuner
 
@@ -212,7 +218,7 @@ def _fit(shared: Any, packs: int, at_once: int | None, sweep: Sweep) -> str:
                 checkpoint_config=CheckpointConfig(checkpoint_at_end=False),
             ),
         ).fit()
-    # the last line that says something: what a worker raised, or how it died
+    # The last line that is not empty tells what a worker raised, or how it died.
     lines = [line.strip() for e in results.errors for line in str(e).splitlines() if line.strip()]
     return lines[-1] if lines else ""
 
@@ -241,13 +247,13 @@ def _following(ray: Any, board: Any, view: View) -> Iterator[None]:
         while not over.wait(0.5):
             try:
                 parts = ray.get(board.read.remote(), timeout=5)
-            except Exception:  # the session is ending; what matters is in the store
+            except Exception:  # the session is ending, and results are in the store already
                 continue
             view.update(added(parts), "running" if parts else "starting Ray")
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()
-    # quiet: Tune prints a box on standard output even with verbose=0
+    # Tune prints a box on standard output even with verbose=0.
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         try:
             yield

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -19,6 +19,9 @@ from raybench.planning.resolve import adopt
 from raybench.spec import Section
 from raybench.store import Store, encode
 from raybench.wire.transport import Distributed, Transport
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Shared:
     options: Options
     folder: str
     plugins: tuple[str, ...]
-    problems: Mapping[Section, Any]
+    problems: Mapping[Section, ObjectRef]
     board: Any
     writer: Any
     workers: int
@@ -128,7 +131,7 @@ def prepare(shared: Shared) -> None:
         adopt(section, partial(ray.get, reference))
 
 
-def run_pack(shared: Shared, pack: int, transport: Transport, device: str) -> Any:
+def run_pack(shared: Shared, pack: int, transport: Transport, device: str) -> Iterator[Progress]:
     """Run a pack's uncommitted batches, posting progress; a generator that yields now and then."""
     import ray
 
@@ -161,7 +164,7 @@ def pack_trial() -> type:
     from ray import tune
 
     class PackTrial(tune.Trainable):
-        def setup(self, config: dict[str, Any], shared: Shared | None = None) -> None:
+        def setup(self, config: dict[str, object], shared: Shared | None = None) -> None:
             assert shared is not None
             self.shared = shared
             prepare(shared)
@@ -171,7 +174,7 @@ def pack_trial() -> type:
             self.work = run_pack(self.shared, new_config["pack"], Transport(), self.shared.device)
             return True
 
-        def step(self) -> dict[str, Any]:
+        def step(self) -> dict[str, object]:
             until = time.monotonic() + 1.0
             for _ in self.work:
                 if time.monotonic() > until:
@@ -195,7 +198,7 @@ def train_loop(config: dict[str, Any]) -> None:
         pass
 
 
-def train_trial(config: dict[str, Any], shared: Shared | None = None) -> None:
+def train_trial(config: dict[str, object], shared: Shared | None = None) -> None:
     """Own one Train worker group, which serves a whole pack (a Tune function trial)."""
     import tempfile
 

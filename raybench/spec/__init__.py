@@ -6,8 +6,9 @@ What is named here is loaded when it is first asked for, so that a module which 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from raybench.core.lazy import fetching
 
 if TYPE_CHECKING:
     from raybench.spec.cells import Cell, Sweep
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from raybench.spec.grid import load
     from raybench.spec.parts import Section, Step
 
-_HOMES = {
+_WHERE = {
     "Cell": "cells",
     "Section": "parts",
     "Step": "parts",
@@ -26,8 +27,4 @@ _HOMES = {
 
 __all__ = ["Cell", "Section", "Step", "Sweep", "json_schema", "load"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = fetching(__name__, _WHERE)

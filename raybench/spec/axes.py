@@ -17,7 +17,7 @@ from raybench.spec.parts import Section
 from raybench.spec.sections import MAX_CELLS, Option
 from raybench.spec.values import Found
 
-Axes = Mapping[str, list[Option]]  # by key
+Axes = Mapping[str, list[Option]]  # the options of an axis, by its key
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Grid:
         return len(self.problems) * methods
 
 
-def read(raw: Mapping[str, Any], found: Found) -> list[Grid]:
+def read(raw: Mapping[str, object], found: Found) -> list[Grid]:
     """Return the grid of every case; complaints name the path where the user wrote the key."""
     grids = []
     for where, merged, case in merge.cases(raw, found):
@@ -72,7 +72,7 @@ def read(raw: Mapping[str, Any], found: Found) -> list[Grid]:
     return grids
 
 
-def _grid(raw: Mapping[str, Any], found: Found) -> Grid:
+def _grid(raw: Mapping[str, object], found: Found) -> Grid:
     keys = document.axes()
     for name, key in keys.items():
         if key.required and raw.get(name) is None:
@@ -95,14 +95,14 @@ def _grid(raw: Mapping[str, Any], found: Found) -> Grid:
     return Grid([option.value for option in problems], methods, shared, patterns)
 
 
-def read_axis(key: AxisKey, value: Any, where: str, found: Found) -> list[Option]:
+def read_axis(key: AxisKey, value: object, where: str, found: Found) -> list[Option]:
     """Return the points of a key's axis: a single one, its default, where it is not given."""
     if value is None:
         return [Option(key.kind.absent(), where)]
     return key.kind.read(value, where, found)
 
 
-def _named(name: str, raw: Mapping[str, Any], found: Found) -> list[Option]:
+def _named(name: str, raw: Mapping[str, object], found: Found) -> list[Option]:
     if raw.get(name) is None:
         return []
     kind = document.axes()[name].kind

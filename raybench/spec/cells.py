@@ -19,7 +19,7 @@ from raybench.spec.settings import Booking, Evaluating, FolderName, Group, Plugi
 from raybench.spec.steps import Steps
 from raybench.store.accounting import Accounting
 
-STOP: Mapping[str, Param] = {
+STOP_PARAMS: Mapping[str, Param] = {
     "grad_norm_sq": Number(None, low=0, help="stop at or below"),
     "loss": Number(None, help="stop at or below"),
     "suboptimality": Number(None, low=0, help="stop at or below"),
@@ -94,7 +94,7 @@ class Cell:
         Scalar(Choice("last", "average", "weighted")), "the point at which f is recorded"
     )
     stop: Mapping[str, float] = key(
-        Table(STOP, sparse=True, beside=("rounds",)),
+        Table(STOP_PARAMS, sparse=True, beside=("rounds",)),
         "thresholds at which a cell ends before its last round",
         in_every_id=True,
     )

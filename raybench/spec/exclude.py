@@ -17,7 +17,12 @@ from raybench.spec.sections import options
 from raybench.spec.steps import STEP
 from raybench.spec.values import Found, show
 
-_BARE = ("algorithm", "compressor", "problem", "graph")  # where a bare parameter is looked up
+_BARE = (
+    "algorithm",
+    "compressor",
+    "problem",
+    "graph",
+)  # sections in which a parameter without a section's name is looked up
 _STEPS: Mapping[str, Param] = {
     "step": STEP["value"],
     "step.theory": STEP["theory"],
@@ -80,14 +85,14 @@ class Pattern:
                 return self._accepts(key, kind.params(value)[name], held[name])
         return False
 
-    def _accepts(self, key: str, param: Param, value: Any) -> bool:
+    def _accepts(self, key: str, param: Param, value: object) -> bool:
         at = (key, id(param))
         if at not in self._seen:
             self._seen[at] = set(map(canonical, _wanted(param, self.raw[key], key, [])))
         return canonical(value) in self._seen[at]
 
 
-def read(value: Any, where: str, found: Found) -> list[Pattern]:
+def read(value: object, where: str, found: Found) -> list[Pattern]:
     """Return the patterns of an ``exclude`` key: a list of mappings, or a single one."""
     if value is None:
         return []
@@ -102,7 +107,7 @@ def read(value: Any, where: str, found: Found) -> list[Pattern]:
     return out
 
 
-def _flat(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(raw: Mapping[str, object]) -> dict[str, Any]:
     """Return the pattern with nested mappings dotted and the names of the step's keys unified."""
     out: dict[str, Any] = {}
     for key, value in raw.items():
@@ -144,7 +149,9 @@ def _params(cells: Sequence[Cell]) -> Iterator[tuple[str, Param]]:
     """Yield the parameters that patterns may name, as ``compressor.k`` and, where that is enough, ``k``."""
     for name, key in _tables().items():
         values = [getattr(cell, key.field) for cell in cells]
-        every = {getattr(v, "name", ""): v for v in values if v is not None}  # one of each name
+        every = {
+            getattr(v, "name", ""): v for v in values if v is not None
+        }  # one value for each name
         for value in every.values():
             for inner, param in key.kind.params(value).items():
                 yield f"{name}.{inner}", param
@@ -152,7 +159,7 @@ def _params(cells: Sequence[Cell]) -> Iterator[tuple[str, Param]]:
                     yield inner, param
 
 
-def _names(kind: Sections, value: Any, where: str, found: Found) -> None:
+def _names(kind: Sections, value: object, where: str, found: Found) -> None:
     """Complain about names of sections that there are none of."""
     for name in value if isinstance(value, list) else [value]:
         if name is None or name == "none":
@@ -163,7 +170,7 @@ def _names(kind: Sections, value: Any, where: str, found: Found) -> None:
             found.extend(error.complaints)
 
 
-def _wanted(param: Param, value: Any, where: str, found: Found) -> list[Any]:
+def _wanted(param: Param, value: object, where: str, found: Found) -> list[Any]:
     """Return the values a pattern accepts; for a list-valued parameter a flat list is one value."""
     if param.kind == "list" and isinstance(value, list):
         nested = value and all(isinstance(item, list) for item in value)

@@ -109,7 +109,7 @@ class _Identities:
         self._known: dict[tuple[str, str], tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
 
     def point(
-        self, key: AxisKey, value: Any, problem: ProblemFacts, method: AlgorithmFacts
+        self, key: AxisKey, value: object, problem: ProblemFacts, method: AlgorithmFacts
     ) -> _Point:
         """Return the point of a value as a method on a problem takes it."""
         usual = key.kind.absent() if key.usual is None else key.usual(problem, method)
@@ -145,6 +145,6 @@ def _expanded(grid: Grid) -> Iterator[Cell]:
             yield made.Cell(id=digest(content), group=digest(group), **values)
 
 
-def digest(content: Mapping[str, Any]) -> str:
+def digest(content: Mapping[str, object]) -> str:
     """Return 16 hex digits for a plain mapping."""
     return hashlib.sha256(canonical(content).encode()).hexdigest()[:16]

@@ -37,7 +37,7 @@ def locate(text: str, *folders: Path) -> Path | None:
             path = folder / Path(text).expanduser()
             if path.exists():
                 return path
-        except (OSError, ValueError, RuntimeError):  # not a name that a file could have
+        except (OSError, ValueError, RuntimeError):  # the text cannot be the name of a file
             continue
     return None
 
@@ -67,7 +67,7 @@ def _hash(file: Path) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _hashed(file: Path, mtime: int, size: int) -> str:
-    del mtime, size  # only there to notice a changed file
+    del mtime, size  # arguments only so that a changed file is read anew
     whole = hashlib.sha256()
     with cast(IO[bytes], _OPEN.get(file.suffix, open)(file, "rb")) as stream:
         while chunk := stream.read(_CHUNK):

@@ -49,7 +49,7 @@ def _value(text: str, where: str) -> Any:
         return f"({_bare(text, where)})"
     if text.startswith("[") and text.endswith("]"):
         items = [item.strip() for item in _split(text[1:-1])]
-        if any(item.startswith("(") for item in items):  # several operators, an axis
+        if any(item.startswith("(") for item in items):  # several operators make an axis
             return [_value(item, f"{where}[{i}]") for i, item in enumerate(items)]
     return yaml.parse(text, where)
 
@@ -79,7 +79,13 @@ def _scan(text: str) -> Iterator[tuple[int, int, str]]:
                 quote = ""
             escaped = not escaped and quote == '"' and char == "\\"
             continue
-        if char in "\"'" and before in ("", "=", ",", ":", *_OPEN):  # elsewhere an apostrophe
+        if char in "\"'" and before in (
+            "",
+            "=",
+            ",",
+            ":",
+            *_OPEN,
+        ):  # elsewhere it is an apostrophe, not a quotation
             quote = char
         depth += (char in _OPEN) - (char in _CLOSED)
         before = before if char.isspace() else char
@@ -92,16 +98,16 @@ def _split(text: str) -> list[str]:
     return [text[a + 1 : b] for a, b in pairwise(ends)]
 
 
-def write(param: Param, value: Any) -> str:
+def write(param: Param, value: object) -> str:
     """Return a typed value of a parameter as a short form holds it."""
     if param.kind == "operator" and isinstance(value, str):
         return f"({value})" if ":" in value else value
     if param.kind == "list" and isinstance(value, list):
-        return f"[{_yaml(value)}]"  # the outer list is the axis
+        return f"[{_yaml(value)}]"  # two brackets: the outer list would be an axis
     return _yaml(value)
 
 
-def _yaml(value: Any) -> str:
+def _yaml(value: object) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(_yaml, value))}]"
     if isinstance(value, Mapping):

@@ -51,7 +51,7 @@ def load(
     )
 
 
-def _settings(raw: Mapping[str, Any], found: Found) -> dict[str, Any]:
+def _settings(raw: Mapping[str, object], found: Found) -> dict[str, Any]:
     """Return what holds for the whole sweep, by the field that holds it; and find unknown keys."""
     known = document.every_key()
     for name in raw:
@@ -86,10 +86,10 @@ def _raw(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str, P
     return raw, origin, base, stem[:100]
 
 
-def _located(raw: Mapping[str, Any], base: Path) -> dict[str, Any]:
+def _located(raw: Mapping[str, object], base: Path) -> dict[str, Any]:
     """Return the document with the paths of existing files made absolute, so workers find them."""
 
-    def find(value: Any, *, folders: bool = False) -> Any:
+    def find(value: object, *, folders: bool = False) -> Any:
         if not isinstance(value, str):
             return value
         file = files.locate(value, Path.cwd(), base)
@@ -97,7 +97,7 @@ def _located(raw: Mapping[str, Any], base: Path) -> dict[str, Any]:
             return value
         return str(file.resolve())
 
-    def within(part: Mapping[str, Any]) -> dict[str, Any]:
+    def within(part: Mapping[str, object]) -> dict[str, Any]:
         kinds = {name: key.kind for name, key in document.every_key().items() if name in part}
         return {**part, **{name: kind.located(part[name], find) for name, kind in kinds.items()}}
 

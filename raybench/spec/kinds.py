@@ -20,17 +20,21 @@ from raybench.spec.schema import Schema
 from raybench.spec.sections import Option, default, options, product
 from raybench.spec.values import Found, show
 
-Locate = Callable[..., Any]  # (path, folders=False) -> the path made absolute where it exists
+Locate = Callable[
+    ..., Any
+]  # called as locate(path, folders=False); returns the path made absolute where it exists
 
 
 class Kind:
     """What keys of every kind tell about how they are written."""
 
-    named: ClassVar[bool] = False  # a bare name stands for a section
-    merges: ClassVar[bool] = True  # mappings laid over one another are merged key by key
-    either: tuple[str, ...] = ()  # keys of which one takes the place of another
+    named: ClassVar[bool] = False  # whether a bare name stands for a section
+    merges: ClassVar[bool] = (
+        True  # whether mappings that are laid over one another are merged key by key
+    )
+    either: tuple[str, ...] = ()  # keys that exclude each other: giving one removes the others
 
-    def long_form(self, value: Any) -> Any:
+    def long_form(self, value: object) -> Any:
         """Return the mapping that a short form stands for, any other value as it is."""
         return {"name": value} if self.named and isinstance(value, str) else value
 
@@ -38,7 +42,7 @@ class Kind:
         """Tell whether another name makes a section another one, which keeps no parameters."""
         return True
 
-    def located(self, value: Any, find: Locate) -> Any:
+    def located(self, value: object, find: Locate) -> Any:
         """Return the raw value with the paths of existing files made absolute."""
         return value
 
@@ -58,7 +62,7 @@ class AxisKind(Kind):
         """Return what a sweep file would say for that value."""
         return self.absent()
 
-    def read(self, value: Any, where: str, found: Found) -> list[Option]:
+    def read(self, value: object, where: str, found: Found) -> list[Option]:
         """Return the points of the axis that a raw value stands for; it is not None."""
         raise NotImplementedError
 
@@ -84,7 +88,7 @@ class AxisKind(Kind):
 
 
 def each(
-    value: Any, where: str, found: Found, read: Callable[[Any, str], list[Any]], example: str
+    value: object, where: str, found: Found, read: Callable[[Any, str], list[Any]], example: str
 ) -> list[Option]:
     """Return the points of an axis of mappings: a single one, or a list of them."""
     if not isinstance(value, list):
@@ -108,10 +112,10 @@ class Scalar(AxisKind):
     def absent(self) -> Any:
         return self.param.default
 
-    def read(self, value: Any, where: str, found: Found) -> list[Option]:
+    def read(self, value: object, where: str, found: Found) -> list[Option]:
         return [Option(one, where) for one in options(self.param, value, where, found)]
 
-    def spelled(self, value: Any) -> Any:
+    def spelled(self, value: object) -> Any:
         """Return what a sweep file would say for a value."""
         return value
 
@@ -119,17 +123,17 @@ class Scalar(AxisKind):
         return schema.axis(self.param)
 
 
-START: Param = Text(None, tags={"normal": Number(low=0, open_low=True)})
-PROX: Param = Choice("none")
+START_PARAM: Param = Text(None, tags={"normal": Number(low=0, open_low=True)})
+PROX_PARAM: Param = Choice("none")
 
 
 @dataclass(frozen=True)
 class Start(Scalar):
     """A starting point: ``zeros``, ``problem``, ``{normal: scale}``, or the path of an .npy file."""
 
-    param: Param = START
+    param: Param = START_PARAM
 
-    def read(self, value: Any, where: str, found: Found) -> list[Option]:
+    def read(self, value: object, where: str, found: Found) -> list[Option]:
         out = super().read(value, where, found)
         for start in (option.value for option in out):
             if not isinstance(start, str) or start in ("zeros", "problem"):
@@ -143,7 +147,7 @@ class Start(Scalar):
                 found.append(Complaint(where, f"no file {start}", "save x0 with numpy.save"))
         return out
 
-    def located(self, value: Any, find: Locate) -> Any:
+    def located(self, value: object, find: Locate) -> Any:
         many = value if isinstance(value, list) else [value]
         found = [find(x) if isinstance(x, str) and x.endswith(".npy") else x for x in many]
         return found if isinstance(value, list) else found[0]
@@ -161,7 +165,7 @@ class Start(Scalar):
 class Prox(Scalar):
     """The nonsmooth term that is added to a problem: none so far."""
 
-    param: Param = PROX
+    param: Param = PROX_PARAM
 
     def absent(self) -> Any:
         return None
@@ -169,7 +173,7 @@ class Prox(Scalar):
     def written(self) -> Any:
         return "none"
 
-    def read(self, value: Any, where: str, found: Found) -> list[Option]:
+    def read(self, value: object, where: str, found: Found) -> list[Option]:
         if isinstance(value, Mapping) or value in ("l1", "l2"):
             fix = "give the problem its term: problem: {regularizer: l1, lambda: 0.1}"
             found.append(Complaint(where, f"{show(value)} is not known here", fix))
@@ -179,7 +183,7 @@ class Prox(Scalar):
             for one in super().read(value, where, found)
         ]
 
-    def spelled(self, value: Any) -> Any:
+    def spelled(self, value: object) -> Any:
         return "none" if value is None else value
 
 
@@ -199,10 +203,10 @@ class Table(AxisKind):
     def absent(self) -> Any:
         return {} if self.sparse else None
 
-    def read(self, value: Any, where: str, found: Found) -> list[Option]:
+    def read(self, value: object, where: str, found: Found) -> list[Option]:
         return each(value, where, found, lambda v, at: self._one(v, at, found), "{}")
 
-    def _one(self, value: Any, where: str, found: Found) -> list[Any]:
+    def _one(self, value: object, where: str, found: Found) -> list[Any]:
         if not isinstance(value, Mapping):
             what = f"expected a mapping, not {show(value)}"
             found.append(Complaint(where, what, f"keys: {', '.join(self.table)}"))
@@ -229,7 +233,7 @@ class Table(AxisKind):
         return schema.or_list(schema.mapping(self.table))
 
 
-def _beside_defaults(params: Mapping[str, Param], given: Mapping[str, Any]) -> dict[str, Any]:
+def _beside_defaults(params: Mapping[str, Param], given: Mapping[str, object]) -> dict[str, Any]:
     """Return the values that are no defaults; required ones always stay."""
     return {
         name: value
@@ -268,7 +272,7 @@ class Named(Sections):
     def absent(self) -> Section:
         return Section(self.usual, {n: default(p) for n, p in self.choices[self.usual].items()})
 
-    def read(self, value: Any, where: str, found: Found) -> list[Option]:
+    def read(self, value: object, where: str, found: Found) -> list[Option]:
         return each(value, where, found, lambda v, at: self._one(v, at, found), self.usual)
 
     def _one(self, value: Any, where: str, found: Found) -> list[Section]:
@@ -285,7 +289,7 @@ class Named(Sections):
             out += [Section(name, params) for params in every]
         return out
 
-    def check_name(self, name: Any, where: str) -> None:
+    def check_name(self, name: object, where: str) -> None:
         if not isinstance(name, str) or name not in self.choices:
             fix = nearest(str(name), self.choices)
             raise InputError.of(where, f"unknown {self.noun} {show(name)}", fix)
@@ -308,12 +312,14 @@ class Plugin(Sections):
 
     kind: str
     overrides: tuple[str, ...] = ()
-    optional: bool = False  # none is a choice too
+    optional: bool = False  # whether the section may be left out, written as none
 
     def renews(self) -> bool:
-        return self.kind != "problem"  # problems share most of their parameters
+        return (
+            self.kind != "problem"
+        )  # problems keep theirs, as they share most of their parameters
 
-    def read(self, value: Any, where: str, found: Found) -> list[Option]:
+    def read(self, value: object, where: str, found: Found) -> list[Option]:
         out = sections.read(self.kind, value, where, found, overrides=self.overrides)
         if self.optional:
             return out
@@ -323,7 +329,7 @@ class Plugin(Sections):
                 found.append(Complaint(option.where, what, sections.choices(self.kind)))
         return [option for option in out if option.value is not None]
 
-    def located(self, value: Any, find: Locate) -> Any:
+    def located(self, value: object, find: Locate) -> Any:
         if isinstance(value, list):
             return [self.located(item, find) for item in value]
         if not isinstance(value, Mapping) or "dataset" not in value:

@@ -15,7 +15,7 @@ from raybench.spec.values import Found, show
 _TOKEN = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
 
 
-def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def overlay(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, Any]:
     """Return ``base`` with ``over`` laid on it: sections are merged key by key, the rest replaced.
 
     Lists and tags (``{dirichlet: 0.5}``) are replaced. Another ``name`` in an algorithm, compressor,
@@ -48,7 +48,7 @@ def _replaced(kind: Kind, new: Iterable[str]) -> list[str]:
     return [key for key in kind.either if key not in given] if given else []
 
 
-def cases(raw: Mapping[str, Any], found: Found) -> list[tuple[str, dict[str, Any], Any]]:
+def cases(raw: Mapping[str, object], found: Found) -> list[tuple[str, dict[str, Any], Any]]:
     """Return (path, merged sweep, the case itself) of every case, or the base alone without any.
 
     Cases that are no mappings and keys that hold for the whole sweep are complained about.
@@ -78,7 +78,7 @@ def cases(raw: Mapping[str, Any], found: Found) -> list[tuple[str, dict[str, Any
     return out
 
 
-def blame(complaint: Complaint, where: str, case: Mapping[str, Any]) -> Complaint:
+def blame(complaint: Complaint, where: str, case: Mapping[str, object]) -> Complaint:
     """Return the complaint about a merged case with the path of where the user wrote the key."""
     if not where or not _covers(case, _tokens(complaint.where)):
         return complaint
@@ -94,7 +94,7 @@ def _tokens(path: str) -> list[str | int]:
     return out if end == len(path) else []
 
 
-def _covers(node: Any, tokens: Sequence[str | int]) -> bool:
+def _covers(node: object, tokens: Sequence[str | int]) -> bool:
     """Tell whether a case says anything at that path, itself or in a value that contains it."""
     for token in tokens:
         if not isinstance(node, Mapping):
@@ -105,7 +105,7 @@ def _covers(node: Any, tokens: Sequence[str | int]) -> bool:
     return True
 
 
-def assign(raw: dict[str, Any], text: str) -> dict[str, Any]:
+def assign(raw: dict[str, object], text: str) -> dict[str, Any]:
     """Return the document with ``a.b=value`` applied, in the base and in every case that sets it.
 
     The value is read as YAML. Raises InputError that names the option.
@@ -131,7 +131,9 @@ def assign(raw: dict[str, Any], text: str) -> dict[str, Any]:
     return out
 
 
-def _placed(node: Any, tokens: Sequence[str | int], value: Any, where: str, at: str = "") -> Any:
+def _placed(
+    node: object, tokens: Sequence[str | int], value: object, where: str, at: str = ""
+) -> Any:
     """Return ``node`` with the value put at the path, mappings on the way made as needed."""
     if not tokens:
         return value
@@ -146,7 +148,7 @@ def _placed(node: Any, tokens: Sequence[str | int], value: Any, where: str, at: 
     if isinstance(node, list):
         fix = f"name the entry, for example {at}[0].{token}"
         raise InputError.of(where, f"{at} is a list of {len(node)}", fix)
-    if isinstance(node, str):  # a bare name
+    if isinstance(node, str):  # a bare name stands for the section of that name
         node = {"name": node}
     if node is not None and not isinstance(node, Mapping):
         raise InputError.of(where, f"{at} is {show(node)}, not a mapping")

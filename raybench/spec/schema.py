@@ -60,7 +60,7 @@ def one_value(param: Param) -> Schema:
         ways.append({"type": "boolean"})
     elif param.kind == "text":
         ways.append({"type": "string"})
-    elif param.kind == "operator":  # a short form, or a section
+    elif param.kind == "operator":  # written as a short form or as a section
         ways += [{"type": "string"}, {"$ref": "#/$defs/compressor"}]
     elif param.kind == "choice":
         ways.append({"enum": [*param.choices]})

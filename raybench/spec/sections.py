@@ -20,7 +20,7 @@ from raybench.core.registry import REQUIRED, Param
 from raybench.spec import grammar, ranges
 from raybench.spec.files import is_path, locate
 from raybench.spec.parts import Section, canonical
-from raybench.spec.values import NUMERIC, Found, Wrong, allowed, scalar, show, tags_of, tidy
+from raybench.spec.values import NUMERIC_KINDS, Found, Wrong, allowed, scalar, show, tags_of, tidy
 
 MAX_CELLS = 200_000
 
@@ -28,7 +28,7 @@ MAX_CELLS = 200_000
 # A parameter and its axis --------------------------------------------------------------------------
 
 
-def options(param: Param, value: Any, where: str, found: Found) -> list[Any]:
+def options(param: Param, value: object, where: str, found: Found) -> list[Any]:
     """Return the typed values that ``value`` stands for: one, or several where it is an axis.
 
     What is wrong is appended to ``found`` with its key path.
@@ -49,14 +49,14 @@ def options(param: Param, value: Any, where: str, found: Found) -> list[Any]:
     return out
 
 
-def _spread(param: Param, value: Any, where: str, found: Found) -> list[Any]:
+def _spread(param: Param, value: object, where: str, found: Found) -> list[Any]:
     """Return the typed values of one entry of an axis: a scalar, a range, a tag, or an operator."""
     try:
         if param.kind == "operator" and value is not None:
             return list(operators(value, where, found))
         if isinstance(value, Mapping):
             return _tagged(param, value, where, found)
-        if isinstance(value, str) and param.kind in NUMERIC and value not in param.words:
+        if isinstance(value, str) and param.kind in NUMERIC_KINDS and value not in param.words:
             numbers = _range(value)
             if numbers is not None:
                 return [scalar(param, number) for number in numbers]
@@ -70,10 +70,10 @@ def _range(text: str) -> list[int | float] | None:
     try:
         return ranges.parse(text)
     except ValueError as error:
-        raise Wrong(str(error), ranges.HINT) from error
+        raise Wrong(str(error), ranges.RANGE_FORM) from error
 
 
-def _tagged(param: Param, value: Mapping[str, Any], where: str, found: Found) -> list[Any]:
+def _tagged(param: Param, value: Mapping[str, object], where: str, found: Found) -> list[Any]:
     """Return the typed values of a one-key mapping such as ``{dirichlet: [0.1, 1]}``."""
     if not param.tags:
         raise Wrong("a mapping is not allowed here")
@@ -85,7 +85,7 @@ def _tagged(param: Param, value: Mapping[str, Any], where: str, found: Found) ->
     return [{tag: item} for item in options(param.tags[tag], inner, f"{where}.{tag}", found)]
 
 
-def _lists(param: Param, value: Any, where: str, found: Found) -> list[Any]:
+def _lists(param: Param, value: object, where: str, found: Found) -> list[Any]:
     """Return the axis of a list-valued parameter, whose outer list is the axis."""
     if value is None or (isinstance(value, str) and value in param.words):
         return _spread(param, value, where, found)
@@ -125,7 +125,7 @@ def default(param: Param) -> Any:
 
 def product(
     params: Mapping[str, Param],
-    given: Mapping[str, Any],
+    given: Mapping[str, object],
     where: str,
     found: Found,
     *,
@@ -176,7 +176,7 @@ class Option:
 
 
 def read(
-    kind: str, value: Any, where: str, found: Found, *, overrides: tuple[str, ...] = ()
+    kind: str, value: object, where: str, found: Found, *, overrides: tuple[str, ...] = ()
 ) -> list[Option]:
     """Return the points of a section's axis: a name, ``{name: ..., parameters}``, or a list of either.
 
@@ -195,7 +195,7 @@ def read(
 
 
 def _entry(
-    kind: str, value: Any, where: str, found: Found, overrides: tuple[str, ...]
+    kind: str, value: object, where: str, found: Found, overrides: tuple[str, ...]
 ) -> list[Option]:
     if value is None or value == "none":
         return [Option(None, where)]
@@ -225,13 +225,13 @@ def _entry(
             continue
         if "dataset" in entry.params:
             _files(given.get("dataset"), f"{where}.dataset", found)
-        # where parameters are wrong a stand-in lets the entry's other keys be checked too
+        # Where parameters are wrong, an empty stand-in lets the other keys of the entry be checked too.
         every = product(entry.params, given, where, found, also=overrides) or [{}]
         out += [Option(Section(name, params), where, extra) for params in every]
     return out
 
 
-def _files(value: Any, where: str, found: Found) -> None:
+def _files(value: object, where: str, found: Found) -> None:
     """Complain about data sets that are given by paths where no file is."""
     for i, text in enumerate(value if isinstance(value, list) else [value]):
         if isinstance(text, str) and is_path(text) and locate(text) is None:
@@ -255,7 +255,7 @@ def choices(kind: str) -> str:
 # Operators as parameters ---------------------------------------------------------------------------
 
 
-def operators(value: Any, where: str, found: Found) -> tuple[str, ...]:
+def operators(value: object, where: str, found: Found) -> tuple[str, ...]:
     """Return the canonical short forms of the operators that a value stands for.
 
     value: a short form, or a mapping {name, parameters}, whose parameters may be axes. Equal

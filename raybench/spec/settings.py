@@ -28,7 +28,7 @@ class SettingKind(Kind):
         """Return the value where the key is not given."""
         return None
 
-    def read(self, value: Any, where: str, found: Found) -> Any:
+    def read(self, value: object, where: str, found: Found) -> Any:
         """Return the typed value of a raw one that is not None; what is wrong goes to ``found``."""
         raise NotImplementedError
 
@@ -42,14 +42,14 @@ class Single(SettingKind):
     def absent(self) -> Any:
         return default(self.param)
 
-    def read(self, value: Any, where: str, found: Found) -> Any:
+    def read(self, value: object, where: str, found: Found) -> Any:
         return one_value(self.param, value, where, found)
 
     def schema(self) -> Schema:
         return schema.single(self.param)
 
 
-def one_value(param: Param, value: Any, where: str, found: Found) -> Any:
+def one_value(param: Param, value: object, where: str, found: Found) -> Any:
     """Return the value of a parameter that is no axis; a list-valued one as a tuple."""
     if param.kind == "list":
         if isinstance(value, list) and all(isinstance(v, str | int | float) for v in value):
@@ -82,7 +82,7 @@ class Group(SettingKind):
     def absent(self) -> Any:
         return self.record()
 
-    def read(self, value: Any, where: str, found: Found) -> Any:
+    def read(self, value: object, where: str, found: Found) -> Any:
         if not isinstance(value, Mapping):
             fix = f"keys: {', '.join(self.params)}" if self.params else "it has no settings"
             found.append(Complaint(where, f"expected a mapping, not {show(value)}", fix))
@@ -113,7 +113,7 @@ class Group(SettingKind):
 class Evaluating(Group):
     """What is measured: its metrics must be registered, so plug-in files are read before it."""
 
-    def read(self, value: Any, where: str, found: Found) -> Any:
+    def read(self, value: object, where: str, found: Found) -> Any:
         out = super().read(value, where, found)
         for i, metric in enumerate(out.metrics):
             at = f"{where}.metrics[{i}]"
@@ -133,7 +133,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 class FolderName(SettingKind):
     """A name that a folder may have."""
 
-    def read(self, value: Any, where: str, found: Found) -> str | None:
+    def read(self, value: object, where: str, found: Found) -> str | None:
         if not isinstance(value, str):
             found.append(Complaint(where, f"expected text, not {show(value)}"))
         elif _NAME.fullmatch(value):
@@ -154,7 +154,7 @@ class PluginFiles(SettingKind):
     def absent(self) -> tuple[str, ...]:
         return ()
 
-    def read(self, value: Any, where: str, found: Found) -> tuple[str, ...]:
+    def read(self, value: object, where: str, found: Found) -> tuple[str, ...]:
         files = value if isinstance(value, list) else [value]
         for i, file in enumerate(files):
             try:
@@ -166,7 +166,7 @@ class PluginFiles(SettingKind):
                 found.extend(error.complaints)
         return tuple(file for file in files if isinstance(file, str))
 
-    def located(self, value: Any, find: Locate) -> Any:
+    def located(self, value: object, find: Locate) -> Any:
         return [find(v) for v in value] if isinstance(value, list) else find(value)
 
     def schema(self) -> Schema:
@@ -192,7 +192,7 @@ class Booking(SettingKind):
         usual = Accounting()
         widths: list[Schema] = [
             {"const": "dtype"},
-            {"type": "integer", "minimum": 1, "maximum": accounting.WIDEST},
+            {"type": "integer", "minimum": 1, "maximum": accounting.MOST_VALUE_BITS},
         ]
         parts: dict[str, Schema] = {
             "preset": {"enum": [*accounting.PRESETS]},

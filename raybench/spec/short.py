@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from raybench.core import registry
 from raybench.core.errors import InputError
@@ -14,7 +13,7 @@ from raybench.spec.values import Found
 
 
 def section(
-    kind: str, text: str, params: Mapping[str, Any] | None = None, where: str = ""
+    kind: str, text: str, params: Mapping[str, object] | None = None, where: str = ""
 ) -> Section:
     """Return the one section that a short form and further parameters describe, typed and checked.
 

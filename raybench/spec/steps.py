@@ -26,7 +26,10 @@ STEP: Mapping[str, Param] = {
     ),
     "warmup": Integer(0, low=0, help="rounds over which the step grows to its size"),
 }
-_SHAPE = ("schedule", "warmup")  # what cells that differ in seed and step only have in common
+_SHAPE = (
+    "schedule",
+    "warmup",
+)  # keys that cells of one group share, though they differ in seed and step size
 
 
 @dataclass(frozen=True)
@@ -41,15 +44,15 @@ class Steps(AxisKind):
     def written(self) -> Any:
         return {"theory": 1}
 
-    def long_form(self, value: Any) -> Any:
+    def long_form(self, value: object) -> Any:
         numbers = value if isinstance(value, list) else [value]
         bare = value is not None and not any(isinstance(n, Mapping) for n in numbers)
         return {"value": value} if bare else value
 
-    def read(self, value: Any, where: str, found: Found) -> list[Option]:
+    def read(self, value: object, where: str, found: Found) -> list[Option]:
         return each(value, where, found, lambda v, at: self._one(v, at, found), "{theory: 1}")
 
-    def _one(self, value: Any, where: str, found: Found) -> list[Step]:
+    def _one(self, value: object, where: str, found: Found) -> list[Step]:
         if not isinstance(value, Mapping):
             if isinstance(value, str) and value in STEP:
                 found.append(Complaint(where, f"{value} needs a number", f"write {{{value}: 1}}"))
@@ -69,7 +72,7 @@ class Steps(AxisKind):
         except InputError as error:
             found.extend(error.complaints)
             return []
-        if kind == "value":  # a number needs no theory
+        if kind == "value":  # a plain number needs no rule of the theory
             return [Step(kind, one[kind], **{n: one[n] for n in _SHAPE}) for one in every]
         return [
             Step(kind, one[kind], **{n: one[n] for n in ("rule", "of", *_SHAPE)}) for one in every

@@ -12,7 +12,7 @@ from raybench.core.registry import Param
 from raybench.spec import ranges
 
 Found = list[Complaint]
-NUMERIC = ("count", "number", "integer")
+NUMERIC_KINDS = ("count", "number", "integer")
 
 
 class Wrong(Exception):
@@ -23,14 +23,14 @@ class Wrong(Exception):
         self.what, self.fix = what, fix
 
 
-def tidy(value: Any) -> Any:
+def tidy(value: object) -> Any:
     """Return an untyped number so that 1 and 1.0 are one value."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     return value
 
 
-def scalar(param: Param, value: Any) -> Any:
+def scalar(param: Param, value: object) -> Any:
     """Return ``value`` typed as ``param`` asks for.
 
     Numbers become floats, integral floats integers where integers are wanted, shares text such as
@@ -47,14 +47,14 @@ def scalar(param: Param, value: Any) -> Any:
     return _TYPES[param.kind](param, value)
 
 
-def _number(param: Param, value: Any) -> float:
+def _number(param: Param, value: object) -> float:
     if isinstance(value, str) and param.low >= 0 and param.high <= 1:
         share = _percent(value)
         value = value if share is None else float(share)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _mistyped(param, value, "a number")
     try:
-        number = float(value) + 0.0  # + 0.0: -0.0 and 0.0 are one value
+        number = float(value) + 0.0  # adding 0.0 makes -0.0 and 0.0 one value, with one id
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
@@ -63,7 +63,7 @@ def _number(param: Param, value: Any) -> float:
     return number
 
 
-def _integer(param: Param, value: Any) -> int:
+def _integer(param: Param, value: object) -> int:
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -74,7 +74,7 @@ def _integer(param: Param, value: Any) -> int:
     return value
 
 
-def _count(param: Param, value: Any) -> int | str:
+def _count(param: Param, value: object) -> int | str:
     share = _percent(value) if isinstance(value, str) else None
     if isinstance(value, float) and 0 < value < 1:
         share = Decimal(repr(value))
@@ -94,7 +94,7 @@ def _percent(text: str) -> Decimal | None:
     return Decimal(body) / 100 if len(body) <= 30 else None
 
 
-def _choice(param: Param, value: Any) -> str:
+def _choice(param: Param, value: object) -> str:
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if isinstance(text, str) and text in param.choices:
         return text
@@ -104,13 +104,13 @@ def _choice(param: Param, value: Any) -> str:
     raise Wrong(f"unknown value {show(value)}", nearest(str(value), names))
 
 
-def _flag(param: Param, value: Any) -> bool:
+def _flag(param: Param, value: object) -> bool:
     if not isinstance(value, bool):
         raise _mistyped(param, value, "true or false")
     return value
 
 
-def _text(param: Param, value: Any) -> str:
+def _text(param: Param, value: object) -> str:
     if not isinstance(value, str):
         raise _mistyped(param, value, "text")
     if not value.strip():
@@ -128,18 +128,18 @@ _TYPES = {
 }
 
 
-def _mistyped(param: Param, value: Any, wanted: str) -> Wrong:
+def _mistyped(param: Param, value: object, wanted: str) -> Wrong:
     what = f"expected {wanted}, not {show(value)}"
-    if isinstance(value, str) and param.kind in NUMERIC:
+    if isinstance(value, str) and param.kind in NUMERIC_KINDS:
         near = nearest(value, param.words) if param.words else ""
         if near.startswith("did you mean"):
             return Wrong(what, near)
         if ".." in value or "^" in value:
-            return Wrong(what, ranges.HINT)
+            return Wrong(what, ranges.RANGE_FORM)
     return Wrong(what)
 
 
-def _bounds(param: Param, number: float, value: Any) -> None:
+def _bounds(param: Param, number: float, value: object) -> None:
     low = number <= param.low if param.open_low else number < param.low
     if low or number > param.high:
         raise Wrong(f"{show(value)} is out of range")
@@ -175,7 +175,7 @@ def tags_of(param: Param) -> str:
     return " | ".join(f"{{{tag}: {allowed(inner)}}}" for tag, inner in param.tags.items())
 
 
-def show(value: Any, *, bare: bool = False) -> str:
+def show(value: object, *, bare: bool = False) -> str:
     """Return ``value`` as YAML would spell it, shortened."""
     if isinstance(value, bool):
         text = str(value).lower()

@@ -20,7 +20,7 @@ from raybench.core.errors import Complaint, InputError, nearest
 if TYPE_CHECKING:
     import numpy as np
 
-WIDEST = 64  # bits of a value
+MOST_VALUE_BITS = 64  # no number type is wider
 INDEX_BITS = (*(n.removeprefix("index_") for n in Counts._fields if n.startswith("index_")), "none")
 PRESETS: dict[str, dict[str, Any]] = {
     # Initial messages are free and Top-k indices are not sent: Richtarik et al. 2021, code.
@@ -50,8 +50,8 @@ class Accounting:
     def __post_init__(self) -> None:
         wrong = []
         width = self.value_bits
-        if width != "dtype" and not (type(width) is int and 1 <= width <= WIDEST):
-            fix = f"allowed: dtype, or an integer from 1 to {WIDEST}"
+        if width != "dtype" and not (type(width) is int and 1 <= width <= MOST_VALUE_BITS):
+            fix = f"allowed: dtype, or an integer from 1 to {MOST_VALUE_BITS}"
             wrong.append(Complaint("accounting.value_bits", f"{width!r} is no width", fix))
         if self.index_bits not in INDEX_BITS:
             wrong.append(
@@ -126,7 +126,7 @@ def _preset(name: object) -> dict[str, Any]:
     return PRESETS[name]
 
 
-def _known_keys(settings: Mapping[str, Any]) -> None:
+def _known_keys(settings: Mapping[str, object]) -> None:
     names = list(Accounting.__dataclass_fields__)
     wrong = [
         Complaint("accounting", f"unknown key {key!r}", nearest(str(key), names))

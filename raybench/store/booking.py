@@ -11,7 +11,7 @@ from raybench.core.counts import Counts
 from raybench.store.accounting import Accounting, dtype_bits
 from raybench.store.schema import SIDES, column
 
-COUNTED = ("values_up", "index_auto_up")
+COUNTS_THAT_TELL = ("values_up", "index_auto_up")
 """The columns that ``settled`` and ``knows_packed`` need."""
 
 PACKED_BITS_UNKNOWN = (
@@ -62,7 +62,7 @@ def settled(accounting: Accounting, curves: pd.DataFrame) -> Accounting:
 
 def knows_packed(curves: pd.DataFrame) -> bool:
     """Return whether all curves know how many index bits were packed."""
-    values, packed = (curves[name] for name in COUNTED)
+    values, packed = (curves[name] for name in COUNTS_THAT_TELL)
     return bool((packed.notna() | values.isna()).all())
 
 
@@ -70,7 +70,7 @@ def _count(curves: pd.DataFrame, name: str) -> np.ndarray:
     """Return a count as a float array; one that is kept in the map ``extra`` is zero where absent."""
     if name in curves:
         return curves[name].to_numpy(float)
-    if f"extra.{name}" in curves:  # a frame of raybench.load
+    if f"extra.{name}" in curves:  # a frame that ``raybench.load`` returned
         return curves[f"extra.{name}"].fillna(0.0).to_numpy(float)
     if "extra" not in curves:
         return np.zeros(len(curves))

@@ -11,9 +11,9 @@ from raybench.core.errors import Complaint, InputError
 from raybench.store import booking, identity, reader
 from raybench.store.accounting import Accounting
 from raybench.store.files import Files
-from raybench.store.scan import RANK, best_status, read_folder
+from raybench.store.scan import STATUS_RANK, best_status, read_folder
 from raybench.store.schema import CELLS, CURVES, SIDES
-from raybench.store.writer import SKIPPED, Store, shard_name
+from raybench.store.writer import Store, shard_name
 
 
 def merge(first: reader.Source, second: reader.Source, out: reader.Source) -> None:
@@ -48,7 +48,7 @@ def compact(folder: reader.Source, out: reader.Source) -> None:
 
 
 def _better(status: str, other: str) -> bool:
-    return RANK.index(status) < RANK.index(other)
+    return STATUS_RANK.index(status) < STATUS_RANK.index(other)
 
 
 def _empty(out: reader.Source) -> Store:
@@ -67,7 +67,7 @@ def _write(goal: Store, sources: list[Files], ids: list[set[str]], books: list[A
         [_rows(s, name, schema, wanted) for s, wanted in zip(sources, ids, strict=True)]
         for name, schema in (("curves", CURVES), ("cells", CELLS))
     )
-    counted = pd.concat([part.select(booking.COUNTED).to_pandas() for part in curves])
+    counted = pd.concat([part.select(booking.COUNTS_THAT_TELL).to_pandas() for part in curves])
     how = booking.settled(books[0], counted)
     for i, own in enumerate(books):
         if own != how:
@@ -76,7 +76,7 @@ def _write(goal: Store, sources: list[Files], ids: list[set[str]], books: list[A
     text = next((t for s in sources if (t := s.read("sweep.yaml")) is not None), None)
     if text is not None:
         goal.files.write("sweep.yaml", identity.with_accounting(text.decode(), how).encode())
-    skipped = pc.equal(every["status"], SKIPPED)
+    skipped = pc.equal(every["status"], "skipped")
     goal.skip(every.filter(skipped))
     rest = every.filter(pc.invert(skipped))
     if len(rest):
@@ -85,7 +85,7 @@ def _write(goal: Store, sources: list[Files], ids: list[set[str]], books: list[A
 
 def _best(cells: pa.Table) -> pa.Table:
     """Return the cells without doubles, that which ended best first."""
-    rank = pc.index_in(cells["status"], pa.array(RANK))
+    rank = pc.index_in(cells["status"], pa.array(STATUS_RANK))
     cells = cells.take(pc.sort_indices(pa.table({"rank": rank}), [("rank", "ascending")]))
     first = np.unique(cells["cell"].to_numpy(), return_index=True)[1]
     return cells.take(pa.array(np.sort(first)))

@@ -16,7 +16,9 @@ class Files(Protocol):
     """Whole-file access to one folder; ``rel`` is a path inside it with forward slashes."""
 
     name: str
-    filesystem: fsspec.AbstractFileSystem | None  # what pyarrow.dataset takes; None for local paths
+    filesystem: (
+        fsspec.AbstractFileSystem | None
+    )  # in the form that pyarrow.dataset takes; None for local paths
 
     def path(self, rel: str) -> str: ...
     def names(self, folder: str) -> list[str]: ...

@@ -26,7 +26,7 @@ def parse(text: str, where: str = "sweep.yaml") -> dict[str, Any]:
     return dict(found)
 
 
-def dump(sweep: Mapping[str, Any]) -> str:
+def dump(sweep: Mapping[str, object]) -> str:
     """Return a sweep as YAML text."""
     yaml, out = YAML(typ="safe", pure=True), io.StringIO()
     yaml.default_flow_style = False
@@ -42,7 +42,7 @@ def with_accounting(text: str, how: Accounting) -> str:
     return text if same else dump({**sweep, "accounting": how.as_dict()})
 
 
-def check(before: str, now: str | Mapping[str, Any], folder: str) -> None:
+def check(before: str, now: str | Mapping[str, object], folder: str) -> None:
     """Raise InputError if the sweep ``now`` is another one than ``before``, saved in ``folder``.
 
     Two values of a problem's key agree if they are equal, or if one, read as an axis, holds all
@@ -78,5 +78,5 @@ def _axis(value: object) -> set[str]:
     return {json.dumps(v, sort_keys=True) for v in (value if isinstance(value, list) else [value])}
 
 
-def _spell(section: Mapping[str, Any], key: str) -> str:
+def _spell(section: Mapping[str, object], key: str) -> str:
     return json.dumps(section[key]) if key in section else "not set"

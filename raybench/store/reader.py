@@ -17,11 +17,11 @@ from raybench.core.errors import InputError
 from raybench.store import booking, identity
 from raybench.store.accounting import Accounting, parse
 from raybench.store.files import Files, open_folder
-from raybench.store.scan import RANK, read_folder
+from raybench.store.scan import STATUS_RANK, read_folder
 from raybench.store.schema import CELLS, CURVES
 from raybench.store.table import expand_extra
 
-JOINED = [
+COLUMNS_JOINED = [
     "group",
     "status",
     "split",
@@ -90,11 +90,13 @@ def frames(
     """Return ``load`` and ``cells`` of a folder from one reading of it."""
     how = None if accounting is None else parse(accounting)
     files = open_results(folder)
-    table = _cells(files)  # before the curves: a cell that is seen has curves that are seen
+    table = _cells(
+        files
+    )  # read before the curves: a cell is written after its curves, so those of every cell are there
     curves = _curves(files, table)
     if how is not None:
         curves, table = booking.rebook(curves, table, how)
-    extra = table.set_index("cell")[JOINED]
+    extra = table.set_index("cell")[COLUMNS_JOINED]
     if params:
         config = configs(table).set_index(extra.index)
         extra = extra.join(config.drop(columns=[c for c in config if c in extra or c in curves]))
@@ -129,7 +131,9 @@ def accounting_of(folder: Source, asked: Accounting | None = None) -> Accounting
         own = parse(identity.parse(text.decode()).get("accounting"))
     if own.index_bits != "auto":
         return own
-    return booking.settled(own, read_folder(files, "curves", CURVES, booking.COUNTED).to_pandas())
+    return booking.settled(
+        own, read_folder(files, "curves", CURVES, booking.COUNTS_THAT_TELL).to_pandas()
+    )
 
 
 def flatten(config: str | None) -> dict[str, Any]:
@@ -139,7 +143,7 @@ def flatten(config: str | None) -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
 
-    def walk(prefix: str, value: Any) -> None:
+    def walk(prefix: str, value: object) -> None:
         if not isinstance(value, Mapping):
             flat[prefix] = value
             return
@@ -170,7 +174,7 @@ def open_results(folder: Source) -> Files:
 
 def _cells(files: Files) -> pd.DataFrame:
     table = read_folder(files, "cells", CELLS).to_pandas()
-    rank = table["status"].map({name: i for i, name in enumerate(RANK)})
+    rank = table["status"].map({name: i for i, name in enumerate(STATUS_RANK)})
     table = table.assign(rank=rank).sort_values(["rank"], kind="stable").drop(columns="rank")
     return table.drop_duplicates("cell").sort_index().reset_index(drop=True)
 
@@ -183,6 +187,6 @@ def _curves(files: Files, table: pd.DataFrame) -> pd.DataFrame:
     at = rows["round"].to_numpy()
     order = np.lexsort((at, cell))
     cell, at = cell[order], at[order]
-    first = np.ones(len(order), bool)  # a cell in two shards has its rounds once
+    first = np.ones(len(order), bool)  # a cell that stands in two shards is read once
     first[1:] = (cell[1:] != cell[:-1]) | (at[1:] != at[:-1])
     return expand_extra(rows.take(order[first])).to_pandas()

@@ -47,7 +47,7 @@ def to_table(
     return pa.Table.from_arrays(arrays, schema=stamped(schema))
 
 
-def _part(value: Any) -> np.ndarray:
+def _part(value: object) -> np.ndarray:
     if isinstance(value, pa.Array | pa.ChunkedArray):
         value = value.to_numpy(zero_copy_only=False)
     if isinstance(value, list | tuple):
@@ -65,13 +65,15 @@ def _column(
 ) -> pa.Array:
     if part.dtype.kind in "fiub" and not isinstance(part, np.ma.MaskedArray):
         whole = _full(part, shape, keep)
-        # NaN is a value of a real column; an integer column can only mean unknown by it
+        # NaN is a value of a real column; in an integer column it can only mean unknown.
         unknown = pa.types.is_integer(field.type)
         return pa.array(np.ascontiguousarray(whole), from_pandas=unknown).cast(field.type)
     # Text and lists with None: convert the few distinct entries once, then repeat them in arrow.
     mask = np.ma.getmaskarray(part).reshape(-1) if np.ma.isMaskedArray(part) else None
     flat = np.ma.getdata(part).reshape(-1)
-    gaps = not pa.types.is_floating(field.type)  # pandas spells a missing text NaN, a time NaT
+    gaps = not pa.types.is_floating(
+        field.type
+    )  # pandas writes a missing text as NaN and a missing time as NaT
     entries = flat.tolist() if flat.dtype.kind in "OU" else flat
     few = pa.array(entries, field.type, mask=mask, from_pandas=gaps)
     if part.shape == shape and keep is None:
@@ -104,7 +106,7 @@ def _map(
     return pa.MapArray.from_arrays(offsets, keys, values[present], type=kind)
 
 
-def extra_map(columns: Mapping[str, Any], rows: int) -> pa.Array:
+def extra_map(columns: Mapping[str, object], rows: int) -> pa.Array:
     """Return the map ``extra`` of so many rows from {name: column}; null and NaN mean absent."""
     parts = {name: _part(value) for name, value in columns.items()}
     return _map(parts, (rows,), None, rows, CURVES.field("extra").type)
@@ -125,7 +127,7 @@ def encode(table: pa.Table) -> bytes:
         sink,
         compression="zstd",
         compression_level=1,
-        use_dictionary=text,  # floats hardly repeat: a dictionary of them is time for nothing
+        use_dictionary=text,  # a dictionary of floats, which hardly repeat, costs time and saves nothing
         write_statistics=[n for n in table.column_names if n not in numbers],
     )
     return sink.getvalue().to_pybytes()

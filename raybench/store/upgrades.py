@@ -16,7 +16,7 @@ def _as_packed_is_unknown(table: pa.Table) -> pa.Table:
     In version 1 ``index_auto_*`` counted the shorter of a list and a bitmask. That is the count
     ``index_list_or_bitmask_*`` in ``extra`` now, and how many bits were packed is not known.
     """
-    if "round" not in table.column_names:  # cells have no counts
+    if "round" not in table.column_names:  # a table of cells, which has no counts
         return table
     moved = {column("index_auto", s): column("index_list_or_bitmask", s) for s in SIDES}
     if "extra" in table.column_names:

@@ -277,8 +277,8 @@ def facts_hold(s: Objective) -> None:
             short = c.mu * far - along.mean(1)
             assert bool((short <= s.digits * size.mean(1)).all()), f"f is not {c.mu:.6g}-convex"
         if max(p.samples) > 1:
-            one = p.grad(x, torch.zeros(len(x), p.n, 1, dtype=torch.long))
-            other = p.grad(y, torch.zeros(len(x), p.n, 1, dtype=torch.long))
+            first = Sample.at(torch.zeros(len(x), p.n, 1, dtype=torch.long))
+            one, other = p.grad(x, first), p.grad(y, first)
             apart = (one - other).double()
             room = s.digits * apart.norm(dim=-1) * moved.norm(dim=-1)[:, None]
             if Fact.CONVEX_SAMPLES in c.facts:

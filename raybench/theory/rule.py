@@ -117,7 +117,7 @@ class Convention:
         """Return the step size; raises NoTheory where a constant is unknown."""
         return _number(self.formula(k), k, False)
 
-    step = number  # nothing is assumed
+    step = number  # a convention assumes nothing, so it is always the same number
 
 
 def _number(found: Rate | float, k: Setting, linear: bool) -> float:

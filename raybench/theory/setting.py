@@ -97,5 +97,5 @@ class Setting:
 
 def contraction(alpha: float) -> tuple[float, float]:
     """Return theta = 1 - sqrt(1 - alpha) and beta = (1 - alpha)/theta of a contractive operator."""
-    theta = alpha / (1 + math.sqrt(1 - alpha))  # the same, exact for tiny alpha
+    theta = alpha / (1 + math.sqrt(1 - alpha))  # 1 - sqrt(1 - alpha), exact for tiny alpha too
     return theta, (1 - alpha) / theta

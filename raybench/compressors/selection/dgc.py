@@ -112,8 +112,8 @@ def _select(x: Tensor, k: int, count: int, random: bool, stream: Stream) -> Ragg
 
     run_shared(work, len(rows), COST_OF_SELECTING * rows.size)
     most = int(counts.max(initial=0))
-    parts = (part[:, :most].reshape(*lead, most) for part in (where, values))
-    return torch.from_numpy(counts).view(lead), *parts
+    where, values = (part[:, :most].reshape(*lead, most) for part in (where, values))
+    return torch.from_numpy(counts).view(lead), where, values
 
 
 @compiled

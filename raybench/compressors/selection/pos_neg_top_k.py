@@ -106,9 +106,12 @@ def by_sign(x: Tensor, of_sign: Callable[[int], int]) -> Ragged:
     """
     if x.device.type != "cpu":
         sides = x.clamp(min=0), x.clamp(max=0).nan_to_num_(0.0, 0.0, -math.inf)
-        counts = [per_count(s.count_nonzero(-1), lambda n: (of_sign(n),))[0] for s in sides]
-        kept = [rank_of(sizes_torch(s)) < c[..., None] for s, c in zip(sides, counts, strict=True)]
-        return ragged(x, kept[0] | kept[1])
+        most_of = [per_count(s.count_nonzero(-1), lambda n: (of_sign(n),))[0] for s in sides]
+        chosen = [
+            rank_of(sizes_torch(s)) < most[..., None]
+            for s, most in zip(sides, most_of, strict=True)
+        ]
+        return ragged(x, chosen[0] | chosen[1])
     rows, form = bits_of(x), FORMS[x.dtype]
     found = torch.empty(*x.shape[:-1], 2, dtype=torch.int64)
     have, cost = found.view(-1, 2).numpy(), COST_OF_SELECTING * rows.size

@@ -275,8 +275,8 @@ def drawn(x: Tensor, level: Tensor, k: int, stream: Stream) -> Ragged:
     most = int(counts.max(initial=0))
     if most > where.shape[-1]:
         where, values = look(most)
-    parts = (part[..., :most].contiguous() for part in (where, values))
-    return torch.from_numpy(counts).view(lead), *parts
+    where, values = (part[..., :most].contiguous() for part in (where, values))
+    return torch.from_numpy(counts).view(lead), where, values
 
 
 def drawn_torch(x: Tensor, level: Tensor, stream: Stream) -> Ragged:
