@@ -11,7 +11,7 @@ from torch import Tensor
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
 from raybench.wire import bitpack
-from raybench.wire.base import DTYPES, Message
+from raybench.wire.base import DTYPES, HALVES, Message
 
 
 class FloatFormat(NamedTuple):
@@ -25,13 +25,17 @@ class FloatFormat(NamedTuple):
 FLOATS = {
     torch.float64: FloatFormat(torch.int64, 52, 11),
     torch.float32: FloatFormat(torch.int32, 23, 8),
-    torch.float16: FloatFormat(torch.int16, 10, 5),
-    torch.bfloat16: FloatFormat(torch.int16, 7, 8),
 }
+FLOATS |= dict.fromkeys(HALVES, FLOATS[torch.float32])
+"""A number of 16 bits is coded as the float32 that it is: rounded up, the largest float16 becomes 2^16,
+which float16 does not hold."""
 
 
 def exponent_width(dtype: torch.dtype, p: int = 1) -> int:
-    """Return the bits of sign, exponent and the p - 1 first bits of the mantissa: 8 + p in float32."""
+    """Return the bits of sign, exponent and the p - 1 first bits of the mantissa.
+
+    8 + p in float32 and for numbers of 16 bits, 11 + p in float64.
+    """
     form = FLOATS[dtype]
     return 1 + form.exponent + min(p - 1, form.mantissa)
 
@@ -65,7 +69,7 @@ class ExponentsMessage(Message):
 
     @property
     def width(self) -> int:
-        """Bits of a code: 8 + p in float32, 11 + p in float64."""
+        """Bits of a code."""
         return exponent_width(self.dtype, self.p)
 
     def _write(self, out: Tensor) -> None:

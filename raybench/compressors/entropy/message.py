@@ -68,6 +68,11 @@ class CodedMessage(Message):
             cut += data.shape[-1]
         return replace(template, **changed, scale=self.scale)  # type: ignore[arg-type]
 
+    def to(self, dtype: torch.dtype) -> Message:
+        own = coded(self.inner.to(dtype))
+        assert own is not None
+        return own if self.present is None else own.masked(self.present)
+
     def _write(self, out: Tensor) -> None:
         self.inner.decode(out=out)
 

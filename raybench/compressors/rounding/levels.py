@@ -16,7 +16,7 @@ from raybench.core.counts import Counts
 from raybench.core.parallel import run_tiled
 from raybench.core.streams import Stream, hash_numba
 from raybench.wire import Message, bitpack
-from raybench.wire.base import DTYPES
+from raybench.wire.base import DTYPES, HALVES
 from raybench.wire.exponents import FLOATS
 from raybench.wire.levels import code_dtype, decode_levels
 
@@ -39,9 +39,10 @@ def span(dtype: torch.dtype) -> float:
 def grid(levels: tuple[float, ...], base: float, dtype: torch.dtype) -> Tensor:
     """Return the numbers base^q l, q any integer and l one of the levels, that a type holds, ascending.
 
-    Only its normal numbers. float64, of those values that the type has. Raises ValueError where they
-    are more than 32766.
+    Only its normal numbers; for numbers of 16 bits those of float32, in which they are compressed.
+    float64, of those values that the type has. Raises ValueError where they are more than 32766.
     """
+    dtype = torch.float32 if dtype in HALVES else dtype
     info = torch.finfo(dtype)
     if len(levels) * span(dtype) / math.log(base) > MOST_LEVELS:
         raise ValueError(f"more than {MOST_LEVELS} levels in the range of {dtype}")
