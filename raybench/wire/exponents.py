@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
 from raybench.wire import bitpack
-from raybench.wire.base import DTYPES, HALVES, Message
+from raybench.wire.base import DTYPES, HALVES, Header, Message
 
 
 class FloatFormat(NamedTuple):
@@ -86,9 +86,7 @@ class ExponentsMessage(Message):
         return bitpack.pack(self.codes, self.width)
 
     @classmethod
-    def read(
-        cls, known: dict[str, Any], payload: Tensor, stream: Stream | None
-    ) -> ExponentsMessage:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> ExponentsMessage:
         d, dtype, p = known["d"], DTYPES[known["dtype"]], known["p"]
         width = exponent_width(dtype, p)
         codes = bitpack.unpack(payload, width, d, integers_of(width))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from raybench.core.counts import Counts
 from raybench.core.parallel import run_tiled
 from raybench.core.streams import Stream, hash_numba
 from raybench.wire import Message, bitpack
-from raybench.wire.base import DTYPES, HALVES
+from raybench.wire.base import DTYPES, HALVES, Header
 from raybench.wire.exponents import FLOATS
 from raybench.wire.levels import code_dtype, decode_levels
 
@@ -114,7 +113,7 @@ class RoundedMessage(Message):
         return bitpack.pack(self.codes, self.width)
 
     @classmethod
-    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> RoundedMessage:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> RoundedMessage:
         dtype, levels, base = DTYPES[known["dtype"]], tuple(known["levels"]), known["base"]
         width = rounded_width(levels, base, dtype)
         codes = bitpack.unpack(payload, width, known["d"], code_dtype(2**width))
