@@ -8,7 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from raybench.core.compiled import compiled
 from raybench.core.counts import Counts
+from raybench.core.parallel import run_shared
 from raybench.core.streams import Stream
 from raybench.wire import bitpack
 from raybench.wire.base import DTYPES, HALVES, Header, Message
@@ -73,9 +75,13 @@ class ExponentsMessage(Message):
         return exponent_width(self.dtype, self.p)
 
     def _write(self, out: Tensor) -> None:
-        bits = out.view(FLOATS[self.dtype].integer)
-        bits.copy_(self.codes)
-        bits.bitwise_left_shift_(8 * self.dtype.itemsize - self.width)
+        bits, by = out.view(FLOATS[self.dtype].integer), 8 * self.dtype.itemsize - self.width
+        if self.device.type == "cpu":
+            codes, to = self.codes.reshape(-1).numpy(), bits.view(-1).numpy()
+            run_shared(lambda a, b: _shift(codes[a:b], by, to[a:b]), len(to), float(len(to)))
+        else:
+            bits.copy_(self.codes)
+            bits.bitwise_left_shift_(by)
         if self.scale != 1.0:
             out.mul_(self.scale)
 
@@ -91,3 +97,9 @@ class ExponentsMessage(Message):
         width = exponent_width(dtype, p)
         codes = bitpack.unpack(payload, width, d, integers_of(width))
         return cls(d, dtype, codes, p, scale=known["scale"])
+
+
+@compiled
+def _shift(codes, by, out):  # in one pass over memory; torch makes two
+    for j in range(out.shape[0]):
+        out[j] = out.dtype.type(codes[j]) << out.dtype.type(by)
