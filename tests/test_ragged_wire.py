@@ -81,7 +81,7 @@ def test_two_means_have_their_own_rows():
     assert torch.equal(m.joined(m.nbytes), torch.cat(alone))
 
 
-@pytest.mark.parametrize("d", [1, 24, codes.SMALL, codes.SMALL + 1, 9000])
+@pytest.mark.parametrize("d", [1, 24, codes.MOST_TABLED, codes.MOST_TABLED + 1, 9000])
 def test_codes_of_many_counts(d):
     counts = torch.tensor([[0, 1, d], [d // 2, d // 50, d - 1]])
     want = [[code_of(d, k) for k in row] for row in counts.tolist()]

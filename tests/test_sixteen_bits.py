@@ -9,6 +9,8 @@ import torch
 
 from raybench import compressor
 from raybench.compressors import Compressor
+from raybench.core.registry import lookup, names
+from raybench.testing.compressors import examples
 from raybench.testing.vectors import cells_and_clients, gaussian
 from raybench.testing.wire import assert_bits_fit_bytes, same_bits
 from raybench.wire import HALVES, Dense, DenseMessage, RaggedMessage, unpack
@@ -28,6 +30,40 @@ OPERATORS = [
 @pytest.fixture(params=HALVES, ids=str)
 def dtype(request):
     return request.param
+
+
+REGISTERED = {
+    label: (name, params)
+    for name in names("compressor")
+    for label, params in examples(lookup("compressor", name)).items()
+}
+
+
+REGISTERED["rounding:levels=1,1.5"] = ("rounding", {"levels": (1, 1.5)})
+
+
+@pytest.mark.parametrize("label", REGISTERED)
+def test_every_registered_operator_takes_them(label, dtype):
+    """For all parameters that the conformance kit tries: bytes, round trip, and 16 bits a value."""
+    name, params = REGISTERED[label]
+    op = lookup("compressor", name).target(**params).bind(24, 4).operator
+    x, q = gaussian(3, 4, 24, dtype=torch.float32).to(dtype), cells_and_clients(3, 4)
+    m, wide = op.compress(x, q), op.compress(x.float(), q)
+    value = m.decode()
+    assert (value.shape, value.dtype, m.dtype) == (x.shape, dtype, dtype)
+    assert value.isfinite().all()
+    assert_bits_fit_bytes(m)
+    saved = wide.bits.double() - m.bits
+    assert torch.equal(saved, 16 * torch.as_tensor(wide.cost.values).double().expand(m.lead))
+    back = unpack(m.pack())
+    assert (back.dtype, back.bits.tolist()) == (dtype, m.bits.tolist())
+    assert same_bits(back.decode(), value)
+    assert same_bits(back.sum_clients(), m.sum_clients())
+    # values of 16 bits carry an error of eps/2 each, which factors of at most 24 (Rand-1) carry on
+    size = wide.decode().double().norm(dim=-1)
+    kept = m.decode(out=torch.empty(x.shape))
+    off = (kept - wide.decode()).double().norm(dim=-1)
+    assert (off <= 4 * torch.finfo(dtype).eps * size).all(), float((off / size).max())
 
 
 @pytest.mark.parametrize("name", OPERATORS)

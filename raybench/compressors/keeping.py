@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.compose import Composed
 from raybench.core.errors import InputError
 
-PAPER = ("25%", "6.25%", "1.5625%", "0.4%")  # the first four epochs; then 0.1%
+PAPER = ("25%", "6.25%", "1.5625%", "0.4%")  # shares of the first four epochs; 0.1% afterwards
 EPOCHS = 5  # of the geometric warm-up
 
 
@@ -33,12 +33,13 @@ def keeping(op: Compressor, k: int | float | str) -> Compressor:
     return _kept(op, k)
 
 
-def _kept(op: Any, k: int | float | str) -> Any:
+def _kept(op: Compressor, k: int | float | str) -> Compressor:
     if hasattr(op, "k"):
-        return replace(op, k=k)
+        return replace(op, k=k)  # type: ignore[type-var]
     if kept_by(op) is None:
         return op
-    return replace(op, **{name: _kept(op.part(name), k) for name in op.made_of})
+    assert isinstance(op, Composed)
+    return replace(op, **{name: _kept(op.part(name), k) for name in op.made_of})  # type: ignore[type-var]
 
 
 def shares(warmup: str | Sequence[float | str], op: Compressor, d: int) -> list[float | str]:

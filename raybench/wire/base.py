@@ -30,6 +30,7 @@ PREFIX = struct.Struct(
 )  # magic, XXH3 of the rest (seeded with the header's length), that length
 KINDS: dict[str, type[Message]] = {}
 HALVES = (torch.float16, torch.bfloat16)
+Header = dict[str, Any]  # what the sender and the receiver know beforehand, in JSON
 DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, *HALVES)}
 
 
@@ -101,7 +102,7 @@ class Message:
         raise NotImplementedError
 
     @classmethod
-    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> Message:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> Message:
         """Return the message of a payload (*lead, P); ``known`` is the sender's ``known()``."""
         raise NotImplementedError
 
@@ -222,7 +223,7 @@ class Message:
         """Return the same compound made of other leaves (taken from the iterator in order)."""
         return next(leaves)
 
-    def known(self) -> dict[str, Any]:
+    def known(self) -> Header:
         """Return what both sides know beforehand, JSON-able."""
         own = {name: getattr(self, name) for name in self.static}
         return {
@@ -250,9 +251,9 @@ class Message:
 
     # Bytes that stand alone ------------------------------------------------------------------
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Header:
         """Return the header of ``pack``: kind, what is known, shapes and keys."""
-        head: dict[str, Any] = {"kind": self.kind, "lead": list(self.lead), **self.known()}
+        head: Header = {"kind": self.kind, "lead": list(self.lead), **self.known()}
         if self.stream is not None:
             head["keys"] = self.stream.keys.flatten().tolist()
         if self.present is not None:
@@ -264,7 +265,7 @@ class Message:
         return head
 
     @classmethod
-    def assemble(cls, head: dict[str, Any], leaves: Iterator[Message]) -> Message:
+    def assemble(cls, head: Header, leaves: Iterator[Message]) -> Message:
         """Return the message of a header and its leaves (a compound takes several)."""
         return next(leaves)
 
@@ -274,12 +275,12 @@ class Message:
         The header (kind, shape, operator's constants, keys) is what both ends of a bound operator
         know beforehand; each row's payload is ``nbytes`` long.
         """
-        rows: list[Any] = []
+        rows: list[memoryview] = []
         texts: list[str] = []
         for leaf in self.leaves():
             size = leaf.nbytes
             data = leaf.payload() if isinstance(size, int) else leaf.joined(size)
-            rows.append(data.cpu().contiguous().view(-1).numpy())
+            rows.append(data.cpu().contiguous().view(-1).numpy().data)
             texts.append(_json(leaf.describe()))
         # a message of one leaf is its own tree: the sizes of many rows are written once
         tree = texts[0] if type(self).leaves is Message.leaves else _json(self.describe())
@@ -287,11 +288,11 @@ class Message:
         return b"".join((PREFIX.pack(MAGIC, checksum(text, rows), len(text)), text, *rows))
 
 
-def _json(head: dict[str, Any]) -> str:
+def _json(head: Header) -> str:
     return json.dumps(head, separators=(",", ":"))
 
 
-def checksum(text: bytes | memoryview, rows: list[Any]) -> int:
+def checksum(text: bytes | memoryview, rows: list[memoryview]) -> int:
     """Return the XXH3 of a message's header and rows, seeded with the header's length."""
     state = xxhash.xxh3_64(text, seed=len(text))
     for row in rows:
@@ -331,7 +332,7 @@ def zero_rows(value: Tensor, which: Tensor) -> Tensor:
     return value
 
 
-def read_leaf(head: dict[str, Any], data: memoryview) -> tuple[Message, memoryview]:
+def read_leaf(head: Header, data: memoryview) -> tuple[Message, memoryview]:
     """Return a leaf from its header and the bytes that begin with its rows, and the bytes left."""
     lead = torch.Size(head["lead"])
     rows, widest = math.prod(lead), head["width"]
@@ -377,7 +378,7 @@ def unpack(data: bytes) -> Message:
         raise ValueError("the message's header does not fit its bytes") from error
 
 
-def _read(head: dict[str, Any], data: memoryview) -> Message:
+def _read(head: Header, data: memoryview) -> Message:
     leaves = []
     for leaf_head in head["leaves"]:
         leaf, data = read_leaf(leaf_head, data)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
-from raybench.wire.base import DTYPES, KINDS, Message
+from raybench.wire.base import DTYPES, KINDS, Header, Message
 
 
 class _Compound(Message):
@@ -49,7 +49,7 @@ class _Compound(Message):
         one = sent.clamp(max=1) if isinstance(sent, Tensor) else min(sent, 1)
         return cost._replace(messages=one)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Header:
         return {
             "kind": self.kind,
             **self.known(),
@@ -57,7 +57,7 @@ class _Compound(Message):
         }
 
     @classmethod
-    def _parts(cls, head: dict[str, Any], leaves: Iterator[Message]) -> list[Message]:
+    def _parts(cls, head: Header, leaves: Iterator[Message]) -> list[Message]:
         return [KINDS[part["kind"]].assemble(part, leaves) for part in head["parts"]]
 
 
@@ -123,11 +123,11 @@ class CasesMessage(_Compound):
                 out[j, cells.cpu()] = torch.as_tensor(count, dtype=torch.float64).cpu()
         return Counts(*out)
 
-    def known(self) -> dict[str, Any]:
+    def known(self) -> Header:
         return {**super().known(), "cells": [c.tolist() for c in self.cells]}
 
     @classmethod
-    def assemble(cls, head: dict[str, Any], leaves: Iterator[Message]) -> Message:
+    def assemble(cls, head: Header, leaves: Iterator[Message]) -> Message:
         parts = cls._parts(head, leaves)
         cells = [torch.tensor(c, dtype=torch.int64) for c in head["cells"]]
         return cls(head["d"], parts[0].dtype, cells, parts, scale=head["scale"])
@@ -218,7 +218,7 @@ class ConcatMessage(_Compound):
         return data.gather(-1, order)[..., : int(sizes.max()) if sizes.numel() else 0]
 
     @classmethod
-    def assemble(cls, head: dict[str, Any], leaves: Iterator[Message]) -> Message:
+    def assemble(cls, head: Header, leaves: Iterator[Message]) -> Message:
         parts = cls._parts(head, leaves)
         return cls(head["d"], parts[0].dtype, parts, scale=head["scale"])
 
@@ -258,7 +258,7 @@ class FlagMessage(Message):
         return self.flags
 
     @classmethod
-    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> FlagMessage:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> FlagMessage:
         return cls(1, DTYPES[known["dtype"]], payload[..., :1].clone())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
 from raybench.wire import bitpack
-from raybench.wire.base import DTYPES, Message
+from raybench.wire.base import DTYPES, Header, Message
 
 
 @dataclass(eq=False)
@@ -49,7 +48,7 @@ class DenseMessage(Message):
         return bitpack.to_bytes(self.values)
 
     @classmethod
-    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> DenseMessage:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> DenseMessage:
         dtype = DTYPES[known["dtype"]]
         values = bitpack.from_bytes(payload, dtype)
         return cls(known["d"], dtype, values, scale=known["scale"])

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,8 +29,8 @@ from raybench.core.parallel import run_shared
 from raybench.wire import bitpack
 
 LIST, MASK, ELIAS = range(3)
-SMALL = 1024  # dimensions up to which the codes of all counts are kept
-COST = 12  # of coding an index, in additions
+MOST_TABLED = 1024  # dimension up to which the codes of all counts are kept
+COST_OF_CODING = 12  # of an index, in additions
 DAMAGED = "the packed indices are damaged or cut short"
 UNSOUND = "indices must ascend, be distinct, and lie in [0, {})"
 
@@ -61,7 +61,7 @@ def code_of(d: int, k: int) -> Code:
 
 
 def per_count(
-    counts: Tensor, of_count: Callable[[int], Sequence[float]], dtype: Any = torch.int64
+    counts: Tensor, of_count: Callable[[int], Sequence[float]], dtype: torch.dtype = torch.int64
 ) -> Tensor:
     """Return what ``of_count`` says of every count: shape (numbers, *counts.shape)."""
     found, where = counts.unique(return_inverse=True)
@@ -74,7 +74,7 @@ def codes_of(counts: Tensor, d: int) -> Tensor:
 
     Raises ValueError as ``code_of`` does.
     """
-    if d <= SMALL and counts.device.type == "cpu" and counts.numel():
+    if d <= MOST_TABLED and counts.device.type == "cpu" and counts.numel():
         many = counts.numpy()
         if many.min() >= 0 and many.max() <= d:
             return torch.from_numpy(_codes(d).take(many, 1))
@@ -235,8 +235,11 @@ def decode_rows_torch(data: Tensor, starts: Tensor, counts: Tensor, d: int) -> T
 # Kernels -------------------------------------------------------------------------------------------
 
 
-def _run(kernel: Any, items: int, *given: Any) -> None:
+def _run(
+    kernel: Callable[..., bool], items: int, first: Tensor, *more: Tensor | np.ndarray | int
+) -> None:
     """Run a kernel over the rows of arrays, shared among the cores; it says whether they are sound."""
+    given = first, *more
     arrays = [x.numpy() if isinstance(x, Tensor) else x for x in given]
     sound = []
 
@@ -244,7 +247,7 @@ def _run(kernel: Any, items: int, *given: Any) -> None:
         part = [x[lo:hi] if isinstance(x, np.ndarray) else x for x in arrays]
         sound.append(kernel(*part))
 
-    run_shared(work, len(arrays[0]), COST * items)
+    run_shared(work, len(first), COST_OF_CODING * items)
     if not all(sound):
         raise ValueError(UNSOUND.format(given[-2]) if kernel is _encode else DAMAGED)
 

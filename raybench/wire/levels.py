@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from raybench.core.counts import Counts
 from raybench.core.parallel import ALIGN, run_tiled
 from raybench.core.streams import Stream
 from raybench.wire import bitpack
-from raybench.wire.base import DTYPES, Message
+from raybench.wire.base import DTYPES, Header, Message
 
 COST = 2.0  # of decoding a coordinate, in additions
 UNSCALED = -1  # the ``bucket`` of messages without scales
@@ -170,7 +169,7 @@ class LevelsMessage(Message):
         return bitpack.pack_into(self.codes, self.width, out, head)
 
     @classmethod
-    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> LevelsMessage:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> LevelsMessage:
         d, dtype, table, s = known["d"], DTYPES[known["dtype"]], known["table"], known["s"]
         bucket, symbols = known["bucket"], symbols_of(table, s)
         head = scales_of(table, bucket, d) * dtype.itemsize

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
 from raybench.wire import bitpack
-from raybench.wire.base import DTYPES, Message, zero_absent
+from raybench.wire.base import DTYPES, Header, Message, zero_absent
 from raybench.wire.indices import (
     DAMAGED,
     code_of,
@@ -125,11 +125,11 @@ class SparseMessage(_Scattered):
     def _payload(self) -> Tensor:
         return torch.cat((bitpack.to_bytes(self.values), encode(self.indices, self.d)), -1)
 
-    def known(self) -> dict[str, Any]:
+    def known(self) -> Header:
         return {**super().known(), "k": self.values.shape[-1]}
 
     @classmethod
-    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> SparseMessage:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> SparseMessage:
         d, k, dtype = known["d"], known["k"], DTYPES[known["dtype"]]
         values = bitpack.from_bytes(payload[..., : k * dtype.itemsize], dtype)
         indices = decode(payload[..., k * dtype.itemsize :], d, k)
@@ -160,7 +160,7 @@ class SeededMessage(_Scattered):
     def _payload(self) -> Tensor:
         return bitpack.to_bytes(self.values)
 
-    def map(self, of_tensor: Any) -> SeededMessage:
+    def map(self, of_tensor: Callable[[Tensor], Tensor]) -> SeededMessage:
         changed = super().map(of_tensor)
         assert isinstance(changed, SeededMessage)
         # beyond the sender a row stands alone: its own key, common or not, gives its support
@@ -178,13 +178,13 @@ class SeededMessage(_Scattered):
         changed.source = self.source[cells]
         return changed
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Header:
         if self.common:
             return self.map(lambda x: x).describe()
         return super().describe()
 
     @classmethod
-    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> SeededMessage:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> SeededMessage:
         assert stream is not None
         dtype = DTYPES[known["dtype"]]
         values = bitpack.from_bytes(payload, dtype)
@@ -270,7 +270,7 @@ class RaggedMessage(_Scattered):
         return x.masked_fill(beyond, 0)
 
     @classmethod
-    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> RaggedMessage:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> RaggedMessage:
         d, dtype, lead = known["d"], DTYPES[known["dtype"]], payload.shape[:-1]
         head, rows = _head(d), payload.reshape(math.prod(lead), payload.shape[-1])
         counts = bitpack.unpack(rows[:, :head], bitpack.width_of(d + 1), 1)[:, 0]

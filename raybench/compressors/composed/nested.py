@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
 from raybench.wire import indices
-from raybench.wire.base import DTYPES, Message
+from raybench.wire.base import DTYPES, Header, Message
 from raybench.wire.compound import ConcatMessage
 from raybench.wire.dense import DenseMessage
 from raybench.wire.sparse import SeededMessage, SparseMessage, index_cost
@@ -55,11 +55,11 @@ class SupportMessage(Message):
     def _payload(self) -> Tensor:
         return indices.encode(self.indices, self.d)
 
-    def known(self) -> dict[str, Any]:
+    def known(self) -> Header:
         return {**super().known(), "k": self.k}
 
     @classmethod
-    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> SupportMessage:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> SupportMessage:
         where = indices.decode(payload, known["d"], known["k"])
         return cls(known["d"], DTYPES[known["dtype"]], where, scale=known["scale"])
 
@@ -93,13 +93,11 @@ class SeededSupportMessage(SeededMessage):
     def _payload(self) -> Tensor:
         return self.values.new_empty(*self.lead, 0)
 
-    def known(self) -> dict[str, Any]:
+    def known(self) -> Header:
         return {**super().known(), "k": self.values.shape[-1]}
 
     @classmethod
-    def read(
-        cls, known: dict[str, Any], payload: Tensor, stream: Stream | None
-    ) -> SeededSupportMessage:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> SeededSupportMessage:
         assert stream is not None
         own = payload.new_ones(()).expand(*payload.shape[:-1], known["k"])
         common = known.get("common", False)

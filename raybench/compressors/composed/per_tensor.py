@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,8 +17,9 @@ from raybench.core.registry import List, Operator, compressor
 from raybench.core.streams import Stream
 from raybench.wire import ConcatMessage, Message
 
-BATCHED = 1 << 16  # entries up to which equal tensors are copied together: calls cost more there
-FEW = 3  # equal tensors below which that does not pay
+T = TypeVar("T")
+MOST_ENTRIES_STACKED = 1 << 16  # of each of equal tensors that are compressed in one call
+FEWEST_STACKED = 3  # equal tensors; fewer are not worth the copy
 
 
 @compressor("per_tensor")
@@ -99,23 +100,24 @@ class PerTensor(Composed):
                 parts[i] = op.encode(pieces[i].contiguous(), stream.fold(i))
         return ConcatMessage(d, x.dtype, [parts[i] for i in range(len(todo))])
 
-    def _every(self, d: int, of: str) -> list[Any] | None:
+    def _every(self, d: int, constant: Callable[[Compressor, int], T | None]) -> list[T] | None:
         """Return a constant of every tensor; None where one has none."""
         different = {(id(op), size): (op, size) for op, size in self.operators(d)}
-        found = [getattr(op, of)(size) for op, size in different.values()]
-        return None if any(value is None for value in found) else found
+        found = [constant(op, size) for op, size in different.values()]
+        known = [value for value in found if value is not None]
+        return known if len(known) == len(found) else None
 
     def omega(self, d: int) -> float | None:
-        return max(self._every(d, "omega") or [], default=None)
+        return max(self._every(d, lambda op, size: op.omega(size)) or [], default=None)
 
     def alpha(self, d: int) -> float | None:
-        return min(self._every(d, "alpha") or [], default=None)
+        return min(self._every(d, lambda op, size: op.alpha(size)) or [], default=None)
 
     def b1(self, d: int) -> tuple[float, float] | None:
-        return _worst(self._every(d, "b1"))
+        return _worst(self._every(d, lambda op, size: op.b1(size)))
 
     def b2(self, d: int) -> tuple[float, float] | None:
-        return _worst(self._every(d, "b2"))
+        return _worst(self._every(d, lambda op, size: op.b2(size)))
 
 
 def _worst(found: list[tuple[float, float]] | None) -> tuple[float, float] | None:
@@ -136,8 +138,8 @@ def _equal(todo: list[tuple[Compressor, int]]) -> list[list[int]]:
     """Return the places of small tensors of one size whose deterministic operator may do all at once."""
     groups: dict[int, list[int]] = {}
     for i, (op, size) in enumerate(todo):
-        if op.deterministic and size <= BATCHED:
+        if op.deterministic and size <= MOST_ENTRIES_STACKED:
             mates = groups.setdefault(size, [i])
             if mates[0] != i and todo[mates[0]][0] == op:
                 mates.append(i)
-    return [mates for mates in groups.values() if len(mates) >= FEW]
+    return [mates for mates in groups.values() if len(mates) >= FEWEST_STACKED]

@@ -13,7 +13,7 @@ from raybench.core.registry import Flag, Operator, compressor
 from raybench.core.streams import Stream
 from raybench.wire import Message
 
-SAFE = {torch.float32: (1e-25, 1e35), torch.float64: (1e-200, 1e200)}
+SAFE_SQUARES = {torch.float32: (1e-25, 1e35), torch.float64: (1e-200, 1e200)}
 """Between these a sum of squares has neither lost numbers that are too small nor overflown."""
 
 
@@ -88,7 +88,7 @@ def best_factor(x: Tensor, message: Message) -> Tensor:
         value = plain.values if plain.scale == 1.0 else plain.values * plain.scale
     along, size = _products(x, value)
     factor = along / size.where(size > 0, 1.0)
-    least, most = SAFE[x.dtype]
+    least, most = SAFE_SQUARES[x.dtype]
     odd = ~((size > least) & (size < most))
     if bool(odd.any()):
         a, b = x[odd].double(), value[odd].double()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from raybench.core.counts import Counts
 from raybench.core.errors import InputError
 from raybench.core.streams import Stream
 from raybench.wire import bitpack
-from raybench.wire.base import DTYPES, KINDS, Message
+from raybench.wire.base import DTYPES, KINDS, Header, Message
 
 PLAIN, BYTES, WORDS = 0, 1, 2  # the first byte of a row: not coded, frequencies of 1 or 2 bytes
 WIDEST = 1 << 17  # symbols further apart are not coded
@@ -24,7 +24,7 @@ WORTH_A_GUESS = 4096  # symbols from which it pays to guess whether coding them 
 TEMPLATES = 8
 
 
-def library() -> Any:
+def library() -> ModuleType:
     """Return the module ``constriction``, the range coder. Raises InputError where it is missing."""
     try:
         import constriction
@@ -47,7 +47,7 @@ class CodedMessage(Message):
 
     codes: Tensor
     side: Tensor
-    of: dict[str, Any]
+    of: Header
     _rows: list[bytes] | None = field(default=None, init=False, repr=False)
     kind = "coded"
     tensors = ("codes", "side")
@@ -67,6 +67,11 @@ class CodedMessage(Message):
             changed[name] = bitpack.from_bytes(data, like.dtype)
             cut += data.shape[-1]
         return replace(template, **changed, scale=self.scale)  # type: ignore[arg-type]
+
+    def to(self, dtype: torch.dtype) -> Message:
+        own = coded(self.inner.to(dtype))
+        assert own is not None
+        return own if self.present is None else own.masked(self.present)
 
     def _write(self, out: Tensor) -> None:
         self.inner.decode(out=out)
@@ -98,7 +103,7 @@ class CodedMessage(Message):
         return self._rows
 
     @classmethod
-    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> CodedMessage:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> CodedMessage:
         of, lead = known["of"], payload.shape[:-1]
         d, size, template = known["d"], of["size"], template_of(of)
         codes = torch.empty(*lead, d, dtype=template.__dict__["codes"].dtype)
@@ -149,7 +154,7 @@ def _others(leaf: Message) -> list[str]:
     return [name for name in leaf.tensors if name != "codes"]
 
 
-def template_of(of: dict[str, Any]) -> Message:
+def template_of(of: Header) -> Message:
     """Return a leaf of that header with all bytes 0, without leading axes: its arrays' shapes and types."""
     return _template(json.dumps(of, sort_keys=True))
 
@@ -246,7 +251,7 @@ def _bits(counts: np.ndarray, table: np.ndarray) -> float:
     return float((counts * (np.log2(table.sum()) - np.log2(table))).sum())
 
 
-def _model(frequencies: np.ndarray) -> Any:
+def _model(frequencies: np.ndarray) -> object:
     shares = frequencies / frequencies.sum()
     return library().stream.model.Categorical(shares, perfect=False)
 

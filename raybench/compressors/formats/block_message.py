@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from raybench.compressors.norms import largest
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
 from raybench.wire import Message, bitpack
-from raybench.wire.base import DTYPES
+from raybench.wire.base import DTYPES, Header
 from raybench.wire.levels import decode_levels, spread
 
 SCALES_PER_TOP = 256  # scales that share a number of full width under double quantisation
@@ -165,7 +164,7 @@ class BlockMessage(Message):
         return bitpack.pack_into(self.codes, self.width, out, head)
 
     @classmethod
-    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> BlockMessage:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> BlockMessage:
         d, dtype, name = known["d"], DTYPES[known["dtype"]], known["format"]
         block, double = known["block"], known["double"]
         values, small = _scale_counts(d, block, name, double)

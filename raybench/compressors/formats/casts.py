@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from raybench.core.params import record
 from raybench.core.registry import Choice, compressor
 from raybench.core.streams import Stream
 from raybench.wire import Message, bitpack
-from raybench.wire.base import DTYPES
+from raybench.wire.base import DTYPES, Header
 
 TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 SCALE = Choice("none", "max", help="max: x / max|x_j| is cast, one number of full width is sent")
@@ -55,7 +55,7 @@ class HalfMessage(Message):
         return torch.cat((bitpack.to_bytes(self.scales), bitpack.to_bytes(self.values)), -1)
 
     @classmethod
-    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> HalfMessage:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> HalfMessage:
         d, dtype, by_max = known["d"], DTYPES[known["dtype"]], known["scaled_by_max"]
         head = dtype.itemsize if by_max else 0
         scales = bitpack.from_bytes(payload[..., :head], dtype)

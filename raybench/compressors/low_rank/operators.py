@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,14 +14,14 @@ from torch.nn.functional import normalize, pad
 from raybench.compressors.base import Compressor
 from raybench.compressors.low_rank.svd import truncated_svd
 from raybench.core.errors import InputError
+from raybench.core.layout import Layout
 from raybench.core.params import record
-from raybench.core.registry import Integer, Param, compressor
+from raybench.core.registry import Integer, List, compressor
 from raybench.core.streams import Stream
 from raybench.wire import Dense, FactorsMessage, Message
 
 AUTO = "auto"
-SHAPE = Param(
-    "list",
+SHAPE = List(
     AUTO,
     words=(AUTO,),
     help="sizes of the matrix, [[14, 8]], or of a tensor folded to first x rest; auto: nearly square",
@@ -41,13 +40,13 @@ def near_square(d: int) -> tuple[int, int]:
     return a, total - a
 
 
-def sizes_of(value: Any, where: str) -> tuple[int, ...] | str:
+def sizes_of(value: object, where: str) -> tuple[int, ...] | str:
     """Return a list of sizes as a tuple of integers >= 1; ``auto`` as it is. Raises InputError."""
     if value == AUTO:
         return AUTO
-    listed = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
-    if listed and all(type(n) is int and n >= 1 for n in value):
-        return tuple(value)
+    listed = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
+    if listed and all(type(n) is int and n >= 1 for n in listed):
+        return listed
     fix = f"a list of integers >= 1, in a sweep file {where}: [[14, 8]]; or {AUTO}"
     raise InputError.of(where, f"{value!r} are no sizes", fix)
 
@@ -63,10 +62,9 @@ def check_fit(sizes: tuple[int, ...], d: int, where: str) -> None:
         )
 
 
-def shape_from(layout: Any, d: int) -> tuple[int, ...] | None:
+def shape_from(layout: Layout | None, d: int) -> tuple[int, ...] | None:
     """Return the shape of a variable that is a single tensor of d entries and at least two axes."""
-    tensors: Any = getattr(layout, "tensors", ())
-    shape = tuple(tensors[0][1]) if len(tensors) == 1 else ()
+    shape = layout.tensors[0][1] if layout is not None and len(layout) == 1 else ()
     return shape if len(shape) > 1 and math.prod(shape) == d else None
 
 
@@ -125,7 +123,7 @@ class LowRank(Projection):
     """Base of rank-r operators; a vector whose factors would hold d values or more is sent dense."""
 
     rank: int = Integer(1, low=1, help="rank of the matrix that is sent")
-    shape: Any = SHAPE
+    shape: tuple[int, ...] | str = SHAPE
 
     def __post_init__(self) -> None:
         at_least(self.rank, 1, "rank")
@@ -139,12 +137,12 @@ class LowRank(Projection):
         a, b, r = _matrix(self.shape, self.rank, d)
         return a * b if r else d
 
-    def fit(self, d: int, n: int, layout: Any = None) -> Compressor:
+    def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
         own = shape_from(layout, d)
         return self if own is None or self.shape != AUTO else dataclasses.replace(self, shape=own)
 
 
-def at_least(value: Any, low: int, where: str) -> None:
+def at_least(value: object, low: int, where: str) -> None:
     """Raise InputError unless value is an integer >= low."""
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise InputError.of(where, f"{value!r} is out of range", f"an integer >= {low}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from raybench.core.counts import Counts
 from raybench.core.parallel import run_tiled
 from raybench.core.streams import Stream, hash_numba
 from raybench.wire import Message, bitpack
-from raybench.wire.base import DTYPES
+from raybench.wire.base import DTYPES, HALVES, Header
 from raybench.wire.exponents import FLOATS
 from raybench.wire.levels import code_dtype, decode_levels
 
@@ -39,9 +38,10 @@ def span(dtype: torch.dtype) -> float:
 def grid(levels: tuple[float, ...], base: float, dtype: torch.dtype) -> Tensor:
     """Return the numbers base^q l, q any integer and l one of the levels, that a type holds, ascending.
 
-    Only its normal numbers. float64, of those values that the type has. Raises ValueError where they
-    are more than 32766.
+    Only its normal numbers; for numbers of 16 bits those of float32, in which they are compressed.
+    float64, of those values that the type has. Raises ValueError where they are more than 32766.
     """
+    dtype = torch.float32 if dtype in HALVES else dtype
     info = torch.finfo(dtype)
     if len(levels) * span(dtype) / math.log(base) > MOST_LEVELS:
         raise ValueError(f"more than {MOST_LEVELS} levels in the range of {dtype}")
@@ -113,7 +113,7 @@ class RoundedMessage(Message):
         return bitpack.pack(self.codes, self.width)
 
     @classmethod
-    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> RoundedMessage:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> RoundedMessage:
         dtype, levels, base = DTYPES[known["dtype"]], tuple(known["levels"]), known["base"]
         width = rounded_width(levels, base, dtype)
         codes = bitpack.unpack(payload, width, known["d"], code_dtype(2**width))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from raybench.core.errors import InputError
 from raybench.core.registry import Choice, Count, Integer, compressor
 from raybench.core.streams import Stream
 from raybench.wire import DTYPES, Message, SparseMessage, bitpack, index_cost
+from raybench.wire.base import Header
 from raybench.wire.indices import DAMAGED, code_of, decode, encode
 
 
@@ -150,9 +150,7 @@ class BlockSparseMessage(SparseMessage):
         return torch.cat((bitpack.to_bytes(self.values), where), -1)
 
     @classmethod
-    def read(
-        cls, known: dict[str, Any], payload: Tensor, stream: Stream | None
-    ) -> BlockSparseMessage:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> BlockSparseMessage:
         d, k, block, dtype = known["d"], known["k"], known["block"], DTYPES[known["dtype"]]
         values = bitpack.from_bytes(payload[..., : k * dtype.itemsize], dtype)
         where, own = payload[..., k * dtype.itemsize :], {"block": block, "each": known["each"]}
@@ -237,11 +235,11 @@ class BlocksMessage(Message):
         size = torch.as_tensor(self._size())
         return torch.cat((where, values), -1)[..., : int(size.max()) if size.numel() else 0]
 
-    def known(self) -> dict[str, Any]:
+    def known(self) -> Header:
         return {**super().known(), "block": self.block, "count": self.blocks.shape[-1]}
 
     @classmethod
-    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> BlocksMessage:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> BlocksMessage:
         d, block, count, dtype = known["d"], known["block"], known["count"], DTYPES[known["dtype"]]
         head, full = bitpack.bytes_of(code_of(-(-d // block), count).bits), count * block
         blocks = decode(payload[..., :head], -(-d // block), count)

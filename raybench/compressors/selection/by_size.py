@@ -22,17 +22,19 @@ from raybench.core.streams import hash_numba
 Ragged = tuple[Tensor, Tensor, Tensor]  # counts (*lead), indices and values (*lead, most)
 COST_OF_SELECTING = 8.0  # a coordinate, in additions
 COST_OF_LISTING = 2.0
-PLAIN_STEPS = 9  # of a bisection, that only count; those after them cost twice as much
+PLAIN_STEPS = (
+    9  # of a bisection that only count; later ones look for sizes that occur, at twice the cost
+)
 MOST_IN_GROUP = 64  # entries of a row that are represented by their largest
-FEW_OF = 256  # up to so small a share of a row jumps from group to group beat reading in order
+SHARE_PASSED_OVER = 256  # groups are passed over where at most one entry of so many is kept
 
 
 class Form(NamedTuple):
     """Floats seen as integers: their type, the bits of |x|, and the bits of infinity."""
 
-    integer: Any
-    mask: Any
-    inf: Any
+    integer: type[np.signedinteger[Any]]
+    mask: np.signedinteger[Any]
+    inf: np.signedinteger[Any]
 
 
 FORMS = {
@@ -115,13 +117,29 @@ def kth_largest(sizes, k):
     return least
 
 
-@compiled
-def list_above(sizes, cut, place):
-    """Write the places of sizes (n,) above a cut, ascending, to place (n + 1,); return how many."""
+@compiled(inline="always")
+def count_in(row, cut, mask, inf):
+    """Return how many entries of a row (d,), seen as integers, have a size above a cut."""
     found = 0
-    for j in range(sizes.shape[0]):  # without branches on the sizes, which nobody can foresee
-        place[found] = j
-        found += sizes[j] > cut
+    for j in range(row.shape[0]):
+        found += min(row[j] & mask, inf) > cut
+    return found
+
+
+@compiled
+def list_above(row, cut, mask, inf, found, place):
+    """Write the places of a row (d,) with a size above a cut, ascending, to place (d + 1,); return how many.
+
+    found: about how many there are. Where they are few, groups without any are passed over.
+    """
+    d, few, found = row.shape[0], found * SHARE_PASSED_OVER <= row.shape[0], 0
+    for start in range(0, d, MOST_IN_GROUP):
+        end = min(start + MOST_IN_GROUP, d)
+        if few and count_in(row[start:end], cut, mask, inf) == 0:
+            continue
+        for j in range(start, end):  # without branches on the sizes, which nobody can foresee
+            place[found] = j
+            found += min(row[j] & mask, inf) > cut
     return found
 
 
@@ -177,16 +195,14 @@ def places_of_largest(row, k, mask, inf, sizes, place):
         sizes[g] = min(most, inf)
     cut, ties = cut_of_largest(sizes[:groups], k)
     cut -= ties > 0
-    if k * FEW_OF <= d:  # most groups are passed over
+    if k * SHARE_PASSED_OVER <= d:  # most groups are passed over
         for g in range(groups):
             if sizes[g] > cut:
                 for j in range(g * group, min((g + 1) * group, d)):
                     place[found] = j
                     found += min(row[j] & mask, inf) > cut
-    else:  # read in order, without branches on the sizes, which nobody can foresee
-        for j in range(d):
-            place[found] = j
-            found += min(row[j] & mask, inf) > cut
+    else:
+        found = list_above(row, cut, mask, inf, d, place)
     if found > k:
         for i in range(found):
             sizes[i] = min(row[place[i]] & mask, inf)
@@ -241,10 +257,7 @@ def largest_torch(x: Tensor, k: int) -> Tensor:
 @compiled
 def _count_above(rows, cuts, mask, inf, counts):
     for r in range(rows.shape[0]):
-        row, cut, found = rows[r], cuts[r], 0
-        for j in range(row.shape[0]):
-            found += min(row[j] & mask, inf) > cut
-        counts[r] = found
+        counts[r] = count_in(rows[r], cuts[r], mask, inf)
 
 
 @compiled
@@ -253,9 +266,7 @@ def _list_above(rows, cuts, ties, mask, inf, counts, where, values):
     for r in range(rows.shape[0]):
         row, cut, left, found = rows[r], cuts[r], ties[r], 0
         if left == 0:
-            for j in range(row.shape[0]):
-                place[found] = j
-                found += min(row[j] & mask, inf) > cut
+            list_above(row, cut, mask, inf, counts[r], place)
         else:
             for j in range(row.shape[0]):
                 size = min(row[j] & mask, inf)

@@ -14,7 +14,7 @@ from raybench.compressors.selection.by_size import (
     FORMS,
     Ragged,
     bits_of,
-    count_above,
+    count_in,
     keep_largest,
     kth_largest,
     list_above,
@@ -30,9 +30,9 @@ from raybench.core.registry import Choice, Count, compressor
 from raybench.core.streams import Stream, hash_numba
 from raybench.wire import Message, RaggedMessage
 
-TRIES = 10  # times the threshold is lowered, at most
-LOWER = 0.8  # by this factor, while fewer than this share of k exceed it
-OVER = 1.3  # times k: with more than that above it the k largest are taken whatever ``truncate``
+MOST_LOWERINGS = 10  # of the threshold
+LOWERED_TO = 0.8  # of itself, while fewer than this share of k exceed it
+MOST_BEFORE_SELECTION = 1.3  # times k; if more exceed the threshold, the k largest of all are taken
 
 
 @compressor("dgc")
@@ -69,7 +69,7 @@ class DGC(Compressor):
         return RaggedMessage(d, x.dtype, *select(x, k, count, self.truncate == "random", stream))
 
     def alpha(self, d: int) -> float:
-        return 1 / d if self.truncate == "magnitude" or d == 1 else 1 / (OVER * d)
+        return 1 / d if self.truncate == "magnitude" or d == 1 else 1 / (MOST_BEFORE_SELECTION * d)
 
 
 def select_torch(x: Tensor, k: int, count: int, random: bool, stream: Stream) -> Ragged:
@@ -79,16 +79,16 @@ def select_torch(x: Tensor, k: int, count: int, random: bool, stream: Stream) ->
     places = (places * (d / count)).long().clamp(max=d - 1)
     rank = -(-count * k // d)
     cut = size.gather(-1, places).sort(dim=-1, descending=True).values[..., rank - 1 : rank]
-    for _ in range(TRIES):
+    for _ in range(MOST_LOWERINGS):
         found = ((size >= cut) & (size > 0)).sum(-1, keepdim=True)
-        cut = torch.where(found < LOWER * k, cut * LOWER, cut)
+        cut = torch.where(found < LOWERED_TO * k, cut * LOWERED_TO, cut)
     keep = (size >= cut) & (size > 0)
     found = keep.sum(-1, keepdim=True)
     by_size = rank_of(size.where(keep, -1.0)) < k
     if random:
         score = (stream.fold("truncate").bits(d) >> 1) & (2**63 - 1)
         by_hash = rank_of(score.where(keep, -1)) < k
-        by_size = torch.where(found <= OVER * k, by_hash, by_size)
+        by_size = torch.where(found <= MOST_BEFORE_SELECTION * k, by_hash, by_size)
     return ragged(x, keep & by_size)
 
 
@@ -99,11 +99,13 @@ def _select(x: Tensor, k: int, count: int, random: bool, stream: Stream) -> Ragg
         for source in (stream, stream.fold("truncate"))
     )
     rank = -(-count * k // x.shape[-1])
-    limit = math.floor(OVER * k) if random else 0  # up to so many are chosen from by hash
+    limit = (
+        math.floor(MOST_BEFORE_SELECTION * k) if random else 0
+    )  # up to so many are chosen from by hash
     counts = np.empty(len(rows), np.int64)
     where, values = torch.empty(len(rows), k, dtype=torch.int64), torch.empty(len(rows), k).to(x)
     to, kept = where.numpy(), values.numpy()
-    lower = kept.dtype.type(LOWER)
+    lower = kept.dtype.type(LOWERED_TO)
 
     def work(a: int, b: int) -> None:
         sampling, held = (keys[a:b], count, rank, lower), (k, limit, hashes[a:b])
@@ -125,21 +127,23 @@ def _of_rows(
     scores = np.empty(limit, np.int64)
     for r in range(rows.shape[0]):
         row = rows[r]
-        for j in range(row.shape[0]):
-            sizes[j] = min(row[j] & mask, inf)
-        cut[0] = kth_largest(sizes[places_of_sample(row.shape[0], keys[r], count)], rank)
-        for _ in range(TRIES):
-            if count_above(sizes, max(cut[0] - 1, 0)) >= LOWER * k:
+        sample = places_of_sample(row.shape[0], keys[r], count)
+        for i in range(count):
+            sizes[i] = min(row[sample[i]] & mask, inf)
+        cut[0] = kth_largest(sizes[:count], rank)
+        for _ in range(MOST_LOWERINGS):
+            found = count_in(row, max(cut[0] - 1, 0), mask, inf)
+            if found >= LOWERED_TO * k:
                 break
             value[0] *= lower
-        found = list_above(sizes, max(cut[0] - 1, 0), place)
+        found = list_above(row, max(cut[0] - 1, 0), mask, inf, found, place)
         if k < found <= limit:
             for i in range(found):
                 scores[i] = hash_numba(hashes[r], np.uint64(place[i])) >> np.uint64(1)
             keep_largest(scores[:found], k, place)
         elif found > k:
             for i in range(found):
-                sizes[i] = sizes[place[i]]
+                sizes[i] = min(row[place[i]] & mask, inf)
             keep_largest(sizes[:found], k, place)
         counts[r] = min(found, k)
         for t in range(counts[r]):

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +29,7 @@ from raybench.core.parallel import run_shared
 from raybench.core.registry import Choice, Count, compressor
 from raybench.core.streams import Stream
 from raybench.wire import DTYPES, Message, RaggedMessage, bitpack, index_cost
+from raybench.wire.base import Header
 from raybench.wire.indices import DAMAGED, decode_rows, encode_rows, per_count
 
 
@@ -215,7 +215,7 @@ class TwoMeansMessage(RaggedMessage):
         return out
 
     @classmethod
-    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> TwoMeansMessage:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> TwoMeansMessage:
         d, dtype, lead = known["d"], DTYPES[known["dtype"]], payload.shape[:-1]
         head, pair, rows = bitpack.width_of(d + 1), 2 * dtype.itemsize, math.prod(lead)
         data = payload.reshape(rows, payload.shape[-1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +19,13 @@ from raybench.core.parallel import run_shared
 from raybench.core.registry import Flag, Number, compressor
 from raybench.core.streams import Stream, hash_numba
 from raybench.wire import DTYPES, Message, bitpack
+from raybench.wire.base import Header
 
 BLOCK = 512  # coordinates whose numbers are drawn at once
 COST_OF_HASHES = 8.0  # of a coordinate, in additions
 
 
-def probability(p: Any, where: str = "p") -> float:
+def probability(p: object, where: str = "p") -> float:
     """Return p as a float. Raises InputError unless 0 < p <= 1."""
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 < p <= 1:
         raise InputError.of(where, f"{p!r} is no such probability", "a number in (0, 1]")
@@ -104,9 +104,7 @@ class BernoulliMessage(DrawnMessage):
         return changed
 
     @classmethod
-    def read(
-        cls, known: dict[str, Any], payload: Tensor, stream: Stream | None
-    ) -> BernoulliMessage:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> BernoulliMessage:
         assert stream is not None
         dtype = DTYPES[known["dtype"]]
         values = bitpack.from_bytes(payload, dtype)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from raybench.core.parallel import run_shared
 from raybench.core.registry import Integer, compressor
 from raybench.core.streams import SMALL, Stream, hash_numba
 from raybench.wire import DTYPES, Message, bitpack
+from raybench.wire.base import Header
 
 AUTO = "auto"
 COST_OF_PLACES = 64.0  # of giving a coordinate its place in a permutation, in additions
@@ -154,11 +154,11 @@ class PermMessage(DrawnMessage):
         changed.source, changed.held = self.source[cells], None
         return changed
 
-    def known(self) -> dict[str, Any]:
+    def known(self) -> Header:
         alone = {} if self.slots is None else {"slots": self.slots.flatten().tolist()}
         return {**super().known(), **alone}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Header:
         if self.slots is not None:
             return super().describe()
         alone = self.map(lambda x: x)
@@ -166,7 +166,7 @@ class PermMessage(DrawnMessage):
         return alone.describe()
 
     @classmethod
-    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> PermMessage:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> PermMessage:
         assert stream is not None
         dtype = DTYPES[known["dtype"]]
         values, slots = bitpack.from_bytes(payload, dtype), None

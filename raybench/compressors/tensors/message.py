@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
 from raybench.wire import Message, bitpack
-from raybench.wire.base import DTYPES
+from raybench.wire.base import DTYPES, Header
 
 Sizes = tuple[int, ...]
 
@@ -111,7 +110,7 @@ class TensorMessage(Message):
         return bitpack.to_bytes(self.values)
 
     @classmethod
-    def read(cls, known: dict[str, Any], payload: Tensor, stream: Stream | None) -> TensorMessage:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> TensorMessage:
         dtype = DTYPES[known["dtype"]]
         values = bitpack.from_bytes(payload, dtype)
         d, form = known["d"], known["form"]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,10 +27,13 @@ from raybench.compressors.low_rank.operators import (
 )
 from raybench.compressors.tensors.message import Sizes, TensorMessage, values_of
 from raybench.core.errors import InputError
+from raybench.core.layout import Layout
 from raybench.core.params import record
-from raybench.core.registry import Integer, List, Param, compressor
+from raybench.core.registry import Integer, List, compressor
 from raybench.core.streams import Stream
 from raybench.wire import Dense, Message
+
+Rank = int | float | str  # a count, or a share of the largest that an axis can have
 
 
 @lru_cache(maxsize=4096)
@@ -53,12 +56,21 @@ class Plan:
     alpha: float | None
 
 
-def _rank(value: Any, most: int) -> int:
+def _rank(value: Rank, most: int) -> int:
     """Return how many of ``most`` a rank means: a share of them, or a count, which may be larger."""
     return min(value, most) if type(value) is int else count_of(value, most, "ranks")
 
 
-def _spread(ranks: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+def _each(given: Sequence[Rank] | Rank) -> tuple[Rank, ...]:
+    """Return ranks as a tuple, also one that is given alone."""
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        return tuple(given)
+    return (given,)
+
+
+def _spread(given: Sequence[Rank] | Rank, count: int) -> tuple[Rank, ...]:
+    """Return a rank for each of so many axes. Raises InputError where there are others."""
+    ranks = _each(given)
     if len(ranks) not in (1, count):
         raise InputError.of("ranks", f"{len(ranks)} ranks", f"give {count}, or one for all")
     return ranks * count if len(ranks) == 1 else ranks
@@ -82,8 +94,7 @@ def _plan(op: Decomposition, d: int) -> Plan:
 class Decomposition(Projection):
     """Base of tensor operators; x whose parts would hold d values or more is sent dense."""
 
-    dims: Any = Param(
-        "list",
+    dims: Sizes | str = List(
         AUTO,
         words=(AUTO,),
         help="sizes of the tensor's axes, [[7, 4, 4]]; auto: three nearly equal ones",
@@ -113,7 +124,7 @@ class Decomposition(Projection):
         plan = _plan(self, d)
         return math.prod(plan.dims) if plan.ranks else d
 
-    def fit(self, d: int, n: int, layout: Any = None) -> Compressor:
+    def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
         own = shape_from(layout, d)
         return self if own is None or self.dims != AUTO else dataclasses.replace(self, dims=own)
 
@@ -134,14 +145,13 @@ class Decomposition(Projection):
 class Ranked(Decomposition):
     """Base of operators with a rank for each axis."""
 
-    ranks: Any = List(
+    ranks: Sequence[Rank] | Rank = List(
         (1,), help="one rank per axis, [[2, 2, 2]], or one for all, [[2]]; counts or shares"
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        many = isinstance(self.ranks, Sequence) and not isinstance(self.ranks, str)
-        ranks = tuple(self.ranks) if many else (self.ranks,)
+        ranks = _each(self.ranks)
         if not ranks:
             raise InputError.of("ranks", "no ranks", "one for all axes: [[2]]; or one for each")
         for rank in ranks:
@@ -233,7 +243,9 @@ class TensorTrain(Ranked):
     of them, or one for all. dims and InputError as ``hosvd``. Source: Oseledets 2011.
     """
 
-    ranks: Any = List((1,), help="the ranks between axes, one fewer than axes, or one for all")
+    ranks: Sequence[Rank] | Rank = List(
+        (1,), help="the ranks between axes, one fewer than axes, or one for all"
+    )
 
     form = "tt"
 
