@@ -36,6 +36,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -120,9 +121,18 @@ class Mutant:
 
     target: str
     tests: tuple[str, ...]
-    path: str
-    text: str  # the whole file with the fault in it
-    what: str
+    change: Change
+    what: str  # in words
+
+    @property
+    def path(self) -> str:
+        """The file with the fault, from the root."""
+        return self.change.path
+
+    @property
+    def text(self) -> str:
+        """The whole file with the fault in it."""
+        return self.change.applied((ROOT / self.path).read_text())
 
 
 @dataclass
@@ -152,11 +162,16 @@ def of_target(name: str) -> Iterator[Mutant]:
     target = TARGETS[name]
     files = {f for pattern in target.files for f in (ROOT / "raybench").glob(pattern)}
     for file in sorted(files):
-        source, path = file.read_text(), file.relative_to(ROOT).as_posix()
-        for change in changes(source, path):
-            if target.holds(change) and not any(one.is_of(change) for one in EQUIVALENT):
-                text = change.applied(source)
-                yield Mutant(name, target.tests, path, text, f"{change} [{change.kind}]")
+        for change in _changes(file.relative_to(ROOT).as_posix()):
+            if target.holds(change):
+                yield Mutant(name, target.tests, change, f"{change} [{change.kind}]")
+
+
+@cache
+def _changes(path: str) -> tuple[Change, ...]:
+    """Return the changes to a file that may make a difference."""
+    every = changes((ROOT / path).read_text(), path)
+    return tuple(c for c in every if not any(one.is_of(c) for one in EQUIVALENT))
 
 
 def known(match: str = "") -> list[Mutant]:
@@ -169,8 +184,11 @@ def _of_known(one: Known) -> Mutant:
     if source.count(one.old) != 1:
         raise ValueError(f"{one.path} holds {source.count(one.old)} times: {one.old}")
     tests = TARGETS[one.target].tests if one.target in TARGETS else ELSEWHERE[one.target]
-    text = source.replace(one.old, one.new)
-    return Mutant("known", tests, one.path, text, f"{one.path}: {one.name}")
+    before, found, _ = source.partition(one.old)
+    start, line = len(before.encode()), before.count("\n") + 1
+    end = start + len(found.encode())
+    change = Change(one.path, line, (), "known", start, end, one.old, one.new)
+    return Mutant("known", tests, change, f"{one.path}:{line}: {one.name}")
 
 
 class Copy:
