@@ -25,6 +25,7 @@ already, but nothing of raybench.
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import os
 import random
@@ -62,8 +63,8 @@ COSTS = {"_cost", "_size", "cost", "nbytes", "bits", "union", "packed_bytes", "c
 class Target:
     """A part of the package and the tests that concern it, those that kill most and soonest first.
 
-    files: patterns below ``raybench/``. part: which scopes of a file belong to it: all of them,
-    ``functions`` (of a module), ``classes``, or ``costs``.
+    files: patterns below ``raybench/``. part: what of a file belongs to it: all of it, ``formulas``
+    (functions of a ``Setting`` and what is declared with them), ``others`` than these, or ``costs``.
     """
 
     files: tuple[str, ...]
@@ -72,22 +73,20 @@ class Target:
 
     def holds(self, change: Change) -> bool:
         """Return whether a change lies in the target's part of its file."""
-        scope = change.scope
-        if self.part == "functions":
-            return bool(scope) and scope[0][:1].islower()
-        if self.part == "classes":
-            return bool(scope) and scope[0][:1].isupper()
-        return self.part == "all" or bool(COSTS.intersection(scope))
+        if self.part == "costs":
+            return bool(COSTS.intersection(change.scope))
+        formula = not change.scope or bool(_formulas(change.path).intersection(change.scope))
+        return self.part == "all" or formula == (self.part == "formulas")
 
 
-STEP_TESTS = ("theory", "tightness", "published_steps")
+STEP_TESTS = ("theory", "step_rules", "tightness", "published_steps")
 TARGETS = {
     "theory": Target(("theory/*.py",), (*STEP_TESTS, "cli_lookup")),
-    "steps": Target(("algorithms/*.py",), STEP_TESTS, "functions"),
+    "steps": Target(("algorithms/*.py",), STEP_TESTS, "formulas"),
     "methods": Target(
         ("algorithms/*.py",),
         ("references", "references_practice", "invariants", "vertical", "decentralised"),
-        "classes",
+        "others",
     ),
     "ledger": Target(
         ("wire/ledger.py", "core/counts.py"), ("ledger", "message_costs", "accounting")
@@ -165,6 +164,18 @@ def of_target(name: str) -> Iterator[Mutant]:
         for change in _changes(file.relative_to(ROOT).as_posix()):
             if target.holds(change):
                 yield Mutant(name, target.tests, change, f"{change} [{change.kind}]")
+
+
+@cache
+def _formulas(path: str) -> frozenset[str]:
+    """Return the functions of a file that take a ``Setting``, or a pair of constants that depends on one."""
+    nodes = ast.walk(ast.parse((ROOT / path).read_text()))
+    about = {
+        node.name: ast.unparse(node.args) for node in nodes if isinstance(node, ast.FunctionDef)
+    }
+    return frozenset(
+        n for n, args in about.items() if "theory.Setting" in args or "theory.Pair" in args
+    )
 
 
 @cache
