@@ -35,7 +35,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
@@ -329,7 +329,8 @@ def tried(mutants: list[Mutant], jobs: int, limit: float | None = None) -> Itera
                 copies.put(own)
 
         with ThreadPoolExecutor(jobs) as pool:
-            yield from pool.map(one, mutants)
+            for done in as_completed([pool.submit(one, mutant) for mutant in mutants]):
+                yield done.result()
 
 
 def _without_a_fault(
