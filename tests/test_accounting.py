@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import raybench
 from raybench.core.counts import Counts
 from raybench.core.errors import InputError
-from raybench.spec.schema import json_schema
+from raybench.spec import json_schema
 from raybench.store import (
     CELLS,
     Accounting,
@@ -24,7 +24,7 @@ from raybench.store import (
     rebook,
     to_table,
 )
-from raybench.store.accounting import INDEX_BITS, PRESETS, parse
+from raybench.store.accounting import INDEX_BITS, PRESETS, dtype_bits, parse
 
 
 @pytest.fixture
@@ -162,6 +162,25 @@ def test_rebook_knows_each_cells_dtype_and_missing_curves(store, tmp_path):
     assert found["a"] == 32 * 25 + 3
     assert found["b"] == 64 * 25 + 3
     assert math.isnan(found["c"])
+
+
+@pytest.mark.parametrize(
+    ("config", "width"),
+    [
+        (None, 64),
+        (math.nan, 64),  # a null in a frame
+        ("", 64),
+        ("{}", 64),
+        (json.dumps({"problem": None}), 64),
+        (json.dumps({"problem": {"params": {"dtype": "float64"}}}), 64),
+        (json.dumps({"problem": {"params": {"dtype": "float32"}}}), 32),
+        (json.dumps({"problem": {"dtype": "float32"}}), 32),
+        (json.dumps({"problem": {"dtype": "float16"}}), 16),
+        (json.dumps({"problem": {"dtype": "bfloat16"}}), 16),
+    ],
+)
+def test_the_width_of_a_value_in_a_cell(config, width):
+    assert dtype_bits(config) == width
 
 
 BOOKS = [

@@ -3,10 +3,9 @@
 import json
 import math
 
-import fake_store
 import numpy as np
-import pandas as pd
 import pytest
+from fake_runs import make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,37 +19,8 @@ from raybench.analysis import (
     describe,
     final_vs_step,
     first_crossing,
-    frames,
     tuned,
 )
-from raybench.store import CELLS, CURVES, Store, to_table
-
-
-def make(runs):
-    """Return (curves, cells) of runs: dicts with g (the values of ||grad f||^2) and cell columns."""
-    curves, rows = [], []
-    for i, run in enumerate(runs):
-        run = {"algorithm": "ef21", "compressor": "top_k", "k": 1, "status": "ok", "seed": 0, **run}
-        run = {"multiple": 1.0, "per_round": 10.0, "dataset": "a", "params": {}, **run}
-        g = np.asarray(run["g"], float)
-        cell, bits = f"cell{i}", run["per_round"] * np.arange(len(g))
-        group = json.dumps([run[c] for c in ("dataset", "algorithm", "compressor", "k", "params")])
-        name = f"{run['algorithm']} k={run['k']}"
-        config = {
-            "problem": {"name": "logistic", "params": {"dataset": run["dataset"]}},
-            "algorithm": {"name": run["algorithm"], "params": run["params"]},
-            "compressor": {"name": run["compressor"], "params": {"k": run["k"]}},
-        }
-        same = {c: run[c] for c in ("algorithm", "compressor", "k", "seed", "dataset")}
-        same |= {"cell": [cell] * len(g), "label": name, "step_multiple": run["multiple"]}
-        same |= {"step_size": 0.1 * run["multiple"], "problem": "logistic"}
-        table = {**same, "round": np.arange(len(g)), "grad_norm_sq": g, "bits_up": bits, "loss": g}
-        curves.append(to_table(table, CURVES).to_pandas())
-        last = {"rounds": len(g) - 1, "grad_norm_sq": g[-1], "loss": g[-1], "bits_up": bits[-1]}
-        row = {**same, **last, "cell": [cell], "group": group, "status": run["status"]}
-        rows.append(to_table({**row, "config": json.dumps(config)}, CELLS).to_pandas())
-    return pd.concat(curves, ignore_index=True), pd.concat(rows, ignore_index=True)
-
 
 # -- crossings -------------------------------------------------------------------------------
 
@@ -300,36 +270,7 @@ def test_final_vs_step():
     assert found["grad_norm_sq_high"].tolist() == [0.3, 0.01]
 
 
-# -- the closing table -----------------------------------------------------------------------
-
-
-def test_closing_table_by_hand():
-    runs = [
-        {"g": [1, 0.5, 0.05], "algorithm": "gd", "compressor": None, "k": None, "per_round": 100.0},
-        *({"g": [1, 0.5, 0.05], "k": 1, "seed": s} for s in range(3)),
-        {"g": [1, 0.05, 0.01], "k": 5, "per_round": 50.0, "multiple": 2.0},
-        {"g": [1, 0.4], "algorithm": "marina", "compressor": "rand_k", "status": "diverged"},
-    ]
-    table = closing_table(make(runs), target=0.1).set_index("method")
-    assert table.index.tolist() == ["EF21 Top-K", "GD", "MARINA Rand-K"]
-    row = table.loc["EF21 Top-K"]
-    assert (row["k"], row["bits_to_target"], row["ratio_to_gd"], row["seeds"]) == (1, 20.0, 0.1, 3)
-    assert (row["bits_low"], row["bits_high"], row["edge"]) == (20.0, 20.0, "only")
-    assert table.loc["GD", "ratio_to_gd"] == 1.0
-    assert table.loc["MARINA Rand-K", "diverged"] == 1
-
-
-def test_closing_table_of_a_folder_follows_the_accounting(tmp_path):
-    fake_store.fill(Store(tmp_path), rounds=200)
-    plain, paper = closing_table(tmp_path), closing_table(tmp_path, "paper:ef21")
-    assert set(plain["method"]) == set(paper["method"])
-    gd = [t.set_index("method").loc["GD", "bits_to_target"] for t in (plain, paper)]
-    assert gd[1] == (gd[0] - 64 * 112) / 2  # half as wide, without the first gradient
-    found = frames(tmp_path, "paper:ef21")
-    pd.testing.assert_frame_equal(closing_table(found), paper)
-    pd.testing.assert_frame_equal(closing_table((found.curves, found.cells)), paper)
-    pd.testing.assert_frame_equal(closing_table(frames(tmp_path), "paper:ef21"), paper)
-    assert found.accounting == "value_bits=32, index_bits=none, count_init=false"
+# -- what is compared -----------------------------------------------------------------------
 
 
 def test_annotate_drops_curves_without_a_cell():

@@ -107,6 +107,19 @@ def test_the_union_of_what_clients_send_is_broadcast_once():
     assert ledger.down[MESSAGES].tolist() == [3] * CELLS
 
 
+def test_a_broadcast_of_which_cells_send_different_kinds():
+    """The server's messages (B,): cells 2 and 0 send d values, cell 1 three with their indices."""
+    x = torch.ones(CELLS, D).double()
+    few = SparseMessage(D, x.dtype, torch.arange(3)[None], x[:1, :3])
+    cells = [torch.tensor([2, 0]), torch.tensor([1])]
+    ledger = Ledger(CELLS)
+    ledger.book_down(CasesMessage(D, x.dtype, cells, [Dense(x[:2]), few]))
+    assert ledger.down[VALUES].tolist() == [D, 3, D]
+    assert ledger.down[BYTES].tolist() == [8 * D, float(few.nbytes), 8 * D]
+    assert ledger.down[MESSAGES].tolist() == [1, 1, 1]
+    assert not ledger.up.any()
+
+
 @given(st.integers(1, 200), st.booleans())
 def test_scalars_take_whole_bytes(bits, down):
     """A flag of one bit is a byte on the wire, never none; its raw bits stay what they are."""

@@ -140,7 +140,7 @@ def closing_table(
     for status in ("ok", "diverged", "failed", "skipped", "pruned"):
         column = counts[status] if status in counts else counts.sum(axis=1) * 0
         best[status] = column.reindex(index).to_numpy()
-    if found.metric not in COLUMNS or "grad_norm_sq" not in best:
+    if "grad_norm_sq" not in best:  # methods are judged by the loss
         best["grad_norm_sq"] = math.nan
     best["method"] = best[by]
     order = ["facet", "bits_to_target", found.metric]

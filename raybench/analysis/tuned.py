@@ -179,7 +179,8 @@ def tuned(
             _edge(table[table["series"] == row["series"]], row) for _, row in best.iterrows()
         ]
         blank = ~best["eligible"].to_numpy(bool)
-        best.loc[blank, ["k", "step_size", "step_multiple", "cost", y, "loss", x]] = np.nan
+        numbers = ["k", "step_size", "step_multiple", "cost", "loss", *({y, x} - {"loss"})]
+        best.loc[blank, numbers] = np.nan  # a column named twice here would be doubled
         best.loc[blank, ["step", "edge"]] = ""
         pieces.append(best.assign(facet=facet, target=goal))
     return pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame()

@@ -86,7 +86,7 @@ class Ledger:
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Go on from what ``state`` returned after a round."""
         self.up, self.down = saved["up"].numpy().copy(), saved["down"].numpy().copy()
-        self._largest = saved["bytes_up_max"].numpy().copy()
+        self._largest = saved["bytes_up_max"].numpy()  # replaced, never written to
         self._alike, self._own = np.zeros_like(self._largest), None
 
     def _book_up(self, message: Message, weight: Tensor | None, cells: Cells) -> None:
