@@ -184,7 +184,7 @@ class Problem:
                 setattr(moved, name, value.to(device))
         return moved
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # of what was computed on demand only the constants are sent to other processes
         kept = {k: v for k, v in self._kept.items() if k == "constants"}
         return {**vars(self), "_kept": kept}

@@ -45,7 +45,7 @@ class _CoreResolver(VersionedResolver):
     """The 1.2 core schema and nothing else (no dates, underscores, binary or merge keys)."""
 
     @property
-    def versioned_resolver(self) -> Any:
+    def versioned_resolver(self) -> object:
         return {key: list(found) for key, found in _TABLE.items()}
 
 
@@ -109,7 +109,7 @@ def plain(value: object, where: str = "") -> Any:
     found: list[Complaint] = []
     count = 0
 
-    def walk(item: object, at: str, depth: int) -> Any:
+    def walk(item: object, at: str, depth: int) -> object:
         nonlocal count
         count += 1
         if depth > MAX_DEPTH or count > MAX_NODES:

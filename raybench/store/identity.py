@@ -70,7 +70,7 @@ def problem_differs(old: object, new: object) -> list[Complaint]:
     return wrong
 
 
-def _section(problem: object) -> dict[str, Any]:
+def _section(problem: object) -> dict[str, object]:
     return dict(problem) if isinstance(problem, Mapping) else {"name": problem}
 
 
