@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import raybench
 from raybench.core.counts import Counts
 from raybench.core.errors import InputError
-from raybench.spec.schema import json_schema
+from raybench.spec import json_schema
 from raybench.store import (
     CELLS,
     Accounting,

@@ -124,7 +124,7 @@ def _facets(cells: pd.DataFrame, config: pd.DataFrame) -> pd.Series:
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[str, object]]:
-    return frame.to_dict("records")  # type: ignore[return-value]
+    return frame.to_dict("records")
 
 
 def _known(value: object) -> bool:

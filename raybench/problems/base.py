@@ -170,13 +170,13 @@ class Problem:
         for name in self.per_client:
             if getattr(part, name) is not None:
                 setattr(part, name, getattr(part, name)[clients.start : clients.stop])
-        return part.to(self.device)  # type: ignore[return-value]
+        return part.to(self.device)  # type: ignore[return-value]  # of the class of the whole
 
     def to(self, device: torch.device | str) -> Self:
         """Return the problem with its tensors on ``device`` (itself if they are there)."""
         device = torch.device(device)
         if device == self.device:
-            return self  # type: ignore[return-value]
+            return self
         moved = copy.copy(self)
         moved._whole, moved._kept, moved.device = self.whole, {}, device
         for name, value in vars(self).items():

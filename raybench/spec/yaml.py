@@ -148,7 +148,7 @@ def dump(value: object) -> str:
     yaml = _yaml()
     yaml.version = None  # as an attribute it would print a %YAML directive
     yaml.default_flow_style = None  # innermost collections on one line
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # ruamel declares None
     yaml.width = 100
     out = io.StringIO()
     yaml.dump(value, out)
