@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
 
 import pandas as pd
 
@@ -124,8 +123,8 @@ def _facets(cells: pd.DataFrame, config: pd.DataFrame) -> pd.Series:
     return pd.Series(words, index=cells.index, dtype=object)
 
 
-def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    return frame.to_dict("records")  # type: ignore[return-value]
+def _rows(frame: pd.DataFrame) -> list[dict[str, object]]:
+    return frame.to_dict("records")
 
 
 def _known(value: object) -> bool:
