@@ -77,7 +77,7 @@ TARGETS = {
     ),
     "costs": Target(
         ("wire/*.py",),
-        ("message_costs", "independent", "messages", "sparse_wire", "nested_messages"),
+        ("message_costs", "independent", "ledger", "messages", "sparse_wire", "nested_messages"),
         "costs",
     ),
     "accounting": Target(
