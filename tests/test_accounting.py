@@ -151,6 +151,18 @@ def test_rebook_by_hand(store, tmp_path):
     assert booked["bits_up"].tolist() == (64 * up + 7 * t + t).tolist()
 
 
+def test_a_curve_without_its_first_row_has_no_initial_messages(store, tmp_path):
+    put(store, ["a"])
+    folder = tmp_path / "results"
+    curves, table = load(folder), cells(folder)
+    late = curves[curves["round"] > 0]
+    for side in ("up", "down"):
+        all_counted, _ = rebook(late, table, Accounting(32, "none", True))
+        free, ends = rebook(late, table, Accounting(32, "none", False))
+        assert free[f"bits_{side}"].tolist() == all_counted[f"bits_{side}"].tolist()
+        assert ends[f"bits_{side}"].tolist() == free[f"bits_{side}"].tolist()[-1:]
+
+
 def test_rebook_knows_each_cells_dtype_and_missing_curves(store, tmp_path):
     curves, table = batch(["a", "b"])
     frame = table.to_pandas()

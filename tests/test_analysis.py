@@ -14,6 +14,7 @@ from raybench.analysis import (
     annotate,
     bands,
     bits_to_target,
+    candidates,
     closing_table,
     default_target,
     describe,
@@ -211,6 +212,22 @@ def test_describe_of_a_lone_problem_and_steps_by_value():
     assert found["step"].tolist() == ["0.1", "0.1"]
 
 
+@pytest.mark.parametrize(
+    ("name", "k", "series", "method"),
+    [
+        ("top_k", 5, "EF21 Top-5", "EF21 Top-K"),
+        ("pos_neg_top_k", 5, "EF21 Pos neg top-5", "EF21 Pos neg top-K"),
+        ("dgc", 7, "EF21 dgc K=7", "EF21 dgc"),
+        ("terngrad", None, "EF21 TernGrad", "EF21 TernGrad"),
+        ("scaled_sign", None, "EF21 scaled sign", "EF21 scaled sign"),
+        (None, None, "EF21", "EF21"),
+    ],
+)
+def test_names_of_operators(name, k, series, method):
+    (row,) = describe(make([{"g": [1], "compressor": name, "k": k}])[1]).to_dict("records")
+    assert (row["series"], row["method"]) == (series, method)
+
+
 # -- bands -----------------------------------------------------------------------------------
 
 
@@ -267,7 +284,50 @@ def test_final_vs_step():
     assert found["at"].tolist() == [1.0, 2.0]
     assert found["diverged"].tolist() == [0, 1]
     assert found["grad_norm_sq"].tolist() == pytest.approx([0.2, 0.01])
+    assert found["grad_norm_sq_low"].tolist() == [0.1, 0.01]
     assert found["grad_norm_sq_high"].tolist() == [0.3, 0.01]
+    assert found["coverage"].tolist() == [0.5, 0.0]  # of two values, and of one
+    assert found["seeds"].tolist() == [2, 1]
+    assert found["cells"].tolist() == [2, 2]
+    assert set(found["axis"]) == {"step_multiple"}
+    assert set(found["series"]) == {"EF21 Top-1"}
+    cells["step_multiple"] = np.nan
+    by_size = final_vs_step(cells)
+    assert set(by_size["axis"]) == {"step_size"}
+    assert by_size["at"].tolist() == pytest.approx([0.1, 0.2])
+
+
+def test_candidates_by_hand():
+    """Two steps with two seeds each: medians of what the target costs, means of where they end."""
+    runs = [
+        {"g": [1, 0.5, 0.09, 0.01], "multiple": 2.0, "seed": 0},
+        {"g": [1, 0.09, 0.08, 0.03], "multiple": 2.0, "seed": 1},
+        {"g": [1, 0.5, 0.2, 0.2], "multiple": 1.0, "seed": 0},
+        {"g": [1, 0.5, 0.4], "multiple": 1.0, "seed": 1},
+        {"g": [1, 0.5, 0.001], "multiple": 8.0, "seed": 0},
+        {"g": [1, 9e9], "multiple": 8.0, "seed": 1, "status": "diverged"},
+        {"g": [1, 0.001], "multiple": 16.0, "status": "failed"},
+        {"g": [1, 0.001], "multiple": 32.0, "status": "skipped"},
+    ]
+    table = candidates(*make(runs), target=0.1)
+    assert table["step_multiple"].tolist() == [2.0, 1.0, 8.0, 16.0]
+    assert table["step_size"].tolist() == pytest.approx([0.2, 0.1, 0.8, 1.6])
+    assert table["reached"].tolist() == [True, False, True, False]
+    assert table["eligible"].tolist() == [True, True, False, False]
+    assert table["cost"].tolist()[:3] == [15.0, math.inf, 20.0]
+    assert (table["cost_low"][0], table["cost_high"][0], table["coverage"][0]) == (10.0, 20.0, 0.5)
+    assert table["seeds"].tolist() == [2, 2, 1, 0]
+    for status, want in (
+        ("ok", [2, 2, 1, 0]),
+        ("diverged", [0, 0, 1, 0]),
+        ("failed", [0, 0, 0, 1]),
+    ):
+        assert table[status].tolist() == want
+    assert table["grad_norm_sq"].tolist()[:3] == pytest.approx([0.02, 0.3, 0.001])
+    assert table["bits_up"].tolist()[:3] == [30.0, 25.0, 20.0]
+    assert table["rounds"].tolist()[:3] == [3.0, 2.5, 2.0]
+    # all that may be chosen have spent 25 in the median: at 20 bits, their last rows before it
+    assert table["at_budget"].tolist()[:2] == pytest.approx([0.085, 0.3])
 
 
 # -- what is compared -----------------------------------------------------------------------

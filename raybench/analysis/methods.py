@@ -197,9 +197,9 @@ def _compressor(name: object, k: float | None) -> str:
         return ""
     if name.endswith("_k"):
         word = name[:-2].replace("_", " ")
-        return f"{word[:1].upper()}{word[1:]}-{'K' if k is None or k != k else f'{k:.0f}'}"
+        return f"{word[:1].upper()}{word[1:]}-{f'{k:.0f}' if _known(k) else 'K'}"
     word = _NAMES.get(name, name.replace("_", " "))
-    return word if k is None or k != k else f"{word} K={k:.0f}"
+    return f"{word} K={k:.0f}" if _known(k) else word
 
 
 def _join(base: str, compressor: str, extras: str) -> str:
