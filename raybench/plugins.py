@@ -2,9 +2,9 @@
 
 Decorators: ``compressor``, ``algorithm``, ``problem``, ``metric``. Parameters: ``Count``, ``Number``,
 ``Integer``, ``Choice``, ``Flag``, ``Text``, ``List``, ``Operator``. Bases: ``Compressor``,
-``Algorithm``, ``Estimator``, ``Problem``. Messages for operators: ``DenseMessage``, ``SparseMessage``,
-``SeededMessage``, ``LevelsMessage``, ...; for algorithms: ``Dense``, ``choose`` and the roles
-``Contractive``, ``Unbiased``, ``Any_``. See docs/plugins.md.
+``Algorithm``, ``Estimator``, ``Problem``. ``build`` makes the operator of an ``Operator`` parameter. Messages
+for operators: ``DenseMessage``, ``SparseMessage``, ``SeededMessage``, ``LevelsMessage``, ...; for
+algorithms: ``Dense``, ``choose`` and the roles ``Contractive``, ``Unbiased``, ``Any_``. See docs/plugins.md.
 """
 
 from torch import where, zeros_like
@@ -21,6 +21,7 @@ from raybench.compressors import (
     choose,
     count_of,
 )
+from raybench.compressors.compose import build
 from raybench.core.draws import Sample
 from raybench.core.errors import InputError
 from raybench.core.registry import (
@@ -90,6 +91,7 @@ __all__ = [
     "Text",
     "Unbiased",
     "algorithm",
+    "build",
     "choose",
     "compressor",
     "contraction",

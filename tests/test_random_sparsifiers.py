@@ -17,7 +17,7 @@ from raybench.compressors.sparsification.rand_k import RandK
 from raybench.core import streams
 from raybench.core.errors import InputError
 from raybench.core.registry import lookup
-from raybench.core.streams import SMALL, stream
+from raybench.core.streams import MOST_SORTED, stream
 from raybench.testing.vectors import cells_and_clients, families, gaussian
 from raybench.wire import unpack
 
@@ -48,7 +48,7 @@ def test_feistel_is_a_bijection_around_powers_of_two(bits, off, seed):
     assert torch.equal(whole.sort().values, torch.arange(d))
 
 
-@pytest.mark.parametrize("d", [SMALL + 1, 8192, 8193, 12_000])
+@pytest.mark.parametrize("d", [MOST_SORTED + 1, 8192, 8193, 12_000])
 def test_feistel_positions_and_pairs_are_uniform(d):
     # every position of the order, not only which coordinates are in it
     order = stream(1).each(range(40_000))._feistel(d, 3)
@@ -80,7 +80,7 @@ def test_feistel_draws_of_one_key_are_uniform_along_it():
     assert abs(float(neighbours)) < 5 / math.sqrt(k)
 
 
-@pytest.mark.parametrize("d", [1, 2, 3, 100, SMALL + 9, 70_000])
+@pytest.mark.parametrize("d", [1, 2, 3, 100, MOST_SORTED + 9, 70_000])
 def test_images_are_blocks_of_one_permutation(d, monkeypatch):
     q, m = stream([3, 4]), -(-d // 3)
     first = torch.tensor([0, m, 2 * m]).clamp(max=d).expand(2, 3)
@@ -90,7 +90,7 @@ def test_images_are_blocks_of_one_permutation(d, monkeypatch):
     assert torch.equal(order.sort(-1).values, torch.arange(d).expand(2, d))
     at = (first[..., None] + torch.arange(m)).clamp(max=d - 1)
     assert torch.equal(blocks, order.gather(-1, at.view(2, -1)).view(2, 3, m))
-    if d > SMALL:
+    if d > MOST_SORTED:
         assert torch.equal(order[:, :50], q.subset(d, 50))
     monkeypatch.setattr(streams, "_on_cpu", lambda keys: False)
     assert torch.equal(q.images(d, first, m), blocks)
@@ -253,7 +253,7 @@ def test_wangni_sends_few_coordinates_as_they_are():
 
 # PermK ---------------------------------------------------------------------------------------------
 
-SIZES = [(12, 4), (13, 4), (7, 7), (5, 1), (3, 12), (1, 4), (SMALL + 6, 4)]
+SIZES = [(12, 4), (13, 4), (7, 7), (5, 1), (3, 12), (1, 4), (MOST_SORTED + 6, 4)]
 
 
 @pytest.mark.parametrize(("d", "n"), SIZES)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raybench.core import streams
-from raybench.core.streams import SMALL, Stream, hash_torch, stream, tag_of
+from raybench.core.streams import MOST_SORTED, Stream, hash_torch, stream, tag_of
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
 
@@ -103,8 +103,17 @@ def test_draws_equal_the_reference(reference, draw):
 
 @pytest.mark.parametrize(
     ("d", "k"),
-    [(1, 1), (2, 1), (7, 3), (112, 11), (112, 112), (1000, 999), (SMALL, 5), (SMALL, 4000)]
-    + [(SMALL + 1, 7), (5000, 5000), (10**6, 50), (2**31, 20), (10**12, 20)],
+    [
+        (1, 1),
+        (2, 1),
+        (7, 3),
+        (112, 11),
+        (112, 112),
+        (1000, 999),
+        (MOST_SORTED, 5),
+        (MOST_SORTED, 4000),
+    ]
+    + [(MOST_SORTED + 1, 7), (5000, 5000), (10**6, 50), (2**31, 20), (10**12, 20)],
 )
 def test_subsets_equal_the_reference(reference, d, k):
     fast, slow = both(reference, lambda: cells().subset(d, k))
@@ -114,7 +123,7 @@ def test_subsets_equal_the_reference(reference, d, k):
     assert int(fast.max()) < d
     ordered = fast.sort(-1).values
     assert bool((ordered.diff(dim=-1) > 0).all()), "a coordinate twice"
-    if d <= SMALL:
+    if d <= MOST_SORTED:
         assert torch.equal(fast, ordered)
 
 
@@ -189,7 +198,7 @@ def test_normal_numbers_are_normal():
     assert abs(chi_square(torch.histc(inside, 128, 0, 1), count / 128)) < 5
 
 
-@pytest.mark.parametrize(("d", "k"), [(13, 4), (13, 12), (1000, 10), (SMALL + 4, 9)])
+@pytest.mark.parametrize(("d", "k"), [(13, 4), (13, 12), (1000, 10), (MOST_SORTED + 4, 9)])
 def test_subsets_are_uniform_over_coordinates(d, k):
     rows = 40_000
     q = stream(3).each(range(rows))
@@ -201,7 +210,7 @@ def test_subsets_are_uniform_over_coordinates(d, k):
     assert abs(chi_square(scaled, expected)) < 5
 
 
-@pytest.mark.parametrize("d", [12, SMALL + 1])
+@pytest.mark.parametrize("d", [12, MOST_SORTED + 1])
 def test_pairs_of_a_subset_are_uniform(d):
     # P(i and j) = k(k-1) / (d(d-1)) for every pair: distances on the circle of coordinates
     q = stream(4).each(range(60_000))
@@ -215,7 +224,7 @@ def test_pairs_of_a_subset_are_uniform(d):
     assert abs(chi_square(counts, expected)) < 5
 
 
-@pytest.mark.parametrize("d", [10, SMALL + 1])
+@pytest.mark.parametrize("d", [10, MOST_SORTED + 1])
 def test_subsets_of_none_and_of_too_many(d):
     assert cells().subset(d, 0).shape == (3, 4, 0)
     assert torch.equal(cells().subset(d, d)[0, 0], torch.arange(d))

@@ -25,7 +25,9 @@ from raybench.core.parallel import run_shared, run_tiled
 GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as int64
 MIX1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
 MIX2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
-SMALL = 4096  # up to this dimension subsets come from sorting hashes, above from a Feistel network
+MOST_SORTED = (
+    4096  # dimension up to which subsets come from sorting hashes, not from a Feistel network
+)
 FEISTEL_ROUNDS = 12  # even; 2 leave visible structure, with 4 no test sees any: a wide margin
 BLOCK = 512  # counters that go through a round together, in the first-level cache
 
@@ -92,9 +94,8 @@ def _keys_kernel(root, tags, ids, out):  # root (B,), out (B, n): fold tags, the
 
 
 @compiled
-def _subset_kernel(
-    keys, d, k, out
-):  # the k < d smallest hashes, ascending, by bisection over counts
+def _subset_kernel(keys, d, k, out):
+    """Write the places of the k < d smallest hashes, ascending, found by bisection over counts."""
     hashes, place, one = np.empty(d, np.uint64), np.empty(d + 1, np.int32), np.uint64(1)
     for r in range(keys.shape[0]):
         for j in range(d):
@@ -301,7 +302,7 @@ class Stream:
             return torch.empty(*keys.shape, 0, dtype=torch.int64, device=keys.device)
         if k == d:
             return torch.arange(d, device=keys.device).expand(*keys.shape, d)
-        if d > SMALL:
+        if d > MOST_SORTED:
             return self._feistel(d, k)
         if not _on_cpu(keys):
             return self._shuffled(d)[..., :k].sort(dim=-1).values
@@ -317,7 +318,7 @@ class Stream:
         first: int64 (*self.shape, *more), so that many blocks of one permutation can be asked for;
         the answer is int64 (*first.shape, count). Beyond d - 1 the last image is repeated.
         """
-        if d > SMALL:
+        if d > MOST_SORTED:
             keys = self.keys.view((*self.shape, *[1] * (first.ndim - len(self.shape))))
             return Stream(keys.expand(first.shape))._feistel(d, count, first)
         order = self._shuffled(d)

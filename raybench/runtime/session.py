@@ -54,7 +54,7 @@ def environment(wanted: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _session(address: str | None, slots_needed: float) -> Iterator[Any]:
+def _session(address: str | None, slots_needed: float) -> Iterator[ModuleType]:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"ray\..*")
     import ray
 

@@ -18,8 +18,8 @@ from raybench.core.parallel import run_tiled
 
 BLOCK = 512  # symbols sliced together
 TRITS = 320  # trits in a block of 64 bytes
-SLICED = 16  # widths beyond it are not sliced
-COST = 1.0  # of a symbol, in additions, where it is sliced; 8 times that elsewhere
+MOST_SLICED = 16  # bits of a symbol up to which symbols are bit-sliced
+COST_SLICED, COST_PLAIN = 1.0, 8.0  # of a symbol, in additions: bit-sliced, and one after another
 U8 = np.uint8
 
 
@@ -114,7 +114,7 @@ def _unplain(data, width, out):
 @compiled
 def _pack(codes, r0, r1, lo, hi, width, out, at):
     byte, planes = np.empty(BLOCK, U8), np.empty(BLOCK, U8)
-    end = hi - (hi - lo) % BLOCK if width <= SLICED else lo
+    end = hi - (hi - lo) % BLOCK if width <= MOST_SLICED else lo
     for r in range(r0, r1):
         for first in range(lo, end, BLOCK):
             c = codes[r, first : first + BLOCK]
@@ -133,7 +133,7 @@ def _pack(codes, r0, r1, lo, hi, width, out, at):
 @compiled
 def _unpack(data, r0, r1, lo, hi, width, out, at):
     byte, planes = np.empty(BLOCK, U8), np.empty(BLOCK, U8)
-    end = hi - (hi - lo) % BLOCK if width <= SLICED else lo
+    end = hi - (hi - lo) % BLOCK if width <= MOST_SLICED else lo
     for r in range(r0, r1):
         for first in range(lo, end, BLOCK):
             o = out[r, first : first + BLOCK]
@@ -219,7 +219,7 @@ def pack_into(codes: Tensor, width: int, out: Tensor, at: int = 0) -> Tensor:
         packed = pack_torch(codes, width)
         out[..., at : at + packed.shape[-1]] = packed
         return out
-    cost = COST if width <= SLICED and codes.shape[-1] >= BLOCK else 8 * COST
+    cost = COST_SLICED if width <= MOST_SLICED and codes.shape[-1] >= BLOCK else COST_PLAIN
     return _run(_pack, codes, width, out, at, cost if width else 0.0)
 
 
@@ -236,7 +236,7 @@ def unpack(
     if width == 0:
         return torch.zeros(*data.shape[:-1], count, dtype=dtype)
     out = torch.empty(*data.shape[:-1], count, dtype=dtype)
-    cost = COST if width <= SLICED and count >= BLOCK else 8 * COST
+    cost = COST_SLICED if width <= MOST_SLICED and count >= BLOCK else COST_PLAIN
     return _run(_unpack, out, width, data, at, cost)
 
 
@@ -253,7 +253,7 @@ def pack_trits_into(codes: Tensor, out: Tensor, at: int = 0) -> Tensor:
         packed = pack_trits_torch(codes)
         out[..., at : at + packed.shape[-1]] = packed
         return out
-    return _run(_pack_trits, codes, 2, out, at, COST)
+    return _run(_pack_trits, codes, 2, out, at, COST_SLICED)
 
 
 def unpack_trits(data: Tensor, count: int, dtype: torch.dtype = torch.int64, at: int = 0) -> Tensor:
@@ -266,7 +266,7 @@ def unpack_trits(data: Tensor, count: int, dtype: torch.dtype = torch.int64, at:
     if data.device.type != "cpu":
         return unpack_trits_torch(data[..., at:], count).to(dtype)
     out = torch.empty(*data.shape[:-1], count, dtype=dtype)
-    return _run(_unpack_trits, out, 2, data, at, COST)
+    return _run(_unpack_trits, out, 2, data, at, COST_SLICED)
 
 
 def _check(data: Tensor, size: int) -> None:
@@ -297,7 +297,7 @@ def _run(kernel, codes: Tensor, width: int, data: Tensor, at: int, cost: float) 
 def pack_torch(codes: Tensor, width: int) -> Tensor:
     """Return the bytes of the codes (the reference; any device). Shapes as ``pack``."""
     *lead, m = codes.shape
-    end = m - m % BLOCK if width <= SLICED else 0
+    end = m - m % BLOCK if width <= MOST_SLICED else 0
     plane = torch.arange(width, device=codes.device)
     blocks = codes[..., :end].long().reshape(*lead, end // BLOCK, 1, 8, 64)
     bits = ((blocks >> plane[:, None, None]) & 1) << torch.arange(8, device=codes.device)[:, None]
@@ -314,7 +314,7 @@ def pack_torch(codes: Tensor, width: int) -> Tensor:
 def unpack_torch(data: Tensor, width: int, count: int) -> Tensor:
     """Return the codes in the bytes, int64 (the reference; any device). Shapes as ``unpack``."""
     *lead, _ = data.shape
-    end = count - count % BLOCK if width <= SLICED else 0
+    end = count - count % BLOCK if width <= MOST_SLICED else 0
     eight, plane = (torch.arange(n, device=data.device) for n in (8, width))
     planes = data[..., : end * width // 8].long().reshape(*lead, end // BLOCK, width, 1, 64)
     bits = ((planes >> eight[:, None]) & 1) << plane[:, None, None]

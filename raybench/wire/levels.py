@@ -16,9 +16,9 @@ from raybench.core.streams import Stream
 from raybench.wire import bitpack
 from raybench.wire.base import DTYPES, Header, Message
 
-COST = 2.0  # of decoding a coordinate, in additions
+COST_OF_DECODING = 2.0  # of a coordinate, in additions
 UNSCALED = -1  # the ``bucket`` of messages without scales
-TABLED = 2**15  # up to so many symbols their levels are looked up
+MOST_TABLED = 2**15  # symbols up to which their levels are looked up in a table
 
 
 def symbols_of(table: str, s: int) -> int:
@@ -70,7 +70,7 @@ def decode_torch(m: LevelsMessage, scales: Tensor) -> Tensor:
     if m.table == "pair":
         low, high = (spread(scales[..., i::2], m.bucket, m.d) for i in (0, 1))
         return torch.where(m.codes != 0, high, low)
-    if symbols_of(m.table, m.s) > TABLED and m.table == "linear":
+    if symbols_of(m.table, m.s) > MOST_TABLED and m.table == "linear":
         level = ((m.codes.long() - m.s).double() / m.s).to(m.dtype)
     else:
         level = _padded(m.table, m.s, m.base, m.dtype).to(m.device)[m.codes.long()]
@@ -140,7 +140,7 @@ class LevelsMessage(Message):
             scales = out.new_full((*self.lead, 1), self.scale)
         else:
             scales = self.scales if self.scale == 1.0 else self.scales * self.scale
-        kernel = self.device.type == "cpu" and self.symbols <= TABLED
+        kernel = self.device.type == "cpu" and self.symbols <= MOST_TABLED
         if not kernel or self.dtype not in (torch.float32, torch.float64):
             out.copy_(decode_torch(self, scales))
         elif out.numel():
@@ -208,4 +208,4 @@ def decode_levels(
     def work(r0: int, r1: int, lo: int, hi: int) -> None:
         _decode(symbols, levels, held, own, table is None, r0, r1, lo, hi, rows)
 
-    run_tiled(work, len(rows), d, COST, aligned(bucket))
+    run_tiled(work, len(rows), d, COST_OF_DECODING, aligned(bucket))

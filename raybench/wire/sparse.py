@@ -25,7 +25,7 @@ from raybench.wire.indices import (
     per_count,
 )
 
-EXACT = 4096  # up to this k the entropy is that of the exact binomial coefficient
+MOST_COUNTED_EXACTLY = 4096  # k up to which the entropy is that of the exact binomial coefficient
 
 
 @lru_cache(maxsize=2**16)
@@ -37,7 +37,7 @@ def index_cost(d: int, k: int) -> Counts:
     bit).
     """
     explicit, bitmask = k * bitpack.width_of(d), d if k else 0
-    if min(k, d - k) <= EXACT:
+    if min(k, d - k) <= MOST_COUNTED_EXACTLY:
         entropy = bitpack.width_of(math.comb(d, k))
     else:
         nats = math.lgamma(d + 1) - math.lgamma(k + 1) - math.lgamma(d - k + 1)
@@ -72,7 +72,7 @@ class _Scattered(Message):
         return value if self.present is None else zero_absent(value, self.present)
 
     def _write(self, out: Tensor) -> None:
-        # half a copy of out at a share of 1%, in any order of the support
+        # half the time of a copy where 1 % is kept, in whatever order the support is
         out.zero_().scatter_(-1, self.support(), self._scaled())
 
     def _add(self, target: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class _Scattered(Message):
         where = self.support().reshape(*lead, n * k)
         hit.scatter_add_(-1, where, self._sends().reshape(*lead, n * k).long())
         counts = (hit > 0).sum(-1)
-        free = self.stream is not None  # all know the seeds: no indices
+        free = self.stream is not None  # all clients can draw the support: no indices are sent
         costs = per_count(
             counts,
             lambda u: (Counts() if free else index_cost(self.d, u))._replace(values=u),

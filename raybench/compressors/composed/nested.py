@@ -181,7 +181,9 @@ class SumMessage(ConcatMessage):
         first.decode(out=out)
         for part in others:
             if scattered(part) is None:
-                out.add_(part.decode())  # bit for bit the same, masked or not; add_to may fuse
+                out.add_(
+                    part.decode()
+                )  # not add_to, whose fused rounding would make a masked message differ in its last bit
             else:
                 part.add_to(out)
 

@@ -133,7 +133,9 @@ def round_to(levels: tuple[float, ...], base: float, x: Tensor, stream: Stream |
     rows, codes = x.view(-1, d).numpy(), out.view(-1, d).numpy()
     bits = rows.view(f"u{rows.itemsize}")
     first, most = _lookup(levels, base, x.dtype)
-    steps = np.append(_steps(levels, base, x.dtype).numpy(), math.nan)  # two after infinity
+    steps = np.append(
+        _steps(levels, base, x.dtype).numpy(), math.nan
+    )  # so that two steps follow infinity
     keys = np.zeros(len(rows), np.uint64)
     if stream is not None:
         keys = stream.keys.reshape(-1).numpy().view(np.uint64)
@@ -153,7 +155,7 @@ def round_to_torch(
 ) -> Tensor:
     """Return the same in plain torch, int64 (the reference; any device)."""
     steps = _steps(levels, base, x.dtype).to(x.device)
-    size, last = x.abs().double(), len(steps) - 2  # of infinity and NaN
+    size, last = x.abs().double(), len(steps) - 2  # the place of infinity, which NaN takes too
     k = torch.searchsorted(steps[1:-1], size, right=True).clamp(max=last)
     u = 0.5 if stream is None else stream.uniform(x.shape[-1])
     k += u * (steps[k + 1] - steps[k]) < size - steps[k]

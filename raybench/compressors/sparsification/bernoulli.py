@@ -131,7 +131,9 @@ def bernoulli(source: Stream, d: int, p: float) -> Places:
         )
         return where.view(*keys.shape, most)
 
-    room = math.ceil(p * d + 8 * math.sqrt(p * (1 - p) * d)) + 8  # enough but once in 10^15 rows
+    room = (
+        math.ceil(p * d + 8 * math.sqrt(p * (1 - p) * d)) + 8
+    )  # room enough but for one row in 10^15, which is drawn again
     where = look(min(room, d))
     most = int(found.max(initial=0))
     where = where[..., :most].contiguous() if most <= where.shape[-1] else look(most)
@@ -145,7 +147,7 @@ def _bernoulli(keys, limit, d, counts, where):
         found = 0
         for start in range(0, d, BLOCK):
             size = min(BLOCK, d - start)
-            for j in range(size):  # vectorises, unlike the listing
+            for j in range(size):  # a loop of its own: the listing does not vectorise
                 keep[j] = (hash_numba(keys[r], np.uint64(start + j)) >> np.uint64(11)) < limit
             found = listed(keep[:size], start, found, place)
         counts[r] = found

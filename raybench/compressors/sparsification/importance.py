@@ -17,7 +17,7 @@ from raybench.core.registry import Count, compressor
 from raybench.core.streams import Stream, hash_numba
 from raybench.wire import Message, RaggedMessage, SparseMessage
 
-BLOCK = 512  # coordinates whose sum is made at once
+BLOCK = 512  # coordinates that are summed, or whose numbers are drawn, together
 COST_OF_SUMS, COST_OF_HASHES = 2.0, 8.0  # of a coordinate, in additions
 LEAST_SUM, MOST_SUM = 1e-280, 1e300  # between them sums neither overflow nor lose digits
 
@@ -160,7 +160,7 @@ def _place(row, draw, sums):
         own = np.float64(abs(row[j]))
         before += own
         if own > 0.0:
-            found = j  # the last that is not zero, where these sums round to less than the block's
+            found = j  # the last non-zero one, should rounding keep these sums below the block's
         if before > aim:
             break
     return found, total
@@ -175,7 +175,10 @@ def _places(rows, draws, places, sizes):
         places[r], sizes[r] = _place(row, draws[r], sums)
         if LEAST_SUM < sizes[r] < MOST_SUM:
             continue
-        unit, most = np.empty(d), np.float64(np.abs(row).max())  # sums overflow or lose digits
+        unit, most = (
+            np.empty(d),
+            np.float64(np.abs(row).max()),
+        )  # the plain sum overflows or loses digits
         for j in range(d):
             own = np.float64(abs(row[j]))
             if most < np.inf:
@@ -217,7 +220,7 @@ def threshold_torch(x: Tensor, k: int) -> Tensor:
             return level
         certain, left = count, k - count
         rest = torch.where(weight < level, weight, 0.0).sum(-1, keepdim=True)
-        # never upwards: rounding might go back and forth
+        # the level only falls: by rounding it might alternate between two values for ever
         level = torch.where(left > 0, torch.minimum(level, rest / left.clamp(min=1)), level)
 
 
@@ -271,7 +274,9 @@ def drawn(x: Tensor, level: Tensor, k: int, stream: Stream) -> Ragged:
         run_shared(work, len(rows), COST_OF_HASHES * x.numel())
         return where.view(*lead, most), values.view(*lead, most)
 
-    where, values = look(min(d, math.ceil(k + 8 * math.sqrt(k)) + 8))  # enough but for NaN
+    where, values = look(
+        min(d, math.ceil(k + 8 * math.sqrt(k)) + 8)
+    )  # room enough for all rows but those with NaN, which are drawn again
     most = int(counts.max(initial=0))
     if most > where.shape[-1]:
         where, values = look(most)
@@ -294,7 +299,7 @@ def _drawn(rows, levels, keys, counts, where, values):
         level, key, found = levels[r], keys[r], 0
         for start in range(0, d, BLOCK):
             block = rows[r, start : min(start + BLOCK, d)]
-            for j in range(block.shape[0]):  # vectorises, unlike the listing
+            for j in range(block.shape[0]):  # a loop of its own: the listing does not vectorise
                 size = np.float64(abs(block[j]))
                 u = np.float64(hash_numba(key, np.uint64(start + j)) >> np.uint64(11)) * 2.0**-53
                 keep[j] = ((size >= level) & (size > 0.0)) | (not u * level >= size)

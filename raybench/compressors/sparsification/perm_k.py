@@ -17,7 +17,7 @@ from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.parallel import run_shared
 from raybench.core.registry import Integer, compressor
-from raybench.core.streams import SMALL, Stream, hash_numba
+from raybench.core.streams import MOST_SORTED, Stream, hash_numba
 from raybench.wire import DTYPES, Message, bitpack
 from raybench.wire.base import Header
 
@@ -212,7 +212,7 @@ def block_of(shared: Stream, clients: Tensor, d: int, n: int) -> Places:
 def _images(shared: Stream, d: int, first: Tensor, count: int) -> Tensor:
     """Return ``shared.images``; of few coordinates on the CPU a kernel sorts and cuts the blocks."""
     keys = shared.keys
-    if d > SMALL or keys.device.type != "cpu" or not first.numel():
+    if d > MOST_SORTED or keys.device.type != "cpu" or not first.numel():
         return shared.images(d, first, count)
     where = torch.empty(*first.shape, count, dtype=torch.int64)
     cells = keys.contiguous().view(-1).numpy().view(np.uint64)
@@ -242,7 +242,9 @@ def _blocks(keys, d, first, out):  # first (R, n), out (R, n, count): of 0..d-1 
         for j in range(d):  # hashes are uniform: a bucket holds one or a few
             order[ends[bucket[j]]] = j
             ends[bucket[j]] += 1
-        for j in range(1, d):  # sorted but for those; equal ones stay by number
+        for j in range(
+            1, d
+        ):  # the buckets are in order, each is sorted by insertion; equal hashes stay by number
             own, at = order[j], j
             while at > 0 and hashes[order[at - 1]] > hashes[own]:
                 order[at] = order[at - 1]
