@@ -11,7 +11,7 @@ WORKERS ?= 2
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint check format types clean
+.PHONY: help install demo test invariants lint check format types clean
 
 help:
 	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -4
@@ -34,6 +34,12 @@ demo: $(STAMP)
 # after the other, first, because they take longest.
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST)
+
+# The exact statements and the references: quick, and .ci/run repeats them on emulated older processors.
+INVARIANTS := $(addprefix tests/test_,invariants.py references.py references_practice.py differences.py \
+              streams.py kernels.py selection.py rounding.py theory.py tightness.py)
+invariants: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(INVARIANTS) $(PYTEST)
 
 lint: check format types
 

@@ -41,27 +41,23 @@ CELLS, REPEATS, SLICE = 64, 5, 0.08  # seconds of each repeat
 FULL, MINIBATCH = 8.0, 3.0
 STEPS = [round(0.01 + 0.99 * j / (CELLS - 1), 6) for j in range(CELLS)]
 LOGISTIC = {"name": "logistic", "dataset": "mushrooms", "clients": 20, "lambda": 0.1}
-OPERATORS: Mapping[Any, Any] = {
-    Role.CONTRACTIVE: {"name": "top_k", "k": 5},
-    Role.UNBIASED: {"name": "rand_k", "k": 5},
-    Role.ANY: {"name": "top_k", "k": 5},
-}
+OPERATORS: Mapping[Any, Any] = {role: {"name": role.usual, "k": 5} for role in Role}
 
 
 def sweep_of(entry: registry.Entry, step: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sweep file of a method's 64 cells."""
-    meta = entry.meta
-    problem = {**LOGISTIC, "regularizer": "l2" if meta.get("minimizer") else "nonconvex"}
+    facts = entry.facts
+    problem = {**LOGISTIC, "regularizer": "l2" if facts.minimizer else "nonconvex"}
     if entry.name == "adiana":  # for strongly convex f
         problem["regularizer"] = "l2"
-    if meta.get("vertical"):
+    if facts.vertical:
         problem = {"name": "vertical_least_squares", "dataset": "mushrooms", "clients": 20}
-    operator = OPERATORS.get(meta.get("up"))
-    if meta.get("decentralised") and operator is not None:
+    operator = OPERATORS.get(facts.up)
+    if facts.decentralised and operator is not None:
         operator = "natural"  # these need fine operators
     parts = {
         "compressor": operator,
-        "downlink": OPERATORS[Role.CONTRACTIVE] if meta.get("down") else None,
+        "downlink": OPERATORS[Role.CONTRACTIVE] if facts.down else None,
     }
     return {
         "name": "bench",

@@ -1,25 +1,24 @@
 """An algorithm of one's own: EF21 whose server takes heavy-ball steps."""
 
-from raybench.plugins import Algorithm, Contractive, Dense, Number, algorithm, zeros_like
+from raybench.plugins import Contractive, Estimator, Number, algorithm
 
 
-@algorithm(
-    "ef21_heavy_ball",
-    up=Contractive,
-    momentum=Number(0.9, low=0, high=0.999, per_cell=True, help="weight of the last step"),
-)
-class EF21HeavyBall(Algorithm):
-    """v <- momentum v + g; x <- x - gamma v; g_i and g as in EF21."""
+@algorithm("ef21_heavy_ball", up=Contractive)
+class EF21HeavyBall(Estimator):
+    """g_i <- g_i + C(grad f_i(x) - g_i), g = mean g_i; v <- momentum v + g; x <- x - gamma v."""
 
-    def start(a, net, s, c):
-        grad = net.grad(s.x)
-        m = a.C(grad, net.stream("up"))
-        c.g, s.v = m.decode(), zeros_like(s.x)
-        s.g = net.up(m).mean()
+    momentum: float = Number(0.9, low=0, high=0.999, per_cell=True, help="weight of the last step")
 
-    def round(a, net, s, c):
-        s.v = a.momentum * s.v + s.g
-        s.x = net.down(Dense(s.x - a.gamma * s.v))
-        m = a.C(net.grad(s.x) - c.g, net.stream("up"))
+    opens = True  # the clients exchange their first messages at x^0
+
+    def setup(a, wire, s, c):
+        c.g, s.g, s.v = wire.zeros(), wire.zero(), wire.zero()
+
+    def estimate(a, wire, s, c, grad):
+        m = a.C(grad - c.g, wire.stream("up"))
         m.add_to(c.g)
-        s.g = s.g + net.up(m).mean()
+        return s.g + wire.up(m).mean()
+
+    def along(a, s, g):
+        s.v = a.momentum * s.v + g
+        return s.v

@@ -5,11 +5,16 @@ import torch
 from raybench.plugins import Integer, Problem, problem
 
 
-@problem("pseudo_huber", clients=Integer(10, low=1), d=Integer(50, low=1), seed=Integer(0, low=0))
+@problem("pseudo_huber")
 class PseudoHuber(Problem):
     """f_i(x) = sum_l sqrt(1 + (x_l - c_il)^2) - 1, the robust distance to the centre c_i."""
 
-    def __init__(self, clients, d, seed):
+    def __init__(
+        self,
+        clients: int = Integer(10, low=1),
+        d: int = Integer(50, low=1),
+        seed: int = Integer(0, low=0),
+    ):
         super().__init__(clients, d)
         noise = torch.Generator().manual_seed(seed)
         self.centres = torch.randn(clients, d, generator=noise, dtype=torch.float64)

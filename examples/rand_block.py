@@ -1,18 +1,15 @@
 """A compressor of one's own: a random block of neighbouring coordinates."""
 
-from dataclasses import dataclass
-
 import torch
 
 from raybench.plugins import Compressor, Count, SparseMessage, compressor, count_of
 
 
-@compressor("rand_block", k=Count(help="length of the block"))
-@dataclass(frozen=True)
+@compressor("rand_block")
 class RandBlock(Compressor):
     """C(x) = (d/K) x_S, S a random block of K coordinates (cyclic): unbiased, omega = d/K - 1."""
 
-    k: int | float | str
+    k: int | float | str = Count(help="length of the block")
 
     def encode(self, x, stream):
         d = x.shape[-1]

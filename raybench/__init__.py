@@ -5,8 +5,9 @@ Light on import: every name below is fetched from its module on first use.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from raybench.core.lazy import fetching
 
 if TYPE_CHECKING:
     from raybench.api import compressor, run, sweep
@@ -18,14 +19,15 @@ if TYPE_CHECKING:
 __all__ = ["InputError", "compressor", "load", "run", "stream", "sweep", "unpack"]
 
 _WHERE = {
-    "InputError": "raybench.core.errors",
-    "compressor": "raybench.api",
-    "load": "raybench.store",
-    "run": "raybench.api",
-    "stream": "raybench.core.streams",
-    "sweep": "raybench.api",
-    "unpack": "raybench.compressors",
+    "InputError": "core.errors",
+    "compressor": "api",
+    "load": "store",
+    "run": "api",
+    "stream": "core.streams",
+    "sweep": "api",
+    "unpack": "compressors",
 }
+_fetched = fetching(__name__, _WHERE)
 
 
 def __getattr__(name: str) -> Any:
@@ -33,9 +35,7 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("raybench")
-    if name not in _WHERE:
-        raise AttributeError(f"module 'raybench' has no attribute {name!r}")
-    return getattr(importlib.import_module(_WHERE[name]), name)
+    return _fetched(name)
 
 
 def __dir__() -> list[str]:

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from raybench.runtime.driver import Outcome
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
-RESULTS = "results"
+RESULTS_FOLDER = "results"
 
 
-def compressor(name: str, **params: Any) -> Compressor:
+def compressor(name: str, **params: object) -> Compressor:
     """Return an operator by name: ``compressor("top_k", k=10)``, ``compressor("top_k:k=1%")``.
 
     Parameters are those of a sweep file (``raybench show top_k``); k is a count, or a share as
@@ -56,7 +56,8 @@ def run(
         raise InputError.of("run", f"this is a grid of {len(sweep.cells)} cells", fix)
     plan = make_plan(sweep)
     if plan.skipped:
-        raise InputError.of("run", plan.skipped[0][2], "allow_unproven: true runs unproven pairs")
+        why = plan.skipped[0].why
+        raise InputError.of("run", why.text, why.fix)
     (batch,) = plan.batches
     options = Options(sweep.record, sweep.accounting, sweep.evaluate.metrics)
     job = Run(batch, hosted(batch, Transport(), "cpu"), options)
@@ -90,7 +91,7 @@ def sweep(
     found = _read(config, sets, plugins)
     return drive(
         found,
-        out if out is not None else Path(RESULTS) / found.name,
+        out if out is not None else Path(RESULTS_FOLDER) / found.name,
         inline=inline,
         address=address,
         fresh=fresh,

@@ -2,14 +2,15 @@
 
 Decorators: ``compressor``, ``algorithm``, ``problem``, ``metric``. Parameters: ``Count``, ``Number``,
 ``Integer``, ``Choice``, ``Flag``, ``Text``, ``List``, ``Operator``. Bases: ``Compressor``,
-``Algorithm``, ``Problem``. ``build`` makes the operator of an ``Operator`` parameter. Messages for
-operators: ``DenseMessage``, ``SparseMessage``, ``SeededMessage``, ``LevelsMessage``, ...; for algorithms:
-``Dense``, ``choose`` and the roles ``Contractive``, ``Unbiased``, ``Any_``. See docs/plugins.md.
+``Algorithm``, ``Estimator``, ``Problem``. ``build`` makes the operator of an ``Operator`` parameter.
+Messages for operators: ``DenseMessage``, ``SparseMessage``, ``SeededMessage``, ``LevelsMessage``, ...; for
+algorithms: ``Dense``, ``choose`` and the roles ``Contractive``, ``Unbiased``, ``Any_``. See docs/plugins.md.
 """
 
 from torch import where, zeros_like
 
-from raybench.algorithms.base import Algorithm
+from raybench import theory
+from raybench.algorithms.base import Algorithm, Estimator
 from raybench.compressors import (
     Any_,
     Compressor,
@@ -21,6 +22,7 @@ from raybench.compressors import (
     count_of,
 )
 from raybench.compressors.compose import build
+from raybench.core.draws import Sample
 from raybench.core.errors import InputError
 from raybench.core.registry import (
     Choice,
@@ -37,8 +39,8 @@ from raybench.core.registry import (
     problem,
 )
 from raybench.core.streams import Stream
-from raybench.problems import Constants, Layout, Problem
-from raybench.theory.rule import NoTheory, Rate, Setting, contraction
+from raybench.problems import Constants, Fact, Layout, Problem
+from raybench.theory import NoTheory, Rate, Setting, contraction
 from raybench.wire import (
     ConcatMessage,
     DenseMessage,
@@ -63,7 +65,9 @@ __all__ = [
     "Count",
     "Dense",
     "DenseMessage",
+    "Estimator",
     "ExponentsMessage",
+    "Fact",
     "FactorsMessage",
     "Flag",
     "FlaggedMessage",
@@ -79,6 +83,7 @@ __all__ = [
     "Problem",
     "RaggedMessage",
     "Rate",
+    "Sample",
     "SeededMessage",
     "Setting",
     "SparseMessage",
@@ -94,6 +99,7 @@ __all__ = [
     "metric",
     "problem",
     "support_of",
+    "theory",
     "where",
     "zeros_like",
 ]

@@ -56,7 +56,7 @@ def cli(*args: object) -> Said:
 @contextlib.contextmanager
 def own_plugins() -> Iterator[None]:
     """Forget at the end what plug-in files have registered meanwhile."""
-    for kind in registry.BUILTIN:
+    for kind in registry.BUILTIN_PACKAGES:
         registry.names(kind)
     before = dict(registry._entries)
     try:

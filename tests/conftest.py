@@ -12,7 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-THREADS = 1  # tests run on several workers at once; results must not depend on it anyway
+THREADS = int(os.environ.get("RAYBENCH_TEST_THREADS", "1"))  # results must not depend on it
 MARK = "RAYBENCH_TEST_SESSION"  # inherited by every process that a test starts, orphans included
 PATIENCE = 15.0  # seconds that processes get to end after the last test
 
@@ -66,7 +66,7 @@ def _own_plugins() -> Iterator[None]:
     """Plug-ins that the tests of a file register are gone when the next file's tests run."""
     from raybench.core import registry
 
-    for kind in registry.BUILTIN:
+    for kind in registry.BUILTIN_PACKAGES:
         registry.names(kind)
     entries, modules = dict(registry._entries), set(sys.modules)
     yield
@@ -98,6 +98,8 @@ def descendants() -> dict[int, str]:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail the session if a process that a test started is still there."""
+    if "raybench.testing.resume" in sys.modules:
+        sys.modules["raybench.testing.resume"].close()
     if hasattr(session.config, "workerinput") or not Path("/proc").is_dir():
         return
     until = time.monotonic() + PATIENCE

@@ -185,6 +185,9 @@ def _batch(method, dataset, k, grid, rounds, every, seconds, stop, d):
             "bits_down": bits_down,
             "bytes_up": bits_up / 8,
             "bytes_down": bits_down / 8,
+            "bytes_up_max": bits_up / 8,
+            "messages_up": t,
+            "messages_down": t,
             "values_up": sent,
             "index_explicit_up": explicit,
             "index_auto_up": auto,
@@ -196,7 +199,7 @@ def _batch(method, dataset, k, grid, rounds, every, seconds, stop, d):
             "loss": loss,
             "grad_norm_sq": g,
             "seconds": clock if seconds else None,
-            "extra": {"index_bitmask_up": mask},
+            "extra": {"index_bitmask_up": mask, "index_list_or_bitmask_up": auto},
         },
         CURVES,
         where=where,
@@ -281,8 +284,11 @@ def _others(store: Store, failed: int, skipped: int, dataset: str) -> None:
         store.skip(to_table(columns, CELLS))
 
 
-def batch(ids, rounds=3, status="ok", shift=0.0, extra=None):
-    """Return the tables of one batch: cell i has loss shift + i + round."""
+def batch(ids, rounds=3, status="ok", shift=0.0, extra=None, first_down=0.0):
+    """Return the tables of one batch: cell i has loss shift + i + round.
+
+    first_down: values that the server sends before the first round.
+    """
     ids, t = list(ids), np.arange(rounds + 1)
     base = shift + np.arange(len(ids), dtype=float)[:, None]
     row = {"algorithm": "ef21", "compressor": "top_k", "k": 5, "label": "ef21 top_k k=5"}
@@ -291,7 +297,7 @@ def batch(ids, rounds=3, status="ok", shift=0.0, extra=None):
         "index_explicit_up": 30.0 * t,
         "index_auto_up": 20.0 * t,
         "raw_bits_up": 1.0 * t,
-        "values_down": 100.0 * t,
+        "values_down": first_down + 100.0 * t,
         "index_explicit_down": 0.0,
         "index_auto_down": 0.0,
         "raw_bits_down": 0.0,
@@ -305,7 +311,7 @@ def batch(ids, rounds=3, status="ok", shift=0.0, extra=None):
             "loss": base + t,
             "seed": np.arange(len(ids))[:, None],
             "bits_up": 64 * counts["values_up"] + counts["index_auto_up"] + t,
-            "bits_down": 6400.0 * t,
+            "bits_down": 64 * counts["values_down"],
             "seconds": np.random.default_rng(0).random((len(ids), len(t))),
             "extra": extra or {},
         },

@@ -63,7 +63,7 @@ class World:
     # Random numbers
 
     def J(self, b, purpose="batch"):
-        return list(self.net.sample(purpose, b)[0].numpy())
+        return list(self.net.sample(purpose, b).indices[0].numpy())
 
     def coin(self, purpose, p):
         return float(self.net.shared_stream(purpose).uniform(1)) < p

@@ -58,6 +58,7 @@ def registered() -> Iterator[pytest.MonkeyPatch]:
         registry.algorithm(
             "marina",
             up="unbiased",
+            auto={"p": lambda setting: 0.5},
             p=Number("auto", low=0, high=1, open_low=True, words=("auto",)),
             batch=Integer(1, low=1),
         )(plugin())

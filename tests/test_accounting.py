@@ -11,7 +11,10 @@ from fake_store import batch, put
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import raybench
+from raybench.core.counts import Counts
 from raybench.core.errors import InputError
+from raybench.spec import json_schema
 from raybench.store import (
     CELLS,
     Accounting,
@@ -21,7 +24,7 @@ from raybench.store import (
     rebook,
     to_table,
 )
-from raybench.store.accounting import PRESETS, parse
+from raybench.store.accounting import INDEX_BITS, PRESETS, dtype_bits, parse
 
 
 @pytest.fixture
@@ -29,28 +32,42 @@ def store(tmp_path):
     return Store(tmp_path / "results")
 
 
-counts = st.floats(0, 1e15)
+number = st.floats(0, 1e15)
 
 
 @settings(deadline=None)
 @given(
-    st.sampled_from(["dtype", 16, 32, 64]),
-    st.sampled_from(["auto", "explicit", "bitmask", "entropy", "none"]),
-    st.lists(counts, min_size=6, max_size=6),
+    st.one_of(st.just("dtype"), st.integers(1, 64)),
+    st.sampled_from([*INDEX_BITS]),
+    st.builds(Counts, *[number] * len(Counts._fields)),
     st.sampled_from([32, 64]),
 )
-def test_bits_is_values_times_width_plus_index_plus_raw(value_bits, code, numbers, width):
-    values, explicit, auto, raw, mask, entropy = numbers
+def test_bits_is_values_times_width_plus_index_plus_raw(value_bits, code, counts, width):
     how = Accounting(value_bits, code)
-    more = {"index_bitmask": mask, "index_entropy": entropy, "dtype_bits": width}
-    index = {"auto": auto, "explicit": explicit, "bitmask": mask, "entropy": entropy, "none": 0.0}
-    want = values * (width if value_bits == "dtype" else value_bits) + raw + index[code]
-    assert how.bits(values, explicit, auto, raw, **more) == want
-    arrays = [np.full((2, 1), v) for v in (values, explicit, auto, raw)]
-    np.testing.assert_array_equal(how.bits(*arrays, **more), np.full((2, 1), want))
-    tensors = [torch.full((3,), v, dtype=torch.float64) for v in (values, explicit, auto, raw)]
-    assert torch.equal(how.bits(*tensors, **more), torch.full((3,), want, dtype=torch.float64))
+    index = {
+        "explicit": counts.index_explicit,
+        "auto": counts.index_auto,
+        "list_or_bitmask": counts.index_list_or_bitmask,
+        "bitmask": counts.index_bitmask,
+        "entropy": counts.index_entropy,
+        "none": 0.0,
+    }
+    want = counts.values * (width if value_bits == "dtype" else value_bits) + counts.raw
+    want += index[code]
+    assert how.bits(counts, width) == want
+    arrays = Counts(*(np.full((2, 1), v) for v in counts))
+    np.testing.assert_array_equal(how.bits(arrays, width), np.full((2, 1), want))
+    tensors = Counts(*(torch.full((3,), v, dtype=torch.float64) for v in counts))
+    assert torch.equal(how.bits(tensors, width), torch.full((3,), want, dtype=torch.float64))
     assert parse(str(how)) == parse(how.as_dict()) == how
+
+
+def test_every_code_that_is_counted_can_be_charged():
+    codes = {name.removeprefix("index_") for name in Counts._fields if name.startswith("index_")}
+    assert set(INDEX_BITS) == codes | {"none"}
+    assert {"auto", "list_or_bitmask", "explicit", "bitmask", "entropy"} == codes
+    offered = json_schema()["properties"]["accounting"]["anyOf"][1]["properties"]
+    assert set(offered["index_bits"]["enum"]) == set(INDEX_BITS)
 
 
 def test_presets_and_text():
@@ -69,8 +86,10 @@ def test_presets_and_text():
         ("paper:ef22", "did you mean paper:ef21"),
         ("index_bits=bitmsk", "did you mean bitmask"),
         ("value_bit=32", "did you mean value_bits"),
-        ("value_bits=33", "allowed: dtype, 16, 32, 64"),
+        ("value_bits=0", "allowed: dtype, or an integer from 1 to 64"),
+        ("value_bits=65", "allowed: dtype, or an integer from 1 to 64"),
         ("value_bits=٣٢", "allowed: dtype"),
+        ({"value_bits": 32.0}, "allowed: dtype"),
         ("", "paper:ef21"),
         ({"count_init": "maybe"}, "allowed: true, false"),
         ({"value_bits": True}, "allowed"),
@@ -97,23 +116,39 @@ def test_any_text_is_an_accounting_or_an_input_error(text):
 
 
 def test_rebook_by_hand(store, tmp_path):
-    extra = {"index_bitmask_up": 7.0 * np.arange(4), "index_entropy_up": 3.0 * np.arange(4)}
-    put(store, ["a", "b"], extra=extra)
+    """Row 0 holds initial messages both ways: 10 values up and 40 values with 8 index bits down."""
+    each = {"bitmask": 7.0, "entropy": 3.0, "list_or_bitmask": 11.0}
+    extra = {f"index_{code}_up": bits * np.arange(4) for code, bits in each.items()}
+    extra |= {f"index_{code}_down": bits + 2 * bits * np.arange(4) for code, bits in each.items()}
+    put(store, ["a", "b"], extra=extra, first_down=40.0)
     folder = tmp_path / "results"
     curves = load(folder)
     t = curves["round"].to_numpy()
-    values, raw = 10 + 5 * t, t
-    for code, per_round in (("auto", 20), ("explicit", 30), ("bitmask", 7), ("entropy", 3)):
+    up, down = 10 + 5 * t, 40 + 100 * t
+    for code, per_round in {**each, "auto": 20, "explicit": 30, "none": 0}.items():
         found = load(folder, f"value_bits=32,index_bits={code}")
-        assert found["bits_up"].tolist() == (32 * values + per_round * t + raw).tolist()
-    paper = load(folder, "paper:ef21")  # the ten values of round 0 are free
-    assert paper["bits_up"].tolist() == (32 * 5 * t + raw).tolist()
+        assert found["bits_up"].tolist() == (32 * up + per_round * t + t).tolist()
+        assert (
+            load(folder, f"index_bits={code}")["bits_up"].tolist()
+            == (64 * up + per_round * t + t).tolist()
+        )
+    for code, bits in each.items():
+        found = load(folder, f"value_bits=32,index_bits={code}")
+        assert found["bits_down"].tolist() == (32 * down + bits + 2 * bits * t).tolist()
+        free = load(folder, f"value_bits=32,index_bits={code},count_init=false")
+        assert free["bits_down"].tolist() == (32 * 100 * t + 2 * bits * t).tolist()
+        assert free["bits_up"].tolist() == (32 * 5 * t + bits * t + t).tolist()
+    paper = load(folder, "paper:ef21")  # the messages of round 0 are free
+    assert paper["bits_up"].tolist() == (32 * 5 * t + t).tolist()
     assert paper["bits_down"].tolist() == (3200.0 * t).tolist()
-    assert cells(folder, "paper:ef21")["bits_up"].tolist() == [32 * 15 + 3.0] * 2
+    ends = cells(folder, "paper:ef21")
+    assert ends["bits_up"].tolist() == [32 * 15 + 3.0] * 2
+    assert ends["bits_down"].tolist() == [32 * 300.0] * 2
+    assert cells(folder, "index_bits=none")["bits_down"].tolist() == [64 * 340.0] * 2
     assert load(folder, Accounting())["bits_up"].tolist() == curves["bits_up"].tolist()
     raw_frame = pd.read_parquet(folder / "curves")  # with its map of extra counts
     booked, _ = rebook(raw_frame, pd.read_parquet(folder / "cells"), parse("index_bits=bitmask"))
-    assert booked["bits_up"].tolist() == (64 * values + 7 * t + raw).tolist()
+    assert booked["bits_up"].tolist() == (64 * up + 7 * t + t).tolist()
 
 
 def test_rebook_knows_each_cells_dtype_and_missing_curves(store, tmp_path):
@@ -127,3 +162,84 @@ def test_rebook_knows_each_cells_dtype_and_missing_curves(store, tmp_path):
     assert found["a"] == 32 * 25 + 3
     assert found["b"] == 64 * 25 + 3
     assert math.isnan(found["c"])
+
+
+@pytest.mark.parametrize(
+    ("config", "width"),
+    [
+        (None, 64),
+        (math.nan, 64),  # a null in a frame
+        ("", 64),
+        ("{}", 64),
+        (json.dumps({"problem": None}), 64),
+        (json.dumps({"problem": {"params": {"dtype": "float64"}}}), 64),
+        (json.dumps({"problem": {"params": {"dtype": "float32"}}}), 32),
+        (json.dumps({"problem": {"dtype": "float32"}}), 32),
+        (json.dumps({"problem": {"dtype": "float16"}}), 16),
+        (json.dumps({"problem": {"dtype": "bfloat16"}}), 16),
+    ],
+)
+def test_the_width_of_a_value_in_a_cell(config, width):
+    assert dtype_bits(config) == width
+
+
+BOOKS = [
+    Accounting(value_bits, index_bits, count_init)
+    for value_bits, index_bits, count_init in (
+        ("dtype", "auto", True),
+        ("dtype", "auto", False),
+        ("dtype", "list_or_bitmask", True),
+        ("dtype", "explicit", False),
+        (16, "bitmask", True),
+        (7, "entropy", False),
+        (32, "none", True),
+        (32, "none", False),
+    )
+]
+SMALL = {
+    "problem": {"name": "quadratic", "dim": 40, "clients": 3, "dtype": ["float64", "float32"]},
+    "algorithm": [
+        "gd",
+        {"name": "ef21", "init": ["full", "compressed"]},
+        {"name": "marina", "p": 0.3, "compressor": {"name": "rand_k", "k": 2}},
+        {"name": "ef21_p", "step_size": 0.01, "downlink": {"name": "top_k", "k": 2}},
+        {"name": "dcgd", "step_size": 0.01, "compressor": "natural"},
+    ],
+    "compressor": {"name": "top_k", "k": 3},
+    "rounds": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def booked(tmp_path_factory):
+    """The same sweep run once under each accounting."""
+    folders = {how: tmp_path_factory.mktemp("booked") / "small" for how in BOOKS}
+    for how, folder in folders.items():
+        raybench.sweep({**SMALL, "accounting": how.as_dict()}, folder, inline=True)
+    return folders
+
+
+@pytest.mark.parametrize("how", BOOKS, ids=str)
+def test_booked_anew_is_as_if_booked_so_from_the_start(booked, how):
+    bits = ["cell", "round", "bits_up", "bits_down"]
+    want, ends = load(booked[how])[bits], cells(booked[how])[["cell", "bits_up", "bits_down"]]
+    assert (want.groupby("cell")["bits_up"].last() > 0).all()
+    for other in BOOKS:
+        pd.testing.assert_frame_equal(load(booked[other], how)[bits], want)
+        found = cells(booked[other], how)[["cell", "bits_up", "bits_down"]]
+        pd.testing.assert_frame_equal(found, ends)
+
+
+@pytest.mark.parametrize("side", ["up", "down"])
+@pytest.mark.parametrize("count_init", [True, False])
+def test_cells_stop_by_the_bits_that_the_accounting_counts(tmp_path, side, count_init):
+    """Dense float64 both ways, 40 values a message; before round 1 a message up, and none down."""
+    sweep = {**SMALL, "problem": {"name": "quadratic", "dim": 40, "clients": 3}, "rounds": 30}
+    sweep |= {"algorithm": {"name": "ef21", "init": "full"}, "compressor": "identity"}
+    sweep |= {"accounting": {"count_init": count_init}, "stop": {f"bits_{side}": 5.5 * 64 * 40}}
+    raybench.sweep(sweep, tmp_path / "out", inline=True)
+    (row,) = cells(tmp_path / "out").to_dict("records")
+    # the first round whose bits are at least 5.5 messages
+    free = side == "down" or not count_init
+    assert row["rounds"] == (6 if free else 5)
+    assert row[f"bits_{side}"] == 6 * 64 * 40

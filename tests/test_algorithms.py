@@ -123,7 +123,7 @@ class LooksAtTheRecord(Faulty):
     """Behaves otherwise in rounds that are recorded."""
 
     def server(a, net, s, c, m):
-        s.g = s.g + net.up(m).mean() * (1.0 if net.want_loss else 0.99)
+        s.g = s.g + net.up(m).mean() * (1.0 if net.oracle.loss_wanted else 0.99)
 
 
 class MisBooked(Faulty):
@@ -132,6 +132,14 @@ class MisBooked(Faulty):
     def server(a, net, s, c, m):
         s.g = s.g + net.up(m).mean()
         net.ledger.book_up(m)
+
+
+class RemembersOnItself(Faulty):
+    """Counts its rounds on itself and acts on it, so that a run that is continued acts otherwise."""
+
+    def server(a, net, s, c, m):
+        a.rounds = getattr(a, "rounds", 0) + 1
+        s.g = s.g + net.up(m).mean() * (1.0 if a.rounds > 1 else 0.5)
 
 
 class WrongAxes(Faulty):
@@ -152,6 +160,7 @@ FAULTS = {
     ForgottenCells: "alone or in a batch",
     LooksAtTheRecord: "recording costs nothing",
     MisBooked: "books what it packs",
+    RemembersOnItself: "goes on from its state",
     WrongAxes: "state has cells first",
 }
 
@@ -163,7 +172,7 @@ def registered():
 
     def register(kind: type) -> Method:
         algorithm(
-            "faulty", up=Contractive, theory=registry.lookup("algorithm", "ef21").meta["theory"]
+            "faulty", up=Contractive, theory=registry.lookup("algorithm", "ef21").facts.theory
         )(kind)
         return Method("faulty", compressor={"name": "top_k", "k": 3})
 

@@ -3,10 +3,9 @@
 import json
 import math
 
-import fake_store
 import numpy as np
-import pandas as pd
 import pytest
+from fake_runs import make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,38 +19,8 @@ from raybench.analysis import (
     describe,
     final_vs_step,
     first_crossing,
-    frames,
-    interval,
     tuned,
 )
-from raybench.store import CELLS, CURVES, Store, to_table
-
-
-def make(runs):
-    """Return (curves, cells) of runs: dicts with g (the values of ||grad f||^2) and cell columns."""
-    curves, rows = [], []
-    for i, run in enumerate(runs):
-        run = {"algorithm": "ef21", "compressor": "top_k", "k": 1, "status": "ok", "seed": 0, **run}
-        run = {"multiple": 1.0, "per_round": 10.0, "dataset": "a", "params": {}, **run}
-        g = np.asarray(run["g"], float)
-        cell, bits = f"cell{i}", run["per_round"] * np.arange(len(g))
-        group = json.dumps([run[c] for c in ("dataset", "algorithm", "compressor", "k", "params")])
-        name = f"{run['algorithm']} k={run['k']}"
-        config = {
-            "problem": {"name": "logistic", "params": {"dataset": run["dataset"]}},
-            "algorithm": {"name": run["algorithm"], "params": run["params"]},
-            "compressor": {"name": run["compressor"], "params": {"k": run["k"]}},
-        }
-        same = {c: run[c] for c in ("algorithm", "compressor", "k", "seed", "dataset")}
-        same |= {"cell": [cell] * len(g), "label": name, "step_multiple": run["multiple"]}
-        same |= {"step_size": 0.1 * run["multiple"], "problem": "logistic"}
-        table = {**same, "round": np.arange(len(g)), "grad_norm_sq": g, "bits_up": bits, "loss": g}
-        curves.append(to_table(table, CURVES).to_pandas())
-        last = {"rounds": len(g) - 1, "grad_norm_sq": g[-1], "loss": g[-1], "bits_up": bits[-1]}
-        row = {**same, **last, "cell": [cell], "group": group, "status": run["status"]}
-        rows.append(to_table({**row, "config": json.dumps(config)}, CELLS).to_pandas())
-    return pd.concat(curves, ignore_index=True), pd.concat(rows, ignore_index=True)
-
 
 # -- crossings -------------------------------------------------------------------------------
 
@@ -78,26 +47,6 @@ def test_a_looser_target_costs_no_more(values, target, factor):
     assert math.isinf(far) == (min(values) > target)
 
 
-def test_interval():
-    assert interval([3.0])[0] == 3.0
-    assert math.isnan(interval([3.0])[1])
-    assert all(math.isnan(v) for v in interval([]))
-    middle, low, high = interval([1.0, 2.0, 3.0, 4.0, math.inf])
-    assert (middle, low, high) == (3.0, 1.0, math.inf)
-    assert interval([1.0, math.inf])[0] == math.inf
-    assert interval([5.0, 7.0], seed=1) == interval([7.0, 5.0], seed=1)
-    assert interval([2.0] * 4) == (2.0, 2.0, 2.0)
-
-
-@settings(deadline=None)
-@given(st.lists(st.one_of(st.floats(0, 1e12), st.just(math.inf)), min_size=2, max_size=8))
-def test_interval_brackets_the_median(values):
-    middle, low, high = interval(values, samples=200)
-    assert low <= middle <= high
-    assert min(values) <= low
-    assert high <= max(values)
-
-
 def test_bits_to_target_over_seeds():
     runs = [{"g": [1] * n + [0.01], "seed": s} for s, n in enumerate((2, 3, 5))]
     curves, _ = make([*runs, {"g": [1, 1], "multiple": 2.0}])
@@ -105,7 +54,10 @@ def test_bits_to_target_over_seeds():
     assert found["bits_up"].tolist() == [30.0, math.inf]
     assert found["reached"].tolist() == [3, 0]
     assert found["cells"].tolist() == [3, 1]
-    assert found.loc[0, "bits_up_low"] >= 20
+    first, second = found.to_dict("records")
+    assert (first["bits_up_low"], first["bits_up_high"], first["coverage"]) == (20.0, 50.0, 0.75)
+    assert math.isnan(second["bits_up_low"])
+    assert second["coverage"] == 0.0
     assert bits_to_target(curves, 0.1, x="round")["round"].tolist() == [3.0, math.inf]
 
 
@@ -128,6 +80,26 @@ def test_tuned_takes_the_cheapest_step_to_the_target():
     best = tuned(curves, cells, target=1e-9).iloc[0]  # none does: the best final value
     assert best["step_multiple"] == 1.0
     assert best["cost"] == math.inf
+
+
+def test_a_step_is_chosen_by_what_its_median_seed_needs():
+    """Not by the mean: one unlucky seed, or one that misses the target, does not decide."""
+
+    def runs(multiple, *costs):
+        reached = [[1.0] * cost + [0.01] * (60 - cost) for cost in costs]
+        return [{"g": g, "multiple": multiple, "seed": s} for s, g in enumerate(reached)]
+
+    steady, lucky = runs(1.0, 10, 11, 12), runs(2.0, 4, 5, 50)  # means 11 and 20, medians 11 and 5
+    best = tuned(*make([*steady, *lucky]), target=0.1).iloc[0]
+    assert (best["step_multiple"], best["cost"]) == (2.0, 50.0)
+    assert (best["cost_low"], best["cost_high"], best["coverage"]) == (40.0, 500.0, 0.75)
+    missed = runs(4.0, 2, 3, 60)
+    best = tuned(*make([*steady, *lucky, *missed]), target=0.1).iloc[0]
+    assert (best["step_multiple"], best["cost"]) == (4.0, 30.0)
+    assert (best["cost_low"], best["cost_high"]) == (20.0, math.inf)
+    table = closing_table(make([*steady, *lucky, *missed]), target=0.1).iloc[0]
+    assert (table["step_multiple"], table["bits_to_target"]) == (4.0, 30.0)
+    assert (table["bits_low"], table["bits_high"], table["coverage"]) == (20.0, math.inf, 0.75)
 
 
 def test_a_step_with_a_diverged_seed_never_wins():
@@ -298,36 +270,7 @@ def test_final_vs_step():
     assert found["grad_norm_sq_high"].tolist() == [0.3, 0.01]
 
 
-# -- the closing table -----------------------------------------------------------------------
-
-
-def test_closing_table_by_hand():
-    runs = [
-        {"g": [1, 0.5, 0.05], "algorithm": "gd", "compressor": None, "k": None, "per_round": 100.0},
-        *({"g": [1, 0.5, 0.05], "k": 1, "seed": s} for s in range(3)),
-        {"g": [1, 0.05, 0.01], "k": 5, "per_round": 50.0, "multiple": 2.0},
-        {"g": [1, 0.4], "algorithm": "marina", "compressor": "rand_k", "status": "diverged"},
-    ]
-    table = closing_table(make(runs), target=0.1).set_index("method")
-    assert table.index.tolist() == ["EF21 Top-K", "GD", "MARINA Rand-K"]
-    row = table.loc["EF21 Top-K"]
-    assert (row["k"], row["bits_to_target"], row["ratio_to_gd"], row["seeds"]) == (1, 20.0, 0.1, 3)
-    assert (row["bits_low"], row["bits_high"], row["edge"]) == (20.0, 20.0, "only")
-    assert table.loc["GD", "ratio_to_gd"] == 1.0
-    assert table.loc["MARINA Rand-K", "diverged"] == 1
-
-
-def test_closing_table_of_a_folder_follows_the_accounting(tmp_path):
-    fake_store.fill(Store(tmp_path), rounds=200)
-    plain, paper = closing_table(tmp_path), closing_table(tmp_path, "paper:ef21")
-    assert set(plain["method"]) == set(paper["method"])
-    gd = [t.set_index("method").loc["GD", "bits_to_target"] for t in (plain, paper)]
-    assert gd[1] == (gd[0] - 64 * 112) / 2  # half as wide, without the first gradient
-    found = frames(tmp_path, "paper:ef21")
-    pd.testing.assert_frame_equal(closing_table(found), paper)
-    pd.testing.assert_frame_equal(closing_table((found.curves, found.cells)), paper)
-    pd.testing.assert_frame_equal(closing_table(frames(tmp_path), "paper:ef21"), paper)
-    assert found.accounting == "value_bits=32, index_bits=none, count_init=false"
+# -- what is compared -----------------------------------------------------------------------
 
 
 def test_annotate_drops_curves_without_a_cell():

@@ -204,3 +204,9 @@ def test_sweep_goes_on_and_books_anew(tmp_path, monkeypatch):
     assert (usual["bits_up"] >= paper["bits_up"]).all()
     with pytest.raises(InputError, match="another sweep"):
         raybench.sweep({**more, "problem": {"name": "quadratic", "dim": 13}}, inline=True)
+
+
+def test_reading_a_short_form_loads_nothing_heavy():
+    """Operators are made from texts such as top_k:k=1%, so importing them imports what reads these."""
+    heavy = {"pydantic", "torch", "numba", "pandas", "ray"}
+    assert fresh(f"import sys, raybench.spec.short\nprint(*{heavy} & set(sys.modules))") == ""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from toys import ConvexL1, Counterexample, each_round, full_gradients, registered
+from toys import ConvexL1, each_round, full_gradients, registered
 
 from raybench import theory
 from raybench.core import registry
@@ -170,58 +170,10 @@ def test_ef21_bc_nonconvex_bound(down):
         assert (norms[:, :T].mean(1) <= 2 * (gaps + A * P0 + B * Q0) / (gamma * T)).all()
 
 
-def minimiser(problem) -> tuple[torch.Tensor, torch.Tensor]:
-    """x* and mean ||grad f_i(x*)||^2 of quadratic f_i, from gradients alone."""
-    d, x = problem.dim, torch.zeros(1, problem.dim, dtype=torch.float64)
-    start = problem.oracle(x)[0].mean(1)[0]
-    H = problem.oracle(torch.eye(d, dtype=torch.float64))[0].mean(1) - start
-    x = torch.linalg.solve(H, -start)[None]
-    return x[0], problem.oracle(x)[0].square().sum(-1).mean()
-
-
 @pytest.fixture(scope="module")
 def convex():
     with registered("problem", convex_l1=ConvexL1):
         yield {"name": "convex_l1"}
-
-
-@pytest.mark.parametrize(
-    "compressor",
-    [{"name": "rand_k", "k": 4}, {"name": "rand_k", "k": 4, "mask": "common"}, "natural"],
-    ids=title,
-)
-def test_dcgd_converges_to_its_floor(convex, compressor):
-    """E||x^t - x*||^2 <= (1 - gamma mu)^t ||x^0 - x*||^2 + 2 gamma omega S/(n mu); a real floor."""
-    method = Method("dcgd", {}, compressor, convex, rounds=500, more=FAR)
-    batch = method.batch((1.0, 0.25), range(SEEDS))
-    run = started(batch)
-    star, S = minimiser(run.problem)
-    assert S > 1e-4
-    square = torch.stack(each_round(run, lambda r: (r.s.x - star).square().sum(-1))).numpy()
-    common = isinstance(compressor, dict) and "mask" in compressor
-    cell, mu = batch.cells[0], run.problem.constants.mu
-    n = 1 if common else run.problem.n
-    floors = []
-    for own, multiple in ((slice(0, None, 2), 1.0), (slice(1, None, 2), 0.25)):
-        gamma, have = cell.step_size * multiple, square[:, own].mean(1)
-        t = np.arange(len(have))
-        floor = 2 * gamma * cell.omega * float(S) / (n * mu)
-        assert (have <= (1 - gamma * mu) ** t * have[0] + floor).all()
-        floors.append(have[-200:].mean())
-    if common:  # linear over clients: it compresses grad f itself, which vanishes at x*
-        assert floors[0] < 1e-20
-    else:
-        assert 2 < floors[0] / floors[1] < 8  # it scales with gamma, times 4
-
-
-def test_dcgd_has_no_floor_where_the_clients_agree_on_the_minimiser():
-    with registered("problem", counterexample=Counterexample):
-        method = Method(
-            "dcgd", {}, {"name": "rand_k", "k": 1}, {"name": "counterexample"}, rounds=4000
-        )
-        method = Method(**{**vars(method), "more": {"x0": "problem"}})
-        run = finished(method.batch((1.0,), range(4)), every=4000)
-    assert (run.recorder.column("grad_norm_sq")[:, -1] < 1e-20).all()
 
 
 def test_scaled_rand_k_in_ef21_diverges_where_the_rescaled_one_does_not():
@@ -243,7 +195,7 @@ def test_a_step_without_theory_is_skipped_with_a_reason():
 PROXIMAL = [
     name
     for name in registry.names("algorithm")
-    if registry.lookup("algorithm", name).meta.get("proximal")
+    if registry.lookup("algorithm", name).facts.proximal
 ]
 
 
@@ -253,7 +205,7 @@ def test_proximal_methods_end_at_the_minimiser_of_f_and_the_penalty(convex, name
     entry = registry.lookup("algorithm", name)
     operator = "identity" if name == "dcgd" else compressors_for(entry)[0]  # DCGD has a floor
     method = Method(name, {}, operator, {**convex, "weight": 0.2}, step=0.05, rounds=600, more=FAR)
-    if entry.meta.get("down"):
+    if entry.facts.down:
         method = replace(method, downlink={"name": "top_k", "k": 3})
     run = finished(method.batch(), every=600)
     assert run.recorder.column("grad_norm_sq")[0, -1] < 1e-12

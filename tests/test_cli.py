@@ -170,9 +170,19 @@ def test_a_sweep_where_nothing_ends_ok_still_says_why(here):
         "problem: quadratic\nalgorithm: marina\ncompressor: {name: top_k, k: 3}\n"
     )
     said = cli("sweep", "s.yaml", "--inline")
-    assert said.code == 0  # skipped is an orderly end
+    assert said.code == 1  # where all are skipped, nothing came of the sweep
     assert "no cell ended ok: 1 skipped" in said.out
-    assert "marina needs an unbiased operator" in said.out
+    assert "1 cell: marina needs an unbiased operator" in said.out
+    assert "to run: an unbiased compressor, such as rand_k, or allow_unproven: true" in said.out
+
+
+def test_a_sweep_of_which_some_cells_are_skipped_ends_well(here):
+    (here / "s.yaml").write_text(
+        "problem: quadratic\nalgorithm: [ef21, marina]\ncompressor: {name: top_k, k: 3}\nrounds: 5\n"
+    )
+    said = cli("sweep", "s.yaml", "--inline")
+    assert said.code == 0
+    assert "to run: an unbiased compressor" in said.out
 
 
 def test_interrupt_leaves_a_valid_store_and_130(here):

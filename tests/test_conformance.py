@@ -127,7 +127,9 @@ class BadSamples(Shift):
 
     def grad(self, x, sample=None):
         full = super().grad(x)
-        return full if sample is None else full * (1 + sample.double().mean(-1, keepdim=True))
+        return (
+            full if sample is None else full * (1 + sample.indices.double().mean(-1, keepdim=True))
+        )
 
 
 class ChangesX(Shift):

@@ -10,7 +10,10 @@ import torch
 from scipy.optimize import minimize
 
 from raybench import problems
+from raybench.core.draws import Sample
 from raybench.problems import spectra
+from raybench.problems.base import Fact
+from raybench.problems.least_squares import LeastSquares
 from raybench.problems.quadratic import Quadratic
 
 CANCER = {"dataset": "breast_cancer", "clients": 5, "scale": "columns"}
@@ -70,11 +73,121 @@ def test_random_pairs_respect_the_samples_constant(problem):
     most = max(problem.samples)
     counts = torch.tensor(problem.samples)
     for j in range(most):
-        chosen = torch.full((20, problem.n, 1), j).clamp(max=(counts - 1)[None, :, None])
+        index = torch.full((20, problem.n, 1), j).clamp(max=(counts - 1)[None, :, None])
+        chosen = Sample.at(index)
         change = problem.grad(x, chosen) - problem.grad(y, chosen)
         total += torch.where(j < counts, change.square().sum(-1), 0.0)
     per_sample = (total / counts).mean(1).sqrt() / (x - y).norm(dim=1)
     assert per_sample.max() <= problem.constants.L_samples * ABOVE
+
+
+def of_samples(problem, x):
+    """Gradients of single samples at x (B, d): a list per sample of (B, n, d), rows past the end clamped."""
+    counts = torch.tensor(problem.samples)
+    for j in range(max(problem.samples)):
+        chosen = torch.full((len(x), problem.n, 1), j).clamp(max=(counts - 1)[None, :, None])
+        yield problem.grad(x, Sample.at(chosen))
+
+
+def test_no_sample_is_steeper_than_its_constant(problem):
+    x, y = pairs(problem, count=20)
+    far, bounds = (x - y).norm(dim=1), torch.tensor(problem.constants.L_sample_i)
+    most = torch.zeros(problem.n, dtype=torch.float64)
+    for one, other in zip(of_samples(problem, x), of_samples(problem, y), strict=True):
+        most = torch.maximum(most, ((one - other).norm(dim=2) / far[:, None]).max(0).values)
+    assert (most <= bounds * ABOVE).all()
+    assert (bounds >= torch.tensor(problem.constants.L_i) * (1 - 1e-9)).all()
+    assert problem.constants.L_sample_max == max(problem.constants.L_sample_i)
+
+
+def test_the_noise_of_samples_is_bounded_where_it_is_said_to_be(problem):
+    bound = problem.constants.sample_variance
+    if bound is None:
+        assert isinstance(problem, LeastSquares)  # grows with x
+        return
+    x, _ = pairs(problem, count=30)
+    counts, whole = torch.tensor(problem.samples), problem.grad(x)
+    total = torch.zeros(30, problem.n, dtype=torch.float64)
+    for j, one in enumerate(of_samples(problem, x)):
+        total += torch.where(j < counts, (one - whole).square().sum(-1), 0.0)
+    found = (total / counts).mean(1)
+    assert (found <= bound * ABOVE).all()
+    if max(problem.samples) > 1:
+        assert found.max() > 0.05 * bound
+
+
+def test_slopes_of_the_losses():
+    z = np.linspace(-30, 30, 2_000_001)
+    s = 1 / (1 + np.exp(z))  # sigma(-z)
+    for name, slope in (("logistic", s), ("nonconvex_classification", 2 * s**2 * (1 - s))):
+        kind = type(problems.build(name, CANCER))
+        assert kind.slope == pytest.approx(slope.max(), abs=1e-9)
+
+
+PLAIN = {Fact.BOUNDED_CLIENTS, Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES}
+STRONG = PLAIN | {Fact.STRONGLY_CONVEX}
+FACTS = {
+    "logistic nonconvex": {Fact.BOUNDED_CLIENTS},
+    "logistic l2": STRONG,
+    "logistic none": PLAIN,
+    "logistic l1": PLAIN | {Fact.CONVEX_PENALTY},
+    "nonconvex_classification l2": {Fact.BOUNDED_CLIENTS},
+    "nonconvex_classification l1": {Fact.BOUNDED_CLIENTS, Fact.CONVEX_PENALTY},
+    "least_squares nonconvex": {Fact.BOUNDED_CLIENTS},
+    "least_squares l2": STRONG,
+    "least_squares none": STRONG,  # 30 features, none superfluous
+    "least_squares l1": STRONG | {Fact.CONVEX_PENALTY},
+    "squares one-hot": PLAIN,  # some pixels are always 0
+    "quadratic": {Fact.STRONGLY_CONVEX},
+    "tridiagonal": {Fact.STRONGLY_CONVEX},
+    "vertical": STRONG,
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_facts(name):
+    known = {**CASES}
+    for kind in ("logistic", "nonconvex_classification", "least_squares"):
+        known[f"{kind} l1"] = (kind, {**CANCER, "regularizer": "l1", "lambda": 0.2})
+    assert problems.build(*known[name]).constants.facts == FACTS[name]
+
+
+def test_facts_of_quadratics():
+    eye = torch.eye(3, dtype=torch.float64)
+    zero = torch.zeros(2, 3, dtype=torch.float64)
+    flat = torch.diag(torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64))
+    tilted = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, -1.0]], dtype=torch.float64)
+    for A, b, facts in (
+        (torch.stack([eye, 2 * eye]), zero, STRONG),
+        (torch.stack([3 * eye, -eye]), zero, {Fact.STRONGLY_CONVEX}),
+        (torch.stack([flat, flat]), zero, PLAIN),
+        (
+            torch.stack([flat, flat]),
+            tilted,
+            PLAIN - {Fact.BOUNDED_CLIENTS},
+        ),  # f is bounded, no f_i is
+        (torch.stack([flat, eye]), tilted, STRONG - {Fact.BOUNDED_CLIENTS}),
+        (torch.stack([eye, -3 * eye]), zero, set()),
+    ):
+        assert Quadratic(A, b).constants.facts == facts
+    alike = problems.build("tridiagonal", {"dim": 9, "clients": 3, "noise": 0.0, "lambda": 0.01})
+    assert alike.constants.facts == STRONG
+
+
+def test_an_own_problem_states_what_it_wants():
+    class Own(problems.Problem):
+        def __init__(self):
+            super().__init__(2, 3)
+            self.L, self.L_i, self.mu = 1.0, (1.0, 2.0), 0.5
+            self.facts = {"convex_clients", Fact.STRONGLY_CONVEX}
+
+    c = Own().constants
+    assert c.facts == {Fact.CONVEX_CLIENTS, Fact.STRONGLY_CONVEX}
+    assert (c.L_sample_i, c.sample_variance) == ((1.0, 2.0), 0.0)  # a client's only sample is f_i
+    wrong = Own()
+    wrong.facts = {"convex_everything"}
+    with pytest.raises(ValueError, match="convex_everything"):
+        wrong.find_constants()
 
 
 def test_order_of_the_constants(problem):
@@ -208,7 +321,7 @@ def test_curvature_of_the_squared_sigmoid():
 @pytest.mark.parametrize("dense", [5, 1000])
 @pytest.mark.parametrize("shape", [(60, 40), (40, 60)])
 def test_largest_eigenvalue_by_every_way(monkeypatch, shape, dense):
-    monkeypatch.setattr(spectra, "DENSE", dense)  # 5: by Lanczos
+    monkeypatch.setattr(spectra, "MOST_BY_DENSE_SOLVER", dense)  # 5: by Lanczos
     random = np.random.default_rng(0)
     A, w = random.standard_normal(shape), random.random(shape[0])
     want = np.linalg.norm(A * np.sqrt(w)[:, None], 2) ** 2

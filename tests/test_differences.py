@@ -22,15 +22,6 @@ COMMON = {**RAND, "mask": "common"}
 FAR = {"x0": {"normal": 1.0}}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Waking threads costs more than the work on tiny tensors."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def on(problem, name, compressor=None, rounds=60, **rest) -> Method:
     return Method(
         name, rest.pop("params", {}), compressor, problem, rounds=rounds, more=FAR, **rest
@@ -78,7 +69,7 @@ def test_saga_knows_the_mean_of_its_table():
 
 
 def test_saga_refuses_tables_that_fill_the_memory(monkeypatch):
-    monkeypatch.setattr("raybench.algorithms.vr_diana.TABLE_MOST", 5 * 12 * 30 - 1)
+    monkeypatch.setattr("raybench.algorithms.vr_diana.MOST_TABLE_VALUES", 5 * 12 * 30 - 1)
     run = started(on(SAMPLES, "vr_diana", RAND, params={"estimator": "saga"}, step=0.02).batch())
     with pytest.raises(InputError, match="lsvrg needs none"):
         run.advance(1)

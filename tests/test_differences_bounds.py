@@ -9,24 +9,17 @@ from toys import ConvexL1, each_round, full_gradients, registered
 
 from raybench.algorithms.vr_marina import VRMarina
 from raybench.core import registry
+from raybench.core.draws import Sample
 from raybench.testing.trial import DATA, Method, finished, started
 
 SEEDS = 32
 P1 = {"name": "quadratic", "dim": 12, "clients": 6, "mu": 0.05, "heterogeneity": 0.7, "seed": 3}
 SAMPLES = {"name": "least_squares", **DATA, "regularizer": "l2", "lambda": 0.5}
+LOGISTIC = {"name": "logistic", **DATA, "regularizer": "nonconvex", "lambda": 0.1}  # bounded noise
 CHAIN = {"name": "tridiagonal", "dim": 12, "clients": 4, "noise": 0.5, "lambda": 0.01}
 RAND = {"name": "rand_k", "k": 3}
 COMMON = {**RAND, "mask": "common"}
 FAR = {"x0": {"normal": 1.0}}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Waking threads costs more than the work on tiny tensors."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def on(problem, name, compressor=None, rounds=60, **rest) -> Method:
@@ -51,7 +44,7 @@ BOUNDED = [
     ("dasha", {"alpha": 0.05}, RAND, P1),
     ("dasha_page", {}, RAND, SAMPLES),
     ("dasha_page", {"batch": 3, "p": 0.1}, "natural", SAMPLES),
-    ("dasha_mvr", {"momentum": 0.2}, RAND, P1),
+    ("dasha_mvr", {"momentum": 0.2}, RAND, P1),  # one sample a client: no noise
     ("dasha_sync_mvr", {}, RAND, SAMPLES),
     ("dasha_sync_mvr", {"p": 0.05, "batch": 2}, COMMON, SAMPLES),
     ("pp_marina", {"clients": 1}, RAND, P1),
@@ -78,6 +71,33 @@ def test_nonconvex_bound(name, params, compressor, problem):
         assert norms[:T].mean() <= 2 * gap / (method.cell().step_size * T) * (1 + 1e-9), T
 
 
+@pytest.mark.parametrize(
+    ("params", "compressor"),
+    [({}, RAND), ({"batch": 4}, "natural"), ({"p": 1.0, "alpha": 0.1}, COMMON), ({}, "perm_k")],
+    ids=title,
+)
+def test_vr_diana_nonconvex_bound(params, compressor):
+    """2 (Delta0 + gamma (w/a) H^0)/(gamma T), w = omega/n (of the mean), H^0 = mean||grad f_i(x^0)||^2."""
+    method = on(SAMPLES, "vr_diana", compressor, 200, params=params)
+    run = started(method.batch((1.0,), range(SEEDS)))
+    run.advance(0)
+    H = float(full_gradients(run).square().sum(-1).mean())
+    run.advance(200)
+    cell = method.cell()
+    gap = float((run.recorder.column("loss")[:, 0] - run.problem.constants.f_star).mean())
+    one = {"rand_k": cell.omega, "perm_k": 1.0}  # of dependent messages
+    mask = compressor == COMMON or compressor == "perm_k"
+    w = (
+        one[compressor["name"] if isinstance(compressor, dict) else compressor]
+        if mask
+        else (cell.omega / run.problem.n)
+    )
+    norms = run.recorder.column("grad_norm_sq")[:, :-1].mean(0)
+    for T in (1, 10, 200):
+        promised = 2 * (gap / cell.step_size + w / cell.params["alpha"] * H) / T
+        assert norms[:T].mean() <= promised, T
+
+
 PL = [b for b in BOUNDED if b[0] in ("dasha", "pp_marina", "marina")]
 
 
@@ -98,21 +118,52 @@ def test_pl_bound(name, params, compressor, problem):
     assert (psi <= promised * (1 + 1e-9) + floor).all()
 
 
+def variance(r) -> torch.Tensor:
+    """The variance of one sample's gradient at the iterate, mean over clients and cells."""
+    shape = (len(r.s.x), r.problem.n, 1)
+    ones = [Sample.at(torch.full(shape, j)) for j in range(r.problem.samples[0])]
+    apart = torch.stack([r.problem.grad(r.s.x, one) for one in ones])
+    return (apart - apart.mean(0)).square().sum(-1).mean(0).mean()
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("dasha_mvr", {"momentum": 0.2, "batch": 2}),
+        ("dasha_mvr", {"momentum": 1.0}),
+        ("dasha_sync_mvr", {"p": 0.2, "big": 3}),
+    ],
+)
+def test_dasha_with_noise_has_a_floor(name, params):
+    """MVR: (1/(gamma L))(sqrt(6 F q^2) + sqrt(2 q/((2-q) n)))^2 sigma^2/b; SYNC-MVR (1 + 1/(p T)) sigma^2/(gamma L n big)."""
+    method = on(LOGISTIC, name, RAND, 150, params=params)
+    assert method.cell().theory_step is not None
+    run = started(method.batch((1.0,), range(SEEDS)))
+    sigma2 = float(torch.stack(each_round(run, variance)[:-1]).max())
+    n, gamma, c = run.problem.n, method.cell().step_size, run.problem.constants
+    F = 2 * method.cell().omega * (2 * method.cell().omega + 1) / n
+    q = params.get("momentum", 0.0)
+    norms = run.recorder.column("grad_norm_sq")[:, :-1].mean(0)
+    for T in (1, 10, 150):
+        if name == "dasha_mvr":
+            root = np.sqrt(6 * F * q * q) + np.sqrt(2 * q / ((2 - q) * n))
+            floor = root**2 * sigma2 / params.get("batch", 1)
+        else:
+            floor = (1 + 1 / (params["p"] * T)) * sigma2 / (n * params["big"])
+        gap = run.recorder.column("loss")[:, 0].mean()
+        assert norms[:T].mean() <= 2 * gap / (gamma * T) + floor / (gamma * c.L)
+
+
 @pytest.mark.parametrize(("big", "p"), [(1, 0.3), (6, 0.1)])
 def test_online_bound_has_a_floor(big, p):
     """VR-MARINA: 2 Delta0/(gamma T) + (1 + 1/(p T)) sigma^2/(n big), sigma^2 of a sample, along the path."""
-    method = on(SAMPLES, "vr_marina", RAND, 150, params={"big": big, "p": p, "batch": 2})
+    method = on(LOGISTIC, "vr_marina", RAND, 150, params={"big": big, "p": p, "batch": 2})
+    assert method.cell().theory_step is not None
     run = started(method.batch((1.0,), range(SEEDS)))
-    n, m = run.problem.n, run.problem.samples[0]
-
-    def variance(r):
-        shape = (len(r.s.x), n, 1)
-        each = torch.stack([r.problem.grad(r.s.x, torch.full(shape, j)) for j in range(m)])
-        return (each - each.mean(0)).square().sum(-1).mean(0).mean()
-
+    n = run.problem.n
     sigma2 = torch.stack(each_round(run, variance)[:-1])
     norms = run.recorder.column("grad_norm_sq")[:, :-1].mean(0)
-    gap = (run.recorder.column("loss")[:, 0] - run.problem.constants.f_star).mean()
+    gap = run.recorder.column("loss")[:, 0].mean()  # f >= 0
     for T in (1, 10, 50, 150):
         floor = (1 + 1 / (p * T)) * float(sigma2[:T].max()) / (n * big)
         assert norms[:T].mean() <= 2 * gap / (method.cell().step_size * T) + floor
@@ -170,7 +221,7 @@ def test_vr_marina_with_other_samples_at_the_old_point_stalls():
             net.grad = grad
 
     entry = registry.lookup("algorithm", "vr_marina")
-    TwoSamples.declared = {**entry.meta}
+    TwoSamples.declared = {**vars(entry.facts)}
     with registered("algorithm", two_samples=TwoSamples):
         assert last_norm("two_samples", p=0.3) > 1e-3
     assert last_norm("vr_marina", p=0.3) < 1e-5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -55,8 +56,18 @@ def test_every_parameter_of_an_algorithm_is_named() -> None:
             assert f"`{parameter}`" in row, f"{name}: {parameter}"
 
 
+def test_tables_of_step_sizes_are_those_of_the_code() -> None:
+    page = ROOT / "docs" / "theory.md"
+    spec = importlib.util.spec_from_file_location(
+        "theory_tables", page.with_name("theory_tables.py")
+    )
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    assert page.read_text() == tables.filled(page.read_text()), "run python docs/theory_tables.py"
+
+
 def test_every_layer_is_in_the_table() -> None:
-    table = text_of("architecture.md").split("## Four decisions")[0]
+    table = text_of("architecture.md").split("## The life of a cell")[0]
     parts = {
         f.name if f.is_dir() else f.stem
         for f in (ROOT / "raybench").iterdir()
@@ -98,12 +109,20 @@ def test_verbs_that_the_pages_mention_exist() -> None:
         assert mentioned <= verbs, f"{page.name}: {sorted(mentioned - verbs)}"
 
 
-def test_python_blocks_of_the_pages_are_valid_and_the_short_ones_run() -> None:
+def test_python_blocks_of_the_pages_are_valid_and_the_short_ones_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for page in PAGES:
         for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
             compile(block, page.name, "exec")
     (block,) = re.findall(r"```python\n(.*?)```", text_of("compressors.md"), re.DOTALL)
     exec(compile(block, "compressors.md", "exec"), {})
+    blocks = re.findall(r"```python\n(.*?)```", text_of("plugins.md"), re.DOTALL)
+    (twice,) = [block for block in blocks if block.startswith("from ")]  # not one of the examples
+    with monkeypatch.context() as patch:  # the method is forgotten afterwards
+        patch.setattr(registry, "_entries", dict(registry._entries))
+        exec(compile(twice, "plugins.md", "exec"), {})
+        assert registry.lookup("algorithm", "ef21_twice").facts.theory is not None
 
 
 def test_figures_are_small() -> None:

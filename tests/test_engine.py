@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from toys import each_round, registered
 
 from raybench.algorithms.base import Algorithm, Dense, PerCell
+from raybench.compressors import applied
 from raybench.core import registry
-from raybench.engine import net
+from raybench.engine import oracle as oracles
 from raybench.engine import run as engine_run
 from raybench.engine.execute import execute, hosted
 from raybench.engine.recorder import rounds_recorded
@@ -26,6 +27,7 @@ from raybench.spec.model import Record
 from raybench.store.accounting import Accounting
 from raybench.testing.spy import Spy
 from raybench.testing.trial import DATA, Method, batch_of, finished, started
+from raybench.wire import wire as wires
 from raybench.wire.ledger import COLUMNS
 from raybench.wire.transport import Transport
 
@@ -138,9 +140,11 @@ def test_participants_pay_for_what_they_send_and_evaluate():
     took, participants = [], run.net.participants
     run.net.participants = lambda p: took.append(participants(p)) or took[-1]
     run.advance(run.rounds)
-    share = torch.stack(took).double().mean(2).sum(0).numpy()
+    who = torch.stack(took)  # asked for twice a round: who evaluates, and who sends
+    assert torch.equal(who[::2], who[1::2])
+    share = who[::2].double().mean(2).sum(0).numpy()
     np.testing.assert_allclose(run.bits("up"), 3 * (64 + 4) * share)
-    np.testing.assert_allclose(run.net.evals, 1 + share)  # start evaluates all clients
+    np.testing.assert_allclose(run.net.oracle.evals, 1 + share)  # start evaluates all clients
     assert (np.abs(share / 100 - 0.3) < 0.1).all()
 
 
@@ -233,10 +237,10 @@ def test_gradients_evaluated_for_the_record_are_not_free(monkeypatch, name, comp
         return oracle(*args, **kwargs)
 
     monkeypatch.setattr(run.problem, "oracle", slow)
-    monkeypatch.setattr(net, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(engine_run, "perf_counter", lambda: clock[0])
+    for module in (engine_run, oracles, wires, applied):
+        monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
     run.advance(5)
-    evaluated = run.net.evals[0]  # one sample per client: evaluations are gradients
+    evaluated = run.net.oracle.evals[0]  # one sample per client: evaluations are gradients
     assert len(calls) in (evaluated, evaluated + 1)  # the last record may be beyond the method
     assert run.clock[1, 0] == evaluated
     assert run.clock[0, 0] == evaluated

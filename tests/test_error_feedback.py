@@ -12,7 +12,7 @@ import torch
 from toys import descend, each_round, full_gradients, path
 
 from raybench.core import registry
-from raybench.engine.run import own_operators
+from raybench.planning.operators import own_operators
 from raybench.planning.resolve import Skip
 from raybench.testing.trial import DATA, Method, finished, started
 
@@ -265,7 +265,7 @@ def test_ec_lsvrg_estimates_without_bias():
     run = started(method.batch((1.0,), range(400)))
     run.advance(3)
     run.net.begin(4)
-    g = run.a.direction(run.net, run.s, run.c)
+    g = run.a.source(run.net, run.s, run.c)
     error = g - full_gradients(run)
     spread = error.std(0) / math.sqrt(400)
     assert float(spread.max()) > 1e-6
@@ -279,17 +279,19 @@ def test_gradients_are_paid_for_by_those_who_take_them():
     """60 rows over 5 clients: m = 12 samples."""
     args = {"problem": SAMPLES, "rounds": 200, "step": 1e-3}
     page = on_p1("ef21_page", params={"p": 0.25, "batch": 2}, **args)
-    evals = finished(page.batch((1.0,), range(8))).net.evals
+    evals = finished(page.batch((1.0,), range(8))).net.oracle.evals
     want = 12 + 200 * (0.25 * 12 + 0.75 * 2 * 2)
     assert evals.mean() == pytest.approx(want, rel=0.03)
     assert len(set(evals)) > 1
     svrg = finished(
         on_p1("ec_lsvrg", params={"p": 0.25, "batch": 2}, **args).batch((1.0,), range(8))
     )
-    assert svrg.net.evals.mean() == pytest.approx(12 + 200 * (2 * 2 + 0.25 * 12), rel=0.03)
+    assert svrg.net.oracle.evals.mean() == pytest.approx(12 + 200 * (2 * 2 + 0.25 * 12), rel=0.03)
     sgdm = finished(on_p1("ef21_sgdm", params={"batch": 3}, **args).batch())
-    assert sgdm.net.evals == 201 * 3
-    assert finished(on_p1("ec_sgd", params={"batch": 3}, **args).batch()).net.evals == 200 * 3
+    assert sgdm.net.oracle.evals == 201 * 3
+    assert (
+        finished(on_p1("ec_sgd", params={"batch": 3}, **args).batch()).net.oracle.evals == 200 * 3
+    )
 
 
 def test_auto_probabilities():

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from toys import ConvexL1, each_round, full_gradients, registered
 
 from raybench.core import registry
+from raybench.core.draws import Sample
 from raybench.testing.trial import DATA, Method, finished, started
-from raybench.theory.rule import contraction
+from raybench.theory import contraction
 
 P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "seed": 3}
 NONCONVEX = {**P1, "dim": 10, "clients": 6, "heterogeneity": 0.7, "seed": 2}
 SAMPLES = {"name": "least_squares", **DATA}
+LOGISTIC = {"name": "logistic", **DATA, "regularizer": "nonconvex", "lambda": 0.1}  # bounded noise
 TOP, RAND = {"name": "top_k", "k": 3}, {"name": "rand_k", "k": 3}
 FAR = {"x0": {"normal": 2.0}}
 
@@ -106,7 +110,8 @@ def variance(run) -> torch.Tensor:
     """Return the variance of one sample's gradient at s.x, mean over clients, (B,)."""
     assert set(run.problem.samples) == {12}
     shape, x = (len(run.s.x), run.problem.n, 1), run.s.x
-    each = torch.stack([run.problem.grad(x, torch.full(shape, j)) for j in range(12)])
+    ones = [Sample.at(torch.full(shape, j)) for j in range(12)]
+    each = torch.stack([run.problem.grad(x, one) for one in ones])
     return (each - each.mean(0)).square().sum(-1).mean(0).mean(1)
 
 
@@ -115,8 +120,9 @@ def test_nonconvex_bound_with_noise(eta, batch):
     """EF21-SGDM: 2 Phi0/(gamma T) + 2 (eta + (eta^2 + 2 eta^3) beta/theta) sigma^2, sigma^2 along the path."""
     params = {"eta": eta, "batch": batch}
     method = on_p1(
-        "ef21_sgdm", TOP, 200, SAMPLES, params=params, more={**FAR, "record": {"every": 1}}
+        "ef21_sgdm", TOP, 200, LOGISTIC, params=params, more={**FAR, "record": {"every": 1}}
     )
+    assert method.cell().theory_step is not None
     run = started(method.batch((1.0,), range(48)))
     run.advance(0)
     extra = lyapunov(method, run).numpy()
@@ -181,6 +187,84 @@ def test_steps_of_special_cases():
         params = {"eta": 1.0} if name == "ef21_sgdm" else {}
         one = on_p1(name, "identity", params={**params, **({"p": 1.0} if "page" in name else {})})
         assert one.cell().step_size == pytest.approx(1 / L)
+
+
+# EF14 ----------------------------------------------------------------------------------------
+
+RIDGE = {"name": "logistic", **DATA, "regularizer": "l2", "lambda": 0.1}
+EF14S = [
+    ("ef14", {"memory": "step"}, TOP),
+    ("ef14", {"memory": "gradient"}, "scaled_sign"),
+    ("ef14", {}, RAND),
+    ("ec_sgd", {"batch": 2}, TOP),
+    ("ef_sign_sgd", {}, None),
+    ("one_bit_sgd", {"batch": 3}, None),
+]
+
+
+def noise_of(method: Method) -> float:
+    """sigma^2: a bound of the variance of a client's minibatch gradient."""
+    batch = method.cell().params.get("batch", "full")
+    return 0.0 if batch == "full" else constants(method).sample_variance / batch
+
+
+@pytest.mark.parametrize("rounds", [10, 300])
+@pytest.mark.parametrize(("name", "params", "compressor"), EF14S, ids=str)
+def test_ef14_nonconvex_bound(name, params, compressor, rounds):
+    """4 e (f(x^0) - f_low)/(gamma T) + (2/n + 4 L gamma beta) e L gamma sigma^2, f_low = mean inf f_i >= 0."""
+    more = {**FAR, "record": {"every": 1}}
+    method = on_p1(name, compressor, rounds, LOGISTIC, params=params, more=more)
+    run = finished(method.batch((1.0,), range(16)))
+    cell, c, sigma2 = method.cell(), run.problem.constants, noise_of(method)
+    _, beta = contraction(cell.alpha)
+    gamma = cell.step_size
+    first = run.recorder.column("loss")[:, 0].mean()
+    floor = (2 / run.problem.n + 4 * c.L * gamma * beta) * math.e * c.L * gamma * sigma2
+    norms = run.recorder.column("grad_norm_sq")[:, :rounds]
+    assert norms.mean() <= 4 * math.e * first / (gamma * rounds) + floor
+
+
+@pytest.mark.parametrize(("name", "params", "compressor"), EF14S, ids=str)
+def test_ef14_strongly_convex_bound(name, params, compressor):
+    """f(x^) - f* <= 4 ||x^0 - x*||^2/(gamma W) + 48 L gamma^2 D/s + (4/n + 24 L gamma beta) gamma sigma^2.
+
+    x^ is the recorded point with ``iterate: weighted``, W the sum of its weights (1 - gamma mu/2)^-(t+1).
+    """
+    more = {**FAR, "record": {"every": 1}, "iterate": "weighted"}
+    method = on_p1(name, compressor, 400, RIDGE, params=params, more=more, rule="pl")
+    run = finished(method.batch((1.0,), range(16)))
+    cell, problem, sigma2 = method.cell(), run.problem, noise_of(method)
+    c, gamma = problem.constants, cell.step_size
+    theta, beta = contraction(cell.alpha)
+    star = problem.minimizer()
+    differ = float(problem.grad(star[None]).square().sum(-1).mean())
+    x0 = started(method.batch((1.0,), range(16)))
+    x0.advance(0)
+    first = float((x0.s.x - star).square().sum(-1).mean())
+    floor = 48 * c.L * gamma**2 * differ * beta / theta
+    floor += (4 / problem.n + 24 * c.L * gamma * beta) * gamma * sigma2
+    gaps = run.recorder.column("loss").mean(0) - c.f_star
+    for T in (1, 10, 100, 400):  # recorded in round T - 1: the mean of x^0 .. x^(T-1)
+        W = ((1 - gamma * c.mu / 2) ** -np.arange(1.0, T + 1)).sum()
+        assert gaps[T - 1] <= 4 * first / (gamma * W) + floor
+
+
+def test_ec_gd_star_converges_linearly(convex):
+    """||x - mean e - x*||^2 + (6 L gamma/theta) mean||e_i||^2 <= (1 - gamma mu/2)^t ||x^0 - x*||^2; top-k, so path-wise."""
+    method = on_p1("ec_gd_star", TOP, 600, convex, rule="pl")
+    run = started(method.batch((1.0,), range(3)))
+    star, gamma = run.problem.minimizer(), method.cell().step_size
+    theta, _ = contraction(0.3)
+    c = run.problem.constants
+
+    def potential(r):
+        apart = (r.s.x - r.c.e.mean(1) - star).square().sum(-1)
+        return apart + 6 * c.L * gamma / theta * r.c.e.square().sum(-1).mean(1)
+
+    have = torch.stack(each_round(run, potential)).numpy()
+    rate = (1 - gamma * c.mu / 2) ** np.arange(len(have))[:, None]
+    assert (have <= rate * have[0] * (1 + 1e-9) + 1e-24).all()
+    assert have[-1].max() < 0.9 * have[0].min()
 
 
 # Floors --------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ transport.FAILURE_WAIT = 3
 @registry.algorithm("gd_that_breaks", up=None)
 class Breaks(GD):
     def round(a, net, s, c):
-        if bool((a.gamma.values > 1).any()) and (who == "all" or net.problem.clients.start > 0):
+        if bool((a.gamma.values > 1).any()) and (who == "all" or net.clients.start > 0):
             raise RuntimeError("the step is too long for me")
         super().round(net, s, c)
 

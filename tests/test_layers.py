@@ -20,8 +20,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "raybench"
 
 LAYERS = (  # from the top; what shares a line may import each other, but files form no circle
-    ("cli",),
-    ("__init__", "__main__", "api", "testing", "plugins", "study"),
+    ("cli", "__main__"),
+    ("__init__", "api", "testing", "plugins", "study"),
     ("report",),
     ("analysis",),
     ("runtime", "cluster"),
@@ -46,7 +46,7 @@ ONLY = {  # layers that may use less than all that lies below them
 }
 LIGHT = ("torch", "ray", "pandas", "pyarrow", "numba", "numpy", "scipy", "matplotlib", "plotly")
 LINES, LINES_MOST = 400, 420
-ALGORITHM_LINES = 100
+ALGORITHM_LINES = 130  # with the theory of its steps
 FOREIGN_TO_ALGORITHMS = {
     *("bits", "nbytes", "cost", "pack", "unpack", "ledger", "transport", "charge_bits"),
     *("world_size", "get_rank", "dist", "distributed", "is_initialized", "all_reduce"),
@@ -119,7 +119,9 @@ def target(found: Import) -> str | None:
 FILES = sorted(PACKAGE.rglob("*.py"))
 IMPORTS = {file: imports(file) for file in FILES}
 ALGORITHMS = [
-    f for f in (PACKAGE / "algorithms").glob("*.py") if f.stem not in ("__init__", "base")
+    f
+    for f in (PACKAGE / "algorithms").glob("*.py")
+    if f.stem not in ("__init__", "base", "protocols")
 ]
 
 

@@ -205,7 +205,7 @@ def test_codistillation_sends_predictions_only_and_ramps():
     assert run.bits("down")[0] == 64 * 4 * 10
     X = scatter(run)
     run.advance(1)  # the second of five: two fifths of w
-    rows = run.net.common_sample("common", 4)
+    rows = run.net.oracle.common_rows("common", 4)
     own = run.problem.predict(X, rows)
     teacher = (own.sum(1, keepdim=True) - own) / 4
     pull = run.problem.distill(X, rows, teacher)
@@ -235,7 +235,7 @@ def test_checkpoints_are_sent_now_and_then_and_teach_until_the_next():
         if t % 3 == 0:
             sent = X
         run.advance(1)
-        rows = run.net.common_sample("common", 4)
+        rows = run.net.oracle.common_rows("common", 4)
         known = run.problem.predict(sent, rows)
         teacher = (known.sum(1, keepdim=True) - known) / (n - 1)
         pull = run.problem.distill(X, rows, teacher)
@@ -244,7 +244,7 @@ def test_checkpoints_are_sent_now_and_then_and_teach_until_the_next():
         checkpoints = t // 3 + 1
         assert run.net.ledger.up[values].tolist() == [checkpoints * d]
         assert run.net.ledger.down[values].tolist() == [checkpoints * n * d]
-    assert run.net.evals.tolist() == [7 * (np.mean(run.problem.samples) + 4)]
+    assert run.net.oracle.evals.tolist() == [7 * (np.mean(run.problem.samples) + 4)]
 
 
 def test_codistillation_needs_predictions():

@@ -7,6 +7,7 @@ import sys
 import fake_store
 import fsspec
 import pandas as pd
+import pyarrow.compute as pc
 import pytest
 from fake_store import batch, put
 
@@ -17,11 +18,11 @@ from raybench.store import (
     Store,
     cells,
     compact,
-    encode,
     load,
     merge,
     schema,
     to_table,
+    upgrades,
 )
 
 SWEEP = {"name": "fake", "problem": {"name": "logistic", "dataset": ["mushrooms"]}}
@@ -83,27 +84,29 @@ def test_a_torn_file_is_named(store, tmp_path):
 
 
 def test_older_files_are_upgraded_and_newer_refused(store, tmp_path, monkeypatch):
-    put(store, ["a"])
-    curves, table = batch(["b"])
-    old = curves.rename_columns([{"loss": "objective"}.get(c, c) for c in curves.column_names])
-    old = old.drop_columns(["test_loss"])
-    store.commit("b", encode(old), encode(table.replace_schema_metadata({"raybench_schema": "1"})))
-    put(store, ["a"])
+    """A version to come, in which a column is renamed and another is new."""
+    put(store, ["a", "b"])  # of today's version
+    tomorrow = schema.SCHEMA_VERSION + 1
 
     def rename(table):
-        return table.rename_columns([{"objective": "loss"}.get(c, c) for c in table.column_names])
+        if "round" in table.column_names:
+            loss = pc.add(table["loss"], 100.0)
+            table = table.set_column(table.column_names.index("loss"), "loss", loss)
+        return table.drop_columns([n for n in table.column_names if n == "test_loss"])
 
-    monkeypatch.setitem(schema.UPGRADES, 1, rename)
-    for module in ("schema", "scan"):
-        monkeypatch.setattr(f"raybench.store.{module}.SCHEMA_VERSION", 2)
-    put(store, ["c"])  # of today's version 2, beside two files of version 1
-    found = load(tmp_path / "results")
-    assert found.groupby("cell")["loss"].apply(list).to_dict() == {
-        cell: [0.0, 1.0, 2.0, 3.0] for cell in "abc"
+    monkeypatch.setitem(upgrades.UPGRADES, schema.SCHEMA_VERSION, rename)
+    for module in ("schema", "scan", "upgrades"):
+        monkeypatch.setattr(f"raybench.store.{module}.SCHEMA_VERSION", tomorrow)
+    put(store, ["c"])
+    found = load(tmp_path / "results").groupby("cell")["loss"].apply(list).to_dict()
+    assert found == {
+        "a": [100.0, 101.0, 102.0, 103.0],
+        "b": [101.0, 102.0, 103.0, 104.0],
+        "c": [0.0, 1.0, 2.0, 3.0],
     }
-    assert found["test_loss"].isna().all()
+    assert load(tmp_path / "results")["test_loss"].isna().all()
     monkeypatch.undo()
-    with pytest.raises(InputError, match="schema version 2"):
+    with pytest.raises(InputError, match=f"schema version {tomorrow}"):
         load(tmp_path / "results")
 
 

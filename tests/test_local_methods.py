@@ -228,7 +228,7 @@ def test_local_gradients_are_counted(name):
         method = Method(name, params, compressor, SAMPLES, step=1e-3, rounds=10)
         run = finished(method.batch(), every=5)
         start = 4 * cost if compressor else 0  # EF21 asks for gradients at the start
-        assert run.net.evals.tolist() == [10 * 4 * cost + start]
+        assert run.net.oracle.evals.tolist() == [10 * 4 * cost + start]
 
 
 def test_those_who_stay_away_compute_nothing():
@@ -236,7 +236,7 @@ def test_those_who_stay_away_compute_nothing():
     run = finished(Method("local_sgd", params, None, SAMPLES, step=1e-3, rounds=50).batch())
     share = run.net.ledger.up[VALUES] / (50 * 30)
     assert 0.1 < share < 0.5
-    assert run.net.evals == pytest.approx(share * 50 * 12)
+    assert run.net.oracle.evals == pytest.approx(share * 50 * 12)
 
 
 # 1-bit Adam -----------------------------------------------------------------------------------

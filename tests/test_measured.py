@@ -21,6 +21,7 @@ from raybench import theory
 from raybench.algorithms.gd import GD
 from raybench.cli import main
 from raybench.core import registry
+from raybench.core.draws import Sample
 from raybench.planning.plan import facts_of
 from raybench.planning.resolve import problem_of
 from raybench.problems import build, minimum
@@ -55,13 +56,15 @@ def test_show_breaks_the_step_into_its_factors():
         ("α", alpha),
         ("θ = 1 − √(1−α)", theta),
         ("β = (1−α)/θ", beta),
-        ("ρ", theta),
-        ("B", beta * far**2),
-        ("√(B/ρ)", far * math.sqrt(beta / theta)),
         ("nonconvex", 1 / (L + far * math.sqrt(beta / theta))),
         ("pl", min(1 / (L + far * math.sqrt(2 * beta / theta)), theta / (2 * mu))),
     ):
         assert number(text, name) == pytest.approx(value, rel=1e-5), name
+    factors = {"ρ": theta, "B": beta * far**2, "√(B/ρ)": far * math.sqrt(beta / theta)}
+    for name, value in factors.items():
+        found = re.findall(rf"[ :]{re.escape(name)} = ([\d.e-]+\d)", text)
+        assert found, name
+        assert all(float(one) == pytest.approx(value, rel=1e-5) for one in found), name
     # the guarantees, with their numbers: f(0) = log 2, inf f >= the minimum
     gap = math.log(2) - build("logistic", {**LOGISTIC, "regularizer": "l2"}).constants.f_inf
     first = 2 * gap / number(text, "nonconvex")
@@ -73,18 +76,51 @@ def test_show_breaks_the_step_into_its_factors():
     assert (1 - shrink) ** rounds <= 0.1 < (1 - shrink) ** (rounds - 2)
 
 
+def section(text: str, rule: str) -> str:
+    """What ``show`` says of a rule, below the table of steps."""
+    return re.split(r"\n  (?:nonconvex|pl|paper|released)\n", text.split(f"\n  {rule}\n")[1])[0]
+
+
+def test_show_says_theorem_assumptions_and_source():
+    text = said("ef21", "--problem", RIDGE)
+    for rule in ("nonconvex", "pl"):
+        part = section(text, rule)
+        assert "theorem: Richtarik, Sokolov, Fatkhullin 2021" in part
+        assert "holds: the operator is contractive" in part
+        assert "does not hold" not in part
+    assert section(text, "paper").strip() == "the same as nonconvex"
+    assert "released code, no theorem: IgorSokoloff/ef21" in section(text, "released")
+    broken = said("dcgd", "--problem", "quadratic")
+    assert "does not hold here: every f_i is bounded below" in section(broken, "nonconvex")
+    assert "holds: the operator is unbiased" in section(broken, "nonconvex")
+    assert "none: the theorem assumes that every f_i is bounded below" in " ".join(broken.split())
+    assert "as recalled; neither proved nor checked here" in section(
+        said("adiana", "--problem", RIDGE), "paper"
+    )
+
+
+def test_show_says_without_a_problem_what_a_step_rests_on():
+    marina = said("marina")
+    assert "assumes that the operator is unbiased" in section(marina, "nonconvex")
+    assert "max_ij L_ij" in section(marina, "released")
+    assert "no theorem: give step_size.value" in said("power_sgd")
+    lead = section(said("lead"), "nonconvex")
+    assert "rule of thumb, no theorem" in lead
+    assert "assumes" not in lead
+
+
 def test_show_promises_nothing_that_is_not_proved():
     marina = said("marina", "--problem", "quadratic")
-    assert "not proved here" in marina.split("  paper\n")[-1]
-    assert "floor" not in marina
-    assert "minibatches" in said("sgd", "--problem", RIDGE)
+    assert "no theorem" in section(marina, "released")
+    assert "≤" not in section(marina, "released")
+    assert "beside the floor of the noise" not in marina
+    assert "beside the floor of the noise" in said("sgd", "--problem", RIDGE)
     assert "G⁰" not in said("gd", "--problem", RIDGE)
     none = said("power_sgd", "--problem", "quadratic")
-    assert none.count("none: ") == 3
+    assert none.count("none: the method has none") == 4
     assert "where it comes from" not in none
-    own = said("dasha", "--problem", "quadratic").split("  nonconvex\n")[-1].split("  pl\n")[0]
-    assert "a step of its own" in own
-    assert "≤" not in own
+    own = section(said("dasha", "--problem", "quadratic"), "nonconvex")
+    assert "2 Δ₀/(γ T)" in own
     lasso = said("gd", "--problem", RIDGE.replace("l2", "l1"))
     assert "gradient mapping" in lasso
 
@@ -110,10 +146,10 @@ def test_show_takes_ten_clients_where_none_are_asked_for():
 @pytest.mark.parametrize("name", registry.names("algorithm"))
 def test_every_theory_explains_itself(name):
     """The text of a theory is what ``show`` prints under the step."""
-    rule = registry.lookup("algorithm", name).meta.get("theory")
-    if rule is not None:
-        assert len(rule.__doc__ or "") > 20
-        assert rule is not theory.Rate
+    steps = theory.of(registry.lookup("algorithm", name).facts.theory)
+    for rule in theory.RULES if steps is not None else ():
+        found = steps.under(rule)
+        assert found is None or len(theory.explained(found)) > 20
 
 
 # Noise and heterogeneity at x* -----------------------------------------------------------------
@@ -163,7 +199,7 @@ def test_minimizer_where_there_is_none_or_it_takes_long(monkeypatch):
         facts = facts_of(problem)
         assert facts["heterogeneity"] is None
         assert json.loads(facts["constants"])["noise_at_minimizer"] is None
-    monkeypatch.setattr(minimum, "MOST_DENSE", 1.0)
+    monkeypatch.setattr(minimum, "MOST_PRODUCTS_DENSE", 1.0)
     problem = build(*STRONG["logistic"])
     assert problem.minimizer() is None
     assert (problem.constants.f_star, problem.constants.f_inf) == (None, 0.0)
@@ -184,13 +220,13 @@ def test_heterogeneity_and_noise_by_hand(name, monkeypatch):
     for i, m in enumerate(problem.samples):
         own = problem.host(range(i, i + 1))
         rows = torch.arange(m)[:, None, None]
-        single = own.grad(best.expand(m, d).contiguous(), rows)[:, 0]
+        single = own.grad(best.expand(m, d).contiguous(), Sample.at(rows))[:, 0]
         assert torch.allclose(single.mean(0), grads[i], atol=1e-9 * float(single.abs().max()))
         each.append(float(single.var(0, correction=0).sum()))
     assert pytest.approx(np.mean(each), rel=1e-8) == C
-    monkeypatch.setattr(minimum, "CHUNK", 1)
+    monkeypatch.setattr(minimum, "VALUES_AT_ONCE", 1)
     assert minimum.noise(problem) == pytest.approx(C, rel=1e-12)
-    monkeypatch.setattr(minimum, "MOST_VALUES", 1)
+    monkeypatch.setattr(minimum, "MOST_GRADIENT_VALUES", 1)
     assert minimum.noise(problem) is None
 
 
@@ -222,7 +258,7 @@ def test_noise_is_what_the_estimate_of_a_minibatch_has():
     best, b = problem.minimizer(), 4
     random = np.random.default_rng(0)
     draws = random.integers(0, problem.samples[0], (4000, problem.n, b))
-    some = problem.grad(best.expand(4000, -1).contiguous(), torch.from_numpy(draws))
+    some = problem.grad(best.expand(4000, -1).contiguous(), Sample.at(torch.from_numpy(draws)))
     have = float((some - problem.grad(best[None])).square().sum(-1).mean())
     assert have == pytest.approx(minimum.noise(problem) / b, rel=0.05)
 
@@ -264,16 +300,16 @@ class Counting:
         self.run, self.total, self.mask, self.depth = run, 0.0, None, 0
         run._record = lambda t: None
         net, problem = run.net, copy.copy(run.problem)
-        net.problem = problem
+        net.oracle.problem = problem
         self.m = torch.tensor(problem.samples, dtype=torch.float64)
         for name in ("oracle", "grad", "block_grad", "distill"):
             if hasattr(problem, name):
                 setattr(problem, name, self.counted(name, getattr(problem, name)))
-        grad, star = net.grad, net.oracle_at_minimizer
+        grad, star = net.grad, net.oracle.at_minimizer
 
         def asked(x, sample=None, *, cells=None, clients=None):
             if clients is not None:
-                net._last, self.mask = None, clients.double()
+                net.oracle._last, self.mask = None, clients.double()
             out = grad(x, sample, cells=cells, clients=clients)
             self.mask = None
             return out
@@ -284,7 +320,7 @@ class Counting:
             self.total = before
             return out
 
-        net.grad, net.oracle_at_minimizer = asked, unseen
+        net.grad, net.oracle.at_minimizer = asked, unseen
 
     def counted(self, name, call):
         def counting(x, *rest, **named):
@@ -300,7 +336,11 @@ class Counting:
 
     def cost(self, name, x, *rest) -> float:
         sample = rest[0] if rest and name in ("grad", "distill") else None
-        each = self.m if sample is None else torch.full_like(self.m, sample.shape[-1])
+        each = (
+            self.m
+            if sample is None
+            else torch.full_like(self.m, (sample.size if name == "grad" else sample.shape[-1]))
+        )
         mask = torch.ones(len(x), len(each)) if self.mask is None else self.mask
         return float((mask * each).mean(1).sum())
 
@@ -324,7 +364,7 @@ def test_gradients_are_counted_as_they_are_evaluated(method):
     spy = Counting(run)
     run.advance(25)
     assert spy.total > 0
-    assert float(run.net.evals.sum()) == pytest.approx(spy.total, rel=1e-12)
+    assert float(run.net.oracle.evals.sum()) == pytest.approx(spy.total, rel=1e-12)
 
 
 KNOWN = [  # method, parameters, samples per client after 25 rounds with 12 samples each
@@ -346,7 +386,7 @@ def test_known_counts(name, params, compressor, samples):
     problem = {"name": "least_squares", **DATA}
     method = Method(name, params, compressor, problem, step=0.01, rounds=25)
     run = finished(method.batch((1.0, 0.5), (0, 1)), every=5)
-    assert run.net.evals.tolist() == [samples] * 2
+    assert run.net.oracle.evals.tolist() == [samples] * 2
 
 
 class Peeks(GD):
@@ -354,7 +394,7 @@ class Peeks(GD):
 
     def round(a, net, s, c):
         super().round(net, s, c)
-        net.problem.grad(s.x, net.sample("peek", 1))
+        net.oracle.problem.grad(s.x, net.sample("peek", 1))
 
 
 def test_gradients_past_the_books_are_noticed():
@@ -364,7 +404,7 @@ def test_gradients_past_the_books_are_noticed():
         )
         spy = Counting(run)
         run.advance(25)
-    assert float(run.net.evals.sum()) == spy.total - 25
+    assert float(run.net.oracle.evals.sum()) == spy.total - 25
 
 
 # Memory ----------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ from spec_plugins import BASE, registered, wrong
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.registry import Choice, Count, Flag, Integer, List, Number, Operator, Text
-from raybench.spec import load, short
-from raybench.spec.cells import Section
+from raybench.spec import Section, load, sections, short
 from raybench.spec.sections import default
 
 
@@ -210,7 +209,7 @@ OPERATORS = st.recursive(
         maybe=st.none(),
     ),
     lambda inner: st.builds(
-        lambda a, b: Section("two_shot", {"first": short.spell(a), "then": short.spell(b)}),
+        lambda a, b: Section("two_shot", {"first": sections.spell(a), "then": sections.spell(b)}),
         inner,
         inner,
     ),
@@ -220,6 +219,6 @@ OPERATORS = st.recursive(
 
 @given(OPERATORS)
 def test_the_canonical_text_reads_back(section):
-    text = short.spell(section)
+    text = sections.spell(section)
     assert short.section("compressor", text) == section
     assert operators(text) == [text]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import random
 from dataclasses import replace
 from typing import Any
@@ -16,10 +17,17 @@ from raybench import spec
 from raybench.compressors import Role
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.planning.batch import BYTES_MOST, CELLS_MOST, ROWS_MOST, batches_of, most_cells
+from raybench.planning.batch import (
+    MOST_BYTES_PER_TENSOR,
+    MOST_CELLS_PER_BATCH,
+    MOST_ROWS_PER_BATCH,
+    batches_of,
+    most_cells,
+)
 from raybench.planning.plan import facts_of, make_plan
 from raybench.planning.resolve import problem_of
-from raybench.spec.cells import canonical
+from raybench.planning.skip import SkipCode, grouped
+from raybench.spec.parts import canonical
 
 P1 = {"name": "quadratic", "dim": 50, "clients": 4}
 CANCER = {"name": "least_squares", "dataset": "breast_cancer", "rows": 60, "scale": "columns"}
@@ -121,8 +129,9 @@ def test_rules_and_other_methods_steps():
 
 def test_correlated_masks_get_their_own_step():
     names = ["marina", "diana", "dcgd"]
-    own = plan(algorithm=names, compressor=RAND).cells
-    common = plan(algorithm=names, compressor={**RAND, "mask": "common"}).cells
+    ridge = {**CANCER, "clients": 3, "regularizer": "l2"}  # DCGD needs f_i with a lower bound
+    own = plan(problem=ridge, algorithm=names, compressor=RAND).cells
+    common = plan(problem=ridge, algorithm=names, compressor={**RAND, "mask": "common"}).cells
     assert len(own) == len(common) == 3
     for a, b in zip(own, common):
         assert b.step_size < a.step_size
@@ -141,39 +150,83 @@ def test_rescaled_operators_resolve_like_unscaled_ones():
 
 
 @pytest.mark.parametrize(
-    ("keys", "reason"),
+    ("keys", "reason", "code"),
     [
-        ({"algorithm": "marina"}, "unbiased"),
-        ({"algorithm": "diana", "compressor": "scaled_sign"}, "unbiased"),
-        ({"compressor": "zero"}, "contractive"),
-        ({"algorithm": "dcgd"}, "theoretical"),
-        ({"algorithm": "power_sgd"}, "theoretical"),
-        ({"algorithm": "ef14", "step_size": {"theory": 1, "rule": "paper"}}, "theoretical"),
-        ({"algorithm": {"name": "diana", "alpha": 0.5}, "compressor": RAND}, "alpha"),
-        ({"algorithm": "vertical_marina", "compressor": RAND}, "features"),
+        ({"algorithm": "marina"}, "unbiased", "operator"),
+        ({"algorithm": "diana", "compressor": "scaled_sign"}, "unbiased", "operator"),
+        ({"compressor": "zero"}, "contractive", "operator"),
+        ({"algorithm": "dcgd"}, "theoretical", "no_step"),
+        ({"algorithm": "power_sgd"}, "theoretical", "no_step"),
+        ({"algorithm": "gd", "step_size": {"theory": 1, "rule": "paper"}}, "theoretical", "no_step"),
+        ({"algorithm": "ef14"}, "every f_i is bounded below", "no_step"),
+        ({"algorithm": "dcgd", "compressor": RAND}, "every f_i is bounded below", "no_step"),
+        (
+            {"algorithm": "dcgd", "compressor": RAND, "step_size": {"theory": 1, "rule": "pl"}},
+            "every f_i is convex",
+            "no_step",
+        ),
+        ({"algorithm": {"name": "diana", "alpha": 0.5}, "compressor": RAND}, "alpha", "no_step"),
+        ({"algorithm": "vertical_marina", "compressor": RAND}, "features", "vertical_method"),
         (
             {"problem": {**CANCER, "name": "vertical_least_squares", "clients": 3}},
-            "features",
+            "features", "vertical_problem",
         ),
         (
             {"problem": {**CANCER, "clients": 3, "regularizer": "l1"}, "algorithm": "ef14"},
-            "proximal",
+            "proximal", "nonsmooth",
         ),
         (
             {
                 "problem": {**CANCER, "clients": 3, "regularizer": "nonconvex", "lambda": 0.1},
                 "stop": {"suboptimality": 1e-3},
             },
-            "f_star",
+            "f_star", "no_f_star",
         ),
+        ({"participation": 0.5}, "participation", "no_participation"),
+        ({"algorithm": "ef21_plus", "downlink": "aggregate"}, "relay", "no_relay"),
+        ({"algorithm": "codistillation", "compressor": None}, "predictions", "no_predictions"),
+        (
+            {
+                "problem": {**CANCER, "name": "nonconvex_classification", "clients": 3},
+                "algorithm": "ec_gd_star",
+            },
+            "minimiser", "no_minimizer",
+        ),
+        (
+            {
+                "algorithm": {"name": "three_pc_v2", "first": "top_k:k=2"},
+                "step_size": {"value": 0.1},
+            },
+            "algorithm.first", "own_operator",
+        ),
+        ({"algorithm": "diana", "compressor": TOP, "step_size": {"value": 0.1}}, "unbiased", "operator"),
     ],
-)
-def test_what_makes_no_sense_is_skipped_with_a_reason(keys, reason):
+)  # fmt: skip
+def test_what_makes_no_sense_is_skipped_with_a_reason(keys, reason, code):
     found = plan(**keys)
     assert not found.cells
-    ((cell, label, why),) = found.skipped
-    assert reason in why
-    assert cell.algorithm.name in label
+    (skipped,) = found.skipped
+    assert reason in skipped.why.text
+    assert skipped.why.fix
+    assert skipped.why.code == code
+    assert skipped.cell.algorithm.name in skipped.label
+
+
+def test_reasons_are_grouped_by_their_code_with_the_commonest_first():
+    found = plan(algorithm=["marina", "diana"], compressor=[TOP, "scaled_sign"], seed="0..1")
+    found = replace(found, skipped=(*found.skipped, *plan(algorithm="dcgd").skipped))
+    one, two = grouped(found.skipped)
+    assert (one.code, one.cells, len(one.texts)) == (SkipCode.OPERATOR, 8, 4)
+    assert {n for _, n in one.texts} == {2}
+    assert one.fix == "an unbiased compressor, such as rand_k, or allow_unproven: true"
+    assert (two.code, two.cells) == (SkipCode.NO_STEP, 1)
+
+
+def test_a_skip_survives_the_way_to_another_process():
+    why = plan(algorithm="marina").skipped[0].why
+    again = pickle.loads(pickle.dumps(why))
+    assert (again.code, again.text, again.fix) == (why.code, why.text, why.fix)
+    assert str(why) == why.text
 
 
 def test_unproven_pairs_run_where_they_are_wanted():
@@ -240,7 +293,7 @@ def test_batches_hold_each_cell_once_and_only_what_fits_together():
     assert sorted(ids) == sorted(c.id for c in found.cells)
     assert len(set(ids)) == len(ids) == found.missing
     for batch in found.batches:
-        assert len(batch.cells) <= CELLS_MOST
+        assert len(batch.cells) <= MOST_CELLS_PER_BATCH
         assert [c.id for c in batch.cells] == sorted(c.id for c in batch.cells)
         assert len({c.shape() for c in batch.cells}) == 1
         assert len({(c.cell.algorithm.name, c.k) for c in batch.cells}) == 1
@@ -283,10 +336,10 @@ def test_exclusive_timing_runs_one_cell_at_a_time():
 @given(st.integers(1, 10**4), st.integers(1, 10**8), st.sampled_from([4, 8]), st.integers(1, 10**6))
 def test_most_cells_fits_in_memory(clients, d, itemsize, rows):
     most = most_cells(clients, d, itemsize, rows)
-    assert 1 <= most <= CELLS_MOST
+    assert 1 <= most <= MOST_CELLS_PER_BATCH
     if most > 1:
-        assert most * clients * d * itemsize <= BYTES_MOST
-        assert most * rows <= ROWS_MOST
+        assert most * clients * d * itemsize <= MOST_BYTES_PER_TENSOR
+        assert most * rows <= MOST_ROWS_PER_BATCH
 
 
 @given(st.integers(1, 200), st.integers(1, 64))
@@ -318,11 +371,13 @@ def test_facts_are_the_problems():
     assert facts["f_star"] == problem.constants.f_star
 
 
-def test_every_method_says_what_it_needs():
+def test_a_method_is_bound_to_an_operator_that_needs_no_parameters():
     for name in registry.names("algorithm"):
-        meta = registry.lookup("algorithm", name).meta
-        assert meta.get("up") in (None, *Role)
-        assert "theory" in meta, f"{name} does not say whether it has a theory"
+        facts = registry.lookup("algorithm", name).facts
+        own = facts.own
+        if own is not None:
+            params = registry.lookup("compressor", own).params.values()
+            assert all(param.default is not registry.REQUIRED for param in params), (name, own)
 
 
 def test_heterogeneity_is_the_clients_gradients_at_the_minimiser():

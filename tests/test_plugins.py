@@ -116,7 +116,7 @@ def test_check_finds_a_biased_operator(here):
 
 
 def test_check_finds_unbooked_means(here):
-    out = faulty("heavy_ball.py", "net.up(m).mean()\n\n", "m.decode().mean(1)\n\n", here)
+    out = faulty("heavy_ball.py", "wire.up(m).mean()", "m.decode().mean(1)", here)
     assert re.search(r"^  FAIL  ef21_heavy_ball.*: ranks change nothing", out, re.M)
 
 

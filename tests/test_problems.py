@@ -10,6 +10,7 @@ from scipy.special import expit
 
 from raybench import problems
 from raybench.core import registry
+from raybench.core.draws import Sample
 from raybench.core.errors import InputError
 from raybench.problems import Layout, Problem
 from raybench.problems.regularizers import Regularizer
@@ -124,13 +125,14 @@ def test_samples(problem):
     full = problem.grad(x)
     for i in range(problem.n):  # all of a client's samples make its gradient
         every = torch.arange(problem.samples[i]).expand(2, 1, -1)
-        got = problem.host(range(i, i + 1)).grad(x, every)
+        got = problem.host(range(i, i + 1)).grad(x, Sample.at(every))
         assert torch.allclose(got[:, 0], full[:, i], rtol=1e-10, atol=1e-12)
     some = torch.randint(0, min(problem.samples), (2, problem.n, 3))
-    parts = torch.stack([problem.grad(x, some[..., j : j + 1]) for j in range(3)])
-    assert torch.allclose(problem.grad(x, some), parts.mean(0), rtol=1e-10, atol=1e-12)
+    parts = torch.stack([problem.grad(x, one) for one in Sample.at(some).split(1)])
+    assert torch.allclose(problem.grad(x, Sample.at(some)), parts.mean(0), rtol=1e-10, atol=1e-12)
     spread = x[:, None].expand(-1, problem.n, -1)
-    assert torch.allclose(problem.grad(spread, some), problem.grad(x, some), rtol=1e-12)
+    one, other = (problem.grad(at, Sample.at(some)) for at in (spread, x))
+    assert torch.allclose(one, other, rtol=1e-12)
 
 
 def test_survives_pickling(problem):
@@ -167,7 +169,7 @@ def test_nothing_mixes_devices(problem):
         assert grads.device.type == losses.device.type == "meta"
         assert grads.shape == (2, problem.n, problem.dim)
     sample = torch.zeros(2, problem.n, 1, dtype=torch.int64, device="meta")
-    assert moved.grad(x, sample).shape == grads.shape
+    assert moved.grad(x, Sample.at(sample)).shape == grads.shape
     assert moved.start().device.type == "meta"
     assert moved.host(range(1)).oracle(x)[0].shape == (2, 1, problem.dim)
     assert moved.constants is problem.constants

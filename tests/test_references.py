@@ -368,7 +368,7 @@ def compare(method: Method, reference) -> None:
     run = started(method.batch(*zip(*cells, strict=True)))
 
     def look(r):
-        return r.a.point(r.net, r.s, r.c).numpy().copy(), r.bits("up"), r.net.evals.copy()
+        return r.a.point(r.net, r.s, r.c).numpy().copy(), r.bits("up"), r.net.oracle.evals.copy()
 
     seen = each_round(run, look)[: method.rounds + 1]
     for j, (multiple, seed) in enumerate(cells):

@@ -77,7 +77,7 @@ def facts(run) -> SimpleNamespace:
         if not isinstance(a.batch, int):
             return None
         net.begin(t + 1)
-        return net.sample("batch", a.tau * a.batch).split(a.batch, -1)[j]
+        return net.sample("batch", a.tau * a.batch).split(a.batch)[j]
 
     def here(t):
         net.begin(t + 1)
@@ -85,7 +85,7 @@ def facts(run) -> SimpleNamespace:
 
     def common(t):
         net.begin(t + 1)
-        return net.common_sample("common", a.common)[0].numpy()
+        return net.oracle.common_rows("common", a.common)[0].numpy()
 
     step, gamma = run.first.step, float(run.gamma.values[0])
     return SimpleNamespace(

@@ -15,7 +15,8 @@ from rich.console import Console
 from raybench.analysis import closing_table, frames
 from raybench.core.errors import InputError
 from raybench.report import figures, html, render, table, words
-from raybench.report.content import FLOOR, build
+from raybench.report.content import LOWEST_SHOWN, build
+from raybench.report.plots import draw
 from raybench.store import CELLS, Store, to_table
 
 GD = fake_store.METHODS[0]
@@ -106,6 +107,28 @@ def test_edges_are_marked(tmp_path):
     assert "the best step is the largest of its grid" in text
 
 
+@pytest.mark.parametrize("form", ["plain", "markdown"])
+def test_the_table_says_what_stands_in_brackets(tmp_path, form):
+    def said(name, **kw):
+        return " ".join(render(folder_of(tmp_path / name, **kw), form).split())
+
+    held = "in brackets an interval that holds the true median with probability"
+    assert f"{held} 75 % (range of 3 seeds)" in said("three", seeds=3)
+    nine = "96.1 % (2nd smallest to 2nd largest of 9 seeds)"
+    assert f"{held} {nine}" in said("nine", seeds=9, methods=fake_store.METHODS[:2])
+    alone = said("alone", seeds=1)
+    assert "Bits: upstream per client" in alone
+    assert "median" not in alone
+    assert "mean over seeds" not in alone
+
+
+def test_texts_in_brackets_are_no_markup(tmp_path):
+    store = Store(folder_of(tmp_path, methods=(GD,), failed=0, skipped=0))
+    row = {"status": "failed", "algorithm": "x[bold]", "label": "x", "problem": "logistic"}
+    store.commit("x", None, to_table({**row, "cell": ["x"], "seed": 0}, CELLS))
+    assert "X[BOLD]" in render(store.folder)
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [(0.0, "0 bit"), (999, "999 bit"), (11499, "11.5 kbit"), (2.3e6, "2.3 Mbit")],
@@ -118,6 +141,11 @@ def test_unknown_and_unreached_bits():
     assert words.bits(float("nan")) == "–"
     assert words.bits(float("inf")) == "not reached"
     assert words.bits_interval(1e4, 9e3, float("inf")) == "10 [9, ∞] kbit"
+    unknown, inf = float("nan"), float("inf")
+    assert words.bits_interval(inf, inf, inf) == "not reached"
+    assert words.bits_interval(inf, 9e3, inf) == "not reached [9 kbit, ∞]"
+    assert words.bits_interval(1e4, unknown, unknown) == "10 kbit"
+    assert words.bits_interval(unknown, unknown, unknown) == "–"
 
 
 # -- figures ---------------------------------------------------------------------------------
@@ -154,6 +182,30 @@ def test_the_csv_behind_a_figure_is_the_curve(tmp_path):
     np.testing.assert_allclose(rows["step_size"], own["step_size"])
 
 
+@pytest.mark.parametrize("methods", [fake_store.METHODS, (GD,)], ids=["several", "one"])
+def test_figures_say_what_their_bands_are(tmp_path, methods):
+    """With a legend of several series, and below the panel of a lone one."""
+    folder = folder_of(tmp_path, seeds=3, methods=methods)
+    found = build(frames(folder))
+    assert {f.band for f in found} == {"median and range of 3 seeds, pointwise coverage 75 %"}
+    for figure in found:
+        (legend,) = draw(figure).legends
+        said = legend.get_title().get_text().replace("\u00a0", " ")
+        assert said == "Median and range of 3 seeds, pointwise coverage 75 %"
+        assert set(figure.data.loc[figure.data["y"].notna(), "coverage"]) == {0.75}
+    page = html(folder).read_text("utf-8")
+    assert page.count("Median and range of 3 seeds, pointwise coverage 75 %") == len(drawn(page))
+
+
+def test_figures_of_one_seed_have_no_bands(tmp_path):
+    folder = folder_of(tmp_path, seeds=1)
+    for figure in build(frames(folder)):
+        assert figure.band == ""
+        assert all(not a.collections for a in draw(figure).axes)
+        assert all(not legend.get_title().get_text() for legend in draw(figure).legends)
+    assert "coverage" not in html(folder).read_text("utf-8").split("<script>")[0]
+
+
 @pytest.mark.parametrize("case", ODD)
 def test_odd_folders_are_drawn(tmp_path, case):
     folder = folder_of(tmp_path, **ODD[case])
@@ -185,7 +237,7 @@ def test_zero_and_rounding_stop_at_the_floor(tmp_path):
     folder = folder_of(tmp_path, methods=(fake_store.METHODS[1],), rounds=900)
     data = drawn(html(folder).read_text("utf-8"))["grad_norm_sq_vs_round-0"]["data"]
     values = [v for trace in data for v in trace["y"] if v is not None]
-    assert min(values) == FLOOR
+    assert min(values) == LOWEST_SHOWN
 
 
 def test_series_are_told_apart_without_colour(tmp_path):

@@ -303,10 +303,14 @@ def test_fail_fast_stops_and_says_so(tmp_path: Path) -> None:
 
 
 def test_slots_follow_the_cores_unless_time_is_studied() -> None:
-    assert slots_of(Resources(), 16, 1) == 16
-    assert slots_of(Resources(), 16, 3) == 5
-    assert slots_of(Resources(), 2, 4) == 1
-    assert slots_of(Resources(timing="exclusive"), 16, 1) == 1
+    assert slots_of(Resources(), {"CPU": 16.0}, 1) == 16
+    assert slots_of(Resources(), {"CPU": 16.0}, 3) == 5
+    assert slots_of(Resources(), {"CPU": 2.0}, 4) == 1
+    assert slots_of(Resources(timing="exclusive"), {"CPU": 16.0}, 1) == 1
+    assert slots_of(Resources(cpus_per_worker=0.1), {"CPU": 1.0}, 1) == 10
+    quarter = Resources(gpus_per_worker=0.25)
+    assert slots_of(quarter, {"CPU": 16.0, "GPU": 1.0}, 1) == 4
+    assert slots_of(quarter, {"CPU": 16.0, "GPU": 2.0}, 3) == 2
     exclusive = make_plan(spec.load(SWEEP, sets=["resources.timing=exclusive"]))
     assert {len(batch.cells) for batch in exclusive.batches} == {1}
 
@@ -324,9 +328,9 @@ def test_packs_are_even_and_complete() -> None:
 
 CLUSTER = """
 import json, sys
-from raybench.runtime.session import QUIET
+from raybench.runtime.session import RAY_ENVIRONMENT
 import os
-for name, value in QUIET.items():
+for name, value in RAY_ENVIRONMENT.items():
     os.environ.setdefault(name, value)
 from ray.cluster_utils import Cluster
 from raybench import spec

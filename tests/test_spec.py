@@ -10,9 +10,13 @@ import pytest
 from spec_plugins import BASE, registered, wrong
 
 from raybench.core import registry
-from raybench.spec import Section, Step, json_schema, load
+from raybench.planning.graph import mixing
+from raybench.spec import Section, Step, json_schema, load, yaml
+from raybench.spec.cells import GRAPHS, STOP_PARAMS
 from raybench.spec.grid import load as grid_load
+from raybench.store.schema import CURVES
 
+SWEEPS = Path(__file__).parents[1] / "sweeps"
 REAL = (registry._entries, registry._ensure)
 
 
@@ -303,8 +307,9 @@ def test_the_schema_accepts_what_load_accepts_and_shows_defaults():
     assert load(good)
     for bad in ({"sed": 1}, {"seed": "x"}, {"compressor": {"name": "rand_k", "k": 0}}):
         assert list(check.iter_errors({**good, **bad}))
+    assert list(check.iter_errors({**good, "cases": [{"sed": 1}]}))
     assert schema["properties"]["rounds"]["default"] == 1000
-    assert schema["$defs"]["Resources"]["properties"]["mode"]["default"] == "auto"
+    assert schema["properties"]["resources"]["properties"]["mode"]["default"] == "auto"
     entry = schema["$defs"]["compressor"]["anyOf"][0]["anyOf"][0]["anyOf"]
     rand_k = next(e for e in entry if e.get("properties", {}).get("name") == {"const": "rand_k"})
     assert rand_k["properties"]["k"]["default"] == "1%"
@@ -369,10 +374,16 @@ def test_real_methods_on_a_real_problem(name):
 
 
 @pytest.mark.usefixtures("real")
-def test_the_engine_knows_every_graph_and_stopping_rule():
-    from raybench.planning.graph import GRAPHS
-    from raybench.spec import settings
-    from raybench.store.schema import CURVES
+@pytest.mark.parametrize("file", sorted(SWEEPS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_shipped_sweeps_fit_the_schema(file):
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.Draft202012Validator(json_schema()).validate(yaml.parse(file.read_text()))
 
-    assert set(settings.GRAPHS) == set(GRAPHS)
-    assert set(settings.STOP) <= set(CURVES.names)
+
+def test_stopping_rules_are_columns_of_the_curves():
+    assert set(STOP_PARAMS) <= set(CURVES.names)
+
+
+def test_every_graph_can_be_made():
+    for name in GRAPHS:
+        assert mixing(name, 6).W.shape == (6, 6)

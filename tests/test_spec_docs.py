@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from raybench.core.errors import InputError
-from raybench.spec import load, merge, settings, yaml
-from raybench.spec.model import SECTIONS, Document
+from raybench.spec import cells, document, load, merge, steps, yaml
+from raybench.spec.settings import Group
 
 TEXT = (Path(__file__).parent.parent / "docs" / "sweep-file.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```([a-z ]*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
@@ -51,9 +51,15 @@ def test_the_wrong_example_says_what_the_page_says():
     assert BLOCKS[at + 1] == ("text", f"{caught.value}\n")
 
 
+def groups() -> dict[str, Group]:
+    """Return the keys that are mappings of settings."""
+    settings = document.settings().items()
+    return {name: key.kind for name, key in settings if isinstance(key.kind, Group)}
+
+
 def test_every_key_is_described():
-    keys = [*Document.model_fields, *settings.STEP, *settings.STOP, *settings.GRAPHS]
-    keys += [name for model in SECTIONS.values() for name in model.model_fields]
+    keys = [*document.every_key(), *steps.STEP, *cells.STOP_PARAMS, *cells.GRAPHS]
+    keys += [name for group in groups().values() for name in group.params]
     missing = [key for key in keys if not re.search(rf"\b{key}\b", TEXT)]
     assert not missing
 
@@ -66,6 +72,6 @@ def test_defaults_on_the_page_are_the_defaults():
     one, two = load(plain), load({**plain, **written})
     for key in rows:
         assert getattr(one, key) == getattr(two, key)
-    for key, section in SECTIONS.items():
+    for key, group in groups().items():
         if key in written:
-            assert set(written[key]) == set(section.model_fields)
+            assert set(written[key]) == set(group.params)

@@ -56,7 +56,7 @@ def _dummies():
         ("resources: {workers: 0}", "resources.workers", ["0 is out of range", ">= 1"]),
         ("resources: {cpus_per_worker: .nan}", "resources.cpus_per_worker", ["nan"]),
         ("accounting: paper:ef12", "accounting", ["did you mean paper:ef21?"]),
-        ("accounting: {value_bits: 8}", "accounting.value_bits", ["32"]),
+        ("accounting: {value_bits: 80}", "accounting.value_bits", ["from 1 to 64"]),
         ("train: {backend: gloo}", "train.backend", ["unknown key", "no settings"]),
         ("graph: {name: ring, weigths: x}", "graph.weigths", ["did you mean weights?"]),
         ("evaluate: {metrics: [nrm]}", "evaluate.metrics[0]", ["did you mean norm?"]),

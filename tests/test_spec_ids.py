@@ -188,9 +188,8 @@ def test_a_folder_and_a_start_count_by_content(tmp_path):
 def test_the_version_of_a_plug_in_counts(monkeypatch):
     base = only(CONFIG)
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    registry.algorithm("marina", version="2", up="unbiased")(
-        registry.lookup("algorithm", "marina").target
-    )
+    entry = registry.lookup("algorithm", "marina")
+    registry.algorithm("marina", version="2", **vars(entry.facts))(entry.target)
     assert only(CONFIG).id != base.id
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from raybench.core.errors import InputError
 from raybench.core.registry import Choice, Count, Flag, Integer, List, Number, Text
 from raybench.spec import ranges, yaml
-from raybench.spec.values import options
+from raybench.spec.sections import options
 
 
 @pytest.mark.parametrize(

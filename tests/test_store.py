@@ -17,16 +17,19 @@ from fake_store import batch, put
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raybench.core.counts import Counts
 from raybench.core.errors import InputError
 from raybench.store import (
     CELLS,
     CURVES,
     Store,
+    cells,
     encode,
     load,
     shard_name,
     to_table,
 )
+from raybench.store.schema import EXTRA_COUNTS, SIDES, column
 
 CURVE_COLUMNS = [
     "cell",
@@ -47,6 +50,9 @@ CURVE_COLUMNS = [
     "bits_down",
     "bytes_up",
     "bytes_down",
+    "bytes_up_max",
+    "messages_up",
+    "messages_down",
     "values_up",
     "index_explicit_up",
     "index_auto_up",
@@ -145,13 +151,25 @@ def test_schemas_are_the_documented_columns():
     assert CURVES.field("bits_up").type == pa.float64()
 
 
+def test_every_count_has_one_place():
+    """A column of its own, or a key of the map ``extra``."""
+    names = {column(count, side) for count in Counts._fields for side in SIDES}
+    assert set(EXTRA_COUNTS) == names - set(CURVES.names)
+    assert set(EXTRA_COUNTS) == {
+        f"index_{code}_{side}"
+        for code in ("list_or_bitmask", "bitmask", "entropy")
+        for side in ("up", "down")
+    }
+    assert {"raw_bits_up", "index_auto_down", "messages_down"} <= names
+
+
 def test_files_bear_schema_and_versions(store, tmp_path):
     put(store, ["a", "b"])
     for folder, want in (("curves", CURVES), ("cells", CELLS)):
         (file,) = (tmp_path / "results" / folder).iterdir()
         found = pq.read_schema(file)
         assert found.equals(want)
-        assert found.metadata[b"raybench_schema"] == b"1"
+        assert found.metadata[b"raybench_schema"] == b"2"
         assert found.metadata[b"raybench_version"]
 
 
@@ -238,6 +256,21 @@ def test_commit_done_clean_drop(tmp_path, url):
     store.drop()
     assert store.done() == {}
     assert store.files.names("curves") == []
+
+
+@pytest.mark.parametrize("gone", [{0}, {1}, {3}, {0, 1}, {2, 3}, {0, 1, 2}, {0, 1, 2, 3}, {9}])
+def test_dropped_cells_go_and_nothing_else(store, tmp_path, gone):
+    put(store, ["c0", "c1", "c2", "c3"])
+    put(store, ["other"])
+    folder = tmp_path / "results"
+    curves, table = load(folder), cells(folder)
+    names = [f"c{i}" for i in gone]
+    store.drop(names)
+    for found, before in ((load(folder), curves), (cells(folder), table)):
+        want = before[~before["cell"].isin(names)].reset_index(drop=True)
+        pd.testing.assert_frame_equal(found.sort_values("cell", kind="stable"), want)
+    left = [f"c{i}.parquet" for i in range(4) if i not in gone]
+    assert len(store.files.names("cells")) == len(store.files.names("curves")) == 1 + bool(left)
 
 
 def test_a_retry_overwrites_itself(store, tmp_path):

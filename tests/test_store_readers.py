@@ -139,3 +139,38 @@ def test_clean_and_a_late_commit(store, monkeypatch):
     monkeypatch.setattr(store.files, "move", late)
     assert store.clean() == []
     assert store.files.names("curves") == [f"{shard}.parquet"]
+
+
+@pytest.mark.parametrize("moment", ["before the cells", "after its look"])
+def test_a_clean_within_a_commit_loses_nothing(store, monkeypatch, moment):
+    """A driver that starts cleans while a worker of the one before it is about to commit.
+
+    The curves have no cells yet and are taken away. The writer looks again when it has written the
+    cells, whether the other has removed the curves by then or still holds them in its hands.
+    """
+    curves, table = batch(["a", "b"])
+    shard = shard_name(["a", "b"])
+    other = Store(store.folder)
+    if moment == "before the cells":
+        write = store.files.write
+
+        def interrupted(rel, data):
+            if rel.startswith("cells/"):
+                assert other.clean() == [shard]
+            write(rel, data)
+
+        monkeypatch.setattr(store.files, "write", interrupted)
+        store.commit(shard, curves, table)
+    else:
+        store.files.write(f"curves/{shard}.parquet", encode(curves))
+        move = other.files.move
+
+        def taken(rel, to):
+            move(rel, to)
+            if rel.startswith("curves/"):  # the whole rest of the commit happens now
+                store.commit(shard, curves, table)
+
+        monkeypatch.setattr(other.files, "move", taken)
+        assert other.clean() == []
+    assert store.files.names("curves") == store.files.names("cells") == [f"{shard}.parquet"]
+    assert len(load(store.folder)) == len(curves)

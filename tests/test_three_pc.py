@@ -16,10 +16,10 @@ from raybench.compressors import Role
 from raybench.compressors.compose import build
 from raybench.core.registry import lookup
 from raybench.core.streams import stream
-from raybench.engine.net import Net
 from raybench.planning.resolve import Skip, problem_of
 from raybench.testing.trial import Method, batch_of, finished, started
-from raybench.theory.rule import Setting
+from raybench.theory import Setting
+from raybench.wire import wire as wires
 
 P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "seed": 3}
 HARD = {"name": "quadratic", "dim": 10, "clients": 6, "mu": 0.05, "heterogeneity": 0.7, "seed": 2}
@@ -67,10 +67,10 @@ def pair(name, params, compressor, d) -> tuple[float, float]:
     alpha = build("identity" if compressor is None else short(compressor)).bind(
         d, role=Role.CONTRACTIVE
     )
-    roles = entry.meta.get("operators", {})
+    roles = entry.facts.operators
     own = {n: build(params[n]).bind(d, role=role) for n, role in roles.items()}
     constants = SimpleNamespace(L_plus=1.0)
-    rate = entry.meta["theory"](
+    rate = entry.facts.theory.nonconvex.formula(
         Setting(constants, n=1, d=d, alpha=alpha.alpha, numbers=params, operators=own)
     )
     return rate.rho, rate.B
@@ -99,7 +99,7 @@ class Wire:
         return self.stream(purpose).uniform(1)[:, 0, 0] < p.values
 
     def cases(self, coin, yes, no):
-        return Net.cases(self, coin, yes, no)
+        return wires.Wire.cases(self, coin, yes, no)
 
     def charge(self, bits):
         pass
@@ -117,15 +117,15 @@ def three_points(name, params, compressor, d, h, y, x, seed=0):
         if entry.params[key].per_cell:
             value = PerCell(torch.full((count,), float(value), dtype=torch.float64))
         setattr(a, key, value)
-    for key, role in entry.meta.get("operators", {}).items():
+    for key, role in entry.facts.operators.items():
         setattr(a, key, build(params[key]).bind(d, role=role))
     a.C = build("identity" if compressor is None else short(compressor)).bind(
         d, role=Role.CONTRACTIVE
     )
     s, c = SimpleNamespace(g=torch.zeros(count, d).double()), SimpleNamespace()
     c.g, c.y = h[:, None].clone(), y[:, None].clone()
-    a.update(Wire(count, seed), s, c, x[:, None].clone())
-    assert largest(s.g, (c.g - h[:, None])[:, 0]) < 1e-9
+    mean = a.update(Wire(count, seed), s, c, x[:, None].clone())
+    assert largest(mean, (c.g - h[:, None])[:, 0]) < 1e-9
     return c.g[:, 0]
 
 

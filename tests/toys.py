@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from raybench.core import registry
 from raybench.engine.run import Run
-from raybench.problems.quadratic import Quadratic
+from raybench.problems.base import Constants, Fact
+from raybench.problems.quadratic import Quadratic, quadratic
 
 
 @contextmanager
@@ -43,23 +45,43 @@ class Counterexample(Quadratic):
         return torch.full((3,), 0.7, dtype=torch.float64)
 
 
-class ConvexL1(Quadratic):
-    """Strongly convex heterogeneous quadratics (7 clients, d = 10) plus weight * ||x||_1."""
+class WithL1(Quadratic):
+    """Quadratics plus weight * ||x||_1."""
 
     declared = {"weight": registry.Number(0.0, low=0)}
 
-    def __init__(self, weight: float = 0.0) -> None:
-        random = np.random.default_rng(5)
-        Q = np.linalg.qr(random.standard_normal((7, 10, 10))).Q
-        A = Q * random.uniform(0.5, 2.0, (7, 1, 10)) @ Q.swapaxes(1, 2)
-        super().__init__(torch.from_numpy(A), torch.from_numpy(random.standard_normal((7, 10))))
+    def __init__(self, A: Tensor, b: Tensor, weight: float) -> None:
+        super().__init__(A, b)
         self.weight, self.has_prox = weight, weight > 0
+
+    def find_constants(self) -> Constants:
+        found = super().find_constants()
+        return replace(found, facts=found.facts | {Fact.CONVEX_PENALTY})
 
     def prox(self, v: Tensor, gamma: Tensor | float) -> Tensor:
         return v.sign() * (v.abs() - self.weight * gamma).clamp(min=0)
 
     def penalty(self, x: Tensor) -> Tensor:
         return self.weight * x.abs().sum(-1)
+
+
+class ConvexL1(WithL1):
+    """Strongly convex heterogeneous quadratics (7 clients, d = 10) plus weight * ||x||_1."""
+
+    def __init__(self, weight: float = 0.0) -> None:
+        random = np.random.default_rng(5)
+        Q = np.linalg.qr(random.standard_normal((7, 10, 10))).Q
+        A = Q * random.uniform(0.5, 2.0, (7, 1, 10)) @ Q.swapaxes(1, 2)
+        b = torch.from_numpy(random.standard_normal((7, 10)))
+        super().__init__(torch.from_numpy(A), b, weight)
+
+
+class SaddleL1(WithL1):
+    """The shipped quadratics with nonconvex f_i (6 clients, d = 10) plus weight * ||x||_1; f is convex."""
+
+    def __init__(self, weight: float = 0.0) -> None:
+        plain = quadratic(dim=10, clients=6, mu=0.05, heterogeneity=0.7, seed=2)
+        super().__init__(*plain.exact, weight)
 
 
 def each_round(run: Run, look: Callable[[Run], Any]) -> list[Any]:

@@ -1,29 +1,30 @@
 """The vocabulary algorithms are written in: ``from raybench.algorithms.base import *`` is enough.
 
-A method is a class with ``start`` and ``round``, SPMD pseudocode over batched tensors: axis 0 is the
-cells, axis 1 of client state the clients. ``a`` holds its operators and numbers, ``net`` everything
-that crosses a wire or touches data, ``s`` replicated state, ``c`` per-client state.
+A method is a class, SPMD pseudocode over batched tensors that every rank runs: axis 0 is the cells, axis 1
+of client state the clients. ``a`` holds its operators and numbers, ``s`` replicated state, ``c`` per-client
+state. Most methods with a server are estimators: they turn the clients' gradients into one, by
+messages. Others have a round of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, where, zeros_like
 
 from raybench import theory
+from raybench.algorithms.protocols import Net, Wire
 from raybench.compressors import Any_, Contractive, Dense, Unbiased, choose
+from raybench.compressors.applied import Applied
 from raybench.compressors.keeping import shares
+from raybench.core import facts
+from raybench.core.cells import PerCell, State, chosen
 from raybench.core.groups import clipped, matrices
 from raybench.core.registry import Choice, Flag, Integer, List, Number, Operator, Text, algorithm
 
 if TYPE_CHECKING:
-    from raybench.compressors import Compressor, Message
-    from raybench.core.layout import Layout
-    from raybench.core.streams import Stream
-    from raybench.engine.net import Net
+    from raybench.compressors import Compressor
 
 __all__ = [
     "Algorithm",
@@ -31,6 +32,7 @@ __all__ = [
     "Choice",
     "Contractive",
     "Dense",
+    "Estimator",
     "Flag",
     "Integer",
     "List",
@@ -52,125 +54,34 @@ __all__ = [
 ]
 
 
-class Operated(Protocol):
-    """A bound operator as the methods see it: a.C(x, stream) is the message of x."""
-
-    declared: Compressor  # before it was bound to a dimension
-
-    def __call__(self, x: Tensor, source: Stream) -> Message: ...
-
-    def fitted(self, layout: Layout, share: float | str | None = None) -> Operated:
-        """Return the operator for vectors of another layout, keeping that share of them."""
-        ...
-
-
-class PerCell:
-    """A number per cell, (B,), that broadcasts against any tensor with cells on axis 0.
-
-    Plain (B, 1) numbers fit iterates (B, d) but not client tensors (B, n, d); this fits both.
-    """
-
-    __slots__ = ("values",)
-    __array_priority__ = 1000
-
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
-
-    def like(self, other: Tensor) -> Tensor:
-        """Return the numbers shaped (B, 1, .., 1) for a tensor with cells on axis 0."""
-        return self.values.view(-1, *[1] * (other.ndim - 1))
-
-    def __getitem__(self, cells: Any) -> PerCell:
-        return PerCell(self.values[cells])
-
-    def _with(self, other: Any, op: Callable[[Any, Any], Any]) -> Any:
-        if isinstance(other, PerCell):
-            return PerCell(op(self.values, other.values))
-        if isinstance(other, Tensor) and other.ndim:
-            return op(self.like(other), other)
-        return PerCell(op(self.values, other))
-
-    def __mul__(self, other: Any) -> Any:
-        return self._with(other, torch.mul)
-
-    __rmul__ = __mul__
-
-    def __add__(self, other: Any) -> Any:
-        return self._with(other, torch.add)
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Any) -> Any:
-        return self._with(other, torch.sub)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._with(other, lambda x, y: y - x)
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._with(other, torch.true_divide)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self._with(other, lambda x, y: y / x)
-
-    def __neg__(self) -> PerCell:
-        return PerCell(-self.values)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        wide = max((x.ndim for x in args if isinstance(x, Tensor)), default=1)
-        fit = [x.values.view(-1, *[1] * (wide - 1)) if isinstance(x, PerCell) else x for x in args]
-        return func(*fit, **(kwargs or {}))
-
-
-class State:
-    """Named tensors with cells on axis 0, or lists of them (replicated ``s``, per-client ``c``)."""
-
-    if TYPE_CHECKING:
-
-        def __setattr__(self, name: str, value: Any) -> None: ...  # names are the method's own
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"no {name} in the state: set it in start()")
-
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        return iter(vars(self).items())
-
-    def select(self, cells: Tensor) -> State:
-        """Return the state of some cells."""
-        kept = State()
-        for name, value in self:
-            setattr(kept, name, _select(value, cells))
-        return kept
-
-
-def _select(value: Any, cells: Tensor) -> Any:
-    if isinstance(value, Tensor | PerCell):
-        return value[cells]
-    if isinstance(value, list | tuple):
-        return type(value)(_select(v, cells) for v in value)
-    return value
-
-
+@facts.base("algorithm", leaves=("batch",))
 class Algorithm:
     """Base of all methods; the engine sets the attributes below before ``start``.
 
     gamma: step size. C, Q: the uplink operator, bound (one and the same; C where a method needs a
     contractive one, Q an unbiased one). D: the downlink operator, None where the server's messages are
     not compressed. Parameters carry their own names. gamma follows the step schedule, if there is one.
+
+    All that a method remembers is in s and c: a run can be interrupted after any round and continued
+    elsewhere. On ``a`` only what ``setup`` makes anew.
     """
 
     gamma: PerCell
-    C: Operated
-    Q: Operated
-    D: Operated
+    C: Applied
+    Q: Applied
+    D: Applied | None
     batch: int | str | None = None  # samples of a minibatch; None or "full": full gradients
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...  # parameters carry the names they declare
 
+    def setup(a, wire: Wire, s: State, c: State) -> None:
+        """Make the state from shapes, layout and streams; send nothing."""
+
     def start(a, net: Net, s: State, c: State) -> None:
         """Set the state from s.x = x^0 and send the initial messages."""
+        a.setup(net, s, c)
 
     def round(a, net: Net, s: State, c: State) -> None:
         """Do one communication round: x^t -> x^{t+1}."""
@@ -203,22 +114,90 @@ class Algorithm:
             s.x = net.model(x)
         else:
             s.y = x
-            s.x = s.x + net.down(a.D(x - s.x, net.server_stream("down")))
+            s.x = s.x + a.broadcast(net, x - s.x)
+
+    def broadcast(a, wire: Wire, v: Tensor) -> Tensor:
+        """Send the server's D(v), v (B, d), to all clients; return what they decode."""
+        assert a.D is not None, "only methods with a downlink operator send one"
+        return wire.down(a.D(v, wire.server_stream("down")))
 
     def point(a, net: Net, s: State, c: State) -> Tensor:
         """Return the point (B, d) at which f is recorded; never booked."""
         return s.x
 
+    def disagreement(a, net: Net, s: State, c: State) -> Tensor | None:
+        """Return how far the clients' points are apart, (B,), where they have any; never booked."""
+        return None
+
     @classmethod
-    def check(cls, params: Mapping[str, Any], op: Compressor, d: int) -> None:
+    def check(cls, params: Mapping[str, object], op: Compressor, d: int) -> None:
         """Raise InputError where parameters do not fit the operator or d: told when a sweep is planned."""
 
     def select(a, cells: Tensor) -> Algorithm:
         """Return the method for some cells: numbers are per cell, operators are not."""
         kept = object.__new__(type(a))
         for name, value in vars(a).items():
-            setattr(kept, name, _select(value, cells))
+            setattr(kept, name, chosen(value, cells))
         return kept
+
+
+class Estimator(Algorithm):
+    """A method that is an estimator of the gradient: messages in, the direction g out.
+
+    The three parts of a round are independent of each other: local work (``source``) gives every
+    client a direction, the estimator (``estimate``) makes one direction of them by messages, the outer
+    optimizer (``along``) says how x moves along it. A training loop of a user's own replaces the first
+    and the last.
+
+    opens: g^0 is exchanged at x^0, and a round is step, gradient, estimate; else a round is gradient,
+    estimate, step, and nothing is sent before the first. told: the server broadcasts the model; else
+    every client steps itself. in_steps: the step size is inside the messages, g is a displacement and
+    x <- x - g, without a prox.
+    """
+
+    opens: bool = False
+    told: bool = True
+    in_steps: bool = False
+
+    def estimate(a, wire: Wire, s: State, c: State, grad: Tensor) -> Tensor:
+        """Return g (B, d) of the clients' gradients (B, n_here, d), exchanging messages.
+
+        Uses neither s.x nor, unless ``in_steps``, gamma. grad is never written to, by anyone; nor is g.
+        """
+        raise NotImplementedError
+
+    def open(a, wire: Wire, s: State, c: State, grad: Tensor) -> Tensor:
+        """Return g^0 of the gradients at x^0, exchanging the first messages."""
+        return a.estimate(wire, s, c, grad)
+
+    def source(a, net: Net, s: State, c: State) -> Tensor:
+        """Return the clients' directions at s.x, (B, n_here, d): local work, by default a gradient."""
+        return a.gradient(net, s.x)
+
+    def along(a, s: State, g: Tensor) -> Tensor:
+        """Return what x moves along, given g: the outer optimizer, by default g itself."""
+        return g
+
+    def start(a, net: Net, s: State, c: State) -> None:
+        a.setup(net, s, c)
+        if a.opens:
+            s.g = a.open(net, s, c, a.source(net, s, c))
+
+    def round(a, net: Net, s: State, c: State) -> None:
+        if a.opens:
+            a.follow(net, s, a.along(s, s.g))
+            s.g = a.estimate(net, s, c, a.source(net, s, c))
+        else:  # not kept as s.g: that would be recorded as an estimate of the gradient at the next point
+            a.follow(net, s, a.along(s, a.estimate(net, s, c, a.source(net, s, c))))
+
+    def follow(a, net: Net, s: State, u: Tensor) -> None:
+        """Step x along u: x - gamma u with the problem's prox, or x - u; then broadcast it where told."""
+        if not a.told:
+            s.x = s.x - (u if a.in_steps else a.gamma * u)
+        elif a.in_steps:
+            a.move(net, s, u)
+        else:
+            a.step(net, s, u)
 
 
 class Points(Algorithm):
@@ -228,7 +207,11 @@ class Points(Algorithm):
     """
 
     def start(a, net: Net, s: State, c: State) -> None:
+        a.setup(net, s, c)
         c.X = s.x[:, None].expand(-1, net.n_here, -1).clone()
 
     def point(a, net: Net, s: State, c: State) -> Tensor:
         return net.oracle_mean(c.X)
+
+    def disagreement(a, net: Net, s: State, c: State) -> Tensor | None:
+        return net.oracle_spread(c.X)

@@ -1,14 +1,19 @@
 """Lazy aggregation: clients that would say little stay silent; compressed (CLAG) and plain (LAG)."""
 
-from raybench.algorithms.base import Contractive, Number, algorithm
-from raybench.algorithms.three_pc import ThreePC
-from raybench.theory import Rate, Setting, contraction
+from raybench.algorithms.base import Contractive, Number, algorithm, theory
+from raybench.algorithms.three_pc import ThreePC, three_point
 
 
-def clag(k: Setting) -> Rate:
-    """CLAG: A = theta, B = max(beta, z); LAG, alpha = 1: A = 1, B = z."""
-    theta, beta = contraction(k.need("alpha"))
-    return Rate(rho=theta, B=max(beta, float(k.numbers["z"])) * k.need("L_plus") ** 2)
+def lazy(k: theory.Setting) -> tuple[float, float]:
+    """A = theta, B = max(beta, z); LAG, alpha = 1: A = 1, B = z.
+
+    A client that fires is EF21's; the error of one that does not is at most z ||grad f_i(x+) - grad f_i(x)||^2.
+    """
+    theta, beta = theory.contraction(k.need("alpha"))
+    return theta, max(beta, k.number("z"))
+
+
+STEPS = three_point(lazy).with_rules(released=None)
 
 
 @algorithm(
@@ -16,7 +21,7 @@ def clag(k: Setting) -> Rate:
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    theory=clag,
+    theory=STEPS,
     z=Number(1.0, low=0, per_cell=True, help="how much staler than one step g_i may be"),
 )
 class CLAG(ThreePC):
@@ -27,13 +32,13 @@ class CLAG(ThreePC):
     values. Source: Richtarik et al. 2022, 3PC, algorithm CLAG.
     """
 
-    def update(a, net, s, c, x):
+    def update(a, wire, s, c, x):
         left, moved = (x - c.g).square().sum(-1), (x - c.y).square().sum(-1)
-        net.charge(1)  # whether it fired
-        a.add(net, s, c, a.C(x - c.g, net.stream("up")).masked(left > a.z * moved))
+        wire.charge(1)  # one bit says whether the client sends a message
+        return a.add(wire, c, a.C(x - c.g, wire.stream("up")).masked(left > a.z * moved))
 
 
-@algorithm("lag", own="identity", up=None, broadcast=Contractive, proximal=True, theory=clag)
+@algorithm("lag", own="identity", up=None, broadcast=Contractive, proximal=True, theory=STEPS)
 class LAG(CLAG):
     """CLAG with the identity: g_i <- grad f_i(x) if the client fires, else g_i.
 

@@ -1,6 +1,7 @@
 """Codistillation: clients learn from each other's predictions."""
 
-from raybench.algorithms.base import Choice, Dense, Integer, Number, Points, algorithm, theory
+from raybench.algorithms.base import Choice, Dense, Integer, Number, Points, algorithm
+from raybench.algorithms.diffusion import HALF
 
 
 @algorithm(
@@ -8,7 +9,7 @@ from raybench.algorithms.base import Choice, Dense, Integer, Number, Points, alg
     up=None,
     stochastic=True,
     predicts=True,
-    theory=theory.prox_lead,
+    theory=HALF,
     w=Number(0.5, low=0, per_cell=True, help="weight of the distillation loss"),
     ramp=Integer(1, low=1, help="rounds until w is reached, linearly"),
     common=Integer(32, low=1, help="inputs per round that all clients predict"),
@@ -24,33 +25,28 @@ class Codistillation(Points):
     probabilities, and half the squared distance of regressed values. ``exchange``: clients send their
     predictions, or ``every`` so many rounds their points, and predict for the others from those.
     The problem must have predictions: ``logistic``, ``nonconvex_classification``, ``least_squares``.
-    w = 0: independent training. f is recorded at the mean of the points. Default step: 0.5/L_max, no
-    theorem. Up: ``common`` times outputs values, or d per checkpoint. Down: the same, or n d.
+    w = 0: independent training. f is recorded at the mean of the points. Rule of thumb:
+    0.5/L_max. Up: ``common`` times outputs values, or d per checkpoint. Down: the same, or n d.
     Source: Anil et al. 2018.
     """
 
-    def start(a, net, s, c):
-        super().start(net, s, c)
-        s.t = 0
-
     def round(a, net, s, c):
-        s.t += 1
-        rows = net.common_sample("common", a.common)
+        rows = net.oracle.common_rows("common", a.common)
         total, own = getattr(a, a.exchange)(net, s, c, rows)
         teacher = (total[:, None] - own) / max(1, net.n - 1)
-        w = a.w * (min(1.0, s.t / a.ramp) if net.n > 1 else 0.0)
-        c.X = c.X - a.gamma * (a.gradient(net, c.X) + w * net.distill(c.X, rows, teacher))
+        w = a.w * (min(1.0, net.t / a.ramp) if net.n > 1 else 0.0)
+        c.X = c.X - a.gamma * (a.gradient(net, c.X) + w * net.oracle.distill(c.X, rows, teacher))
 
     def predictions(a, net, s, c, rows):
         """Return the sum of all clients' predictions (B, common, outputs), and each client's own."""
-        own = net.predict(c.X, rows)
+        own = net.oracle.predict(c.X, rows)
         total = net.down(Dense(net.up(Dense(own.flatten(2))).sum()))
         return total.view_as(own[:, 0]), own
 
     def checkpoints(a, net, s, c, rows):
         """Return the same for the points that were last sent."""
-        if (s.t - 1) % a.every == 0:
+        if (net.t - 1) % a.every == 0:
             points = net.up(Dense(c.X)).decode()
             s.sent = net.down(Dense(points.flatten(1))).view_as(points)
-        known = net.predict(s.sent, rows)
+        known = net.oracle.predict(s.sent, rows)
         return known.sum(1), net.here(known)

@@ -10,20 +10,29 @@ from raybench.algorithms.base import (
     theory,
     where,
 )
-from raybench.algorithms.dasha import Dasha, follow_rate
+from raybench.algorithms.dasha import ASSUMES, BOUND, Dasha, follow_rate
 from raybench.algorithms.dasha_page import tracked
-from raybench.algorithms.vr_marina import anew
-from raybench.theory import Rate, Setting
+from raybench.algorithms.vr_marina import anew, vr_sync_probability
 
 
-def sync_mvr(k: Setting) -> Rate:
-    """DASHA-SYNC-MVR: 1/(L + sqrt(F (1-p)(L_tilde^2 + l)) + sqrt((1-p) l/(p n))), l = Lcal^2/b.
+def nonconvex(k: theory.Setting) -> float:
+    """1/(L + sqrt(F (1-p)(L_tilde^2 + l)) + sqrt((1-p) l/(p n))), l = Lcal^2/b.
 
-    F is DASHA's, 2 omega (2 omega + 1)/n for alpha = 1/(2 omega + 1): a dense round sets g_i = h_i, so
-    the lag only falls faster. Online: to a floor.
+    F is DASHA's: a dense round sets g_i = h_i, so the lag only falls faster. Online the noise of dense rounds
+    adds sigma^2/(n big), times 1 + S/L, S = 1/gamma - L.
     """
-    p, l = float(k.numbers["p"]), k.need("L_samples") ** 2 / float(k.numbers["batch"])
+    p, l = k.number("p"), k.need("L_samples") ** 2 / k.number("batch")
     return tracked(k, (1 - p) * (k.need("L_tilde") ** 2 + l), (1 - p) * l / (p * k.n))
+
+
+STEPS = theory.StepSizes(
+    nonconvex=theory.Theorem(
+        nonconvex,
+        f"{BOUND} + (1 + 1/(p T)) sigma^2/(gamma L n big) if online",
+        (*ASSUMES, theory.BOUNDED_ONLINE),
+        "derived here; method: Tyurin, Richtarik 2022",
+    )
+)
 
 
 @algorithm(
@@ -31,9 +40,9 @@ def sync_mvr(k: Setting) -> Rate:
     up=Unbiased,
     broadcast=Contractive,
     proximal=True,
-    theory=sync_mvr,
+    theory=STEPS,
     stochastic=True,
-    auto={"alpha": follow_rate, "p": theory.vr_sync_probability},
+    auto={"alpha": follow_rate, "p": vr_sync_probability},
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
     batch=Integer(1, low=1, help="samples of a difference"),
     big=Integer(0, low=0, help="samples of a dense round (online); 0: all of them"),

@@ -1,10 +1,10 @@
 """Deep gradient compression: momentum and clipping at the clients, before what is sent is selected."""
 
 from raybench.algorithms.base import (
-    Algorithm,
     Choice,
     Contractive,
     Dense,
+    Estimator,
     Flag,
     Integer,
     List,
@@ -34,7 +34,7 @@ from raybench.algorithms.base import (
     warmup=List("off", words=("off", "paper", "geometric"), help="shares kept at first"),
     warmup_rounds=Integer(10, low=1, help="rounds at each share of the warm-up, often an epoch"),
 )
-class DGC(Algorithm):
+class DGC(Estimator):
     """u_i <- eta u_i + g_i; v_i <- v_i + u_i; m_i = C(v_i); v_i <- v_i - m_i; x <- x - gamma mean m_i.
 
     g_i: the gradient, each tensor clipped to the norm clip/sqrt(n), plus decay x. With ``masking`` u_i
@@ -49,31 +49,35 @@ class DGC(Algorithm):
     def check(cls, params, op, d):
         shares(params["warmup"], op, d)
 
-    def start(a, net, s, c):
-        c.u, c.v = net.zeros(), net.zeros()
-        a.split = matrices(net.layout, a.vectors == "dense")
+    def setup(a, wire, s, c):
+        c.u, c.v = wire.zeros(), wire.zeros()
+        a.split = matrices(wire.layout, a.vectors == "dense")
         layout = a.split.layout
-        kept = [*shares(a.warmup, a.C.declared, net.layout.dim), None]  # None: its own k
+        kept = [
+            *shares(a.warmup, a.C.declared, wire.layout.dim),
+            None,
+        ]  # None stands for the operator's own k
         a.stages = [a.C.fitted(layout, k) if layout.dim and k != "100%" else None for k in kept]
 
-    def round(a, net, s, c):
+    def source(a, net, s, c):
         g = a.gradient(net, s.x)
         if a.clip != "off":
             g = clipped(net.layout, g, a.clip / net.n**0.5)
-        g = g + a.decay * s.x[:, None]
+        return g + a.decay * s.x[:, None]
+
+    def estimate(a, wire, s, c, g):
         c.u = a.momentum * (c.u + g) if a.nesterov else a.momentum * c.u + g
         v = c.v + c.u + g if a.nesterov else c.v + c.u
-        C = a.stages[min((net.t - 1) // a.warmup_rounds, len(a.stages) - 1)]
+        C = a.stages[min((wire.t - 1) // a.warmup_rounds, len(a.stages) - 1)]
         if C is None:
             c.v = zeros_like(v)
-            a.step(net, s, net.up(Dense(v)).mean())
-            return
+            return wire.up(Dense(v)).mean()
         wide, narrow = a.split(v)
-        m = C(wide, net.stream("up"))
-        sent, step = m.decode(), net.up(m).mean()
+        m = C(wide, wire.stream("up"))
+        sent, mean = m.decode(), wire.up(m).mean()
         if a.split.narrow:
-            step = a.split.join(step, net.up(Dense(narrow)).mean())
+            mean = a.split.join(mean, wire.up(Dense(narrow)).mean())
         c.v = a.split.join(wide - sent, zeros_like(narrow))
-        if a.masking:  # of the compressed tensors only
+        if a.masking:  # only tensors that are sent compressed have their momentum masked
             c.u = where(a.split.join(sent != 0, zeros_like(narrow).bool()), 0.0, c.u)
-        a.step(net, s, step)
+        return mean

@@ -1,13 +1,66 @@
 """DIANA: compressed differences to learned shifts."""
 
+from math import sqrt
+
 from raybench.algorithms.base import (
-    Algorithm,
     Contractive,
+    Estimator,
     Number,
     Unbiased,
     algorithm,
     theory,
-    zeros_like,
+)
+from raybench.algorithms.marina import CODE
+
+
+def shift_rate(k: theory.Setting) -> float:
+    """Return a = 1/(1 + omega), the largest rate at which shifts may learn."""
+    return 1 / (1 + k.need("omega"))
+
+
+def recursion(k: theory.Setting) -> theory.Rate:
+    """G = (omega/n) mean||grad f_i - h_i||^2: rho = a/2, B = (omega/n)(2/a) L_tilde^2, a <= 1/(1+omega).
+
+    E||h_i+ - grad f_i||^2 <= (1-a)||h_i - grad f_i||^2, and the gradient's drift takes half of that. With
+    a = 1/(1+omega) the step is 1/(L + 2 L_tilde (1+omega) sqrt(omega/n)).
+    """
+    a, omega = k.number("alpha"), k.need("omega")
+    if not 0 < a <= (1 + 1e-12) / (1 + omega):
+        raise theory.NoTheory(f"DIANA needs 0 < alpha <= 1/(1 + omega) = {1 / (1 + omega):.3g}")
+    return theory.Rate(rho=a / 2, B=k.mean_omega * 2 / a * k.need("L_tilde") ** 2)
+
+
+def of_family(k: theory.Setting, L: float, m: float = 1.0) -> float:
+    """Return 1/(10 L sqrt(1 + omega/n)(m^(2/3) + omega + 1)), m = 1 without variance reduction."""
+    omega = k.need("omega")
+    return 1 / (10 * L * sqrt(1 + omega / k.n) * (m ** (2 / 3) + omega + 1))
+
+
+def learns_fully(k: theory.Setting) -> None:
+    """Raise NoTheory unless alpha = 1/(1 + omega)."""
+    if abs(k.number("alpha") - shift_rate(k)) > 1e-12:
+        raise theory.NoTheory(f"the paper's alpha is 1/(1 + omega) = {shift_rate(k):.3g}")
+
+
+def paper(k: theory.Setting) -> float:
+    """1/(10 L sqrt(1 + omega/n) (2 + omega)), L = max_i L_i: VR-DIANA's with m = 1, less than ``nonconvex``."""
+    learns_fully(k)
+    return of_family(k, k.need("L_max"))
+
+
+def released(k: theory.Setting) -> float:
+    """1/(10 L sqrt(1 + omega/n) (2 + omega)) with L = max_ij L_ij."""
+    return of_family(k, k.need("L_sample_max"))
+
+
+FAMILY = (theory.PROXIMABLE, theory.UNBIASED, theory.INDEPENDENT)
+PAPER = "Horvath et al. 2019, Stochastic Distributed Learning with Gradient Quantization, theorem 4"
+STEPS = theory.recursive(
+    recursion,
+    "derived here; method: Mishchenko, Gorbunov, Takac, Richtarik 2019",
+    theory.UNBIASED,
+    paper=theory.Theorem(paper, theory.NONCONVEX, FAMILY, PAPER),
+    released=theory.Convention(released, CODE),
 )
 
 
@@ -16,11 +69,11 @@ from raybench.algorithms.base import (
     up=Unbiased,
     broadcast=Contractive,
     proximal=True,
-    theory=theory.diana,
-    auto={"alpha": theory.shift_rate},
+    theory=STEPS,
+    auto={"alpha": shift_rate},
     alpha=Number("auto", low=0, high=1, words=("auto",), per_cell=True, help="shift rate"),
 )
-class Diana(Algorithm):
+class Diana(Estimator):
     """m_i = Q(grad f_i(x) - h_i); x <- x - gamma (h + mean m_i); h_i <- h_i + alpha m_i.
 
     The server's h equals mean h_i; alpha = auto is 1/(1 + omega); alpha = 0 is DCGD. Nonconvex
@@ -28,16 +81,13 @@ class Diana(Algorithm):
     Source: Mishchenko et al. 2019, algorithm 1.
     """
 
-    def start(a, net, s, c):
-        c.h, s.h = net.zeros(), zeros_like(s.x)
+    def setup(a, wire, s, c):
+        c.h, s.h = wire.zeros(), wire.zero()
 
-    def estimate(a, net, s, c):
-        """Return g_i, unbiased for grad f_i(x), (B, n_here, d)."""
-        return a.gradient(net, s.x)
-
-    def round(a, net, s, c):
-        m = a.Q(a.estimate(net, s, c) - c.h, net.stream("up"))
-        q = net.up(m).mean()
-        a.step(net, s, s.h + q)
+    def estimate(a, wire, s, c, grad):
+        m = a.Q(grad - c.h, wire.stream("up"))
+        q = wire.up(m).mean()
+        g = s.h + q
         c.h += a.alpha * m.decode()
         s.h += a.alpha * q
+        return g

@@ -3,12 +3,20 @@
 from raybench.algorithms.base import Choice, Dense, Integer, Points, algorithm, theory
 
 
+def half(k: theory.Setting) -> float:
+    """0.5/L_max, a quarter of where gradient descent on convex f_i ends to be stable."""
+    return 0.5 / k.need("L_max")
+
+
+HALF = theory.thumb(half)
+
+
 @algorithm(
     "diffusion",
     up=None,
     decentralised=True,
     stochastic=True,
-    theory=theory.prox_lead,
+    theory=HALF,
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
     order=Choice("atc", "cta", help="adapt, then combine; or combine, then adapt"),
 )
@@ -17,7 +25,7 @@ class Diffusion(Points):
 
     Bias O(gamma) where the clients differ, both in mean X and among the x_i; none where they share
     a minimiser. Stable for gamma < 2/L_max with convex f_i. On the complete graph atc is gradient
-    descent. Default step: 0.5/L_max, no theorem. Up: d values per neighbour. Source: Cattivelli, Sayed 2010.
+    descent. Rule of thumb: 0.5/L_max. Up: d values per neighbour. Source: Cattivelli, Sayed 2010.
     """
 
     def round(a, net, s, c):
@@ -28,10 +36,9 @@ class Diffusion(Points):
             c.X = net.mix(Dense(c.X))
 
 
-def lasting(k: theory.Setting) -> theory.Rate:
+def quarter(k: theory.Setting) -> float:
     """0.25/L_max: stable on convex f_i where lambda_min(W) > -0.75; the graphs here have -0.6 or more."""
-    step = 0.25 / k.need("L_max")
-    return theory.Rate(nonconvex=step, pl=step)
+    return 0.25 / k.need("L_max")
 
 
 @algorithm(
@@ -40,7 +47,7 @@ def lasting(k: theory.Setting) -> theory.Rate:
     up=None,
     decentralised=True,
     stochastic=True,
-    theory=lasting,
+    theory=theory.thumb(quarter),
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
 )
 class DGD(Points):
@@ -48,7 +55,7 @@ class DGD(Points):
 
     It is gradient descent on sum_i f_i(x_i) + <X, (I - W) X>/(2 gamma), hence the bias O(gamma) of its
     fixed point; stable for gamma < (1 + lambda_min(W))/L_max with convex f_i, which on a torus is
-    0.4/L_max. Default step: 0.25/L_max. Up: d values per neighbour. Source: Nedic, Ozdaglar 2009.
+    0.4/L_max. Rule of thumb: 0.25/L_max. Up: d values per neighbour. Source: Nedic, Ozdaglar 2009.
     """
 
     def round(a, net, s, c):

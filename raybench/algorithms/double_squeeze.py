@@ -1,6 +1,6 @@
 """DoubleSqueeze: error feedback in both directions."""
 
-from raybench.algorithms.base import Algorithm, Contractive, Integer, algorithm, zeros_like
+from raybench.algorithms.base import Contractive, Estimator, Integer, algorithm
 
 
 @algorithm(
@@ -11,7 +11,7 @@ from raybench.algorithms.base import Algorithm, Contractive, Integer, algorithm,
     stochastic=True,
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
 )
-class DoubleSqueeze(Algorithm):
+class DoubleSqueeze(Estimator):
     """c_i = C(g_i + e_i), e_i <- g_i + e_i - c_i; q = D(mean c_i + E), E <- mean c_i + E - q; x <- x - gamma q.
 
     x - gamma (E + mean e_i) follows uncompressed steps for constant gamma. The model is never sent:
@@ -19,14 +19,16 @@ class DoubleSqueeze(Algorithm):
     al. 2019, algorithm 1.
     """
 
-    def start(a, net, s, c):
-        c.e, s.E = net.zeros(), zeros_like(s.x)
+    told = False
 
-    def round(a, net, s, c):
-        v = a.gradient(net, s.x) + c.e
-        m = a.C(v, net.stream("up"))
+    def setup(a, wire, s, c):
+        c.e, s.E = wire.zeros(), wire.zero()
+
+    def estimate(a, wire, s, c, grad):
+        v = grad + c.e
+        m = a.C(v, wire.stream("up"))
         c.e = v - m.decode()
-        u = net.up(m).mean() + s.E
-        q = net.down(a.D(u, net.server_stream("down")))
+        u = wire.up(m).mean() + s.E
+        q = a.broadcast(wire, u)
         s.E = u - q
-        s.x = s.x - a.gamma * q
+        return q

@@ -1,6 +1,12 @@
 """Elastic averaging SGD."""
 
 from raybench.algorithms.base import Dense, Integer, Number, Points, algorithm, theory
+from raybench.algorithms.diffusion import HALF
+
+
+def spring(k: theory.Setting) -> float:
+    """Return beta/n, at most beta/2: a single client and the centre would throw each other past."""
+    return float(k.numbers["beta"]) / max(2, k.n)
 
 
 @algorithm(
@@ -8,8 +14,8 @@ from raybench.algorithms.base import Dense, Integer, Number, Points, algorithm, 
     version="2",
     up=None,
     stochastic=True,
-    theory=theory.prox_lead,
-    auto={"alpha": lambda k: float(k.numbers["beta"]) / max(2, k.n)},
+    theory=HALF,
+    auto={"alpha": spring},
     beta=Number(0.9, low=0, high=1, per_cell=True, help="pull of the centre to the mean client"),
     alpha=Number("auto", low=0, high=1, words=("auto",), per_cell=True),
     tau=Integer(1, low=1, help="local steps per round"),
@@ -21,7 +27,7 @@ class EASGD(Points):
     ``alpha`` = auto is beta/n: then the springs leave sum x_i + z alone. With a single client it is beta/2,
     as beta throws the two past each other. f is recorded at the centre z. At a fixed point z = mean x_i
     and mean g_i(x_i) = 0, but the x_i differ where the f_i do, so that z is x* up to O(gamma/alpha).
-    alpha = 0: independent descent. Default step: 0.5/L_max, no theorem. Up: d values. Down: d values.
+    alpha = 0: independent descent. Rule of thumb: 0.5/L_max. Up: d values. Down: d values.
     Source: Zhang, Choromanska, LeCun 2015.
     """
 
@@ -34,5 +40,4 @@ class EASGD(Points):
             c.X = c.X - a.gamma * net.grad(c.X, J) - (0.0 if j else force)
 
     def point(a, net, s, c):
-        net.oracle_mean(c.X)  # notes how far the clients are apart
         return s.x

@@ -8,14 +8,13 @@ from raybench.algorithms.base import (
     Unbiased,
     algorithm,
     theory,
-    zeros_like,
 )
 from raybench.algorithms.ef14 import EF14
 
 
 def rate(k: theory.Setting) -> float:
     """Return 1/(1 + omega) of the second operator."""
-    return 1 / (1 + k.operators["shift"].omega)
+    return 1 / (1 + k.operator("shift").omega)
 
 
 @algorithm(
@@ -38,14 +37,14 @@ class ECDiana(EF14):
     values twice, x and h. Source: Gorbunov et al. 2020, EC-SGD-DIANA.
     """
 
-    def start(a, net, s, c):
-        super().start(net, s, c)
-        c.h, s.h = net.zeros(), zeros_like(s.x)
+    def setup(a, wire, s, c):
+        super().setup(wire, s, c)
+        c.h, s.h = wire.zeros(), wire.zero()
 
-    def direction(a, net, s, c):
-        left = a.gradient(net, s.x) - c.h
+    def shifted(a, wire, s, c, grad):
+        left = grad - c.h
         v = left + s.h[:, None]
-        m = a.shift(left, net.stream("shift"))
+        m = a.shift(left, wire.stream("shift"))
         c.h += a.alpha * m.decode()
-        s.h = net.model(s.h + a.alpha * net.up(m).mean())
+        s.h = wire.model(s.h + a.alpha * wire.up(m).mean())
         return v

@@ -1,7 +1,12 @@
 """EC-LSVRG: error compensation on variance-reduced gradients."""
 
-from raybench.algorithms.base import Contractive, Integer, Number, algorithm, where
+from raybench.algorithms.base import Contractive, Integer, Number, algorithm, theory, where
 from raybench.algorithms.ef14 import EF14
+
+
+def refresh(k: theory.Setting) -> float:
+    """Return p = 1/m, m the samples of a client."""
+    return 1 / k.m
 
 
 @algorithm(
@@ -10,7 +15,7 @@ from raybench.algorithms.ef14 import EF14
     broadcast=Contractive,
     theory=None,
     stochastic=True,
-    auto={"p": lambda k: 1 / k.m},
+    auto={"p": refresh},
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
     batch=Integer(1, low=1, help="samples per client and round"),
 )
@@ -27,7 +32,7 @@ class ECLSVRG(EF14):
         c.full = net.grad(s.x)
         c.w = s.x[:, None].expand_as(c.full)
 
-    def direction(a, net, s, c):
+    def source(a, net, s, c):
         J, coin = net.sample("batch", a.batch), net.coins("refresh", a.p)
         g = net.grad(s.x, J) - net.grad(c.w, J) + c.full
         c.full = where(coin[..., None], net.grad(s.x, clients=coin), c.full)

@@ -1,14 +1,14 @@
 """EC-SGD: error feedback on minibatches."""
 
-from raybench.algorithms.base import Contractive, Integer, algorithm, theory
-from raybench.algorithms.ef14 import EF14
+from raybench.algorithms.base import Contractive, Integer, algorithm
+from raybench.algorithms.ef14 import EF14, STEPS
 
 
 @algorithm(
     "ec_sgd",
     up=Contractive,
     broadcast=Contractive,
-    theory=theory.ef14,
+    theory=STEPS,
     stochastic=True,
     batch=Integer(1, low=1, help="samples per client and round"),
 )

@@ -1,16 +1,86 @@
 """Error feedback, the classic form."""
 
-from raybench.algorithms.base import Algorithm, Choice, Contractive, algorithm, theory
+from math import inf, sqrt
+
+from raybench.algorithms.base import Choice, Contractive, Estimator, algorithm, theory
+from raybench.algorithms.ef21 import RELEASED
+
+
+def spread(k: theory.Setting) -> float:
+    """Return s = theta/beta: E = mean||e_i||^2 obeys E+ <= (1-theta) E + beta gamma^2 mean||grad f_i||^2.
+
+    On minibatches E gains theta beta gamma^2 sigma^2 a round, and f(x) or ||x - x*||^2 gamma^2 sigma^2/n.
+    """
+    if k.numbers.get("memory") == "gradient" and not k.constant_step:
+        raise theory.NoTheory("a memory of gradients has a theorem for constant steps only")
+    theta, beta = theory.contraction(k.need("alpha"))
+    return theta / beta if beta > 0 else inf
+
+
+def nonconvex(k: theory.Setting) -> float:
+    """min{1/(2L), sqrt(s/(4 L L_max)), (s/(4 L^2 L_max T))^(1/3)}, s = theta/beta, T the rounds.
+
+    x~ = x - mean e_i steps by -gamma grad f(x): f(x~+) <= f(x~) - gamma/4 ||grad f(x)||^2 + gamma L^2/2 E.
+    mean||grad f_i||^2 <= 2 L_max (f(x) - f_low), and f(x) - f_low <= 2 (f(x~) - f_low) + L E. So
+    f(x~) - f_low + (gamma L^2/theta) E grows at most by the factor 1 + 4 gamma^3 L^2 L_max/s a round, by e
+    in T of them, less gamma/4 ||grad f(x)||^2.
+    """
+    L, far, s = k.need("L"), k.need("L_max"), spread(k)
+    return min(1 / (2 * L), sqrt(s / (4 * L * far)), (s / (4 * L**2 * far * k.rounds)) ** (1 / 3))
+
+
+def strongly_convex(k: theory.Setting) -> float:
+    """min{1/(4L), sqrt(s/(96 L L_max))}, s = theta/beta.
+
+    ||x~+ - x*||^2 <= (1 - gamma mu/2)||x~ - x*||^2 - gamma/2 (f(x) - f*) + 3 L gamma E, and, f_i being convex,
+    mean||grad f_i||^2 <= 4 L_max (f(x) - f*) + 2 D, D = mean||grad f_i(x*)||^2; 6 L gamma/theta times the
+    recursion of E leaves -gamma/4 (f(x) - f*). gamma mu <= theta follows.
+    """
+    L, s = k.need("L"), spread(k)
+    return min(1 / (4 * L), sqrt(s / (96 * L * k.need("L_max"))))
+
+
+def paper(k: theory.Setting) -> float:
+    """alpha/(28 L_max): 1/(14 (2 delta + B) L) with delta = 1/alpha and B = 0, L covering every f_i."""
+    return k.need("alpha") / (28 * k.need("L_max"))
+
+
+BASIC = (theory.SMOOTH, theory.CONTRACTIVE, theory.BOUNDED_NOISE)
+CONVEX = (*BASIC, theory.STRONGLY_CONVEX, theory.CONVEX_CLIENTS)
+STEPS = theory.StepSizes(
+    nonconvex=theory.Theorem(
+        nonconvex,
+        "(1/T) sum_{t<T} E||grad f(x^t)||^2 <= 4 e (f(x^0) - f_low)/(gamma T) "
+        "+ (2/n + 4 L gamma beta) e L gamma sigma^2, f_low = mean inf f_i",
+        (*BASIC, theory.BOUNDED_CLIENTS),
+        "derived here",
+    ),
+    pl=theory.Theorem(
+        strongly_convex,
+        "E f(x^) - f* <= 4 ||x^0 - x*||^2/(gamma W) + 48 L gamma^2 D/s + (4/n + 24 L gamma beta) gamma "
+        "sigma^2, x^ the mean of the x^t with weights w_t = (1 - gamma mu/2)^-(t+1), W = sum w_t",
+        CONVEX,
+        "derived here",
+    ),
+    paper=theory.Theorem(
+        paper,
+        "E f(x^) - f* <= O~(delta L ||x^0 - x*||^2 exp(-mu gamma T/2) + (C + delta D)/(mu T))",
+        CONVEX,
+        "Beznosikov, Horvath, Richtarik, Safaryan 2020",
+        recalled=True,
+    ),
+)
+MEMORY = Choice("step", "gradient", help="the error is of gamma grad, or of grad")
 
 
 @algorithm(
     "ef14",
     up=Contractive,
     broadcast=Contractive,
-    theory=theory.ef14,
-    memory=Choice("step", "gradient", help="the error is of gamma grad, or of grad"),
+    theory=STEPS.with_rules(released=RELEASED),
+    memory=MEMORY,
 )
-class EF14(Algorithm):
+class EF14(Estimator):
     """c_i = C(e_i + gamma grad f_i(x)); e_i <- e_i + gamma grad f_i(x) - c_i; x <- x - mean c_i.
 
     With ``memory: gradient`` gamma stays outside: c_i = C(e_i + grad f_i(x)), x <- x - gamma mean c_i;
@@ -19,16 +89,16 @@ class EF14(Algorithm):
     message. Down: d values. Source: Seide et al. 2014; Stich et al. 2018.
     """
 
-    def start(a, net, s, c):
-        c.e = net.zeros()
+    def setup(a, wire, s, c):
+        a.in_steps = a.memory == "step"
+        c.e = wire.zeros()
 
-    def direction(a, net, s, c):
-        """Return what the client would step along, (B, n_here, d)."""
-        return a.gradient(net, s.x)
-
-    def round(a, net, s, c):
-        inside, outside = (a.gamma, 1.0) if a.memory == "step" else (1.0, a.gamma)
-        v = c.e + inside * a.direction(net, s, c)
-        m = a.C(v, net.stream("up"))
+    def estimate(a, wire, s, c, grad):
+        v = c.e + (a.gamma if a.in_steps else 1.0) * a.shifted(wire, s, c, grad)
+        m = a.C(v, wire.stream("up"))
         c.e = v - m.decode()
-        a.move(net, s, outside * net.up(m).mean())
+        return wire.up(m).mean()
+
+    def shifted(a, wire, s, c, grad):
+        """Return what the client would step along, (B, n_here, d)."""
+        return grad

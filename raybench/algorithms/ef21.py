@@ -1,13 +1,43 @@
 """EF21: error feedback by compressed differences."""
 
 from raybench.algorithms.base import (
-    Algorithm,
     Choice,
     Contractive,
     Dense,
+    Estimator,
     algorithm,
     theory,
-    zeros_like,
+)
+
+
+def recursion(k: theory.Setting) -> theory.Rate:
+    """G = mean ||g_i - grad f_i||^2: rho = theta, B = beta L_tilde^2.
+
+    The operator shrinks ||grad f_i(x+) - g_i||^2 by 1 - alpha, of which (1 + t)||grad f_i(x) - g_i||^2 +
+    (1 + 1/t) L_i^2 ||x+ - x||^2 is a bound; t makes the first factor 1 - theta.
+    """
+    theta, beta = theory.contraction(k.need("alpha"))
+    return theory.Rate(rho=theta, B=beta * k.need("L_tilde") ** 2)
+
+
+def released(k: theory.Setting) -> float:
+    """min{1/(L + L_tilde sqrt(2 beta/theta)), theta/(2 mu)} where a mu > 0 is known, as in the code for least
+    squares; else 1/(L + L_tilde sqrt(beta/theta)), as in that for logistic regression.
+    """
+    return recursion(k).pl(k) if (k.constants.mu or 0) > 0 else recursion(k).nonconvex(k)
+
+
+RELEASED = theory.Convention(
+    released,
+    "IgorSokoloff/ef21_experiments_source_code, ef21_b-w_experiements_source_code: pl_ef21_fg.py, ef21_fg.py",
+)
+PLAIN = theory.Convention(recursion, "IgorSokoloff/ef21_b-w_experiements_source_code: EF21's step")
+STEPS = theory.recursive(
+    recursion,
+    "Richtarik, Sokolov, Fatkhullin 2021, theorems 1 and 2",
+    theory.CONTRACTIVE,
+    as_in_paper=True,
+    released=RELEASED,
 )
 
 
@@ -16,10 +46,10 @@ from raybench.algorithms.base import (
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    theory=theory.ef21,
+    theory=STEPS,
     init=Choice("compressed", "full", "zero", help="first message: C(grad), grad, or none"),
 )
-class EF21(Algorithm):
+class EF21(Estimator):
     """x <- x - gamma g; c_i = C(grad f_i(x) - g_i); g_i <- g_i + c_i; g <- g + mean c_i.
 
     gamma = 1/(L + L_tilde sqrt(beta/theta)), theta = 1 - sqrt(1 - alpha), beta = (1 - alpha)/theta.
@@ -27,25 +57,23 @@ class EF21(Algorithm):
     message. Down: d values. Source: Richtarik, Sokolov, Fatkhullin 2021, algorithm 2.
     """
 
-    def start(a, net, s, c):
-        a.begin(net, s, c, a.gradient(net, s.x))
+    opens = True
 
-    def round(a, net, s, c):
-        a.step(net, s, s.g)
-        s.g += a.send(net, s, c, a.gradient(net, s.x))
+    def setup(a, wire, s, c):
+        c.g, s.g = wire.zeros(), wire.zero()
 
-    def begin(a, net, s, c, target):
-        """Set g_i and g by the first messages."""
-        c.g, s.g = zeros_like(target), zeros_like(s.x)
-        if a.init != "zero":
-            s.g += a.send(net, s, c, target, dense=a.init == "full")
+    def estimate(a, wire, s, c, grad):
+        return s.g + a.send(wire, s, c, grad)
 
-    def send(a, net, s, c, target, dense=False):
-        """g_i <- g_i + C(target_i - g_i); return the mean of the messages."""
-        v = target - c.g
-        m = Dense(v) if dense else a.C(v, net.stream("up"))
+    def open(a, wire, s, c, grad):
+        return s.g if a.init == "zero" else s.g + a.send(wire, s, c, grad, dense=a.init == "full")
+
+    def send(a, wire, s, c, grad, dense=False):
+        """g_i <- g_i + C(grad_i - g_i); return the mean of the messages."""
+        v = grad - c.g
+        m = Dense(v) if dense else a.C(v, wire.stream("up"))
         m.add_to(c.g)
-        return net.up(m).mean()
+        return wire.up(m).mean()
 
 
 @algorithm(
@@ -53,7 +81,7 @@ class EF21(Algorithm):
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    theory=theory.ef21,
+    theory=STEPS.with_rules(released=None),
 )
 class EF21Prox(EF21):
     """EF21 for f + psi: x <- prox_{gamma psi}(x - gamma g), the step that ``ef21`` takes there too.

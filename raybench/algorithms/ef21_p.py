@@ -4,13 +4,16 @@ from raybench.algorithms.base import Contractive, algorithm, theory
 from raybench.algorithms.gd import GD
 
 
-def ef21_p(k: theory.Setting) -> theory.Rate:
-    """EF21-P: G = L^2 ||w - x||^2, rho = theta, B = beta L^2, of the downlink operator."""
+def recursion(k: theory.Setting) -> theory.Rate:
+    """G = L^2 ||w - x||^2: rho = theta, B = beta L^2, theta and beta of the downlink operator."""
     theta, beta = theory.contraction(k.need("down_alpha"))
     return theory.Rate(rho=theta, B=beta * k.need("L") ** 2)
 
 
-@algorithm("ef21_p", up=None, down=Contractive, broadcast=Contractive, proximal=True, theory=ef21_p)
+STEPS = theory.recursive(recursion, "derived here; method: Gruntkowska, Tyurin, Richtarik 2023")
+
+
+@algorithm("ef21_p", up=None, down=Contractive, broadcast=Contractive, proximal=True, theory=STEPS)
 class EF21P(GD):
     """x <- x - gamma mean_i grad f_i(w); w <- w + D(x - w), all that is broadcast; clients hold w.
 

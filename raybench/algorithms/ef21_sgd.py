@@ -1,26 +1,49 @@
 """EF21-SGD: EF21 on minibatches."""
 
 from raybench.algorithms.base import Contractive, Integer, algorithm, theory
-from raybench.algorithms.ef21 import EF21
+from raybench.algorithms.ef21 import EF21, PLAIN
 
 
-def ef21_sgdm(k: theory.Setting) -> theory.Rate:
-    """EF21-SGDM: 1/(L + L_tilde sqrt(2 q)), q = 2 (beta/theta)(eta^2 + (1-eta)^2) + (1-eta)^2/eta^2.
+def momentum(k: theory.Setting) -> float:
+    """Return eta, 1 for EF21-SGD; raises NoTheory for double momentum."""
+    if k.numbers.get("double"):
+        raise theory.NoTheory("double momentum has none here")
+    return float(k.numbers.get("eta", 1.0))
+
+
+def nonconvex(k: theory.Setting) -> float:
+    """1/(L + L_tilde sqrt(2 q)), q = 2 (beta/theta)(eta^2 + (1-eta)^2) + (1-eta)^2/eta^2; EF21-SGD: eta = 1.
 
     P = mean||v_i - grad f_i||^2 and G = mean||g_i - v_i||^2 obey P+ <= (1-eta) P +
     (1-eta)^2/eta L_tilde^2 R + eta^2 sigma^2 and G+ <= (1-theta) G + beta E||v+ - v||^2, with
-    E||v+ - v||^2 <= 2 eta^2 (P + L_tilde^2 R) + eta^2 sigma^2. Then (1/T) sum E||grad f||^2 <=
-    2 Phi0/(gamma T) + 2 (eta + eta^2 beta/theta + 2 eta^3 beta/theta) sigma^2, sigma^2 the variance of
-    a client's minibatch. Paper: min{alpha/(20 L_tilde), eta/(7 L)}, as recalled.
+    E||v+ - v||^2 <= 2 eta^2 (P + L_tilde^2 R) + eta^2 sigma^2; ||g - grad f||^2 <= 2 G + 2 P.
+    Phi = f + gamma G/theta + gamma (1/eta + 2 eta beta/theta) P. sigma^2: a client's minibatch variance.
     """
-    if k.numbers.get("double"):
-        raise theory.NoTheory("double momentum has none here")
-    alpha, eta = k.need("alpha"), float(k.numbers.get("eta", 1.0))
-    theta, beta = theory.contraction(alpha)
-    past, L = (1 - eta) ** 2, k.need("L")
+    eta = momentum(k)
+    theta, beta = theory.contraction(k.need("alpha"))
+    past = (1 - eta) ** 2
     q = 2 * beta / theta * (eta**2 + past) + past / eta**2
-    paper = min(alpha / (20 * k.need("L_tilde")), eta / (7 * L))
-    return theory.Rate(nonconvex=1 / (L + k.need("L_tilde") * (2 * q) ** 0.5), paper=paper)
+    return 1 / (k.need("L") + k.need("L_tilde") * (2 * q) ** 0.5)
+
+
+def paper(k: theory.Setting) -> float:
+    """min{alpha/(20 L_tilde), eta/(7 L)}."""
+    return min(k.need("alpha") / (20 * k.need("L_tilde")), momentum(k) / (7 * k.need("L")))
+
+
+NOISE = "2 (eta + (eta^2 + 2 eta^3) beta/theta) sigma^2"
+BOUND = f"(1/T) sum_{{t<T}} E||grad f(x^t)||^2 <= 2 Phi^0/(gamma T) + {NOISE}"
+ASSUMES = (theory.PROXIMABLE, theory.CONTRACTIVE, theory.BOUNDED_NOISE)
+STEPS = theory.StepSizes(
+    nonconvex=theory.Theorem(nonconvex, BOUND, ASSUMES, "derived here"),
+    paper=theory.Theorem(
+        paper,
+        "E||grad f||^2 <= O(Delta0/(gamma T) + noise)",
+        (theory.SMOOTH, *ASSUMES[1:]),
+        "Fatkhullin, Tyurin, Richtarik 2023",
+        recalled=True,
+    ),
+)
 
 
 @algorithm(
@@ -28,7 +51,7 @@ def ef21_sgdm(k: theory.Setting) -> theory.Rate:
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    theory=ef21_sgdm,
+    theory=STEPS.with_rules(released=PLAIN),
     stochastic=True,
     batch=Integer(1, low=1, help="samples per client and round"),
 )

@@ -1,7 +1,7 @@
 """EF21-SGDM: EF21 on minibatches, with momentum at the clients."""
 
 from raybench.algorithms.base import Contractive, Flag, Number, algorithm
-from raybench.algorithms.ef21_sgd import EF21SGD, ef21_sgdm
+from raybench.algorithms.ef21_sgd import EF21SGD, STEPS
 
 
 @algorithm(
@@ -9,7 +9,7 @@ from raybench.algorithms.ef21_sgd import EF21SGD, ef21_sgdm
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    theory=ef21_sgdm,
+    theory=STEPS,
     stochastic=True,
     eta=Number(0.1, low=0, high=1, open_low=True, per_cell=True, help="weight of new gradients"),
     double=Flag(help="average twice (SGD2M)"),
@@ -22,15 +22,14 @@ class EF21SGDM(EF21SGD):
     Tyurin, Richtarik 2023, Momentum Provably Improves Error Feedback, algorithms 1 and 4.
     """
 
-    def start(a, net, s, c):
-        c.v = a.gradient(net, s.x)
-        a.begin(net, s, c, c.v)
+    def open(a, wire, s, c, grad):
+        c.v = grad
         if a.double:
-            c.u = c.v
+            c.u = grad
+        return super().open(wire, s, c, grad)
 
-    def round(a, net, s, c):
-        a.step(net, s, s.g)
-        c.v = (1 - a.eta) * c.v + a.eta * a.gradient(net, s.x)
+    def estimate(a, wire, s, c, grad):
+        c.v = (1 - a.eta) * c.v + a.eta * grad
         if a.double:
             c.u = (1 - a.eta) * c.u + a.eta * c.v
-        s.g += a.send(net, s, c, c.u if a.double else c.v)
+        return super().estimate(wire, s, c, c.u if a.double else c.v)

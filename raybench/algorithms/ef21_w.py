@@ -3,16 +3,29 @@
 from raybench.algorithms.base import Contractive, Dense, algorithm, theory
 from raybench.algorithms.ef21 import EF21
 
-LEAST = 1e-9  # of the largest L_i: clients whose gradient is constant would have weight 0
+LEAST_WEIGHT = 1e-9  # as a share of the largest L_i: a client whose gradient is constant must not have weight 0
 
 
-def ef21_w(k: theory.Setting) -> theory.Rate:
-    """EF21-W: G = sum_i ||g_i - grad f_i||^2/(n^2 w_i), rho = theta, B = beta L_AM^2."""
+def recursion(k: theory.Setting) -> theory.Rate:
+    """G = sum_i ||g_i - grad f_i||^2/(n^2 w_i): rho = theta, B = beta L_AM^2, L_AM = mean L_i.
+
+    G bounds ||g - grad f||^2 by Jensen with the weights w_i; its drift is sum_i L_i^2/(n^2 w_i) = L_AM^2.
+    """
     theta, beta = theory.contraction(k.need("alpha"))
-    return theory.Rate(rho=theta, B=beta * k.need("L_AM") ** 2)
+    most = k.need("L_max")
+    mean = sum(max(L, LEAST_WEIGHT * most) for L in k.constants.L_i) / len(k.constants.L_i)
+    return theory.Rate(rho=theta, B=beta * mean**2)
 
 
-@algorithm("ef21_w", up=Contractive, broadcast=Contractive, proximal=True, theory=ef21_w)
+STEPS = theory.recursive(
+    recursion,
+    "Richtarik, Gasanov, Burlachenko 2024, Error Feedback Reloaded; derived here",
+    theory.CONTRACTIVE,
+    as_in_paper=True,
+)
+
+
+@algorithm("ef21_w", up=Contractive, broadcast=Contractive, proximal=True, theory=STEPS)
 class EF21W(EF21):
     """EF21 with c_i = C((grad f_i(x) - g_i)/(n w_i)), g_i <- g_i + n w_i c_i, g <- g + sum_i w_i c_i.
 
@@ -23,14 +36,14 @@ class EF21W(EF21):
     """
 
     def start(a, net, s, c):
-        L = net.smoothness()
-        L = L.clamp(min=LEAST * float(L.max()))
+        L = net.oracle.smoothness()
+        L = L.clamp(min=LEAST_WEIGHT * float(L.max()))
         s.w = (L / L.sum()).expand(len(s.x), -1)
         c.nw = net.n * net.here(s.w)[..., None]
         super().start(net, s, c)
 
-    def send(a, net, s, c, target, dense=False):
-        v = (target - c.g) / c.nw
-        m = Dense(v) if dense else a.C(v, net.stream("up"))
+    def send(a, wire, s, c, grad, dense=False):
+        v = (grad - c.g) / c.nw
+        m = Dense(v) if dense else a.C(v, wire.stream("up"))
         c.g += c.nw * m.decode()
-        return net.up(m).weighted(s.w)
+        return wire.up(m).weighted(s.w)

@@ -1,7 +1,7 @@
 """EF-signSGD: error feedback with scaled signs."""
 
-from raybench.algorithms.base import Contractive, Integer, algorithm, theory
-from raybench.algorithms.ef14 import EF14
+from raybench.algorithms.base import Contractive, Integer, algorithm
+from raybench.algorithms.ef14 import EF14, STEPS
 
 
 @algorithm(
@@ -9,7 +9,7 @@ from raybench.algorithms.ef14 import EF14
     own="scaled_sign",
     up=None,
     broadcast=Contractive,
-    theory=theory.ef14,
+    theory=STEPS,
     stochastic=True,
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
 )

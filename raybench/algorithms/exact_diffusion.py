@@ -1,15 +1,16 @@
 """Exact diffusion: adapt, correct, combine."""
 
-from raybench.algorithms.base import Dense, Points, algorithm, theory
+from raybench.algorithms.base import Dense, Points, algorithm
+from raybench.algorithms.diffusion import HALF
 
 
-@algorithm("exact_diffusion", up=None, decentralised=True, proximal=True, theory=theory.prox_lead)
+@algorithm("exact_diffusion", up=None, decentralised=True, proximal=True, theory=HALF)
 class ExactDiffusion(Points):
     """psi+ = X - gamma G(X); phi = psi+ + X - psi; Z <- Z - X + (I + W)/2 phi; X <- prox(Z).
 
     psi^0 = Z^0 = X^0. Without a penalty Z = X, and X <- (I + W)/2 phi: exact diffusion; with one
-    NIDS. Exact, at gamma < 2/L_max with convex f_i whatever the graph, for a constant step. Default
-    step: 0.5/L_max. Up: d values per neighbour. Sources: Yuan, Ying, Zhao, Sayed 2019; Li, Shi, Yan 2019.
+    NIDS. Exact, at gamma < 2/L_max with convex f_i whatever the graph, for a constant step. Rule of thumb:
+    0.5/L_max. Up: d values per neighbour. Sources: Yuan, Ying, Zhao, Sayed 2019; Li, Shi, Yan 2019.
     """
 
     def start(a, net, s, c):

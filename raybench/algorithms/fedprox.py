@@ -21,5 +21,6 @@ class FedProx(LocalSGD):
     Networks.
     """
 
-    def drift(a, net, s, c, S):
+    def source(a, net, s, c):
+        S = net.participants(a.p)
         return walk(a, net, s.x, S, lambda g, y: g + a.mu * (y - s.x[:, None]))

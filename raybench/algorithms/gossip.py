@@ -9,10 +9,10 @@ from raybench.algorithms.base import (
     theory,
     zeros_like,
 )
-from raybench.theory import Setting
+from raybench.algorithms.diffusion import HALF
 
 
-def weight(k: Setting) -> float:
+def weight(k: theory.Setting) -> float:
     """Return alpha/(2 - alpha): 1 without compression, half of alpha for coarse operators."""
     return k.need("alpha") / (2 - k.need("alpha"))
 
@@ -21,7 +21,7 @@ def weight(k: Setting) -> float:
     "gossip",
     up=Contractive,
     decentralised=True,
-    theory=theory.prox_lead,
+    theory=HALF,
     auto={"mix": weight},
     mix=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
 )
@@ -37,11 +37,10 @@ class Gossip(Points):
 
     def start(a, net, s, c):
         super().start(net, s, c)
-        c.H, c.Hw, c.first = c.X.clone(), c.X.clone(), True  # all know x^0
+        c.H, c.Hw = c.X.clone(), c.X.clone()  # everybody knows x^0: no message is needed
 
     def direction(a, net, c):
-        first, c.first = c.first, False
-        return net.grad(c.X) if first else zeros_like(c.X)
+        return net.grad(c.X) if net.t == 1 else zeros_like(c.X)
 
     def round(a, net, s, c):
         v = c.X - a.gamma * a.direction(net, c)
@@ -56,7 +55,7 @@ class Gossip(Points):
     up=Contractive,
     decentralised=True,
     stochastic=True,
-    theory=theory.prox_lead,
+    theory=HALF,
     auto={"mix": weight},
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
 )
@@ -64,7 +63,7 @@ class ChocoSGD(Gossip):
     """Gossip with u_i = grad f_i(x_i), of ``batch`` samples, in every round.
 
     Bias O(gamma) as diffusion, of which it is the compressed form: equal to it without compression.
-    Default step: 0.5/L_max, no theorem. Up: one message per neighbour. Source: Koloskova, Stich, Jaggi
+    Rule of thumb: 0.5/L_max. Up: one message per neighbour. Source: Koloskova, Stich, Jaggi
     2019, CHOCO-SGD.
     """
 

@@ -8,10 +8,11 @@ from raybench.algorithms.base import (
     theory,
     zeros_like,
 )
-from raybench.theory import Setting
+from raybench.algorithms.diana import shift_rate
+from raybench.algorithms.diffusion import HALF
 
 
-def dual_weight(k: Setting) -> float:
+def dual_weight(k: theory.Setting) -> float:
     """Return min{1/(1 + omega), 2/(1 + omega)^3}.
 
     Where f is flat, points that disagree swing slowly: H lags, and the noise omega ||Z - H||^2 feeds the
@@ -26,8 +27,8 @@ def dual_weight(k: Setting) -> float:
     "lead",
     up=Unbiased,
     decentralised=True,
-    theory=theory.prox_lead,
-    auto={"alpha": theory.shift_rate, "mix": dual_weight},
+    theory=HALF,
+    auto={"alpha": shift_rate, "mix": dual_weight},
     alpha=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
     mix=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
 )
@@ -37,13 +38,17 @@ class LEAD(Points):
     diff = (H + q) - (WH + Wq); H <- H + alpha q; D <- D + mix/(2 gamma) diff. Column sums of D
     stay 0. Exact on heterogeneous, convex data. ``alpha`` = auto is 1/(1 + omega), ``mix`` = auto
     min{1/(1 + omega), 2/(1 + omega)^3}: coarse operators converge, but slowly, at a rate of order
-    mix (1 - lambda_2). With the identity it is exact diffusion. Default step: 0.5/L_max, no theorem.
+    mix (1 - lambda_2). With the identity it is exact diffusion. Rule of thumb: 0.5/L_max.
     Up: one message per neighbour. Source: Liu, Li, Wang, Tang, Yan 2021.
     """
 
     def start(a, net, s, c):
         super().start(net, s, c)
-        c.D, c.H, c.Hw = zeros_like(c.X), c.X.clone(), c.X.clone()  # all know x^0
+        c.D, c.H, c.Hw = (
+            zeros_like(c.X),
+            c.X.clone(),
+            c.X.clone(),
+        )  # everybody knows x^0: no message is needed
 
     def round(a, net, s, c):
         Z = c.X - a.gamma * (net.grad(c.X) + c.D)

@@ -20,5 +20,5 @@ class LocalEF21(EF21):
     tau = 1 is EF21. Up: one message. Down: d values. No guarantee here.
     """
 
-    def gradient(a, net, x):
-        return walk(a, net, x)
+    def source(a, net, s, c):
+        return walk(a, net, s.x)

@@ -1,6 +1,6 @@
 """Local steps between the rounds: Local SGD and FedAvg."""
 
-from raybench.algorithms.base import Contractive, Dense, Integer, Number, algorithm, zeros_like
+from raybench.algorithms.base import Contractive, Dense, Integer, Number, algorithm
 from raybench.algorithms.gd import GD
 
 
@@ -10,7 +10,7 @@ def walk(a, net, x, clients=None, pull=lambda g, y: g):
     It is (x - y)/gamma, y being where the client ends. pull: changes a gradient at y.
     """
     fresh = isinstance(a.batch, int)
-    J = net.sample("batch", a.tau * a.batch).split(a.batch, -1) if fresh else [None] * a.tau
+    J = net.sample("batch", a.tau * a.batch).split(a.batch) if fresh else [None] * a.tau
     y, total = x, 0.0
     for own in J:
         total = total + pull(net.grad(y, own, clients=clients), y if y.ndim == 3 else y[:, None])
@@ -41,25 +41,22 @@ class LocalSGD(GD):
     Up: d values. Down: d values. Source: Stich 2019; Hsu et al. 2019.
     """
 
-    def start(a, net, s, c):
-        s.v = zeros_like(s.x)
+    in_steps = True
 
-    def round(a, net, s, c):
-        S = net.participants(a.p)
-        a.follow(net, s, a.mean(net, net.up(Dense(a.drift(net, s, c, S)).masked(S))))
+    def setup(a, wire, s, c):
+        s.v = wire.zero()
 
-    def follow(a, net, s, mean):
-        """Step along the mean of (x - y_i)/gamma. v keeps the gamma of its rounds, as x - y_i does."""
-        s.v = a.momentum * s.v + a.gamma * mean
-        a.move(net, s, a.server * s.v)
+    def source(a, net, s, c):
+        return walk(a, net, s.x, net.participants(a.p))
 
-    def drift(a, net, s, c, S):
-        """Return (x - y_i)/gamma of the clients here."""
-        return walk(a, net, s.x, S)
+    def estimate(a, wire, s, c, grad):
+        return wire.up(Dense(grad).masked(wire.participants(a.p))).mean_sent()
 
-    def mean(a, net, got):
-        """Return the mean of what participants sent."""
-        return got.mean_sent()
+    def along(a, s, g):
+        s.v = (
+            a.momentum * s.v + a.gamma * g
+        )  # a schedule's gamma of each round stays in v, as it stays in x - y_i
+        return a.server * s.v
 
 
 @algorithm(
@@ -78,5 +75,9 @@ class FedAvg(LocalSGD):
     equally many; then it is Local SGD. Up: d values. Down: d values. Source: McMahan et al. 2017.
     """
 
-    def mean(a, net, got):
-        return got.mean_sent(net.shares)
+    def start(a, net, s, c):
+        super().start(net, s, c)
+        s.shares = net.oracle.shares.expand(len(s.x), -1)
+
+    def estimate(a, wire, s, c, grad):
+        return wire.up(Dense(grad).masked(wire.participants(a.p))).mean_sent(s.shares)

@@ -8,17 +8,17 @@ from raybench.algorithms.base import (
     Number,
     Points,
     algorithm,
-    theory,
     where,
     zeros_like,
 )
+from raybench.algorithms.diffusion import HALF
 
 
 @algorithm(
     "lsgd",
     up=None,
     stochastic=True,
-    theory=theory.prox_lead,
+    theory=HALF,
     tau=Integer(1, low=1, help="local steps per round"),
     lam=Number(0.1, low=0, high=1, per_cell=True, help="pull towards the leader of the group"),
     groups=Integer(1, low=1, help="groups of consecutive clients, each with a leader"),
@@ -31,12 +31,12 @@ class LSGD(Points):
     z_group is the point with the lowest f_i(x_i) of its group as the round begins, z_best the lowest of
     all; a leader feels no pull towards itself. ``far`` counts where there are several groups. Made for
     clients of alike data: elsewhere losses of different f_i are compared. lam = far = 0: independent descent.
-    Losses are of all samples, and count as a gradient. Default step: 0.5/L_max, no theorem. Up: a
+    Losses are of all samples, and count as a gradient. Rule of thumb: 0.5/L_max. Up: a
     value, and d values from leaders only. Down: groups d values. Source: Teng et al. 2019, Leader SGD.
     """
 
     def round(a, net, s, c):
-        G, losses = net.grad_and_loss(c.X)
+        G, losses = net.oracle.grad_and_loss(c.X)
         losses = net.up(Dense(losses[..., None])).decode()[..., 0]
         groups, d = min(a.groups, net.n), c.X.shape[-1]
         group = torch.arange(net.n, device=losses.device) * groups // net.n
@@ -44,7 +44,9 @@ class LSGD(Points):
         leads = where(inside, losses[:, None], torch.inf).argmin(-1)  # (B, groups)
         best = losses.argmin(-1, keepdim=True)
         leading = zeros_like(losses, dtype=torch.bool).scatter(1, leads, True)
-        net.charge(groups * (net.n - 1).bit_length(), down=True)  # who leads
+        net.charge(
+            groups * (net.n - 1).bit_length(), down=True
+        )  # the server says which client leads each group
         points = net.up(Dense(c.X).masked(net.here(leading))).decode()
         z = points.gather(1, leads[..., None].expand(-1, -1, d))
         z = net.down(Dense(z.flatten(1))).unflatten(-1, (groups, d))

@@ -7,25 +7,30 @@ from raybench.algorithms.base import (
     Number,
     algorithm,
     theory,
-    zeros_like,
 )
 from raybench.algorithms.gd import GD
 
 
 def heavy_ball(k: theory.Setting) -> theory.Rate:
-    """Heavy ball: gamma = (1-eta)^2/L, eta the momentum.
+    """(1-eta)^2/L, eta the momentum: the average m = (1-eta) v follows the gradient, and x+ = x - h m.
 
-    m = (1-eta) v averages the gradients: M = ||m - grad f(x)||^2 obeys M+ <= eta M + eta^2/(1-eta) L^2 R,
-    and x+ = x - h m with h = gamma/(1-eta): the generic rule for h, rho = 1-eta. M^0 = eta^2 ||grad
-    f(x^0)||^2: (1/T) sum ||grad f||^2 <= 2 Delta0/(h T) + M^0/((1-eta) T).
+    M = ||m - grad f(x)||^2 obeys M+ <= eta M + eta^2/(1-eta) L^2 R: the generic rule for h =
+    gamma/(1-eta), with rho = 1-eta. M^0 = eta^2 ||grad f(x^0)||^2. On minibatches M gains N =
+    (1-eta)^2 sigma^2/n a round. In the bounds h takes the place of gamma.
     """
     if k.numbers.get("nesterov"):
         raise theory.NoTheory("Nesterov's form has none here")
-    eta, L = float(k.numbers["momentum"]), k.need("L")
-    mu = k.constants.mu or 0.0
-    h = 1 / (L * (1 + 2**0.5 * eta / (1 - eta)))
-    pl = (1 - eta) * min(h, (1 - eta) / (2 * mu)) if mu > 0 else None
-    return theory.Rate(nonconvex=(1 - eta) ** 2 / L, pl=pl)
+    eta, L = k.number("momentum"), k.need("L")
+    return theory.Rate(rho=1 - eta, B=eta**2 / (1 - eta) * L**2, scale=1 - eta)
+
+
+def released(k: theory.Setting) -> float:
+    """1/L, whatever the momentum."""
+    return 1 / k.need("L")
+
+
+SOURCE = "derived here"
+CODE = theory.Convention(released, "IgorSokoloff/ef21_b-w_experiements_source_code, hb.py")
 
 
 @algorithm(
@@ -34,7 +39,7 @@ def heavy_ball(k: theory.Setting) -> theory.Rate:
     up=None,
     broadcast=Contractive,
     proximal=True,
-    theory=heavy_ball,
+    theory=theory.recursive(heavy_ball, SOURCE, released=CODE),
     momentum=Number(0.9, low=0, high=0.999, per_cell=True, help="eta"),
     nesterov=Flag(help="step along g + eta v in place of v"),
 )
@@ -47,14 +52,16 @@ class HeavyBall(GD):
     Polyak 1964; Nesterov's form as in Sutskever et al. 2013.
     """
 
-    def start(a, net, s, c):
-        s.v = zeros_like(s.x)
+    def setup(a, wire, s, c):
+        s.v = wire.zero()
 
-    def step(a, net, s, g):
+    def along(a, s, g):
         s.v = a.momentum * s.v + g
-        along = g + a.momentum * s.v if a.nesterov else s.v
+        return g + a.momentum * s.v if a.nesterov else s.v
+
+    def step(a, net, s, u):
         x = s.x if a.D is None else s.y
-        a.tell(net, s, net.prox(x - a.gamma * along, a.gamma / (1 - a.momentum)))
+        a.tell(net, s, net.prox(x - a.gamma * u, a.gamma / (1 - a.momentum)))
 
 
 @algorithm(
@@ -63,7 +70,12 @@ class HeavyBall(GD):
     up=None,
     broadcast=Contractive,
     proximal=True,
-    theory=heavy_ball,
+    theory=theory.recursive(
+        heavy_ball,
+        SOURCE,
+        theory.BOUNDED_NOISE,
+        floor=("(1-eta) sigma^2/n", "(1-eta) sigma^2/(n mu)"),
+    ),
     stochastic=True,
     batch=Integer(1, low=1, help="samples per client and round"),
 )

@@ -1,6 +1,6 @@
 """1-bit Adam: Adam whose variance is frozen, its momentum compressed both ways."""
 
-from raybench.algorithms.base import Algorithm, Integer, Number, algorithm, where, zeros_like
+from raybench.algorithms.base import Estimator, Integer, Number, algorithm, where
 
 
 @algorithm(
@@ -15,7 +15,7 @@ from raybench.algorithms.base import Algorithm, Integer, Number, algorithm, wher
     beta2=Number(0.999, low=0, high=0.999999, per_cell=True, help="of the variance v"),
     epsilon=Number(1e-8, low=0, per_cell=True, help="added to sqrt(v)"),
 )
-class OneBitAdam(Algorithm):
+class OneBitAdam(Estimator):
     """x <- x - gamma m/(sqrt(v) + epsilon): dense Adam at first, then v is frozen and m sent as signs.
 
     Warm-up: m <- beta1 m + (1-beta1) g, v <- beta2 v + (1-beta2) g^2, g = mean g_i, no bias
@@ -25,20 +25,21 @@ class OneBitAdam(Algorithm):
     and down: d values in the warm-up, then d signs and a value. Source: Tang et al. 2021.
     """
 
-    def start(a, net, s, c):
-        s.m, s.v, s.E, c.e = zeros_like(s.x), zeros_like(s.x), zeros_like(s.x), net.zeros()
+    told = False
 
-    def round(a, net, s, c):
-        g = a.gradient(net, s.x)
-        if net.t <= a.warmup_rounds:
-            mean = net.mean(g)
+    def setup(a, wire, s, c):
+        s.m, s.v, s.E, c.e = wire.zero(), wire.zero(), wire.zero(), wire.zeros()
+
+    def estimate(a, wire, s, c, grad):
+        if wire.t <= a.warmup_rounds:
+            mean = wire.mean(grad)
             s.m = a.beta1 * s.m + (1 - a.beta1) * mean
             s.v = a.beta2 * s.v + (1 - a.beta2) * mean.square()
         else:
-            v = a.beta1 * s.m[:, None] + (1 - a.beta1) * g + c.e
-            m = a.C(v, net.stream("up"))
+            v = a.beta1 * s.m[:, None] + (1 - a.beta1) * grad + c.e
+            m = a.C(v, wire.stream("up"))
             c.e = v - m.decode()
-            u = net.up(m).mean() + s.E
-            s.m = net.down(a.C(u, net.server_stream("down")))
+            u = wire.up(m).mean() + s.E
+            s.m = wire.down(a.C(u, wire.server_stream("down")))
             s.E = u - s.m
-        s.x = s.x - a.gamma * where(s.v > 0, s.m / (s.v.sqrt() + a.epsilon), 0.0)
+        return where(s.v > 0, s.m / (s.v.sqrt() + a.epsilon), 0.0)

@@ -1,7 +1,7 @@
 """1-bit SGD: error feedback with the two-mean one-bit quantiser."""
 
-from raybench.algorithms.base import Choice, Contractive, Integer, algorithm, theory
-from raybench.algorithms.ef14 import EF14
+from raybench.algorithms.base import Choice, Contractive, Integer, algorithm
+from raybench.algorithms.ef14 import EF14, STEPS
 
 
 @algorithm(
@@ -9,7 +9,7 @@ from raybench.algorithms.ef14 import EF14
     own="one_bit",
     up=None,
     broadcast=Contractive,
-    theory=theory.ef14,
+    theory=STEPS,
     stochastic=True,
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
     memory=Choice("gradient", "step", help="the error is of grad, or of gamma grad"),

@@ -2,7 +2,7 @@
 
 import torch
 
-from raybench.algorithms.base import Algorithm, Integer, Number, algorithm, zeros_like
+from raybench.algorithms.base import Estimator, Integer, Number, algorithm
 
 
 @algorithm(
@@ -13,7 +13,7 @@ from raybench.algorithms.base import Algorithm, Integer, Number, algorithm, zero
     momentum=Number(0.0, low=0, high=0.999, per_cell=True, help="of the decompressed steps"),
     dense_rounds=Integer(0, low=0, help="first rounds, sent uncompressed"),
 )
-class PowerSGD(Algorithm):
+class PowerSGD(Estimator):
     """For each matrix D_i = G_i + e_i: P = orth(mean D_i Q); Q_i = D_i'P; x <- x - gamma P mean(Q_i)'.
 
     e_i = D_i - P Q_i', Q is warm-started from mean Q_i. Tensors of more than two axes are folded to
@@ -22,29 +22,34 @@ class PowerSGD(Algorithm):
     Up and down: r(a + b) values a matrix, in two exchanges. Source: Vogels, Karimireddy, Jaggi 2019.
     """
 
-    def start(a, net, s, c):
-        c.e, s.v, s.Q, s.t = net.zeros(), zeros_like(s.x), [], 0
-        for j, (_, shape) in enumerate(net.layout):
+    told = False
+
+    def setup(a, wire, s, c):
+        c.e, s.v, s.Q = wire.zeros(), wire.zero(), []
+        for j, (_, shape) in enumerate(wire.layout):
             b = int(torch.Size(shape[1:]).numel())
             r = min([a.rank, b, *shape[:1]])
-            noise = net.shared_stream("basis").fold(j).normal(b * r)
-            s.Q.append(noise.to(s.x.dtype).unflatten(-1, (b, r)) if len(shape) > 1 else None)
+            noise = wire.shared_stream("basis").fold(j).normal(b * r)
+            s.Q.append(noise.to(s.v.dtype).unflatten(-1, (b, r)) if len(shape) > 1 else None)
 
-    def round(a, net, s, c):
-        D, steps = net.grad(s.x) + c.e, []
-        for j, tensor in enumerate(net.layout.views(D)):
-            if s.Q[j] is None or s.t < a.dense_rounds:
-                out, own = net.mean(tensor.reshape(*tensor.shape[:2], -1)), tensor
+    def estimate(a, wire, s, c, grad):
+        D, steps = grad + c.e, []
+        for j, tensor in enumerate(wire.layout.views(D)):
+            if s.Q[j] is None or wire.t <= a.dense_rounds:
+                out, own = wire.mean(tensor.reshape(*tensor.shape[:2], -1)), tensor
             else:
                 M = tensor.flatten(3)
-                P = orthonormal(net.mean(M @ s.Q[j][:, None]))
+                P = orthonormal(wire.mean(M @ s.Q[j][:, None]))
                 Q = M.mT @ P[:, None]
-                s.Q[j] = net.mean(Q)
+                s.Q[j] = wire.mean(Q)
                 out, own = P @ s.Q[j].mT, P[:, None] @ Q.mT
             steps.append((out.reshape(len(out), *tensor.shape[2:]), own.reshape(tensor.shape)))
-        s.v = a.momentum * s.v + net.layout.concat([out for out, _ in steps])
-        s.x = s.x - a.gamma * s.v
-        c.e, s.t = D - net.layout.concat([own for _, own in steps]), s.t + 1
+        c.e = D - wire.layout.concat([own for _, own in steps])
+        return wire.layout.concat([out for out, _ in steps])
+
+    def along(a, s, g):
+        s.v = a.momentum * s.v + g
+        return s.v
 
 
 def orthonormal(P: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,11 @@
 """PP-MARINA: MARINA in which a few clients send differences."""
 
+from math import sqrt
+
 from torch import arange
 
 from raybench.algorithms.base import (
+    Algorithm,
     Contractive,
     Dense,
     Integer,
@@ -12,24 +15,38 @@ from raybench.algorithms.base import (
     theory,
     where,
 )
-from raybench.algorithms.marina import Marina
-from raybench.theory import Rate, Setting
+from raybench.algorithms.marina import SOURCE
+from raybench.algorithms.marina import sync_probability as everyones
 
 
-def sync_probability(k: Setting) -> float:
+def sync_probability(k: theory.Setting) -> float:
     """Return p = r/n times that of MARINA: dense rounds cost what the others do."""
-    return min(1.0, theory.sync_probability(k) * float(k.numbers["clients"]) / k.n)
+    return min(1.0, everyones(k) * k.number("clients") / k.n)
 
 
-def pp_marina(k: Setting) -> Rate:
-    """PP-MARINA: rho = p, B = (1-p)(1 + omega) L_tilde^2/r.
+def recursion(k: theory.Setting) -> theory.Rate:
+    """G = ||g - grad f||^2: rho = p, B = (1-p)(1 + omega) L_tilde^2/r, r clients drawn with replacement.
 
     Operators whose messages depend on each other: B = (1-p)(omega + 1/r) L_tilde^2, by Jensen.
     """
-    p, r, omega = float(k.numbers["p"]), float(k.numbers["clients"]), k.need("omega")
-    alone = not k.common_mask and k.ab is None
-    spread = (1 + omega) / r if alone else omega + 1 / r
-    return Rate(rho=p, B=(1 - p) * spread * k.need("L_tilde") ** 2)
+    p, r, omega = k.number("p"), k.number("clients"), k.need("omega")
+    spread = (1 + omega) / r if theory.INDEPENDENT.holds(k) else omega + 1 / r
+    return theory.Rate(rho=p, B=(1 - p) * spread * k.need("L_tilde") ** 2)
+
+
+def paper(k: theory.Setting) -> float:
+    """1/(L (1 + sqrt((1-p)(1 + omega)/(p r)))), L = L_tilde for f as well."""
+    p, r = k.number("p"), k.number("clients")
+    return 1 / (k.need("L_tilde") * (1 + sqrt((1 - p) * (1 + k.need("omega")) / (p * r))))
+
+
+PAPER = theory.Theorem(
+    paper,
+    theory.NONCONVEX,
+    (theory.PROXIMABLE, theory.UNBIASED, theory.INDEPENDENT),
+    f"{SOURCE}, theorem 4.1",
+)
+STEPS = theory.recursive(recursion, f"{SOURCE}, with L of f", theory.UNBIASED, paper=PAPER)
 
 
 @algorithm(
@@ -37,12 +54,12 @@ def pp_marina(k: Setting) -> Rate:
     up=Unbiased,
     broadcast=Contractive,
     proximal=True,
-    theory=pp_marina,
+    theory=STEPS,
     auto={"p": sync_probability},
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
     clients=Integer(1, low=1, help="r, how many clients are drawn in a round"),
 )
-class PPMarina(Marina):
+class PPMarina(Algorithm):
     """With probability p g <- grad f(x), else g <- g + (1/r) sum of Q(difference) of r drawn clients.
 
     Drawn with replacement: one drawn twice sends two messages, independent of each other; those not
@@ -71,6 +88,8 @@ class PPMarina(Marina):
             lambda b: a.Q(new[b] - old[b], q[b]).masked(took[b] > 0),
         )
         got = net.up(m).sum()
-        for j in range(1, most):  # those drawn once more
+        for j in range(
+            1, most
+        ):  # a client may be drawn several times, and then sends as many messages
             got += net.up(a.Q(new - old, q.fold(j)).masked(took > j)).sum()
         s.g = where(coin[:, None], got / net.n, s.g + got / a.clients)

@@ -1,6 +1,8 @@
 """Prox-LEAD: decentralised, compressed, proximal."""
 
-from raybench.algorithms.base import Unbiased, algorithm, theory
+from raybench.algorithms.base import Unbiased, algorithm
+from raybench.algorithms.diana import shift_rate
+from raybench.algorithms.diffusion import HALF
 from raybench.algorithms.lead import LEAD, dual_weight
 
 
@@ -9,8 +11,8 @@ from raybench.algorithms.lead import LEAD, dual_weight
     up=Unbiased,
     decentralised=True,
     proximal=True,
-    theory=theory.prox_lead,
-    auto={"alpha": theory.shift_rate, "mix": dual_weight},
+    theory=HALF,
+    auto={"alpha": shift_rate, "mix": dual_weight},
 )
 class ProxLEAD(LEAD):
     """LEAD, then X <- prox(X) of the problem's nonsmooth part at every client.

@@ -1,6 +1,6 @@
 """SCAFFOLD: local steps corrected by control variates."""
 
-from raybench.algorithms.base import Contractive, Dense, algorithm, where, zeros_like
+from raybench.algorithms.base import Contractive, Dense, algorithm, where
 from raybench.algorithms.local_sgd import LocalSGD, walk
 
 
@@ -22,19 +22,18 @@ class Scaffold(LocalSGD):
     2020, algorithm 1, option II.
     """
 
-    def start(a, net, s, c):
-        super().start(net, s, c)
-        c.h, s.h = net.zeros(), zeros_like(s.x)
-
-    def drift(a, net, s, c, S):
-        return walk(a, net, s.x, S, lambda g, y: g - c.h + s.h[:, None])
+    def setup(a, wire, s, c):
+        super().setup(wire, s, c)
+        c.h, s.h = wire.zeros(), wire.zero()
 
     def round(a, net, s, c):
         S = net.participants(a.p)
-        total = a.drift(net, s, c, S)
-        change = total / a.tau - s.h[:, None]  # the gradients' mean, less c_i
+        total = walk(a, net, s.x, S, lambda g, y: g - c.h + s.h[:, None])
+        change = (
+            total / a.tau - s.h[:, None]
+        )  # the mean of the client's gradients, less its control variate c_i
         steps = net.up(Dense(total).masked(S)).mean_sent()
         changes = net.up(Dense(change).masked(S)).mean()
         c.h = where(S[..., None], c.h + change, c.h)
         s.h = net.model(s.h + changes)
-        a.follow(net, s, steps)
+        a.move(net, s, a.along(s, steps))

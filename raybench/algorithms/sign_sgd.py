@@ -1,8 +1,8 @@
 """signSGD with majority vote, and Signum: signs both ways."""
 
 from raybench.algorithms.base import (
-    Algorithm,
     Choice,
+    Estimator,
     Integer,
     Number,
     algorithm,
@@ -20,7 +20,7 @@ from raybench.algorithms.base import (
     decay=Number(0.0, low=0, per_cell=True, help="weight decay, beside the vote"),
     ties=Choice("plus", "random", help="the vote of as many + as -: +1, or a coin of the server"),
 )
-class SignSGD(Algorithm):
+class SignSGD(Estimator):
     """s_i = sign(g_i); s = sign(sum_i s_i), the majority; x <- x - gamma (s + decay x).
 
     sign(0) = +1. The model is never sent: every client steps itself. No guarantee beyond noise that
@@ -28,20 +28,21 @@ class SignSGD(Algorithm):
     step. Up: d signs. Down: d signs. Source: Bernstein et al. 2018, 2019, signSGD with Majority Vote.
     """
 
-    def opinion(a, net, s, c):
-        """Return what the clients take the signs of, (B, n_here, d)."""
-        return a.gradient(net, s.x)
+    told = False
 
-    def round(a, net, s, c):
-        votes = net.up(a.ballot(a.opinion(net, s, c), net.stream("up"))).sum()
+    def estimate(a, wire, s, c, grad):
+        votes = wire.up(a.ballot(grad, wire.stream("up"))).sum()
         if a.ties == "random":
-            coin = 0.5 - net.server_stream("ties").uniform(votes.shape[-1])
+            coin = 0.5 - wire.server_stream("ties").uniform(votes.shape[-1])
             votes = where(votes == 0, coin.to(votes.dtype), votes)
-        vote = net.down(a.ballot(votes, net.server_stream("down")))
-        s.x = s.x - a.gamma * (vote + a.decay * s.x)
+        return wire.down(a.ballot(votes, wire.server_stream("down")))
+
+    def along(a, s, g):
+        return g + a.decay * s.x
 
     def ballot(a, v, stream):
-        # a bit has no place for NaN: a cell that diverges must not stop the others of its batch
+        # a sign bit cannot carry a NaN; a cell that diverges sends signs all the same, so that it does not
+        # stop the other cells of its batch
         return a.C(v.nan_to_num(), stream)
 
 
@@ -59,9 +60,9 @@ class Signum(SignSGD):
     beta = ``momentum``; 0 is signSGD. Up: d signs. Down: d signs. Source: Bernstein et al. 2018.
     """
 
-    def start(a, net, s, c):
-        c.m = net.zeros()
+    def setup(a, wire, s, c):
+        c.m = wire.zeros()
 
-    def opinion(a, net, s, c):
-        c.m = a.momentum * c.m + (1 - a.momentum) * super().opinion(net, s, c)
-        return c.m
+    def estimate(a, wire, s, c, grad):
+        c.m = a.momentum * c.m + (1 - a.momentum) * grad
+        return super().estimate(wire, s, c, c.m)

@@ -1,21 +1,21 @@
 """Three point compressors made of two operators: variants 2 and 4."""
 
-from raybench.algorithms.base import Contractive, Operator, Unbiased, algorithm
-from raybench.algorithms.three_pc import ThreePC
-from raybench.theory import Rate, Setting, contraction
+from raybench.algorithms.base import Contractive, Operator, Unbiased, algorithm, theory
+from raybench.algorithms.three_pc import ThreePC, three_point
 
 
-def v2(k: Setting) -> Rate:
-    """3PCv2: A = alpha, B = (1 - alpha) omega, omega of ``first``."""
-    alpha, omega = k.need("alpha"), k.operators["first"].omega
-    return Rate(rho=alpha, B=(1 - alpha) * omega * k.need("L_plus") ** 2)
+def v2(k: theory.Setting) -> tuple[float, float]:
+    """A = alpha, B = (1 - alpha) omega, omega of ``first``: C shrinks what Q's message leaves,
+    E||b - grad f_i(x+)||^2 = ||g_i - grad f_i(x)||^2 + omega ||grad f_i(x+) - grad f_i(x)||^2.
+    """
+    alpha = k.need("alpha")
+    return alpha, (1 - alpha) * k.operator("first").omega
 
 
-def v4(k: Setting) -> Rate:
-    """3PCv4: EF21's A = theta, B = beta of alpha = 1 - (1 - alpha_1)(1 - alpha_2), alpha_1 of ``first``."""
-    left = (1 - k.operators["first"].alpha) * (1 - k.need("alpha"))
-    theta, beta = contraction(1 - left)
-    return Rate(rho=theta, B=beta * k.need("L_plus") ** 2)
+def v4(k: theory.Setting) -> tuple[float, float]:
+    """EF21's A = theta and B = beta, of alpha = 1 - (1 - alpha_1)(1 - alpha_2), alpha_1 of ``first``."""
+    left = (1 - k.operator("first").alpha) * (1 - k.need("alpha"))
+    return theory.contraction(1 - left)
 
 
 @algorithm(
@@ -23,7 +23,7 @@ def v4(k: Setting) -> Rate:
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    theory=v2,
+    theory=three_point(v2),
     operators={"first": Unbiased},
     first=Operator("rand_k:k=10%", help="unbiased operator of the difference of gradients"),
 )
@@ -34,9 +34,9 @@ class ThreePCv2(ThreePC):
     values. Source: Richtarik et al. 2022, 3PC, variant 2.
     """
 
-    def update(a, net, s, c, x):
-        a.add(net, s, c, a.first(x - c.y, net.stream("first")))
-        a.add(net, s, c, a.C(x - c.g, net.stream("up")))
+    def update(a, wire, s, c, x):
+        first = a.add(wire, c, a.first(x - c.y, wire.stream("first")))
+        return first + a.add(wire, c, a.C(x - c.g, wire.stream("up")))
 
 
 @algorithm(
@@ -44,7 +44,7 @@ class ThreePCv2(ThreePC):
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    theory=v4,
+    theory=three_point(v4),
     operators={"first": Contractive},
     first=Operator("top_k:k=10%", help="contractive operator that acts first"),
 )
@@ -55,6 +55,6 @@ class ThreePCv4(ThreePC):
     messages. Down: d values. Source: Richtarik et al. 2022, 3PC, variant 4.
     """
 
-    def update(a, net, s, c, x):
-        a.add(net, s, c, a.first(x - c.g, net.stream("first")))
-        a.add(net, s, c, a.C(x - c.g, net.stream("up")))
+    def update(a, wire, s, c, x):
+        first = a.add(wire, c, a.first(x - c.g, wire.stream("first")))
+        return first + a.add(wire, c, a.C(x - c.g, wire.stream("up")))

@@ -1,14 +1,14 @@
 """3PCv5: MARINA's recursion with a contractive operator."""
 
-from raybench.algorithms.base import Contractive, Dense, Number, algorithm
-from raybench.algorithms.three_pc import ThreePC
-from raybench.theory import Rate, Setting, contraction, sync_probability
+from raybench.algorithms.base import Contractive, Dense, Number, algorithm, theory
+from raybench.algorithms.marina import sync_probability
+from raybench.algorithms.three_pc import ThreePC, three_point
 
 
-def v5(k: Setting) -> Rate:
-    """3PCv5: A = 1 - sqrt(1-p), B = (1-p)(1-alpha)/A."""
-    theta, beta = contraction(float(k.numbers["p"]))
-    return Rate(rho=theta, B=beta * (1 - k.need("alpha")) * k.need("L_plus") ** 2)
+def v5(k: theory.Setting) -> tuple[float, float]:
+    """A = 1 - sqrt(1-p), B = (1-p)(1-alpha)/A: EF21's split of the error, for the coin in place of the operator."""
+    theta, beta = theory.contraction(k.number("p"))
+    return theta, beta * (1 - k.need("alpha"))
 
 
 @algorithm(
@@ -16,7 +16,7 @@ def v5(k: Setting) -> Rate:
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    theory=v5,
+    theory=three_point(v5),
     auto={"p": sync_probability},
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
 )
@@ -29,7 +29,7 @@ class ThreePCv5(ThreePC):
     Up: d values or one message. Down: d values. Source: Richtarik et al. 2022, 3PC, variant 5.
     """
 
-    def update(a, net, s, c, x):
-        coin, q, left, change = net.coin("sync", a.p), net.stream("up"), x - c.g, x - c.y
-        m = net.cases(coin, lambda b: Dense(left[b]), lambda b: a.C(change[b], q[b]))
-        a.add(net, s, c, m)
+    def update(a, wire, s, c, x):
+        coin, q, left, change = wire.coin("sync", a.p), wire.stream("up"), x - c.g, x - c.y
+        m = wire.cases(coin, lambda b: Dense(left[b]), lambda b: a.C(change[b], q[b]))
+        return a.add(wire, c, m)

@@ -1,9 +1,10 @@
 """Gradient descent where features are split over clients, and what comes of compressing products."""
 
-from raybench.algorithms.base import Algorithm, Any_, Dense, algorithm, theory
+from raybench.algorithms.base import Algorithm, Any_, Dense, algorithm
+from raybench.algorithms.gd import STEPS
 
 
-@algorithm("vertical_gd", up=None, theory=theory.gd, vertical=True)
+@algorithm("vertical_gd", up=None, theory=STEPS, vertical=True)
 class VerticalGD(Algorithm):
     """Client j holds columns A_j and block x_j: x_j <- x_j - gamma 2 A_j'(v - b), v = sum_j A_j x_j.
 
@@ -11,18 +12,18 @@ class VerticalGD(Algorithm):
     """
 
     def start(a, net, s, c):
-        c.x = net.split(s.x)
+        c.x = net.oracle.split(s.x)
         s.v = a.products(net, c)
 
     def round(a, net, s, c):
-        c.x = c.x - a.gamma * net.block_grad(net.down(Dense(s.v)))
+        c.x = c.x - a.gamma * net.oracle.block_grad(net.down(Dense(s.v)))
         s.v = a.products(net, c)
 
     def products(a, net, c):
-        return net.up(Dense(net.products(c.x))).sum()
+        return net.up(Dense(net.oracle.products(c.x))).sum()
 
     def point(a, net, s, c):
-        return net.oracle_assemble(c.x)
+        return net.oracle.assemble(c.x)
 
 
 @algorithm("vertical_naive", up=Any_, theory=None, vertical=True)
@@ -35,4 +36,4 @@ class VerticalNaive(VerticalGD):
     """
 
     def products(a, net, c):
-        return net.up(a.C(net.products(c.x), net.stream("up"))).sum()
+        return net.up(a.C(net.oracle.products(c.x), net.stream("up"))).sum()

@@ -1,14 +1,30 @@
 """MARINA on products: features split over clients, messages as long as the data set."""
 
 from raybench.algorithms.base import Algorithm, Dense, Number, Unbiased, algorithm, theory, where
+from raybench.algorithms.marina import sync_probability
+
+
+def recursion(k: theory.Setting) -> theory.Rate:
+    """G = 4||A||^2 ||v - Ax||^2: rho = p, B = (1-p) omega L L_blk, L_blk = 2 max_j||A_j||^2; a common mask: L^2.
+
+    The error of v gains sum_j omega ||A_j (x_j+ - x_j)||^2, or with one linear mask omega ||A (x+ - x)||^2. With
+    (A, B), as PermK's, n A takes the place of omega.
+    """
+    p, L = k.number("p"), k.need("L")
+    block = k.constants.extra.get("L_blk")
+    if block is None:
+        raise theory.NoTheory("the problem has no feature blocks")
+    if k.ab is None and k.common_mask:
+        return theory.Rate(rho=p, B=(1 - p) * k.need("omega") * L * L)
+    return theory.Rate(rho=p, B=(1 - p) * k.n * k.mean_omega * L * block)
 
 
 @algorithm(
     "vertical_marina",
     up=Unbiased,
-    theory=theory.vertical_marina,
+    theory=theory.recursive(recursion, "derived here, after MARINA", theory.UNBIASED),
     vertical=True,
-    auto={"p": theory.sync_probability},
+    auto={"p": sync_probability},
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
 )
 class VerticalMarina(Algorithm):
@@ -20,16 +36,16 @@ class VerticalMarina(Algorithm):
     """
 
     def start(a, net, s, c):
-        c.x = net.split(s.x)
-        s.v = net.up(Dense(net.products(c.x))).sum()
+        c.x = net.oracle.split(s.x)
+        s.v = net.up(Dense(net.oracle.products(c.x))).sum()
 
     def round(a, net, s, c):
-        old, c.x = c.x, c.x - a.gamma * net.block_grad(net.down(Dense(s.v)))
-        full, change = net.products(c.x), net.products(c.x - old)
+        old, c.x = c.x, c.x - a.gamma * net.oracle.block_grad(net.down(Dense(s.v)))
+        full, change = net.oracle.products(c.x), net.oracle.products(c.x - old)
         coin, q = net.coin("sync", a.p), net.stream("up")
         m = net.cases(coin, lambda b: Dense(full[b]), lambda b: a.Q(change[b], q[b]))
         got = net.up(m).sum()
         s.v = where(coin[:, None], got, s.v + got)
 
     def point(a, net, s, c):
-        return net.oracle_assemble(c.x)
+        return net.oracle.assemble(c.x)

@@ -1,13 +1,16 @@
 """Analysis: frames in, frames out. Which step is best, what a target costs, how curves spread."""
 
 from raybench.analysis.bands import bands
-from raybench.analysis.closing import Frames, closing_table, frames
-from raybench.analysis.crossing import bits_to_target, first_crossing, interval
+from raybench.analysis.closing import Frames, How, closing_table, frames
+from raybench.analysis.crossing import bits_to_target, first_crossing
+from raybench.analysis.intervals import Interval, interval, ranks
 from raybench.analysis.methods import annotate, describe
 from raybench.analysis.tuned import candidates, default_target, final_vs_step, main_metric, tuned
 
 __all__ = [
     "Frames",
+    "How",
+    "Interval",
     "annotate",
     "bands",
     "bits_to_target",
@@ -20,5 +23,6 @@ __all__ = [
     "frames",
     "interval",
     "main_metric",
+    "ranks",
     "tuned",
 ]

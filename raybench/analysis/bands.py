@@ -1,4 +1,4 @@
-"""Curves of several seeds on one grid: a median and the band around it."""
+"""Curves of several seeds on one grid: at each point a median and its interval."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from raybench.analysis.intervals import ranks
+
 
 def bands(
     curves: pd.DataFrame,
@@ -14,30 +16,27 @@ def bands(
     y: str = "grad_norm_sq",
     by: Sequence[str] = ("label",),
     points: int = 400,
-    band: tuple[float, float] | None = None,
 ) -> pd.DataFrame:
-    """Return per ``by`` the median of ``y`` over cells on a common grid of ``x``, with a band.
+    """Return per ``by`` the median of ``y`` over cells on a common grid of ``x``, with its interval.
 
     A cell is a step function of x: at a grid point it has the value of its last row at or before
     it, none before its first row, its last value after its end. The grid holds the cells' median x
-    of every recorded round up to the median of their ends, thinned to ``points``. band: two quantile levels; None for
-    the extremes. Columns: ``by``, x, y, low, high, cells (how many have a value there).
+    of every recorded round up to the median of their ends, thinned to ``points``. Columns: ``by``,
+    x, y, low, high, coverage (``interval`` at that point alone; of one cell its value, with
+    coverage 0), cells (how many have a value there).
     """
     rows = curves.loc[curves[x].notna() & curves[y].notna()]
     pieces = []
     for key, part in rows.groupby(list(by), sort=False, dropna=False):
         grid, values = _grid(part, x, y, points)
-        low, high = band or (0.0, 1.0)
-        middle, lowest, highest = _quantiles(values, (0.5, low, high))
-        known = np.isfinite(values) | np.isinf(values)
-        piece = pd.DataFrame({x: grid, y: middle, "low": lowest, "high": highest})
-        piece["cells"] = known.sum(axis=0)
+        piece = pd.DataFrame({x: grid, **_intervals(values, y)})
         for j, (name, value) in enumerate(zip(by, key, strict=True)):
             piece.insert(j, name, value)
         pieces.append(piece)
     if not pieces:
-        empty = pd.DataFrame(columns=[*by, x, y, "low", "high", "cells"])
-        return empty.astype({x: float, y: float, "low": float, "high": float})
+        numbers = [x, y, "low", "high", "coverage"]
+        empty = pd.DataFrame(columns=[*by, *numbers, "cells"])
+        return empty.astype(dict.fromkeys(numbers, float))
     return pd.concat(pieces, ignore_index=True)
 
 
@@ -56,21 +55,16 @@ def _grid(part: pd.DataFrame, x: str, y: str, points: int) -> tuple[np.ndarray, 
     return grid, values
 
 
-def _quantiles(values: np.ndarray, levels: Sequence[float]) -> list[np.ndarray]:
-    """Return quantiles over the cells that have a value; a band's ends are values, the median may mix.
-
-    values (cells, points), NaN where a cell has none. Sorting puts NaN last.
-    """
-    ordered = np.sort(values, axis=0)
+def _intervals(values: np.ndarray, y: str) -> dict[str, np.ndarray]:
+    """Return the median and its interval of every column of values (cells, points), NaN for none."""
+    ordered = np.sort(values, axis=0)  # NaN comes last
     count = (~np.isnan(values)).sum(axis=0)
-    at = np.arange(values.shape[1])
-    out = []
-    for level in levels:
-        place = level * np.maximum(count - 1, 0)
-        low, high = np.floor(place).astype(int), np.ceil(place).astype(int)
-        if level == 0.5:
-            with np.errstate(invalid="ignore"):
-                out.append((ordered[low, at] + ordered[high, at]) / 2)
-        else:
-            out.append(ordered[np.round(place).astype(int), at])
-    return out
+    out = {name: np.full(values.shape[1], np.nan) for name in (y, "low", "high", "coverage")}
+    for cells in np.unique(count[count > 0]):
+        at = count == cells
+        known = ordered[:cells, at]
+        rank, covered = ranks(int(cells))
+        out[y][at] = np.median(known, axis=0)
+        out["low"][at], out["high"][at] = known[rank - 1], known[cells - rank]
+        out["coverage"][at] = covered
+    return {**out, "cells": count}

@@ -12,8 +12,9 @@ import pandas as pd
 
 from raybench.analysis.methods import annotate, describe
 from raybench.analysis.tuned import main_metric, tuned
-from raybench.store import accounting as book
-from raybench.store import reader
+from raybench.store import booking, reader
+from raybench.store.accounting import parse
+from raybench.store.reader import How
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Frames:
     sweep: dict[str, Any]
     accounting: str
     folder: str = ""
-    text: str = ""  # of sweep.yaml
+    text: str = ""  # the content of sweep.yaml
     _tuned: dict[tuple[str, float | None], pd.DataFrame] = field(default_factory=dict, repr=False)
 
     def tuned(self, by: str, target: float | None = None) -> pd.DataFrame:
@@ -36,12 +37,19 @@ class Frames:
         return self._tuned[key].copy()
 
     @property
+    def notes(self) -> list[str]:
+        """What a reader of the bits should know besides the accounting."""
+        if "list_or_bitmask" in self.accounting and not booking.knows_packed(self.curves):
+            return [booking.PACKED_BITS_UNKNOWN]
+        return []
+
+    @property
     def metric(self) -> str:
         """The column methods are judged by."""
         return main_metric(self.curves)
 
 
-def frames(folder: str | os.PathLike[str], accounting: reader.How = None) -> Frames:
+def frames(folder: str | os.PathLike[str], accounting: How = None) -> Frames:
     """Return the frames of a results folder, its bits booked anew under ``accounting`` if given.
 
     Raises InputError if there are no results in the folder or the accounting is unknown.
@@ -49,7 +57,8 @@ def frames(folder: str | os.PathLike[str], accounting: reader.How = None) -> Fra
     curves, cells = reader.frames(folder, accounting)
     sweep = reader.sweep(folder)
     saved = sweep.get("accounting")
-    how = book.parse(accounting if accounting is not None else saved)
+    asked = parse(accounting if accounting is not None else saved)
+    how = booking.settled(asked, curves)
     cells = describe(cells)
     return Frames(
         annotate(curves, cells),
@@ -74,6 +83,7 @@ COLUMNS = [
     "bits_to_target",
     "bits_low",
     "bits_high",
+    "coverage",
     "ratio_to_gd",
     "seeds",
     "grad_norm_sq",
@@ -93,24 +103,25 @@ COLUMNS = [
 
 def closing_table(
     source: str | os.PathLike[str] | Frames | tuple[pd.DataFrame, pd.DataFrame],
-    accounting: reader.How = None,
+    accounting: How = None,
     target: float | None = None,
     by: str = "method",
 ) -> pd.DataFrame:
     """Return per facet and method its best K and step and what the target costs, best first.
 
     source: a results folder, its ``frames``, or (curves, cells) of ``load`` and ``cells``. bits are
-    upstream bits per client; bits_to_target is the median over seeds, bits_low and bits_high its 95 %
-    bootstrap interval (NaN for one seed); it is inf where the median seed does not reach the target.
-    ratio_to_gd is bits_to_target over that of gd. ok, diverged, ... count all cells of the method.
-    grad_norm_sq, loss, ... are final means over seeds. ``by="series"`` keeps every K.
+    upstream bits per client; bits_to_target is the median over seeds, inf where the median seed does
+    not reach the target; bits_low and bits_high are its ``interval`` (NaN for one seed), which holds
+    the median of all seeds with the probability ``coverage``. ratio_to_gd is bits_to_target over
+    that of gd. ok, diverged, ... count all cells of the method. grad_norm_sq, loss, ... are final
+    means over seeds. ``by="series"`` keeps every K.
     """
     if isinstance(source, Frames) and accounting is None:
         found = source
     elif isinstance(source, Frames | tuple):
         curves, cells = source if isinstance(source, tuple) else (source.curves, source.cells)
         if accounting is not None:
-            curves, cells = book.rebook(curves, cells, book.parse(accounting))
+            curves, cells = booking.rebook(curves, cells, parse(accounting))
         cells = describe(cells)
         found = Frames(annotate(curves, cells), cells, {}, "")
     else:
@@ -129,7 +140,7 @@ def closing_table(
     for status in ("ok", "diverged", "failed", "skipped", "pruned"):
         column = counts[status] if status in counts else counts.sum(axis=1) * 0
         best[status] = column.reindex(index).to_numpy()
-    if found.metric not in COLUMNS or "grad_norm_sq" not in best:
+    if "grad_norm_sq" not in best:  # methods are judged by the loss
         best["grad_norm_sq"] = math.nan
     best["method"] = best[by]
     order = ["facet", "bits_to_target", found.metric]

@@ -53,7 +53,7 @@ _METHOD_KEYS = (
     "iterate",
 )
 _NOT_METHOD = ("algorithm.name", "compressor.name", "compressor.k")
-KEYS = ["facet", "method", "series", "step"]
+METHOD_KEYS = ["facet", "method", "series", "step"]
 """Columns ``describe`` adds."""
 
 
@@ -64,7 +64,7 @@ def describe(cells: pd.DataFrame) -> pd.DataFrame:
     method: algorithm and compressor, with those other parameters that take several values at one K
     (``EF21 Top-K (init=zero)``); series: the same with K (``EF21 Top-5``). step: the step's place
     in the grid, ``x8`` for a multiple of the theoretical step, ``0.5`` for a value; with the theory
-    where it is not the method's own nonconvex one: ``x1 paper``, ``x2 of gd``.
+    where it is not the method's own nonconvex one: ``x1 paper``, ``x2 of gd``, ``x1 rule of thumb``.
     """
     cells = cells.reset_index(drop=True)
     config = configs(cells).map(_plain, na_action="ignore").astype(object)
@@ -89,14 +89,14 @@ def describe(cells: pd.DataFrame) -> pd.DataFrame:
 
 def annotate(curves: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
     """Return the curves with the columns ``describe`` added to the cells; unknown cells are dropped."""
-    table = cells.set_index("cell")[[*KEYS, "group", "status"]]
+    table = cells.set_index("cell")[[*METHOD_KEYS, "group", "status"]]
     at = table.index.get_indexer(curves["cell"])
     curves = curves.loc[at >= 0].drop(columns=[c for c in table if c in curves])
     joined = table.iloc[at[at >= 0]].set_index(curves.index)
     return pd.concat([curves, joined], axis=1)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> str | int | float | bool:
     if isinstance(value, str | int | float | bool):
         return value
     return json.dumps(value, sort_keys=True)
@@ -109,7 +109,11 @@ def _varied(frame: pd.DataFrame) -> list[str]:
 def _facets(cells: pd.DataFrame, config: pd.DataFrame) -> pd.Series:
     known = [c for c in config if c.startswith("problem.") or c == "x0" or c.startswith("x0.")]
     table = config[known].copy()
-    for name in ("dataset", "clients", "problem"):  # cells without a config: the columns say less
+    for name in (
+        "dataset",
+        "clients",
+        "problem",
+    ):  # cells of old folders have no config; the columns tell at least this much
         key = "problem.name" if name == "problem" else f"problem.{name}"
         if key not in table:
             table[key] = cells[name].astype(object)
@@ -124,11 +128,11 @@ def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return frame.to_dict("records")  # type: ignore[return-value]
 
 
-def _known(value: Any) -> bool:
+def _known(value: object) -> bool:
     return value is not None and value == value
 
 
-def _word(column: str, value: Any) -> str:
+def _word(column: str, value: object) -> str:
     key = column.removeprefix("problem.")
     if key in ("name", "dataset"):
         return os.path.basename(str(value))
@@ -160,7 +164,7 @@ def _key(column: str) -> str:
     return column.removesuffix(".name")
 
 
-def _number(value: Any) -> str:
+def _number(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -168,9 +172,12 @@ def _theories(config: pd.DataFrame) -> list[str]:
     """Return which theory each step is a multiple of, empty for the method's own nonconvex one."""
     none = [None] * len(config)
     rules, others = (config.get(f"step_size.{key}", none) for key in ("rule", "of"))
+    bases = config.get("resolved.basis", none)
     return [
-        (f" {rule}" if rule not in (None, "nonconvex") else "") + (f" of {of}" if of else "")
-        for rule, of in zip(rules, others, strict=True)
+        (f" {rule}" if rule not in (None, "nonconvex") else "")
+        + (f" of {of}" if of else "")
+        + (f" {basis}" if basis == "rule of thumb" else "")
+        for rule, of, basis in zip(rules, others, bases, strict=True)
     ]
 
 
@@ -186,7 +193,7 @@ def _algorithm(name: str) -> str:
     return name.upper().replace("_PLUS", "+").replace("_", "-")
 
 
-def _compressor(name: Any, k: Any) -> str:
+def _compressor(name: object, k: float | None) -> str:
     if not isinstance(name, str) or not name:
         return ""
     if name.endswith("_k"):

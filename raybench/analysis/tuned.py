@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.crossing import first_crossing, interval
+from raybench.analysis.crossing import first_crossing
+from raybench.analysis.intervals import interval
 from raybench.analysis.methods import describe
 
-ROUNDING = 1e-24
+SQUARED_ROUNDING = 1e-24  # targets below it are reached by rounding errors, if at all
 """Smallest ||grad f||^2 a default target asks for: below it float64 curves are rounding."""
 
 
@@ -49,7 +50,7 @@ def default_target(curves: pd.DataFrame, cells: pd.DataFrame, y: str = "grad_nor
 def _round_up(value: float, y: str) -> float:
     """Round up to 1, 2 or 5 times a power of ten; a loss, which has an offset, to three digits."""
     if y == "grad_norm_sq":
-        value = max(value, ROUNDING)
+        value = max(value, SQUARED_ROUNDING)
         power = math.floor(math.log10(value))
         grid = [float(f"{m}e{power + e}") for e in (0, 1) for m in (1, 2, 5)]
         return next(g for g in grid if g >= value * (1 - 1e-9))
@@ -73,15 +74,16 @@ def candidates(
     the end, by their median cost in ``x``; then the others by the mean of ``y`` at the largest budget of ``x`` all of them spent.
     A candidate with a diverged or pruned seed comes last and is not ``eligible``.
     Columns: facet, by, method, series, step, group, algorithm, compressor, k, step_size,
-    step_multiple, seeds, ok, diverged, failed, eligible, reached, cost, cost_low, cost_high,
-    at_budget, and means over seeds of the final y, loss, accuracy, x, seconds, rounds.
+    step_multiple, seeds, ok, diverged, failed, eligible, reached, cost (the median over seeds),
+    cost_low, cost_high and coverage (its ``interval``), at_budget, and means over seeds of the final
+    y, loss, accuracy, x, seconds, rounds.
     """
     cells = _described(cells)
     cells = cells[cells["status"] != "skipped"]
-    cost = first_crossing(curves, target, x, y, settled=True)
+    crossed = first_crossing(curves, target, x, y, settled=True)
     ends = _at(curves, y, x, None)
     cells = cells.assign(
-        cost=cells["cell"].map(cost).astype(float).fillna(np.inf),
+        cost=cells["cell"].map(crossed).astype(float).fillna(np.inf),
         end=cells["cell"].map(ends[x]).astype(float),
     )
     keys = list(dict.fromkeys(["facet", by, "series", "step"]))
@@ -90,7 +92,7 @@ def candidates(
         good = part[part["status"] == "ok"]
         count = part["status"].value_counts()
         head = part.iloc[0]
-        middle, low, high = interval(good["cost"].to_numpy())
+        cost = interval(good["cost"].to_numpy())
         means = {
             name: good[name].mean() if len(good) else math.nan
             for name in dict.fromkeys([y, "loss", "accuracy", x, "seconds", "rounds"])
@@ -104,8 +106,11 @@ def candidates(
                 "seeds": len(good),
                 **{s: int(count.get(s, 0)) for s in ("ok", "diverged", "failed")},
                 "eligible": len(good) > 0 and not count.get("diverged") and not count.get("pruned"),
-                "reached": bool(np.isfinite(middle)),
-                **dict(zip(("cost", "cost_low", "cost_high"), (middle, low, high), strict=True)),
+                "reached": bool(np.isfinite(cost.median)),
+                "cost": cost.median,
+                "cost_low": cost.low,
+                "cost_high": cost.high,
+                "coverage": cost.coverage,
                 "end": good["end"].median(),
                 "cells": tuple(good["cell"]),
                 **means,
@@ -161,7 +166,9 @@ def tuned(
     one step, else empty. Methods without an eligible candidate keep a row without a step.
     """
     cells = _described(cells)
-    curves = curves[list(dict.fromkeys(["cell", "round", x, y]))]  # copied per facet: only these
+    curves = curves[
+        list(dict.fromkeys(["cell", "round", x, y]))
+    ]  # each facet makes a copy, so columns that are not needed go first
     pieces = []
     for facet, part in cells.groupby("facet", sort=False):
         own = curves[curves["cell"].isin(part["cell"])]
@@ -169,21 +176,22 @@ def tuned(
         table = candidates(own, part, goal, by, y, x)
         best = table.drop_duplicates(by).copy()
         best["edge"] = [
-            _edge(table[table["series"] == row.series], row) for row in best.itertuples()
+            _edge(table[table["series"] == row["series"]], row) for _, row in best.iterrows()
         ]
         blank = ~best["eligible"].to_numpy(bool)
-        best.loc[blank, ["k", "step_size", "step_multiple", "cost", y, "loss", x]] = np.nan
+        numbers = ["k", "step_size", "step_multiple", "cost", "loss", *({y, x} - {"loss"})]
+        best.loc[blank, numbers] = np.nan  # a column named twice here would be doubled
         best.loc[blank, ["step", "edge"]] = ""
         pieces.append(best.assign(facet=facet, target=goal))
     return pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame()
 
 
-def _edge(grid: pd.DataFrame, best) -> str:  # type: ignore[no-untyped-def]
-    column = "step_multiple" if best.step_multiple == best.step_multiple else "step_size"
-    steps = grid[column].dropna()
+def _edge(grid: pd.DataFrame, best: pd.Series) -> str:
+    """Return where the best step lies on its grid: ``low``, ``high``, ``only`` or inside (empty)."""
+    column = "step_size" if pd.isna(best["step_multiple"]) else "step_multiple"
+    steps, own = grid[column].dropna(), best[column]
     if len(steps) <= 1:
         return "only"
-    own = getattr(best, column)
     return "high" if own >= steps.max() else "low" if own <= steps.min() else ""
 
 
@@ -192,8 +200,9 @@ def final_vs_step(cells: pd.DataFrame, y: str = "grad_norm_sq") -> pd.DataFrame:
 
     Columns: facet, method, series, k, axis (``step_multiple``, or ``step_size`` where the series
     has no multiples), at (the step on that axis), cells, diverged, and over the cells that ended
-    ok: y (median), y_low, y_high (extremes); NaN where none did. Where a series has multiples of
-    several theories those of the commonest are shown: the others have no place on its axis.
+    ok: seeds (how many), y (median), y_low, y_high, coverage (its ``interval``; of one cell its
+    value, with coverage 0); NaN where none did. Where a series has multiples of several theories those of the commonest are shown: the
+    others have no place on its axis.
     """
     cells = _described(cells)
     cells = cells[cells["status"].isin(["ok", "diverged"])]
@@ -204,7 +213,8 @@ def final_vs_step(cells: pd.DataFrame, y: str = "grad_norm_sq") -> pd.DataFrame:
     for (facet, series, _), part in cells.groupby(["facet", "series", "step"], sort=False):
         multiple = part["step_multiple"].iloc[0]
         whole = multiple == multiple
-        good = part.loc[part["status"] == "ok", y]
+        good = part.loc[part["status"] == "ok", y].dropna()
+        final = interval(good.to_numpy(float))
         rows.append(
             {
                 "facet": facet,
@@ -215,13 +225,15 @@ def final_vs_step(cells: pd.DataFrame, y: str = "grad_norm_sq") -> pd.DataFrame:
                 "at": multiple if whole else part["step_size"].mean(),
                 "cells": len(part),
                 "diverged": int((part["status"] == "diverged").sum()),
-                y: good.median(),
-                f"{y}_low": good.min(),
-                f"{y}_high": good.max(),
+                "seeds": len(good),
+                y: final.median,
+                f"{y}_low": final.low if len(good) > 1 else final.median,
+                f"{y}_high": final.high if len(good) > 1 else final.median,
+                "coverage": final.coverage,
             }
         )
-    names = ["facet", "method", "series", "k", "axis", "at", "cells", "diverged"]
-    table = pd.DataFrame(rows, columns=[*names, y, f"{y}_low", f"{y}_high"])
+    names = ["facet", "method", "series", "k", "axis", "at", "cells", "diverged", "seeds"]
+    table = pd.DataFrame(rows, columns=[*names, y, f"{y}_low", f"{y}_high", "coverage"])
     return table.sort_values(["facet", "series", "at"], kind="stable", ignore_index=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -40,7 +40,7 @@ VERBS = {
 class Group(TyperGroup):
     """The verbs in the order in which they are used, under headings."""
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
+    def format_commands(self, ctx: object, formatter: Any) -> None:
         """Write the verbs to the help page."""
         limit = formatter.width - 14
         for heading, verbs in VERBS.items():
@@ -49,7 +49,7 @@ class Group(TyperGroup):
                 formatter.write_dl([(n, c.get_short_help_str(limit)) for n, c in found])
 
 
-# without rich help pages: they cost 0.1 s, and their markup takes [brackets] for styles
+# Help pages are printed without rich: it costs 0.1 s, and its markup takes [brackets] for styles.
 app = typer.Typer(
     cls=Group,
     rich_markup_mode=None,
@@ -95,7 +95,7 @@ def main(args: Sequence[str] | None = None) -> None:
     except InputError as error:
         complain(str(c) for c in error.complaints)
         sys.exit(2)
-    except OSError as error:  # a folder that cannot be written, a disk that is full
+    except OSError as error:  # such as a folder that cannot be written, or a full disk
         if error.filename is None:
             raise
         complain([f"{os.fspath(error.filename)!s}: {error.strerror}"])
@@ -105,7 +105,7 @@ def main(args: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
-def complain(lines: Any) -> None:
+def complain(lines: Iterable[str]) -> None:
     """Print complaints on standard error."""
     red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
     for line in lines:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from raybench.cli.shared import Plugins, console, count, listing, note
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.table import Table
+    from rich.text import Text
     from torch import Tensor
 
+    from raybench.cli.shared import Screen
     from raybench.testing.bench import Measured
 
 Case = tuple[str, "Tensor"]  # what the vector is, and the vector
 VECTORS = ("resnet18", "gaussian")
 DEVICES = ("cpu", "cuda")
 NONE = "none"
-BATCH = "64,20,112"
+USUAL_BATCH = "64,20,112"
 CLONE = "x.clone()"
-HEADS = ("compress", "decode", "pack", "unpack", "error", "bytes", "bits/d", "of dense")
-NARROW = 96  # columns below which the table does without the bytes
+COLUMN_HEADS = ("compress", "decode", "pack", "unpack", "error", "bytes", "bits/d", "of dense")
+NARROW_SCREEN = 96  # a terminal of fewer columns gets a table without the bytes
 
 
 def bench(
@@ -37,7 +40,7 @@ def bench(
     ] = None,
     batch: Annotated[
         str, typer.Option(metavar="B,n,d", help="Shape of the batch of short ones, or none.")
-    ] = BATCH,
+    ] = USUAL_BATCH,
     vector: Annotated[
         str, typer.Option(metavar="NAME", help="The long vector: resnet18, gaussian or none.")
     ] = VECTORS[0],
@@ -86,12 +89,13 @@ def bench(
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     facts = {"threads": torch.get_num_threads(), "device": device, "torch": torch.__version__}
+    where = device if device != "cpu" else count(torch.get_num_threads(), "thread")
     screen, frames, doubt = console(), [], busy()
     try:
         for about, x in _cases(d, batch, vector, gradient):
             x = x.to(device)
             if not json:
-                screen.print(_head(about, x, facts))
+                screen.print(_head(about, x, where))
             rows = measure(chosen, x, repeats, limit, {CLONE: x.clone})
             clone = rows.pop()
             frames.append(frame(rows, vector=about, shape=str(tuple(x.shape)), **facts))
@@ -137,7 +141,7 @@ def _shape(batch: str) -> tuple[int, ...] | None:
         return None
     parts = batch.split(",")
     if len(parts) != 3 or not all(p.strip().isdigit() and int(p) > 0 for p in parts):
-        fix = f"cells, clients, coordinates such as {BATCH}, or none"
+        fix = f"cells, clients, coordinates such as {USUAL_BATCH}, or none"
         raise InputError.of("--batch", f"{batch!r} is no shape", fix)
     return tuple(int(p) for p in parts)
 
@@ -189,22 +193,18 @@ def _long(about: str, x: Tensor, d: int | None) -> Case:
     return f"{about}, {d:,} of {x.numel():,} coordinates", thinned(x, d)
 
 
-def _head(about: str, x: Tensor, facts: dict[str, Any]) -> Any:
-    """Return the line above a table."""
+def _head(about: str, x: Tensor, where: str) -> Text:
+    """Return the line above a table; where: the device, or the threads of the processor."""
     from rich.text import Text
 
     shape = " × ".join(f"{n:,}" for n in x.shape)
     kind = str(x.dtype).removeprefix("torch.")
     head = Text(f"{shape} {kind}", style="bold")
-    head.append(f"  {about}; {_where(facts)}", style="not bold dim")
+    head.append(f"  {about}; {where}", style="not bold dim")
     return head
 
 
-def _where(facts: dict[str, Any]) -> str:
-    return facts["device"] if facts["device"] != "cpu" else count(facts["threads"], "thread")
-
-
-def _print(screen: Any, rows: list[Measured], x: Tensor, clone: Measured) -> None:
+def _print(screen: Screen, rows: list[Measured], x: Tensor, clone: Measured) -> None:
     """Print the copy's time, the table, and what was left out."""
     from rich.text import Text
 
@@ -216,18 +216,18 @@ def _print(screen: Any, rows: list[Measured], x: Tensor, clone: Measured) -> Non
     screen.print(Text(text, style="dim"))
     measured = [row for row in rows if not row.left_out]
     if measured:
-        screen.print(_table(measured, narrow=screen.console.width < NARROW))
+        screen.print(_table(measured, narrow=screen.console.width < NARROW_SCREEN))
     for row in rows:
         if row.left_out:
             screen.print(Text(f"  left out: {row.operator}: {row.left_out}", style="dim"))
 
 
 def _table(rows: list[Measured], narrow: bool) -> Table:
-    heads = [head for head in HEADS if not (narrow and head == "bytes")]
+    heads = [head for head in COLUMN_HEADS if not (narrow and head == "bytes")]
     table = listing("operator", *heads, right=heads, fold="operator")
     for row in rows:
         times = (row.compress, row.decode, row.pack, row.unpack)
-        cells = dict(zip(HEADS, map(_ratio, times)))
+        cells = dict(zip(COLUMN_HEADS, map(_ratio, times)))
         cells["error"] = f"{row.error:.3g}"
         cells["bytes"] = _size(row.bytes or 0)
         cells["bits/d"] = f"{row.bits_each:.3g}"
@@ -251,7 +251,7 @@ def _size(amount: int) -> str:
     return f"{amount} B"
 
 
-def _legend() -> Any:
+def _legend() -> Text:
     from rich.text import Text
 
     return Text(
@@ -264,7 +264,7 @@ def _legend() -> Any:
     )
 
 
-def _save(frames: list[Any], json: bool, out: str | None) -> None:
+def _save(frames: list[pd.DataFrame], json: bool, out: str | None) -> None:
     """Print the figures as JSON, or save them."""
     import pandas as pd
 

@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from raybench.core.facts import Role
+
 if TYPE_CHECKING:
     from raybench.spec import Sweep
 
-START = "logistic:dataset=breast_cancer,scale=columns,clients=10"
+USUAL_PROBLEM = "logistic:dataset=breast_cancer,scale=columns,clients=10"
 
 Problem = Annotated[
     str | None,
-    typer.Option(metavar="NAME[:KEY=VALUE,...]", help=f"The problem. [default: {START}]"),
+    typer.Option(metavar="NAME[:KEY=VALUE,...]", help=f"The problem. [default: {USUAL_PROBLEM}]"),
 ]
 Dataset = Annotated[
     str | None, typer.Option(metavar="NAME|PATH", help="Its data set; raybench ls datasets.")
@@ -22,7 +24,8 @@ Clients = Annotated[int | None, typer.Option(metavar="N", help="How many clients
 Compressor = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME[:KEY=VALUE,...]", help="The operator. [default: top_k:k=10%, or rand_k:k=10%]"
+        metavar="NAME[:KEY=VALUE,...]",
+        help=f"The operator. [default: {' or '.join(sorted({r.usual_form for r in Role}))}]",
     ),
 ]
 Downlink = Annotated[
@@ -37,7 +40,7 @@ def config(
     clients: int | None,
     compressor: str | None,
     downlink: str | None = None,
-    **more: Any,
+    **more: object,
 ) -> dict[str, Any]:
     """Return the sweep file of one cell; further keys that are None are left out.
 
@@ -46,7 +49,7 @@ def config(
     """
     from raybench.spec import short
 
-    section = short.parse(problem or START, "problem")
+    section = short.parse(problem or USUAL_PROBLEM, "problem")
     if problem is None and dataset is not None:
         section = {"name": section["name"], "clients": section["clients"]}
     own = {"dataset": dataset, "clients": clients}
@@ -62,13 +65,10 @@ def config(
 
 def usual_operator(algorithm: str) -> str | None:
     """Return the operator of a method that takes one where none is given; None where it takes none."""
-    from raybench.compressors import Role
     from raybench.core import registry
 
-    role = registry.lookup("algorithm", algorithm).meta.get("up")
-    if role is None:
-        return None
-    return "top_k:k=10%" if role == Role.CONTRACTIVE else "rand_k:k=10%"
+    role = registry.lookup("algorithm", algorithm).facts.up
+    return None if role is None else role.usual_form
 
 
 def folder_name(sweep: Sweep) -> str:
@@ -76,7 +76,7 @@ def folder_name(sweep: Sweep) -> str:
     import hashlib
     import re
 
-    from raybench.spec.cells import canonical
+    from raybench.spec.parts import canonical
 
     problem = sweep.cells[0].problem
     digest = hashlib.sha256(canonical(problem.config()).encode()).hexdigest()[:6]

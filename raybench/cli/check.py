@@ -27,7 +27,7 @@ def check(
         kit = import_module(f"raybench.testing.{entry.kind}s")
         try:
             found = kit.check_entry(entry)
-        except Exception as error:  # the user's own code, before a check could begin
+        except Exception as error:  # the user's own code raised before a check could begin
             found = [Finding("can be made", entry.name, f"{type(error).__name__}: {error}")]
         for finding in found:
             print(f"  {finding}", flush=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import typer
 
-from raybench.cli.shared import RESULTS, console
+from raybench.cli.shared import RESULTS_FOLDER, console
 
 PACKAGES = ("torch", "ray", "numba", "numpy", "pandas", "pyarrow")
 LEAST_DISK = 1 << 30
@@ -74,7 +74,7 @@ def _package(name: str) -> Finding:
 
     try:
         found = version(name)
-        if name != "ray":  # importing it takes a second and can hardly fail alone
+        if name != "ray":  # importing ray takes a second, and where the others work it does too
             import_module(name)
     except PackageNotFoundError:
         return Finding(name, "not installed", "install raybench anew: it requires this package")
@@ -135,8 +135,8 @@ def _data() -> Finding:
 
 
 def _results() -> Finding:
-    folder = RESULTS if RESULTS.is_dir() else Path()
-    shown = str(RESULTS.resolve())
+    folder = RESULTS_FOLDER if RESULTS_FOLDER.is_dir() else Path()
+    shown = str(RESULTS_FOLDER.resolve())
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass

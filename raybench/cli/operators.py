@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raybench.cli.shared import listing
 
 if TYPE_CHECKING:
+    from rich.padding import Padding
+
     from raybench.cli.shared import Screen
     from raybench.compressors import Compressor, Message
     from raybench.core.registry import Entry
 
-TRIES = (1, "1%", "10%")  # for a count that is required and not given
-CHECKED = "1%"  # the one of them that is drawn
+COUNTS_SHOWN = (
+    1,
+    "1%",
+    "10%",
+)  # values that are shown for a count that is required and was not given
+COUNT_CHECKED = "1%"  # the value for which the operator is drawn and compared with its constants
 FIGURES = (
     *("ω", "α", "B1: α, β", "B2: γ, β", "B3: δ", "  of C times", "bits", "  values", "  index"),
     *("  raw", "of dense", "bytes", "  with header"),
@@ -35,7 +41,9 @@ def describe(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) -> 
     counts = [n for n, p in entry.params.items() if p.kind == "count" and p.default is REQUIRED]
     given = short.parse(name, "show")
     free = [n for n in counts if n not in given]
-    tries: list[dict[str, Any]] = [dict.fromkeys(free, k) for k in TRIES] if free else [{}]
+    tries: list[dict[str, object]] = (
+        [dict.fromkeys(free, k) for k in COUNTS_SHOWN] if free else [{}]
+    )
     x = stream(0).normal(d)
     ops, columns = {}, []
     for more in tries:
@@ -55,11 +63,11 @@ def describe(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) -> 
         if any(row[1:]):
             table.add_row(Text(f"  {row[0]}", style="dim"), *row[1:])
     out.print(table)
-    drawn = CHECKED if CHECKED in ops else next(iter(ops))
+    drawn = COUNT_CHECKED if COUNT_CHECKED in ops else next(iter(ops))
     _check(out, ops[drawn], d, f"K = {drawn}, " if len(ops) > 1 else "")
 
 
-def _line(text: str) -> Any:
+def _line(text: str) -> Padding:
     from rich.padding import Padding
     from rich.text import Text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,12 +12,14 @@ from raybench.cli import shared
 from raybench.cli.shared import console, count, listing, note, pairs, results_of, span
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from raybench.planning.batch import Resolved
     from raybench.planning.estimate import Estimate
     from raybench.planning.plan import Plan
 
-RAY_START = 6.0  # seconds
-Counts = tuple[float, float | None]  # bits up per client at the end, seconds on one core
+SECONDS_TO_START_RAY = 6.0
+Cost = tuple[float, float | None]  # bits up per client at the end, seconds on one core
 
 
 def plan(
@@ -37,6 +39,7 @@ def plan(
     Nothing is saved. Prints every error at once. Bits and time come from the first rounds of each method.
     """
     from raybench.engine.run import Options
+    from raybench.planning.booking import as_booked
     from raybench.planning.estimate import estimate
     from raybench.planning.plan import make_plan
     from raybench.store import Store
@@ -45,6 +48,7 @@ def plan(
     folder = results_of(sweep, out)
     store = Store(folder)
     store.claim(sweep.text, write=False)
+    sweep = as_booked(sweep, folder)
     made = make_plan(sweep, store.done(), retry_failed)
     known = {}
     if measure and made.batches:
@@ -60,7 +64,7 @@ def plan(
 
 
 def _print(
-    made: Plan, folder: str, file: str, known: dict[str, Estimate], costs: dict[Any, Counts]
+    made: Plan, folder: str, file: str, known: dict[str, Estimate], costs: dict[str, Cost]
 ) -> None:
     from rich.text import Text
 
@@ -77,10 +81,7 @@ def _print(
     screen.print(pairs(_problems(made)))
     if made.cells:
         screen.print(_methods(made, costs))
-    reasons = Counter(why for _, _, why in made.skipped)
-    rows: list[tuple[str, Any]] = [
-        ("skipped", f"{count(n, 'cell')}: {why}") for why, n in reasons.most_common(12)
-    ]
+    rows: list[tuple[str, object]] = [*shared.reasons(made.skipped)]
     errors = Counter(e.error for e in known.values() if e.error)
     rows += [("raises", Text(f"{error}", style="red")) for error in errors]
     if made.batches:
@@ -102,7 +103,7 @@ def _print(
 def _problems(made: Plan) -> list[tuple[str, str]]:
     """Return a line per problem: what it is, and its constants."""
     from raybench.report import words
-    from raybench.spec.cells import canonical
+    from raybench.spec.parts import canonical
 
     rows = []
     sections = dict.fromkeys(c.cell.problem for c in made.cells)
@@ -123,7 +124,7 @@ def _problems(made: Plan) -> list[tuple[str, str]]:
     return rows
 
 
-def _methods(made: Plan, costs: dict[Any, Counts]) -> Any:
+def _methods(made: Plan, costs: dict[str, Cost]) -> Table:
     """Return the table of methods: K, steps, seeds, cells, done, bits, time."""
     several = len({c.cell.problem for c in made.cells}) > 1
     groups: dict[tuple[str, str], list[Resolved]] = {}
@@ -177,7 +178,7 @@ def _data(cell: Resolved) -> str:
     return str(problem.params.get("dataset") or problem.name).rsplit("/", 1)[-1]
 
 
-def _costs(made: Plan, known: dict[str, Estimate]) -> dict[Any, Counts]:
+def _costs(made: Plan, known: dict[str, Estimate]) -> dict[str, Cost]:
     """Return (bits up, seconds) of every cell yet to run that has an estimate."""
     return {
         cell.id: (known[batch.name].bits_up, known[batch.name].seconds / len(batch.cells))
@@ -205,7 +206,7 @@ def _time(made: Plan, known: dict[str, Estimate]) -> str:
     total = sum(e.seconds for e in known.values()) * sum(work.values()) / tried
     slots = max(1, int((os.cpu_count() or 1) // made.sweep.resources.cpus_per_worker))
     slots = min(slots, len(made.batches))
-    through = RAY_START + total / slots
+    through = SECONDS_TO_START_RAY + total / slots
     on = f"{slots} at a time on {count(os.cpu_count() or 1, 'core')}"
     return f"about {_clock(through)} through Ray, {on}; {_clock(total)} with --inline"
 

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raybench.cli import cell
-from raybench.cli.shared import Fresh, Out, Plugins, Sets, console, pairs, results_of
+from raybench.cli.shared import Fresh, Out, Plugins, Sets, console, note, pairs, results_of
 
 if TYPE_CHECKING:
     from raybench.planning.batch import Resolved
+    from raybench.planning.skip import Skipped
+    from raybench.spec import Sweep
 
 Number = dict[str, Any]
 
@@ -70,37 +72,40 @@ def run(
     if len(sweep.cells) != 1:
         what = f"this is a grid of {len(sweep.cells)} cells"
         raise InputError.of("run", what, "write a sweep file: raybench sweep FILE")
-    if sweep.name == "sweep":  # not named by --set
+    if sweep.name == "sweep":  # a name given by --set stays
         named = cell.folder_name(sweep)
         sweep = spec.load(given, sets=sets or (), plugins=plugin or (), name=named)
     _work(sweep, results_of(sweep, out), fresh)
 
 
-def _work(sweep: Any, folder: str, fresh: bool) -> None:
+def _work(sweep: Sweep, folder: str, fresh: bool) -> None:
     from raybench.core.errors import InputError
     from raybench.planning.plan import make_plan
     from raybench.runtime.driver import drive
 
     plan = make_plan(sweep)
-    if plan.skipped:
-        raise InputError.of("run", plan.skipped[0][2], _way_out(plan.skipped[0][2]))
+    for one in plan.skipped:
+        raise InputError.of("run", one.why.text, _way_out(one))
     outcome = drive(sweep, folder, inline=True, fresh=fresh)
+    note(*outcome.plan.notes[len(sweep.notes) :])
     if outcome.interrupted:
         raise KeyboardInterrupt
     _show(plan.cells[0], folder, before=not outcome.plan.batches)
     raise typer.Exit(outcome.exit_code)
 
 
-def _way_out(reason: str) -> str:
-    """Return what to write instead of a run that is skipped for that reason."""
-    if "no theoretical step" in reason:
-        return "--step-value 0.1, or --set step_size.of=gd for multiples of gd's step"
-    if "features split" in reason and "needs such" in reason:
-        return "--problem vertical_least_squares:dataset=breast_cancer,clients=10,scale=columns"
-    if "operator and" in reason:
-        usual = "rand_k:k=10%" if "unbiased operator and" in reason else "top_k:k=10%"
-        return f"--compressor {usual}; --set allow_unproven=true runs what no theory covers"
-    return ""
+def _way_out(skipped: Skipped) -> str:
+    """Return the flags that would run what is skipped, or else the keys of a sweep file that would."""
+    from raybench.planning.skip import SkipCode
+
+    usual = cell.usual_operator(skipped.cell.algorithm.name)
+    flags = {
+        SkipCode.NO_STEP: "--step-value 0.1, or --set step_size.of=gd for multiples of gd's step",
+        SkipCode.VERTICAL_METHOD: f"--problem vertical_least_squares:{cell.USUAL_PROBLEM.partition(':')[2]}",
+        SkipCode.OPERATOR: f"--compressor {usual}; "
+        "--set allow_unproven=true runs what no theory covers",
+    }
+    return flags.get(skipped.why.code, skipped.why.fix)
 
 
 def _cause(error: str) -> str:
@@ -136,8 +141,10 @@ def _show(resolved: Resolved, folder: str, before: bool) -> None:
 
     step = words.number(row["step_size"])
     if words.known(row["theory_step"]):
-        step += f"  ({row['step_size'] / row['theory_step']:.4g} x theory)"
-    rows: list[tuple[str, Any]] = [
+        what = {"theorem": "theory", "borrowed": f"theory of {resolved.cell.step.of}"}
+        one = what.get(str(resolved.basis), str(resolved.basis))
+        step += f"  ({row['step_size'] / row['theory_step']:.4g} x {one})"
+    rows: list[tuple[str, object]] = [
         ("ended", f"{row['status']} after {row['rounds']:,.0f} rounds, {row['seconds']:.3g} s"),
         ("step size", step),
         (

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from raybench.planning.skip import Skipped
     from raybench.spec import Sweep
 
-RESULTS = Path("results")
-WIDEST = 110
-IN_A_PIPE = 120
+RESULTS_FOLDER = Path("results")
+WIDEST_TABLE = 110
+WIDTH_IN_A_PIPE = 120
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="A sweep file.")]
 Folder = Annotated[str, typer.Argument(metavar="DIR", help="A results folder.")]
@@ -37,7 +38,8 @@ Accounting = Annotated[
     str | None,
     typer.Option(
         metavar="HOW",
-        help="Book bits anew: paper:ef21, paper:marina, paper:3pc, or value_bits=32,index_bits=none.",
+        help="Book bits anew: paper:ef21, paper:marina, paper:3pc, or settings such as value_bits=32,"
+        "index_bits=none (auto, list_or_bitmask, explicit, bitmask, entropy, none).",
     ),
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what the folder holds.")]
@@ -54,11 +56,11 @@ class Screen:
 
         self.console: Console = Console(highlight=False, markup=False, emoji=False)
         if self.console.is_terminal:
-            self.console.width = min(self.console.width, WIDEST)
+            self.console.width = min(self.console.width, WIDEST_TABLE)
         elif "COLUMNS" not in os.environ:
-            self.console.width = IN_A_PIPE
+            self.console.width = WIDTH_IN_A_PIPE
 
-    def print(self, *things: Any) -> None:
+    def print(self, *things: object) -> None:
         """Print texts and tables."""
         if self.console.is_terminal:
             self.console.print(*things)
@@ -90,7 +92,7 @@ def listing(*heads: str, right: Iterable[str] = (), fold: str = "") -> Table:
     return table
 
 
-def pairs(rows: Iterable[tuple[str, Any]], indent: int = 2) -> Table:
+def pairs(rows: Iterable[tuple[str, object]], indent: int = 2) -> Table:
     """Return names and values side by side."""
     from rich.table import Table
     from rich.text import Text
@@ -116,6 +118,23 @@ def note(*lines: str) -> None:
 def count(amount: int, word: str) -> str:
     """Return ``1 cell``, ``1,248 cells``."""
     return f"{amount:,} {word}" + ("" if amount == 1 else "s")
+
+
+def reasons(skipped: Iterable[Skipped], most: int = 3) -> list[tuple[str, str]]:
+    """Return lines that say why cells are skipped, by kind of reason, each kind with what would run them.
+
+    most: how many texts of a kind are shown, the commonest first.
+    """
+    from raybench.planning.skip import grouped
+
+    rows = []
+    for kind in grouped(skipped):
+        lines = [f"{count(n, 'cell')}: {text}" for text, n in kind.texts[:most]]
+        if len(kind.texts) > most:
+            lines.append(f"{count(sum(n for _, n in kind.texts[most:]), 'cell')} more of this kind")
+        lines += [f"to run: {kind.fix}"] if kind.fix else []
+        rows += [("" if i else "skipped", line) for i, line in enumerate(lines)]
+    return rows
 
 
 def span(numbers: Sequence[float], most: int = 6) -> str:
@@ -149,4 +168,4 @@ def read(file: str, sets: list[str] | None, plugins: list[str] | None) -> Sweep:
 
 def results_of(sweep: Sweep, out: str | None) -> str:
     """Return the folder of a sweep's results."""
-    return out or str(RESULTS / sweep.name)
+    return out or str(RESULTS_FOLDER / sweep.name)

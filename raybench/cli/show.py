@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from raybench.cli.shared import Screen
     from raybench.core.registry import Entry
 
-CLIENTS = 10  # for operators that draw together; others do not look at it
+USUAL_CLIENTS = 10  # operators whose messages depend on each other need a number; others ignore it
 KINDS = ("algorithm", "compressor", "problem", "metric")
 
 
@@ -36,7 +36,8 @@ def show(
     """Show what a plug-in does, its parameters and constants.
 
     An operator with --d: its constants, its bits, and what some draws show of both. An algorithm with a problem and an operator:
-    the problem's constants and its theoretical steps. A problem with --dataset: its constants.
+    the problem's constants, the theorems behind its steps, and which of their assumptions hold. A
+    problem with --dataset: its constants.
     """
     from raybench.core import registry
     from raybench.core.errors import InputError, nearest
@@ -57,12 +58,18 @@ def show(
         entry = registry.lookup(kind, plain)
         _describe(out, entry)
         if kind == "compressor" and (d is not None or ":" in name):
-            operators.describe(out, entry, name, d or 1000, clients or CLIENTS)
+            operators.describe(out, entry, name, d or 1000, clients or USUAL_CLIENTS)
         if kind == "algorithm" and (given or compressor is not None or downlink is not None):
             operator = compressor or cell.usual_operator(plain)
             share = _clients(problem, clients)
             config = cell.config(name, problem, dataset, share, operator, downlink)
             _steps(out, config, operator, downlink)
+        elif kind == "algorithm":
+            from raybench import theory
+            from raybench.core.facts import AlgorithmFacts
+
+            assert isinstance(entry.facts, AlgorithmFacts)
+            guarantee.outline(out, theory.of(entry.facts.theory))
         if kind == "problem" and (given or ":" in name or not _required(entry)):
             config = cell.config("gd", name, dataset, _clients(name, clients), None)
             _constants(out, config)
@@ -78,7 +85,7 @@ def _clients(problem: str | None, given: int | None) -> int | None:
     section = short.parse(problem, "problem")
     entry = registry.lookup("problem", section["name"])
     asked = "clients" in section or "clients" not in _required(entry)
-    return None if asked else int(short.parse(cell.START, "problem")["clients"])
+    return None if asked else int(short.parse(cell.USUAL_PROBLEM, "problem")["clients"])
 
 
 def _required(entry: Entry) -> list[str]:
@@ -92,6 +99,7 @@ def _describe(out: Screen, entry: Entry) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
+    from raybench.core.facts import AlgorithmFacts
     from raybench.core.registry import REQUIRED
     from raybench.spec.sections import default
     from raybench.spec.values import allowed
@@ -99,9 +107,8 @@ def _describe(out: Screen, entry: Entry) -> None:
 
     head = Text(entry.name, style="bold")
     head.append(f"  {entry.kind}", style="not bold dim")
-    role = entry.meta.get("up") if entry.kind == "algorithm" else None
-    if entry.kind == "algorithm":
-        head.append(f", {_needs(role)}", style="not bold dim")
+    if isinstance(entry.facts, AlgorithmFacts):
+        head.append(f", {_needs(entry.facts.up)}", style="not bold dim")
     if entry.source:
         head.append(", from a plug-in file", style="not bold dim")
     out.print(head)
@@ -129,12 +136,12 @@ def _flowing(paragraph: str) -> str:
     return " ".join(lines)
 
 
-def _needs(role: Any) -> str:
+def _needs(role: str | None) -> str:
     words = {None: "sends dense messages", "any": "takes any compressor"}
     return words.get(role, f"needs {'an' if str(role)[0] in 'aeiou' else 'a'} {role} compressor")
 
 
-def _constants(out: Screen, config: dict[str, Any]) -> None:
+def _constants(out: Screen, config: dict[str, object]) -> None:
     """Print the constants of the problem of a one-cell sweep file."""
     import json
 
@@ -160,17 +167,21 @@ def _constants(out: Screen, config: dict[str, Any]) -> None:
         "L_plus": "L_plus",
         "L_pm": "L_pm, Hessian variance",
         "L_samples": "L of the samples",
+        "L_sample_max": "L of one sample, at most",
+        "sample_variance": "σ² of a sample, at most",
         "mu": "mu",
         "f_inf": "f_inf ≤ f",
         "f_star": "f*",
         "heterogeneity": "D = mean ‖∇fᵢ(x*)‖²",
         "noise_at_minimizer": "C, noise of a sample at x*",
+        "facts": "known to hold",
     }
     known = {k: v for k, v in known.items() if v is not None and k != "constants"}
     if known.get("message_dim") == known.get("d"):
         known.pop("message_dim", None)
     least, most = known["samples"]
     known["samples"] = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    known["facts"] = ", ".join(fact.replace("_", " ") for fact in known["facts"]) or "none"
     rows = [(word, known.pop(key)) for key, word in names.items() if key in known]
     rows += sorted(known.items())
     dataset = section.params.get("dataset")
@@ -189,25 +200,29 @@ def _constants(out: Screen, config: dict[str, Any]) -> None:
     out.print(pairs(spelled, indent=2))
 
 
-def _steps(out: Screen, config: dict[str, Any], operator: str | None, downlink: str | None) -> None:
+def _steps(
+    out: Screen, config: dict[str, object], operator: str | None, downlink: str | None
+) -> None:
     """Print the constants and the algorithm's theoretical steps under every rule."""
     from rich.text import Text
 
     from raybench import spec
-    from raybench.planning.resolve import Resolver, Skip
+    from raybench.planning.resolve import Resolver
+    from raybench.planning.skip import Skip
     from raybench.report import words
+    from raybench.theory import RULES
 
     _constants(out, config)
-    rows: list[tuple[str, Any]] = []
-    facts: list[tuple[str, Any]] = []
+    rows: list[tuple[str, object]] = []
+    facts: list[tuple[str, object]] = []
     steps: dict[str, float] = {}
-    for rule in ("nonconvex", "pl", "paper"):
+    for rule in RULES:
         step = {"theory": 1, "rule": rule}
         for one in spec.load({**config, "step_size": step}).cells:
             try:
                 found = Resolver().resolve(one)
             except Skip as why:
-                rows.append((rule, Text(f"none: {why.__context__ or why}", style="dim")))
+                rows.append((rule, Text(f"none: {why.__cause__ or why}", style="dim")))
                 continue
             steps[rule] = found.step_size
             rows.append((rule, words.number(found.step_size, 6)))
@@ -215,7 +230,7 @@ def _steps(out: Screen, config: dict[str, Any], operator: str | None, downlink: 
             down = one.downlink is not None
             if operator is not None or down:
                 numbers += guarantee.operator_numbers(Resolver().backing(one)[1], down)
-            if operator is None and down:  # what counts is the downlink
+            if operator is None and down:  # the method compresses the downlink only
                 numbers = [(n, v) for n, v in numbers if "downlink" in n]
             numbers += [(k, v) for k, v in found.params.items() if isinstance(v, int | float)]
             facts = [("K", found.k)] if found.k is not None else []
@@ -228,5 +243,4 @@ def _steps(out: Screen, config: dict[str, Any], operator: str | None, downlink: 
     with_it = "" if facts or operator is None else f", with {operator}"
     out.print(Text(f"\n  theoretical step size by rule{with_it}", style="bold"))
     out.print(pairs(rows))
-    if steps:
-        guarantee.explain(out, one, steps)
+    guarantee.explain(out, one, steps)

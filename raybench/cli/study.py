@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raybench.cli.shared import RESULTS, Plugins, console, listing
+from raybench.cli.shared import RESULTS_FOLDER, Plugins, console, listing
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from raybench.cli.shared import Screen
 
 STUDIES = ("compressors",)
@@ -46,7 +48,7 @@ def study(
     for file in plugin or ():
         registry.load_plugin(file)
     grids = {text: [text] for text in operators} if operators else None
-    folder = out or str(RESULTS / "compressor-study")
+    folder = out or str(RESULTS_FOLDER / "compressor-study")
     rows = studies.compressors(folder, d, draws, grids, seed)
     paths = studies.figures(rows, folder)
     screen = console()
@@ -74,7 +76,7 @@ def _number(value: float) -> str:
     return "–" if not math.isfinite(value) else f"{value:.3g}"
 
 
-def _errors(out: Screen, rows: Any) -> None:
+def _errors(out: Screen, rows: pd.DataFrame) -> None:
     """Print every operator's error and bits a coordinate, family by family."""
     from rich.text import Text
 
@@ -90,7 +92,7 @@ def _errors(out: Screen, rows: Any) -> None:
     out.print(table)
 
 
-def _sign(out: Screen, found: Any) -> None:
+def _sign(out: Screen, found: pd.DataFrame) -> None:
     """Print what others pay for scaled sign's error."""
     from rich.text import Text
 
@@ -115,7 +117,7 @@ def _sign(out: Screen, found: Any) -> None:
         out.print(Text(f"Nothing here beats scaled sign at its own error on: {', '.join(wins)}."))
 
 
-def _energy(out: Screen, energy: Any, d: int) -> None:
+def _energy(out: Screen, energy: pd.DataFrame, d: int) -> None:
     """Print Top-k's residuals beside the formulas of order statistics."""
     from rich.text import Text
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,7 @@ from raybench.cli import shared
 from raybench.cli.shared import console, count, note, pairs, results_of
 
 if TYPE_CHECKING:
+    from raybench.cli.shared import Screen
     from raybench.runtime.driver import Outcome
 
 
@@ -33,7 +34,7 @@ def sweep(
     """Run a sweep: the cells of FILE that its results folder lacks.
 
     Ends with a table of each method's best K and step, and a report. Interrupted or extended, the
-    same command goes on. Exit code 1 if cells failed.
+    same command goes on. Exit code 1 if cells failed, or all were skipped.
     """
     from raybench.runtime.driver import drive
 
@@ -82,7 +83,7 @@ def _close(outcome: Outcome, folder: str, file: str) -> None:
     out.print(head)
     out.print(report.table(results))
     _why(out, outcome, folder)
-    rows: list[tuple[str, Any]] = [
+    rows: list[tuple[str, object]] = [
         ("report", str(report.html(results))),
         ("tables", f"{folder}/cells, {folder}/curves  (Parquet)"),
     ]
@@ -95,12 +96,11 @@ def _close(outcome: Outcome, folder: str, file: str) -> None:
     out.print(pairs(rows, indent=0))
 
 
-def _why(out: Any, outcome: Outcome, folder: str) -> None:
+def _why(out: Screen, outcome: Outcome, folder: str) -> None:
     """Print why cells were skipped or failed, the commonest reasons first."""
     from collections import Counter
 
-    reasons = Counter(why for _, _, why in outcome.plan.skipped)
-    rows = [("skipped", f"{count(n, 'cell')}: {why}") for why, n in reasons.most_common(3)]
+    rows = shared.reasons(outcome.plan.skipped)
     if outcome.counts.get("failed"):
         from raybench import store
 

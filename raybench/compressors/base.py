@@ -11,26 +11,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from raybench.core import facts
 from raybench.core.errors import InputError
+from raybench.core.facts import Role
 from raybench.core.layout import Layout
 from raybench.core.streams import Stream, stream
 from raybench.wire import DTYPES, HALVES, Message
-
-
-class Role(StrEnum):
-    """What a method needs of its compressor."""
-
-    CONTRACTIVE = "contractive"
-    UNBIASED = "unbiased"
-    ANY = "any"
-
 
 Contractive, Unbiased, Any_ = Role.CONTRACTIVE, Role.UNBIASED, Role.ANY
 
@@ -69,6 +61,7 @@ def _count(text: str, d: int) -> int:
     return math.ceil(share * d)
 
 
+@facts.base("compressor")
 class Compressor:
     """Base of all operators. A subclass defines ``encode`` and the constants of its class.
 

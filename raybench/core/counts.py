@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+Amount: TypeAlias = Any  # a number, a torch tensor or a numpy array
 
 
 class Counts(NamedTuple):
@@ -13,20 +15,20 @@ class Counts(NamedTuple):
     no accounting changes (levels, signs, flags, lengths). bytes: what is packed. messages: how many.
     """
 
-    values: Any = 0
-    index_explicit: Any = 0
-    index_auto: Any = 0
-    index_list_or_bitmask: Any = 0
-    index_bitmask: Any = 0
-    index_entropy: Any = 0
-    raw: Any = 0
-    bytes: Any = 0
-    messages: Any = 0
+    values: Amount = 0
+    index_explicit: Amount = 0
+    index_auto: Amount = 0
+    index_list_or_bitmask: Amount = 0
+    index_bitmask: Amount = 0
+    index_entropy: Amount = 0
+    raw: Amount = 0
+    bytes: Amount = 0
+    messages: Amount = 0
 
     def plus(self, other: Counts) -> Counts:
         """Return the sum of two counts."""
         return Counts(*(a + b for a, b in zip(self, other, strict=True)))
 
-    def times(self, factor: Any) -> Counts:
+    def times(self, factor: Amount) -> Counts:
         """Return the counts multiplied by a number or a tensor of their shape."""
         return Counts(*(a * factor for a in self))

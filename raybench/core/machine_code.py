@@ -27,21 +27,23 @@ class _NamedByContent(IndexDataCacheFile):  # type: ignore[misc]
         )
         self._uses = uses
 
-    def _name(self, key: Any) -> str:
+    def _name(self, key: object) -> str:
         parts = repr((self._version, self._source_stamp, self._uses, key))
         return str(self._data_name(int(hashlib.sha256(parts.encode()).hexdigest()[:15], 16)))
 
-    def save(self, key: Any, data: Any) -> None:
-        self._save_data(self._name(key), data)  # a temporary file and a rename: whole or not there
+    def save(self, key: object, data: object) -> None:
+        self._save_data(
+            self._name(key), data
+        )  # numba writes a temporary file and renames it, so a reader sees all of it or nothing
 
-    def load(self, key: Any) -> Any:
+    def load(self, key: object) -> object:
         try:
             return self._load_data(self._name(key))
-        except OSError:  # not there: numba compiles
+        except OSError:  # the file is not there, and numba compiles the function
             return None
 
 
-def dispatcher(function: Callable[..., Any], options: Mapping[str, Any], uses: str) -> Any:
+def dispatcher(function: Callable[..., Any], options: Mapping[str, object], uses: str) -> Any:
     """Return numba's compiler of a function, which keeps machine code on disk and releases the GIL.
 
     options: those of ``numba.njit``. uses: what is compiled in from elsewhere.

@@ -1,8 +1,9 @@
 """Names -> plug-ins: compressors, algorithms, problems and metrics, each one file with one decorator.
 
-A decorator's keyword arguments that are ``Param`` objects declare the plug-in's parameters (what a
-sweep file may say, with types and defaults); all others are facts about it (``entry.meta``).
-Built-in packages are imported on first use, so this module stays light.
+A decorator's keyword arguments that are parameters (``Count``, ``Number``, ...) declare what a sweep file
+may set; parameters may also stand as attributes of the class or in the function's signature
+(``raybench.core.params``). All other keyword arguments are facts about the plug-in
+(``raybench.core.facts``). Built-in packages are imported on first use, so this module stays light.
 """
 
 from __future__ import annotations
@@ -11,136 +12,72 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
-import math
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar, dataclass_transform, overload
 
-from raybench.core.errors import InputError, nearest
+from raybench.core import facts, params
+from raybench.core.errors import Complaint, InputError, nearest
+from raybench.core.facts import AlgorithmFacts, CompressorFacts, Facts, MetricFacts, ProblemFacts
+from raybench.core.params import (
+    REQUIRED,
+    Choice,
+    Count,
+    Flag,
+    Integer,
+    List,
+    Number,
+    Operator,
+    Param,
+    Text,
+)
 
-REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "required"})()
-BUILTIN = {
+__all__ = [
+    "REQUIRED",
+    "Choice",
+    "Count",
+    "Entry",
+    "Flag",
+    "Integer",
+    "List",
+    "Number",
+    "Operator",
+    "Param",
+    "Text",
+    "algorithm",
+    "compressor",
+    "load_plugin",
+    "lookup",
+    "metric",
+    "names",
+    "problem",
+    "state",
+]
+
+BUILTIN_PACKAGES = {
     "compressor": "raybench.compressors",
     "algorithm": "raybench.algorithms",
     "problem": "raybench.problems",
     "metric": "raybench.engine.metrics",
 }
 
-
-@dataclass(frozen=True)
-class Param:
-    """One parameter of a plug-in.
-
-    kind: ``count`` (integer >= 1, or a share of the message dimension such as ``10%`` or 0.1),
-    ``number``, ``integer``, ``choice``, ``flag``, ``text``, ``list`` (a list-valued parameter),
-    ``operator`` (a compression operator, held as its short form).
-    ``words`` are strings allowed besides the kind (``auto``); ``tags`` allows one-key mappings
-    such as ``{dirichlet: 0.5}``. ``per_cell`` numbers may differ between the cells of one batch.
-    """
-
-    kind: str
-    default: Any = REQUIRED
-    low: float = -math.inf
-    high: float = math.inf
-    open_low: bool = False
-    choices: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-    tags: Mapping[str, Param] = field(default_factory=dict)
-    per_cell: bool = False
-    help: str = ""
-
-
-def Count(default: Any = REQUIRED, help: str = "", words: tuple[str, ...] = ()) -> Param:
-    """Return a coordinate count: an integer >= 1, or a share of the message dimension."""
-    return Param("count", default, low=1, help=help, words=words)
-
-
-def Number(
-    default: Any = REQUIRED,
-    low: float = -math.inf,
-    high: float = math.inf,
-    *,
-    open_low: bool = False,
-    words: tuple[str, ...] = (),
-    tags: Mapping[str, Param] | None = None,
-    per_cell: bool = False,
-    help: str = "",
-) -> Param:
-    """Return a real-number parameter in [low, high] (or (low, high] with ``open_low``)."""
-    return Param(
-        "number",
-        default,
-        low,
-        high,
-        open_low,
-        words=words,
-        tags=tags or {},
-        per_cell=per_cell,
-        help=help,
-    )
-
-
-def Integer(
-    default: Any = REQUIRED,
-    low: float = -math.inf,
-    high: float = math.inf,
-    words: tuple[str, ...] = (),
-    help: str = "",
-) -> Param:
-    """Return an integer parameter in [low, high]."""
-    return Param("integer", default, low, high, words=words, help=help)
-
-
-def Choice(
-    *names: str, default: Any = None, tags: Mapping[str, Param] | None = None, help: str = ""
-) -> Param:
-    """Return a choice among ``names``; the first is the default unless ``default`` says otherwise."""
-    return Param(
-        "choice",
-        names[0] if default is None else default,
-        choices=names,
-        tags=tags or {},
-        help=help,
-    )
-
-
-def Flag(default: bool = False, help: str = "") -> Param:
-    """Return a true / false parameter."""
-    return Param("flag", default, help=help)
-
-
-def Text(default: Any = REQUIRED, help: str = "") -> Param:
-    """Return a free-text parameter (a name or a path)."""
-    return Param("text", default, help=help)
-
-
-def List(default: Any = REQUIRED, help: str = "", words: tuple[str, ...] = ()) -> Param:
-    """Return a list-valued parameter: in a sweep file ``[[a, b], [c, d]]`` is an axis of two lists."""
-    return Param("list", default, words=words, help=help)
-
-
-def Operator(default: Any = REQUIRED, help: str = "") -> Param:
-    """Return a parameter that is itself a compression operator: ``top_k:k=1%``, or its mapping.
-
-    The plug-in gets a text, the short form with names sorted and defaults left out, for
-    ``compressors.compose.build``. Write ``default`` in that form.
-    """
-    return Param("operator", default, help=help)
+F = TypeVar("F", bound=Facts, covariant=True)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(Generic[F]):
     """A registered plug-in: what was decorated, its parameters and its facts."""
 
     kind: str
     name: str
     target: Any
     params: Mapping[str, Param]
-    meta: Mapping[str, Any]
+    facts: F
     version: str
-    source: str = ""  # hash of a user's plug-in file; empty for the built-in ones
+    source: str = ""  # hash of the user's file that it comes from; empty for built-in ones
 
     @property
     def summary(self) -> str:
@@ -148,42 +85,54 @@ class Entry:
         return (self.target.__doc__ or "").strip().split("\n")[0]
 
 
-_entries: dict[tuple[str, str], Entry] = {}
+_entries: dict[tuple[str, str], Entry[Facts]] = {}
 _loaded: set[str] = set()
-_generation = 0  # of the entries: changes whenever one is registered
-_source = ""  # set while a user's plug-in file is being imported
+_generation = (
+    0  # counts registrations: what is derived from the entries is stale when it has changed
+)
+_source = ""  # hash of the user's file that is being imported at the moment
 
 
-def _register(kind: str, name: str, version: str, given: dict[str, Any]) -> Callable[[Any], Any]:
-    def decorate(target: Any) -> Any:
+def _register(kind: str, name: str, version: str, given: dict[str, object]) -> Callable[[T], T]:
+    def decorate(target: T) -> T:
         global _generation
         _generation += 1
-        params = {k: v for k, v in given.items() if isinstance(v, Param)}
-        meta = {k: v for k, v in given.items() if not isinstance(v, Param)}
-        params = {**getattr(target, "__params__", {}), **params}
-        target.__params__ = params  # a method built on this one takes the same parameters
-        _entries[kind, name] = Entry(kind, name, target, params, meta, version, _source)
+        known = params.declared(target, as_record=kind == "compressor")
+        known |= {key: value for key, value in given.items() if isinstance(value, Param)}
+        facts.check_names(kind, name, target, known)
+        if twice := params.differing(target, known):
+            fix = "declare it once, as an attribute of the class: k: int = Integer(1)"
+            raise InputError.of(f"{kind} {name}", f"{twice[0]} has two different defaults", fix)
+        said = {key: value for key, value in given.items() if not isinstance(value, Param)}
+        record = facts.facts_of(kind, name, said, known)
+        target.__params__ = known  # type: ignore[attr-defined]  # what is built on this one inherits them
+        _entries[kind, name] = Entry(kind, name, target, known, record, version, _source)
         return target
 
     return decorate
 
 
-def compressor(name: str, *, version: str = "1", **given: Any) -> Callable[[Any], Any]:
-    """Register a compression operator (a class with ``compress``, ``omega``, ``alpha``)."""
+@dataclass_transform(frozen_default=True)
+def compressor(name: str, *, version: str = "1", **given: object) -> Callable[[T], T]:
+    """Register a compression operator (a class with ``encode``, ``omega``, ``alpha``).
+
+    A class whose attributes are parameters becomes a frozen dataclass. Raises InputError for a fact
+    that is unknown or wrong, as the decorators below do.
+    """
     return _register("compressor", name, version, given)
 
 
-def algorithm(name: str, *, version: str = "1", **given: Any) -> Callable[[Any], Any]:
+def algorithm(name: str, *, version: str = "1", **given: object) -> Callable[[T], T]:
     """Register an algorithm (a class with ``start`` and ``round``)."""
     return _register("algorithm", name, version, given)
 
 
-def problem(name: str, *, version: str = "1", **given: Any) -> Callable[[Any], Any]:
+def problem(name: str, *, version: str = "1", **given: object) -> Callable[[T], T]:
     """Register a problem (a class or function that builds one from its parameters)."""
     return _register("problem", name, version, given)
 
 
-def metric(name: str, *, version: str = "1", **given: Any) -> Callable[[Any], Any]:
+def metric(name: str, *, version: str = "1", **given: object) -> Callable[[T], T]:
     """Register a metric, a function (problem, x) -> one number per cell, stored in ``extra``."""
     return _register("metric", name, version, given)
 
@@ -197,7 +146,7 @@ def _ensure(kind: str) -> None:
     if kind in _loaded:
         return
     _loaded.add(kind)
-    importlib.import_module(BUILTIN[kind])
+    importlib.import_module(BUILTIN_PACKAGES[kind])
     for point in importlib.metadata.entry_points(group=f"raybench.{kind}s"):
         point.load()
 
@@ -208,7 +157,27 @@ def names(kind: str) -> list[str]:
     return sorted(n for k, n in _entries if k == kind)
 
 
-def lookup(kind: str, name: str, where: str = "") -> Entry:
+@overload
+def lookup(kind: Literal["algorithm"], name: str, where: str = "") -> Entry[AlgorithmFacts]: ...
+
+
+@overload
+def lookup(kind: Literal["compressor"], name: str, where: str = "") -> Entry[CompressorFacts]: ...
+
+
+@overload
+def lookup(kind: Literal["problem"], name: str, where: str = "") -> Entry[ProblemFacts]: ...
+
+
+@overload
+def lookup(kind: Literal["metric"], name: str, where: str = "") -> Entry[MetricFacts]: ...
+
+
+@overload
+def lookup(kind: str, name: str, where: str = "") -> Entry[Facts]: ...
+
+
+def lookup(kind: str, name: str, where: str = "") -> Entry[Any]:
     """Return the entry of that kind and name.
 
     Raises InputError with the nearest name where there is none.
@@ -222,7 +191,7 @@ def lookup(kind: str, name: str, where: str = "") -> Entry:
     return entry
 
 
-def load_plugin(path: str | Path) -> list[Entry]:
+def load_plugin(path: str | Path) -> list[Entry[Facts]]:
     """Import a plug-in file and return what it registered; its content hash goes into cell ids.
 
     Raises InputError if the file is missing, raises on import, or registers nothing.
@@ -233,7 +202,9 @@ def load_plugin(path: str | Path) -> list[Entry]:
     if not file.is_file():
         raise InputError.of(where, "no such file", "give the path of a Python file")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-    for kind in BUILTIN:  # a user's file may replace a built-in name, never the other way round
+    for kind in (
+        BUILTIN_PACKAGES
+    ):  # first, so that a user's file replaces a built-in name and never the other way round
         _ensure(kind)
     module_name = f"raybench_plugin_{digest}"
     if module_name not in sys.modules:
@@ -245,6 +216,11 @@ def load_plugin(path: str | Path) -> list[Entry]:
         _source = digest
         try:
             spec.loader.exec_module(module)
+        except InputError as error:  # a decorator refused the plug-in
+            del sys.modules[module_name]
+            at = f"{where}, line {_line_in(error, str(file))}"
+            found = [Complaint(f"{at}: {c.where}", c.what, c.fix) for c in error.complaints]
+            raise InputError(found) from error
         except Exception as error:
             del sys.modules[module_name]
             line = error.lineno if isinstance(error, SyntaxError) else _line_in(error, str(file))
@@ -252,11 +228,11 @@ def load_plugin(path: str | Path) -> list[Entry]:
             raise InputError.of(where, what, "the file must import cleanly") from error
         finally:
             _source = ""
-    found = [e for e in _entries.values() if e.source == digest]
-    if not found:
+    entries = [e for e in _entries.values() if e.source == digest]
+    if not entries:
         fix = "decorate with compressor, algorithm, problem or metric of raybench.plugins"
         raise InputError.of(where, "registers nothing", fix)
-    return found
+    return entries
 
 
 def _line_in(error: BaseException, file: str) -> int:

@@ -18,7 +18,7 @@ from raybench.core.errors import InputError, nearest
 from raybench.data import libsvm
 from raybench.data.known import EMBEDDED, KNOWN, find, folder
 
-KEY = "problem.dataset"
+DATASET_KEY = "problem.dataset"
 SCALES = ("none", "rows", "columns")
 Features: TypeAlias = Any  # ndarray or scipy.sparse.csr_array, (rows, d) in float64
 
@@ -81,7 +81,7 @@ def load(
     if len(classes) < 2:
         fix = "take more rows" if rows is not None else "the labels must differ"
         what = f"{data.name} has a single class ({classes[0]:g})"
-        raise InputError.of("problem.rows" if rows is not None else KEY, what, fix)
+        raise InputError.of("problem.rows" if rows is not None else DATASET_KEY, what, fix)
     features = _scaled(data.features, scale)
     if intercept:
         ones = np.ones((features.shape[0], 1))
@@ -145,7 +145,9 @@ def _read(given: str) -> Dataset:
         return _named(given)
     if not path.is_file():
         what = f"{given} is a folder" if path.is_dir() else f"no file {given}"
-        raise InputError.of(KEY, what, "give a known name, or the path of a LIBSVM or .npz file")
+        raise InputError.of(
+            DATASET_KEY, what, "give a known name, or the path of a LIBSVM or .npz file"
+        )
     return _file(path, path.name)
 
 
@@ -156,13 +158,15 @@ def _named(name: str) -> Dataset:
         if known is None:
             fix = nearest(name, [*KNOWN, *EMBEDDED])
             fix += f"; or give a path, or put the file into {folder() / 'libsvm'}"
-            raise InputError.of(KEY, f"unknown data set {name!r}", fix)
+            raise InputError.of(DATASET_KEY, f"unknown data set {name!r}", fix)
         file = libsvm.fetch(name)
     data = _file(file, name, known.d if known else None)
     if known and data.shape != (known.rows, known.d):
         has, want = (f"{r:,} x {d:,}" for r, d in (data.shape, (known.rows, known.d)))
         fix = f"fetch {file.name} again from {known.url}"
-        raise InputError.of(KEY, f"{file} has {has} rows x features, {name} has {want}", fix)
+        raise InputError.of(
+            DATASET_KEY, f"{file} has {has} rows x features, {name} has {want}", fix
+        )
     return data
 
 
@@ -171,9 +175,9 @@ def _file(path: Path, name: str, d: int | None = None) -> Dataset:
     return _parsed(path.absolute(), name, d, stat.st_mtime_ns, stat.st_size)
 
 
-@functools.lru_cache(maxsize=4)  # the cells of a sweep ask for the same few files again and again
+@functools.lru_cache(maxsize=4)  # all cells of a sweep ask for the same few files
 def _parsed(path: Path, name: str, d: int | None, mtime: int, size: int) -> Dataset:
-    del mtime, size  # only there to notice a changed file
+    del mtime, size  # arguments only so that a changed file is read anew
     text = libsvm.content(path)
     features: Features
     if path.suffix == ".npz":
@@ -194,15 +198,15 @@ def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
             labels = np.asarray(labels, dtype=float)
     except KeyError as error:
         what = f"{path.name} lacks the array {error.args[0].split()[0]}"
-        raise InputError.of(KEY, what, fix) from error
+        raise InputError.of(DATASET_KEY, what, fix) from error
     except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
-        raise InputError.of(KEY, f"cannot read {path.name}: {error}", fix) from error
+        raise InputError.of(DATASET_KEY, f"cannot read {path.name}: {error}", fix) from error
     if labels.shape != (len(features),) or features.size == 0:
         what = f"{path.name} has {features.shape[0]} rows and labels of shape {labels.shape}"
-        raise InputError.of(KEY, what, "give one label per row")
+        raise InputError.of(DATASET_KEY, what, "give one label per row")
     if not (np.isfinite(features).all() and np.isfinite(labels).all()):
         raise InputError.of(
-            KEY, f"{path.name} holds values that are not finite", "clean them first"
+            DATASET_KEY, f"{path.name} holds values that are not finite", "clean them first"
         )
     return features, labels
 

@@ -9,8 +9,9 @@ import lzma
 import math
 import re
 import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse
@@ -18,8 +19,15 @@ import scipy.sparse
 from raybench.core.errors import InputError
 from raybench.data.known import KNOWN, folder
 
-KEY = "problem.dataset"
-_OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+DATASET_KEY = "problem.dataset"
+_OPENERS: Mapping[str, Callable[..., Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+}
 
 
 def content(path: Path) -> bytes:
@@ -33,7 +41,7 @@ def content(path: Path) -> bytes:
             return stream.read()
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         fix = "fetch the file again" if opener is not open else "check the path and its permissions"
-        raise InputError.of(KEY, f"cannot read {path}: {error}", fix) from error
+        raise InputError.of(DATASET_KEY, f"cannot read {path}: {error}", fix) from error
 
 
 def parse(
@@ -47,14 +55,16 @@ def parse(
     from sklearn.datasets import load_svmlight_file
 
     if not text.strip():
-        raise InputError.of(KEY, f"{where} is empty", "give a LIBSVM file: label index:value ...")
+        raise InputError.of(
+            DATASET_KEY, f"{where} is empty", "give a LIBSVM file: label index:value ..."
+        )
     try:
         features, labels = load_svmlight_file(io.BytesIO(text), n_features=d, zero_based=False)
     except (ValueError, OverflowError) as error:
         raise _complaint(text, where, d, error) from error
     if len(labels) == 0:
         raise InputError.of(
-            KEY, f"{where} has no rows", "give a LIBSVM file: label index:value ..."
+            DATASET_KEY, f"{where} has no rows", "give a LIBSVM file: label index:value ..."
         )
     if not (np.isfinite(labels).all() and np.isfinite(features.data).all()):
         raise _complaint(text, where, d, ValueError("a value is not finite"))
@@ -68,8 +78,10 @@ def _complaint(text: bytes, where: str, d: int | None, error: Exception) -> Inpu
         if what:
             shown = line if len(line) <= 80 else line[:77] + "..."
             fix = "a line is: label index:value index:value ... (indices rise from 1)"
-            return InputError.of(KEY, f"{where}, line {number}: {what}: {shown!r}", fix)
-    return InputError.of(KEY, f"{where}: {error}", "give a LIBSVM file: label index:value ...")
+            return InputError.of(DATASET_KEY, f"{where}, line {number}: {what}: {shown!r}", fix)
+    return InputError.of(
+        DATASET_KEY, f"{where}: {error}", "give a LIBSVM file: label index:value ..."
+    )
 
 
 def _wrong(line: str, d: int | None) -> str:
@@ -120,7 +132,7 @@ def fetch(name: str) -> Path:
     except (OSError, ValueError) as error:  # requests' errors are OSErrors
         kind = type(error).__name__
         fix = f"put the file {target.name} into {target.parent} (from {url})"
-        raise InputError.of(KEY, f"cannot download {name} ({kind})", fix) from error
+        raise InputError.of(DATASET_KEY, f"cannot download {name} ({kind})", fix) from error
     finally:
         bar.close()
     return target
@@ -131,7 +143,7 @@ class _Bar:
 
     def __init__(self, name: str) -> None:
         self.name, self.total = name, 0
-        self._progress: Any = None
+        self._progress: Progress | None = None
 
     def update(self, done: int) -> None:
         from rich.console import Console

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from raybench.core.errors import InputError, nearest
 
 PLAIN = ("contiguous", "shuffled", "sorted_by_label")
 TAGS = ("dirichlet", "holdout_mix")
-TRIES = 1000
+MOST_DIRICHLET_DRAWS = 1000
 
 
 def hold_out(rows: int, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -78,7 +77,7 @@ def split(
     return [order[size * i : end] for i, end in enumerate(ends)]
 
 
-def _tag(how: Any) -> tuple[str, float]:
+def _tag(how: object) -> tuple[str, float]:
     if not isinstance(how, Mapping) or len(how) != 1:
         fix = "one of " + ", ".join(PLAIN) + ", {dirichlet: A}, {holdout_mix: P}"
         raise InputError.of("problem.split", f"unknown split {how!r}", fix)
@@ -97,7 +96,7 @@ def _dirichlet(
     labels: np.ndarray, clients: int, alpha: float, random: np.random.Generator
 ) -> list[np.ndarray]:
     classes = [np.flatnonzero(labels == c) for c in np.unique(labels)]
-    for _ in range(TRIES):
+    for _ in range(MOST_DIRICHLET_DRAWS):
         parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
         for members in classes:
             shares = random.dirichlet(np.full(clients, alpha))
@@ -107,7 +106,7 @@ def _dirichlet(
         dealt = [np.sort(np.concatenate(part)) for part in parts]
         if all(len(part) for part in dealt):
             return dealt
-    what = f"dirichlet({alpha:g}) left a client of {clients} empty {TRIES} times"
+    what = f"dirichlet({alpha:g}) left a client of {clients} empty {MOST_DIRICHLET_DRAWS} times"
     raise InputError.of("problem.split", what, "use fewer clients, or a larger parameter")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -33,3 +35,13 @@ class Average:
         kept.keep, kept.total = self.keep[cells], self.total[cells]
         kept.value = None if self.value is None else self.value[cells]
         return kept
+
+    def state(self) -> dict[str, Tensor | None]:
+        """Return what the average remembers."""
+        value = None if self.value is None else self.value.clone()
+        return {"total": self.total.clone(), "value": value}
+
+    def load(self, saved: Mapping[str, Tensor | None]) -> None:
+        """Go on from what ``state`` returned."""
+        assert saved["total"] is not None
+        self.total, self.value = saved["total"], saved["value"]

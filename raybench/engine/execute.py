@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +17,7 @@ from raybench.planning.resolve import problem_of
 from raybench.problems.base import Problem
 from raybench.wire.transport import Transport, share_of
 
-FIRST_CHUNK = 16  # rounds before the first look at the clock
+FIRST_CHUNK = 16  # rounds that a batch runs before the first look at the clock
 Commit = Callable[[str, pa.Table | None, pa.Table], None]
 
 
@@ -29,7 +28,7 @@ class Progress:
     ok: int = 0
     failed: int = 0
     diverged: int = 0
-    rounds: float = 0.0  # cell-rounds
+    rounds: float = 0.0  # summed over the cells
     best: dict[str, float] = field(default_factory=dict)  # smallest ||grad f||^2 by method
     errors: list[str] = field(default_factory=list)
 
@@ -46,7 +45,7 @@ def execute(
     *,
     transport: Transport | None = None,
     device: str = "cpu",
-    where: dict[str, Any] | None = None,
+    where: Mapping[str, object] | None = None,
     slice_seconds: float = 0.5,
     timeout: float | None = None,
 ) -> Iterator[Progress]:
@@ -79,7 +78,7 @@ def execute(
             curves, cells = run.tables(host)
         except Exception as error:
             if not transport.all_failed():
-                raise  # this rank alone: the group is out of step and must start anew
+                raise  # only this rank failed: the ranks are out of step, and their group must start anew
             if len(batch.cells) > 1 and not isinstance(error, TimeoutError):
                 queue.extend(batch.halves()[::-1])
                 continue

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from raybench.core.counts import Counts
 from raybench.store import CURVES, to_table
-from raybench.store.accounting import EXTRA_COUNTS, Accounting
+from raybench.store.accounting import Accounting
+from raybench.store.schema import EXTRA_COUNTS, SIDES, column
+from raybench.wire.ledger import Ledger
 
-MEASURES = (
+COLUMNS_OF_MEASURES = (
     "loss",
     "grad_norm_sq",
     "suboptimality",
@@ -26,8 +30,13 @@ MEASURES = (
     "seconds_compress",
     "seconds_communicate",
 )
-SIDES = tuple(f"{name}_{side}" for side in ("up", "down") for name in Counts._fields)
-POINTS = 400  # rows of a stochastic method's curve unless the sweep says otherwise
+COLUMNS_OF_COUNTS = (
+    *(column(count, side) for side in SIDES for count in Counts._fields),
+    "bytes_up_max",
+)
+POINTS_PER_STOCHASTIC_CURVE = (
+    400  # rows of a stochastic method's curve unless the sweep says otherwise
+)
 
 
 def rounds_recorded(
@@ -35,7 +44,7 @@ def rounds_recorded(
 ) -> np.ndarray:
     """Return the rounds that make a row, ascending, with 0 and the last one among them."""
     if every is None and points is None and stochastic:
-        points = POINTS
+        points = POINTS_PER_STOCHASTIC_CURVE
     if points is not None:
         wanted = np.linspace(0, rounds, min(points, rounds) + 1).round().astype(np.int64)
     else:
@@ -48,17 +57,21 @@ class Recorder:
 
     def __init__(self, cells: int, rows: int) -> None:
         self.cells = cells
-        self.names: list[str] = [*MEASURES, *SIDES]
+        self.names: list[str] = [*COLUMNS_OF_MEASURES, *COLUMNS_OF_COUNTS]
         self._data = np.full((min(rows, 256), len(self.names), cells), np.nan)
         self._live = np.zeros((min(rows, 256), cells), bool)
         self.rounds: list[int] = []
 
-    def add(self, t: int, index: np.ndarray, live: np.ndarray, values: dict[str, Any]) -> None:
+    def add(
+        self, t: int, index: np.ndarray, live: np.ndarray, values: Mapping[str, np.ndarray]
+    ) -> None:
         """Record round t of the cells ``index[live]``; values: arrays over ``index`` by column."""
         at = len(self.rounds)
-        if at == len(self._data):
-            self._data = np.concatenate((self._data, np.full_like(self._data, np.nan)))
-            self._live = np.concatenate((self._live, np.zeros_like(self._live)))
+        if at == len(self._data):  # full: make twice the room
+            more = max(1, at)
+            room = np.full((more, *self._data.shape[1:]), np.nan)
+            self._data = np.concatenate((self._data, room))
+            self._live = np.concatenate((self._live, np.zeros((more, self.cells), bool)))
         self.rounds.append(t)
         self._live[at, index[live]] = True
         for name, value in values.items():
@@ -66,12 +79,26 @@ class Recorder:
                 self._widen(name)
             self._data[at, self.names.index(name), index] = value
 
-    def add_counts(self, up: np.ndarray, down: np.ndarray, index: np.ndarray) -> None:
-        """Add the ledger's counts (kinds, cells) to the row just recorded."""
-        first = len(MEASURES)
-        self._data[len(self.rounds) - 1, first : first + len(SIDES), index] = np.concatenate(
-            (up, down)
-        ).T
+    def add_counts(self, ledger: Ledger, index: np.ndarray) -> None:
+        """Add the counts of a ledger of the cells ``index`` to the row just recorded."""
+        booked = np.vstack((ledger.up, ledger.down, ledger.bytes_up_max))
+        first = len(COLUMNS_OF_MEASURES)
+        self._data[len(self.rounds) - 1, first : first + len(COLUMNS_OF_COUNTS), index] = booked.T
+
+    def state(self) -> dict[str, Any]:
+        """Return the rows recorded so far, copied."""
+        rows = len(self.rounds)
+        return {
+            "rounds": list(self.rounds),
+            "names": list(self.names),
+            "data": torch.from_numpy(self._data[:rows].copy()),
+            "live": torch.from_numpy(self._live[:rows].copy()),
+        }
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` returned."""
+        self.rounds, self.names = list(saved["rounds"]), list(saved["names"])
+        self._data, self._live = saved["data"].numpy().copy(), saved["live"].numpy().copy()
 
     def _widen(self, name: str) -> None:
         self.names.append(name)
@@ -89,7 +116,7 @@ class Recorder:
 
     def bits(self, side: str, accounting: Accounting, dtype_bits: int) -> np.ndarray:
         """Return cumulative bits (B, T) of ``up`` or ``down`` under an accounting."""
-        counts = np.stack([self.column(f"{name}_{side}") for name in Counts._fields])
+        counts = np.stack([self.column(column(name, side)) for name in Counts._fields])
         if not accounting.count_init:
             counts = counts - counts[..., :1]
         return accounting.bits(Counts(*counts), dtype_bits)
@@ -111,27 +138,23 @@ class Recorder:
 
     def table(
         self,
-        facts: dict[str, Any],
+        facts: Mapping[str, np.ndarray],
         accounting: Accounting,
         dtype_bits: int,
         samples: float,
     ) -> pa.Table:
         """Return the curves; ``facts`` are columns per cell (B, 1), samples those of a mean client."""
-        columns: dict[str, Any] = dict(facts)
+        columns = dict(facts)
         columns["round"] = np.array(self.rounds)[None]
-        for name in MEASURES:
+        for name in COLUMNS_OF_MEASURES:
             value = self.column(name)
             if not np.isnan(value[self.live]).all():
                 columns[name] = value
         columns["epoch"] = self.column("grad_evals") / samples
-        for side in ("up", "down"):
+        for side in SIDES:
             columns[f"bits_{side}"] = self.bits(side, accounting, dtype_bits)
-            columns[f"bytes_{side}"] = self.column(f"bytes_{side}")
-            columns[f"values_{side}"] = self.column(f"values_{side}")
-            columns[f"raw_bits_{side}"] = self.column(f"raw_{side}")
-            for code in ("explicit", "auto"):
-                columns[f"index_{code}_{side}"] = self.column(f"index_{code}_{side}")
-        own = [n for n in self.names if n not in MEASURES and n not in SIDES]
+        columns.update({n: self.column(n) for n in COLUMNS_OF_COUNTS if n not in EXTRA_COUNTS})
+        own = [n for n in self.names if n not in COLUMNS_OF_MEASURES and n not in COLUMNS_OF_COUNTS]
         extra = {n: self.column(n) for n in (*EXTRA_COUNTS, *own)}
         used = {n: v for n, v in extra.items() if n in own or np.any(v[self.live] > 0)}
         return to_table({**columns, "extra": used}, CURVES, self.live)

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from raybench.planning.batch import Batch, Resolved
-from raybench.spec import Cell
+from raybench.spec import Cell, Section
 from raybench.store import CELLS, to_table
 
 
@@ -25,7 +25,7 @@ def known(values: np.ndarray) -> np.ma.MaskedArray:
     return np.ma.masked_invalid(np.asarray(values, float))
 
 
-def _name(section: Any) -> str | None:
+def _name(section: Section | None) -> str | None:
     return None if section is None else section.name
 
 
@@ -55,7 +55,12 @@ def resolved(cell: Resolved) -> dict[str, Any]:
     """Return the columns of a resolved cell."""
     config = {
         **cell.cell.config(),
-        "resolved": {"step_size": cell.step_size, "k": cell.k, "algorithm": dict(cell.params)},
+        "resolved": {
+            "step_size": cell.step_size,
+            "basis": cell.basis,
+            "k": cell.k,
+            "algorithm": dict(cell.params),
+        },
     }
     return {
         **requested(cell.cell),
@@ -69,7 +74,7 @@ def resolved(cell: Resolved) -> dict[str, Any]:
     }
 
 
-def _columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def _columns(rows: Iterable[Mapping[str, object]]) -> dict[str, list[Any]]:
     rows = list(rows)
     return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
 
@@ -96,7 +101,7 @@ def curve_facts(batch: Batch) -> dict[str, np.ndarray]:
     return {name: np.array(columns[name], object)[:, None] for name in CURVE_FACTS}
 
 
-def cell_table(batch: Batch, ending: Mapping[str, Any]) -> pa.Table:
+def cell_table(batch: Batch, ending: Mapping[str, object]) -> pa.Table:
     """Return the cells rows of a batch, given how it ended (scalars, or arrays over the cells)."""
     columns: dict[str, Any] = _columns(resolved(cell) for cell in batch.cells)
     shared = {
@@ -110,7 +115,7 @@ def cell_table(batch: Batch, ending: Mapping[str, Any]) -> pa.Table:
     return to_table(columns, CELLS)
 
 
-def failed_table(cell: Resolved, batch: Batch, error: str, host: Mapping[str, Any]) -> pa.Table:
+def failed_table(cell: Resolved, batch: Batch, error: str, host: Mapping[str, object]) -> pa.Table:
     """Return the row of a cell that raised."""
     own = Batch((cell,), batch.attempts, batch.facts)
     return cell_table(own, {**host, "status": "failed", "error": error})
@@ -140,7 +145,7 @@ def host_facts() -> dict[str, Any]:
 
 def _git_commit() -> str | None:
     root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():  # an installed wheel
+    if not (root / ".git").exists():  # raybench was installed, not run from its repository
         return None
     try:
         found = subprocess.run(

@@ -8,19 +8,23 @@ from typing import Any
 
 from raybench.compressors import Role
 from raybench.spec import Cell
-from raybench.spec.cells import canonical
+from raybench.spec.parts import canonical
 from raybench.store import shard_name
 
-CELLS_MOST = 64  # more cells than this gain little: the kernels are saturated
-BYTES_MOST = 1 << 26  # of one (B, n, d) tensor
-ROWS_MOST = 1 << 21  # recorded rows of a batch, held in memory until it is committed
+MOST_CELLS_PER_BATCH = (
+    64  # with 64 right-hand sides matrix products are at their full speed, and more gain little
+)
+MOST_BYTES_PER_TENSOR = 1 << 26  # B is limited so that a tensor (B, n, d) does not exceed it
+MOST_ROWS_PER_BATCH = 1 << 21  # recorded rows are held in memory until the batch is committed
+OVERHEAD_PER_ROUND = 50_000.0  # what a round costs beside its arithmetic, in units of coordinates touched; for sizing packs
 
 
 @dataclass(frozen=True)
 class Resolved:
     """A requested cell whose numbers are known.
 
-    step_size: gamma. theory_step: one times the theory, None without one. k: coordinates kept.
+    step_size: gamma. theory_step: one times the theory, None without one. basis: what that one rests on,
+    ``theorem``, ``rule of thumb``, ``released code``, or ``borrowed`` from another method. k: coordinates kept.
     params: the algorithm's parameters with every ``auto`` filled in. omega, alpha: of the operator as
     bound. group_label: how tables and figures name the method.
     """
@@ -30,11 +34,15 @@ class Resolved:
     theory_step: float | None
     k: int | None
     params: Mapping[str, Any]
-    numbers: tuple[str, ...]  # names of the params that may differ within a batch
+    numbers: tuple[str, ...]  # names of the params that may differ between the cells of a batch
     omega: float | None
     alpha: float | None
     label: str
-    roles: tuple[Role, Role] = (Role.ANY, Role.ANY)  # of the uplink and the downlink operator
+    roles: tuple[Role, Role] = (
+        Role.ANY,
+        Role.ANY,
+    )  # in which role the uplink and the downlink operator serve
+    basis: str | None = None
 
     @property
     def id(self) -> str:
@@ -61,7 +69,9 @@ class Batch:
 
     cells: tuple[Resolved, ...]
     attempts: int = 0
-    facts: Mapping[str, Any] = field(default_factory=dict)  # constants of the problem, for the rows
+    facts: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # constants of the problem, as columns of the table
 
     @property
     def name(self) -> str:
@@ -77,14 +87,14 @@ class Batch:
     def work(self, clients: int, d: int) -> float:
         """Return a rough measure of the time it takes, for packing: coordinates touched."""
         rounds = self.cells[0].cell.rounds
-        return rounds * (len(self.cells) * clients * d + 50_000.0)
+        return rounds * (len(self.cells) * clients * d + OVERHEAD_PER_ROUND)
 
 
 def most_cells(clients: int, d: int, itemsize: int, rows: int) -> int:
     """Return B_max from n, d, the dtype's bytes and the rows a cell records: never from the machine."""
-    by_bytes = BYTES_MOST // max(1, clients * d * itemsize)
-    by_rows = ROWS_MOST // max(1, rows)
-    return max(1, min(CELLS_MOST, by_bytes, by_rows))
+    by_bytes = MOST_BYTES_PER_TENSOR // max(1, clients * d * itemsize)
+    by_rows = MOST_ROWS_PER_BATCH // max(1, rows)
+    return max(1, min(MOST_CELLS_PER_BATCH, by_bytes, by_rows))
 
 
 def batches_of(

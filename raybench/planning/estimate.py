@@ -13,8 +13,9 @@ from raybench.engine.run import Options, Run
 from raybench.planning.batch import Batch
 from raybench.wire.transport import Transport
 
-MOST = 60  # shapes that are tried; further ones are estimated from these
-SECONDS = 4.0  # for all of them together
+MOST_SHAPES_TRIED = 60  # batches beyond so many are estimated from those that were tried
+SECONDS_IN_ALL = 4.0  # for all trials together
+MOST_SECONDS_EACH = 0.3
 
 
 @dataclass(frozen=True)
@@ -30,18 +31,18 @@ class Estimate:
 
 
 def estimate(batches: Sequence[Batch], options: Options) -> dict[str, Estimate]:
-    """Return estimates by batch name: one batch of each shape is tried, at most sixty of them.
+    """Return estimates by batch name, from the first rounds of one batch of each shape.
 
-    A stop rule may end the cells earlier.
+    Of many shapes ``MOST_SHAPES_TRIED``, evenly spaced, are tried, and batches of the others have no
+    estimate. A stop rule may end the cells earlier.
     """
     shapes: dict[str, Batch] = {}
     for batch in batches:
         shapes.setdefault(batch.cells[0].shape(), batch)
-    chosen = list(shapes.values())
-    chosen = [
-        chosen[len(chosen) * j // min(len(chosen), MOST)] for j in range(min(len(chosen), MOST))
-    ]
-    each = min(0.3, SECONDS / max(1, len(chosen)))
+    every = list(shapes.values())
+    count = min(len(every), MOST_SHAPES_TRIED)
+    chosen = [every[len(every) * j // count] for j in range(count)]
+    each = min(MOST_SECONDS_EACH, SECONDS_IN_ALL / max(1, count))
     found = {batch.cells[0].shape(): _try(batch, options, each) for batch in chosen}
     by_name = {}
     for batch in batches:
@@ -57,15 +58,17 @@ def _try(batch: Batch, options: Options, seconds: float) -> Estimate:
         run = Run(batch, hosted(batch, Transport(), "cpu"), options)
         run.advance(0)
         start = float(run.bits("up").mean())
-        over = run.advance(1)  # loads kernels
+        over = run.advance(1)  # the first round loads compiled kernels and is not timed
         laps: list[float] = []
         until = perf_counter() + seconds
         while not over and (not laps or perf_counter() < until):
             began = perf_counter()
             over = run.advance(1)
             laps.append(perf_counter() - began)
-        spent = median(laps) if laps else 0.0  # a lap in which a kernel is loaded does not count
+        spent = (
+            median(laps) if laps else 0.0
+        )  # the median, as a lap in which a kernel is loaded would mislead
         each = (float(run.bits("up").mean()) - start) / max(1, run.t)
         return Estimate(spent * run.rounds, start + each * run.rounds)
-    except Exception as error:  # what a user's plug-in raises belongs into the plan
+    except Exception as error:  # whatever a user's plug-in raises is shown in the plan
         return Estimate(0.0, 0.0, traceback.format_exception_only(error)[-1].strip())

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from raybench.core.errors import InputError, nearest
+from raybench.spec.cells import GRAPHS
+from raybench.wire.neighbours import Mixing
 
-GRAPHS = ("ring", "path", "star", "complete", "grid", "torus", "erdos_renyi", "exponential")
-
-
-class Mixing(NamedTuple):
-    """W (n, n), symmetric, doubly stochastic, eigenvalues in (-1, 1]; degrees (n,) without self."""
-
-    W: Tensor
-    degrees: Tensor
-
-    @property
-    def gap(self) -> float:
-        """Return 1 - max(|lambda_2|, |lambda_n|): how fast gossip forgets disagreement."""
-        sizes = torch.linalg.eigvalsh(self.W).abs().sort().values
-        return float(1 - sizes[-2]) if len(sizes) > 1 else 1.0
+if TYPE_CHECKING:
+    from networkx import Graph
 
 
-def mixing(name: str, n: int, params: Mapping[str, Any] | None = None) -> Mixing:
+def mixing(name: str, n: int, params: Mapping[str, object] | None = None) -> Mixing:
     """Return the mixing matrix of a named graph of n clients.
 
     grid, torus: the most nearly square a x b = n. erdos_renyi: each edge with probability p,
@@ -36,7 +26,7 @@ def mixing(name: str, n: int, params: Mapping[str, Any] | None = None) -> Mixing
     Raises InputError for an unknown name, and where 100 random graphs are not connected.
     Source: Xiao, Boyd 2004.
     """
-    import networkx as nx  # half a second, and few methods need it
+    import networkx as nx  # takes half a second to import, and few methods need it
 
     given = dict(params or {})
     graph = _graph(nx, name, n, given)
@@ -51,11 +41,11 @@ def mixing(name: str, n: int, params: Mapping[str, Any] | None = None) -> Mixing
     return Mixing(W, degrees)
 
 
-def _graph(nx: Any, name: str, n: int, given: Mapping[str, Any]) -> Any:
+def _graph(nx: ModuleType, name: str, n: int, given: Mapping[str, Any]) -> Graph:
     if name not in GRAPHS:
         raise InputError.of("graph", f"unknown graph {name!r}", nearest(name, GRAPHS))
     if name == "star":
-        return nx.star_graph(n - 1)  # the hub is not counted
+        return nx.star_graph(n - 1)  # networkx does not count the hub
     if name in ("grid", "torus"):
         a = next(a for a in range(math.isqrt(n), 0, -1) if n % a == 0)
         grid = nx.grid_2d_graph(a, n // a, periodic=name == "torus")

@@ -7,33 +7,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from raybench.core import registry
 from raybench.core.errors import Complaint, InputError
 from raybench.engine.recorder import rounds_recorded
 from raybench.planning.batch import Batch, Resolved, batches_of, most_cells
-from raybench.planning.resolve import Resolver, Skip, label_of, problem_of
+from raybench.planning.resolve import Resolver, label_of, problem_of
+from raybench.planning.skip import Skip, Skipped
 from raybench.problems.base import Problem
 from raybench.problems.minimum import heterogeneity, noise
-from raybench.spec import Cell, Section, Sweep
-from raybench.spec.cells import canonical
+from raybench.spec import Section, Sweep
+from raybench.spec.parts import canonical
 
 MOST_COMPLAINTS = 8
-GIVEN = ("kind", "number", "rule", "of")  # how a step size was said, which its value supersedes
+STEP_AS_ASKED = (
+    "kind",
+    "number",
+    "rule",
+    "of",
+)  # columns left out of labels: the step's value tells more than how it was asked for
 
 
 @dataclass(frozen=True)
 class Plan:
     """What a sweep amounts to on the user's data.
 
-    batches: those that are yet to run. done: cells committed before, by status. skipped: (cell,
-    label, reason). notes: merged duplicates and the like.
+    batches: those that are yet to run. done: cells committed before, by status. skipped: cells that
+    make no sense, with the reason. notes: merged duplicates and the like.
     """
 
     sweep: Sweep
     cells: tuple[Resolved, ...]
     batches: tuple[Batch, ...]
     done: Mapping[str, str]
-    skipped: tuple[tuple[Cell, str, str], ...]
+    skipped: tuple[Skipped, ...]
     notes: tuple[str, ...]
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -63,12 +71,15 @@ def facts_of(problem: Problem) -> dict[str, Any]:
         "L_plus": c.L_plus,
         "L_pm": c.L_pm,
         "L_samples": c.L_samples,
+        "L_sample_max": c.L_sample_max,
+        "sample_variance": c.sample_variance,
         "mu": c.mu,
         "f_inf": c.f_inf,
         "f_star": c.f_star,
         "message_dim": problem.message_dim,
         "noise_at_minimizer": noise(problem),
         "samples": [min(problem.samples), max(problem.samples)],
+        "facts": sorted(c.facts),
         **c.extra,
     }
     return {
@@ -101,19 +112,22 @@ def make_plan(
             continue
         try:
             problem_of(cell.problem)
-        except InputError as error:  # say it once: trying again may mean another download
+        except (
+            InputError
+        ) as error:  # remembered, as trying again for the next cell may mean another download
             broken.add(cell.problem)
             complaints.update(dict.fromkeys(error.complaints))
             continue
         try:
             cells.append(resolver.resolve(cell))
         except Skip as why:
-            skipped.append((cell, label_of(cell), str(why)))
+            skipped.append(Skipped(cell, label_of(cell), why))
         except InputError as error:
             complaints.update(dict.fromkeys(error.complaints))
     if complaints:
         raise InputError(list(complaints)[:MOST_COMPLAINTS])
     kept, notes = merged(cells, done)
+    notes += thumbs(kept)
     finished = {i: s for i, s in done.items() if not (retry_failed and s == "failed")}
     todo = [c for c in kept if finished.get(c.id, "skipped") == "skipped"]
     facts, most = {}, {}
@@ -137,12 +151,22 @@ def make_plan(
     )
 
 
-def recorded(sweep: Sweep, cell: Resolved) -> Any:
-    """Return the rounds of a cell that make a row."""
+def thumbs(cells: list[Resolved]) -> list[str]:
+    """Return a note that names the methods whose steps are multiples of a rule of thumb, if there are any."""
+    found = {
+        c.cell.algorithm.name
+        for c in cells
+        if c.cell.step.kind == "theory" and c.basis == "rule of thumb"
+    }
+    said = f"steps of {', '.join(sorted(found))}: multiples of a rule of thumb, no theorem"
+    return [said] if found else []
+
+
+def recorded(sweep: Sweep, cell: Resolved) -> np.ndarray:
+    """Return the rounds of a cell that make a row, ascending integers."""
     entry = registry.lookup("algorithm", cell.cell.algorithm.name)
     record = sweep.record
-    stochastic = bool(entry.meta.get("stochastic"))
-    return rounds_recorded(cell.cell.rounds, record.every, record.points, stochastic)
+    return rounds_recorded(cell.cell.rounds, record.every, record.points, entry.facts.stochastic)
 
 
 def _by_problem(cells: list[Resolved]) -> list[tuple[Section, list[Resolved]]]:
@@ -160,10 +184,12 @@ def merged(cells: list[Resolved], done: Mapping[str, str]) -> tuple[list[Resolve
     groups: dict[str, list[Resolved]] = {}
     for cell in cells:
         config = cell.cell.config()
-        if cell.k is not None:  # 10% and 5 may be the same K
+        if (
+            cell.k is not None
+        ):  # two ways of writing may be the same K, such as 10% and 5 where d is 50
             config["compressor"]["params"]["k"] = cell.k
         config["algorithm"]["params"] = dict(cell.params)
-        step = {k: v for k, v in cell.cell.step.config().items() if k not in GIVEN}
+        step = {k: v for k, v in cell.cell.step.config().items() if k not in STEP_AS_ASKED}
         config["step_size"] = {**step, "first": cell.step_size}
         groups.setdefault(canonical(config), []).append(cell)
     kept: list[Resolved] = []

@@ -13,14 +13,22 @@ from raybench import problems, theory
 from raybench.compressors import Bound, Role, count_of
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.engine.run import graph_of, operator, own_operators, relays, unbound, uplink
+from raybench.core.facts import AlgorithmFacts
 from raybench.planning.batch import Resolved
+from raybench.planning.operators import (
+    graph_of,
+    operator,
+    own_operators,
+    relays,
+    unbound,
+    uplink,
+)
+from raybench.planning.skip import Skip, SkipCode
+from raybench.problems.abilities import Predicting, SplitByFeatures
 from raybench.problems.base import Problem
 from raybench.spec import Cell, Section
 
-
-class Skip(Exception):
-    """The cell makes no sense; the text says why."""
+Method = registry.Entry[AlgorithmFacts]
 
 
 _adopted: dict[Section, Callable[[], Problem]] = {}
@@ -42,7 +50,7 @@ def adopt(section: Section, fetch: Callable[[], Problem]) -> None:
     _adopted[section] = fetch
 
 
-def describe(section: Section, entry: registry.Entry) -> str:
+def describe(section: Section, entry: registry.Entry[Any]) -> str:
     """Return ``name(param=value, ..)`` with the parameters that differ from their defaults."""
     shown = [
         f"{name}={value}"
@@ -89,24 +97,24 @@ class Resolver:
         down, role_down = self._bound(cell.downlink, entry, "down", problem)
         setting, params = self._setting(cell, entry, problem, up, down)
         entry.target.check(params, unbound(uplink(cell, entry)), d)
-        if entry.meta.get("decentralised"):
+        if entry.facts.decentralised:
             graph_of(cell.graph, problem.n)
-        rule = cell.step.rule
-        theoretical = self._covering(cell, entry, role_down)
+        covering = self._covering(cell, entry, role_down)
         try:
-            one: float | None = theory.step_size(theoretical, setting, rule)
+            one, basis = _unit(covering, setting, cell)
         except theory.NoTheory as why:
             if cell.step.kind == "theory":
-                raise Skip(
-                    f"no theoretical step size ({why}): give step_size.value or .of"
-                ) from None
-            one = None
+                fix = _other_steps(covering, setting)
+                text = f"no theoretical step size ({why})"
+                raise Skip(SkipCode.NO_STEP, text, f"give {fix}") from why
+            one, basis = None, None
         step = cell.step.number * (one or 1.0) if cell.step.kind == "theory" else cell.step.number
         numbers = tuple(name for name, p in entry.params.items() if p.per_cell)
         return Resolved(
             cell=cell,
             step_size=step,
             theory_step=one,
+            basis=basis,
             k=k,
             params=params,
             numbers=numbers,
@@ -116,8 +124,8 @@ class Resolver:
             roles=(role_up, role_down),
         )
 
-    def backing(self, cell: Cell) -> tuple[theory.Theory | None, theory.Setting]:
-        """Return the theory of a cell's step size, None where there is none, and what it sees.
+    def backing(self, cell: Cell) -> tuple[theory.StepSizes | None, theory.Setting]:
+        """Return the step sizes that a cell may take, None where there are none, and what they see.
 
         Raises as ``resolve`` does, but not for a step that theory does not give.
         """
@@ -129,35 +137,65 @@ class Resolver:
         setting, _ = self._setting(cell, entry, problem, up, down)
         return self._covering(cell, entry, role_down), setting
 
-    def _covering(self, cell: Cell, entry: registry.Entry, role_down: Role) -> theory.Theory | None:
+    def _covering(self, cell: Cell, entry: Method, role_down: Role) -> theory.StepSizes | None:
         if cell.step.of is not None:
             lender = registry.lookup("algorithm", cell.step.of, "step_size.of")
-            return lender.meta.get("theory")
-        if cell.downlink is not None and not entry.meta.get("down") and role_down != Role.ANY:
-            return None  # no theory covers the method with this downlink; ``of`` borrows one
-        return entry.meta.get("theory")
+            return theory.of(lender.facts.theory)
+        if cell.downlink is not None and entry.facts.down is None and role_down != Role.ANY:
+            return None  # no theorem covers the method with this downlink; a step is borrowed by ``of``
+        return theory.of(entry.facts.theory)
 
-    def _check_problem(self, cell: Cell, entry: registry.Entry, problem: Problem) -> None:
-        vertical = hasattr(problem, "block_grad")
-        if bool(entry.meta.get("vertical")) != vertical:
-            need = "needs" if not vertical else "is needed for"
-            raise Skip(f"a method for features split over clients {need} such a problem")
-        if entry.meta.get("predicts") and not problem.outputs:
-            raise Skip("the method needs a problem with predictions")
-        if problem.has_prox and not entry.meta.get("proximal"):
-            raise Skip("the problem has a nonsmooth part and the method has no proximal step")
-        if entry.meta.get("minimizer") and problem.minimizer() is None:
-            raise Skip("the method needs the minimiser, which is not known here")
-        if relays(cell.downlink) and not entry.meta.get("relay", True):
+    def _check_problem(self, cell: Cell, entry: Method, problem: Problem) -> None:
+        facts, vertical = entry.facts, isinstance(problem, SplitByFeatures)
+        if facts.vertical and not vertical:
             raise Skip(
-                "the sum of the method's messages, which the server would relay, is not its step"
+                SkipCode.VERTICAL_METHOD,
+                "a method for features split over clients needs such a problem",
+                "problem: {name: vertical_least_squares, ...}",
             )
-        part = entry.meta.get("participation")
-        if cell.participation != 1 and part is None:
-            raise Skip("the method has no partial participation")
+        if vertical and not facts.vertical:
+            raise Skip(
+                SkipCode.VERTICAL_PROBLEM,
+                "a method for features split over clients is needed for such a problem",
+                "algorithm: vertical_gd or vertical_marina",
+            )
+        if facts.predicts and not isinstance(problem, Predicting):
+            raise Skip(
+                SkipCode.NO_PREDICTIONS,
+                "the method needs a problem with predictions",
+                "a problem on a data set, such as logistic",
+            )
+        if problem.has_prox and not facts.proximal:
+            raise Skip(
+                SkipCode.NONSMOOTH,
+                "the problem has a nonsmooth part and the method has no proximal step",
+                "a smooth problem.regularizer: nonconvex, l2 or none",
+            )
+        if facts.minimizer and problem.minimizer() is None:
+            raise Skip(
+                SkipCode.NO_MINIMIZER,
+                "the method needs the minimiser, which is not known here",
+                "a strongly convex problem, as by problem.regularizer: l2",
+            )
+        if relays(cell.downlink) and not facts.relay:
+            raise Skip(
+                SkipCode.NO_RELAY,
+                "the sum of the method's messages, which the server would relay, is not its step",
+                "another downlink than aggregate",
+            )
+        if cell.participation != 1 and facts.participation is None:
+            raise Skip(
+                SkipCode.NO_PARTICIPATION,
+                "the method has no partial participation",
+                "leave participation out, or give it in a case of its own",
+            )
         known = cell.f_star is not None or problem.constants.f_star is not None
         if "suboptimality" in cell.stop and not known:
-            raise Skip("stop.suboptimality needs f_star, which is unknown here")
+            raise Skip(
+                SkipCode.NO_F_STAR,
+                "stop.suboptimality needs f_star, which is unknown here",
+                "give f_star, or stop at a grad_norm_sq",
+            )
 
     def _check_start(self, cell: Cell, problem: Problem) -> None:
         if not isinstance(cell.x0, str) or cell.x0 in ("zeros", "problem"):
@@ -177,10 +215,10 @@ class Resolver:
         return count_of(section.params["k"], d, f"{where}.k")
 
     def _bound(
-        self, section: Section | None, entry: registry.Entry, way: str, problem: Problem
+        self, section: Section | None, entry: Method, way: str, problem: Problem
     ) -> tuple[Bound, Role]:
-        role = Role(entry.meta.get(way) or Role.ANY)
-        if way == "down" and not entry.meta.get("down") and not relays(section):
+        role = entry.facts.role(way) or Role.ANY
+        if way == "down" and entry.facts.down is None and not relays(section):
             role = Role.ANY if section is None else Role.CONTRACTIVE
         dims = (problem.message_dim, problem.n, problem.layout)
         name = "none" if section is None else section.name
@@ -190,25 +228,35 @@ class Resolver:
         )
         if unfit and not self.allow_unproven:
             have = "a biased one" if role == Role.UNBIASED else "neither contractive nor unbiased"
-            raise Skip(f"{entry.name} needs {_an(role)} operator and {name} is {have}")
+            key = "compressor" if way == "up" else "downlink"
+            raise Skip(
+                SkipCode.OPERATOR,
+                f"{entry.name} needs {_an(role)} operator and {name} is {have}",
+                f"{_an(role)} {key}, such as {role.usual}, or allow_unproven: true",
+            )
         role = Role.ANY if unfit else role
         return operator(section, *dims, role), role
 
     def _setting(
-        self, cell: Cell, entry: registry.Entry, problem: Problem, up: Bound, down: Bound
+        self, cell: Cell, entry: Method, problem: Problem, up: Bound, down: Bound
     ) -> tuple[theory.Setting, Mapping[str, Any]]:
         params = dict(cell.algorithm.params)
-        if cell.participation != 1:
-            params[entry.meta["participation"]] = cell.participation
-        auto = {
-            n: rule for n, rule in entry.meta.get("auto", {}).items() if params.get(n) == "auto"
-        }
+        if cell.participation != 1 and entry.facts.participation is not None:
+            params[entry.facts.participation] = cell.participation
+        auto = {n: rule for n, rule in entry.facts.auto.items() if params.get(n) == "auto"}
         try:
             own = own_operators(entry, params, (problem.message_dim, problem.n, problem.layout))
         except InputError as why:
-            raise Skip(str(why)) from None
+            what = "; ".join(f"{c.where}: {c.what}" for c in why.complaints)
+            needs = [
+                f"{_an(role)} algorithm.{name}, such as {role.usual_form}"
+                for name, role in entry.facts.operators.items()
+            ]
+            raise Skip(SkipCode.OWN_OPERATOR, what, " and ".join(needs)) from None
         pair = getattr(up.operator, "ab", None)
-        share = up.dense_share(problem.dtype) if auto else 1.0  # compresses a vector: only if asked
+        share = (
+            up.dense_share(problem.dtype) if auto else 1.0
+        )  # asked for only where needed, as it compresses a vector
 
         def setting() -> theory.Setting:
             return theory.Setting(
@@ -224,14 +272,42 @@ class Resolver:
                 ab=None if pair is None else pair(problem.message_dim, problem.n),
                 numbers=params,
                 operators=own,
+                nonsmooth=problem.has_prox,
+                rounds=cell.rounds,
+                constant_step=cell.step.schedule == "constant" and not cell.step.warmup,
             )
 
         for name, rule in auto.items():
             try:
                 params[name] = rule(setting())
             except theory.NoTheory as why:
-                raise Skip(f"{name}: auto has no value here: {why}") from None
+                raise Skip(
+                    SkipCode.NO_VALUE,
+                    f"{name}: auto has no value here: {why}",
+                    f"give algorithm.{name} a number",
+                ) from None
         return setting(), params
+
+
+def _unit(steps: theory.StepSizes | None, setting: theory.Setting, cell: Cell) -> tuple[float, str]:
+    """Return one times the step size that a cell may take, and what it rests on.
+
+    A step that another method lends is a mere number here: what its theorem assumes is not asked for.
+    Raises NoTheory where there is none.
+    """
+    if steps is None:
+        raise theory.NoTheory("the method has none")
+    borrowed = cell.step.of not in (None, cell.algorithm.name)
+    if borrowed:
+        return steps.lent(setting, cell.step.rule), "borrowed"
+    return steps.step(setting, cell.step.rule), steps.kind(cell.step.rule)
+
+
+def _other_steps(steps: theory.StepSizes | None, setting: theory.Setting) -> str:
+    """Return what a user may write instead of a step that there is not."""
+    working = [] if steps is None else steps.working(setting)
+    rules = " or ".join(f"step_size.rule: {rule}" for rule in working)
+    return f"step_size.value or .of{f', or {rules}, which there is here' if rules else ''}"
 
 
 def _an(role: Role) -> str:

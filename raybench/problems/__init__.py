@@ -7,19 +7,18 @@ import importlib
 import keyword
 import pkgutil
 from collections.abc import Mapping
-from typing import Any
 
 from raybench.core import registry
 from raybench.core.layout import Layout
-from raybench.problems.base import Constants, Problem
+from raybench.problems.base import Constants, Fact, Problem
 
-__all__ = ["Constants", "Layout", "Problem", "build"]
+__all__ = ["Constants", "Fact", "Layout", "Problem", "build"]
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
 
-def build(name: str, params: Mapping[str, Any]) -> Problem:
+def build(name: str, params: Mapping[str, object]) -> Problem:
     """Return the problem registered as ``name`` with all its clients.
 
     ``params`` are keys of the sweep file; a key that is a Python keyword reaches the problem with

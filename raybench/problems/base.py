@@ -4,16 +4,43 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from typing import Any, ClassVar, Self
 
 import torch
 
+from raybench.core.draws import Sample
 from raybench.core.layout import Layout
 from raybench.core.registry import Param
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+
+EVALUATED = frozenset({"accuracy", "test_loss"})  # columns that ``Problem.evaluate`` fills
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the record of a point needs; None where it is not known.
+
+    grads: grad f_i(x) (B, n_here, d). losses: f_i(x) (B, n_here). values: by column, (B,) each.
+    """
+
+    grads: torch.Tensor | None
+    losses: torch.Tensor | None
+    values: Mapping[str, torch.Tensor]
+
+
+class Fact(StrEnum):
+    """What a problem may state about itself beside its constants; theorems rely on what is stated only."""
+
+    CONVEX_CLIENTS = "convex_clients"  # every f_i is convex
+    CONVEX_SAMPLES = "convex_samples"  # every f_ij, the loss of one sample, is convex
+    STRONGLY_CONVEX = "strongly_convex"  # f is mu-strongly convex, mu the constant of that name
+    BOUNDED_CLIENTS = "bounded_clients"  # every f_i is bounded below
+    CONVEX_PENALTY = "convex_penalty"  # the nonsmooth part is convex
 
 
 @dataclass(frozen=True)
@@ -23,8 +50,10 @@ class Constants:
     L: of f. L_i: of each f_i. L_plus: mean ||grad f_i(x) - grad f_i(y)||^2 <= L_plus^2 ||x-y||^2.
     L_pm: mean ||.||^2 - ||mean .||^2 <= L_pm^2 ||x-y||^2 (Hessian variance). mu: PL or strong
     convexity constant, positive where known. f_inf: a lower bound of f. f_star: its exact minimum.
-    L_samples: mean_ij ||grad f_ij(x) - grad f_ij(y)||^2 <= L_samples^2 ||x-y||^2. All concern the
-    smooth part; each is valid, not always the smallest.
+    Of the samples f_ij of client i: L_samples, mean_ij ||grad f_ij(x) - grad f_ij(y)||^2 <=
+    L_samples^2 ||x-y||^2; L_sample_i, each client's max_j of the smoothness of f_ij;
+    sample_variance, a bound of mean_ij ||grad f_ij(x) - grad f_i(x)||^2 for all x. All concern the
+    smooth part; each is valid, not always the smallest. facts: what else is known to hold.
     """
 
     L: float | None = None
@@ -35,6 +64,9 @@ class Constants:
     f_inf: float | None = None
     f_star: float | None = None
     L_samples: float | None = None
+    L_sample_i: tuple[float, ...] = ()
+    sample_variance: float | None = None
+    facts: frozenset[Fact] = frozenset()
     extra: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -52,6 +84,11 @@ class Constants:
         """Return mean_i L_i."""
         return sum(self.L_i) / len(self.L_i) if self.L_i else None
 
+    @property
+    def L_sample_max(self) -> float | None:
+        """Return the largest smoothness constant of a single sample, max_ij L_ij."""
+        return max(self.L_sample_i) if self.L_sample_i else None
+
 
 class Problem:
     """f(x) = (1/n) sum_i f_i(x) [+ penalty(x)], evaluated for B variables at once.
@@ -65,9 +102,10 @@ class Problem:
     """
 
     __params__: ClassVar[Mapping[str, Param]] = {}
-    per_client: ClassVar[tuple[str, ...]] = ()  # attributes (or None) whose axis 0 is the client
+    per_client: ClassVar[
+        tuple[str, ...]
+    ] = ()  # names of attributes whose first axis is the clients; a value may be None
     has_prox: bool = False
-    outputs: int = 0  # numbers that ``predict`` gives per input; 0: the problem has no predictions
 
     def __init__(
         self,
@@ -84,7 +122,7 @@ class Problem:
         self.device = torch.device("cpu")
         self.samples = samples or (1,) * n
         self._whole: Problem | None = None
-        self._kept: dict[str, Any] = {}  # computed once on demand; see ``keep``
+        self._kept: dict[str, Any] = {}  # values that were computed once on demand
 
     @property
     def dim(self) -> int:
@@ -112,10 +150,13 @@ class Problem:
     def find_constants(self) -> Constants:
         """Compute the constants; called once, on the whole problem.
 
-        By default those that the problem has set as attributes: ``self.L``, ``self.L_i``, ...
+        By default those that the problem has set as attributes: ``self.L``, ``self.L_i``,
+        ``self.facts``, ... A problem without samples has f_i for its only one.
         """
         given = {f.name: getattr(self, f.name) for f in fields(Constants) if hasattr(self, f.name)}
-        return Constants(**given)
+        if max(self.samples) == 1:
+            given = {"L_sample_i": given.get("L_i", ()), "sample_variance": 0.0, **given}
+        return Constants(**{**given, "facts": frozenset(map(Fact, given.get("facts", ())))})
 
     def host(self, clients: range) -> Self:
         """Return the same problem holding only these consecutive clients' data.
@@ -144,7 +185,7 @@ class Problem:
         return moved
 
     def __getstate__(self) -> dict[str, Any]:
-        # what was computed on demand is not sent to other processes, but for the constants
+        # of what was computed on demand only the constants are sent to other processes
         kept = {k: v for k, v in self._kept.items() if k == "constants"}
         return {**vars(self), "_kept": kept}
 
@@ -171,12 +212,27 @@ class Problem:
         grads = torch.stack([self.grad_i(i, z) for i, z in pairs], dim=1)
         return grads, torch.stack([self.f_i(i, z) for i, z in pairs], dim=1) if loss else None
 
-    def grad(self, x: torch.Tensor, sample: torch.Tensor | None = None) -> torch.Tensor:
-        """Return grad f_i(x), or the mean gradient of the samples (B, n_here, b) of each client.
+    def grad(self, x: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
+        """Return grad f_i(x), (B, n_here, d), or the mean gradient of a sample of each client.
 
-        Samples count from 0 within a client; a problem without samples has the full gradient only.
+        A problem without samples has the full gradient only.
         """
         return self.oracle(x, loss=False)[0]
+
+    def measure(
+        self,
+        x: torch.Tensor,
+        what: frozenset[str],
+        full: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+    ) -> Measured:
+        """Return what is known of f at x (B, d) for the record: of ``what``, all that is worth its price.
+
+        what: names of columns. full: returns (grad f_i(x)) (B, n_here, d) and f_i(x) (B, n_here) over
+        all samples, from memory where a method has just asked for them. Here they are always
+        taken; a problem on which they are dear decides otherwise, and unknown columns stay null.
+        """
+        grads, losses = full()
+        return Measured(grads, losses, self.evaluate(x) if what & EVALUATED else {})
 
     def prox(self, v: torch.Tensor, gamma: torch.Tensor | float) -> torch.Tensor:
         """Return argmin_x gamma penalty(x) + ||x - v||^2 / 2; gamma broadcasts against v."""
@@ -185,24 +241,6 @@ class Problem:
     def penalty(self, x: torch.Tensor) -> torch.Tensor:
         """Return the nonsmooth part of f at x (B, d) as (B,); no f_i contains it."""
         return x.new_zeros(x.shape[:-1])
-
-    def predict(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Return predictions (B, n_here, b, outputs) at x (B, n_here, d) of inputs rows (B, b).
-
-        rows count through the rows of all clients. Probabilities, or regressed values.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no predictions")
-
-    def distill(self, x: torch.Tensor, rows: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
-        """Return the gradient (B, n_here, d) in x of mean_b D(teacher_b, predict(x, rows)_b).
-
-        D: cross-entropy of probabilities, half the squared distance of regressed values. By
-        automatic differentiation for the latter; problems with probabilities override it.
-        """
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            off = self.predict(x, rows) - teacher
-            return torch.autograd.grad(0.5 * off.square().sum() / rows.shape[-1], x)[0]
 
     def start(self) -> torch.Tensor:
         """Return the problem's own starting point (d,)."""

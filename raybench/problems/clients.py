@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import scipy.sparse
@@ -14,7 +14,7 @@ from raybench import data
 from raybench.core.layout import Layout
 from raybench.core.registry import REQUIRED, Choice, Flag, Integer, List, Number, Param, Text
 from raybench.data.dataset import Features
-from raybench.problems.base import DTYPES, Problem
+from raybench.problems.base import DTYPES, Fact, Problem
 from raybench.problems.regularizers import Regularizer
 
 
@@ -24,7 +24,7 @@ class Rows:
 
     features: Features
     labels: np.ndarray
-    ends: np.ndarray  # (clients + 1,), from 0
+    ends: np.ndarray  # (clients + 1,): client i has the rows ends[i] to ends[i + 1]
 
     @classmethod
     def of(cls, features: Features, labels: np.ndarray, parts: Sequence[np.ndarray]) -> Rows:
@@ -132,11 +132,24 @@ class DataProblem(Problem):
             return float(lambda_["times_L"]) * self.loss_L()
         return float(lambda_)
 
-    def prox(self, v: Any, gamma: Any) -> Any:
+    def facts_where(self, convex: bool, strongly_convex: bool) -> frozenset[Fact]:
+        """Return what may be said of f: whether the loss is convex in every sample is given, and whether f is
+        strongly convex. Losses and regularisers are at least 0, so every f_i is bounded below.
+        """
+        found = {Fact.BOUNDED_CLIENTS}
+        if convex and self.regularizer.convex:
+            found |= {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES}
+        if strongly_convex:
+            found.add(Fact.STRONGLY_CONVEX)
+        if self.regularizer.nonsmooth:
+            found.add(Fact.CONVEX_PENALTY)
+        return frozenset(found)
+
+    def prox(self, v: torch.Tensor, gamma: torch.Tensor | float) -> torch.Tensor:
         """Return the regulariser's proximal step (soft threshold for l1)."""
         return self.regularizer.prox(v, gamma)
 
-    def penalty(self, x: Any) -> Any:
+    def penalty(self, x: torch.Tensor) -> torch.Tensor:
         """Return the regulariser's nonsmooth part."""
         return self.regularizer.penalty(x)
 
@@ -168,7 +181,7 @@ class DataProblem(Problem):
         off = self._predicted(x, A) - teacher  # (B, n, b, c)
         n, b, c = off.shape[1:]
         together = off.permute(0, 2, 1, 3).reshape(len(A), b, n * c)
-        wide = A.mT @ together  # one product for all clients
+        wide = A.mT @ together  # one matrix product serves all clients
         return wide.unflatten(-1, (n, c)).permute(0, 2, 1, 3).flatten(-2) / b
 
     def _predicted(self, x: torch.Tensor, A: torch.Tensor) -> torch.Tensor:

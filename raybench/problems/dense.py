@@ -49,7 +49,7 @@ class DenseMargins:
         else:
             z = self.A @ x.permute(1, 2, 0)
         values, slopes = self.loss(z)  # (n, N, B)
-        # bmm(s, A) rather than bmm(A', s), which is 2.6 times slower
+        # bmm(s, A) is 2.6 times as fast as bmm(A', s)
         pulled = torch.bmm((slopes * self.weights[:, :, None]).transpose(1, 2), self.A)
         grads = pulled.transpose(0, 1)
         if shift is not None:

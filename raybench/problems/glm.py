@@ -9,6 +9,7 @@ import numpy as np
 import scipy.sparse
 import torch
 
+from raybench.core.draws import Sample
 from raybench.data.dataset import Features
 from raybench.problems.base import Constants
 from raybench.problems.clients import DataProblem
@@ -17,17 +18,22 @@ from raybench.problems.minimum import logistic_minimum
 from raybench.problems.sparse import SparseMargins
 from raybench.problems.spectra import lmax_gram, row_norms_sq
 
-FEW = 40_000  # entries up to which a call of dense torch costs more than the kernel
+MOST_ENTRIES_BY_KERNEL = (
+    40_000  # up to so many stored entries the sparse kernel beats dense matrix products
+)
 
 
 class MarginProblem(DataProblem):
     """f_i(x) = mean_j l(y_j a_j'x) + regulariser, y_j = -1 or +1 (smaller label: -1).
 
-    ``loss`` names l among the kernels; ``curvature`` is sup |l''|.
+    ``loss`` names l >= 0 among the kernels; ``slope`` is sup |l'|, ``curvature`` sup |l''|, and
+    ``convex`` says whether l is convex.
     """
 
     loss: ClassVar[str]
+    slope: ClassVar[float]
     curvature: ClassVar[float]
+    convex: ClassVar[bool] = False
 
     def margins(self, batch: int | None = None) -> DenseMargins | SparseMargins:
         """Return what computes losses and gradients of so many cells here, made on first use.
@@ -38,7 +44,9 @@ class MarginProblem(DataProblem):
         """
         if "full" not in self._kept:
             stored = _stored(self.rows.features)
-            self._kept["full"] = stored > max(FEW, 0.5 * math.prod(self.rows.features.shape))
+            self._kept["full"] = stored > max(
+                MOST_ENTRIES_BY_KERNEL, 0.5 * math.prod(self.rows.features.shape)
+            )
         if self.device.type != "cpu" or (batch == 1 and self._kept["full"]):
             if "dense" not in self._kept:
                 made = DenseMargins(self.rows, self.loss, self.dtype, self.device)
@@ -59,12 +67,12 @@ class MarginProblem(DataProblem):
             losses += value if value.ndim == 2 else value[:, None]
         return grads, losses
 
-    def grad(self, x: torch.Tensor, sample: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the clients' gradients, or those of the samples (B, n_here, b)."""
+    def grad(self, x: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
+        """Return the clients' gradients, or those of a sample."""
         if sample is None:
             return self.oracle(x, loss=False)[0]
         shift = self.regularizer.both(x)[0] if self.regularizer.smooth else None
-        return self.margins().minibatch(x, sample, shift)
+        return self.margins().minibatch(x, sample.indices, shift)
 
     def link(self, scores: torch.Tensor) -> torch.Tensor:
         """Return the probability of the label +1."""
@@ -78,15 +86,19 @@ class MarginProblem(DataProblem):
         """L_i = curvature * lmax(A_i'A_i) / N_i + L of the regulariser, and alike for L.
 
         f* where a strongly convex f is quickly minimised. L_plus is bounded by L_tilde. L_samples is the root mean square over clients of
-        curvature * sqrt(lmax(mean_j ||a_j||^2 a_j a_j')) + L of the regulariser (Minkowski).
+        curvature * sqrt(lmax(mean_j ||a_j||^2 a_j a_j')) + L of the regulariser (Minkowski). A single
+        sample has the constant curvature ||a_j||^2 + L of the regulariser, and its gradient is at
+        most slope ||a_j|| away from the regulariser's: hence sample_variance.
         """
         reg, c = self.regularizer, self.curvature
-        each, samples = [], []
+        each, samples, single, squares = [], [], [], []
         for features, labels in self.rows.parts():
             count = len(labels)
             each.append(c * lmax_gram(features) / count + reg.L)
             norms = row_norms_sq(features)
             samples.append(c * math.sqrt(lmax_gram(features, norms / count)) + reg.L)
+            single.append(c * float(norms.max()) + reg.L)
+            squares.append(float(norms.mean()))
         found = Constants(L_i=tuple(each))
         least = self._minimum()
         return Constants(
@@ -98,6 +110,11 @@ class MarginProblem(DataProblem):
             f_inf=least[0] if least else 0.0,
             f_star=least[0] if least else None,
             L_samples=math.sqrt(float(np.mean(np.square(samples)))),
+            L_sample_i=tuple(single),
+            sample_variance=self.slope**2 * float(np.mean(squares)),
+            facts=self.facts_where(
+                convex=self.convex, strongly_convex=bool(self.strong_convexity())
+            ),
         )
 
     def minimizer(self) -> torch.Tensor | None:

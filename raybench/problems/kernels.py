@@ -17,8 +17,8 @@ threads nor the other cells of a batch change a cell's numbers.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -28,8 +28,9 @@ from numba.extending import intrinsic
 from raybench.core.compiled import compiled
 
 LOGISTIC, SIGMOID_SQ = 0, 1
-# contract (fused multiply-add) only: the rest would break NaN, infinities and the rounding trick
-_OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
+# Of the fast-math flags only contract (fused multiply-add): the others assume that there is no NaN
+# and no infinity, and would optimise the rounding trick of ``_exp`` away.
+_OPTIONS: Mapping[str, object] = {"error_model": "numpy", "fastmath": {"contract"}}
 
 
 @intrinsic(prefer_literal=True)
@@ -106,10 +107,12 @@ def _power_of_two(typing, shifted):  # type: ignore[no-untyped-def]
 def exp_minus(a: float) -> float:
     """Return exp(-a) for a >= 0 within 1 ulp; 0 above 708; NaN for NaN. Vectorises."""
     b = -708.0 if a > 708.0 else -a
-    shifted = b * 1.4426950408889634 + 6755399441056767.0  # 1.5 * 2^52 + 1023: rounds to integer
+    shifted = (
+        b * 1.4426950408889634 + 6755399441056767.0
+    )  # adding 1.5 * 2^52 + 1023 rounds to an integer
     n = shifted - 6755399441056767.0
     r = b - n * 0.6931471803691238
-    r = r - n * 1.9082149292705877e-10  # ln 2 in two parts
+    r = r - n * 1.9082149292705877e-10  # ln 2 is subtracted in two parts, which keeps all digits
     # Taylor to r^13, |r| <= 0.347, the remainder is below 1e-17
     p = 1.6059043836821613e-10
     p = p * r + 2.08767569878681e-09
@@ -142,9 +145,9 @@ def _slope_and_loss(kind: int, z: float) -> tuple[float, float, float]:
 
 
 @cache
-def margin_kernel(tile: int, weighted: bool, kind: int) -> Any:
+def margin_kernel(tile: int, weighted: bool, kind: int) -> Callable[..., None]:
     """Return the compiled oracle for tiles of ``tile`` cells; see ``sparse.SparseMargins``."""
-    # integers alone may be captured: numba's cache on disk would miss on anything else
+    # Closures may capture integers only: with anything else numba's cache on disk never matches.
     weigh = int(weighted)
     T, room = tile, block_size(tile) * tile
 
@@ -180,7 +183,9 @@ def margin_kernel(tile: int, weighted: bool, kind: int) -> Any:
                 for r in range(size):
                     for t in range(T):
                         sign[r * T + t] = labels[r0 + r]
-                for k in range(size * T):  # flat, so that it vectorises for every T
+                for k in range(
+                    size * T
+                ):  # one flat loop, which the compiler vectorises for every T
                     y = sign[k]
                     slope, q[k], h[k] = _slope_and_loss(kind, y * z[k])
                     z[k] = slope * y * count
@@ -215,7 +220,7 @@ def margin_kernel(tile: int, weighted: bool, kind: int) -> Any:
 
 
 @cache
-def minibatch_kernel(weighted: bool, kind: int) -> Any:
+def minibatch_kernel(weighted: bool, kind: int) -> Callable[..., None]:
     """Return the compiled gradient of b sampled rows per (cell, client)."""
 
     @compiled(**_OPTIONS)

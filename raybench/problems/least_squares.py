@@ -12,14 +12,15 @@ import scipy.sparse
 import torch
 
 from raybench import data
+from raybench.core.draws import Sample
 from raybench.core.layout import Layout
 from raybench.core.registry import Choice, Param, problem
 from raybench.problems.base import Constants
 from raybench.problems.clients import DataProblem
 from raybench.problems.quadratic import quadratic_constants
-from raybench.problems.spectra import DENSE, lmax_gram, row_norms_sq
+from raybench.problems.spectra import MOST_BY_DENSE_SOLVER, lmax_gram, row_norms_sq
 
-MOST_CLASSES = 1000  # more labels than this, or fractions, are values to regress
+MOST_CLASSES = 1000  # a data set with more labels, or with fractions, is a regression
 
 
 @problem("least_squares")
@@ -50,7 +51,7 @@ class LeastSquares(DataProblem):
         halves = [float((b * b).sum()) / (2 * count) for _, b, count in parts]
         self.half_square = torch.tensor(halves, dtype=self.dtype)
         self.exact: tuple[np.ndarray, np.ndarray] | None = None
-        if self.p <= min(DENSE, max(self.samples)):
+        if self.p <= min(MOST_BY_DENSE_SOLVER, max(self.samples)):
             H = np.stack([_dense(a.T @ a) / count for a, _, count in parts])
             M = np.stack([_dense(a.T @ b) / count for a, b, count in parts])
             self.exact = H, M
@@ -101,32 +102,35 @@ class LeastSquares(DataProblem):
                 losses = losses + (value[:, None] if shared else value)
         return grads, losses
 
-    def grad(self, x: torch.Tensor, sample: torch.Tensor | None = None) -> torch.Tensor:
+    def grad(self, x: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
         """Return the clients' gradients, or those of the samples (B, n_here, b)."""
         if sample is None:
             return self.oracle(x, loss=False)[0]
         A, Y, _ = self._padded()
         client = torch.arange(len(A), device=x.device)[None, :, None]
-        rows, targets = A[client, sample], Y[client, sample]  # (B, n, b, p), (B, n, b, c)
+        rows, targets = (
+            A[client, sample.indices],
+            Y[client, sample.indices],
+        )  # (B, n, b, p), (B, n, b, c)
         X = self.spread(x).unflatten(-1, (self.p, self.c))
-        grads = (rows.transpose(-1, -2) @ (rows @ X - targets)).flatten(-2) / sample.shape[-1]
+        grads = (rows.transpose(-1, -2) @ (rows @ X - targets)).flatten(-2) / sample.size
         return grads + self.regularizer.grad(self.spread(x)) if self.regularizer.smooth else grads
 
     def _wide(self) -> torch.Tensor:
-        if "wide" not in self._kept:  # (p, n p): one product gives all clients
+        if "wide" not in self._kept:  # (p, n p), so that one product serves all clients
             assert self.H is not None
             self._kept["wide"] = self.H.permute(2, 0, 1).reshape(self.p, -1).contiguous()
         return self._kept["wide"]
 
     def _padded(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if "padded" not in self._kept:
-            counts, options = self.rows.counts, {"dtype": self.dtype, "device": self.device}
-            A = torch.zeros(len(counts), max(counts), self.p, **options)
-            Y = torch.zeros(len(counts), max(counts), self.c, **options)
+            counts, dtype, device = self.rows.counts, self.dtype, self.device
+            A = torch.zeros(len(counts), max(counts), self.p, dtype=dtype, device=device)
+            Y = torch.zeros(len(counts), max(counts), self.c, dtype=dtype, device=device)
             for i, (features, labels) in enumerate(self.rows.parts()):
                 A[i, : counts[i]] = torch.from_numpy(_dense(features))
                 Y[i, : counts[i]] = torch.from_numpy(labels.reshape(len(labels), -1))
-            self._kept["padded"] = A, Y, 1 / torch.tensor(counts, **options)
+            self._kept["padded"] = A, Y, 1 / torch.tensor(counts, dtype=dtype, device=device)
         return self._kept["padded"]
 
     def _weights(self) -> np.ndarray:
@@ -146,7 +150,7 @@ class LeastSquares(DataProblem):
         weights = self._weights()
         norms = row_norms_sq(self.rows.features)
         samples = lmax_gram(self.rows.features, (norms + 2 * ridge) * weights) + ridge**2
-        f_star, mu, _ = self._minimum(ridge, weights)
+        f_star, mu, _, full = self._minimum(ridge, weights)
         if self.exact is not None:
             found = quadratic_constants(self.exact[0] + ridge * np.eye(self.p))
         else:
@@ -166,6 +170,13 @@ class LeastSquares(DataProblem):
             f_inf=0.0 if f_star is None else f_star,
             f_star=f_star if plain else None,
             L_samples=math.sqrt(samples) + extra,
+            L_sample_i=tuple(
+                float(row_norms_sq(a).max()) + ridge + extra for a, _ in self.rows.parts()
+            ),
+            facts=self.facts_where(
+                convex=True,
+                strongly_convex=self.regularizer.convex and bool(full or ridge),
+            ),
         )
 
     def minimizer(self) -> torch.Tensor | None:
@@ -182,15 +193,18 @@ class LeastSquares(DataProblem):
 
     def _minimum(
         self, ridge: float, weights: np.ndarray
-    ) -> tuple[float | None, float | None, np.ndarray | None]:
-        """Return (min of the squares with ridge, its PL constant, x*), None where too large to find."""
+    ) -> tuple[float | None, float | None, np.ndarray | None, bool]:
+        """Return (min of the squares with ridge, its PL constant, x*, whether A'A has full rank).
+
+        None (and False) where that is too large to find.
+        """
         A, b = self.rows.features, self.rows.labels.reshape(len(self.rows.labels), -1)
         root = np.sqrt(weights)[:, None]
         A = scipy.sparse.csr_array(A.multiply(root)) if scipy.sparse.issparse(A) else A * root
         b = b * root
         primal = A.shape[1] <= A.shape[0]
-        if min(A.shape) > DENSE:
-            return None, ridge or None, None
+        if min(A.shape) > MOST_BY_DENSE_SOLVER:
+            return None, ridge or None, None, False
         values, vectors = np.linalg.eigh(_dense(A.T @ A if primal else A @ A.T))
         kept = values > max(A.shape) * np.finfo(float).eps * values[-1]
         inverse = np.divide(1.0, values + ridge, out=np.zeros_like(values), where=kept)
@@ -199,9 +213,11 @@ class LeastSquares(DataProblem):
         full = bool(kept.all()) and primal
         smallest = float(values[kept].min()) if kept.any() else 0.0
         mu = ridge if ridge and not full else smallest + ridge
-        residual = A @ x - b  # not the closed form: it loses half the digits of a small minimum
+        residual = (
+            A @ x - b
+        )  # by the residual, since the closed form loses half the digits of a small minimum
         least = float(0.5 * (residual**2).sum() + 0.5 * ridge * (x**2).sum())
-        return least, mu or None, np.asarray(x).reshape(-1)
+        return least, mu or None, np.asarray(x).reshape(-1), full
 
     def evaluate(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return accuracy (sign, or largest column) on the test part or else all rows; test loss.
@@ -226,5 +242,5 @@ class LeastSquares(DataProblem):
         return {k: torch.from_numpy(np.asarray(v, float)).to(x.device) for k, v in found.items()}
 
 
-def _dense(matrix: Any) -> np.ndarray:
-    return matrix.toarray() if scipy.sparse.issparse(matrix) else np.asarray(matrix)
+def _dense(matrix: np.ndarray | scipy.sparse.csr_array) -> np.ndarray:
+    return matrix if isinstance(matrix, np.ndarray) else matrix.toarray()

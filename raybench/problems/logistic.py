@@ -16,7 +16,9 @@ class Logistic(MarginProblem):
     """
 
     loss = "logistic"
+    slope = 1.0
     curvature = 0.25
+    convex = True
 
     def strong_convexity(self) -> float | None:
         """Return lambda for l2."""

@@ -10,14 +10,20 @@ import scipy.sparse
 import scipy.special
 import torch
 
+from raybench.core.draws import Sample
 from raybench.data.dataset import Features
 from raybench.problems.base import Problem
-from raybench.problems.spectra import DENSE
+from raybench.problems.spectra import MOST_BY_DENSE_SOLVER
 
-STEPS = 100  # of Newton's method; ten to twenty are usual
-MOST_DENSE, MOST_SPARSE = 2e9, 2e8  # products for a Hessian: below a second or so
-MOST_VALUES = 1e8  # of sample gradients, N d, for the noise
-CHUNK = 1 << 22  # values of sample gradients held at a time
+MOST_NEWTON_STEPS = 100  # ten to twenty are usual
+MOST_PRODUCTS_DENSE, MOST_PRODUCTS_SPARSE = (
+    2e9,
+    2e8,
+)  # a Hessian of more products takes over a second
+MOST_GRADIENT_VALUES = (
+    1e8  # N d values of sample gradients at most are computed to find their variance
+)
+VALUES_AT_ONCE = 1 << 22  # values of sample gradients that are held in memory together
 
 
 def logistic_minimum(
@@ -31,7 +37,7 @@ def logistic_minimum(
     rows, d = A.shape
     sparse = scipy.sparse.issparse(A)
     work = A.nnz**2 / max(rows, 1) if sparse else rows * d * d
-    if d > DENSE or work > (MOST_SPARSE if sparse else MOST_DENSE):
+    if d > MOST_BY_DENSE_SOLVER or work > (MOST_PRODUCTS_SPARSE if sparse else MOST_PRODUCTS_DENSE):
         return None
 
     def value(x: np.ndarray) -> float:
@@ -45,7 +51,7 @@ def logistic_minimum(
     x = np.zeros(d)
     grad, curve = slope(x)
     first, f = float(np.linalg.norm(grad)), value(x)
-    for _ in range(STEPS):
+    for _ in range(MOST_NEWTON_STEPS):
         size = float(np.linalg.norm(grad))
         if size <= 1e-12 * first:
             break
@@ -56,7 +62,7 @@ def logistic_minimum(
         t = 1.0
         while t > 1e-8 and value(x - t * move) > f - 1e-4 * t * (grad @ move):
             t /= 2
-        if t <= 1e-8:  # f can no longer tell: rely on the gradient
+        if t <= 1e-8:  # so short a step changes f by less than its rounding: the gradient decides
             t = 1.0
         new = x - t * move
         new_grad, new_curve = slope(new)
@@ -81,7 +87,7 @@ def noise(problem: Problem) -> float | None:
     None where x* is unknown, f_i has no samples, or there are too many.
     """
     counts, d = problem.samples, problem.dim
-    if max(counts) <= 1 or sum(counts) * d > MOST_VALUES:
+    if max(counts) <= 1 or sum(counts) * d > MOST_GRADIENT_VALUES:
         return None
     best = problem.minimizer()
     if best is None:
@@ -89,12 +95,12 @@ def noise(problem: Problem) -> float | None:
     whole = problem.grad(best[None])  # (1, n, d)
     most = torch.tensor(counts, device=best.device)
     total = torch.zeros(problem.n, dtype=torch.float64, device=best.device)
-    lines = max(1, CHUNK // (problem.n * d))
+    lines = max(1, VALUES_AT_ONCE // (problem.n * d))
     for first in range(0, max(counts), lines):
         j = torch.arange(first, min(first + lines, max(counts)), device=best.device)
         there = j[:, None] < most  # (lines, n)
         sample = torch.where(there, j[:, None], 0)[..., None]
-        apart = problem.grad(best.expand(len(j), -1).contiguous(), sample) - whole
+        apart = problem.grad(best.expand(len(j), -1).contiguous(), Sample.at(sample)) - whole
         total += (apart.square().sum(-1).double() * there).sum(0)
     found = float((total / most).mean())
     return found if math.isfinite(found) else None

@@ -34,6 +34,7 @@ class NonconvexClassification(MarginProblem):
         ),
     }
     loss = "sigmoid_sq"
+    slope = 8 / 27  # |l'| = 2 s^2 (1-s) with s = sigma(-z), largest at s = 2/3
     curvature = _steepest()
 
     def __init__(

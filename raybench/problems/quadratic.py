@@ -12,7 +12,7 @@ import torch
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.registry import Choice, Integer, List, Number, problem
-from raybench.problems.base import DTYPES, Constants, Problem
+from raybench.problems.base import DTYPES, Constants, Fact, Problem
 
 
 class Quadratic(Problem):
@@ -38,7 +38,7 @@ class Quadratic(Problem):
         """Return A_i x - b_i (B, n_here, d) and f_i(x) (B, n_here)."""
         n, d = self.b.shape
         if x.ndim == 2:
-            if "wide" not in self._kept:  # (d, n d): one product gives all clients in their order
+            if "wide" not in self._kept:  # (d, n d), so that one product serves all clients
                 self._kept["wide"] = self.A.permute(2, 0, 1).reshape(d, n * d).contiguous()
             pulled = (x @ self._kept["wide"]).view(-1, n, d)
         else:
@@ -53,7 +53,10 @@ class Quadratic(Problem):
         """All in closed form: eigenvalues of A_i, of their mean, of the mean of their squares."""
         A, b = (t.numpy() for t in self.exact)
         f_star, mu = minimum(A.mean(0), b.mean(0))
-        return replace(quadratic_constants(A), mu=mu, f_inf=f_star, f_star=f_star)
+        spectra = [np.linalg.eigvalsh(a) for a in A]
+        facts = _facts(A, b, spectra)
+        found = quadratic_constants(A, spectra)
+        return replace(found, mu=mu, f_inf=f_star, f_star=f_star, facts=facts, sample_variance=0.0)
 
     def minimizer(self) -> torch.Tensor | None:
         """Return the minimiser of smallest norm, None where f is unbounded below."""
@@ -64,19 +67,44 @@ class Quadratic(Problem):
         return torch.from_numpy(best).to(self.dtype).to(self.device)
 
 
-def quadratic_constants(A: np.ndarray) -> Constants:
-    """Return L, L_i, L_plus, L_pm (and L_samples = L_plus) of quadratics with Hessians A (n, d, d)."""
+def quadratic_constants(A: np.ndarray, spectra: Sequence[np.ndarray] | None = None) -> Constants:
+    """Return L, L_i, L_plus, L_pm (and L_samples = L_plus) of quadratics with Hessians A (n, d, d).
+
+    spectra: the eigenvalues of each, where they are known already.
+    """
     mean = A.mean(0)
     centred = A - mean
     L_plus = math.sqrt(_lmax(np.einsum("nij,njk->ik", A, A, optimize=True) / len(A)))
     spread = np.einsum("nij,njk->ik", centred, centred, optimize=True) / len(A)
+    known = [np.linalg.eigvalsh(a) for a in A] if spectra is None else spectra
+    each = tuple(float(np.abs(values).max()) for values in known)
     return Constants(
         L=float(np.abs(np.linalg.eigvalsh(mean)).max()),
-        L_i=tuple(float(np.abs(np.linalg.eigvalsh(a)).max()) for a in A),
+        L_i=each,
         L_plus=L_plus,
         L_pm=math.sqrt(_lmax(spread)),
         L_samples=L_plus,
+        L_sample_i=each,
     )
+
+
+def _facts(A: np.ndarray, b: np.ndarray, spectra: Sequence[np.ndarray]) -> frozenset[Fact]:
+    """Return what holds of x'A_i x/2 - b_i'x, A (n, d, d) and b (n, d)."""
+    found = set()
+    if all(values[0] >= -_rounding(values) for values in spectra):
+        found |= {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES}
+        flat = [i for i, values in enumerate(spectra) if values[0] <= _rounding(values)]
+        if all(minimum(A[i], b[i])[0] is not None for i in flat):
+            found.add(Fact.BOUNDED_CLIENTS)
+    values = np.linalg.eigvalsh(A.mean(0))
+    if values[0] > _rounding(values):
+        found.add(Fact.STRONGLY_CONVEX)
+    return frozenset(found)
+
+
+def _rounding(values: np.ndarray) -> float:
+    """Return the size up to which eigenvalues of a matrix are zero but for rounding."""
+    return len(values) * float(np.finfo(float).eps) * float(np.abs(values).max())
 
 
 def _lmax(square: np.ndarray) -> float:
@@ -86,7 +114,7 @@ def _lmax(square: np.ndarray) -> float:
 def minimum(A: np.ndarray, b: np.ndarray) -> tuple[float | None, float | None]:
     """Return (min of x'Ax/2 - b'x, smallest nonzero eigenvalue of A); None where unbounded below."""
     values, vectors = np.linalg.eigh(A)
-    tiny = len(values) * np.finfo(float).eps * float(np.abs(values).max())
+    tiny = _rounding(values)
     along = vectors.T @ b
     flat = np.abs(values) <= tiny
     if (values < -tiny).any() or (np.abs(along[flat]) > 1e-9 * float(np.linalg.norm(b))).any():
@@ -137,7 +165,7 @@ def quadratic(
     A = np.empty((clients, d, d))
     for a in A:
         Q, R = np.linalg.qr(random.standard_normal((d, d)))
-        Q *= np.sign(np.diag(R))  # makes Q uniform over the orthogonal group
+        Q *= np.sign(np.diag(R))  # without it Q would not be uniform over the orthogonal group
         values = np.exp(random.uniform(-3, 0, d))
         values[0] = 0
         a[:] = (Q * (values * math.exp(heterogeneity * random.standard_normal()))) @ Q.T

@@ -33,6 +33,11 @@ class Regularizer:
         return self.kind == "l1" and self.lam > 0
 
     @property
+    def convex(self) -> bool:
+        """Return whether it is convex."""
+        return self.kind != "nonconvex" or self.lam == 0
+
+    @property
     def L(self) -> float:
         """Return the smoothness constant of the smooth part."""
         return {"nonconvex": 2.0, "l2": 1.0}.get(self.kind, 0.0) * self.lam
@@ -46,7 +51,7 @@ class Regularizer:
         """Return the smooth part at x (..., d) as (...)."""
         if self.kind == "l2":
             return (0.5 * self.lam) * (x * x).sum(-1)
-        square = x * x  # infinite at huge x, where the term is 1
+        square = x * x  # overflows to infinity at huge x, where the term's limit is 1
         terms = torch.where(square.isinf(), 1.0, square / (1 + square))
         return self.lam * terms.sum(-1)
 

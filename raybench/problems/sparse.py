@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -12,6 +11,8 @@ import torch
 from raybench.core.parallel import run_shared
 from raybench.problems import kernels
 from raybench.problems.clients import Rows
+
+Arrays = tuple[np.ndarray, ...]
 
 KINDS = {"logistic": kernels.LOGISTIC, "sigmoid_sq": kernels.SIGMOID_SQ}
 
@@ -31,9 +32,9 @@ class SparseMargins:
         self.labels = np.ascontiguousarray(rows.labels, dtype=float)
         self.starts = rows.ends.astype(np.int64)
         self._matrix = A
-        self._blocks: dict[int, tuple[Any, Any]] = {}  # by rows per block
+        self._blocks: dict[int, tuple[Arrays, Arrays]] = {}  # kept by the number of rows per block
 
-    def _blocked(self, tile: int) -> tuple[Any, Any]:
+    def _blocked(self, tile: int) -> tuple[Arrays, Arrays]:
         size = kernels.block_size(tile)
         if size not in self._blocks:
             self._blocks[size] = _column_blocks(self._matrix, self.starts, size)
@@ -83,7 +84,7 @@ class SparseMargins:
 def _tile(B: int) -> int:
     if B == 1:
         return 1
-    return 16 if -B % 16 < 8 else 8  # 16 unless half of the last tile would idle
+    return 16 if -B % 16 < 8 else 8  # tiles of 16 cells, unless half of the last tile were empty
 
 
 def _array(x: torch.Tensor) -> np.ndarray:
@@ -95,7 +96,9 @@ def _added(x: torch.Tensor, shift: torch.Tensor | None) -> tuple[np.ndarray, boo
     return _array(x if shift is None else shift), shift is not None
 
 
-def _column_blocks(A: Any, starts: np.ndarray, size: int) -> tuple[Any, Any]:
+def _column_blocks(
+    A: scipy.sparse.csr_array, starts: np.ndarray, size: int
+) -> tuple[Arrays, Arrays]:
     """Return blocks of at most ``size`` rows within clients, and each block's nonempty columns."""
     edges = [np.arange(a, b, size) for a, b in pairwise(starts)]
     client_blocks = np.cumsum([0, *map(len, edges)])

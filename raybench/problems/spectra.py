@@ -8,7 +8,9 @@ import scipy.sparse.linalg
 
 from raybench.data.dataset import Features
 
-DENSE = 2000  # up to this size all eigenvalues are computed, above only the largest (Lanczos)
+MOST_BY_DENSE_SOLVER = (
+    2000  # up to this size all eigenvalues are computed, above only the largest (Lanczos)
+)
 
 
 def lmax_gram(features: Features, weights: np.ndarray | None = None) -> float:
@@ -18,10 +20,12 @@ def lmax_gram(features: Features, weights: np.ndarray | None = None) -> float:
         scaled = features.multiply(root) if scipy.sparse.issparse(features) else features * root
         features = scipy.sparse.csr_array(scaled) if scipy.sparse.issparse(scaled) else scaled
     rows, d = features.shape
-    if min(rows, d) > DENSE:
+    if min(rows, d) > MOST_BY_DENSE_SOLVER:
         operator = scipy.sparse.linalg.aslinearoperator(features)
         gram = operator.H @ operator
-        start = np.random.default_rng(0).random(d)  # svds' own is random: results would vary
+        start = np.random.default_rng(0).random(
+            d
+        )  # a fixed start, since that of svds is random and results would vary
         return float(scipy.sparse.linalg.eigsh(gram, k=1, which="LA", v0=start)[0][0])
     gram = features.T @ features if d <= rows else features @ features.T
     if scipy.sparse.issparse(gram):

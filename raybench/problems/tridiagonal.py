@@ -11,7 +11,7 @@ import torch
 from scipy.linalg import solveh_banded
 
 from raybench.core.registry import Choice, Integer, Number, Param, problem
-from raybench.problems.base import DTYPES, Constants, Problem
+from raybench.problems.base import DTYPES, Constants, Fact, Problem
 
 
 @problem("tridiagonal", x0="problem")
@@ -84,15 +84,25 @@ class Tridiagonal(Problem):
         values = mean * np.sin(theta - base) * np.sin(theta + base) + self.lam
         weights = 2 / (d + 1) * np.sin(2 * theta) ** 2  # squared first entries of eigenvectors
         f_star = -0.5 * float(self.b_first.mean()) ** 2 * float((weights / values).sum())
+        ends = np.outer(self.nu, self.ends) + c  # the extreme eigenvalues of each A_i
+        each = tuple(np.abs(ends).max(1).tolist())
+        facts = {Fact.STRONGLY_CONVEX}
+        if ends.min() >= 0:
+            facts |= {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES}
+        if ends.min() > 0:
+            facts.add(Fact.BOUNDED_CLIENTS)
         return Constants(
             L=abs(mean) * (high - low) + self.lam,
-            L_i=tuple(max(abs(nu * low + c), abs(nu * high + c)) for nu in self.nu.tolist()),
+            L_i=each,
             L_plus=L_plus,
             L_pm=float(self.nu.std()) * high,
             mu=self.lam,
             f_inf=f_star,
             f_star=f_star,
             L_samples=L_plus,
+            L_sample_i=each,
+            sample_variance=0.0,
+            facts=frozenset(facts),
         )
 
     def minimizer(self) -> torch.Tensor | None:

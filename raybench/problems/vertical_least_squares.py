@@ -11,7 +11,7 @@ import torch
 from raybench import data
 from raybench.core.errors import InputError
 from raybench.core.registry import Param, problem
-from raybench.problems.base import DTYPES, Constants, Problem
+from raybench.problems.base import DTYPES, Constants, Fact, Problem
 from raybench.problems.clients import DataProblem, Rows
 from raybench.problems.spectra import lmax_gram
 
@@ -65,7 +65,9 @@ class VerticalLeastSquares(Problem):
             columns[j, : len(piece)] = piece
             present[j, : len(piece)] = 1
         self.columns = torch.from_numpy(columns)  # (n, w)
-        self.present = torch.from_numpy(present).to(self.dtype)  # (n, w): 0 on padding
+        self.present = torch.from_numpy(present).to(
+            self.dtype
+        )  # (n, w): 1, and 0 where a narrower block is padded
         self.At = torch.from_numpy(np.ascontiguousarray(self.train.dense().T)).to(self.dtype)
         self.b = torch.from_numpy(self.train.labels).to(self.dtype)
         self.blocks = self.At[self.columns] * self.present[..., None]  # (n, w, N): A_j'
@@ -93,7 +95,9 @@ class VerticalLeastSquares(Problem):
         """Return x (B, d) from the blocks (B, n, w) of all clients."""
         whole = self.whole
         assert isinstance(whole, VerticalLeastSquares)
-        kept = whole.present.to(blocks.device).bool()  # columns are consecutive: order is kept
+        kept = whole.present.to(
+            blocks.device
+        ).bool()  # blocks hold consecutive columns, so this puts them in order
         return blocks[:, kept]
 
     def oracle(
@@ -117,6 +121,9 @@ class VerticalLeastSquares(Problem):
         x, _, rank, singular = np.linalg.lstsq(A, b, rcond=None)
         L = 2 * float(singular[0]) ** 2
         f_star = float(((A @ x - b) ** 2).sum())
+        facts = {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES, Fact.BOUNDED_CLIENTS}
+        if rank == self.dim:
+            facts.add(Fact.STRONGLY_CONVEX)
         blocks = (A[:, c[p > 0]] for c, p in zip(self.columns.numpy(), self.present.numpy()))
         return Constants(
             L=L,
@@ -127,6 +134,9 @@ class VerticalLeastSquares(Problem):
             f_inf=f_star,
             f_star=f_star,
             L_samples=L,
+            L_sample_i=(L,) * self.n,
+            sample_variance=0.0,
+            facts=frozenset(facts),
             extra={"L_blk": 2 * max(lmax_gram(block) for block in blocks)},
         )
 

@@ -5,8 +5,15 @@ Light on import: matplotlib and plotly are imported by the function that draws w
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
+
+from raybench.core.lazy import fetching
+
+if TYPE_CHECKING:
+    from raybench.report.content import default_out
+    from raybench.report.page import html
+    from raybench.report.plots import figures
+    from raybench.report.tables import render, table
 
 _WHERE = {
     "default_out": "content",
@@ -15,10 +22,6 @@ _WHERE = {
     "render": "tables",
     "table": "tables",
 }
-__all__ = sorted(_WHERE)
+__all__ = ["default_out", "figures", "html", "render", "table"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'raybench.report' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"raybench.report.{_WHERE[name]}"), name)
+__getattr__ = fetching(__name__, _WHERE)

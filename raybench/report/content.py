@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from raybench.analysis import Frames, bands, final_vs_step, frames
+from raybench.analysis import Frames, How, bands, final_vs_step, frames
 from raybench.report import words
 
 MOST_SERIES = 8
-FLOOR = 1e-32
+LOWEST_SHOWN = 1e-32  # a logarithmic axis has no place for 0: lower values are drawn here
 """Smallest value a log axis shows: below it is rounding, and zero has no logarithm."""
 # Okabe and Ito: told apart under the common colour deficiencies. gd, the baseline, is grey.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#332288")
-BASELINE = "#6E6E6E"
+BASELINE_COLOUR = "#6E6E6E"
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
@@ -35,7 +35,8 @@ class Look:
 class Figure:
     """One figure: panels of lines with bands, and the rows it is drawn from.
 
-    data: columns panel, series, x, y, low, high (and for a step figure cells, diverged).
+    data: columns panel, series, x, y, low, high, coverage (and for a step figure cells, diverged).
+    band: what lines and bands are, empty where no series has several seeds.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Figure:
     data: pd.DataFrame
     looks: dict[str, Look]
     panels: list[str]
+    band: str = ""
     x_unit: float = 1.0
     log_x: bool = False
     x_from: float = 1.0
@@ -55,9 +57,9 @@ class Figure:
     notes: list[str] = field(default_factory=list)
 
 
-def open_frames(source: str | os.PathLike[str] | Frames, accounting: object = None) -> Frames:
+def open_frames(source: str | os.PathLike[str] | Frames, accounting: How = None) -> Frames:
     """Return the frames of a results folder, or those given."""
-    return source if isinstance(source, Frames) else frames(source, accounting)  # type: ignore
+    return source if isinstance(source, Frames) else frames(source, accounting)
 
 
 def default_out(folder: str, name: str) -> Path:
@@ -101,12 +103,12 @@ def looks(best: pd.DataFrame) -> dict[str, Look]:
         for j, row in enumerate(part.itertuples()):
             i = plain.index(method) if method in plain else -1
             at = j if lone else i
-            colour = PALETTE[at % len(PALETTE)] if at >= 0 else BASELINE
+            colour = PALETTE[at % len(PALETTE)] if at >= 0 else BASELINE_COLOUR
             dash = DASHES[(j if several or lone else max(i, 0)) % len(DASHES)]
-            steps = best.loc[best["series"] == row.series, ["step_multiple", "step_size"]]
+            steps = best.loc[best["series"] == row.series, ["step_multiple", "step_size", "step"]]
             same = steps.drop_duplicates()
             if same["step_multiple"].notna().all():
-                same = same.drop_duplicates("step_multiple")
+                same = same.drop_duplicates("step")
             label = str(row.series)
             if len(same) == 1:
                 label += f", {step_word(*same.iloc[0])}"
@@ -114,9 +116,17 @@ def looks(best: pd.DataFrame) -> dict[str, Look]:
     return found
 
 
-def step_word(multiple: float, size: float) -> str:
-    """Return a step for a legend: ``8× theory`` or ``step 0.1``."""
-    return f"{multiple:g}× theory" if words.known(multiple) else f"step {size:.3g}"
+def step_word(multiple: float, size: float, step: str = "") -> str:
+    """Return a step for a legend: ``8× theory``, ``1× theory (paper)``, ``1× rule of thumb`` or ``step 0.1``.
+
+    step: its place in the grid, as the column ``step`` has it.
+    """
+    if not words.known(multiple):
+        return f"step {size:.3g}"
+    rest = step.partition(" ")[2]
+    if rest == "rule of thumb":
+        return f"{multiple:g}× {rest}"
+    return f"{multiple:g}× theory" + (f" ({rest})" if rest else "")
 
 
 def rows_of(found: Frames, best: pd.DataFrame) -> pd.DataFrame:
@@ -188,12 +198,18 @@ def _curve(
         data,
         style,
         panels,
+        _band(data),
         unit,
         wide,
         start,
         log_y,
         notes=notes,
     )
+
+
+def _band(data: pd.DataFrame) -> str:
+    """Return what lines and bands of curves are, by the seeds that each series has in a panel."""
+    return words.band(int(n) for n in data.groupby(["panel", "series"])["cells"].max())
 
 
 def _scale(data: pd.DataFrame, x: str) -> tuple[str, float, bool, float]:
@@ -241,6 +257,7 @@ def _by_k(found: Frames, every: pd.DataFrame, several: pd.Series, y: str) -> Fig
         data,
         style,
         panels,
+        _band(data),
         unit,
         wide,
         start,
@@ -259,7 +276,7 @@ def _against_step(
         columns={"facet": "panel", "at": "x", y: "y", f"{y}_low": "low", f"{y}_high": "high"}
     )
     plain = {name: Look(s.colour, s.dash, name) for name, s in style.items()}
-    spare = [c for c in PALETTE if c not in {s.colour for s in plain.values()}] or [BASELINE]
+    spare = [c for c in PALETTE if c not in {s.colour for s in plain.values()}] or [BASELINE_COLOUR]
     for i, name in enumerate(n for n in dict.fromkeys(data["series"]) if n not in plain):
         plain[name] = Look(spare[i % len(spare)], DASHES[i % 6], name)
     said = "Step size / theoretical step size"
@@ -274,6 +291,7 @@ def _against_step(
         data,
         plain,
         panels,
+        words.band(int(n) for n in data["seeds"]),
         log_x=True,
         log_y=y == "grad_norm_sq" or _spans(data["y"]),
         steps=True,
@@ -281,6 +299,6 @@ def _against_step(
 
 
 def shown(values: pd.Series, log: bool) -> np.ndarray:
-    """Return values as an axis can show them: a log axis has none below ``FLOOR``."""
+    """Return values as an axis can show them: a log axis has none below ``LOWEST_SHOWN``."""
     found = values.to_numpy(float)
-    return np.where(np.isfinite(found), np.maximum(found, FLOOR), math.nan) if log else found
+    return np.where(np.isfinite(found), np.maximum(found, LOWEST_SHOWN), math.nan) if log else found

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure as Canvas
@@ -17,8 +18,8 @@ from matplotlib.patches import Rectangle
 from raybench.analysis import Frames
 from raybench.report import words
 
-FEWEST = 3  # values of K and of the number, below which lines show as much
-COLUMNS = 3
+FEWEST_VALUES = 3  # with fewer values of K or of the number, lines show as much as a map
+PANELS_PER_LINE = 3
 METRICS = {"grad_norm_sq": r"$\Vert\nabla f\Vert^2 \leq$", "loss": r"$f \leq$"}
 
 
@@ -83,7 +84,7 @@ def _number(cells: pd.DataFrame) -> str | None:
     found = []
     for name, values in _numbers(cells).items():
         spread = values.groupby(cells["k"]).nunique()
-        if values.notna().all() and (spread >= FEWEST).sum() >= FEWEST:
+        if values.notna().all() and (spread >= FEWEST_VALUES).sum() >= FEWEST_VALUES:
             found.append(str(name))
     return found[0] if len(found) == 1 else None
 
@@ -96,7 +97,7 @@ def draw(figure: HeatMap) -> Canvas:
     panels = {str(facet): rows for facet, rows in figure.data.groupby("facet")}
     good = figure.data["cost"][np.isfinite(figure.data["cost"])]
     unit, name = words.unit_of(float(good.min()) if len(good) else 1.0)
-    columns = min(COLUMNS, len(panels))
+    columns = min(PANELS_PER_LINE, len(panels))
     rows = math.ceil(len(panels) / columns)
     wide, high = (max(p[c].nunique() for p in panels.values()) for c in ("value", "k"))
     size = (columns * (0.36 * wide + 0.5), rows * (0.2 * high + 0.75) + 0.25)
@@ -116,7 +117,7 @@ def draw(figure: HeatMap) -> Canvas:
     return canvas
 
 
-def _panel(axis: Any, own: pd.DataFrame, unit: float) -> None:
+def _panel(axis: Axes, own: pd.DataFrame, unit: float) -> None:
     ks, values = (sorted(own[c].unique()) for c in ("k", "value"))
     cost = own.set_index(["k", "value"])["cost"] / unit
     grid = np.array([[cost.get((k, v), np.nan) for v in values] for k in ks], float)
@@ -126,7 +127,7 @@ def _panel(axis: Any, own: pd.DataFrame, unit: float) -> None:
     axis.set_yticks(range(len(ks)), [f"{k:g}" for k in ks])
     axis.set_xlim(-0.5, len(values) - 0.5)
     axis.set_ylim(len(ks) - 0.5, -0.5)
-    middle = {"ha": "center", "va": "center"}
+    middle: dict[str, Any] = {"ha": "center", "va": "center"}
     for row, column in np.argwhere(~reached):
         axis.text(column, row, "–", color="#777777", **middle)
     if not reached.any():

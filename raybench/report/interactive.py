@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raybench.report.content import FLOOR, Figure, shown
+from raybench.report.content import LOWEST_SHOWN, Figure, shown
 
 
 def panels(figure: Figure) -> list[dict[str, Any]]:
@@ -48,7 +48,7 @@ def _traces(figure: Figure, panel: str) -> list[dict[str, Any]]:
                     "hovertemplate": "%{x:.4g}, %{y:.3g}<extra>%{fullData.name}</extra>",
                 }
             )
-    if figure.steps and not traces:  # an axis without a trace lets the x axis drift away
+    if figure.steps and not traces:  # plotly moves the x axis of a panel that has no trace
         traces.append({"type": "scatter", "x": [1], "y": [None], "showlegend": False})
     return traces + (_diverged(figure, parts) if figure.steps else [])
 
@@ -122,8 +122,8 @@ def _layout(figure: Figure) -> dict[str, Any]:
         "zeroline": False,
     }
     values = figure.data[["y", "low", "high"]].to_numpy(float)
-    values = np.maximum(values[np.isfinite(values)], FLOOR if figure.log_y else -math.inf)
-    if figure.log_y and len(values):  # one range for all panels, so that they compare
+    values = np.maximum(values[np.isfinite(values)], LOWEST_SHOWN if figure.log_y else -math.inf)
+    if figure.log_y and len(values):  # all panels get one range, so that they can be compared
         low, high = math.log10(values.min()), math.log10(values.max())
         room = 0.04 * (high - low) + 0.1
         y |= {"type": "log", "exponentformat": "power", "range": [low - room, high + room]}

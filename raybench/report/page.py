@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment
 
-from raybench.analysis import Frames
+from raybench.analysis import Frames, How
 from raybench.report import words
 from raybench.report.content import build, default_out, open_frames
 from raybench.report.interactive import panels
@@ -33,7 +33,7 @@ CONSTANTS = {
 def html(
     folder: str | os.PathLike[str] | Frames,
     out: str | os.PathLike[str] | None = None,
-    accounting: object = None,
+    accounting: How = None,
 ) -> Path:
     """Write a results folder's report to ``out`` (default ``<folder>/report.html``); return its path.
 
@@ -43,7 +43,7 @@ def html(
     found = open_frames(folder, accounting)
     goal = Path(out) if out is not None else default_out(found.folder, "report.html")
     here = resources.files("raybench.report")
-    # autoescape: labels, errors and paths are the user's text
+    # Everything is escaped, as labels, errors and paths are texts of the user.
     template = Environment(autoescape=True).from_string((here / "report.html").read_text("utf-8"))
     page = template.render(
         css=(here / "report.css").read_text("utf-8"), plotly=_plotly(), **content(found)
@@ -71,8 +71,9 @@ def content(found: Frames) -> dict[str, Any]:
         for i, panel in enumerate(panels(figure)):
             key = f"{figure.name}-{i}"
             drawn[key] = {"data": panel["data"], "layout": panel["layout"]}
-            boxes.append({"key": key, "title": panel["title"] or figure.title})
-        if lone and len(boxes) == 1:  # one problem: all its figures side by side
+            title = panel["title"] or figure.title
+            boxes.append({"key": key, "title": title, "band": figure.band.capitalize()})
+        if lone and len(boxes) == 1:  # the only problem of the sweep has its figures side by side
             if not sections or sections[-1]["title"]:
                 sections.append({"title": "", "boxes": []})
             sections[-1]["boxes"] += boxes

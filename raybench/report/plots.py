@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from raybench.analysis import Frames
+from raybench.analysis import Frames, How
 from raybench.report import heatmap
-from raybench.report.content import FLOOR, Figure, build, default_out, open_frames, shown
+from raybench.report.content import LOWEST_SHOWN, Figure, build, default_out, open_frames, shown
 
 STYLE: dict[Any, Any] = {
     "font.family": "STIXGeneral",
@@ -41,7 +44,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "savefig.dpi": 300,
 }
-DASH: dict[str, Any] = {
+DASH: dict[str, str | tuple[int, tuple[float, ...]]] = {
     "solid": "-",
     "dash": (0, (5, 1.8)),
     "dot": (0, (1.2, 1.4)),
@@ -49,13 +52,14 @@ DASH: dict[str, Any] = {
     "longdash": (0, (9, 2)),
     "longdashdot": (0, (9, 1.5, 1.2, 1.5)),
 }
-COLUMNS = 3
+PANELS_PER_LINE = 3
+LETTERS_PER_INCH = 18  # of the line below a figure that says what lines and bands are
 
 
 def figures(
     folder: str | os.PathLike[str] | Frames,
     out: str | os.PathLike[str] | None = None,
-    accounting: object = None,
+    accounting: How = None,
 ) -> list[Path]:
     """Draw a results folder's figures into ``out`` (default ``<folder>/figures``); return the paths.
 
@@ -77,7 +81,7 @@ def figures(
     return paths
 
 
-def _save(path: Path, canvas: Canvas, data: Any) -> list[Path]:
+def _save(path: Path, canvas: Canvas, data: pd.DataFrame) -> list[Path]:
     """Write path.png, path.pdf and path.csv; return the three."""
     for kind in ("png", "pdf"):
         plain = {"Software": None} if kind == "png" else {"CreationDate": None}
@@ -89,12 +93,15 @@ def _save(path: Path, canvas: Canvas, data: Any) -> list[Path]:
 def draw(figure: Figure) -> Canvas:
     """Return the matplotlib figure: small multiples over one legend below them."""
     panels = figure.panels or [""]
-    columns = min(COLUMNS, len(panels))
+    columns = min(PANELS_PER_LINE, len(panels))
     rows = math.ceil(len(panels) / columns)
     names = [n for n in figure.looks if n in set(figure.data["series"])]
     width = 4.4 if columns == 1 else 2.9 * columns
     per_line = max(1, int(width / 1.75))
-    below = 0.17 * math.ceil(len(names) / per_line) + 0.08 if len(names) > 1 else 0.0
+    entries = names if len(names) > 1 else []
+    said = fill(figure.band.capitalize().replace(" %", "\u00a0%"), int(width * LETTERS_PER_INCH))
+    below = 0.17 * (math.ceil(len(entries) / per_line) + len(said.splitlines()))
+    below += 0.08 if below else 0.0
     height = (2.9 if columns == 1 else 2.2) * rows + 0.2 * rows * any(panels) + below
     canvas = Canvas(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(canvas)
@@ -110,26 +117,28 @@ def draw(figure: Figure) -> Canvas:
         axis.set_visible(False)
     if figure.steps and figure.data["diverged"].sum():
         _diverged(axes[: len(panels)], figure, names)
-    if len(names) > 1:
+    if entries or said:
         lines = [
             Line2D([], [], color=figure.looks[n].colour, ls=DASH[figure.looks[n].dash])
-            for n in names
+            for n in entries
         ]
         canvas.legend(
             lines,
-            [figure.looks[n].label for n in names],
+            [figure.looks[n].label for n in entries],
             loc="outside lower center",
-            ncols=min(per_line, len(names)),
+            ncols=max(1, min(per_line, len(entries))),
             frameon=False,
             handlelength=2.6,
             columnspacing=1.4,
+            title=said or None,
+            title_fontsize=7.5,
         )
-    elif names and panels == [""]:
+    if not entries and names and panels == [""]:
         axes[0].set_title(figure.looks[names[0]].label, pad=4)
     return canvas
 
 
-def _panel(axis: Any, figure: Figure, name: str) -> None:
+def _panel(axis: Axes, figure: Figure, name: str) -> None:
     rows = figure.data[figure.data["panel"] == name]
     drawn = [part for _, part in rows.groupby("series", sort=False)]
     drawn.sort(key=lambda p: list(figure.looks).index(p["series"].iloc[0]))
@@ -137,7 +146,9 @@ def _panel(axis: Any, figure: Figure, name: str) -> None:
         look = figure.looks[part["series"].iloc[0]]
         x = part["x"].to_numpy(float) / figure.x_unit
         y, low, high = (shown(part[c], figure.log_y) for c in ("y", "low", "high"))
-        marker = {"marker": "o", "ms": 3.2} if figure.steps or len(part) == 1 else {}
+        marker: dict[str, Any] = (
+            {"marker": "o", "ms": 3.2} if figure.steps or len(part) == 1 else {}
+        )
         axis.plot(x, y, color=look.colour, ls=DASH[look.dash], **marker)
         if np.nanmax(np.abs(high - low), initial=0.0) > 0:
             axis.fill_between(x, low, high, color=look.colour, alpha=0.16, lw=0)
@@ -147,13 +158,13 @@ def _panel(axis: Any, figure: Figure, name: str) -> None:
         axis.text(0.5, 0.5, said, transform=axis.transAxes, ha="center", color="#777777")
 
 
-def _axes(axis: Any, figure: Figure, rows: Any) -> None:
+def _axes(axis: Axes, figure: Figure, rows: pd.DataFrame) -> None:
     if not np.isfinite(figure.data["y"]).any():
         axis.set_yticks([])
     elif figure.log_y:
         axis.set_yscale("log")
-        if figure.data[["y", "low"]].min().min() <= 10 * FLOOR:
-            axis.set_ylim(bottom=FLOOR / 10)
+        if figure.data[["y", "low"]].min().min() <= 10 * LOWEST_SHOWN:
+            axis.set_ylim(bottom=LOWEST_SHOWN / 10)
         axis.yaxis.set_major_locator(LogLocator(numticks=7))
         axis.yaxis.set_minor_locator(NullLocator())
     if figure.steps:
@@ -174,7 +185,7 @@ def _axes(axis: Any, figure: Figure, rows: Any) -> None:
         axis.set_xticks([])
 
 
-def _diverged(axes: Any, figure: Figure, names: list[str]) -> None:
+def _diverged(axes: np.ndarray, figure: Figure, names: list[str]) -> None:
     """Mark the steps at which cells diverged in a strip above the data, a row per series."""
     gone = figure.data[figure.data["diverged"] > 0]
     hit = [name for name in names if name in set(gone["series"])]

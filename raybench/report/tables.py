@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import io
 import os
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from raybench.analysis import Frames, closing_table
+from raybench.analysis import Frames, How, closing_table
 from raybench.core.errors import InputError, nearest
 from raybench.report import words
 from raybench.report.content import open_frames
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 FORMS = ("rich", "plain", "csv", "markdown")
 
 
 def closing(
     source: str | os.PathLike[str] | Frames,
-    accounting: object = None,
+    accounting: How = None,
     target: float | None = None,
     by: str = "method",
 ) -> tuple[list[str], list[list[str]], list[str]]:
@@ -34,7 +37,7 @@ def closing(
     rows = []
     for row in table.to_dict("records"):
         cells = [row["facet"]] if facets else []
-        mark = words.EDGES[row["edge"]]
+        mark = words.EDGE_MARKS[row["edge"]]
         none_ok = not row["seeds"] or not words.known(row["bits_to_target"])
         ended = [f"{row[s]} {s}" for s in ("diverged", "failed", "skipped", "pruned") if row[s]]
         cells += [
@@ -65,18 +68,25 @@ def _notes(found: Frames, table: pd.DataFrame, value: str) -> list[str]:
     notes.append(f"{words.count(len(found.cells), 'cell')}: {', '.join(ended)}")
     if found.accounting:
         notes.append(f"Accounting: {found.accounting}")
-    several = "median over seeds [95 % bootstrap interval]" if table["seeds"].max() > 1 else ""
-    notes.append(f"Bits: upstream per client{', ' * bool(several)}{several}")
+    spread = words.intervals(int(n) for n in table["seeds"])
+    if not spread:
+        notes.append("Bits: upstream per client")
+    else:
+        said = "upstream per client, median over seeds; in brackets an interval that holds the true median"
+        notes.append(f"Bits: {said} with probability {spread}")
+        ends = [words.COLUMNS[value]] + ["accuracy"] * bool(table["accuracy"].notna().any())
+        notes.append(f"{' and '.join(ends)} at the end: mean over seeds")
+    notes += [note[:1].upper() + note[1:] for note in found.notes]
     notes += [words.EDGE_NOTE[e] for e in ("high", "low", "only") if (table["edge"] == e).any()]
     return notes
 
 
 def table(
     source: str | os.PathLike[str] | Frames,
-    accounting: object = None,
+    accounting: How = None,
     target: float | None = None,
     by: str = "method",
-) -> Any:
+) -> Table:
     """Return the closing table of a results folder as a ``rich.table.Table``.
 
     Per method its best K and step, bits to the target with its interval, ratio to gd, seeds and
@@ -84,11 +94,12 @@ def table(
     """
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     head, rows, notes = closing(source, accounting, target, by)
     out = Table(
         box=box.SIMPLE_HEAD,
-        caption="\n".join(notes),
+        caption=Text("\n".join(notes)),  # a Text, in which rich does not take [brackets] for markup
         caption_justify="left",
         pad_edge=False,
         collapse_padding=True,
@@ -98,14 +109,14 @@ def table(
         out.add_column(name, justify="left" if left else "right", no_wrap=name != "Problem")
     for i, row in enumerate(rows):
         last = "Problem" in head and i + 1 < len(rows) and rows[i + 1][0] != row[0]
-        out.add_row(*row, end_section=last)
+        out.add_row(*map(Text, row), end_section=last)
     return out
 
 
 def render(
     source: str | os.PathLike[str] | Frames,
     form: str = "plain",
-    accounting: object = None,
+    accounting: How = None,
     target: float | None = None,
     by: str = "method",
 ) -> str:

@@ -7,24 +7,28 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raybench.core.errors import InputError
 from raybench.engine import rows
 from raybench.engine.execute import execute
 from raybench.engine.run import Options
+from raybench.planning.booking import as_booked
 from raybench.planning.plan import Plan, make_plan
 from raybench.planning.resolve import problem_of
-from raybench.runtime.packs import PER_SLOT, packs_of
+from raybench.runtime.packs import PACKS_PER_SLOT, packs_of
 from raybench.runtime.progress import View, added
 from raybench.runtime.session import ray_session
 from raybench.spec import Sweep
 from raybench.spec.model import Resources
 from raybench.store import Store
+
+if TYPE_CHECKING:
+    from raybench.runtime.work import Shared
 
 
 @dataclass(frozen=True)
@@ -43,10 +47,13 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """Return 0 if every cell ended, 1 if some failed or are missing, 130 if interrupted."""
+        """Return 0 if every cell ended, 1 if some failed or are missing or all were skipped, 130 if
+        interrupted.
+        """
         if self.interrupted:
             return 130
-        return 1 if self.counts.get("failed") or self.counts.get("missing") else 0
+        idle = not self.plan.cells  # every cell was skipped
+        return 1 if idle or self.counts.get("failed") or self.counts.get("missing") else 0
 
 
 def drive(
@@ -68,6 +75,7 @@ def drive(
     began = time.monotonic()
     store = Store(out)
     store.claim(sweep.text, write=False)
+    sweep = sweep if fresh else as_booked(sweep, out)
     plan = make_plan(sweep, {} if fresh else store.done(), retry_failed)
     mode = mode_of(plan)
     with store.lock():
@@ -75,7 +83,7 @@ def drive(
         if fresh:
             store.drop()
         store.clean()
-        store.skip(rows.skipped_table(plan.skipped))
+        store.skip(rows.skipped_table((s.cell, s.label, s.why.text) for s in plan.skipped))
         store.write("plan/batches.json", plan.text())
         interrupted, stopped, why = False, False, ""
         if plan.batches:
@@ -141,14 +149,17 @@ def _through_ray(
     with ray_session(address, taken) as ray:
         from raybench.runtime import work
 
-        cpus = ray.cluster_resources().get("CPU", 1.0)
+        here = ray.cluster_resources()
         if address in (None, "local"):
-            cpus -= 1  # the extra one of our own Ray
-        slots = slots_of(resources, cpus, taken)
-        # a cluster may add nodes: leave it to Tune how many trials run at once
+            here["CPU"] -= 1  # a Ray of our own has one CPU too many: see ``ray_session``
+        slots = slots_of(resources, here, resources.workers if train else 1)
+        # a cluster may grow, so Tune decides how many trials run at once
         growing = address not in (None, "local") and not train and resources.timing == "shared"
         packs = packs_of(
-            plan.batches, plan.work, max(slots, 16) if growing else slots, 1 if train else PER_SLOT
+            plan.batches,
+            plan.work,
+            max(slots, 16) if growing else slots,
+            1 if train else PACKS_PER_SLOT,
         )
         board = ray.remote(num_cpus=0)(work.Board).remote(fail_fast)
         sections = {b.cells[0].cell.problem for b in plan.batches}
@@ -160,9 +171,9 @@ def _through_ray(
             problems={s: ray.put(problem_of(s)) for s in sections},
             board=board,
             writer=_writer(ray, store, work, address not in (None, "local")),
-            threads=max(1, int(resources.cpus_per_worker)),
             workers=resources.workers if train else 1,
-            gpu=resources.gpus_per_worker > 0,
+            cpus=resources.cpus_per_worker,
+            gpus=resources.gpus_per_worker,
             mode=mode,
             timeout=plan.sweep.timeout,
         )
@@ -173,29 +184,28 @@ def _through_ray(
         return fail_fast and any(p.failed for p in parts.values()), why
 
 
-def slots_of(resources: Resources, cpus: float, taken: float) -> int:
-    """Return how many trials of ``taken`` CPUs run at once; one where wall-clock time is studied."""
-    return 1 if resources.timing == "exclusive" else max(1, int(cpus // taken))
+def slots_of(resources: Resources, here: Mapping[str, float], workers: int) -> int:
+    """Return how many trials of so many workers run at once with the CPUs and GPUs that are here.
+
+    One at least, and no more where wall-clock time is studied.
+    """
+    if resources.timing == "exclusive":
+        return 1
+    each = {"CPU": resources.cpus_per_worker, "GPU": resources.gpus_per_worker}
+    fits = [here.get(name, 0.0) / (workers * size) for name, size in each.items() if size]
+    return max(1, int(min(fits) + 1e-9))  # 1 / 0.1 workers are 10, not 9.999
 
 
-def _fit(shared: Any, packs: int, at_once: int | None, sweep: Sweep) -> str:
+def _fit(shared: Shared, packs: int, at_once: int | None, sweep: Sweep) -> str:
     from ray import tune
     from ray.tune import CheckpointConfig, FailureConfig, RunConfig, TuneConfig, Tuner
 
     from raybench.runtime import work
 
-    resources = sweep.resources
-    if shared.mode == "train":
-        # the shell only waits for its workers; were it to take a whole CPU they might never start
-        trainable, own = work.train_trial, {"CPU": 0.01}
-    else:
-        trainable = work.pack_trial()
-        own = {"CPU": resources.cpus_per_worker}
-        if resources.gpus_per_worker:
-            own["GPU"] = resources.gpus_per_worker
+    trainable = work.train_trial if shared.mode == "train" else work.pack_trial()
     with tempfile.TemporaryDirectory(prefix="raybench-tune-") as folder:
         results = Tuner(
-            tune.with_resources(tune.with_parameters(trainable, shared=shared), own),
+            tune.with_resources(tune.with_parameters(trainable, shared=shared), shared.per_trial()),
             param_space={"pack": tune.grid_search(list(range(packs)))},
             tune_config=TuneConfig(
                 reuse_actors=shared.mode != "train", max_concurrent_trials=at_once
@@ -208,7 +218,7 @@ def _fit(shared: Any, packs: int, at_once: int | None, sweep: Sweep) -> str:
                 checkpoint_config=CheckpointConfig(checkpoint_at_end=False),
             ),
         ).fit()
-    # the last line that says something: what a worker raised, or how it died
+    # The last line that is not empty tells what a worker raised, or how it died.
     lines = [line.strip() for e in results.errors for line in str(e).splitlines() if line.strip()]
     return lines[-1] if lines else ""
 
@@ -237,13 +247,13 @@ def _following(ray: Any, board: Any, view: View) -> Iterator[None]:
         while not over.wait(0.5):
             try:
                 parts = ray.get(board.read.remote(), timeout=5)
-            except Exception:  # the session is ending; what matters is in the store
+            except Exception:  # the session is ending, and results are in the store already
                 continue
             view.update(added(parts), "running" if parts else "starting Ray")
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()
-    # quiet: Tune prints a box on standard output even with verbose=0
+    # Tune prints a box on standard output even with verbose=0.
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         try:
             yield

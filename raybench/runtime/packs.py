@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 
 from raybench.planning.batch import Batch
 
-PER_SLOT = 4  # packs per slot: enough to even out bad estimates, few enough to be cheap
+PACKS_PER_SLOT = 4  # enough to even out bad estimates of time, few enough to cost little
 
 
 def packs_of(
-    batches: Sequence[Batch], work: Callable[[Batch], float], slots: int, per_slot: int = PER_SLOT
+    batches: Sequence[Batch],
+    work: Callable[[Batch], float],
+    slots: int,
+    per_slot: int = PACKS_PER_SLOT,
 ) -> list[list[Batch]]:
     """Return the batches in at most ``slots * per_slot`` packs of like work, largest first.
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from raybench.engine.execute import Progress
 
-LINE_EVERY = 10.0  # seconds between lines in a pipe
+LINE_EVERY = 10.0  # seconds between lines where standard error is no terminal
 
 
 def added(parts: Mapping[int, Progress]) -> Progress:

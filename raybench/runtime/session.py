@@ -13,11 +13,11 @@ from typing import Any
 from raybench.core.errors import InputError
 from raybench.core.process import ENVIRONMENT
 
-QUIET = {
+RAY_ENVIRONMENT = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_AUTH_MODE": "token",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is ours: the store is valid at every moment
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # we handle Ctrl-C: the store is valid at every moment
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
@@ -36,7 +36,9 @@ def ray_session(address: str | None, slots_needed: float = 0) -> Iterator[Any]:
     slots_needed: CPUs that one trial's workers take together. A Ray that was running already, or is
     reached by address, is left running. Raises InputError where it cannot be reached.
     """
-    with environment({**QUIET, **ENVIRONMENT}):  # processes of a Ray of our own inherit it
+    with environment(
+        {**RAY_ENVIRONMENT, **ENVIRONMENT}
+    ):  # processes of a Ray of our own inherit it
         yield from _session(address, slots_needed)
 
 
@@ -60,11 +62,11 @@ def _session(address: str | None, slots_needed: float) -> Iterator[Any]:
         yield ray
         return
     for name in ("ray", "ray.tune", "ray.train", "ray.data"):
-        # what fails becomes a failed row with its error: no second account on the terminal
+        # What fails becomes a row with its error, and need not be told on the terminal again.
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         if address in (None, "local"):
-            # one more than there are: the shells of train trials take a hundredth each
+            # One more than there are, since the trials that own Train worker groups take a hundredth each.
             cores = max(os.cpu_count() or 1, math.ceil(slots_needed)) + 1
             ray.init(
                 address="local",

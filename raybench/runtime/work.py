@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -20,27 +20,54 @@ from raybench.spec import Section
 from raybench.store import Store, encode
 from raybench.wire.transport import Distributed, Transport
 
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
 
 @dataclass(frozen=True)
 class Shared:
     """What every pack of a sweep needs; shipped once through the object store.
 
     problems: references to the built problems, so that workers on other nodes need no data files.
-    writer: an actor on the driver's node, where the folder is that node's disk and there are several.
+    board, writer: handles of the actors below; writer is None unless the folder is the disk of the
+    driver's node and there are other nodes. cpus, gpus: of a worker, as asked; a fraction of a GPU is
+    shared with others.
     """
 
     packs: list[list[Batch]]
     options: Options
     folder: str
     plugins: tuple[str, ...]
-    problems: Mapping[Section, Any]
+    problems: Mapping[Section, ObjectRef]
     board: Any
     writer: Any
-    threads: int
     workers: int
-    gpu: bool
+    cpus: float
+    gpus: float
     mode: str
     timeout: float | None
+
+    @property
+    def device(self) -> str:
+        """Where a worker's tensors are."""
+        return "cuda" if self.gpus > 0 else "cpu"
+
+    @property
+    def backend(self) -> str:
+        """How ranks talk: NCCL needs a GPU of its own for every rank, and without one there is gloo."""
+        return "nccl" if self.gpus >= 1 else "gloo"
+
+    def per_worker(self) -> dict[str, float]:
+        """Return what Ray is asked to set aside for a worker."""
+        return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
+
+    def per_trial(self) -> dict[str, float]:
+        """Return what Ray is asked to set aside for a trial.
+
+        One that owns a worker group only waits for its workers: were it to take a whole CPU, they might
+        never start.
+        """
+        return {"CPU": 0.01} if self.mode == "train" else self.per_worker()
 
 
 class Board:
@@ -97,14 +124,14 @@ def prepare(shared: Shared) -> None:
     import ray
 
     tune_process()
-    set_threads(shared.threads)
+    set_threads(int(shared.cpus))
     for plugin in shared.plugins:
         registry.load_plugin(plugin)
     for section, reference in shared.problems.items():
         adopt(section, partial(ray.get, reference))
 
 
-def run_pack(shared: Shared, pack: int, transport: Transport, device: str) -> Any:
+def run_pack(shared: Shared, pack: int, transport: Transport, device: str) -> Iterator[Progress]:
     """Run a pack's uncommitted batches, posting progress; a generator that yields now and then."""
     import ray
 
@@ -137,18 +164,17 @@ def pack_trial() -> type:
     from ray import tune
 
     class PackTrial(tune.Trainable):
-        def setup(self, config: dict[str, Any], shared: Shared | None = None) -> None:
+        def setup(self, config: dict[str, object], shared: Shared | None = None) -> None:
             assert shared is not None
             self.shared = shared
             prepare(shared)
             self.reset_config(config)
 
         def reset_config(self, new_config: dict[str, Any]) -> bool:
-            device = "cuda" if self.shared.gpu else "cpu"
-            self.work = run_pack(self.shared, new_config["pack"], Transport(), device)
+            self.work = run_pack(self.shared, new_config["pack"], Transport(), self.shared.device)
             return True
 
-        def step(self) -> dict[str, Any]:
+        def step(self) -> dict[str, object]:
             until = time.monotonic() + 1.0
             for _ in self.work:
                 if time.monotonic() > until:
@@ -162,8 +188,8 @@ def train_loop(config: dict[str, Any]) -> None:
     """Run a pack on one worker of a Train group; all workers run it together, rank 0 commits."""
     shared: Shared = config["shared"]
     prepare(shared)
-    device = "cpu"
-    if shared.gpu:
+    device = shared.device
+    if device == "cuda":
         from ray.train.torch import get_device
 
         device = str(get_device())
@@ -172,7 +198,7 @@ def train_loop(config: dict[str, Any]) -> None:
         pass
 
 
-def train_trial(config: dict[str, Any], shared: Shared | None = None) -> None:
+def train_trial(config: dict[str, object], shared: Shared | None = None) -> None:
     """Own one Train worker group, which serves a whole pack (a Tune function trial)."""
     import tempfile
 
@@ -180,16 +206,15 @@ def train_trial(config: dict[str, Any], shared: Shared | None = None) -> None:
     from ray.train.torch import TorchConfig, TorchTrainer
 
     assert shared is not None
-    per_worker: dict[str, float] = {"CPU": max(shared.threads, 1)}
-    if shared.gpu:
-        per_worker["GPU"] = 1
     with tempfile.TemporaryDirectory(prefix="raybench-train-") as folder:
         TorchTrainer(
             train_loop,
             train_loop_config={"shared": shared, "pack": config["pack"]},
             scaling_config=train.ScalingConfig(
-                num_workers=shared.workers, use_gpu=shared.gpu, resources_per_worker=per_worker
+                num_workers=shared.workers,
+                use_gpu=shared.device == "cuda",
+                resources_per_worker=shared.per_worker(),
             ),
-            torch_config=TorchConfig(backend="nccl" if shared.gpu else "gloo"),
+            torch_config=TorchConfig(backend=shared.backend),
             run_config=train.RunConfig(name=f"pack-{config['pack']}", storage_path=folder),
         ).fit()

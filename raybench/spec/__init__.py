@@ -1,7 +1,30 @@
-"""Sweep files: YAML to requested cells with content ids. Reads no data and needs no torch."""
+"""Sweep files: YAML to requested cells with content ids. Reads no data and needs no torch.
 
-from raybench.spec.cells import Cell, Section, Step, Sweep
-from raybench.spec.grid import load
-from raybench.spec.schema import json_schema
+What is named here is loaded when it is first asked for, so that a module which only reads short forms
+(``raybench.spec.short``) does not load what reading a whole file takes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raybench.core.lazy import fetching
+
+if TYPE_CHECKING:
+    from raybench.spec.cells import Cell, Sweep
+    from raybench.spec.document import json_schema
+    from raybench.spec.grid import load
+    from raybench.spec.parts import Section, Step
+
+_WHERE = {
+    "Cell": "cells",
+    "Section": "parts",
+    "Step": "parts",
+    "Sweep": "cells",
+    "json_schema": "document",
+    "load": "grid",
+}
 
 __all__ = ["Cell", "Section", "Step", "Sweep", "json_schema", "load"]
+
+__getattr__ = fetching(__name__, _WHERE)

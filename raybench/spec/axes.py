@@ -3,69 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raybench.core import registry
 from raybench.core.errors import Complaint
-from raybench.spec import exclude, merge, sections, settings
-from raybench.spec.cells import Section, Step
+from raybench.core.facts import USUAL_SHARE, AlgorithmFacts, Role
+from raybench.spec import document, exclude, merge, sections
+from raybench.spec.keys import AxisKey
+from raybench.spec.kinds import Plugin
+from raybench.spec.parts import Section
 from raybench.spec.sections import MAX_CELLS, Option
 from raybench.spec.values import Found
 
-OVERRIDES = ("compressor", "step_size", "downlink", "rounds")
-"""Keys of the sweep that an entry of ``algorithm`` may set for itself."""
+Axes = Mapping[str, list[Option]]  # the options of an axis, by its key
 
 
 @dataclass(frozen=True)
 class Method:
-    """An entry of ``algorithm`` with the axes that it may override."""
+    """An entry of ``algorithm`` with the axes that it may set for itself, its own or the sweep's."""
 
-    option: Option
-    compressors: list[Option]
-    downlinks: list[Option]
-    steps: list[Step]
-    rounds: list[int]
+    section: Section
+    axes: Axes
 
     @property
-    def algorithm(self) -> Section:
-        """Return the algorithm itself."""
-        assert self.option.section is not None
-        return self.option.section
-
-    def compresses(self, way: str) -> bool:
-        """Tell whether the method compresses ``up`` or ``down``; if not, that section is ignored."""
-        facts = meta("algorithm", self.option.section)
-        return facts.get(way) is not None or (way == "down" and bool(facts.get("broadcast")))
-
-    def needs(self, way: str) -> bool:
-        """Tell whether the method cannot do without an operator for that way."""
-        return meta("algorithm", self.option.section).get(way) is not None
-
-    def proposal(self, way: str) -> str:
-        """Return how to give the operator that is missing: its key with one of the right class."""
-        key = "compressor" if way == "up" else "downlink"
-        role = str(meta("algorithm", self.option.section).get(way))
-        usual = "rand_k" if role == "unbiased" else "top_k"
-        kind = "an operator" if role == "any" else f"{sections.a(role)} one"
-        return f"{kind}, as {key}: {{name: {usual}, k: 10%}}; raybench ls compressors lists all"
+    def facts(self) -> AlgorithmFacts:
+        """What the method says about itself."""
+        return registry.lookup("algorithm", self.section.name).facts
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The axes of one case."""
+    """The axes of one case: problems, methods with their own axes, and those all have in common."""
 
-    problems: list[Option]
+    problems: list[Section]
     methods: list[Method]
-    graphs: list[Section]
-    proxes: list[Any]
-    participations: list[float]
-    f_stars: list[float | None]
-    iterates: list[str]
-    stops: list[dict[str, float]]
-    starts: list[Any]
-    seeds: list[int]
+    axes: Axes
     patterns: list[exclude.Pattern]
     where: str = ""
     case: Mapping[str, Any] = field(default_factory=dict)
@@ -74,25 +48,20 @@ class Grid:
         """Return complaints with the paths of where the user wrote the keys."""
         return [merge.blame(complaint, self.where, self.case) for complaint in complaints]
 
+    def of(self, method: Method) -> Axes:
+        """Return every axis of a method's cells, by key, in the order of the grid."""
+        both = {**self.axes, **method.axes}
+        return {name: both[name] for name in document.axes() if name in both}
+
     def __len__(self) -> int:
-        methods = sum(
-            len(m.compressors) * len(m.downlinks) * len(m.steps) * len(m.rounds)
-            for m in self.methods
-        )
-        shared = (self.graphs, self.proxes, self.participations, self.f_stars, self.iterates)
-        rest = math.prod(len(axis) for axis in (*shared, self.stops, self.starts, self.seeds))
-        return len(self.problems) * methods * rest
+        methods = sum(math.prod(map(len, self.of(m).values())) for m in self.methods)
+        return len(self.problems) * methods
 
 
-def meta(kind: str, section: Section | None) -> Mapping[str, Any]:
-    """Return the facts that a plug-in was registered with."""
-    return {} if section is None else registry.lookup(kind, section.name).meta
-
-
-def read(document: Mapping[str, Any], found: Found) -> list[Grid]:
+def read(raw: Mapping[str, object], found: Found) -> list[Grid]:
     """Return the grid of every case; complaints name the path where the user wrote the key."""
     grids = []
-    for where, merged, case in merge.cases(document, found):
+    for where, merged, case in merge.cases(raw, found):
         wrong: Found = []
         grid = replace(_grid(merged, wrong), where=where, case=case)
         grids.append(grid)
@@ -103,67 +72,58 @@ def read(document: Mapping[str, Any], found: Found) -> list[Grid]:
     return grids
 
 
-def _grid(raw: Mapping[str, Any], found: Found) -> Grid:
-    for key in ("problem", "algorithm"):
-        if raw.get(key) is None:
-            found.append(Complaint(key, "required", sections.choices(key)))
-    problems = _named("problem", raw.get("problem"), found)
-    common = _overridable(raw, "", found)
+def _grid(raw: Mapping[str, object], found: Found) -> Grid:
+    keys = document.axes()
+    for name, key in keys.items():
+        if key.required and raw.get(name) is None:
+            found.append(Complaint(name, "required", sections.choices(name)))
+    problems = _named("problem", raw, found)
+    rest = [name for name, key in keys.items() if not key.required]
+    own = document.overrides()
+    common = {name: read_axis(keys[name], raw.get(name), name, found) for name in rest}
     methods = []
-    for option in _named("algorithm", raw.get("algorithm"), found):
-        own = _overridable(option.overrides, f"{option.where}.", found)
-        method = Method(option, **{**common, **own})
-        for way, axis in (("up", method.compressors), ("down", method.downlinks)):
-            missing = [choice for choice in axis if choice.section is None]
-            if missing and method.needs(way):
-                key = "compressor" if way == "up" else "downlink"
-                what = f"{method.algorithm.name} needs a {key}"
-                found.append(Complaint(missing[0].where, what, method.proposal(way)))
+    for option in _named("algorithm", raw, found):
+        axes = {
+            name: read_axis(keys[name], value, f"{option.where}.{name}", found)
+            for name, value in option.overrides.items()
+        }
+        method = Method(option.value, {name: axes.get(name, common[name]) for name in own})
         methods.append(method)
-    return Grid(
-        problems,
-        methods,
-        settings.graphs(raw.get("graph"), "graph", found),
-        settings.proxes(raw.get("prox"), "prox", found),
-        settings.scalars(settings.PARTICIPATION, raw.get("participation"), "participation", found),
-        settings.scalars(settings.F_STAR, raw.get("f_star"), "f_star", found),
-        settings.scalars(settings.ITERATE, raw.get("iterate"), "iterate", found),
-        settings.stops(raw.get("stop"), "stop", found),
-        [None] if raw.get("x0") is None else settings.starts(raw["x0"], "x0", found),
-        settings.scalars(settings.SEED, raw.get("seed"), "seed", found),
-        exclude.read(raw.get("exclude"), "exclude", found),
-    )
+        _lacking(method, found)
+    shared = {name: axis for name, axis in common.items() if name not in own}
+    patterns = exclude.read(raw.get("exclude"), "exclude", found)
+    return Grid([option.value for option in problems], methods, shared, patterns)
 
 
-def _overridable(raw: Mapping[str, Any], at: str, found: Found) -> dict[str, Any]:
-    """Return the axes an entry of ``algorithm`` may set for itself; of the entry only those it sets."""
-
-    def plugins(value: Any, where: str, found: Found) -> list[Option]:
-        return sections.read("compressor", value, where, found)
-
-    def rounds(value: Any, where: str, found: Found) -> list[int]:
-        return settings.scalars(settings.ROUNDS, value, where, found)
-
-    readers: dict[str, tuple[str, Callable[[Any, str, Found], list[Any]]]] = {
-        "compressor": ("compressors", plugins),
-        "downlink": ("downlinks", plugins),
-        "step_size": ("steps", settings.steps),
-        "rounds": ("rounds", rounds),
-    }
-    return {
-        name: read_axis(raw.get(key), at + key, found)
-        for key, (name, read_axis) in readers.items()
-        if key in raw or not at
-    }
-
-
-def _named(kind: str, value: Any, found: Found) -> list[Option]:
+def read_axis(key: AxisKey, value: object, where: str, found: Found) -> list[Option]:
+    """Return the points of a key's axis: a single one, its default, where it is not given."""
     if value is None:
+        return [Option(key.kind.absent(), where)]
+    return key.kind.read(value, where, found)
+
+
+def _named(name: str, raw: Mapping[str, object], found: Found) -> list[Option]:
+    if raw.get(name) is None:
         return []
-    overrides = OVERRIDES if kind == "algorithm" else ()
-    out = sections.read(kind, value, kind, found, overrides=overrides)
-    for option in out:
-        if option.section is None:
-            what = f"{sections.a(kind)} is needed"
-            found.append(Complaint(option.where, what, sections.choices(kind)))
-    return [option for option in out if option.section is not None]
+    kind = document.axes()[name].kind
+    if name == "algorithm":
+        kind = Plugin("algorithm", overrides=tuple(document.overrides()))
+    return kind.read(raw[name], name, found)
+
+
+def _lacking(method: Method, found: Found) -> None:
+    """Complain where a method is given none of an operator that it cannot do without."""
+    for name, axis in method.axes.items():
+        needs = document.axes()[name].needs
+        role = None if needs is None else needs(method.facts)
+        missing = [option for option in axis if option.value is None]
+        if role is not None and missing:
+            what = f"{method.section.name} needs a {name}"
+            found.append(Complaint(missing[0].where, what, _proposal(name, role)))
+
+
+def _proposal(name: str, role: Role) -> str:
+    """Return how to give the operator that is missing: its key with one of the right class."""
+    one = "an operator" if role == Role.ANY else f"{sections.a(role)} one"
+    form = f"{{name: {role.usual}, k: {USUAL_SHARE}}}"
+    return f"{one}, as {name}: {form}; raybench ls compressors lists all"

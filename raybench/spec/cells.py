@@ -1,125 +1,133 @@
-"""Requested cells: what a sweep file asks for, one typed object per cell, before any data is read."""
+"""The keys of a sweep file, each declared once: those that make a cell, and those of the whole sweep.
+
+A requested cell (``Cell``) is what a sweep file asks for before any data is read, one typed object per
+cell. A new key is one field of ``Cell`` or ``Sweep``; see ``raybench.spec.keys``.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from raybench.core.registry import Choice, Flag, Integer, Number, Param
+from raybench.spec.keys import key, keys_of
+from raybench.spec.kinds import Named, Plugin, Prox, Scalar, Start, Table
 from raybench.spec.model import Evaluate, Record, Resources, Train
+from raybench.spec.parts import Section, Step
+from raybench.spec.settings import Booking, Evaluating, FolderName, Group, PluginFiles, Single
+from raybench.spec.steps import Steps
 from raybench.store.accounting import Accounting
 
-
-def canonical(value: Any) -> str:
-    """Return the one JSON text of a plain value: sorted keys, no spaces, ASCII."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-@dataclass(frozen=True, eq=False)
-class Section:
-    """A plug-in by name with its parameters, typed and with the defaults filled in.
-
-    Equal and hashed by content. Shares such as ``10%`` stay text; what they amount to depends on
-    the problem's message dimension.
-    """
-
-    name: str
-    params: Mapping[str, Any] = field(default_factory=dict)
-
-    def config(self) -> dict[str, Any]:
-        """Return the section as plain JSON values."""
-        return {"name": self.name, "params": dict(self.params)}
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Section):
-            return NotImplemented
-        return canonical(self.config()) == canonical(other.config())
-
-    def __hash__(self) -> int:
-        return hash(canonical(self.config()))
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step size as requested: ``number`` times the theoretical one, or ``number`` itself.
-
-    rule and of say whose theory: the rule (nonconvex | pl | paper) and the algorithm, None for the
-    cell's own. schedule: how the step changes over the rounds; warmup: rounds of linear growth first.
-    """
-
-    kind: str = "theory"
-    number: float = 1.0
-    rule: str = "nonconvex"
-    of: str | None = None
-    schedule: str = "constant"
-    warmup: int = 0
-
-    def config(self) -> dict[str, Any]:
-        """Return the step as plain JSON values."""
-        return {
-            "kind": self.kind,
-            "number": self.number,
-            "rule": self.rule,
-            "of": self.of,
-            "schedule": self.schedule,
-            "warmup": self.warmup,
-        }
+STOP_PARAMS: Mapping[str, Param] = {
+    "grad_norm_sq": Number(None, low=0, help="stop at or below"),
+    "loss": Number(None, help="stop at or below"),
+    "suboptimality": Number(None, low=0, help="stop at or below"),
+    "bits_up": Number(None, low=0, open_low=True, help="stop at or above, per client"),
+    "bits_down": Number(None, low=0, open_low=True, help="stop at or above"),
+    "seconds": Number(None, low=0, open_low=True, help="stop at or above"),
+}
+_WEIGHTS: Mapping[str, Param] = {
+    "weights": Choice("metropolis", "laplacian", help="mixing weights")
+}
+GRAPHS: Mapping[str, Mapping[str, Param]] = {
+    **dict.fromkeys(("ring", "complete", "star", "path", "grid", "torus", "exponential"), _WEIGHTS),
+    "erdos_renyi": {
+        "p": Number(0.5, low=0, high=1, open_low=True, help="probability of an edge"),
+        "seed": Integer(0, low=0, help="of the graph; the first connected one is taken"),
+        **_WEIGHTS,
+    },
+}
+"""The communication graphs there are, with their parameters; ``raybench.planning.graph`` makes them."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One requested cell.
+    """One requested cell. Cells of a grid come in the order of the fields, the last one fastest.
 
-    id: 16 hex digits, a hash of the content (see ``raybench.spec.ids``). group: the same without
-    seed and step. compressor and downlink are None where the algorithm sends dense messages, graph
-    where it has a server. x0: ``zeros``, ``problem``, ``{"normal": scale}`` or the path of an
-    ``.npy`` file. stop: thresholds by column name. prox: None so far. participation:
-    a client's probability to join a round. f_star: the minimum, where the user knows it. iterate: the
-    point that is recorded.
+    id: 16 hex digits, a hash of the content: typed values, defaults left out, the ``version`` of every
+    plug-in, the source hash of a user's plug-in file, and the content of data files in place of their
+    paths; the same on every machine, however the file is written. group: the same without seed and step.
+    compressor and downlink are None where the algorithm sends dense messages, graph where it has a
+    server. x0: ``zeros``, ``problem``, ``{"normal": scale}`` or the path of an ``.npy`` file. stop:
+    thresholds by column name. prox: None so far.
     """
 
     id: str
     group: str
-    problem: Section
-    algorithm: Section
-    compressor: Section | None
-    downlink: Section | None
-    step: Step
-    seed: int
-    x0: Any
-    rounds: int
-    stop: Mapping[str, float]
-    graph: Section | None
-    prox: Mapping[str, float] | None
-    participation: float
-    f_star: float | None
-    iterate: str = "last"
+    problem: Section = key(
+        Plugin("problem"), "what is minimised, and over which clients", required=True
+    )
+    algorithm: Section = key(Plugin("algorithm"), "the method", required=True)
+    compressor: Section | None = key(
+        Plugin("compressor", optional=True),
+        "the operator for messages to the server; none leaves them dense",
+        override=True,
+        heard=lambda problem, method: method.compresses("up"),
+        needs=lambda method: method.up,
+    )
+    downlink: Section | None = key(
+        Plugin("compressor", optional=True),
+        "the operator for messages from the server; none leaves them dense",
+        override=True,
+        heard=lambda problem, method: method.compresses("down"),
+        ignored="compresses nothing on the way down",
+        needs=lambda method: method.down,
+    )
+    graph: Section | None = key(
+        Named("graph", GRAPHS, "ring"),
+        "who talks to whom, for decentralised methods",
+        heard=lambda problem, method: method.decentralised,
+        in_every_id=True,
+    )
+    prox: Mapping[str, float] | None = key(
+        Prox(), "a problem's nonsmooth term is its regularizer, for example l1"
+    )
+    participation: float = key(
+        Scalar(Number(1.0, low=0, high=1, open_low=True)),
+        "probability that a client joins a round",
+    )
+    f_star: float | None = key(
+        Scalar(Number(None)), "minimum of f, where it is known and the problem does not know it"
+    )
+    iterate: str = key(
+        Scalar(Choice("last", "average", "weighted")), "the point at which f is recorded"
+    )
+    stop: Mapping[str, float] = key(
+        Table(STOP_PARAMS, sparse=True, beside=("rounds",)),
+        "thresholds at which a cell ends before its last round",
+        in_every_id=True,
+    )
+    x0: Any = key(
+        Start(),
+        "zeros, problem (the problem's own start), {normal: scale}, or an .npy file",
+        usual=lambda problem, method: problem.x0,
+    )
+    rounds: int = key(
+        Scalar(Integer(1000, low=1)), "rounds of a cell", override=True, in_every_id=True
+    )
+    step: Step = key(
+        Steps(),
+        "step sizes, or multiples of the theoretical one",
+        name="step_size",
+        override=True,
+        in_every_id=True,
+    )
+    seed: int = key(
+        Scalar(Integer(0, low=0)),
+        "drives the algorithm and x0",
+        in_group=False,
+        in_every_id=True,
+    )
 
     def __hash__(self) -> int:
         return hash(self.id)
 
     def config(self) -> dict[str, Any]:
         """Return everything that makes the cell as plain JSON values, defaults written out."""
-
-        def section(part: Section | None) -> dict[str, Any] | None:
-            return None if part is None else part.config()
-
         return {
-            "problem": section(self.problem),
-            "algorithm": section(self.algorithm),
-            "compressor": section(self.compressor),
-            "downlink": section(self.downlink),
-            "step_size": self.step.config(),
-            "seed": self.seed,
-            "x0": self.x0,
-            "rounds": self.rounds,
-            "stop": dict(self.stop),
-            "graph": section(self.graph),
-            "prox": None if self.prox is None else dict(self.prox),
-            "participation": self.participation,
-            "f_star": self.f_star,
-            "iterate": self.iterate,
+            name: one.kind.plain(getattr(self, one.field))
+            for name, one in keys_of(type(self)).items()
         }
 
 
@@ -132,18 +140,20 @@ class Sweep:
     loading it gives the same cells.
     """
 
-    name: str
     cells: tuple[Cell, ...]
     notes: tuple[str, ...]
     excluded: int
-    record: Record
-    accounting: Accounting
-    resources: Resources
-    evaluate: Evaluate
-    train: Train
-    timeout: float | None
-    attempts: int
-    plugins: tuple[str, ...]
-    allow_unproven: bool
     text: str
     source: str
+    name: str = key(FolderName(), "results go to results/NAME")
+    plugins: tuple[str, ...] = key(PluginFiles(), "Python files with plug-ins of one's own")
+    record: Record = key(Group(Record, either=("every", "points")), "which rounds make a row")
+    accounting: Accounting = key(Booking(), "how messages become bits")
+    resources: Resources = key(Group(Resources), "what a trial takes")
+    evaluate: Evaluate = key(Evaluating(Evaluate), "what is measured besides the standard columns")
+    train: Train = key(Group(Train), "settings of worker groups")
+    timeout: float | None = key(Single(Number(None, low=0, open_low=True)), "seconds of a cell")
+    attempts: int = key(Single(Integer(2, low=1)), "how often a cell is tried")
+    allow_unproven: bool = key(
+        Single(Flag()), "run pairs without theory too, instead of skipping them"
+    )

@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raybench.core import registry
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.registry import Param
-from raybench.spec import settings
-from raybench.spec.cells import Cell, Section, canonical
-from raybench.spec.values import Found, options, show
+from raybench.spec import document
+from raybench.spec.cells import Cell
+from raybench.spec.keys import AxisKey
+from raybench.spec.kinds import Scalar, Sections, Table
+from raybench.spec.parts import canonical
+from raybench.spec.sections import options
+from raybench.spec.steps import STEP
+from raybench.spec.values import Found, show
 
-_KINDS = {
-    "problem": "problem",
-    "algorithm": "algorithm",
-    "compressor": "compressor",
-    "downlink": "compressor",
-}
-_SECTIONS = (*_KINDS, "graph")
-_ORDER = ("algorithm", "compressor", "problem", "graph")  # where a bare parameter is looked up
-_PLAIN: dict[str, Param] = {
-    "seed": settings.SEED,
-    "rounds": settings.ROUNDS,
-    "participation": settings.PARTICIPATION,
-    "x0": settings.X0,
-    "step": settings.STEP["value"],
-    "step.theory": settings.STEP["theory"],
-    "step.value": settings.STEP["value"],
+_BARE = (
+    "algorithm",
+    "compressor",
+    "problem",
+    "graph",
+)  # sections in which a parameter without a section's name is looked up
+_STEPS: Mapping[str, Param] = {
+    "step": STEP["value"],
+    "step.theory": STEP["theory"],
+    "step.value": STEP["value"],
 }
 _ALIASES = {"step_size": "step.value", "step_multiple": "step.theory"}
+
+
+def _sections() -> dict[str, Sections]:
+    """Return the keys that name a section, such as a plug-in, with their kind."""
+    axes = document.axes().items()
+    return {name: key.kind for name, key in axes if isinstance(key.kind, Sections)}
+
+
+def _tables() -> dict[str, AxisKey]:
+    """Return the keys whose values have parameters."""
+    tables = (Sections, Table)
+    return {name: key for name, key in document.axes().items() if isinstance(key.kind, tables)}
+
+
+def _plain() -> dict[str, Scalar]:
+    """Return the keys that are numbers or words, with their kind."""
+    axes = document.axes().items()
+    return {name: key.kind for name, key in axes if isinstance(key.kind, Scalar)}
 
 
 @dataclass(frozen=True)
@@ -49,35 +65,34 @@ class Pattern:
         return all(self._match(key, cell) for key in self.raw)
 
     def _match(self, key: str, cell: Cell) -> bool:
-        if key in _SECTIONS:
-            section = getattr(cell, key)
-            value = self.raw[key]
-            wanted = value if isinstance(value, list) else [value]
-            return (None if section is None else section.name) in [
-                None if name == "none" else name for name in wanted
-            ]
-        if key in _PLAIN:
-            if key.startswith("step"):
-                fits = key in ("step", f"step.{cell.step.kind}")
-                return fits and self._accepts(key, _PLAIN[key], cell.step.number)
-            return self._accepts(key, _PLAIN[key], getattr(cell, key))
+        if key in _STEPS:
+            fits = key in ("step", f"step.{cell.step.kind}")
+            return fits and self._accepts(key, _STEPS[key], cell.step.number)
+        axes = document.axes()
+        if key in axes:
+            kind, value = axes[key].kind, getattr(cell, axes[key].field)
+            if isinstance(kind, Scalar):
+                return self._accepts(key, kind.param, kind.spelled(value))
+            wanted = self.raw[key] if isinstance(self.raw[key], list) else [self.raw[key]]
+            name = None if value is None else value.name
+            return name in [None if one == "none" else one for one in wanted]
         head, dot, inner = key.partition(".")
         name = inner or key
-        for part in [head] if dot else _ORDER:
-            section = getattr(cell, part)
-            if section is not None and name in section.params:
-                param = _params(part, section)[name]
-                return self._accepts(key, param, section.params[name])
+        for part in [head] if dot else _BARE:
+            kind, value = axes[part].kind, getattr(cell, axes[part].field)
+            held = kind.settings(value)
+            if name in held:
+                return self._accepts(key, kind.params(value)[name], held[name])
         return False
 
-    def _accepts(self, key: str, param: Param, value: Any) -> bool:
+    def _accepts(self, key: str, param: Param, value: object) -> bool:
         at = (key, id(param))
         if at not in self._seen:
             self._seen[at] = set(map(canonical, _wanted(param, self.raw[key], key, [])))
         return canonical(value) in self._seen[at]
 
 
-def read(value: Any, where: str, found: Found) -> list[Pattern]:
+def read(value: object, where: str, found: Found) -> list[Pattern]:
     """Return the patterns of an ``exclude`` key: a list of mappings, or a single one."""
     if value is None:
         return []
@@ -92,14 +107,14 @@ def read(value: Any, where: str, found: Found) -> list[Pattern]:
     return out
 
 
-def _flat(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(raw: Mapping[str, object]) -> dict[str, Any]:
     """Return the pattern with nested mappings dotted and the names of the step's keys unified."""
     out: dict[str, Any] = {}
     for key, value in raw.items():
-        if key in _SECTIONS and isinstance(value, Mapping):
-            out.update({key if k == "name" else f"{key}.{k}": v for k, v in value.items()})
-        elif key in ("step", "step_size") and isinstance(value, Mapping):
+        if key in ("step", "step_size") and isinstance(value, Mapping):
             out.update({f"step.{kind}": number for kind, number in value.items()})
+        elif key in _tables() and isinstance(value, Mapping):
+            out.update({key if k == "name" else f"{key}.{k}": v for k, v in value.items()})
         else:
             out[_ALIASES.get(key, key)] = value
     return out
@@ -108,19 +123,16 @@ def _flat(raw: Mapping[str, Any]) -> dict[str, Any]:
 def check(patterns: Iterable[Pattern], cells: Sequence[Cell], found: Found) -> None:
     """Complain about keys that no cell has, unknown names, and values that no parameter takes."""
     known: dict[str, list[Param]] = {}
-    parts = {(name, part.name): part for cell in cells for name, part in _parts(cell)}
-    for (name, _), section in parts.items():
-        for key, param in _params(name, section).items():
-            known.setdefault(f"{name}.{key}", []).append(param)
-            if name in _ORDER:
-                known.setdefault(key, []).append(param)
+    for name, param in _params(cells):
+        known.setdefault(name, []).append(param)
+    sections, plain = _sections(), _plain()
     for pattern in patterns:
         for key, value in pattern.raw.items():
             at = f"{pattern.where}.{key}"
-            if key in _SECTIONS:
-                _names(key, value, at, found)
-            elif key in _PLAIN:
-                _wanted(_PLAIN[key], value, at, found)
+            if key in sections:
+                _names(sections[key], value, at, found)
+            elif key in plain or key in _STEPS:
+                _wanted(_STEPS[key] if key in _STEPS else plain[key].param, value, at, found)
             elif key in known:
                 tries: list[Found] = []
                 for param in known[key]:
@@ -129,36 +141,36 @@ def check(patterns: Iterable[Pattern], cells: Sequence[Cell], found: Found) -> N
                 if all(tries):
                     found.extend(tries[0])
             else:
-                names = [*_SECTIONS, *_PLAIN, *known]
+                names = [*sections, *plain, *_STEPS, *known]
                 found.append(Complaint(at, "unknown key", nearest(key, names)))
 
 
-def _parts(cell: Cell) -> list[tuple[str, Section]]:
-    return [(name, part) for name in _SECTIONS if (part := getattr(cell, name)) is not None]
+def _params(cells: Sequence[Cell]) -> Iterator[tuple[str, Param]]:
+    """Yield the parameters that patterns may name, as ``compressor.k`` and, where that is enough, ``k``."""
+    for name, key in _tables().items():
+        values = [getattr(cell, key.field) for cell in cells]
+        every = {
+            getattr(v, "name", ""): v for v in values if v is not None
+        }  # one value for each name
+        for value in every.values():
+            for inner, param in key.kind.params(value).items():
+                yield f"{name}.{inner}", param
+                if name in _BARE:
+                    yield inner, param
 
 
-def _names(key: str, value: Any, where: str, found: Found) -> None:
+def _names(kind: Sections, value: object, where: str, found: Found) -> None:
+    """Complain about names of sections that there are none of."""
     for name in value if isinstance(value, list) else [value]:
-        text = name if isinstance(name, str) else show(name)
-        if name is None or name == "none" or (key == "graph" and text in settings.GRAPHS):
+        if name is None or name == "none":
             continue
         try:
-            if key == "graph":
-                raise InputError.of(
-                    where, f"unknown graph {text!r}", nearest(text, settings.GRAPHS)
-                )
-            registry.lookup(_KINDS[key], text, where)
+            kind.check_name(name if isinstance(name, str) else show(name), where)
         except InputError as error:
             found.extend(error.complaints)
 
 
-def _params(name: str, section: Section) -> Mapping[str, Param]:
-    if name == "graph":
-        return settings.GRAPHS[section.name]
-    return registry.lookup(_KINDS[name], section.name).params
-
-
-def _wanted(param: Param, value: Any, where: str, found: Found) -> list[Any]:
+def _wanted(param: Param, value: object, where: str, found: Found) -> list[Any]:
     """Return the values a pattern accepts; for a list-valued parameter a flat list is one value."""
     if param.kind == "list" and isinstance(value, list):
         nested = value and all(isinstance(item, list) for item in value)

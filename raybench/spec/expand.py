@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.spec import exclude, ids
-from raybench.spec.axes import Grid, meta
-from raybench.spec.cells import Cell, Section
+from raybench.core.facts import AlgorithmFacts, ProblemFacts
+from raybench.spec import cells as made
+from raybench.spec import document, exclude
+from raybench.spec.axes import Grid, Method
+from raybench.spec.cells import Cell
+from raybench.spec.keys import AxisKey
+from raybench.spec.parts import canonical
+from raybench.spec.sections import Option
 from raybench.spec.values import Found
 
 
@@ -47,97 +55,96 @@ def cells(grids: Sequence[Grid]) -> tuple[tuple[Cell, ...], tuple[str, ...], int
         )
     kept = Counter(cell.algorithm.name for cell in every.values())
     notes = [
-        f"{name}{_ignored(grids, name)}: {count} cells merged to {kept[name]}"
+        f"{name}{_unheard(grids, name)}: {count} cells merged to {kept[name]}"
         for name, count in asked.items()
         if count > kept[name]
     ]
-    deaf = dict.fromkeys(
-        method.algorithm.name
-        for grid in grids
-        for method in grid.methods
-        if not method.compresses("down") and any(d.section for d in method.downlinks)
-    )
-    notes += [f"{name} compresses nothing on the way down: downlink ignored" for name in deaf]
+    notes += dict.fromkeys(itertools.chain.from_iterable(map(_ignored, grids)))
     notes += [f"exclude {text} matches no cell" for text, hit in used.items() if not hit]
     return tuple(out.values()), tuple(notes), len(every) - len(out)
 
 
-def _ignored(grids: Sequence[Grid], name: str) -> str:
-    """Return the axes that a method does not look at, as `` x 3 compressors``."""
-    text = ""
-    for way, noun in (("up", "compressors"), ("down", "downlinks")):
-        sizes = {
-            len(method.compressors if way == "up" else method.downlinks)
-            for grid in grids
-            for method in grid.methods
-            if method.algorithm.name == name and not method.compresses(way)
-        }
-        if max(sizes, default=1) > 1:
-            text += f" x {max(sizes)} {noun}"
-    return text
+def _unheard(grids: Sequence[Grid], name: str) -> str:
+    """Return the axes that make no difference to a method, as `` x 3 compressors``."""
+    sizes: dict[str, int] = {}
+    for grid in grids:
+        for method in grid.methods:
+            if method.section.name == name:
+                for key, axis in grid.of(method).items():
+                    if not _heard(document.axes()[key], method):
+                        sizes[key] = max(len(axis), sizes.get(key, 1))
+    return "".join(f" x {size} {key}s" for key, size in sizes.items() if size > 1)
+
+
+def _ignored(grid: Grid) -> Iterator[str]:
+    """Yield notes on keys that are given and make no difference to a method."""
+    for key in document.axes().values():
+        for method in grid.methods if key.ignored else ():
+            given = any(option.value is not None for option in grid.of(method)[key.name])
+            if given and not _heard(key, method):
+                yield f"{method.section.name} {key.ignored}: {key.name} ignored"
+
+
+def _heard(key: AxisKey, method: Method) -> bool:
+    return key.hears(ProblemFacts(), method.facts)
+
+
+# From options to cells -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A point of an axis: the value of a cell's field, and what of it the ids of cell and group hold."""
+
+    name: str
+    value: Any
+    content: Mapping[str, Any] = field(default_factory=dict)
+    group: Mapping[str, Any] = field(default_factory=dict)
+
+
+class _Identities:
+    """What identifies the values of options, found once for each: data files are read for it."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
+
+    def point(
+        self, key: AxisKey, value: object, problem: ProblemFacts, method: AlgorithmFacts
+    ) -> _Point:
+        """Return the point of a value as a method on a problem takes it."""
+        usual = key.kind.absent() if key.usual is None else key.usual(problem, method)
+        if not key.hears(problem, method):
+            return _Point(key.field, None)
+        value = usual if value is None else value
+        if value is None or (value == usual and not key.in_every_id):
+            return _Point(key.field, value)
+        at = (key.name, canonical(key.kind.plain(value)))
+        if at not in self._known:
+            grouped = key.kind.in_group(value, key.field) if key.in_group else {}
+            self._known[at] = {key.field: key.kind.identity(value)}, grouped
+        return _Point(key.field, value, *self._known[at])
 
 
 def _expanded(grid: Grid) -> Iterator[Cell]:
-    """Yield the cells of a grid in order (seed fastest, then step), what is ignored set to None."""
-    cache: dict[tuple[str, Section | None], Any] = {}
-
-    def plugin(kind: str, section: Section | None) -> Any:
-        key = (kind, section)
-        if key not in cache:
-            cache[key] = ids.plugin(kind, section)
-        return cache[key]
-
-    shared = list(
-        itertools.product(
-            *(grid.graphs, grid.proxes, grid.participations, grid.f_stars, grid.iterates),
-            *(grid.stops, grid.starts),
-        )
-    )
+    """Yield the cells of a grid in order, what is ignored set to None."""
+    keys, identities = document.axes(), _Identities()
     for problem, method in itertools.product(grid.problems, grid.methods):
-        algorithm = method.algorithm
-        assert problem.section is not None
-        own_start = meta("problem", problem.section).get("x0", "zeros")
-        server = not meta("algorithm", algorithm).get("decentralised")
-        for up, down, rest, rounds in itertools.product(
-            method.compressors, method.downlinks, shared, method.rounds
-        ):
-            graph, prox, participation, f_star, iterate, stop, x0 = rest
-            compressor = up.section if method.compresses("up") else None
-            downlink = down.section if method.compresses("down") else None
-            topology = None if server else graph
-            start = own_start if x0 is None else x0
-            content = {
-                "problem": plugin("problem", problem.section),
-                "algorithm": plugin("algorithm", algorithm),
-                "compressor": plugin("compressor", compressor),
-                "downlink": plugin("compressor", downlink),
-                "x0": None if start == own_start else ids.start(start),
-                "rounds": rounds,
-                "stop": stop,
-                "graph": ids.graph(topology),
-                "prox": prox,
-                "participation": None if participation == 1 else participation,
-                "f_star": f_star,
-                "iterate": None if iterate == "last" else iterate,
-            }
-            content = {key: value for key, value in content.items() if value is not None}
-            for step, seed in itertools.product(method.steps, grid.seeds):
-                shape = {k: v for k, v in ids.step(step).items() if k in ("schedule", "warmup")}
-                yield Cell(
-                    id=ids.digest({**content, "step": ids.step(step), "seed": seed}),
-                    group=ids.digest({**content, **shape}),
-                    problem=problem.section,
-                    algorithm=algorithm,
-                    compressor=compressor,
-                    downlink=downlink,
-                    step=step,
-                    seed=seed,
-                    x0=start,
-                    rounds=rounds,
-                    stop=stop,
-                    graph=topology,
-                    prox=prox,
-                    participation=participation,
-                    f_star=f_star,
-                    iterate=iterate,
-                )
+        facts = registry.lookup("problem", problem.name).facts, method.facts
+        first = {"problem": [Option(problem, "")], "algorithm": [Option(method.section, "")]}
+        axes = [
+            [identities.point(keys[name], option.value, *facts) for option in axis]
+            for name, axis in {**first, **grid.of(method)}.items()
+        ]
+        for points in itertools.product(*axes):
+            content: dict[str, Any] = {}
+            group: dict[str, Any] = {}
+            for point in points:
+                content |= point.content
+                group |= point.group
+            values = {point.name: point.value for point in points}
+            yield made.Cell(id=digest(content), group=digest(group), **values)
+
+
+def digest(content: Mapping[str, object]) -> str:
+    """Return 16 hex digits for a plain mapping."""
+    return hashlib.sha256(canonical(content).encode()).hexdigest()[:16]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raybench.core import registry
-from raybench.core.errors import InputError
-from raybench.spec import axes, expand, merge, model, sections, yaml
+from raybench.core.errors import Complaint, InputError, nearest
+from raybench.spec import axes, cells, document, expand, files, merge, yaml
 from raybench.spec.cells import Sweep
 from raybench.spec.values import Found, show
-from raybench.store import accounting
 
 
 def load(
@@ -37,40 +34,35 @@ def load(
     if plugins:
         own = raw.get("plugins") or []
         raw["plugins"] = [*([own] if isinstance(own, str) else own), *plugins]
-    raw = _absolute(raw, base)
-    document, found = model.read(raw)
-    try:
-        booking = accounting.parse(raw.get("accounting"))
-    except InputError as error:
-        found.extend(error.complaints)
-    for file in _texts(raw.get("plugins")):
-        try:
-            registry.load_plugin(file)
-        except InputError as error:
-            found.extend(error.complaints)
-    if document is not None:
-        _metrics(document, found)
+    raw = _located(raw, base)
+    found: Found = []
+    settings = _settings(raw, found)
     grids = axes.read(raw, found)
-    if found or document is None:
+    if found:
         raise InputError(list(dict.fromkeys(found)))
-    cells, notes, excluded = expand.cells(grids)
-    return Sweep(
-        name=document.name or stem,
-        cells=cells,
+    made, notes, excluded = expand.cells(grids)
+    return cells.Sweep(
+        cells=made,
         notes=notes,
         excluded=excluded,
-        record=document.record,
-        accounting=booking,
-        resources=document.resources,
-        evaluate=document.evaluate,
-        train=document.train,
-        timeout=document.timeout,
-        attempts=document.attempts,
-        plugins=document.plugins,
-        allow_unproven=document.allow_unproven,
         text=yaml.dump({key: value for key, value in raw.items() if value is not None}),
         source=origin,
+        **settings,
     )
+
+
+def _settings(raw: Mapping[str, object], found: Found) -> dict[str, Any]:
+    """Return what holds for the whole sweep, by the field that holds it; and find unknown keys."""
+    known = document.every_key()
+    for name in raw:
+        if name not in known:
+            found.append(Complaint(name, "unknown key", nearest(name, known)))
+    return {
+        key.field: key.kind.absent()
+        if raw.get(name) is None
+        else key.kind.read(raw[name], name, found)
+        for name, key in document.settings().items()
+    }
 
 
 def _raw(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str, Path, str]:
@@ -87,54 +79,30 @@ def _raw(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str, P
             fix = "give the path of a sweep file; `raybench ls` lists the shipped ones"
             raise InputError.of(str(source), str(reason), fix) from error
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("-._") or "sweep"
-    document = yaml.parse(text, origin)
-    if not isinstance(document, dict):
-        what = "the file is empty" if document is None else f"expected keys, not {show(document)}"
+    raw = yaml.parse(text, origin)
+    if not isinstance(raw, dict):
+        what = "the file is empty" if raw is None else f"expected keys, not {show(raw)}"
         raise InputError.of(origin, what, "a sweep names at least problem and algorithm")
-    return document, origin, base, stem[:100]
+    return raw, origin, base, stem[:100]
 
 
-def _texts(value: Any) -> list[str]:
-    return [
-        item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)
-    ]
-
-
-def _absolute(document: Mapping[str, Any], base: Path) -> dict[str, Any]:
+def _located(raw: Mapping[str, object], base: Path) -> dict[str, Any]:
     """Return the document with the paths of existing files made absolute, so workers find them."""
 
-    def located(value: Any, *, folders: bool = False) -> Any:
-        if isinstance(value, list):
-            return [located(item, folders=folders) for item in value]
+    def find(value: object, *, folders: bool = False) -> Any:
         if not isinstance(value, str):
             return value
-        file = sections.locate(value, Path.cwd(), base)
+        file = files.locate(value, Path.cwd(), base)
         if file is None or not (file.is_file() or (folders and "/" in value)):
             return value
         return str(file.resolve())
 
-    out = copy.deepcopy(dict(document))
-    if out.get("plugins") is not None:
-        out["plugins"] = located(out["plugins"])
+    def within(part: Mapping[str, object]) -> dict[str, Any]:
+        kinds = {name: key.kind for name, key in document.every_key().items() if name in part}
+        return {**part, **{name: kind.located(part[name], find) for name, kind in kinds.items()}}
+
+    out = within(raw)
     cases = out.get("cases")
-    for part in [out, *(cases if isinstance(cases, list) else [])]:
-        if not isinstance(part, dict):
-            continue
-        problems = part.get("problem")
-        for problem in problems if isinstance(problems, list) else [problems]:
-            if isinstance(problem, dict) and "dataset" in problem:
-                problem["dataset"] = located(problem["dataset"], folders=True)
-        starts = part.get("x0")
-        if isinstance(starts, (str, list)):
-            many = starts if isinstance(starts, list) else [starts]
-            many = [located(x) if str(x).endswith(".npy") else x for x in many]
-            part["x0"] = many if isinstance(starts, list) else many[0]
+    if isinstance(cases, list):
+        out["cases"] = [within(case) if isinstance(case, Mapping) else case for case in cases]
     return out
-
-
-def _metrics(document: model.Document, found: Found) -> None:
-    for i, metric in enumerate(document.evaluate.metrics):
-        try:
-            registry.lookup("metric", metric, f"evaluate.metrics[{i}]")
-        except InputError as error:
-            found.extend(error.complaints)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from raybench.core.errors import Complaint, InputError, nearest
-from raybench.spec import yaml
-from raybench.spec.model import CELL_KEYS, Document
+from raybench.spec import document, yaml
+from raybench.spec.kinds import Kind
 from raybench.spec.values import Found, show
 
-NAMED = ("problem", "algorithm", "compressor", "downlink", "graph")
-"""Sections that a bare name stands for."""
-_WHOLE = ("x0", "prox")  # one-key mappings, replaced as a whole
-_EITHER = {"step_size": ("theory", "value"), "record": ("every", "points")}
 _TOKEN = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
 
 
-def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def overlay(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, Any]:
     """Return ``base`` with ``over`` laid on it: sections are merged key by key, the rest replaced.
 
     Lists and tags (``{dirichlet: 0.5}``) are replaced. Another ``name`` in an algorithm, compressor,
@@ -28,40 +24,38 @@ def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """
     out = dict(base)
     for key, new in over.items():
-        old = _long_form(key, out.get(key))
-        if isinstance(new, Mapping) and isinstance(old, Mapping) and key not in _WHOLE:
-            other = "name" in new and new["name"] != old.get("name") and key != "problem"
-            if key in NAMED and other:
-                out[key] = dict(new)
-                continue
-            either = _EITHER.get(key, ())
-            drop = [k for k in either if k not in new] if any(k in new for k in either) else []
-            out[key] = {**{k: v for k, v in old.items() if k not in drop}, **new}
-        else:
+        kind = _kind(key)
+        old = kind.long_form(out.get(key))
+        if not (isinstance(new, Mapping) and isinstance(old, Mapping) and kind.merges):
             out[key] = new
+        elif kind.named and kind.renews() and new.get("name", old.get("name")) != old.get("name"):
+            out[key] = dict(new)
+        else:
+            drop = _replaced(kind, new)
+            out[key] = {**{k: v for k, v in old.items() if k not in drop}, **new}
     return out
 
 
-def _long_form(key: str, value: Any) -> Any:
-    if key in NAMED and isinstance(value, str):
-        return {"name": value}
-    numbers = value if isinstance(value, list) else [value]
-    if (
-        key == "step_size"
-        and value is not None
-        and not any(isinstance(n, Mapping) for n in numbers)
-    ):
-        return {"value": value}
-    return value
+def _kind(key: str) -> Kind:
+    """Return how a key is written; one that is unknown, and complained about elsewhere, just merges."""
+    known = document.every_key().get(key)
+    return Kind() if known is None else known.kind
 
 
-def cases(document: Mapping[str, Any], found: Found) -> list[tuple[str, dict[str, Any], Any]]:
+def _replaced(kind: Kind, new: Iterable[str]) -> list[str]:
+    """Return the keys of a mapping whose place is taken by one that is new."""
+    given = set(new) & set(kind.either)
+    return [key for key in kind.either if key not in given] if given else []
+
+
+def cases(raw: Mapping[str, object], found: Found) -> list[tuple[str, dict[str, Any], Any]]:
     """Return (path, merged sweep, the case itself) of every case, or the base alone without any.
 
     Cases that are no mappings and keys that hold for the whole sweep are complained about.
     """
-    base = {key: document.get(key) for key in CELL_KEYS if document.get(key) is not None}
-    given = document.get("cases")
+    allowed = document.of_cases()
+    base = {key: raw.get(key) for key in allowed if raw.get(key) is not None}
+    given = raw.get("cases")
     if given is None or given == []:
         return [("", base, {})]
     if not isinstance(given, list):
@@ -73,18 +67,18 @@ def cases(document: Mapping[str, Any], found: Found) -> list[tuple[str, dict[str
         if not isinstance(case, Mapping):
             found.append(Complaint(where, f"expected a mapping, not {show(case)}"))
             continue
-        for key in [key for key in case if key not in CELL_KEYS]:
-            if key in Document.model_fields:
+        for key in [key for key in case if key not in allowed]:
+            if key in document.every_key():
                 fix = "it holds for the whole sweep: move it to the top level"
                 found.append(Complaint(f"{where}.{key}", "cannot differ between cases", fix))
             else:
-                found.append(Complaint(f"{where}.{key}", "unknown key", nearest(key, CELL_KEYS)))
-        known = {key: value for key, value in case.items() if key in CELL_KEYS}
+                found.append(Complaint(f"{where}.{key}", "unknown key", nearest(key, allowed)))
+        known = {key: value for key, value in case.items() if key in allowed}
         out.append((where, overlay(base, known), known))
     return out
 
 
-def blame(complaint: Complaint, where: str, case: Mapping[str, Any]) -> Complaint:
+def blame(complaint: Complaint, where: str, case: Mapping[str, object]) -> Complaint:
     """Return the complaint about a merged case with the path of where the user wrote the key."""
     if not where or not _covers(case, _tokens(complaint.where)):
         return complaint
@@ -100,7 +94,7 @@ def _tokens(path: str) -> list[str | int]:
     return out if end == len(path) else []
 
 
-def _covers(node: Any, tokens: Sequence[str | int]) -> bool:
+def _covers(node: object, tokens: Sequence[str | int]) -> bool:
     """Tell whether a case says anything at that path, itself or in a value that contains it."""
     for token in tokens:
         if not isinstance(node, Mapping):
@@ -111,7 +105,7 @@ def _covers(node: Any, tokens: Sequence[str | int]) -> bool:
     return True
 
 
-def assign(document: dict[str, Any], text: str) -> dict[str, Any]:
+def assign(raw: dict[str, object], text: str) -> dict[str, Any]:
     """Return the document with ``a.b=value`` applied, in the base and in every case that sets it.
 
     The value is read as YAML. Raises InputError that names the option.
@@ -121,11 +115,11 @@ def assign(document: dict[str, Any], text: str) -> dict[str, Any]:
     tokens = _tokens(left.strip())
     if not equals or not tokens:
         raise InputError.of(where, "expected key=value", "for example --set problem.clients=50")
-    if tokens[0] not in Document.model_fields:
-        fix = nearest(str(tokens[0]), Document.model_fields)
+    if tokens[0] not in document.every_key():
+        fix = nearest(str(tokens[0]), document.every_key())
         raise InputError.of(where, f"unknown key {tokens[0]!r}", fix)
     value = yaml.parse(right, where)
-    out = _placed(document, tokens, value, where)
+    out = _placed(raw, tokens, value, where)
     given = out.get("cases")
     if tokens[0] != "cases" and isinstance(given, list):
         out["cases"] = [
@@ -137,7 +131,9 @@ def assign(document: dict[str, Any], text: str) -> dict[str, Any]:
     return out
 
 
-def _placed(node: Any, tokens: Sequence[str | int], value: Any, where: str, at: str = "") -> Any:
+def _placed(
+    node: object, tokens: Sequence[str | int], value: object, where: str, at: str = ""
+) -> Any:
     """Return ``node`` with the value put at the path, mappings on the way made as needed."""
     if not tokens:
         return value
@@ -152,14 +148,13 @@ def _placed(node: Any, tokens: Sequence[str | int], value: Any, where: str, at: 
     if isinstance(node, list):
         fix = f"name the entry, for example {at}[0].{token}"
         raise InputError.of(where, f"{at} is a list of {len(node)}", fix)
-    if isinstance(node, str):  # a bare name
+    if isinstance(node, str):  # a bare name stands for the section of that name
         node = {"name": node}
     if node is not None and not isinstance(node, Mapping):
         raise InputError.of(where, f"{at} is {show(node)}, not a mapping")
     new = dict(node or {})
     path = f"{at}.{token}" if at else token
-    either = _EITHER.get(at, ())
-    if token in either:
-        new = {k: v for k, v in new.items() if k not in either}
+    for other in _replaced(_kind(at), [token]) if at else []:
+        new.pop(other, None)
     new[token] = _placed(new.get(token), rest, value, where, path)
     return new

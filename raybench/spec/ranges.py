@@ -7,7 +7,7 @@ from fractions import Fraction
 
 MAX_VALUES = 100_000
 MAX_EXPONENT = 1000
-HINT = "ranges are written a..b or 2^a..2^b"
+RANGE_FORM = "ranges are written a..b or 2^a..2^b"
 
 _INTEGERS = re.compile(r"([-+]?\d{1,18})\.\.([-+]?\d{1,18})", re.ASCII)
 _POWER = re.compile(r"(\d{1,6})\^([-+]?\d{1,6})", re.ASCII)

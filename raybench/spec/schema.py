@@ -1,4 +1,4 @@
-"""The JSON schema of sweep files, with all defaults and the parameters of every plug-in."""
+"""JSON schema (draft 2020-12) of parameters, of groups of them, and of plug-ins by name."""
 
 from __future__ import annotations
 
@@ -8,175 +8,117 @@ from typing import Any
 
 from raybench.core import registry
 from raybench.core.registry import REQUIRED, Param
-from raybench.spec import settings
-from raybench.spec.axes import OVERRIDES
-from raybench.spec.model import CELL_KEYS, Document
 from raybench.spec.sections import default
 
-_RANGE = {"type": "string", "pattern": r"^(-?\d+\.\.-?\d+|\d+\^-?\d+(\.\.\d+\^-?\d+)?)$"}
-_SHARE = {"type": "string", "pattern": r"^\d+(\.\d+)?%$"}
+Schema = dict[str, Any]
+RANGE: Schema = {"type": "string", "pattern": r"^(-?\d+\.\.-?\d+|\d+\^-?\d+(\.\.\d+\^-?\d+)?)$"}
+SHARE: Schema = {"type": "string", "pattern": r"^\d+(\.\d+)?%$"}
 
 
-def json_schema() -> dict[str, Any]:
-    """Return the JSON schema (draft 2020-12) of a sweep file, for editors and ``raybench schema``."""
-    document = Document.model_json_schema()
-    own: dict[str, Any] = document["properties"]
-    cell: dict[str, Any] = {
-        "problem": {"$ref": "#/$defs/problem"},
-        "algorithm": {"$ref": "#/$defs/algorithm"},
-        "compressor": {"$ref": "#/$defs/compressor", "default": None},
-        "downlink": {"$ref": "#/$defs/compressor", "default": None},
-        "step_size": {"$ref": "#/$defs/step_size", "default": {"theory": 1}},
-        "seed": axis(settings.SEED),
-        "x0": {**axis(settings.X0), "default": "zeros"},
-        "rounds": axis(settings.ROUNDS),
-        "stop": _mapping(settings.STOP),
-        "graph": _choices(settings.GRAPHS),
-        "prox": axis(settings.PROX),
-        "participation": axis(settings.PARTICIPATION),
-        "iterate": axis(settings.ITERATE),
-        "f_star": axis(settings.F_STAR),
-        "exclude": {"type": "array", "items": {"type": "object"}, "default": []},
-    }
-    cell["graph"]["default"] = "ring"
-    own_keys = {key: cell[key] for key in OVERRIDES}
-    case = {
-        "type": "object",
-        "properties": {k: cell[k] for k in CELL_KEYS},
-        "additionalProperties": False,
-    }
-    accounting = {
-        "anyOf": [
-            {"type": "string", "description": "a preset such as paper:ef21"},
-            {
-                "type": "object",
-                "properties": {
-                    "preset": {"type": "string"},
-                    "value_bits": {"enum": ["dtype", 16, 32, 64], "default": "dtype"},
-                    "index_bits": {
-                        "enum": ["auto", "explicit", "bitmask", "entropy", "none"],
-                        "default": "auto",
-                    },
-                    "count_init": {"type": "boolean", "default": True},
-                },
-                "additionalProperties": False,
-            },
-        ]
-    }
-    shared = {
-        "problem": _plugins("problem"),
-        "algorithm": _plugins("algorithm", own_keys),
-        "compressor": {"anyOf": [_plugins("compressor"), {"type": "null"}]},
-        "step_size": _steps(),
-    }
-    extra = {
-        "cases": {"type": "array", "items": case, "default": []},
-        "accounting": accounting,
-    }
-    properties = {key: {**cell, **extra}.get(key, own[key]) for key in own}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "raybench sweep",
-        "type": "object",
-        "properties": properties,
-        "additionalProperties": False,
-        "$defs": {**document.get("$defs", {}), **shared},
-    }
+def any_of(ways: list[Schema]) -> Schema:
+    """Return the schema of what fits one of several; of a single one itself."""
+    return ways[0] if len(ways) == 1 else {"anyOf": ways}
 
 
-def axis(param: Param) -> dict[str, Any]:
+def or_list(one: Schema) -> Schema:
+    """Return the schema of a value, or of a list of at least one: an axis."""
+    return {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]}
+
+
+def single(param: Param) -> Schema:
+    """Return the schema of one value of a parameter, with what it means and its default."""
+    return {**one_value(param), **_said(param)}
+
+
+def axis(param: Param) -> Schema:
     """Return the schema of one parameter: a value, or a list of values where it may be an axis."""
-    one = _one(param)
-    many = {"type": "array", "items": one, "minItems": 1}
-    out: dict[str, Any] = {"anyOf": [one, many]}
+    one = one_value(param)
+    out = or_list(one)
     if param.kind == "list":
-        ways: list[dict[str, Any]] = [many]
+        ways: list[Schema] = [{"type": "array", "items": one, "minItems": 1}]
         if param.default is None:
             ways.append({"type": "null"})
         if param.words:
             ways.append({"enum": [*param.words]})
         out = {"anyOf": ways}
-    if param.help:
-        out["description"] = param.help
+    return {**out, **_said(param)}
+
+
+def _said(param: Param) -> Schema:
+    out: Schema = {"description": param.help} if param.help else {}
     if param.default is not REQUIRED:
         out["default"] = default(param)
     return out
 
 
-def _one(param: Param) -> dict[str, Any]:
-    ways: list[dict[str, Any]] = []
+def one_value(param: Param) -> Schema:
+    """Return the schema of one value of a parameter, ranges of numbers included."""
+    ways: list[Schema] = []
     if param.kind == "list":
         ways.append({"type": "array", "items": {"type": ["number", "string", "null"]}})
     elif param.kind == "flag":
         ways.append({"type": "boolean"})
     elif param.kind == "text":
         ways.append({"type": "string"})
-    elif param.kind == "operator":  # a short form, or a section
+    elif param.kind == "operator":  # written as a short form or as a section
         ways += [{"type": "string"}, {"$ref": "#/$defs/compressor"}]
     elif param.kind == "choice":
         ways.append({"enum": [*param.choices]})
     else:
-        number: dict[str, Any] = {"type": "number" if param.kind == "number" else "integer"}
+        number: Schema = {"type": "number" if param.kind == "number" else "integer"}
         if param.low > -math.inf:
             number["exclusiveMinimum" if param.open_low else "minimum"] = param.low
         if param.high < math.inf:
             number["maximum"] = param.high
-        ways += [number, _RANGE]
+        ways += [number, RANGE]
         if param.kind == "count":
             share = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
-            ways += [share, _SHARE]
+            ways += [share, SHARE]
     if param.words:
         ways.append({"enum": [*param.words]})
     for tag, inner in param.tags.items():
-        tagged = {tag: axis(inner)}
-        ways.append(
-            {
-                "type": "object",
-                "properties": tagged,
-                "required": [tag],
-                "additionalProperties": False,
-            }
-        )
+        ways.append(closed({tag: axis(inner)}, required=[tag]))
     if param.default is None and param.kind != "choice":
         ways.append({"type": "null"})
-    return ways[0] if len(ways) == 1 else {"anyOf": ways}
+    return any_of(ways)
 
 
-def _mapping(params: Mapping[str, Param], name: str = "", summary: str = "") -> dict[str, Any]:
+def closed(properties: Mapping[str, Schema], required: list[str] | None = None) -> Schema:
+    """Return the schema of a mapping with these keys and no others."""
+    out: Schema = {
+        "type": "object",
+        "properties": dict(properties),
+        "additionalProperties": False,
+    }
+    return {**out, "required": required} if required else out
+
+
+def mapping(params: Mapping[str, Param], name: str = "", summary: str = "") -> Schema:
+    """Return the schema of a mapping of parameters, with a ``name`` if one is given."""
     properties = {key: axis(param) for key, param in params.items()}
     required = [key for key, param in params.items() if param.default is REQUIRED]
     if name:
         properties = {"name": {"const": name}, **properties}
         required = ["name", *required]
-    out: dict[str, Any] = {
-        "type": "object",
-        "properties": properties,
-        "additionalProperties": False,
-    }
-    if required:
-        out["required"] = required
-    if summary:
-        out["description"] = summary
-    return out
+    out = closed(properties, required)
+    return {**out, "description": summary} if summary else out
 
 
-def _choices(known: Mapping[str, Mapping[str, Param]]) -> dict[str, Any]:
-    one = {"anyOf": [{"enum": [*known]}, *(_mapping(p, n) for n, p in known.items())]}
-    return {"anyOf": [one, {"type": "array", "items": one}]}
+def plugins(kind: str, overrides: Mapping[str, Schema]) -> Schema:
+    """Return the schema of a section: a plug-in's name, or its mapping; or a list of these.
 
-
-def _plugins(kind: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    overrides: further keys that every entry may carry. Where ``name`` is a list, the parameters are not
+    checked: they are those that all of its plug-ins have.
+    """
     names = registry.names(kind)
-    ways: list[dict[str, Any]] = [{"enum": names}]
+    ways: list[Schema] = [{"enum": names}]
     for name in names:
         entry = registry.lookup(kind, name)
-        way = _mapping(entry.params, name, entry.summary)
-        way["properties"].update(overrides or {})
+        way = mapping(entry.params, name, entry.summary)
+        way["properties"].update(overrides)
         ways.append(way)
-    one = {"anyOf": ways}
-    return {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]}
-
-
-def _steps() -> dict[str, Any]:
-    one = {"anyOf": [_one(settings.STEP["value"]), _mapping(settings.STEP)]}
-    return {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]}
+    several = {"type": "array", "items": {"enum": names}, "minItems": 1}
+    ways.append(
+        {"type": "object", "properties": {"name": several, **overrides}, "required": ["name"]}
+    )
+    return or_list({"anyOf": ways})

@@ -1,92 +1,131 @@
-"""Read the plug-in sections (problem, algorithm, compressor, downlink) into their axes of choices."""
+"""From raw YAML to typed choices: a parameter's axis, the product of several, and sections by name.
+
+``options`` is the one way from raw values to typed ones, for parameters of plug-ins and for the
+sweep's own keys alike, so that every key takes lists, ranges, shares and tags in the same form. It
+stands beside ``read`` because a parameter may itself be an operator: a section with parameters.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import lru_cache
 from typing import Any
 
 from raybench.core import registry
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.registry import REQUIRED, Param
-from raybench.spec.cells import Section
-from raybench.spec.values import Found, allowed, options, show
+from raybench.spec import grammar, ranges
+from raybench.spec.files import is_path, locate
+from raybench.spec.parts import Section, canonical
+from raybench.spec.values import NUMERIC_KINDS, Found, Wrong, allowed, scalar, show, tags_of, tidy
 
 MAX_CELLS = 200_000
 
 
-@dataclass(frozen=True)
-class Option:
-    """One point of a section's axis: the section, its overrides (raw) and its key path."""
-
-    section: Section | None
-    where: str
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+# A parameter and its axis --------------------------------------------------------------------------
 
 
-def read(
-    kind: str, value: Any, where: str, found: Found, *, overrides: tuple[str, ...] = ()
-) -> list[Option]:
-    """Return the choices of a section: a name, ``{name: ..., parameters}``, or a list of either.
+def options(param: Param, value: object, where: str, found: Found) -> list[Any]:
+    """Return the typed values that ``value`` stands for: one, or several where it is an axis.
 
-    kind is the registry's; null and ``none`` mean no plug-in. overrides are keys that an entry may
-    carry besides the plug-in's parameters. What is wrong is appended to ``found``.
+    What is wrong is appended to ``found`` with its key path.
     """
+    if param.kind == "list":
+        return _lists(param, value, where, found)
     if not isinstance(value, list):
-        return _entry(kind, value, where, found, overrides)
+        return _spread(param, value, where, found)
     if not value:
-        found.append(Complaint(where, "an empty list leaves no cells", f"name {a(kind)}"))
-    return [
-        option
-        for i, item in enumerate(value)
-        for option in _entry(kind, item, f"{where}[{i}]", found, overrides)
-    ]
-
-
-def _entry(
-    kind: str, value: Any, where: str, found: Found, overrides: tuple[str, ...]
-) -> list[Option]:
-    if value is None or value == "none":
-        return [Option(None, where)]
-    short = isinstance(value, str)
-    if short:
-        value = {"name": value}
-    if not isinstance(value, Mapping):
-        what = f"expected {a(kind)} by name or as a mapping, not {show(value)}"
-        found.append(Complaint(where, what, choices(kind)))
-        return []
-    if "name" not in value:
-        found.append(Complaint(f"{where}.name", "required", choices(kind)))
-        return []
-    given = {k: v for k, v in value.items() if k != "name" and k not in overrides}
-    extra = {k: v for k, v in value.items() if k in overrides}
-    names = value["name"] if isinstance(value["name"], list) else [value["name"]]
-    out: list[Option] = []
-    for name in names:
-        at = where if short else f"{where}.name"
-        try:
-            if not isinstance(name, str):
-                what = f"expected the name of {a(kind)}, not {show(name)}"
-                raise InputError.of(at, what, choices(kind))
-            entry = registry.lookup(kind, name, at)
-        except InputError as error:
-            found.extend(error.complaints)
-            continue
-        if "dataset" in entry.params:
-            _files(given.get("dataset"), f"{where}.dataset", found)
-        # where parameters are wrong a stand-in lets the entry's other keys be checked too
-        every = product(entry.params, given, where, found, also=overrides) or [{}]
-        out += [Option(Section(name, params), where, extra) for params in every]
+        found.append(Complaint(where, "an empty list leaves no cells", allowed(param)))
+    out: list[Any] = []
+    for i, item in enumerate(value):
+        at = f"{where}[{i}]"
+        if isinstance(item, list):
+            found.append(Complaint(at, "a list inside a list", f"one value is {allowed(param)}"))
+        else:
+            out += _spread(param, item, at, found)
     return out
+
+
+def _spread(param: Param, value: object, where: str, found: Found) -> list[Any]:
+    """Return the typed values of one entry of an axis: a scalar, a range, a tag, or an operator."""
+    try:
+        if param.kind == "operator" and value is not None:
+            return list(operators(value, where, found))
+        if isinstance(value, Mapping):
+            return _tagged(param, value, where, found)
+        if isinstance(value, str) and param.kind in NUMERIC_KINDS and value not in param.words:
+            numbers = _range(value)
+            if numbers is not None:
+                return [scalar(param, number) for number in numbers]
+        return [scalar(param, value)]
+    except Wrong as wrong:
+        found.append(Complaint(where, wrong.what, wrong.fix or allowed(param)))
+        return []
+
+
+def _range(text: str) -> list[int | float] | None:
+    try:
+        return ranges.parse(text)
+    except ValueError as error:
+        raise Wrong(str(error), ranges.RANGE_FORM) from error
+
+
+def _tagged(param: Param, value: Mapping[str, object], where: str, found: Found) -> list[Any]:
+    """Return the typed values of a one-key mapping such as ``{dirichlet: [0.1, 1]}``."""
+    if not param.tags:
+        raise Wrong("a mapping is not allowed here")
+    if len(value) != 1:
+        raise Wrong(f"a mapping with {len(value)} keys", f"write one of {tags_of(param)}")
+    ((tag, inner),) = value.items()
+    if tag not in param.tags:
+        raise Wrong(f"unknown key {tag!r}", nearest(tag, param.tags))
+    return [{tag: item} for item in options(param.tags[tag], inner, f"{where}.{tag}", found)]
+
+
+def _lists(param: Param, value: object, where: str, found: Found) -> list[Any]:
+    """Return the axis of a list-valued parameter, whose outer list is the axis."""
+    if value is None or (isinstance(value, str) and value in param.words):
+        return _spread(param, value, where, found)
+    key = where.rsplit(".", 1)[-1]
+    if not isinstance(value, list):
+        fix = f"write {key}: [[{show(value, bare=True)}]]; the outer list is the axis"
+        found.append(Complaint(where, f"expected a list of lists, not {show(value)}", fix))
+        return []
+    if not value:
+        found.append(Complaint(where, "an empty list leaves no cells", f"write {key}: [[]]"))
+    out: list[Any] = []
+    for i, item in enumerate(value):
+        if isinstance(item, list):
+            if all(isinstance(entry, (str, int, float)) or entry is None for entry in item):
+                out.append([tidy(entry) for entry in item])
+            else:
+                what = "an entry that is neither number nor text"
+                found.append(Complaint(f"{where}[{i}]", what, "lists hold numbers and text"))
+        elif item is None or (isinstance(item, str) and item in param.words):
+            out += _spread(param, item, f"{where}[{i}]", found)
+        else:
+            fix = f"this is one list-valued parameter: write {key}: [{show(value, bare=True)}]"
+            found.append(Complaint(where, "a flat list would be an axis of single values", fix))
+            return []
+    return out
+
+
+def default(param: Param) -> Any:
+    """Return the default of ``param``, typed as a value of a sweep file would be."""
+    found: Found = []
+    value = param.default
+    if param.kind == "list" and isinstance(value, (list, tuple)):
+        value = [list(value)]
+    typed = options(param, value, "", found)
+    return typed[0] if len(typed) == 1 and not found else param.default
 
 
 def product(
     params: Mapping[str, Param],
-    given: Mapping[str, Any],
+    given: Mapping[str, object],
     where: str,
     found: Found,
     *,
@@ -124,6 +163,83 @@ def product(
     return [dict(zip(params, values)) for values in itertools.product(*axes)]
 
 
+# A plug-in by name ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Option:
+    """One point of an axis: its value, its key path, and further keys that an entry carries (raw)."""
+
+    value: Any
+    where: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read(
+    kind: str, value: object, where: str, found: Found, *, overrides: tuple[str, ...] = ()
+) -> list[Option]:
+    """Return the points of a section's axis: a name, ``{name: ..., parameters}``, or a list of either.
+
+    kind is the registry's; null and ``none`` mean no plug-in. overrides are keys that an entry may
+    carry besides the plug-in's parameters. What is wrong is appended to ``found``.
+    """
+    if not isinstance(value, list):
+        return _entry(kind, value, where, found, overrides)
+    if not value:
+        found.append(Complaint(where, "an empty list leaves no cells", f"name {a(kind)}"))
+    return [
+        option
+        for i, item in enumerate(value)
+        for option in _entry(kind, item, f"{where}[{i}]", found, overrides)
+    ]
+
+
+def _entry(
+    kind: str, value: object, where: str, found: Found, overrides: tuple[str, ...]
+) -> list[Option]:
+    if value is None or value == "none":
+        return [Option(None, where)]
+    short = isinstance(value, str)
+    if short:
+        value = {"name": value}
+    if not isinstance(value, Mapping):
+        what = f"expected {a(kind)} by name or as a mapping, not {show(value)}"
+        found.append(Complaint(where, what, choices(kind)))
+        return []
+    if "name" not in value:
+        found.append(Complaint(f"{where}.name", "required", choices(kind)))
+        return []
+    given = {k: v for k, v in value.items() if k != "name" and k not in overrides}
+    extra = {k: v for k, v in value.items() if k in overrides}
+    names = value["name"] if isinstance(value["name"], list) else [value["name"]]
+    out: list[Option] = []
+    for name in names:
+        at = where if short else f"{where}.name"
+        try:
+            if not isinstance(name, str):
+                what = f"expected the name of {a(kind)}, not {show(name)}"
+                raise InputError.of(at, what, choices(kind))
+            entry = registry.lookup(kind, name, at)
+        except InputError as error:
+            found.extend(error.complaints)
+            continue
+        if "dataset" in entry.params:
+            _files(given.get("dataset"), f"{where}.dataset", found)
+        # Where parameters are wrong, an empty stand-in lets the other keys of the entry be checked too.
+        every = product(entry.params, given, where, found, also=overrides) or [{}]
+        out += [Option(Section(name, params), where, extra) for params in every]
+    return out
+
+
+def _files(value: object, where: str, found: Found) -> None:
+    """Complain about data sets that are given by paths where no file is."""
+    for i, text in enumerate(value if isinstance(value, list) else [value]):
+        if isinstance(text, str) and is_path(text) and locate(text) is None:
+            at = f"{where}[{i}]" if isinstance(value, list) else where
+            fix = "give a known name, or the path of a file on this machine"
+            found.append(Complaint(at, f"no file {text}", fix))
+
+
 def a(kind: str) -> str:
     """Return ``an algorithm``, ``a compressor``."""
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
@@ -136,43 +252,62 @@ def choices(kind: str) -> str:
     return text if len(names) <= 20 else f"{text}, ...; raybench ls {kind}s lists all"
 
 
-def default(param: Param) -> Any:
-    """Return the default of ``param``, typed as a value of a sweep file would be."""
-    found: Found = []
-    value = param.default
-    if param.kind == "list" and isinstance(value, (list, tuple)):
-        value = [list(value)]
-    typed = options(param, value, "", found)
-    return typed[0] if len(typed) == 1 and not found else param.default
+# Operators as parameters ---------------------------------------------------------------------------
 
 
-def is_path(text: str) -> bool:
-    """Tell whether a data set is given by its path: a separator in it, or an existing file."""
-    if "/" in text or os.sep in text:
-        return True
-    file = locate(text)
-    return file is not None and file.is_file()
+def operators(value: object, where: str, found: Found) -> tuple[str, ...]:
+    """Return the canonical short forms of the operators that a value stands for.
 
-
-def locate(text: str, *folders: Path) -> Path | None:
-    """Return the file or folder ``text`` names in the first of ``folders`` that has it, else None.
-
-    Without folders the working directory is meant.
+    value: a short form, or a mapping {name, parameters}, whose parameters may be axes. Equal
+    operators have equal texts: names sorted, values typed, defaults left out. What is wrong is
+    appended to ``found``.
     """
-    for folder in folders or (Path(),):
+    if isinstance(value, str):
         try:
-            path = folder / Path(text).expanduser()
-            if path.exists():
-                return path
-        except (OSError, ValueError, RuntimeError):  # not a name that a file could have
-            continue
-    return None
+            return _spelled(value, where, registry.state())
+        except InputError as error:
+            found.extend(error.complaints)
+            return ()
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str) and ":" in value["name"]:
+        try:  # {name: "top_k:k=1%", k: 5}: what an override of one parameter makes
+            value = {
+                **grammar.parse(value["name"], where),
+                **{k: v for k, v in value.items() if k != "name"},
+            }
+        except InputError as error:
+            found.extend(error.complaints)
+            return ()
+    if not isinstance(value, Mapping):
+        what = f"expected an operator by name or as a mapping, not {show(value)}"
+        found.append(Complaint(where, what, "such as top_k:k=1%"))
+        return ()
+    before = len(found)
+    choices = read("compressor", value, where, found)
+    if len(found) > before:
+        return ()
+    return tuple(dict.fromkeys(spell(option.value) for option in choices if option.value))
 
 
-def _files(value: Any, where: str, found: Found) -> None:
-    """Complain about data sets that are given by paths where no file is."""
-    for i, text in enumerate(value if isinstance(value, list) else [value]):
-        if isinstance(text, str) and is_path(text) and locate(text) is None:
-            at = f"{where}[{i}]" if isinstance(value, list) else where
-            fix = "give a known name, or the path of a file on this machine"
-            found.append(Complaint(at, f"no file {text}", fix))
+@lru_cache(maxsize=4096)
+def _spelled(text: str, where: str, state: tuple[int, int]) -> tuple[str, ...]:
+    """Return ``operators`` of a text; ``state`` is the registry's, on which it depends."""
+    found: Found = []
+    try:
+        out = operators(grammar.parse(text, where), where, found)
+    except RecursionError as error:
+        fix = f"at most {grammar.MAX_DEPTH} levels"
+        raise InputError.of(where[:60], "nested too deeply", fix) from error
+    if found:
+        raise InputError(found)
+    return out
+
+
+def spell(given: Section, kind: str = "compressor") -> str:
+    """Return the canonical short form of a typed section; ``short.section`` gives the same one back."""
+    params = registry.lookup(kind, given.name).params
+    pairs = [
+        f"{key}={grammar.write(params[key], value)}"
+        for key, value in sorted(given.params.items())
+        if params[key].default is REQUIRED or canonical(value) != canonical(default(params[key]))
+    ]
+    return f"{given.name}:{','.join(pairs)}" if pairs else given.name

@@ -1,155 +1,214 @@
-"""Read the sweep's own axes: step size, start, seed, rounds, stopping, graph, prox, participation."""
+"""How the settings of a whole sweep are written: one value each, no axes, no part of a cell's id."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from raybench.core import registry
 from raybench.core.errors import Complaint, InputError, nearest
-from raybench.core.registry import Choice, Integer, Number, Param, Text
-from raybench.spec.cells import Section, Step
-from raybench.spec.sections import locate, product
-from raybench.spec.values import Found, options, show
+from raybench.core.registry import Param
+from raybench.spec import schema
+from raybench.spec.kinds import Kind, Locate
+from raybench.spec.schema import Schema
+from raybench.spec.sections import default
+from raybench.spec.values import Found, Wrong, allowed, scalar, show, tidy
+from raybench.store import accounting
+from raybench.store.accounting import Accounting
 
-SEED = Integer(0, low=0, help="drives the algorithm and x0")
-ROUNDS = Integer(1000, low=1, help="rounds of a cell")
-PARTICIPATION = Number(
-    1.0, low=0, high=1, open_low=True, help="probability that a client joins a round"
-)
-F_STAR = Number(None, help="minimum of f, where it is known and the problem does not know it")
-ITERATE = Choice("last", "average", "weighted", help="the point at which f is recorded")
-PROX = Choice("none", help="a problem's nonsmooth term is its regularizer, for example l1")
-X0 = Param(
-    "text",
-    default="zeros",
-    tags={"normal": Number(low=0, open_low=True)},
-    help="zeros, problem (the problem's own start), {normal: scale}, or an .npy file",
-)
-STOP: dict[str, Param] = {
-    "grad_norm_sq": Number(None, low=0, help="stop at or below"),
-    "loss": Number(None, help="stop at or below"),
-    "suboptimality": Number(None, low=0, help="stop at or below"),
-    "bits_up": Number(None, low=0, open_low=True, help="stop at or above, per client"),
-    "bits_down": Number(None, low=0, open_low=True, help="stop at or above"),
-    "seconds": Number(None, low=0, open_low=True, help="stop at or above"),
-}
-STEP: dict[str, Param] = {
-    "theory": Number(None, low=0, open_low=True, help="multiples of the theoretical step"),
-    "value": Number(None, low=0, open_low=True, help="step sizes"),
-    "rule": Choice("nonconvex", "pl", "paper", help="which theory"),
-    "of": Text(None, help="the algorithm whose theory is meant, the cell's own if null"),
-    "schedule": Choice(
-        "constant", "sqrt", "inverse", "cosine", "linear", help="factor on the step in round t"
-    ),
-    "warmup": Integer(0, low=0, help="rounds over which the step grows to its size"),
-}
-_WEIGHTS = {"weights": Choice("metropolis", "laplacian", help="mixing weights")}
-GRAPHS: dict[str, dict[str, Param]] = dict.fromkeys(
-    ("ring", "complete", "star", "path", "grid", "torus", "exponential"), _WEIGHTS
-)
-GRAPHS["erdos_renyi"] = {
-    "p": Number(0.5, low=0, high=1, open_low=True, help="probability of an edge"),
-    "seed": Integer(0, low=0, help="of the graph; the first connected one is taken"),
-    **_WEIGHTS,
-}
+NO_AXIS = "this key holds for the whole sweep and is no axis"
 
 
-def steps(value: Any, where: str, found: Found) -> list[Step]:
-    """Return the steps of ``{theory: ...}``, ``{value: ...}``, bare numbers (values) or a list."""
-    if value is None:
-        return [Step()]
-    if isinstance(value, list):
-        if not value:
-            found.append(Complaint(where, "an empty list leaves no cells", "write {theory: 1}"))
-        return [s for i, item in enumerate(value) for s in steps(item, f"{where}[{i}]", found)]
-    if not isinstance(value, Mapping):
-        if isinstance(value, str) and value in STEP:
-            found.append(Complaint(where, f"{value} needs a number", f"write {{{value}: 1}}"))
-            return []
-        return [Step("value", number) for number in options(STEP["value"], value, where, found)]
-    kinds = [kind for kind in ("theory", "value") if value.get(kind) is not None]
-    if len(kinds) == 2:
-        found.append(Complaint(where, "theory and value together", "write a list of two mappings"))
-        return []
-    kind = kinds[0] if kinds else "theory"
-    value = {kind: 1, **value}
-    out = []
-    for one in product(STEP, value, where, found):
-        if kind == "value":  # a number needs no theory
-            out.append(Step("value", one["value"], schedule=one["schedule"], warmup=one["warmup"]))
-            continue
-        if one["of"] is not None:
+class SettingKind(Kind):
+    """A kind whose value holds for the whole sweep."""
+
+    def absent(self) -> Any:
+        """Return the value where the key is not given."""
+        return None
+
+    def read(self, value: object, where: str, found: Found) -> Any:
+        """Return the typed value of a raw one that is not None; what is wrong goes to ``found``."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Single(SettingKind):
+    """One value of a parameter."""
+
+    param: Param
+
+    def absent(self) -> Any:
+        return default(self.param)
+
+    def read(self, value: object, where: str, found: Found) -> Any:
+        return one_value(self.param, value, where, found)
+
+    def schema(self) -> Schema:
+        return schema.single(self.param)
+
+
+def one_value(param: Param, value: object, where: str, found: Found) -> Any:
+    """Return the value of a parameter that is no axis; a list-valued one as a tuple."""
+    if param.kind == "list":
+        if isinstance(value, list) and all(isinstance(v, str | int | float) for v in value):
+            return tuple(tidy(v) for v in value)
+        found.append(Complaint(where, f"expected a list of names or numbers, not {show(value)}"))
+        return None
+    try:
+        return scalar(param, value)
+    except Wrong as wrong:
+        fix = NO_AXIS if isinstance(value, list) else wrong.fix or allowed(param)
+        found.append(Complaint(where, wrong.what, fix))
+        return None
+
+
+@dataclass(frozen=True)
+class Group(SettingKind):
+    """A mapping of settings, held by a record class (``raybench.core.params.record``).
+
+    either: settings of which one takes the place of another.
+    """
+
+    record: Any
+    either: tuple[str, ...] = ()
+
+    @property
+    def params(self) -> Mapping[str, Param]:
+        """The settings, by name."""
+        return getattr(self.record, "__params__", {})
+
+    def absent(self) -> Any:
+        return self.record()
+
+    def read(self, value: object, where: str, found: Found) -> Any:
+        if not isinstance(value, Mapping):
+            fix = f"keys: {', '.join(self.params)}" if self.params else "it has no settings"
+            found.append(Complaint(where, f"expected a mapping, not {show(value)}", fix))
+            return self.absent()
+        wrong: Found = []
+        typed = {}
+        for name, one in value.items():
+            if name not in self.params:
+                fix = nearest(name, self.params) or "it has no settings"
+                wrong.append(Complaint(f"{where}.{name}", "unknown key", fix))
+            elif one is not None or self.params[name].default is not None:
+                typed[name] = one_value(self.params[name], one, f"{where}.{name}", wrong)
+        if not wrong:
             try:
-                registry.lookup("algorithm", one["of"], f"{where}.of")
+                return self.record(**typed)
+            except InputError as error:  # settings that contradict one another
+                wrong += [Complaint(where, c.what, c.fix) for c in error.complaints]
+        found += wrong
+        return self.absent()
+
+    def schema(self) -> Schema:
+        said = (self.record.__doc__ or "").split("\n")[0]
+        parts = {name: schema.single(param) for name, param in self.params.items()}
+        return {**schema.closed(parts), "description": said}
+
+
+@dataclass(frozen=True)
+class Evaluating(Group):
+    """What is measured: its metrics must be registered, so plug-in files are read before it."""
+
+    def read(self, value: object, where: str, found: Found) -> Any:
+        out = super().read(value, where, found)
+        for i, metric in enumerate(out.metrics):
+            at = f"{where}.metrics[{i}]"
+            try:
+                if not isinstance(metric, str):
+                    raise InputError.of(at, f"expected the name of a metric, not {show(metric)}")
+                registry.lookup("metric", metric, at)
             except InputError as error:
-                found.extend(c for c in error.complaints if c not in found)
-                continue
-        shape = (one["schedule"], one["warmup"])
-        out.append(Step("theory", one["theory"], one["rule"], one["of"], *shape))
-    return out
+                found.extend(error.complaints)
+        return out
 
 
-def stops(value: Any, where: str, found: Found) -> list[dict[str, float]]:
-    """Return the stopping thresholds by column name; those that are null are left out."""
-    if value is None:
-        return [{}]
-    if not isinstance(value, Mapping):
-        what = f"expected a mapping, not {show(value)}"
-        found.append(Complaint(where, what, f"keys: {', '.join(STOP)}"))
-        return []
-    every = product(STOP, value, where, found, also=("rounds",) if "rounds" in value else ())
-    return [{k: v for k, v in one.items() if v is not None} for one in every]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-def starts(value: Any, where: str, found: Found) -> list[Any]:
-    """Return the starting points: words, ``{"normal": scale}``, or the paths of .npy files."""
-    out = []
-    for start in options(X0, value, where, found):
-        if isinstance(start, str) and start not in ("zeros", "problem"):
-            if start == "normal":
-                found.append(Complaint(where, "normal needs a scale", "write {normal: 1.0}"))
-            elif not start.endswith(".npy"):
-                fix = nearest(start, ["zeros", "problem", "{normal: 1.0}", "FILE.npy"])
-                found.append(Complaint(where, f"unknown start {start!r}", fix))
-            elif locate(start) is None:
-                found.append(Complaint(where, f"no file {start}", "save x0 with numpy.save"))
-        out.append(start)
-    return out
+@dataclass(frozen=True)
+class FolderName(SettingKind):
+    """A name that a folder may have."""
+
+    def read(self, value: object, where: str, found: Found) -> str | None:
+        if not isinstance(value, str):
+            found.append(Complaint(where, f"expected text, not {show(value)}"))
+        elif _NAME.fullmatch(value):
+            return value
+        else:
+            fix = "letters, digits, '.', '_' and '-', at most 100, beginning with a letter or digit"
+            found.append(Complaint(where, f"{show(value)} cannot name a folder", fix))
+        return None
+
+    def schema(self) -> Schema:
+        return {"type": "string", "pattern": f"^{_NAME.pattern}$"}
 
 
-def proxes(value: Any, where: str, found: Found) -> list[dict[str, float] | None]:
-    """Return the nonsmooth terms added to a problem; None is the only one so far."""
-    if isinstance(value, Mapping) or (isinstance(value, str) and value in ("l1", "l2")):
-        fix = "give the problem its term: problem: {regularizer: l1, lambda: 0.1}"
-        found.append(Complaint(where, f"{show(value)} is not known here", fix))
-        return []
-    if value is None:
-        return [None]
-    return [None if one == "none" else one for one in options(PROX, value, where, found)]
+@dataclass(frozen=True)
+class PluginFiles(SettingKind):
+    """Paths of Python files with plug-ins, which are loaded as they are read."""
+
+    def absent(self) -> tuple[str, ...]:
+        return ()
+
+    def read(self, value: object, where: str, found: Found) -> tuple[str, ...]:
+        files = value if isinstance(value, list) else [value]
+        for i, file in enumerate(files):
+            try:
+                if not isinstance(file, str):
+                    what = f"expected the path of a Python file, not {show(file)}"
+                    raise InputError.of(f"{where}[{i}]", what)
+                registry.load_plugin(file)
+            except InputError as error:
+                found.extend(error.complaints)
+        return tuple(file for file in files if isinstance(file, str))
+
+    def located(self, value: object, find: Locate) -> Any:
+        return [find(v) for v in value] if isinstance(value, list) else find(value)
+
+    def schema(self) -> Schema:
+        text = {"type": "string"}
+        return {"anyOf": [text, {"type": "array", "items": text}], "default": []}
 
 
-def graphs(value: Any, where: str, found: Found) -> list[Section]:
-    """Return the communication graphs of decentralised methods; a ring by default."""
-    if value is None:
-        value = "ring"
-    if isinstance(value, list):
-        if not value:
-            found.append(Complaint(where, "an empty list leaves no cells", "write ring"))
-        return [s for i, item in enumerate(value) for s in graphs(item, f"{where}[{i}]", found)]
-    given = dict(value) if isinstance(value, Mapping) else {"name": value}
-    names = given.pop("name", None)
-    out = []
-    for name in names if isinstance(names, list) else [names]:
-        if not isinstance(name, str) or name not in GRAPHS:
-            found.append(
-                Complaint(where, f"unknown graph {show(name)}", nearest(str(name), GRAPHS))
-            )
-            continue
-        out += [Section(name, params) for params in product(GRAPHS[name], given, where, found)]
-    return out
+@dataclass(frozen=True)
+class Booking(SettingKind):
+    """How counts become bits: a preset, or a mapping (``raybench.store.accounting``)."""
+
+    def absent(self) -> Accounting:
+        return Accounting()
+
+    def read(self, value: Any, where: str, found: Found) -> Accounting:
+        try:
+            return accounting.parse(value)
+        except InputError as error:
+            found.extend(error.complaints)
+            return Accounting()
+
+    def schema(self) -> Schema:
+        usual = Accounting()
+        widths: list[Schema] = [
+            {"const": "dtype"},
+            {"type": "integer", "minimum": 1, "maximum": accounting.MOST_VALUE_BITS},
+        ]
+        parts: dict[str, Schema] = {
+            "preset": {"enum": [*accounting.PRESETS]},
+            "value_bits": {**schema.any_of(widths), "default": usual.value_bits},
+            "index_bits": {"enum": [*accounting.INDEX_BITS], "default": usual.index_bits},
+            "count_init": {"type": "boolean", "default": usual.count_init},
+        }
+        preset = {"type": "string", "description": "a preset such as paper:ef21"}
+        return {"anyOf": [preset, schema.closed(parts)]}
 
 
-def scalars(param: Param, value: Any, where: str, found: Found) -> list[Any]:
-    """Return the values of one of the plain axes, its default where the key is not given."""
-    return [param.default] if value is None else options(param, value, where, found)
+@dataclass(frozen=True)
+class Shaping(SettingKind):
+    """A key that shapes the grid as a whole: read where the grid is made. items: of what it is a list."""
+
+    items: Callable[[], Schema]
+
+    def schema(self) -> Schema:
+        return {"type": "array", "items": self.items(), "default": []}

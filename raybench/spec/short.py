@@ -1,102 +1,19 @@
-"""Sections outside sweep files: ``top_k:k=1%`` on the command line, ``compressor("top_k", k=10)``.
-
-An operator that is itself a parameter stands in parentheses: ``chain:first=(top_k:k=1%),then=natural``.
-"""
+"""Plug-ins outside sweep files: ``top_k:k=1%`` on the command line, ``compressor("top_k", k=10)``."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from functools import lru_cache
-from itertools import pairwise
-from typing import Any
+from collections.abc import Mapping
 
 from raybench.core import registry
-from raybench.core.errors import Complaint, InputError
-from raybench.core.registry import REQUIRED, Param
+from raybench.core.errors import InputError
 from raybench.spec import sections, yaml
-from raybench.spec.cells import Section, canonical
-from raybench.spec.values import Found, show, tidy
-
-_PAIR = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)", re.DOTALL)
-_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./%+-]*", re.ASCII)
-_OPEN, _CLOSED = "[{(", "]})"
-MAX_DEPTH = 20
-
-
-def parse(text: str, where: str) -> dict[str, Any]:
-    """Return ``name:key=value,key=value`` as the mapping a sweep file would hold.
-
-    Values are YAML, so ``split={dirichlet: 0.5}`` works, or operators in parentheses, which stay
-    text; commas inside brackets and quotes do not separate. Raises InputError where a part is no
-    ``key=value``.
-    """
-    if not isinstance(text, str):
-        raise InputError.of(where, f"expected a name, not {show(text)}", "such as top_k:k=1%")
-    text = _bare(text, where)
-    name, _, rest = text.partition(":")
-    section: dict[str, Any] = {"name": name.strip()}
-    for part in _split(rest) if rest.strip() else []:
-        match = _PAIR.fullmatch(part)
-        if match is None:
-            fix = f"write {where} as name:key=value,key=value, such as top_k:k=1%"
-            raise InputError.of(where, f"{part.strip()!r} is not key=value", fix)
-        if match[1] in section:
-            raise InputError.of(f"{where}.{match[1]}", "given twice", "leave one out")
-        section[match[1]] = _value(match[2].strip(), f"{where}.{match[1]}")
-    return section
-
-
-def _value(text: str, where: str) -> Any:
-    if text.startswith("("):
-        return f"({_bare(text, where)})"
-    if text.startswith("[") and text.endswith("]"):
-        items = [item.strip() for item in _split(text[1:-1])]
-        if any(item.startswith("(") for item in items):  # several operators, an axis
-            return [_value(item, f"{where}[{i}]") for i, item in enumerate(items)]
-    return yaml.parse(text, where)
-
-
-def _bare(text: str, where: str) -> str:
-    """Return the text without the parentheses around it."""
-    inner = text.strip()
-    if not inner.startswith("("):
-        return text
-    for _ in range(MAX_DEPTH):
-        if not inner.startswith("("):
-            return inner
-        ends = [i for i, depth, _ in _scan(inner) if not depth]
-        if not ends or ends[0] != len(inner) - 1 or inner[-1] != ")":
-            fix = "write (name:key=value,key=value)"
-            raise InputError.of(where, f"{show(text)}: parentheses do not match", fix)
-        inner = inner[1:-1].strip()
-    raise InputError.of(where, "nested too deeply", f"at most {MAX_DEPTH} levels")
-
-
-def _scan(text: str) -> Iterator[tuple[int, int, str]]:
-    """Yield (place, depth of brackets after it, character) of what is not in quotes."""
-    depth, quote, before, escaped = 0, "", "", False
-    for i, char in enumerate(text):
-        if quote:
-            if not escaped and char == quote:
-                quote = ""
-            escaped = not escaped and quote == '"' and char == "\\"
-            continue
-        if char in "\"'" and before in ("", "=", ",", ":", *_OPEN):  # elsewhere an apostrophe
-            quote = char
-        depth += (char in _OPEN) - (char in _CLOSED)
-        before = before if char.isspace() else char
-        yield i, depth, char
-
-
-def _split(text: str) -> list[str]:
-    commas = [i for i, depth, char in _scan(text) if char == "," and depth <= 0]
-    ends = [-1, *commas, len(text)]
-    return [text[a + 1 : b] for a, b in pairwise(ends)]
+from raybench.spec.grammar import parse
+from raybench.spec.parts import Section
+from raybench.spec.values import Found
 
 
 def section(
-    kind: str, text: str, params: Mapping[str, Any] | None = None, where: str = ""
+    kind: str, text: str, params: Mapping[str, object] | None = None, where: str = ""
 ) -> Section:
     """Return the one section that a short form and further parameters describe, typed and checked.
 
@@ -115,72 +32,11 @@ def section(
     choices = sections.read(kind, given, where, found)
     if found:
         raise InputError(list(dict.fromkeys(found)))
-    first = choices[0].section
+    first = choices[0].value
     if len(choices) > 1 or first is None:
         what = f"{text} stands for {len(choices)} of them" if first else "none is none"
         raise InputError.of(where, what, "give one name and single values")
     return first
-
-
-# Operators as parameters ---------------------------------------------------------------------------
-
-
-def operators(value: Any, where: str, found: Found) -> tuple[str, ...]:
-    """Return the canonical short forms of the operators that a value stands for.
-
-    value: a short form, or a mapping {name, parameters}, whose parameters may be axes. Equal
-    operators have equal texts: names sorted, values typed, defaults left out. What is wrong is
-    appended to ``found``.
-    """
-    if isinstance(value, str):
-        try:
-            return _spelled(value, where, registry.state())
-        except InputError as error:
-            found.extend(error.complaints)
-            return ()
-    if isinstance(value, Mapping) and isinstance(value.get("name"), str) and ":" in value["name"]:
-        try:  # {name: "top_k:k=1%", k: 5}: what an override of one parameter makes
-            value = {
-                **parse(value["name"], where),
-                **{k: v for k, v in value.items() if k != "name"},
-            }
-        except InputError as error:
-            found.extend(error.complaints)
-            return ()
-    if not isinstance(value, Mapping):
-        what = f"expected an operator by name or as a mapping, not {show(value)}"
-        found.append(Complaint(where, what, "such as top_k:k=1%"))
-        return ()
-    before = len(found)
-    choices = sections.read("compressor", value, where, found)
-    if len(found) > before:
-        return ()
-    return tuple(dict.fromkeys(spell(option.section) for option in choices if option.section))
-
-
-@lru_cache(maxsize=4096)
-def _spelled(text: str, where: str, state: tuple[int, int]) -> tuple[str, ...]:
-    found: Found = []
-    try:
-        out = operators(parse(text, where), where, found)
-    except RecursionError as error:
-        fix = f"at most {MAX_DEPTH} levels"
-        raise InputError.of(where[:60], "nested too deeply", fix) from error
-    if found:
-        raise InputError(found)
-    return out
-
-
-def spell(given: Section, kind: str = "compressor") -> str:
-    """Return the canonical short form of a typed section; ``section`` gives the same one back."""
-    params = registry.lookup(kind, given.name).params
-    pairs = [
-        f"{key}={_flow(params[key], value)}"
-        for key, value in sorted(given.params.items())
-        if params[key].default is REQUIRED
-        or canonical(value) != canonical(sections.default(params[key]))
-    ]
-    return f"{given.name}:{','.join(pairs)}" if pairs else given.name
 
 
 def inside(given: Section, kind: str = "compressor") -> dict[str, list[str]]:
@@ -193,27 +49,3 @@ def inside(given: Section, kind: str = "compressor") -> dict[str, list[str]]:
             entry = registry.lookup("compressor", held.name)
             out |= {held.name: [entry.version, entry.source], **inside(held)}
     return dict(sorted(out.items()))
-
-
-def _flow(param: Param, value: Any) -> str:
-    """Return a typed value of a parameter as a short form holds it."""
-    if param.kind == "operator" and isinstance(value, str):
-        return f"({value})" if ":" in value else value
-    if param.kind == "list" and isinstance(value, list):
-        return f"[{_yaml(value)}]"  # the outer list is the axis
-    return _yaml(value)
-
-
-def _yaml(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{','.join(map(_yaml, value))}]"
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{_yaml(key)}: {_yaml(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, str):
-        if _PLAIN.fullmatch(value) and yaml.parse(f"[{value}]") == [value]:
-            return value
-        safe = (c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in value)
-        return f'"{"".join(safe)}"'
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    return repr(tidy(value))

@@ -1,8 +1,4 @@
-"""Check what a sweep file says for one parameter and spread it into its axis of typed values.
-
-``options`` is the one way from raw YAML to typed values, for parameters of plug-ins and for the
-sweep's own settings alike, so that every key takes lists, ranges, shares and tags in the same form.
-"""
+"""One raw value of a sweep file, typed as its parameter asks for; and values in words, for messages."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from raybench.core.registry import Param
 from raybench.spec import ranges
 
 Found = list[Complaint]
-_NUMERIC = ("count", "number", "integer")
+NUMERIC_KINDS = ("count", "number", "integer")
 
 
 class Wrong(Exception):
@@ -27,99 +23,14 @@ class Wrong(Exception):
         self.what, self.fix = what, fix
 
 
-def options(param: Param, value: Any, where: str, found: Found) -> list[Any]:
-    """Return the typed values that ``value`` stands for: one, or several where it is an axis.
-
-    What is wrong is appended to ``found`` with its key path.
-    """
-    if param.kind == "list":
-        return _lists(param, value, where, found)
-    if not isinstance(value, list):
-        return _spread(param, value, where, found)
-    if not value:
-        found.append(Complaint(where, "an empty list leaves no cells", allowed(param)))
-    out: list[Any] = []
-    for i, item in enumerate(value):
-        at = f"{where}[{i}]"
-        if isinstance(item, list):
-            found.append(Complaint(at, "a list inside a list", f"one value is {allowed(param)}"))
-        else:
-            out += _spread(param, item, at, found)
-    return out
-
-
-def _spread(param: Param, value: Any, where: str, found: Found) -> list[Any]:
-    """Return the typed values of one entry of an axis: a scalar, a range, a tag, or an operator."""
-    try:
-        if param.kind == "operator" and value is not None:
-            from raybench.spec import short  # an operator is a section, and sections hold values
-
-            return list(short.operators(value, where, found))
-        if isinstance(value, Mapping):
-            return _tagged(param, value, where, found)
-        if isinstance(value, str) and param.kind in _NUMERIC and value not in param.words:
-            numbers = _range(value)
-            if numbers is not None:
-                return [scalar(param, number) for number in numbers]
-        return [scalar(param, value)]
-    except Wrong as wrong:
-        found.append(Complaint(where, wrong.what, wrong.fix or allowed(param)))
-        return []
-
-
-def _range(text: str) -> list[int | float] | None:
-    try:
-        return ranges.parse(text)
-    except ValueError as error:
-        raise Wrong(str(error), ranges.HINT) from error
-
-
-def _tagged(param: Param, value: Mapping[str, Any], where: str, found: Found) -> list[Any]:
-    if not param.tags:
-        raise Wrong("a mapping is not allowed here")
-    if len(value) != 1:
-        raise Wrong(f"a mapping with {len(value)} keys", f"write one of {_tags(param)}")
-    ((tag, inner),) = value.items()
-    if tag not in param.tags:
-        raise Wrong(f"unknown key {tag!r}", nearest(tag, param.tags))
-    return [{tag: item} for item in options(param.tags[tag], inner, f"{where}.{tag}", found)]
-
-
-def _lists(param: Param, value: Any, where: str, found: Found) -> list[Any]:
-    if value is None or (isinstance(value, str) and value in param.words):
-        return _spread(param, value, where, found)
-    key = where.rsplit(".", 1)[-1]
-    if not isinstance(value, list):
-        fix = f"write {key}: [[{show(value, bare=True)}]]; the outer list is the axis"
-        found.append(Complaint(where, f"expected a list of lists, not {show(value)}", fix))
-        return []
-    if not value:
-        found.append(Complaint(where, "an empty list leaves no cells", f"write {key}: [[]]"))
-    out: list[Any] = []
-    for i, item in enumerate(value):
-        if isinstance(item, list):
-            if all(isinstance(entry, (str, int, float)) or entry is None for entry in item):
-                out.append([tidy(entry) for entry in item])
-            else:
-                what = "an entry that is neither number nor text"
-                found.append(Complaint(f"{where}[{i}]", what, "lists hold numbers and text"))
-        elif item is None or (isinstance(item, str) and item in param.words):
-            out += _spread(param, item, f"{where}[{i}]", found)
-        else:
-            fix = f"this is one list-valued parameter: write {key}: [{show(value, bare=True)}]"
-            found.append(Complaint(where, "a flat list would be an axis of single values", fix))
-            return []
-    return out
-
-
-def tidy(value: Any) -> Any:
+def tidy(value: object) -> Any:
     """Return an untyped number so that 1 and 1.0 are one value."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     return value
 
 
-def scalar(param: Param, value: Any) -> Any:
+def scalar(param: Param, value: object) -> Any:
     """Return ``value`` typed as ``param`` asks for.
 
     Numbers become floats, integral floats integers where integers are wanted, shares text such as
@@ -136,14 +47,14 @@ def scalar(param: Param, value: Any) -> Any:
     return _TYPES[param.kind](param, value)
 
 
-def _number(param: Param, value: Any) -> float:
+def _number(param: Param, value: object) -> float:
     if isinstance(value, str) and param.low >= 0 and param.high <= 1:
         share = _percent(value)
         value = value if share is None else float(share)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _mistyped(param, value, "a number")
     try:
-        number = float(value) + 0.0  # + 0.0: -0.0 and 0.0 are one value
+        number = float(value) + 0.0  # adding 0.0 makes -0.0 and 0.0 one value, with one id
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
@@ -152,7 +63,7 @@ def _number(param: Param, value: Any) -> float:
     return number
 
 
-def _integer(param: Param, value: Any) -> int:
+def _integer(param: Param, value: object) -> int:
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -163,7 +74,7 @@ def _integer(param: Param, value: Any) -> int:
     return value
 
 
-def _count(param: Param, value: Any) -> int | str:
+def _count(param: Param, value: object) -> int | str:
     share = _percent(value) if isinstance(value, str) else None
     if isinstance(value, float) and 0 < value < 1:
         share = Decimal(repr(value))
@@ -183,7 +94,7 @@ def _percent(text: str) -> Decimal | None:
     return Decimal(body) / 100 if len(body) <= 30 else None
 
 
-def _choice(param: Param, value: Any) -> str:
+def _choice(param: Param, value: object) -> str:
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if isinstance(text, str) and text in param.choices:
         return text
@@ -193,13 +104,13 @@ def _choice(param: Param, value: Any) -> str:
     raise Wrong(f"unknown value {show(value)}", nearest(str(value), names))
 
 
-def _flag(param: Param, value: Any) -> bool:
+def _flag(param: Param, value: object) -> bool:
     if not isinstance(value, bool):
         raise _mistyped(param, value, "true or false")
     return value
 
 
-def _text(param: Param, value: Any) -> str:
+def _text(param: Param, value: object) -> str:
     if not isinstance(value, str):
         raise _mistyped(param, value, "text")
     if not value.strip():
@@ -217,18 +128,18 @@ _TYPES = {
 }
 
 
-def _mistyped(param: Param, value: Any, wanted: str) -> Wrong:
+def _mistyped(param: Param, value: object, wanted: str) -> Wrong:
     what = f"expected {wanted}, not {show(value)}"
-    if isinstance(value, str) and param.kind in _NUMERIC:
+    if isinstance(value, str) and param.kind in NUMERIC_KINDS:
         near = nearest(value, param.words) if param.words else ""
         if near.startswith("did you mean"):
             return Wrong(what, near)
         if ".." in value or "^" in value:
-            return Wrong(what, ranges.HINT)
+            return Wrong(what, ranges.RANGE_FORM)
     return Wrong(what)
 
 
-def _bounds(param: Param, number: float, value: Any) -> None:
+def _bounds(param: Param, number: float, value: object) -> None:
     low = number <= param.low if param.open_low else number < param.low
     if low or number > param.high:
         raise Wrong(f"{show(value)} is out of range")
@@ -255,15 +166,16 @@ def allowed(param: Param) -> str:
     alternatives = [text] if text else []
     alternatives += [*param.choices, *param.words]
     if param.tags:
-        alternatives.append(_tags(param))
+        alternatives.append(tags_of(param))
     return " | ".join(alternatives)
 
 
-def _tags(param: Param) -> str:
+def tags_of(param: Param) -> str:
+    """Return the one-key mappings that ``param`` allows, in words."""
     return " | ".join(f"{{{tag}: {allowed(inner)}}}" for tag, inner in param.tags.items())
 
 
-def show(value: Any, *, bare: bool = False) -> str:
+def show(value: object, *, bare: bool = False) -> str:
     """Return ``value`` as YAML would spell it, shortened."""
     if isinstance(value, bool):
         text = str(value).lower()

@@ -81,7 +81,7 @@ def parse(text: str, source: str = "") -> Any:
     except RecursionError as error:
         raise InputError.of(source, "nested too deeply", f"at most {MAX_DEPTH} levels") from error
     except (YAMLError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        # besides its own errors ruamel lets through those of int(), float() and odd explicit tags
+        # ruamel raises its own errors, and lets those of int(), float() and odd tags through.
         what = " ".join(str(error).split())[:200]
         raise InputError.of(source, f"not valid YAML: {what}", "quote the value?") from error
     return plain(value, source)
@@ -101,7 +101,7 @@ def _marked(error: MarkedYAMLError, source: str) -> Complaint:
     return Complaint(where, f"not valid YAML: {problem}", context)
 
 
-def plain(value: Any, where: str = "") -> Any:
+def plain(value: object, where: str = "") -> Any:
     """Return ``value`` as new dicts, lists and scalars; numpy scalars, ranges, tuples, paths allowed.
 
     Raises InputError for other types, keys that are not text, and structures that are too large.
@@ -109,7 +109,7 @@ def plain(value: Any, where: str = "") -> Any:
     found: list[Complaint] = []
     count = 0
 
-    def walk(item: Any, at: str, depth: int) -> Any:
+    def walk(item: object, at: str, depth: int) -> Any:
         nonlocal count
         count += 1
         if depth > MAX_DEPTH or count > MAX_NODES:
@@ -143,7 +143,7 @@ def plain(value: Any, where: str = "") -> Any:
     return result
 
 
-def dump(value: Any) -> str:
+def dump(value: object) -> str:
     """Return ``value`` as YAML that ``parse`` reads back unchanged."""
     yaml = _yaml()
     yaml.version = None  # as an attribute it would print a %YAML directive

@@ -5,16 +5,27 @@ Light on import: ``Accounting`` needs neither pyarrow nor pandas, the rest is im
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
+
+from raybench.core.lazy import fetching
+
+if TYPE_CHECKING:
+    from raybench.store.accounting import Accounting
+    from raybench.store.booking import rebook
+    from raybench.store.combine import compact, merge
+    from raybench.store.reader import cells, load, sweep
+    from raybench.store.schema import CELLS, CURVES, SCHEMA_VERSION
+    from raybench.store.table import encode, to_table
+    from raybench.store.upgrades import UPGRADES
+    from raybench.store.writer import Store, shard_name
 
 _WHERE = {
     "Accounting": "accounting",
-    "rebook": "accounting",
+    "rebook": "booking",
     "CELLS": "schema",
     "CURVES": "schema",
     "SCHEMA_VERSION": "schema",
-    "UPGRADES": "schema",
+    "UPGRADES": "upgrades",
     "Store": "writer",
     "encode": "table",
     "shard_name": "writer",
@@ -25,10 +36,22 @@ _WHERE = {
     "compact": "combine",
     "merge": "combine",
 }
-__all__ = sorted(_WHERE)
+__all__ = [
+    "CELLS",
+    "CURVES",
+    "SCHEMA_VERSION",
+    "UPGRADES",
+    "Accounting",
+    "Store",
+    "cells",
+    "compact",
+    "encode",
+    "load",
+    "merge",
+    "rebook",
+    "shard_name",
+    "sweep",
+    "to_table",
+]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'raybench.store' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"raybench.store.{_WHERE[name]}"), name)
+__getattr__ = fetching(__name__, _WHERE)

@@ -18,10 +18,10 @@ from raybench.core.counts import Counts
 from raybench.core.errors import Complaint, InputError, nearest
 
 if TYPE_CHECKING:
-    import pandas as pd
+    import numpy as np
 
-VALUE_BITS = ("dtype", 16, 32, 64)
-INDEX_BITS = ("auto", "list_or_bitmask", "explicit", "bitmask", "entropy", "none")
+MOST_VALUE_BITS = 64  # no number type is wider
+INDEX_BITS = (*(n.removeprefix("index_") for n in Counts._fields if n.startswith("index_")), "none")
 PRESETS: dict[str, dict[str, Any]] = {
     # Initial messages are free and Top-k indices are not sent: Richtarik et al. 2021, code.
     "paper:ef21": {"value_bits": 32, "index_bits": "none", "count_init": False},
@@ -30,21 +30,17 @@ PRESETS: dict[str, dict[str, Any]] = {
     # 64-bit values, no indices: Richtarik et al. 2022, code.
     "paper:3pc": {"value_bits": 64, "index_bits": "none", "count_init": True},
 }
-EXTRA_COUNTS = tuple(
-    f"index_{code}_{way}"
-    for code in ("list_or_bitmask", "bitmask", "entropy")
-    for way in ("up", "down")
-)
-"""Counts without a column of their own: keys of the ``extra`` map, absent where zero."""
 
 
 @dataclass(frozen=True)
 class Accounting:
     """How counts become bits.
 
-    value_bits: width of a value, ``dtype`` for the width of the cell's own dtype. index_bits: the
-    code charged for indices, ``auto`` for the one that is packed. count_init: whether
-    the messages before the first round (row 0 of a curve) cost anything.
+    value_bits: width of a value, 1 to 64, or ``dtype`` for the width of the cell's own dtype.
+    index_bits: the code charged for indices: ``auto`` is the one that is packed,
+    ``list_or_bitmask`` the shorter of these two, ``entropy`` a lower bound for any code.
+    count_init: whether the messages before the first round (row 0 of a curve) cost anything.
+    Raises InputError for other values.
     """
 
     value_bits: str | int = "dtype"
@@ -53,15 +49,10 @@ class Accounting:
 
     def __post_init__(self) -> None:
         wrong = []
-        if self.value_bits not in VALUE_BITS or isinstance(self.value_bits, bool):
-            allowed = ", ".join(str(v) for v in VALUE_BITS)
-            wrong.append(
-                Complaint(
-                    "accounting.value_bits",
-                    f"{self.value_bits!r} is no width",
-                    f"allowed: {allowed}",
-                )
-            )
+        width = self.value_bits
+        if width != "dtype" and not (type(width) is int and 1 <= width <= MOST_VALUE_BITS):
+            fix = f"allowed: dtype, or an integer from 1 to {MOST_VALUE_BITS}"
+            wrong.append(Complaint("accounting.value_bits", f"{width!r} is no width", fix))
         if self.index_bits not in INDEX_BITS:
             wrong.append(
                 Complaint(
@@ -77,7 +68,7 @@ class Accounting:
         if wrong:
             raise InputError(wrong)
 
-    def bits(self, counts: Counts, dtype_bits: Any = 64) -> Any:
+    def bits(self, counts: Counts, dtype_bits: int | np.ndarray = 64) -> Any:
         """Return bits, elementwise: ``value_bits * values + index + raw``.
 
         counts: floats, numpy arrays or torch tensors of shapes that broadcast. dtype_bits is the width
@@ -97,7 +88,7 @@ class Accounting:
         return ", ".join(f"{key}={_spell(value)}" for key, value in asdict(self).items())
 
 
-def _spell(value: Any) -> str:
+def _spell(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -127,7 +118,7 @@ def _fix() -> str:
     return f"presets: {', '.join(PRESETS)}; or value_bits=32,index_bits=none,count_init=false"
 
 
-def _preset(name: Any) -> dict[str, Any]:
+def _preset(name: object) -> dict[str, Any]:
     if not isinstance(name, str) or name not in PRESETS:
         raise InputError.of(
             "accounting", f"unknown preset {name!r}", f"{nearest(str(name), PRESETS)}\n    {_fix()}"
@@ -135,7 +126,7 @@ def _preset(name: Any) -> dict[str, Any]:
     return PRESETS[name]
 
 
-def _known_keys(settings: Mapping[Any, Any]) -> None:
+def _known_keys(settings: Mapping[str, object]) -> None:
     names = list(Accounting.__dataclass_fields__)
     wrong = [
         Complaint("accounting", f"unknown key {key!r}", nearest(str(key), names))
@@ -172,51 +163,3 @@ def dtype_bits(config: str | None) -> int:
     problem = json.loads(config).get("problem") or {}
     params = problem.get("params", problem)
     return {"float32": 32, "float16": 16, "bfloat16": 16}.get(str(params.get("dtype")), 64)
-
-
-def rebook(
-    curves: pd.DataFrame, cells: pd.DataFrame, accounting: Accounting
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return copies of curves and cells with ``bits_up``, ``bits_down`` booked under ``accounting``.
-
-    Counts are cumulative means per client. A cell's bits are those of the last row of its curve,
-    null where it has none. ``count_init=False`` takes away the counts of the cell's row of round 0.
-    """
-    curves, cells = curves.copy(), cells.copy()
-    widths = cells.set_index("cell")["config"].map(dtype_bits)
-    width = curves["cell"].map(widths).fillna(64).to_numpy(float)
-    curves.index = range(len(curves))  # type: ignore[assignment]
-    first = curves.index[curves["round"] == 0]
-    last = curves.groupby("cell")["round"].idxmax() if len(curves) else curves.index
-    for way in ("up", "down"):
-        names = [
-            f"{count}_{way}" for count in ("values", "index_explicit", "index_auto", "raw_bits")
-        ]
-        values, explicit, auto, raw = (curves[name].to_numpy(float) for name in names)
-        counts = Counts(
-            values=values,
-            index_explicit=explicit,
-            index_auto=auto,
-            index_list_or_bitmask=_extra(curves, f"index_list_or_bitmask_{way}"),
-            index_bitmask=_extra(curves, f"index_bitmask_{way}"),
-            index_entropy=_extra(curves, f"index_entropy_{way}"),
-            raw=raw,
-        )
-        booked = accounting.bits(counts, width)
-        curves[f"bits_{way}"] = booked
-        if not accounting.count_init:
-            start = curves.loc[first].set_index("cell")[f"bits_{way}"]
-            curves[f"bits_{way}"] = booked - curves["cell"].map(start).fillna(0.0).to_numpy(float)
-        ends = curves.loc[last].set_index("cell")[f"bits_{way}"]
-        cells[f"bits_{way}"] = cells["cell"].map(ends).astype(float)
-    return curves, cells
-
-
-def _extra(curves: pd.DataFrame, name: str) -> Any:
-    """Return one key of the ``extra`` map as a float array, zero where absent."""
-    if f"extra.{name}" in curves:  # a frame of raybench.load
-        return curves[f"extra.{name}"].fillna(0.0).to_numpy(float)
-    if "extra" not in curves:
-        return 0.0
-    found = curves["extra"].map(lambda pairs: dict(pairs).get(name, 0.0), na_action="ignore")
-    return found.fillna(0.0).to_numpy(float)

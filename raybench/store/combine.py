@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from raybench.core.errors import Complaint, InputError
-from raybench.store import identity, reader
+from raybench.store import booking, identity, reader
+from raybench.store.accounting import Accounting
 from raybench.store.files import Files
-from raybench.store.scan import RANK, best_status, read_folder
-from raybench.store.schema import CELLS, CURVES, stamped
+from raybench.store.scan import STATUS_RANK, best_status, read_folder
+from raybench.store.schema import CELLS, CURVES, SIDES
 from raybench.store.writer import Store, shard_name
 
 
@@ -18,7 +20,7 @@ def merge(first: reader.Source, second: reader.Source, out: reader.Source) -> No
     """Write the cells of two results folders into the empty folder ``out``.
 
     A cell in both is taken from the folder where it ended better (ok, diverged, pruned, failed,
-    skipped), from the first where that is equal.
+    skipped), from the first where that is equal. Bits are booked as in the first folder.
     Raises InputError if ``out`` holds anything, a source has no results or the problems differ.
     """
     sources = [reader.open_results(folder) for folder in (first, second)]
@@ -28,9 +30,10 @@ def merge(first: reader.Source, second: reader.Source, out: reader.Source) -> No
         what = f"{sources[0].name} and {sources[1].name} hold different problems"
         raise InputError([Complaint("merge", what), *wrong])
     goal = _empty(out)
+    books = [reader.accounting_of(folder) for folder in (first, second)]
     taken = [best_status(read_folder(s, "cells", CELLS, ["cell", "status"])) for s in sources]
     own = {c for c, s in taken[0].items() if c not in taken[1] or not _better(taken[1][c], s)}
-    _write(goal, sources, [own, set(taken[1]) - own])
+    _write(goal, sources, [own, set(taken[1]) - own], books)
 
 
 def compact(folder: reader.Source, out: reader.Source) -> None:
@@ -40,11 +43,12 @@ def compact(folder: reader.Source, out: reader.Source) -> None:
     """
     source = reader.open_results(folder)
     goal = _empty(out)
-    _write(goal, [source], [set(best_status(read_folder(source, "cells", CELLS)))])
+    ids = set(best_status(read_folder(source, "cells", CELLS)))
+    _write(goal, [source], [ids], [reader.accounting_of(folder)])
 
 
 def _better(status: str, other: str) -> bool:
-    return RANK.index(status) < RANK.index(other)
+    return STATUS_RANK.index(status) < STATUS_RANK.index(other)
 
 
 def _empty(out: reader.Source) -> Store:
@@ -54,28 +58,50 @@ def _empty(out: reader.Source) -> Store:
     return store
 
 
-def _write(goal: Store, sources: list[Files], ids: list[set[str]]) -> None:
-    """Write the rows of ``ids[i]`` of each source as one shard; skipped rows keep their own file."""
-    cells = pa.concat_tables(
-        [_rows(s, "cells", CELLS, wanted) for s, wanted in zip(sources, ids, strict=True)]
+def _write(goal: Store, sources: list[Files], ids: list[set[str]], books: list[Accounting]) -> None:
+    """Write the rows of ``ids[i]`` of each source, booked so far by ``books[i]``, as one shard.
+
+    Skipped rows keep their own file.
+    """
+    curves, cells = (
+        [_rows(s, name, schema, wanted) for s, wanted in zip(sources, ids, strict=True)]
+        for name, schema in (("curves", CURVES), ("cells", CELLS))
     )
-    curves = pa.concat_tables(
-        [_rows(s, "curves", CURVES, wanted) for s, wanted in zip(sources, ids, strict=True)]
-    )
-    rank = pc.index_in(cells["status"], pa.array(RANK))
-    order = pc.sort_indices(pa.table({"rank": rank}), [("rank", "ascending")])
-    cells = cells.take(order)
-    first = np.unique(cells["cell"].to_numpy(), return_index=True)[1]
-    cells = cells.take(pa.array(np.sort(first)))
+    counted = pd.concat([part.select(booking.COUNTS_THAT_TELL).to_pandas() for part in curves])
+    how = booking.settled(books[0], counted)
+    for i, own in enumerate(books):
+        if own != how:
+            curves[i], cells[i] = _rebooked(curves[i], cells[i], how)
+    every = _best(pa.concat_tables(cells))
     text = next((t for s in sources if (t := s.read("sweep.yaml")) is not None), None)
     if text is not None:
-        goal.files.write("sweep.yaml", text)
-    skipped = pc.equal(cells["status"], "skipped")
-    goal.skip(cells.filter(skipped).cast(stamped(CELLS)))
-    rest = cells.filter(pc.invert(skipped))
+        goal.files.write("sweep.yaml", identity.with_accounting(text.decode(), how).encode())
+    skipped = pc.equal(every["status"], "skipped")
+    goal.skip(every.filter(skipped))
+    rest = every.filter(pc.invert(skipped))
     if len(rest):
-        shard = shard_name(rest["cell"].to_pylist())
-        goal.commit(shard, curves.cast(stamped(CURVES)), rest.cast(stamped(CELLS)))
+        goal.commit(shard_name(rest["cell"].to_pylist()), pa.concat_tables(curves), rest)
+
+
+def _best(cells: pa.Table) -> pa.Table:
+    """Return the cells without doubles, that which ended best first."""
+    rank = pc.index_in(cells["status"], pa.array(STATUS_RANK))
+    cells = cells.take(pc.sort_indices(pa.table({"rank": rank}), [("rank", "ascending")]))
+    first = np.unique(cells["cell"].to_numpy(), return_index=True)[1]
+    return cells.take(pa.array(np.sort(first)))
+
+
+def _rebooked(curves: pa.Table, cells: pa.Table, how: Accounting) -> tuple[pa.Table, pa.Table]:
+    """Return the curves and cells with their bits booked by ``how``."""
+    pair = booking.rebook(curves.to_pandas(), cells.select(["cell", "config"]).to_pandas(), how)
+    tables = []
+    for table, frame in zip((curves, cells), pair, strict=True):
+        for side in SIDES:
+            name = f"bits_{side}"
+            bits = pa.array(frame[name], pa.float64(), from_pandas=True)
+            table = table.set_column(table.column_names.index(name), name, bits)
+        tables.append(table)
+    return tables[0], tables[1]
 
 
 def _rows(files: Files, folder: str, schema: pa.Schema, ids: set[str]) -> pa.Table:

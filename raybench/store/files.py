@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import fsspec
 
@@ -16,7 +16,9 @@ class Files(Protocol):
     """Whole-file access to one folder; ``rel`` is a path inside it with forward slashes."""
 
     name: str
-    filesystem: Any  # what pyarrow.dataset takes; None for local paths
+    filesystem: (
+        fsspec.AbstractFileSystem | None
+    )  # in the form that pyarrow.dataset takes; None for local paths
 
     def path(self, rel: str) -> str: ...
     def names(self, folder: str) -> list[str]: ...

@@ -11,6 +11,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from raybench.core.errors import Complaint, InputError
+from raybench.store import accounting
+from raybench.store.accounting import Accounting
 
 
 def parse(text: str, where: str = "sweep.yaml") -> dict[str, Any]:
@@ -24,15 +26,23 @@ def parse(text: str, where: str = "sweep.yaml") -> dict[str, Any]:
     return dict(found)
 
 
-def dump(sweep: Mapping[str, Any]) -> str:
+def dump(sweep: Mapping[str, object]) -> str:
     """Return a sweep as YAML text."""
     yaml, out = YAML(typ="safe", pure=True), io.StringIO()
     yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.dump(json.loads(json.dumps(sweep)), out)
     return out.getvalue()
 
 
-def check(before: str, now: str | Mapping[str, Any], folder: str) -> None:
+def with_accounting(text: str, how: Accounting) -> str:
+    """Return a saved sweep's text with this accounting, unchanged where it has it."""
+    sweep = parse(text)
+    same = accounting.parse(sweep.get("accounting")) == how
+    return text if same else dump({**sweep, "accounting": how.as_dict()})
+
+
+def check(before: str, now: str | Mapping[str, object], folder: str) -> None:
     """Raise InputError if the sweep ``now`` is another one than ``before``, saved in ``folder``.
 
     Two values of a problem's key agree if they are equal, or if one, read as an axis, holds all
@@ -48,7 +58,7 @@ def check(before: str, now: str | Mapping[str, Any], folder: str) -> None:
         raise InputError([Complaint("out", f"{folder} holds another sweep", fix), *wrong])
 
 
-def problem_differs(old: Any, new: Any) -> list[Complaint]:
+def problem_differs(old: object, new: object) -> list[Complaint]:
     """Return what keeps two problem sections from being one problem with added axis values."""
     before, now = _section(old), _section(new)
     wrong = []
@@ -60,13 +70,13 @@ def problem_differs(old: Any, new: Any) -> list[Complaint]:
     return wrong
 
 
-def _section(problem: Any) -> dict[str, Any]:
+def _section(problem: object) -> dict[str, Any]:
     return dict(problem) if isinstance(problem, Mapping) else {"name": problem}
 
 
-def _axis(value: Any) -> set[str]:
+def _axis(value: object) -> set[str]:
     return {json.dumps(v, sort_keys=True) for v in (value if isinstance(value, list) else [value])}
 
 
-def _spell(section: Mapping[str, Any], key: str) -> str:
+def _spell(section: Mapping[str, object], key: str) -> str:
     return json.dumps(section[key]) if key in section else "not set"

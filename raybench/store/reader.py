@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,14 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raybench.core.errors import InputError
-from raybench.store import accounting as book
-from raybench.store import identity
+from raybench.store import booking, identity
+from raybench.store.accounting import Accounting, parse
 from raybench.store.files import Files, open_folder
-from raybench.store.scan import RANK, read_folder
+from raybench.store.scan import STATUS_RANK, read_folder
 from raybench.store.schema import CELLS, CURVES
 from raybench.store.table import expand_extra
 
-JOINED = [
+COLUMNS_JOINED = [
     "group",
     "status",
     "split",
@@ -45,7 +46,7 @@ JOINED = [
 """Columns of ``cells`` that ``load`` joins to every row of a curve."""
 
 Source = str | os.PathLike[str]
-How = str | Mapping[str, Any] | book.Accounting | None
+How = str | Mapping[str, Any] | Accounting | None
 
 
 def load(folder: Source, accounting: How = None, params: bool = False) -> pd.DataFrame:
@@ -55,10 +56,13 @@ def load(folder: Source, accounting: How = None, params: bool = False) -> pd.Dat
     ``cells`` group, status, split, compressor_params, downlink, theory_step, rounds, d, L, L_tilde,
     L_pm, mu, f_star, heterogeneity, omega, alpha, workers, mode, device, batch. Rows are sorted by
     cell and round. With ``accounting`` the bits are booked anew; with ``params`` the resolved
-    config is joined too, flattened (``algorithm.p``, ``problem.lambda``).
+    config is joined too, flattened (``algorithm.p``, ``problem.lambda``). Where some cells do not
+    know how many index bits were packed, ``index_bits: auto`` is ``list_or_bitmask``, with a warning.
     Raises InputError if there are no results in the folder or the accounting is unknown.
     """
-    return frames(folder, accounting, params)[0]
+    curves, _ = frames(folder, accounting, params)
+    _warn(accounting, curves)
+    return curves
 
 
 def cells(folder: Source, accounting: How = None) -> pd.DataFrame:
@@ -67,22 +71,32 @@ def cells(folder: Source, accounting: How = None) -> pd.DataFrame:
     With ``accounting`` the bits are booked anew from the last row of each cell's curve.
     Raises InputError as ``load`` does.
     """
-    if accounting is not None:
-        return frames(folder, accounting)[1]
-    return _cells(open_results(folder))
+    if accounting is None:
+        return _cells(open_results(folder))
+    curves, table = frames(folder, accounting)
+    _warn(accounting, curves)
+    return table
+
+
+def _warn(accounting: How, curves: pd.DataFrame) -> None:
+    asked = None if accounting is None else parse(accounting)
+    if asked is not None and booking.settled(asked, curves) != asked:
+        warnings.warn(booking.PACKED_BITS_UNKNOWN, stacklevel=3)
 
 
 def frames(
     folder: Source, accounting: How = None, params: bool = False
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return ``load`` and ``cells`` of a folder from one reading of it."""
-    how = None if accounting is None else book.parse(accounting)
+    how = None if accounting is None else parse(accounting)
     files = open_results(folder)
-    table = _cells(files)  # before the curves: a cell that is seen has curves that are seen
+    table = _cells(
+        files
+    )  # read before the curves: a cell is written after its curves, so those of every cell are there
     curves = _curves(files, table)
     if how is not None:
-        curves, table = book.rebook(curves, table, how)
-    extra = table.set_index("cell")[JOINED]
+        curves, table = booking.rebook(curves, table, how)
+    extra = table.set_index("cell")[COLUMNS_JOINED]
     if params:
         config = configs(table).set_index(extra.index)
         extra = extra.join(config.drop(columns=[c for c in config if c in extra or c in curves]))
@@ -102,6 +116,26 @@ def sweep(folder: Source) -> dict[str, Any]:
     return identity.parse(text) if text else {}
 
 
+def accounting_of(folder: Source, asked: Accounting | None = None) -> Accounting:
+    """Return how a results folder books bits: as its first curves are, ``asked`` where it has none.
+
+    A folder keeps the accounting that it began with, so that its bits compare. Where some curves do
+    not know what was packed ``index_bits: auto`` is ``list_or_bitmask``, as ``booking.settled`` says.
+    """
+    files = open_folder(folder)
+    if not files.names("curves"):
+        return asked or Accounting()
+    text = files.read("sweep.yaml")
+    own = asked or Accounting()
+    if text is not None:
+        own = parse(identity.parse(text.decode()).get("accounting"))
+    if own.index_bits != "auto":
+        return own
+    return booking.settled(
+        own, read_folder(files, "curves", CURVES, booking.COUNTS_THAT_TELL).to_pandas()
+    )
+
+
 def flatten(config: str | None) -> dict[str, Any]:
     """Return a cell's config (JSON) as one level: ``problem.dataset``, ``algorithm.p``, ``x0``.
 
@@ -109,7 +143,7 @@ def flatten(config: str | None) -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
 
-    def walk(prefix: str, value: Any) -> None:
+    def walk(prefix: str, value: object) -> None:
         if not isinstance(value, Mapping):
             flat[prefix] = value
             return
@@ -140,7 +174,7 @@ def open_results(folder: Source) -> Files:
 
 def _cells(files: Files) -> pd.DataFrame:
     table = read_folder(files, "cells", CELLS).to_pandas()
-    rank = table["status"].map({name: i for i, name in enumerate(RANK)})
+    rank = table["status"].map({name: i for i, name in enumerate(STATUS_RANK)})
     table = table.assign(rank=rank).sort_values(["rank"], kind="stable").drop(columns="rank")
     return table.drop_duplicates("cell").sort_index().reset_index(drop=True)
 
@@ -153,6 +187,6 @@ def _curves(files: Files, table: pd.DataFrame) -> pd.DataFrame:
     at = rows["round"].to_numpy()
     order = np.lexsort((at, cell))
     cell, at = cell[order], at[order]
-    first = np.ones(len(order), bool)  # a cell in two shards has its rounds once
+    first = np.ones(len(order), bool)  # a cell that stands in two shards is read once
     first[1:] = (cell[1:] != cell[:-1]) | (at[1:] != at[:-1])
     return expand_extra(rows.take(order[first])).to_pandas()

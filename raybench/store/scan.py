@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 
 from raybench.core.errors import InputError
 from raybench.store.files import Files
-from raybench.store.schema import SCHEMA_VERSION, upgrade, version_of
+from raybench.store.schema import SCHEMA_VERSION, version_of
+from raybench.store.upgrades import upgrade
 
-RANK = ("ok", "diverged", "pruned", "failed", "skipped")
+STATUS_RANK = ("ok", "diverged", "pruned", "failed", "skipped")
 """Which row counts where a cell has several: the one that ended best."""
 
 
@@ -22,7 +23,7 @@ def best_status(table: pa.Table) -> dict[str, str]:
     """Return {cell: status}, the best one where a cell stands in several shards."""
     found: dict[str, str] = {}
     for cell, status in zip(table["cell"].to_pylist(), table["status"].to_pylist(), strict=True):
-        if cell not in found or RANK.index(status) < RANK.index(found[cell]):
+        if cell not in found or STATUS_RANK.index(status) < STATUS_RANK.index(found[cell]):
             found[cell] = status
     return found
 
@@ -34,7 +35,9 @@ def read_folder(
 
     Raises InputError for a file that is not Parquet or was written by a newer raybench.
     """
-    for attempt in range(5):  # a retry replaces, --fresh removes a file that was just listed
+    for attempt in range(
+        5
+    ):  # a file that was just listed may be replaced by a retry or removed by --fresh
         names = [n for n in files.names(folder) if n.endswith(".parquet")]
         try:
             return _read([files.path(f"{folder}/{n}") for n in names], files, schema, columns)
@@ -56,7 +59,9 @@ def _read(
     names = list(columns or schema.names)
     wanted = pa.schema([schema.field(n) for n in names])
     by_version: dict[int, list[str]] = {}
-    with ThreadPoolExecutor(16) as pool:  # many small reads, far away on an object store
+    with ThreadPoolExecutor(
+        16
+    ) as pool:  # on an object store many small reads take long one after the other
         versions = list(pool.map(lambda path: _version(path, files), paths))
     for path, version in zip(paths, versions, strict=True):
         by_version.setdefault(version, []).append(path)
@@ -69,7 +74,7 @@ def _read(
             data = ds.dataset(group, schema=schema, format="parquet", filesystem=files.filesystem)
             tables.append(data.to_table(columns=names))
             continue
-        for path in group:  # an old file may have any columns: upgrade it whole
+        for path in group:  # files of older schemas have other columns, and are upgraded whole
             old = pq.read_table(path, filesystem=files.filesystem)
             tables.append(upgrade(old, version, schema).select(names))
     return pa.concat_tables([t.replace_schema_metadata(None) for t in tables])

@@ -1,14 +1,16 @@
-"""The two pinned Parquet schemas, their version, and how older files are brought up to date."""
+"""The two pinned Parquet schemas and their version."""
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+from raybench.core.counts import Counts
+
+SCHEMA_VERSION = 2
 VERSION_KEY = b"raybench_schema"
+SIDES = ("up", "down")
 
 
 def _fields(names: str, kind: pa.DataType) -> list[pa.Field]:
@@ -25,6 +27,7 @@ CURVES = pa.schema(
     + _fields("step_size step_multiple", _real)
     + _fields("seed round", _whole)
     + _fields("epoch grad_evals bits_up bits_down bytes_up bytes_down", _real)
+    + _fields("bytes_up_max messages_up messages_down", _real)
     + _fields("values_up index_explicit_up index_auto_up raw_bits_up", _real)
     + _fields("values_down index_explicit_down index_auto_down raw_bits_down", _real)
     + _fields("loss grad_norm_sq suboptimality mean_client_grad_norm_sq", _real)
@@ -57,10 +60,21 @@ CELLS = pa.schema(
 )
 """One row per planned cell: how it ended, its last values, its problem's constants, its config."""
 
-STATUSES = ("ok", "diverged", "failed", "skipped", "pruned")
 
-UPGRADES: dict[int, Callable[[pa.Table], pa.Table]] = {}
-"""{version: table of that version -> table of the next}; a curves table has a column ``round``."""
+def column(count: str, side: str) -> str:
+    """Return the column of a count of ``Counts`` on a side (up, down), or its key in ``extra``."""
+    return f"{'raw_bits' if count == 'raw' else count}_{side}"
+
+
+EXTRA_COUNTS = tuple(
+    name
+    for side in SIDES
+    for count in Counts._fields
+    if (name := column(count, side)) not in CURVES.names
+)
+"""Counts without a column of their own: keys of the map ``extra``, absent where zero."""
+
+STATUSES = ("ok", "diverged", "failed", "skipped", "pruned")
 
 
 def raybench_version() -> str:
@@ -81,13 +95,3 @@ def stamped(schema: pa.Schema) -> pa.Schema:
 def version_of(schema: pa.Schema) -> int:
     """Return the schema version a file bears; 1 for a file written without one."""
     return int((schema.metadata or {}).get(VERSION_KEY, b"1"))
-
-
-def upgrade(table: pa.Table, version: int, schema: pa.Schema) -> pa.Table:
-    """Return ``table`` of an older ``version`` in today's ``schema``; columns it lacks are null."""
-    for step in range(version, SCHEMA_VERSION):
-        table = UPGRADES[step](table)
-    missing = [f for f in schema if f.name not in table.column_names]
-    for field in missing:
-        table = table.append_column(field, pa.nulls(len(table), field.type))
-    return table.select(schema.names).cast(schema)

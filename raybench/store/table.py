@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raybench.core.errors import InputError, nearest
-from raybench.store.accounting import EXTRA_COUNTS
-from raybench.store.schema import stamped
+from raybench.store.schema import CURVES, EXTRA_COUNTS, stamped
 
 
 def to_table(
@@ -24,7 +23,7 @@ def to_table(
     broadcast as in numpy and are read in C order: cells (B, 1), rounds (T,) and curves (B, T) make
     B*T rows. ``where`` (same shape, bool) keeps the rows that were recorded. None and masked
     entries are null, NaN stays NaN. ``extra`` is a mapping name -> column; there NaN means absent,
-    as does zero for the index counts of ``accounting.EXTRA_COUNTS``.
+    as does zero for the counts of ``schema.EXTRA_COUNTS``.
     Raises InputError for a column the schema lacks.
     """
     for name in columns:
@@ -48,7 +47,7 @@ def to_table(
     return pa.Table.from_arrays(arrays, schema=stamped(schema))
 
 
-def _part(value: Any) -> np.ndarray:
+def _part(value: object) -> np.ndarray:
     if isinstance(value, pa.Array | pa.ChunkedArray):
         value = value.to_numpy(zero_copy_only=False)
     if isinstance(value, list | tuple):
@@ -66,13 +65,15 @@ def _column(
 ) -> pa.Array:
     if part.dtype.kind in "fiub" and not isinstance(part, np.ma.MaskedArray):
         whole = _full(part, shape, keep)
-        # NaN is a value of a real column; an integer column can only mean unknown by it
+        # NaN is a value of a real column; in an integer column it can only mean unknown.
         unknown = pa.types.is_integer(field.type)
         return pa.array(np.ascontiguousarray(whole), from_pandas=unknown).cast(field.type)
     # Text and lists with None: convert the few distinct entries once, then repeat them in arrow.
     mask = np.ma.getmaskarray(part).reshape(-1) if np.ma.isMaskedArray(part) else None
     flat = np.ma.getdata(part).reshape(-1)
-    gaps = not pa.types.is_floating(field.type)  # pandas spells a missing text NaN, a time NaT
+    gaps = not pa.types.is_floating(
+        field.type
+    )  # pandas writes a missing text as NaN and a missing time as NaT
     entries = flat.tolist() if flat.dtype.kind in "OU" else flat
     few = pa.array(entries, field.type, mask=mask, from_pandas=gaps)
     if part.shape == shape and keep is None:
@@ -105,9 +106,20 @@ def _map(
     return pa.MapArray.from_arrays(offsets, keys, values[present], type=kind)
 
 
+def extra_map(columns: Mapping[str, object], rows: int) -> pa.Array:
+    """Return the map ``extra`` of so many rows from {name: column}; null and NaN mean absent."""
+    parts = {name: _part(value) for name, value in columns.items()}
+    return _map(parts, (rows,), None, rows, CURVES.field("extra").type)
+
+
 def encode(table: pa.Table) -> bytes:
-    """Return the Parquet file of ``table`` (zstd), for ``Store.commit`` here or on another node."""
+    """Return the Parquet file of ``table`` (zstd), for ``Store.commit`` here or on another node.
+
+    The file bears today's schema version and raybench's version, so the table must be in today's
+    schema.
+    """
     sink = pa.BufferOutputStream()
+    table = table.replace_schema_metadata(stamped(table.schema).metadata)
     text = [f.name for f in table.schema if pa.types.is_string(f.type)]
     numbers = [f.name for f in table.schema if pa.types.is_floating(f.type)]
     pq.write_table(
@@ -115,7 +127,7 @@ def encode(table: pa.Table) -> bytes:
         sink,
         compression="zstd",
         compression_level=1,
-        use_dictionary=text,  # floats hardly repeat: a dictionary of them is time for nothing
+        use_dictionary=text,  # a dictionary of floats, which hardly repeat, costs time and saves nothing
         write_statistics=[n for n in table.column_names if n not in numbers],
     )
     return sink.getvalue().to_pybytes()

@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,7 +29,7 @@ from raybench.store.scan import best_status, read_folder, read_shard
 from raybench.store.schema import CELLS, CURVES
 from raybench.store.table import encode
 
-SKIPPED = "skipped"
+SKIPPED_SHARD = "skipped"
 
 
 def shard_name(ids: Iterable[str]) -> str:
@@ -58,7 +57,7 @@ class Store:
 
     # -- the sweep ---------------------------------------------------------------------------
 
-    def claim(self, sweep: str | Mapping[str, Any], write: bool = True) -> None:
+    def claim(self, sweep: str | Mapping[str, object], write: bool = True) -> None:
         """Make the folder this sweep's and save ``sweep.yaml`` (text, or a mapping).
 
         Raises InputError, with nothing written, if the folder holds another sweep: one whose
@@ -128,11 +127,13 @@ class Store:
             self.files.write(f"curves/{shard}.parquet", data)
         self.files.write(f"cells/{shard}.parquet", _bytes(cells))
         if data is not None and not self.files.exists(f"curves/{shard}.parquet"):
-            self.files.write(f"curves/{shard}.parquet", data)  # a driver's clean() came between
+            self.files.write(
+                f"curves/{shard}.parquet", data
+            )  # another driver's clean() removed the curves in between
 
     def skip(self, rows: pa.Table) -> None:
         """Write the rows of all skipped cells, replacing those written before."""
-        data, rel = encode(rows), f"cells/{SKIPPED}.parquet"
+        data, rel = encode(rows), f"cells/{SKIPPED_SHARD}.parquet"
         if len(rows) == 0:
             self.files.remove(rel)
         elif self.files.read(rel) != data:
@@ -187,7 +188,9 @@ class Store:
                     self.files.write(f"curves/{name}", encode(kept))
 
     def _remove(self, name: str) -> None:
-        self.files.remove(f"cells/{name}")  # first, so that no reader sees a cell without curves
+        self.files.remove(
+            f"cells/{name}"
+        )  # cells go first, so that no reader sees a cell without curves
         self.files.remove(f"curves/{name}")
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from raybench.core.errors import InputError
 from raybench.core.registry import Entry
 from raybench.engine.run import Run
+from raybench.testing import resume
 from raybench.testing.checks import Checks, Finding, findings
 from raybench.testing.compressors import examples, label_of
 from raybench.testing.spy import Spy
@@ -23,6 +24,8 @@ from raybench.wire.ledger import COLUMNS
 
 CHECKS = Checks()
 SLACK = 16  # bits of padding in a message: its fields are packed to whole bytes
+BOOKED = ("up", "down", "bytes_up_max")  # what a ledger holds
+COMPARED = ("loss", "grad_norm_sq", "grad_evals", "bytes_up", "bytes_down", "bytes_up_max")
 
 
 def point(run: Run) -> Tensor:
@@ -86,7 +89,10 @@ def seed_decides_all(m: Method) -> None:
 
 @CHECKS
 def books_what_it_packs(m: Method) -> None:
-    """The ledger's bytes are those of the packed messages, its bits the same up to padding."""
+    """The ledger's bytes are those of the packed messages, its bits the same up to padding.
+
+    Bytes as the mean over clients, and those of the largest client of each round.
+    """
     batch = m.batch((1.0, 0.5), (0, 1))
     run = started(batch)
     spy = Spy(run.net)
@@ -98,6 +104,8 @@ def books_what_it_packs(m: Method) -> None:
         spare = 8 * packed - run.bits(side)
         fits = (spare >= -1e-6) & (spare <= SLACK * messages + 1e-6)
         assert fits.all(), f"{run.bits(side)} modelled bits {side}, {8 * packed} packed"
+    largest = run.net.ledger.bytes_up_max
+    close(largest, spy.largest, 1e-12, "booked bytes of the largest client differ")
 
 
 @CHECKS
@@ -118,10 +126,15 @@ def ranks_change_nothing(m: Method) -> None:
                 for mine, theirs in zip(_tensors(value), _tensors(getattr(one.s, name))):
                     close(mine, theirs, 1e-10, f"s.{name} on {who} differs from one process")
             close(losses, one.recorder.column("loss"), 1e-10, f"f on {who} differs")
-            for side in ("up", "down"):
-                ours, theirs = getattr(run.net.ledger, side), getattr(one.net.ledger, side)
-                close(ours, theirs, 1e-12, f"the ledger ({side}) on {who} differs")
-            close(run.net.evals, one.net.evals, 1e-12, f"gradient evaluations on {who} differ")
+            for name in BOOKED:
+                ours, theirs = getattr(run.net.ledger, name), getattr(one.net.ledger, name)
+                close(ours, theirs, 1e-12, f"the ledger ({name}) on {who} differs")
+            close(
+                run.net.oracle.evals,
+                one.net.oracle.evals,
+                1e-12,
+                f"gradient evaluations on {who} differ",
+            )
     assert x.isfinite().all(), "the iterates are not finite"
 
 
@@ -137,7 +150,7 @@ def alone_or_in_a_batch(m: Method) -> None:
     for at in (0, 2):
         alone = finished(m.batch(multiples[at : at + 1], seeds[at : at + 1]))
         assert every.status[at] == "ok", f"beside diverging cells it ended as {every.status[at]}"
-        for name in ("loss", "grad_norm_sq", "bytes_up", "bytes_down", "grad_evals"):
+        for name in COMPARED:
             ours, theirs = every.recorder.column(name)[at], alone.recorder.column(name)[0]
             close(ours, theirs, 1e-9, f"{name} of a cell in a batch differs from it alone")
 
@@ -148,10 +161,31 @@ def recording_costs_nothing(m: Method) -> None:
     batch = m.batch((1.0, 0.5), (0, 1))
     often, seldom = finished(batch, 1), finished(batch, m.rounds)
     close(point(often), point(seldom), 1e-12, "recording each round changes the iterates")
-    for side in ("up", "down"):
-        ours, theirs = getattr(often.net.ledger, side), getattr(seldom.net.ledger, side)
-        close(ours, theirs, 0.0, f"recording each round changes what is booked {side}")
-    close(often.net.evals, seldom.net.evals, 0.0, "recording each round changes grad_evals")
+    for name in BOOKED:
+        ours, theirs = getattr(often.net.ledger, name), getattr(seldom.net.ledger, name)
+        close(ours, theirs, 0.0, f"recording each round changes what is booked ({name})")
+    ours, theirs = often.net.oracle.evals, seldom.net.oracle.evals
+    close(ours, theirs, 0.0, "recording each round changes grad_evals")
+
+
+@CHECKS
+def goes_on_from_its_state(m: Method) -> None:
+    """Interrupted after 5 rounds and continued: in a new process the same curve bit for bit.
+
+    Shared out to three ranks instead, the same to rounding. What a method remembers must be in ``s``
+    and ``c``.
+    """
+    whole = resume.curves(finished(m.batch(resume.MULTIPLES, resume.SEEDS)))
+    saved = resume.interrupted(m)
+    anew = resume.in_another_process(m, saved)
+    assert whole.keys() == anew.keys(), f"columns {sorted(whole.keys() ^ anew.keys())}"
+    for name, want in whole.items():
+        same = torch.equal(anew[name].nan_to_num(), want.nan_to_num())
+        assert same, f"{name} differs once the run was interrupted and continued"
+    for rank, found in enumerate(resume.on_ranks(m, saved, 3)):
+        for name, got in found.items():
+            want = whole[name].nan_to_num()
+            close(got.nan_to_num(), want, 1e-9, f"{name}, continued on rank {rank} of 3, differs")
 
 
 def conformance(method: Method, about: str | None = None) -> list[Finding]:
@@ -173,7 +207,7 @@ def methods(entry: Entry) -> list[Method]:
     Combinations whose numbers do not fit the small problem are left out, the first excepted.
     """
     sets, operators = list(examples(entry).values()), compressors_for(entry)
-    down = {"name": "top_k", "k": 4} if entry.meta.get("down") else None
+    down = {"name": "top_k", "k": 4} if entry.facts.down else None
     pairs: list[tuple[Mapping[str, Any], Any]] = [(sets[0], q) for q in operators]
     pairs += [(params, operators[0]) for params in sets[1:]]
     tried = [Method(entry.name, params, q, downlink=down) for params, q in pairs]

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raybench.core.draws import Sample
 from raybench.core.registry import REQUIRED, Entry
-from raybench.problems import Problem, build
+from raybench.problems import Fact, Problem, build
 from raybench.testing.checks import Checks, Finding, findings
 from raybench.testing.compressors import label_of
 from raybench.testing.vectors import gaussian
@@ -192,10 +193,12 @@ def samples_average_to_the_gradient(s: Objective) -> None:
     for i in {0, p.n - 1}:
         part, count = p.host(range(i, i + 1)), p.samples[i]
         every = torch.arange(count).expand(len(x), 1, count)
-        s.close(part.grad(x, every), part.grad(x), f"all samples of client {i}")
+        s.close(part.grad(x, Sample.at(every)), part.grad(x), f"all samples of client {i}")
         some = torch.tensor([0, count - 1, count // 2, 0]).expand(len(x), 1, 4)
-        ones = torch.stack([part.grad(x, some[..., j : j + 1]) for j in range(4)]).mean(0)
-        s.close(part.grad(x, some), ones, f"a minibatch of client {i} and its single samples")
+        ones = torch.stack([part.grad(x, one) for one in Sample.at(some).split(1)]).mean(0)
+        s.close(
+            part.grad(x, Sample.at(some)), ones, f"a minibatch of client {i} and its single samples"
+        )
 
 
 @CHECKS
@@ -252,10 +255,37 @@ def _over_samples(p: Problem, x: Tensor, y: Tensor) -> Tensor:
         part = p.host(range(i, i + 1))
         of_client = torch.zeros_like(total)
         for j in range(count):
-            one = torch.full((len(x), 1, 1), j)
+            one = Sample.at(torch.full((len(x), 1, 1), j))
             of_client += (part.grad(x, one) - part.grad(y, one)).double().square().sum((1, 2))
         total += of_client / count
     return total / p.n
+
+
+@CHECKS
+def facts_hold(s: Objective) -> None:
+    """No pair of points contradicts that the f_i, or the samples, are convex, or f strongly convex."""
+    p, c = s.problem, s.problem.constants
+    assert all(isinstance(fact, Fact) for fact in c.facts), f"facts must be of Fact: {c.facts}"
+    for x, y in s.pairs():
+        rise, moved = (p.grad(x) - p.grad(y)).double(), (x - y).double()
+        far, size = moved.square().sum(-1), rise.norm(dim=-1) * moved.norm(dim=-1)[:, None]
+        along = (rise * moved[:, None]).sum(-1)  # (B, n)
+        if Fact.CONVEX_CLIENTS in c.facts:
+            assert bool((along >= -s.digits * size).all()), "some f_i is not convex"
+        if Fact.STRONGLY_CONVEX in c.facts:
+            assert c.mu is not None, "strongly convex, but mu is unknown"
+            short = c.mu * far - along.mean(1)
+            assert bool((short <= s.digits * size.mean(1)).all()), f"f is not {c.mu:.6g}-convex"
+        if max(p.samples) > 1:
+            first = Sample.at(torch.zeros(len(x), p.n, 1, dtype=torch.long))
+            one, other = p.grad(x, first), p.grad(y, first)
+            apart = (one - other).double()
+            room = s.digits * apart.norm(dim=-1) * moved.norm(dim=-1)[:, None]
+            if Fact.CONVEX_SAMPLES in c.facts:
+                along = (apart * moved[:, None]).sum(-1)
+                assert bool((along >= -room).all()), "some sample's loss is not convex"
+            for i, bound in enumerate(c.L_sample_i):
+                _at_most(s, apart[:, i].square().sum(-1), bound, far, far, f"L_sample_{i}")
 
 
 @CHECKS

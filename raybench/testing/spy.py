@@ -16,18 +16,28 @@ class Spy:
 
     bytes: cumulative packed bytes (cells,) by side, up as means per client and down the broadcast
     counted once, headers left out; messages: how many there were, an upper bound per client.
+    by_round: what each client has sent up in a round, (cells, clients).
     """
 
     def __init__(self, net: Net) -> None:
         self.net = net
         self.bytes = {side: np.zeros(net.B) for side in ("up", "down")}
         self.messages = {"up": 0, "down": 0}
+        self.by_round: dict[int, np.ndarray] = {}
         for name in ("up", "down", "mix", "charge"):
             setattr(net, name, self._listening(name, getattr(net, name)))
 
+    @property
+    def largest(self) -> np.ndarray:
+        """The largest client's bytes of each round, summed over the rounds: (cells,)."""
+        return sum((sent.max(1) for sent in self.by_round.values()), np.zeros(self.net.B))
+
     def _listening(self, name: str, call: Any) -> Any:
         def charge(bits: float, *, down: bool = False) -> Any:
-            self._add("down" if down else "up", -(-bits // 8), 1)
+            if down:
+                self._add("down", -(-bits // 8), 1)
+            else:
+                self._add_up(np.full((self.net.B, self.net.n), -(-bits // 8)), 1)
             return call(bits, down=down)
 
         def send(message: Message) -> Any:
@@ -43,10 +53,15 @@ class Spy:
                     [size(message.row(b, i)) for i in range(self.net.n)] for b in range(self.net.B)
                 ]
                 copies = int(degrees.max()) * len(message.leaves())
-                self._add("up", (np.array(rows) * degrees).mean(1), copies)
+                self._add_up(np.array(rows) * degrees, copies)
             return call(message)
 
         return charge if name == "charge" else send
+
+    def _add_up(self, sizes: np.ndarray, messages: int) -> None:
+        """Add the bytes of each client, (cells, clients)."""
+        self._add("up", sizes.mean(1), messages)
+        self.by_round[self.net.t] = self.by_round.get(self.net.t, 0) + sizes
 
     def _add(self, side: str, size: Any, messages: int) -> None:
         self.bytes[side] += size

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from raybench import spec
 from raybench.compressors import Role
 from raybench.core.errors import InputError
-from raybench.core.registry import Entry, lookup
+from raybench.core.registry import Entry, lookup, state
 from raybench.engine.execute import hosted
 from raybench.engine.run import Options, Run
 from raybench.planning.batch import Batch, Resolved
 from raybench.planning.plan import facts_of
-from raybench.planning.resolve import Resolver, Skip, problem_of
+from raybench.planning.resolve import Resolver, problem_of
+from raybench.planning.skip import Skip
 from raybench.spec.model import Record
 from raybench.wire.transport import Transport, on_virtual_ranks
 
@@ -25,26 +28,29 @@ WILD = 1e9  # a multiple of the step at which a method on a quadratic diverges a
 
 def problem_for(entry: Entry) -> dict[str, Any]:
     """Return the small problem a method is tried on: five clients, quadratic, in its own form."""
-    if entry.meta.get("vertical"):
+    if entry.facts.vertical:
         return {"name": "vertical_least_squares", **DATA}
-    if entry.meta.get("proximal"):
+    if entry.facts.proximal:
         return {"name": "least_squares", **DATA, "regularizer": "l1", "lambda": 0.01}
-    if entry.meta.get("stochastic"):
+    if entry.facts.stochastic:
         return {"name": "least_squares", **DATA}
     return PLAIN
 
 
 def compressors_for(entry: Entry) -> list[Any]:
     """Return operators of the method's role: deterministic, random, correlated, not of one length."""
-    rand: dict[str, Any] = {"name": "rand_k", "k": 3}
-    by_role: dict[Any, list[Any]] = {
-        Role.CONTRACTIVE: [{"name": "top_k", "k": 3}, rand, "natural"],
-        Role.UNBIASED: [rand, {**rand, "mask": "common"}, "natural"],
-        Role.ANY: [{"name": "top_k", "k": 3}, rand, "natural"],
-    }
-    if entry.meta.get("decentralised"):  # these need fine operators
+    role = entry.facts.up
+    if role is None:
+        return [None]
+    top, rand = {"name": "top_k", "k": 3}, {"name": "rand_k", "k": 3}
+    if entry.facts.decentralised:  # these need fine operators
         return ["natural", {**rand, "k": "60%"}, {"name": "dithering", "s": 15}]
-    return by_role.get(entry.meta.get("up"), [None])
+    second: dict[Role, Any] = {
+        Role.CONTRACTIVE: rand,
+        Role.UNBIASED: {**rand, "mask": "common"},
+        Role.ANY: top,
+    }
+    return [{"name": role.usual, "k": 3}, second[role], "natural"]
 
 
 @dataclass(frozen=True)
@@ -97,14 +103,20 @@ class Method:
             return self._resolved({"value": 0.1 / L * multiple}, seed)
 
     def _resolved(self, step: Mapping[str, Any], seed: int) -> Resolved:
-        (cell,) = spec.load(self.config(step, seed)).cells
-        return Resolver(allow_unproven=True).resolve(cell)
+        return _resolved(json.dumps(self.config(step, seed)), state())
 
     def batch(self, multiples: Sequence[float] = (1.0,), seeds: Sequence[int] = (0,)) -> Batch:
         """Return a batch of cells, multiples and seeds taken in pairs (a single one for all)."""
         count = max(len(multiples), len(seeds))
         pairs = [(multiples[j % len(multiples)], seeds[j % len(seeds)]) for j in range(count)]
         return batch_of([self.cell(multiple, seed) for multiple, seed in pairs])
+
+
+@lru_cache(maxsize=256)  # the checks of a method ask for the same few cells again and again
+def _resolved(config: str, registered: object) -> Resolved:
+    """Return the one cell of a sweep; registered: the state of the registry, whose names may change."""
+    (cell,) = spec.load(json.loads(config)).cells
+    return Resolver(allow_unproven=True).resolve(cell)
 
 
 def batch_of(cells: Sequence[Resolved]) -> Batch:

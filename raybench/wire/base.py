@@ -202,7 +202,7 @@ class Message:
 
     def map(self, of_tensor: Callable[[Tensor], Tensor]) -> Message:
         """Return the message with a function of the leading axes applied to every array."""
-        changed = {name: of_tensor(getattr(self, name)) for name in self.tensors}
+        changed: dict[str, Any] = {n: of_tensor(getattr(self, n)) for n in self.tensors}
         if self.present is not None:
             changed["present"] = of_tensor(self.present)
         return dataclasses.replace(self, **changed)

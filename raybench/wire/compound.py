@@ -321,7 +321,8 @@ def _chosen(mask: Tensor, yes: Message, no: Message) -> Message:
         everyone = torch.ones_like(mask)
         a, b = (everyone if m.present is None else m.present for m in (yes, no))
         pairs["present"] = (a, b)
-    return replace(yes, **{name: _where(mask, a, b) for name, (a, b) in pairs.items()})
+    chosen: dict[str, Any] = {name: _where(mask, a, b) for name, (a, b) in pairs.items()}
+    return replace(yes, **chosen)
 
 
 def _where(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:

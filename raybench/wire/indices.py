@@ -235,7 +235,9 @@ def decode_rows_torch(data: Tensor, starts: Tensor, counts: Tensor, d: int) -> T
 # Kernels -------------------------------------------------------------------------------------------
 
 
-def _run(kernel: Callable[..., bool], items: int, first: Tensor, *more: Tensor | int) -> None:
+def _run(
+    kernel: Callable[..., bool], items: int, first: Tensor, *more: Tensor | np.ndarray | int
+) -> None:
     """Run a kernel over the rows of arrays, shared among the cores; it says whether they are sound."""
     given = first, *more
     arrays = [x.numpy() if isinstance(x, Tensor) else x for x in given]

@@ -2,81 +2,133 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from raybench.core.counts import Counts
-from raybench.wire import CasesMessage, Message
+from raybench.wire.base import Message
+from raybench.wire.compound import CasesMessage
 
 COLUMNS = Counts._fields
+"""What the rows of a ledger's arrays count."""
+
+Cells = slice | np.ndarray
+Count = float | np.ndarray
 
 
 class Ledger:
     """Cumulative counts of B cells: ``up`` means per client, ``down`` the broadcast counted once.
 
-    Arrays have shape (counts, B), rows as in ``Counts``.
+    Arrays have shape (counts, B), rows as in ``Counts``. What one rank books is what all book:
+    each sees the messages of all clients.
     """
 
     def __init__(self, cells: int) -> None:
         self.up = np.zeros((len(COLUMNS), cells))
         self.down = np.zeros((len(COLUMNS), cells))
+        self._largest = np.zeros(cells)  # the largest client's bytes of earlier rounds, summed
+        # Bytes of the present round, of which most methods need only the first array.
+        self._alike = np.zeros(cells)  # what every client has sent
+        self._own: np.ndarray | None = None  # what each client has sent besides, (cells, clients)
 
-    def book_up(self, message: Message, weight: Any = 1.0) -> None:
-        """Book the messages (B, n) of all clients; weight (n,): how often each is sent."""
-        self._book(self.up, message, weight, slice(None))
+    @property
+    def bytes_up_max(self) -> np.ndarray:
+        """The largest client's bytes of each round, summed over the rounds so far: (B,).
+
+        A client's bytes of a round are those of all its messages between two calls of ``begin``. It
+        is the time, in bytes, of a server that waits for the slowest of equal links.
+        """
+        own = 0.0 if self._own is None else self._own.max(1, initial=0.0)
+        return self._largest + self._alike + own
+
+    def begin(self) -> None:
+        """Begin a round: the client that sends most may be another one than in the last."""
+        self._largest = self.bytes_up_max
+        self._alike[:] = 0
+        self._own = None
+
+    def book_up(self, message: Message, weight: Tensor | None = None) -> None:
+        """Book the messages (B, n) of all clients; weight (n,): how often each is sent, else once."""
+        self._book_up(message, weight, slice(None))
 
     def book_down(self, message: Message) -> None:
         """Book the server's broadcast (B,)."""
-        self._book(self.down, message, None, slice(None))
+        self._book_down(message, slice(None))
 
     def book_union(self, message: Message) -> None:
         """Book the broadcast (B,) of the sum of all clients' messages (B, n), as sparse as it is."""
-        counts = [_plain(x) for x in message.union()]
-        width = self.down.shape[1]
-        self.down += np.stack([np.broadcast_to(r, width) for r in counts])
+        _add(self.down, slice(None), [_plain(count) for count in message.union()])
 
     def charge(self, bits: float, down: bool = False) -> None:
-        """Book raw bits per client (or of the broadcast), packed to whole bytes."""
-        side = self.down if down else self.up
-        side[COLUMNS.index("raw")] += bits
-        side[COLUMNS.index("bytes")] += -(-bits // 8)
-        side[COLUMNS.index("messages")] += 1
+        """Book a message of so many raw bits, packed to whole bytes: of each client, or the broadcast."""
+        size = -(-bits // 8)
+        cost = Counts(raw=bits, bytes=size, messages=1)
+        _add(self.down if down else self.up, slice(None), list(cost))
+        if not down:
+            self._alike += size
 
     def select(self, cells: np.ndarray) -> Ledger:
         """Return the ledger of some cells."""
         kept = Ledger(0)
         kept.up, kept.down = self.up[:, cells], self.down[:, cells]
+        kept._largest, kept._alike = self._largest[cells], self._alike[cells]
+        kept._own = None if self._own is None else self._own[cells]
         return kept
 
-    def _book(self, side: np.ndarray, message: Message, weight: Any, cells: Any) -> None:
+    def state(self) -> dict[str, Tensor]:
+        """Return the counts of the rounds so far, copied."""
+        arrays = {"up": self.up, "down": self.down, "bytes_up_max": self.bytes_up_max}
+        return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Go on from what ``state`` returned after a round."""
+        self.up, self.down = saved["up"].numpy().copy(), saved["down"].numpy().copy()
+        self._largest = saved["bytes_up_max"].numpy()  # replaced, never written to
+        self._alike, self._own = np.zeros_like(self._largest), None
+
+    def _book_up(self, message: Message, weight: Tensor | None, cells: Cells) -> None:
         if isinstance(message, CasesMessage):
             for own, part in zip(message.cells, message.parts, strict=True):
-                self._book(side, part, weight, own.cpu().numpy())
+                self._book_up(part, weight, own.cpu().numpy())
             return
-        counts = message.cost
-        if weight is None:  # a broadcast: lead is (B,)
-            rows = [_plain(x) for x in counts]
-        elif any(isinstance(x, torch.Tensor) for x in counts):
-            rows = [_mean(x, weight) for x in counts]
-        else:
-            mean = weight if isinstance(weight, float) else float(weight.mean())
-            rows = [x * mean for x in counts]
-        if all(np.ndim(r) == 0 for r in rows):
-            side[:, cells] += np.array(rows, float)[:, None]
-        else:
-            width = side[0, cells].shape[0]
-            side[:, cells] += np.stack([np.broadcast_to(r, width) for r in rows])
+        cost = message.cost
+        times = None if weight is None else weight.double().cpu().numpy()
+        _add(self.up, cells, [_mean(_plain(count), times) for count in cost])
+        size = _plain(cost.bytes)
+        if times is None and not isinstance(size, np.ndarray):
+            self._alike[cells] += size
+            return
+        if self._own is None:
+            self._own = np.zeros((self.up.shape[1], message.lead[-1]))
+        self._own[cells] += size if times is None else size * times
+
+    def _book_down(self, message: Message, cells: Cells) -> None:
+        if isinstance(message, CasesMessage):
+            for own, part in zip(message.cells, message.parts, strict=True):
+                self._book_down(part, own.cpu().numpy())
+            return
+        _add(self.down, cells, [_plain(count) for count in message.cost])
 
 
-def _plain(x: Any) -> Any:
-    return x.double().cpu().numpy() if isinstance(x, torch.Tensor) else x
+def _add(side: np.ndarray, cells: Cells, rows: list[Count]) -> None:
+    """Add counts, a number or an array over the cells each, to those cells of one side."""
+    if all(np.ndim(row) == 0 for row in rows):
+        side[:, cells] += np.array(rows, float)[:, None]
+    else:
+        width = side[0, cells].shape[0]
+        side[:, cells] += np.stack([np.broadcast_to(row, width) for row in rows])
 
 
-def _mean(x: Any, weight: Any) -> Any:
-    """Return the mean over clients of counts (B, n) (or a number), each weighted."""
-    if isinstance(x, torch.Tensor):
-        x = x.double() if isinstance(weight, float) else x.double() * weight.to(x.device)
-        return (x * weight if isinstance(weight, float) else x).mean(-1).cpu().numpy()
-    return x * (weight if isinstance(weight, float) else float(weight.mean()))
+def _plain(count: float | Tensor) -> Count:
+    """Return a count as a number, or as a float64 array where it is a tensor."""
+    return count.double().cpu().numpy() if isinstance(count, Tensor) else count
+
+
+def _mean(count: Count, times: np.ndarray | None) -> Count:
+    """Return the mean over clients of a count (B, n), or a number for all, each ``times`` over."""
+    if not isinstance(count, np.ndarray):
+        return count if times is None else count * float(times.mean())
+    return (count if times is None else count * times).mean(-1)

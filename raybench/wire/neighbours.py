@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import scipy.sparse
 import torch
 from torch import Tensor
@@ -10,6 +12,19 @@ from raybench.core.compiled import compiled
 from raybench.core.parallel import run_shared
 
 DENSE = 0.4  # share of entries that are not 0 from which on a matrix product is faster
+
+
+class Mixing(NamedTuple):
+    """W (n, n), symmetric, doubly stochastic, eigenvalues in (-1, 1]; degrees (n,) without self."""
+
+    W: Tensor
+    degrees: Tensor
+
+    @property
+    def gap(self) -> float:
+        """Return 1 - max(|lambda_2|, |lambda_n|): how fast gossip forgets disagreement."""
+        sizes = torch.linalg.eigvalsh(self.W).abs().sort().values
+        return float(1 - sizes[-2]) if len(sizes) > 1 else 1.0
 
 
 class Neighbours:

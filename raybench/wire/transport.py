@@ -100,16 +100,18 @@ class Ranks(Transport):
 
 
 class Distributed(Ranks):
-    """Ranks of torch.distributed's default group: gloo on CPU, NCCL where tensors are on CUDA."""
+    """Ranks of torch.distributed's default group: NCCL where each has a GPU of its own, else gloo."""
 
     def __init__(self) -> None:
         super().__init__(dist.get_rank(), dist.get_world_size())
         self._failures = 0
 
     def exchange(self, data: Tensor) -> list[Tensor]:
-        parts = [torch.empty_like(data) for _ in range(self.size)]
-        dist.all_gather(parts, data)
-        return parts
+        # gloo, which ranks that share a GPU use, gathers what is in main memory
+        sent = data.cpu() if dist.get_backend() == "gloo" else data
+        parts = [torch.empty_like(sent) for _ in range(self.size)]
+        dist.all_gather(parts, sent)
+        return [part.to(data.device) for part in parts]
 
     def agree(self, value: Any) -> Any:
         box = [value]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,12 +17,7 @@ from raybench.core.streams import Stream
 from raybench.wire import Message
 
 
-@compressor(
-    "chain",
-    first=Operator("top_k:k=25%", help="acts on x"),
-    then=Operator("natural", help="acts on what the first sends"),
-)
-@dataclass(frozen=True)
+@compressor("chain")
 class Chain(Composed):
     """Q(C(x)), C = ``first`` and Q = ``then``, independent: the composition of two operators.
 
@@ -40,8 +35,8 @@ class Chain(Composed):
     * Otherwise nothing is known. Source: Beznosikov et al. 2020, On Biased Compression, section 2.
     """
 
-    first: Made = "top_k:k=25%"
-    then: Made = "natural"
+    first: Made = Operator("top_k:k=25%", help="acts on x")
+    then: Made = Operator("natural", help="acts on what the first sends")
     made_of = ("first", "then")
 
     @property
@@ -109,12 +104,7 @@ def _error(op: Compressor, d: int) -> float | None:
     return min(known, default=None)
 
 
-@compressor(
-    "two_shot",
-    first=Operator("top_k:k=25%", help="acts on x"),
-    then=Operator("top_k:k=25%", help="acts on what the first leaves of x"),
-)
-@dataclass(frozen=True)
+@compressor("two_shot")
 class TwoShot(Composed):
     """C_1(x) + C_2(x - C_1(x)), both messages sent: alpha = 1 - (1 - alpha_1)(1 - alpha_2).
 
@@ -123,8 +113,8 @@ class TwoShot(Composed):
     (3PC), variant 4.
     """
 
-    first: Made = "top_k:k=25%"
-    then: Made = "top_k:k=25%"
+    first: Made = Operator("top_k:k=25%", help="acts on x")
+    then: Made = Operator("top_k:k=25%", help="acts on what the first leaves of x")
     made_of = ("first", "then")
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
@@ -148,12 +138,7 @@ class TwoShot(Composed):
         return alpha if alpha > 0 else None
 
 
-@compressor(
-    "induced",
-    first=Operator("top_k:k=25%", help="contractive"),
-    then=Operator("rand_k:k=25%", help="unbiased; acts on what the first leaves of x"),
-)
-@dataclass(frozen=True)
+@compressor("induced")
 class Induced(TwoShot):
     """C(x) + Q(x - C(x)), C contractive and Q unbiased: unbiased, omega = omega_Q (1 - alpha_C).
 
@@ -161,7 +146,8 @@ class Induced(TwoShot):
     2021, A Better Alternative to Error Feedback.
     """
 
-    then: Made = "rand_k:k=25%"
+    first: Made = Operator("top_k:k=25%", help="contractive")
+    then: Made = Operator("rand_k:k=25%", help="unbiased; acts on what the first leaves of x")
 
     def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
         fitted = super().fit(d, n, layout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -22,12 +22,7 @@ MOST_ENTRIES_STACKED = 1 << 16  # of each of equal tensors that are compressed i
 FEWEST_STACKED = 3  # equal tensors; fewer are not worth the copy
 
 
-@compressor(
-    "per_tensor",
-    of=Operator("top_k:k=25%", help="acts on each tensor; shares are of its size"),
-    sizes=List("auto", words=("auto",), help="sizes of the tensors, or those of the problem"),
-)
-@dataclass(frozen=True)
+@compressor("per_tensor")
 class PerTensor(Composed):
     """C(x_1), .., C(x_T), x_l the tensors of x: independent messages, one after the other.
 
@@ -38,8 +33,10 @@ class PerTensor(Composed):
     InputError where the sizes do not sum to d, or ``of`` does not fit one of them.
     """
 
-    of: Made = "top_k:k=25%"
-    sizes: Sequence[int] | str = "auto"
+    of: Made = Operator("top_k:k=25%", help="acts on each tensor; shares are of its size")
+    sizes: Sequence[int] | str = List(
+        "auto", words=("auto",), help="sizes of the tensors, or those of the problem"
+    )
     fitted: tuple[Compressor, ...] = ()  # for each tensor, where they differ
     made_of = ("of",)
 

@@ -7,7 +7,6 @@ multiplied by 1/zeta, alpha = (k/d)/zeta. The indices are sent once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -60,28 +59,20 @@ def _count() -> Any:
     return Count(help="coordinates kept, or a share such as 10%")
 
 
-@compressor("top_k_natural", k=_count())
-@dataclass(frozen=True)
+@compressor("top_k_natural")
 class TopKNatural(_TopKThen):
     """The k largest |x_j|, each rounded at random to a power of two: zeta = 9/8 in B1 and B2.
 
     Bits: k times (index and 9, or 12 in float64). Source: Beznosikov et al. 2020.
     """
 
-    k: int | float | str
+    k: int | float | str = _count()
 
     def quantiser(self) -> str:
         return "natural"
 
 
-@compressor(
-    "top_k_dithering",
-    k=_count(),
-    s=Integer(3, low=1, high=1000, help="levels above zero"),
-    p=Number(2.0, low=1, words=("inf",), help="norm of the kept values: 2 or inf"),
-    base=Number(None, low=1, open_low=True, help="levels base^-i; null for i/s, equally spaced"),
-)
-@dataclass(frozen=True)
+@compressor("top_k_dithering")
 class TopKDithering(_TopKThen):
     """The k largest |x_j|, dithered to s levels: 1/s, .., 1, or base^(1-s), .., 1/base, 1.
 
@@ -90,10 +81,12 @@ class TopKDithering(_TopKThen):
     and ceil(log2(2s+1))). Source: Beznosikov et al. 2020.
     """
 
-    k: int | float | str
-    s: int = 3
-    p: float | str = 2.0
-    base: float | None = None
+    k: int | float | str = _count()
+    s: int = Integer(3, low=1, high=1000, help="levels above zero")
+    p: float | str = Number(2.0, low=1, words=("inf",), help="norm of the kept values: 2 or inf")
+    base: float | None = Number(
+        None, low=1, open_low=True, help="levels base^-i; null for i/s, equally spaced"
+    )
 
     def quantiser(self) -> str:
         if self.base is None:
@@ -101,13 +94,7 @@ class TopKDithering(_TopKThen):
         return f"exponential_dithering:base={self.base},p={self.p},s={self.s}"
 
 
-@compressor(
-    "top_k_natural_dithering",
-    k=_count(),
-    s=Integer(3, low=1, high=1000, help="levels above zero: 2^(1-s), .., 1/2, 1"),
-    p=Number(2.0, low=1, words=("inf",), help="norm of the kept values: 2 or inf"),
-)
-@dataclass(frozen=True)
+@compressor("top_k_natural_dithering")
 class TopKNaturalDithering(_TopKThen):
     """The k largest |x_j|, dithered to the levels 2^(1-s), .., 1/2, 1.
 
@@ -115,9 +102,9 @@ class TopKNaturalDithering(_TopKThen):
     ceil(log2(2s+1))). Source: Beznosikov et al. 2020.
     """
 
-    k: int | float | str
-    s: int = 3
-    p: float | str = 2.0
+    k: int | float | str = _count()
+    s: int = Integer(3, low=1, high=1000, help="levels above zero: 2^(1-s), .., 1/2, 1")
+    p: float | str = Number(2.0, low=1, words=("inf",), help="norm of the kept values: 2 or inf")
 
     def quantiser(self) -> str:
         return f"natural_dithering:p={self.p},s={self.s}"

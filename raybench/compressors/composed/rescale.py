@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -19,12 +17,7 @@ SAFE_SQUARES = {torch.float32: (1e-25, 1e35), torch.float64: (1e-200, 1e200)}
 """Between these a sum of squares has neither lost numbers that are too small nor overflown."""
 
 
-@compressor(
-    "optimal_rescale",
-    of=Operator("scaled_sign", help="the operator whose best multiple is sent"),
-    correct=Flag(help="send the largest entry of the error too"),
-)
-@dataclass(frozen=True)
+@compressor("optimal_rescale")
 class OptimalRescale(Composed):
     """s C(x), s = <C(x), x>/||C(x)||^2 sent as one value: ||s C(x) - x||^2 = (1 - cos^2) ||x||^2 <= ||x||^2.
 
@@ -35,8 +28,8 @@ class OptimalRescale(Composed):
     alpha = 1 - (1 - alpha_C)(1 - 1/d) >= 1/d for every C.
     """
 
-    of: Made = "scaled_sign"
-    correct: bool = False
+    of: Made = Operator("scaled_sign", help="the operator whose best multiple is sent")
+    correct: bool = Flag(help="send the largest entry of the error too")
     made_of = ("of",)
     zero_to_zero = True
 
@@ -55,8 +48,7 @@ class OptimalRescale(Composed):
         return 1 / found[0] if found else None
 
 
-@compressor("as_contractive", of=Operator("natural", help="unbiased, or of the class B1 or B2"))
-@dataclass(frozen=True)
+@compressor("as_contractive")
 class AsContractive(Composed):
     """c C(x) with the factor c that makes C contractive; both sides know c, so it costs no bits.
 
@@ -65,7 +57,7 @@ class AsContractive(Composed):
     al. 2020, theorem on B1, B2, B3.
     """
 
-    of: Made = "natural"
+    of: Made = Operator("natural", help="unbiased, or of the class B1 or B2")
     made_of = ("of",)
 
     def encode(self, x: Tensor, stream: Stream) -> Message:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -22,14 +21,7 @@ def _in_bucket(d: int, bucket: int) -> int:
     return min(bucket, d) if bucket > 0 else d
 
 
-@compressor(
-    "dithering",
-    version="2",
-    s=Integer(3, low=1, high=2**30, help="levels above zero"),
-    p=Number(2.0, low=1, words=("inf",), help="norm: 2 (QSGD) or inf"),
-    bucket=Integer(0, low=0, help=_BUCKET),
-)
-@dataclass(frozen=True)
+@compressor("dithering", version="2")
 class Dithering(Compressor):
     """C(x)_j = ||x||_p sign(x_j) xi_j, xi_j unbiased on {0, 1/s, .., 1}: standard dithering.
 
@@ -42,9 +34,9 @@ class Dithering(Compressor):
     s = 1. NaN or infinity makes its bucket non-finite. Source: Alistarh et al. 2017 (QSGD).
     """
 
-    s: int = 3
-    p: float | str = 2.0
-    bucket: int = 0
+    s: int = Integer(3, low=1, high=2**30, help="levels above zero")
+    p: float | str = Number(2.0, low=1, words=("inf",), help="norm: 2 (QSGD) or inf")
+    bucket: int = Integer(0, low=0, help=_BUCKET)
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         return quantised(x, stream, "linear", self.s, float(self.p), bucket=self.bucket)
@@ -60,20 +52,15 @@ class Dithering(Compressor):
         return min(d * (size / s) ** 2, size * root / s)
 
 
-@compressor(
-    "qsgd",
-    s=Integer(3, low=1, high=2**30, help="levels above zero"),
-    bucket=Integer(512, low=0, help=_BUCKET),
-)
-@dataclass(frozen=True)
+@compressor("qsgd")
 class Qsgd(Compressor):
     """Dithering with the 2-norm in buckets of 512 coordinates: omega <= min(B/s^2, sqrt(B)/s), B = 512.
 
     B is min(bucket, d), or d for bucket 0. Source: Alistarh et al. 2017 (QSGD), section 4.
     """
 
-    s: int = 3
-    bucket: int = 512
+    s: int = Integer(3, low=1, high=2**30, help="levels above zero")
+    bucket: int = Integer(512, low=0, help=_BUCKET)
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         return quantised(x, stream, "linear", self.s, 2.0, bucket=self.bucket)
@@ -82,8 +69,7 @@ class Qsgd(Compressor):
         return Dithering(self.s, 2.0, self.bucket).omega(d)
 
 
-@compressor("terngrad", version="2", bucket=Integer(0, low=0, help=_BUCKET))
-@dataclass(frozen=True)
+@compressor("terngrad", version="2")
 class TernGrad(Compressor):
     """C(x)_j = ||x||_inf sign(x_j) Be(|x_j| / ||x||_inf): ternary, omega <= (sqrt(d) - 1)/2, tight.
 
@@ -92,7 +78,7 @@ class TernGrad(Compressor):
     (which biases).
     """
 
-    bucket: int = 0
+    bucket: int = Integer(0, low=0, help=_BUCKET)
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         return quantised(x, stream, "linear", 1, math.inf, bucket=self.bucket)
@@ -101,14 +87,7 @@ class TernGrad(Compressor):
         return (math.sqrt(_in_bucket(d, self.bucket)) - 1) / 2
 
 
-@compressor(
-    "exponential_dithering",
-    s=Integer(3, low=1, high=1000, help="levels above zero: b^(1-s), .., 1/b, 1"),
-    p=_NORM,
-    base=Number(2.0, low=1, open_low=True, help="ratio b of two levels"),
-    bucket=Integer(0, low=0, help=_BUCKET),
-)
-@dataclass(frozen=True)
+@compressor("exponential_dithering")
 class ExponentialDithering(Compressor):
     """C(x)_j = ||x||_p sign(x_j) xi_j, xi_j unbiased on {0, b^(1-s), .., 1/b, 1}, b = base > 1.
 
@@ -118,10 +97,10 @@ class ExponentialDithering(Compressor):
     norm a bucket, d ceil(log2(2s+1)), 8 ceil(d/5) for s = 1. Source: Beznosikov et al. 2020.
     """
 
-    s: int = 3
-    p: float | str = 2.0
-    base: float = 2.0
-    bucket: int = 0
+    s: int = Integer(3, low=1, high=1000, help="levels above zero: b^(1-s), .., 1/b, 1")
+    p: float | str = _NORM
+    base: float = Number(2.0, low=1, open_low=True, help="ratio b of two levels")
+    bucket: int = Integer(0, low=0, help=_BUCKET)
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         return quantised(x, stream, "power", self.s, float(self.p), float(self.base), self.bucket)
@@ -132,14 +111,7 @@ class ExponentialDithering(Compressor):
         return (b + 1 / b - 2) / 4 + u * min(1.0, u)
 
 
-@compressor(
-    "natural_dithering",
-    version="2",
-    s=Integer(3, low=1, high=1000, help="levels above zero: 2^(1-s), .., 1/2, 1"),
-    p=_NORM,
-    bucket=Integer(0, low=0, help=_BUCKET),
-)
-@dataclass(frozen=True)
+@compressor("natural_dithering", version="2")
 class NaturalDithering(Compressor):
     """C(x)_j = ||x||_p sign(x_j) xi_j, xi_j unbiased on {0, 2^(1-s), .., 1/2, 1}.
 
@@ -147,9 +119,9 @@ class NaturalDithering(Compressor):
     Bits: a norm a bucket, d ceil(log2(2s+1)). Source: Horvath et al. 2019, Natural Compression.
     """
 
-    s: int = 3
-    p: float | str = 2.0
-    bucket: int = 0
+    s: int = Integer(3, low=1, high=1000, help="levels above zero: 2^(1-s), .., 1/2, 1")
+    p: float | str = _NORM
+    bucket: int = Integer(0, low=0, help=_BUCKET)
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         return quantised(x, stream, "power", self.s, float(self.p), bucket=self.bucket)
@@ -158,14 +130,7 @@ class NaturalDithering(Compressor):
         return ExponentialDithering(self.s, self.p, 2.0, self.bucket).omega(d)
 
 
-@compressor(
-    "int8",
-    bucket=Integer(0, low=0, help="numbers that share a scale; 0: all of a row"),
-    rounding=Choice(
-        "nearest", "stochastic", help="to the nearest level, or at random without bias"
-    ),
-)
-@dataclass(frozen=True)
+@compressor("int8")
 class Int8(Compressor):
     """C(x)_j = (m/127) c_j, c_j the integer -127..127 nearest to 127 x_j/m, m = max|x_j| of a bucket.
 
@@ -176,8 +141,10 @@ class Int8(Compressor):
     Source: Dettmers 2015, 8-Bit Approximations; Alistarh et al. 2017.
     """
 
-    bucket: int = 0
-    rounding: str = "nearest"
+    bucket: int = Integer(0, low=0, help="numbers that share a scale; 0: all of a row")
+    rounding: str = Choice(
+        "nearest", "stochastic", help="to the nearest level, or at random without bias"
+    )
 
     @property
     def deterministic(self) -> bool:  # type: ignore[override]

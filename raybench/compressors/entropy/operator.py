@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from raybench.compressors.base import Compressor
@@ -15,11 +13,7 @@ from raybench.core.streams import Stream
 from raybench.wire import Message
 
 
-@compressor(
-    "entropy_coded",
-    of=Operator("dithering", help="a quantiser: it sends levels, exponents or other codes"),
-)
-@dataclass(frozen=True)
+@compressor("entropy_coded")
 class EntropyCoded(Composed):
     """C(x) of another operator, its symbols entropy-coded by a range coder: same values, fewer bits.
 
@@ -31,7 +25,7 @@ class EntropyCoded(Composed):
     or where ``of`` sends no symbols. Source: Martin 1979 (range coding); Bamler 2022 (constriction).
     """
 
-    of: Made = "dithering"
+    of: Made = Operator("dithering", help="a quantiser: it sends levels, exponents or other codes")
     made_of = ("of",)
 
     def __post_init__(self) -> None:

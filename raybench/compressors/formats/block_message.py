@@ -157,8 +157,9 @@ class BlockMessage(Message):
 
     def _payload(self) -> Tensor:
         parts = [bitpack.to_bytes(x) for x in (self.tops, self.scales)]
-        out = torch.empty(*self.lead, self._size(), dtype=torch.uint8, device=self.device)
         head = sum(part.shape[-1] for part in parts)
+        size = head + bitpack.bytes_of(self.width * self.d)
+        out = torch.empty(*self.lead, size, dtype=torch.uint8, device=self.device)
         out[..., :head] = torch.cat(parts, -1)
         return bitpack.pack_into(self.codes, self.width, out, head)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -24,6 +23,7 @@ from raybench.compressors.formats.small_floats import ELEMENTS, mx_codes
 from raybench.compressors.norms import in_buckets
 from raybench.core.compiled import compiled
 from raybench.core.parallel import run_tiled
+from raybench.core.params import record
 from raybench.core.registry import Choice, Flag, Integer, compressor
 from raybench.core.streams import Stream
 from raybench.wire import Message
@@ -71,12 +71,7 @@ def tight_alpha(name: str, size: int, slack: tuple[float, float] = (0.0, 0.0)) -
 # Operators ---------------------------------------------------------------------------------------
 
 
-@compressor(
-    "nf4",
-    block=Integer(64, low=1, help="numbers that share a scale"),
-    double=Flag(help="scales in 8 bits too, 256 of them sharing a number of full width"),
-)
-@dataclass(frozen=True)
+@compressor("nf4")
 class NF4(Compressor):
     """C(x)_j = m times the nearest of 16 normal quantiles, m = max|x_j| of a block: deterministic.
 
@@ -89,8 +84,8 @@ class NF4(Compressor):
     Source: Dettmers et al. 2023 (QLoRA).
     """
 
-    block: int = 64
-    double: bool = False
+    block: int = Integer(64, low=1, help="numbers that share a scale")
+    double: bool = Flag(help="scales in 8 bits too, 256 of them sharing a number of full width")
     deterministic = True
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
@@ -174,11 +169,11 @@ def _double_alpha(size: int, shared: int) -> float:
     return max(tight_alpha("nf4", size, slack) - float(lost), 1 / (size * shared))
 
 
-@dataclass(frozen=True)
+@record
 class _MX(Compressor):
     """Elements of a small float format times a power of two per block."""
 
-    block: int = 32
+    block: int = Integer(32, low=1, help="numbers that share a power of two")
     deterministic = True
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
@@ -193,12 +188,7 @@ class _MX(Compressor):
         return tight_alpha(self._element(), min(self.block, d))
 
 
-@compressor(
-    "mxfp8",
-    element=Choice("e4m3", "e5m2", help="exponent and mantissa bits of a number"),
-    block=Integer(32, low=1, help="numbers that share a power of two"),
-)
-@dataclass(frozen=True)
+@compressor("mxfp8")
 class MXFP8(_MX):
     """C(x)_j = 2^e times the nearest E4M3 (or E5M2) number, e shared by a block of 32: deterministic.
 
@@ -210,15 +200,13 @@ class MXFP8(_MX):
     A block with a NaN or infinity is NaN throughout. Source: OCP Microscaling Formats v1.0, 2023.
     """
 
-    block: int = 32
-    element: str = "e4m3"
+    element: str = Choice("e4m3", "e5m2", help="exponent and mantissa bits of a number")
 
     def _element(self) -> str:
         return self.element
 
 
-@compressor("mxfp4", block=Integer(32, low=1, help="numbers that share a power of two"))
-@dataclass(frozen=True)
+@compressor("mxfp4")
 class MXFP4(_MX):
     """C(x)_j = 2^e times the nearest of 0, 1/2, 1, 3/2, 2, 3, 4, 6, e shared by a block of 32.
 

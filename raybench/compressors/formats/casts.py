@@ -12,6 +12,7 @@ from raybench.compressors.base import Compressor
 from raybench.compressors.formats.block_message import nonzero, shared_max
 from raybench.compressors.formats.small_floats import HALVES, small_codes
 from raybench.core.counts import Counts
+from raybench.core.params import record
 from raybench.core.registry import Choice, compressor
 from raybench.core.streams import Stream
 from raybench.wire import Message, bitpack
@@ -62,11 +63,11 @@ class HalfMessage(Message):
         return cls(d, dtype, values, scales, known["format"], by_max, scale=known["scale"])
 
 
-@dataclass(frozen=True)
+@record
 class Half(Compressor):
     """Round to nearest even in two bytes; finite numbers beyond the range become the largest finite."""
 
-    scale: str = "none"
+    scale: str = SCALE
     deterministic = True
     format: ClassVar[str]
 
@@ -78,8 +79,7 @@ class Half(Compressor):
         return HalfMessage(d, x.dtype, values, scales, self.format, by_max)
 
 
-@compressor("fp16", scale=SCALE)
-@dataclass(frozen=True)
+@compressor("fp16")
 class FP16(Half):
     """C(x)_j = x_j rounded to float16 (nearest even): 16 bits a number, deterministic.
 
@@ -100,8 +100,7 @@ class FP16(Half):
         return 1 - max(2.0**-22, small / (1 + small))
 
 
-@compressor("bf16", scale=SCALE)
-@dataclass(frozen=True)
+@compressor("bf16")
 class BF16(Half):
     """C(x)_j = x_j rounded to bfloat16 (nearest even): 16 bits a number, alpha = 1 - 2^-16.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -16,13 +15,13 @@ from raybench.compressors.base import Compressor
 from raybench.compressors.low_rank.svd import truncated_svd
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
-from raybench.core.registry import Integer, Param, compressor
+from raybench.core.params import record
+from raybench.core.registry import Integer, List, compressor
 from raybench.core.streams import Stream
 from raybench.wire import Dense, FactorsMessage, Message
 
 AUTO = "auto"
-SHAPE = Param(
-    "list",
+SHAPE = List(
     AUTO,
     words=(AUTO,),
     help="sizes of the matrix, [[14, 8]], or of a tensor folded to first x rest; auto: nearly square",
@@ -119,12 +118,12 @@ class Projection(Compressor):
         return None if alpha is None else (alpha, 1.0)
 
 
-@dataclass(frozen=True)
+@record
 class LowRank(Projection):
     """Base of rank-r operators; a vector whose factors would hold d values or more is sent dense."""
 
-    rank: int = 1
-    shape: tuple[int, ...] | str = AUTO
+    rank: int = Integer(1, low=1, help="rank of the matrix that is sent")
+    shape: tuple[int, ...] | str = SHAPE
 
     def __post_init__(self) -> None:
         at_least(self.rank, 1, "rank")
@@ -149,8 +148,7 @@ def at_least(value: object, low: int, where: str) -> None:
         raise InputError.of(where, f"{value!r} is out of range", f"an integer >= {low}")
 
 
-@compressor("svd", rank=Integer(1, low=1, help="rank of the matrix that is sent"), shape=SHAPE)
-@dataclass(frozen=True)
+@compressor("svd")
 class SVD(LowRank):
     """C(x) = sum of the r leading terms s_i u_i v_i' of x read as a matrix a x b: best rank-r matrix.
 
@@ -177,13 +175,7 @@ class SVD(LowRank):
         return FactorsMessage(d, x.dtype, *factors)
 
 
-@compressor(
-    "power_step",
-    rank=Integer(1, low=1, help="rank of the matrix that is sent"),
-    shape=SHAPE,
-    iterations=Integer(1, low=1, help="steps of subspace iteration, two products each"),
-)
-@dataclass(frozen=True)
+@compressor("power_step")
 class PowerStep(LowRank):
     """C(x) = P P'M for M = x read as a matrix a x b, P = orth(M G), G a fresh Gaussian b x r.
 
@@ -196,7 +188,7 @@ class PowerStep(LowRank):
     Source: Vogels, Karimireddy, Jaggi 2019 (PowerSGD); Halko, Martinsson, Tropp 2011.
     """
 
-    iterations: int = 1
+    iterations: int = Integer(1, low=1, help="steps of subspace iteration, two products each")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -37,11 +37,7 @@ class Natural(Compressor):
         return 1 / 8
 
 
-@compressor(
-    "stochastic_rounding",
-    bits=Integer(8, low=1, high=24, help="significant bits p, the leading 1 among them"),
-)
-@dataclass(frozen=True)
+@compressor("stochastic_rounding")
 class StochasticRounding(Compressor):
     """C(x)_j = x_j rounded at random to one of the two floats of p significant bits around it.
 
@@ -55,7 +51,7 @@ class StochasticRounding(Compressor):
     p = 1 Horvath et al. 2019.
     """
 
-    bits: int = 8
+    bits: int = Integer(8, low=1, high=24, help="significant bits p, the leading 1 among them")
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         return ExponentsMessage(x.shape[-1], x.dtype, cut(x, self.bits, stream), self.bits)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -19,12 +18,7 @@ from raybench.core.streams import Stream
 from raybench.wire import ExponentsMessage, Message
 
 
-@compressor(
-    "rounding",
-    levels=List((1,), help="[[1, 1.5]]: positive numbers in [1, base), repeated times base^q"),
-    base=Number(2.0, low=1, open_low=True, help="ratio b after which the levels repeat"),
-)
-@dataclass(frozen=True)
+@compressor("rounding")
 class Rounding(Compressor):
     """C(x)_j = sign(x_j) a_k or a_(k+1), a_k <= |x_j| < a_(k+1), unbiased, levels a_(k+m) = b a_k.
 
@@ -36,8 +30,10 @@ class Rounding(Compressor):
     2020, general unbiased rounding.
     """
 
-    levels: Sequence[float] = (1,)
-    base: float = 2.0
+    levels: Sequence[float] = List(
+        (1,), help="[[1, 1.5]]: positive numbers in [1, base), repeated times base^q"
+    )
+    base: float = Number(2.0, low=1, open_low=True, help="ratio b after which the levels repeat")
 
     def __post_init__(self) -> None:
         levels = tuple(sorted({float(level) for level in self.levels}))
@@ -58,12 +54,7 @@ class Rounding(Compressor):
         return (ratio + 1 / ratio - 2) / 4
 
 
-@compressor(
-    "exponential_rounding",
-    base=Number(2.0, low=1, open_low=True, help="ratio b of two levels"),
-    unbiased=Flag(True, help="at random without bias, or to the nearest level"),
-)
-@dataclass(frozen=True)
+@compressor("exponential_rounding")
 class ExponentialRounding(Compressor):
     """C(x)_j = sign(x_j) b^k or b^(k+1), b^k <= |x_j| < b^(k+1), b = base: at random, or the nearer one.
 
@@ -75,8 +66,8 @@ class ExponentialRounding(Compressor):
     32766 powers in float64's range. Source: Beznosikov et al. 2020.
     """
 
-    base: float = 2.0
-    unbiased: bool = True
+    base: float = Number(2.0, low=1, open_low=True, help="ratio b of two levels")
+    unbiased: bool = Flag(True, help="at random without bias, or to the nearest level")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "base", float(self.base))

@@ -18,15 +18,7 @@ from raybench.wire.base import Header
 from raybench.wire.indices import DAMAGED, code_of, decode, encode
 
 
-@compressor(
-    "block_top_k",
-    k=Count(
-        help="within: entries kept of a block, or a share of it; blocks: blocks kept, or a share"
-    ),
-    block=Integer(256, low=1, help="coordinates of a block"),
-    form=Choice("within", "blocks", help="the largest entries of each block, or whole blocks"),
-)
-@dataclass(frozen=True)
+@compressor("block_top_k")
 class BlockTopK(Compressor):
     """C(x) = the k largest entries of every block of B coordinates, or the k blocks of largest norm.
 
@@ -37,9 +29,13 @@ class BlockTopK(Compressor):
     hold with (alpha, 1). Deterministic. Raises InputError where k or B do not fit.
     """
 
-    k: int | float | str
-    block: int = 256
-    form: str = "within"
+    k: int | float | str = Count(
+        help="within: entries kept of a block, or a share of it; blocks: blocks kept, or a share"
+    )
+    block: int = Integer(256, low=1, help="coordinates of a block")
+    form: str = Choice(
+        "within", "blocks", help="the largest entries of each block, or whole blocks"
+    )
     deterministic = True
     selection = True
 

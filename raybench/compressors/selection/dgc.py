@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -36,13 +35,7 @@ LOWERED_TO = 0.8  # of itself, while fewer than this share of k exceed it
 MOST_BEFORE_SELECTION = 1.3  # times k; if more exceed the threshold, the k largest of all are taken
 
 
-@compressor(
-    "dgc",
-    k=Count(help="coordinates kept at most, or a share such as 0.1%"),
-    sample=Count("1%", help="coordinates looked at for the threshold, or their share"),
-    truncate=Choice("magnitude", "random", help="which are left out where more than k exceed it"),
-)
-@dataclass(frozen=True)
+@compressor("dgc")
 class DGC(Compressor):
     """C(x) = what exceeds a threshold estimated from a sample, at most k entries.
 
@@ -55,9 +48,13 @@ class DGC(Compressor):
     al. 2018, Deep Gradient Compression.
     """
 
-    k: int | float | str
-    sample: int | float | str = "1%"
-    truncate: str = "magnitude"
+    k: int | float | str = Count(help="coordinates kept at most, or a share such as 0.1%")
+    sample: int | float | str = Count(
+        "1%", help="coordinates looked at for the threshold, or their share"
+    )
+    truncate: str = Choice(
+        "magnitude", "random", help="which are left out where more than k exceed it"
+    )
     selection = True
 
     def __post_init__(self) -> None:
@@ -117,8 +114,8 @@ def _select(x: Tensor, k: int, count: int, random: bool, stream: Stream) -> Ragg
 
     run_shared(work, len(rows), COST_OF_SELECTING * rows.size)
     most = int(counts.max(initial=0))
-    parts = (part[:, :most].reshape(*lead, most) for part in (where, values))
-    return torch.from_numpy(counts).view(lead), *parts
+    where, values = (part[:, :most].reshape(*lead, most) for part in (where, values))
+    return torch.from_numpy(counts).view(lead), where, values
 
 
 @compiled

@@ -33,14 +33,7 @@ from raybench.wire.base import Header
 from raybench.wire.indices import DAMAGED, decode_rows, encode_rows, per_count
 
 
-@compressor(
-    "pos_neg_top_k",
-    k=Count(help="entries of each sign kept, or their share among the entries of that sign"),
-    values=Choice(
-        "exact", "means", help="what is sent of them: themselves, or a mean of each sign"
-    ),
-)
-@dataclass(frozen=True)
+@compressor("pos_neg_top_k")
 class PosNegTopK(Compressor):
     """C(x) = the largest positive and the most negative entries, selected apart; deterministic.
 
@@ -53,8 +46,12 @@ class PosNegTopK(Compressor):
     means.
     """
 
-    k: int | float | str
-    values: str = "exact"
+    k: int | float | str = Count(
+        help="entries of each sign kept, or their share among the entries of that sign"
+    )
+    values: str = Choice(
+        "exact", "means", help="what is sent of them: themselves, or a mean of each sign"
+    )
     deterministic = True
 
     def __post_init__(self) -> None:
@@ -109,9 +106,12 @@ def by_sign(x: Tensor, of_sign: Callable[[int], int]) -> Ragged:
     """
     if x.device.type != "cpu":
         sides = x.clamp(min=0), x.clamp(max=0).nan_to_num_(0.0, 0.0, -math.inf)
-        counts = [per_count(s.count_nonzero(-1), lambda n: (of_sign(n),))[0] for s in sides]
-        kept = [rank_of(sizes_torch(s)) < c[..., None] for s, c in zip(sides, counts, strict=True)]
-        return ragged(x, kept[0] | kept[1])
+        most_of = [per_count(s.count_nonzero(-1), lambda n: (of_sign(n),))[0] for s in sides]
+        chosen = [
+            rank_of(sizes_torch(s)) < most[..., None]
+            for s, most in zip(sides, most_of, strict=True)
+        ]
+        return ragged(x, chosen[0] | chosen[1])
     rows, form = bits_of(x), FORMS[x.dtype]
     found = torch.empty(*x.shape[:-1], 2, dtype=torch.int64)
     have, cost = found.view(-1, 2).numpy(), COST_OF_SELECTING * rows.size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,8 +29,7 @@ BUCKETS = 512  # of a histogram
 COST_OF_ENERGIES = 20.0  # of a coordinate, in additions
 
 
-@compressor("hard_threshold", threshold=Number(low=0, help="lambda: entries above it are kept"))
-@dataclass(frozen=True)
+@compressor("hard_threshold")
 class HardThreshold(Compressor):
     """C(x) = the entries with |x_j| > lambda: deterministic, of a length that x decides.
 
@@ -40,7 +38,7 @@ class HardThreshold(Compressor):
     al. 2021.
     """
 
-    threshold: float
+    threshold: float = Number(low=0, help="lambda: entries above it are kept")
     deterministic = True
     selection = True
 
@@ -56,16 +54,7 @@ class HardThreshold(Compressor):
         return at_least(x, cut.expand(x.shape[:-1]))
 
 
-@compressor(
-    "adaptive_threshold",
-    rule=Choice("max", "energy", "percentile", help="what the threshold follows from"),
-    c=Number(
-        0.5, low=0, high=1, open_low=True, help="rule max: the threshold over the largest |x_j|"
-    ),
-    energy=Number(0.9, low=0, high=1, open_low=True, help="rule energy: share of ||x||^2 kept"),
-    k=Count("10%", help="rule percentile: entries kept at least, or their share"),
-)
-@dataclass(frozen=True)
+@compressor("adaptive_threshold")
 class AdaptiveThreshold(Compressor):
     """C(x) = the entries with |x_j| >= lambda(x), zeros never: deterministic, of varying length.
 
@@ -77,10 +66,16 @@ class AdaptiveThreshold(Compressor):
     Strom 2015.
     """
 
-    rule: str = "max"
-    c: float = 0.5
-    energy: float = 0.9
-    k: int | float | str = "10%"
+    rule: str = Choice("max", "energy", "percentile", help="what the threshold follows from")
+    c: float = Number(
+        0.5, low=0, high=1, open_low=True, help="rule max: the threshold over the largest |x_j|"
+    )
+    energy: float = Number(
+        0.9, low=0, high=1, open_low=True, help="rule energy: share of ||x||^2 kept"
+    )
+    k: int | float | str = Count(
+        "10%", help="rule percentile: entries kept at least, or their share"
+    )
     deterministic = True
     selection = True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -35,8 +34,7 @@ class _Selection(Compressor):
         return self.alpha(d), 1.0
 
 
-@compressor("top_k", k=Count(help="coordinates kept, or a share such as 10%"))
-@dataclass(frozen=True)
+@compressor("top_k")
 class TopK(_Selection):
     """C(x) = the k coordinates of largest |x_j|: contractive with alpha = k/d, deterministic.
 
@@ -44,7 +42,7 @@ class TopK(_Selection):
     (k/d, 1). Bits: k values and their indices. Source: Alistarh et al. 2018; Beznosikov et al. 2020.
     """
 
-    k: int | float | str
+    k: int | float | str = Count(help="coordinates kept, or a share such as 10%")
     deterministic = True
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
@@ -52,12 +50,7 @@ class TopK(_Selection):
         return SparseMessage(x.shape[-1], x.dtype, indices, values)
 
 
-@compressor(
-    "rtop_k",
-    k=Count(help="coordinates kept, or a share such as 10%"),
-    pool=Number(2.0, low=1, help="r/k: they are drawn from the r largest (at most all)"),
-)
-@dataclass(frozen=True)
+@compressor("rtop_k")
 class RTopK(_Selection):
     """C(x) = k coordinates drawn at random from the r = ceil(pool k) of largest |x_j|, unscaled.
 
@@ -67,8 +60,8 @@ class RTopK(_Selection):
     2020, rTop-k.
     """
 
-    k: int | float | str
-    pool: float = 2.0
+    k: int | float | str = Count(help="coordinates kept, or a share such as 10%")
+    pool: float = Number(2.0, low=1, help="r/k: they are drawn from the r largest (at most all)")
 
     def __post_init__(self) -> None:
         if not 1 <= self.pool < math.inf:

@@ -32,12 +32,7 @@ def probability(p: object, where: str = "p") -> float:
     return float(p)
 
 
-@compressor(
-    "random_sparsification",
-    p=Number(0.25, low=0, high=1, open_low=True, help="probability of keeping a coordinate"),
-    scaled=Flag(True, help="times 1/p, which makes it unbiased; without, it is contractive"),
-)
-@dataclass(frozen=True)
+@compressor("random_sparsification")
 class RandomSparsification(Compressor):
     """C(x)_j = x_j / p with probability p, else 0, independently: unbiased, omega = 1/p - 1, exactly.
 
@@ -46,8 +41,10 @@ class RandomSparsification(Compressor):
     Source: Beznosikov et al. 2020, On Biased Compression for Distributed Learning.
     """
 
-    p: float = 0.25
-    scaled: bool = True
+    p: float = Number(
+        0.25, low=0, high=1, open_low=True, help="probability of keeping a coordinate"
+    )
+    scaled: bool = Flag(True, help="times 1/p, which makes it unbiased; without, it is contractive")
 
     def __post_init__(self) -> None:
         probability(self.p)

@@ -73,8 +73,7 @@ class L1Sampling(Compressor):
         return 1.0 if d == 1 else None
 
 
-@compressor("wangni", k=Count("10%", help="expected number of coordinates sent, or a share"))
-@dataclass(frozen=True)
+@compressor("wangni")
 class Wangni(Compressor):
     """C(x)_j = x_j / p_j with probability p_j = min(1, c |x_j|), c such that the p_j sum to k.
 
@@ -85,7 +84,7 @@ class Wangni(Compressor):
     in float16 that happens to vectors with entries above 65504 k/d. Source: Wangni et al. 2018, Gradient Sparsification.
     """
 
-    k: int | float | str = "10%"
+    k: int | float | str = Count("10%", help="expected number of coordinates sent, or a share")
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d = x.shape[-1]
@@ -281,8 +280,8 @@ def drawn(x: Tensor, level: Tensor, k: int, stream: Stream) -> Ragged:
     most = int(counts.max(initial=0))
     if most > where.shape[-1]:
         where, values = look(most)
-    parts = (part[..., :most].contiguous() for part in (where, values))
-    return torch.from_numpy(counts).view(lead), *parts
+    where, values = (part[..., :most].contiguous() for part in (where, values))
+    return torch.from_numpy(counts).view(lead), where, values
 
 
 def drawn_torch(x: Tensor, level: Tensor, stream: Stream) -> Ragged:

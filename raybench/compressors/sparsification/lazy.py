@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -16,11 +14,7 @@ from raybench.wire.base import zero_rows
 from raybench.wire.compound import FlagMessage
 
 
-@compressor(
-    "lazy",
-    p=Number(0.5, low=0, high=1, open_low=True, help="probability of sending the vector"),
-)
-@dataclass(frozen=True)
+@compressor("lazy")
 class Lazy(Compressor):
     """C(x) = x / p with probability p, else 0: the Bernoulli gate, unbiased, omega = 1/p - 1, exactly.
 
@@ -28,7 +22,7 @@ class Lazy(Compressor):
     Source: the lazy communication of Condat & Richtarik 2022 (MURANA).
     """
 
-    p: float = 0.5
+    p: float = Number(0.5, low=0, high=1, open_low=True, help="probability of sending the vector")
 
     def __post_init__(self) -> None:
         probability(self.p)

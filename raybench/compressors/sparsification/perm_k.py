@@ -25,11 +25,7 @@ AUTO = "auto"
 COST_OF_PLACES = 64.0  # of giving a coordinate its place in a permutation, in additions
 
 
-@compressor(
-    "perm_k",
-    clients=Integer(AUTO, low=1, words=(AUTO,), help="clients n that share a permutation"),
-)
-@dataclass(frozen=True)
+@compressor("perm_k")
 class PermK(Compressor):
     """C_i(x) = n x_(block i of a shared random permutation): unbiased, omega = n - 1, exactly.
 
@@ -45,7 +41,9 @@ class PermK(Compressor):
     Source: Szlendak, Tyurin, Richtarik 2021, Permutation Compressors.
     """
 
-    clients: int | str = AUTO
+    clients: int | str = Integer(
+        AUTO, low=1, words=(AUTO,), help="clients n that share a permutation"
+    )
 
     def __post_init__(self) -> None:
         n = self.clients

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of
@@ -12,13 +10,7 @@ from raybench.core.streams import Stream
 from raybench.wire import Message, SeededMessage, support_of
 
 
-@compressor(
-    "rand_k",
-    k=Count(help="coordinates kept, or a share such as 10%"),
-    mask=Choice("independent", "common", help="whether clients draw their own coordinates"),
-    scaled=Flag(True, help="times d/K, which makes it unbiased; without, it is contractive"),
-)
-@dataclass(frozen=True)
+@compressor("rand_k")
 class RandK(Compressor):
     """C(x) = (d/K) x_S, S a uniform K-subset: unbiased with omega = d/K - 1, exactly, for every x.
 
@@ -29,9 +21,9 @@ class RandK(Compressor):
     Beznosikov et al. 2020, On Biased Compression for Distributed Learning.
     """
 
-    k: int | float | str
-    mask: str = "independent"
-    scaled: bool = True
+    k: int | float | str = Count(help="coordinates kept, or a share such as 10%")
+    mask: str = Choice("independent", "common", help="whether clients draw their own coordinates")
+    scaled: bool = Flag(True, help="times d/K, which makes it unbiased; without, it is contractive")
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d = x.shape[-1]

@@ -28,19 +28,12 @@ from raybench.compressors.low_rank.operators import (
 from raybench.compressors.tensors.message import Sizes, TensorMessage, values_of
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
-from raybench.core.registry import Integer, List, Param, compressor
+from raybench.core.params import record
+from raybench.core.registry import Integer, List, compressor
 from raybench.core.streams import Stream
 from raybench.wire import Dense, Message
 
 Rank = int | float | str  # a count, or a share of the largest that an axis can have
-DIMS = Param(
-    "list",
-    AUTO,
-    words=(AUTO,),
-    help="sizes of the tensor's axes, [[7, 4, 4]]; auto: three nearly equal ones",
-)
-RANKS = List((1,), help="one rank per axis, [[2, 2, 2]], or one for all, [[2]]; counts or shares")
-TRAIN_RANKS = List((1,), help="the ranks between axes, one fewer than axes, or one for all")
 
 
 @lru_cache(maxsize=4096)
@@ -97,11 +90,15 @@ def _plan(op: Decomposition, d: int) -> Plan:
     return Plan(dims, ranks, op.guarantee(dims, ranks))
 
 
-@dataclass(frozen=True)
+@record
 class Decomposition(Projection):
     """Base of tensor operators; x whose parts would hold d values or more is sent dense."""
 
-    dims: Sizes | str = AUTO
+    dims: Sizes | str = List(
+        AUTO,
+        words=(AUTO,),
+        help="sizes of the tensor's axes, [[7, 4, 4]]; auto: three nearly equal ones",
+    )
     form: ClassVar[str] = ""
     deterministic = True
 
@@ -144,11 +141,13 @@ class Decomposition(Projection):
         return TensorMessage(d, x.dtype, values, self.form, plan.dims, plan.ranks)
 
 
-@dataclass(frozen=True)
+@record
 class Ranked(Decomposition):
     """Base of operators with a rank for each axis."""
 
-    ranks: Sequence[Rank] | Rank = (1,)
+    ranks: Sequence[Rank] | Rank = List(
+        (1,), help="one rank per axis, [[2, 2, 2]], or one for all, [[2]]; counts or shares"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -179,8 +178,7 @@ class Tuckered(Ranked):
         return methods.guaranteed(dims, ranks)
 
 
-@compressor("hosvd", dims=DIMS, ranks=RANKS)
-@dataclass(frozen=True)
+@compressor("hosvd")
 class HOSVD(Tuckered):
     """C(x) = X x_1 U_1 U_1' .. x_N U_N U_N', U_k from the unfoldings of X itself: plain HOSVD.
 
@@ -203,8 +201,7 @@ class HOSVD(Tuckered):
         return methods.hosvd(X, ranks)
 
 
-@compressor("st_hosvd", dims=DIMS, ranks=RANKS)
-@dataclass(frozen=True)
+@compressor("st_hosvd")
 class STHOSVD(Tuckered):
     """C(x) = X x_1 U_1 U_1' .. x_N U_N U_N', each U_k from what axes 1..k-1 have left of X.
 
@@ -218,13 +215,7 @@ class STHOSVD(Tuckered):
         return methods.st_hosvd(X, ranks)
 
 
-@compressor(
-    "tucker",
-    dims=DIMS,
-    ranks=RANKS,
-    iterations=Integer(5, low=0, help="sweeps of alternating improvement (HOOI)"),
-)
-@dataclass(frozen=True)
+@compressor("tucker")
 class Tucker(Tuckered):
     """C(x) = core x_1 U_1 .. x_N U_N by HOOI: from ``st_hosvd``, each U_k in turn the best for the rest.
 
@@ -233,7 +224,7 @@ class Tucker(Tuckered):
     ``hosvd``. Source: De Lathauwer, De Moor, Vandewalle 2000 (HOOI).
     """
 
-    iterations: int = 5
+    iterations: int = Integer(5, low=0, help="sweeps of alternating improvement (HOOI)")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -243,8 +234,7 @@ class Tucker(Tuckered):
         return methods.hooi(X, ranks, self.iterations)
 
 
-@compressor("tensor_train", dims=DIMS, ranks=TRAIN_RANKS)
-@dataclass(frozen=True)
+@compressor("tensor_train")
 class TensorTrain(Ranked):
     """C(x)_(i_1..i_N) = G_1[i_1] .. G_N[i_N], matrices r_(k-1) x r_k: TT-SVD, r_0 = r_N = 1.
 
@@ -252,6 +242,10 @@ class TensorTrain(Ranked):
     prod_{j>k} n_j)). Sent: sum r_(k-1) n_k r_k values; where that is d or more, x itself. ranks: N - 1
     of them, or one for all. dims and InputError as ``hosvd``. Source: Oseledets 2011.
     """
+
+    ranks: Sequence[Rank] | Rank = List(
+        (1,), help="the ranks between axes, one fewer than axes, or one for all"
+    )
 
     form = "tt"
 
@@ -269,13 +263,7 @@ class TensorTrain(Ranked):
         return methods.tensor_train(X, ranks)
 
 
-@compressor(
-    "cp",
-    dims=DIMS,
-    rank=Integer(1, low=1, help="number of terms"),
-    iterations=Integer(10, low=1, help="sweeps of alternating least squares"),
-)
-@dataclass(frozen=True)
+@compressor("cp")
 class CP(Decomposition):
     """C(x) = sum of r terms a_t o b_t o .., by alternating least squares: CP (PARAFAC).
 
@@ -286,8 +274,8 @@ class CP(Decomposition):
     ``hosvd``. Source: Harshman 1970; Carroll and Chang 1970.
     """
 
-    rank: int = 1
-    iterations: int = 10
+    rank: int = Integer(1, low=1, help="number of terms")
+    iterations: int = Integer(10, low=1, help="sweeps of alternating least squares")
     form = "cp"
 
     def __post_init__(self) -> None:

@@ -1,0 +1,409 @@
+"""Mutation testing: put small faults into the code and count how many of them the tests notice.
+
+    python benchmarks/mutants.py [--targets theory,ledger] [--count 200] [--seed 0] [--jobs 2]
+    python benchmarks/mutants.py --known       the faults that once passed all tests; each must be noticed
+    python benchmarks/mutants.py --list        only list what would be tried
+    python benchmarks/mutants.py --match TEXT  of all faults those whose line of the list holds TEXT
+
+A *mutant* is the package with one fault in it: an operator exchanged, a constant changed, a condition
+negated, a statement dropped (``mutations.py`` says which faults there are, and what is left out because no
+result depends on it). A mutant is *killed* when a test fails, and *survives* when all pass. A survivor is
+either a fault that the tests should have found or a change that makes no difference; the latter are named,
+each with its reason, in ``mutants_listed.py`` and are not tried.
+
+A *target* is a part of the package with the test files that concern it; a mutant that these do not kill
+counts as a survivor, even if some other file would have. The faults of a run are drawn by the seed, equally
+many of each target, so a run can be repeated exactly. The checkout is never changed: every job works on
+a copy of its own. First all test files run on the unchanged copy, because a test that fails anyway would
+kill everything. A mutant that runs much longer than its tests took there is stopped and counted as timed
+out; it is noticed as well, since the suite has a time limit for each test.
+
+Each mutant runs in a process of its own, forked from a server that has imported torch, numba and pandas
+already, but nothing of raybench.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from mutants_listed import EQUIVALENT, KNOWN, Known
+from mutations import Change, changes
+
+ROOT = Path(__file__).resolve().parent.parent
+COPIED = ("raybench", "tests", "sweeps", "docs", "examples", "pyproject.toml", "README.md")
+PRELOADED = (
+    *("torch", "numpy", "numba", "pandas", "pyarrow.dataset", "scipy.optimize", "sklearn.datasets"),
+    *("hypothesis", "pytest", "ruamel.yaml", "matplotlib.pyplot", "xxhash", "fsspec", "duckdb"),
+)
+LONGEST = 3600.0  # seconds for all tests without a fault
+COSTS = {"_cost", "_size", "cost", "nbytes", "bits", "union", "packed_bytes", "checksum"}
+"""Functions of ``wire/`` that say what a message costs."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A part of the package and the tests that concern it, those that kill most and soonest first.
+
+    files: patterns below ``raybench/``. part: what of a file belongs to it: all of it, ``formulas``
+    (functions of a ``Setting`` and what is declared with them), ``others`` than these, or ``costs``.
+    """
+
+    files: tuple[str, ...]
+    tests: tuple[str, ...]
+    part: str = "all"
+
+    def holds(self, change: Change) -> bool:
+        """Return whether a change lies in the target's part of its file."""
+        if self.part == "costs":
+            return bool(COSTS.intersection(change.scope))
+        formula = not change.scope or bool(_formulas(change.path).intersection(change.scope))
+        return self.part == "all" or formula == (self.part == "formulas")
+
+
+STEP_TESTS = ("theory", "step_rules", "tightness", "published_steps")
+TARGETS = {
+    "theory": Target(("theory/*.py",), (*STEP_TESTS, "cli_lookup")),
+    "steps": Target(("algorithms/*.py",), STEP_TESTS, "formulas"),
+    "methods": Target(
+        ("algorithms/*.py",),
+        ("references", "references_practice", "invariants", "vertical", "decentralised"),
+        "others",
+    ),
+    "ledger": Target(
+        ("wire/ledger.py", "core/counts.py"), ("ledger", "message_costs", "accounting")
+    ),
+    "costs": Target(
+        ("wire/*.py",),
+        ("message_costs", "independent", "messages", "sparse_wire", "nested_messages"),
+        "costs",
+    ),
+    "accounting": Target(
+        ("store/accounting.py", "store/booking.py", "store/upgrades.py"),
+        ("accounting", "load", "upgrades"),
+    ),
+    "store": Target(
+        ("store/writer.py", "store/scan.py", "store/combine.py"),
+        ("store", "load", "store_readers", "upgrades"),
+    ),
+    "analysis": Target(("analysis/*.py",), ("analysis", "intervals")),
+}
+ELSEWHERE = {"core": ("streams", "independent"), "bits": ("accounting",)}
+ELSEWHERE |= {
+    "operators": ("tightness", "random_sparsifiers", "quantisers"),
+    "messages": ("independent",),
+}
+"""Tests for faults of ``KNOWN`` that lie outside of the targets."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault with the tests that should notice it."""
+
+    target: str
+    tests: tuple[str, ...]
+    change: Change
+    what: str  # in words
+
+    @property
+    def path(self) -> str:
+        """The file with the fault, from the root."""
+        return self.change.path
+
+    @property
+    def text(self) -> str:
+        """The whole file with the fault in it."""
+        return self.change.applied((ROOT / self.path).read_text())
+
+
+@dataclass
+class Outcome:
+    """What became of a mutant: ``killed`` (by which test), ``survived`` or ``timed out``."""
+
+    mutant: Mutant
+    status: str
+    by: str
+    seconds: float
+
+
+def drawn(names: Iterable[str], count: int | None, seed: int, match: str = "") -> list[Mutant]:
+    """Return a seeded sample of the targets' mutants, the same number of each as far as there are any."""
+    names = list(names)
+    found = []
+    for j, name in enumerate(names):
+        every = [m for m in of_target(name) if match in m.what]
+        share = len(every) if count is None else count // len(names) + (j < count % len(names))
+        picked = random.Random(f"{seed} {name}").sample(range(len(every)), min(share, len(every)))
+        found += [every[i] for i in sorted(picked)]
+    return found
+
+
+def of_target(name: str) -> Iterator[Mutant]:
+    """Yield all mutants of a target but those that are listed as equivalent."""
+    target = TARGETS[name]
+    files = {f for pattern in target.files for f in (ROOT / "raybench").glob(pattern)}
+    for file in sorted(files):
+        for change in _changes(file.relative_to(ROOT).as_posix()):
+            if target.holds(change):
+                yield Mutant(name, target.tests, change, f"{change} [{change.kind}]")
+
+
+@cache
+def _formulas(path: str) -> frozenset[str]:
+    """Return the functions of a file that take a ``Setting``, or a pair of constants that depends on one."""
+    nodes = ast.walk(ast.parse((ROOT / path).read_text()))
+    about = {
+        node.name: ast.unparse(node.args) for node in nodes if isinstance(node, ast.FunctionDef)
+    }
+    return frozenset(
+        n for n, args in about.items() if "theory.Setting" in args or "theory.Pair" in args
+    )
+
+
+@cache
+def _changes(path: str) -> tuple[Change, ...]:
+    """Return the changes to a file that may make a difference."""
+    every = changes((ROOT / path).read_text(), path)
+    return tuple(c for c in every if not any(one.is_of(c) for one in EQUIVALENT))
+
+
+def known(match: str = "") -> list[Mutant]:
+    """Return the faults of the permanent list."""
+    return [_of_known(one) for one in KNOWN if match in one.name]
+
+
+def _of_known(one: Known) -> Mutant:
+    source = (ROOT / one.path).read_text()
+    if source.count(one.old) != 1:
+        raise ValueError(f"{one.path} holds {source.count(one.old)} times: {one.old}")
+    tests = TARGETS[one.target].tests if one.target in TARGETS else ELSEWHERE[one.target]
+    before, found, _ = source.partition(one.old)
+    start, line = len(before.encode()), before.count("\n") + 1
+    end = start + len(found.encode())
+    change = Change(one.path, line, (), "known", start, end, one.old, one.new)
+    return Mutant("known", tests, change, f"{one.path}:{line}: {one.name}")
+
+
+class Copy:
+    """A copy of the checkout in which one file at a time is changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():  # with the times of the files, so that compiled kernels are found
+                shutil.copytree(source, folder / name)
+            else:
+                shutil.copy2(source, folder / name)
+
+    def run(self, mutant: Mutant, limit: float) -> Outcome:
+        """Run a mutant's tests; the copy is as before afterwards."""
+        file = self.folder / mutant.path
+        for cached in file.parent.glob(f"__pycache__/{file.stem}.*.pyc"):
+            cached.unlink()  # it knows its source by seconds and size: two faults may share both
+        shutil.rmtree(self.folder / ".hypothesis", ignore_errors=True)
+        file.write_text(mutant.text)
+        began = time.monotonic()
+        try:
+            status, by, _ = self.tests(mutant.tests, limit)
+        finally:
+            shutil.copy2(ROOT / mutant.path, file)
+        return Outcome(mutant, status, by, time.monotonic() - began)
+
+    def tests(self, names: Iterable[str], limit: float) -> tuple[str, str, dict[str, float]]:
+        """Return (status, the test that failed, seconds of each file) of a run of test files."""
+        context = get_context("forkserver")
+        ours, theirs = context.Pipe()
+        child = context.Process(target=_in_child, args=(str(self.folder), [*names], theirs))
+        child.start()
+        theirs.close()
+        try:
+            if not ours.poll(limit):
+                return "timed out", "", {}
+            code, by, seconds = ours.recv()
+        except EOFError:  # the fault ended the process
+            return "killed", "the process ended", {}
+        finally:
+            if child.pid is not None:
+                _end(child.pid)
+            child.join()
+        if code == 0:
+            return "survived", "", seconds
+        if code in (1, 2):  # a test failed, or a test file could not be imported
+            return "killed", by, seconds
+        raise RuntimeError(f"pytest ended with {code}; see {self.folder}/output")
+
+
+def _end(pid: int) -> None:
+    """End a child with all that it has started: it leads a group of its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _in_child(folder: str, names: list[str], result: Connection) -> None:
+    """Run test files in a process of their own, on the package in ``folder``."""
+    os.setsid()
+    os.chdir(folder)
+    out = os.open("output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    sys.path.insert(0, folder)
+    os.environ["PYTHONPATH"] = folder
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    import pytest
+
+    watch = _Watch(folder)
+    options = ["-x", "-q", "-m", "not ray", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+    files = [f"tests/test_{name}.py" for name in names]
+    code = int(pytest.main([*options, *files], plugins=[watch]))
+    result.send((code, watch.failed, watch.seconds))
+    result.close()
+
+
+class _Watch:
+    """A plugin of pytest: which test failed first, how long each file took, and which package is tested."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self.failed, self.seconds = folder, "", dict[str, float]()
+
+    def pytest_runtest_logreport(self, report: object) -> None:
+        name = str(report.nodeid)  # type: ignore[attr-defined]
+        file = name.partition("::")[0]
+        self.seconds[file] = self.seconds.get(file, 0.0) + report.duration  # type: ignore[attr-defined]
+        if report.failed and not self.failed:  # type: ignore[attr-defined]
+            self.failed = name
+
+    def pytest_collectreport(self, report: object) -> None:
+        if report.failed and not self.failed:  # type: ignore[attr-defined]
+            self.failed = f"{report.nodeid} cannot be imported"  # type: ignore[attr-defined]
+
+    def pytest_collection_finish(self) -> None:
+        import raybench
+
+        at = str(Path(raybench.__file__).parent.parent.resolve())
+        if at != str(Path(self.folder).resolve()):
+            raise RuntimeError(f"the tests import {at}")
+
+
+def tried(mutants: list[Mutant], jobs: int, limit: float | None = None) -> Iterator[Outcome]:
+    """Yield what becomes of each mutant, as soon as it is known. Raises RuntimeError if tests fail anyway.
+
+    limit: seconds for a mutant; None measures what the tests take without a fault and allows five times
+    as long, and a minute.
+    """
+    context = get_context("forkserver")
+    context.set_forkserver_preload([*PRELOADED])
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        os.environ[name] = "1"
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copies: SimpleQueue[Copy] = SimpleQueue()
+        for j in range(jobs):
+            copies.put(Copy(Path(folder, str(j))))
+        took = {} if limit else _without_a_fault(mutants, copies, jobs)
+
+        def one(mutant: Mutant) -> Outcome:
+            own = copies.get()
+            try:
+                usual = sum(took.get(name, 0.0) for name in mutant.tests)
+                return own.run(mutant, limit or 60 + 5 * usual)
+            finally:
+                copies.put(own)
+
+        with ThreadPoolExecutor(jobs) as pool:
+            for done in as_completed([pool.submit(one, mutant) for mutant in mutants]):
+                yield done.result()
+
+
+def _without_a_fault(
+    mutants: list[Mutant], copies: SimpleQueue[Copy], jobs: int
+) -> dict[str, float]:
+    """Run the tests of all mutants on the unchanged package; return the seconds of each file."""
+    names = list(dict.fromkeys(name for mutant in mutants for name in mutant.tests))
+
+    def one(part: list[str]) -> dict[str, float]:
+        own = copies.get()
+        try:
+            status, by, seconds = own.tests(part, LONGEST)
+            if status == "survived":
+                return {name: seconds.get(f"tests/test_{name}.py", 0.0) for name in part}
+            output = (own.folder / "output").read_text()[-3000:]
+            raise RuntimeError(f"without a fault: {status} {by}\n{output}")
+        finally:
+            copies.put(own)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        parts = [part for j in range(jobs) if (part := names[j::jobs])]
+        took = {name: s for found in pool.map(one, parts) for name, s in found.items()}
+    print(f"without a fault {len(names)} files take {sum(took.values()):.0f} s", flush=True)
+    return took
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """Return the table of a run: per target how many were tried, killed, survived, timed out."""
+    lines = [
+        f"{'target':12} {'mutants':>8} {'killed':>8} {'survived':>9} {'timed out':>10} {'rate':>8}"
+    ]
+    names = list(dict.fromkeys(o.mutant.target for o in outcomes))
+    for name in [*names, "all"]:
+        own = [o for o in outcomes if name in (o.mutant.target, "all")]
+        count = [sum(o.status == s for o in own) for s in ("killed", "survived", "timed out")]
+        rate = 1 - count[1] / max(len(own), 1)
+        lines.append(f"{name:12} {len(own):8} {count[0]:8} {count[1]:9} {count[2]:10} {rate:8.1%}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run the command line; return 1 where a fault of the permanent list survives."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--targets", default=",".join(TARGETS), help=f"of {', '.join(TARGETS)}")
+    parser.add_argument("--count", type=int, help="how many mutants; without it all there are")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="how many run at once")
+    parser.add_argument("--known", action="store_true", help="the permanent list instead")
+    parser.add_argument("--match", default="", help="only those whose line holds this text")
+    parser.add_argument(
+        "--limit", type=float, help="seconds for a mutant; leaves out the run without a fault"
+    )
+    parser.add_argument("--list", action="store_true", help="list them, run nothing")
+    asked = parser.parse_args()
+    names = [name for name in asked.targets.split(",") if name]
+    if unknown := set(names) - TARGETS.keys():
+        parser.error(f"unknown targets {sorted(unknown)}; there are {', '.join(TARGETS)}")
+    if asked.known:
+        mutants = known(asked.match)
+    else:
+        mutants = drawn(names, asked.count, asked.seed, asked.match)
+    if asked.list or not mutants:
+        print(*(f"{m.target:12} {m.what}" for m in mutants), f"{len(mutants)} mutants", sep="\n")
+        return 0
+    outcomes = []
+    for outcome in tried(mutants, asked.jobs, asked.limit):
+        outcomes.append(outcome)
+        by = f" by {outcome.by}" if outcome.by else ""
+        print(f"{outcome.status}{by} ({outcome.seconds:.0f} s): {outcome.mutant.what}", flush=True)
+    alive = [f"{o.mutant.target:12} {o.mutant.what}" for o in outcomes if o.status == "survived"]
+    print(table(outcomes), "", "survived:" if alive else "none survived", *alive, sep="\n")
+    return int(asked.known and bool(alive))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""Faults by hand: those that once passed all tests, and changes that are known to make no difference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mutations import Change
+
+
+@dataclass(frozen=True)
+class Known:
+    """A fault that once passed all tests: ``old``, found once in the file, becomes ``new``.
+
+    target: whose tests must notice it.
+    """
+
+    name: str
+    target: str
+    path: str
+    old: str
+    new: str
+
+
+KNOWN = (
+    Known(
+        "ef21_hb: eta (1 + eta) for 2 eta (1 + eta)",
+        "steps",
+        "raybench/algorithms/ef21_hb.py",
+        "(2 * eta * (1 + eta) / (1 - eta) ** 2 * L**2",
+        "(eta * (1 + eta) / (1 - eta) ** 2 * L**2",
+    ),
+    Known(
+        "dasha_mvr: 2 v for 3 v",
+        "steps",
+        "raybench/algorithms/dasha_mvr.py",
+        "** 2 + 3 * v, v / (q",
+        "** 2 + 2 * v, v / (q",
+    ),
+    Known(
+        "ef21_page: 2 noise for 3 noise",
+        "steps",
+        "raybench/algorithms/ef21_page.py",
+        "** 2 + 3 * noise) + noise / p",
+        "** 2 + 2 * noise) + noise / p",
+    ),
+    Known(
+        "dasha, PL: the gain 1 + 2 a omega for 1 + 4 a omega",
+        "steps",
+        "raybench/algorithms/dasha.py",
+        "B=2 * k.mean_omega * (1 + 4 * a * omega) * far**2",
+        "B=2 * k.mean_omega * (1 + 2 * a * omega) * far**2",
+    ),
+    Known(
+        "adiana: 32 for 64",
+        "steps",
+        "raybench/algorithms/adiana.py",
+        "noise = 64 * k.mean_omega",
+        "noise = 32 * k.mean_omega",
+    ),
+    Known(
+        "dithering, p = inf: half of omega",
+        "operators",
+        "raybench/compressors/dithering/operators.py",
+        "min(d / (4 * s * s), (1 + root) / (2 * s))",
+        "min(d / (8 * s * s), (1 + root) / (4 * s))",
+    ),
+    Known(
+        "lazy: the vector is sent 2 % less often",
+        "operators",
+        "raybench/compressors/sparsification/lazy.py",
+        "sent = stream.uniform(1)[..., 0] < self.p\n",
+        "sent = stream.uniform(1)[..., 0] < 0.98 * self.p\n",
+    ),
+    Known(
+        "the checksum has no seed",
+        "messages",
+        "raybench/wire/base.py",
+        "xxhash.xxh3_64(text, seed=len(text))",
+        "xxhash.xxh3_64(text)",
+    ),
+    Known(
+        "the ledger rounds bits beside messages down to bytes",
+        "ledger",
+        "raybench/wire/ledger.py",
+        "size = -(-bits // 8)",
+        "size = bits // 8",
+    ),
+    Known(
+        "messages round their bits down to bytes",
+        "costs",
+        "raybench/wire/base.py",
+        "indices, raw = (-(-bits // 8) for bits",
+        "indices, raw = (bits // 8 for bits",
+    ),
+    Known(
+        "stop.bits counts the initial messages that are free",
+        "bits",
+        "raybench/engine/run.py",
+        "counts = counts - self._initial[side][:, self.index]",
+        "counts = counts - 0 * self._initial[side][:, self.index]",
+    ),
+    Known(
+        "the server draws from the stream that all share",
+        "core",
+        "raybench/core/draws.py",
+        "return self._round.fold(purpose).fold(-1)",
+        "return self._round.fold(purpose)",
+    ),
+    Known(
+        "bits_down booked anew count the initial messages that are free",
+        "accounting",
+        "raybench/store/booking.py",
+        "if not accounting.count_init:",
+        'if not accounting.count_init and side == "up":',
+    ),
+    Known(
+        "curves are not written again after a concurrent clean()",
+        "store",
+        "raybench/store/writer.py",
+        "if data is not None and not self.files.exists(",
+        "if False and not self.files.exists(",
+    ),
+    Known(
+        "drop(cells) loses a shard that keeps one row",
+        "store",
+        "raybench/store/writer.py",
+        "if not pc.any(keep).as_py():",
+        "if pc.sum(keep).as_py() <= 1:",
+    ),
+    Known(
+        "drop(cells) keeps one row fewer",
+        "store",
+        "raybench/store/writer.py",
+        "encode(table.filter(keep))",
+        "encode(table.filter(keep)[:-1])",
+    ),
+    Known(
+        "the cost of a step is the mean over seeds, not the median",
+        "analysis",
+        "raybench/analysis/tuned.py",
+        '"cost": cost.median,',
+        '"cost": good["cost"].mean(),',
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """Changes of a file that make no difference to any result, and why.
+
+    within: a piece of text that the changed piece holds, or the class or function around it. new:
+    what the change makes of it, empty for any change.
+    """
+
+    path: str
+    within: str
+    new: str
+    why: str
+
+    def is_of(self, change: Change) -> bool:
+        """Return whether a change is one of these."""
+        return (
+            change.path == f"raybench/{self.path}"
+            and (self.within in change.scope or self.within in change.old)
+            and self.new in change.new
+        )
+
+
+EQUIVALENT: tuple[Equivalent, ...] = (
+    Equivalent("wire/wire.py", "perf_counter", "", "it measures the time that communication takes"),
+)

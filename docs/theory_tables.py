@@ -1,0 +1,95 @@
+"""The tables of docs/theory.md, from the methods themselves: ``python docs/theory_tables.py`` writes them into the page.
+
+Between the two comments that name a table stands what this file makes; a test compares them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from raybench import theory
+from raybench.core import registry
+from raybench.theory import Convention, StepSizes, Theorem
+
+PAGE = Path(__file__).with_name("theory.md")
+
+
+def methods() -> dict[str, StepSizes | None]:
+    """Return the step sizes of all methods by name, None for those that have none."""
+    names = registry.names("algorithm")
+    return {n: theory.of(registry.lookup("algorithm", n).facts.theory) for n in names}
+
+
+def kind(found: Theorem | Convention | None) -> str:
+    """Return what a step rests on, in a word."""
+    if found is None:
+        return "–"
+    if isinstance(found, Theorem):
+        return "recalled theorem" if found.recalled else "theorem"
+    return found.kind
+
+
+def what_there_is() -> str:
+    """Return the table of what each method's step rests on under each rule."""
+    rows = [f"| method | {' | '.join(f'`{rule}`' for rule in theory.RULES)} |"]
+    rows.append("|---" * (1 + len(theory.RULES)) + "|")
+    none = []
+    for name, steps in methods().items():
+        if steps is None:
+            none.append(f"`{name}`")
+            continue
+        kinds = [kind(steps.under(rule)) for rule in theory.RULES]
+        rows.append(f"| `{name}` | {' | '.join(kinds)} |")
+    return "\n".join([*rows, "", f"No step under any rule: {', '.join(none)}."])
+
+
+def formulas() -> str:
+    """Return the table of the formulas, each once, with the methods that use it."""
+    users: dict[tuple[str, str], list[str]] = {}
+    for name, steps in methods().items():
+        for rule in theory.RULES if steps is not None else ():
+            found = steps.under(rule)  # type: ignore[union-attr]
+            if found is not None:
+                said = first_paragraph(found)
+                users.setdefault((name_of_code(found), said), []).append(f"`{name}` {rule}")
+    rows = ["| method and rule | step size, or recursion that gives it |", "|---|---|"]
+    for (_, said), who in users.items():
+        rows.append(f"| {grouped(who)} | {said} |")
+    return "\n".join(rows)
+
+
+def name_of_code(found: Theorem | Convention) -> str:
+    """Return where the formula's code is, which tells formulas with the same text apart."""
+    return f"{found.formula.__module__}.{getattr(found.formula, '__qualname__', '')}"
+
+
+def first_paragraph(found: Theorem | Convention) -> str:
+    """Return the first paragraph of the text beside a formula, as one table cell."""
+    text = (inspect.getdoc(found.formula) or "").split("\n\n")[0]
+    return " ".join(text.split()).replace("|", r"\|").replace("``", "`").removesuffix(".")
+
+
+def grouped(who: list[str]) -> str:
+    """Return ``ef21`` nonconvex, pl; ``clag`` nonconvex: the rules of each method together."""
+    rules: dict[str, list[str]] = {}
+    for one in who:
+        name, rule = one.split(" ")
+        rules.setdefault(name, []).append(rule)
+    return "; ".join(f"{name} {', '.join(own)}" for name, own in rules.items())
+
+
+TABLES = {"what there is": what_there_is, "formulas": formulas}
+
+
+def filled(page: str) -> str:
+    """Return the page with its tables made anew."""
+    for name, make in TABLES.items():
+        pattern = rf"(<!-- {name} -->\n).*?(\n<!-- end -->)"
+        page = re.sub(pattern, lambda m, make=make: m[1] + make() + m[2], page, flags=re.S)
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text()))

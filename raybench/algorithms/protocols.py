@@ -1,0 +1,172 @@
+"""What methods see of the world: draws, wire and oracle, three narrow protocols, and ``net``, all of them.
+
+Shapes: B cells, n clients of which n_here are hosted here, d coordinates. An estimator is given the wire
+alone, so that it runs in a sweep and in anyone's training loop; a method with a round of its own is
+given ``net``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from raybench.core.cells import PerCell
+from raybench.core.draws import Sample
+from raybench.core.layout import Layout
+from raybench.core.streams import Stream
+from raybench.wire import Message
+from raybench.wire.received import Received
+from raybench.wire.wire import Cells
+
+
+class Draws(Protocol):
+    """What is random in round t, the same however cells and clients are hosted."""
+
+    t: int  # the round
+    n: int  # clients in all
+
+    @property
+    def n_here(self) -> int:
+        """Return how many clients are hosted here."""
+
+    def stream(self, purpose: str) -> Stream:
+        """Return this round's streams of the clients here, (B, n_here), independent of each other."""
+
+    def shared_stream(self, purpose: str) -> Stream:
+        """Return this round's stream that everyone shares, (B,)."""
+
+    def server_stream(self, purpose: str) -> Stream:
+        """Return this round's stream of the server, (B,)."""
+
+    def coin(self, purpose: str, p: PerCell) -> Tensor:
+        """Return one coin per cell, bool (B,), the same for all clients: true with probability p."""
+
+    def coins(self, purpose: str, p: PerCell) -> Tensor:
+        """Return each client's own coin, bool (B, n_here): true with probability p."""
+
+    def participants(self, p: PerCell) -> Tensor:
+        """Return who takes part, bool (B, n_here): each client independently with probability p."""
+
+    def here(self, per_client: Tensor) -> Tensor:
+        """Return the part of a tensor (B, n, ..) that belongs to the clients here, (B, n_here, ..)."""
+
+
+class Wire(Draws, Protocol):
+    """What clients and server send each other; every call that sends books what it sends."""
+
+    layout: Layout
+
+    def zeros(self) -> Tensor:
+        """Return zeros of the shape of what the clients here send, (B, n_here, d)."""
+
+    def zero(self) -> Tensor:
+        """Return zeros of the shape of what the server sends, (B, d)."""
+
+    def up(self, message: Message) -> Received:
+        """Send a message per client to the server; everyone learns what the server received."""
+
+    def down(self, message: Message) -> Tensor:
+        """Broadcast the server's message (B,) and return what the clients decode, (B, d)."""
+
+    def model(self, x: Tensor) -> Tensor:
+        """Broadcast the model x (B, d) as it is and return what the clients hold."""
+
+    def mean(self, x: Tensor) -> Tensor:
+        """All-reduce: dense values (B, n_here, ...) up, their mean (B, ...) down."""
+
+    def mix(self, message: Message) -> Tensor:
+        """Send to the neighbours; return sum_j W_ij decode(m_j) of the clients here, (B, n_here, d)."""
+
+    def cases(
+        self, coin: Tensor, yes: Callable[[Cells], Message], no: Callable[[Cells], Message]
+    ) -> Message:
+        """Return the message in which cells with the coin send ``yes(cells)``, the others ``no``."""
+
+    def charge(self, bits: float, *, down: bool = False) -> None:
+        """Book raw bits that every client sends (or the server broadcasts) beside its messages."""
+
+
+class Oracle(Protocol):
+    """What is known of the problem: gradients are counted, what is for the record only is not."""
+
+    @property
+    def samples(self) -> Tensor:
+        """Return how many samples the clients here have, int64 (n_here,)."""
+
+    @property
+    def shares(self) -> Tensor:
+        """Return each client's share N_i/N of all samples, (n,)."""
+
+    def smoothness(self) -> Tensor:
+        """Return the constants L_i of all clients, (n,)."""
+
+    def grad_and_loss(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Return grad f_i(x_i) (B, n_here, d) and f_i(x_i) (B, n_here); counts as a full gradient."""
+
+    def at_minimizer(self) -> Tensor:
+        """Return grad f_i(x*) of the clients here, (B, n_here, d); needs ``minimizer=True``."""
+
+
+class Predictions(Oracle, Protocol):
+    """The oracle of a problem that predicts, for methods declared with ``predicts=True``."""
+
+    def common_rows(self, purpose: str, size: int) -> Tensor:
+        """Return rows (B, size) of all clients' data, counted through, the same for everyone."""
+
+    def predict(self, X: Tensor, rows: Tensor) -> Tensor:
+        """Return predictions (B, m, b, outputs) of X (B, m, d) at rows (B, b): no gradients."""
+
+    def distill(self, X: Tensor, rows: Tensor, teacher: Tensor) -> Tensor:
+        """Return grad mean_b D(teacher_b, prediction_b), (B, n_here, d); counts b gradients."""
+
+
+class Blocks(Oracle, Protocol):
+    """The oracle where clients hold features, for methods declared with ``vertical=True``."""
+
+    def split(self, x: Tensor) -> Tensor:
+        """Return the blocks (B, n_here, w) of x (B, d) that the clients here hold."""
+
+    def products(self, blocks: Tensor) -> Tensor:
+        """Return A_j x_j, (B, n_here, N), from the clients' own blocks."""
+
+    def block_grad(self, v: Tensor) -> Tensor:
+        """Return each client's block of the gradient, (B, n_here, w), if Ax were v (B, N)."""
+
+    def assemble(self, blocks: Tensor) -> Tensor:
+        """Return the whole x (B, d) of the clients' blocks (B, n_here, w); for the record."""
+
+
+class Net(Wire, Protocol):
+    """The wire and the oracle in one, for methods with a round of their own."""
+
+    @property
+    def oracle(self) -> Oracle:
+        """Return what is seldom asked for."""
+
+    def grad(
+        self,
+        x: Tensor,
+        sample: Sample | None = None,
+        *,
+        cells: Cells | None = None,
+        clients: Tensor | None = None,
+    ) -> Tensor:
+        """Return grad f_i(x) of the clients here, (B, n_here, d); x is (B, d) or (B, n_here, d).
+
+        sample: the gradient of those samples' mean. cells: evaluate and pay for these only. clients:
+        bool (B, n_here), who pays. Not to be written to: callers and methods may share it.
+        """
+
+    def sample(self, purpose: str, size: int) -> Sample:
+        """Return a minibatch of so many samples per client, the same wherever it is used."""
+
+    def prox(self, v: Tensor, gamma: PerCell) -> Tensor:
+        """Return prox_{gamma penalty}(v) of the problem's nonsmooth part."""
+
+    def oracle_mean(self, X: Tensor) -> Tensor:
+        """Return the mean over all clients of X (B, n_here, d): for the record only, never booked."""
+
+    def oracle_spread(self, X: Tensor) -> Tensor:
+        """Return mean_i ||x_i - mean x||^2, (B,), of X (B, n_here, d): for the record, never booked."""

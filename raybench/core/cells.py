@@ -1,0 +1,133 @@
+"""What has the cells on axis 0: numbers per cell, and the named state of a method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+# The operand decides what an operation with numbers per cell gives: a tensor of its shape where it is
+# one, numbers per cell otherwise. That is more than a type can say, so the operators below return Any.
+Operand: TypeAlias = "Tensor | PerCell | float"
+
+
+class PerCell:
+    """A number per cell, (B,), that broadcasts against any tensor with cells on axis 0.
+
+    Plain (B, 1) numbers fit iterates (B, d) but not client tensors (B, n, d); this fits both.
+    """
+
+    __slots__ = ("values",)
+    __array_priority__ = 1000
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+    def like(self, other: Tensor) -> Tensor:
+        """Return the numbers shaped (B, 1, .., 1) for a tensor with cells on axis 0."""
+        return self.values.view(-1, *[1] * (other.ndim - 1))
+
+    def __getitem__(self, cells: Tensor | slice) -> PerCell:
+        return PerCell(self.values[cells])
+
+    def _with(self, other: Operand, op: Callable[..., Tensor]) -> Any:
+        if isinstance(other, PerCell):
+            return PerCell(op(self.values, other.values))
+        if isinstance(other, Tensor) and other.ndim:
+            return op(self.like(other), other)
+        return PerCell(op(self.values, other))
+
+    def __mul__(self, other: Operand) -> Any:
+        return self._with(other, torch.mul)
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: Operand) -> Any:
+        return self._with(other, torch.add)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Operand) -> Any:
+        return self._with(other, torch.sub)
+
+    def __rsub__(self, other: Operand) -> Any:
+        return self._with(other, lambda x, y: y - x)
+
+    def __truediv__(self, other: Operand) -> Any:
+        return self._with(other, torch.true_divide)
+
+    def __rtruediv__(self, other: Operand) -> Any:
+        return self._with(other, lambda x, y: y / x)
+
+    def __neg__(self) -> PerCell:
+        return PerCell(-self.values)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> Any:
+        wide = max((x.ndim for x in args if isinstance(x, Tensor)), default=1)
+        fit = [x.values.view(-1, *[1] * (wide - 1)) if isinstance(x, PerCell) else x for x in args]
+        return func(*fit, **(kwargs or {}))
+
+
+class State:
+    """All that a method remembers: replicated ``s`` (cells on axis 0), per-client ``c`` (clients on 1).
+
+    A value is a tensor, a list or tuple of values, or a plain number, text or None that all cells share.
+    """
+
+    if TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: object) -> None: ...  # names are the method's own
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"no {name} in the state: set it in setup()")
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return iter(vars(self).items())
+
+    def select(self, cells: Tensor) -> State:
+        """Return the state of some cells."""
+        return State.of({name: chosen(value, cells) for name, value in self})
+
+    @classmethod
+    def of(cls, values: Mapping[str, object]) -> State:
+        """Return the state of these values by name."""
+        made = cls()
+        vars(made).update(values)
+        return made
+
+    def state(self) -> dict[str, Any]:
+        """Return the values by name, each a tensor with memory of its own, a list, or a plain value.
+
+        Raises TypeError for anything that could not be written to a file and read back safely.
+        """
+        return {name: _plain(value, name) for name, value in self}
+
+
+def chosen(value: object, cells: Tensor) -> Any:
+    """Return the part of a value (as ``State`` has them) that belongs to some cells."""
+    if isinstance(value, Tensor | PerCell):
+        return value[cells]
+    if isinstance(value, list | tuple):
+        return type(value)(chosen(v, cells) for v in value)
+    return value
+
+
+def _plain(value: object, name: str) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone(memory_format=torch.contiguous_format)
+    if isinstance(value, list | tuple):
+        return [_plain(v, name) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(
+        f"state {name} is a {type(value).__name__}: tensors, lists and numbers can be saved"
+    )

@@ -1,0 +1,323 @@
+"""What a plug-in says about itself: one frozen record per kind, checked when the plug-in registers.
+
+A fact is a keyword argument of the decorator: ``@algorithm("x", up=Contractive, stochastic=True)``. The
+records below are the only list of facts there is, and docs/plugins.md shows what they say of each.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from functools import lru_cache
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+
+from raybench.core.errors import Complaint, InputError, nearest
+from raybench.core.params import Param
+
+
+class Role(StrEnum):
+    """What a method needs of an operator."""
+
+    CONTRACTIVE = "contractive"
+    UNBIASED = "unbiased"
+    ANY = "any"
+
+    @property
+    def usual(self) -> str:
+        """The name of the operator that is taken for this role where none is asked for."""
+        return "top_k" if self == Role.CONTRACTIVE else "rand_k"
+
+    @property
+    def usual_form(self) -> str:
+        """The short form of that operator, with the usual share of coordinates."""
+        return f"{self.usual}:k={USUAL_SHARE}"
+
+
+USUAL_SHARE = "10%"
+Rule = Callable[
+    [Any], float
+]  # a function of a ``raybench.theory.Setting``, which lies above this layer
+Contradiction = tuple[str, str, str]  # a fact, what is wrong with it, and how to mend it
+
+
+# Checks by type of fact: each returns the typed value or raises ValueError with what is expected ------
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("True or False")
+    return value
+
+
+def _text(value: object) -> str | None:
+    if value is not None and not (isinstance(value, str) and value):
+        raise ValueError("a name")
+    return value
+
+
+def _start(value: object) -> str:
+    if value not in ("zeros", "problem"):
+        raise ValueError("'zeros' or 'problem'")
+    return str(value)
+
+
+def _role(value: object) -> Role | None:
+    try:
+        return None if value is None else Role(str(value))
+    except ValueError:
+        raise ValueError("Contractive, Unbiased, Any_ or None") from None
+
+
+def _roles(value: Any) -> dict[str, Role]:
+    try:
+        return {str(name): Role(role) for name, role in dict(value).items()}
+    except (TypeError, ValueError):
+        raise ValueError("roles by parameter, such as {'shift': Unbiased}") from None
+
+
+def _rules(value: object) -> dict[str, Rule]:
+    if not isinstance(value, Mapping) or not all(map(callable, value.values())):
+        raise ValueError("functions of a Setting by parameter, such as {'p': sync_probability}")
+    return dict(value)
+
+
+def _as_it_is(value: object) -> object:
+    return value
+
+
+CHECKS: Mapping[object, Callable[[object], object]] = {
+    bool: _flag,
+    str | None: _text,
+    Literal["zeros", "problem"]: _start,
+    Role | None: _role,
+    Mapping[str, Role]: _roles,
+    Mapping[str, Rule]: _rules,
+    Any: _as_it_is,
+}
+
+
+# The records ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Base of the records; the text beside a type says what the fact means."""
+
+    def contradictions(self, params: Mapping[str, Param]) -> Iterator[Contradiction]:
+        """Yield what cannot be true together, among the facts and with the parameters."""
+        yield from ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmFacts(Facts):
+    """What a method says about itself."""
+
+    up: Annotated[
+        Role | None,
+        "the operator it needs for messages to the server: `Contractive`, `Unbiased`, `Any_`, or None where they are dense",
+    ] = None
+    down: Annotated[
+        Role | None, "the operator it cannot do without for messages from the server"
+    ] = None
+    broadcast: Annotated[
+        Role | None, "it tells its model by `a.tell`, so that it takes a `downlink` of this role"
+    ] = None
+    relay: Annotated[
+        bool, "`downlink: aggregate` makes sense for it: its step is the mean of its messages"
+    ] = True
+    own: Annotated[str | None, "the one operator it is bound to, by name"] = None
+    operators: Annotated[
+        Mapping[str, Role], "the roles of its parameters that are operators, by parameter"
+    ] = field(default_factory=dict)
+    theory: Annotated[
+        Any, "its theoretical step size, a function of a `Setting`; None where it has none"
+    ] = None
+    auto: Annotated[
+        Mapping[str, Rule], "what the word `auto` means, a function of a `Setting` by parameter"
+    ] = field(default_factory=dict)
+    stochastic: Annotated[
+        bool, "it may draw minibatches, so that about 400 points of a curve are recorded"
+    ] = False
+    proximal: Annotated[bool, "it takes proximal steps where f has a nonsmooth part"] = False
+    decentralised: Annotated[
+        bool, "clients talk to their neighbours on a `graph`, without a server"
+    ] = False
+    vertical: Annotated[bool, "it is for features that are split over the clients"] = False
+    predicts: Annotated[bool, "it needs a problem that gives predictions"] = False
+    minimizer: Annotated[bool, "it needs the minimiser x*"] = False
+    participation: Annotated[
+        str | None, "the parameter that `participation` of a sweep file sets"
+    ] = None
+
+    def role(self, way: str) -> Role | None:
+        """Return what it needs of the operator ``up`` or ``down``, None where it needs none."""
+        return self.up if way == "up" else self.down
+
+    def compresses(self, way: str) -> bool:
+        """Tell whether an operator for messages ``up`` or ``down`` makes a difference to it."""
+        return self.role(way) is not None or (way == "down" and self.broadcast is not None)
+
+    def contradictions(self, params: Mapping[str, Param]) -> Iterator[Contradiction]:
+        """Yield what cannot be true together, among the facts and with the parameters."""
+        if self.decentralised and self.vertical:
+            yield "vertical", "contradicts decentralised", "vertical methods have a server"
+        if self.decentralised and self.compresses("down"):
+            fact = "broadcast" if self.broadcast is not None else "down"
+            yield fact, "contradicts decentralised", "without a server nothing is sent down"
+        if self.own is not None and self.up is not None:
+            yield "own", "contradicts up", "say up=None: the sweep's compressor is not used"
+        yield from self._of_operators(params)
+        yield from self._of_numbers(params)
+
+    def _of_operators(self, params: Mapping[str, Param]) -> Iterator[Contradiction]:
+        held = [name for name, param in params.items() if param.kind == "operator"]
+        for name in self.operators:
+            if name not in held:
+                fix = nearest(name, held) or f"declare {name}=Operator('rand_k:k=10%')"
+                yield "operators", f"{name!r} is no parameter that is an operator", fix
+
+    def _of_numbers(self, params: Mapping[str, Param]) -> Iterator[Contradiction]:
+        automatic = [name for name, param in params.items() if "auto" in param.words]
+        for name in self.auto:
+            if name not in params:
+                yield "auto", f"{name!r} is no parameter", nearest(name, automatic or params)
+            elif name not in automatic:
+                fix = f"declare it with words=('auto',), or leave {name} out of auto"
+                yield "auto", f"parameter {name!r} does not take the word auto", fix
+        for name in automatic:
+            if name not in self.auto:
+                fix = f"say what it means: auto={{{name!r}: function}}"
+                yield "auto", f"parameter {name!r} takes the word auto, which has no rule", fix
+        part = self.participation
+        if part is not None and (part not in params or params[part].kind != "number"):
+            numbers = [name for name, param in params.items() if param.kind == "number"]
+            fix = nearest(part, numbers) or f"declare {part}=Number(1.0, low=0, high=1)"
+            yield "participation", f"{part!r} is no parameter that is a number", fix
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressorFacts(Facts):
+    """What an operator says about itself: nothing here, attributes of its class say it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemFacts(Facts):
+    """What a problem says about itself."""
+
+    x0: Annotated[
+        Literal["zeros", "problem"], "where `x0` starts unless the sweep file says so"
+    ] = "zeros"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricFacts(Facts):
+    """What a metric says about itself: nothing."""
+
+
+KINDS: Mapping[str, type[Facts]] = {
+    "compressor": CompressorFacts,
+    "algorithm": AlgorithmFacts,
+    "problem": ProblemFacts,
+    "metric": MetricFacts,
+}
+
+
+# Checking a registration ---------------------------------------------------------------------------
+
+
+@lru_cache
+def meanings(kind: str) -> Mapping[str, tuple[object, str]]:
+    """Return the type and the meaning of every fact that plug-ins of a kind may state, by name."""
+    hints = get_type_hints(KINDS[kind], include_extras=True)
+    return {f.name: get_args(hints[f.name]) for f in fields(KINDS[kind])}
+
+
+def facts_of(
+    kind: str, name: str, given: Mapping[str, object], params: Mapping[str, Param]
+) -> Facts:
+    """Return the record of a plug-in from the keyword arguments of its decorator.
+
+    Raises InputError with every fact that is unknown, of the wrong type, or contradicts another one or
+    the parameters.
+    """
+    known, where = meanings(kind), f"{kind} {name}"
+    wrong: list[Complaint] = []
+    typed: dict[str, Any] = {}
+    for fact, value in given.items():
+        if fact not in known:
+            fix = nearest(fact, known) or f"a {kind} states no facts"
+            fix += "; a parameter is declared by Number(...), Choice(...) and the like"
+            wrong.append(Complaint(where, f"unknown fact {fact!r}", fix))
+            continue
+        try:
+            typed[fact] = CHECKS[known[fact][0]](value)
+        except ValueError as error:
+            wrong.append(Complaint(where, f"{fact} is {value!r}"[:80], f"expected {error}"))
+    fix = "give the parameter another name"
+    wrong += [Complaint(where, f"{param!r} is a fact", fix) for param in params if param in known]
+    if not wrong:
+        facts = KINDS[kind](**typed)
+        every = facts.contradictions(params)
+        wrong = [Complaint(where, f"{fact}: {what}", fix) for fact, what, fix in every]
+        if not wrong:
+            return facts
+    raise InputError(wrong)
+
+
+_bases: dict[
+    str, tuple[type, frozenset[str]]
+] = {}  # by kind: the base class, and its attributes that a parameter may replace
+C = TypeVar("C", bound=type)
+
+
+def base(kind: str, *, leaves: tuple[str, ...] = ()) -> Callable[[C], C]:
+    """Say that a class is the base of all plug-ins of a kind whose parameters become its attributes.
+
+    No parameter of such a plug-in may then bear the name of an attribute or method of that class, but
+    for those it ``leaves`` to parameters.
+    """
+
+    def decorate(target: C) -> C:
+        _bases[kind] = (target, frozenset(leaves))
+        return target
+
+    return decorate
+
+
+def check_names(kind: str, name: str, target: object, params: Mapping[str, Param]) -> None:
+    """Raise InputError where a parameter would hide an attribute or method of the plug-in's class."""
+    if kind not in _bases or not inspect.isclass(target):
+        return
+    taken = _attributes(target, *_bases[kind])
+    hidden = [param for param in params if param in taken]
+    if hidden:
+        fix = "give it another name"
+        raise InputError(
+            [
+                Complaint(f"{kind} {name}", f"parameter {p!r} hides {taken[p]}.{p}", fix)
+                for p in hidden
+            ]
+        )
+
+
+def _attributes(target: type, root: type, free: frozenset[str]) -> dict[str, str]:
+    """Return the attributes that a parameter must not hide, with the name of the class they are of.
+
+    A base may hold parameters of its own, and fields that stand for them.
+    """
+    taken: dict[str, str] = {}
+    for part in reversed(target.__mro__[:-1]):
+        own = {n for n, v in vars(part).items() if isinstance(v, property) or inspect.isroutine(v)}
+        if part is not target:
+            open_ = {
+                *free,
+                *vars(part).get("__params__", {}),
+                *getattr(part, "__dataclass_fields__", {}),
+            }
+            own |= {n for n in vars(part) if not n.startswith("_")} - open_
+        if part is root:
+            own |= {*vars(part).get("__annotations__", {})} - free
+        taken |= dict.fromkeys(own, part.__name__)
+    return taken

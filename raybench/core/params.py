@@ -1,0 +1,254 @@
+"""What a plug-in, or a section of a sweep file, lets its user set: parameters with types and defaults.
+
+A parameter is declared once, where its default would stand: as an attribute of a class
+(``k: int | float | str = Count(help="coordinates kept")``), in the signature of a function or of
+``__init__``, or as a keyword argument of the decorator that registers the plug-in. The first two put
+the plain default in the declaration's place, so that Python code sees ordinary defaults.
+"""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import Any, TypeVar, dataclass_transform
+
+from raybench.core.errors import InputError
+
+REQUIRED: Any = type("Required", (), {"__repr__": lambda self: "required"})()
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Param:
+    """One parameter.
+
+    kind: ``count`` (integer >= 1, or a share of the message dimension such as ``10%`` or 0.1),
+    ``number``, ``integer``, ``choice``, ``flag``, ``text``, ``list`` (a list-valued parameter),
+    ``operator`` (a compression operator, held as its short form).
+    ``words`` are strings allowed besides the kind (``auto``); ``tags`` allows one-key mappings
+    such as ``{dirichlet: 0.5}``. ``per_cell`` numbers may differ between the cells of one batch.
+    """
+
+    kind: str
+    default: Any = REQUIRED
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    choices: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    tags: Mapping[str, Param] = field(default_factory=dict)
+    per_cell: bool = False
+    help: str = ""
+
+
+# The functions below return Any, so that a declaration may stand where a default of any type would.
+
+
+def Count(default: object = REQUIRED, help: str = "", words: tuple[str, ...] = ()) -> Any:
+    """Return a coordinate count: an integer >= 1, or a share of the message dimension."""
+    return Param("count", default, low=1, help=help, words=words)
+
+
+def Number(
+    default: object = REQUIRED,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    open_low: bool = False,
+    words: tuple[str, ...] = (),
+    tags: Mapping[str, Param] | None = None,
+    per_cell: bool = False,
+    help: str = "",
+) -> Any:
+    """Return a real-number parameter in [low, high] (or (low, high] with ``open_low``)."""
+    return Param(
+        "number",
+        default,
+        low,
+        high,
+        open_low,
+        words=words,
+        tags=tags or {},
+        per_cell=per_cell,
+        help=help,
+    )
+
+
+def Integer(
+    default: object = REQUIRED,
+    low: float = -math.inf,
+    high: float = math.inf,
+    words: tuple[str, ...] = (),
+    help: str = "",
+) -> Any:
+    """Return an integer parameter in [low, high]."""
+    return Param("integer", default, low, high, words=words, help=help)
+
+
+def Choice(
+    *names: str, default: object = None, tags: Mapping[str, Param] | None = None, help: str = ""
+) -> Any:
+    """Return a choice among ``names``; the first is the default unless ``default`` says otherwise."""
+    return Param(
+        "choice",
+        names[0] if default is None else default,
+        choices=names,
+        tags=tags or {},
+        help=help,
+    )
+
+
+def Flag(default: bool = False, help: str = "") -> Any:
+    """Return a true / false parameter."""
+    return Param("flag", default, help=help)
+
+
+def Text(
+    default: object = REQUIRED, help: str = "", tags: Mapping[str, Param] | None = None
+) -> Any:
+    """Return a free-text parameter (a name or a path)."""
+    return Param("text", default, tags=tags or {}, help=help)
+
+
+def List(default: object = REQUIRED, help: str = "", words: tuple[str, ...] = ()) -> Any:
+    """Return a list-valued parameter: in a sweep file ``[[a, b], [c, d]]`` is an axis of two lists."""
+    return Param("list", default, words=words, help=help)
+
+
+def Operator(default: object = REQUIRED, help: str = "") -> Any:
+    """Return a parameter that is itself a compression operator: ``top_k:k=1%``, or its mapping.
+
+    The plug-in gets a text, the short form with names sorted and defaults left out, for
+    ``compressors.compose.build``. Write ``default`` in that form.
+    """
+    return Param("operator", default, help=help)
+
+
+# Declarations in classes and signatures ------------------------------------------------------------
+
+
+@dataclass_transform(frozen_default=True)
+def record(target: type[T]) -> type[T]:
+    """Make a class whose attributes are parameters a frozen dataclass with their defaults.
+
+    A parameter without a default is required. ``__params__`` of the class keeps the declarations, those
+    of its bases first. Raises InputError for a parameter without a type annotation.
+    """
+    found = _in_body(target)
+    bare = [name for name in found if name not in vars(target).get("__annotations__", {})]
+    if bare:
+        fix = f"write {bare[0]}: float = Number(...), so that type checkers know it"
+        raise InputError.of(target.__name__, f"parameter {bare[0]} has no type", fix)
+    for name, param in found.items():
+        if isinstance(param.default, list | dict):
+            _set(target, name, field(default_factory=_copier(param.default)))
+    return dataclass(frozen=True)(target)
+
+
+def declared(target: object, *, as_record: bool) -> dict[str, Param]:
+    """Return the parameters declared by a class (its bases' first) or function, by name.
+
+    Their plain defaults are put in place. as_record: a class with parameters in its body becomes a
+    frozen dataclass; otherwise its attributes become the defaults, and required ones go.
+    A parameter ``lambda_`` is called ``lambda``. Raises InputError where a required one stands behind
+    one with a default.
+    """
+    if inspect.isfunction(target):
+        return _in_signature(target)
+    if not isinstance(target, type):
+        return {}
+    for base in reversed(
+        target.__mro__[1:-1]
+    ):  # bases that are no plug-ins themselves have not been read yet
+        if _has_declarations(base):
+            declared(base, as_record=as_record)
+    if as_record and any(isinstance(v, Param) for v in vars(target).values()):
+        record(target)
+    else:
+        _in_body(target)
+    init = vars(target).get("__init__")
+    if inspect.isfunction(init):
+        found = _in_signature(init)
+        _add(target, found)
+    return dict(getattr(target, "__params__", {}))
+
+
+def _has_declarations(target: type) -> bool:
+    init = vars(target).get("__init__")
+    signature = inspect.signature(init).parameters.values() if inspect.isfunction(init) else ()
+    held = [*vars(target).values(), *(p.default for p in signature)]
+    return any(isinstance(value, Param) for value in held)
+
+
+def _in_body(target: object) -> dict[str, Param]:
+    """Return the parameters among a class's attributes, after putting their defaults there."""
+    found = {name: value for name, value in vars(target).items() if isinstance(value, Param)}
+    for name, param in found.items():
+        _set(target, name, param.default)
+    _add(target, found)
+    return found
+
+
+def _add(target: Any, found: Mapping[str, Param]) -> None:
+    if found:
+        target.__params__ = {**getattr(target, "__params__", {}), **found}
+
+
+def _set(target: object, name: str, default: object) -> None:
+    if default is REQUIRED:
+        delattr(target, name)
+    else:
+        setattr(target, name, default)
+
+
+def _copier(value: Any) -> Callable[[], Any]:
+    return lambda: value.copy()
+
+
+def _in_signature(function: Any) -> dict[str, Param]:
+    """Return the parameters among a function's defaults, after putting their own defaults there."""
+    found: dict[str, Param] = {}
+    by_position: list[tuple[str, Any]] = []
+    by_name: dict[str, Any] = {}
+    for name, one in inspect.signature(function).parameters.items():
+        value = one.default
+        if isinstance(value, Param):
+            found[_plain(name)] = value
+            value = value.default
+        missing = value is REQUIRED or value is inspect.Parameter.empty
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD):
+            by_position.append((name, REQUIRED if missing else value))
+        elif one.kind is one.KEYWORD_ONLY and not missing:
+            by_name[name] = value
+    if not found:
+        return {}
+    while by_position and by_position[0][1] is REQUIRED:
+        by_position.pop(0)
+    for name, value in by_position:
+        if value is REQUIRED:
+            what = f"the required parameter {name} stands behind one with a default"
+            raise InputError.of(function.__qualname__, what, "required parameters come first")
+    function.__defaults__ = tuple(value for _, value in by_position) or None
+    function.__kwdefaults__ = by_name or None
+    return found
+
+
+def _plain(name: str) -> str:
+    """Return a parameter's name in sweep files: ``lambda`` for ``lambda_``."""
+    short = name.removesuffix("_")
+    return short if keyword.iskeyword(short) else name
+
+
+def differing(target: object, params: Mapping[str, Param]) -> list[str]:
+    """Return the parameters whose default differs from that of the dataclass's field of that name.
+
+    A class may still say a default twice, as a field and in the decorator; then both must agree.
+    """
+    if not is_dataclass(target):
+        return []
+    own = {f.name: f.default for f in fields(target) if f.default is not MISSING}
+    both = [name for name in params if name in own and params[name].default is not REQUIRED]
+    return [name for name in both if own[name] != params[name].default]

@@ -1,0 +1,51 @@
+"""States of runs on several ranks: put together, and dealt out to another number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def whole(parts: Sequence[Mapping[str, object]]) -> dict[str, Any]:
+    """Return the state of all clients from those of the ranks, in rank order (``Run.state``)."""
+    return _with_clients(parts[0], lambda get: _joined([get(part) for part in parts]))
+
+
+def share(state: Mapping[str, object], clients: range) -> dict[str, Any]:
+    """Return the part of a whole state that belongs to some consecutive clients."""
+    return _with_clients(state, lambda get: _part(get(state), clients))
+
+
+def _with_clients(
+    state: Mapping[str, Any], made: Callable[[Callable[[Mapping[str, Any]], Any]], Any]
+) -> dict[str, Any]:
+    """Return the state with the values that belong to clients replaced by what is ``made`` of them."""
+    return {
+        **state,
+        "c": made(lambda part: part["c"]),
+        "oracle": {**state["oracle"], "buffers": made(lambda part: part["oracle"]["buffers"])},
+    }
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(values), 1)
+    if isinstance(first, list):
+        return [_joined(group) for group in zip(*values, strict=True)]
+    if isinstance(first, dict):
+        return {name: _joined([v[name] for v in values]) for name in first}
+    return first
+
+
+def _part(value: object, clients: range) -> Any:
+    if isinstance(value, Tensor):
+        return value[:, clients.start : clients.stop].clone()
+    if isinstance(value, list):
+        return [_part(v, clients) for v in value]
+    if isinstance(value, dict):
+        return {name: _part(v, clients) for name, v in value.items()}
+    return value

@@ -1,0 +1,61 @@
+"""From sections of a cell to what they stand for: operators, bound in their roles, and graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from raybench.compressors import Bound, Compressor, Role
+from raybench.compressors.compose import build, named
+from raybench.core import registry
+from raybench.core.layout import Layout
+from raybench.planning.graph import mixing
+from raybench.spec import Cell, Section
+from raybench.wire.neighbours import Mixing
+
+
+def unbound(section: Section | None) -> Compressor:
+    """Return the operator of a compressor section as declared; None is the identity."""
+    name, params = ("identity", {}) if section is None else (section.name, section.params)
+    return registry.lookup("compressor", name).target(**params)
+
+
+def operator(section: Section | None, d: int, n: int, layout: Layout, role: Role) -> Bound:
+    """Return the bound operator of a compressor section; None is the identity."""
+    return unbound(section).bind(d, n, layout, role)
+
+
+def uplink(cell: Cell, entry: registry.Entry) -> Section | None:
+    """Return the uplink operator's section: the method's ``own`` operator where it is bound to one."""
+    own = entry.facts.own
+    return cell.compressor if own is None else Section(own, {})
+
+
+def own_operators(
+    entry: registry.Entry, params: Mapping[str, Any], dims: tuple[int, int, Layout]
+) -> dict[str, Bound]:
+    """Return the bound operators that a method has as parameters, by name.
+
+    ``operators`` of its decorator gives their roles. Raises InputError where one cannot play its role.
+    """
+    roles = entry.facts.operators
+    out = {}
+    for name, param in entry.params.items():
+        if param.kind == "operator":
+            role = roles.get(name, Role.ANY)
+            with named(f"algorithm.{name}"):
+                out[name] = build(params[name], name).bind(*dims, role)
+    return out
+
+
+@lru_cache(maxsize=64)  # all cells of a plan ask for the same few operators
+def graph_of(section: Section | None, n: int) -> Mixing:
+    """Return the graph of n clients that a graph section names, a ring by default."""
+    asked = section or Section("ring", {})
+    return mixing(asked.name, n, asked.params)
+
+
+def relays(section: Section | None) -> bool:
+    """Return whether a downlink section says that the server passes on the sum of what it receives."""
+    return unbound(section).relay

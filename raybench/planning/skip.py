@@ -1,0 +1,78 @@
+"""Why a cell makes no sense and is not run: a code for programs, a text and a fix for people."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from raybench.spec import Cell
+
+
+class SkipCode(StrEnum):
+    """What kind of reason it is."""
+
+    NO_STEP = "no_step"  # theory gives no step size
+    NO_VALUE = "no_value"  # a parameter's ``auto`` has no value
+    OPERATOR = "operator"  # an operator is not of the class that the method needs
+    OWN_OPERATOR = (
+        "own_operator"  # an operator that is a parameter of the method is not of its class
+    )
+    VERTICAL_PROBLEM = (
+        "vertical_problem"  # features are split over clients, and the method is not for that
+    )
+    VERTICAL_METHOD = "vertical_method"  # the method needs features that are split over clients, and the problem has none
+    NO_PREDICTIONS = "no_predictions"
+    NONSMOOTH = "nonsmooth"  # the problem needs proximal steps
+    NO_MINIMIZER = "no_minimizer"
+    NO_RELAY = "no_relay"  # ``downlink: aggregate``
+    NO_PARTICIPATION = "no_participation"
+    NO_F_STAR = "no_f_star"
+
+
+class Skip(Exception):
+    """A cell makes no sense. text: why, as the column ``reason`` holds it; fix: what to write instead."""
+
+    def __init__(self, code: SkipCode, text: str, fix: str = "") -> None:
+        super().__init__(code, text, fix)
+        self.code, self.text, self.fix = code, text, fix
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A cell that is not run, with the label of its method and the reason."""
+
+    cell: Cell
+    label: str
+    why: Skip
+
+
+@dataclass(frozen=True)
+class Reasons:
+    """Skipped cells of one code. texts: each with how many cells it holds for, the commonest first."""
+
+    code: SkipCode
+    cells: int
+    texts: tuple[tuple[str, int], ...]
+    fix: str
+
+
+def grouped(skipped: Iterable[Skipped]) -> list[Reasons]:
+    """Return why cells were skipped, by code, the commonest code first.
+
+    Of several fixes for one code the commonest is kept.
+    """
+    texts: dict[SkipCode, Counter[str]] = defaultdict(Counter)
+    fixes: dict[SkipCode, Counter[str]] = defaultdict(Counter)
+    for one in skipped:
+        texts[one.why.code][one.why.text] += 1
+        fixes[one.why.code][one.why.fix] += 1
+    found = [
+        Reasons(code, own.total(), tuple(own.most_common()), fixes[code].most_common(1)[0][0])
+        for code, own in texts.items()
+    ]
+    return sorted(found, key=lambda group: -group.cells)

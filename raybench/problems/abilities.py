@@ -1,0 +1,64 @@
+"""What some problems can do and others cannot: asked for by ``isinstance``, never by name."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from raybench.core.draws import Sample
+
+
+@runtime_checkable
+class Predicting(Protocol):
+    """A problem whose x predicts: codistillation compares what clients predict."""
+
+    @property
+    def outputs(self) -> int:
+        """Return how many numbers are predicted per input; 0 where there is nothing to predict."""
+
+    def predict(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Return predictions (B, n_here, b, outputs) at x (B, n_here, d) of inputs rows (B, b).
+
+        rows count through the rows of all clients. Probabilities, or regressed values.
+        """
+
+    def distill(self, x: Tensor, rows: Tensor, teacher: Tensor) -> Tensor:
+        """Return the gradient (B, n_here, d) in x of mean_b D(teacher_b, predict(x, rows)_b).
+
+        D: cross-entropy of probabilities, half the squared distance of regressed values.
+        """
+
+
+@runtime_checkable
+class SplitByFeatures(Protocol):
+    """A problem whose clients hold features, not rows: client j has columns A_j and block x_j."""
+
+    def split(self, x: Tensor) -> Tensor:
+        """Return the blocks (B, n_here, w) of x (B, d) that the clients here hold."""
+
+    def products(self, blocks: Tensor) -> Tensor:
+        """Return A_j x_j, (B, n_here, N), of the clients' own blocks (B, n_here, w)."""
+
+    def block_grad(self, v: Tensor) -> Tensor:
+        """Return each client's block of the gradient, (B, n_here, w), if Ax were v (B, N)."""
+
+    def assemble(self, blocks: Tensor) -> Tensor:
+        """Return the whole x (B, d) of all clients' blocks (B, n, w)."""
+
+
+@runtime_checkable
+class Buffered(Protocol):
+    """A problem whose gradients carry memory along, such as BatchNorm's running statistics.
+
+    The memory belongs to the run, per cell and client: a problem itself has no state. A buffer is a
+    tensor (B, n_here, ..).
+    """
+
+    def buffers(self, cells: int) -> dict[str, Tensor]:
+        """Return the buffers of so many cells at the start, by name."""
+
+    def grad_buffered(
+        self, x: Tensor, sample: Sample, buffers: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the clients' gradients (B, n_here, d) of a sample, and the buffers afterwards."""

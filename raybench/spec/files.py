@@ -1,0 +1,75 @@
+"""The files that a sweep names: where they are, and what they hold."""
+
+from __future__ import annotations
+
+import bz2
+import functools
+import gzip
+import hashlib
+import lzma
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, cast
+
+from raybench.core.errors import InputError
+
+_CHUNK = 1 << 20  # bytes that are read and hashed at a time
+_OPEN: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+
+def is_path(text: str) -> bool:
+    """Tell whether a data set is given by its path: a separator in it, or an existing file."""
+    if "/" in text or os.sep in text:
+        return True
+    file = locate(text)
+    return file is not None and file.is_file()
+
+
+def locate(text: str, *folders: Path) -> Path | None:
+    """Return the file or folder ``text`` names in the first of ``folders`` that has it, else None.
+
+    Without folders the working directory is meant.
+    """
+    for folder in folders or (Path(),):
+        try:
+            path = folder / Path(text).expanduser()
+            if path.exists():
+                return path
+        except (OSError, ValueError, RuntimeError):  # the text cannot be the name of a file
+            continue
+    return None
+
+
+def content_hash(path: str, where: str) -> str:
+    """Return the SHA-256 (hex) of a file's decompressed content, or of all files of a folder.
+
+    Raises InputError, naming the key ``where``, if it cannot be read.
+    """
+    file = Path(path).expanduser()
+    try:
+        if file.is_dir():
+            whole = hashlib.sha256()
+            for part in sorted(p for p in file.rglob("*") if p.is_file()):
+                name = part.relative_to(file).as_posix()
+                whole.update(f"{name}\0{_hash(part)}\n".encode(errors="surrogateescape"))
+            return whole.hexdigest()
+        return _hash(file)
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise InputError.of(where, f"cannot read {path}: {error}", "is the file whole?") from error
+
+
+def _hash(file: Path) -> str:
+    stat = file.stat()
+    return _hashed(file, stat.st_mtime_ns, stat.st_size)
+
+
+@functools.lru_cache(maxsize=256)
+def _hashed(file: Path, mtime: int, size: int) -> str:
+    del mtime, size  # arguments only so that a changed file is read anew
+    whole = hashlib.sha256()
+    with cast(IO[bytes], _OPEN.get(file.suffix, open)(file, "rb")) as stream:
+        while chunk := stream.read(_CHUNK):
+            whole.update(chunk)
+    return whole.hexdigest()

@@ -1,0 +1,78 @@
+"""Booking finished sweeps anew: from the counts of stored curves to bits, without running again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from raybench.core.counts import Counts
+from raybench.store.accounting import Accounting, dtype_bits
+from raybench.store.schema import SIDES, column
+
+COUNTS_THAT_TELL = ("values_up", "index_auto_up")
+"""The columns that ``settled`` and ``knows_packed`` need."""
+
+PACKED_BITS_UNKNOWN = (
+    "some cells are of an earlier raybench, which did not count the index bits that were packed: "
+    "index_bits is list_or_bitmask for all cells of the folder"
+)
+
+
+def rebook(
+    curves: pd.DataFrame, cells: pd.DataFrame, accounting: Accounting
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return copies of curves and cells with ``bits_up``, ``bits_down`` booked under ``accounting``.
+
+    Counts are cumulative means per client. A cell's bits are those of the last row of its curve,
+    null where it has none. ``count_init=False`` takes away the counts of the cell's row of round 0.
+    ``index_bits: auto`` is ``list_or_bitmask`` where some rows do not know what was packed, as
+    ``settled`` says.
+    """
+    accounting = settled(accounting, curves)
+    curves, cells = curves.copy(), cells.copy()
+    widths = cells.set_index("cell")["config"].map(dtype_bits)
+    width = curves["cell"].map(widths).fillna(64).to_numpy(float)
+    curves.index = pd.RangeIndex(len(curves))
+    first = curves.index[curves["round"] == 0]
+    last = curves.groupby("cell")["round"].idxmax() if len(curves) else curves.index
+    for side in SIDES:
+        counts = Counts(*(_count(curves, column(count, side)) for count in Counts._fields))
+        booked = accounting.bits(counts, width)
+        curves[f"bits_{side}"] = booked
+        if not accounting.count_init:
+            start = curves.loc[first].set_index("cell")[f"bits_{side}"]
+            curves[f"bits_{side}"] = booked - curves["cell"].map(start).fillna(0.0).to_numpy(float)
+        ends = curves.loc[last].set_index("cell")[f"bits_{side}"]
+        cells[f"bits_{side}"] = cells["cell"].map(ends).astype(float)
+    return curves, cells
+
+
+def settled(accounting: Accounting, curves: pd.DataFrame) -> Accounting:
+    """Return the accounting that all these curves can be booked under.
+
+    Curves of schema version 1 know the shorter of list and bitmask, and not what was packed. Where
+    some are among them ``index_bits: auto`` becomes ``list_or_bitmask`` for all, so that they compare.
+    """
+    if accounting.index_bits == "auto" and not knows_packed(curves):
+        return replace(accounting, index_bits="list_or_bitmask")
+    return accounting
+
+
+def knows_packed(curves: pd.DataFrame) -> bool:
+    """Return whether all curves know how many index bits were packed."""
+    values, packed = (curves[name] for name in COUNTS_THAT_TELL)
+    return bool((packed.notna() | values.isna()).all())
+
+
+def _count(curves: pd.DataFrame, name: str) -> np.ndarray:
+    """Return a count as a float array; one that is kept in the map ``extra`` is zero where absent."""
+    if name in curves:
+        return curves[name].to_numpy(float)
+    if f"extra.{name}" in curves:  # a frame that ``raybench.load`` returned
+        return curves[f"extra.{name}"].fillna(0.0).to_numpy(float)
+    if "extra" not in curves:
+        return np.zeros(len(curves))
+    found = curves["extra"].map(lambda pairs: dict(pairs).get(name, 0.0), na_action="ignore")
+    return found.fillna(0.0).to_numpy(float)

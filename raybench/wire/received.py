@@ -1,0 +1,57 @@
+"""What the server holds of a round: the messages of all clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from raybench.wire.base import Message
+from raybench.wire.compound import FlaggedMessage
+
+
+@dataclass(frozen=True)
+class Received:
+    """The messages of all n clients, in client order."""
+
+    message: Message
+    n: int
+
+    def sum(self) -> Tensor:
+        """Return the sum over clients, (B, d)."""
+        return self.message.sum_clients()
+
+    def mean(self) -> Tensor:
+        """Return the mean over all n clients, absent ones as zero, (B, d)."""
+        return self.message.sum_clients().div_(self.n)
+
+    def mean_sent(self, weights: Tensor | None = None) -> Tensor:
+        """Return the mean over the clients that sent something, (B, d); zero where none did.
+
+        weights: (n,) or (B, n), positive; equal by default.
+        """
+        who = self.message.present
+        if weights is not None:
+            w = weights.expand(self.message.lead) if who is None else weights * who
+            return self.weighted(w / w.sum(1, keepdim=True).clamp(min=weights.min()))
+        total = self.message.sum_clients()
+        if who is None:
+            return total.div_(self.n)
+        return total.div_(who.sum(1, keepdim=True).clamp(min=1))
+
+    def weighted(self, w: Tensor) -> Tensor:
+        """Return sum_i w_i m_i, (B, d), for weights (B, n)."""
+        return (w[..., None] * self.message.decode()).sum(1)
+
+    def decode(self) -> Tensor:
+        """Return every client's decoded message, (B, n, d)."""
+        return self.message.decode()
+
+    @property
+    def flags(self) -> Tensor:
+        """Return the flags of ``choose``, bool (B, n). Raises TypeError for messages without flags."""
+        if not isinstance(self.message, FlaggedMessage):
+            raise TypeError(
+                f"a {type(self.message).__name__} has no flags: send what choose() makes"
+            )
+        return self.message.flags

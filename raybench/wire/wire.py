@@ -1,0 +1,152 @@
+"""The wire: everything that clients and server send each other, booked as it is sent.
+
+It knows vectors and messages, no problem: a sweep's round loop and a training loop of a user's own
+give methods the same wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from raybench.core.clock import Clock
+from raybench.core.draws import Draws
+from raybench.core.layout import Layout
+from raybench.core.streams import Stream
+from raybench.wire.base import Message
+from raybench.wire.compound import CasesMessage
+from raybench.wire.dense import Dense
+from raybench.wire.ledger import Ledger
+from raybench.wire.neighbours import Mixing, Neighbours
+from raybench.wire.received import Received
+from raybench.wire.transport import Transport
+
+Cells: TypeAlias = Tensor | slice  # some cells: their indices, or all of them
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """What vectors are like: n clients of which ``clients`` are hosted here, a layout of tensors.
+
+    dim: length of what clients send, that of the layout unless features are split over clients.
+    """
+
+    n: int
+    clients: range
+    layout: Layout
+    dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Wire(Draws):
+    """The wire of B cells, and the round's random numbers.
+
+    roots: one stream per cell (B,), from the cell's seed. graph: for methods without a server.
+    aggregate: the server broadcasts the sum of what it receives, charged by its union.
+    """
+
+    def __init__(
+        self,
+        vectors: Vectors,
+        roots: Stream,
+        transport: Transport | None = None,
+        graph: Mixing | None = None,
+        aggregate: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        self.ledger = Ledger(len(roots.root))
+        super().__init__(roots, vectors.clients, vectors.n)
+        self.vectors, self.graph, self.aggregate = vectors, graph, aggregate
+        self.layout = vectors.layout
+        self.transport = transport or Transport()
+        self.clock = clock or Clock()
+        here = slice(self.clients.start, self.clients.stop)
+        self._neighbours = None if graph is None else Neighbours(graph.W[here])
+
+    def begin(self, t: int) -> None:
+        """Start round t: its draws are derived from it, and the ledger books it apart."""
+        super().begin(t)
+        self.ledger.begin()
+
+    def zeros(self) -> Tensor:
+        """Return zeros of the shape of what the clients here send, (B, n_here, d)."""
+        return self._zeros(self.B, self.n_here, self.vectors.dim)
+
+    def zero(self) -> Tensor:
+        """Return zeros of the shape of what the server sends, (B, d)."""
+        return self._zeros(self.B, self.vectors.dim)
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self.vectors.dtype, device=self.vectors.device)
+
+    def up(self, message: Message) -> Received:
+        """Send a message per client to the server; everyone learns what the server received."""
+        began = perf_counter()
+        got = self.transport.gather(message, self.n)
+        self.ledger.book_up(got)
+        if self.aggregate:
+            self.ledger.book_union(got)
+        self.clock.communicate += perf_counter() - began
+        return Received(got, self.n)
+
+    def down(self, message: Message) -> Tensor:
+        """Broadcast the server's message (B,) and return what the clients decode, (B, d)."""
+        began = perf_counter()
+        self.ledger.book_down(message)
+        value = message.decode()
+        self.clock.communicate += perf_counter() - began
+        return value
+
+    def model(self, x: Tensor) -> Tensor:
+        """Broadcast the model x (B, d) as it is and return what the clients hold.
+
+        Costs nothing where the server passes on what it receives (``aggregate``): clients step
+        themselves.
+        """
+        return x if self.aggregate else self.down(Dense(x))
+
+    def mean(self, x: Tensor) -> Tensor:
+        """All-reduce: dense values (B, n_here, ...) up, their mean (B, ...) down."""
+        mean = self.down(Dense(self.up(Dense(x.flatten(2))).mean()))
+        return mean.unflatten(-1, x.shape[2:])
+
+    def mix(self, message: Message) -> Tensor:
+        """Send to the neighbours; return sum_j W_ij decode(m_j) of the clients here, (B, n_here, d).
+
+        Raises RuntimeError for a method that was not declared ``decentralised``: it has no graph.
+        """
+        if self.graph is None or self._neighbours is None:
+            raise RuntimeError("there is no graph: declare the method with decentralised=True")
+        began = perf_counter()
+        got = self.transport.gather(message, self.n)
+        self.ledger.book_up(got, self.graph.degrees)
+        mixed = self._neighbours.mixed(got.decode())
+        self.clock.communicate += perf_counter() - began
+        return mixed
+
+    def cases(
+        self, coin: Tensor, yes: Callable[[Cells], Message], no: Callable[[Cells], Message]
+    ) -> Message:
+        """Return the message in which cells with the coin send ``yes(cells)``, the others ``no``."""
+        if bool(coin.all()):
+            return yes(slice(None))
+        if not bool(coin.any()):
+            return no(slice(None))
+        cells = [torch.nonzero(coin).flatten(), torch.nonzero(~coin).flatten()]
+        parts = [yes(cells[0]), no(cells[1])]
+        return CasesMessage(parts[0].d, parts[0].dtype, cells, parts)
+
+    def charge(self, bits: float, *, down: bool = False) -> None:
+        """Book raw bits that every client sends (or the server broadcasts) beside its messages."""
+        self.ledger.charge(bits, down)
+
+    def select(self, cells: Tensor) -> None:
+        """Keep some cells only."""
+        super().select(cells)
+        self.ledger = self.ledger.select(cells.cpu().numpy())

@@ -1,0 +1,109 @@
+"""Methods are estimators: with the wire alone, given gradients by anyone's loop, they do what they do in a sweep."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raybench.algorithms.base import Algorithm, Estimator
+from raybench.core import registry
+from raybench.core.cells import State
+from raybench.core.clock import Clock
+from raybench.engine.net import vectors_of
+from raybench.engine.setup import method_of
+from raybench.testing.algorithms import methods
+from raybench.testing.trial import PLAIN, Method, started
+from raybench.wire.wire import Wire
+
+
+def plain(kind: type[Algorithm]) -> bool:
+    """Return whether a training loop of one's own could hold the method: it replaces both ends of a round."""
+    own = ("source", "along", "start", "round", "follow", "step")
+    return issubclass(kind, Estimator) and all(
+        getattr(kind, name) is getattr(Estimator, name) for name in own
+    )
+
+
+HELD = [
+    m
+    for name in registry.names("algorithm")
+    if plain(registry.lookup("algorithm", name).target)
+    for m in methods(registry.lookup("algorithm", name))
+    if m.downlink is None
+    or not m.entry.target.told  # a loop of one's own has no compressed broadcast
+]
+
+
+def label(m: Method) -> str:
+    operator = m.compressor["name"] if isinstance(m.compressor, dict) else m.compressor
+    return f"{m.name}-{operator}-{'-'.join(str(v) for v in m.params.values())}"
+
+
+def test_the_estimators_are_those_that_the_docs_name():
+    names = {m.name for m in HELD}
+    opens = {m.name for m in HELD if m.entry.target.opens}
+    assert {"ef21", "marina", "dasha", "ef21_bc", "clag", "three_pc_v5"} <= opens
+    assert {"gd", "dcgd", "diana", "ef14", "double_squeeze", "one_bit_adam"} <= names - opens
+    assert {m.name for m in HELD if not m.entry.target.told} >= {"ef21_bc", "double_squeeze"}
+    assert not names & {"adiana", "vr_marina", "scaffold", "gossip", "vertical_marina", "dgc"}
+
+
+@pytest.mark.parametrize("method", HELD, ids=label)
+def test_a_loop_of_ones_own_takes_the_same_steps(method):
+    """x <- x - gamma g with gradients that the loop computes, on a wire that knows no problem."""
+    problem = {**PLAIN, "shape": [[4, 3]]}
+    batch = Method(
+        method.name, method.params, method.compressor, problem, method.downlink, step=0.02
+    ).batch((1.0, 0.5), (0, 1))
+    run = started(batch)
+    f = run.problem
+    roots = run.net.roots
+    wire = Wire(vectors_of(f), roots)
+    a, s, c = method_of(batch.cells, f, Clock()), State(), State()
+    assert isinstance(a, Estimator)
+    x = run.s.x.clone()
+    a.setup(wire, s, c)
+    if a.opens:
+        s.g = a.open(wire, s, c, f.grad(x))
+    run.advance(0)
+    for t in range(1, 21):
+        wire.begin(t)
+        g = s.g if a.opens else a.estimate(wire, s, c, f.grad(x))
+        x = x - g if a.in_steps else x - a.gamma * g
+        if a.opens:
+            s.g = a.estimate(wire, s, c, f.grad(x))
+        run.advance(1)
+        torch.testing.assert_close(x, run.a.point(run.net, run.s, run.c), rtol=1e-12, atol=1e-14)
+    assert (wire.ledger.up == run.net.ledger.up).all()
+    if not a.told:  # the model is broadcast by the loop, where it is told
+        assert (wire.ledger.down == run.net.ledger.down).all()
+
+
+@pytest.mark.parametrize("method", HELD, ids=label)
+def test_gradients_and_directions_are_never_written_to(method):
+    """A loop may reuse its buffers: what it gave and what it got stays as it was."""
+    problem = {**PLAIN, "shape": [[4, 3]]}
+    batch = Method(
+        method.name, method.params, method.compressor, problem, method.downlink, step=0.02
+    ).batch((1.0, 0.5), (0, 1))
+    run = started(batch)
+    wire = Wire(vectors_of(run.problem), run.net.roots)
+    a, s, c = method_of(batch.cells, run.problem, Clock()), State(), State()
+    assert isinstance(a, Estimator)
+    a.setup(wire, s, c)
+    x = run.s.x
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    if a.opens:
+        grad = run.problem.grad(x)
+        seen.append((grad, grad.clone()))
+        s.g = a.open(wire, s, c, grad)
+        seen.append((s.g, s.g.clone()))
+    for t in range(1, 7):
+        wire.begin(t)
+        grad = run.problem.grad(x * (1 + 0.1 * t))
+        seen.append((grad, grad.clone()))
+        g = a.estimate(wire, s, c, grad)
+        seen.append((g, g.clone()))
+        if a.opens:
+            s.g = g
+    assert all(torch.equal(now, then) for now, then in seen)

@@ -1,0 +1,309 @@
+"""Facts and parameters of plug-ins: typed, checked when they register, each declared once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raybench.algorithms.base import Algorithm, Points
+from raybench.compressors import Compressor, Role
+from raybench.core import facts, registry
+from raybench.core.errors import InputError
+from raybench.core.facts import AlgorithmFacts
+from raybench.core.params import record
+from raybench.core.registry import Choice, Count, Flag, Integer, List, Number, Operator, Text
+
+RATE: dict[str, Any] = {"p": Number("auto", low=0, high=1, words=("auto",))}
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    """Plug-ins of a test are forgotten after it."""
+    for kind in registry.BUILTIN_PACKAGES:
+        registry.names(kind)
+    before = dict(registry._entries)
+    yield
+    registry._entries.clear()
+    registry._entries.update(before)
+
+
+def refused(kind: str, target: Any = None, **given: Any) -> str:
+    """Return what is said where a plug-in with these facts registers, after asserting that it is refused."""
+    target = type("Plugin", (), {}) if target is None else target
+    with pytest.raises(InputError) as caught:
+        getattr(registry, kind)("mine", **given)(target)
+    assert "mine" not in registry.names(kind)
+    return str(caught.value)
+
+
+# Facts -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"stocastic": True}, "unknown fact 'stocastic'\n    did you mean stochastic?"),
+        ({"uplink": Role.ANY}, "allowed: auto, broadcast, "),
+        ({"momentum": 0.9}, "a parameter is declared by Number(...)"),
+        ({"stochastic": 1}, "stochastic is 1\n    expected True or False"),
+        ({"up": "contractiv"}, "up is 'contractiv'\n    expected Contractive, Unbiased, Any_ or None"),
+        ({"up": True}, "up is True"),
+        ({"own": ""}, "expected a name"),
+        ({"auto": {"p": 0.5}, **RATE}, "expected functions of a Setting"),
+        ({"operators": ["first"]}, "expected roles by parameter"),
+        ({"operators": {"first": "fast"}, "first": Operator("natural")}, "expected roles"),
+        ({"vertical": True, "decentralised": True}, "vertical: contradicts decentralised"),
+        ({"broadcast": Role.CONTRACTIVE, "decentralised": True}, "broadcast: contradicts"),
+        ({"down": Role.CONTRACTIVE, "decentralised": True}, "down: contradicts"),
+        ({"own": "sign", "up": Role.CONTRACTIVE}, "own: contradicts up"),
+        ({"operators": {"frist": Role.ANY}, "first": Operator("natural")}, "did you mean first?"),
+        ({"operators": {"first": Role.ANY}, "first": Text()}, "is no parameter that is an operator"),
+        ({"auto": {"q": abs}, **RATE}, "auto: 'q' is no parameter"),
+        ({"auto": {"p": abs}, "p": Number(0.5)}, "does not take the word auto"),
+        (RATE, "takes the word auto, which has no rule"),
+        ({"participation": "q", "p": Number(1.0)}, "participation: 'q' is no parameter"),
+        ({"participation": "p", "p": Flag()}, "is no parameter that is a number"),
+    ],
+)  # fmt: skip
+def test_a_wrong_fact_is_refused_and_the_nearest_named(given, says):
+    said = refused("algorithm", **given)
+    assert said.startswith("algorithm mine: ")
+    assert says in said
+
+
+@pytest.mark.parametrize("kind", ["compressor", "metric"])
+def test_kinds_without_facts_refuse_any(kind):
+    assert f"a {kind} states no facts" in refused(kind, deterministic=True)
+
+
+def test_a_problem_starts_at_one_of_two_places():
+    assert "expected 'zeros' or 'problem'" in refused("problem", x0="ones")
+    registry.problem("mine", x0="problem")(type("Plugin", (), {}))
+    assert registry.lookup("problem", "mine").facts.x0 == "problem"
+
+
+def test_every_wrong_fact_at_once():
+    said = refused("algorithm", stocastic=True, proximl=True, relay=0)
+    assert said.count("did you mean") == 2
+    assert "relay is 0" in said
+
+
+def test_facts_are_typed_and_frozen():
+    registry.algorithm("mine", up="unbiased", auto={"p": abs}, **RATE)(type("Plugin", (), {}))
+    found = registry.lookup("algorithm", "mine").facts
+    assert found == AlgorithmFacts(up=Role.UNBIASED, auto={"p": abs})
+    assert isinstance(found.up, Role)
+    assert found.compresses("up")
+    assert not found.compresses("down")
+    with pytest.raises(FrozenInstanceError):
+        found.up = None
+
+
+def test_every_fact_has_a_check_and_a_meaning():
+    for kind in facts.KINDS:
+        for name, (type_, meaning) in facts.meanings(kind).items():
+            assert type_ in facts.CHECKS, name
+            assert len(meaning) > 10
+
+
+def test_the_page_has_the_table_of_facts():
+    page = (Path(__file__).parents[1] / "docs" / "plugins.md").read_text()
+    for kind in ("algorithm", "problem"):
+        for name, (_, meaning) in facts.meanings(kind).items():
+            assert f"\n| `{name}` | {meaning} |" in page
+
+
+def test_a_parameter_may_not_bear_a_fact_s_name():
+    assert "'stochastic' is a fact" in refused(
+        "algorithm", type("Plugin", (), {"stochastic": Flag()})
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["round", "start", "point", "gradient", "gamma", "C", "Q", "select"]
+)
+def test_a_parameter_may_not_hide_an_attribute_of_the_base(name):
+    for parent in (Algorithm, Points):
+        said = refused("algorithm", type("Plugin", (parent,), {}), **{name: Number(1.0)})
+        assert f"parameter {name!r} hides " in said
+        assert said.endswith("give it another name")
+
+
+def test_a_parameter_may_not_hide_a_method_of_its_own_class():
+    class Plugin(Algorithm):
+        def helper(self):
+            """Compute something."""
+
+        @property
+        def rate(self):
+            return 1
+
+    assert "hides Plugin.helper" in refused("algorithm", Plugin, helper=Number(1.0))
+    assert "hides Plugin.rate" in refused("algorithm", Plugin, rate=Number(1.0))
+    assert "hides Compressor.omega" in refused(
+        "compressor", type("Operator", (Compressor,), {}), omega=Number(1.0)
+    )
+
+
+def test_a_parameter_may_not_hide_what_a_base_in_between_sets():
+    class Between(Algorithm):
+        opens = True
+        weight: float = Number(1.0)
+
+    plugin = type("Plugin", (Between,), {})
+    assert "hides Between.opens" in refused("algorithm", plugin, opens=Flag())
+    registry.algorithm("mine", weight=Number(2.0))(plugin)
+    assert registry.lookup("algorithm", "mine").params["weight"].default == 2.0
+
+
+def test_batch_is_left_to_parameters():
+    registry.algorithm("mine", batch=Integer(1, low=1))(type("Plugin", (Algorithm,), {}))
+    assert "batch" in registry.lookup("algorithm", "mine").params
+
+
+def test_a_plug_in_file_is_told_the_line_of_its_wrong_fact(tmp_path):
+    file = tmp_path / "p.py"
+    file.write_text(
+        "from raybench.plugins import Algorithm, algorithm\n\n\n"
+        "@algorithm('mine', stocastic=True)\nclass Mine(Algorithm):\n    '''Mine.'''\n"
+    )
+    with pytest.raises(InputError) as caught:
+        registry.load_plugin(file)
+    (complaint,) = caught.value.complaints
+    assert complaint.where == f"plug-in {file}, line 4: algorithm mine"
+    assert complaint.fix.startswith("did you mean stochastic?")
+
+
+# Parameters, declared once -----------------------------------------------------------------------------
+
+
+def test_a_class_body_is_the_declaration_of_an_operator():
+    @registry.compressor("mine")
+    class Mine(Compressor):
+        """Mine."""
+
+        k: int | float | str = Count(help="how many")
+        pool: float = Number(2.0, low=1)
+        sizes: list[int] = List([3, 4])
+        form: str = Choice("one", "two")
+
+    params = registry.lookup("compressor", "mine").params
+    assert list(params) == ["k", "pool", "sizes", "form"]
+    assert params["k"].default is registry.REQUIRED
+    assert (params["pool"].low, params["pool"].default) == (1, 2.0)
+    made = Mine(5)
+    assert (made.k, made.pool, made.sizes, made.form) == (5, 2.0, [3, 4], "one")
+    assert Mine(k=1, pool=3.0) == Mine(1, 3.0) != made
+    assert Mine(5).sizes is not made.sizes
+    with pytest.raises(FrozenInstanceError):
+        made.pool = 1.0
+    with pytest.raises(TypeError, match="k"):
+        Mine()
+
+
+def test_an_operator_inherits_and_overrides_declarations():
+    @registry.compressor("mine")
+    class Mine(Compressor):
+        first: str = Operator("natural")
+        then: str = Operator("sign")
+
+    @registry.compressor("other")
+    class Other(Mine):
+        then: str = Operator("identity", help="another default")
+
+    params = registry.lookup("compressor", "other").params
+    assert list(params) == ["first", "then"]
+    assert (Other().first, Other().then, Mine().then) == ("natural", "identity", "sign")
+    assert params["then"].default == "identity"
+
+
+def test_a_base_that_is_not_registered_declares_too():
+    class Shared(Compressor):
+        bucket: int = Integer(512, low=1)
+
+    @registry.compressor("mine")
+    class Mine(Shared):
+        s: int = Integer(4, low=1)
+
+    assert list(registry.lookup("compressor", "mine").params) == ["bucket", "s"]
+    assert Mine(64, 2).bucket == 64
+    assert Mine().s == 4
+
+
+def test_a_method_s_class_body_gives_its_parameters_and_their_defaults():
+    @registry.algorithm("mine", stochastic=True)
+    class Mine(Algorithm):
+        batch: int = Integer(1, low=1)
+        momentum: float = Number(0.9, low=0, high=1, per_cell=True)
+        tau: int = Integer(low=1)
+
+    params = registry.lookup("algorithm", "mine").params
+    assert list(params) == ["batch", "momentum", "tau"]
+    assert params["momentum"].per_cell
+    assert (Mine.batch, Mine.momentum) == (1, 0.9)
+    assert not hasattr(Mine, "tau")
+
+
+def test_a_signature_is_the_declaration_of_a_problem():
+    @registry.problem("mine")
+    def mine(
+        dataset: str = Text(),
+        clients: int = Integer(10, low=1),
+        *,
+        lambda_: float = Number(0.1, low=0),
+        seed: int = Integer(low=0),
+    ) -> tuple[Any, ...]:
+        """Mine."""
+        return dataset, clients, lambda_, seed
+
+    params = registry.lookup("problem", "mine").params
+    assert list(params) == ["dataset", "clients", "lambda", "seed"]
+    assert mine("a9a", seed=1) == ("a9a", 10, 0.1, 1)
+    for missing in ({"seed": 1}, {"dataset": "a9a"}):
+        with pytest.raises(TypeError, match="required"):
+            mine(**missing)
+
+    @registry.problem("other")
+    class Other:
+        def __init__(self, d: int = Integer(), clients: int = Integer(4)) -> None:
+            self.size = d * clients
+
+    assert Other(3).size == 12
+    assert list(registry.lookup("problem", "other").params) == ["d", "clients"]
+
+
+def test_a_required_parameter_comes_first_in_a_signature():
+    def mine(clients: int = Integer(10), dataset: str = Text()) -> None:
+        """Mine."""
+
+    assert "dataset stands behind one with a default" in refused("problem", mine)
+
+
+def test_a_parameter_in_a_class_body_has_a_type():
+    plugin = type("Plugin", (Compressor,), {"k": Count()})
+    assert "parameter k has no type" in refused("compressor", plugin)
+
+
+def test_a_default_said_twice_is_said_alike():
+    @dataclass(frozen=True)
+    class Mine(Compressor):
+        p: float = 0.5
+
+    assert "p has two different defaults" in refused("compressor", Mine, p=Number(0.25))
+    registry.compressor("mine", p=Number(0.5))(Mine)
+
+
+def test_a_record_is_a_frozen_dataclass_with_its_declarations():
+    @record
+    class Settings:
+        workers: int = Integer(1, low=1)
+        mode: str = Choice("auto", "train")
+
+    assert [f.name for f in fields(Settings)] == list(Settings.__params__) == ["workers", "mode"]
+    assert Settings() == Settings(1, "auto") != Settings(mode="train")
+    with pytest.raises(FrozenInstanceError):
+        Settings().workers = 2
