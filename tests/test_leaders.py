@@ -255,7 +255,7 @@ def test_codistillation_needs_predictions():
 def test_checkpoints_cost_what_they_hold():
     """Every third round: d values of each client up, all n d of them down; nothing between."""
     problem = PREDICTING["one-hot"][0]
-    args = {"common": 4, "exchange": "checkpoints", "every": 3, "step": 0.05}
+    args = {"common": 4, "exchange": "checkpoints", "every": 3, "step": 1e-6}
     run = finished(method("codistillation", problem, None, 7, **args).batch())
     d, n = run.problem.dim, run.problem.n
     sent = np.array([0, 1, 1, 1, 2, 2, 2, 3])  # after rounds 0 to 7
