@@ -68,7 +68,7 @@ TARGETS = {
     "steps": Target(("algorithms/*.py",), STEP_TESTS, "formulas"),
     "methods": Target(
         ("algorithms/*.py",),
-        ("references", "references_practice", "invariants", "vertical", "decentralised"),
+        ("references", "references_practice", "leaders", "invariants", "vertical", "decentralised"),
         "others",
     ),
     "ledger": Target(
@@ -87,7 +87,7 @@ TARGETS = {
         ("store/writer.py", "store/scan.py", "store/combine.py"),
         ("store", "load", "store_readers", "upgrades"),
     ),
-    "analysis": Target(("analysis/*.py",), ("analysis", "closing", "intervals")),
+    "analysis": Target(("analysis/*.py",), ("analysis", "tuned", "closing", "intervals")),
 }
 ELSEWHERE = {
     "core": ("streams", "independent"),
