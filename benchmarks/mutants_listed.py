@@ -175,6 +175,12 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "algorithms/diana.py", "1e-12", "1.5e-12", "any tolerance far above rounding will do"
     ),
     Equivalent(
+        "algorithms/vr_diana.py", "1e-12", "1.5e-12", "any tolerance far above rounding will do"
+    ),
+    Equivalent(
+        "analysis/tuned.py", "final_vs_step", "True", "the order of groups: the result is sorted"
+    ),
+    Equivalent(
         "algorithms/dasha.py", "1e-12", "1.5e-12", "any tolerance far above rounding will do"
     ),
     Equivalent(
