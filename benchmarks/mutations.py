@@ -7,8 +7,8 @@ on every machine.
 
 Left out, because no result depends on them: docstrings, type annotations, imports, ``TYPE_CHECKING``
 blocks, ``__all__``, decorators (the defaults and limits of parameters are choices, not computations), the
-wording of errors and warnings, f-strings (texts for people), assertions, and the keyword arguments of
-``NOT_RESULTS``.
+wording of errors and warnings, f-strings (texts for people), assertions, the ``NotImplementedError`` of
+methods that subclasses define, and the keyword arguments of ``NOT_RESULTS``.
 """
 
 from __future__ import annotations
@@ -259,6 +259,8 @@ def _droppable(node: ast.AST) -> bool:
     """Return whether a statement can go without the syntax or a name being missed."""
     if isinstance(node, ast.Assign):
         return all(isinstance(t, ast.Attribute | ast.Subscript) for t in node.targets)
+    if isinstance(node, ast.Raise) and _name(node.exc or node) == "NotImplementedError":
+        return False
     call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
     return call or isinstance(node, ast.AugAssign | ast.Raise | ast.Continue | ast.Break)
 

@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raybench import spec
 from raybench.core import registry
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from raybench.compressors import Compressor
     from raybench.runtime.driver import Outcome
 
-Source = str | os.PathLike[str] | Mapping[str, Any]
+Source = str | os.PathLike[str] | Mapping[str, object]
 RESULTS_FOLDER = "results"
 
 

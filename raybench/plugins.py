@@ -2,8 +2,8 @@
 
 Decorators: ``compressor``, ``algorithm``, ``problem``, ``metric``. Parameters: ``Count``, ``Number``,
 ``Integer``, ``Choice``, ``Flag``, ``Text``, ``List``, ``Operator``. Bases: ``Compressor``,
-``Algorithm``, ``Estimator``, ``Problem``. ``build`` makes the operator of an ``Operator`` parameter.
-Messages for operators: ``DenseMessage``, ``SparseMessage``, ``SeededMessage``, ``LevelsMessage``, ...; for
+``Algorithm``, ``Estimator``, ``Problem``. ``build`` makes the operator of an ``Operator`` parameter. Messages
+for operators: ``DenseMessage``, ``SparseMessage``, ``SeededMessage``, ``LevelsMessage``, ...; for
 algorithms: ``Dense``, ``choose`` and the roles ``Contractive``, ``Unbiased``, ``Any_``. See docs/plugins.md.
 """
 

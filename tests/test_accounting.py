@@ -62,6 +62,12 @@ def test_bits_is_values_times_width_plus_index_plus_raw(value_bits, code, counts
     assert parse(str(how)) == parse(how.as_dict()) == how
 
 
+def test_values_are_of_64_bits_unless_told():
+    counts = Counts(values=3, index_auto=5, raw=1)
+    assert Accounting().bits(counts) == 3 * 64 + 5 + 1
+    assert Accounting(index_bits="none").bits(counts, 32) == 3 * 32 + 1
+
+
 def test_every_code_that_is_counted_can_be_charged():
     codes = {name.removeprefix("index_") for name in Counts._fields if name.startswith("index_")}
     assert set(INDEX_BITS) == codes | {"none"}
@@ -96,6 +102,7 @@ def test_presets_and_text():
         (7, "is no accounting"),
         ({"preset": ["x"]}, "unknown preset"),
         ({"value_bits": [32]}, "allowed"),
+        ({"value_bit": 32}, "did you mean value_bits"),
     ],
 )
 def test_wrong_accounting_says_what_is_allowed(wrong, said):
@@ -149,6 +156,18 @@ def test_rebook_by_hand(store, tmp_path):
     raw_frame = pd.read_parquet(folder / "curves")  # with its map of extra counts
     booked, _ = rebook(raw_frame, pd.read_parquet(folder / "cells"), parse("index_bits=bitmask"))
     assert booked["bits_up"].tolist() == (64 * up + 7 * t + t).tolist()
+
+
+def test_a_curve_without_its_first_row_has_no_initial_messages(store, tmp_path):
+    put(store, ["a"])
+    folder = tmp_path / "results"
+    curves, table = load(folder), cells(folder)
+    late = curves[curves["round"] > 0]
+    for side in ("up", "down"):
+        all_counted, _ = rebook(late, table, Accounting(32, "none", True))
+        free, ends = rebook(late, table, Accounting(32, "none", False))
+        assert free[f"bits_{side}"].tolist() == all_counted[f"bits_{side}"].tolist()
+        assert ends[f"bits_{side}"].tolist() == free[f"bits_{side}"].tolist()[-1:]
 
 
 def test_rebook_knows_each_cells_dtype_and_missing_curves(store, tmp_path):

@@ -14,8 +14,6 @@ from raybench.analysis import (
     annotate,
     bands,
     bits_to_target,
-    closing_table,
-    default_target,
     describe,
     final_vs_step,
     first_crossing,
@@ -61,126 +59,6 @@ def test_bits_to_target_over_seeds():
     assert bits_to_target(curves, 0.1, x="round")["round"].tolist() == [3.0, math.inf]
 
 
-# -- tuned -----------------------------------------------------------------------------------
-
-
-def test_tuned_takes_the_cheapest_step_to_the_target():
-    slow, fast = [1, 0.5, 0.09, 0.001], [1, 0.05, 0.04, 0.03]
-    curves, cells = make(
-        [
-            {"g": slow, "multiple": 1.0},
-            {"g": fast, "multiple": 2.0},
-            {"g": [1] * 4, "multiple": 4.0},
-        ]
-    )
-    best = tuned(curves, cells, target=0.1).iloc[0]
-    assert (best["step_multiple"], best["cost"], best["edge"]) == (2.0, 10.0, "")
-    best = tuned(curves, cells, target=0.01).iloc[0]  # fast never gets there
-    assert (best["step_multiple"], best["edge"]) == (1.0, "low")
-    best = tuned(curves, cells, target=1e-9).iloc[0]  # none does: the best final value
-    assert best["step_multiple"] == 1.0
-    assert best["cost"] == math.inf
-
-
-def test_a_step_is_chosen_by_what_its_median_seed_needs():
-    """Not by the mean: one unlucky seed, or one that misses the target, does not decide."""
-
-    def runs(multiple, *costs):
-        reached = [[1.0] * cost + [0.01] * (60 - cost) for cost in costs]
-        return [{"g": g, "multiple": multiple, "seed": s} for s, g in enumerate(reached)]
-
-    steady, lucky = runs(1.0, 10, 11, 12), runs(2.0, 4, 5, 50)  # means 11 and 20, medians 11 and 5
-    best = tuned(*make([*steady, *lucky]), target=0.1).iloc[0]
-    assert (best["step_multiple"], best["cost"]) == (2.0, 50.0)
-    assert (best["cost_low"], best["cost_high"], best["coverage"]) == (40.0, 500.0, 0.75)
-    missed = runs(4.0, 2, 3, 60)
-    best = tuned(*make([*steady, *lucky, *missed]), target=0.1).iloc[0]
-    assert (best["step_multiple"], best["cost"]) == (4.0, 30.0)
-    assert (best["cost_low"], best["cost_high"]) == (20.0, math.inf)
-    table = closing_table(make([*steady, *lucky, *missed]), target=0.1).iloc[0]
-    assert (table["step_multiple"], table["bits_to_target"]) == (4.0, 30.0)
-    assert (table["bits_low"], table["bits_high"], table["coverage"]) == (20.0, math.inf, 0.75)
-
-
-def test_a_step_with_a_diverged_seed_never_wins():
-    good = {"g": [1, 0.5], "multiple": 1.0}
-    curves, cells = make(
-        [
-            {**good, "seed": 0},
-            {**good, "seed": 1},
-            {"g": [1, 1e-9], "multiple": 2.0, "seed": 0},
-            {"g": [1, 1e-12], "multiple": 2.0, "seed": 1, "status": "diverged"},
-            {"g": [1, 1e-20], "multiple": 4.0, "seed": 0, "status": "pruned"},
-        ]
-    )
-    best = tuned(curves, cells, target=0.1).iloc[0]
-    assert best["step_multiple"] == 1.0
-    assert best["edge"] == "low"
-    assert best["seeds"] == 2
-
-
-def test_a_step_that_only_passes_by_the_target_has_not_reached_it():
-    curves, cells = make(
-        [
-            {"g": [1, 0.5, 0.09, 0.05], "multiple": 1.0},
-            {"g": [1, 0.01, 50, 3], "multiple": 2.0},
-        ]
-    )
-    assert first_crossing(curves, 0.1).tolist() == [20.0, 10.0]
-    assert first_crossing(curves, 0.1, settled=True).tolist() == [20.0, math.inf]
-    assert tuned(curves, cells, target=0.1)["step_multiple"].tolist() == [1.0]
-
-
-def test_edges():
-    def edge(values):
-        runs = [{"g": [1, v], "multiple": 2.0**i} for i, v in enumerate(values)]
-        return tuned(*make(runs), target=1e-9).iloc[0]["edge"]
-
-    assert edge([0.5, 0.4, 0.3]) == "high"
-    assert edge([0.1, 0.4, 0.3]) == "low"
-    assert edge([0.5, 0.1, 0.3]) == ""
-    assert edge([0.5]) == "only"
-
-
-def test_k_is_chosen_at_equal_bits():
-    """K = 10 ends lower but spends ten times the bits; at the bits K = 1 spends it is behind."""
-    curves, cells = make(
-        [
-            {"g": [1, 0.5, 0.3, 0.2], "k": 1, "per_round": 10.0},
-            {"g": [1, 0.4, 0.2, 0.1], "k": 10, "per_round": 100.0},
-        ]
-    )
-    best = tuned(curves, cells, target=1e-9, by="method")
-    assert len(best) == 1
-    assert best["k"].iloc[0] == 1
-    assert tuned(curves, cells, target=0.15, by="method")["k"].iloc[0] == 10
-    assert tuned(curves, cells, target=1e-9)["k"].tolist() == [1, 10]
-
-
-def test_all_diverged_and_empty():
-    curves, cells = make([{"g": [1, 1e9], "status": "diverged"}])
-    best = tuned(curves, cells).iloc[0]
-    assert not best["eligible"]
-    assert math.isnan(best["step_multiple"])
-    table = closing_table((curves, cells))
-    assert table["diverged"].tolist() == [1]
-    assert table["bits_to_target"].isna().all()
-    assert closing_table((curves[:0], cells[:0])).empty
-
-
-def test_default_target_is_what_half_of_the_methods_reach():
-    runs = [
-        {"g": [1, v], "algorithm": a} for a, v in zip("abcd", (1e-9, 3e-6, 2e-4, 0.5), strict=True)
-    ]
-    assert default_target(*make(runs)) == 2e-4
-    assert default_target(*make(runs[:3])) == 5e-6
-    assert default_target(*make([*runs[:3], {"g": [1, 0.02], "algorithm": "gd"}])) == 0.02
-    assert default_target(*make([*runs[:3], {"g": [1, 0.3], "algorithm": "gd"}])) == 0.5
-    assert default_target(*make([*runs[:3], {"g": [1, 1], "algorithm": "gd"}])) == 2e-4
-    assert math.isnan(default_target(*make([{"g": [1, 2]}])))
-    assert default_target(*make([{"g": [1, 0]}])) == 1e-24
-
-
 # -- methods ---------------------------------------------------------------------------------
 
 
@@ -209,6 +87,22 @@ def test_describe_of_a_lone_problem_and_steps_by_value():
     assert found["facet"].tolist() == ["", ""]
     assert found["method"].nunique() == 1
     assert found["step"].tolist() == ["0.1", "0.1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "k", "series", "method"),
+    [
+        ("top_k", 5, "EF21 Top-5", "EF21 Top-K"),
+        ("pos_neg_top_k", 5, "EF21 Pos neg top-5", "EF21 Pos neg top-K"),
+        ("dgc", 7, "EF21 dgc K=7", "EF21 dgc"),
+        ("terngrad", None, "EF21 TernGrad", "EF21 TernGrad"),
+        ("scaled_sign", None, "EF21 scaled sign", "EF21 scaled sign"),
+        (None, None, "EF21", "EF21"),
+    ],
+)
+def test_names_of_operators(name, k, series, method):
+    (row,) = describe(make([{"g": [1], "compressor": name, "k": k}])[1]).to_dict("records")
+    assert (row["series"], row["method"]) == (series, method)
 
 
 # -- bands -----------------------------------------------------------------------------------
@@ -267,7 +161,17 @@ def test_final_vs_step():
     assert found["at"].tolist() == [1.0, 2.0]
     assert found["diverged"].tolist() == [0, 1]
     assert found["grad_norm_sq"].tolist() == pytest.approx([0.2, 0.01])
+    assert found["grad_norm_sq_low"].tolist() == [0.1, 0.01]
     assert found["grad_norm_sq_high"].tolist() == [0.3, 0.01]
+    assert found["coverage"].tolist() == [0.5, 0.0]  # of two values, and of one
+    assert found["seeds"].tolist() == [2, 1]
+    assert found["cells"].tolist() == [2, 2]
+    assert set(found["axis"]) == {"step_multiple"}
+    assert set(found["series"]) == {"EF21 Top-1"}
+    cells["step_multiple"] = np.nan
+    by_size = final_vs_step(cells)
+    assert set(by_size["axis"]) == {"step_size"}
+    assert by_size["at"].tolist() == pytest.approx([0.1, 0.2])
 
 
 # -- what is compared -----------------------------------------------------------------------

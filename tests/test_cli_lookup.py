@@ -144,7 +144,7 @@ def test_show_an_algorithm_with_its_step(data_folder):
     step = Resolver().resolve(spec.load(config).cells[0]).step_size
     assert re.search(rf"^  nonconvex +{step:.6g}$", said.out, re.M)
     assert re.search(r"^  L_tilde.* 3\.49", said.out, re.M)
-    assert re.search(r"^  pl +none: mu is unknown here$", said.out, re.M)
+    assert re.search(r"^  pl +none: the theorem assumes that f satisfies the PL", said.out, re.M)
 
 
 def test_show_takes_the_same_operator_as_run_where_none_is_given():

@@ -107,7 +107,9 @@ OPERATORS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "params", "mine"), OPERATORS, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize(
+    ("name", "params", "mine"), OPERATORS, ids=lambda x: getattr(x, "__name__", str(x))
+)
 def test_operators(name, params, mine):
     """Several cells and clients at once, each with the numbers of its own path."""
     random = np.random.default_rng(0)
@@ -237,7 +239,9 @@ def test_the_server_draws_from_a_stream_of_its_own():
 # Bytes ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "params", "mine"), OPERATORS[:4], ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize(
+    ("name", "params", "mine"), OPERATORS[:4], ids=lambda x: getattr(x, "__name__", str(x))
+)
 def test_the_checksum_is_seeded_with_the_length_of_the_header(name, params, mine):
     """Magic, XXH3 of all that follows the prefix, length of the header; the seed guards the length."""
     packed = raybench.compressor(name, **params).compress(torch.ones(D).double()).pack()

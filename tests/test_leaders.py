@@ -250,3 +250,14 @@ def test_checkpoints_are_sent_now_and_then_and_teach_until_the_next():
 def test_codistillation_needs_predictions():
     with pytest.raises(Skip, match="needs a problem with predictions"):
         method("codistillation", P1, step=0.1).batch()
+
+
+def test_checkpoints_cost_what_they_hold():
+    """Every third round: d values of each client up, all n d of them down; nothing between."""
+    problem = PREDICTING["one-hot"][0]
+    args = {"common": 4, "exchange": "checkpoints", "every": 3, "step": 1e-6}
+    run = finished(method("codistillation", problem, None, 7, **args).batch())
+    d, n = run.problem.dim, run.problem.n
+    sent = np.array([0, 1, 1, 1, 2, 2, 2, 3])  # after rounds 0 to 7
+    assert run.recorder.column("values_up")[0].tolist() == (d * sent).tolist()
+    assert run.recorder.column("values_down")[0].tolist() == (n * d * sent).tolist()

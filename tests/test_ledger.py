@@ -105,6 +105,9 @@ def test_the_union_of_what_clients_send_is_broadcast_once():
     ledger.book_union(dense())
     assert ledger.down[VALUES].tolist() == [4 + 5 + D] * CELLS
     assert ledger.down[MESSAGES].tolist() == [3] * CELLS
+    ledger.book_union(MESSAGES_OF_ALL_SORTS["cases"])  # cells 2 and 0 are dense, cell 1 holds three
+    assert ledger.down[VALUES].tolist() == [4 + 5 + 2 * D, 4 + 5 + D + 3, 4 + 5 + 2 * D]
+    assert ledger.down[MESSAGES].tolist() == [4] * CELLS
 
 
 def test_a_broadcast_of_which_cells_send_different_kinds():

@@ -139,6 +139,13 @@ def test_costs_of_simple_kinds():
     assert FactorsMessage(d, x.dtype, left, right).cost.values == 18
 
 
+def test_bits_are_the_callers_own():
+    message = Dense(gaussian(2, 3, 20))
+    assert message.bits.tolist() == [[64 * 20] * 3] * 2
+    message.bits.zero_()
+    assert message.bits.tolist() == [[64 * 20] * 3] * 2
+
+
 def test_costs_of_compounds_and_absent_rows():
     x = gaussian(2, 3, 20)
     both = ConcatMessage(40, x.dtype, [Dense(x), Dense(x)])

@@ -66,6 +66,7 @@ def f(a: int | None, b: int = 2) -> float:
     if a < b and not b:
         raise ValueError("low" + "high")
     g(a, b)
+    raise NotImplementedError
     self.x += a
     return sqrt(a / 0.5), k.need("L"), f"{a + 1}", where(c, a + 1, b), x[-1:]
 '''

@@ -46,6 +46,10 @@ def test_what_a_setting_takes_for_granted():
     assert theory.INDEPENDENT.holds(k)
 
 
+def test_a_step_is_a_float_whatever_the_formula_returns():
+    assert type(theory.step_size(lambda k: 1, setting())) is float
+
+
 @pytest.mark.parametrize("mu", [0.0, -1.0])
 def test_adiana_has_no_mu_where_f_is_not_strongly_convex(mu):
     rule = registry.lookup("algorithm", "adiana").facts.auto["mu"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
 
 import pandas as pd
 
@@ -124,8 +123,8 @@ def _facets(cells: pd.DataFrame, config: pd.DataFrame) -> pd.Series:
     return pd.Series(words, index=cells.index, dtype=object)
 
 
-def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    return frame.to_dict("records")  # type: ignore[return-value]
+def _rows(frame: pd.DataFrame) -> list[dict[str, object]]:
+    return frame.to_dict("records")
 
 
 def _known(value: object) -> bool:
@@ -198,9 +197,9 @@ def _compressor(name: object, k: float | None) -> str:
         return ""
     if name.endswith("_k"):
         word = name[:-2].replace("_", " ")
-        return f"{word[:1].upper()}{word[1:]}-{'K' if k is None or k != k else f'{k:.0f}'}"
+        return f"{word[:1].upper()}{word[1:]}-{f'{k:.0f}' if _known(k) else 'K'}"
     word = _NAMES.get(name, name.replace("_", " "))
-    return word if k is None or k != k else f"{word} K={k:.0f}"
+    return f"{word} K={k:.0f}" if _known(k) else word
 
 
 def _join(base: str, compressor: str, extras: str) -> str:

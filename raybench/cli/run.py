@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from raybench.planning.skip import Skipped
     from raybench.spec import Sweep
 
-Number = dict[str, Any]
+Number = dict[str, object]
 
 
 def run(

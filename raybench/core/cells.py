@@ -71,7 +71,7 @@ class PerCell:
         types: object,
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
-    ) -> Any:
+    ) -> object:
         wide = max((x.ndim for x in args if isinstance(x, Tensor)), default=1)
         fit = [x.values.view(-1, *[1] * (wide - 1)) if isinstance(x, PerCell) else x for x in args]
         return func(*fit, **(kwargs or {}))
@@ -90,7 +90,7 @@ class State:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"no {name} in the state: set it in setup()")
 
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
+    def __iter__(self) -> Iterator[tuple[str, object]]:
         return iter(vars(self).items())
 
     def select(self, cells: Tensor) -> State:
@@ -104,7 +104,7 @@ class State:
         vars(made).update(values)
         return made
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return the values by name, each a tensor with memory of its own, a list, or a plain value.
 
         Raises TypeError for anything that could not be written to a file and read back safely.
@@ -112,7 +112,7 @@ class State:
         return {name: _plain(value, name) for name, value in self}
 
 
-def chosen(value: object, cells: Tensor) -> Any:
+def chosen(value: object, cells: Tensor) -> object:
     """Return the part of a value (as ``State`` has them) that belongs to some cells."""
     if isinstance(value, Tensor | PerCell):
         return value[cells]
@@ -121,7 +121,7 @@ def chosen(value: object, cells: Tensor) -> Any:
     return value
 
 
-def _plain(value: object, name: str) -> Any:
+def _plain(value: object, name: str) -> object:
     if isinstance(value, Tensor):
         return value.detach().clone(memory_format=torch.contiguous_format)
     if isinstance(value, list | tuple):

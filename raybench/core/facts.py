@@ -244,7 +244,7 @@ def facts_of(
     """
     known, where = meanings(kind), f"{kind} {name}"
     wrong: list[Complaint] = []
-    typed: dict[str, Any] = {}
+    typed: dict[str, object] = {}
     for fact, value in given.items():
         if fact not in known:
             fix = nearest(fact, known) or f"a {kind} states no facts"

@@ -18,7 +18,7 @@ import numba
 from numba.core.caching import IndexDataCacheFile
 
 
-class _NamedByContent(IndexDataCacheFile):  # type: ignore[misc]
+class _NamedByContent(IndexDataCacheFile):
     """The cached machine code of one function, a file per (signature, processor, code)."""
 
     def __init__(self, like: IndexDataCacheFile, uses: str) -> None:

@@ -33,7 +33,7 @@ class Param:
     """
 
     kind: str
-    default: Any = REQUIRED
+    default: object = REQUIRED
     low: float = -math.inf
     high: float = math.inf
     open_low: bool = False

@@ -214,7 +214,7 @@ class Oracle:
         self.buffers = {name: buffer[cells] for name, buffer in self.buffers.items()}
         self._last = None
 
-    def state(self, points: Mapping[str, Tensor]) -> dict[str, Any]:
+    def state(self, points: Mapping[str, Tensor]) -> dict[str, object]:
         """Return what a run that goes on elsewhere must know; points: the named points of the method."""
         last = self._last
         held = last is not None and last.paid

@@ -85,7 +85,7 @@ class Recorder:
         first = len(COLUMNS_OF_MEASURES)
         self._data[len(self.rounds) - 1, first : first + len(COLUMNS_OF_COUNTS), index] = booked.T
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return the rows recorded so far, copied."""
         rows = len(self.rounds)
         return {

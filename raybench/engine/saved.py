@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 
-def whole(parts: Sequence[Mapping[str, object]]) -> dict[str, Any]:
+def whole(parts: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """Return the state of all clients from those of the ranks, in rank order (``Run.state``)."""
     return _with_clients(parts[0], lambda get: _joined([get(part) for part in parts]))
 
 
-def share(state: Mapping[str, object], clients: range) -> dict[str, Any]:
+def share(state: Mapping[str, object], clients: range) -> dict[str, object]:
     """Return the part of a whole state that belongs to some consecutive clients."""
     return _with_clients(state, lambda get: _part(get(state), clients))
 
 
 def _with_clients(
     state: Mapping[str, Any], made: Callable[[Callable[[Mapping[str, Any]], Any]], Any]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the state with the values that belong to clients replaced by what is ``made`` of them."""
     return {
         **state,

@@ -239,7 +239,7 @@ class Resolver:
 
     def _setting(
         self, cell: Cell, entry: Method, problem: Problem, up: Bound, down: Bound
-    ) -> tuple[theory.Setting, Mapping[str, Any]]:
+    ) -> tuple[theory.Setting, Mapping[str, object]]:
         params = dict(cell.algorithm.params)
         if cell.participation != 1 and entry.facts.participation is not None:
             params[entry.facts.participation] = cell.participation

@@ -170,13 +170,13 @@ class Problem:
         for name in self.per_client:
             if getattr(part, name) is not None:
                 setattr(part, name, getattr(part, name)[clients.start : clients.stop])
-        return part.to(self.device)  # type: ignore[return-value]
+        return part.to(self.device)  # type: ignore[return-value]  # of the class of the whole
 
     def to(self, device: torch.device | str) -> Self:
         """Return the problem with its tensors on ``device`` (itself if they are there)."""
         device = torch.device(device)
         if device == self.device:
-            return self  # type: ignore[return-value]
+            return self
         moved = copy.copy(self)
         moved._whole, moved._kept, moved.device = self.whole, {}, device
         for name, value in vars(self).items():
@@ -184,7 +184,7 @@ class Problem:
                 setattr(moved, name, value.to(device))
         return moved
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # of what was computed on demand only the constants are sent to other processes
         kept = {k: v for k, v in self._kept.items() if k == "constants"}
         return {**vars(self), "_kept": kept}

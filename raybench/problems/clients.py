@@ -154,7 +154,7 @@ class DataProblem(Problem):
         return self.regularizer.penalty(x)
 
     @property
-    def outputs(self) -> int:  # type: ignore[override]
+    def outputs(self) -> int:
         """Return the columns of the variable: one, or one per class."""
         return self.dim // self.rows.features.shape[1]
 

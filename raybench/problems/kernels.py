@@ -34,7 +34,7 @@ _OPTIONS: Mapping[str, object] = {"error_model": "numpy", "fastmath": {"contract
 
 
 @intrinsic(prefer_literal=True)
-def _gather_sum(typing, out, at, index, values, lo, hi, x, tile, weighted, accumulate):  # type: ignore[no-untyped-def]
+def _gather_sum(typing, out, at, index, values, lo, hi, x, tile, weighted, accumulate):
     """out[at : at+T] (+)= sum_{lo <= j < hi} [values[j]] x[T index[j] : T index[j] + T].
 
     tile = T, weighted and accumulate are literal integers: the sum stays in vector registers, which
@@ -44,7 +44,7 @@ def _gather_sum(typing, out, at, index, values, lo, hi, x, tile, weighted, accum
     lanes, weigh, add = (a.literal_value for a in (tile, weighted, accumulate))
     vector, i64 = ir.VectorType(ir.DoubleType(), lanes), ir.IntType(64)
 
-    def emit(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def emit(context, builder, sig, args):
         out, at, index, values, lo, hi, x = (
             context.make_array(kind)(context, builder, value).data
             if isinstance(kind, types.Array)
@@ -92,10 +92,10 @@ def block_size(tile: int) -> int:
 
 
 @intrinsic
-def _power_of_two(typing, shifted):  # type: ignore[no-untyped-def]
+def _power_of_two(typing, shifted):
     """Return 2^n for shifted = n + 1.5 * 2^52 + 1023, whose lowest bits hold n + 1023."""
 
-    def emit(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    def emit(context, builder, sig, args):
         i64 = ir.IntType(64)
         bits = builder.shl(builder.bitcast(args[0], i64), ir.Constant(i64, 52))
         return builder.bitcast(bits, ir.DoubleType())
@@ -152,7 +152,7 @@ def margin_kernel(tile: int, weighted: bool, kind: int) -> Callable[..., None]:
     T, room = tile, block_size(tile) * tile
 
     @compiled(**_OPTIONS)
-    def oracle(rows, columns, labels, blocks, x, shift, shifted, grads, losses, loss, lo, hi):  # type: ignore[no-untyped-def]
+    def oracle(rows, columns, labels, blocks, x, shift, shifted, grads, losses, loss, lo, hi):
         row_ends, row_index, row_values = rows
         column_ends, column_name, column_index, column_values = columns
         client_blocks, block_rows, block_columns = blocks
@@ -224,7 +224,7 @@ def minibatch_kernel(weighted: bool, kind: int) -> Callable[..., None]:
     """Return the compiled gradient of b sampled rows per (cell, client)."""
 
     @compiled(**_OPTIONS)
-    def minibatch(rows, labels, starts, x, shift, shifted, sample, grads, lo, hi):  # type: ignore[no-untyped-def]
+    def minibatch(rows, labels, starts, x, shift, shifted, sample, grads, lo, hi):
         ends, index, values = rows
         n, d, size = grads.shape[1], grads.shape[2], sample.shape[2]
         for item in range(lo, hi):
@@ -246,7 +246,7 @@ def minibatch_kernel(weighted: bool, kind: int) -> Callable[..., None]:
 
 
 @compiled(error_model="numpy", fastmath={"contract", "reassoc", "nsz"})  # a sum in vector registers
-def nonconvex_kernel(lam, x, grads, values):  # type: ignore[no-untyped-def]
+def nonconvex_kernel(lam, x, grads, values):
     """Write gradient and value of lam sum_l x_l^2 / (1 + x_l^2) at each row of x (R, d)."""
     for b in range(x.shape[0]):
         row, out, total = x[b], grads[b], 0.0

@@ -11,7 +11,7 @@ import pandas as pd
 from raybench.report.content import LOWEST_SHOWN, Figure, shown
 
 
-def panels(figure: Figure) -> list[dict[str, Any]]:
+def panels(figure: Figure) -> list[dict[str, object]]:
     """Return per panel of a figure what ``Plotly.newPlot`` takes: {title, data, layout}."""
     return [
         {"title": name, "data": _traces(figure, name), "layout": _layout(figure)}
@@ -19,13 +19,13 @@ def panels(figure: Figure) -> list[dict[str, Any]]:
     ]
 
 
-def _traces(figure: Figure, panel: str) -> list[dict[str, Any]]:
+def _traces(figure: Figure, panel: str) -> list[dict[str, object]]:
     rows = figure.data[figure.data["panel"] == panel]
     order = {name: i for i, name in enumerate(figure.looks)}
     parts = sorted(
         (p for _, p in rows.groupby("series", sort=False)), key=lambda p: order[_name(p)]
     )
-    traces: list[dict[str, Any]] = []
+    traces: list[dict[str, object]] = []
     for part in parts:
         look = figure.looks[_name(part)]
         x = _numbers(part["x"].to_numpy(float) / figure.x_unit)
@@ -68,7 +68,7 @@ def _numbers(values: np.ndarray) -> list[float | None]:
 
 def _band(
     x: list[float | None], low: np.ndarray, high: np.ndarray, colour: str, group: str
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     edge = {
         "type": "scatter",
         "x": x,
@@ -83,8 +83,8 @@ def _band(
     return [{**edge, "y": _numbers(low)}, {**edge, "y": _numbers(high), **fill}]
 
 
-def _diverged(figure: Figure, parts: list[pd.DataFrame]) -> list[dict[str, Any]]:
-    traces: list[dict[str, Any]] = []
+def _diverged(figure: Figure, parts: list[pd.DataFrame]) -> list[dict[str, object]]:
+    traces: list[dict[str, object]] = []
     hit = [p for p in parts if p["diverged"].sum()]
     for j, part in enumerate(hit):
         gone = part[part["diverged"] > 0]
@@ -115,9 +115,9 @@ def _diverged(figure: Figure, parts: list[pd.DataFrame]) -> list[dict[str, Any]]
     return traces
 
 
-def _layout(figure: Figure) -> dict[str, Any]:
+def _layout(figure: Figure) -> dict[str, object]:
     x: dict[str, Any] = {"title": {"text": _html(figure.x_label)}, "zeroline": False, "anchor": "y"}
-    y: dict[str, Any] = {
+    y: dict[str, object] = {
         "title": {"text": _html(figure.y_label), "standoff": 12},
         "zeroline": False,
     }
@@ -145,7 +145,7 @@ def _layout(figure: Figure) -> dict[str, Any]:
         x |= {"dtick": 1}
     elif len(rows):
         x["rangemode"] = "tozero"
-    layout: dict[str, Any] = {"xaxis": x, "yaxis": y}
+    layout: dict[str, object] = {"xaxis": x, "yaxis": y}
     if figure.steps and figure.data["diverged"].sum():
         y["domain"] = [0, 0.8]
         layout["yaxis2"] = {

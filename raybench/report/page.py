@@ -59,11 +59,11 @@ def _plotly() -> str:
     return get_plotlyjs()
 
 
-def content(found: Frames) -> dict[str, Any]:
+def content(found: Frames) -> dict[str, object]:
     """Return what the template shows, all spelled for reading."""
     head, rows, notes = closing(found)
     figures = build(found)
-    drawn: dict[str, Any] = {}
+    drawn: dict[str, object] = {}
     sections: list[dict[str, Any]] = []
     lone = all(len(f.panels) == 1 for f in figures if not f.name.endswith("_by_k"))
     for figure in figures:
@@ -117,7 +117,7 @@ def _values(column: pd.Series) -> str:
     return ", ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in found)
 
 
-def _constants(cells: pd.DataFrame) -> dict[str, Any]:
+def _constants(cells: pd.DataFrame) -> dict[str, object]:
     """Return the problem's constants, a row per facet."""
     known = {c: word for c, word in CONSTANTS.items() if cells[c].notna().any()}
     rows = []
@@ -138,7 +138,7 @@ def _status(cells: pd.DataFrame) -> list[tuple[str, str]]:
     ]
 
 
-def _reasons(cells: pd.DataFrame) -> list[dict[str, Any]]:
+def _reasons(cells: pd.DataFrame) -> list[dict[str, object]]:
     """Return why cells did not run to the end: status, reason, how many, which methods."""
     found = []
     for status, column in (("failed", "error"), ("skipped", "reason"), ("pruned", "reason")):
@@ -151,7 +151,7 @@ def _reasons(cells: pd.DataFrame) -> list[dict[str, Any]]:
     return found
 
 
-def _final(found: Frames) -> dict[str, Any]:
+def _final(found: Frames) -> dict[str, object]:
     """Return the table of final values: every method at every K with its tuned step."""
     best = found.tuned("series")
     if best.empty:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raybench.core.errors import InputError
 from raybench.engine import rows
@@ -28,6 +28,10 @@ from raybench.spec.model import Resources
 from raybench.store import Store
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ray.actor import ActorHandle
+
     from raybench.runtime.work import Shared
 
 
@@ -223,7 +227,7 @@ def _fit(shared: Shared, packs: int, at_once: int | None, sweep: Sweep) -> str:
     return lines[-1] if lines else ""
 
 
-def _writer(ray: Any, store: Store, work: Any, cluster: bool) -> Any:
+def _writer(ray: ModuleType, store: Store, work: ModuleType, cluster: bool) -> ActorHandle | None:
     """Return a writer actor on this node where results are local and a cluster may have others."""
     if "://" in store.folder or not cluster:
         return None
@@ -239,7 +243,7 @@ def _absolute(folder: str) -> str:
 
 
 @contextmanager
-def _following(ray: Any, board: Any, view: View) -> Iterator[None]:
+def _following(ray: ModuleType, board: ActorHandle, view: View) -> Iterator[None]:
     """Show the board's progress while the trials run, from a thread of its own."""
     over = threading.Event()
 

@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from types import ModuleType
 
 from raybench.core.errors import InputError
 from raybench.core.process import ENVIRONMENT
@@ -30,7 +30,7 @@ RAY_ENVIRONMENT = {
 
 
 @contextmanager
-def ray_session(address: str | None, slots_needed: float = 0) -> Iterator[Any]:
+def ray_session(address: str | None, slots_needed: float = 0) -> Iterator[ModuleType]:
     """Yield the ray module, connected to ``address`` or to a Ray of our own on this machine.
 
     slots_needed: CPUs that one trial's workers take together. A Ray that was running already, or is
@@ -54,7 +54,7 @@ def environment(wanted: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _session(address: str | None, slots_needed: float) -> Iterator[Any]:
+def _session(address: str | None, slots_needed: float) -> Iterator[ModuleType]:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"ray\..*")
     import ray
 

@@ -22,6 +22,7 @@ from raybench.wire.transport import Distributed, Transport
 
 if TYPE_CHECKING:
     from ray import ObjectRef
+    from ray.actor import ActorHandle
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Shared:
     folder: str
     plugins: tuple[str, ...]
     problems: Mapping[Section, ObjectRef]
-    board: Any
+    board: ActorHandle
     writer: Any
     workers: int
     cpus: float
@@ -164,13 +165,13 @@ def pack_trial() -> type:
     from ray import tune
 
     class PackTrial(tune.Trainable):
-        def setup(self, config: dict[str, object], shared: Shared | None = None) -> None:
+        def setup(self, config: dict[str, int], shared: Shared | None = None) -> None:
             assert shared is not None
             self.shared = shared
             prepare(shared)
             self.reset_config(config)
 
-        def reset_config(self, new_config: dict[str, Any]) -> bool:
+        def reset_config(self, new_config: dict[str, int]) -> bool:
             self.work = run_pack(self.shared, new_config["pack"], Transport(), self.shared.device)
             return True
 

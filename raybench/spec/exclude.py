@@ -107,7 +107,7 @@ def read(value: object, where: str, found: Found) -> list[Pattern]:
     return out
 
 
-def _flat(raw: Mapping[str, object]) -> dict[str, Any]:
+def _flat(raw: Mapping[str, object]) -> dict[str, object]:
     """Return the pattern with nested mappings dotted and the names of the step's keys unified."""
     out: dict[str, Any] = {}
     for key, value in raw.items():
@@ -170,7 +170,7 @@ def _names(kind: Sections, value: object, where: str, found: Found) -> None:
             found.extend(error.complaints)
 
 
-def _wanted(param: Param, value: object, where: str, found: Found) -> list[Any]:
+def _wanted(param: Param, value: object, where: str, found: Found) -> list[object]:
     """Return the values a pattern accepts; for a list-valued parameter a flat list is one value."""
     if param.kind == "list" and isinstance(value, list):
         nested = value and all(isinstance(item, list) for item in value)

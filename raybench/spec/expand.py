@@ -106,7 +106,7 @@ class _Identities:
     """What identifies the values of options, found once for each: data files are read for it."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
+        self._known: dict[tuple[str, str], tuple[Mapping[str, object], Mapping[str, object]]] = {}
 
     def point(
         self, key: AxisKey, value: object, problem: ProblemFacts, method: AlgorithmFacts

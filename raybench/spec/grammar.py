@@ -44,7 +44,7 @@ def parse(text: str, where: str) -> dict[str, Any]:
     return section
 
 
-def _value(text: str, where: str) -> Any:
+def _value(text: str, where: str) -> object:
     if text.startswith("("):
         return f"({_bare(text, where)})"
     if text.startswith("[") and text.endswith("]"):

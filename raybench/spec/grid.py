@@ -14,7 +14,7 @@ from raybench.spec.values import Found, show
 
 
 def load(
-    source: str | Path | Mapping[str, Any],
+    source: str | Path | Mapping[str, object],
     *,
     sets: Sequence[str] = (),
     plugins: Sequence[str] = (),
@@ -86,10 +86,10 @@ def _raw(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str, P
     return raw, origin, base, stem[:100]
 
 
-def _located(raw: Mapping[str, object], base: Path) -> dict[str, Any]:
+def _located(raw: Mapping[str, object], base: Path) -> dict[str, object]:
     """Return the document with the paths of existing files made absolute, so workers find them."""
 
-    def find(value: object, *, folders: bool = False) -> Any:
+    def find(value: object, *, folders: bool = False) -> object:
         if not isinstance(value, str):
             return value
         file = files.locate(value, Path.cwd(), base)
@@ -97,7 +97,7 @@ def _located(raw: Mapping[str, object], base: Path) -> dict[str, Any]:
             return value
         return str(file.resolve())
 
-    def within(part: Mapping[str, object]) -> dict[str, Any]:
+    def within(part: Mapping[str, object]) -> dict[str, object]:
         kinds = {name: key.kind for name, key in document.every_key().items() if name in part}
         return {**part, **{name: kind.located(part[name], find) for name, kind in kinds.items()}}
 

@@ -7,16 +7,15 @@ declarations, so that a new key is declared once and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from raybench.core.facts import AlgorithmFacts, ProblemFacts, Role
 from raybench.spec.kinds import AxisKind, Kind
 
 K = TypeVar("K", bound=Kind, covariant=True)
-Told = Callable[[ProblemFacts, AlgorithmFacts], Any]
+Told = Callable[[ProblemFacts, AlgorithmFacts], object]
 
 
 @dataclass(frozen=True)
@@ -56,16 +55,16 @@ def key(kind: Kind, help: str, **more: Any) -> Any:
     return field(metadata={"key": Key(kind, help, **more)})
 
 
-def keys_of(holder: type[Any]) -> Mapping[str, Key[Any]]:
+_known: dict[type, dict[str, Key[Any]]] = {}  # by dataclass: found once for each
+
+
+def keys_of(holder: type) -> Mapping[str, Key[Any]]:
     """Return the keys declared at the fields of a dataclass, by name, in the order of the fields."""
-    return _keys_of(cast(Hashable, holder))
-
-
-@lru_cache
-def _keys_of(holder: Hashable) -> dict[str, Key[Any]]:
-    named = [(f.name, f.metadata["key"]) for f in fields(cast(Any, holder)) if "key" in f.metadata]
-    found = [replace(one, field=name, name=one.name or name) for name, one in named]
-    return {one.name: one for one in found}
+    if holder not in _known:
+        named = [(f.name, f.metadata["key"]) for f in fields(holder) if "key" in f.metadata]
+        found = [replace(one, field=name, name=one.name or name) for name, one in named]
+        _known[holder] = {one.name: one for one in found}
+    return _known[holder]
 
 
 AxisKey = Key[AxisKind]

@@ -21,7 +21,7 @@ from raybench.spec.sections import Option, default, options, product
 from raybench.spec.values import Found, show
 
 Locate = Callable[
-    ..., Any
+    ..., object
 ]  # called as locate(path, folders=False); returns the path made absolute where it exists
 
 
@@ -34,7 +34,7 @@ class Kind:
     )
     either: tuple[str, ...] = ()  # keys that exclude each other: giving one removes the others
 
-    def long_form(self, value: object) -> Any:
+    def long_form(self, value: object) -> object:
         """Return the mapping that a short form stands for, any other value as it is."""
         return {"name": value} if self.named and isinstance(value, str) else value
 
@@ -42,7 +42,7 @@ class Kind:
         """Tell whether another name makes a section another one, which keeps no parameters."""
         return True
 
-    def located(self, value: object, find: Locate) -> Any:
+    def located(self, value: object, find: Locate) -> object:
         """Return the raw value with the paths of existing files made absolute."""
         return value
 
@@ -54,11 +54,11 @@ class Kind:
 class AxisKind(Kind):
     """A kind whose values, one or several, are axes of the grid."""
 
-    def absent(self) -> Any:
+    def absent(self) -> object:
         """Return the value where the key is not given."""
         return None
 
-    def written(self) -> Any:
+    def written(self) -> object:
         """Return what a sweep file would say for that value."""
         return self.absent()
 
@@ -109,13 +109,13 @@ class Scalar(AxisKind):
     param: Param
     merges = False
 
-    def absent(self) -> Any:
+    def absent(self) -> object:
         return self.param.default
 
     def read(self, value: object, where: str, found: Found) -> list[Option]:
         return [Option(one, where) for one in options(self.param, value, where, found)]
 
-    def spelled(self, value: object) -> Any:
+    def spelled(self, value: object) -> object:
         """Return what a sweep file would say for a value."""
         return value
 
@@ -147,7 +147,7 @@ class Start(Scalar):
                 found.append(Complaint(where, f"no file {start}", "save x0 with numpy.save"))
         return out
 
-    def located(self, value: object, find: Locate) -> Any:
+    def located(self, value: object, find: Locate) -> object:
         many = value if isinstance(value, list) else [value]
         found = [find(x) if isinstance(x, str) and x.endswith(".npy") else x for x in many]
         return found if isinstance(value, list) else found[0]
@@ -157,7 +157,7 @@ class Start(Scalar):
             return f"sha256:{content_hash(value, 'x0')}"
         return value
 
-    def written(self) -> Any:
+    def written(self) -> object:
         return "zeros"
 
 
@@ -167,10 +167,10 @@ class Prox(Scalar):
 
     param: Param = PROX_PARAM
 
-    def absent(self) -> Any:
+    def absent(self) -> object:
         return None
 
-    def written(self) -> Any:
+    def written(self) -> object:
         return "none"
 
     def read(self, value: object, where: str, found: Found) -> list[Option]:
@@ -183,7 +183,7 @@ class Prox(Scalar):
             for one in super().read(value, where, found)
         ]
 
-    def spelled(self, value: object) -> Any:
+    def spelled(self, value: object) -> object:
         return "none" if value is None else value
 
 
@@ -200,7 +200,7 @@ class Table(AxisKind):
     either: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
 
-    def absent(self) -> Any:
+    def absent(self) -> object:
         return {} if self.sparse else None
 
     def read(self, value: object, where: str, found: Found) -> list[Option]:
@@ -233,7 +233,7 @@ class Table(AxisKind):
         return schema.or_list(schema.mapping(self.table))
 
 
-def _beside_defaults(params: Mapping[str, Param], given: Mapping[str, object]) -> dict[str, Any]:
+def _beside_defaults(params: Mapping[str, Param], given: Mapping[str, object]) -> dict[str, object]:
     """Return the values that are no defaults; required ones always stay."""
     return {
         name: value
@@ -329,7 +329,7 @@ class Plugin(Sections):
                 found.append(Complaint(option.where, what, sections.choices(self.kind)))
         return [option for option in out if option.value is not None]
 
-    def located(self, value: object, find: Locate) -> Any:
+    def located(self, value: object, find: Locate) -> object:
         if isinstance(value, list):
             return [self.located(item, find) for item in value]
         if not isinstance(value, Mapping) or "dataset" not in value:

@@ -15,7 +15,7 @@ from raybench.spec.values import Found, show
 _TOKEN = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
 
 
-def overlay(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, Any]:
+def overlay(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
     """Return ``base`` with ``over`` laid on it: sections are merged key by key, the rest replaced.
 
     Lists and tags (``{dirichlet: 0.5}``) are replaced. Another ``name`` in an algorithm, compressor,
@@ -105,7 +105,7 @@ def _covers(node: object, tokens: Sequence[str | int]) -> bool:
     return True
 
 
-def assign(raw: dict[str, object], text: str) -> dict[str, Any]:
+def assign(raw: dict[str, object], text: str) -> dict[str, object]:
     """Return the document with ``a.b=value`` applied, in the base and in every case that sets it.
 
     The value is read as YAML. Raises InputError that names the option.

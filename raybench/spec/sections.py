@@ -49,7 +49,7 @@ def options(param: Param, value: object, where: str, found: Found) -> list[Any]:
     return out
 
 
-def _spread(param: Param, value: object, where: str, found: Found) -> list[Any]:
+def _spread(param: Param, value: object, where: str, found: Found) -> list[object]:
     """Return the typed values of one entry of an axis: a scalar, a range, a tag, or an operator."""
     try:
         if param.kind == "operator" and value is not None:
@@ -73,7 +73,7 @@ def _range(text: str) -> list[int | float] | None:
         raise Wrong(str(error), ranges.RANGE_FORM) from error
 
 
-def _tagged(param: Param, value: Mapping[str, object], where: str, found: Found) -> list[Any]:
+def _tagged(param: Param, value: Mapping[str, object], where: str, found: Found) -> list[object]:
     """Return the typed values of a one-key mapping such as ``{dirichlet: [0.1, 1]}``."""
     if not param.tags:
         raise Wrong("a mapping is not allowed here")
@@ -85,7 +85,7 @@ def _tagged(param: Param, value: Mapping[str, object], where: str, found: Found)
     return [{tag: item} for item in options(param.tags[tag], inner, f"{where}.{tag}", found)]
 
 
-def _lists(param: Param, value: object, where: str, found: Found) -> list[Any]:
+def _lists(param: Param, value: object, where: str, found: Found) -> list[object]:
     """Return the axis of a list-valued parameter, whose outer list is the axis."""
     if value is None or (isinstance(value, str) and value in param.words):
         return _spread(param, value, where, found)
@@ -113,7 +113,7 @@ def _lists(param: Param, value: object, where: str, found: Found) -> list[Any]:
     return out
 
 
-def default(param: Param) -> Any:
+def default(param: Param) -> object:
     """Return the default of ``param``, typed as a value of a sweep file would be."""
     found: Found = []
     value = param.default
@@ -172,7 +172,7 @@ class Option:
 
     value: Any
     where: str
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, object] = field(default_factory=dict)
 
 
 def read(

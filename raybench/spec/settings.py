@@ -24,7 +24,7 @@ NO_AXIS = "this key holds for the whole sweep and is no axis"
 class SettingKind(Kind):
     """A kind whose value holds for the whole sweep."""
 
-    def absent(self) -> Any:
+    def absent(self) -> object:
         """Return the value where the key is not given."""
         return None
 
@@ -39,7 +39,7 @@ class Single(SettingKind):
 
     param: Param
 
-    def absent(self) -> Any:
+    def absent(self) -> object:
         return default(self.param)
 
     def read(self, value: object, where: str, found: Found) -> Any:
@@ -49,7 +49,7 @@ class Single(SettingKind):
         return schema.single(self.param)
 
 
-def one_value(param: Param, value: object, where: str, found: Found) -> Any:
+def one_value(param: Param, value: object, where: str, found: Found) -> object:
     """Return the value of a parameter that is no axis; a list-valued one as a tuple."""
     if param.kind == "list":
         if isinstance(value, list) and all(isinstance(v, str | int | float) for v in value):
@@ -166,7 +166,7 @@ class PluginFiles(SettingKind):
                 found.extend(error.complaints)
         return tuple(file for file in files if isinstance(file, str))
 
-    def located(self, value: object, find: Locate) -> Any:
+    def located(self, value: object, find: Locate) -> object:
         return [find(v) for v in value] if isinstance(value, list) else find(value)
 
     def schema(self) -> Schema:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any
 
 from raybench.core.errors import Complaint, nearest
 from raybench.core.registry import Param
@@ -23,14 +22,14 @@ class Wrong(Exception):
         self.what, self.fix = what, fix
 
 
-def tidy(value: object) -> Any:
+def tidy(value: object) -> object:
     """Return an untyped number so that 1 and 1.0 are one value."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     return value
 
 
-def scalar(param: Param, value: object) -> Any:
+def scalar(param: Param, value: object) -> object:
     """Return ``value`` typed as ``param`` asks for.
 
     Numbers become floats, integral floats integers where integers are wanted, shares text such as

@@ -45,7 +45,7 @@ class _CoreResolver(VersionedResolver):
     """The 1.2 core schema and nothing else (no dates, underscores, binary or merge keys)."""
 
     @property
-    def versioned_resolver(self) -> Any:
+    def versioned_resolver(self) -> object:
         return {key: list(found) for key, found in _TABLE.items()}
 
 
@@ -109,7 +109,7 @@ def plain(value: object, where: str = "") -> Any:
     found: list[Complaint] = []
     count = 0
 
-    def walk(item: object, at: str, depth: int) -> Any:
+    def walk(item: object, at: str, depth: int) -> object:
         nonlocal count
         count += 1
         if depth > MAX_DEPTH or count > MAX_NODES:
@@ -148,7 +148,7 @@ def dump(value: object) -> str:
     yaml = _yaml()
     yaml.version = None  # as an attribute it would print a %YAML directive
     yaml.default_flow_style = None  # innermost collections on one line
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # ruamel declares None
     yaml.width = 100
     out = io.StringIO()
     yaml.dump(value, out)

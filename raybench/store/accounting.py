@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MOST_VALUE_BITS = 64  # no number type is wider
 INDEX_BITS = (*(n.removeprefix("index_") for n in Counts._fields if n.startswith("index_")), "none")
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, dict[str, object]] = {
     # Initial messages are free and Top-k indices are not sent: Richtarik et al. 2021, code.
     "paper:ef21": {"value_bits": 32, "index_bits": "none", "count_init": False},
     # Rand-k indices come from a shared seed: Gorbunov et al. 2021, code.
@@ -80,7 +80,7 @@ class Accounting:
             return total
         return total + getattr(counts, f"index_{self.index_bits}")
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the three settings as a mapping a sweep file accepts."""
         return asdict(self)
 

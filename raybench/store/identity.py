@@ -30,7 +30,7 @@ def dump(sweep: Mapping[str, object]) -> str:
     """Return a sweep as YAML text."""
     yaml, out = YAML(typ="safe", pure=True), io.StringIO()
     yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # ruamel declares None
     yaml.dump(json.loads(json.dumps(sweep)), out)
     return out.getvalue()
 
@@ -70,7 +70,7 @@ def problem_differs(old: object, new: object) -> list[Complaint]:
     return wrong
 
 
-def _section(problem: object) -> dict[str, Any]:
+def _section(problem: object) -> dict[str, object]:
     return dict(problem) if isinstance(problem, Mapping) else {"name": problem}
 
 

@@ -46,7 +46,7 @@ COLUMNS_JOINED = [
 """Columns of ``cells`` that ``load`` joins to every row of a curve."""
 
 Source = str | os.PathLike[str]
-How = str | Mapping[str, Any] | Accounting | None
+How = str | Mapping[str, object] | Accounting | None
 
 
 def load(folder: Source, accounting: How = None, params: bool = False) -> pd.DataFrame:
@@ -136,12 +136,12 @@ def accounting_of(folder: Source, asked: Accounting | None = None) -> Accounting
     )
 
 
-def flatten(config: str | None) -> dict[str, Any]:
+def flatten(config: str | None) -> dict[str, object]:
     """Return a cell's config (JSON) as one level: ``problem.dataset``, ``algorithm.p``, ``x0``.
 
     A section's ``params`` are its keys, its ``name`` stays ``<section>.name``; lists stay lists.
     """
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
 
     def walk(prefix: str, value: object) -> None:
         if not isinstance(value, Mapping):

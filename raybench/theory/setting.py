@@ -37,7 +37,7 @@ class Setting:
     common_mask: bool = False
     ab: tuple[float, float] | None = None
     numbers: Mapping[str, Any] = field(default_factory=dict)
-    operators: Mapping[str, Any] = field(default_factory=dict)
+    operators: Mapping[str, object] = field(default_factory=dict)
     nonsmooth: bool = False
     rounds: int = 1000
     constant_step: bool = True

@@ -117,7 +117,7 @@ class CasesMessage(_Compound):
         return self._joined(lambda part: pad(part.payload(), (0, wide - part.payload().shape[-1])))
 
     def union(self) -> Counts:
-        out = torch.zeros(len(Counts._fields), self.lead[0], dtype=torch.float64)
+        out = torch.empty(len(Counts._fields), self.lead[0], dtype=torch.float64)
         for cells, part in zip(self.cells, self.parts, strict=True):
             for j, count in enumerate(part.union()):
                 out[j, cells.cpu()] = torch.as_tensor(count, dtype=torch.float64).cpu()

@@ -52,7 +52,7 @@ class Neighbours:
 
 
 @compiled
-def _mix(X, ends, who, weights, out, lo, hi):  # type: ignore[no-untyped-def]
+def _mix(X, ends, who, weights, out, lo, hi):
     for b in range(lo, hi):
         for i in range(out.shape[1]):
             row = out[b, i]

@@ -1,0 +1,204 @@
+"""The best step of each method, the candidates it is chosen from, and the target they are judged by."""
+
+import math
+
+import numpy as np
+import pytest
+from fake_runs import make
+
+from raybench.analysis import candidates, closing_table, default_target, first_crossing, tuned
+
+
+def test_tuned_takes_the_cheapest_step_to_the_target():
+    slow, fast = [1, 0.5, 0.09, 0.001], [1, 0.05, 0.04, 0.03]
+    curves, cells = make(
+        [
+            {"g": slow, "multiple": 1.0},
+            {"g": fast, "multiple": 2.0},
+            {"g": [1] * 4, "multiple": 4.0},
+        ]
+    )
+    best = tuned(curves, cells, target=0.1).iloc[0]
+    assert (best["step_multiple"], best["cost"], best["edge"]) == (2.0, 10.0, "")
+    best = tuned(curves, cells, target=0.01).iloc[0]  # fast never gets there
+    assert (best["step_multiple"], best["edge"]) == (1.0, "low")
+    best = tuned(curves, cells, target=1e-9).iloc[0]  # none does: the best final value
+    assert best["step_multiple"] == 1.0
+    assert best["cost"] == math.inf
+
+
+def test_a_step_is_chosen_by_what_its_median_seed_needs():
+    """Not by the mean: one unlucky seed, or one that misses the target, does not decide."""
+
+    def runs(multiple, *costs):
+        reached = [[1.0] * cost + [0.01] * (60 - cost) for cost in costs]
+        return [{"g": g, "multiple": multiple, "seed": s} for s, g in enumerate(reached)]
+
+    steady, lucky = runs(1.0, 10, 11, 12), runs(2.0, 4, 5, 50)  # means 11 and 20, medians 11 and 5
+    best = tuned(*make([*steady, *lucky]), target=0.1).iloc[0]
+    assert (best["step_multiple"], best["cost"]) == (2.0, 50.0)
+    assert (best["cost_low"], best["cost_high"], best["coverage"]) == (40.0, 500.0, 0.75)
+    missed = runs(4.0, 2, 3, 60)
+    best = tuned(*make([*steady, *lucky, *missed]), target=0.1).iloc[0]
+    assert (best["step_multiple"], best["cost"]) == (4.0, 30.0)
+    assert (best["cost_low"], best["cost_high"]) == (20.0, math.inf)
+    table = closing_table(make([*steady, *lucky, *missed]), target=0.1).iloc[0]
+    assert (table["step_multiple"], table["bits_to_target"]) == (4.0, 30.0)
+    assert (table["bits_low"], table["bits_high"], table["coverage"]) == (20.0, math.inf, 0.75)
+
+
+def test_a_step_with_a_diverged_seed_never_wins():
+    good = {"g": [1, 0.5], "multiple": 1.0}
+    curves, cells = make(
+        [
+            {**good, "seed": 0},
+            {**good, "seed": 1},
+            {"g": [1, 1e-9], "multiple": 2.0, "seed": 0},
+            {"g": [1, 1e-12], "multiple": 2.0, "seed": 1, "status": "diverged"},
+            {"g": [1, 1e-20], "multiple": 4.0, "seed": 0, "status": "pruned"},
+        ]
+    )
+    best = tuned(curves, cells, target=0.1).iloc[0]
+    assert best["step_multiple"] == 1.0
+    assert best["edge"] == "low"
+    assert best["seeds"] == 2
+
+
+def test_a_step_that_only_passes_by_the_target_has_not_reached_it():
+    curves, cells = make(
+        [
+            {"g": [1, 0.5, 0.09, 0.05], "multiple": 1.0},
+            {"g": [1, 0.01, 50, 3], "multiple": 2.0},
+        ]
+    )
+    assert first_crossing(curves, 0.1).tolist() == [20.0, 10.0]
+    assert first_crossing(curves, 0.1, settled=True).tolist() == [20.0, math.inf]
+    assert tuned(curves, cells, target=0.1)["step_multiple"].tolist() == [1.0]
+
+
+def test_edges():
+    def edge(values):
+        runs = [{"g": [1, v], "multiple": 2.0**i} for i, v in enumerate(values)]
+        return tuned(*make(runs), target=1e-9).iloc[0]["edge"]
+
+    assert edge([0.5, 0.4, 0.3]) == "high"
+    assert edge([0.1, 0.4, 0.3]) == "low"
+    assert edge([0.5, 0.1, 0.3]) == ""
+    assert edge([0.5]) == "only"
+
+
+def test_k_is_chosen_at_equal_bits():
+    """K = 10 ends lower but spends ten times the bits; at the bits K = 1 spends it is behind."""
+    curves, cells = make(
+        [
+            {"g": [1, 0.5, 0.3, 0.2], "k": 1, "per_round": 10.0},
+            {"g": [1, 0.4, 0.2, 0.1], "k": 10, "per_round": 100.0},
+        ]
+    )
+    best = tuned(curves, cells, target=1e-9, by="method")
+    assert len(best) == 1
+    assert best["k"].iloc[0] == 1
+    assert tuned(curves, cells, target=0.15, by="method")["k"].iloc[0] == 10
+    assert tuned(curves, cells, target=1e-9)["k"].tolist() == [1, 10]
+
+
+def test_all_diverged_and_empty():
+    curves, cells = make([{"g": [1, 1e9], "status": "diverged"}])
+    best = tuned(curves, cells).iloc[0]
+    assert not best["eligible"]
+    assert math.isnan(best["step_multiple"])
+    table = closing_table((curves, cells))
+    assert table["diverged"].tolist() == [1]
+    assert table["bits_to_target"].isna().all()
+    assert closing_table((curves[:0], cells[:0])).empty
+
+
+def test_default_target_is_what_half_of_the_methods_reach():
+    runs = [
+        {"g": [1, v], "algorithm": a} for a, v in zip("abcd", (1e-9, 3e-6, 2e-4, 0.5), strict=True)
+    ]
+    assert default_target(*make(runs)) == 2e-4
+    assert default_target(*make(runs[:3])) == 5e-6
+    assert default_target(*make([*runs[:3], {"g": [1, 0.02], "algorithm": "gd"}])) == 0.02
+    assert default_target(*make([*runs[:3], {"g": [1, 0.3], "algorithm": "gd"}])) == 0.5
+    assert default_target(*make([*runs[:3], {"g": [1, 1], "algorithm": "gd"}])) == 2e-4
+    assert math.isnan(default_target(*make([{"g": [1, 2]}])))
+    assert default_target(*make([{"g": [1, 0]}])) == 1e-24
+
+
+def test_a_method_counts_by_its_best_step():
+    """The best over steps of the mean over seeds, of values 0.5, 0.03 and 0.2: half reach 0.2."""
+    runs = [
+        *({"g": [1, v], "algorithm": "a", "seed": s} for s, v in enumerate((0.9, 0.1))),
+        *({"g": [1, 0.9], "algorithm": "a", "multiple": 2.0, "seed": s} for s in range(2)),
+        {"g": [1, 0.7], "algorithm": "b"},
+        {"g": [1, 0.03], "algorithm": "b", "multiple": 2.0},
+        {"g": [1, 0.8], "algorithm": "c"},
+        {"g": [1, 0.2], "algorithm": "c", "multiple": 2.0},
+    ]
+    assert default_target(*make(runs)) == 0.2
+
+
+@pytest.mark.parametrize(
+    ("loss", "target"),
+    [
+        (0.51234, 0.513),
+        (123_456.0, 124_000.0),
+        (0.0040001, 0.00401),
+        (0.25, 0.25),
+        (-1.2345, -1.2345),
+    ],
+)
+def test_a_target_of_losses_is_rounded_up_to_three_digits(loss, target):
+    """Not below zero, where more digits may be needed: losses have an offset."""
+    found = default_target(*make([{"g": [1e6, loss]}]), y="loss")
+    assert found == pytest.approx(target, rel=1e-12)
+
+
+def test_a_loss_of_zero_is_its_own_target():
+    assert default_target(*make([{"g": [1, 0.0]}]), y="loss") == 0.0
+
+
+def test_edges_of_grids_of_step_sizes():
+    """Where steps are no multiples of a theory's, their sizes tell which is the smallest."""
+    for values, edge in (
+        ((0.5, 0.4, 0.3), "high"),
+        ((0.3, 0.4, 0.5), "low"),
+        ((0.4, 0.3, 0.5), ""),
+    ):
+        curves, cells = make([{"g": [1, v], "multiple": 2.0**i} for i, v in enumerate(values)])
+        curves["step_multiple"] = cells["step_multiple"] = np.nan
+        assert tuned(curves, cells, target=1e-9).iloc[0]["edge"] == edge
+
+
+def test_candidates_by_hand():
+    """Two steps with two seeds each: medians of what the target costs, means of where they end."""
+    runs = [
+        {"g": [1, 0.5, 0.09, 0.01], "multiple": 2.0, "seed": 0},
+        {"g": [1, 0.09, 0.08, 0.03], "multiple": 2.0, "seed": 1},
+        {"g": [1, 0.5, 0.2, 0.2], "multiple": 1.0, "seed": 0},
+        {"g": [1, 0.5, 0.4], "multiple": 1.0, "seed": 1},
+        {"g": [1, 0.5, 0.001], "multiple": 8.0, "seed": 0},
+        {"g": [1, 9e9], "multiple": 8.0, "seed": 1, "status": "diverged"},
+        {"g": [1, 0.001], "multiple": 16.0, "status": "failed"},
+        {"g": [1, 0.001], "multiple": 32.0, "status": "skipped"},
+    ]
+    table = candidates(*make(runs), target=0.1)
+    assert table["step_multiple"].tolist() == [2.0, 1.0, 8.0, 16.0]
+    assert table["step_size"].tolist() == pytest.approx([0.2, 0.1, 0.8, 1.6])
+    assert table["reached"].tolist() == [True, False, True, False]
+    assert table["eligible"].tolist() == [True, True, False, False]
+    assert table["cost"].tolist()[:3] == [15.0, math.inf, 20.0]
+    assert (table["cost_low"][0], table["cost_high"][0], table["coverage"][0]) == (10.0, 20.0, 0.5)
+    assert table["seeds"].tolist() == [2, 2, 1, 0]
+    for status, want in (
+        ("ok", [2, 2, 1, 0]),
+        ("diverged", [0, 0, 1, 0]),
+        ("failed", [0, 0, 0, 1]),
+    ):
+        assert table[status].tolist() == want
+    assert table["grad_norm_sq"].tolist()[:3] == pytest.approx([0.02, 0.3, 0.001])
+    assert table["bits_up"].tolist()[:3] == [30.0, 25.0, 20.0]
+    assert table["rounds"].tolist()[:3] == [3.0, 2.5, 2.0]
+    # all that may be chosen have spent 25 in the median: at 20 bits, their last rows before it
+    assert table["at_budget"].tolist()[:2] == pytest.approx([0.085, 0.3])
