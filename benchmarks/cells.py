@@ -1,24 +1,29 @@
 """Whole cells, one checkout beside another: does a change make rounds of a method slower?
 
-    python benchmarks/cells.py --against ../before [--repeats 7] [--filter top_k] [--threads 1]
+    python benchmarks/cells.py --against ../before [--repeats 3] [--filter top_k] [--threads 1]
+    python benchmarks/cells.py --plain               # kernels beside the same in plain torch
 
 Each case is a method with an operator on a problem, for one cell and for a batch of 16. Two processes, one
-per checkout, run the same cases in turn, so that both meet the same machine; printed is the median time
-of a round in each (``seconds`` of the curves: recording is not in it) and the median of the ratios, now /
-before. Without ``--against`` only this checkout is timed, beside gradient descent on the same problem.
+per checkout, run the same cases in turn, so that both meet the same machine. Of all rounds of a run the
+time at the 5 % quantile counts, which other processes on the machine disturb least, and of the repeats the
+best; printed are both and their ratio, now / before. Without ``--against`` only this checkout is timed,
+beside gradient descent on the same problem. With ``--plain`` the other process is of this checkout, with
+operators in their plain torch form where there is one: a ratio of 0.5 says that the kernel halves the
+round.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
+from time import perf_counter
 from typing import Any
 
 HERE = Path(__file__).resolve().parent.parent
@@ -102,7 +107,63 @@ def _value(text: str) -> int | float | str:
     return text
 
 
-def serve() -> None:
+def use_plain_torch() -> None:
+    """Put the plain torch form in the place of every kernel that operators call and that has one."""
+    from importlib import import_module
+
+    from raybench.compressors.selection.by_size import largest_torch, ragged, rank_of, sizes_torch
+    from raybench.wire.indices import per_count
+
+    def largest(x: Any, k: int) -> Any:
+        where = largest_torch(x, k)
+        return where, x.gather(-1, where)
+
+    def by_sign(x: Any, of_sign: Any) -> Any:
+        sides = x.clamp(min=0), x.clamp(max=0)
+        counts = [per_count(s.count_nonzero(-1), lambda n: (of_sign(n),))[0] for s in sides]
+        kept = [rank_of(sizes_torch(s)) < c[..., None] for s, c in zip(sides, counts, strict=True)]
+        return ragged(x, kept[0] | kept[1])
+
+    def bernoulli(source: Any, d: int, p: float) -> Any:
+        keep = source.uniform(d) < p
+        counts, where, _ = ragged(keep, keep)
+        return where, counts
+
+    def svd(matrices: Any, r: int) -> Any:
+        U, S, V = matrices.svd()
+        return U[..., :r], S[..., :r, None] * V.mT[..., :r, :]
+
+    forms: dict[str, Any] = {
+        "selection.top_k.largest": largest,
+        "selection.block_top_k.largest": largest,
+        "selection.threshold.largest": largest,
+        "selection.pos_neg_top_k.by_sign": by_sign,
+        "sparsification.bernoulli.bernoulli": bernoulli,
+        "sparsification.perm_k._images": lambda shared, *given: shared.images(*given),
+        "low_rank.operators.truncated_svd": svd,
+        "tensors.decompositions.truncated_svd": svd,
+        "selection.dgc._select": "selection.dgc.select_torch",
+        "selection.threshold.energy_kept": "selection.threshold.energy_kept_torch",
+        "sparsification.importance.one_by_size": "sparsification.importance.one_by_size_torch",
+        "sparsification.importance.threshold": "sparsification.importance.threshold_torch",
+        "rounding.exponents.cut": "rounding.exponents.cut_torch",
+        "rounding.grids.cut": "rounding.exponents.cut_torch",
+        "rounding.grids.round_to": "rounding.levels.round_to_torch",
+        "formats.blocks.mx_codes": "formats.small_floats.mx_codes_torch",
+        "dithering.codes.norms": "norms.norms_torch",
+        "sign.sums": "norms.sums_torch",
+    }
+
+    def home(place: str) -> tuple[Any, str]:
+        module, name = place.rsplit(".", 1)
+        return import_module(f"raybench.compressors.{module}"), name
+
+    found = {k: getattr(*home(v)) if isinstance(v, str) else v for k, v in forms.items()}
+    for place, form in found.items():
+        setattr(*home(place), form)
+
+
+def serve(plain: bool) -> None:
     """Answer each line, a sweep file in JSON, by the seconds of a round of the whole batch."""
     try:
         from raybench.core.process import tune_process
@@ -114,28 +175,37 @@ def serve() -> None:
     import torch
 
     import raybench
+    from raybench.engine.run import Run
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if plain:
+        use_plain_torch()
+    spent: list[float] = []
+    step = Run._step
+
+    def timed(self: Run, *given: Any) -> None:
+        began = perf_counter()
+        step(self, *given)
+        spent.append(perf_counter() - began)
+
+    Run._step = timed  # type: ignore[method-assign]
     for line in sys.stdin:
-        config = json.loads(line)
+        spent.clear()
         with tempfile.TemporaryDirectory() as folder:
             stdout, sys.stdout = sys.stdout, sys.stderr
-            raybench.sweep(config, Path(folder) / "out", inline=True)
-            curves = raybench.load(Path(folder) / "out")
+            raybench.sweep(json.loads(line), Path(folder) / "out", inline=True)
             sys.stdout = stdout
-        kept = curves[curves["round"] > 0].groupby("cell")
-        spent = kept["seconds"].max() - kept["seconds"].min()
-        rounds = kept["round"].max() - kept["round"].min()
-        print(json.dumps(float((spent / rounds).sum())), flush=True)
+        rounds = sorted(spent[2:])  # not the start, nor the first round
+        print(json.dumps(rounds[len(rounds) // 20] if rounds else math.nan), flush=True)
 
 
 class Worker:
     """A process that runs the cases with one checkout's code."""
 
-    def __init__(self, checkout: Path, threads: int) -> None:
+    def __init__(self, checkout: Path, threads: int, *flags: str) -> None:
         env = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": str(threads)}
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--serve"],
+            [sys.executable, __file__, "--serve", *flags],
             env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -159,15 +229,18 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--against", type=Path, help="another checkout of raybench")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--filter", default="", help="only cases whose title holds this text")
+    parser.add_argument("--plain", action="store_true", help="beside kernels in plain torch")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
-        return serve()
+        return serve(given.plain)
     now = Worker(HERE, given.threads)
     before = Worker(given.against.resolve(), given.threads) if given.against else None
+    if given.plain:
+        before = Worker(HERE, given.threads, "--plain")
     slower = []
     print(f"{'milliseconds of a round':62s} {'now':>9s} {'before':>9s} {'ratio':>6s}")
     for title, config in cases(given.filter):
@@ -179,8 +252,8 @@ def main() -> None:
             other = lambda config=config, before=before: before(config)  # noqa: E731
         now(config), other()  # compiles kernels
         pairs = [(now(config), other()) for _ in range(given.repeats)]
-        mine, theirs = (median(p[j] for p in pairs) for j in (0, 1))
-        ratio = median(a / b for a, b in pairs)
+        mine, theirs = (min(p[j] for p in pairs) for j in (0, 1))
+        ratio = mine / theirs
         mark = " slower" if before is not None and ratio > 1.1 else ""
         slower += [title] if mark else []
         print(f"{title:62s} {1e3 * mine:9.4f} {1e3 * theirs:9.4f} {ratio:6.2f}{mark}", flush=True)

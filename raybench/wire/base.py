@@ -121,7 +121,10 @@ class Message:
     @property
     def cost(self) -> Counts:
         """What the message costs, per row (numbers where all rows are alike)."""
-        cost = self._cost()._replace(bytes=self._size(), messages=1)
+        cost = self._cost()
+        derived = type(self)._size is Message._size
+        size = packed_bytes(cost, self.dtype) if derived else self._size()
+        cost = cost._replace(bytes=size, messages=1)
         return cost if self.present is None else cost.times(self.present.double())
 
     @property

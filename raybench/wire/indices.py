@@ -60,6 +60,14 @@ def code_of(d: int, k: int) -> Code:
     return Code(ELIAS, elias[1], elias[0]) if saves else plain
 
 
+def tabled(counts: Tensor, d: int) -> bool:
+    """Return whether counts on the CPU, of d, are few enough to be looked up in a table of them all."""
+    if d > MOST_TABLED or counts.device.type != "cpu" or not counts.numel():
+        return False
+    least, most = counts.aminmax()
+    return int(least) >= 0 and int(most) <= d
+
+
 def per_count(
     counts: Tensor, of_count: Callable[[int], Sequence[float]], dtype: torch.dtype = torch.int64
 ) -> Tensor:
@@ -74,10 +82,8 @@ def codes_of(counts: Tensor, d: int) -> Tensor:
 
     Raises ValueError as ``code_of`` does.
     """
-    if d <= MOST_TABLED and counts.device.type == "cpu" and counts.numel():
-        many = counts.numpy()
-        if many.min() >= 0 and many.max() <= d:
-            return torch.from_numpy(_codes(d).take(many, 1))
+    if tabled(counts, d):
+        return torch.from_numpy(_codes(d).take(counts.numpy(), 1))
     return per_count(counts, lambda k: code_of(d, k)).contiguous()
 
 

@@ -115,7 +115,7 @@ class Ledger:
 
 def _add(side: np.ndarray, cells: Cells, rows: list[Count]) -> None:
     """Add counts, a number or an array over the cells each, to those cells of one side."""
-    if all(np.ndim(row) == 0 for row in rows):
+    if not any(isinstance(row, np.ndarray) for row in rows):
         side[:, cells] += np.array(rows, float)[:, None]
     else:
         width = side[0, cells].shape[0]

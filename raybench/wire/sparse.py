@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from raybench.wire.indices import (
     encode,
     encode_rows,
     per_count,
+    tabled,
 )
 
 MOST_COUNTED_EXACTLY = 4096  # k up to which the entropy is that of the exact binomial coefficient
@@ -205,6 +207,16 @@ def _over_clients(shared: Tensor, source: Stream, axis: int = -1) -> Tensor:
     return shared if source.ids is None else shared.unsqueeze(axis)
 
 
+def _ragged_cost(d: int, k: int) -> Counts:
+    """Return the cost of a row of k values with their indices and their number."""
+    return index_cost(d, k)._replace(values=k, raw=bitpack.width_of(d + 1))
+
+
+@lru_cache(maxsize=64)
+def _ragged_costs(d: int) -> np.ndarray:
+    return np.array([_ragged_cost(d, k) for k in range(d + 1)], np.float64).T.copy()
+
+
 @dataclass(eq=False)
 class RaggedMessage(_Scattered):
     """Rows of different length: the first ``counts`` (*lead) of ``indices``, ``values`` (*lead, k).
@@ -227,13 +239,9 @@ class RaggedMessage(_Scattered):
         out.zero_().scatter_add_(-1, self.indices, self._scaled())
 
     def _cost(self) -> Counts:
-        head = bitpack.width_of(self.d + 1)
-        costs = per_count(
-            self.counts,
-            lambda k: index_cost(self.d, k)._replace(values=k, raw=head),
-            torch.float64,
-        )
-        return Counts(*costs)
+        if tabled(self.counts, self.d):
+            return Counts(*torch.from_numpy(_ragged_costs(self.d).take(self.counts.numpy(), 1)))
+        return Counts(*per_count(self.counts, lambda k: _ragged_cost(self.d, k), torch.float64))
 
     def _sends(self) -> Tensor:
         own = torch.arange(self.values.shape[-1], device=self.device) < self.counts[..., None]

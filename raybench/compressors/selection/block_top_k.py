@@ -226,9 +226,7 @@ class BlocksMessage(Message):
     def _cost(self) -> Counts:
         count = self.blocks.shape[-1]
         values = (count * self.block - self._short()).double()
-        return Counts(*(values * 0 + c for c in index_cost(self._of, count)))._replace(
-            values=values
-        )
+        return index_cost(self._of, count)._replace(values=values)
 
     def _payload(self) -> Tensor:
         where, values = encode(self.blocks, self._of), bitpack.to_bytes(self.values.flatten(-2))

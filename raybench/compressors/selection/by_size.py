@@ -23,10 +23,12 @@ Ragged = tuple[Tensor, Tensor, Tensor]  # counts (*lead), indices and values (*l
 COST_OF_SELECTING = 8.0  # a coordinate, in additions
 COST_OF_LISTING = 2.0
 PLAIN_STEPS = (
-    9  # of a bisection that only count; later ones look for sizes that occur, at twice the cost
+    9  # of a bisection that only count; later ones find sizes that occur, at twice the cost
 )
-MOST_IN_GROUP = 64  # entries of a row that are represented by their largest
-SHARE_PASSED_OVER = 256  # groups are passed over where at most one entry of so many is kept
+BLOCK = 512  # entries that are marked before those marked are listed
+SHORT_ROW = 64  # entries up to which the largest alone is found by looking at one after another
+LONG_ROW = 8192  # entries from which on a cut is guessed from a sample
+MOST_SAMPLED = 4096
 
 
 class Form(NamedTuple):
@@ -85,8 +87,10 @@ def cut_of_largest(sizes, k):
     equal = count_above(sizes, high - one)
     if equal >= k:  # the largest alone: k = 1, or many that are equal
         return (high - one, 0) if equal == k else (high, k)
-    low -= one
-    high -= one
+    more, _, over = _neighbours(sizes, low, low, high)
+    if more <= k:  # the least too: rows most of which are 0
+        return low, k - more
+    low, high = over - one, high - one
     steps = 0
     while high - low > one:  # at least k exceed low, fewer than k exceed high
         cut = low + ((high - low) >> one)
@@ -127,29 +131,51 @@ def count_in(row, cut, mask, inf):
 
 
 @compiled
-def list_above(row, cut, mask, inf, found, place):
-    """Write the places of a row (d,) with a size above a cut, ascending, to place (d + 1,); return how many.
+def listed(marks, size, start, found, place):
+    """Append start + j to place[found:] for every j < size with marks[j] = 1, else 0; return where they end.
 
-    found: about how many there are. Where they are few, groups without any are passed over.
+    marks (BLOCK,) uint8 is read eight at a time; its bytes up to the next multiple of 8 are changed.
     """
-    d, few, found = row.shape[0], found * SHARE_PASSED_OVER <= row.shape[0], 0
-    for start in range(0, d, MOST_IN_GROUP):
-        end = min(start + MOST_IN_GROUP, d)
-        if few and count_in(row[start:end], cut, mask, inf) == 0:
-            continue
-        for j in range(start, end):  # without branches on the sizes, which nobody can foresee
-            place[found] = j
-            found += min(row[j] & mask, inf) > cut
+    one, ones = np.uint64(1), np.uint64(0x0101010101010101)
+    words = (size + 7) // 8
+    marks[size : 8 * words] = 0
+    eights = marks.view(np.uint64)
+    for w in range(words):
+        left = eights[w]
+        while left != 0:
+            below = (left & (~left + one)) - one  # the bits below the first that is set
+            byte = ((below & ones) * ones) >> np.uint64(56)  # counts the bytes that they reach into
+            place[found] = start + 8 * w + np.int64(byte)
+            found += 1
+            left &= left - one
     return found
 
 
 @compiled
-def listed(keep, start, found, place):
-    """Write start + j for every j with keep[j] (0 or 1) to place[found:]; return where they end."""
-    for j in range(keep.shape[0]):
-        place[found] = start + j
-        found += keep[j]
+def list_above(row, cut, mask, inf, start, found, marks, place):
+    """Append the places, from ``start`` on, of a row (d,) with a size above a cut to place[found:].
+
+    Ascending. marks: space (BLOCK,) uint8. Returns where they end.
+    """
+    for first in range(start, row.shape[0], BLOCK):
+        part = row[first : min(first + BLOCK, row.shape[0])]
+        for j in range(part.shape[0]):
+            marks[j] = min(part[j] & mask, inf) > cut
+        found = listed(marks, part.shape[0], first, found, place)
     return found
+
+
+@compiled
+def list_largest(row, cut, ties, mask, inf, marks, place):
+    """Write the places of a row with a size above a cut, and the first ``ties`` of that size, to place."""
+    found = start = 0
+    while ties > 0:
+        size = min(row[start] & mask, inf)
+        place[found] = start
+        found += size >= cut
+        ties -= size == cut
+        start += 1
+    return list_above(row, cut, mask, inf, start, found, marks, place)
 
 
 @compiled
@@ -178,44 +204,57 @@ def keep_largest(sizes, k, place):
 
 
 @compiled
-def places_of_largest(row, k, mask, inf, sizes, place):
+def _guess(row, k, mask, inf, sizes):
+    """Return a cut that slightly more than k entries of a long row probably exceed, from a sample."""
+    d = row.shape[0]
+    count = min(MOST_SAMPLED, d // 8)
+    stretch, share = d // count, k * count / d
+    for i in range(count):  # one of every stretch
+        sizes[i] = min(row[i * stretch + (i * 7919) % stretch] & mask, inf)
+    rank = np.int64(share + 3 * np.sqrt(share) + 2)
+    return kth_largest(sizes[:count], min(rank, count)) - sizes.dtype.type(1)
+
+
+@compiled
+def places_of_largest(row, k, mask, inf, sizes, marks, place):
     """Write the places of the k >= 1 largest of a row (d,) to place[:k], ascending.
 
-    At least k entries reach the k-th largest of all groups' largest entries, and hardly more where k is
-    small. So the bisection runs over the groups, and again over what reaches its cut. sizes, of the
-    type of the row, and place: space for d and d + 1.
+    Of a long row those that exceed a guessed cut, if they are at least k and not many more, and the
+    largest of them; else by bisection over all. The guess decides the time, never the result. sizes,
+    of the type of the row, and place: space for d and d + 1; marks: (BLOCK,) uint8.
     """
-    d, found = row.shape[0], 0
-    group = max(1, min(MOST_IN_GROUP, d // (2 * k)))
-    groups = (d + group - 1) // group
-    for g in range(groups):
-        part, most = row[g * group : min((g + 1) * group, d)], mask ^ mask
-        for j in range(part.shape[0]):
-            most = max(most, part[j] & mask)
-        sizes[g] = min(most, inf)
-    cut, ties = cut_of_largest(sizes[:groups], k)
-    cut -= ties > 0
-    if k * SHARE_PASSED_OVER <= d:  # most groups are passed over
-        for g in range(groups):
-            if sizes[g] > cut:
-                for j in range(g * group, min((g + 1) * group, d)):
-                    place[found] = j
-                    found += min(row[j] & mask, inf) > cut
-    else:
-        found = list_above(row, cut, mask, inf, d, place)
-    if found > k:
-        for i in range(found):
-            sizes[i] = min(row[place[i]] & mask, inf)
-        keep_largest(sizes[:found], k, place)
+    d = row.shape[0]
+    if d >= LONG_ROW:
+        cut = _guess(row, k, mask, inf, sizes)
+        found = count_in(row, cut, mask, inf)
+        if k <= found <= 2 * k + d // 64:
+            list_above(row, cut, mask, inf, 0, 0, marks, place)
+            for i in range(found):
+                sizes[i] = min(row[place[i]] & mask, inf)
+            if found > k:
+                keep_largest(sizes[:found], k, place)
+            return
+    for j in range(d):
+        sizes[j] = min(row[j] & mask, inf)
+    cut, ties = cut_of_largest(sizes[:d], k)
+    list_largest(row, cut, ties, mask, inf, marks, place)
 
 
 @compiled
 def _largest(rows, k, mask, inf, where, values):
     d = rows.shape[1]
     sizes, place = np.empty(d, rows.dtype), np.empty(d + 1, np.int32)
+    marks = np.empty(BLOCK, np.uint8)
     for r in range(rows.shape[0]):
+        if k == 1 and d <= SHORT_ROW:
+            at, most = 0, mask ^ mask
+            for j in range(d):
+                size = min(rows[r, j] & mask, inf)
+                at, most = (j, size) if size > most else (at, most)
+            where[r, 0], values[r, 0] = at, rows[r, at]
+            continue
         row, to, kept = rows[r], where[r], values[r]
-        places_of_largest(row, k, mask, inf, sizes, place)
+        places_of_largest(row, k, mask, inf, sizes, marks, place)
         for t in range(k):
             own = np.uint32(place[t])
             to[t], kept[t] = own, row[own]
@@ -262,18 +301,10 @@ def _count_above(rows, cuts, mask, inf, counts):
 
 @compiled
 def _list_above(rows, cuts, ties, mask, inf, counts, where, values):
-    place = np.empty(rows.shape[1] + 1, np.int32)
+    place, marks = np.empty(rows.shape[1] + 1, np.int32), np.empty(BLOCK, np.uint8)
     for r in range(rows.shape[0]):
-        row, cut, left, found = rows[r], cuts[r], ties[r], 0
-        if left == 0:
-            list_above(row, cut, mask, inf, counts[r], place)
-        else:
-            for j in range(row.shape[0]):
-                size = min(row[j] & mask, inf)
-                place[found] = j
-                tie = (size == cut) & (left > 0)
-                found += (size > cut) | tie
-                left -= tie
+        row = rows[r]
+        list_largest(row, cuts[r], ties[r], mask, inf, marks, place)
         to, kept = where[r], values[r]
         for t in range(counts[r]):
             own = np.uint32(place[t])

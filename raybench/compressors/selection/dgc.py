@@ -10,6 +10,7 @@ from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.selection.by_size import (
+    BLOCK,
     COST_OF_SELECTING,
     FORMS,
     Ragged,
@@ -124,7 +125,7 @@ def _of_rows(
 ):
     cut = value.view(rows.dtype)  # (1,): the threshold seen as an integer
     sizes, place = np.empty(rows.shape[1], rows.dtype), np.empty(rows.shape[1] + 1, np.int32)
-    scores = np.empty(limit, np.int64)
+    scores, marks = np.empty(limit, np.int64), np.empty(BLOCK, np.uint8)
     for r in range(rows.shape[0]):
         row = rows[r]
         sample = places_of_sample(row.shape[0], keys[r], count)
@@ -133,10 +134,10 @@ def _of_rows(
         cut[0] = kth_largest(sizes[:count], rank)
         for _ in range(MOST_LOWERINGS):
             found = count_in(row, max(cut[0] - 1, 0), mask, inf)
-            if found >= LOWERED_TO * k:
+            if found >= LOWERED_TO * k or cut[0] == 0:
                 break
             value[0] *= lower
-        found = list_above(row, max(cut[0] - 1, 0), mask, inf, found, place)
+        found = list_above(row, max(cut[0] - 1, 0), mask, inf, 0, 0, marks, place)
         if k < found <= limit:
             for i in range(found):
                 scores[i] = hash_numba(hashes[r], np.uint64(place[i])) >> np.uint64(1)

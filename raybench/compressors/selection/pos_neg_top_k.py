@@ -13,6 +13,7 @@ from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.selection.by_size import (
+    BLOCK,
     COST_OF_SELECTING,
     FORMS,
     Ragged,
@@ -151,6 +152,7 @@ def _by_sign(rows, room, mask, inf, where, values):
     d = rows.shape[1]
     side, sizes = np.empty(d, rows.dtype), np.empty(d, rows.dtype)
     plus, place = np.empty(d, np.int32), np.empty(d + 1, np.int32)
+    marks = np.empty(BLOCK, np.uint8)
     for r in range(rows.shape[0]):
         row, p, q = rows[r], room[r, 0], room[r, 1]
         for negative, k in ((0, p), (1, q)):
@@ -159,7 +161,7 @@ def _by_sign(rows, room, mask, inf, where, values):
                 size = row[j] & mask
                 side[j] = size if _is_negative(row[j], mask, inf) == negative else size ^ size
             if k > 0:
-                places_of_largest(side, k, mask, inf, sizes, place)
+                places_of_largest(side, k, mask, inf, sizes, marks, place)
         i, t = 0, 0
         for at in range(p + q):  # both ascend
             if t == q or (i < p and plus[i] < place[t]):

@@ -149,7 +149,7 @@ def _bernoulli(keys, limit, d, counts, where):
             size = min(BLOCK, d - start)
             for j in range(size):  # a loop of its own: the listing does not vectorise
                 keep[j] = (hash_numba(keys[r], np.uint64(start + j)) >> np.uint64(11)) < limit
-            found = listed(keep[:size], start, found, place)
+            found = listed(keep, size, start, found, place)
         counts[r] = found
         own = min(found, where.shape[1])
         for t in range(own):

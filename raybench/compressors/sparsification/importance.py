@@ -303,7 +303,7 @@ def _drawn(rows, levels, keys, counts, where, values):
                 size = np.float64(abs(block[j]))
                 u = np.float64(hash_numba(key, np.uint64(start + j)) >> np.uint64(11)) * 2.0**-53
                 keep[j] = ((size >= level) & (size > 0.0)) | (not u * level >= size)
-            found = listed(keep[: block.shape[0]], start, found, place)
+            found = listed(keep, block.shape[0], start, found, place)
         counts[r] = found
         own = min(found, where.shape[1])
         for t in range(own):
