@@ -68,7 +68,10 @@ TARGETS = {
     "steps": Target(("algorithms/*.py",), STEP_TESTS, "formulas"),
     "methods": Target(
         ("algorithms/*.py",),
-        ("references", "references_practice", "leaders", "invariants", "vertical", "decentralised"),
+        (
+            *("references", "references_practice", "practice", "leaders", "vertical"),
+            *("invariants", "decentralised"),
+        ),
         "others",
     ),
     "ledger": Target(

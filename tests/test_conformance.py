@@ -9,6 +9,7 @@ import torch
 
 from raybench.core.registry import lookup, names
 from raybench.problems import Constants, Layout, Problem, build
+from raybench.problems.base import Fact
 from raybench.problems.quadratic import Quadratic
 from raybench.testing import metrics, problems
 from raybench.testing.problems import Objective, check_entry, conformance
@@ -165,6 +166,18 @@ class WrongLayout(Shift):
         self.layout = Layout((("x", (2, 2)),))
 
 
+class NotConvex(Bowls):
+    """f_1 is concave, and the constants say that every f_i is convex."""
+
+    def __init__(self):
+        super().__init__()
+        self.a[0] = -1.0
+
+    def find_constants(self):
+        return replace(super().find_constants(), facts=frozenset({Fact.CONVEX_CLIENTS}))
+
+
+STRONG = frozenset({Fact.STRONGLY_CONVEX})
 BROKEN = [
     (WrongLayout, "shapes are as documented", "layout"),
     (Flat, "shapes are as documented", "losses have shape (3,)"),
@@ -179,6 +192,10 @@ BROKEN = [
     (lambda: with_constants(L_i=(1.0,)), "smoothness constants hold", "1 constants L_i"),
     (lambda: with_constants(L_plus=2.1), "smoothness constants hold", "L_plus"),
     (lambda: with_constants(L_pm=0.8), "smoothness constants hold", "L_pm"),
+    (NotConvex, "facts hold", "some f_i is not convex"),
+    (lambda: with_constants(mu=2.5, facts=STRONG), "facts hold", "f is not 2.5-convex"),
+    (lambda: with_constants(mu=None, facts=STRONG), "facts hold", "mu is unknown"),
+    (lambda: with_constants(facts=frozenset({"convex"})), "facts hold", "must be of Fact"),
     (lambda: with_constants(mu=2.5), "lower bounds hold", "too large"),
     (lambda: with_constants(f_star=100.0, f_inf=0.0), "lower bounds hold", "f ="),
     (lambda: with_constants(f_inf=1e6), "lower bounds hold", "f_inf"),

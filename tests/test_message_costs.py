@@ -141,9 +141,10 @@ def test_costs_of_simple_kinds():
 
 def test_bits_are_the_callers_own():
     message = Dense(gaussian(2, 3, 20))
-    assert message.bits.tolist() == [[64 * 20] * 3] * 2
-    message.bits.zero_()
-    assert message.bits.tolist() == [[64 * 20] * 3] * 2
+    bits = message.bits
+    bits[0, 1] = 0  # each row has a number of its own
+    assert bits.tolist() == [[1280, 0, 1280], [1280, 1280, 1280]]
+    assert message.bits.tolist() == [[1280] * 3] * 2
 
 
 def test_costs_of_compounds_and_absent_rows():

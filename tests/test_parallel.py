@@ -41,7 +41,7 @@ def test_torch_gets_one_thread_for_small_tensors_and_the_kernels_keep_all():
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        for entries, inside in ((1000, 1), (parallel.FEW, 3)):
+        for entries, inside in ((1000, 1), (parallel.LEAST_ENTRIES_FOR_THREADS, 3)):
             with parallel.narrow(entries):
                 assert (torch.get_num_threads(), parallel.threads()) == (inside, 3)
                 with parallel.wide(), parallel.wide():

@@ -103,3 +103,18 @@ def test_verbs_that_compute_tune_the_process(verb, tuned, monkeypatch):
     with pytest.raises(SystemExit):
         cli.main(verb)
     assert bool(seen) == tuned
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("loaded_before", [True, False])
+def test_sessions_start_whoever_loaded_ray_first(loaded_before):
+    """Ray remembers how it authenticates from when it was loaded; two sessions, one after the other."""
+    code = "import ray\n" if loaded_before else ""
+    code += (
+        "from raybench.runtime.session import ray_session\n"
+        "for _ in range(2):\n"
+        "    with ray_session('local') as ray:\n"
+        "        print(ray.get(ray.put(7)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.stdout.split() == ["7", "7"], done.stderr[-2000:]

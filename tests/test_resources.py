@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from ray.train import ScalingConfig
 from spec_plugins import BASE, registered, wrong
 
 from raybench.engine.run import Options
@@ -34,6 +33,8 @@ def shared(mode: str = "train", workers: int = 2, cpus: float = 1.0, gpus: float
 @pytest.mark.parametrize("gpus", [0.25, 0.5, 1.0, 2.0])
 def test_gpus_are_asked_for_as_they_are(gpus):
     asked = shared(gpus=gpus)
+    from ray.train import ScalingConfig  # Ray is loaded in a session, so that its settings hold
+
     config = ScalingConfig(
         num_workers=asked.workers, use_gpu=True, resources_per_worker=asked.per_worker()
     )

@@ -46,8 +46,10 @@ def test_what_a_setting_takes_for_granted():
     assert theory.INDEPENDENT.holds(k)
 
 
-def test_a_step_is_a_float_whatever_the_formula_returns():
+def test_numbers_are_floats_whatever_was_given():
     assert type(theory.step_size(lambda k: 1, setting())) is float
+    k = setting(constants=Constants(L=2), p=1)
+    assert type(k.need("L")) is type(k.number("p")) is float
 
 
 @pytest.mark.parametrize("mu", [0.0, -1.0])

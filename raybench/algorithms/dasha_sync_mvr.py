@@ -58,7 +58,7 @@ class DashaSyncMVR(Dasha):
 
     def start(a, net, s, c):
         c.h = anew(a, net, s.x)
-        c.g, s.g = c.h.clone(), net.up(Dense(c.h)).mean()
+        c.g, s.g = c.h, net.up(Dense(c.h)).mean()  # neither is written to: both are replaced
 
     def round(a, net, s, c):
         old = s.x

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ RAY_ENVIRONMENT = {
     "RAY_METRICS_EXPORT_INTERVAL_MS": "3600000",
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
 }
+_loaded_here = False  # whether Ray was loaded in a session, and so with the variables above
 
 
 @contextmanager
@@ -36,10 +38,22 @@ def ray_session(address: str | None, slots_needed: float = 0) -> Iterator[Module
     slots_needed: CPUs that one trial's workers take together. A Ray that was running already, or is
     reached by address, is left running. Raises InputError where it cannot be reached.
     """
-    with environment(
-        {**RAY_ENVIRONMENT, **ENVIRONMENT}
-    ):  # processes of a Ray of our own inherit it
+    with environment(_wanted()):  # processes of a Ray of our own inherit it
         yield from _session(address, slots_needed)
+
+
+def _wanted() -> dict[str, str]:
+    """Return the variables for a session.
+
+    Ray reads how it authenticates when it is loaded, and never again. Where a program had loaded it
+    before the first session, its choice holds: a server that asked for tokens would refuse the program.
+    """
+    global _loaded_here
+    _loaded_here = _loaded_here or "ray" not in sys.modules
+    wanted = {**RAY_ENVIRONMENT, **ENVIRONMENT}
+    if not _loaded_here:
+        del wanted["RAY_AUTH_MODE"]
+    return wanted
 
 
 @contextmanager
