@@ -27,8 +27,14 @@ class Counts(NamedTuple):
 
     def plus(self, other: Counts) -> Counts:
         """Return the sum of two counts."""
-        return Counts(*(a + b for a, b in zip(self, other, strict=True)))
+        pairs = zip(self, other, strict=True)
+        return Counts(*(b if _is_zero(a) else a if _is_zero(b) else a + b for a, b in pairs))
 
     def times(self, factor: Amount) -> Counts:
         """Return the counts multiplied by a number or a tensor of their shape."""
-        return Counts(*(a * factor for a in self))
+        return Counts(*(0 if _is_zero(a) else a * factor for a in self))
+
+
+def _is_zero(count: Amount) -> bool:
+    """Return whether a count is the number 0: most are, and need no arithmetic over all clients."""
+    return isinstance(count, int) and count == 0

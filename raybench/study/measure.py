@@ -14,7 +14,7 @@ from torch import Tensor
 from raybench.compressors import Compressor
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.core.streams import stream
+from raybench.core.streams import Stream, stream
 from raybench.spec import short
 from raybench.study.vectors import drawn, gradients
 from raybench.testing.moments import relative_error
@@ -78,7 +78,7 @@ def measure(
     return pd.DataFrame(rows)
 
 
-def _one(operator: Compressor, x: Tensor, own: Any) -> dict[str, Any]:
+def _one(operator: Compressor, x: Tensor, own: Stream) -> dict[str, Any]:
     draws, d = x.shape
     fitted = operator.bind(d).operator
     message = fitted.compress(x, own)

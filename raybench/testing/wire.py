@@ -104,7 +104,7 @@ def padded_fields(leaf: Message) -> int:
     return sum(bool((torch.as_tensor(bits) > 0).any()) for bits in (cost.index_auto, cost.raw))
 
 
-def _of_rows(count: Any, m: Message) -> Tensor:
+def _of_rows(count: float | Tensor, m: Message) -> Tensor:
     return torch.as_tensor(count).double().expand(m.lead)
 
 

@@ -87,10 +87,13 @@ def cut_of_largest(sizes, k):
     equal = count_above(sizes, high - one)
     if equal >= k:  # the largest alone: k = 1, or many that are equal
         return (high - one, 0) if equal == k else (high, k)
-    more, _, over = _neighbours(sizes, low, low, high)
-    if more <= k:  # the least too: rows most of which are 0
-        return low, k - more
-    low, high = over - one, high - one
+    high -= one
+    if low == 0:  # few may be anything else
+        more, _, over = _neighbours(sizes, low, low, high)
+        if more <= k:
+            return low, k - more
+        low = over
+    low -= one
     steps = 0
     while high - low > one:  # at least k exceed low, fewer than k exceed high
         cut = low + ((high - low) >> one)
