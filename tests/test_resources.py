@@ -32,9 +32,9 @@ def shared(mode: str = "train", workers: int = 2, cpus: float = 1.0, gpus: float
 
 @pytest.mark.parametrize("gpus", [0.25, 0.5, 1.0, 2.0])
 def test_gpus_are_asked_for_as_they_are(gpus):
-    asked = shared(gpus=gpus)
-    from ray.train import ScalingConfig  # Ray is loaded in a session, so that its settings hold
+    from ray.train import ScalingConfig  # here, as Ray keeps the settings under which it is loaded
 
+    asked = shared(gpus=gpus)
     config = ScalingConfig(
         num_workers=asked.workers, use_gpu=True, resources_per_worker=asked.per_worker()
     )

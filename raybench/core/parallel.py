@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 WORTH_THREADS = 1_500_000  # additions below which waking a thread costs more than it brings
-LEAST_ENTRIES_FOR_THREADS = (
-    1 << 20
-)  # of a tensor; below, waking a thread costs torch more than it brings
+# Entries of a tensor below which waking a thread costs torch more than it brings.
+LEAST_ENTRIES_FOR_THREADS = 1 << 20
 ALIGN = 2560  # long rows are cut at its multiples: whole blocks of every packing (512, 320)
 _pool: ThreadPoolExecutor | None = None
 

@@ -38,7 +38,7 @@ def ray_session(address: str | None, slots_needed: float = 0) -> Iterator[Module
     slots_needed: CPUs that one trial's workers take together. A Ray that was running already, or is
     reached by address, is left running. Raises InputError where it cannot be reached.
     """
-    with environment(_wanted()):  # processes of a Ray of our own inherit it
+    with environment(_wanted()):  # processes of a Ray of our own inherit these variables
         yield from _session(address, slots_needed)
 
 
