@@ -11,8 +11,8 @@ from raybench.core.errors import Complaint, InputError
 from raybench.store import booking, identity, reader
 from raybench.store.accounting import Accounting
 from raybench.store.files import Files
-from raybench.store.scan import STATUS_RANK, best_status, read_folder
-from raybench.store.schema import CELLS, CURVES, SIDES
+from raybench.store.log import STATUS_RANK, Log, rank
+from raybench.store.schema import CURVES, SIDES
 from raybench.store.writer import Store, shard_name
 
 
@@ -31,9 +31,10 @@ def merge(first: reader.Source, second: reader.Source, out: reader.Source) -> No
         raise InputError([Complaint("merge", what), *wrong])
     goal = _empty(out)
     books = [reader.accounting_of(folder) for folder in (first, second)]
-    taken = [best_status(read_folder(s, "cells", CELLS, ["cell", "status"])) for s in sources]
+    logs = [reader.checked(source, CURVES.names) for source in sources]
+    taken = [found.statuses() for found in logs]
     own = {c for c, s in taken[0].items() if c not in taken[1] or not _better(taken[1][c], s)}
-    _write(goal, sources, [own, set(taken[1]) - own], books)
+    _write(goal, sources, logs, [own, set(taken[1]) - own], books)
 
 
 def compact(folder: reader.Source, out: reader.Source) -> None:
@@ -43,12 +44,12 @@ def compact(folder: reader.Source, out: reader.Source) -> None:
     """
     source = reader.open_results(folder)
     goal = _empty(out)
-    ids = set(best_status(read_folder(source, "cells", CELLS)))
-    _write(goal, [source], [ids], [reader.accounting_of(folder)])
+    found = reader.checked(source, CURVES.names)
+    _write(goal, [source], [found], [set(found.statuses())], [reader.accounting_of(folder)])
 
 
 def _better(status: str, other: str) -> bool:
-    return STATUS_RANK.index(status) < STATUS_RANK.index(other)
+    return rank(status) < rank(other)
 
 
 def _empty(out: reader.Source) -> Store:
@@ -58,35 +59,44 @@ def _empty(out: reader.Source) -> Store:
     return store
 
 
-def _write(goal: Store, sources: list[Files], ids: list[set[str]], books: list[Accounting]) -> None:
+def _write(
+    goal: Store,
+    sources: list[Files],
+    logs: list[Log],
+    ids: list[set[str]],
+    books: list[Accounting],
+) -> None:
     """Write the rows of ``ids[i]`` of each source, booked so far by ``books[i]``, as one shard.
 
-    Skipped rows keep their own file.
+    Failed cells stand in shards of their own, as in every folder; skipped rows keep their own file.
     """
-    curves, cells = (
-        [_rows(s, name, schema, wanted) for s, wanted in zip(sources, ids, strict=True)]
-        for name, schema in (("curves", CURVES), ("cells", CELLS))
-    )
+    curves = [_rows(reader.joined(f, CURVES.names), own) for f, own in zip(logs, ids, strict=True)]
+    cells = [_rows(f.cells(), own) for f, own in zip(logs, ids, strict=True)]
     counted = pd.concat([part.select(booking.COUNTS_THAT_TELL).to_pandas() for part in curves])
     how = booking.settled(books[0], counted)
     for i, own in enumerate(books):
         if own != how:
             curves[i], cells[i] = _rebooked(curves[i], cells[i], how)
     every = _best(pa.concat_tables(cells))
-    text = next((t for s in sources if (t := s.read("sweep.yaml")) is not None), None)
-    if text is not None:
-        goal.files.write("sweep.yaml", identity.with_accounting(text.decode(), how).encode())
-    skipped = pc.equal(every["status"], "skipped")
-    goal.skip(every.filter(skipped))
-    rest = every.filter(pc.invert(skipped))
+    goal.own()
+    said = next(((s.name, t) for s in sources if (t := s.read("sweep.yaml")) is not None), None)
+    if said is not None:
+        text = identity.decoded(said[1], said[0])
+        goal.write("sweep.yaml", identity.with_accounting(text, how))
+    status = every["status"].to_pylist()
+    goal.skip(every.filter(pc.equal(every["status"], "skipped")))
+    for i, own in enumerate(status):
+        if own == "failed":
+            goal.commit(every["cell"][i].as_py(), None, every.slice(i, 1))
+    rest = every.filter(pc.invert(pc.is_in(every["status"], pa.array(["skipped", "failed"]))))
     if len(rest):
         goal.commit(shard_name(rest["cell"].to_pylist()), pa.concat_tables(curves), rest)
 
 
 def _best(cells: pa.Table) -> pa.Table:
     """Return the cells without doubles, that which ended best first."""
-    rank = pc.index_in(cells["status"], pa.array(STATUS_RANK))
-    cells = cells.take(pc.sort_indices(pa.table({"rank": rank}), [("rank", "ascending")]))
+    place = pc.index_in(cells["status"], pa.array(STATUS_RANK))
+    cells = cells.take(pc.sort_indices(pa.table({"place": place}), [("place", "ascending")]))
     first = np.unique(cells["cell"].to_numpy(), return_index=True)[1]
     return cells.take(pa.array(np.sort(first)))
 
@@ -104,6 +114,5 @@ def _rebooked(curves: pa.Table, cells: pa.Table, how: Accounting) -> tuple[pa.Ta
     return tables[0], tables[1]
 
 
-def _rows(files: Files, folder: str, schema: pa.Schema, ids: set[str]) -> pa.Table:
-    table = read_folder(files, folder, schema)
+def _rows(table: pa.Table, ids: set[str]) -> pa.Table:
     return table.filter(pc.is_in(table["cell"], pa.array(sorted(ids), pa.string())))

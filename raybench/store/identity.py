@@ -15,6 +15,15 @@ from raybench.store import accounting
 from raybench.store.accounting import Accounting
 
 
+def decoded(data: bytes, folder: str) -> str:
+    """Return the text of a folder's ``sweep.yaml``. Raises InputError unless it is UTF-8."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        fix = "restore it from a copy, or give another --out folder"
+        raise InputError.of("out", f"{folder}/sweep.yaml is not UTF-8 text", fix) from error
+
+
 def parse(text: str, where: str = "sweep.yaml") -> dict[str, Any]:
     """Return a saved sweep as a mapping (YAML 1.2, safe). Raises InputError if it is none."""
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raybench.core.errors import InputError
-from raybench.store import booking, identity
+from raybench.store import booking, identity, log
 from raybench.store.accounting import Accounting, parse
 from raybench.store.files import Files, open_folder
-from raybench.store.scan import STATUS_RANK, read_folder
-from raybench.store.schema import CELLS, CURVES
+from raybench.store.log import DAMAGED, FOREIGN, NEWER, Log
+from raybench.store.schema import CURVES
 from raybench.store.table import expand_extra
 
 COLUMNS_JOINED = [
@@ -58,7 +58,8 @@ def load(folder: Source, accounting: How = None, params: bool = False) -> pd.Dat
     cell and round. With ``accounting`` the bits are booked anew; with ``params`` the resolved
     config is joined too, flattened (``algorithm.p``, ``problem.lambda``). Where some cells do not
     know how many index bits were packed, ``index_bits: auto`` is ``list_or_bitmask``, with a warning.
-    Raises InputError if there are no results in the folder or the accounting is unknown.
+    Every file is compared with its digest; files that are not this folder's are left out, with a warning.
+    Raises InputError if there are no results in the folder, a file is damaged or the accounting is unknown.
     """
     curves, _ = frames(folder, accounting, params)
     _warn(accounting, curves)
@@ -72,7 +73,7 @@ def cells(folder: Source, accounting: How = None) -> pd.DataFrame:
     Raises InputError as ``load`` does.
     """
     if accounting is None:
-        return _cells(open_results(folder))
+        return _cells(checked(open_results(folder)))
     curves, table = frames(folder, accounting)
     _warn(accounting, curves)
     return table
@@ -90,10 +91,9 @@ def frames(
     """Return ``load`` and ``cells`` of a folder from one reading of it."""
     how = None if accounting is None else parse(accounting)
     files = open_results(folder)
-    table = _cells(
-        files
-    )  # read before the curves: a cell is written after its curves, so those of every cell are there
-    curves = _curves(files, table)
+    found = checked(files, curves=CURVES.names)
+    table = _cells(found)
+    curves = _curves(found, table)
     if how is not None:
         curves, table = booking.rebook(curves, table, how)
     extra = table.set_index("cell")[COLUMNS_JOINED]
@@ -107,7 +107,8 @@ def frames(
 
 def sweep_text(folder: Source) -> str:
     """Return the text of a results folder's ``sweep.yaml``, empty where it has none."""
-    return (open_results(folder).read("sweep.yaml") or b"").decode()
+    files = open_results(folder)
+    return identity.decoded(files.read("sweep.yaml") or b"", files.name)
 
 
 def sweep(folder: Source) -> dict[str, Any]:
@@ -128,12 +129,11 @@ def accounting_of(folder: Source, asked: Accounting | None = None) -> Accounting
     text = files.read("sweep.yaml")
     own = asked or Accounting()
     if text is not None:
-        own = parse(identity.parse(text.decode()).get("accounting"))
+        own = parse(identity.parse(identity.decoded(text, files.name)).get("accounting"))
     if own.index_bits != "auto":
         return own
-    return booking.settled(
-        own, read_folder(files, "curves", CURVES, booking.COUNTS_THAT_TELL).to_pandas()
-    )
+    found = log.look(files, columns=["cell", "status"], curves=booking.COUNTS_THAT_TELL)
+    return booking.settled(own, joined(found, booking.COUNTS_THAT_TELL).to_pandas())
 
 
 def flatten(config: str | None) -> dict[str, object]:
@@ -172,16 +172,34 @@ def open_results(folder: Source) -> Files:
     return files
 
 
-def _cells(files: Files) -> pd.DataFrame:
-    table = read_folder(files, "cells", CELLS).to_pandas()
-    rank = table["status"].map({name: i for i, name in enumerate(STATUS_RANK)})
-    table = table.assign(rank=rank).sort_values(["rank"], kind="stable").drop(columns="rank")
-    return table.drop_duplicates("cell").sort_index().reset_index(drop=True)
+def checked(files: Files, curves: Sequence[str] | None = None) -> Log:
+    """Return the log of a folder, with a warning for each file of others; curves: the columns to read.
+
+    Raises InputError for a file that is damaged or that a newer raybench wrote.
+    """
+    found = log.look(files, curves=curves)
+    log.refuse(found, files.name, DAMAGED, NEWER)
+    for finding in found.of(FOREIGN):
+        warnings.warn(f"{files.name}/{finding.rel} is left out: {finding.what}", stacklevel=4)
+    return found
 
 
-def _curves(files: Files, table: pd.DataFrame) -> pd.DataFrame:
+def _cells(found: Log) -> pd.DataFrame:
+    table = found.cells().to_pandas()
+    table = table.assign(rank=table["status"].map(log.rank)).sort_values("rank", kind="stable")
+    table = table.drop(columns="rank").drop_duplicates("cell")
+    return table.sort_index().reset_index(drop=True)
+
+
+def joined(found: Log, columns: Sequence[str]) -> pa.Table:
+    """Return the curves of all shards, as they were read with these columns."""
+    empty = pa.schema([CURVES.field(name) for name in columns]).empty_table()
+    return pa.concat_tables([empty, *(s.curves for s in found.shards if s.curves is not None)])
+
+
+def _curves(found: Log, table: pd.DataFrame) -> pd.DataFrame:
     known = pa.array(table["cell"].tolist(), pa.string())
-    rows = read_folder(files, "curves", CURVES)
+    rows = joined(found, CURVES.names)
     rows = rows.filter(pc.is_in(rows["cell"], known))
     cell = pd.factorize(rows["cell"].to_pandas(), sort=True)[0]
     at = rows["round"].to_numpy()

@@ -94,4 +94,5 @@ def stamped(schema: pa.Schema) -> pa.Schema:
 
 def version_of(schema: pa.Schema) -> int:
     """Return the schema version a file bears; 1 for a file written without one."""
-    return int((schema.metadata or {}).get(VERSION_KEY, b"1"))
+    said = (schema.metadata or {}).get(VERSION_KEY, b"1")
+    return int(said) if said.isdigit() else 1

@@ -112,24 +112,30 @@ def extra_map(columns: Mapping[str, object], rows: int) -> pa.Array:
     return _map(parts, (rows,), None, rows, CURVES.field("extra").type)
 
 
-def encode(table: pa.Table) -> bytes:
-    """Return the Parquet file of ``table`` (zstd), for ``Store.commit`` here or on another node.
+def encode(table: pa.Table, facts: Mapping[str, str] | None = None) -> bytes:
+    """Return the Parquet file of ``table``: zstd, with a checksum for every page.
 
     The file bears today's schema version and raybench's version, so the table must be in today's
-    schema.
+    schema. facts: more of its metadata, which stands in the file once.
     """
     sink = pa.BufferOutputStream()
     table = table.replace_schema_metadata(stamped(table.schema).metadata)
     text = [f.name for f in table.schema if pa.types.is_string(f.type)]
     numbers = [f.name for f in table.schema if pa.types.is_floating(f.type)]
-    pq.write_table(
-        table,
-        sink,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=text,  # a dictionary of floats, which hardly repeat, costs time and saves nothing
-        write_statistics=[n for n in table.column_names if n not in numbers],
-    )
+    with (
+        pq.ParquetWriter(
+            sink,
+            table.schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=text,  # a dictionary of floats, which hardly repeat, costs time and saves nothing
+            write_statistics=[n for n in table.column_names if n not in numbers],
+            write_page_checksum=True,
+        ) as writer
+    ):
+        writer.write_table(table)
+        if facts:
+            writer.add_key_value_metadata(dict(facts))
     return sink.getvalue().to_pybytes()
 
 

@@ -1,35 +1,38 @@
 """The atomic writer: what a sweep does to its folder.
 
     sweep.yaml                 the resolved sweep
-    plan/                      batch list, attempts, lock: the driver's own
+    plan/                      batch list, attempts, owner, lock: the driver's own
+    plan/damaged/              shards that were set aside, since they are not what was written
     curves/<shard>.parquet     then cells/<shard>.parquet, the commit record
     tmp/                       files being written; never read
 
-A shard is a batch, its name a hash of its sorted cell ids, so a retry overwrites itself.
+A shard is a batch, its name a hash of its sorted cell ids, so a retry overwrites itself. Other readers
+of Parquet see at most one row per cell at every moment.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
+import json
 import os
-import socket
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from raybench.core.errors import InputError
-from raybench.store import identity
-from raybench.store.files import Local, open_folder
-from raybench.store.scan import best_status, read_folder, read_shard
-from raybench.store.schema import CELLS, CURVES
+from raybench.store import identity, lock, log
+from raybench.store.files import open_folder
+from raybench.store.log import DAMAGED, DOUBLE, FOREIGN, NEWER, OWNER, Finding
+from raybench.store.seal import sealed
 from raybench.store.table import encode
 
 SKIPPED_SHARD = "skipped"
+SET_ASIDE = "plan/damaged"
 
 
 def shard_name(ids: Iterable[str]) -> str:
@@ -40,15 +43,36 @@ def shard_name(ids: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16]
 
 
+class FolderLost(OSError):
+    """The results folder was removed, or another driver has taken it over, while a sweep ran."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose a folder is: its own id, which its shards bear, and the id of the driver at work in it."""
+
+    folder: str
+    driver: str
+
+
 class Store:
     """The results folder of one sweep; ``folder`` is a local path or an fsspec URL.
 
-    Creating a Store touches nothing. ``commit`` may be called by any number of processes at once;
-    ``claim``, ``clean``, ``drop`` and ``skip`` are the driver's, under ``lock``.
+    Creating a Store touches nothing. ``commit`` may be called by any number of processes at once; given
+    the ``owner`` that the driver's ``own`` returned, it refuses to write into a folder that is no longer
+    that driver's. apart: cells that had failed, which stand in shards of their own and stay there. The
+    other methods that write are the driver's, under ``held``.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        owner: Owner | None = None,
+        apart: Iterable[str] = (),
+    ) -> None:
         self.files = open_folder(folder)
+        self.owner = owner
+        self.apart = frozenset(apart)
 
     @property
     def folder(self) -> str:
@@ -65,47 +89,34 @@ class Store:
         """
         before = self.files.read("sweep.yaml")
         if before is not None:
-            identity.check(before.decode(), sweep, self.folder)
+            identity.check(identity.decoded(before, self.folder), sweep, self.folder)
         elif self.files.names("cells"):
             what = f"{self.folder} holds results but no sweep.yaml"
             raise InputError.of("out", what, "give another --out folder")
-        text = sweep if isinstance(sweep, str) else identity.dump(sweep)
-        if write and (before is None or before.decode() != text):
-            self.files.write("sweep.yaml", text.encode())
+        data = (sweep if isinstance(sweep, str) else identity.dump(sweep)).encode()
+        if write and before != data:
+            self.files.prepare()
+            self.files.write("sweep.yaml", data)
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Hold the folder as its only driver; the system releases it even after ``kill -9``.
+    def held(self) -> AbstractContextManager[None]:
+        """Hold the folder as its only driver. Raises InputError if another driver holds it."""
+        return lock.held(self.files)
 
-        For an object store the lock excludes only drivers on the same host.
-        Raises InputError if another driver holds it.
+    def own(self, fresh: bool = False) -> Owner:
+        """Note in the folder that this driver is at work in it, and return whose it is now.
+
+        Writers of a driver that was killed find another driver's id and write no more. A folder keeps
+        its id; where it has none it takes the one that most of its shards bear. fresh: a new id.
         """
-        path = self._lock_path()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                who = file.read().strip() or "unknown"
-                raise InputError.of(
-                    "out",
-                    f"another sweep is running in {self.folder} ({who})",
-                    "wait for it, stop it, or give another --out folder",
-                ) from None
-            file.truncate(0)
-            file.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
-            file.flush()
-            try:
-                yield
-            finally:
-                file.truncate(0)  # closing the file releases the lock
-
-    def _lock_path(self) -> Path:
-        if isinstance(self.files, Local):
-            return self.files.root / "plan" / "lock"
-        name = hashlib.sha256(self.folder.encode()).hexdigest()[:16]
-        return Path(tempfile.gettempdir()) / f"raybench-{os.getuid()}" / f"{name}.lock"
+        folder = "" if fresh else log.owner_of(self.files).get("folder", "")
+        if not folder and not fresh:
+            shards = log.look(self.files, columns=["cell", "status"]).shards
+            said = Counter(s.seal.folder for s in shards if s.seal and s.seal.folder)
+            folder = said.most_common(1)[0][0] if said else ""
+        self.owner = Owner(folder or uuid.uuid4().hex[:16], uuid.uuid4().hex[:16])
+        self.files.prepare()
+        self.files.write(OWNER, json.dumps(vars(self.owner)).encode())
+        return self.owner
 
     def write(self, rel: str, data: bytes | str) -> None:
         """Write a whole file (``plan/batches.json``) atomically."""
@@ -117,82 +128,122 @@ class Store:
 
     # -- shards ------------------------------------------------------------------------------
 
-    def commit(self, shard: str, curves: pa.Table | bytes | None, cells: pa.Table | bytes) -> None:
+    def commit(self, shard: str, curves: pa.Table | None, cells: pa.Table) -> None:
         """Write one batch: its curves, then its cells, which makes it count.
 
-        Tables of ``to_table`` or the bytes of ``encode``; ``curves`` is None where no cell has any.
+        Tables in today's schema; ``curves`` is None where no cell has any. A batch that holds cells which
+        stand apart is committed cell by cell, each in place of its own failed row, so that no reader
+        ever sees two rows of it. Raises FolderLost if the folder is no longer the owner's.
         """
-        data = None if curves is None else _bytes(curves)
-        if data is not None:
-            self.files.write(f"curves/{shard}.parquet", data)
-        self.files.write(f"cells/{shard}.parquet", _bytes(cells))
-        if data is not None and not self.files.exists(f"curves/{shard}.parquet"):
-            self.files.write(
-                f"curves/{shard}.parquet", data
-            )  # another driver's clean() removed the curves in between
+        ids = cells["cell"].to_pylist()
+        if len(ids) > 1 and self.apart.intersection(ids):
+            for cell in ids:
+                own = None if curves is None else _of(curves, cell)
+                self.commit(cell, own or None, _of(cells, cell))
+            return
+        data = None if curves is None else encode(curves)
+        self.put(shard, data, self.seal(shard, data, cells))
+
+    def seal(self, shard: str, curves: bytes | None, cells: pa.Table) -> bytes:
+        """Return the file of a shard's cells, given the bytes of its curves file."""
+        return sealed(cells, shard, self.owner.folder if self.owner else "", curves)
+
+    def put(self, shard: str, curves: bytes | None, cells: bytes) -> None:
+        """Write the files of one batch, as ``encode`` and ``seal`` made them here or on another node.
+
+        Raises FolderLost if the folder is no longer the owner's.
+        """
+        try:
+            self._check_owner()
+            if self.owner is None:
+                self.files.prepare()
+            if curves is not None:
+                self.files.write(f"curves/{shard}.parquet", curves)
+            self.files.write(f"cells/{shard}.parquet", cells)
+            if curves is not None and not self.files.exists(f"curves/{shard}.parquet"):
+                # another driver, which found them without cells, took the curves away in between
+                self.files.write(f"curves/{shard}.parquet", curves)
+        except FolderLost:
+            raise
+        except OSError:
+            self._check_owner()  # what failed may have failed because the folder is gone
+            raise
+
+    def _check_owner(self) -> None:
+        if self.owner is None:
+            return
+        found = log.owner_of(self.files)
+        if not found:
+            raise FolderLost(f"{self.folder} was removed while the sweep was running")
+        if found != vars(self.owner):
+            raise FolderLost(f"another sweep has taken over {self.folder}")
 
     def skip(self, rows: pa.Table) -> None:
         """Write the rows of all skipped cells, replacing those written before."""
-        data, rel = encode(rows), f"cells/{SKIPPED_SHARD}.parquet"
+        rel = f"cells/{SKIPPED_SHARD}.parquet"
+        data = self.seal(SKIPPED_SHARD, None, rows)
         if len(rows) == 0:
             self.files.remove(rel)
         elif self.files.read(rel) != data:
             self.files.write(rel, data)
 
     def done(self) -> dict[str, str]:
-        """Return {cell id: status} of every committed cell, reading two columns of ``cells/``."""
-        table = read_folder(self.files, "cells", CELLS, ["cell", "status"])
-        return best_status(table)
+        """Return {cell id: status} of every committed cell, by its cells file and its curves' size.
 
-    def clean(self) -> list[str]:
-        """Remove curves that were never committed and stale temporary files; return the shards.
+        Raises InputError for a file that a newer raybench wrote.
+        """
+        found = log.look(self.files, columns=["cell", "status"])
+        log.refuse(found, self.folder, NEWER)
+        return found.statuses()
 
-        A writer orphaned by a killed driver may commit at this very moment: curves are moved aside
-        first and moved back if their cells have appeared, and ``commit`` looks again at its end.
+    def repair(self) -> list[Finding]:
+        """Remove what was never committed and set aside what is damaged; return what was set aside.
+
+        Every file is compared with its digest. Damaged shards, and those that hold a cell which stands
+        in a better shard, move to ``plan/damaged``: their cells run again. Shards of others, which do not
+        count, stay where they are and are returned too.
         """
         for name in self.files.names("tmp"):
             self.files.remove(f"tmp/{name}")
+        found = log.look(self.files, deep=True, columns=["cell", "status"])
+        log.refuse(found, self.folder, NEWER)
+        aside = list(found.of(DAMAGED))
+        for shard, cells in log.doubles(found).items():
+            what = f"{len(cells)} of its cells stand in another shard"
+            aside.append(Finding(f"cells/{shard}.parquet", DOUBLE, what))
+        for finding in aside:
+            self._set_aside(finding.rel.rsplit("/", 1)[1])
         committed = set(self.files.names("cells"))
-        removed = []
         for name in self.files.names("curves"):
-            if name in committed:
-                continue
-            self.files.move(f"curves/{name}", f"tmp/{name}")
-            if self.files.exists(f"cells/{name}"):
-                self.files.move(f"tmp/{name}", f"curves/{name}")
-            else:
-                self.files.remove(f"tmp/{name}")
-                removed.append(name.removesuffix(".parquet"))
-        return removed
+            if name not in committed and name.endswith(".parquet"):
+                self._collect(name)
+        return aside + found.of(FOREIGN)
 
-    def drop(self, cells: Iterable[str] | None = None) -> None:
-        """Forget cells, so that they run again: all of them (``--fresh``), or those given.
-
-        A reader at work may find a file gone. Failed cells are single-cell shards, so
-        ``--retry-failed`` need not drop them: running each as its own batch overwrites it.
-        """
-        gone = None if cells is None else pa.array(sorted(set(cells)), pa.string())
+    def drop(self) -> None:
+        """Forget every cell (``--fresh``). A reader at work may find a file gone."""
         for name in self.files.names("cells"):
-            table = None if gone is None else read_shard(self.files, f"cells/{name}", CELLS)
-            if table is None:
-                self._remove(name)
-                continue
-            keep = pc.invert(pc.is_in(table["cell"], gone))
-            if not pc.any(keep).as_py():
-                self._remove(name)
-            elif not pc.all(keep).as_py():
-                self.files.write(f"cells/{name}", encode(table.filter(keep)))
-                curves = read_shard(self.files, f"curves/{name}", CURVES)
-                if curves is not None:
-                    kept = curves.filter(pc.invert(pc.is_in(curves["cell"], gone)))
-                    self.files.write(f"curves/{name}", encode(kept))
+            # cells go first, so that no reader sees a cell without curves
+            self.files.remove(f"cells/{name}")
+            self.files.remove(f"curves/{name}")
 
-    def _remove(self, name: str) -> None:
-        self.files.remove(
-            f"cells/{name}"
-        )  # cells go first, so that no reader sees a cell without curves
-        self.files.remove(f"curves/{name}")
+    def _set_aside(self, name: str) -> None:
+        for folder in ("cells", "curves"):
+            if self.files.exists(f"{folder}/{name}"):
+                self.files.move(f"{folder}/{name}", f"{SET_ASIDE}/{folder}-{name}")
+
+    def _collect(self, name: str) -> None:
+        """Remove curves that no cells file commits.
+
+        A writer orphaned by a killed driver may commit at this very moment: curves are moved aside
+        first and moved back if their cells have appeared, and ``put`` looks again at its end.
+        """
+        self.files.move(f"curves/{name}", f"tmp/{name}")
+        if self.files.exists(f"cells/{name}"):
+            self.files.move(f"tmp/{name}", f"curves/{name}")
+        else:
+            self.files.remove(f"tmp/{name}")
 
 
-def _bytes(table: pa.Table | bytes) -> bytes:
-    return table if isinstance(table, bytes) else encode(table)
+def _of(table: pa.Table, cell: str) -> pa.Table:
+    """Return the rows of one cell."""
+    return table.filter(pc.equal(table["cell"], cell))

@@ -1,0 +1,261 @@
+"""The log: which shards of a folder count, and what is wrong with the files that do not.
+
+The cells files are the log. A shard counts if its cells file is sound, was written into this folder under
+this name, and its curves file is the one that it names. What else lies there is found, named, never counted.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+
+import pyarrow as pa
+
+from raybench.core.errors import Complaint, InputError
+from raybench.store import seal
+from raybench.store.files import Files
+from raybench.store.schema import CELLS, CURVES
+from raybench.store.seal import Damaged, Foreign, Newer, Seal
+
+STATUS_RANK = ("ok", "diverged", "pruned", "failed", "skipped")
+"""Which row counts where a cell has several: the one that ended best."""
+OWNER = "plan/owner.json"
+LOOKS = 8  # at a pair of files that do not fit together, since it may be being replaced
+READERS = 16  # on an object store many small reads take long one after the other
+SHOWN = 6
+
+DAMAGED = "damaged"
+FOREIGN = "foreign"
+NEWER = "newer"
+UNCOMMITTED = "uncommitted"
+STRAY = "stray"
+DOUBLE = "double"
+FIXES = {
+    DAMAGED: "the sweep's own command sets it aside and runs its cells again",
+    FOREIGN: "it does not count here; move it away, since other readers see it (raybench merge joins folders)",
+    NEWER: "install a newer raybench",
+    UNCOMMITTED: "left by a sweep that was stopped; the sweep's own command removes it",
+    STRAY: "it does not count here; move it away, since other readers may stumble over it",
+    DOUBLE: "the sweep's own command keeps the row that ended best",
+}
+"""What to do about each kind of finding."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A file that does not count as it is: its path in the folder, the kind of fault, what is wrong."""
+
+    rel: str
+    kind: str
+    what: str
+
+    @property
+    def fix(self) -> str:
+        """What to do about it."""
+        return FIXES[self.kind]
+
+    def complaint(self, folder: str) -> Complaint:
+        """Return it as a complaint about a folder."""
+        return Complaint("results", f"{folder}/{self.rel}: {self.what}", self.fix)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard that counts: its name, its seal (None from a raybench without seals), its rows."""
+
+    name: str
+    seal: Seal | None
+    cells: pa.Table
+    curves: pa.Table | None = None
+
+
+@dataclass(frozen=True)
+class Log:
+    """The shards of a folder that count, by name, and what was found beside them."""
+
+    shards: tuple[Shard, ...]
+    findings: tuple[Finding, ...] = field(default=())
+
+    def of(self, *kinds: str) -> list[Finding]:
+        """Return the findings of some kinds."""
+        return [f for f in self.findings if f.kind in kinds]
+
+    def cells(self) -> pa.Table:
+        """Return the rows of all shards' cells."""
+        return pa.concat_tables([s.cells for s in self.shards])
+
+    def statuses(self) -> dict[str, str]:
+        """Return {cell: status}, the best one where a cell stands in several shards."""
+        found: dict[str, str] = {}
+        for shard in self.shards:
+            pairs = zip(
+                shard.cells["cell"].to_pylist(), shard.cells["status"].to_pylist(), strict=True
+            )
+            for cell, status in pairs:
+                if cell not in found or rank(status) < rank(found[cell]):
+                    found[cell] = status
+        return found
+
+
+def rank(status: str) -> int:
+    """Return the place of a status among those that a cell may end with, 0 for the best."""
+    return STATUS_RANK.index(status)
+
+
+def owner_of(files: Files) -> Mapping[str, str]:
+    """Return the ids of the folder and of the driver at work in it, empty where there are none."""
+    try:
+        found = json.loads(files.read(OWNER) or b"{}")
+    except ValueError:
+        return {}
+    wanted = ("folder", "driver")
+    return {k: found[k] for k in wanted if isinstance(found.get(k), str)} if found else {}
+
+
+def look(
+    files: Files,
+    *,
+    deep: bool = False,
+    columns: Sequence[str] | None = None,
+    curves: Sequence[str] | None = None,
+) -> Log:
+    """Return the log of a folder.
+
+    deep: read every curves file and compare its digest; else its size only. columns: those of the cells
+    that are wanted. curves: the columns of curves to read as well, which is deep.
+    """
+    own = owner_of(files).get("folder", "")
+    sizes = files.sizes("curves")
+    check = partial(_shard, files, own, sizes, deep, columns or CELLS.names, curves)
+    shards, findings = [], []
+    for found in _each(check, [n for n in files.sizes("cells") if _counts(n)]):
+        if isinstance(found, Finding):
+            findings.append(found)
+        elif found is not None:
+            shards.append(found)
+    if not shards:
+        shards = [Shard("", None, CELLS.empty_table().select(columns or CELLS.names))]
+    return Log(tuple(shards), tuple(findings))
+
+
+def strays(files: Files, log: Log) -> Iterator[Finding]:
+    """Yield what else lies in the folders of results: curves that nothing commits, files of others."""
+    committed = {f"{s.name}.parquet" for s in log.shards if s.seal is None or s.seal.curves}
+    known = {f.rel for f in log.findings}
+    for folder in ("cells", "curves"):
+        for name in files.names(folder):
+            if not _counts(name):
+                yield Finding(f"{folder}/{name}", STRAY, "it is not a shard")
+            elif folder == "curves" and name not in committed and f"cells/{name}" not in known:
+                yield Finding(f"curves/{name}", UNCOMMITTED, "no cells file commits it")
+
+
+def doubles(log: Log) -> dict[str, list[str]]:
+    """Return {shard: its cells that another shard holds, ended as well or better}.
+
+    Of equal ones that of the larger shard stays, then that of the smaller name.
+    """
+    best: dict[str, tuple[int, int, str]] = {}
+    places = [
+        (cell, (rank(status), -len(shard.cells), shard.name))
+        for shard in log.shards
+        for cell, status in zip(
+            shard.cells["cell"].to_pylist(), shard.cells["status"].to_pylist(), strict=True
+        )
+    ]
+    for cell, place in places:
+        best[cell] = min(place, best.get(cell, place))
+    found: dict[str, list[str]] = {}
+    for cell, place in places:
+        if place != best[cell]:
+            found.setdefault(place[2], []).append(cell)
+    return found
+
+
+def refuse(log: Log, folder: str, *kinds: str) -> None:
+    """Raise InputError if there are findings of these kinds."""
+    found = log.of(*kinds)
+    if found:
+        more = f"{len(found) - SHOWN} more files: raybench verify {folder} lists all"
+        said = [f.complaint(folder) for f in found[:SHOWN]]
+        raise InputError(said + ([Complaint("results", more)] if len(found) > SHOWN else []))
+
+
+def _counts(name: str) -> bool:
+    return name.endswith(".parquet") and not name.startswith((".", "_"))
+
+
+def _each(
+    check: Callable[[str], Shard | Finding | None], names: Iterable[str]
+) -> Iterator[Shard | Finding | None]:
+    with ThreadPoolExecutor(READERS) as pool:
+        yield from pool.map(check, names)
+
+
+def _shard(
+    files: Files,
+    own: str,
+    sizes: Mapping[str, int],
+    deep: bool,
+    columns: Sequence[str],
+    wanted: Sequence[str] | None,
+    name: str,
+) -> Shard | Finding | None:
+    """Return a shard that counts, or what is wrong with it; None where it has gone meanwhile.
+
+    A writer replaces the curves before the cells, so a pair that does not fit is looked at again.
+    """
+    rel, stem = f"cells/{name}", name.removesuffix(".parquet")
+    what = ""
+    for attempt in range(LOOKS):
+        time.sleep(0.01 * attempt)
+        data = files.read(rel)
+        if data is None:
+            return None
+        try:
+            said, file = seal.opened(data)
+            if said is not None and said.shard != stem:
+                raise Foreign(f"a copy of {said.shard}.parquet")
+            if said is not None and own and said.folder not in ("", own):
+                raise Foreign("it was written into another results folder")
+            cells = seal.rows(file, CELLS, columns)
+            if wanted is None and not deep:
+                size = sizes.get(name) if attempt == 0 else files.sizes("curves").get(name)
+                what = _pair(said, cells, size is not None, size == (said.size if said else 0))
+                if not what:
+                    return Shard(stem, said, cells)
+                continue
+            held = files.read(f"curves/{name}") if said is None or said.curves else None
+            what = _pair(said, cells, held is not None, said is None or said.fits(held))
+            if what:
+                continue
+            table = None
+            if held is not None:
+                try:
+                    table = seal.rows(seal.parquet(held), CURVES, wanted or ["cell"])
+                except (Damaged, Foreign) as error:
+                    return Finding(f"curves/{name}", DAMAGED, str(error))
+            return Shard(stem, said, cells, table)
+        except Newer as error:
+            return Finding(rel, NEWER, str(error))
+        except Foreign as error:
+            return Finding(rel, FOREIGN, str(error))
+        except Damaged as error:
+            return Finding(rel, DAMAGED, str(error))
+    return Finding(f"curves/{name}", DAMAGED, what)
+
+
+def _pair(said: Seal | None, cells: pa.Table, there: bool, fits: bool) -> str:
+    """Return what is wrong between a shard's cells and its curves, empty if they belong together."""
+    if said is None:  # written without a seal: only that it has curves can be asked
+        ended = {"ok", "diverged"} & set(cells["status"].to_pylist())
+        return "it is missing" if ended and not there else ""
+    if not said.curves:
+        return ""
+    if not there:
+        return "it is missing"
+    return "" if fits else "it is not the file that its cells were committed with"

@@ -1,0 +1,116 @@
+"""Seals: what a cells file says of itself and of its curves, so that damage and strangers are found.
+
+The cells file of a shard is its commit record. Beside its rows it holds the shard's name, the results
+folder it was written into, size and SHA-256 of its curves file, and a SHA-256 of its own bytes, computed
+with zeros in the place of that digest. All pages bear checksums as well, for readers that look at them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from raybench.store.schema import SCHEMA_VERSION, VERSION_KEY, version_of
+from raybench.store.table import encode
+from raybench.store.upgrades import upgrade
+
+SEAL, DIGEST = "raybench_seal", "raybench_digest"
+BLANK = b"0" * 64
+
+
+class Damaged(ValueError):
+    """A file is not what was written."""
+
+
+class Foreign(ValueError):
+    """A file is sound, but not raybench's, or not this folder's."""
+
+
+class Newer(ValueError):
+    """A file was written by a newer raybench."""
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What a cells file says: its shard, the folder's id (empty: any), its curves file's digest and size.
+
+    curves is empty where no cell of the shard has any.
+    """
+
+    shard: str
+    folder: str = ""
+    curves: str = ""
+    size: int = 0
+
+    def fits(self, data: bytes | None) -> bool:
+        """Return whether these are the bytes of its curves file."""
+        if not self.curves:
+            return True
+        return data is not None and len(data) == self.size and digest(data) == self.curves
+
+
+def digest(data: bytes) -> str:
+    """Return the SHA-256 of some bytes, 64 hex digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sealed(cells: pa.Table, shard: str, folder: str = "", curves: bytes | None = None) -> bytes:
+    """Return the file of a shard's cells with its seal; curves are the bytes of its curves file."""
+    seal = Seal(shard, folder)
+    if curves is not None:
+        seal = dataclasses.replace(seal, curves=digest(curves), size=len(curves))
+    data = encode(cells, {SEAL: json.dumps(dataclasses.asdict(seal)), DIGEST: BLANK.decode()})
+    at = data.rindex(BLANK)
+    return data[:at] + digest(data).encode() + data[at + len(BLANK) :]
+
+
+def opened(data: bytes) -> tuple[Seal | None, pq.ParquetFile]:
+    """Return the seal of a cells file, None where a raybench without seals wrote it, and its reader.
+
+    Raises Damaged, Foreign or Newer.
+    """
+    file = parquet(data)
+    said = file.metadata.metadata or {}
+    if SEAL.encode() not in said:
+        return None, file
+    own = said.get(DIGEST.encode(), b"")
+    at = data.rfind(own)
+    if len(own) != len(BLANK) or digest(data[:at] + BLANK + data[at + len(own) :]) != own.decode():
+        raise Damaged("its bytes are not those that were written")
+    return Seal(**json.loads(said[SEAL.encode()])), file
+
+
+def parquet(data: bytes) -> pq.ParquetFile:
+    """Return the reader of a file of raybench's. Raises Damaged, Foreign or Newer."""
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        known = file.schema_arrow.metadata or {}
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise Damaged("it is not a readable Parquet file") from error
+    if VERSION_KEY not in known or not {"cell"} <= set(file.schema_arrow.names):
+        raise Foreign("raybench did not write it")
+    version = version_of(file.schema_arrow)
+    if version > SCHEMA_VERSION:
+        raise Newer(f"it has schema version {version}, this raybench reads {SCHEMA_VERSION}")
+    return file
+
+
+def rows(file: pq.ParquetFile, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return the rows of a file in today's schema, or some of its columns. Raises Damaged."""
+    names = list(columns or schema.names)
+    version = version_of(file.schema_arrow)
+    try:
+        if version == SCHEMA_VERSION:
+            table = file.read(names, use_threads=False)
+        else:
+            table = upgrade(file.read(use_threads=False), version, schema)
+        wanted = pa.schema([schema.field(n) for n in names])
+        return table.select(names).replace_schema_metadata(None).cast(wanted)
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise Damaged("its pages cannot be read") from error
