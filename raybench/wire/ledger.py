@@ -115,11 +115,10 @@ class Ledger:
 
 def _add(side: np.ndarray, cells: Cells, rows: list[Count]) -> None:
     """Add counts, a number or an array over the cells each, to those cells of one side."""
-    if not any(isinstance(row, np.ndarray) for row in rows):
-        side[:, cells] += np.array(rows, float)[:, None]
-    else:
-        width = side[0, cells].shape[0]
-        side[:, cells] += np.stack([np.broadcast_to(row, width) for row in rows])
+    side[:, cells] += np.array([0.0 if isinstance(r, np.ndarray) else r for r in rows])[:, None]
+    for own, row in zip(side, rows, strict=True):
+        if isinstance(row, np.ndarray):
+            own[cells] += row
 
 
 def _plain(count: float | Tensor) -> Count:
