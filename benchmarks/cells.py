@@ -1,15 +1,15 @@
 """Whole cells, one checkout beside another: does a change make rounds of a method slower?
 
-    python benchmarks/cells.py --against ../before [--repeats 3] [--filter top_k] [--threads 1]
+    python benchmarks/cells.py --against ../before [--filter top_k] [--threads 1]
     python benchmarks/cells.py --plain               # kernels beside the same in plain torch
 
 Each case is a method with an operator on a problem, for one cell and for a batch of 16. Two processes, one
-per checkout, run the same cases in turn, so that both meet the same machine. Of all rounds of a run the
-time at the 5 % quantile counts, which other processes on the machine disturb least, and of the repeats the
-best; printed are both and their ratio, now / before. Without ``--against`` only this checkout is timed,
-beside gradient descent on the same problem. With ``--plain`` the other process is of this checkout, with
-operators in their plain torch form where there is one: a ratio of 0.5 says that the kernel halves the
-round.
+per checkout, hold the same run and take turns of some twenty milliseconds of rounds, so that both meet the
+same machine in the same second. A turn counts by its median round; printed are the medians over turns and
+the median of the ratios of neighbouring turns, now / before. Without ``--against`` only this checkout is
+timed, beside gradient descent on the same problem. With ``--plain`` the other process is of this checkout,
+with operators in their plain torch form where there is one: a ratio of 0.5 says that the kernel halves
+the round.
 """
 
 from __future__ import annotations
@@ -22,20 +22,27 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 
 HERE = Path(__file__).resolve().parent.parent
-PROBLEMS: dict[str, tuple[dict[str, Any], int]] = {  # and rounds
-    "logistic d=30": ({"name": "logistic", "dataset": "breast_cancer", "clients": 20}, 600),
-    "tridiagonal d=1,000": ({"name": "tridiagonal", "dim": 1000, "clients": 10}, 300),
-    "tridiagonal d=100,000": (
-        {"name": "tridiagonal", "dim": 100_000, "clients": 4, "dtype": "float32"},
-        20,
-    ),
-    "matrix 24 x 16": ({"name": "quadratic", "shape": [[24, 16]], "clients": 4}, 100),
+PROBLEMS: dict[str, dict[str, Any]] = {
+    "logistic d=30": {"name": "logistic", "dataset": "breast_cancer", "clients": 20},
+    "tridiagonal d=1,000": {"name": "tridiagonal", "dim": 1000, "clients": 10},
+    "tridiagonal d=100,000": {
+        "name": "tridiagonal",
+        "dim": 100_000,
+        "clients": 4,
+        "dtype": "float32",
+    },
+    "matrix 24 x 16": {"name": "quadratic", "shape": [[24, 16]], "clients": 4},
 }
+Times = tuple[float, float, float]
+TURN = 0.02  # seconds
+FEWEST, MOST, BUDGET = 5, 40, 4.0  # turns of each side, and the seconds they should not exceed
 ANYWHERE = [
     *("identity", "top_k:k=1%", "top_k:k=5%", "top_k:k=10%", "rtop_k:k=10%", "rand_k:k=1%"),
     *("rand_k:k=10%,mask=common", "dgc:k=1%", "dgc:k=10%,truncate=random", "perm_k", "lazy"),
@@ -64,7 +71,7 @@ def cases(pattern: str) -> Iterator[tuple[str, dict[str, Any]]]:
     from raybench import api
     from raybench.core.errors import InputError
 
-    for problem, (section, rounds) in PROBLEMS.items():
+    for problem, section in PROBLEMS.items():
         operators = MATRICES if problem.startswith("matrix") else ANYWHERE
         for operator in operators:
             try:
@@ -85,7 +92,7 @@ def cases(pattern: str) -> Iterator[tuple[str, dict[str, Any]]]:
                         "algorithm": "ef21" if biased else "diana",
                         "compressor": _section(operator),
                         "step_size": {"value": steps},
-                        "rounds": rounds,
+                        "rounds": 1_000_000,
                         "record": {"points": 8},
                         "allow_unproven": True,
                     },
@@ -163,8 +170,15 @@ def use_plain_torch() -> None:
         setattr(*home(place), form)
 
 
+class _Over(BaseException):
+    """The driver wants another case: ends the run from within, past everything that catches errors."""
+
+
 def serve(plain: bool) -> None:
-    """Answer each line, a sweep file in JSON, by the seconds of a round of the whole batch."""
+    """Run a sweep file given as a line of JSON, in turns: one for each line ``go`` that follows.
+
+    A turn is answered by the seconds of its median round; any other line ends the run.
+    """
     try:
         from raybench.core.process import tune_process
 
@@ -180,6 +194,7 @@ def serve(plain: bool) -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     if plain:
         use_plain_torch()
+    answers = sys.stdout
     spent: list[float] = []
     step = Run._step
 
@@ -187,16 +202,21 @@ def serve(plain: bool) -> None:
         began = perf_counter()
         step(self, *given)
         spent.append(perf_counter() - began)
+        if len(spent) >= 3 and sum(spent) > TURN:
+            print(median(spent), file=answers, flush=True)
+            spent.clear()
+            if sys.stdin.readline() != "go\n":
+                raise _Over
 
     Run._step = timed  # type: ignore[method-assign]
     for line in sys.stdin:
         spent.clear()
-        with tempfile.TemporaryDirectory() as folder:
-            stdout, sys.stdout = sys.stdout, sys.stderr
-            raybench.sweep(json.loads(line), Path(folder) / "out", inline=True)
-            sys.stdout = stdout
-        rounds = sorted(spent[2:])  # not the start, nor the first round
-        print(json.dumps(rounds[len(rounds) // 20] if rounds else math.nan), flush=True)
+        with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
+            try:
+                raybench.sweep(json.loads(line), Path(folder) / "out", inline=True)
+                print("nan", file=answers, flush=True)  # it ended by itself: it cannot be run
+            except _Over:
+                pass
 
 
 class Worker:
@@ -212,54 +232,67 @@ class Worker:
             stderr=subprocess.DEVNULL,
             text=True,
         )
+        if hasattr(os, "sched_setaffinity"):  # both on the same cores, which may differ in speed
+            os.sched_setaffinity(self.process.pid, sorted(os.sched_getaffinity(0))[:threads])
 
-    def __call__(self, config: dict[str, Any]) -> float:
-        """Return the seconds of a round, NaN where this checkout cannot run the case."""
-        assert self.process.stdin is not None
+    def ask(self, line: str) -> float:
+        """Return the seconds of a round in the turn that this line starts, NaN if there is none."""
+        self.tell(line)
         assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(config) + "\n")
-        self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:
-            sys.exit(f"a process failed on {config}; run it with --serve by hand to see why")
-        return float(json.loads(answer))
+            sys.exit(f"a process failed on {line}; run it with --serve by hand to see why")
+        return float(answer)
+
+    def tell(self, line: str) -> None:
+        """Send a line."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+
+def compare(now: Worker, mine: dict[str, Any], other: Worker, theirs: dict[str, Any]) -> Times:
+    """Return the seconds of a round of both runs, and the ratio, from turns that alternate."""
+    workers, pairs = (now, other), []
+    for worker, config in zip(workers, (mine, theirs), strict=True):
+        if math.isnan(worker.ask(json.dumps(config))):  # the first turn compiles kernels
+            return math.nan, math.nan, math.nan
+    began = perf_counter()
+    while len(pairs) < MOST and (len(pairs) < FEWEST or perf_counter() - began < BUDGET):
+        pairs.append([worker.ask("go") for worker in workers])
+    for worker in workers:
+        worker.tell("over")
+    a, b = zip(*pairs, strict=True)
+    return median(a), median(b), median(x / y for x, y in pairs)
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--against", type=Path, help="another checkout of raybench")
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--filter", default="", help="only cases whose title holds this text")
     parser.add_argument("--plain", action="store_true", help="beside kernels in plain torch")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
-        return serve(given.plain)
+        serve(given.plain)
+        return
+    flags = ["--plain"] if given.plain else []
     now = Worker(HERE, given.threads)
-    before = Worker(given.against.resolve(), given.threads) if given.against else None
-    if given.plain:
-        before = Worker(HERE, given.threads, "--plain")
+    other = Worker((given.against or HERE).resolve(), given.threads, *flags)
     slower = []
     print(f"{'milliseconds of a round':62s} {'now':>9s} {'before':>9s} {'ratio':>6s}")
     for title, config in cases(given.filter):
-        if before is None:
-            base = {**config, "algorithm": "gd"}
-            del base["compressor"]
-            other = lambda base=base: now(base)  # noqa: E731
-        else:
-            other = lambda config=config, before=before: before(config)  # noqa: E731
-        now(config), other()  # compiles kernels
-        pairs = [(now(config), other()) for _ in range(given.repeats)]
-        mine, theirs = (min(p[j] for p in pairs) for j in (0, 1))
-        ratio = mine / theirs
-        mark = " slower" if before is not None and ratio > 1.1 else ""
+        theirs = config
+        if not (given.against or given.plain):
+            theirs = {k: v for k, v in config.items() if k != "compressor"} | {"algorithm": "gd"}
+        a, b, ratio = compare(now, config, other, theirs)
+        mark = " slower" if theirs is config and ratio > 1.1 else ""
         slower += [title] if mark else []
-        print(f"{title:62s} {1e3 * mine:9.4f} {1e3 * theirs:9.4f} {ratio:6.2f}{mark}", flush=True)
-    if before is not None:
+        print(f"{title:62s} {1e3 * a:9.4f} {1e3 * b:9.4f} {ratio:6.2f}{mark}", flush=True)
+    if given.against or given.plain:
         print(f"{len(slower)} cases slower by more than 10 %")
-    return None
 
 
 if __name__ == "__main__":

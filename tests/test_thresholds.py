@@ -11,7 +11,7 @@ from hard_vectors import DTYPES, INF, NAN, hard_vectors, same
 
 import raybench
 from raybench.compressors import unpack
-from raybench.compressors.selection.block_top_k import BlockTopK, block_norms
+from raybench.compressors.selection.block_top_k import BlockTopK, block_energies
 from raybench.compressors.selection.by_size import ragged
 from raybench.compressors.selection.dgc import DGC, select_torch
 from raybench.compressors.selection.pos_neg_top_k import PosNegTopK, by_sign
@@ -263,7 +263,9 @@ def test_entries_within_blocks(d, block, lead):
 def test_whole_blocks(d, block, lead):
     x, count = gaussian(*lead, d, dtype=torch.float32), -(-d // block)
     norms = torch.stack([p.double().norm(dim=-1) for p in x.split(block, -1)], -1)
-    torch.testing.assert_close(block_norms(x, block), norms)
+    found, want = block_energies(x, block), norms.square()
+    shares = [v / v.sum(-1, keepdim=True) for v in (found, want)]  # found is in units of the row
+    torch.testing.assert_close(*shares)
     for k in {1, (count + 1) // 2, count}:
         op = BlockTopK(k, block, "blocks")
         m = op.compress(x)

@@ -311,7 +311,7 @@ def packed_bytes(cost: Counts, dtype: torch.dtype) -> int | Tensor:
     last two.
     """
     indices, raw = (-(-bits // 8) for bits in (cost.index_auto, cost.raw))
-    size = cost.values * dtype.itemsize + indices + raw
+    size = cost.values * dtype.itemsize + (indices + raw)
     return size.long() if isinstance(size, Tensor) else size
 
 

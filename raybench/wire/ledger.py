@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -95,12 +95,13 @@ class Ledger:
                 self._book_up(part, weight, own.cpu().numpy())
             return
         cost = message.cost
+        if weight is None and _alike(cost):
+            _add(self.up, cells, cost)
+            self._alike[cells] += cost.bytes
+            return
         times = None if weight is None else weight.double().cpu().numpy()
         _add(self.up, cells, [_mean(_plain(count), times) for count in cost])
         size = _plain(cost.bytes)
-        if times is None and not isinstance(size, np.ndarray):
-            self._alike[cells] += size
-            return
         if self._own is None:
             self._own = np.zeros((self.up.shape[1], message.lead[-1]))
         self._own[cells] += size if times is None else size * times
@@ -110,16 +111,22 @@ class Ledger:
             for own, part in zip(message.cells, message.parts, strict=True):
                 self._book_down(part, own.cpu().numpy())
             return
-        _add(self.down, cells, [_plain(count) for count in message.cost])
+        cost = message.cost
+        _add(self.down, cells, cost if _alike(cost) else [_plain(count) for count in cost])
 
 
-def _add(side: np.ndarray, cells: Cells, rows: list[Count]) -> None:
+def _alike(cost: Counts) -> bool:
+    """Return whether all messages cost the same: every count is a number."""
+    return not any(isinstance(count, Tensor) for count in cost)
+
+
+def _add(side: np.ndarray, cells: Cells, rows: Sequence[Count | Tensor]) -> None:
     """Add counts, a number or an array over the cells each, to those cells of one side."""
-    if not any(isinstance(row, np.ndarray) for row in rows):
-        side[:, cells] += np.array(rows, float)[:, None]
-    else:
-        width = side[0, cells].shape[0]
-        side[:, cells] += np.stack([np.broadcast_to(row, width) for row in rows])
+    arrays = [i for i, row in enumerate(rows) if isinstance(row, np.ndarray)]
+    for i in arrays:
+        side[i, cells] += rows[i]
+    plain = [0.0 if i in arrays else row for i, row in enumerate(rows)] if arrays else rows
+    side[:, cells] += np.array(plain, float)[:, None]
 
 
 def _plain(count: float | Tensor) -> Count:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from raybench.compressors.compose import Composed, Made
 from raybench.compressors.composed.nested import ScaledMessage, SumMessage, scattered
 from raybench.compressors.selection.top_k import TopK
+from raybench.core.compiled import compiled
 from raybench.core.errors import InputError
+from raybench.core.parallel import run_shared
 from raybench.core.registry import Flag, Operator, compressor
 from raybench.core.streams import Stream
 from raybench.wire import Message
@@ -103,4 +106,21 @@ def best_factor(x: Tensor, message: Message) -> Tensor:
 
 def _products(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return <a, b> and <b, b> over the last axis, summed in float64."""
-    return (a * b).sum(-1, dtype=torch.float64), (b * b).sum(-1, dtype=torch.float64)
+    if a.device.type != "cpu":
+        return (a * b).sum(-1, dtype=torch.float64), (b * b).sum(-1, dtype=torch.float64)
+    along, size = torch.empty(2, *a.shape[:-1], dtype=torch.float64)
+    rows = [v.reshape(along.numel(), a.shape[-1]).numpy() for v in (a, b)]
+    found = along.view(-1).numpy(), size.view(-1).numpy()
+    run_shared(lambda lo, hi: _sums(*rows, *found, lo, hi), along.numel(), a.numel())
+    return along, size
+
+
+@compiled(fastmath={"reassoc"})  # lets the sums use vectors
+def _sums(a, b, along, size, lo, hi):
+    for r in range(lo, hi):
+        one, two = 0.0, 0.0
+        for j in range(a.shape[1]):
+            y = np.float64(b[r, j])
+            one += a[r, j] * y
+            two += y * y
+        along[r], size[r] = one, two

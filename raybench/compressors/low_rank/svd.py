@@ -55,26 +55,20 @@ def by_gram(matrices: Tensor, r: int) -> tuple[Tensor, Tensor]:
 
 
 def by_rotations(matrices: Tensor, r: int) -> tuple[Tensor, Tensor]:
-    """Return the same by one-sided Jacobi rotations, float64, on CPU.
+    """Return the same by one-sided Jacobi rotations, computed in float64, on CPU.
 
     The shorter side's vectors, rows of X, are rotated until they are orthogonal: W X with W orthogonal.
+    Scaling and sorting are compiled too: for a few small matrices they would cost more than the rotations.
     """
     R, a, b = matrices.shape
-    X = (matrices if a <= b else matrices.mT).double()
-    size = X.abs().amax((1, 2), keepdim=True)
-    size = size.where(size > 0, 1.0)
-    rows = (X / size).contiguous()
-    turn = torch.eye(min(a, b), dtype=torch.float64).repeat(R, 1, 1)
-    arrays = rows.numpy(), turn.numpy()
-    run_shared(lambda lo, hi: _orthogonalise(*arrays, lo, hi), R, 8.0 * rows.numel() * min(a, b))
-    length = torch.linalg.vector_norm(rows, dim=-1)
-    order = length.argsort(descending=True)[:, :r, None]
-    rows, turn = (m.gather(1, order.expand(-1, -1, m.shape[2])) for m in (rows, turn))
-    if a <= b:
-        return turn.mT, rows * size
-    length = length[..., None].gather(1, order)
-    least = length[:, :1] * ROUNDING**0.5
-    return (rows / length.where(length > least, torch.inf)).mT, turn * (length * size)
+    left, right = matrices.new_empty(R, a, r), matrices.new_empty(R, r, b)
+    short = (matrices if a <= b else matrices.mT).contiguous().numpy()
+    # of the shorter side's vectors the turn is wanted, of the longer side's the turned rows
+    turns, turned = (left.mT, right) if a <= b else (right, left.mT)
+    arrays = short, turns.numpy(), turned.numpy()
+    cost = 8.0 * matrices.numel() * min(a, b)
+    run_shared(lambda lo, hi: _leading(*arrays, a <= b, lo, hi), R, cost)
+    return left, right
 
 
 @compiled(fastmath={"reassoc", "contract"})
@@ -94,30 +88,60 @@ def _rotate(u, v, cosine, sine):
 
 
 @compiled
-def _orthogonalise(rows, turn, lo, hi):  # rows (R, s, L) <- W rows, turn (R, s, s) <- W turn
-    s = rows.shape[1]
-    squares, angle = np.empty(s), ORTHOGONAL * np.sqrt(rows.shape[2])
+def _orthogonalise(
+    x, w, squares
+):  # x (s, L) <- w x, w (s, s) the rotation, squares (s,) of x's rows
+    s = x.shape[0]
+    angle = ORTHOGONAL * np.sqrt(x.shape[1])
+    for _ in range(MOST_SWEEPS):
+        turned = False
+        for i in range(s):
+            squares[i] = _dot(x[i], x[i])
+        least = ROUNDING * squares.max()
+        for i in range(s - 1):
+            for j in range(i + 1, s):
+                if min(squares[i], squares[j]) <= least:
+                    continue
+                inner = _dot(x[i], x[j])
+                if abs(inner) <= angle * np.sqrt(squares[i]) * np.sqrt(squares[j]):
+                    continue
+                turned = True
+                tau = (squares[j] - squares[i]) / (2 * inner)
+                tangent = (1.0 if tau >= 0 else -1.0) / (abs(tau) + np.sqrt(1 + tau * tau))
+                cosine = 1 / np.sqrt(1 + tangent * tangent)
+                _rotate(x[i], x[j], cosine, cosine * tangent)
+                _rotate(w[i], w[j], cosine, cosine * tangent)
+                squares[i] -= tangent * inner
+                squares[j] += tangent * inner
+        if not turned:
+            break
+
+
+@compiled
+def _leading(matrices, turns, rows, weigh_rows, lo, hi):
+    """Write the r leading singular pairs of matrices (R, s, L): turns (R, r, s), rows (R, r, L).
+
+    The singular values go to ``rows`` where ``weigh_rows``, else to ``turns``.
+    """
+    s = matrices.shape[1]
+    squares = np.empty(s)
     for t in range(lo, hi):
-        x, w = rows[t], turn[t]
-        for _ in range(MOST_SWEEPS):
-            turned = False
+        size = 0.0
+        for value in matrices[t].flat:
+            size = max(size, abs(np.float64(value)))
+        x, w = matrices[t].astype(np.float64), np.eye(s)
+        if size > 0:
+            x /= size
+        _orthogonalise(x, w, squares)
+        for i in range(s):
+            squares[i] = _dot(x[i], x[i])
+        least = ROUNDING * squares.max()
+        for k in range(turns.shape[1]):
+            best = squares.argmax()
+            length = np.sqrt(squares[best])
+            inverse = 1 / length if squares[best] > least else 0.0
             for i in range(s):
-                squares[i] = _dot(x[i], x[i])
-            least = ROUNDING * squares.max()
-            for i in range(s - 1):
-                for j in range(i + 1, s):
-                    if min(squares[i], squares[j]) <= least:
-                        continue
-                    inner = _dot(x[i], x[j])
-                    if abs(inner) <= angle * np.sqrt(squares[i]) * np.sqrt(squares[j]):
-                        continue
-                    turned = True
-                    tau = (squares[j] - squares[i]) / (2 * inner)
-                    tangent = (1.0 if tau >= 0 else -1.0) / (abs(tau) + np.sqrt(1 + tau * tau))
-                    cosine = 1 / np.sqrt(1 + tangent * tangent)
-                    _rotate(x[i], x[j], cosine, cosine * tangent)
-                    _rotate(w[i], w[j], cosine, cosine * tangent)
-                    squares[i] -= tangent * inner
-                    squares[j] += tangent * inner
-            if not turned:
-                break
+                turns[t, k, i] = w[best, i] * (1.0 if weigh_rows else length * size)
+            for j in range(x.shape[1]):
+                rows[t, k, j] = x[best, j] * (size if weigh_rows else inverse)
+            squares[best] = -1.0

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from raybench.compressors import norms
 from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.selection.by_size import largest
+from raybench.core.compiled import compiled
 from raybench.core.counts import Counts
 from raybench.core.errors import InputError
+from raybench.core.parallel import run_shared
 from raybench.core.registry import Choice, Count, Integer, compressor
 from raybench.core.streams import Stream
 from raybench.wire import DTYPES, Message, SparseMessage, bitpack, index_cost
@@ -48,7 +51,7 @@ class BlockTopK(Compressor):
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d, size = x.shape[-1], self.block
         if self.form == "blocks":
-            blocks, _ = largest(block_norms(x, size), count_of(self.k, -(-d // size)))
+            blocks, _ = largest(block_energies(x, size), count_of(self.k, -(-d // size)))
             return BlocksMessage(d, x.dtype, blocks, _take_blocks(x, blocks, size))
         k, whole, lead = count_of(self.k, size), d // size, x.shape[:-1]
         parts = []
@@ -77,17 +80,36 @@ class BlockTopK(Compressor):
         return self.alpha(d), 1.0
 
 
-def block_norms(x: Tensor, block: int) -> Tensor:
-    """Return the l2 norm of every block of x (*lead, d) in units of its row: (*lead, ceil(d/block)), float64.
+def block_energies(x: Tensor, block: int) -> Tensor:
+    """Return ||.||^2 of every block of x (*lead, d) in units of its row: (*lead, ceil(d/block)), float64.
 
-    Squares of float64 numbers may overflow or vanish, so rows of very large or small ones are divided by
-    their largest. A block that is not finite has a norm that is not.
+    The unit is a power of two near the row's largest, lest squares overflow or vanish. A block that is
+    not finite has an energy that is not.
     """
-    most = x.abs().amax(-1, keepdim=True).double()
-    if bool(((most > 0) & (most < 1e-140) | ~(most < 1e140)).any()):
-        x = x / torch.where(most > 0, most, 1.0).where(most.isfinite(), 1e160)
-    padded = torch.nn.functional.pad(x, (0, -x.shape[-1] % block))
-    return torch.linalg.vector_norm(padded.unflatten(-1, (-1, block)), dim=-1, dtype=torch.float64)
+    most = norms.largest(x).double()
+    near = most.where(most > 0, 1.0).where(most.isfinite(), 1e160)
+    unit = near.frexp().exponent.clamp(-1000, 1000)
+    up = torch.ones_like(most).ldexp(-unit)
+    if x.device.type != "cpu":
+        return norms.sums_torch(x * up, norms.SQUARES, block)
+    d, count = x.shape[-1], -(-x.shape[-1] // block)
+    energies = torch.empty(*x.shape[:-1], count, dtype=torch.float64)
+    rows, out = x.view(-1, d).numpy(), energies.view(-1, count).numpy()
+    factors = up.view(-1).numpy()
+    run_shared(lambda a, b: _energies(rows, factors, block, a, b, out), len(rows), rows.size)
+    return energies
+
+
+@compiled(fastmath={"reassoc"})  # several at a time
+def _energies(rows, factors, block, r0, r1, out):
+    d = rows.shape[1]
+    for r in range(r0, r1):
+        for b in range(out.shape[1]):
+            total = 0.0
+            for j in range(b * block, min((b + 1) * block, d)):
+                part = rows[r, j] * factors[r]
+                total += part * part
+            out[r, b] = total
 
 
 def _take_blocks(x: Tensor, blocks: Tensor, block: int) -> Tensor:

@@ -26,7 +26,7 @@ PLAIN_STEPS = (
     9  # of a bisection that only count; later ones find sizes that occur, at twice the cost
 )
 BLOCK = 512  # entries that are marked before those marked are listed
-SHORT_ROW = 64  # entries up to which the largest alone is found by looking at one after another
+FEW, SHORT_ROW = 5, 64  # of so short a row so few are found one by one, each by looking at all
 LONG_ROW = 8192  # entries from which on a cut is guessed from a sample
 MOST_SAMPLED = 4096
 
@@ -215,7 +215,8 @@ def _guess(row, k, mask, inf, sizes):
     for i in range(count):  # one of every stretch
         sizes[i] = min(row[i * stretch + (i * 7919) % stretch] & mask, inf)
     rank = np.int64(share + 3 * np.sqrt(share) + 2)
-    return kth_largest(sizes[:count], min(rank, count)) - sizes.dtype.type(1)
+    # of a sparse row no more than what is not zero
+    return max(kth_largest(sizes[:count], min(rank, count)) - sizes.dtype.type(1), mask ^ mask)
 
 
 @compiled
@@ -249,18 +250,37 @@ def _largest(rows, k, mask, inf, where, values):
     sizes, place = np.empty(d, rows.dtype), np.empty(d + 1, np.int32)
     marks = np.empty(BLOCK, np.uint8)
     for r in range(rows.shape[0]):
-        if k == 1 and d <= SHORT_ROW:
-            at, most = 0, mask ^ mask
-            for j in range(d):
-                size = min(rows[r, j] & mask, inf)
-                at, most = (j, size) if size > most else (at, most)
-            where[r, 0], values[r, 0] = at, rows[r, at]
-            continue
         row, to, kept = rows[r], where[r], values[r]
         places_of_largest(row, k, mask, inf, sizes, marks, place)
         for t in range(k):
             own = np.uint32(place[t])
             to[t], kept[t] = own, row[own]
+
+
+@compiled
+def _largest_few(rows, k, mask, inf, where, values):
+    """Do the same for a few of short rows: find the largest, then the next, and so on."""
+    d = rows.shape[1]
+    sizes = np.empty(d, rows.dtype)
+    for r in range(rows.shape[0]):
+        at, most = 0, mask ^ mask
+        for j in range(d):
+            size = min(rows[r, j] & mask, inf)
+            sizes[j] = size
+            at, most = (j, size) if size > most else (at, most)
+        where[r, 0] = at
+        for t in range(1, k):
+            sizes[at] = -1  # below every size, so that the next one is found
+            at = 0
+            for j in range(1, d):
+                at = j if sizes[j] > sizes[at] else at
+            to = t
+            while to > 0 and where[r, to - 1] > at:  # the places ascend
+                where[r, to] = where[r, to - 1]
+                to -= 1
+            where[r, to] = at
+        for t in range(k):
+            values[r, t] = rows[r, where[r, t]]
 
 
 def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -276,8 +296,10 @@ def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     values = torch.empty(where.shape, dtype=x.dtype)
     to, kept = where.view(-1, k).numpy(), values.view(-1, k).numpy().view(rows.dtype)
 
+    kernel = _largest_few if k <= FEW and x.shape[-1] <= SHORT_ROW else _largest
+
     def work(a: int, b: int) -> None:
-        _largest(rows[a:b], k, form.mask, form.inf, to[a:b], kept[a:b])
+        kernel(rows[a:b], k, form.mask, form.inf, to[a:b], kept[a:b])
 
     run_shared(work, len(rows), COST_OF_SELECTING * rows.size)
     return where, values
