@@ -12,6 +12,7 @@ import torch
 
 import raybench
 from raybench.core.streams import stream
+from raybench.testing.wire import same_bits
 from raybench.wire import Dense, unpack
 from raybench.wire.base import MAGIC, PREFIX, checksum
 
@@ -170,6 +171,13 @@ def test_absent_rows_need_the_shape_where_they_are_large():
     data = Dense(torch.ones(1, 200, 100_000)).masked(present).pack()
     refused(data)
     assert unpack(data, (1, 200, 100_000)).decode().sum() == 100_000
+
+
+@pytest.mark.parametrize("d", [1, 2, 24, 1000])
+def test_honest_messages_are_not_refused(d):
+    for m in forge.honest_messages(d):
+        for shape in (None, (*m.lead, d)):
+            assert same_bits(unpack(m.pack(), shape).decode(), m.decode()), m.kind
 
 
 def test_forged_messages_are_refused_or_decode():

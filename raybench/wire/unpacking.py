@@ -116,7 +116,8 @@ def _check_factor(message: Message, factor: float) -> None:
     factor *= max(abs(message.scale), 1.0)
     if factor > MOST_FACTOR:
         raise ValueError("a message times too large a number")
-    for part in getattr(message, "parts", ()):
+    parts = getattr(message, "parts", None)
+    for part in parts if isinstance(parts, list) else ():
         _check_factor(part, factor)
 
 
