@@ -95,7 +95,7 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         typer.main.get_command(app).main(args, prog_name="raybench")
     except InputError as error:
-        complain(str(c) for c in error.complaints)
+        complain(error.shown())
         sys.exit(2)
     except OSError as error:  # such as a folder that cannot be written, or a full disk
         if error.filename is None:
