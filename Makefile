@@ -1,5 +1,6 @@
 # make demo    install into .venv, run sweeps/quickstart.yaml through Ray Tune, print the best cells
 # make test    install into .venv, run the tests
+# make fuzz    forged messages, data files and sweep files, for some minutes (MESSAGES=, FILES=, SEED=)
 # make lint    formatter, linter, type checker
 # make clean   remove .venv and everything that was built; results/ stays
 
@@ -11,10 +12,10 @@ WORKERS ?= 2
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test invariants lint check format types clean
+.PHONY: help install demo test invariants fuzz lint check format types clean
 
 help:
-	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -4
+	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -5
 
 # Installed anew only when what is to be installed changes.
 $(STAMP): pyproject.toml constraints.txt setup.py
@@ -40,6 +41,13 @@ INVARIANTS := $(addprefix tests/test_,invariants.py references.py references_pra
               streams.py kernels.py selection.py rounding.py theory.py tightness.py)
 invariants: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(INVARIANTS) $(PYTEST)
+
+# make test tries a small sample of these; a hundred thousand messages: make fuzz MESSAGES=100000
+MESSAGES ?= 10000
+FILES ?= 10000
+SEED ?= 0
+fuzz: $(STAMP)
+	$(BIN)/python benchmarks/forge.py --messages $(MESSAGES) --files $(FILES) --seed $(SEED)
 
 lint: check format types
 

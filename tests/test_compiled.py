@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import stat
 import subprocess
 import sys
 import time
 
 import numpy as np
+import pytest
 
+from raybench.cli import main as cli
 from raybench.core.compiled import compiled
+from raybench.core.errors import InputError
+from raybench.core.kernel_folder import kernel_folder
 
 KINDS = ("int32", "int64", "float32", "float64")
 FUNCTIONS = 6
@@ -65,3 +71,115 @@ def test_options_reach_the_compiler_and_the_interpreted_function_stays_at_hand()
 
     assert inverse(0.0) == np.inf  # Python's own division raises
     assert inverse.py_func(4.0) == 0.25
+
+
+# The files ------------------------------------------------------------------------------------------
+
+ONE = """
+import numpy as np
+import module
+print(module.f0(np.ones(2))[0], *(sum(getattr(module.f0.stats, n).values()) for n in ("cache_hits", "cache_misses")))
+"""
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """Return what runs a kernel in a process of its own, and the folder with its one file."""
+    (tmp_path / "module.py").write_text(MODULE)
+    folder = tmp_path / "cache"
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder)}
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+
+    def run():
+        command = [sys.executable, "-c", ONE]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    assert run() == ["1.0", "0", "1"]
+    return run, folder
+
+
+def test_a_kernel_that_cannot_be_read_is_compiled_anew_and_replaced(kept):
+    run, folder = kept
+    (file,) = folder.iterdir()
+    sound = file.read_bytes()
+    assert run() == ["1.0", "1", "0"]
+    middle = len(sound) // 2
+    flipped = sound[:middle] + bytes([sound[middle] ^ 1]) + sound[middle + 1 :]
+    for torn in (b"", sound[:40], sound[:-1], flipped):
+        file.write_bytes(torn)
+        assert run() == ["1.0", "0", "1"]
+        assert run() == ["1.0", "1", "0"], "the file was not replaced"
+        assert [p.name for p in folder.iterdir()] == [file.name]
+
+
+def test_a_pickle_that_its_digest_fits_but_python_cannot_read_is_compiled_anew(kept):
+    run, folder = kept
+    (file,) = folder.iterdir()
+    body = b"cno_such_module\nname\n."
+    file.write_bytes(hashlib.sha256(body).digest() + body)
+    assert run() == ["1.0", "0", "1"]
+    assert run() == ["1.0", "1", "0"]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
+def test_a_file_that_others_can_write_is_not_read(kept):
+    run, folder = kept
+    (file,) = folder.iterdir()
+    file.chmod(0o666)
+    assert run() == ["1.0", "0", "1"]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert run() == ["1.0", "1", "0"]
+
+
+def test_the_folder_is_made_for_its_user_alone_and_away_from_the_sources(tmp_path, monkeypatch):
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
+    folder = kernel_folder()
+    assert folder.parent.name == "raybench"
+    if sys.platform == "linux":
+        assert tmp_path in folder.parents
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
+@pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777])
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path, monkeypatch, mode):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(mode)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(shared))
+
+    @compiled
+    def twice(a):
+        return 2 * a
+
+    with pytest.raises(InputError, match=r"NUMBA_CACHE_DIR: others can write to .*\n.*chmod go-w"):
+        twice(1.0)
+    with pytest.raises(SystemExit) as left:
+        cli(["show", "top_k"])
+    assert left.value.code == 2
+    shared.chmod(0o755)
+    assert twice(1.0) == 2.0
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
+def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
+    own = os.geteuid()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    with pytest.raises(InputError, match=r"belongs to another user(.*\n)+.*folder of your own"):
+        kernel_folder()
+
+
+def test_without_a_folder_kernels_are_compiled_all_the_same(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "below"))
+    assert kernel_folder() is None
+
+    @compiled
+    def thrice(a):
+        return 3 * a
+
+    assert thrice(1.0) == 3.0

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from spec_plugins import BASE, registered, wrong
 
-from raybench.core import registry
+from raybench.core import registry, yaml
 from raybench.planning.graph import mixing
-from raybench.spec import Section, Step, json_schema, load, yaml
+from raybench.spec import Section, Step, json_schema, load
 from raybench.spec.cells import GRAPHS, STOP_PARAMS
 from raybench.spec.grid import load as grid_load
 from raybench.store.schema import CURVES

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from raybench.core import yaml
 from raybench.core.errors import InputError
-from raybench.spec import cells, document, load, merge, steps, yaml
+from raybench.spec import cells, document, load, merge, steps
 from raybench.spec.settings import Group
 
 TEXT = (Path(__file__).parent.parent / "docs" / "sweep-file.md").read_text(encoding="utf-8")

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raybench.core import yaml
 from raybench.core.errors import InputError
 from raybench.core.registry import Choice, Count, Flag, Integer, List, Number, Text
-from raybench.spec import ranges, yaml
+from raybench.spec import ranges
 from raybench.spec.sections import options
 
 

@@ -26,6 +26,7 @@ from raybench.cli.study import study
 from raybench.cli.sweep import sweep
 from raybench.cli.table import table
 from raybench.core.errors import InputError
+from raybench.core.kernel_folder import kernel_folder
 from raybench.core.process import tune_process
 
 VERBS = {
@@ -83,6 +84,7 @@ def top(
     """Sweep and benchmark communication-compressed distributed optimization."""
     if context.invoked_subcommand in COMPUTING:
         tune_process()  # before the verb loads torch
+        kernel_folder()  # one that others can write to is refused now, not in every cell
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -93,7 +95,7 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         typer.main.get_command(app).main(args, prog_name="raybench")
     except InputError as error:
-        complain(str(c) for c in error.complaints)
+        complain(error.shown())
         sys.exit(2)
     except OSError as error:  # such as a folder that cannot be written, or a full disk
         if error.filename is None:

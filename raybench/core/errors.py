@@ -6,6 +6,9 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+MOST_SHOWN = 20  # complaints that are printed
+MOST_LETTERS = 500  # of each part of a complaint, which may quote what a file holds
+
 
 @dataclass(frozen=True)
 class Complaint:
@@ -16,8 +19,13 @@ class Complaint:
     fix: str = ""
 
     def __str__(self) -> str:
-        head = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{head}\n    {self.fix}" if self.fix else head
+        where, what, fix = (_cut(part) for part in (self.where, self.what, self.fix))
+        head = f"{where}: {what}" if where else what
+        return f"{head}\n    {fix}" if fix else head
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_LETTERS else text[: MOST_LETTERS - 3] + "..."
 
 
 @dataclass(eq=False)
@@ -34,8 +42,14 @@ class InputError(ValueError):
     def __reduce__(self):
         return (InputError, (self.complaints,))  # dataclass + Exception: keep it picklable for Ray
 
+    def shown(self) -> list[str]:
+        """Return the complaints as texts; of very many the first, and how many more there are."""
+        texts = [str(c) for c in self.complaints[:MOST_SHOWN]]
+        more = len(self.complaints) - len(texts)
+        return texts + ([f"and {more:,} complaints more"] if more else [])
+
     def __str__(self) -> str:
-        return "\n".join(str(c) for c in self.complaints)
+        return "\n".join(self.shown())
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 import scipy.sparse
 
 from raybench.core.errors import InputError, nearest
-from raybench.data import libsvm
+from raybench.data import archive, libsvm
 from raybench.data.known import EMBEDDED, KNOWN, find, folder
 
 DATASET_KEY = "problem.dataset"
@@ -68,8 +67,8 @@ def load(
     zeros (rows and columns of zeros are left alone). intercept: append a column of ones, after
     scaling. positive: labels that count as +1 in ``Dataset.binary``.
 
-    Raises InputError for an unknown name, a missing, empty or corrupt file, more rows than there
-    are, and a single class.
+    Raises InputError for an unknown name, a missing, empty or corrupt file, one that would take
+    more than a quarter of the memory, more rows than there are, and a single class.
     """
     data = _read(os.fspath(name_or_path))
     if rows is not None:
@@ -181,34 +180,11 @@ def _parsed(path: Path, name: str, d: int | None, mtime: int, size: int) -> Data
     text = libsvm.content(path)
     features: Features
     if path.suffix == ".npz":
-        features, labels = _arrays(path)
+        features, labels = archive.arrays(path)
     else:
         features, labels = libsvm.parse(text, path.name, d)
     digest = hashlib.sha256(text).hexdigest()
     return Dataset(name, features, labels, np.unique(labels), str(path), digest)
-
-
-def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    fix = "save it with numpy.savez(file, features=..., labels=...)"
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            key = "features" if "features" in archive else "images"
-            raw, labels = archive[key], archive["labels"]
-            features = np.asarray(raw, dtype=float).reshape(len(raw), -1)
-            labels = np.asarray(labels, dtype=float)
-    except KeyError as error:
-        what = f"{path.name} lacks the array {error.args[0].split()[0]}"
-        raise InputError.of(DATASET_KEY, what, fix) from error
-    except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
-        raise InputError.of(DATASET_KEY, f"cannot read {path.name}: {error}", fix) from error
-    if labels.shape != (len(features),) or features.size == 0:
-        what = f"{path.name} has {features.shape[0]} rows and labels of shape {labels.shape}"
-        raise InputError.of(DATASET_KEY, what, "give one label per row")
-    if not (np.isfinite(features).all() and np.isfinite(labels).all()):
-        raise InputError.of(
-            DATASET_KEY, f"{path.name} holds values that are not finite", "clean them first"
-        )
-    return features, labels
 
 
 @functools.cache

@@ -2,46 +2,33 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import io
-import lzma
 import math
 import re
-import zlib
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy.sparse
 
 from raybench.core.errors import InputError
+from raybench.core.room import check_fits, decompressed
 from raybench.data.known import KNOWN, folder
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 DATASET_KEY = "problem.dataset"
-_OPENERS: Mapping[str, Callable[..., Any]] = {
-    ".gz": gzip.open,
-    ".bz2": bz2.open,
-    ".xz": lzma.open,
-}
+VECTORS = 8  # of d numbers that the smallest run holds: iterate, gradients, memory, messages
+MOST_SEARCHED = 1 << 24  # bytes of a file that are looked through for the line that is wrong
 
 
 def content(path: Path) -> bytes:
     """Return the decompressed bytes of a file (.gz, .bz2, .xz by its ending).
 
-    Raises InputError if the file cannot be read, or is not what its ending says.
+    Raises InputError if the file cannot be read, is not what its ending says, or is too large.
     """
-    opener = _OPENERS.get(path.suffix, open)
-    try:
-        with opener(path, "rb") as stream:
-            return stream.read()
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        fix = "fetch the file again" if opener is not open else "check the path and its permissions"
-        raise InputError.of(DATASET_KEY, f"cannot read {path}: {error}", fix) from error
+    return b"".join(decompressed(path, DATASET_KEY))
 
 
 def parse(
@@ -68,15 +55,18 @@ def parse(
         )
     if not (np.isfinite(labels).all() and np.isfinite(features.data).all()):
         raise _complaint(text, where, d, ValueError("a value is not finite"))
+    what = f"{where} has {features.shape[1]:,} features: the {VECTORS} vectors of a run"
+    fix = "is the last index right? Else number the features from 1 without gaps"
+    check_fits(DATASET_KEY, what, 8 * VECTORS * features.shape[1], fix)
     return scipy.sparse.csr_array(features), labels
 
 
 def _complaint(text: bytes, where: str, d: int | None, error: Exception) -> InputError:
-    for number, raw in enumerate(text.split(b"\n"), 1):
+    for number, raw in enumerate(text[:MOST_SEARCHED].split(b"\n"), 1):
         line = raw.decode("utf-8", "replace").split("#")[0].strip()
         what = _wrong(line, d)
         if what:
-            shown = line if len(line) <= 80 else line[:77] + "..."
+            shown = _short(line, 80)
             fix = "a line is: label index:value index:value ... (indices rise from 1)"
             return InputError.of(DATASET_KEY, f"{where}, line {number}: {what}: {shown!r}", fix)
     return InputError.of(
@@ -89,12 +79,12 @@ def _wrong(line: str, d: int | None) -> str:
         return ""
     label, *pairs = line.split()
     if not _finite(label):
-        return f"the label {label!r} is not a finite number"
+        return f"the label {_short(label)!r} is not a finite number"
     last = 0
     for pair in pairs:
-        match = re.fullmatch(r"(\d+):(\S+)", pair)
+        match = re.fullmatch(r"(\d{1,20}):(\S+)", pair)
         if match is None or not _finite(match[2]):
-            return f"{pair!r} is not index:value"
+            return f"{_short(pair)!r} is not index:value"
         index = int(match[1])
         if index <= last:
             return "indices start at 1" if index == 0 else "indices do not rise"
@@ -104,6 +94,10 @@ def _wrong(line: str, d: int | None) -> str:
             return f"index {index} exceeds the {d} features of this data set"
         last = index
     return ""
+
+
+def _short(text: str, most: int = 40) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _finite(text: str) -> bool:

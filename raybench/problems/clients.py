@@ -13,6 +13,7 @@ import torch
 from raybench import data
 from raybench.core.layout import Layout
 from raybench.core.registry import REQUIRED, Choice, Flag, Integer, List, Number, Param, Text
+from raybench.core.room import check_fits
 from raybench.data.dataset import Features
 from raybench.problems.base import DTYPES, Fact, Problem
 from raybench.problems.regularizers import Regularizer
@@ -48,8 +49,15 @@ class Rows:
         return [(self.features[a:b], self.labels[a:b]) for a, b in spans]
 
     def dense(self) -> np.ndarray:
-        """Return the features as an ndarray."""
-        return self.features.toarray() if scipy.sparse.issparse(self.features) else self.features
+        """Return the features as an ndarray. Raises InputError where that takes too much memory."""
+        if not scipy.sparse.issparse(self.features):
+            return self.features
+        rows, d = self.features.shape
+        what = f"a dense matrix of {rows:,} rows and {d:,} features"
+        check_fits(
+            "problem.dataset", what, 8 * rows * d, "take fewer rows (rows), or another problem"
+        )
+        return self.features.toarray()
 
 
 class DataProblem(Problem):

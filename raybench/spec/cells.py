@@ -19,6 +19,7 @@ from raybench.spec.settings import Booking, Evaluating, FolderName, Group, Plugi
 from raybench.spec.steps import Steps
 from raybench.store.accounting import Accounting
 
+MOST_ROUNDS = 10**12
 STOP_PARAMS: Mapping[str, Param] = {
     "grad_norm_sq": Number(None, low=0, help="stop at or below"),
     "loss": Number(None, help="stop at or below"),
@@ -104,7 +105,10 @@ class Cell:
         usual=lambda problem, method: problem.x0,
     )
     rounds: int = key(
-        Scalar(Integer(1000, low=1)), "rounds of a cell", override=True, in_every_id=True
+        Scalar(Integer(1000, low=1, high=MOST_ROUNDS)),
+        "rounds of a cell",
+        override=True,
+        in_every_id=True,
     )
     step: Step = key(
         Steps(),

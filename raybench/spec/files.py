@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import bz2
 import functools
-import gzip
 import hashlib
-import lzma
 import os
-import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, cast
 
 from raybench.core.errors import InputError
-
-_CHUNK = 1 << 20  # bytes that are read and hashed at a time
-_OPEN: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+from raybench.core.room import decompressed
 
 
 def is_path(text: str) -> bool:
@@ -53,23 +45,22 @@ def content_hash(path: str, where: str) -> str:
             whole = hashlib.sha256()
             for part in sorted(p for p in file.rglob("*") if p.is_file()):
                 name = part.relative_to(file).as_posix()
-                whole.update(f"{name}\0{_hash(part)}\n".encode(errors="surrogateescape"))
+                whole.update(f"{name}\0{_hash(part, where)}\n".encode(errors="surrogateescape"))
             return whole.hexdigest()
-        return _hash(file)
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        return _hash(file, where)
+    except OSError as error:
         raise InputError.of(where, f"cannot read {path}: {error}", "is the file whole?") from error
 
 
-def _hash(file: Path) -> str:
+def _hash(file: Path, where: str) -> str:
     stat = file.stat()
-    return _hashed(file, stat.st_mtime_ns, stat.st_size)
+    return _hashed(file, where, stat.st_mtime_ns, stat.st_size)
 
 
 @functools.lru_cache(maxsize=256)
-def _hashed(file: Path, mtime: int, size: int) -> str:
+def _hashed(file: Path, where: str, mtime: int, size: int) -> str:
     del mtime, size  # arguments only so that a changed file is read anew
     whole = hashlib.sha256()
-    with cast(IO[bytes], _OPEN.get(file.suffix, open)(file, "rb")) as stream:
-        while chunk := stream.read(_CHUNK):
-            whole.update(chunk)
+    for chunk in decompressed(file, where):
+        whole.update(chunk)
     return whole.hexdigest()

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
+from raybench.core import yaml
 from raybench.core.errors import InputError
 from raybench.core.registry import Param
-from raybench.spec import yaml
 from raybench.spec.values import show, tidy
 
 _PAIR = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)", re.DOTALL)

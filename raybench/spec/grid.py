@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from raybench.core import yaml
 from raybench.core.errors import Complaint, InputError, nearest
-from raybench.spec import axes, cells, document, expand, files, merge, yaml
+from raybench.spec import axes, cells, document, expand, files, merge
 from raybench.spec.cells import Sweep
 from raybench.spec.values import Found, show
 
@@ -73,7 +74,9 @@ def _raw(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str, P
     if isinstance(source, Path) or "\n" not in source:
         file = Path(source).expanduser()
         try:
-            text, origin, base = file.read_text(encoding="utf-8"), str(source), file.parent
+            with file.open("rb") as stream:  # a little more than is read, so that it is refused
+                text = stream.read(4 * yaml.MAX_LETTERS + 4).decode("utf-8")
+            origin, base = str(source), file.parent
         except (OSError, ValueError, RuntimeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a text file"
             fix = "give the path of a sweep file; `raybench ls` lists the shipped ones"

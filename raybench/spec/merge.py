@@ -7,8 +7,9 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from raybench.core import yaml
 from raybench.core.errors import Complaint, InputError, nearest
-from raybench.spec import document, yaml
+from raybench.spec import document
 from raybench.spec.kinds import Kind
 from raybench.spec.values import Found, show
 

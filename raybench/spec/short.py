@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from raybench.core import registry
+from raybench.core import registry, yaml
 from raybench.core.errors import InputError
-from raybench.spec import sections, yaml
+from raybench.spec import sections
 from raybench.spec.grammar import parse
 from raybench.spec.parts import Section
 from raybench.spec.values import Found

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
+from raybench.core import yaml
 from raybench.core.errors import Complaint, InputError
 from raybench.store import accounting
 from raybench.store.accounting import Accounting
@@ -25,11 +22,8 @@ def decoded(data: bytes, folder: str) -> str:
 
 
 def parse(text: str, where: str = "sweep.yaml") -> dict[str, Any]:
-    """Return a saved sweep as a mapping (YAML 1.2, safe). Raises InputError if it is none."""
-    try:
-        found = YAML(typ="safe", pure=True).load(text)
-    except YAMLError as error:
-        raise InputError.of(where, f"not valid YAML: {error}") from error
+    """Return a saved sweep as a mapping, read as a sweep file is. Raises InputError if it is none."""
+    found = yaml.parse(text, where)
     if not isinstance(found, Mapping):
         raise InputError.of(where, "holds no sweep", "it should map keys such as name and problem")
     return dict(found)
@@ -37,11 +31,7 @@ def parse(text: str, where: str = "sweep.yaml") -> dict[str, Any]:
 
 def dump(sweep: Mapping[str, object]) -> str:
     """Return a sweep as YAML text."""
-    yaml, out = YAML(typ="safe", pure=True), io.StringIO()
-    yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # ruamel declares None
-    yaml.dump(json.loads(json.dumps(sweep)), out)
-    return out.getvalue()
+    return yaml.dump(json.loads(json.dumps(sweep)))
 
 
 def with_accounting(text: str, how: Accounting) -> str:

@@ -200,11 +200,12 @@ class _Lap:
 
     def run(self, clock: Clock, turn: int) -> None:
         begin = perf_counter()
+        shape = tuple(self.x.shape)
         source = stream(turn, self.x.device).spread(tuple(self.x.shape[:-1]))
         message = clock((self.name, "compress"), lambda: self.op.compress(self.x, source))
         clock((self.name, "decode"), lambda: message.decode(out=self.buffer))
         data = clock((self.name, "pack"), message.pack)
-        clock((self.name, "unpack"), lambda: unpack(data))
+        clock((self.name, "unpack"), lambda: unpack(data, shape))
         took = perf_counter() - begin
         if not self.facts:
             self.facts = _facts(message, data, self.x, self.buffer)

@@ -1,7 +1,7 @@
 """Message kinds and their packing: bytes in, the same message out, bit for bit."""
 
 from raybench.core.counts import Counts
-from raybench.wire.base import DTYPES, HALVES, KINDS, Message, unpack
+from raybench.wire.base import DTYPES, HALVES, KINDS, Message
 from raybench.wire.compound import (
     CasesMessage,
     ConcatMessage,
@@ -19,6 +19,7 @@ from raybench.wire.sparse import (
     index_cost,
     support_of,
 )
+from raybench.wire.unpacking import unpack
 
 __all__ = [
     "DTYPES",

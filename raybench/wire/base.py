@@ -11,12 +11,10 @@ import dataclasses
 import json
 import math
 import struct
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import xxhash
 from torch import Tensor
@@ -31,6 +29,7 @@ PREFIX = struct.Struct(
 KINDS: dict[str, type[Message]] = {}
 HALVES = (torch.float16, torch.bfloat16)
 Header = dict[str, Any]  # what the sender and the receiver know beforehand, in JSON
+MOST_NATURAL = 2**53  # of a header's integers: what is computed from them stays within 64 bits
 DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, *HALVES)}
 
 
@@ -103,8 +102,36 @@ class Message:
 
     @classmethod
     def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> Message:
-        """Return the message of a payload (*lead, P); ``known`` is the sender's ``known()``."""
+        """Return the message of a payload (*lead, P); ``known`` is the sender's ``known()``.
+
+        Raises ValueError (or any other Exception) where they do not fit each other.
+        """
         raise NotImplementedError
+
+    # What a kind may define, for messages from anybody (see ``unpacking``) -------------------
+
+    @classmethod
+    def demand(cls, known: Header, width: int) -> int:
+        """Return the bytes that ``read`` and ``check`` take for a row of ``width`` bytes, at most.
+
+        Ten times the payload by default, as where a bit becomes a byte. A kind that makes more of
+        its bytes, or makes numbers without any, says so here.
+        """
+        return 10 * width
+
+    def check(self) -> None:
+        """Raise ValueError where the message's parts do not fit each other, so that it cannot decode.
+
+        Asked of what was read from a stranger's bytes, before the message is handed on. That rows
+        take the bytes that were sent is checked for every kind.
+        """
+
+    def takes(self, sizes: Tensor, width: int) -> bool:
+        """Return whether rows of these sizes, int64 (*lead), in a payload that wide, are its own."""
+        own = self._size()
+        if isinstance(own, int) and own != width:
+            return False
+        return torch.equal(torch.as_tensor(self.nbytes).expand(self.lead), sizes)
 
     # What every kind has ---------------------------------------------------------------------
 
@@ -269,8 +296,14 @@ class Message:
 
     @classmethod
     def assemble(cls, head: Header, leaves: Iterator[Message]) -> Message:
-        """Return the message of a header and its leaves (a compound takes several)."""
-        return next(leaves)
+        """Return the message of a header and its leaves (a compound takes several).
+
+        Raises ValueError where the header is another message's.
+        """
+        leaf = next(leaves)
+        if type(leaf) is not cls:
+            raise ValueError(f"a {leaf.kind} message, not {cls.kind}")
+        return leaf
 
     def pack(self) -> bytes:
         """Return self-describing bytes; ``unpack`` gives the message back bit-exactly.
@@ -335,58 +368,33 @@ def zero_rows(value: Tensor, which: Tensor) -> Tensor:
     return value
 
 
-def read_leaf(head: Header, data: memoryview) -> tuple[Message, memoryview]:
-    """Return a leaf from its header and the bytes that begin with its rows, and the bytes left."""
-    lead = torch.Size(head["lead"])
-    rows, widest = math.prod(lead), head["width"]
-    sizes = torch.from_numpy(np.array(head["size"])).expand(rows)  # as_tensor: five times slower
-    if rows and not 0 <= int(sizes.min()) <= int(sizes.max()) <= widest:
-        raise ValueError("sizes of rows beyond their width")
-    total = int(sizes.sum())
-    if total > len(data):
-        raise ValueError("the message is cut short")
-    flat = np.frombuffer(data[:total], np.uint8)
-    flat.flags.writeable = False
-    with warnings.catch_warnings():  # the bytes are only read, but torch knows no such tensors
-        warnings.simplefilter("ignore", UserWarning)
-        sent = torch.from_numpy(flat)
-    if isinstance(head["size"], int) or (rows == 1 and total == widest):
-        payload = sent.view(rows, widest)
-    else:
-        payload = sent.new_zeros(rows, widest)
-        payload[within(sizes, widest)] = sent
-    stream = None
-    if "keys" in head:
-        stream = Stream(torch.from_numpy(np.array(head["keys"], np.int64)).view(lead))
-    message = KINDS[head["kind"]].read(head, payload.view(*lead, widest), stream)
-    if "present" in head:
-        message = message.masked(torch.from_numpy(np.array(head["present"], bool)).view(lead))
-    return message, data[total:]
+# What is read from a header, which anybody may have written ---------------------------------------
 
 
-def unpack(data: bytes) -> Message:
-    """Return the message in the bytes that ``pack`` made, bit for bit.
-
-    Raises ValueError where the bytes are no message, are damaged (a checksum tells) or cut short.
-    """
-    if len(data) < PREFIX.size or data[:4] != MAGIC:
-        raise ValueError("these bytes are no raybench message")
-    _, claimed, length = PREFIX.unpack_from(data)
-    body = memoryview(data)[PREFIX.size :]
-    if length > len(body) or checksum(body[:length], [body[length:]]) != claimed:
-        raise ValueError("the message is damaged or cut short")
-    try:
-        return _read(json.loads(bytes(body[:length])), body[length:])
-    except Exception as error:  # whatever a header made by others does to the readers of the kinds
-        raise ValueError("the message's header does not fit its bytes") from error
+def natural(head: Header, name: str, least: int = 0, most: int = MOST_NATURAL) -> int:
+    """Return an integer of a header. Raises ValueError unless it is one in [least, most]."""
+    value = head[name]
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{name} is no integer from {least} to {most}")
+    return value
 
 
-def _read(head: Header, data: memoryview) -> Message:
-    leaves = []
-    for leaf_head in head["leaves"]:
-        leaf, data = read_leaf(leaf_head, data)
-        leaves.append(leaf)
-    if len(data):
-        raise ValueError("the message has bytes left over")
-    tree = head["tree"]
-    return KINDS[tree["kind"]].assemble(tree, iter(leaves))
+def naturals(head: Header, name: str, most: int = MOST_NATURAL) -> Sequence[int]:
+    """Return a list of integers of a header. Raises ValueError unless all are in [0, most]."""
+    values = head[name]
+    if not is_list_of(values, int) or not all(0 <= value <= most for value in values):
+        raise ValueError(f"{name} is no list of integers from 0 to {most}")
+    return values
+
+
+def is_list_of(values: object, kind: type) -> bool:
+    """Return whether this is a list of nothing but that type (True is no int)."""
+    return isinstance(values, list | tuple) and set(map(type, values)) <= {kind}
+
+
+def finite(head: Header, name: str) -> float:
+    """Return a number of a header as a float. Raises ValueError unless it is finite."""
+    value = head[name]
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"{name} is no finite number")
+    return float(value)

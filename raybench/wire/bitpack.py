@@ -270,7 +270,7 @@ def unpack_trits(data: Tensor, count: int, dtype: torch.dtype = torch.int64, at:
 
 
 def _check(data: Tensor, size: int) -> None:
-    if data.numel() and data.shape[-1] < size:
+    if data.shape[:-1].numel() and data.shape[-1] < size:
         raise ValueError("the packed codes are cut short")
 
 

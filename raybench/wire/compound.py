@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
-from raybench.wire.base import DTYPES, KINDS, Header, Message
+from raybench.wire.base import DTYPES, KINDS, Header, Message, finite, is_list_of, natural
 
 
 class _Compound(Message):
@@ -58,7 +58,13 @@ class _Compound(Message):
 
     @classmethod
     def _parts(cls, head: Header, leaves: Iterator[Message]) -> list[Message]:
-        return [KINDS[part["kind"]].assemble(part, leaves) for part in head["parts"]]
+        """Return the parts of a header. Raises ValueError where it is not of parts that go together."""
+        parts = [KINDS[part["kind"]].assemble(part, leaves) for part in head["parts"]]
+        if not parts or len({part.dtype for part in parts}) > 1:
+            raise ValueError("parts of several types, or none")
+        natural(head, "d")
+        head["scale"] = finite(head, "scale")
+        return parts
 
 
 @dataclass(eq=False)
@@ -96,10 +102,12 @@ class CasesMessage(_Compound):
         return self._joined(lambda part: part.sum_clients()) * self.scale
 
     def _cost(self) -> Counts:
+        costs = {id(part): part.cost for part in self.parts}  # once, for parts may be nested
+
         def column(j: int) -> Tensor:
             return self._joined(
                 lambda part: torch.as_tensor(
-                    part.cost[j], dtype=torch.float64, device=self.device
+                    costs[id(part)][j], dtype=torch.float64, device=self.device
                 ).expand(part.lead)
             )
 
@@ -113,8 +121,12 @@ class CasesMessage(_Compound):
     def _payload(self) -> Tensor:
         sizes = self._size()
         wide = int(sizes.max()) if sizes.numel() else 0
-        pad = torch.nn.functional.pad
-        return self._joined(lambda part: pad(part.payload(), (0, wide - part.payload().shape[-1])))
+
+        def padded(part: Message) -> Tensor:
+            own = part.payload()
+            return torch.nn.functional.pad(own, (0, wide - own.shape[-1]))
+
+        return self._joined(padded)
 
     def union(self) -> Counts:
         out = torch.empty(len(Counts._fields), self.lead[0], dtype=torch.float64)
@@ -129,6 +141,17 @@ class CasesMessage(_Compound):
     @classmethod
     def assemble(cls, head: Header, leaves: Iterator[Message]) -> Message:
         parts = cls._parts(head, leaves)
+        if not isinstance(head["cells"], list) or not all(
+            is_list_of(c, int) for c in head["cells"]
+        ):
+            raise ValueError("cells are lists of integers")
+        every = sorted(cell for own in head["cells"] for cell in own)
+        if every != list(range(len(every))):
+            raise ValueError("cells that are there twice, or missing")
+        for own, part in zip(head["cells"], parts, strict=True):
+            first = parts[0]
+            if (*part.lead, part.d) != (len(own), *first.lead[1:], head["d"]):
+                raise ValueError("parts that are not of the shape of their cells")
         cells = [torch.tensor(c, dtype=torch.int64) for c in head["cells"]]
         return cls(head["d"], parts[0].dtype, cells, parts, scale=head["scale"])
 
@@ -220,7 +243,15 @@ class ConcatMessage(_Compound):
     @classmethod
     def assemble(cls, head: Header, leaves: Iterator[Message]) -> Message:
         parts = cls._parts(head, leaves)
-        return cls(head["d"], parts[0].dtype, parts, scale=head["scale"])
+        if any(part.lead != parts[0].lead for part in parts):
+            raise ValueError("parts of several shapes")
+        message = cls(head["d"], parts[0].dtype, parts, scale=head["scale"])
+        message.check()
+        return message
+
+    def check(self) -> None:
+        if sum(part.d for part in self.parts) != self.d:
+            raise ValueError("parts that do not add up to the whole")
 
     def map(self, of_tensor: Callable[[Tensor], Tensor]) -> Message:
         return replace(self, parts=[p.map(of_tensor) for p in self.parts])
@@ -259,7 +290,10 @@ class FlagMessage(Message):
 
     @classmethod
     def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> FlagMessage:
-        return cls(1, DTYPES[known["dtype"]], payload[..., :1].clone())
+        flags = payload[..., :1].clone()
+        if bool((flags > 1).any()):
+            raise ValueError("a flag is 0 or 1")
+        return cls(natural(known, "d", 1, 1), DTYPES[known["dtype"]], flags)
 
 
 @dataclass(eq=False)
@@ -273,6 +307,11 @@ class FlaggedMessage(ConcatMessage):
         """The choices, bool of shape lead."""
         assert isinstance(self.parts[0], FlagMessage)
         return self.parts[0].flags[..., 0].bool()
+
+    def check(self) -> None:
+        flag, message = self.parts
+        if not isinstance(flag, FlagMessage) or message.d != self.d:
+            raise ValueError("not a flag and a message")
 
     def _write(self, out: Tensor) -> None:
         self._weighted()[1].decode(out=out)

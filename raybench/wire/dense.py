@@ -53,6 +53,10 @@ class DenseMessage(Message):
         values = bitpack.from_bytes(payload, dtype)
         return cls(known["d"], dtype, values, scale=known["scale"])
 
+    @classmethod
+    def demand(cls, known: Header, width: int) -> int:
+        return 2 * width  # the payload and a copy
+
 
 def Dense(values: Tensor) -> DenseMessage:
     """Return the message that sends values (..., d) as they are; 32 or 64 d bits by their dtype."""

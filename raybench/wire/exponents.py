@@ -13,7 +13,7 @@ from raybench.core.counts import Counts
 from raybench.core.parallel import run_shared
 from raybench.core.streams import Stream
 from raybench.wire import bitpack
-from raybench.wire.base import DTYPES, HALVES, Header, Message
+from raybench.wire.base import DTYPES, HALVES, Header, Message, natural
 
 
 class FloatFormat(NamedTuple):
@@ -93,7 +93,7 @@ class ExponentsMessage(Message):
 
     @classmethod
     def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> ExponentsMessage:
-        d, dtype, p = known["d"], DTYPES[known["dtype"]], known["p"]
+        d, dtype, p = known["d"], DTYPES[known["dtype"]], natural(known, "p", 1)
         width = exponent_width(dtype, p)
         codes = bitpack.unpack(payload, width, d, integers_of(width))
         return cls(d, dtype, codes, p, scale=known["scale"])

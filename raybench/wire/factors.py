@@ -12,8 +12,9 @@ from raybench.core.counts import Counts
 from raybench.core.parallel import run_shared
 from raybench.core.streams import Stream
 from raybench.wire import bitpack
-from raybench.wire.base import DTYPES, Header, Message
+from raybench.wire.base import DTYPES, Header, Message, natural
 
+MOST_PADDED = 1024  # entries of a product beyond 2 d, in a message that is unpacked
 MOST_THIN_RANK = 8
 """Up to this rank a product is bound by the memory that it writes, and BLAS takes five times as long."""
 
@@ -78,12 +79,17 @@ class FactorsMessage(Message):
     @classmethod
     def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> FactorsMessage:
         dtype = DTYPES[known["dtype"]]
-        a, b = known["a"], known["b"]
+        a, b = natural(known, "a", 1), natural(known, "b", 1)
+        if a * b > 2 * known["d"] + MOST_PADDED:  # decoded in many parts it is made as a whole
+            raise ValueError(f"{a} x {b} entries for {known['d']} coordinates")
         values = bitpack.from_bytes(payload, dtype)
         r = values.shape[-1] // (a + b)
         left = values[..., : a * r].unflatten(-1, (a, r))
         right = values[..., a * r :].unflatten(-1, (b, r))
         return cls(known["d"], dtype, left, right, scale=known["scale"])
+
+    def check(self) -> None:
+        self._factors()
 
 
 @compiled

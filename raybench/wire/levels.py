@@ -14,10 +14,11 @@ from raybench.core.counts import Counts
 from raybench.core.parallel import ALIGN, run_tiled
 from raybench.core.streams import Stream
 from raybench.wire import bitpack
-from raybench.wire.base import DTYPES, Header, Message
+from raybench.wire.base import DTYPES, Header, Message, finite, natural
 
 COST_OF_DECODING = 2.0  # of a coordinate, in additions
 UNSCALED = -1  # the ``bucket`` of messages without scales
+MOST_BITS = 56  # of a symbol, that can be packed
 MOST_TABLED = 2**15  # symbols up to which their levels are looked up in a table
 
 
@@ -171,7 +172,9 @@ class LevelsMessage(Message):
     @classmethod
     def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> LevelsMessage:
         d, dtype, table, s = known["d"], DTYPES[known["dtype"]], known["table"], known["s"]
-        bucket, symbols = known["bucket"], symbols_of(table, s)
+        bucket = natural(known, "bucket", UNSCALED)
+        base = finite(known, "base")
+        symbols = _checked(table, natural(known, "s"), base, bucket)
         head = scales_of(table, bucket, d) * dtype.itemsize
         scales = bitpack.from_bytes(payload[..., :head], dtype)
         if symbols == 3:
@@ -179,7 +182,16 @@ class LevelsMessage(Message):
         else:
             width = bitpack.width_of(symbols)
             codes = bitpack.unpack(payload, width, d, code_dtype(symbols), head)
-        return cls(d, dtype, codes, scales, table, s, known["base"], bucket, scale=known["scale"])
+        return cls(d, dtype, codes, scales, table, s, base, bucket, scale=known["scale"])
+
+
+def _checked(table: str, s: int, base: float, bucket: int) -> int:
+    """Return how many symbols a table has. Raises ValueError where there is no such table."""
+    symbols = symbols_of(table, s)
+    most = MOST_TABLED if table == "power" else 2**MOST_BITS
+    if not 2 <= symbols <= most or base <= 0 or (table, bucket) == ("pair", UNSCALED):
+        raise ValueError(f"no table {table} of {symbols} levels")
+    return symbols
 
 
 def scales_of(table: str, bucket: int, d: int) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
 from raybench.wire import bitpack
-from raybench.wire.base import DTYPES, Header, Message, zero_absent
+from raybench.wire.base import DTYPES, Header, Message, natural, zero_absent
 from raybench.wire.indices import (
     DAMAGED,
     code_of,
@@ -132,10 +132,18 @@ class SparseMessage(_Scattered):
 
     @classmethod
     def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> SparseMessage:
-        d, k, dtype = known["d"], known["k"], DTYPES[known["dtype"]]
+        d, k, dtype = known["d"], natural(known, "k"), DTYPES[known["dtype"]]
         values = bitpack.from_bytes(payload[..., : k * dtype.itemsize], dtype)
         indices = decode(payload[..., k * dtype.itemsize :], d, k)
         return cls(d, dtype, indices, values, scale=known["scale"])
+
+    @classmethod
+    def demand(cls, known: Header, width: int) -> int:
+        return 2 * width + 8 * natural(known, "k")
+
+    def check(self) -> None:
+        if self.values.shape != self.indices.shape:
+            raise ValueError(f"{self.values.shape[-1]} values at {self.indices.shape[-1]} places")
 
 
 @dataclass(eq=False)
@@ -190,8 +198,16 @@ class SeededMessage(_Scattered):
         assert stream is not None
         dtype = DTYPES[known["dtype"]]
         values = bitpack.from_bytes(payload, dtype)
-        common = known.get("common", False)
+        common = known.get("common", False) is True
         return cls(known["d"], dtype, values, stream, common, scale=known["scale"])
+
+    @classmethod
+    def demand(cls, known: Header, width: int) -> int:
+        return 2 * width
+
+    def check(self) -> None:
+        if self.values.shape[-1] > self.d:
+            raise ValueError(f"{self.values.shape[-1]} of {self.d} coordinates")
 
 
 def support_of(source: Stream, d: int, k: int, common: bool) -> Tensor:
@@ -290,6 +306,11 @@ class RaggedMessage(_Scattered):
         values = bitpack.from_bytes(rows[:, head : head + most * dtype.itemsize], dtype)
         read = cls(d, dtype, counts.view(lead), indices, values.view(*lead, most))
         return replace(read, values=read._own(read.values), scale=known["scale"])
+
+    @classmethod
+    def demand(cls, known: Header, width: int) -> int:
+        # an entry takes two bytes at least, and becomes an index and a value
+        return 2 * width + 16 * min(width // 2, known["d"])
 
 
 def _head(d: int) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
 from raybench.wire import indices
-from raybench.wire.base import DTYPES, Header, Message
+from raybench.wire.base import DTYPES, Header, Message, natural
 from raybench.wire.compound import ConcatMessage
 from raybench.wire.dense import DenseMessage
 from raybench.wire.sparse import SeededMessage, SparseMessage, index_cost
@@ -60,8 +60,13 @@ class SupportMessage(Message):
 
     @classmethod
     def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> SupportMessage:
-        where = indices.decode(payload, known["d"], known["k"])
+        where = indices.decode(payload, known["d"], natural(known, "k"))
         return cls(known["d"], DTYPES[known["dtype"]], where, scale=known["scale"])
+
+    @classmethod
+    def demand(cls, known: Header, width: int) -> int:
+        # a bit may stand for an index of 64
+        return 2 * width + 8 * natural(known, "k")
 
 
 @dataclass(eq=False)
@@ -99,8 +104,8 @@ class SeededSupportMessage(SeededMessage):
     @classmethod
     def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> SeededSupportMessage:
         assert stream is not None
-        own = payload.new_ones(()).expand(*payload.shape[:-1], known["k"])
-        common = known.get("common", False)
+        own = payload.new_ones(()).expand(*payload.shape[:-1], natural(known, "k"))
+        common = known.get("common", False) is True
         dtype = DTYPES[known["dtype"]]
         return cls(known["d"], dtype, own, stream, common, scale=known["scale"])
 
@@ -110,6 +115,14 @@ class NestedMessage(ConcatMessage):
     """Values at a support, themselves sent by a message of dimension k: [support, message]."""
 
     kind = "nested"
+
+    def check(self) -> None:
+        where, message = self.parts
+        if not isinstance(where, SupportMessage | SeededSupportMessage) or where.d != self.d:
+            raise ValueError("not a support and a message")
+        k = where.k if isinstance(where, SupportMessage) else where.values.shape[-1]
+        if message.d != k:
+            raise ValueError(f"{message.d} values at {k} coordinates")
 
     def plain(self) -> Scattered:
         """Return the sparse or seeded message that stands for the same vector, at full width."""
@@ -176,6 +189,10 @@ class SumMessage(ConcatMessage):
 
     kind = "sum"
 
+    def check(self) -> None:
+        if any(part.d != self.d for part in self.parts):
+            raise ValueError("terms of several dimensions")
+
     def _write(self, out: Tensor) -> None:
         first, *others = self._weighted()
         first.decode(out=out)
@@ -216,6 +233,11 @@ class ScaledMessage(ConcatMessage):
     """A message times a number that is sent with it: [number, message]; the number is a value."""
 
     kind = "scaled"
+
+    def check(self) -> None:
+        factor, message = self.parts
+        if not isinstance(factor, DenseMessage) or (factor.d, message.d) != (1, self.d):
+            raise ValueError("not a number and a message")
 
     @classmethod
     def of(cls, factor: Tensor, message: Message) -> ScaledMessage:

@@ -16,7 +16,7 @@ from raybench.core.counts import Counts
 from raybench.core.errors import InputError
 from raybench.core.streams import Stream
 from raybench.wire import bitpack
-from raybench.wire.base import DTYPES, KINDS, Header, Message
+from raybench.wire.base import DTYPES, KINDS, Header, Message, natural
 
 PLAIN, BYTES, WORDS = 0, 1, 2  # the first byte of a row: not coded, frequencies of 1 or 2 bytes
 WIDEST = 1 << 17  # symbols further apart are not coded
@@ -105,26 +105,43 @@ class CodedMessage(Message):
     @classmethod
     def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> CodedMessage:
         of, lead = known["of"], payload.shape[:-1]
-        d, size, template = known["d"], of["size"], template_of(of)
+        d, size, template = known["d"], natural(of, "size"), template_of(of)
+        alike = (of["d"], of["dtype"], template._size()) == (d, known["dtype"], size)
+        if not alike or coded(template) is None:
+            raise ValueError("not the header of a message that can be coded")
         codes = torch.empty(*lead, d, dtype=template.__dict__["codes"].dtype)
         side = torch.empty(*lead, len(side_of(template)), dtype=torch.uint8)
         data = payload.reshape(-1, payload.shape[-1]).cpu().numpy()
         own, beside = codes.view(-1, d), side.view(len(data), side.shape[-1]).numpy()
         into = _symbols(own)  # over the same memory
-        for r, row in enumerate(data):
-            if not len(row) or row[0] == PLAIN:
-                room = np.zeros(size, np.uint8)  # an absent row may have been cut
-                held = row[1 : 1 + size]
-                room[: len(held)] = held
-                leaf = KINDS[of["kind"]].read(of, torch.from_numpy(room), None)
-                own[r], beside[r] = leaf.__dict__["codes"], side_of(leaf).numpy()
-            else:
-                cut = 1 + beside.shape[1]
-                beside[r] = row[1:cut]
-                into[r] = _decoded(row[cut:].tobytes(), int(row[0]), d)
+        plain = np.flatnonzero(data[:, 0] == PLAIN) if data.shape[1] else np.arange(len(data))
+        if len(plain):
+            room = np.zeros((len(plain), size), np.uint8)  # an absent row may have been cut
+            held = data[plain, 1 : 1 + size]
+            room[:, : held.shape[1]] = held
+            leaf = KINDS[of["kind"]].read(of, torch.from_numpy(room), None)
+            own[plain], beside[plain] = leaf.__dict__["codes"], side_of(leaf).numpy()
+        cut, most = 1 + beside.shape[1], np.iinfo(into.dtype).max
+        for r in np.setdiff1d(np.arange(len(data)), plain):
+            row = data[r]
+            beside[r] = row[1:cut]
+            symbols = _decoded(row[cut:].tobytes(), int(row[0]), d)
+            if d and int(symbols.max()) > most:
+                raise ValueError("a symbol that is none")
+            into[r] = symbols
         at = payload.device
         dtype = DTYPES[known["dtype"]]
         return cls(d, dtype, codes.to(at), side.to(at), of, scale=known["scale"])
+
+    @classmethod
+    def demand(cls, known: Header, width: int) -> int:
+        # a row of equal symbols takes a few bytes however long it is; symbols are decoded as int32,
+        # then looked up as int64
+        return 10 * width + 16 * known["d"] + 2 * natural(known["of"], "size")
+
+    def takes(self, sizes: Tensor, width: int) -> bool:
+        # every row was decoded; to compare its size all would have to be coded again
+        return True
 
 
 def coded(leaf: Message) -> CodedMessage | None:
@@ -266,7 +283,7 @@ def _leb(number: int) -> bytes:
 
 def _unleb(data: bytes, at: int) -> tuple[int, int]:
     number = shift = 0
-    while data[at] > 127:
+    while data[at] > 127 and shift < 63:
         number |= (data[at] & 127) << shift
         at, shift = at + 1, shift + 7
     return number | data[at] << shift, at + 1

@@ -15,7 +15,7 @@ from raybench.compressors.norms import largest
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
 from raybench.wire import Message, bitpack
-from raybench.wire.base import DTYPES, Header
+from raybench.wire.base import DTYPES, Header, natural
 from raybench.wire.levels import decode_levels, spread
 
 SCALES_PER_TOP = 256  # scales that share a number of full width under double quantisation
@@ -166,7 +166,7 @@ class BlockMessage(Message):
     @classmethod
     def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> BlockMessage:
         d, dtype, name = known["d"], DTYPES[known["dtype"]], known["format"]
-        block, double = known["block"], known["double"]
+        block, double = natural(known, "block", 1), known["double"] is True
         values, small = _scale_counts(d, block, name, double)
         head = values * dtype.itemsize
         full = bitpack.from_bytes(payload[..., :head], dtype)

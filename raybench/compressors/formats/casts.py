@@ -56,7 +56,7 @@ class HalfMessage(Message):
 
     @classmethod
     def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> HalfMessage:
-        d, dtype, by_max = known["d"], DTYPES[known["dtype"]], known["scaled_by_max"]
+        d, dtype, by_max = known["d"], DTYPES[known["dtype"]], known["scaled_by_max"] is True
         head = dtype.itemsize if by_max else 0
         scales = bitpack.from_bytes(payload[..., :head], dtype)
         values = bitpack.from_bytes(payload[..., head : head + 2 * d], TYPES[known["format"]])

@@ -15,7 +15,7 @@ from raybench.core.counts import Counts
 from raybench.core.parallel import run_tiled
 from raybench.core.streams import Stream, hash_numba
 from raybench.wire import Message, bitpack
-from raybench.wire.base import DTYPES, HALVES, Header
+from raybench.wire.base import DTYPES, HALVES, Header, finite
 from raybench.wire.exponents import FLOATS
 from raybench.wire.levels import code_dtype, decode_levels
 
@@ -114,7 +114,10 @@ class RoundedMessage(Message):
 
     @classmethod
     def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> RoundedMessage:
-        dtype, levels, base = DTYPES[known["dtype"]], tuple(known["levels"]), known["base"]
+        dtype, levels, base = DTYPES[known["dtype"]], known["levels"], finite(known, "base")
+        if base <= 1 or not isinstance(levels, list | tuple) or not 0 < len(levels) <= MOST_LEVELS:
+            raise ValueError(f"no grid of powers of {base}")
+        levels = tuple(map(float, levels))
         width = rounded_width(levels, base, dtype)
         codes = bitpack.unpack(payload, width, known["d"], code_dtype(2**width))
         return cls(known["d"], dtype, codes, levels, base, scale=known["scale"])

@@ -17,7 +17,7 @@ from raybench.core.parallel import run_shared
 from raybench.core.registry import Choice, Count, Integer, compressor
 from raybench.core.streams import Stream
 from raybench.wire import DTYPES, Message, SparseMessage, bitpack, index_cost
-from raybench.wire.base import Header
+from raybench.wire.base import Header, natural
 from raybench.wire.indices import DAMAGED, code_of, decode, encode
 
 
@@ -173,13 +173,20 @@ class BlockSparseMessage(SparseMessage):
 
     @classmethod
     def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> BlockSparseMessage:
-        d, k, block, dtype = known["d"], known["k"], known["block"], DTYPES[known["dtype"]]
+        d, k, dtype = known["d"], natural(known, "k"), DTYPES[known["dtype"]]
+        block, each = natural(known, "block", 1), natural(known, "each", 1)
+        whole, rest = divmod(d, block)
+        if each > block or k != whole * each + min(each, rest):
+            raise ValueError(f"{k} coordinates of {d}, {each} of every {block}")
         values = bitpack.from_bytes(payload[..., : k * dtype.itemsize], dtype)
-        where, own = payload[..., k * dtype.itemsize :], {"block": block, "each": known["each"]}
-        message = cls(d, dtype, values, values, scale=known["scale"], **own)
+        where = payload[..., k * dtype.itemsize :]
+        message = cls(d, dtype, values, values, block=block, each=each, scale=known["scale"])
         if message._places():
-            starts = torch.arange(k, device=payload.device) // own["each"] * block
-            message.indices = bitpack.unpack(where, bitpack.width_of(block), k) + starts
+            starts = torch.arange(k, device=payload.device) // each * block
+            places = bitpack.unpack(where, bitpack.width_of(block), k)
+            if bool((places >= block).any()):
+                raise ValueError(DAMAGED)
+            message.indices = places + starts
         else:
             message.indices = decode(where, d, k)
         if bool((message.indices >= d).any()):
@@ -260,10 +267,18 @@ class BlocksMessage(Message):
 
     @classmethod
     def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> BlocksMessage:
-        d, block, count, dtype = known["d"], known["block"], known["count"], DTYPES[known["dtype"]]
+        d, dtype = known["d"], DTYPES[known["dtype"]]
+        block, count = natural(known, "block", 1), natural(known, "count", 1)
         head, full = bitpack.bytes_of(code_of(-(-d // block), count).bits), count * block
         blocks = decode(payload[..., :head], -(-d // block), count)
         sent = payload[..., head:]
+        if not 0 <= full - sent.shape[-1] // dtype.itemsize < block:
+            raise ValueError(DAMAGED)
         sent = torch.nn.functional.pad(sent, (0, full * dtype.itemsize - sent.shape[-1]))
         values = bitpack.from_bytes(sent, dtype).unflatten(-1, (count, block))
         return cls(d, dtype, blocks, values, scale=known["scale"])
+
+    @classmethod
+    def demand(cls, known: Header, width: int) -> int:
+        # blocks are held whole, also one that is longer than the vector
+        return 2 * width + 16 * natural(known, "count") * natural(known, "block")

@@ -217,6 +217,11 @@ class TwoMeansMessage(RaggedMessage):
         return out
 
     @classmethod
+    def demand(cls, known: Header, width: int) -> int:
+        # an entry is a bit for its sign and one or more for its place, and becomes 17 bytes
+        return 2 * width + 17 * min(4 * width, known["d"])
+
+    @classmethod
     def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> TwoMeansMessage:
         d, dtype, lead = known["d"], DTYPES[known["dtype"]], payload.shape[:-1]
         head, pair, rows = bitpack.width_of(d + 1), 2 * dtype.itemsize, math.prod(lead)

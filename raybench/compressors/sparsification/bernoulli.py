@@ -108,7 +108,14 @@ class BernoulliMessage(DrawnMessage):
         assert stream is not None
         dtype = DTYPES[known["dtype"]]
         values = bitpack.from_bytes(payload, dtype)
-        return cls(known["d"], dtype, values, stream, known["p"], scale=known["scale"])
+        p = probability(known["p"])
+        return cls(known["d"], dtype, values, stream, p, scale=known["scale"])
+
+    @classmethod
+    def demand(cls, known: Header, width: int) -> int:
+        # every coordinate is looked at, for every row, and those that are kept are listed
+        d = known["d"]
+        return 10 * width + 5 * d + int(9 * probability(known["p"]) * d)
 
 
 def bernoulli(source: Stream, d: int, p: float) -> Places:

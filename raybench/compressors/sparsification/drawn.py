@@ -61,6 +61,11 @@ class DrawnMessage(Message):
     def _cost(self) -> Counts:
         return Counts(values=self.places()[1].double())
 
+    def check(self) -> None:
+        where, _ = self.places()
+        if self.values.shape[-1] < where.shape[-1]:
+            raise ValueError(f"{self.values.shape[-1]} values at {where.shape[-1]} places")
+
     def _payload(self) -> Tensor:
         return bitpack.to_bytes(self.values[..., : self.places()[0].shape[-1]])
 

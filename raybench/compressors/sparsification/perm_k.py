@@ -19,7 +19,7 @@ from raybench.core.parallel import run_shared
 from raybench.core.registry import Integer, compressor
 from raybench.core.streams import MOST_SORTED, Stream, hash_numba
 from raybench.wire import DTYPES, Message, bitpack
-from raybench.wire.base import Header
+from raybench.wire.base import Header, natural, naturals
 
 AUTO = "auto"
 COST_OF_PLACES = 64.0  # of giving a coordinate its place in a permutation, in additions
@@ -168,12 +168,22 @@ class PermMessage(DrawnMessage):
     @classmethod
     def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> PermMessage:
         assert stream is not None
-        dtype = DTYPES[known["dtype"]]
+        dtype, d, n = DTYPES[known["dtype"]], known["d"], natural(known, "n", 1)
         values, slots = bitpack.from_bytes(payload, dtype), None
+        length = max(d // _size(d, n), 1)
+        if values.shape[-1] not in (length, max(-(-d // n), 1)):
+            raise ValueError(f"{values.shape[-1]} values of {d} coordinates, {n} clients")
         if "slots" in known:
+            naturals(known, "slots")
             slots = torch.tensor(known["slots"], dtype=torch.int64, device=payload.device)
             slots = slots.view(values.shape[:-1])
-        return cls(known["d"], dtype, values, stream, known["n"], scale=known["scale"], slots=slots)
+        return cls(d, dtype, values, stream, n, scale=known["scale"], slots=slots)
+
+    @classmethod
+    def demand(cls, known: Header, width: int) -> int:
+        # few coordinates are sorted for every row
+        few = min(max(known["d"], natural(known, "n", 1)), MOST_SORTED)
+        return 10 * width + 4 * few
 
 
 def clients_of(source: Stream) -> Tensor:

@@ -11,9 +11,13 @@ from torch import Tensor
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
 from raybench.wire import Message, bitpack
-from raybench.wire.base import DTYPES, Header
+from raybench.wire.base import DTYPES, Header, naturals
 
 Sizes = tuple[int, ...]
+FORMS = ("tucker", "tt", "cp")
+MOST_AXES = 32  # of a tensor that is unpacked
+MOST_PADDED = 1024  # entries of it beyond 2 d
+MOST_WITHIN = 64  # entries that rebuilding it passes through, for each entry (and 2^20 more)
 
 
 def shapes_of(form: str, dims: Sizes, ranks: Sizes) -> list[Sizes]:
@@ -73,6 +77,15 @@ def rebuilt(form: str, parts: list[Tensor]) -> Tensor:
     return T.flatten(1)
 
 
+def _largest_within(form: str, dims: Sizes, ranks: Sizes) -> int:
+    """Return the entries of the largest tensor that ``rebuilt`` passes through, for one row."""
+    if form == "cp":
+        return max(math.prod(dims), ranks[0] * math.prod(dims[1:]))
+    if form == "tt":
+        return max(math.prod(dims[: k + 1]) * r for k, r in enumerate((*ranks, 1)))
+    return max(math.prod(dims[:k]) * math.prod(ranks[k:]) for k in range(len(dims) + 1))
+
+
 @dataclass(eq=False)
 class TensorMessage(Message):
     """A tensor in parts: ``values`` (*lead, m), all parts end to end, as ``shapes_of`` says.
@@ -114,10 +127,15 @@ class TensorMessage(Message):
         dtype = DTYPES[known["dtype"]]
         values = bitpack.from_bytes(payload, dtype)
         d, form = known["d"], known["form"]
-        dims, ranks = tuple(known["dims"]), tuple(known["ranks"])
+        dims, ranks = tuple(naturals(known, "dims")), tuple(naturals(known, "ranks"))
+        if form not in FORMS or len(dims) > MOST_AXES or len(ranks) > MOST_AXES or not all(dims):
+            raise ValueError(f"no {form} of {dims}")
         held, sent = math.prod(dims), values_of(form, dims, ranks)
+        most = _largest_within(form, dims, ranks)
         if len(dims) < 2 or not held - held // dims[0] < d <= held or sent != values.shape[-1]:
             raise ValueError(
                 f"{form} of {dims} with ranks {ranks} is no message of {d} coordinates"
             )
+        if held > 2 * d + MOST_PADDED or most > MOST_WITHIN * held + 2**20:
+            raise ValueError(f"{form} of {dims} with ranks {ranks} is larger than {d} coordinates")
         return cls(d, dtype, values, form, dims, ranks, scale=known["scale"])
