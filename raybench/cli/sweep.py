@@ -53,7 +53,8 @@ def sweep(
     note(*outcome.plan.notes[len(found.notes) :])
     if outcome.interrupted:
         left = outcome.counts.get("missing", 0)
-        note(f"interrupted, {count(left, 'cell')} left: the same command goes on")
+        how = "stopped by SIGTERM" if outcome.terminated else "interrupted"
+        note(f"{how}, {count(left, 'cell')} left: the same command goes on")
         note(f"raybench table {folder} shows what is there")
         raise typer.Exit(outcome.exit_code)
     _close(outcome, folder, file)

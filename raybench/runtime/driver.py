@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -13,19 +12,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raybench.core.endings import (
+    INTERRUPTED,
+    TERMINATED,
+    Terminated,
+    disk_trouble_told,
+    stopping_on_sigterm,
+)
 from raybench.core.errors import InputError
 from raybench.engine import rows
 from raybench.engine.execute import execute
 from raybench.engine.run import Options
+from raybench.planning.admission import admit
 from raybench.planning.booking import as_booked
 from raybench.planning.plan import Plan, make_plan
 from raybench.planning.resolve import problem_of
 from raybench.runtime.packs import PACKS_PER_SLOT, packs_of
 from raybench.runtime.progress import View, added
+from raybench.runtime.scratch import scratch
 from raybench.runtime.session import ray_session
 from raybench.spec import Sweep
 from raybench.spec.model import Resources
 from raybench.store import Store
+from raybench.store.reach import check_reachable
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -40,7 +49,7 @@ class Outcome:
     """How a sweep ended.
 
     counts: planned cells by status (``missing`` for those that did not get their turn). seconds: of
-    this run. plan: what was planned.
+    this run. plan: what was planned. terminated: whether SIGTERM interrupted it, rather than Ctrl-C.
     """
 
     folder: str
@@ -48,14 +57,15 @@ class Outcome:
     seconds: float
     interrupted: bool
     plan: Plan
+    terminated: bool = False
 
     @property
     def exit_code(self) -> int:
         """Return 0 if every cell ended, 1 if some failed or are missing or all were skipped, 130 if
-        interrupted.
+        interrupted by Ctrl-C, 143 by SIGTERM.
         """
         if self.interrupted:
-            return 130
+            return TERMINATED if self.terminated else INTERRUPTED
         idle = not self.plan.cells  # every cell was skipped
         return 1 if idle or self.counts.get("failed") or self.counts.get("missing") else 0
 
@@ -77,10 +87,12 @@ def drive(
     Raises InputError, with nothing written, for bad input.
     """
     began = time.monotonic()
+    check_reachable(out, processes=not inline)
     store = Store(out)
     store.claim(sweep.text, write=False)
     sweep = sweep if fresh else as_booked(sweep, out)
     plan = make_plan(sweep, {} if fresh else store.done(), retry_failed)
+    admit(plan, store.folder)
     mode = mode_of(plan)
     with store.lock():
         store.claim(sweep.text)
@@ -89,24 +101,25 @@ def drive(
         store.clean()
         store.skip(rows.skipped_table((s.cell, s.label, s.why.text) for s in plan.skipped))
         store.write("plan/batches.json", plan.text())
-        interrupted, stopped, why = False, False, ""
+        interrupted, terminated, stopped, why = False, False, False, ""
         if plan.batches:
             rounds = float(sum(c.cell.rounds for b in plan.batches for c in b.cells))
             with View(sweep.name, plan.missing, rounds, len(plan.done)) as view:
                 try:
-                    if inline:
-                        stopped = _inline(plan, store, view, fail_fast)
-                    else:
-                        stopped, why = _through_ray(plan, store, view, mode, address, fail_fast)
-                except KeyboardInterrupt:
-                    interrupted = True
+                    with stopping_on_sigterm():
+                        if inline:
+                            stopped = _inline(plan, store, view, fail_fast)
+                        else:
+                            stopped, why = _through_ray(plan, store, view, mode, address, fail_fast)
+                except KeyboardInterrupt as stop:
+                    interrupted, terminated = True, isinstance(stop, Terminated)
             if not (interrupted or stopped):
                 _account(plan, store, why)
         ended = store.done()
     counts = Counter(ended.get(c.id, "missing") for c in plan.cells)
     counts["skipped"] += len(plan.skipped)
     seconds = time.monotonic() - began
-    return Outcome(store.folder, dict(counts), seconds, interrupted, plan)
+    return Outcome(store.folder, dict(counts), seconds, interrupted, plan, terminated)
 
 
 def mode_of(plan: Plan) -> str:
@@ -207,7 +220,7 @@ def _fit(shared: Shared, packs: int, at_once: int | None, sweep: Sweep) -> str:
     from raybench.runtime import work
 
     trainable = work.train_trial if shared.mode == "train" else work.pack_trial()
-    with tempfile.TemporaryDirectory(prefix="raybench-tune-") as folder:
+    with scratch("tune") as folder:
         results = Tuner(
             tune.with_resources(tune.with_parameters(trainable, shared=shared), shared.per_trial()),
             param_space={"pack": tune.grid_search(list(range(packs)))},
@@ -224,6 +237,11 @@ def _fit(shared: Shared, packs: int, at_once: int | None, sweep: Sweep) -> str:
         ).fit()
     # The last line that is not empty tells what a worker raised, or how it died.
     lines = [line.strip() for e in results.errors for line in str(e).splitlines() if line.strip()]
+    trouble = disk_trouble_told(lines)
+    if (
+        trouble is not None
+    ):  # not the cells' fault: they stay missing, and the same command runs them
+        raise OSError(trouble, os.strerror(trouble), shared.folder)
     return lines[-1] if lines else ""
 
 

@@ -8,11 +8,13 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 
+from raybench.core.endings import keeping_sigterm
 from raybench.core.errors import InputError
 from raybench.core.process import ENVIRONMENT
+from raybench.runtime.watchdog import watched
 
 RAY_ENVIRONMENT = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
@@ -38,7 +40,8 @@ def ray_session(address: str | None, slots_needed: float = 0) -> Iterator[Module
     slots_needed: CPUs that one trial's workers take together. A Ray that was running already, or is
     reached by address, is left running. Raises InputError where it cannot be reached.
     """
-    with environment(_wanted()):  # processes of a Ray of our own inherit these variables
+    own = watched() if address in (None, "local") else nullcontext()
+    with environment(_wanted()), own:  # processes of a Ray of our own inherit these variables
         yield from _session(address, slots_needed)
 
 
@@ -68,6 +71,23 @@ def environment(wanted: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let Ray take 127.0.0.1 for this node's address, so that its servers listen there and nowhere else.
+
+    This is Ray's own switch for machines that form no cluster, by default set on macOS and Windows. An
+    address of 127.0.0.1 given to ``ray.init`` is replaced by the outward one.
+    """
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
 def _session(address: str | None, slots_needed: float) -> Iterator[ModuleType]:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"ray\..*")
     import ray
@@ -79,25 +99,27 @@ def _session(address: str | None, slots_needed: float) -> Iterator[ModuleType]:
         # What fails becomes a row with its error, and need not be told on the terminal again.
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        if address in (None, "local"):
-            # One more than there are, since the trials that own Train worker groups take a hundredth each.
-            cores = max(os.cpu_count() or 1, math.ceil(slots_needed)) + 1
-            ray.init(
-                address="local",
-                num_cpus=cores,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                configure_logging=True,
-            )
-        else:
-            given = {name: os.environ[name] for name in ENVIRONMENT}
-            ray.init(
-                address=address,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                runtime_env={"env_vars": given},
-            )
+        with keeping_sigterm():
+            if address in (None, "local"):
+                # One more than there are, since the trials that own Train worker groups take a hundredth each.
+                cores = max(os.cpu_count() or 1, math.ceil(slots_needed)) + 1
+                with _on_loopback():
+                    ray.init(
+                        address="local",
+                        num_cpus=cores,
+                        include_dashboard=False,
+                        log_to_driver=False,
+                        logging_level=logging.ERROR,
+                        configure_logging=True,
+                    )
+            else:
+                given = {name: os.environ[name] for name in ENVIRONMENT}
+                ray.init(
+                    address=address,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    runtime_env={"env_vars": given},
+                )
     except (ConnectionError, ValueError) as error:
         what = f"no Ray cluster answers at {address}"
         raise InputError.of("--address", what, str(error).split("\n")[0]) from error

@@ -16,6 +16,7 @@ from raybench.engine.execute import Progress, execute
 from raybench.engine.run import Options
 from raybench.planning.batch import Batch
 from raybench.planning.resolve import adopt
+from raybench.runtime.scratch import scratch
 from raybench.spec import Section
 from raybench.store import Store, encode
 from raybench.wire.transport import Distributed, Transport
@@ -201,13 +202,11 @@ def train_loop(config: dict[str, Any]) -> None:
 
 def train_trial(config: dict[str, object], shared: Shared | None = None) -> None:
     """Own one Train worker group, which serves a whole pack (a Tune function trial)."""
-    import tempfile
-
     from ray import train
     from ray.train.torch import TorchConfig, TorchTrainer
 
     assert shared is not None
-    with tempfile.TemporaryDirectory(prefix="raybench-train-") as folder:
+    with scratch("train") as folder:
         TorchTrainer(
             train_loop,
             train_loop_config={"shared": shared, "pack": config["pack"]},
