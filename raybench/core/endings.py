@@ -37,15 +37,23 @@ def stopping_on_sigterm() -> Iterator[None]:
     if not (main and ours):
         yield
         return
-    signal.signal(signal.SIGTERM, _terminate)
+    heard: list[int] = []
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
     try:
         yield
+    except KeyboardInterrupt as stop:
+        if (
+            heard
+        ):  # what a handler raises while Ray waits comes out of it as a plain KeyboardInterrupt
+            raise Terminated from stop
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from types import ModuleType
 from raybench.core.endings import keeping_sigterm
 from raybench.core.errors import InputError
 from raybench.core.process import ENVIRONMENT
+from raybench.runtime.access import guard_token, on_loopback
 from raybench.runtime.watchdog import watched
 
 RAY_ENVIRONMENT = {
@@ -71,23 +72,6 @@ def environment(wanted: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-@contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Let Ray take 127.0.0.1 for this node's address, so that its servers listen there and nowhere else.
-
-    This is Ray's own switch for machines that form no cluster, by default set on macOS and Windows. An
-    address of 127.0.0.1 given to ``ray.init`` is replaced by the outward one.
-    """
-    from ray._private import ray_constants
-
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-
-
 def _session(address: str | None, slots_needed: float) -> Iterator[ModuleType]:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"ray\..*")
     import ray
@@ -103,7 +87,8 @@ def _session(address: str | None, slots_needed: float) -> Iterator[ModuleType]:
             if address in (None, "local"):
                 # One more than there are, since the trials that own Train worker groups take a hundredth each.
                 cores = max(os.cpu_count() or 1, math.ceil(slots_needed)) + 1
-                with _on_loopback():
+                guard_token()
+                with on_loopback():
                     ray.init(
                         address="local",
                         num_cpus=cores,

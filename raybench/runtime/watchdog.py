@@ -1,9 +1,9 @@
 """A small process that ends what a killed driver leaves of its Ray: helpers wait 60 s for a lost server.
 
 It reads from a pipe whose other end only the driver holds. The driver's last word there is ``done``; if
-the pipe ends without it, the driver was killed, and every process that names the driver's Ray session in
-its command line is killed as well. Workers do not name it, but notice by themselves and end within 2 s.
-Runs as a script of its own, so nothing of raybench or Ray is imported here.
+the pipe ends without it, the driver was killed, and every process that writes into the folder of the
+driver's Ray session, as all of Ray's do for their logs, is killed as well. Command lines do not tell: Ray's
+processes change theirs. Runs as a script of its own, so nothing of raybench or Ray is imported here.
 """
 
 from __future__ import annotations
@@ -53,12 +53,20 @@ def watched() -> Iterator[None]:
 
 
 def session_processes(driver: int) -> Iterator[int]:
-    """Yield the processes that name a Ray session of this driver: ``session_<date>_<time>_<us>_<pid>``."""
-    name = re.compile(rf"/session_[\d-]+_[\d-]+_\d+_{driver}(?!\d)".encode())
-    for folder in Path("/proc").glob("[0-9]*"):
+    """Yield the processes that write into a Ray session of this driver: ``session_<date>_<time>_<us>_<pid>``."""
+    name = re.compile(rf"/session_[\d-]+_[\d-]+_\d+_{driver}/")
+    for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # ended meanwhile, or another user's
-            if name.search((folder / "cmdline").read_bytes()):
-                yield int(folder.name)
+            if any(name.search(os.readlink(file)) for file in _written(process)):
+                yield int(process.name)
+
+
+def _written(process: Path) -> Iterator[Path]:
+    """Yield the links to the files that a process has open for writing; who reads logs is let be."""
+    for file in (process / "fd").iterdir():
+        flags = (process / "fdinfo" / file.name).read_text().split("flags:", 1)[1].split()[0]
+        if int(flags, 8) & os.O_ACCMODE != os.O_RDONLY:
+            yield file
 
 
 def main(driver: int) -> None:
