@@ -252,7 +252,10 @@ def test_a_driver_killed_at_work(place: Path) -> None:
             time.sleep(0.1)
         assert not left, [known[p] for p in left]
         assert len(list(place.glob("raybench-*"))) == 2
-        assert remove_orphans()  # as the next sweep does
+        until = time.monotonic() + SOON
+        while list(place.glob("raybench-*")) and time.monotonic() < until:
+            remove_orphans()  # as the next sweep does
+            time.sleep(0.1)  # the last threads of a killed process still hold its locks
         assert not list(place.glob("raybench-*"))
     finally:
         if driver.poll() is None:
