@@ -1,6 +1,7 @@
 # make demo    install into .venv, run sweeps/quickstart.yaml through Ray Tune, print the best cells
 # make test    install into .venv, run the tests
 # make fuzz    forged messages, data files and sweep files, for some minutes (MESSAGES=, FILES=, SEED=)
+# make chaos   install into .venv, kill processes of running sweeps at random, compare the results
 # make lint    formatter, linter, type checker
 # make clean   remove .venv and everything that was built; results/ stays
 
@@ -12,10 +13,10 @@ WORKERS ?= 2
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test invariants fuzz lint check format types clean
+.PHONY: help install demo test chaos invariants fuzz lint check format types clean
 
 help:
-	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -5
+	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -7
 
 # Installed anew only when what is to be installed changes.
 $(STAMP): pyproject.toml constraints.txt setup.py
@@ -35,6 +36,11 @@ demo: $(STAMP)
 # after the other, first, because they take longest.
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST)
+
+# Kills at random, seeded: ten take about six minutes on two cores. docs/faults.md
+KILLS ?= 10
+chaos: $(STAMP)
+	$(BIN)/python benchmarks/chaos.py --kills $(KILLS) --seed 0
 
 # The exact statements and the references: quick, and .ci/run repeats them on emulated older processors.
 INVARIANTS := $(addprefix tests/test_,invariants.py references.py references_practice.py differences.py \

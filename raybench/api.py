@@ -47,6 +47,7 @@ def run(
     from raybench.engine import rows
     from raybench.engine.execute import hosted
     from raybench.engine.run import Options, Run
+    from raybench.planning.admission import admit
     from raybench.planning.plan import make_plan
     from raybench.wire.transport import Transport
 
@@ -58,6 +59,7 @@ def run(
     if plan.skipped:
         why = plan.skipped[0].why
         raise InputError.of("run", why.text, why.fix)
+    admit(plan, tempfile.gettempdir())
     (batch,) = plan.batches
     options = Options(sweep.record, sweep.accounting, sweep.evaluate.metrics)
     job = Run(batch, hosted(batch, Transport(), "cpu"), options)

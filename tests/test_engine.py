@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from raybench.core import registry
 from raybench.engine import oracle as oracles
 from raybench.engine import run as engine_run
 from raybench.engine.execute import execute, hosted
-from raybench.engine.recorder import rounds_recorded
+from raybench.engine.recorded import RecordedRounds
 from raybench.engine.run import Options, Run
 from raybench.planning.batch import Batch
 from raybench.planning.graph import mixing
@@ -196,19 +195,33 @@ def test_gradient_evaluations_by_hand():
 # Recording -----------------------------------------------------------------------------------
 
 
+def listed(rounds, every, points, stochastic=False):
+    """Return the rounds that make a row as an array, and check that their number is as told."""
+    asked = RecordedRounds.of(rounds, every, points, stochastic)
+    found = np.array([t for t in range(rounds + 1) if t in asked])
+    assert asked.count == len(found)
+    return found
+
+
+@settings(max_examples=50)
 @given(st.integers(1, 3000), st.integers(1, 500))
 def test_rounds_recorded(rounds, number):
-    every = rounds_recorded(rounds, number, None, False)
-    assert every[0] == 0
-    assert every[-1] == rounds
-    assert (np.diff(every[:-1]) == number).all()
-    points = rounds_recorded(rounds, None, number, False)
-    assert points[0] == 0
-    assert points[-1] == rounds
-    assert len(points) == min(number, rounds) + 1
-    assert np.diff(points).max() <= math.ceil(rounds / min(number, rounds))
-    assert np.array_equal(rounds_recorded(rounds, None, None, False), np.arange(rounds + 1))
-    assert len(rounds_recorded(rounds, None, None, True)) <= 401
+    every = np.append(np.arange(0, rounds, number), rounds)
+    assert np.array_equal(listed(rounds, number, None), every)
+    points = np.linspace(0, rounds, min(number, rounds) + 1).round()
+    assert np.array_equal(listed(rounds, None, number), points)
+    assert np.array_equal(listed(rounds, None, None), np.arange(rounds + 1))
+    assert len(listed(rounds, None, None, True)) == min(400, rounds) + 1
+
+
+def test_rounds_recorded_of_a_run_without_end_need_no_list():
+    asked = RecordedRounds.of(10**18, None, None, False)
+    assert asked.count == 10**18 + 1
+    assert 10**17 + 3 in asked
+    assert RecordedRounds.of(10**18, 10**17, None, False).count == 11
+    spread = RecordedRounds.of(10**9, None, 10**8, False)
+    assert spread.count == 10**8 + 1
+    assert [t for t in range(35) if t in spread] == [0, 10, 20, 30]
 
 
 def test_the_record_is_f_and_its_gradient_at_the_iterate():

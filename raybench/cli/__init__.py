@@ -25,7 +25,8 @@ from raybench.cli.show import show
 from raybench.cli.study import study
 from raybench.cli.sweep import sweep
 from raybench.cli.table import table
-from raybench.core.errors import InputError
+from raybench.core import endings
+from raybench.core.errors import FolderLost, InputError
 from raybench.core.kernel_folder import kernel_folder
 from raybench.core.process import tune_process
 
@@ -90,21 +91,29 @@ def top(
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code.
 
-    0: all went well; 1: some cells or checks failed; 2: the input is wrong; 130: interrupted.
+    0: all went well; 1: some cells or checks failed, or the disk is full; 2: the input is wrong;
+    130: interrupted by Ctrl-C; 143: by SIGTERM.
     """
     try:
         typer.main.get_command(app).main(args, prog_name="raybench")
     except InputError as error:
         complain(error.shown())
         sys.exit(2)
+    except FolderLost as error:
+        complain([str(error)])
+        sys.exit(1)
     except OSError as error:  # such as a folder that cannot be written, or a full disk
-        if error.filename is None:
+        trouble = endings.disk_trouble(error)
+        if trouble is None and error.filename is None:
             raise
-        complain([f"{os.fspath(error.filename)!s}: {error.strerror}"])
-        sys.exit(2)
-    except KeyboardInterrupt:
+        complain([trouble or f"{os.fspath(error.filename)!s}: {error.strerror}"])
+        sys.exit(1 if trouble else 2)
+    except MemoryError as error:
+        complain([f"out of memory: {str(error).rstrip('.') or 'there is not enough'}"])
+        sys.exit(1)
+    except KeyboardInterrupt as stop:
         complain(["interrupted"])
-        sys.exit(130)
+        sys.exit(endings.exit_code(stop))
 
 
 def complain(lines: Iterable[str]) -> None:

@@ -14,6 +14,7 @@ from raybench.cli.shared import console, count, listing, note, pairs, results_of
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from raybench.planning.admission import Need
     from raybench.planning.batch import Resolved
     from raybench.planning.estimate import Estimate
     from raybench.planning.plan import Plan
@@ -39,17 +40,21 @@ def plan(
     Nothing is saved. Prints every error at once. Bits and time come from the first rounds of each method.
     """
     from raybench.engine.run import Options
+    from raybench.planning.admission import admit
     from raybench.planning.booking import as_booked
     from raybench.planning.estimate import estimate
     from raybench.planning.plan import make_plan
     from raybench.store import Store
+    from raybench.store.reach import check_reachable
 
     sweep = shared.read(file, sets, plugin)
     folder = results_of(sweep, out)
+    check_reachable(folder)
     store = Store(folder)
     store.claim(sweep.text, write=False)
     sweep = as_booked(sweep, folder)
     made = make_plan(sweep, store.done(), retry_failed)
+    need = admit(made, folder)
     known = {}
     if measure and made.batches:
         options = Options(sweep.record, sweep.accounting, sweep.evaluate.metrics)
@@ -60,11 +65,16 @@ def plan(
 
         ended = cells(folder).set_index("cell")["bits_up"].dropna()
         costs |= {i: (float(bits), None) for i, bits in ended.items() if i in made.done}
-    _print(made, folder, file, known, costs)
+    _print(made, folder, file, known, costs, need)
 
 
 def _print(
-    made: Plan, folder: str, file: str, known: dict[str, Estimate], costs: dict[str, Cost]
+    made: Plan,
+    folder: str,
+    file: str,
+    known: dict[str, Estimate],
+    costs: dict[str, Cost],
+    need: Need,
 ) -> None:
     from rich.text import Text
 
@@ -86,6 +96,7 @@ def _print(
     rows += [("raises", Text(f"{error}", style="red")) for error in errors]
     if made.batches:
         rows.append(("batches", f"{len(made.batches):,}"))
+        rows += _needs(need, folder)
     if known:
         rows.append(("time", _time(made, known)))
         rows.append(("bits up", "per client at the end, extrapolated from the first rounds"))
@@ -98,6 +109,22 @@ def _print(
     )
     screen.print(pairs(rows))
     note(*made.notes)
+
+
+def _needs(need: Need, folder: str) -> list[tuple[str, str]]:
+    """Return lines on memory and disk: what the missing cells need, and what there is."""
+    from raybench.core.capacity import disk_free, memory_here, size
+
+    until = "" if need.sure else ", if no stop rule ends cells before"
+    free = disk_free(folder)
+    there = f"; {size(free)} are free" if free < float("inf") else ""
+    return [
+        (
+            "memory",
+            f"{size(need.memory)} at least for the largest batch{until}, of {size(memory_here())}",
+        ),
+        ("disk", f"{size(need.disk)} at least{until}{there}"),
+    ]
 
 
 def _problems(made: Plan) -> list[tuple[str, str]]:

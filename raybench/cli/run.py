@@ -79,6 +79,7 @@ def run(
 
 
 def _work(sweep: Sweep, folder: str, fresh: bool) -> None:
+    from raybench.core.endings import Terminated
     from raybench.core.errors import InputError
     from raybench.planning.plan import make_plan
     from raybench.runtime.driver import drive
@@ -89,7 +90,7 @@ def _work(sweep: Sweep, folder: str, fresh: bool) -> None:
     outcome = drive(sweep, folder, inline=True, fresh=fresh)
     note(*outcome.plan.notes[len(sweep.notes) :])
     if outcome.interrupted:
-        raise KeyboardInterrupt
+        raise Terminated if outcome.terminated else KeyboardInterrupt
     _show(plan.cells[0], folder, before=not outcome.plan.batches)
     raise typer.Exit(outcome.exit_code)
 

@@ -50,10 +50,11 @@ def sweep(
         retry_failed=retry_failed,
         fail_fast=fail_fast,
     )
-    note(*outcome.plan.notes[len(found.notes) :])
+    note(*outcome.plan.notes[len(found.notes) :], *outcome.repairs)
     if outcome.interrupted:
         left = outcome.counts.get("missing", 0)
-        note(f"interrupted, {count(left, 'cell')} left: the same command goes on")
+        how = "stopped by SIGTERM" if outcome.terminated else "interrupted"
+        note(f"{how}, {count(left, 'cell')} left: the same command goes on")
         note(f"raybench table {folder} shows what is there")
         raise typer.Exit(outcome.exit_code)
     _close(outcome, folder, file)

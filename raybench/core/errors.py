@@ -52,6 +52,10 @@ class InputError(ValueError):
         return "\n".join(self.shown())
 
 
+class FolderLost(RuntimeError):
+    """The results folder was removed, or another driver has taken it over, while a sweep ran."""
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return ``did you mean X?`` with the nearest of ``names``, or the allowed names if none is near."""
     names = sorted(str(n) for n in names)

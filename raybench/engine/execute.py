@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import numpy as np
@@ -48,20 +48,25 @@ def execute(
     where: Mapping[str, object] | None = None,
     slice_seconds: float = 0.5,
     timeout: float | None = None,
+    begin: Callable[[Batch], int] | None = None,
 ) -> Iterator[Progress]:
     """Run batches one after the other, yielding progress about every ``slice_seconds``.
 
     commit(shard, curves, cells) is called on rank 0 for each finished batch. where: columns of how it
-    runs (mode, workers). timeout: seconds after which a batch's cells are given up as failed. An
+    runs (mode, workers). timeout: seconds after which a batch's cells are given up as failed. begin: called
+    on rank 0 as a batch is about to run; returns how often it was tried before. An
     exception of a cell becomes a ``failed`` row and the others go on. All ranks yield in lock step;
     an error on some ranks only is raised.
     """
     transport = transport or Transport()
     host = {**rows.host_facts(), "mode": "simulate", "workers": 1, **(where or {})}
     progress = Progress()
+    begun = {batch.name for batch in batches} if begin and transport.rank == 0 else set()
     queue = list(batches)[::-1]
     while queue:
         batch = queue.pop()
+        if begin and batch.name in begun:  # not a half of one that has raised
+            batch = replace(batch, attempts=begin(batch))
         try:
             began = perf_counter()
             run = Run(batch, hosted(batch, transport, device), options, transport)

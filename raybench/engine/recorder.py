@@ -34,22 +34,6 @@ COLUMNS_OF_COUNTS = (
     *(column(count, side) for side in SIDES for count in Counts._fields),
     "bytes_up_max",
 )
-POINTS_PER_STOCHASTIC_CURVE = (
-    400  # rows of a stochastic method's curve unless the sweep says otherwise
-)
-
-
-def rounds_recorded(
-    rounds: int, every: int | None, points: int | None, stochastic: bool
-) -> np.ndarray:
-    """Return the rounds that make a row, ascending, with 0 and the last one among them."""
-    if every is None and points is None and stochastic:
-        points = POINTS_PER_STOCHASTIC_CURVE
-    if points is not None:
-        wanted = np.linspace(0, rounds, min(points, rounds) + 1).round().astype(np.int64)
-    else:
-        wanted = np.append(np.arange(0, rounds, every or 1), rounds)
-    return np.unique(wanted)
 
 
 class Recorder:

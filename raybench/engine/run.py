@@ -24,7 +24,8 @@ from raybench.engine import rows
 from raybench.engine.average import Average
 from raybench.engine.measure import CHEAP_MEASURES, COSTLY_MEASURES, measured
 from raybench.engine.net import Net
-from raybench.engine.recorder import Recorder, rounds_recorded
+from raybench.engine.recorded import RecordedRounds
+from raybench.engine.recorder import Recorder
 from raybench.engine.schedule import factor
 from raybench.engine.setup import method_of, start_of
 from raybench.planning.batch import Batch
@@ -83,12 +84,11 @@ class Run:
         self.gamma: PerCell = self.a.gamma  # the step size before the schedule's factor
         self.average = self._average()
         record = self.options.record
-        wanted = rounds_recorded(
+        self._wanted = RecordedRounds.of(
             self.rounds, record.every, record.points, self.entry.facts.stochastic
         )
-        self._wanted = set(wanted.tolist())
-        self.recorder = Recorder(self.B, len(wanted))
-        self._evaluate_each = max(1, len(wanted) // EVALUATIONS_PER_CURVE)
+        self.recorder = Recorder(self.B, self._wanted.count)
+        self._evaluate_each = max(1, self._wanted.count // EVALUATIONS_PER_CURVE)
         self.index = np.arange(self.B)  # numbers of the cells that are in the tensors
         self.live = np.ones(self.B, bool)  # by number: whether the cell still runs
         self.status = np.full(self.B, "ok", object)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +77,11 @@ class Batch:
     def name(self) -> str:
         """Return the shard's name: a hash of the sorted ids, or the id of a single cell."""
         return shard_name([c.id for c in self.cells])
+
+    def without(self, ids: Collection[str]) -> Batch | None:
+        """Return the batch of its other cells, None where there are none."""
+        left = tuple(c for c in self.cells if c.id not in ids)
+        return Batch(left, self.attempts, self.facts) if left else None
 
     def halves(self) -> tuple[Batch, Batch]:
         """Return the two halves of a batch of several cells."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from raybench.core.capacity import need_memory
 from raybench.core.errors import InputError, nearest
 from raybench.spec.cells import GRAPHS
 from raybench.wire.neighbours import Mixing
@@ -26,6 +27,8 @@ def mixing(name: str, n: int, params: Mapping[str, object] | None = None) -> Mix
     Raises InputError for an unknown name, and where 100 random graphs are not connected.
     Source: Xiao, Boyd 2004.
     """
+    fewer = "fewer problem.clients, or a method with a server"
+    need_memory(8 * n**2, f"mixing weights of {n:,} x {n:,} clients", fewer, "graph")
     import networkx as nx  # takes half a second to import, and few methods need it
 
     given = dict(params or {})

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from raybench.core import registry
+from raybench.core.capacity import need_memory
 from raybench.core.errors import Complaint, InputError
-from raybench.engine.recorder import rounds_recorded
+from raybench.engine.recorded import RecordedRounds
 from raybench.planning.batch import Batch, Resolved, batches_of, most_cells
 from raybench.planning.resolve import Resolver, label_of, problem_of
 from raybench.planning.skip import Skip, Skipped
@@ -34,7 +33,8 @@ class Plan:
     """What a sweep amounts to on the user's data.
 
     batches: those that are yet to run. done: cells committed before, by status. skipped: cells that
-    make no sense, with the reason. notes: merged duplicates and the like.
+    make no sense, with the reason. notes: merged duplicates and the like. found: all cells that the folder
+    held, by status.
     """
 
     sweep: Sweep
@@ -44,6 +44,7 @@ class Plan:
     skipped: tuple[Skipped, ...]
     notes: tuple[str, ...]
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    found: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def missing(self) -> int:
@@ -118,12 +119,19 @@ def make_plan(
             broken.add(cell.problem)
             complaints.update(dict.fromkeys(error.complaints))
             continue
+        except MemoryError as error:
+            broken.add(cell.problem)
+            complaints[_too_large(error)] = None
+            continue
         try:
             cells.append(resolver.resolve(cell))
         except Skip as why:
             skipped.append(Skipped(cell, label_of(cell), why))
         except InputError as error:
             complaints.update(dict.fromkeys(error.complaints))
+        except MemoryError as error:
+            broken.add(cell.problem)
+            complaints[_too_large(error)] = None
     if complaints:
         raise InputError(list(complaints)[:MOST_COMPLAINTS])
     kept, notes = merged(cells, done)
@@ -134,9 +142,17 @@ def make_plan(
     for section, own in _by_problem(kept):
         problem = problem_of(section)
         key = canonical(section.config())
-        facts[key] = facts_of(problem)
+        need_memory(
+            problem.n * problem.dim * problem.dtype.itemsize,
+            f"one gradient of each client, {problem.n:,} times {problem.dim:,} coordinates,",
+            "fewer problem.clients, or a smaller problem",
+        )
+        try:
+            facts[key] = facts_of(problem)
+        except MemoryError as error:
+            raise InputError([_too_large(error)]) from error
         exclusive = sweep.resources.timing == "exclusive"
-        rows = max(len(recorded(sweep, c)) for c in own)
+        rows = max(recorded(sweep, c).count for c in own)
         size = problem.dtype.itemsize
         most[key] = 1 if exclusive else most_cells(problem.n, problem.message_dim, size, rows)
     batches = batches_of(todo, most, facts)
@@ -148,7 +164,14 @@ def make_plan(
         skipped=tuple(skipped),
         notes=(*sweep.notes, *notes),
         facts=facts,
+        found=done,
     )
+
+
+def _too_large(error: MemoryError) -> Complaint:
+    """Return the complaint about a problem that has not told before how much it needs."""
+    said = str(error).rstrip(".") or "there is not enough"
+    return Complaint("problem", f"out of memory: {said}", "a smaller problem, or fewer clients")
 
 
 def thumbs(cells: list[Resolved]) -> list[str]:
@@ -162,11 +185,11 @@ def thumbs(cells: list[Resolved]) -> list[str]:
     return [said] if found else []
 
 
-def recorded(sweep: Sweep, cell: Resolved) -> np.ndarray:
-    """Return the rounds of a cell that make a row, ascending integers."""
+def recorded(sweep: Sweep, cell: Resolved) -> RecordedRounds:
+    """Return the rounds of a cell that make a row."""
     entry = registry.lookup("algorithm", cell.cell.algorithm.name)
     record = sweep.record
-    return rounds_recorded(cell.cell.rounds, record.every, record.points, entry.facts.stochastic)
+    return RecordedRounds.of(cell.cell.rounds, record.every, record.points, entry.facts.stochastic)
 
 
 def _by_problem(cells: list[Resolved]) -> list[tuple[Section, list[Resolved]]]:

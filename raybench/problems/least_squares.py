@@ -12,6 +12,7 @@ import scipy.sparse
 import torch
 
 from raybench import data
+from raybench.core.capacity import need_memory
 from raybench.core.draws import Sample
 from raybench.core.layout import Layout
 from raybench.core.registry import Choice, Param, problem
@@ -52,10 +53,21 @@ class LeastSquares(DataProblem):
         self.half_square = torch.tensor(halves, dtype=self.dtype)
         self.exact: tuple[np.ndarray, np.ndarray] | None = None
         if self.p <= min(MOST_BY_DENSE_SOLVER, max(self.samples)):
+            need_memory(
+                2 * 8 * clients * self.p**2,
+                f"{clients:,} matrices of {self.p:,} x {self.p:,}, twice,",
+                "fewer problem.clients",
+            )
             H = np.stack([_dense(a.T @ a) / count for a, _, count in parts])
             M = np.stack([_dense(a.T @ b) / count for a, b, count in parts])
             self.exact = H, M
             self.H, self.M = (torch.from_numpy(v).to(self.dtype) for v in (H, M))
+        else:  # ``_padded``, which every gradient is computed from
+            need_memory(
+                self.dtype.itemsize * clients * max(self.samples) * self.p,
+                f"{clients:,} matrices of {max(self.samples):,} rows and {self.p:,} features",
+                "fewer problem.rows, or more problem.clients",
+            )
 
     def targets(self, dataset: data.Dataset) -> np.ndarray:
         """Return signs, one-hot rows or the labels themselves (see the class)."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from raybench.core.capacity import need_memory
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.registry import Choice, Integer, List, Number, problem
@@ -161,6 +162,12 @@ def quadratic(
         dim = math.prod(shape)
         layout = Layout((("x", tuple(shape)),))
     d = 100 if dim is None else dim
+    # Their constants are computed from a second set, of differences to the mean.
+    need_memory(
+        2 * 8 * clients * d**2,
+        f"{clients:,} matrices of {d:,} x {d:,}, twice,",
+        "a smaller problem.dim, or fewer problem.clients; tridiagonal needs no matrices",
+    )
     random = np.random.default_rng([seed, *b"quadratic"])
     A = np.empty((clients, d, d))
     for a in A:

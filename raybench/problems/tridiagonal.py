@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from scipy.linalg import solveh_banded
 
+from raybench.core.capacity import need_memory
 from raybench.core.registry import Choice, Integer, Number, Param, problem
 from raybench.problems.base import DTYPES, Constants, Fact, Problem
 
@@ -43,6 +44,11 @@ class Tridiagonal(Problem):
         dtype: str = "float64",
         seed: int = 0,
     ) -> None:
+        need_memory(
+            8 * (4 * dim + 2 * clients),
+            f"the spectrum of {dim:,} coordinates and the scales of {clients:,} clients",
+            "a smaller problem.dim, or fewer problem.clients",
+        )
         super().__init__(clients, dim, dtype=DTYPES[dtype])
         random = np.random.default_rng([seed, *b"tridiagonal"])
         self.nu = 1 + noise * random.standard_normal(clients)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from raybench import data
+from raybench.core.capacity import need_memory
 from raybench.core.errors import InputError
 from raybench.core.registry import Param, problem
 from raybench.problems.base import DTYPES, Constants, Fact, Problem
@@ -55,6 +56,11 @@ class VerticalLeastSquares(Problem):
             fix = f"at most {d:,} clients can hold a feature"
             raise InputError.of("problem.clients", f"{clients} clients on {d:,} features", fix)
         train, test = data.hold_out(len(signs), test_size, seed)
+        need_memory(
+            2 * DTYPES[dtype].itemsize * len(train) * d,
+            f"{len(train):,} rows of {d:,} features without gaps, twice,",
+            "fewer problem.rows: features are split over clients as dense columns",
+        )
         super().__init__(clients, d, dtype=DTYPES[dtype])
         self.test = Rows.of(loaded.features, signs, [test]) if len(test) else None
         self.train = Rows.of(loaded.features, signs, [train])

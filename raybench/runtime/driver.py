@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raybench.core.errors import InputError
+from raybench.core.endings import (
+    INTERRUPTED,
+    TERMINATED,
+    Terminated,
+    disk_trouble_told,
+    stopping_on_sigterm,
+)
+from raybench.core.errors import FolderLost, InputError
 from raybench.engine import rows
 from raybench.engine.execute import execute
 from raybench.engine.run import Options
+from raybench.planning.admission import admit
+from raybench.planning.batch import Batch
 from raybench.planning.booking import as_booked
 from raybench.planning.plan import Plan, make_plan
 from raybench.planning.resolve import problem_of
 from raybench.runtime.packs import PACKS_PER_SLOT, packs_of
 from raybench.runtime.progress import View, added
+from raybench.runtime.scratch import scratch
 from raybench.runtime.session import ray_session
 from raybench.spec import Sweep
 from raybench.spec.model import Resources
 from raybench.store import Store
+from raybench.store.log import FOREIGN, Finding
+from raybench.store.reach import check_reachable
+from raybench.store.tries import Tries
+from raybench.store.tries import read as read_tries
+from raybench.store.tries import save as save_tries
+from raybench.store.writer import SET_ASIDE
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -40,7 +55,8 @@ class Outcome:
     """How a sweep ended.
 
     counts: planned cells by status (``missing`` for those that did not get their turn). seconds: of
-    this run. plan: what was planned.
+    this run. plan: what was planned. terminated: whether SIGTERM interrupted it, rather than Ctrl-C.
+    repairs: what was found in the folder that was not as it was written, and what became of it.
     """
 
     folder: str
@@ -48,14 +64,16 @@ class Outcome:
     seconds: float
     interrupted: bool
     plan: Plan
+    terminated: bool = False
+    repairs: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
         """Return 0 if every cell ended, 1 if some failed or are missing or all were skipped, 130 if
-        interrupted.
+        interrupted by Ctrl-C, 143 by SIGTERM.
         """
         if self.interrupted:
-            return 130
+            return TERMINATED if self.terminated else INTERRUPTED
         idle = not self.plan.cells  # every cell was skipped
         return 1 if idle or self.counts.get("failed") or self.counts.get("missing") else 0
 
@@ -77,36 +95,76 @@ def drive(
     Raises InputError, with nothing written, for bad input.
     """
     began = time.monotonic()
+    check_reachable(out, processes=not inline)
     store = Store(out)
-    store.claim(sweep.text, write=False)
-    sweep = sweep if fresh else as_booked(sweep, out)
-    plan = make_plan(sweep, {} if fresh else store.done(), retry_failed)
-    mode = mode_of(plan)
-    with store.lock():
-        store.claim(sweep.text)
+    plan = _planned(sweep, store, fresh, retry_failed)  # complains before anything is written
+    mode_of(plan)
+    with store.held():
+        store.own(fresh)
         if fresh:
             store.drop()
-        store.clean()
+        repairs = store.repair()
+        plan = _planned(sweep, store, fresh, retry_failed, plan)
+        mode = mode_of(plan)
+        store.claim(plan.sweep.text)
+        store.apart = frozenset(c for c, status in store.done().items() if status == "failed")
         store.skip(rows.skipped_table((s.cell, s.label, s.why.text) for s in plan.skipped))
         store.write("plan/batches.json", plan.text())
-        interrupted, stopped, why = False, False, ""
+        tries = Tries(read_tries(store.files))
+        interrupted, terminated, stopped, why = False, False, False, ""
         if plan.batches:
             rounds = float(sum(c.cell.rounds for b in plan.batches for c in b.cells))
             with View(sweep.name, plan.missing, rounds, len(plan.done)) as view:
                 try:
-                    if inline:
-                        stopped = _inline(plan, store, view, fail_fast)
-                    else:
-                        stopped, why = _through_ray(plan, store, view, mode, address, fail_fast)
-                except KeyboardInterrupt:
-                    interrupted = True
+                    with stopping_on_sigterm():
+                        if inline:
+                            stopped = _inline(plan, store, view, fail_fast, tries)
+                        else:
+                            stopped, why = _through_ray(
+                                plan, store, view, mode, address, fail_fast, tries
+                            )
+                except KeyboardInterrupt as stop:
+                    interrupted, terminated = True, isinstance(stop, Terminated)
             if not (interrupted or stopped):
-                _account(plan, store, why)
+                _account(plan, store, why, tries)
+        store.check_owner()
         ended = store.done()
+        _keep(tries, store, ended)
     counts = Counter(ended.get(c.id, "missing") for c in plan.cells)
     counts["skipped"] += len(plan.skipped)
     seconds = time.monotonic() - began
-    return Outcome(store.folder, dict(counts), seconds, interrupted, plan)
+    said = tuple(f"{f.rel} was {_what_became_of(f)}: {f.what}" for f in repairs)
+    return Outcome(store.folder, dict(counts), seconds, interrupted, plan, terminated, said)
+
+
+def _planned(
+    sweep: Sweep, store: Store, fresh: bool, retry_failed: bool, before: Plan | None = None
+) -> Plan:
+    """Return the plan for what the folder holds now; ``before`` if it was made for just that.
+
+    Another driver may have finished, and left another accounting, since a plan was made without the lock.
+    """
+    store.claim(sweep.text, write=False)
+    sweep = sweep if fresh else as_booked(sweep, store.folder)
+    done = {} if fresh else store.done()
+    if before is not None and (before.sweep, before.found) == (sweep, done):
+        return before
+    plan = make_plan(sweep, done, retry_failed)
+    admit(plan, store.folder)
+    return plan
+
+
+def _what_became_of(finding: Finding) -> str:
+    return (
+        "left out" if finding.kind == FOREIGN else f"moved to {SET_ASIDE}, and its cells ran again"
+    )
+
+
+def _keep(tries: Tries, store: Store, ended: Mapping[str, str]) -> None:
+    """Save how often cells were tried that may be tried again."""
+    left = {c: n for c, n in tries.counts.items() if ended.get(c, "failed") == "failed"}
+    if left != read_tries(store.files):
+        save_tries(store.files, left)
 
 
 def mode_of(plan: Plan) -> str:
@@ -134,8 +192,19 @@ def options_of(sweep: Sweep) -> Options:
     return Options(sweep.record, sweep.accounting, sweep.evaluate.metrics)
 
 
-def _inline(plan: Plan, store: Store, view: View, fail_fast: bool) -> bool:
-    steps = execute(plan.batches, options_of(plan.sweep), store.commit, timeout=plan.sweep.timeout)
+def _inline(plan: Plan, store: Store, view: View, fail_fast: bool, tries: Tries) -> bool:
+    def begin(batch: Batch) -> int:
+        before = tries.begin([c.id for c in batch.cells])
+        save_tries(store.files, tries.counts)
+        return before
+
+    steps = execute(
+        plan.batches,
+        options_of(plan.sweep),
+        store.commit,
+        timeout=plan.sweep.timeout,
+        begin=begin,
+    )
     for progress in steps:
         view.update(progress)
         if fail_fast and progress.failed:
@@ -144,7 +213,13 @@ def _inline(plan: Plan, store: Store, view: View, fail_fast: bool) -> bool:
 
 
 def _through_ray(
-    plan: Plan, store: Store, view: View, mode: str, address: str | None, fail_fast: bool
+    plan: Plan,
+    store: Store,
+    view: View,
+    mode: str,
+    address: str | None,
+    fail_fast: bool,
+    tries: Tries,
 ) -> tuple[bool, str]:
     """Run the plan's packs as Tune trials; return whether it was stopped early, and the last error."""
     resources = plan.sweep.resources
@@ -165,12 +240,15 @@ def _through_ray(
             max(slots, 16) if growing else slots,
             1 if train else PACKS_PER_SLOT,
         )
-        board = ray.remote(num_cpus=0)(work.Board).remote(fail_fast)
+        assert store.owner is not None
+        board = ray.remote(num_cpus=0)(work.Board).remote(fail_fast, tries.counts)
         sections = {b.cells[0].cell.problem for b in plan.batches}
         shared = work.Shared(
             packs=packs,
             options=options_of(plan.sweep),
             folder=_absolute(store.folder),
+            owner=store.owner,
+            apart=store.apart,
             plugins=tuple(plan.sweep.plugins),
             problems={s: ray.put(problem_of(s)) for s in sections},
             board=board,
@@ -181,8 +259,9 @@ def _through_ray(
             mode=mode,
             timeout=plan.sweep.timeout,
         )
-        with _following(ray, board, view):
-            why = _fit(shared, len(packs), None if growing else slots, plan.sweep)
+        with _following(ray, board, view, store, tries):
+            why = _fit(shared, len(packs), None if growing else slots, plan.sweep, board)
+        tries.counts = ray.get(board.tries.remote())
         parts = ray.get(board.read.remote())
         view.update(added(parts))
         return fail_fast and any(p.failed for p in parts.values()), why
@@ -200,14 +279,15 @@ def slots_of(resources: Resources, here: Mapping[str, float], workers: int) -> i
     return max(1, int(min(fits) + 1e-9))  # 1 / 0.1 workers are 10, not 9.999
 
 
-def _fit(shared: Shared, packs: int, at_once: int | None, sweep: Sweep) -> str:
+def _fit(shared: Shared, packs: int, at_once: int | None, sweep: Sweep, board: ActorHandle) -> str:
+    import ray
     from ray import tune
     from ray.tune import CheckpointConfig, FailureConfig, RunConfig, TuneConfig, Tuner
 
     from raybench.runtime import work
 
     trainable = work.train_trial if shared.mode == "train" else work.pack_trial()
-    with tempfile.TemporaryDirectory(prefix="raybench-tune-") as folder:
+    with scratch("tune") as folder:
         results = Tuner(
             tune.with_resources(tune.with_parameters(trainable, shared=shared), shared.per_trial()),
             param_space={"pack": tune.grid_search(list(range(packs)))},
@@ -222,8 +302,16 @@ def _fit(shared: Shared, packs: int, at_once: int | None, sweep: Sweep) -> str:
                 checkpoint_config=CheckpointConfig(checkpoint_at_end=False),
             ),
         ).fit()
+    lost = ray.get(board.why_lost.remote())
+    if lost:
+        raise FolderLost(lost)
     # The last line that is not empty tells what a worker raised, or how it died.
     lines = [line.strip() for e in results.errors for line in str(e).splitlines() if line.strip()]
+    trouble = disk_trouble_told(lines)
+    if (
+        trouble is not None
+    ):  # not the cells' fault: they stay missing, and the same command runs them
+        raise OSError(trouble, os.strerror(trouble), shared.folder)
     return lines[-1] if lines else ""
 
 
@@ -235,7 +323,7 @@ def _writer(ray: ModuleType, store: Store, work: ModuleType, cluster: bool) -> A
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = ray.remote(num_cpus=0, scheduling_strategy=here)(work.Writer)
-    return actor.remote(_absolute(store.folder))
+    return actor.remote(_absolute(store.folder), store.owner, store.apart)
 
 
 def _absolute(folder: str) -> str:
@@ -243,16 +331,23 @@ def _absolute(folder: str) -> str:
 
 
 @contextmanager
-def _following(ray: ModuleType, board: ActorHandle, view: View) -> Iterator[None]:
-    """Show the board's progress while the trials run, from a thread of its own."""
+def _following(
+    ray: ModuleType, board: ActorHandle, view: View, store: Store, tries: Tries
+) -> Iterator[None]:
+    """Show the board's progress, and save its counts of tries, while the trials run; from a thread."""
     over = threading.Event()
 
     def follow() -> None:
         while not over.wait(0.5):
             try:
                 parts = ray.get(board.read.remote(), timeout=5)
+                now = ray.get(board.tries.remote(), timeout=5)
             except Exception:  # the session is ending, and results are in the store already
                 continue
+            if now != tries.counts:
+                tries.counts = now
+                with suppress(OSError):  # a full disk: what commits results tells of it
+                    save_tries(store.files, now)
             view.update(added(parts), "running" if parts else "starting Ray")
 
     thread = threading.Thread(target=follow, daemon=True)
@@ -266,7 +361,7 @@ def _following(ray: ModuleType, board: ActorHandle, view: View) -> Iterator[None
             thread.join(timeout=6)
 
 
-def _account(plan: Plan, store: Store, why: str) -> None:
+def _account(plan: Plan, store: Store, why: str, tries: Tries) -> None:
     """Write a failed row for each cell whose worker died more often than ``attempts`` allows."""
     done = store.done()
     host = {**rows.host_facts(), "mode": mode_of(plan)}
@@ -274,5 +369,6 @@ def _account(plan: Plan, store: Store, why: str) -> None:
     for batch in plan.batches:
         for cell in batch.cells:
             if cell.id not in done:
-                table = rows.failed_table(cell, batch, error, host)
+                own = replace(batch, attempts=max(0, tries.counts.get(cell.id, 1) - 1))
+                table = rows.failed_table(cell, own, error, host)
                 store.commit(cell.id, None, table)

@@ -8,11 +8,14 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 
+from raybench.core.endings import keeping_sigterm
 from raybench.core.errors import InputError
 from raybench.core.process import ENVIRONMENT
+from raybench.runtime.access import guard_token, on_loopback
+from raybench.runtime.watchdog import watched
 
 RAY_ENVIRONMENT = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
@@ -38,7 +41,8 @@ def ray_session(address: str | None, slots_needed: float = 0) -> Iterator[Module
     slots_needed: CPUs that one trial's workers take together. A Ray that was running already, or is
     reached by address, is left running. Raises InputError where it cannot be reached.
     """
-    with environment(_wanted()):  # processes of a Ray of our own inherit these variables
+    own = watched() if address in (None, "local") else nullcontext()
+    with environment(_wanted()), own:  # processes of a Ray of our own inherit these variables
         yield from _session(address, slots_needed)
 
 
@@ -79,25 +83,28 @@ def _session(address: str | None, slots_needed: float) -> Iterator[ModuleType]:
         # What fails becomes a row with its error, and need not be told on the terminal again.
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        if address in (None, "local"):
-            # One more than there are, since the trials that own Train worker groups take a hundredth each.
-            cores = max(os.cpu_count() or 1, math.ceil(slots_needed)) + 1
-            ray.init(
-                address="local",
-                num_cpus=cores,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                configure_logging=True,
-            )
-        else:
-            given = {name: os.environ[name] for name in ENVIRONMENT}
-            ray.init(
-                address=address,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                runtime_env={"env_vars": given},
-            )
+        with keeping_sigterm():
+            if address in (None, "local"):
+                # One more than there are, since the trials that own Train worker groups take a hundredth each.
+                cores = max(os.cpu_count() or 1, math.ceil(slots_needed)) + 1
+                guard_token()
+                with on_loopback():
+                    ray.init(
+                        address="local",
+                        num_cpus=cores,
+                        include_dashboard=False,
+                        log_to_driver=False,
+                        logging_level=logging.ERROR,
+                        configure_logging=True,
+                    )
+            else:
+                given = {name: os.environ[name] for name in ENVIRONMENT}
+                ray.init(
+                    address=address,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    runtime_env={"env_vars": given},
+                )
     except (ConnectionError, ValueError) as error:
         what = f"no Ray cluster answers at {address}"
         raise InputError.of("--address", what, str(error).split("\n")[0]) from error

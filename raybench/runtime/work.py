@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from raybench.core import registry
+from raybench.core.errors import FolderLost
 from raybench.core.process import tune_process
 from raybench.engine.execute import Progress, execute
 from raybench.engine.run import Options
 from raybench.planning.batch import Batch
 from raybench.planning.resolve import adopt
+from raybench.runtime.scratch import scratch
 from raybench.spec import Section
-from raybench.store import Store, encode
+from raybench.store import Store
+from raybench.store.tries import Tries
+from raybench.store.writer import Owner
 from raybench.wire.transport import Distributed, Transport
 
 if TYPE_CHECKING:
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 class Shared:
     """What every pack of a sweep needs; shipped once through the object store.
 
+    owner: whose the results folder is while this sweep runs. apart: cells that had failed and run again.
     problems: references to the built problems, so that workers on other nodes need no data files.
     board, writer: handles of the actors below; writer is None unless the folder is the disk of the
     driver's node and there are other nodes. cpus, gpus: of a worker, as asked; a fraction of a GPU is
@@ -38,6 +43,8 @@ class Shared:
     packs: list[list[Batch]]
     options: Options
     folder: str
+    owner: Owner
+    apart: frozenset[str]
     plugins: tuple[str, ...]
     problems: Mapping[Section, ObjectRef]
     board: ActorHandle
@@ -72,16 +79,37 @@ class Shared:
 
 
 class Board:
-    """An actor where packs post their progress and learn whether to stop."""
+    """An actor where packs post their progress and learn whether to stop.
 
-    def __init__(self, fail_fast: bool) -> None:
+    tries: how often each cell was tried before.
+    """
+
+    def __init__(self, fail_fast: bool, tries: Mapping[str, int]) -> None:
         self.parts: dict[int, Progress] = {}
         self.fail_fast = fail_fast
+        self.lost = ""
+        self.tried = Tries(tries)
 
     def post(self, pack: int, progress: Progress) -> bool:
         """Take a pack's progress; return whether the pack should stop."""
         self.parts[pack] = progress
-        return self.fail_fast and any(p.failed for p in self.parts.values())
+        return bool(self.lost) or (self.fail_fast and any(p.failed for p in self.parts.values()))
+
+    def begin(self, cells: Sequence[str]) -> int:
+        """Note that cells are tried once more; return how often one of them was before, at most."""
+        return self.tried.begin(cells)
+
+    def tries(self) -> dict[str, int]:
+        """Return how often each cell was tried."""
+        return self.tried.counts
+
+    def lose(self, why: str) -> None:
+        """Note that the results folder is lost, so that every pack stops."""
+        self.lost = why
+
+    def why_lost(self) -> str:
+        """Return why the results folder is lost, empty where it is there."""
+        return self.lost
 
     def read(self) -> dict[int, Progress]:
         """Return the progress of every pack."""
@@ -89,14 +117,18 @@ class Board:
 
 
 class Writer:
-    """An actor that writes the shards which other nodes send as bytes."""
+    """An actor that writes the shards which other nodes send as tables."""
 
-    def __init__(self, folder: str) -> None:
-        self.store = Store(folder)
+    def __init__(self, folder: str, owner: Owner, apart: frozenset[str]) -> None:
+        self.store = Store(folder, owner, apart)
 
-    def commit(self, shard: str, curves: bytes | None, cells: bytes) -> None:
+    def commit(self, shard: str, curves: pa.Table | None, cells: pa.Table) -> None:
         """Write one shard."""
         self.store.commit(shard, curves, cells)
+
+    def done(self) -> dict[str, str]:
+        """Return the cells that are committed, by status."""
+        return self.store.done()
 
 
 def set_threads(threads: int) -> None:
@@ -109,15 +141,23 @@ def set_threads(threads: int) -> None:
 def committer(shared: Shared) -> Callable[[str, pa.Table | None, pa.Table], None]:
     """Return the function that writes a shard, here or through the driver's node."""
     if shared.writer is None:
-        return Store(shared.folder).commit
+        return Store(shared.folder, shared.owner, shared.apart).commit
 
     def send(shard: str, curves: pa.Table | None, cells: pa.Table) -> None:
         import ray
 
-        data = None if curves is None else encode(curves)
-        ray.get(shared.writer.commit.remote(shard, data, encode(cells)))
+        ray.get(shared.writer.commit.remote(shard, curves, cells))
 
     return send
+
+
+def committed(shared: Shared) -> set[str]:
+    """Return the cells that need not run: those committed, but for failed ones that run again."""
+    import ray
+
+    done = Store(shared.folder).done if shared.writer is None else None
+    found = done() if done else ray.get(shared.writer.done.remote())
+    return {c for c, status in found.items() if status != "failed" or c not in shared.apart}
 
 
 def prepare(shared: Shared) -> None:
@@ -136,19 +176,30 @@ def run_pack(shared: Shared, pack: int, transport: Transport, device: str) -> It
     """Run a pack's uncommitted batches, posting progress; a generator that yields now and then."""
     import ray
 
-    done = set(Store(shared.folder).done()) if shared.writer is None else set()
-    todo = [b for b in shared.packs[pack] if transport.agree(not done >= {c.id for c in b.cells})]
+    lost = ray.get(shared.board.why_lost.remote()) if transport.rank == 0 else ""
+    if transport.agree(lost):
+        return
+    # Of a batch that was cut, since a cell of it raised, some cells may be committed.
+    done = transport.agree(committed(shared) if transport.rank == 0 else None)
+    left = [batch.without(done) for batch in shared.packs[pack]]
     where = {"mode": shared.mode, "workers": shared.workers}
     last = Progress()
-    for progress in execute(
-        todo,
+
+    def begin(batch: Batch) -> int:
+        tried: int = ray.get(shared.board.begin.remote([c.id for c in batch.cells]))
+        return tried
+
+    steps = execute(
+        [batch for batch in left if batch is not None],
         shared.options,
         committer(shared),
         transport=transport,
         device=device,
         where=where,
         timeout=shared.timeout,
-    ):
+        begin=begin,
+    )
+    for progress in _telling_losses(steps, shared):
         last = progress
         stop = False
         if transport.rank == 0:
@@ -158,6 +209,17 @@ def run_pack(shared: Shared, pack: int, transport: Transport, device: str) -> It
         yield progress
     if transport.rank == 0:
         ray.get(shared.board.post.remote(pack, last))
+
+
+def _telling_losses(steps: Iterator[Progress], shared: Shared) -> Iterator[Progress]:
+    """Yield the steps; where the results folder is lost, tell everyone before the error goes on."""
+    try:
+        yield from steps
+    except FolderLost as error:
+        import ray
+
+        ray.get(shared.board.lose.remote(str(error)))
+        raise
 
 
 def pack_trial() -> type:
@@ -201,13 +263,11 @@ def train_loop(config: dict[str, Any]) -> None:
 
 def train_trial(config: dict[str, object], shared: Shared | None = None) -> None:
     """Own one Train worker group, which serves a whole pack (a Tune function trial)."""
-    import tempfile
-
     from ray import train
     from ray.train.torch import TorchConfig, TorchTrainer
 
     assert shared is not None
-    with tempfile.TemporaryDirectory(prefix="raybench-train-") as folder:
+    with scratch("train") as folder:
         TorchTrainer(
             train_loop,
             train_loop_config={"shared": shared, "pack": config["pack"]},

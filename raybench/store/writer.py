@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raybench.core.errors import InputError
+from raybench.core.errors import FolderLost, InputError
 from raybench.store import identity, lock, log
 from raybench.store.files import open_folder
 from raybench.store.log import DAMAGED, DOUBLE, FOREIGN, NEWER, OWNER, Finding
@@ -41,10 +41,6 @@ def shard_name(ids: Iterable[str]) -> str:
     if len(ids) == 1:
         return ids[0]
     return hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16]
-
-
-class FolderLost(OSError):
-    """The results folder was removed, or another driver has taken it over, while a sweep ran."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +149,8 @@ class Store:
 
         Raises FolderLost if the folder is no longer the owner's.
         """
+        self.check_owner()
         try:
-            self._check_owner()
             if self.owner is None:
                 self.files.prepare()
             if curves is not None:
@@ -163,13 +159,12 @@ class Store:
             if curves is not None and not self.files.exists(f"curves/{shard}.parquet"):
                 # another driver, which found them without cells, took the curves away in between
                 self.files.write(f"curves/{shard}.parquet", curves)
-        except FolderLost:
-            raise
         except OSError:
-            self._check_owner()  # what failed may have failed because the folder is gone
+            self.check_owner()  # what failed may have failed because the folder is gone
             raise
 
-    def _check_owner(self) -> None:
+    def check_owner(self) -> None:
+        """Raise FolderLost unless the folder is still the owner's."""
         if self.owner is None:
             return
         found = log.owner_of(self.files)

@@ -1,0 +1,102 @@
+"""How a command ends other than well: exit codes, SIGTERM, and disks that are full or broken."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+INTERRUPTED = 130  # exit codes by the custom of shells: 128 and the number of the signal
+TERMINATED = 143
+DISK_TROUBLE = {
+    errno.ENOSPC: "free some of it",
+    errno.EDQUOT: "free some of it",
+    errno.EIO: "look at the disk",
+    errno.EROFS: "give --out on another disk",
+}
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has come: the work stops as it does by Ctrl-C."""
+
+
+@contextmanager
+def stopping_on_sigterm() -> Iterator[None]:
+    """Raise Terminated in the main thread when SIGTERM comes, unless the program has a handler of its own.
+
+    By default SIGTERM ends a process without a word and without its ``finally`` parts.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM) if main else None
+    ours = before == signal.SIG_DFL or getattr(before, "__module__", "").split(".")[0] == "ray"
+    if not (main and ours):
+        yield
+        return
+    heard: list[int] = []
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if (
+            heard
+        ):  # what a handler raises while Ray waits comes out of it as a plain KeyboardInterrupt
+            raise Terminated from stop
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def keeping_sigterm() -> Iterator[None]:
+    """Put the handler of SIGTERM back at the end, after something that replaces it, as ``ray.init`` does.
+
+    Ray's handlers exit with 15, and later abort with a dump of the stack. Raises Terminated where Ray's
+    handler has heard a SIGTERM meanwhile.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM) if main else None
+    try:
+        yield
+    except SystemExit as end:
+        if end.code == signal.SIGTERM:
+            raise Terminated from end
+        raise
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def exit_code(stop: KeyboardInterrupt) -> int:
+    """Return 143 after SIGTERM, 130 after Ctrl-C."""
+    return TERMINATED if isinstance(stop, Terminated) else INTERRUPTED
+
+
+def disk_trouble(error: OSError) -> str | None:
+    """Return what to tell of an error that is the disk's; None for any other."""
+    if error.errno not in DISK_TROUBLE:
+        return None
+    where = f"{os.fspath(error.filename)!s}: " if error.filename is not None else ""
+    said = os.strerror(error.errno)
+    return (
+        f"{where}{said}\n    {DISK_TROUBLE[error.errno]}: what is committed stays, and the same command "
+        "goes on"
+    )
+
+
+def disk_trouble_told(lines: Iterable[str]) -> int | None:
+    """Return the errno of a disk's trouble that a traceback from another process ends with, None without."""
+    for line in lines:
+        found = re.search(r"\b\w*Error: \[Errno (\d+)\]", line)
+        if found and int(found[1]) in DISK_TROUBLE:
+            return int(found[1])
+    return None

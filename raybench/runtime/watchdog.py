@@ -1,0 +1,87 @@
+"""A small process that ends what a killed driver leaves of its Ray: helpers wait 60 s for a lost server.
+
+It reads from a pipe whose other end only the driver holds. The driver's last word there is ``done``; if
+the pipe ends without it, the driver was killed, and every process that writes into the folder of the
+driver's Ray session, as all of Ray's do for their logs, is killed as well. Command lines do not tell: Ray's
+processes change theirs. Runs as a script of its own, so nothing of raybench or Ray is imported here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+DONE = b"done"
+SECONDS_OF_LOOKS = 6.0  # a process that was just being started names the session a moment later
+SECONDS_BETWEEN_LOOKS = 0.2
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """Have the processes of a Ray that this process starts inside killed, should this process be killed.
+
+    Does nothing where there is no /proc.
+    """
+    if not Path("/proc/self/cmdline").exists():
+        yield
+        return
+    ours, theirs = (
+        os.pipe()
+    )  # not inherited, so that no process but this one holds the end for writing
+    with os.fdopen(theirs, "wb", buffering=0) as line:
+        with os.fdopen(ours, "rb") as end:
+            dog = subprocess.Popen(
+                [sys.executable, "-I", "-S", __file__, str(os.getpid())],
+                stdin=end,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # signals for the driver's group are not for it
+            )
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # somebody has killed the dog
+                line.write(DONE)
+    dog.wait()
+
+
+def session_processes(driver: int) -> Iterator[int]:
+    """Yield the processes that write into a Ray session of this driver: ``session_<date>_<time>_<us>_<pid>``."""
+    name = re.compile(rf"/session_[\d-]+_[\d-]+_\d+_{driver}/")
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # ended meanwhile, or another user's
+            if any(name.search(os.readlink(file)) for file in _written(process)):
+                yield int(process.name)
+
+
+def _written(process: Path) -> Iterator[Path]:
+    """Yield the links to the files that a process has open for writing; who reads logs is let be."""
+    for file in (process / "fd").iterdir():
+        flags = (process / "fdinfo" / file.name).read_text().split("flags:", 1)[1].split()[0]
+        if int(flags, 8) & os.O_ACCMODE != os.O_RDONLY:
+            yield file
+
+
+def main(driver: int) -> None:
+    """Wait for the driver's end; kill what it leaves behind if it said nothing before."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.stdin.buffer.read() == DONE:
+        return
+    until = time.monotonic() + SECONDS_OF_LOOKS
+    while time.monotonic() < until:
+        for process in session_processes(driver):
+            with suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,196 @@
+"""What cannot fit is refused before anything is allocated, with the numbers; what fits is not."""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from cli_kit import SWEEP, cli, tree
+
+from raybench import spec
+from raybench.core import capacity
+from raybench.core.errors import InputError
+from raybench.planning import admission
+from raybench.planning.admission import DISK_PER_ROW, admit, need_of
+from raybench.planning.plan import make_plan
+from raybench.runtime.driver import drive
+
+TOO_LARGE = {
+    "quadratic": (
+        "problem: {name: quadratic, dim: 1000000}\nalgorithm: gd\n",
+        ("problem:", "10 matrices of 1,000,000 x 1,000,000", "146 TiB", "problem.dim"),
+    ),
+    "tridiagonal": (
+        "problem: {name: tridiagonal, dim: 1000000000000}\nalgorithm: gd\n",
+        ("problem:", "29.1 TiB", "problem.dim"),
+    ),
+    "least squares": (
+        "problem: {name: least_squares, dataset: DATA, clients: 2}\nalgorithm: gd\n",
+        ("problem:", "2 matrices of 2,000 x 2,000", "122 MiB", "problem.clients"),
+    ),
+    "wide": (
+        "problem: {name: least_squares, dataset: DATA, clients: 1, split: shuffled, rows: 1999}\nalgorithm: gd\n",
+        ("problem:", "1 matrices of 1,999 rows and 2,000 features", "30.5 MiB", "problem.rows"),
+    ),
+    "vertical": (
+        "problem: {name: vertical_least_squares, dataset: DATA, clients: 2}\nalgorithm: vertical_gd\n",
+        ("problem:", "4,000 rows of 2,000 features", "122 MiB", "problem.rows"),
+    ),
+    "graph": (
+        "problem: {name: tridiagonal, dim: 2, clients: 3000000}\n"
+        "algorithm: {name: dgd, step_size: {value: 0.1}}\ngraph: ring\n",
+        ("graph:", "65.5 TiB", "a method with a server"),
+    ),
+    "state": (
+        "problem: {name: tridiagonal, dim: 2000000, clients: 3000000}\nalgorithm: gd\n",
+        ("problem:", "43.7 TiB", "one gradient of each client", "fewer problem.clients"),
+    ),
+    "rows": (
+        SWEEP.replace("rounds: 20", "rounds: 1000000000000"),
+        ("record:", "memory at least", "disk at least", "points: 400"),
+    ),
+    "endless rows": (
+        SWEEP.replace("rounds: 20", "rounds: 1000000000000000000"),
+        ("record:", "EiB", "points: 400"),
+    ),
+}
+SMALL = 30 << 20  # bytes of a machine that the small data set of these tests does not fit
+ONLY_SMALL = {"least squares", "wide", "vertical"}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def sparse_rows(file: Path, count: int) -> None:
+    """Write a data set of so many rows and 2,000 features, each row with a single feature."""
+    file.write_text("".join(f"{(-1) ** j} {j % 2000 + 1}:1\n" for j in range(count)))
+
+
+@pytest.mark.parametrize("what", TOO_LARGE)
+@pytest.mark.parametrize("verb", [("plan",), ("sweep", "--inline"), ("sweep",)])
+def test_what_cannot_fit_is_refused(
+    here: Path, monkeypatch: pytest.MonkeyPatch, what: str, verb: tuple[str, ...]
+) -> None:
+    text, says = TOO_LARGE[what]
+    if what in ONLY_SMALL:
+        sparse_rows(here / "data.txt", 2000 if what == "wide" else 4000)
+        monkeypatch.setattr(capacity, "memory_here", lambda: SMALL)
+    (here / "s.yaml").write_text(text.replace("DATA", str(here / "data.txt")))
+    before, most = tree(here), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.monotonic()
+    said = cli(verb[0], here / "s.yaml", *verb[1:])
+    assert said.code == 2, said.out + said.err
+    assert len(said.err.splitlines()) <= 6
+    for words in says:
+        assert words in said.err
+    assert tree(here) == before
+    assert not (here / "results").exists()
+    assert time.monotonic() - began < 60
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most
+    assert grown < 600 << 10, "kilobytes: it was refused only after it had been allocated"
+
+
+@pytest.mark.parametrize("rounds", [10**9, 10**18])
+def test_an_endless_run_with_few_rows_or_a_stop_rule_is_planned(rounds: int) -> None:
+    for keys in (
+        "record: {points: 400}",
+        "stop: {grad_norm_sq: 1.0e-8}",
+        "record: {every: 10000000000000000}",
+    ):
+        text = SWEEP.replace("rounds: 20", f"rounds: {rounds}\n{keys}")
+        need = admit(make_plan(spec.load(text)), ".")
+        assert need.sure == ("stop" not in keys)
+        assert need.tensors < 1 << 20
+
+
+def test_an_estimate_is_below_what_a_run_takes(tmp_path: Path) -> None:
+    """Cells that run all their rounds take more disk, and their tables more memory, than was estimated."""
+    sweep = spec.load(SWEEP.replace("rounds: 20", "rounds: 3000"))
+    plan = make_plan(sweep)
+    need = need_of(plan)
+    assert need.sure
+    assert need.disk == plan.missing * 3001 * DISK_PER_ROW
+    assert drive(sweep, tmp_path / "out", inline=True).exit_code == 0
+    files = list((tmp_path / "out" / "curves").glob("*.parquet"))
+    assert need.disk < sum(file.stat().st_size for file in files)
+    most = max(len(b.cells) for b in plan.batches)
+    assert need.rows == most * 3001 * admission.MEMORY_PER_ROW
+
+
+def test_a_full_disk_is_foreseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = spec.load(SWEEP)
+    need = need_of(make_plan(sweep))
+    monkeypatch.setattr(capacity.shutil, "disk_usage", lambda _: SimpleNamespace(free=need.disk))
+    assert drive(sweep, tmp_path / "fits", inline=True).exit_code == 0
+    monkeypatch.setattr(
+        capacity.shutil, "disk_usage", lambda _: SimpleNamespace(free=need.disk - 1)
+    )
+    with pytest.raises(InputError, match="of disk at least, and"):
+        drive(sweep, tmp_path / "out", inline=True)
+    assert not (tmp_path / "out").exists()
+    # what is committed already needs no room
+    assert drive(sweep, tmp_path / "fits", inline=True).exit_code == 0
+
+
+def test_a_plan_says_what_it_needs(here: Path) -> None:
+    (here / "s.yaml").write_text(SWEEP)
+    said = cli("plan", "s.yaml")
+    assert "KiB at least for the largest batch, of " in said.out
+    assert " are free" in said.out
+    (here / "s.yaml").write_text(SWEEP + "stop: {grad_norm_sq: 1.0e-8}\n")
+    assert "if no stop rule ends cells before" in cli("plan", "s.yaml").out
+
+
+PLUGIN = """
+from raybench.plugins import Problem, problem
+
+@problem("greedy")
+class Greedy(Problem):
+    def __init__(self):
+        super().__init__(2, 3)
+        raise MemoryError("Unable to allocate 9 PiB")
+"""
+
+
+def test_a_plug_in_that_runs_out_of_memory_is_no_traceback(here: Path) -> None:
+    (here / "greedy.py").write_text(PLUGIN)
+    (here / "s.yaml").write_text("problem: greedy\nalgorithm: gd\nplugins: greedy.py\n")
+    said = cli("sweep", "s.yaml", "--inline")
+    assert said.code == 2
+    assert said.err == (
+        "error: problem: out of memory: Unable to allocate 9 PiB\n"
+        "    a smaller problem, or fewer clients\n"
+    )
+
+
+def test_limits_of_a_container_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = capacity.memory_here()
+    assert 1 << 28 < machine < math.inf
+    monkeypatch.setattr(capacity, "CGROUP", tmp_path)
+    monkeypatch.setattr(capacity, "_swap", lambda: 0.0)
+    outer = tmp_path / "pod"
+    (outer / "job").mkdir(parents=True)
+    real = Path.read_text
+    own = {"/proc/self/cgroup": "0::/pod/job\n"}
+    monkeypatch.setattr(Path, "read_text", lambda self: own.get(str(self)) or real(self))
+    (outer / "job" / "memory.max").write_text("max\n")
+    (outer / "memory.max").write_text("104857600\n")
+    assert capacity.memory_here() == 100 << 20
+    (outer / "job" / "memory.max").write_text("52428800\n")
+    assert capacity.memory_here() == 50 << 20
+
+
+def test_sizes_are_readable() -> None:
+    assert [capacity.size(c) for c in (12, 2048, 1.5 * 2**30, 10.0**16)] == [
+        "12 bytes",
+        "2 KiB",
+        "1.5 GiB",
+        "8.88 PiB",
+    ]

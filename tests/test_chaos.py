@@ -1,0 +1,78 @@
+"""A small sample of benchmarks/chaos.py, and that its comparison sees what it is there to see."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import chaos
+import pyarrow.parquet
+import pytest
+
+from raybench import spec
+from raybench.runtime.driver import drive
+
+SMALL = chaos.SWEEP.replace("MODE", "simulate").replace("WORKERS", "1").replace("ROUNDS", "20")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("chaos") / "out"
+    assert drive(spec.load(SMALL), out, inline=True).exit_code == 0
+    return out
+
+
+def shards(folder: Path, part: str) -> list[Path]:
+    return sorted((folder / part).glob("*.parquet"))
+
+
+def lose_cells(folder: Path) -> None:
+    shards(folder, "cells")[0].unlink()
+
+
+def lose_curves(folder: Path) -> None:
+    shards(folder, "curves")[0].unlink()
+
+
+def write_twice(folder: Path) -> None:
+    for part in ("cells", "curves"):
+        first = shards(folder, part)[0]
+        shutil.copy(first, first.with_name("again.parquet"))
+
+
+def change_a_value(folder: Path) -> None:
+    file = shards(folder, "curves")[0]
+    table = pyarrow.parquet.read_table(file)
+    losses = table["loss"].to_pylist()
+    losses[3] *= 1 + 1e-15
+    at = table.column_names.index("loss")
+    pyarrow.parquet.write_table(table.set_column(at, table.field("loss"), [losses]), file)
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (lose_cells, "cells are lost"),
+        (lose_curves, "curves differ"),
+        (write_twice, "cells stand twice"),
+        (write_twice, "rounds stand twice"),
+        (change_a_value, "curves differ"),
+    ],
+)
+def test_harm_is_seen(undisturbed: Path, tmp_path: Path, harm, says: str) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(undisturbed, out)
+    assert chaos.differences(out, undisturbed) == []
+    harm(out)
+    assert any(says in line for line in chaos.differences(out, undisturbed))
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mode", ["simulate", "train"])
+def test_a_few_random_kills_change_nothing(mode: str, tmp_path: Path) -> None:
+    tally = chaos.Tally()
+    chaos.disturb(mode, 2, random.Random(3), tmp_path / mode, tally)
+    assert tally.wrong == []
+    assert tally.kills == 2, tally.text()

@@ -1,0 +1,326 @@
+"""What a killed driver leaves behind, processes and folders, goes away; what belongs to others stays."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from raybench.runtime import access
+from raybench.runtime.scratch import LOCK, remove_orphans, scratch
+
+SOON = 5.0  # seconds after which nothing of a killed driver may be there
+TRAIN = """
+name: left
+problem: {name: logistic, dataset: breast_cancer, clients: 4, regularizer: nonconvex, lambda: 0.1}
+algorithm: ef21
+compressor: {name: top_k, k: [1, 2]}
+rounds: 1000000
+record: {points: 10}
+resources: {workers: 2}
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for temporary files of the test's own."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+# Folders -------------------------------------------------------------------------------------------
+
+
+def test_a_folder_lives_as_long_as_its_owner(place: Path) -> None:
+    with scratch("tune") as folder:
+        assert Path(folder).name.startswith("raybench-tune-")
+        assert remove_orphans() == []
+        owner = "import sys; from raybench.runtime.scratch import scratch\n"
+        owner += "with scratch('train') as f: print(f, flush=True); sys.stdin.read()"
+        other = subprocess.Popen(
+            [sys.executable, "-c", owner],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": str(place)},
+        )
+        assert other.stdout is not None
+        theirs = Path(other.stdout.readline().strip())
+        (theirs / "deep").mkdir()
+        (theirs / "deep" / "file").write_text("x")
+        assert remove_orphans() == []
+        assert theirs.is_dir()
+        other.kill()
+        other.wait()
+        assert theirs.is_dir()
+        with scratch("tune"):  # as the next sweep does
+            assert not theirs.exists()
+            assert Path(folder).is_dir()
+    assert list(place.iterdir()) == []
+
+
+def test_what_is_not_a_sweeps_own_stays(place: Path) -> None:
+    (place / "raybench-tune-notes").mkdir()  # no lock: somebody else's
+    (place / "raybench-results").mkdir()
+    (place / "raybench-results" / LOCK).touch()
+    (place / "precious").mkdir()
+    (place / "precious" / LOCK).touch()
+    (place / "raybench-tune-link").symlink_to(place / "precious")
+    (place / "raybench-train-file").touch()
+    held = place / "raybench-train-held"
+    held.mkdir()
+    before = sorted(place.rglob("*"))
+    with open(held / LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert remove_orphans() == []
+    assert sorted([*before, held / LOCK]) == sorted(place.rglob("*"))
+    assert remove_orphans() == ["raybench-train-held"]
+
+
+def test_folders_of_other_users_stay(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = place / "raybench-tune-theirs"
+    theirs.mkdir()
+    (theirs / LOCK).touch()
+    me = os.getuid()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: me + 1)
+        assert remove_orphans() == []
+    assert remove_orphans() == ["raybench-tune-theirs"]
+
+
+# Processes -----------------------------------------------------------------------------------------
+
+DRIVER = """
+import os, subprocess, sys
+from pathlib import Path
+from raybench.runtime.watchdog import watched
+
+sleep = "import sys, time; f = open(sys.argv[1], sys.argv[2]); print('open', flush=True); time.sleep(60)"
+with watched():
+    for last, mode in (("", "w"), ("", "r"), ("7", "w")):
+        folder = Path(sys.argv[1]) / f"session_2026-01-02_03-04-05_678901_{os.getpid()}{last}"
+        folder.mkdir(exist_ok=True)
+        helper = subprocess.Popen(
+            [sys.executable, "-c", sleep, folder / "log", mode], stdout=subprocess.PIPE
+        )
+        helper.stdout.readline()
+        print(helper.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+@pytest.mark.parametrize("killed", [True, False])
+def test_helpers_of_a_killed_driver_are_ended_and_no_others(place: Path, killed: bool) -> None:
+    """Of three processes one writes into the driver's session, one reads there, one is of another's."""
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, place],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert driver.stdout is not None
+    helper, reader, other = (psutil.Process(int(driver.stdout.readline())) for _ in range(3))
+    mine = (helper, reader, other)
+    (dog,) = (p for p in psutil.Process(driver.pid).children() if p not in mine)
+    try:
+        if killed:
+            driver.kill()
+            driver.wait()
+            psutil.wait_procs([helper], timeout=SOON)
+            assert gone(helper)
+        else:
+            driver.communicate("")
+            assert gone(dog)
+            time.sleep(1)
+            assert not gone(helper)
+        assert not gone(reader)
+        assert not gone(other)
+    finally:
+        for process in mine:
+            if process.is_running():
+                process.kill()
+        psutil.wait_procs([dog], timeout=20)
+        assert gone(dog)
+
+
+# The token -----------------------------------------------------------------------------------------
+
+
+def test_the_token_is_this_users_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(place))
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    file = place / ".ray" / "auth_token"
+    access.guard_token()
+    written = file.read_text()
+    assert len(written) == 64
+    assert modes(file) == (0o600, 0o700)
+    file.chmod(0o644)  # as Ray writes it
+    file.parent.chmod(0o755)
+    access.guard_token()
+    assert modes(file) == (0o600, 0o700)
+    assert file.read_text() == written
+    own = place / "own"
+    own.write_text("x" * 64)
+    own.chmod(0o644)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(own))
+    access.guard_token()
+    assert modes(own)[0] == 0o600
+
+
+def modes(file: Path) -> tuple[int, int]:
+    return stat.S_IMODE(file.stat().st_mode), stat.S_IMODE(file.parent.stat().st_mode)
+
+
+# With Ray ------------------------------------------------------------------------------------------
+
+
+def family(driver: int) -> dict[psutil.Process, str]:
+    """Return the processes that a driver has started, and those these have, with their commands."""
+    found = {}
+    for process in psutil.Process(driver).children(recursive=True):
+        try:
+            found[process] = " ".join(process.cmdline())[:200]
+        except psutil.Error:
+            continue
+    return found
+
+
+def gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(280)
+def test_a_driver_killed_at_work(place: Path) -> None:
+    """It listens on loopback only; nothing of it runs 5 s after; the next sweep removes its folders."""
+    (place / "s.yaml").write_text(TRAIN)
+    command = [sys.executable, "-m", "raybench", "sweep", "s.yaml"]
+    # Ray puts sockets into its own, whose paths must be short.
+    settings = {"RAY_TMPDIR": "/tmp", **os.environ, "TMPDIR": str(place)}
+    driver = subprocess.Popen(
+        command, cwd=place, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    known: dict[psutil.Process, str] = {}
+    try:
+        until = time.monotonic() + 150
+        while not any("RayTrainWorker" in words for words in known.values()):
+            assert time.monotonic() < until, "no workers"
+            assert driver.poll() is None
+            time.sleep(0.2)
+            known |= family(driver.pid)
+        time.sleep(3)  # the ranks have met
+        known |= family(driver.pid)
+        heard = []
+        for process in [psutil.Process(driver.pid), *known]:
+            try:
+                sockets = process.net_connections()
+            except psutil.Error:
+                continue
+            heard += [
+                (known.get(process, "driver"), s.laddr) for s in sockets if s.status == "LISTEN"
+            ]
+        assert len(heard) > 5, "nothing listens: this test sees nothing"
+        outward = [one for one in heard if not loopback(one[1].ip)]
+        # The ranks of a group meet at a port of torch, which listens everywhere: docs/faults.md.
+        assert len(outward) <= 1, outward
+        assert all("RayTrainWorker" in words for words, _ in outward), outward
+        folders = sorted(p.name.split("-")[1] for p in place.glob("raybench-*"))
+        assert folders == ["train", "tune"]
+        dogs = [p for p, words in known.items() if "watchdog.py" in words]
+        assert len(dogs) == 1
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+        until = time.monotonic() + SOON
+        while (
+            left := [p for p in known if not gone(p) and p not in dogs]
+        ) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert not left, [known[p] for p in left]
+        assert len(list(place.glob("raybench-*"))) == 2
+        until = time.monotonic() + SOON
+        while list(place.glob("raybench-*")) and time.monotonic() < until:
+            remove_orphans()  # as the next sweep does
+            time.sleep(0.1)  # the last threads of a killed process still hold its locks
+        assert not list(place.glob("raybench-*"))
+    finally:
+        if driver.poll() is None:
+            driver.kill()
+            driver.wait()
+        dogs = [p for p, words in known.items() if "watchdog.py" in words]
+        psutil.wait_procs(dogs, timeout=20)
+
+
+def loopback(address: str) -> bool:
+    ip = ipaddress.ip_address(address)
+    inner = getattr(ip, "ipv4_mapped", None)
+    return (inner or ip).is_loopback
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(280)
+def test_sigterm_through_ray_is_143_and_a_full_disk_is_no_failed_cell(place: Path) -> None:
+    """Two endings of a sweep through Ray, in one folder; then it is completed."""
+    (place / "full.py").write_text(FULL.replace("MARKER", repr(str(place / "full"))))
+    text = TRAIN.replace("workers: 2", "workers: 1").replace("k: [1, 2]", "k: 1..8")
+    text = text.replace("rounds: 1000000", "rounds: 2000")
+    (place / "s.yaml").write_text(text + "plugins: full.py\nevaluate: {metrics: [full]}\n")
+    command = [sys.executable, "-m", "raybench", "sweep", "s.yaml"]
+    cells = place / "results" / "left" / "cells"
+    driver = subprocess.Popen(
+        command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    until = time.monotonic() + 120
+    while not (cells.is_dir() and any(cells.iterdir())) and time.monotonic() < until:
+        time.sleep(0.05)
+    driver.terminate()
+    out, err = driver.communicate(timeout=60)
+    assert driver.returncode == 143, out + err
+    assert "stopped by SIGTERM" in err
+    assert "Traceback" not in err
+    done = len(list(cells.iterdir()))
+    assert 1 <= done < 8
+
+    (place / "full").touch()
+    full = subprocess.run(command, cwd=place, capture_output=True, text=True)
+    assert full.returncode == 1, full.stdout + full.stderr
+    assert "No space left on device" in full.stderr
+    assert "the same command goes on" in full.stderr
+    assert "Traceback" not in full.stderr
+    assert len(list(cells.iterdir())) == done, "a full disk made failed cells"
+
+    (place / "full").unlink()
+    last = subprocess.run(command, cwd=place, capture_output=True, text=True)
+    assert last.returncode == 0, last.stdout + last.stderr
+    assert len(list(cells.iterdir())) == 8
+
+
+FULL = """
+import errno, os
+from pathlib import Path
+from raybench.core.registry import metric
+from raybench.store.files import Local
+
+def write(self, rel, data):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+@metric("full")
+def full(problem, x):
+    if Path(MARKER).exists():
+        Local.write = write  # in this worker, as on a node of its own whose disk is full
+    return (x * x).sum(-1)
+"""
