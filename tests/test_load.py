@@ -79,7 +79,7 @@ def test_a_torn_file_is_named(store, tmp_path):
     put(store, ["a"])
     file = tmp_path / "results/cells/b.parquet"
     file.write_bytes((tmp_path / "results/cells/a.parquet").read_bytes()[:500])
-    with pytest.raises(InputError, match=r"b\.parquet is not a readable Parquet file"):
+    with pytest.raises(InputError, match=r"b\.parquet: it is not a readable Parquet file"):
         load(tmp_path / "results")
 
 
@@ -95,7 +95,7 @@ def test_older_files_are_upgraded_and_newer_refused(store, tmp_path, monkeypatch
         return table.drop_columns([n for n in table.column_names if n == "test_loss"])
 
     monkeypatch.setitem(upgrades.UPGRADES, schema.SCHEMA_VERSION, rename)
-    for module in ("schema", "scan", "upgrades"):
+    for module in ("schema", "seal", "upgrades"):
         monkeypatch.setattr(f"raybench.store.{module}.SCHEMA_VERSION", tomorrow)
     put(store, ["c"])
     found = load(tmp_path / "results").groupby("cell")["loss"].apply(list).to_dict()
@@ -158,7 +158,7 @@ def test_object_store_reads_like_a_folder():
     assert len(load(url)) == 8
     with pytest.raises(InputError, match="another sweep"):
         store.claim({**SWEEP, "name": "else"})
-    with store.lock(), pytest.raises(InputError, match="is running"), store.lock():
+    with store.held(), pytest.raises(InputError, match="is running"), store.held():
         pass
     files = fsspec.filesystem("memory").find(f"/bucket-{os.getpid()}/read")
     assert not [f for f in files if "/tmp/" in f]

@@ -23,7 +23,6 @@ from raybench.store import (
     CELLS,
     CURVES,
     Store,
-    cells,
     encode,
     load,
     shard_name,
@@ -234,7 +233,7 @@ def test_shard_names():
 
 
 @pytest.mark.parametrize("url", [False, True])
-def test_commit_done_clean_drop(tmp_path, url):
+def test_commit_done_repair_drop(tmp_path, url):
     folder = f"memory://bucket-{os.getpid()}/{tmp_path.name}" if url else tmp_path / "r"
     store = Store(folder)
     assert store.done() == {}
@@ -245,32 +244,14 @@ def test_commit_done_clean_drop(tmp_path, url):
     store.files.write("tmp/stale.parquet.123", b"torn")
     assert store.done() == {"a": "ok", "b": "ok", "c": "failed"}
     assert set(load(folder)["cell"]) == {"a", "b", "c"}  # uncommitted curves are invisible
-    assert store.clean() == ["lost"]
+    assert store.repair() == []
     assert store.files.names("tmp") == []
-    assert store.clean() == []
-    store.drop(["c", "a"])
-    assert store.done() == {"b": "ok"}
-    assert set(load(folder)["cell"]) == {"b"}
-    store.commit(shard_name(["d", "e"]), encode(curves), encode(table))  # bytes from elsewhere
-    assert set(store.done()) == {"b", "d", "e"}
+    assert store.files.names("curves") == store.files.names("cells")
+    store.commit(shard_name(["d", "e"]), curves, table)
+    assert set(store.done()) == {"a", "b", "c", "d", "e"}
     store.drop()
     assert store.done() == {}
     assert store.files.names("curves") == []
-
-
-@pytest.mark.parametrize("gone", [{0}, {1}, {3}, {0, 1}, {2, 3}, {0, 1, 2}, {0, 1, 2, 3}, {9}])
-def test_dropped_cells_go_and_nothing_else(store, tmp_path, gone):
-    put(store, ["c0", "c1", "c2", "c3"])
-    put(store, ["other"])
-    folder = tmp_path / "results"
-    curves, table = load(folder), cells(folder)
-    names = [f"c{i}" for i in gone]
-    store.drop(names)
-    for found, before in ((load(folder), curves), (cells(folder), table)):
-        want = before[~before["cell"].isin(names)].reset_index(drop=True)
-        pd.testing.assert_frame_equal(found.sort_values("cell", kind="stable"), want)
-    left = [f"c{i}.parquet" for i in range(4) if i not in gone]
-    assert len(store.files.names("cells")) == len(store.files.names("curves")) == 1 + bool(left)
 
 
 def test_a_retry_overwrites_itself(store, tmp_path):
@@ -330,7 +311,7 @@ def test_a_write_that_fails_leaves_no_part_of_a_file(store, tmp_path, monkeypatc
 
     with monkeypatch.context() as patch:
         if moment == "write":
-            patch.setattr("raybench.store.files.open", torn, raising=False)
+            patch.setattr("raybench.store.disk.open", torn, raising=False)
         else:
             patch.setattr(os, "fsync", unsynced)
         with pytest.raises(OSError, match="No space"):
@@ -372,7 +353,7 @@ def test_claim_of_results_without_a_sweep(store):
 
 
 def _hold(folder, ready):
-    with Store(folder).lock():
+    with Store(folder).held():
         ready.set()
         time.sleep(60)
 
@@ -384,12 +365,12 @@ def test_lock_excludes_and_dies_with_its_driver(store, tmp_path):
     driver.start()
     try:
         assert ready.wait(60)
-        with pytest.raises(InputError, match=f"pid {driver.pid} on"), store.lock():
+        with pytest.raises(InputError, match=f"pid {driver.pid} on"), store.held():
             pass
     finally:
         os.kill(driver.pid, signal.SIGKILL)
         driver.join()
-    with store.lock(), pytest.raises(InputError, match=f"pid {os.getpid()}"), store.lock():
+    with store.held(), pytest.raises(InputError, match=f"pid {os.getpid()}"), store.held():
         pass
-    with store.lock():
+    with store.held():
         pass

@@ -115,8 +115,8 @@ def test_kill_9_of_a_writer_leaves_only_whole_batches(tmp_path):
         wait_for(writer, int(rng.integers(1, 6)))
         time.sleep(float(rng.uniform(0, 0.03)))
         kill(writer)
-        with store.lock():
-            store.clean()
+        with store.held():
+            store.repair()
         assert store.files.names("tmp") == []
         assert store.files.names("curves") == store.files.names("cells")
         found = load(tmp_path)
@@ -128,16 +128,18 @@ def test_clean_and_a_late_commit(store, monkeypatch):
     """A writer orphaned by a killed driver commits while the new driver cleans."""
     curves, table = batch(["a", "b"])
     shard = shard_name(["a", "b"])
+    store.files.prepare()
     store.files.write(f"curves/{shard}.parquet", encode(curves))
     move = store.files.move
 
     def late(rel, to):
         move(rel, to)
         if rel.startswith("curves/"):
-            store.files.write(f"cells/{shard}.parquet", encode(table))
+            cells = store.seal(shard, encode(curves), table)
+            store.files.write(f"cells/{shard}.parquet", cells)
 
     monkeypatch.setattr(store.files, "move", late)
-    assert store.clean() == []
+    assert store.repair() == []
     assert store.files.names("curves") == [f"{shard}.parquet"]
 
 
@@ -156,12 +158,14 @@ def test_a_clean_within_a_commit_loses_nothing(store, monkeypatch, moment):
 
         def interrupted(rel, data):
             if rel.startswith("cells/"):
-                assert other.clean() == [shard]
+                other.repair()
+                assert store.files.names("curves") == []
             write(rel, data)
 
         monkeypatch.setattr(store.files, "write", interrupted)
         store.commit(shard, curves, table)
     else:
+        store.files.prepare()
         store.files.write(f"curves/{shard}.parquet", encode(curves))
         move = other.files.move
 
@@ -171,6 +175,6 @@ def test_a_clean_within_a_commit_loses_nothing(store, monkeypatch, moment):
                 store.commit(shard, curves, table)
 
         monkeypatch.setattr(other.files, "move", taken)
-        assert other.clean() == []
+        assert other.repair() == []
     assert store.files.names("curves") == store.files.names("cells") == [f"{shard}.parquet"]
     assert len(load(store.folder)) == len(curves)

@@ -216,14 +216,6 @@ def test_a_compacted_old_folder_is_read_as_it_was(made, tmp_path):
     assert sweep(tmp_path / "out")["accounting"] == LIST.as_dict()
 
 
-def test_old_shards_that_lose_a_cell_are_not_upgraded_twice(made, old):
-    gone = load(old)["cell"].iloc[0]
-    Store(old).drop([gone])
-    left = load(made / "old").query("cell != @gone").reset_index(drop=True)
-    pd.testing.assert_frame_equal(load(old), left)
-    assert accounting_of(old) == LIST
-
-
 # -- other readers ---------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ from raybench.cli.show import show
 from raybench.cli.study import study
 from raybench.cli.sweep import sweep
 from raybench.cli.table import table
+from raybench.cli.verify import verify
 from raybench.core import endings
 from raybench.core.errors import FolderLost, InputError
 from raybench.core.kernel_folder import kernel_folder
@@ -32,7 +33,7 @@ from raybench.core.process import tune_process
 
 VERBS = {
     "Run": (run, plan, sweep),
-    "Read results": (table, report, plot, merge),
+    "Read results": (table, report, plot, merge, verify),
     "Look up": (ls, show, cp, schema),
     "Measure operators": (bench, study),
     "Check": (check, doctor),

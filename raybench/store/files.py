@@ -122,8 +122,9 @@ class Local:
     def _folders(self, *folders: Path) -> None:
         for folder in folders:
             if folder != self.root and not folder.is_dir():
+                self._folders(folder.parent)
                 self.disk.mkdir(folder)  # fails where the results folder itself is gone
-                self.disk.sync(self.root)
+                self.disk.sync(folder.parent)
 
 
 class Remote:

@@ -34,6 +34,7 @@ NEWER = "newer"
 UNCOMMITTED = "uncommitted"
 STRAY = "stray"
 DOUBLE = "double"
+NO_SWEEP = "no sweep"
 FIXES = {
     DAMAGED: "the sweep's own command sets it aside and runs its cells again",
     FOREIGN: "it does not count here; move it away, since other readers see it (raybench merge joins folders)",
@@ -41,6 +42,7 @@ FIXES = {
     UNCOMMITTED: "left by a sweep that was stopped; the sweep's own command removes it",
     STRAY: "it does not count here; move it away, since other readers may stumble over it",
     DOUBLE: "the sweep's own command keeps the row that ended best",
+    NO_SWEEP: "restore it from a copy: without it the results can be read, but not extended",
 }
 """What to do about each kind of finding."""
 

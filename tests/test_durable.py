@@ -1,0 +1,396 @@
+"""Nothing lost, nothing wrong: what a folder holds after damage, strangers, retries and other drivers."""
+
+import json
+import random
+import shutil
+import threading
+import time
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from cli_kit import cli
+from fake_store import batch, put
+
+import raybench
+from raybench.core.errors import FolderLost, InputError
+from raybench.runtime import driver
+from raybench.store import CELLS, Store, load, lock, log, shard_name, to_table
+from raybench.store import files as store_files
+from raybench.store.files import open_folder
+from raybench.store.tries import PLACE
+
+SWEEP = {
+    "name": "small",
+    "problem": {"name": "quadratic", "dim": 6, "clients": 3},
+    "algorithm": ["gd", "ef21"],
+    "compressor": [{"name": "top_k", "k": [1, 2]}],
+    "step_size": {"theory": [1, 2]},
+    "seed": [0, 1],
+    "rounds": 20,
+}
+CELLS_OF_SWEEP = 12  # gd 2 x 2 once, ef21 2 x 2 x 2
+
+
+def sweep(folder, config=SWEEP, **flags):
+    return raybench.sweep(config, folder, inline=True, **flags)
+
+
+def raw(folder):
+    """Return the tables as other readers see them: every file in the folder, whatever the log says."""
+    return pd.read_parquet(folder / "cells"), pd.read_parquet(folder / "curves")
+
+
+def same_results(folder, other):
+    """Compare all that does not depend on the clock or on how often something was tried."""
+    for found, want in zip(raw(folder), raw(other), strict=True):
+        keys = ["cell", "round"] if "round" in found else ["cell"]
+        out = [
+            c for c in found if c.startswith(("seconds", "started", "attempts", "batch", "peak"))
+        ]
+        pair = [t.drop(columns=out).sort_values(keys, ignore_index=True) for t in (found, want)]
+        for table in pair:
+            if "extra" in table:
+                table["extra"] = table["extra"].map(lambda m: sorted(dict(m or []).items()))
+        pd.testing.assert_frame_equal(*pair)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "out"
+    sweep(folder)
+    return folder
+
+
+@pytest.fixture
+def mine(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "out")
+    return tmp_path / "out"
+
+
+# Retries -------------------------------------------------------------------------------------------
+
+
+def test_cells_that_failed_and_run_again_have_one_row_each(tmp_path, whole):
+    folder = tmp_path / "out"
+    sweep(folder, {**SWEEP, "timeout": 1e-9})
+    cells = pd.read_parquet(folder / "cells")
+    assert (cells["status"] == "failed").all()
+    sweep(folder, retry_failed=True)
+    cells, curves = raw(folder)
+    assert cells["cell"].is_unique
+    assert len(cells) == CELLS_OF_SWEEP
+    assert (cells["status"] == "ok").all()
+    assert not curves.duplicated(["cell", "round"]).any()
+    assert (cells["attempts"] == 2).all()
+    same_results(folder, whole)
+
+
+def test_a_retry_replaces_failed_rows_one_by_one(tmp_path):
+    """Between any two writes other readers see each cell at most once."""
+    store = Store(tmp_path / "r")
+    for cell in "abc":
+        store.commit(cell, None, to_table({"cell": [cell], "status": "failed"}, CELLS))
+    again = Store(tmp_path / "r", apart="abc")
+    seen, write = [], again.files.write
+
+    def watched(rel, data):
+        write(rel, data)
+        seen.append(pd.read_parquet(tmp_path / "r/cells")["cell"].tolist())
+
+    again.files.write = watched
+    again.commit(shard_name("abc"), *batch("abc"))
+    assert len(seen) == 6
+    assert all(sorted(cells) == ["a", "b", "c"] for cells in seen)
+    assert again.done() == dict.fromkeys("abc", "ok")
+
+
+def test_doubles_of_an_older_raybench_are_set_aside(tmp_path):
+    store = Store(tmp_path / "r")
+    for cell in "abc":
+        store.commit(cell, None, to_table({"cell": [cell], "status": "failed"}, CELLS))
+    put(store, "abc")
+    assert {f.kind for f in store.repair()} == {log.DOUBLE}
+    cells, _ = raw(tmp_path / "r")
+    assert sorted(cells["cell"]) == ["a", "b", "c"]
+    assert store.done() == dict.fromkeys("abc", "ok")
+    assert store.repair() == []
+
+
+# Damage --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["cells", "curves"])
+def test_every_flipped_bit_is_found(mine, kind):
+    rng = random.Random(kind)
+    for file in sorted((mine / kind).iterdir()):
+        data = file.read_bytes()
+        for _ in range(25):
+            at, bit = rng.randrange(len(data)), rng.randrange(8)
+            changed = bytearray(data)
+            changed[at] ^= 1 << bit
+            file.write_bytes(changed)
+            with pytest.raises(InputError, match=file.name):
+                load(mine)
+            assert log.look(open_folder(mine), deep=True).of(log.DAMAGED, log.FOREIGN, log.NEWER)
+        file.write_bytes(data)
+    load(mine)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    {
+        "curves gone": lambda cells, curves: curves.unlink(),
+        "curves cut": lambda cells, curves: curves.write_bytes(curves.read_bytes()[:-50]),
+        "curves empty": lambda cells, curves: curves.write_bytes(b""),
+        "curves changed": lambda cells, curves: curves.write_bytes(
+            curves.read_bytes()[:100] + b"\xff" + curves.read_bytes()[101:]
+        ),
+        "cells cut": lambda cells, curves: cells.write_bytes(cells.read_bytes()[:-50]),
+        "cells gone": lambda cells, curves: cells.unlink(),
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_what_is_damaged_runs_again(mine, whole, harm):
+    name = sorted(p.name for p in (mine / "cells").iterdir())[0]
+    said, changed = harm
+    changed(mine / "cells" / name, mine / "curves" / name)
+    before = cli("verify", mine)
+    if said != "cells gone":  # its curves are then what a stopped sweep leaves
+        assert before.code == 1
+        assert name in before.out
+        assert "sets it aside" in before.out
+        with pytest.raises(InputError, match=name):
+            load(mine)
+    sweep(mine)
+    assert cli("verify", mine).code == 0
+    same_results(mine, whole)
+    assert len(load(mine)["cell"].unique()) == CELLS_OF_SWEEP
+
+
+def test_a_sound_folder_is_verified(whole):
+    said = cli("verify", whole)
+    assert said.code == 0
+    assert f"{CELLS_OF_SWEEP} cells as they were written" in said.out
+
+
+def test_verify_needs_results(tmp_path):
+    assert cli("verify", tmp_path / "none").code == 2
+
+
+# Strangers -----------------------------------------------------------------------------------------
+
+
+def test_files_of_others_do_not_count(mine, whole, tmp_path):
+    before = load(mine)
+    other = tmp_path / "other"
+    sweep(other, {**SWEEP, "algorithm": "gd", "seed": 7})
+    (stranger,) = (p.name for p in (other / "cells").iterdir())
+    for kind in ("cells", "curves"):
+        shutil.copy(other / kind / stranger, mine / kind / stranger)
+        own = next((whole / kind).glob("*.parquet"))
+        shutil.copy(own, mine / kind / f"{own.stem} copy.parquet")
+        (mine / kind / f"._{own.name}").write_bytes(b"Mac OS X")
+    pq.write_table(pa.table({"x": [1]}), mine / "cells/table.parquet")
+    with pytest.warns(UserWarning, match="is left out"):
+        found = load(mine)
+    pd.testing.assert_frame_equal(found, before)
+    said = cli("verify", mine)
+    assert said.code == 1
+    for what in (
+        "another results folder",
+        "a copy of",
+        "raybench did not write it",
+        "it is not a shard",
+    ):
+        assert what in said.out
+    outcome = sweep(mine)
+    assert (mine / "cells/table.parquet").exists()  # not ours to move
+    assert outcome is not None
+
+
+def test_a_newer_shard_stops_the_sweep(mine):
+    file = next((mine / "cells").iterdir())
+    table = pq.read_table(file)
+    newer = {**table.schema.metadata, b"raybench_schema": b"99"}
+    pq.write_table(table.replace_schema_metadata(newer), file)
+    for call in (load, sweep):
+        with pytest.raises(InputError, match="schema version 99"):
+            call(mine)
+    assert "install a newer raybench" in cli("verify", mine).out
+
+
+def test_a_saved_sweep_that_is_no_text(mine):
+    (mine / "sweep.yaml").write_bytes(b"name: \xff\xfe")
+    with pytest.raises(InputError, match="not UTF-8"):
+        sweep(mine)
+    assert "not UTF-8" in cli("verify", mine).out
+
+
+# Other drivers -------------------------------------------------------------------------------------
+
+
+def test_a_plan_made_before_the_lock_is_made_again(tmp_path, monkeypatch):
+    """A driver finishes a wider sweep while another one, that has planned, waits for the lock."""
+    folder, held, began = tmp_path / "out", Store.held, []
+
+    def late(self):
+        if not began:
+            began.append(True)
+            sweep(folder, {**SWEEP, "seed": [0, 1, 2]})
+        return held(self)
+
+    monkeypatch.setattr(Store, "held", late)
+    sweep(folder)
+    cells, curves = raw(folder)
+    assert cells["cell"].is_unique
+    assert len(cells) == 18
+    assert not curves.duplicated(["cell", "round"]).any()
+
+
+def test_a_writer_of_a_killed_driver_writes_no_more(tmp_path):
+    first, second = Store(tmp_path / "r"), Store(tmp_path / "r")
+    owner = first.own()
+    orphan = Store(tmp_path / "r", owner)
+    put(orphan, "ab")
+    assert second.own().folder == owner.folder
+    with pytest.raises(FolderLost, match="taken over"):
+        put(orphan, "cd")
+    assert second.done() == {"a": "ok", "b": "ok"}
+
+
+def test_a_folder_without_its_plan_keeps_its_shards(mine):
+    before = load(mine)
+    shutil.rmtree(mine / "plan")
+    sweep(mine)
+    pd.testing.assert_frame_equal(load(mine), before)
+
+
+def test_a_folder_removed_in_mid_run_is_not_made_again(tmp_path, monkeypatch):
+    folder, commit = tmp_path / "out", Store.commit
+
+    def remove(self, *tables):
+        shutil.rmtree(folder)
+        commit(self, *tables)
+
+    monkeypatch.setattr(Store, "commit", remove)
+    with pytest.raises(FolderLost, match="was removed while the sweep was running"):
+        sweep(folder)
+    assert not folder.exists()
+
+
+@pytest.mark.ray
+def test_a_folder_removed_under_ray_stops_the_sweep(tmp_path):
+    (tmp_path / "s.yaml").write_text(json.dumps({**SWEEP, "seed": [*range(30)], "rounds": 60_000}))
+    folder = tmp_path / "out"
+
+    def remove():
+        until = time.monotonic() + 60
+        while not (folder / "cells").is_dir() and time.monotonic() < until:
+            time.sleep(0.05)
+        shutil.rmtree(folder)
+
+    thread = threading.Thread(target=remove)
+    thread.start()
+    said = cli("sweep", tmp_path / "s.yaml", "--out", folder)
+    thread.join()
+    assert said.code == 1, said.err
+    assert "was removed while the sweep was running" in said.err
+    assert "Traceback" not in said.err
+    assert not folder.exists()
+
+
+# Tries ---------------------------------------------------------------------------------------------
+
+
+def test_tries_outlast_a_driver_that_dies(tmp_path, monkeypatch):
+    folder, commit = tmp_path / "out", Store.commit
+
+    class Died(BaseException):
+        pass
+
+    def die(self, *tables):
+        raise Died
+
+    monkeypatch.setattr(Store, "commit", die)
+    with pytest.raises(Died):
+        sweep(folder)
+    first = json.loads((folder / PLACE).read_text())
+    assert set(first.values()) == {1}
+    monkeypatch.setattr(Store, "commit", commit)
+    sweep(folder)
+    cells, _ = raw(folder)
+    tried = cells.set_index("cell")["attempts"]
+    assert all(tried[cell] == 2 for cell in first)
+    assert sorted(tried.unique()) == [1, 2]
+    assert json.loads((folder / PLACE).read_text()) == {}
+
+
+# Object stores -------------------------------------------------------------------------------------
+
+
+def test_a_lease_excludes_and_expires(monkeypatch, tmp_path):
+    folder = f"memory://lease/{tmp_path.name}"
+    taken = pytest.raises(InputError, match="another sweep is running")
+    with Store(folder).held(), taken, Store(folder).held():
+        pass
+    with Store(folder).held():
+        pass
+    assert open_folder(folder).names("plan") == []
+    dead = Store(folder)
+    monkeypatch.setattr(lock, "LEASE", -1.0)  # it has run out as soon as it is made
+    context = dead.held()
+    context.__enter__()
+    monkeypatch.undo()
+    with Store(folder).held(), pytest.raises(InputError), Store(folder).held():
+        pass
+
+
+def test_of_two_who_take_over_one_wins(monkeypatch, tmp_path):
+    """Both find the old lease run out; the conditional PUT of the next number succeeds once."""
+    folder = f"memory://race/{tmp_path.name}"
+    files, create = open_folder(folder), store_files.Remote.create
+    files.write("plan/lock.3", json.dumps({"own": "x", "until": 0}).encode())
+    entered = []
+
+    def first_another(self, rel, data):
+        if not entered:
+            entered.append(True)
+            other = Store(folder).held()
+            other.__enter__()
+            entered.append(other)
+        return create(self, rel, data)
+
+    monkeypatch.setattr(store_files.Remote, "create", first_another)
+    with pytest.raises(InputError, match="another sweep is running"), Store(folder).held():
+        pass
+    assert files.names("plan") == ["lock.4"]
+
+
+def test_an_object_store_holds_the_same_results(whole, tmp_path):
+    folder = f"memory://same/{tmp_path.name}"
+    sweep(folder)
+    found, want = load(folder), load(whole)
+    timed = [c for c in found if c.startswith("seconds")]
+    pd.testing.assert_frame_equal(found.drop(columns=timed), want.drop(columns=timed))
+    files = open_folder(folder)
+    name = files.names("curves")[0]
+    data = files.read(f"curves/{name}")
+    files.write(f"curves/{name}", data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(InputError, match=name):
+        load(folder)
+    sweep(folder)
+    assert np.array_equal(load(folder)["loss"], want["loss"])
+
+
+def test_the_driver_tells_what_it_repaired(mine):
+    name = sorted(p.name for p in (mine / "curves").iterdir())[0]
+    (mine / "curves" / name).unlink()
+    parsed = raybench.api._read(SWEEP, (), ())
+    outcome = driver.drive(parsed, mine, inline=True)
+    assert outcome.repairs == (
+        f"curves/{name} was moved to plan/damaged, and its cells ran again: it is missing",
+    )
+    assert (mine / f"plan/damaged/cells-{name}").exists()
