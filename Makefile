@@ -1,6 +1,6 @@
 # make demo    install into .venv, run sweeps/quickstart.yaml through Ray Tune, print the best cells
 # make test    install into .venv, run the tests
-# make fuzz    forged messages, data files and sweep files, for some minutes (MESSAGES=, FILES=, SEED=)
+# make fuzz    forged messages, data files and sweep files, for some minutes (MESSAGES=, FILES=, RESULTS=)
 # make chaos   install into .venv, kill processes of running sweeps at random, compare the results
 # make lint    formatter, linter, type checker
 # make clean   remove .venv and everything that was built; results/ stays
@@ -51,9 +51,10 @@ invariants: $(STAMP)
 # make test tries a small sample of these; a hundred thousand messages: make fuzz MESSAGES=100000
 MESSAGES ?= 10000
 FILES ?= 10000
+RESULTS ?= 1000
 SEED ?= 0
 fuzz: $(STAMP)
-	$(BIN)/python benchmarks/forge.py --messages $(MESSAGES) --files $(FILES) --seed $(SEED)
+	$(BIN)/python benchmarks/forge.py --messages $(MESSAGES) --files $(FILES) --results $(RESULTS) --seed $(SEED)
 
 lint: check format types
 

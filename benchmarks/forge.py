@@ -1,12 +1,12 @@
 """What readers do with bytes that somebody means ill with: forged messages, data files, sweep files.
 
     python benchmarks/forge.py --messages 100000
-    python benchmarks/forge.py --files 10000 --seed 7
+    python benchmarks/forge.py --files 10000 --results 10000 --seed 7
 
 Every forged message has a valid checksum: it begins as a message of one of the operators, and its
 header, its bytes or both are changed before it is signed again. It must be refused with ValueError, or
 decode, add, cost, pack and sum without an error. Every forged file must be refused with InputError, or
-be read. Printed are the outcomes, the slowest answer and the most memory that one took; the exit status
+be read; of a results folder any file may be changed. Printed are the outcomes, the slowest answer and the most memory that one took; the exit status
 is 1 if anything else happened, an answer took longer than 2 s, or memory grew by more than 100 MB and
 ten times the input.
 """
@@ -25,8 +25,13 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from forge_results import forge_results
 
 MOST_SECONDS = 2.0
 MOST_GROWTH, MOST_EXTRA = 10, 100 * 10**6  # bytes of memory for each byte of input, and beside
@@ -455,11 +460,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--messages", type=int, default=0, help="forged messages to try")
     parser.add_argument("--files", type=int, default=0, help="forged data and sweep files to try")
+    parser.add_argument("--results", type=int, default=0, help="changed results folders to try")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     failed = False
     Memory().bound()
-    kinds = ("messages", given.messages, forge_messages), ("files", given.files, forge_files)
+    kinds = (
+        ("messages", given.messages, forge_messages),
+        ("files", given.files, forge_files),
+        ("results", given.results, partial(forge_results, change=changed_file)),
+    )
     for name, count, forge in kinds:
         if count:
             begin, tally = time.perf_counter(), forge(count, given.seed, Tally())

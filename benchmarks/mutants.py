@@ -87,8 +87,8 @@ TARGETS = {
         ("accounting", "load", "upgrades"),
     ),
     "store": Target(
-        ("store/writer.py", "store/scan.py", "store/combine.py"),
-        ("store", "load", "store_readers", "upgrades"),
+        ("store/writer.py", "store/log.py", "store/seal.py", "store/combine.py", "store/lock.py"),
+        ("store", "load", "store_readers", "upgrades", "durable"),
     ),
     "analysis": Target(("analysis/*.py",), ("analysis", "tuned", "closing", "intervals")),
 }

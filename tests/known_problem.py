@@ -10,7 +10,7 @@ from raybench.theory import Setting
 sqrt = math.sqrt
 
 L, EACH, PLUS, PM, MU, LCAL, SINGLE, VARIANCE, BLK = (
-    2.0,
+    2.2,  # not 2: there L^2 is 2 L
     (1.0, 2.0, 6.0),
     3.5,
     1.5,

@@ -119,6 +119,15 @@ def test_doubles_of_an_older_raybench_are_set_aside(tmp_path):
     assert store.repair() == []
 
 
+@pytest.mark.parametrize("pair", list(zip(log.STATUS_RANK, log.STATUS_RANK[1:])))
+def test_of_two_rows_of_a_cell_the_better_counts(tmp_path, pair):
+    store = Store(tmp_path / "r")
+    for shard, status in zip("xy", pair, strict=True):
+        store.commit(shard, None, to_table({"cell": ["a"], "status": status}, CELLS))
+    assert store.done() == {"a": pair[0]}
+    assert raybench.store.cells(tmp_path / "r")["status"].tolist() == [pair[0]]
+
+
 # Damage --------------------------------------------------------------------------------------------
 
 

@@ -231,3 +231,9 @@ def test_a_run_stores_them():
         np.testing.assert_allclose(own["bytes_up_max"], size * anyone, rtol=1e-12)
         assert own["messages_down"].tolist() == list(range(31))
     assert (shares == 0).any()  # rounds without anyone are among them
+
+
+def test_counts_times_a_number_keep_their_zeros():
+    found = Counts(values=3, bytes=torch.tensor([1.0, 2.0])).times(2)
+    assert (found.values, found.raw, found.messages) == (6, 0, 0)
+    assert found.bytes.tolist() == [2.0, 4.0]

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -374,3 +375,4 @@ def test_lock_excludes_and_dies_with_its_driver(store, tmp_path):
         pass
     with store.held():
         pass
+    assert Path(store.files.path("plan/lock")).read_text() == ""  # nobody's

@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from known_problem import MOST, C, Held, setting
+from known_problem import MOST, C, Held, L, setting
 
 from raybench import theory
 from raybench.core import registry
@@ -56,6 +56,24 @@ def title(value) -> str:
 @pytest.mark.parametrize(("name", "rule", "given", "want"), CASES, ids=title)
 def test_step_by_hand(name, rule, given, want):
     assert steps_of(name).step(setting(**given), rule) == pytest.approx(want, rel=1e-12)
+
+
+def test_what_steps_rest_on():
+    ef21 = steps_of("ef21")
+    assert ef21.kind("nonconvex") == "theorem"
+    assert ef21.kind("released") == "released code"
+    assert not ef21.under("nonconvex").recalled
+    assert any(
+        steps_of(name).kind(rule) == "rule of thumb"
+        for name in ("dcgd", "gossip", "dgd")
+        for rule in theory.RULES
+        if steps_of(name).under(rule) is not None
+    )
+
+
+def test_an_operator_that_may_send_nothing_is_not_contractive():
+    assert theory.CONTRACTIVE.holds(setting(alpha=1e-9))
+    assert not theory.CONTRACTIVE.holds(setting(alpha=0.0))
 
 
 def test_every_step_has_a_formula_here():
@@ -252,8 +270,8 @@ def test_plugins_may_give_a_function():
     def rate(k):
         return theory.Rate(rho=0.5, B=2.0 * k.need("L") ** 2)
 
-    assert theory.step_size(rate, setting()) == pytest.approx(1 / (2 + sqrt(16)))
-    assert theory.step_size(rate, setting(), "pl") == pytest.approx(1 / (2 + sqrt(32)))
+    assert theory.step_size(rate, setting()) == pytest.approx(1 / (L + 2 * L))
+    assert theory.step_size(rate, setting(), "pl") == pytest.approx(1 / (L + sqrt(8) * L))
     assert theory.step_size(lambda k: 0.25, setting()) == 0.25
     with pytest.raises(theory.NoTheory, match="nonsmooth"):
         theory.step_size(rate, setting(nonsmooth=True, constants=Constants(L=1.0)))

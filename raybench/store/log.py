@@ -225,6 +225,9 @@ def _shard(
             if said is not None and own and said.folder not in ("", own):
                 raise Foreign("it was written into another results folder")
             cells = seal.rows(file, CELLS, columns)
+            strange = set(cells["status"].to_pylist()) - set(STATUS_RANK)
+            if strange or cells["cell"].null_count:
+                raise Damaged("it holds rows without an id or with an unknown status")
             if wanted is None and not deep:
                 size = sizes.get(name) if attempt == 0 else files.sizes("curves").get(name)
                 what = _pair(said, cells, size is not None, size == (said.size if said else 0))

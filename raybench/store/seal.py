@@ -83,7 +83,14 @@ def opened(data: bytes) -> tuple[Seal | None, pq.ParquetFile]:
     at = data.rfind(own)
     if len(own) != len(BLANK) or digest(data[:at] + BLANK + data[at + len(own) :]) != own.decode():
         raise Damaged("its bytes are not those that were written")
-    return Seal(**json.loads(said[SEAL.encode()])), file
+    try:
+        seal = Seal(**json.loads(said[SEAL.encode()]))
+    except (TypeError, ValueError) as error:
+        raise Damaged("its seal cannot be read") from error
+    texts = (seal.shard, seal.folder, seal.curves)
+    if not all(isinstance(text, str) for text in texts) or not isinstance(seal.size, int):
+        raise Damaged("its seal cannot be read")
+    return seal, file
 
 
 def parquet(data: bytes) -> pq.ParquetFile:
