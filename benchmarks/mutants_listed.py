@@ -184,6 +184,9 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "algorithms/dasha.py", "1e-12", "1.5e-12", "any tolerance far above rounding will do"
     ),
     Equivalent("wire/ledger.py", "-1", "(1)", "messages of clients have two leading axes"),
+    Equivalent(
+        "analysis/methods.py", "-1", "(1)", "no operator has cells with K and cells without"
+    ),
     Equivalent("store/combine.py", "sorted(ids)", "(ids)", "a set of values has no order"),
     Equivalent("theory/setting.py", "1000", "1001", "every plan says how many rounds there are"),
     Equivalent("store/log.py", "16", "17", "how many threads read changes no result"),

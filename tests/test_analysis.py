@@ -145,6 +145,7 @@ def test_bands_of_nothing_and_of_unknown():
     assert bands(curves)["grad_norm_sq"].tolist() == [1.0]
     assert bands(curves, x="seconds").empty
     assert bands(curves[:0]).empty
+    assert list(bands(curves[:0])) == list(bands(curves))
 
 
 def test_final_vs_step():
