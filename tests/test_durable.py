@@ -215,6 +215,7 @@ def test_files_of_others_do_not_count(mine, whole, tmp_path):
         "it is not a shard",
     ):
         assert what in said.out
+    assert "note: " in cli("table", mine).err
     outcome = sweep(mine)
     assert (mine / "cells/table.parquet").exists()  # not ours to move
     assert outcome is not None

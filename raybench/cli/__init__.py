@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -21,13 +23,14 @@ from raybench.cli.plot import plot
 from raybench.cli.report import report
 from raybench.cli.run import run
 from raybench.cli.schema import schema
+from raybench.cli.shared import note
 from raybench.cli.show import show
 from raybench.cli.study import study
 from raybench.cli.sweep import sweep
 from raybench.cli.table import table
 from raybench.cli.verify import verify
 from raybench.core import endings
-from raybench.core.errors import FolderLost, InputError
+from raybench.core.errors import FolderLost, InputError, Notice
 from raybench.core.kernel_folder import kernel_folder
 from raybench.core.process import tune_process
 
@@ -96,7 +99,8 @@ def main(args: Sequence[str] | None = None) -> None:
     130: interrupted by Ctrl-C; 143: by SIGTERM.
     """
     try:
-        typer.main.get_command(app).main(args, prog_name="raybench")
+        with _notices_as_notes():
+            typer.main.get_command(app).main(args, prog_name="raybench")
     except InputError as error:
         complain(error.shown())
         sys.exit(2)
@@ -115,6 +119,29 @@ def main(args: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt as stop:
         complain(["interrupted"])
         sys.exit(endings.exit_code(stop))
+
+
+@contextmanager
+def _notices_as_notes() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("once", Notice)
+        shown = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if issubclass(category, Notice):
+                note(str(message))
+            else:
+                shown(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        yield
 
 
 def complain(lines: Iterable[str]) -> None:

@@ -52,6 +52,10 @@ class InputError(ValueError):
         return "\n".join(self.shown())
 
 
+class Notice(UserWarning):
+    """Something about results that whoever reads them should know; the command line prints it as a note."""
+
+
 class FolderLost(RuntimeError):
     """The results folder was removed, or another driver has taken it over, while a sweep ran."""
 

@@ -35,7 +35,6 @@ from raybench.runtime.session import ray_session
 from raybench.spec import Sweep
 from raybench.spec.model import Resources
 from raybench.store import Store
-from raybench.store.log import FOREIGN, Finding
 from raybench.store.reach import check_reachable
 from raybench.store.tries import Tries
 from raybench.store.tries import read as read_tries
@@ -133,7 +132,8 @@ def drive(
     counts = Counter(ended.get(c.id, "missing") for c in plan.cells)
     counts["skipped"] += len(plan.skipped)
     seconds = time.monotonic() - began
-    said = tuple(f"{f.rel} was {_what_became_of(f)}: {f.what}" for f in repairs)
+    aside = f"was moved to {SET_ASIDE}, and its cells ran again"
+    said = tuple(f"{f.rel} {aside}: {f.what}" for f in repairs)
     return Outcome(store.folder, dict(counts), seconds, interrupted, plan, terminated, said)
 
 
@@ -152,12 +152,6 @@ def _planned(
     plan = make_plan(sweep, done, retry_failed)
     admit(plan, store.folder)
     return plan
-
-
-def _what_became_of(finding: Finding) -> str:
-    return (
-        "left out" if finding.kind == FOREIGN else f"moved to {SET_ASIDE}, and its cells ran again"
-    )
 
 
 def _keep(tries: Tries, store: Store, ended: Mapping[str, str]) -> None:

@@ -152,7 +152,9 @@ def strays(files: Files, log: Log) -> Iterator[Finding]:
         for name in files.names(folder):
             if not _counts(name):
                 yield Finding(f"{folder}/{name}", STRAY, "it is not a shard")
-            elif folder == "curves" and name not in committed and f"cells/{name}" not in known:
+            elif folder == "curves" and not {f"{f}/{name}" for f in ("cells", "curves")} & known:
+                if name in committed:
+                    continue
                 yield Finding(f"curves/{name}", UNCOMMITTED, "no cells file commits it")
 
 

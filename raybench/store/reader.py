@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raybench.core.errors import InputError
+from raybench.core.errors import InputError, Notice
 from raybench.store import booking, identity, log
 from raybench.store.accounting import Accounting, parse
 from raybench.store.files import Files, open_folder
@@ -82,7 +82,7 @@ def cells(folder: Source, accounting: How = None) -> pd.DataFrame:
 def _warn(accounting: How, curves: pd.DataFrame) -> None:
     asked = None if accounting is None else parse(accounting)
     if asked is not None and booking.settled(asked, curves) != asked:
-        warnings.warn(booking.PACKED_BITS_UNKNOWN, stacklevel=3)
+        warnings.warn(booking.PACKED_BITS_UNKNOWN, Notice, stacklevel=3)
 
 
 def frames(
@@ -180,7 +180,8 @@ def checked(files: Files, curves: Sequence[str] | None = None) -> Log:
     found = log.look(files, curves=curves)
     log.refuse(found, files.name, DAMAGED, NEWER)
     for finding in found.of(FOREIGN):
-        warnings.warn(f"{files.name}/{finding.rel} is left out: {finding.what}", stacklevel=4)
+        what = f"{files.name}/{finding.rel} is left out: {finding.what}"
+        warnings.warn(what, Notice, stacklevel=4)
     return found
 
 

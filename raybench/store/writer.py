@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from raybench.core.errors import FolderLost, InputError
 from raybench.store import identity, lock, log
 from raybench.store.files import open_folder
-from raybench.store.log import DAMAGED, DOUBLE, FOREIGN, NEWER, OWNER, Finding
+from raybench.store.log import DAMAGED, DOUBLE, NEWER, OWNER, Finding
 from raybench.store.seal import sealed
 from raybench.store.table import encode
 
@@ -196,7 +196,7 @@ class Store:
 
         Every file is compared with its digest. Damaged shards, and those that hold a cell which stands
         in a better shard, move to ``plan/damaged``: their cells run again. Shards of others, which do not
-        count, stay where they are and are returned too.
+        count, stay where they are.
         """
         for name in self.files.names("tmp"):
             self.files.remove(f"tmp/{name}")
@@ -212,7 +212,7 @@ class Store:
         for name in self.files.names("curves"):
             if name not in committed and name.endswith(".parquet"):
                 self._collect(name)
-        return aside + found.of(FOREIGN)
+        return aside
 
     def drop(self) -> None:
         """Forget every cell (``--fresh``). A reader at work may find a file gone."""
