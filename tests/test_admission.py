@@ -54,7 +54,7 @@ TOO_LARGE = {
         ("record:", "memory at least", "disk at least", "points: 400"),
     ),
     "endless rows": (
-        SWEEP.replace("rounds: 20", "rounds: 1000000000000000000"),
+        SWEEP.replace("rounds: 20", "rounds: 1000000000000"),
         ("record:", "EiB", "points: 400"),
     ),
 }
@@ -97,7 +97,7 @@ def test_what_cannot_fit_is_refused(
     assert grown < 600 << 10, "kilobytes: it was refused only after it had been allocated"
 
 
-@pytest.mark.parametrize("rounds", [10**9, 10**18])
+@pytest.mark.parametrize("rounds", [10**9, 10**12])
 def test_an_endless_run_with_few_rows_or_a_stop_rule_is_planned(rounds: int) -> None:
     for keys in (
         "record: {points: 400}",

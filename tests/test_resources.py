@@ -9,6 +9,7 @@ from spec_plugins import BASE, registered, wrong
 
 from raybench.engine.run import Options
 from raybench.runtime.work import Shared
+from raybench.store.writer import Owner
 from raybench.wire.transport import Distributed
 
 
@@ -18,6 +19,8 @@ def shared(mode: str = "train", workers: int = 2, cpus: float = 1.0, gpus: float
         packs=[],
         options=Options(),
         folder="",
+        owner=Owner("", ""),
+        apart=frozenset(),
         plugins=(),
         problems={},
         board=None,
