@@ -53,10 +53,6 @@ TOO_LARGE = {
         SWEEP.replace("rounds: 20", "rounds: 1000000000000"),
         ("record:", "memory at least", "disk at least", "points: 400"),
     ),
-    "endless rows": (
-        SWEEP.replace("rounds: 20", "rounds: 1000000000000"),
-        ("record:", "EiB", "points: 400"),
-    ),
 }
 SMALL = 30 << 20  # bytes of a machine that the small data set of these tests does not fit
 ONLY_SMALL = {"least squares", "wide", "vertical"}
