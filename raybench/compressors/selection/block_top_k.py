@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -94,7 +95,8 @@ def block_energies(x: Tensor, block: int) -> Tensor:
         return norms.sums_torch(x * up, norms.SQUARES, block)
     d, count = x.shape[-1], -(-x.shape[-1] // block)
     energies = torch.empty(*x.shape[:-1], count, dtype=torch.float64)
-    rows, out = x.view(-1, d).numpy(), energies.view(-1, count).numpy()
+    rows = x.reshape(math.prod(x.shape[:-1]), d).numpy()
+    out = energies.view(len(rows), count).numpy()
     factors = up.view(-1).numpy()
     run_shared(lambda a, b: _energies(rows, factors, block, a, b, out), len(rows), rows.size)
     return energies
@@ -272,7 +274,10 @@ class BlocksMessage(Message):
         head, full = bitpack.bytes_of(code_of(-(-d // block), count).bits), count * block
         blocks = decode(payload[..., :head], -(-d // block), count)
         sent = payload[..., head:]
-        if not 0 <= full - sent.shape[-1] // dtype.itemsize < block:
+        rows = math.prod(
+            payload.shape[:-1]
+        )  # without rows there are no bytes that could be too few
+        if rows and not 0 <= full - sent.shape[-1] // dtype.itemsize < block:
             raise ValueError(DAMAGED)
         sent = torch.nn.functional.pad(sent, (0, full * dtype.itemsize - sent.shape[-1]))
         values = bitpack.from_bytes(sent, dtype).unflatten(-1, (count, block))
