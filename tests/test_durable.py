@@ -297,7 +297,7 @@ def test_a_folder_removed_under_ray_stops_the_sweep(tmp_path):
     folder = tmp_path / "out"
 
     def remove():
-        until = time.monotonic() + 60
+        until = time.monotonic() + 200
         while not (folder / "cells").is_dir() and time.monotonic() < until:
             time.sleep(0.05)
         shutil.rmtree(folder)
