@@ -231,7 +231,7 @@ class Remembers(DenseMessage):
 
     @classmethod
     def read(cls, known, payload, stream):
-        return Dense(cls.last.values)
+        return cls.last
 
 
 class WrongSum(DenseMessage):
