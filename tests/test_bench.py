@@ -132,9 +132,8 @@ def test_what_does_not_fit_is_left_out_with_the_reason():
 def test_slow_operators_are_guessed_from_pieces_or_measured_once():
     slow = {"slow": lasting(1e-7)}
     (row,) = bench.measure(slow, gaussian(1 << 19), 3, limit=0.02)
-    assert (
-        "a call takes about" in row.left_out
-    )  # 2^17 coordinates take 13 ms, four times that too long
+    # 2^17 coordinates take 13 ms, four times that too long
+    assert "a call takes about" in row.left_out
     (row,) = bench.measure(slow, gaussian(64, 20, 100), 3, limit=0.001)
     assert "a call takes about" in row.left_out
     (row,) = bench.measure(slow, gaussian(2, 10_000), 3, limit=0.001)

@@ -183,9 +183,8 @@ def test_the_proximal_ones_are_exact_with_l1(name, graph):
 def test_lead_is_exact_with_two_bits():
     run = finished(method("lead", TOY, TWO_BITS, 1000, alpha=0.5, mix=0.5).batch(), every=100)
     assert run.recorder.column("grad_norm_sq")[0, -1] < 1e-22
-    assert run.bits("up")[0] == 1000 * 2 * (
-        64 + 16
-    )  # to two neighbours: a norm, and five ternary digits a byte
+    # to two neighbours: a norm, and five ternary digits a byte
+    assert run.bits("up")[0] == 1000 * 2 * (64 + 16)
 
 
 def test_lead_converges_with_a_tenth_of_the_coordinates():

@@ -115,9 +115,8 @@ def test_full_gradients_each_round_are_gradient_descent(name):
 def test_perm_k_on_equal_clients_is_gradient_descent(name, n):
     """All clients alike and no coin: the blocks make up the whole difference."""
     problem = {**CHAIN, "clients": n, "noise": 0.0}
-    params = {
-        "p" if name == "marina" else "alpha": 1e-12
-    }  # DASHA's g_i are not alike: only their mean
+    # DASHA's g_i are not alike: only their mean
+    params = {"p" if name == "marina" else "alpha": 1e-12}
     run = started(on(problem, name, "perm_k", 300, params=params, step=0.4).batch())
     plain = descend(started(on(problem, "gd", None, 300, step=0.4).batch()), 0.4)
     assert largest(path(run), plain) < 1e-8

@@ -263,9 +263,8 @@ def test_bounds_of_ternary_operators_are_tight_in_buckets():
     critical, B = families(8)["terngrad-critical"], 8
     m = moments(TernGrad(B), critical.repeat(3), 20_000)
     assert abs(m.error[0] - (math.sqrt(B) - 1) / 2) <= SIGMAS * m.error[1]
-    m = moments(
-        Qsgd(1, B), torch.ones(3 * B, dtype=torch.float64), 20_000
-    )  # flat: ||x||_1 / ||x||_2
+    # flat: ||x||_1 / ||x||_2
+    m = moments(Qsgd(1, B), torch.ones(3 * B, dtype=torch.float64), 20_000)
     assert abs(m.error[0] - (math.sqrt(B) - 1)) <= SIGMAS * m.error[1]
     assert TernGrad(B).omega(24) == (math.sqrt(B) - 1) / 2
     assert Qsgd(1, B).omega(24) == math.sqrt(B) - 1

@@ -144,9 +144,8 @@ def test_tune_trials_give_what_one_process_gives(inline: Path, tmp_path: Path) -
     agree(inline / "out", tmp_path / "out", 1e-12)
     assert set(cells(tmp_path / "out")["mode"]) == {"simulate"}
     before = committed(tmp_path / "out")
-    again = drive(
-        with_coordinates(inline), tmp_path / "out"
-    )  # all is done: Ray is not even started
+    # all is done: Ray is not even started
+    again = drive(with_coordinates(inline), tmp_path / "out")
     assert again.counts == outcome.counts
     assert committed(tmp_path / "out") == before
 

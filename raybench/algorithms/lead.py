@@ -44,11 +44,12 @@ class LEAD(Points):
 
     def start(a, net, s, c):
         super().start(net, s, c)
+        # everybody knows x^0: no message is needed
         c.D, c.H, c.Hw = (
             zeros_like(c.X),
             c.X.clone(),
             c.X.clone(),
-        )  # everybody knows x^0: no message is needed
+        )
 
     def round(a, net, s, c):
         Z = c.X - a.gamma * (net.grad(c.X) + c.D)

@@ -53,9 +53,8 @@ class LocalSGD(GD):
         return wire.up(Dense(grad).masked(wire.participants(a.p))).mean_sent()
 
     def along(a, s, g):
-        s.v = (
-            a.momentum * s.v + a.gamma * g
-        )  # a schedule's gamma of each round stays in v, as it stays in x - y_i
+        # a schedule's gamma of each round stays in v, as it stays in x - y_i
+        s.v = a.momentum * s.v + a.gamma * g
         return a.server * s.v
 
 

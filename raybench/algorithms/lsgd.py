@@ -44,9 +44,8 @@ class LSGD(Points):
         leads = where(inside, losses[:, None], torch.inf).argmin(-1)  # (B, groups)
         best = losses.argmin(-1, keepdim=True)
         leading = zeros_like(losses, dtype=torch.bool).scatter(1, leads, True)
-        net.charge(
-            groups * (net.n - 1).bit_length(), down=True
-        )  # the server says which client leads each group
+        # the server says which client leads each group
+        net.charge(groups * (net.n - 1).bit_length(), down=True)
         points = net.up(Dense(c.X).masked(net.here(leading))).decode()
         z = points.gather(1, leads[..., None].expand(-1, -1, d))
         z = net.down(Dense(z.flatten(1))).unflatten(-1, (groups, d))

@@ -88,8 +88,7 @@ class PPMarina(Algorithm):
             lambda b: a.Q(new[b] - old[b], q[b]).masked(took[b] > 0),
         )
         got = net.up(m).sum()
-        for j in range(
-            1, most
-        ):  # a client may be drawn several times, and then sends as many messages
+        # a client may be drawn several times, and then sends as many messages
+        for j in range(1, most):
             got += net.up(a.Q(new - old, q.fold(j)).masked(took > j)).sum()
         s.g = where(coin[:, None], got / net.n, s.g + got / a.clients)

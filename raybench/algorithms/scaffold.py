@@ -29,9 +29,8 @@ class Scaffold(LocalSGD):
     def round(a, net, s, c):
         S = net.participants(a.p)
         total = walk(a, net, s.x, S, lambda g, y: g - c.h + s.h[:, None])
-        change = (
-            total / a.tau - s.h[:, None]
-        )  # the mean of the client's gradients, less its control variate c_i
+        # the mean of the client's gradients, less its control variate c_i
+        change = total / a.tau - s.h[:, None]
         steps = net.up(Dense(total).masked(S)).mean_sent()
         changes = net.up(Dense(change).masked(S)).mean()
         c.h = where(S[..., None], c.h + change, c.h)

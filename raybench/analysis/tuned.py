@@ -166,9 +166,8 @@ def tuned(
     one step, else empty. Methods without an eligible candidate keep a row without a step.
     """
     cells = _described(cells)
-    curves = curves[
-        list(dict.fromkeys(["cell", "round", x, y]))
-    ]  # each facet makes a copy, so columns that are not needed go first
+    # each facet makes a copy, so columns that are not needed go first
+    curves = curves[list(dict.fromkeys(["cell", "round", x, y]))]
     pieces = []
     for facet, part in cells.groupby("facet", sort=False):
         own = curves[curves["cell"].isin(part["cell"])]

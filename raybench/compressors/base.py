@@ -99,9 +99,8 @@ class Compressor:
         if x.ndim == 0 or x.shape[-1] == 0:
             raise ValueError("x needs a last axis of at least one coordinate")
         lead = tuple(x.shape[:-1])
-        if (
-            0 in lead
-        ):  # a batch without rows: cut from a message that has some, so no kernel meets it
+        # a batch without rows: cut from a message that has some, so no kernel meets it
+        if 0 in lead:
             some = x.new_zeros(*(max(n, 1) for n in lead), x.shape[-1])
             return self.compress(some).map(lambda t: t[tuple(slice(n) for n in lead)])
         source = stream if stream is not None else _seed_zero(x.device)

@@ -47,9 +47,8 @@ def stopping_on_sigterm() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        if (
-            heard
-        ):  # what a handler raises while Ray waits comes out of it as a plain KeyboardInterrupt
+        # what a handler raises while Ray waits comes out of it as a plain KeyboardInterrupt
+        if heard:
             raise Terminated from stop
         raise
     finally:

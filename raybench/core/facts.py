@@ -36,9 +36,8 @@ class Role(StrEnum):
 
 
 USUAL_SHARE = "10%"
-Rule = Callable[
-    [Any], float
-]  # a function of a ``raybench.theory.Setting``, which lies above this layer
+# a function of a ``raybench.theory.Setting``, which lies above this layer
+Rule = Callable[[Any], float]
 Contradiction = tuple[str, str, str]  # a fact, what is wrong with it, and how to mend it
 
 

@@ -160,9 +160,8 @@ def declared(target: object, *, as_record: bool) -> dict[str, Param]:
         return _in_signature(target)
     if not isinstance(target, type):
         return {}
-    for base in reversed(
-        target.__mro__[1:-1]
-    ):  # bases that are no plug-ins themselves have not been read yet
+    # bases that are no plug-ins themselves have not been read yet
+    for base in reversed(target.__mro__[1:-1]):
         if _has_declarations(base):
             declared(base, as_record=as_record)
     if as_record and any(isinstance(v, Param) for v in vars(target).values()):

@@ -202,9 +202,8 @@ def load_plugin(path: str | Path) -> list[Entry[Facts]]:
     if not file.is_file():
         raise InputError.of(where, "no such file", "give the path of a Python file")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-    for kind in (
-        BUILTIN_PACKAGES
-    ):  # first, so that a user's file replaces a built-in name and never the other way round
+    # first, so that a user's file replaces a built-in name and never the other way round
+    for kind in BUILTIN_PACKAGES:
         _ensure(kind)
     module_name = f"raybench_plugin_{digest}"
     if module_name not in sys.modules:

@@ -12,9 +12,8 @@ from raybench.core import registry
 from raybench.engine.net import Net
 
 CHEAP_MEASURES = frozenset({"loss", "grad_norm_sq", "suboptimality", "estimator_error_sq"})
-COSTLY_MEASURES = frozenset(
-    {"mean_client_grad_norm_sq", "accuracy", "test_loss"}
-)  # a pass over the data each
+# a pass over the data each
+COSTLY_MEASURES = frozenset({"mean_client_grad_norm_sq", "accuracy", "test_loss"})
 
 
 def measured(

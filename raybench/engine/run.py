@@ -153,9 +153,8 @@ class Run:
         net = self.net
         x, estimate = self.a.point(net, self.s, self.c), None
         if self.average is None:
-            estimate = vars(self.s).get(
-                "g"
-            )  # by convention s.g is a method's estimate of grad f(x); some keep none
+            # by convention s.g is a method's estimate of grad f(x); some keep none
+            estimate = vars(self.s).get("g")
         elif self.average.value is not None:
             x = self.average.value
         fully = len(self.recorder.rounds) % self._evaluate_each == 0 or t == self.rounds
@@ -254,9 +253,8 @@ class Run:
         assert self.t < 0, "only a run that has not begun can take over another's state"
         self.index, self.live = saved["index"].numpy().copy(), saved["live"].numpy().copy()
         self._select(saved["index"].to(self.problem.device))
-        self.a.setup(
-            self.net, State.of({"x": saved["s"]["x"]}), State()
-        )  # makes anew what a method keeps on ``a``
+        # makes anew what a method keeps on ``a``
+        self.a.setup(self.net, State.of({"x": saved["s"]["x"]}), State())
         self.s, self.c = State.of(saved["s"]), State.of(saved["c"])
         self.t = saved["t"]
         self.net.begin(max(self.t, 0))

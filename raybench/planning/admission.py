@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -50,11 +51,12 @@ class Need:
 def need_of(plan: Plan) -> Need:
     """Return what the missing cells of a plan need at least."""
     largest, disk, sure = Need(), 0.0, True
+    held = cache(_held)  # batches share problems
     for batch in plan.batches:
         problem = problem_of(batch.cells[0].cell.problem)
         rows = sum(recorded(plan.sweep, cell).count for cell in batch.cells)
         wide = len(batch.cells) * problem.n * problem.message_dim * problem.dtype.itemsize
-        own = Need(_held(problem), wide, MEMORY_PER_ROW * rows)
+        own = Need(held(problem), wide, MEMORY_PER_ROW * rows)
         largest = max(largest, own, key=lambda need: need.memory)
         disk += DISK_PER_ROW * rows
         sure = sure and not _may_stop(batch)

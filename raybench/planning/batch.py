@@ -38,10 +38,11 @@ class Resolved:
     omega: float | None
     alpha: float | None
     label: str
+    # in which role the uplink and the downlink operator serve
     roles: tuple[Role, Role] = (
         Role.ANY,
         Role.ANY,
-    )  # in which role the uplink and the downlink operator serve
+    )
     basis: str | None = None
 
     @property
@@ -69,9 +70,8 @@ class Batch:
 
     cells: tuple[Resolved, ...]
     attempts: int = 0
-    facts: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # constants of the problem, as columns of the table
+    # constants of the problem, as columns of the table
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -65,9 +65,8 @@ def _try(batch: Batch, options: Options, seconds: float) -> Estimate:
             began = perf_counter()
             over = run.advance(1)
             laps.append(perf_counter() - began)
-        spent = (
-            median(laps) if laps else 0.0
-        )  # the median, as a lap in which a kernel is loaded would mislead
+        # the median, as a lap in which a kernel is loaded would mislead
+        spent = median(laps) if laps else 0.0
         each = (float(run.bits("up").mean()) - start) / max(1, run.t)
         return Estimate(spent * run.rounds, start + each * run.rounds)
     except Exception as error:  # whatever a user's plug-in raises is shown in the plan

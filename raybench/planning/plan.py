@@ -20,12 +20,13 @@ from raybench.spec import Section, Sweep
 from raybench.spec.parts import canonical
 
 MOST_COMPLAINTS = 8
+# columns left out of labels: the step's value tells more than how it was asked for
 STEP_AS_ASKED = (
     "kind",
     "number",
     "rule",
     "of",
-)  # columns left out of labels: the step's value tells more than how it was asked for
+)
 
 
 @dataclass(frozen=True)
@@ -207,9 +208,8 @@ def merged(cells: list[Resolved], done: Mapping[str, str]) -> tuple[list[Resolve
     groups: dict[str, list[Resolved]] = {}
     for cell in cells:
         config = cell.cell.config()
-        if (
-            cell.k is not None
-        ):  # two ways of writing may be the same K, such as 10% and 5 where d is 50
+        # two ways of writing may be the same K, such as 10% and 5 where d is 50
+        if cell.k is not None:
             config["compressor"]["params"]["k"] = cell.k
         config["algorithm"]["params"] = dict(cell.params)
         step = {k: v for k, v in cell.cell.step.config().items() if k not in STEP_AS_ASKED}

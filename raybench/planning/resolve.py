@@ -254,9 +254,8 @@ class Resolver:
             ]
             raise Skip(SkipCode.OWN_OPERATOR, what, " and ".join(needs)) from None
         pair = getattr(up.operator, "ab", None)
-        share = (
-            up.dense_share(problem.dtype) if auto else 1.0
-        )  # asked for only where needed, as it compresses a vector
+        # asked for only where needed, as it compresses a vector
+        share = up.dense_share(problem.dtype) if auto else 1.0
 
         def setting() -> theory.Setting:
             return theory.Setting(

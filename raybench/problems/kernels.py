@@ -107,9 +107,8 @@ def _power_of_two(typing, shifted):
 def exp_minus(a: float) -> float:
     """Return exp(-a) for a >= 0 within 1 ulp; 0 above 708; NaN for NaN. Vectorises."""
     b = -708.0 if a > 708.0 else -a
-    shifted = (
-        b * 1.4426950408889634 + 6755399441056767.0
-    )  # adding 1.5 * 2^52 + 1023 rounds to an integer
+    # adding 1.5 * 2^52 + 1023 rounds to an integer
+    shifted = b * 1.4426950408889634 + 6755399441056767.0
     n = shifted - 6755399441056767.0
     r = b - n * 0.6931471803691238
     r = r - n * 1.9082149292705877e-10  # ln 2 is subtracted in two parts, which keeps all digits
@@ -183,9 +182,8 @@ def margin_kernel(tile: int, weighted: bool, kind: int) -> Callable[..., None]:
                 for r in range(size):
                     for t in range(T):
                         sign[r * T + t] = labels[r0 + r]
-                for k in range(
-                    size * T
-                ):  # one flat loop, which the compiler vectorises for every T
+                # one flat loop, which the compiler vectorises for every T
+                for k in range(size * T):
                     y = sign[k]
                     slope, q[k], h[k] = _slope_and_loss(kind, y * z[k])
                     z[k] = slope * y * count

@@ -120,10 +120,11 @@ class LeastSquares(DataProblem):
             return self.oracle(x, loss=False)[0]
         A, Y, _ = self._padded()
         client = torch.arange(len(A), device=x.device)[None, :, None]
+        # (B, n, b, p), (B, n, b, c)
         rows, targets = (
             A[client, sample.indices],
             Y[client, sample.indices],
-        )  # (B, n, b, p), (B, n, b, c)
+        )
         X = self.spread(x).unflatten(-1, (self.p, self.c))
         grads = (rows.transpose(-1, -2) @ (rows @ X - targets)).flatten(-2) / sample.size
         return grads + self.regularizer.grad(self.spread(x)) if self.regularizer.smooth else grads
@@ -225,9 +226,8 @@ class LeastSquares(DataProblem):
         full = bool(kept.all()) and primal
         smallest = float(values[kept].min()) if kept.any() else 0.0
         mu = ridge if ridge and not full else smallest + ridge
-        residual = (
-            A @ x - b
-        )  # by the residual, since the closed form loses half the digits of a small minimum
+        # by the residual, since the closed form loses half the digits of a small minimum
+        residual = A @ x - b
         least = float(0.5 * (residual**2).sum() + 0.5 * ridge * (x**2).sum())
         return least, mu or None, np.asarray(x).reshape(-1), full
 

@@ -23,9 +23,8 @@ def lmax_gram(features: Features, weights: np.ndarray | None = None) -> float:
     if min(rows, d) > MOST_BY_DENSE_SOLVER:
         operator = scipy.sparse.linalg.aslinearoperator(features)
         gram = operator.H @ operator
-        start = np.random.default_rng(0).random(
-            d
-        )  # a fixed start, since that of svds is random and results would vary
+        # a fixed start, since that of svds is random and results would vary
+        start = np.random.default_rng(0).random(d)
         return float(scipy.sparse.linalg.eigsh(gram, k=1, which="LA", v0=start)[0][0])
     gram = features.T @ features if d <= rows else features @ features.T
     if scipy.sparse.issparse(gram):

@@ -71,9 +71,8 @@ class VerticalLeastSquares(Problem):
             columns[j, : len(piece)] = piece
             present[j, : len(piece)] = 1
         self.columns = torch.from_numpy(columns)  # (n, w)
-        self.present = torch.from_numpy(present).to(
-            self.dtype
-        )  # (n, w): 1, and 0 where a narrower block is padded
+        # (n, w): 1, and 0 where a narrower block is padded
+        self.present = torch.from_numpy(present).to(self.dtype)
         self.At = torch.from_numpy(np.ascontiguousarray(self.train.dense().T)).to(self.dtype)
         self.b = torch.from_numpy(self.train.labels).to(self.dtype)
         self.blocks = self.At[self.columns] * self.present[..., None]  # (n, w, N): A_j'

@@ -302,9 +302,8 @@ def _fit(shared: Shared, packs: int, at_once: int | None, sweep: Sweep, board: A
     # The last line that is not empty tells what a worker raised, or how it died.
     lines = [line.strip() for e in results.errors for line in str(e).splitlines() if line.strip()]
     trouble = disk_trouble_told(lines)
-    if (
-        trouble is not None
-    ):  # not the cells' fault: they stay missing, and the same command runs them
+    # not the cells' fault: they stay missing, and the same command runs them
+    if trouble is not None:
         raise OSError(trouble, os.strerror(trouble), shared.folder)
     return lines[-1] if lines else ""
 

@@ -61,7 +61,6 @@ def _orphaned(folder: Path) -> bool:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        shutil.rmtree(
-            folder, ignore_errors=True
-        )  # under the lock, so that only one process removes it
+        # under the lock, so that only one process removes it
+        shutil.rmtree(folder, ignore_errors=True)
     return True

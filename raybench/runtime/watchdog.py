@@ -32,9 +32,8 @@ def watched() -> Iterator[None]:
     if not Path("/proc/self/cmdline").exists():
         yield
         return
-    ours, theirs = (
-        os.pipe()
-    )  # not inherited, so that no process but this one holds the end for writing
+    # not inherited, so that no process but this one holds the end for writing
+    ours, theirs = os.pipe()
     with os.fdopen(theirs, "wb", buffering=0) as line:
         with os.fdopen(ours, "rb") as end:
             dog = subprocess.Popen(

@@ -17,12 +17,13 @@ from raybench.spec.sections import options
 from raybench.spec.steps import STEP
 from raybench.spec.values import Found, show
 
+# sections in which a parameter without a section's name is looked up
 _BARE = (
     "algorithm",
     "compressor",
     "problem",
     "graph",
-)  # sections in which a parameter without a section's name is looked up
+)
 _STEPS: Mapping[str, Param] = {
     "step": STEP["value"],
     "step.theory": STEP["theory"],
@@ -149,9 +150,8 @@ def _params(cells: Sequence[Cell]) -> Iterator[tuple[str, Param]]:
     """Yield the parameters that patterns may name, as ``compressor.k`` and, where that is enough, ``k``."""
     for name, key in _tables().items():
         values = [getattr(cell, key.field) for cell in cells]
-        every = {
-            getattr(v, "name", ""): v for v in values if v is not None
-        }  # one value for each name
+        # one value for each name
+        every = {getattr(v, "name", ""): v for v in values if v is not None}
         for value in every.values():
             for inner, param in key.kind.params(value).items():
                 yield f"{name}.{inner}", param

@@ -20,9 +20,8 @@ from raybench.spec.schema import Schema
 from raybench.spec.sections import Option, default, options, product
 from raybench.spec.values import Found, show
 
-Locate = Callable[
-    ..., object
-]  # called as locate(path, folders=False); returns the path made absolute where it exists
+# called as locate(path, folders=False); returns the path made absolute where it exists
+Locate = Callable[..., object]
 
 
 class Kind:
@@ -315,9 +314,8 @@ class Plugin(Sections):
     optional: bool = False  # whether the section may be left out, written as none
 
     def renews(self) -> bool:
-        return (
-            self.kind != "problem"
-        )  # problems keep theirs, as they share most of their parameters
+        # problems keep theirs, as they share most of their parameters
+        return self.kind != "problem"
 
     def read(self, value: object, where: str, found: Found) -> list[Option]:
         out = sections.read(self.kind, value, where, found, overrides=self.overrides)

@@ -71,9 +71,8 @@ def _column(
     # Text and lists with None: convert the few distinct entries once, then repeat them in arrow.
     mask = np.ma.getmaskarray(part).reshape(-1) if np.ma.isMaskedArray(part) else None
     flat = np.ma.getdata(part).reshape(-1)
-    gaps = not pa.types.is_floating(
-        field.type
-    )  # pandas writes a missing text as NaN and a missing time as NaT
+    # pandas writes a missing text as NaN and a missing time as NaT
+    gaps = not pa.types.is_floating(field.type)
     entries = flat.tolist() if flat.dtype.kind in "OU" else flat
     few = pa.array(entries, field.type, mask=mask, from_pandas=gaps)
     if part.shape == shape and keep is None:

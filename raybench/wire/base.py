@@ -23,9 +23,8 @@ from raybench.core.counts import Counts
 from raybench.core.streams import Stream
 
 MAGIC = b"RBM2"
-PREFIX = struct.Struct(
-    "<4sQI"
-)  # magic, XXH3 of the rest (seeded with the header's length), that length
+# magic, XXH3 of the rest (seeded with the header's length), that length
+PREFIX = struct.Struct("<4sQI")
 KINDS: dict[str, type[Message]] = {}
 HALVES = (torch.float16, torch.bfloat16)
 Header = dict[str, Any]  # what the sender and the receiver know beforehand, in JSON

@@ -52,10 +52,11 @@ class FactorsMessage(Message):
         if self.present is not None or self.lead.numel() == 0:
             return super()._sum()
         left, right = self._factors()
+        # (.., a, n r), (.., n r, b)
         left, right = (
             left.movedim(-3, -2).flatten(-2),
             right.flatten(-3, -2),
-        )  # (.., a, n r), (.., n r, b)
+        )
         return (left @ right).flatten(-2)[..., : self.d]
 
     def _factors(self) -> tuple[Tensor, Tensor]:

@@ -44,9 +44,8 @@ HEADER_OF_ROW = 256  # bytes of it more for each row that the receiver expects
 MOST_AXES = 8  # leading axes
 MOST_NESTED = 16  # messages within messages
 MOST_LEAVES = 2**14
-MOST_FACTOR = (
-    2.0**100
-)  # that a message is multiplied by, all factors within each other taken together
+# that a message is multiplied by, all factors within each other taken together
+MOST_FACTOR = 2.0**100
 
 
 def unpack(data: bytes, shape: Sequence[int] | None = None) -> Message:

@@ -198,9 +198,8 @@ class SumMessage(ConcatMessage):
         first.decode(out=out)
         for part in others:
             if scattered(part) is None:
-                out.add_(
-                    part.decode()
-                )  # not add_to, whose fused rounding would make a masked message differ in its last bit
+                # not add_to, whose fused rounding would make a masked message differ in its last bit
+                out.add_(part.decode())
             else:
                 part.add_to(out)
 

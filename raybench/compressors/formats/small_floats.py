@@ -131,9 +131,8 @@ def mx_codes_torch(x: Tensor, form: SmallFloat, block: int) -> tuple[Tensor, Ten
     top = in_buckets(x.abs(), block).amax(-1)
     code = (top.view(integer).long() >> mantissa) + form.lift(x.dtype)
     code = torch.where(top.isfinite(), code.clamp(0, 2 * EXPONENT_BIAS), EXPONENT_NAN)
-    inverses = powers_of_two(x.dtype).to(x.device)[
-        2 * EXPONENT_BIAS - code
-    ]  # NaN for 255: the last
+    # NaN for 255: the last
+    inverses = powers_of_two(x.dtype).to(x.device)[2 * EXPONENT_BIAS - code]
     return small_codes_torch(x * spread(inverses, block, x.shape[-1]), form), code.to(torch.uint8)
 
 

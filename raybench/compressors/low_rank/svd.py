@@ -14,10 +14,11 @@ from torch import Tensor
 from raybench.core.compiled import compiled
 from raybench.core.parallel import run_shared
 
+# up to this smaller side and this many entries rotations are faster
 SMALL_SIDE, SMALL_SIZE = (
     32,
     2**16,
-)  # up to this smaller side and this many entries rotations are faster
+)
 MOST_SWEEPS = 40  # convergence is quadratic; 6 to 8 are usual
 ORTHOGONAL = 1e-15  # rows whose cosine is less than this times sqrt(length) are orthogonal
 ROUNDING = 1e-30  # squared length, relative to the longest row, of a row of rounding errors
@@ -88,9 +89,8 @@ def _rotate(u, v, cosine, sine):
 
 
 @compiled
-def _orthogonalise(
-    x, w, squares
-):  # x (s, L) <- w x, w (s, s) the rotation, squares (s,) of x's rows
+# x (s, L) <- w x, w (s, s) the rotation, squares (s,) of x's rows
+def _orthogonalise(x, w, squares):
     s = x.shape[0]
     angle = ORTHOGONAL * np.sqrt(x.shape[1])
     for _ in range(MOST_SWEEPS):

@@ -72,9 +72,8 @@ def cut(x: Tensor, p: int, stream: Stream | None) -> Tensor:
     integer, mantissa, exponent = FLOATS[x.dtype]
     d, width = x.shape[-1], exponent_width(x.dtype, p)
     dropped, below_sign = 1 + exponent + mantissa - width, (1 << (width - 1)) - 1
-    last = (
-        below_sign - (below_sign >> exponent) - 1
-    )  # the largest finite code; beyond are inf and NaN
+    # the largest finite code; beyond are inf and NaN
+    last = below_sign - (below_sign >> exponent) - 1
     out = torch.empty(x.shape, dtype=integers_of(width))
     rows, codes = (_unsigned(t.view(-1, d)) for t in (x.view(integer), out))
     keys = np.empty(0, np.uint64)
@@ -96,9 +95,8 @@ def cut_torch(x: Tensor, p: int, stream: Stream | None) -> Tensor:
     raw, mask = x.contiguous().view(integer).long(), (1 << dropped) - 1
     noise = mask >> 1 if stream is None else stream.bits(x.shape[-1]) & mask
     exact, up = ((v >> dropped) & (2 * below_sign + 1) for v in (raw, raw + noise))
-    last = (
-        below_sign - (below_sign >> exponent) - 1
-    )  # the largest finite code; beyond are inf and NaN
+    # the largest finite code; beyond are inf and NaN
+    last = below_sign - (below_sign >> exponent) - 1
     return torch.where(exact & below_sign >= last, exact, up)
 
 

@@ -136,9 +136,8 @@ def round_to(levels: tuple[float, ...], base: float, x: Tensor, stream: Stream |
     rows, codes = x.view(-1, d).numpy(), out.view(-1, d).numpy()
     bits = rows.view(f"u{rows.itemsize}")
     first, most = _lookup(levels, base, x.dtype)
-    steps = np.append(
-        _steps(levels, base, x.dtype).numpy(), math.nan
-    )  # so that two steps follow infinity
+    # so that two steps follow infinity
+    steps = np.append(_steps(levels, base, x.dtype).numpy(), math.nan)
     keys = np.zeros(len(rows), np.uint64)
     if stream is not None:
         keys = stream.keys.reshape(-1).numpy().view(np.uint64)

@@ -274,9 +274,8 @@ class BlocksMessage(Message):
         head, full = bitpack.bytes_of(code_of(-(-d // block), count).bits), count * block
         blocks = decode(payload[..., :head], -(-d // block), count)
         sent = payload[..., head:]
-        rows = math.prod(
-            payload.shape[:-1]
-        )  # without rows there are no bytes that could be too few
+        # without rows there are no bytes that could be too few
+        rows = math.prod(payload.shape[:-1])
         if rows and not 0 <= full - sent.shape[-1] // dtype.itemsize < block:
             raise ValueError(DAMAGED)
         sent = torch.nn.functional.pad(sent, (0, full * dtype.itemsize - sent.shape[-1]))

@@ -100,9 +100,8 @@ def _select(x: Tensor, k: int, count: int, random: bool, stream: Stream) -> Ragg
         for source in (stream, stream.fold("truncate"))
     )
     rank = -(-count * k // x.shape[-1])
-    limit = (
-        math.floor(MOST_BEFORE_SELECTION * k) if random else 0
-    )  # up to so many are chosen from by hash
+    # up to so many are chosen from by hash
+    limit = math.floor(MOST_BEFORE_SELECTION * k) if random else 0
     counts = np.empty(len(rows), np.int64)
     where, values = torch.empty(len(rows), k, dtype=torch.int64), torch.empty(len(rows), k).to(x)
     to, kept = where.numpy(), values.numpy()

@@ -174,9 +174,8 @@ def _cuts(rows, share, mask, inf, cuts, ties):
             part = np.float64(rows[r, j]) * scale
             energies[j] = part * part
             needed += share * energies[j]
-        while (
-            low < high
-        ):  # the least size that is kept is among the n left, by histograms of energy
+        # the least size that is kept is among the n left, by histograms of energy
+        while low < high:
             shift, left = 0, 0
             while (high - low) >> shift >= BUCKETS:
                 shift += 1

@@ -138,9 +138,8 @@ def bernoulli(source: Stream, d: int, p: float) -> Places:
         )
         return where.view(*keys.shape, most)
 
-    room = (
-        math.ceil(p * d + 8 * math.sqrt(p * (1 - p) * d)) + 8
-    )  # room enough but for one row in 10^15, which is drawn again
+    # room enough but for one row in 10^15, which is drawn again
+    room = math.ceil(p * d + 8 * math.sqrt(p * (1 - p) * d)) + 8
     where = look(min(room, d))
     most = int(found.max(initial=0))
     where = where[..., :most].contiguous() if most <= where.shape[-1] else look(most)

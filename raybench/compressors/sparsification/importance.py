@@ -175,10 +175,11 @@ def _places(rows, draws, places, sizes):
         places[r], sizes[r] = _place(row, draws[r], sums)
         if LEAST_SUM < sizes[r] < MOST_SUM:
             continue
+        # the plain sum overflows or loses digits
         unit, most = (
             np.empty(d),
             np.float64(np.abs(row).max()),
-        )  # the plain sum overflows or loses digits
+        )
         for j in range(d):
             own = np.float64(abs(row[j]))
             if most < np.inf:
@@ -274,9 +275,8 @@ def drawn(x: Tensor, level: Tensor, k: int, stream: Stream) -> Ragged:
         run_shared(work, len(rows), COST_OF_HASHES * x.numel())
         return where.view(*lead, most), values.view(*lead, most)
 
-    where, values = look(
-        min(d, math.ceil(k + 8 * math.sqrt(k)) + 8)
-    )  # room enough for all rows but those with NaN, which are drawn again
+    # room enough for all rows but those with NaN, which are drawn again
+    where, values = look(min(d, math.ceil(k + 8 * math.sqrt(k)) + 8))
     most = int(counts.max(initial=0))
     if most > where.shape[-1]:
         where, values = look(most)

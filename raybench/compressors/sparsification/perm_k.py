@@ -252,9 +252,8 @@ def _blocks(keys, d, first, out):  # first (R, n), out (R, n, count): of 0..d-1 
         for j in range(d):  # hashes are uniform: a bucket holds one or a few
             order[ends[bucket[j]]] = j
             ends[bucket[j]] += 1
-        for j in range(
-            1, d
-        ):  # the buckets are in order, each is sorted by insertion; equal hashes stay by number
+        # the buckets are in order, each is sorted by insertion; equal hashes stay by number
+        for j in range(1, d):
             own, at = order[j], j
             while at > 0 and hashes[order[at - 1]] > hashes[own]:
                 order[at] = order[at - 1]
