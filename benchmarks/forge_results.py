@@ -110,7 +110,8 @@ def forge_results(count: int, seed: int, tally: Any, change: Callable[..., bytes
         honest, copy = Path(place) / "honest", Path(place) / "copy"
         honest_folder(honest)
         size = sum(p.stat().st_size for p in honest.rglob("*") if p.is_file())
-        assert read_folder(honest) == "read"
+        for _ in range(5):  # what is imported and kept at first use is no part of an answer
+            assert read_folder(honest) == "read"
         for j in range(count):
             shutil.copytree(honest, copy)
             what = forged(pick, copy, change)

@@ -379,6 +379,28 @@ def test_of_two_who_take_over_one_wins(monkeypatch, tmp_path):
     assert files.names("plan") == ["lock.4"]
 
 
+def test_a_lease_of_a_late_holder_does_not_let_two_in(monkeypatch, tmp_path):
+    """One counts on from a lease that had run out; its holder ends, and another begins at 0."""
+    folder = f"memory://late/{tmp_path.name}"
+    files, create = open_folder(folder), store_files.Remote.create
+    files.write("plan/lock.3", json.dumps({"own": "x", "until": 0}).encode())
+    entered = []
+
+    def first_another(self, rel, data):
+        if not entered:
+            entered.append(True)
+            files.remove("plan/lock.3")
+            other = Store(folder).held()
+            other.__enter__()
+            entered.append(other)
+        return create(self, rel, data)
+
+    monkeypatch.setattr(store_files.Remote, "create", first_another)
+    with pytest.raises(InputError, match="another sweep is running"), Store(folder).held():
+        pass
+    assert files.names("plan") == ["lock.0"]
+
+
 def test_an_object_store_holds_the_same_results(whole, tmp_path):
     folder = f"memory://same/{tmp_path.name}"
     sweep(folder)

@@ -10,6 +10,7 @@ import time
 import zipfile
 
 import forge
+import forge_files
 import numpy as np
 import pytest
 
@@ -179,7 +180,7 @@ def test_integers_and_halves_are_read(tmp_path):
 
 def test_changed_files_are_read_or_refused():
     """A sample of data files and sweep files; ``make fuzz`` tries more, and other seeds."""
-    tally = forge.forge_files(1500, 0, forge.Tally())
+    tally = forge_files.forge_files(1500, 0, forge.Tally())
     assert not tally.failures, tally.failures[0]
     assert tally.outcomes["refused"] > 300
     assert tally.outcomes["read"] > 20

@@ -156,6 +156,14 @@ class Compressor:
         ways += [(b / c, 1 / b) for c, b in filter(None, (self.b2(d),)) if c > 0]
         return min(ways, default=None)
 
+    def ab(self, d: int, n: int | None = None) -> tuple[float, float] | None:
+        """Return (A, B) of E||mean C_i(a_i) - mean a_i||^2 <= A mean||a_i||^2 - B ||mean a_i||^2.
+
+        For n clients (None: those it was fitted to) whose operators are drawn together; None where
+        nothing is known beyond (omega / n, 0) of independent ones.
+        """
+        return None
+
     def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
         """Return the operator for dimension d, n clients and a problem's layout; itself by default."""
         return self

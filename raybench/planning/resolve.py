@@ -253,7 +253,6 @@ class Resolver:
                 for name, role in entry.facts.operators.items()
             ]
             raise Skip(SkipCode.OWN_OPERATOR, what, " and ".join(needs)) from None
-        pair = getattr(up.operator, "ab", None)
         # asked for only where needed, as it compresses a vector
         share = up.dense_share(problem.dtype) if auto else 1.0
 
@@ -268,7 +267,7 @@ class Resolver:
                 down_alpha=down.alpha,
                 dense_share=share,
                 common_mask=up.operator.correlated,
-                ab=None if pair is None else pair(problem.message_dim, problem.n),
+                ab=up.operator.ab(problem.message_dim, problem.n),
                 numbers=params,
                 operators=own,
                 nonsmooth=problem.has_prox,

@@ -31,7 +31,7 @@ class Look:
     label: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Figure:
     """One figure: panels of lines with bands, and the rows it is drawn from.
 
@@ -189,20 +189,20 @@ def _curve(
     x_label, y_label, title = _labels(x, y, name)
     log_y = y in ("grad_norm_sq", "suboptimality") or (y == "loss" and _spans(data["y"]))
     return Figure(
-        f"{y}_vs_{x}",
-        x,
-        y,
-        title,
-        x_label,
-        y_label,
-        data,
-        style,
-        panels,
-        _band(data),
-        unit,
-        wide,
-        start,
-        log_y,
+        name=f"{y}_vs_{x}",
+        x=x,
+        y=y,
+        title=title,
+        x_label=x_label,
+        y_label=y_label,
+        data=data,
+        looks=style,
+        panels=panels,
+        band=_band(data),
+        x_unit=unit,
+        log_x=wide,
+        x_from=start,
+        log_y=log_y,
         notes=notes,
     )
 
@@ -248,19 +248,19 @@ def _by_k(found: Frames, every: pd.DataFrame, several: pd.Series, y: str) -> Fig
     x_label, y_label, title = _labels("bits_up", y, name)
     panels = sorted(dict.fromkeys(data["panel"]))
     return Figure(
-        f"{y}_vs_bits_up_by_k",
-        "bits_up",
-        y,
-        f"{title}, by K",
-        x_label,
-        y_label,
-        data,
-        style,
-        panels,
-        _band(data),
-        unit,
-        wide,
-        start,
+        name=f"{y}_vs_bits_up_by_k",
+        x="bits_up",
+        y=y,
+        title=f"{title}, by K",
+        x_label=x_label,
+        y_label=y_label,
+        data=data,
+        looks=style,
+        panels=panels,
+        band=_band(data),
+        x_unit=unit,
+        log_x=wide,
+        x_from=start,
     )
 
 
@@ -282,16 +282,16 @@ def _against_step(
     said = "Step size / theoretical step size"
     _, y_label, _ = _labels("round", y)
     return Figure(
-        f"{y}_vs_step",
-        axis,
-        y,
-        f"Final {words.COLUMNS[y]} against the step",
-        said if axis == "step_multiple" else "Step size",
-        y_label.replace("x^t", "x^T"),
-        data,
-        plain,
-        panels,
-        words.band(int(n) for n in data["seeds"]),
+        name=f"{y}_vs_step",
+        x=axis,
+        y=y,
+        title=f"Final {words.COLUMNS[y]} against the step",
+        x_label=said if axis == "step_multiple" else "Step size",
+        y_label=y_label.replace("x^t", "x^T"),
+        data=data,
+        looks=plain,
+        panels=panels,
+        band=words.band(int(n) for n in data["seeds"]),
         log_x=True,
         log_y=y == "grad_norm_sq" or _spans(data["y"]),
         steps=True,

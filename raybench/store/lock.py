@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from raybench.core.errors import InputError
 from raybench.store.files import Files, Local
 
-PLACE = "plan/lock"
+PLACE, NUMBERED = "plan/lock", "lock."
 LEASE, RENEWED = 60.0, 15.0  # seconds that a lease holds, and after which it is renewed
 
 
@@ -53,19 +53,21 @@ def _leased(files: Files) -> Iterator[None]:
     """Hold the lease with the highest number, made by a conditional PUT, of which only one succeeds.
 
     A lease that was not renewed in time is not removed, as two who both found it so might then both
-    believe to have taken it: the next number is made.
+    believe to have taken it: the next number is made. Its maker looks again before it relies on it, for
+    a holder that was late may have ended meanwhile, and then another began to count anew.
     """
-    number, own = 0, uuid.uuid4().hex
-    names = [n for n in files.names("plan") if n.startswith("lock.")]
-    for name in names:
-        said = _read(files, f"plan/{name}")
-        number = max(number, int(name.removeprefix("lock.") or 0) + 1)
-        if float(str(said.get("until", 0))) > time.time():
-            raise _taken(files, str(said.get("who", "")))
+    own = uuid.uuid4().hex
+    before = _leases(files)
+    number = max((int(name.removeprefix(NUMBERED)) + 1 for name in before), default=0)
     place = f"{PLACE}.{number}"
     if not files.create(place, _lease(own)):
         raise _taken(files, str(_read(files, place).get("who", "")))
-    for name in names:
+    try:
+        _leases(files, own)
+    except InputError:
+        files.remove(place)
+        raise
+    for name in before:
         files.remove(f"plan/{name}")
     over = threading.Event()
 
@@ -84,6 +86,17 @@ def _leased(files: Files) -> Iterator[None]:
         thread.join(timeout=RENEWED)
         if _read(files, place).get("own") == own:
             files.remove(place)
+
+
+def _leases(files: Files, own: str = "") -> list[str]:
+    """Return the names of all leases. Raises InputError if one holds that is not our own."""
+    found = files.names("plan")
+    names = [n for n in found if n.startswith(NUMBERED) and n.removeprefix(NUMBERED).isdigit()]
+    for name in names:
+        said = _read(files, f"plan/{name}")
+        if said.get("own") != own and float(str(said.get("until", 0))) > time.time():
+            raise _taken(files, str(said.get("who", "")))
+    return names
 
 
 def _lease(own: str) -> bytes:

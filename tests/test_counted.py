@@ -1,0 +1,134 @@
+"""Gradients are counted as they are evaluated: a second count is kept beside the books."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from toys import registered
+
+from raybench.algorithms.gd import GD
+from raybench.core import registry
+from raybench.testing.algorithms import methods
+from raybench.testing.trial import DATA, Method, finished, problem_for, started
+
+
+class Counting:
+    """Counts the sample gradients that a problem evaluates for a run's method, beside the books.
+
+    total: over cells, means per client. Recording is switched off. Participants pay for themselves:
+    what others would have evaluated is not counted, and participants remember no gradient of the
+    round before. Known minimisers (oracles of tests) are left out.
+    """
+
+    def __init__(self, run) -> None:
+        self.run, self.total, self.mask, self.depth = run, 0.0, None, 0
+        run._record = lambda t: None
+        net, problem = run.net, copy.copy(run.problem)
+        net.oracle.problem = problem
+        self.m = torch.tensor(problem.samples, dtype=torch.float64)
+        for name in ("oracle", "grad", "block_grad", "distill"):
+            if hasattr(problem, name):
+                setattr(problem, name, self.counted(name, getattr(problem, name)))
+        grad, star = net.grad, net.oracle.at_minimizer
+
+        def asked(x, sample=None, *, cells=None, clients=None):
+            if clients is not None:
+                net.oracle._last, self.mask = None, clients.double()
+            out = grad(x, sample, cells=cells, clients=clients)
+            self.mask = None
+            return out
+
+        def unseen():
+            before = self.total
+            out = star()
+            self.total = before
+            return out
+
+        net.grad, net.oracle.at_minimizer = asked, unseen
+
+    def counted(self, name, call):
+        def counting(x, *rest, **named):
+            if not self.depth:
+                self.total += self.cost(name, x, *rest)
+            self.depth += 1
+            try:
+                return call(x, *rest, **named)
+            finally:
+                self.depth -= 1
+
+        return counting
+
+    def cost(self, name, x, *rest) -> float:
+        sample = rest[0] if rest and name in ("grad", "distill") else None
+        each = (
+            self.m
+            if sample is None
+            else torch.full_like(self.m, (sample.size if name == "grad" else sample.shape[-1]))
+        )
+        mask = torch.ones(len(x), len(each)) if self.mask is None else self.mask
+        return float((mask * each).mean(1).sum())
+
+
+COUNTED = [
+    m for name in registry.names("algorithm") for m in methods(registry.lookup("algorithm", name))
+]
+
+
+def label(m: Method) -> str:
+    operator = m.compressor["name"] if isinstance(m.compressor, dict) else m.compressor
+    return f"{m.name}-{operator}-{'-'.join(str(v) for v in m.params.values())}"
+
+
+@pytest.mark.parametrize("method", COUNTED, ids=label)
+def test_gradients_are_counted_as_they_are_evaluated(method):
+    if method.problem is None and "dataset" in (problem := problem_for(method.entry)):
+        uneven = {**problem, "rows": 63, "remainder": "last"}  # 12 rows each, the last client 15
+        method = replace(method, problem=uneven if "vertical" not in problem["name"] else problem)
+    run = started(replace(method, rounds=25).batch((1.0, 0.5, 0.7), (0, 1, 2)))
+    spy = Counting(run)
+    run.advance(25)
+    assert spy.total > 0
+    assert float(run.net.oracle.evals.sum()) == pytest.approx(spy.total, rel=1e-12)
+
+
+KNOWN = [  # method, parameters, samples per client after 25 rounds with 12 samples each
+    ("gd", {}, None, 25 * 12),
+    ("sgd", {"batch": 3}, None, 25 * 3),
+    ("ef21", {}, {"name": "top_k", "k": 3}, 26 * 12),
+    ("ef21_pp", {"p": 1.0}, {"name": "top_k", "k": 3}, 26 * 12),
+    ("marina", {"p": 0.3}, {"name": "rand_k", "k": 3}, 26 * 12),
+    ("vr_marina", {"p": 1e-12, "batch": 2}, {"name": "rand_k", "k": 3}, 12 + 25 * 4),
+    ("vr_marina", {"p": 1.0, "batch": 2}, {"name": "rand_k", "k": 3}, 26 * 12),
+    ("vr_marina", {"p": 1.0, "big": 5}, {"name": "rand_k", "k": 3}, 26 * 5),
+    ("vr_diana", {"p": 1e-12, "batch": 2}, {"name": "rand_k", "k": 3}, 12 + 25 * 4),
+    ("vr_diana", {"estimator": "saga", "batch": 2}, {"name": "rand_k", "k": 3}, 25 * 2),
+]
+
+
+@pytest.mark.parametrize(("name", "params", "compressor", "samples"), KNOWN)
+def test_known_counts(name, params, compressor, samples):
+    problem = {"name": "least_squares", **DATA}
+    method = Method(name, params, compressor, problem, step=0.01, rounds=25)
+    run = finished(method.batch((1.0, 0.5), (0, 1)), every=5)
+    assert run.net.oracle.evals.tolist() == [samples] * 2
+
+
+class Peeks(GD):
+    """Evaluates a second gradient past the books."""
+
+    def round(a, net, s, c):
+        super().round(net, s, c)
+        net.oracle.problem.grad(s.x, net.sample("peek", 1))
+
+
+def test_gradients_past_the_books_are_noticed():
+    with registered("algorithm", peeks=Peeks):
+        run = started(
+            Method("peeks", {}, None, {"name": "least_squares", **DATA}, rounds=25).batch()
+        )
+        spy = Counting(run)
+        run.advance(25)
+    assert float(run.net.oracle.evals.sum()) == spy.total - 25
