@@ -60,8 +60,8 @@ def test_files_larger_than_a_quarter_of_the_memory(tmp_path, monkeypatch, ending
     path.write_bytes(PACK.get(ending, bytes)(b"1 1:1\n-1 1:2\n" * 1000))
     assert load(str(path)).shape == (2000, 1)
     again = path.rename(tmp_path / f"again{ending}")
-    monkeypatch.setattr(room, "memory_here", lambda: 40_000)
-    refused(again, "a data set may take 10,000 bytes here", "fewer rows")
+    monkeypatch.setattr(room, "memory_here", lambda: 40 << 10)
+    refused(again, "a data set may take 10 KiB here", "fewer rows")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_dense_matrix_that_does_not_fit_is_refused_before_it_is_made(tmp_path)
     path.write_text("".join(f"{j % 2} {j + 1}:1 10000000:1\n" for j in range(5000)))
     data = load(str(path))
     rows = Rows.of(data.features, data.labels, [np.arange(5000)])
-    with pytest.raises(InputError, match=r"5,000 rows and 10,000,000 features takes 372\.5 GiB"):
+    with pytest.raises(InputError, match=r"5,000 rows and 10,000,000 features takes 373 GiB"):
         rows.dense()
 
 
