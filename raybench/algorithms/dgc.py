@@ -54,10 +54,7 @@ class DGC(Estimator):
         a.split = matrices(wire.layout, a.vectors == "dense")
         layout = a.split.layout
         # None stands for the operator's own k
-        kept = [
-            *shares(a.warmup, a.C.declared, wire.layout.dim),
-            None,
-        ]
+        kept = [*shares(a.warmup, a.C.declared, wire.layout.dim), None]
         a.stages = [a.C.fitted(layout, k) if layout.dim and k != "100%" else None for k in kept]
 
     def source(a, net, s, c):

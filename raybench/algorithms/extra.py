@@ -17,11 +17,7 @@ class Extra(Points):
     def start(a, net, s, c):
         super().start(net, s, c)
         # everybody knows x^0, so W X^0 needs no message
-        c.Z, c.half, c.U = (
-            c.X,
-            c.X,
-            zeros_like(c.X),
-        )
+        c.Z, c.half, c.U = c.X, c.X, zeros_like(c.X)
 
     def round(a, net, s, c):
         WX, U = net.mix(Dense(c.X)), a.gamma * net.grad(c.X)

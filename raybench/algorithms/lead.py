@@ -45,11 +45,7 @@ class LEAD(Points):
     def start(a, net, s, c):
         super().start(net, s, c)
         # everybody knows x^0: no message is needed
-        c.D, c.H, c.Hw = (
-            zeros_like(c.X),
-            c.X.clone(),
-            c.X.clone(),
-        )
+        c.D, c.H, c.Hw = zeros_like(c.X), c.X.clone(), c.X.clone()
 
     def round(a, net, s, c):
         Z = c.X - a.gamma * (net.grad(c.X) + c.D)

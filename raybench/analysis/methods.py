@@ -109,11 +109,7 @@ def _facets(cells: pd.DataFrame, config: pd.DataFrame) -> pd.Series:
     known = [c for c in config if c.startswith("problem.") or c == "x0" or c.startswith("x0.")]
     table = config[known].copy()
     # cells of old folders have no config; the columns tell at least this much
-    for name in (
-        "dataset",
-        "clients",
-        "problem",
-    ):
+    for name in ("dataset", "clients", "problem"):
         key = "problem.name" if name == "problem" else f"problem.{name}"
         if key not in table:
             table[key] = cells[name].astype(object)

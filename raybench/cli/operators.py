@@ -14,11 +14,7 @@ if TYPE_CHECKING:
     from raybench.core.registry import Entry
 
 # values that are shown for a count that is required and was not given
-COUNTS_SHOWN = (
-    1,
-    "1%",
-    "10%",
-)
+COUNTS_SHOWN = (1, "1%", "10%")
 COUNT_CHECKED = "1%"  # the value for which the operator is drawn and compared with its constants
 FIGURES = (
     *("ω", "α", "B1: α, β", "B2: γ, β", "B3: δ", "  of C times", "bits", "  values", "  index"),

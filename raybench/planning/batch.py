@@ -39,10 +39,7 @@ class Resolved:
     alpha: float | None
     label: str
     # in which role the uplink and the downlink operator serve
-    roles: tuple[Role, Role] = (
-        Role.ANY,
-        Role.ANY,
-    )
+    roles: tuple[Role, Role] = (Role.ANY, Role.ANY)
     basis: str | None = None
 
     @property

@@ -21,12 +21,7 @@ from raybench.spec.parts import canonical
 
 MOST_COMPLAINTS = 8
 # columns left out of labels: the step's value tells more than how it was asked for
-STEP_AS_ASKED = (
-    "kind",
-    "number",
-    "rule",
-    "of",
-)
+STEP_AS_ASKED = ("kind", "number", "rule", "of")
 
 
 @dataclass(frozen=True)

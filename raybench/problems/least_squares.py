@@ -121,10 +121,7 @@ class LeastSquares(DataProblem):
         A, Y, _ = self._padded()
         client = torch.arange(len(A), device=x.device)[None, :, None]
         # (B, n, b, p), (B, n, b, c)
-        rows, targets = (
-            A[client, sample.indices],
-            Y[client, sample.indices],
-        )
+        rows, targets = A[client, sample.indices], Y[client, sample.indices]
         X = self.spread(x).unflatten(-1, (self.p, self.c))
         grads = (rows.transpose(-1, -2) @ (rows @ X - targets)).flatten(-2) / sample.size
         return grads + self.regularizer.grad(self.spread(x)) if self.regularizer.smooth else grads

@@ -17,10 +17,7 @@ from raybench.problems.spectra import MOST_BY_DENSE_SOLVER
 
 MOST_NEWTON_STEPS = 100  # ten to twenty are usual
 # a Hessian of more products takes over a second
-MOST_PRODUCTS_DENSE, MOST_PRODUCTS_SPARSE = (
-    2e9,
-    2e8,
-)
+MOST_PRODUCTS_DENSE, MOST_PRODUCTS_SPARSE = 2e9, 2e8
 MOST_GRADIENT_VALUES = (
     1e8  # N d values of sample gradients at most are computed to find their variance
 )

@@ -18,12 +18,7 @@ from raybench.spec.steps import STEP
 from raybench.spec.values import Found, show
 
 # sections in which a parameter without a section's name is looked up
-_BARE = (
-    "algorithm",
-    "compressor",
-    "problem",
-    "graph",
-)
+_BARE = ("algorithm", "compressor", "problem", "graph")
 _STEPS: Mapping[str, Param] = {
     "step": STEP["value"],
     "step.theory": STEP["theory"],

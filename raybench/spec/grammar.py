@@ -80,13 +80,7 @@ def _scan(text: str) -> Iterator[tuple[int, int, str]]:
             escaped = not escaped and quote == '"' and char == "\\"
             continue
         # elsewhere it is an apostrophe, not a quotation
-        if char in "\"'" and before in (
-            "",
-            "=",
-            ",",
-            ":",
-            *_OPEN,
-        ):
+        if char in "\"'" and before in ("", "=", ",", ":", *_OPEN):
             quote = char
         depth += (char in _OPEN) - (char in _CLOSED)
         before = before if char.isspace() else char

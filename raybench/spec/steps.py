@@ -27,10 +27,7 @@ STEP: Mapping[str, Param] = {
     "warmup": Integer(0, low=0, help="rounds over which the step grows to its size"),
 }
 # keys that cells of one group share, though they differ in seed and step size
-_SHAPE = (
-    "schedule",
-    "warmup",
-)
+_SHAPE = ("schedule", "warmup")
 
 
 @dataclass(frozen=True)

@@ -53,10 +53,7 @@ class FactorsMessage(Message):
             return super()._sum()
         left, right = self._factors()
         # (.., a, n r), (.., n r, b)
-        left, right = (
-            left.movedim(-3, -2).flatten(-2),
-            right.flatten(-3, -2),
-        )
+        left, right = left.movedim(-3, -2).flatten(-2), right.flatten(-3, -2)
         return (left @ right).flatten(-2)[..., : self.d]
 
     def _factors(self) -> tuple[Tensor, Tensor]:

@@ -15,10 +15,7 @@ from raybench.core.compiled import compiled
 from raybench.core.parallel import run_shared
 
 # up to this smaller side and this many entries rotations are faster
-SMALL_SIDE, SMALL_SIZE = (
-    32,
-    2**16,
-)
+SMALL_SIDE, SMALL_SIZE = 32, 2**16
 MOST_SWEEPS = 40  # convergence is quadratic; 6 to 8 are usual
 ORTHOGONAL = 1e-15  # rows whose cosine is less than this times sqrt(length) are orthogonal
 ROUNDING = 1e-30  # squared length, relative to the longest row, of a row of rounding errors

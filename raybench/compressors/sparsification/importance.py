@@ -176,10 +176,7 @@ def _places(rows, draws, places, sizes):
         if LEAST_SUM < sizes[r] < MOST_SUM:
             continue
         # the plain sum overflows or loses digits
-        unit, most = (
-            np.empty(d),
-            np.float64(np.abs(row).max()),
-        )
+        unit, most = np.empty(d), np.float64(np.abs(row).max())
         for j in range(d):
             own = np.float64(abs(row[j]))
             if most < np.inf:
