@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from numpy.lib import format as npy
@@ -25,20 +26,10 @@ def arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
     Raises InputError where an array is missing, is not of real finite numbers, does not fit the other,
     or takes more memory than a data set may.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = set(archive.namelist())
-            key = "features" if "features.npy" in names else "images"
-            for name in (key, "labels"):
-                if f"{name}.npy" not in names:
-                    raise InputError.of(DATASET_KEY, f"{path.name} lacks the array {name}", FIX)
-            raw, labels = (_array(archive, path.name, name) for name in (key, "labels"))
-            features = raw.reshape(len(raw), -1)
-    except InputError:
-        raise
-    except Exception as error:  # zipfile and numpy raise a dozen kinds on files that are damaged
-        what = f"cannot read {path.name}: {str(error) or type(error).__name__}"
-        raise InputError.of(DATASET_KEY, what[:300], FIX) from error
+    with opened(path, FIX) as archive:
+        key = "features" if "features" in archive.names else "images"
+        raw, labels = (_numbers(archive, name) for name in (key, "labels"))
+        features = raw.reshape(len(raw), -1)
     if labels.shape != (len(features),) or features.size == 0:
         what = f"{path.name} has {features.shape[0]} rows and labels of shape {labels.shape}"
         raise InputError.of(DATASET_KEY, what, "give one label per row")
@@ -49,33 +40,67 @@ def arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return features, labels
 
 
-def _array(archive: zipfile.ZipFile, file: str, name: str) -> np.ndarray:
+class Archive:
+    """An open ``.npz``: the names of its arrays, their headers and, once those are sound, their values."""
+
+    def __init__(self, file: zipfile.ZipFile, name: str, fix: str) -> None:
+        self.file, self.name, self.fix = file, name, fix
+        self.names = {n.removesuffix(".npy") for n in file.namelist() if n.endswith(".npy")}
+
+    def measure(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
+        """Return the shape and dtype of an array; both are only what its header says.
+
+        Raises InputError where there is no such array, where it grows or takes more than it may, and
+        where shape and dtype do not take the bytes that are there.
+        """
+        if name not in self.names:
+            what = f"{self.name} lacks the array {name}"
+            raise InputError.of(DATASET_KEY, what, self.fix)
+        info = self.file.getinfo(f"{name}.npy")
+        whole = f"{self.name}: {name}"
+        check_growth(DATASET_KEY, whole, info.compress_size, info.file_size)
+        check_fits(DATASET_KEY, whole, info.file_size, "save fewer rows")
+        with self.file.open(info) as stream:
+            version = npy.read_magic(stream)
+            if version not in HEADERS:
+                raise InputError.of(DATASET_KEY, f"{whole} is in npy format {version}", self.fix)
+            shape, _, dtype = HEADERS[version](stream)
+            held = info.file_size - stream.tell()
+        count = math.prod(shape)
+        if not dtype.hasobject and count * dtype.itemsize != held:
+            what = f"{whole} has a header of {count:,} values, and {info.file_size:,} bytes"
+            raise InputError.of(DATASET_KEY, what, self.fix)
+        return shape, dtype
+
+    def read(self, name: str) -> np.ndarray:
+        """Return an array that was measured, in the dtype it was saved in."""
+        with self.file.open(f"{name}.npy") as stream:
+            return npy.read_array(stream, allow_pickle=False)
+
+
+@contextlib.contextmanager
+def opened(path: Path, fix: str) -> Iterator[Archive]:
+    """Open an ``.npz``; whatever it turns out to be in the block, its errors are InputError with ``fix``."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            yield Archive(file, path.name, fix)
+    except InputError:
+        raise
+    except Exception as error:  # zipfile and numpy raise a dozen kinds on files that are damaged
+        what = f"cannot read {path.name}: {str(error) or type(error).__name__}"
+        raise InputError.of(DATASET_KEY, what[:300], fix) from error
+
+
+def _numbers(archive: Archive, name: str) -> np.ndarray:
     """Return an array of an archive in float64, once its header has been found to be sound."""
-    info = archive.getinfo(f"{name}.npy")
-    whole = f"{file}: {name}"
-    check_growth(DATASET_KEY, whole, info.compress_size, info.file_size)
-    check_fits(DATASET_KEY, whole, info.file_size, "save fewer rows")
-    with archive.open(info) as stream:
-        count, dtype = _header(stream, info, whole)
-    check_fits(DATASET_KEY, f"{whole} in float64", 8 * count, "save fewer rows")
+    shape, dtype = archive.measure(name)
+    whole = f"{archive.name}: {name}"
+    check_fits(DATASET_KEY, f"{whole} in float64", 8 * math.prod(shape), "save fewer rows")
     if dtype.kind not in NUMBERS:
-        kind = {"c": "complex numbers", "O": "Python objects"}.get(dtype.kind, f"{dtype}")
-        raise InputError.of(DATASET_KEY, f"{whole} holds {kind}, not real numbers", FIX)
-    with archive.open(info) as stream:
-        return np.asarray(npy.read_array(stream, allow_pickle=False), dtype=float)
+        raise InputError.of(DATASET_KEY, f"{whole} holds {kind(dtype)}, not real numbers", FIX)
+    return np.asarray(archive.read(name), dtype=float)
 
 
-def _header(stream: IO[bytes], info: zipfile.ZipInfo, whole: str) -> tuple[int, np.dtype]:
-    """Return how many numbers an array has, and of what dtype; both are only what its header says.
-
-    Raises InputError where they do not take the bytes that are there.
-    """
-    version = npy.read_magic(stream)
-    if version not in HEADERS:
-        raise InputError.of(DATASET_KEY, f"{whole} is in npy format {version}", FIX)
-    shape, _, dtype = HEADERS[version](stream)
-    count = math.prod(shape)
-    if not dtype.hasobject and count * dtype.itemsize != info.file_size - stream.tell():
-        what = f"{whole} has a header of {count:,} values, and {info.file_size:,} bytes"
-        raise InputError.of(DATASET_KEY, what, FIX)
-    return count, dtype
+def kind(dtype: np.dtype) -> str:
+    """Return what values of a dtype are called in an error."""
+    return {"c": "complex numbers", "O": "Python objects"}.get(dtype.kind, f"{dtype}")
