@@ -1,0 +1,249 @@
+"""Images by name: known facts, what is fetched and what is not, and files that are not what they say."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import tarfile
+import time
+
+import forge
+import numpy as np
+import pytest
+import requests
+import torchvision
+
+from raybench.core.errors import InputError
+from raybench.data import KNOWN_IMAGES, KnownImages, images, known_images
+
+TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]  # digits in MNIST
+TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+CHECKSUMS = {
+    "digits": "05e7fdfebef9ebb4",
+    "mnist": "6cc8122a73186f7b",
+    "cifar10_part": "9a6f26a6de9b921e",
+}
+PATIENCE = 2.0  # seconds
+MOST = 100 * 10**6  # bytes of memory
+
+
+def refused(given, *words, **kwargs):
+    """Assert that images are refused in few lines, in time and in little memory, with these words."""
+    memory = forge.Memory()
+    before, begin = memory.reset(), time.monotonic()
+    with pytest.raises(InputError) as found:
+        images(given, **kwargs)
+    took, grown, said = time.monotonic() - begin, memory.highest() - before, str(found.value)
+    assert all(word in said for word in words), said
+    assert said.startswith("problem.dataset: ")
+    assert len(said) < 1200
+    assert took < PATIENCE
+    assert grown < MOST
+
+
+def by_name(data_folder, name):
+    for file in KNOWN_IMAGES[name].files:
+        if not (data_folder / file).is_file():
+            pytest.skip(f"the data folder has no {file}")
+    return images(name)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty data folder."""
+    monkeypatch.setenv("RAYBENCH_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def test_digits():
+    from sklearn.datasets import load_digits
+
+    pair = images("digits")
+    train, raw = pair.train, load_digits()
+    assert pair.test is None
+    assert (train.inputs.shape, train.inputs.dtype) == ((1797, 1, 8, 8), np.uint8)
+    assert np.array_equal(np.rint(train.inputs[:, 0] / 255 * 16), raw.images)
+    assert np.abs(train.inputs[:, 0] - raw.images * 255 / 16).max() <= 0.5
+    assert np.array_equal(train.targets, raw.target)
+    assert train.checksum.startswith(CHECKSUMS["digits"])
+
+
+def test_mnist(data_folder):
+    pair = by_name(data_folder, "mnist")
+    assert (pair.train.inputs.shape, len(pair.test)) == ((60000, 1, 28, 28), 10000)
+    assert list(pair.train.targets[:5]) == [5, 0, 4, 1, 9]
+    assert list(np.bincount(pair.train.targets)) == TRAIN
+    assert list(np.bincount(pair.test.targets)) == TEST
+    assert pair.train.checksum.startswith(CHECKSUMS["mnist"])
+    assert pair.train.mean == pytest.approx([0.1307], abs=5e-5)
+    assert pair.train.std == pytest.approx([0.3081], abs=5e-5)
+    assert images("MNIST").train is pair.train
+
+
+def test_the_exact_part_of_cifar10(data_folder):
+    pair = by_name(data_folder, "cifar10_part")
+    assert pair.train.inputs.shape == (5085, 3, 32, 32)
+    assert pair.test.inputs.shape == (1017, 3, 32, 32)
+    assert (pair.train.inputs.dtype, pair.train.classes) == (np.uint8, 10)
+    assert list(pair.train.targets[:10]) == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]
+    assert list(pair.test.targets[:5]) == [3, 8, 8, 0, 6]
+    assert pair.train.checksum.startswith(CHECKSUMS["cifar10_part"])
+
+
+@pytest.mark.slow
+def test_cifar10_as_jpeg_is_the_exact_part_but_for_its_losses(data_folder):
+    exact, lossy = (by_name(data_folder, f"cifar10_{kind}") for kind in ("part", "jpeg"))
+    assert (len(lossy.train), len(lossy.test)) == (50000, 10000)
+    assert list(np.bincount(lossy.train.targets)) == [5000] * 10
+    rows = np.concatenate([np.arange(1017) + 10000 * j for j in range(5)])
+    for a, b in ((exact.train, lossy.train[rows]), (exact.test, lossy.test.first(1017))):
+        assert np.array_equal(a.targets, b.targets)
+        assert np.abs(a.inputs.astype(int) - b.inputs).mean() < 10
+    held = np.load(data_folder / KNOWN_IMAGES["cifar10_part"].files[0])
+    labels = [held[f"data_batch_{j}_labels_all10000"] for j in range(1, 6)]
+    assert np.array_equal(lossy.train.targets, np.concatenate(labels))
+
+
+def test_unknown_names(folder):
+    refused("fashion_mnits", "unknown images 'fashion_mnits'", "did you mean fashion_mnist?")
+    refused("Cifar100", "did you mean cifar100?")
+    refused("cifar10_part", "no site", f"exact_prefix_subset.npz into {folder}")
+    refused("./absent.npz", "no file ./absent.npz")
+    refused("a\0b", "unknown images")
+    refused("x/" * 5000, "problem.dataset")
+    refused("mnist", "size is for folders", size=8)
+    refused(folder.parent, "size is 0", size=0)
+
+
+def idx(array, shape=None):
+    shape = array.shape if shape is None else shape
+    head = bytes((0, 0, 8, len(shape))) + np.array(shape, ">u4").tobytes()
+    return head + array.tobytes()
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 28, 28), np.uint8)
+DIGITS = np.array([0, 1, 2, 3, 4, 9], np.uint8)
+FILES = [idx(PIXELS), idx(DIGITS), idx(PIXELS[:3]), idx(DIGITS[:3])]
+
+
+@pytest.fixture
+def tiny(folder, monkeypatch):
+    """A data folder with an MNIST of 6 + 3 images."""
+    known = KNOWN_IMAGES["mnist"]
+    monkeypatch.setitem(KNOWN_IMAGES, "mnist", KnownImages(6, 3, (1, 28, 28), 10, known.files))
+    (folder / "MNIST" / "raw").mkdir(parents=True)
+    paths = [folder / file for file in known.files]
+    for path, data in zip(paths, FILES):
+        path.write_bytes(gzip.compress(data))
+    return paths
+
+
+def test_idx_files_packed_or_not(tiny):
+    first = images("mnist")
+    assert np.array_equal(first.train.inputs[:, 0], PIXELS)
+    assert np.array_equal(first.test.targets, DIGITS[:3])
+    tiny[0].unlink()
+    tiny[0].with_suffix("").write_bytes(FILES[0])
+    assert images("mnist").train.checksum == first.train.checksum
+
+
+LIES = {
+    "longer than memory": (idx(PIXELS, (2**32 - 1,) * 3), ["a header of 4,294,967,295 x", "EiB"]),
+    "longer": (idx(PIXELS, (2**20, 28, 28)), ["should have 822,083,584 bytes", "has 4,704"]),
+    "shorter": (idx(PIXELS, (5, 28, 28)), ["should have 3,920 bytes", "has more"]),
+    "fewer than labels": (idx(PIXELS[:5]), ["5 images", "6 labels"]),
+    "labels": (idx(DIGITS) + bytes(9), ["no IDX file of bytes with 3 axes", "00000801"]),
+    "no header": (b"\0\0\x08", ["ends after 3 bytes, within its header"]),
+    "empty": (b"", ["within its header"]),
+    "zeros": (bytes(10**7), ["no IDX file"]),
+    "text": (b"not an image at all", ["no IDX file"]),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_idx_files_that_lie(tiny, lie):
+    data, words = LIES[lie]
+    tiny[0].write_bytes(gzip.compress(data))
+    refused("mnist", *words)
+
+
+def test_idx_files_that_are_damaged_or_bombs(tiny):
+    tiny[0].write_bytes(gzip.compress(FILES[0])[:-20])
+    refused("mnist", "cannot read", "fetch the file again")
+    tiny[0].write_bytes(FILES[0])
+    refused("mnist", "cannot read")
+    tiny[0].write_bytes(gzip.compress(idx(PIXELS, (10**5, 28, 28)) + bytes(3 * 10**7)))
+    refused("mnist", "more than 100 times")
+
+
+def test_counts_and_labels_of_known_images(tiny):
+    tiny[3].write_bytes(gzip.compress(idx(np.array([0, 1, 10], np.uint8))))
+    refused("mnist", "labels from 0 to 10", "from 0 to 9")
+    for path, data in zip(tiny[2:], (idx(PIXELS[:2]), idx(DIGITS[:2]))):
+        path.write_bytes(gzip.compress(data))
+    refused("mnist", "6 + 2 images", "6 + 3 of (1, 28, 28) are expected")
+
+
+def test_mnist_is_fetched_once_and_only_what_lacks(tiny, monkeypatch):
+    class Fetched:
+        def __init__(self, root, download):
+            assert download
+            (root / "MNIST" / "raw").mkdir(parents=True)
+            for path, data in zip(tiny, FILES):
+                (root / "MNIST" / "raw" / path.name).write_bytes(gzip.compress(data, mtime=1))
+
+    url = {"url": known_images.MIRRORS[0]}
+    known = KnownImages(**{**KNOWN_IMAGES["mnist"].__dict__, **url})
+    monkeypatch.setitem(KNOWN_IMAGES, "mnist", known)
+    monkeypatch.setattr(torchvision.datasets, "MNIST", Fetched)
+    before = tiny[0].read_bytes()
+    tiny[1].unlink()
+    assert len(images("mnist").train) == 6
+    assert tiny[0].read_bytes() == before
+    monkeypatch.setattr(torchvision.datasets, "MNIST", None)
+    assert len(images("mnist").train) == 6
+    folder = tiny[0].parents[2]
+    assert [path.name for path in folder.iterdir()] == ["MNIST"]
+
+    def fail(root, download):
+        raise RuntimeError("Error downloading")
+
+    monkeypatch.setattr(torchvision.datasets, "MNIST", fail)
+    tiny[2].unlink()
+    refused(
+        "mnist", "cannot download mnist", f"put MNIST/raw/{tiny[2].name} into {folder}", url["url"]
+    )
+
+
+@pytest.mark.parametrize(("name", "coarse"), [("cifar10", 0), ("cifar100", 1)])
+def test_cifar_out_of_an_archive_that_was_put_there(folder, monkeypatch, name, coarse):
+    def rows(seed, count):
+        random = np.random.default_rng(seed)
+        labels = np.arange(count)[:, None] % 2
+        pixels = random.integers(0, 256, (count, 3072))
+        return np.hstack([labels * 0 + 7] * coarse + [labels, pixels]).astype(np.uint8)
+
+    known, packed = KNOWN_IMAGES[name], io.BytesIO()
+    trained = len(known.files) - 1
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for j, file in enumerate(known.files):
+            data = rows(j, 4).tobytes()
+            (info := tarfile.TarInfo(file)).size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    sha = hashlib.sha256(packed.getvalue()).hexdigest()
+    small = KnownImages(
+        4 * trained, 4, (3, 32, 32), known.classes, known.files, known.url, f"sha256:{sha}"
+    )
+    monkeypatch.setitem(KNOWN_IMAGES, name, small)
+    monkeypatch.setattr(requests, "get", lambda *a, **k: (_ for _ in ()).throw(OSError("offline")))
+    file = known.url.rsplit("/", 1)[1]
+    refused(name, f"cannot download {name}", known.files[-1], known.url)
+    (folder / file).write_bytes(packed.getvalue())
+    pair = images(name)
+    want = rows(trained, 4)
+    assert np.array_equal(pair.test.inputs.reshape(4, -1), want[:, 1 + coarse :])
+    assert list(pair.test.targets) == [0, 1, 0, 1]
+    assert len(pair.train) == 4 * trained
+    (folder / known.files[0]).write_bytes(rows(0, 4).tobytes()[:-1])
+    refused(name, "should have", "fetch the file again")
