@@ -1,18 +1,31 @@
 """Data sets by name or path, their labels, and how their rows are dealt out to clients."""
 
 from raybench.data.dataset import Dataset, binary_labels, load
+from raybench.data.examples import Examples, Pair
+from raybench.data.images import images
 from raybench.data.known import KNOWN, Known, folder
+from raybench.data.known_images import KNOWN_IMAGES, KnownImages
 from raybench.data.split import PLAIN as split_names
 from raybench.data.split import hold_out, split
+from raybench.data.text import KNOWN_TEXTS, Vocabulary, text, vocabulary
 
 __all__ = [
     "KNOWN",
+    "KNOWN_IMAGES",
+    "KNOWN_TEXTS",
     "Dataset",
+    "Examples",
     "Known",
+    "KnownImages",
+    "Pair",
+    "Vocabulary",
     "binary_labels",
     "folder",
     "hold_out",
+    "images",
     "load",
     "split",
     "split_names",
+    "text",
+    "vocabulary",
 ]

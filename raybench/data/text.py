@@ -1,0 +1,147 @@
+"""Text as sequences of tokens, each with its next token as target: what a language model learns from."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from raybench.core.errors import InputError, nearest
+from raybench.core.room import check_fits, decompressed
+from raybench.data.examples import Examples, Pair, path_of
+from raybench.data.known import ENDINGS, folder
+
+DATASET_KEY = "problem.dataset"
+KNOWN_TEXTS = ("shakespeare", "wikitext2_test", "wikitext2_valid")
+LEVELS = ("byte", "character")
+CODES = 0x110000  # of Unicode
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What tokens stand for: bytes, or the place of a character in ``characters`` (sorted, distinct)."""
+
+    level: str
+    characters: str = ""
+
+    def __len__(self) -> int:
+        return 256 if self.level == "byte" else len(self.characters)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Return the text of tokens (T,); bytes that are no UTF-8 become replacement characters."""
+        if self.level == "byte":
+            return bytes(int(t) for t in tokens).decode("utf-8", "replace")
+        return "".join(self.characters[int(t)] for t in tokens)
+
+
+def text(
+    name_or_path: str | os.PathLike[str],
+    length: int,
+    level: str = "character",
+    test_share: float = 0.1,
+) -> Pair:
+    """Return the sequences of a text: inputs (N, length) and, one place later, targets (N, length).
+
+    A name is a file ``<data folder>/text/<name>.txt[.bz2|.gz|.xz]``; a path a text file, plain or with
+    one of those endings. level ``character``: UTF-8, the vocabulary is the characters that occur;
+    ``byte``: any file, 256 tokens. Sequences are consecutive and share no input: sequence i starts at
+    token i * length, and the tokens left over at the end are dropped. The last ``test_share`` of them
+    is the test part (None for 0), so the model is tested on text after all that it has learned from.
+
+    Raises InputError for an unknown name, a file that is missing, damaged, too large or, by characters,
+    not UTF-8, a text too short for the length or for two parts, and an unknown level.
+    """
+    if not (isinstance(length, int) and not isinstance(length, bool) and length >= 1):
+        what = f"length is {length!r}, not a number of tokens"
+        raise InputError.of(DATASET_KEY, what, "allowed: 1 and more")
+    if not (isinstance(test_share, int | float) and 0 <= test_share < 1):
+        what = f"test_share is {test_share!r}"
+        raise InputError.of(DATASET_KEY, what, "allowed: a share in [0, 1), such as 0.1")
+    file, name = _found(name_or_path)
+    tokens, words = _read(file, level)
+    count = max(len(tokens) - 1, 0) // length
+    if count == 0:
+        what = (
+            f"{name} has {len(tokens):,} tokens, and a sequence of length {length:,} needs one more"
+        )
+        raise InputError.of(DATASET_KEY, what, f"the length may be at most {len(tokens) - 1:,}")
+    held = round(count * test_share)
+    if test_share > 0 and not 0 < held < count:
+        what = f"a test_share of {test_share:g} of {count:,} sequences leaves a part empty"
+        raise InputError.of(DATASET_KEY, what, "use a smaller length, or test_share 0")
+    end = count * length
+    check_fits(DATASET_KEY, f"{file}: targets", 8 * end, "take a shorter text")
+    inputs, targets = (tokens[at : at + end].reshape(count, length) for at in (0, 1))
+    train, test = (
+        Examples.of(
+            name, inputs[rows], targets[rows], classes=len(words), source=str(file), kind="text"
+        )
+        for rows in (slice(count - held), slice(count - held, count))
+    )
+    return Pair(train, test if held else None)
+
+
+def vocabulary(name_or_path: str | os.PathLike[str], level: str = "character") -> Vocabulary:
+    """Return what the tokens of ``text`` of the same name and level stand for; the same errors."""
+    return _read(_found(name_or_path)[0], level)[1]
+
+
+def _found(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
+    """Return the file that is meant and the name of the data."""
+    given, path = os.fspath(name_or_path), path_of(name_or_path)
+    if path is not None:
+        if not path.is_file():
+            what = f"{given} is a folder" if path.is_dir() else f"no file {given}"
+            raise InputError.of(DATASET_KEY, what, "give a known name, or the path of a text file")
+        return path.absolute(), path.name
+    place = folder() / "text"
+    try:
+        there = {file.name for file in place.iterdir()} if place.is_dir() else set()
+    except OSError as error:
+        fix = "check the folder's permissions"
+        raise InputError.of(DATASET_KEY, f"cannot read {place}: {error}", fix) from error
+    for ending in ENDINGS:
+        if f"{given}.txt{ending}" in there:
+            return (place / f"{given}.txt{ending}").absolute(), given
+    put = f"put {given}.txt (or with .bz2, .gz or .xz behind it) into {place}"
+    if given in KNOWN_TEXTS:
+        raise InputError.of(DATASET_KEY, f"no file of the text {given}", put)
+    names = {name.split(".txt")[0] for name in there if ".txt" in name}
+    fix = f"{nearest(given, names.union(KNOWN_TEXTS))}; or give a path, or {put}"
+    raise InputError.of(DATASET_KEY, f"unknown text {given!r}", fix)
+
+
+def _read(file: Path, level: str) -> tuple[np.ndarray, Vocabulary]:
+    if level not in LEVELS:
+        raise InputError.of(DATASET_KEY, f"unknown level {level!r}", nearest(str(level), LEVELS))
+    stat = file.stat()
+    return _tokens(file, level, stat.st_mtime_ns, stat.st_size)
+
+
+@functools.lru_cache(maxsize=4)  # all cells of a sweep ask for the same few files
+def _tokens(file: Path, level: str, mtime: int, size: int) -> tuple[np.ndarray, Vocabulary]:
+    """Return all tokens of a file, (T,), uint8 where the vocabulary allows and else int64."""
+    del mtime, size  # arguments only so that a changed file is read anew
+    raw = bytearray()
+    for chunk in decompressed(file, DATASET_KEY):
+        raw += chunk
+    if level == "byte":
+        return np.frombuffer(raw, np.uint8), Vocabulary(level)
+    check_fits(DATASET_KEY, f"{file} as characters", 8 * len(raw), "use level byte")
+    try:
+        whole = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        what = f"{file} is not UTF-8 text: byte {error.start:,} is {raw[error.start]:#04x}"
+        raise InputError.of(DATASET_KEY, what, "save it as UTF-8, or use level byte") from error
+    codes = np.frombuffer(whole.encode("utf-32-le"), "<u4")
+    # A table of all of Unicode makes this linear: sorting the text would take longer than reading it.
+    occurs = np.zeros(CODES, bool)
+    occurs[codes] = True
+    characters = "".join(chr(code) for code in np.flatnonzero(occurs))
+    place = np.cumsum(occurs) - 1
+    tokens = place.astype(np.uint8 if len(characters) <= 256 else np.int64)[codes]
+    return tokens, Vocabulary(level, characters)
