@@ -61,7 +61,7 @@ def run(
         raise InputError.of("run", why.text, why.fix)
     admit(plan, tempfile.gettempdir())
     (batch,) = plan.batches
-    options = Options(sweep.record, sweep.accounting, sweep.evaluate.metrics)
+    options = Options(sweep.record, sweep.accounting, sweep.evaluate)
     job = Run(batch, hosted(batch, Transport(), "cpu"), options)
     job.advance(job.rounds)
     curves, cells = job.tables({**rows.host_facts(), "mode": "simulate", "workers": 1})

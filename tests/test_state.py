@@ -179,6 +179,14 @@ class Running(Quadratic):
         mean = 0.9 * buffers["mean"] + 0.1 * self.spread(x)
         return self.grad(x) + 0.5 * mean, {"mean": mean}
 
+    shares_buffers = False
+
+    def oracle_buffered(self, x, buffers):
+        return *self.oracle(x), dict(buffers)
+
+    def evaluate(self, x, buffers=None):
+        return {}
+
 
 class Frugal(Quadratic):
     """Quadratics that measure their gradient only where rows are recorded in full."""

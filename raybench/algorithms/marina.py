@@ -91,6 +91,7 @@ class Marina(Estimator):
     """
 
     opens = True
+    batch = "full"  # differences of full gradients, also where a problem has minibatches of its own
 
     def open(a, wire, s, c, grad):
         c.grad = grad

@@ -57,7 +57,7 @@ def plan(
     need = admit(made, folder)
     known = {}
     if measure and made.batches:
-        options = Options(sweep.record, sweep.accounting, sweep.evaluate.metrics)
+        options = Options(sweep.record, sweep.accounting, sweep.evaluate)
         known = estimate(made.batches, options)
     costs = _costs(made, known)
     if made.done:

@@ -7,7 +7,7 @@ from torch import Tensor
 from raybench.core.cells import PerCell
 from raybench.core.draws import Sample
 from raybench.core.streams import Stream
-from raybench.engine.oracle import oracle_for
+from raybench.engine.oracles import oracle_for
 from raybench.problems.base import Problem
 from raybench.wire.neighbours import Mixing
 from raybench.wire.transport import Transport

@@ -6,7 +6,7 @@ nothing, and a method is not charged twice for one gradient.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -19,7 +19,7 @@ from raybench.core.cells import PerCell
 from raybench.core.draws import Sample
 from raybench.core.errors import InputError
 from raybench.core.parallel import wide
-from raybench.problems.abilities import Buffered, Predicting, SplitByFeatures
+from raybench.problems.abilities import Predicting, SplitByFeatures
 from raybench.problems.base import Measured, Problem
 from raybench.wire.wire import Cells, Wire
 
@@ -56,7 +56,6 @@ class Oracle:
         self.evals = np.zeros(wire.B)  # gradient evaluations, mean per client
         self.spared = 0.0  # seconds of gradients that methods took over from the record
         self.loss_wanted = True  # whether the next full gradient shall bring the losses along
-        self.buffers = problem.buffers(wire.B) if isinstance(problem, Buffered) else {}
         self._last: Full | None = None
         self._counts = torch.tensor(problem.samples, dtype=torch.float64)
 
@@ -98,19 +97,8 @@ class Oracle:
         return grads
 
     def _at(self, x: Tensor, sample: Sample | None, cells: Cells, clients: Tensor | None) -> Tensor:
-        """Return the gradients of some cells; clients that sit out keep their buffers."""
-        if sample is None or not isinstance(self.problem, Buffered):
-            return self.problem.grad(x, sample)
-        before = {name: buffer[cells] for name, buffer in self.buffers.items()}
-        grads, after = self.problem.grad_buffered(x, sample, before)
-        for name, new in after.items():
-            if clients is not None:
-                there = clients[cells].view(*new.shape[:2], *[1] * (new.ndim - 2))
-                new = torch.where(there, new, before[name])
-            kept = self.buffers[name].clone()
-            kept[cells] = new
-            self.buffers[name] = kept
-        return grads
+        """Return the gradients of some cells, of a sample or at points of the clients' own."""
+        return self.problem.grad(x, sample)
 
     @wide()
     def grad_and_loss(self, X: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,10 +170,14 @@ class Oracle:
         else:
             paid = False
         began = perf_counter()
-        grads, losses = self.problem.oracle(x, loss=loss or self.loss_wanted)
+        grads, losses = self._everywhere(x, loss or self.loss_wanted)
         spent = 0.0 if paid else perf_counter() - began
         self._last = Full(x, grads, losses, _writes(x, grads), spent, paid)
         return self._last
+
+    def _everywhere(self, x: Tensor, loss: bool) -> tuple[Tensor, Tensor | None]:
+        """Return full gradients (B, n_here, d) and losses (B, n_here) at x (B, d)."""
+        return self.problem.oracle(x, loss=loss)
 
     @wide()
     def measure(self, x: Tensor, what: frozenset[str]) -> Measured:
@@ -197,6 +189,11 @@ class Oracle:
             assert found.losses is not None
             return found.grads, found.losses
 
+        return self._measured(x, what, full)
+
+    def _measured(
+        self, x: Tensor, what: frozenset[str], full: Callable[[], tuple[Tensor, Tensor]]
+    ) -> Measured:
         return self.problem.measure(x, what, full)
 
     @wide()
@@ -211,7 +208,6 @@ class Oracle:
     def select(self, cells: Tensor) -> None:
         """Keep some cells only."""
         self.evals = self.evals[cells.cpu().numpy()]
-        self.buffers = {name: buffer[cells] for name, buffer in self.buffers.items()}
         self._last = None
 
     def state(self, points: Mapping[str, Tensor]) -> dict[str, object]:
@@ -222,14 +218,12 @@ class Oracle:
         return {
             "evals": torch.from_numpy(self.evals.copy()),
             "spared": self.spared,
-            "buffers": {name: buffer.clone() for name, buffer in self.buffers.items()},
             "paid_at": at[0] if at else None,
         }
 
     def load(self, saved: Mapping[str, Any], points: Mapping[str, Tensor]) -> None:
         """Go on from what ``state`` returned."""
         self.evals, self.spared = saved["evals"].numpy().copy(), saved["spared"]
-        self.buffers = dict(saved["buffers"])
         self._last = None
         if saved["paid_at"] is not None:
             x = points[saved["paid_at"]]
@@ -291,12 +285,3 @@ class BlockOracle(Oracle):
     def assemble(self, blocks: Tensor) -> Tensor:
         """Return the whole x (B, d) of the clients' blocks (B, n_here, w); for the record, unbooked."""
         return self._blocks.assemble(self.wire.transport.gather_rows(blocks, self.wire.n))
-
-
-def oracle_for(problem: Problem, wire: Wire) -> Oracle:
-    """Return the oracle with what the problem is able to do."""
-    if isinstance(problem, SplitByFeatures):
-        return BlockOracle(problem, wire)
-    if isinstance(problem, Predicting):
-        return PredictionOracle(problem, wire)
-    return Oracle(problem, wire)

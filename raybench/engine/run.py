@@ -22,7 +22,12 @@ from raybench.core.parallel import narrow
 from raybench.core.streams import stream
 from raybench.engine import rows
 from raybench.engine.average import Average
-from raybench.engine.measure import CHEAP_MEASURES, COSTLY_MEASURES, measured
+from raybench.engine.measure import (
+    CHEAP_MEASURES,
+    COSTLY_MEASURES,
+    OF_GRADIENTS,
+    measured,
+)
 from raybench.engine.net import Net
 from raybench.engine.recorded import RecordedRounds
 from raybench.engine.recorder import Recorder
@@ -31,7 +36,7 @@ from raybench.engine.setup import method_of, start_of
 from raybench.planning.batch import Batch
 from raybench.planning.operators import graph_of, relays
 from raybench.problems.base import Problem
-from raybench.spec.model import Record
+from raybench.spec.model import Evaluate, Record
 from raybench.store.accounting import Accounting
 from raybench.wire.transport import Transport
 
@@ -51,7 +56,7 @@ class Options:
 
     record: Record = field(default_factory=Record)
     accounting: Accounting = field(default_factory=Accounting)
-    metrics: tuple[str, ...] = ()
+    evaluate: Evaluate = field(default_factory=Evaluate)
 
 
 class Run:
@@ -85,7 +90,10 @@ class Run:
         self.average = self._average()
         record = self.options.record
         self._wanted = RecordedRounds.of(
-            self.rounds, record.every, record.points, self.entry.facts.stochastic
+            self.rounds,
+            record.every,
+            record.points,
+            self.entry.facts.stochastic or problem.dear,
         )
         self.recorder = Recorder(self.B, self._wanted.count)
         self._evaluate_each = max(1, self._wanted.count // EVALUATIONS_PER_CURVE)
@@ -157,16 +165,16 @@ class Run:
             estimate = vars(self.s).get("g")
         elif self.average.value is not None:
             x = self.average.value
-        fully = len(self.recorder.rounds) % self._evaluate_each == 0 or t == self.rounds
+        fully = self._fully(t)
         f_star = self.first.f_star
         facts = self.batch.facts if f_star is None else {**self.batch.facts, "f_star": f_star}
         row = measured(
             net,
             x,
-            CHEAP_MEASURES | COSTLY_MEASURES if fully else CHEAP_MEASURES,
+            self._what(fully),
             facts,
             estimate=estimate if isinstance(estimate, Tensor) else None,
-            metrics=self.options.metrics if fully else (),
+            metrics=self.options.evaluate.metrics if fully else (),
         )
         apart = self.a.disagreement(net, self.s, self.c)
         if apart is not None:
@@ -176,6 +184,22 @@ class Run:
         self.recorder.add(t, self.index, self.live, row)
         self.recorder.add_counts(net.ledger, self.index)
         self._judge(row)
+
+    def _fully(self, t: int) -> bool:
+        """Return whether the row of round t measures what takes a pass over the data."""
+        every = self.options.evaluate.every
+        if t == self.rounds:
+            return True
+        if every is None:
+            return len(self.recorder.rounds) % self._evaluate_each == 0
+        return t % every == 0
+
+    def _what(self, fully: bool) -> frozenset[str]:
+        """Return what a row measures: the columns that cost a pass over the data in some rows only."""
+        if not fully and self.problem.dear:
+            return frozenset()
+        what = CHEAP_MEASURES | COSTLY_MEASURES if fully else CHEAP_MEASURES
+        return what if self.options.evaluate.gradient else what - OF_GRADIENTS
 
     def _judge(self, row: Mapping[str, np.ndarray]) -> None:
         unknown = np.ones(len(self.index))  # a quantity that is not measured cannot show divergence

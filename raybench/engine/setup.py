@@ -34,6 +34,8 @@ def method_of(cells: Sequence[Resolved], problem: Problem, clock: Clock) -> Algo
     for name, value in first.params.items():
         varies = name in first.numbers
         setattr(a, name, per_cell([float(c.params[name]) for c in cells]) if varies else value)
+    if type(a).batch is None and "batch" not in first.params:
+        a.batch = problem.batch
     a.gamma = per_cell([c.step_size for c in cells])
     for name, bound in own_operators(entry, first.params, dims).items():
         setattr(a, name, Applied(bound, clock, build(first.params[name], name), problem.n))

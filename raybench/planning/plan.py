@@ -185,7 +185,8 @@ def recorded(sweep: Sweep, cell: Resolved) -> RecordedRounds:
     """Return the rounds of a cell that make a row."""
     entry = registry.lookup("algorithm", cell.cell.algorithm.name)
     record = sweep.record
-    return RecordedRounds.of(cell.cell.rounds, record.every, record.points, entry.facts.stochastic)
+    stochastic = entry.facts.stochastic or problem_of(cell.cell.problem).dear
+    return RecordedRounds.of(cell.cell.rounds, record.every, record.points, stochastic)
 
 
 def _by_problem(cells: list[Resolved]) -> list[tuple[Section, list[Resolved]]]:

@@ -75,6 +75,11 @@ def label_of(cell: Cell) -> str:
     return " ".join(parts)
 
 
+def _left_open(params: Mapping[str, object], entry: Method) -> bool:
+    """Return whether a method has a minibatch size, and the cell leaves it as it is by default."""
+    return "batch" in params and params["batch"] == entry.params["batch"].default
+
+
 @dataclass(frozen=True)
 class Resolver:
     """Resolves the cells of a sweep. allow_unproven: run pairs that no theory covers."""
@@ -241,6 +246,8 @@ class Resolver:
         self, cell: Cell, entry: Method, problem: Problem, up: Bound, down: Bound
     ) -> tuple[theory.Setting, Mapping[str, object]]:
         params = dict(cell.algorithm.params)
+        if problem.batch is not None and _left_open(params, entry):
+            params["batch"] = problem.batch
         if cell.participation != 1 and entry.facts.participation is not None:
             params[entry.facts.participation] = cell.participation
         auto = {n: rule for n, rule in entry.facts.auto.items() if params.get(n) == "auto"}

@@ -59,6 +59,18 @@ class Buffered(Protocol):
         """Return the buffers of so many cells at the start, by name."""
 
     def grad_buffered(
-        self, x: Tensor, sample: Sample, buffers: dict[str, Tensor]
+        self, x: Tensor, sample: Sample | None, buffers: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the clients' gradients (B, n_here, d) of a sample, and the buffers afterwards."""
+        """Return the clients' gradients (B, n_here, d), full or of a sample, and the buffers afterwards."""
+
+    def oracle_buffered(
+        self, x: Tensor, buffers: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return full gradients (B, n_here, d), losses (B, n_here), and the buffers afterwards."""
+
+    def evaluate(self, x: Tensor, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return metrics at x (B, d), (B,) each, with the mean of the clients' buffers, (B, ..) by name."""
+
+    @property
+    def shares_buffers(self) -> bool:
+        """Return whether the clients average their buffers after every gradient, which is booked."""

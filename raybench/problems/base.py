@@ -106,6 +106,8 @@ class Problem:
         tuple[str, ...]
     ] = ()  # names of attributes whose first axis is the clients; a value may be None
     has_prox: bool = False
+    dear: bool = False  # whether a full gradient takes so long that few rows of a curve measure it
+    batch: int | None = None  # samples of a gradient, unless a method says how many; None: all
 
     def __init__(
         self,

@@ -183,7 +183,7 @@ def mode_of(plan: Plan) -> str:
 
 def options_of(sweep: Sweep) -> Options:
     """Return how a sweep records and accounts."""
-    return Options(sweep.record, sweep.accounting, sweep.evaluate.metrics)
+    return Options(sweep.record, sweep.accounting, sweep.evaluate)
 
 
 def _inline(plan: Plan, store: Store, view: View, fail_fast: bool, tries: Tries) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raybench.core.errors import InputError
-from raybench.core.params import Choice, Integer, List, Number, record
+from raybench.core.params import Choice, Flag, Integer, List, Number, record
 
 
 @record
@@ -47,8 +47,14 @@ class Resources:
 
 @record
 class Evaluate:
-    """What is measured at the recorded rounds besides the standard columns."""
+    """What a recorded row measures: how often what is dear, and metrics besides the standard columns."""
 
+    every: int | None = Integer(
+        None, low=1, help="rounds between measures that take a pass over the data; about 50 in all"
+    )
+    gradient: bool = Flag(
+        True, help="measure grad f over all samples; a network without it saves time"
+    )
     metrics: tuple[str, ...] = List((), help="metrics by name")
 
 

@@ -1,0 +1,363 @@
+"""Networks: f_i is the mean loss of any torch module over client i's examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raybench import data
+from raybench.core.draws import Sample
+from raybench.core.errors import InputError
+from raybench.core.layout import Layout
+from raybench.core.registry import (
+    REQUIRED,
+    Choice,
+    Integer,
+    List,
+    Number,
+    Param,
+    Text,
+    problem,
+)
+from raybench.core.streams import Stream
+from raybench.data import Examples
+from raybench.problems.base import DTYPES, EVALUATED, Measured, Problem
+from raybench.problems.networks.build import load_weights, network_of, trainable
+from raybench.problems.networks.drawn import check_repeatable, with_streams
+from raybench.problems.networks.passes import Passes, Work, shifted_and_flipped
+
+TEXTS = ("shakespeare", "wikitext2_valid", "wikitext2_test")
+GRADIENTS = {"grad_norm_sq", "mean_client_grad_norm_sq"}
+LOSSES = {"loss", "suboptimality"}
+Buffers = Mapping[str, Tensor]
+
+
+@problem("network", x0="problem")
+class NetworkProblem(Problem):
+    """f_i(x) = the mean loss of a network with parameters x over client i's examples.
+
+    model: ``mlp``, ``mnist_cnn``, ``autoencoder``, ``resnet18``, ``resnet20``, ``vgg11`` or
+    ``transformer``, with sizes as in ``mlp:hidden=[64,64]``; ``torchvision:NAME``; or ``my_module:function``,
+    which returns a module or a ``Network``. The loss is cross-entropy (of the next token for text, of
+    the inputs squared error for the autoencoder). Minibatches, augmentation and dropout are functions
+    of the sample, so that a sample is the same at two points. Full gradients are taken without either.
+
+    batchnorm: how it normalises in training, and what it knows in evaluation. ``frozen``: always by the
+    statistics the network starts with. ``server``: by the client's minibatch; clients keep running
+    statistics, and f is evaluated with their mean. ``sync``: the same, and the statistics are averaged over
+    the clients in every round, which is booked. No constants are known. Raises InputError for bad input.
+    """
+
+    __params__: ClassVar[Mapping[str, Param]] = {
+        "model": Text(help="a name with sizes, torchvision:NAME, or my_module:function"),
+        "dataset": Text(None, help="digits, mnist, cifar10, shakespeare, .., or a path"),
+        "clients": Integer(REQUIRED, low=1, help="number of clients n"),
+        "batch": Integer(32, low=1, words=("full",), help="samples per client of a gradient"),
+        "split": Choice(
+            *data.split_names,
+            default="shuffled",
+            tags={"dirichlet": Number(low=0, open_low=True), "holdout_mix": Number(low=0, high=1)},
+            help="which examples each client holds",
+        ),
+        "remainder": Choice("drop", "last", help="examples left over by equal chunks"),
+        "batchnorm": Choice("server", "sync", "frozen", help="by what BatchNorm normalises"),
+        "init_seed": Integer(0, low=0, help="drives the initial weights"),
+        "init_from": Text(None, help="a file of weights, as torch.save(model.state_dict()) makes"),
+        "freeze": List((), help="patterns of parameters that stay, such as layer1.*"),
+        "augment": Choice("none", "shift_flip", help="shifts by up to 4 pixels, and mirrors"),
+        "scale": Choice(
+            "auto", "unit", "channels", help="images in [0, 1], or each channel normal"
+        ),
+        "length": Integer(64, low=1, help="tokens of a sequence"),
+        "level": Choice("character", "byte", help="what is a token"),
+        "dtype": Choice("float32", "float64", help="floating-point type"),
+        "seed": Integer(0, low=0, help="drives the split and the test part"),
+        "rows": Integer(None, low=1, help="only the first so many examples"),
+        "test_size": Number(
+            0.0, low=0, high=0.99, help="share held out where there is no test part"
+        ),
+        "chunk": Integer(256, low=1, help="samples of one pass, where many are evaluated"),
+    }
+    per_client: ClassVar[tuple[str, ...]] = ("rows",)
+    dear = True
+
+    def __init__(
+        self,
+        model: str,
+        dataset: str | None,
+        clients: int,
+        *,
+        batch: int | str = 32,
+        split: str | Mapping[str, float] = "shuffled",
+        remainder: str = "drop",
+        batchnorm: str = "server",
+        init_seed: int = 0,
+        init_from: str | None = None,
+        freeze: Sequence[str] = (),
+        augment: str = "none",
+        scale: str = "auto",
+        length: int = 64,
+        level: str = "character",
+        dtype: str = "float32",
+        seed: int = 0,
+        rows: int | None = None,
+        test_size: float = 0.0,
+        chunk: int = 256,
+    ) -> None:
+        self.batch = batch if isinstance(batch, int) else None
+        self.chunk, self.batchnorm = chunk, batchnorm
+        self._text = model
+        given = None if dataset is None else examples_of(dataset, model, length, level)
+        made, self._task = network_of(model, None if given is None else given.train, init_seed)
+        train = made.train or (given.train if given else None)
+        assert train is not None
+        test = made.test or (given.test if given and made.train is None else None)
+        if rows is not None:
+            train = train.first(rows)
+        kept, held = data.hold_out(len(train), test_size if test is None else 0.0, seed)
+        if len(held):
+            train, test = train[kept], train[held]
+        self.train, self.test = train, test
+        labels = train.targets if train.targets.ndim == 1 else np.arange(len(train))
+        parts = data.split(labels, clients, split, remainder=remainder, seed=seed)
+        self.rows = [torch.from_numpy(np.ascontiguousarray(part)) for part in parts]
+        self.augment = augment
+        if augment != "none" and train.kind != "image":
+            raise InputError.of("problem.augment", f"{train.name} holds no images", "none")
+        self._shift, self._factor = _scaling(train, scale)
+        net = with_streams(made.model)
+        if init_from is not None:
+            load_weights(net, init_from)
+        params = trainable(net, tuple(freeze))
+        layout = Layout(tuple((name, tuple(p.shape)) for name, p in params.items()))
+        super().__init__(
+            clients, layout, dtype=DTYPES[dtype], samples=tuple(len(part) for part in parts)
+        )
+        net = net.to(self.dtype).requires_grad_(False)
+        self._start = layout.concat([params[name].detach() for name, _ in layout]).to(self.dtype)
+        self.passes = Passes(net, layout, self._task, batchnorm == "frozen")
+        self._check(train)
+
+    def _check(self, train: Examples) -> None:
+        """Raise InputError where the network does not take the data, or gives one loss for all of them."""
+        inputs, targets = self.examples(self.train, torch.arange(min(2, len(train))))
+        try:
+            check_repeatable(self.passes.model, inputs)
+            losses = self._task.losses(self.passes.outputs(self._start, inputs), targets)
+        except InputError:
+            raise
+        except (
+            Exception
+        ) as error:  # whatever a user's network raises on data that it was not made for
+            said = (str(error) or type(error).__name__).splitlines()[0]
+            shape = tuple(inputs.shape[1:])
+            what = f"{self._text} does not take inputs of shape {shape}: {said}"
+            raise InputError.of("problem.model", what, "a model and data that fit") from error
+        if losses.shape != (len(inputs),):
+            what = f"the losses of {len(inputs)} samples have shape {tuple(losses.shape)}"
+            raise InputError.of("problem.model", what, "return one loss for every sample: (b,)")
+
+    # Examples -----------------------------------------------------------------------------------
+
+    def examples(self, source: Examples, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs (*rows, ..) in the problem's type, and targets, of rows of a data set."""
+        at = rows.flatten().cpu().numpy()
+        inputs = torch.from_numpy(source.inputs[at]).to(self.device)
+        if source.kind == "text":
+            inputs = inputs.long()
+        else:
+            inputs = inputs.to(self.dtype)
+            if source.kind == "image":
+                full = 255.0 if source.inputs.dtype == np.uint8 else 1.0
+                inputs = (inputs / full - self._shift.to(inputs)) * self._factor.to(inputs)
+        lead = tuple(rows.shape)
+        inputs = inputs.unflatten(0, lead)
+        if self._task.on_inputs:
+            return inputs, inputs
+        return inputs, torch.from_numpy(source.targets[at]).to(self.device).unflatten(0, lead)
+
+    def _rows(self, indices: Tensor) -> Tensor:
+        """Return the rows of the data set, (B, n_here, b), of indices within each client."""
+        picked = [rows[indices[:, i].cpu()] for i, rows in enumerate(self.rows)]
+        return torch.stack(picked, 1)
+
+    # Gradients ----------------------------------------------------------------------------------
+
+    @property
+    def shares_buffers(self) -> bool:
+        """Whether clients average their running statistics after every gradient."""
+        return self.batchnorm == "sync"
+
+    def start(self) -> Tensor:
+        """Return the network's initial parameters, from ``init_seed`` or ``init_from``."""
+        return self._start.to(self.device)
+
+    def buffers(self, cells: int) -> dict[str, Tensor]:
+        """Return BatchNorm's running statistics at the start, (B, n_here, ..) by name."""
+        own = dict(self.passes.model.named_buffers())
+        lead = (cells, len(self.clients))
+        return {
+            name: own[name].to(self.device).expand(*lead, *own[name].shape).clone()
+            for name in self.passes.statistics
+        }
+
+    def grad(self, x: Tensor, sample: Sample | None = None) -> Tensor:
+        """Return the clients' gradients (B, n_here, d); buffers, if there are any, are made anew."""
+        return self.grad_buffered(x, sample, self.buffers(len(x)))[0]
+
+    def grad_buffered(
+        self, x: Tensor, sample: Sample | None, buffers: Buffers
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the clients' gradients (B, n_here, d), and the buffers afterwards."""
+        if sample is None:
+            grads, _, after = self.oracle_buffered(x, buffers)
+            return grads, after
+        at, out, after = self._room(x, buffers)
+        for part in sample.split(self.chunk) if sample.size > self.chunk else [sample]:
+            inputs, targets = self.examples(self.train, self._rows(part.indices))
+            if self.augment != "none":
+                inputs = self._augmented(inputs, part.stream)
+                targets = inputs if self._task.on_inputs else targets
+            weights = torch.full(targets.shape[:3], 1 / sample.size, dtype=self.dtype)
+            self._add(at, inputs, targets, weights.to(self.device), part.stream, after, out)
+        return out, after
+
+    def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return grad f_i(x) (B, n_here, d) and f_i(x) (B, n_here) over all examples of each client."""
+        grads, losses, _ = self.oracle_buffered(x, self.buffers(len(x)))
+        return grads, losses
+
+    def oracle_buffered(
+        self, x: Tensor, buffers: Buffers
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return full gradients (B, n_here, d), losses (B, n_here), and the buffers afterwards.
+
+        All examples of a client in their order, in passes of ``chunk``: of the same examples each time.
+        """
+        at, out, after = self._room(x, buffers)
+        counts = torch.tensor([len(rows) for rows in self.rows])
+        losses = x.new_zeros(len(x), len(self.rows))
+        for first in range(0, int(counts.max()), self.chunk):
+            place = torch.arange(first, min(first + self.chunk, int(counts.max())))
+            inside = place < counts[:, None]
+            indices = torch.where(inside, place, 0).expand(len(x), -1, -1)
+            inputs, targets = self.examples(self.train, self._rows(indices))
+            weights = (inside / counts[:, None]).to(x).expand(len(x), -1, -1)
+            losses += self._add(at, inputs, targets, weights, None, after, out)
+        return out, losses, after
+
+    def _room(self, x: Tensor, buffers: Buffers) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        at = self.spread(x)
+        out = torch.zeros(at.shape, dtype=self.dtype, device=self.device)
+        return at, out, {name: buffer.clone() for name, buffer in buffers.items()}
+
+    def _add(
+        self,
+        at: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        streams: Stream | None,
+        buffers: Buffers,
+        out: Tensor,
+    ) -> Tensor:
+        """Add the gradients of a pass to out (B, n_here, d); return the weighted losses (B, n_here)."""
+        flat = {name: buffer.flatten(0, 1) for name, buffer in buffers.items()}
+        draws = None if streams is None or not self.passes.draws else _flat(streams)
+        a, b, w = (t.flatten(0, 1) for t in (inputs, targets, weights))
+        work = Work(a, b, w, streams=draws, buffers=flat)
+        losses = self.passes.gradients(at.flatten(0, 1), work, out.view(-1, self.dim))
+        return losses.view(out.shape[:2])
+
+    def _augmented(self, inputs: Tensor, streams: Stream) -> Tensor:
+        flat, keys = inputs.flatten(0, 1), _flat(streams).keys
+        rows = [
+            shifted_and_flipped(images, Stream(keys[j]).fold("augment"))
+            for j, images in enumerate(flat)
+        ]
+        return torch.stack(rows).view(inputs.shape)
+
+    # Measures -----------------------------------------------------------------------------------
+
+    def measure(
+        self, x: Tensor, what: frozenset[str], full: Callable[[], tuple[Tensor, Tensor]]
+    ) -> Measured:
+        """Return what is asked for: gradients and losses over all examples, or losses alone; metrics."""
+        grads = losses = None
+        if what & GRADIENTS:
+            grads, losses = full()
+        elif what & LOSSES:
+            losses = self.losses(x)
+        return Measured(grads, losses, self.evaluate(x) if what & EVALUATED else {})
+
+    def losses(self, x: Tensor) -> Tensor:
+        """Return f_i(x), (B, n_here), of x (B, d), without gradients."""
+        self.passes.train(True)
+        try:
+            rows = [[self._loss(row, own) for own in self.rows] for row in x]
+        finally:
+            self.passes.train(False)
+        return torch.tensor(rows, dtype=torch.float64).to(x)
+
+    def _loss(self, x: Tensor, rows: Tensor) -> float:
+        buffers = {name: own[:, 0].clone() for name, own in self.buffers(1).items()}
+        total = 0.0
+        for part in rows.split(self.chunk):
+            inputs, targets = self.examples(self.train, part)
+            losses = self._task.losses(self.passes.outputs(x, inputs, buffers), targets)
+            total += float(losses.double().sum())
+        return total / len(rows)
+
+    def evaluate(self, x: Tensor, buffers: Buffers | None = None) -> dict[str, Tensor]:
+        """Return accuracy and test_loss on the test part, for text perplexity too; without one on the training part."""
+        source = self.test or self.train
+        found = [
+            self._evaluated(
+                row, source, {k: v[b : b + 1] for k, v in (buffers or self._first(len(x))).items()}
+            )
+            for b, row in enumerate(x)
+        ]
+        values = {k: torch.tensor([f[k] for f in found], dtype=torch.float64) for k in found[0]}
+        if self.test is None:
+            del values["test_loss"]
+        elif source.kind == "text":
+            values["perplexity"] = values["test_loss"].exp()
+        return values
+
+    def _first(self, cells: int) -> dict[str, Tensor]:
+        return {name: buffer[:, 0] for name, buffer in self.buffers(cells).items()}
+
+    def _evaluated(self, x: Tensor, source: Examples, buffers: Buffers) -> dict[str, float]:
+        sums: dict[str, float] = {"test_loss": 0.0}
+        for rows in torch.arange(len(source)).split(self.chunk):
+            inputs, targets = self.examples(source, rows)
+            outputs = self.passes.outputs(x, inputs, buffers)
+            each: dict[str, Any] = {"test_loss": self._task.losses(outputs, targets)}
+            if self._task.metrics is not None:
+                each |= self._task.metrics(outputs, targets)
+            for name, value in each.items():
+                sums[name] = sums.get(name, 0.0) + float(value.double().sum())
+        return {name: value / len(source) for name, value in sums.items()}
+
+
+def examples_of(dataset: str, model: str, length: int, level: str) -> data.Pair:
+    """Return a data set for networks: a text for transformers and known texts, else images."""
+    text = model.partition(":")[0] == "transformer" or dataset in TEXTS or ".txt" in dataset
+    return data.text(dataset, length, level) if text else data.images(dataset)
+
+
+def _scaling(train: Examples, scale: str) -> tuple[Tensor, Tensor]:
+    """Return what is subtracted from images in [0, 1], and what they are multiplied by, (C, 1, 1) each."""
+    if train.kind != "image" or scale == "unit" or (scale == "auto" and train.inputs.shape[1] == 1):
+        return torch.zeros(()), torch.ones(())
+    std = np.where(train.std > 0, train.std, 1.0)
+    shift, factor = (torch.from_numpy(v)[:, None, None] for v in (train.mean, 1 / std))
+    return shift, factor
+
+
+def _flat(streams: Stream) -> Stream:
+    return Stream(streams.keys.flatten())

@@ -1,0 +1,184 @@
+"""From the text of ``model`` to a network: a name with sizes, torchvision's, or a user's function."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raybench.core.errors import InputError, nearest
+from raybench.data import Examples
+from raybench.problems.networks.models import NAMED, Seen
+from raybench.problems.networks.tasks import Task, task_of
+from raybench.spec.grammar import parse
+
+KEY = "problem.model"
+TORCHVISION = "torchvision:"
+
+
+@dataclass(frozen=True)
+class Network:
+    """What a user's function returns: model, data, and what is minimised and measured.
+
+    model: a torch module; its parameters that require gradients are the variable. train, test: examples;
+    None leaves those of ``problem.dataset``. losses: outputs (b, ..), targets (b, ..) -> the loss of every
+    sample (b,); None: cross-entropy. metrics: outputs, targets -> {name: value of every sample (b,)}.
+    """
+
+    model: nn.Module
+    train: Examples | None = None
+    test: Examples | None = None
+    losses: Callable[[Tensor, Tensor], Tensor] | None = None
+    metrics: Callable[[Tensor, Tensor], Mapping[str, Tensor]] | None = None
+
+
+def network_of(text: str, train: Examples | None, seed: int) -> tuple[Network, Task]:
+    """Return the network that ``model`` stands for, initialised from ``seed``, and its task.
+
+    text: a name of ``NAMED`` with sizes (``mlp:hidden=[64,64]``), ``torchvision:resnet18``, or
+    ``module:function`` of a user's. torch's own random numbers stay as they were. Raises InputError for
+    an unknown name, or sizes that do not fit.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if text.startswith(TORCHVISION):
+            made = Network(_torchvision(text.removeprefix(TORCHVISION), train))
+        elif text.partition(":")[0] in NAMED:
+            made = Network(_named(text, train))
+        elif ":" in text:
+            made = _of_user(text, train)
+        else:
+            fix = f"{nearest(text, NAMED)}; or torchvision:NAME, or my_module:function"
+            raise InputError.of(KEY, f"unknown model {text!r}", fix)
+    kind = text.partition(":")[0]
+    examples = made.train or train
+    assert examples is not None
+    return made, Task(made.losses, made.metrics) if made.losses else task_of(kind, examples)
+
+
+def _seen(train: Examples | None) -> Seen:
+    if train is None:
+        raise InputError.of("problem.dataset", "is missing", "such as digits, mnist or shakespeare")
+    return Seen(tuple(train.inputs.shape[1:]), train.classes)
+
+
+def _named(text: str, train: Examples | None) -> nn.Module:
+    sizes = parse(text, KEY)
+    function = NAMED[sizes.pop("name")]
+    known = list(inspect.signature(function).parameters)[1:]
+    for name in sizes:
+        if name not in known:
+            fix = f"{nearest(name, known)}" if known else "it has none"
+            raise InputError.of(f"{KEY}.{name}", f"{function.__name__} has no such size", fix)
+    seen = _seen(train)
+    wants_text = function.__name__ == "transformer"
+    assert train is not None
+    if wants_text != (train.kind == "text"):
+        fix = "model: transformer" if train.kind == "text" else "a text, such as shakespeare"
+        raise InputError.of(KEY, f"{function.__name__} does not fit {train.name}", fix)
+    try:
+        return function(seen, **sizes)
+    except (TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:
+        what = f"{text} cannot be made for inputs of shape {seen.shape}: {error}"
+        raise InputError.of(KEY, what.splitlines()[0], "other sizes, or other data") from error
+
+
+def _torchvision(name: str, train: Examples | None) -> nn.Module:
+    from torchvision import models
+
+    sizes = parse(name, KEY)
+    name = sizes.pop("name")
+    allowed = models.list_models(module=models)
+    if name not in allowed:
+        raise InputError.of(KEY, f"torchvision has no model {name!r}", nearest(name, allowed))
+    try:
+        return models.get_model(name, num_classes=_seen(train).classes, **sizes)
+    except (TypeError, ValueError) as error:
+        raise InputError.of(KEY, f"torchvision:{name}: {error}", "other parameters") from error
+
+
+def _of_user(text: str, train: Examples | None) -> Network:
+    """Return what a user's function gives; it may take the training examples as its one argument."""
+    where, _, name = text.rpartition(":")
+    try:
+        module = _module(where)
+    except ImportError as error:
+        fix = f"{nearest(text, NAMED)}; or the path of a file, ./my_module.py:function"
+        raise InputError.of(KEY, f"cannot import {where}: {error}", fix) from error
+    function = vars(module).get(name)
+    if not callable(function):
+        names = [n for n, value in vars(module).items() if callable(value)]
+        raise InputError.of(KEY, f"{where} has no function {name!r}", nearest(name, names))
+    made = function(train) if inspect.signature(function).parameters else function()
+    if isinstance(made, nn.Module):
+        made = Network(made)
+    if not isinstance(made, Network):
+        what = f"{text} returned {type(made).__name__}"
+        raise InputError.of(KEY, what, "return a torch module, or raybench.plugins.Network")
+    if made.train is None and train is None:
+        raise InputError.of("problem.dataset", f"is missing, and {text} returned no data either")
+    return made
+
+
+def _module(where: str) -> Any:
+    if not where.endswith(".py"):
+        if "" not in sys.path and str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))  # as ``python -m`` does
+        return importlib.import_module(where)
+    path = Path(where).resolve()
+    spec = importlib.util.spec_from_file_location(f"raybench_network_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ImportError(f"no file {where}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # so that what it defines can be sent to workers by name
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_weights(model: nn.Module, path: str) -> None:
+    """Read the weights of a file that ``torch.save`` made of a ``state_dict``; nothing else is read.
+
+    A last layer of another shape is left as it is initialised, as one does for other classes. Raises
+    InputError where the file is no such thing or does not fit.
+    """
+    key = "problem.init_from"
+    try:
+        found = torch.load(Path(path).expanduser(), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises a dozen kinds on files that are no weights
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError.of(key, f"cannot read {path}: {said}", "a state_dict") from error
+    if not isinstance(found, Mapping) or not all(isinstance(v, Tensor) for v in found.values()):
+        raise InputError.of(key, f"{path} holds no weights", "save model.state_dict()")
+    own = model.state_dict()
+    other = [name for name in own if name in found and own[name].shape != found[name].shape]
+    kept = {n: v for n, v in found.items() if n in own and n not in other}
+    layers = {name.rpartition(".")[0] for name in other}
+    if not kept or len(layers) > 1:
+        what = f"{path} fits {len(kept)} of {len(own)} tensors of the model"
+        raise InputError.of(key, what, "weights of the same network")
+    model.load_state_dict(kept, strict=False)
+
+
+def trainable(model: nn.Module, freeze: tuple[str, ...]) -> dict[str, nn.Parameter]:
+    """Return the parameters that are the variable, by name: those that no pattern of ``freeze`` names.
+
+    Raises InputError for a pattern that names none, and if nothing is left.
+    """
+    every = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    for pattern in freeze:
+        if not any(fnmatchcase(name, pattern) for name in every):
+            fix = nearest(pattern, every)
+            raise InputError.of("problem.freeze", f"{pattern!r} names no parameter", fix)
+    left = {n: p for n, p in every.items() if not any(fnmatchcase(n, f) for f in freeze)}
+    if not left:
+        raise InputError.of("problem.freeze", "every parameter is frozen", "leave some to train")
+    return left
