@@ -40,6 +40,7 @@ from raybench.core.registry import (
 )
 from raybench.core.streams import Stream
 from raybench.problems import Constants, Fact, Layout, Problem
+from raybench.problems.networks.build import Network
 from raybench.theory import NoTheory, Rate, Setting, contraction
 from raybench.wire import (
     ConcatMessage,
@@ -77,6 +78,7 @@ __all__ = [
     "LevelsMessage",
     "List",
     "Message",
+    "Network",
     "NoTheory",
     "Number",
     "Operator",

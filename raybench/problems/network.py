@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -161,6 +161,12 @@ class NetworkProblem(Problem):
             what = f"the losses of {len(inputs)} samples have shape {tuple(losses.shape)}"
             raise InputError.of("problem.model", what, "return one loss for every sample: (b,)")
 
+    def host(self, clients: range) -> Self:
+        """Return the same problem with these clients' examples, and a module of its own."""
+        part = super().host(clients)
+        part.passes = self.passes.apart()
+        return part
+
     # Examples -----------------------------------------------------------------------------------
 
     def examples(self, source: Examples, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -246,7 +252,7 @@ class NetworkProblem(Problem):
             inside = place < counts[:, None]
             indices = torch.where(inside, place, 0).expand(len(x), -1, -1)
             inputs, targets = self.examples(self.train, self._rows(indices))
-            weights = (inside / counts[:, None]).to(x).expand(len(x), -1, -1)
+            weights = (inside.to(x) / counts.to(x)[:, None]).expand(len(x), -1, -1)
             losses += self._add(at, inputs, targets, weights, None, after, out)
         return out, losses, after
 

@@ -5,6 +5,7 @@ A row is a cell and a client: its point x (d,), its minibatch, its random number
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -45,7 +46,7 @@ class Passes:
     """
 
     def __init__(self, model: nn.Module, layout: Layout, task: Task, frozen: bool) -> None:
-        self.model, self.layout, self.task = model, layout, task
+        self.model, self.layout, self.task, self.frozen = model, layout, task, frozen
         self.norms = [m for m in model.modules() if isinstance(m, NORMS)]
         for norm in self.norms:
             norm.num_batches_tracked = None
@@ -57,6 +58,15 @@ class Passes:
         )
         self.draws = any(isinstance(m, StreamDropout) and m.p for m in model.modules())
         self.train(False)
+
+    def apart(self) -> Passes:
+        """Return the same with a module of its own that shares all tensors, for another thread.
+
+        While a module is called with parameters from outside, its own are exchanged for them.
+        """
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        model = copy.deepcopy(self.model, {id(t): t for t in tensors})
+        return Passes(model, self.layout, self.task, self.frozen)
 
     def train(self, on: bool) -> None:
         """Let BatchNorm normalise by the minibatch (on), or by its running statistics."""

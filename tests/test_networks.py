@@ -1,0 +1,402 @@
+"""Networks as problems: their gradients are torch's, samples are repeatable, small ones run stacked."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from raybench.core.draws import Sample
+from raybench.core.errors import InputError
+from raybench.core.streams import Stream, stream
+from raybench.problems import build
+from raybench.problems.networks import passes
+from raybench.problems.networks.models import NAMED, Seen
+from raybench.problems.networks.passes import shifted_and_flipped
+from raybench.testing.resume import recorded
+from raybench.testing.trial import Method, finished, started
+from raybench.wire.transport import on_virtual_ranks
+
+DIGITS = {"model": "mlp", "dataset": "digits", "clients": 3, "rows": 90, "dtype": "float64"}
+CNN = {**DIGITS, "model": "mnist_cnn:dropout=0.4", "rows": 60}
+NORMED = {**DIGITS, "model": "resnet20:depth=8", "rows": 60, "batch": 8}
+
+
+def network(**more):
+    return build("network", {**DIGITS, **more})
+
+
+def point(problem, B=2, seed=1):
+    x = problem.start().expand(B, -1)
+    return x + 0.05 * torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).to(x)
+
+
+def sample(problem, B=2, b=4, seed=3):
+    source = stream(range(B)).fold(seed).each(range(len(problem.clients)))
+    counts = torch.tensor([len(rows) for rows in problem.rows])
+    return Sample(source.integers(b, counts), source.fold("sample"))
+
+
+def by_hand(problem, x, indices, i, train=False):
+    """Return the gradient of the mean loss at x (d,) of samples of client i, by plain torch."""
+    model = copy.deepcopy(problem.passes.model).train(train)
+    views = {
+        n: v.clone().requires_grad_() for (n, _), v in zip(problem.layout, problem.layout.views(x))
+    }
+    inputs, targets = problem.examples(problem.train, problem.rows[i][indices])
+    loss = F.cross_entropy(functional_call(model, views, (inputs,)), targets)
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(views.values()))]), loss
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "classes", "d"),
+    [
+        ("mnist_cnn", (1, 28, 28), 10, 3_274_634),  # the DGC experiments'
+        ("autoencoder", (1, 28, 28), 10, 25_088),
+        ("resnet18", (3, 32, 32), 10, 11_173_962),
+        ("resnet20", (3, 32, 32), 10, 269_722),
+        ("vgg11", (3, 32, 32), 10, 9_225_610),
+        ("transformer", (64,), 65, 816_128),
+        ("mlp", (1, 8, 8), 10, 64 * 64 + 64 + 640 + 10),
+    ],
+)
+def test_networks_have_the_published_sizes(model, shape, classes, d):
+    assert sum(p.numel() for p in NAMED[model](Seen(shape, classes)).parameters()) == d
+
+
+@pytest.mark.parametrize("params", [DIGITS, CNN], ids=["stacked", "row by row"])
+def test_gradients_are_those_of_torch(params):
+    problem = build("network", params)
+    assert problem.passes.stacks == (params is DIGITS)
+    x = point(problem)
+    full, losses = problem.oracle(x)
+    for b in range(2):
+        for i in range(3):
+            want, loss = by_hand(problem, x[b], slice(None), i)
+            torch.testing.assert_close(full[b, i], want, rtol=1e-10, atol=1e-13)
+            torch.testing.assert_close(losses[b, i], loss.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(problem.losses(x), losses, rtol=1e-12, atol=0)
+
+
+def test_a_minibatch_is_its_samples():
+    problem = network()
+    x, J = point(problem), sample(problem)
+    grads = problem.grad(x, J)
+    want, _ = by_hand(problem, x[1], J.indices[1, 2], 2)
+    torch.testing.assert_close(grads[1, 2], want, rtol=1e-10, atol=1e-13)
+
+
+def test_stacked_rows_equal_rows_one_by_one(monkeypatch):
+    problem = network(model="mlp:hidden=[16,16],activation=tanh")
+    x, J = point(problem), sample(problem)
+    together = problem.grad(x, J)
+    monkeypatch.setattr(passes, "MOST_STACKED", 0)
+    torch.testing.assert_close(problem.grad(x, J), together, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("params", [DIGITS, CNN, NORMED], ids=["mlp", "dropout", "batchnorm"])
+def test_a_full_gradient_does_not_hang_on_the_passes(params):
+    """But for BatchNorm, which normalises by the samples of a pass."""
+    whole, parts = (build("network", {**params, "chunk": c}) for c in (1000, 7))
+    x = point(whole)
+    same = torch.allclose(whole.oracle(x)[0], parts.oracle(x)[0], rtol=1e-9, atol=1e-13)
+    assert same == (params is not NORMED)
+
+
+def test_a_sample_is_the_same_at_two_points_and_again():
+    """Dropout and augmentation are functions of the sample, as variance reduction needs."""
+    problem = build("network", {**CNN, "augment": "shift_flip"})
+    x = point(problem, B=1)
+    J = sample(problem, B=1)
+    first = problem.grad(x, J)
+    assert torch.equal(problem.grad(x, J), first)
+    other = Sample(J.indices, J.stream.fold("other"))
+    assert not torch.allclose(problem.grad(x, other), first)
+    # the difference of two points goes to zero with their distance: the masks are the same
+    near = problem.grad(x + 1e-9, J) - first
+    assert float(near.norm()) < 1e-4 * float(first.norm())
+    # each client has a mask of its own
+    same_rows = Sample(J.indices[:, :1].expand(-1, 3, -1), J.stream)
+    problem.rows = [problem.rows[0]] * 3
+    g = problem.grad(x, same_rows)
+    assert not torch.allclose(g[0, 0], g[0, 1])
+
+
+def test_dropout_keeps_the_mean():
+    """E over streams of a linear function of dropped units is the function without dropout."""
+    layer = passes.StreamDropout(0.4)
+    x = torch.arange(1.0, 7.0, dtype=torch.float64)
+    total = torch.zeros(6, dtype=torch.float64)
+    for seed in range(4000):
+        with passes.drawing(Stream(stream(seed).keys)):
+            total += layer(x)
+    torch.testing.assert_close(total / 4000, x, rtol=0.06, atol=0)
+    assert torch.equal(layer(x), x)  # off where no sample is taken
+
+
+def test_augmented_images_are_shifts_and_mirrors():
+    image = torch.arange(1.0, 65.0).view(1, 1, 8, 8)
+    wide = F.pad(image, (4, 4, 4, 4))[0, 0]
+    found = shifted_and_flipped(image.expand(200, -1, -1, -1), stream(5))
+    kinds = set()
+    for made in found[:, 0]:
+        ways = [
+            (r, c, flip)
+            for r in range(9)
+            for c in range(9)
+            for flip in (False, True)
+            if torch.equal(made, (lambda w: w.flip(1) if flip else w)(wide[r : r + 8, c : c + 8]))
+        ]
+        assert ways
+        kinds.add(ways[0])
+    assert len(kinds) > 80
+    assert {flip for *_, flip in kinds} == {False, True}
+
+
+# BatchNorm ------------------------------------------------------------------------------------------
+
+
+def test_running_statistics_are_those_of_torch():
+    """One client: as a torch model in training mode that sees the same minibatches."""
+    problem = build("network", {**NORMED, "clients": 1})
+    model = copy.deepcopy(problem.passes.model)
+    for m in model.modules():
+        if isinstance(m, passes.NORMS):
+            m.running_mean.zero_()
+            m.running_var.fill_(1.0)
+            m.train()
+    x, buffers = problem.start()[None], problem.buffers(1)
+    for seed in range(3):
+        J = sample(problem, B=1, b=8, seed=seed)
+        _, buffers = problem.grad_buffered(x, J, buffers)
+        model(problem.examples(problem.train, problem.rows[0][J.indices[0, 0]])[0])
+    own = dict(model.named_buffers())
+    assert buffers
+    for name, value in buffers.items():
+        torch.testing.assert_close(value[0, 0], own[name], rtol=1e-9, atol=1e-12)
+
+
+def test_frozen_statistics_never_change():
+    problem = build("network", {**NORMED, "batchnorm": "frozen"})
+    assert problem.buffers(1) == {}
+    J = sample(problem)
+    x = point(problem)
+    each = Sample(
+        J.indices[..., :1], J.stream
+    )  # one sample is normalised as it would be among others
+    rest = Sample(J.indices[..., 1:], J.stream)
+    mean = (problem.grad(x, each) + 3 * problem.grad(x, rest)) / 4
+    torch.testing.assert_close(problem.grad(x, J), mean, rtol=1e-9, atol=1e-12)
+
+
+def test_clients_keep_statistics_or_share_them():
+    kept, shared = (
+        finished(
+            Method(
+                "sgd", {}, None, {"name": "network", **NORMED, "batchnorm": b}, step=0.05, rounds=4
+            ).batch()
+        )
+        for b in ("server", "sync")
+    )
+    own, mean = kept.net.oracle.buffers, shared.net.oracle.buffers
+    for name in own:
+        assert not torch.allclose(own[name][0, 0], own[name][0, 1])
+        assert torch.equal(mean[name][0, 0], mean[name][0, 1])
+    count = sum(v[0, 0].numel() for v in own.values())
+    more = recorded(shared)["values_up"] - recorded(kept)["values_up"]
+    assert more[0].tolist() == [count * t for t in range(5)]
+
+
+# What users bring -----------------------------------------------------------------------------------
+
+
+OWN = """
+import torch
+from raybench.data import Examples
+from raybench.plugins import Network
+
+def make(train):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+def whole():
+    import numpy as np
+    inputs = np.linspace(0, 1, 40, dtype=np.float32).reshape(20, 2)
+    train = Examples.of("line", inputs, np.zeros(20, int), classes=1, source="made", kind="features")
+    losses = lambda out, target: out[:, 0].square() / 2
+    return Network(torch.nn.Linear(2, 1, bias=False), train, train, losses)
+
+def wrong():
+    return 3
+
+def mean_loss(train):
+    return Network(make(train), losses=torch.nn.functional.cross_entropy)
+
+def random(train):
+    class Noisy(torch.nn.Module):
+        def forward(self, x):
+            return self.layer(x + torch.randn_like(x))
+    net = Noisy()
+    net.layer = make(train)
+    return net
+
+def spatial(train):
+    return torch.nn.Sequential(torch.nn.Dropout2d(0.5), make(train))
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    return str(tmp_path / "own.py")
+
+
+def test_a_function_of_ones_own(own):
+    assert network(model=f"{own}:make").dim == 650
+    line = build(
+        "network", {"model": f"{own}:whole", "dataset": None, "clients": 2, "dtype": "float64"}
+    )
+    x = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+    inputs = torch.from_numpy(line.train.inputs).double()
+    want = (inputs * (inputs @ x[0])[:, None])[line.rows[0]].mean(0)
+    torch.testing.assert_close(line.grad(x)[0, 0], want, rtol=1e-12, atol=0)
+    assert float(line.evaluate(x)["test_loss"][0]) == pytest.approx(
+        float((inputs @ x[0]).square().mean() / 2)
+    )
+    again = pickle.loads(pickle.dumps(network(model=f"{own}:make")))
+    assert torch.equal(again.start(), network(model=f"{own}:make").start())
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({"model": "mpl"}, "did you mean mlp"),
+        ({"model": "mlp:hiden=[3]"}, "did you mean hidden"),
+        ({"model": "mlp:hidden=[0.5]"}, "cannot be made"),
+        ({"model": "transformer"}, "unknown text 'digits'"),
+        ({"model": "torchvision:resnet81"}, "did you mean resnet"),
+        ({"model": "no_such_module:make"}, "cannot import no_such_module"),
+        ({"model": "OWN:mak"}, "did you mean make"),
+        ({"model": "OWN:wrong"}, "returned int"),
+        ({"model": "OWN:mean_loss"}, "one loss for every sample"),
+        ({"model": "OWN:random"}, "draws random numbers"),
+        ({"model": "OWN:spatial"}, "Dropout2d"),
+        ({"dataset": None}, "is missing"),
+        ({"dataset": "digit"}, "did you mean digits"),
+        ({"freeze": ["nothing.*"]}, "names no parameter"),
+        ({"freeze": ["*"]}, "every parameter is frozen"),
+        ({"init_from": "missing.pt"}, "cannot read missing.pt"),
+        ({"rows": 10**6}, "1,797"),
+    ],
+)
+def test_mistakes_are_told(own, params, says):
+    given = {k: v.replace("OWN", own) if isinstance(v, str) else v for k, v in params.items()}
+    with pytest.raises(InputError) as told:
+        network(**given)
+    assert says in str(told.value)
+    assert len(str(told.value).splitlines()) <= 4
+
+
+def test_weights_of_a_file_and_frozen_layers(tmp_path):
+    torch.manual_seed(0)
+    model = NAMED["mlp"](Seen((1, 8, 8), 10))
+    torch.save(model.state_dict(), tmp_path / "w.pt")
+    problem = network(init_from=str(tmp_path / "w.pt"), freeze=["1.*"])
+    assert [name for name, _ in problem.layout] == ["3.weight", "3.bias"]
+    want = torch.cat([p.detach().flatten() for p in list(model.parameters())[2:]])
+    assert torch.equal(problem.start(), want.double())
+    assert torch.equal(problem.passes.model[1].weight, model[1].weight.double())
+    # a last layer of other classes is initialised, the rest is read
+    other = NAMED["mlp"](Seen((1, 8, 8), 7))
+    torch.save(other.state_dict(), tmp_path / "other.pt")
+    taken = network(init_from=str(tmp_path / "other.pt"))
+    assert torch.equal(taken.start()[:4096], other[1].weight.detach().flatten().double())
+    torch.save({"a": nn.Linear(2, 2).weight}, tmp_path / "foreign.pt")
+    with pytest.raises(InputError, match="fits 0 of 4"):
+        network(init_from=str(tmp_path / "foreign.pt"))
+    (tmp_path / "evil.pt").write_bytes(pickle.dumps(print))
+    with pytest.raises(InputError, match="cannot read"):
+        network(init_from=str(tmp_path / "evil.pt"))
+
+
+def test_initial_weights_follow_their_seed_and_leave_torch_alone():
+    torch.manual_seed(7)
+    before = torch.random.get_rng_state()
+    a, b, c = network(), network(), network(init_seed=1)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(a.start(), b.start())
+    assert not torch.equal(a.start(), c.start())
+
+
+# Runs -----------------------------------------------------------------------------------------------
+
+
+def test_gd_is_sgd_on_minibatches_of_the_problem():
+    """A network's ``batch`` is the minibatch of every method that does not name its own."""
+    problem = {"name": "network", **DIGITS, "batch": 8}
+    run = started(Method("gd", {}, None, problem, step=0.1, rounds=5).batch())
+    x = run.problem.start()
+    for _ in range(5):
+        run.advance(1)
+        J = run.net.sample("batch", 8)
+        g = torch.stack([by_hand(run.problem, x, J.indices[0, i], i)[0] for i in range(3)]).mean(0)
+        x = x - 0.1 * g
+        torch.testing.assert_close(run.s.x[0], x, rtol=1e-9, atol=1e-12)
+    assert run.net.oracle.evals.tolist() == [40]
+
+
+def test_marina_takes_full_gradients():
+    problem = {"name": "network", **DIGITS, "batch": 8}
+    run = finished(
+        Method(
+            "marina", {"p": 0.5}, {"name": "rand_k", "k": 50}, problem, step=0.1, rounds=4
+        ).batch()
+    )
+    assert run.net.oracle.evals.tolist() == [5 * 30]
+
+
+def test_cells_of_a_batch_equal_cells_alone():
+    method = Method(
+        "ef21", {}, {"name": "top_k", "k": "5%"}, {"name": "network", **DIGITS}, step=0.1, rounds=6
+    )
+    both = finished(method.batch((1.0, 0.5), (0, 1)))
+    for j, (multiple, seed) in enumerate(((1.0, 0), (0.5, 1))):
+        alone = finished(method.batch((multiple,), (seed,)))
+        torch.testing.assert_close(both.s.x[j], alone.s.x[0], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("params", [DIGITS, NORMED], ids=["mlp", "batchnorm"])
+@pytest.mark.parametrize("name", ["ef21", "diana", "marina"])
+def test_ranks_give_the_same(params, name):
+    operator = {"name": "top_k" if name == "ef21" else "rand_k", "k": "5%"}
+    method = Method(name, {}, operator, {"name": "network", **params}, step=0.1, rounds=5)
+    whole = finished(method.batch())
+    for x in on_virtual_ranks(2, lambda t: _final(method, t)):
+        torch.testing.assert_close(x, whole.s.x, rtol=1e-9, atol=1e-11)
+
+
+def _final(method, transport):
+    run = started(method.batch(), transport=transport)
+    run.advance(5)
+    return run.s.x
+
+
+def test_a_row_measures_what_it_is_asked_for():
+    more = {"record": {"every": 1}, "evaluate": {"every": 4, "gradient": False}}
+    problem = {"name": "network", **DIGITS, "test_size": 0.2}
+    import raybench
+
+    frame = raybench.run(
+        {"problem": problem, "algorithm": "sgd", "step_size": {"value": 0.1}, "rounds": 10, **more}
+    )
+    asked = frame["round"] % 4 == 0
+    asked |= frame["round"] == 10
+    for column in ("loss", "accuracy", "test_loss"):
+        assert frame[column].notna().equals(asked)
+    assert frame["grad_norm_sq"].isna().all()
+    assert np.isfinite(frame["bits_up"]).all()
