@@ -130,9 +130,9 @@ def _archive(name: str, known: KnownImages) -> Path:
     """Return the archive of the files: one in the data folder with the right checksum, or fetched."""
     import pooch
 
-    from raybench.data.libsvm import _Bar
+    from raybench.data.libsvm import Bar
 
-    bar, file = _Bar(name), known.url.rsplit("/", 1)[1]
+    bar, file = Bar(name), known.url.rsplit("/", 1)[1]
     try:
         pooch.get_logger().setLevel("WARNING")
         downloader = pooch.HTTPDownloader(progressbar=bar, timeout=30)

@@ -117,7 +117,7 @@ def fetch(name: str) -> Path:
 
     url = KNOWN[name].url
     target = folder() / "libsvm" / url.rsplit("/", 1)[1]
-    bar = _Bar(name)
+    bar = Bar(name)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         pooch.get_logger().setLevel("WARNING")
@@ -132,7 +132,7 @@ def fetch(name: str) -> Path:
     return target
 
 
-class _Bar:
+class Bar:
     """The progress bar that pooch drives, drawn on standard error by rich."""
 
     def __init__(self, name: str) -> None:

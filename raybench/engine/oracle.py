@@ -218,6 +218,7 @@ class Oracle:
         return {
             "evals": torch.from_numpy(self.evals.copy()),
             "spared": self.spared,
+            "buffers": {},
             "paid_at": at[0] if at else None,
         }
 

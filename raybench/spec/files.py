@@ -11,6 +11,16 @@ from raybench.core.errors import InputError
 from raybench.core.room import decompressed
 
 
+FILES = ("dataset", "init_from", "model")
+"""Parameters of a problem that may name a file, whose content then takes its name's place in ids."""
+
+
+def parted(text: str) -> tuple[str, str]:
+    """Return the file that a text names and what follows: ``own.py`` and ``:function``."""
+    file, colon, rest = text.rpartition(".py:")
+    return (f"{file}.py", f":{rest}") if colon else (text, "")
+
+
 def is_path(text: str) -> bool:
     """Tell whether a data set is given by its path: a separator in it, or an existing file."""
     if "/" in text or os.sep in text:

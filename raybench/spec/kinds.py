@@ -14,7 +14,7 @@ from raybench.core import registry
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.registry import REQUIRED, Choice, Number, Param, Text
 from raybench.spec import schema, sections, short
-from raybench.spec.files import content_hash, is_path, locate
+from raybench.spec.files import FILES, content_hash, is_path, locate, parted
 from raybench.spec.parts import Section, canonical
 from raybench.spec.schema import Schema
 from raybench.spec.sections import Option, default, options, product
@@ -330,13 +330,18 @@ class Plugin(Sections):
     def located(self, value: object, find: Locate) -> object:
         if isinstance(value, list):
             return [self.located(item, find) for item in value]
-        if not isinstance(value, Mapping) or "dataset" not in value:
+        if not isinstance(value, Mapping) or self.kind != "problem":
             return value
-        given = value["dataset"]
-        files = [
-            find(item, folders=True) for item in (given if isinstance(given, list) else [given])
-        ]
-        return {**value, "dataset": files if isinstance(given, list) else files[0]}
+
+        def found(given: object) -> object:
+            if isinstance(given, list):
+                return [found(item) for item in given]
+            if not isinstance(given, str):
+                return given
+            file, rest = parted(given)
+            return f"{find(file, folders=True)}{rest}"
+
+        return {k: found(v) if k in FILES else v for k, v in value.items()}
 
     def check_name(self, name: str, where: str) -> None:
         registry.lookup(self.kind, name, where)
@@ -344,9 +349,10 @@ class Plugin(Sections):
     def identity(self, value: Section) -> Any:
         entry = registry.lookup(self.kind, value.name)
         params = _beside_defaults(entry.params, value.params)
-        dataset = params.get("dataset")
-        if self.kind == "problem" and isinstance(dataset, str) and is_path(dataset):
-            params["dataset"] = f"sha256:{content_hash(dataset, 'problem.dataset')}"
+        for key in FILES if self.kind == "problem" else ():
+            file, rest = parted(str(params.get(key) or ""))
+            if file and is_path(file):
+                params[key] = f"sha256:{content_hash(file, f'problem.{key}')}{rest}"
         out: dict[str, Any] = {"name": value.name, "version": entry.version, "params": params}
         held = short.inside(value, self.kind)
         if held:

@@ -18,7 +18,7 @@ from raybench.core import registry
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.registry import REQUIRED, Param
 from raybench.spec import grammar, ranges
-from raybench.spec.files import is_path, locate
+from raybench.spec.files import FILES, is_path, locate, parted
 from raybench.spec.parts import Section, canonical
 from raybench.spec.values import NUMERIC_KINDS, Found, Wrong, allowed, scalar, show, tags_of, tidy
 
@@ -223,8 +223,9 @@ def _entry(
         except InputError as error:
             found.extend(error.complaints)
             continue
-        if "dataset" in entry.params:
-            _files(given.get("dataset"), f"{where}.dataset", found)
+        for key in FILES:
+            if kind == "problem" and key in entry.params:
+                _files(given.get(key), f"{where}.{key}", found)
         # Where parameters are wrong, an empty stand-in lets the other keys of the entry be checked too.
         every = product(entry.params, given, where, found, also=overrides) or [{}]
         out += [Option(Section(name, params), where, extra) for params in every]
@@ -232,12 +233,13 @@ def _entry(
 
 
 def _files(value: object, where: str, found: Found) -> None:
-    """Complain about data sets that are given by paths where no file is."""
+    """Complain about data sets, weights and models that are given by paths where no file is."""
     for i, text in enumerate(value if isinstance(value, list) else [value]):
-        if isinstance(text, str) and is_path(text) and locate(text) is None:
+        file, _ = parted(text) if isinstance(text, str) else ("", "")
+        if file and is_path(file) and locate(file) is None:
             at = f"{where}[{i}]" if isinstance(value, list) else where
             fix = "give a known name, or the path of a file on this machine"
-            found.append(Complaint(at, f"no file {text}", fix))
+            found.append(Complaint(at, f"no file {file}", fix))
 
 
 def a(kind: str) -> str:
