@@ -17,7 +17,7 @@ PYTEST ?=
 .PHONY: help install demo test slow chaos invariants fuzz lint check format types clean
 
 help:
-	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -8
+	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -7
 
 # Installed anew only when what is to be installed changes.
 $(STAMP): pyproject.toml constraints.txt setup.py
