@@ -1,5 +1,6 @@
 # make demo    install into .venv, run sweeps/quickstart.yaml through Ray Tune, print the best cells
 # make test    install into .venv, run the tests
+# make slow    the tests that kill processes of a Ray at work, for some minutes
 # make fuzz    forged messages, data files and sweep files, for some minutes (MESSAGES=, FILES=, RESULTS=)
 # make chaos   install into .venv, kill processes of running sweeps at random, compare the results
 # make lint    formatter, linter, type checker
@@ -13,7 +14,7 @@ WORKERS ?= 2
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test chaos invariants fuzz lint check format types clean
+.PHONY: help install demo test slow chaos invariants fuzz lint check format types clean
 
 help:
 	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -7
@@ -35,7 +36,10 @@ demo: $(STAMP)
 # tests/conftest.py groups the tests: each file stays on one worker, and those that start Ray run one
 # after the other, first, because they take longest.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m "not slow" $(PYTEST)
+
+slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow $(PYTEST)
 
 # Kills at random, seeded: ten take about six minutes on two cores. docs/faults.md
 KILLS ?= 10

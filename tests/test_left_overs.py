@@ -204,6 +204,7 @@ def gone(process: psutil.Process) -> bool:
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(280)
 def test_a_driver_killed_at_work(place: Path) -> None:
@@ -271,6 +272,7 @@ def loopback(address: str) -> bool:
     return (inner or ip).is_loopback
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(280)
 def test_sigterm_through_ray_is_143_and_a_full_disk_is_no_failed_cell(place: Path) -> None:

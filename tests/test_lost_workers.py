@@ -65,11 +65,13 @@ def run(folder: Path, name: str, killed: bool, **how: object) -> pd.DataFrame:
     return frame.drop(columns=times).reset_index(drop=True)
 
 
+@pytest.mark.slow
 def test_a_killed_trial_is_done_anew_from_its_start(tmp_path: Path) -> None:
     undisturbed = run(tmp_path, "undisturbed", False, inline=True)
     pd.testing.assert_frame_equal(run(tmp_path, "killed", True), undisturbed, check_exact=True)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_of_two_takes_its_group_along(tmp_path: Path) -> None:
     undisturbed = run(tmp_path, "undisturbed", False, workers=2)
     killed = run(tmp_path, "killed", True, workers=2)

@@ -179,6 +179,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_kill_9_of_the_driver_then_resume_while_readers_read(tmp_path: Path) -> None:
     out = tmp_path / "out"
     driver = start(tmp_path, LONG, out)
@@ -247,6 +248,7 @@ def test_ctrl_c_leaves_a_valid_store(tmp_path: Path) -> None:
                 process.kill()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     out = tmp_path / "out"
     driver = start(tmp_path, LONG, out)
@@ -363,6 +365,7 @@ DIES = RAISES.replace(
 )
 
 
+@pytest.mark.slow
 def test_cells_whose_worker_always_dies_end_as_failed_rows(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -158,8 +158,7 @@ def measure(
             found[name] = Measured(name, *head, left_out=_plain(error))
     for lap in laps.values():
         lap.run(clock, 0)
-    for key in [k for k in clock.best if not laps[k[0]].slow]:
-        del clock.best[key]  # the first turn compiled, and met memory that was not there yet
+    clock.best.clear()  # the first turn compiled, and met memory that was not there yet
     for turn in range(1, repeats + 1):
         for name, action in (floors or {}).items():
             clock((name, "compress"), action)
@@ -209,9 +208,7 @@ class _Lap:
         took = perf_counter() - begin
         if not self.facts:
             self.facts = _facts(message, data, self.x, self.buffer)
-            # the first turn may have compiled: it counts only where it took all the time there is
-            self.spent, self.turns = (took, 1) if took > self.limit else (0.0, 0)
-        else:
+        else:  # the first turn, which may have compiled, does not count
             self.spent, self.turns = self.spent + took, self.turns + 1
 
 
