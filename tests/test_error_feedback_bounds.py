@@ -52,7 +52,7 @@ def lyapunov(method: Method, run) -> torch.Tensor:
         return ((c.g - grads).square().sum(-1) / nw).mean(1) / theta
     if method.name == "ef21_hb":
         eta = cell.params["eta"]
-        M = ((1 - eta) * s.v - grads.mean(1)).square().sum(-1)
+        M = ((1 - eta) * s.outer - grads.mean(1)).square().sum(-1)
         G = (c.g - grads).square().sum(-1).mean(1)
         return (1 + eta) / (1 - eta) * M + (1 + eta) * (1 - theta) / theta * G
     v, rate = c.v, cell.params.get("p", cell.params.get("eta"))

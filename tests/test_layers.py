@@ -121,7 +121,7 @@ IMPORTS = {file: imports(file) for file in FILES}
 ALGORITHMS = [
     f
     for f in (PACKAGE / "algorithms").glob("*.py")
-    if f.stem not in ("__init__", "base", "protocols")
+    if f.stem not in ("__init__", "base", "protocols", "local_work", "outer")
 ]
 
 

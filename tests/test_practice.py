@@ -87,7 +87,7 @@ def test_heavy_ball_pl_bound(eta):
 
     def gap(r):
         g = full_gradients(r).mean(1)
-        return ((1 - eta) * (eta * r.s.v + g) - g).square().sum(-1)
+        return ((1 - eta) * (eta * r.s.outer + g) - g).square().sum(-1)
 
     M = torch.stack(each_round(run, gap)).numpy()
     psi = run.recorder.column("loss").T - run.problem.constants.f_star + h / (1 - eta) * M

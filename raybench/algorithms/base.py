@@ -9,11 +9,13 @@ messages. Others have a round of their own.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, where, zeros_like
 
 from raybench import theory
+from raybench.algorithms import local_work, outer
 from raybench.algorithms.protocols import Net, Wire
 from raybench.compressors import Any_, Contractive, Dense, Unbiased, choose
 from raybench.compressors.applied import Applied
@@ -21,6 +23,7 @@ from raybench.compressors.keeping import shares
 from raybench.core import facts
 from raybench.core.cells import PerCell, State, chosen
 from raybench.core.groups import clipped, matrices
+from raybench.core.parts import Delay, Local, Outer
 from raybench.core.registry import Choice, Flag, Integer, List, Number, Operator, Text, algorithm
 
 if TYPE_CHECKING:
@@ -36,8 +39,10 @@ __all__ = [
     "Flag",
     "Integer",
     "List",
+    "Local",
     "Number",
     "Operator",
+    "Outer",
     "PerCell",
     "Points",
     "State",
@@ -152,12 +157,17 @@ class Estimator(Algorithm):
     opens: g^0 is exchanged at x^0, and a round is step, gradient, estimate; else a round is gradient,
     estimate, step, and nothing is sent before the first. told: the server broadcasts the model; else
     every client steps itself. in_steps: the step size is inside the messages, g is a displacement and
-    x <- x - g, without a prox.
+    x <- x - g, without a prox. local, outer, delay: what a sweep, or a preset, puts in place of a
+    gradient, of a plain step, and of a step at once. presets: which of them a method sets itself, in ``setup``.
     """
 
     opens: bool = False
     told: bool = True
     in_steps: bool = False
+    presets: tuple[str, ...] = ()
+    local: Local | None = None
+    outer: Outer | None = None
+    delay: Delay | None = None
 
     def estimate(a, wire: Wire, s: State, c: State, grad: Tensor) -> Tensor:
         """Return g (B, d) of the clients' gradients (B, n_here, d), exchanging messages.
@@ -172,11 +182,15 @@ class Estimator(Algorithm):
 
     def source(a, net: Net, s: State, c: State) -> Tensor:
         """Return the clients' directions at s.x, (B, n_here, d): local work, by default a gradient."""
-        return a.gradient(net, s.x)
+        if a.local is None:
+            return a.gradient(net, s.x)
+        return local_work.directions(a.local, net, s, c, a.batch, a.gamma)
 
     def along(a, s: State, g: Tensor) -> Tensor:
         """Return what x moves along, given g: the outer optimizer, by default g itself."""
-        return g
+        if a.delay is not None:
+            g = outer.late(a.delay, s, g)
+        return g if a.outer is None else outer.along(a.outer, s, g, 1.0 if a.in_steps else a.gamma)
 
     def start(a, net: Net, s: State, c: State) -> None:
         a.setup(net, s, c)
@@ -192,12 +206,19 @@ class Estimator(Algorithm):
 
     def follow(a, net: Net, s: State, u: Tensor) -> None:
         """Step x along u: x - gamma u with the problem's prox, or x - u; then broadcast it where told."""
+        in_steps = a.in_steps or (a.outer is not None and a.outer.in_steps)
         if not a.told:
-            s.x = s.x - (u if a.in_steps else a.gamma * u)
-        elif a.in_steps:
+            s.x = s.x - (u if in_steps else a.gamma * u)
+        elif in_steps:
             a.move(net, s, u)
         else:
             a.step(net, s, u)
+
+    def select(a, cells: Tensor) -> Algorithm:
+        kept = super().select(cells)
+        if a.outer is not None and isinstance(a.outer.momentum, PerCell):  # a preset's
+            vars(kept)["outer"] = replace(a.outer, momentum=a.outer.momentum[cells])
+        return kept
 
 
 class Points(Algorithm):

@@ -1,6 +1,6 @@
 """EF21 with heavy-ball momentum at the server."""
 
-from raybench.algorithms.base import Contractive, Number, algorithm, theory
+from raybench.algorithms.base import Contractive, Number, Outer, algorithm, theory
 from raybench.algorithms.ef21 import EF21, RELEASED
 
 
@@ -44,10 +44,9 @@ class EF21HB(EF21):
     Down: d values. Source: Fatkhullin et al. 2021, EF21 with Bells & Whistles.
     """
 
+    presets = ("outer",)
+
     def setup(a, wire, s, c):
         super().setup(wire, s, c)
-        s.v = wire.zero()
-
-    def along(a, s, g):
-        s.v = a.eta * s.v + g
-        return s.v
+        a.outer = Outer("momentum", a.eta)
+        s.outer = wire.zero()

@@ -1,8 +1,7 @@
 """EF21 on what local steps sum up to."""
 
-from raybench.algorithms.base import Contractive, Integer, algorithm
+from raybench.algorithms.base import Contractive, Integer, Local, algorithm
 from raybench.algorithms.ef21 import EF21
-from raybench.algorithms.local_sgd import walk
 
 
 @algorithm(
@@ -20,5 +19,8 @@ class LocalEF21(EF21):
     tau = 1 is EF21. Up: one message. Down: d values. No guarantee here.
     """
 
-    def source(a, net, s, c):
-        return walk(a, net, s.x)
+    presets = ("local",)
+
+    def setup(a, wire, s, c):
+        super().setup(wire, s, c)
+        a.local = Local(a.tau)

@@ -5,6 +5,7 @@ from raybench.algorithms.base import (
     Flag,
     Integer,
     Number,
+    Outer,
     algorithm,
     theory,
 )
@@ -52,12 +53,11 @@ class HeavyBall(GD):
     Polyak 1964; Nesterov's form as in Sutskever et al. 2013.
     """
 
-    def setup(a, wire, s, c):
-        s.v = wire.zero()
+    presets = ("outer",)
 
-    def along(a, s, g):
-        s.v = a.momentum * s.v + g
-        return g + a.momentum * s.v if a.nesterov else s.v
+    def setup(a, wire, s, c):
+        a.outer = Outer("nesterov" if a.nesterov else "momentum", a.momentum)
+        s.outer = wire.zero()
 
     def step(a, net, s, u):
         x = s.x if a.D is None else s.y

@@ -15,6 +15,7 @@ from raybench.compressors.compose import build
 from raybench.core import registry
 from raybench.core.cells import PerCell
 from raybench.core.clock import Clock
+from raybench.core.parts import PARTS
 from raybench.core.streams import Stream
 from raybench.planning.batch import Resolved
 from raybench.planning.operators import own_operators, relays, unbound, uplink
@@ -36,6 +37,10 @@ def method_of(cells: Sequence[Resolved], problem: Problem, clock: Clock) -> Algo
         setattr(a, name, per_cell([float(c.params[name]) for c in cells]) if varies else value)
     if type(a).batch is None and "batch" not in first.params:
         a.batch = problem.batch
+    for part, kind in PARTS.items():
+        given = getattr(first.cell, part)
+        if given is not None:
+            setattr(a, part, kind(**given))
     a.gamma = per_cell([c.step_size for c in cells])
     for name, bound in own_operators(entry, first.params, dims).items():
         setattr(a, name, Applied(bound, clock, build(first.params[name], name), problem.n))

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from raybench import problems, theory
+from raybench.algorithms.base import Estimator
 from raybench.compressors import Bound, Role, count_of
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts
+from raybench.core.parts import PARTS, Local
 from raybench.planning.batch import Resolved
 from raybench.planning.operators import (
     graph_of,
@@ -27,8 +29,10 @@ from raybench.planning.skip import Skip, SkipCode
 from raybench.problems.abilities import Predicting, SplitByFeatures
 from raybench.problems.base import Problem
 from raybench.spec import Cell, Section
+from raybench.spec.sections import default
 
 Method = registry.Entry[AlgorithmFacts]
+_PARTS = {name: vars(kind)["__params__"] for name, kind in PARTS.items()}
 
 
 _adopted: dict[Section, Callable[[], Problem]] = {}
@@ -60,6 +64,13 @@ def describe(section: Section, entry: registry.Entry[Any]) -> str:
     return f"{section.name}({', '.join(shown)})" if shown else section.name
 
 
+def _plain_round(cell: Cell) -> bool:
+    """Return whether a round is one gradient, and a step at once."""
+    local = cell.local is None or Local(**cell.local).plain
+    outer = cell.outer is None or cell.outer["optimizer"] == "sgd"
+    return local and outer and (cell.delay is None or cell.delay["rounds"] == 0)
+
+
 def label_of(cell: Cell) -> str:
     """Return how tables and figures name a method: algorithm, operators, parameters that matter."""
     parts = [describe(cell.algorithm, registry.lookup("algorithm", cell.algorithm.name))]
@@ -68,6 +79,11 @@ def label_of(cell: Cell) -> str:
     if cell.downlink is not None:
         entry = registry.lookup("compressor", cell.downlink.name)
         parts.append(f"down {describe(cell.downlink, entry)}")
+    for name, given in (("local", cell.local), ("outer", cell.outer), ("delay", cell.delay)):
+        if given is not None:
+            own = {k: v for k, v in given.items() if v != default(_PARTS[name][k])}
+            shown = " ".join(f"{k}={v}" for k, v in own.items())
+            parts.append(f"{name} {shown}".strip())
     step = cell.step
     parts += [f"{step.schedule} step"] if step.schedule != "constant" else []
     parts += [f"warm-up {step.warmup}"] if step.warmup else []
@@ -94,6 +110,7 @@ class Resolver:
         entry = registry.lookup("algorithm", cell.algorithm.name)
         problem = problem_of(cell.problem)
         self._check_problem(cell, entry, problem)
+        self._check_parts(cell, entry, problem)
         self._check_start(cell, problem)
         d = problem.message_dim
         k = self._count(cell.compressor, d, "compressor")
@@ -146,6 +163,8 @@ class Resolver:
         if cell.step.of is not None:
             lender = registry.lookup("algorithm", cell.step.of, "step_size.of")
             return theory.of(lender.facts.theory)
+        if not _plain_round(cell):
+            return None  # theorems are about a step along an estimate of the gradient
         if cell.downlink is not None and entry.facts.down is None and role_down != Role.ANY:
             return None  # no theorem covers the method with this downlink; a step is borrowed by ``of``
         return theory.of(entry.facts.theory)
@@ -201,6 +220,31 @@ class Resolver:
                 "stop.suboptimality needs f_star, which is unknown here",
                 "give f_star, or stop at a grad_norm_sq",
             )
+
+    def _check_parts(self, cell: Cell, entry: Method, problem: Problem) -> None:
+        """Raise Skip where a method's round has no place for the local work or the outer optimizer asked for."""
+        for part, hook in (("local", "source"), ("outer", "along"), ("delay", "along")):
+            if getattr(cell, part) is None:
+                continue
+            target = entry.target
+            own_round = getattr(target, "round", None) is not Estimator.round
+            own_part = part in entry.target.presets if issubclass(target, Estimator) else True
+            if own_round or own_part or getattr(target, hook) is not getattr(Estimator, hook):
+                raise Skip(
+                    SkipCode.OWN_PARTS,
+                    f"{entry.name} has a round of its own, without a place for {part}",
+                    "an estimator, such as gd, ef14, ef21 or diana",
+                )
+            if problem.has_prox:
+                raise Skip(
+                    SkipCode.OWN_PARTS,
+                    f"{part} and a nonsmooth part of the problem do not go together",
+                    "a smooth problem.regularizer: nonconvex, l2 or none",
+                )
+        local = cell.local
+        if local is not None and local["optimizer"] != "sgd" and local["step_size"] is None:
+            what = f"{local['optimizer']} has steps of its own, and step_size is the outer one"
+            raise InputError.of("local.step_size", f"is missing: {what}", "such as 0.001")
 
     def _check_start(self, cell: Cell, problem: Problem) -> None:
         if not isinstance(cell.x0, str) or cell.x0 in ("zeros", "problem"):

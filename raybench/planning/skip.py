@@ -29,6 +29,7 @@ class SkipCode(StrEnum):
     NO_RELAY = "no_relay"  # ``downlink: aggregate``
     NO_PARTICIPATION = "no_participation"
     NO_F_STAR = "no_f_star"
+    OWN_PARTS = "own_parts"  # local work, outer optimizer or delay for a method that has its own
 
 
 class Skip(Exception):

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from raybench.core.facts import AlgorithmFacts, ProblemFacts
+from raybench.core.parts import Delay, Local, Outer
 from raybench.core.registry import Choice, Flag, Integer, Number, Param
 from raybench.spec.keys import key, keys_of
 from raybench.spec.kinds import Named, Plugin, Prox, Scalar, Start, Table
@@ -40,6 +42,10 @@ GRAPHS: Mapping[str, Mapping[str, Param]] = {
     },
 }
 """The communication graphs there are, with their parameters; ``raybench.planning.graph`` makes them."""
+
+
+def _has_server(problem: ProblemFacts, method: AlgorithmFacts) -> bool:
+    return not method.decentralised and not method.vertical
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,27 @@ class Cell:
         heard=lambda problem, method: method.compresses("down"),
         ignored="compresses nothing on the way down",
         needs=lambda method: method.down,
+    )
+    local: Mapping[str, Any] | None = key(
+        Table(vars(Local)["__params__"]),
+        "what clients do between messages: steps of an inner optimizer",
+        override=True,
+        heard=_has_server,
+        ignored="has no server to step",
+    )
+    outer: Mapping[str, Any] | None = key(
+        Table(vars(Outer)["__params__"]),
+        "the outer optimizer, which steps along what the server estimates",
+        override=True,
+        heard=_has_server,
+        ignored="has no server to step",
+    )
+    delay: Mapping[str, Any] | None = key(
+        Table(vars(Delay)["__params__"]),
+        "how late the server steps",
+        override=True,
+        heard=_has_server,
+        ignored="has no server to step",
     )
     graph: Section | None = key(
         Named("graph", GRAPHS, "ring"),

@@ -1,0 +1,100 @@
+"""Local work: what a client does between two messages, and the direction that it sums up to.
+
+H steps of an inner optimizer from y = x. The direction is v = x - y, or (x - y)/gamma where the method's own
+step size is that of the clients. What the inner optimizer remembers, ``c.inner``, stays with the client. Any
+estimator takes the v in place of gradients.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from raybench.algorithms.protocols import Net
+from raybench.core.cells import PerCell, State
+from raybench.core.draws import Sample
+from raybench.core.layout import Layout
+from raybench.core.parts import MOMENTA, Local
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_STEPS = 5
+
+
+def directions(
+    local: Local, net: Net, s: State, c: State, batch: int | str | None, gamma: PerCell
+) -> Tensor:
+    """Return v (B, n_here, d) of the clients, starting at s.x; gamma is the method's step size.
+
+    batch: samples of a local step; all of them where it is no number.
+    """
+    samples: list[Sample] | list[None] = [None] * local.steps
+    if isinstance(batch, int):
+        samples = net.sample("batch", local.steps * batch).split(batch)
+    x = s.x[:, None].expand(-1, net.n_here, -1)
+    own = local.step_size is None
+    eta = gamma.like(x) if local.step_size is None else local.step_size
+    y = x.clone()
+    for sample in samples:
+        g = net.grad(y, sample)
+        if local.weight_decay:
+            y = y - eta * local.weight_decay * y
+        y = y - _step(local, g, eta, net.layout, c)
+    return (x - y) / (eta if own else 1.0)
+
+
+def _step(local: Local, g: Tensor, eta: Tensor | float, layout: Layout, c: State) -> Tensor:
+    """Return what y moves back by, given its gradient g (B, n_here, d)."""
+    mu = local.mu
+    if local.optimizer == "sgd":
+        return eta * g
+    if local.optimizer == "momentum":
+        before = vars(c).get("inner")
+        c.inner = g if before is None else mu * before + g
+        return eta * (g + mu * c.inner if local.nesterov else c.inner)
+    zeros = torch.zeros_like(g)
+    m, v, count = vars(c).get("inner") or [zeros, zeros, g.new_zeros(*g.shape[:2], 1)]
+    if local.optimizer == "adamw":
+        c.inner, step = _adam(local, mu, g, m, v, count)
+        return eta * step
+    rest = eta if local.rest_step_size is None else local.rest_step_size
+    c.inner, step = _adam(local, MOMENTA["adamw"], g, m, v, count)
+    step = rest * step
+    heavy = mu * m + g
+    along = g + mu * heavy if local.nesterov else heavy
+    at = 0
+    for (name, shape), size in zip(layout, layout.sizes, strict=True):
+        part, at = slice(at, at + size), at + size
+        if len(shape) < 2 or any(fnmatchcase(name, pattern) for pattern in local.rest):
+            continue
+        M = along[..., part].unflatten(-1, (shape[0], -1))
+        scale = max(1.0, M.shape[-2] / M.shape[-1]) ** 0.5
+        step[..., part] = eta * scale * orthogonalised(M).flatten(-2)
+        c.inner[0][..., part] = heavy[..., part]
+    return step
+
+
+def _adam(
+    local: Local, beta1: float, g: Tensor, m: Tensor, v: Tensor, count: Tensor
+) -> tuple[list[Tensor], Tensor]:
+    """Return Adam's memory after the gradient g, and its step without eta."""
+    m, v = beta1 * m + (1 - beta1) * g, local.beta2 * v + (1 - local.beta2) * g.square()
+    t = count + 1
+    scale = (v / (1 - local.beta2**t)).sqrt() + local.epsilon
+    return [m, v, t], m / (1 - beta1**t) / scale
+
+
+def orthogonalised(M: Tensor) -> Tensor:
+    """Return about U V' of M = U S V' (.., a, b), by Newton-Schulz: X <- a X + (b A + c A A) X, A = X X'.
+
+    Singular values end between 0.7 and 1.2. Source: Jordan et al. 2024 (Muon).
+    """
+    a, b, c = NEWTON_SCHULZ
+    tall = M.shape[-2] > M.shape[-1]
+    X = M.mT if tall else M
+    X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        A = X @ X.mT
+        X = a * X + (b * A + c * A @ A) @ X
+    return X.mT if tall else X

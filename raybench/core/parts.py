@@ -1,0 +1,79 @@
+"""The three parts of a round that a sweep may exchange: local work, outer optimizer, delay.
+
+Here stand their settings, with defaults and limits; what they do stands in ``raybench.algorithms``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raybench.core.params import Choice, Flag, Integer, List, Number, record
+
+MOMENTA = {"momentum": 0.9, "adamw": 0.9, "muon": 0.95}
+
+
+@record
+class Local:
+    """H = ``steps`` steps of an inner optimizer between messages; by default one gradient and none."""
+
+    steps: int = Integer(1, low=1, help="H, steps between messages")
+    optimizer: str = Choice("sgd", "momentum", "adamw", "muon", help="the inner optimizer")
+    step_size: float | None = Number(
+        None, low=0, open_low=True, help="eta of the inner optimizer; sgd's is `step_size` itself"
+    )
+    momentum: float | None = Number(None, low=0, high=0.9999, help="mu, or beta_1 of adamw")
+    beta2: float = Number(0.999, low=0, high=0.99999, help="of adamw")
+    epsilon: float = Number(1e-8, low=0, open_low=True, help="of adamw")
+    weight_decay: float = Number(0.0, low=0, help="decoupled: y <- (1 - eta w) y")
+    nesterov: bool = Flag(help="momentum and muon step along g + mu m in place of m")
+    rest: tuple[str, ...] = List(
+        ("*embedding*", "*position*", "*head*"), help="tensors that muon leaves to adamw"
+    )
+    rest_step_size: float | None = Number(
+        None, low=0, open_low=True, help="eta of adamw beside muon; by default the same"
+    )
+
+    @property
+    def mu(self) -> float:
+        """The momentum, by default that which is usual for the optimizer."""
+        return MOMENTA.get(self.optimizer, 0.0) if self.momentum is None else self.momentum
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is one step along a gradient."""
+        return self.steps == 1 and self.optimizer == "sgd" and not self.weight_decay
+
+
+@record
+class Outer:
+    """How x moves along the estimate g: x <- x - gamma u.
+
+    momentum_of: ``gradients``, or ``steps``: v <- mu v + gamma g and x <- x - v, which differs where gamma
+    follows a schedule.
+    """
+
+    optimizer: str = Choice("sgd", "momentum", "nesterov", "adam", help="the outer optimizer")
+    momentum: Any = Number(0.9, low=0, high=0.9999, help="mu, or beta_1 of adam")
+    beta2: float = Number(0.99, low=0, high=0.99999, help="of adam")
+    epsilon: float = Number(1e-8, low=0, open_low=True, help="of adam")
+    momentum_of: str = Choice("gradients", "steps", help="what momentum sums up")
+
+    @property
+    def in_steps(self) -> bool:
+        """Whether what x moves along holds gamma already."""
+        return self.momentum_of == "steps" and self.optimizer in ("momentum", "nesterov")
+
+
+@record
+class Delay:
+    """How many rounds late x moves along an estimate: what is sent overlaps with the work after it."""
+
+    rounds: int = Integer(1, low=0, help="rounds between an estimate and the step along it")
+
+
+PARTS: dict[str, type[Local] | type[Outer] | type[Delay]] = {
+    "local": Local,
+    "outer": Outer,
+    "delay": Delay,
+}
+"""The parts by the key of a sweep file."""

@@ -1,0 +1,280 @@
+"""Local work, estimator and outer optimizer are orthogonal: limits of the product are known methods."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from raybench import spec
+from raybench.algorithms.local_work import orthogonalised
+from raybench.core.errors import InputError
+from raybench.engine.saved import share, whole
+from raybench.planning.resolve import Resolver
+from raybench.planning.skip import Skip
+from raybench.testing.trial import DATA, Method, finished, started
+from raybench.wire.transport import on_virtual_ranks, share_of
+
+PROBLEM = {"name": "least_squares", **DATA}
+NET = {
+    "name": "network",
+    "model": "mlp:hidden=[6]",
+    "dataset": "digits",
+    "clients": 3,
+    "rows": 90,
+    "batch": 5,
+    "dtype": "float64",
+}
+TOP = {"name": "top_k", "k": 3}
+
+
+def run(name, params=None, compressor=None, step=0.02, rounds=12, problem=PROBLEM, **more):
+    method = Method(name, params or {}, compressor, problem, step=step, rounds=rounds, more=more)
+    return finished(method.batch((1.0, 0.5), (0, 1)))
+
+
+def close(a, b):
+    torch.testing.assert_close(a.s.x, b.s.x, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("product", "known"),
+    [
+        (("gd", {}, None, {"local": {"steps": 4}}), ("local_sgd", {"tau": 4})),
+        (
+            ("sgd", {"batch": 3}, None, {"local": {"steps": 4}}),
+            ("local_sgd", {"tau": 4, "batch": 3}),
+        ),
+        (("ef21", {}, TOP, {"local": {"steps": 4}}), ("local_ef21", {"tau": 4}, TOP)),
+        (("gd", {}, None, {"outer": {"optimizer": "momentum"}}), ("heavy_ball", {})),
+        (
+            ("gd", {}, None, {"outer": {"optimizer": "nesterov", "momentum": 0.7}}),
+            ("heavy_ball", {"momentum": 0.7, "nesterov": True}),
+        ),
+        (
+            ("ef21", {}, TOP, {"outer": {"optimizer": "momentum", "momentum": 0.5}}),
+            ("ef21_hb", {"eta": 0.5}, TOP),
+        ),
+        (
+            ("ef21", {}, TOP, {"local": {"steps": 1}, "outer": {}, "delay": {"rounds": 0}}),
+            ("ef21", {}, TOP),
+        ),
+    ],
+    ids=lambda v: v[0],
+)
+def test_limits_of_the_product_are_known_methods(product, known):
+    name, params, compressor, more = product
+    close(run(name, params, compressor, **more), run(*known))
+
+
+def test_an_outer_step_of_local_differences():
+    """local.step_size eta: v = x - y, and step_size 1 with sgd is the mean of the clients' points."""
+    plain = run("gd", step=0.03, local={"steps": 4})
+    apart = finished(
+        Method(
+            "gd",
+            {},
+            None,
+            PROBLEM,
+            step=1.0,
+            rounds=12,
+            more={"local": {"steps": 4, "step_size": 0.03}},
+        ).batch()
+    )
+    torch.testing.assert_close(apart.s.x[0], plain.s.x[0], rtol=1e-10, atol=1e-13)
+
+
+def test_late_estimates():
+    """delay r: x^{t+1} = x^t - gamma g^{t-r}, by hand; the first r steps are none."""
+    late = started(
+        Method("gd", {}, None, PROBLEM, step=0.02, rounds=9, more={"delay": {"rounds": 2}}).batch()
+    )
+    x, seen = [late.problem.start().clone()], []
+    for t in range(9):
+        late.advance(1)
+        seen.append(late.problem.grad(x[-1][None]).mean(1)[0])
+        x.append(x[-1] - (0.02 * seen[t - 2] if t >= 2 else 0.0))
+        torch.testing.assert_close(late.s.x[0], x[-1], rtol=1e-11, atol=1e-14)
+
+
+def test_momentum_of_steps_differs_under_a_schedule_only():
+    def both(schedule):
+        return (
+            finished(
+                Method(
+                    "gd",
+                    {},
+                    None,
+                    PROBLEM,
+                    rounds=12,
+                    more={
+                        "step_size": {"value": 0.02, "schedule": schedule},
+                        "outer": {"optimizer": "momentum", "momentum_of": of},
+                    },
+                ).batch()
+            ).s.x
+            for of in ("gradients", "steps")
+        )
+
+    torch.testing.assert_close(*both("constant"), rtol=1e-10, atol=1e-13)
+    a, b = both("cosine")
+    assert not torch.allclose(a, b, rtol=1e-6)
+
+
+def torch_optimizer(local, params):
+    kinds = {
+        "sgd": lambda: torch.optim.SGD(params, 0.05, weight_decay=0.0),
+        "momentum": lambda: torch.optim.SGD(params, 0.05, momentum=0.9),
+        "nesterov": lambda: torch.optim.SGD(params, 0.05, momentum=0.9, nesterov=True),
+        "adamw": lambda: torch.optim.AdamW(params, 0.05, weight_decay=0.1),
+    }
+    return kinds[local]()
+
+
+LOCALS = {
+    "sgd": {"optimizer": "sgd", "step_size": 0.05},
+    "momentum": {"optimizer": "momentum", "step_size": 0.05},
+    "nesterov": {"optimizer": "momentum", "nesterov": True, "step_size": 0.05},
+    "adamw": {"optimizer": "adamw", "step_size": 0.05, "weight_decay": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", LOCALS)
+def test_inner_optimizers_are_those_of_torch(name):
+    """One client, gamma = 1: the network is trained as by torch's optimizer on the same samples."""
+    problem = {**NET, "clients": 1}
+    more = {"local": {"steps": 3, **LOCALS[name]}}
+    ours = started(Method("gd", {}, None, problem, step=1.0, rounds=4, more=more).batch())
+    made = ours.problem
+    x = nn.Parameter(made.start().clone())
+    optimizer = torch_optimizer(name, [x])
+    for _ in range(4):
+        ours.advance(1)
+        for sample in ours.net.sample("batch", 15).split(5):
+            x.grad = made.grad(x.detach()[None], sample)[0, 0].clone()
+            optimizer.step()
+        torch.testing.assert_close(ours.s.x[0], x.detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_newton_schulz_orthogonalises():
+    M = torch.randn(3, 7, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for made in (orthogonalised(M), orthogonalised(M.mT).mT):
+        values = torch.linalg.svdvals(made)
+        assert float(values.min()) > 0.6
+        assert float(values.max()) < 1.3
+        U, _, Vh = torch.linalg.svd(M, full_matrices=False)
+        rotated = U.mT @ made @ Vh.mT  # about the identity, exactly diagonal
+        off = rotated - torch.diag_embed(rotated.diagonal(dim1=-2, dim2=-1))
+        assert float(off.abs().max()) < 1e-6
+
+
+def muon_by_hand(W, G, M, eta, mu=0.95):
+    """Muon for one matrix, from the definition: X <- X - eta sqrt(max(1, a/b)) NS5(M)."""
+    M = mu * M + G
+    X = M.T if M.shape[0] > M.shape[1] else M
+    X = X / (X.norm() + 1e-7)
+    for _ in range(5):
+        A = X @ X.T
+        X = 3.4445 * X + (-4.7750 * A + 2.0315 * A @ A) @ X
+    X = X.T if M.shape[0] > M.shape[1] else X
+    return W - eta * max(1.0, M.shape[0] / M.shape[1]) ** 0.5 * X, M
+
+
+def test_muon_on_matrices_and_adamw_on_the_rest():
+    problem = {**NET, "clients": 1}
+    more = {
+        "local": {"optimizer": "muon", "step_size": 0.05, "rest_step_size": 0.01, "rest": [["3.*"]]}
+    }
+    ours = started(Method("gd", {}, None, problem, step=1.0, rounds=5, more=more).batch())
+    made = ours.problem
+    layout = made.layout
+    names = [name for name, _ in layout]
+    parts = [v.clone() for v in layout.views(made.start())]
+    rest = [nn.Parameter(p) for n, p in zip(names, parts) if n != "1.weight"]
+    adam = torch.optim.AdamW(rest, 0.01, weight_decay=0.0)
+    W, M = parts[names.index("1.weight")], torch.zeros(())
+    for _ in range(5):
+        ours.advance(1)
+        x = layout.concat([W, *(p.detach() for p in rest)])
+        grads = layout.views(made.grad(x[None], ours.net.sample("batch", 5))[0, 0])
+        W, M = muon_by_hand(W, grads[0], M, 0.05)
+        for p, g in zip(rest, grads[1:]):
+            p.grad = g.clone()
+        adam.step()
+        x = layout.concat([W, *(p.detach() for p in rest)])
+        torch.testing.assert_close(ours.s.x[0], x, rtol=1e-8, atol=1e-10)
+
+
+EVERYTHING = {
+    "local": {"steps": 2, "optimizer": "adamw", "step_size": 0.01},
+    "outer": {"optimizer": "adam"},
+    "delay": {"rounds": 2},
+}
+
+
+@pytest.mark.parametrize("name", ["ef21", "ef14", "diana"])
+def test_interrupted_and_on_other_ranks_the_same(name):
+    operator = {"name": "rand_k", "k": "10%"} if name == "diana" else TOP
+    method = Method(name, {}, operator, NET, step=0.1, rounds=8, more=EVERYTHING)
+    batch = method.batch((1.0, 0.5), (0, 1))
+    once = finished(batch)
+
+    def begin(transport):
+        first = started(batch, transport=transport)
+        first.advance(4)
+        return first.state()
+
+    saved = whole(on_virtual_ranks(2, begin))
+
+    def go_on(transport):
+        second = started(batch, transport=transport)
+        own = share(saved, share_of(transport.rank, transport.size, 3))
+        second.load(copy.deepcopy(own))  # as each rank reads it from a file
+        second.advance(8)
+        return second.s.x
+
+    for x in on_virtual_ranks(3, go_on):
+        torch.testing.assert_close(x, once.s.x, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "says"),
+    [
+        ("local_ef21", {"local": {"steps": 2}}, "without a place for local"),
+        ("heavy_ball", {"outer": {}}, "without a place for outer"),
+        ("vr_marina", {"delay": {}}, "without a place for delay"),
+        ("scaffold", {"local": {"steps": 2}}, "without a place for local"),
+    ],
+)
+def test_methods_that_have_their_own_parts_are_skipped(name, more, says):
+    method = Method(name, {}, {"name": "rand_k", "k": 3}, PROBLEM, step=0.1, more=more)
+    (cell,) = spec.load(method.config({"value": 0.1}, 0)).cells
+    with pytest.raises(Skip, match=says):
+        Resolver(True).resolve(cell)
+
+
+def test_no_theorem_is_about_local_steps():
+    config = Method("ef21", {}, TOP, PROBLEM, more={"local": {"steps": 2}}).config({"theory": 1}, 0)
+    with pytest.raises(Skip, match="no theoretical step size"):
+        Resolver().resolve(spec.load(config).cells[0])
+    plain = Method("ef21", {}, TOP, PROBLEM, more={"local": {"steps": 1}}).config({"theory": 1}, 0)
+    assert Resolver().resolve(spec.load(plain).cells[0]).step_size > 0
+
+
+def test_adamw_needs_a_step_of_its_own():
+    config = Method("gd", {}, None, PROBLEM, more={"local": {"optimizer": "adamw"}}).config(
+        {"value": 1}, 0
+    )
+    with pytest.raises(InputError, match=r"local.step_size: is missing"):
+        Resolver().resolve(spec.load(config).cells[0])
+
+
+def test_methods_without_a_server_ignore_the_parts():
+    config = Method("dgd", {}, None, PROBLEM, more={"local": {"steps": 2}}).config(
+        {"value": 0.1}, 0
+    )
+    sweep = spec.load(config)
+    assert sweep.cells[0].local is None
+    assert "dgd has no server to step: local ignored" in sweep.notes
