@@ -88,7 +88,7 @@ TARGETS = {
     ),
     "store": Target(
         ("store/writer.py", "store/log.py", "store/seal.py", "store/combine.py", "store/lock.py"),
-        ("store", "load", "store_readers", "upgrades", "durable"),
+        ("store", "load", "store_readers", "upgrades", "durable", "leases"),
     ),
     "analysis": Target(("analysis/*.py",), ("analysis", "tuned", "closing", "intervals")),
 }

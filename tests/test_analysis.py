@@ -140,6 +140,14 @@ def test_bands_hold_their_median(values, points):
     assert found["bits_up"].iloc[-1] == np.median([10.0 * (len(v) - 1) for v in values])
 
 
+def test_bands_of_cells_without_a_label():
+    """A key that is not known makes a group like any other: no cell is left out in silence."""
+    curves, _ = make([{"g": [4, 2]}, {"g": [8, 6], "k": 2}])
+    curves["k"] = curves["k"].where(curves["k"] == 2)
+    found = bands(curves, by=("k",))
+    assert found["grad_norm_sq"].tolist() == [4.0, 2.0, 8.0, 6.0]  # in the order of the curves
+
+
 def test_bands_of_nothing_and_of_unknown():
     curves, _ = make([{"g": [1, np.nan]}])
     assert bands(curves)["grad_norm_sq"].tolist() == [1.0]
@@ -229,3 +237,28 @@ def test_steps_that_change_over_the_rounds_are_methods_of_their_own():
     }
     best = tuned(curves, cells, target=0.9, by="method")
     assert best["seeds"].tolist() == [2] * 4
+
+
+def test_names_of_methods():
+    cells = make([{"g": [1], "algorithm": a} for a in ("double_squeeze", "ef21_plus", "sgd")])[1]
+    assert describe(cells)["method"].tolist() == [
+        "DoubleSqueeze Top-K",
+        "EF21+ Top-K",
+        "SGD Top-K",
+    ]
+
+
+def test_cells_without_a_config_are_told_apart_by_their_columns():
+    """As folders of the first schema hold them."""
+    cells = make([{"g": [1]}, {"g": [1], "dataset": "b"}])[1]
+    cells["config"] = "{}"
+    assert describe(cells)["facet"].tolist() == ["a", "b"]
+    cells["dataset"], cells["problem"] = "a", ["logistic", "least_squares"]
+    assert describe(cells)["facet"].tolist() == ["logistic", "least_squares"]
+
+
+def test_one_cell_per_step():
+    cells = make([{"g": [4, m], "multiple": m} for m in (1.0, 2.0)])[1]
+    found = final_vs_step(cells)
+    assert found["at"].tolist() == [1.0, 2.0]
+    assert found["k"].tolist() == [1.0, 1.0]

@@ -17,8 +17,7 @@ from fake_store import batch, put
 import raybench
 from raybench.core.errors import FolderLost, InputError
 from raybench.runtime import driver
-from raybench.store import CELLS, Store, load, lock, log, shard_name, to_table
-from raybench.store import files as store_files
+from raybench.store import CELLS, CURVES, Store, load, log, seal, shard_name, to_table
 from raybench.store.files import open_folder
 from raybench.store.tries import PLACE
 
@@ -149,6 +148,18 @@ def test_every_flipped_bit_is_found(mine, kind, monkeypatch):
             assert log.look(open_folder(mine), deep=True).of(log.DAMAGED, log.FOREIGN, log.NEWER)
         file.write_bytes(data)
     load(mine)
+
+
+def test_curves_that_were_no_table_from_the_start_are_damaged(mine):
+    """A seal in order over bytes that are no Parquet: what a faulty writer, or an ill will, could leave."""
+    name = sorted(p.name for p in (mine / "cells").iterdir())[0]
+    rows = pq.read_table(mine / "cells" / name)
+    owner = json.loads((mine / "plan/owner.json").read_text())["folder"]
+    (mine / "curves" / name).write_bytes(b"no table")
+    sealed = seal.sealed(rows, name.removesuffix(".parquet"), owner, b"no table")
+    (mine / "cells" / name).write_bytes(sealed)
+    (found,) = log.look(open_folder(mine), curves=CURVES.names).findings
+    assert (found.rel, found.kind) == (f"curves/{name}", log.DAMAGED)
 
 
 @pytest.mark.parametrize(
@@ -340,69 +351,6 @@ def test_tries_outlast_a_driver_that_dies(tmp_path, monkeypatch):
     assert all(tried[cell] == 2 for cell in first)
     assert sorted(tried.unique()) == [1, 2]
     assert json.loads((folder / PLACE).read_text()) == {}
-
-
-# Object stores -------------------------------------------------------------------------------------
-
-
-def test_a_lease_excludes_and_expires(monkeypatch, tmp_path):
-    folder = f"memory://lease/{tmp_path.name}"
-    taken = pytest.raises(InputError, match="another sweep is running")
-    with Store(folder).held(), taken, Store(folder).held():
-        pass
-    with Store(folder).held():
-        pass
-    assert open_folder(folder).names("plan") == []
-    dead = Store(folder)
-    monkeypatch.setattr(lock, "LEASE", -1.0)  # it has run out as soon as it is made
-    context = dead.held()
-    context.__enter__()
-    monkeypatch.undo()
-    with Store(folder).held(), pytest.raises(InputError), Store(folder).held():
-        pass
-
-
-def test_of_two_who_take_over_one_wins(monkeypatch, tmp_path):
-    """Both find the old lease run out; the conditional PUT of the next number succeeds once."""
-    folder = f"memory://race/{tmp_path.name}"
-    files, create = open_folder(folder), store_files.Remote.create
-    files.write("plan/lock.3", json.dumps({"own": "x", "until": 0}).encode())
-    entered = []
-
-    def first_another(self, rel, data):
-        if not entered:
-            entered.append(True)
-            other = Store(folder).held()
-            other.__enter__()
-            entered.append(other)
-        return create(self, rel, data)
-
-    monkeypatch.setattr(store_files.Remote, "create", first_another)
-    with pytest.raises(InputError, match="another sweep is running"), Store(folder).held():
-        pass
-    assert files.names("plan") == ["lock.4"]
-
-
-def test_a_lease_of_a_late_holder_does_not_let_two_in(monkeypatch, tmp_path):
-    """One counts on from a lease that had run out; its holder ends, and another begins at 0."""
-    folder = f"memory://late/{tmp_path.name}"
-    files, create = open_folder(folder), store_files.Remote.create
-    files.write("plan/lock.3", json.dumps({"own": "x", "until": 0}).encode())
-    entered = []
-
-    def first_another(self, rel, data):
-        if not entered:
-            entered.append(True)
-            files.remove("plan/lock.3")
-            other = Store(folder).held()
-            other.__enter__()
-            entered.append(other)
-        return create(self, rel, data)
-
-    monkeypatch.setattr(store_files.Remote, "create", first_another)
-    with pytest.raises(InputError, match="another sweep is running"), Store(folder).held():
-        pass
-    assert files.names("plan") == ["lock.0"]
 
 
 def test_an_object_store_holds_the_same_results(whole, tmp_path):

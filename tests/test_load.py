@@ -129,6 +129,13 @@ def test_merge_takes_each_cell_where_it_ended_best(tmp_path):
     assert a.done() == {"1": "ok", "2": "ok", "3": "failed"}
     with pytest.raises(InputError, match="not empty"):
         merge(a.folder, b.folder, out.folder)
+    for place in ("notes.txt", "cells/x", "curves/x"):
+        file = tmp_path / "taken" / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+        with pytest.raises(InputError, match="not empty"):
+            merge(a.folder, b.folder, tmp_path / "taken")
+        file.unlink()
     c = Store(tmp_path / "c")
     c.claim({"name": "fake", "problem": {"name": "quadratic"}})
     put(c, ["9"])

@@ -286,3 +286,35 @@ def test_a_warm_up_of_an_operator_without_k_is_refused_by_the_plan(warmup):
 def test_a_warm_up_to_more_than_all_is_refused_by_the_plan():
     with pytest.raises(InputError, match=r"warmup\[1\]"):
         on_p1("dgc", TOP, warmup=[["50%", "110%"]]).batch()
+
+
+def test_ties_of_a_vote_go_up_or_by_a_coin_of_the_server():
+    """Two clients that pull in opposite directions: every coordinate is a tie, in every round."""
+    A = torch.eye(40, dtype=torch.float64).expand(2, -1, -1).clone()
+    pull = torch.ones(40, dtype=torch.float64)
+
+    class Opposed(Quadratic):
+        declared = {}
+
+        def __init__(self) -> None:
+            super().__init__(A, torch.stack([1e6 * pull, -1e6 * pull]))
+
+    with registered("problem", opposed=Opposed):
+        moved = {}
+        for ties in ("plus", "random"):
+            method = Method(
+                "sign_sgd", {"ties": ties}, None, {"name": "opposed"}, step=1.0, rounds=20
+            )
+            run = started(method.batch())
+            before = run.s.x.clone()
+            votes = []
+            for _ in range(20):
+                run.advance(1)
+                votes.append((before - run.s.x)[0])
+                before = run.s.x.clone()
+            moved[ties] = torch.stack(votes)
+    assert (moved["plus"] == 1).all()
+    share = float((moved["random"] == 1).double().mean())
+    assert set(moved["random"].unique().tolist()) == {-1.0, 1.0}
+    assert (moved["random"].std(1) > 0).all(), "one coin for all coordinates"
+    assert 0.4 < share < 0.6  # 800 fair coins: six standard deviations are 0.1

@@ -318,3 +318,14 @@ def test_adding_touches_only_the_support():
     assert not beside.any()
     untouched = torch.ones_like(target).scatter_(-1, where, 0).bool()
     assert target[untouched].signbit().all()
+
+
+def test_the_union_of_one_cell_is_that_of_a_batch_of_one():
+    """Messages of n clients may stand alone, (n,), or in a batch of cells, (B, n)."""
+    import raybench
+
+    x = gaussian(3, 20)
+    alone = raybench.compressor("top_k", k=4).compress(x).union()
+    batch = raybench.compressor("top_k", k=4).compress(x[None]).union()
+    for one, many in zip(alone, batch, strict=True):
+        assert torch.equal(torch.as_tensor(one).expand(1), torch.as_tensor(many).expand(1))

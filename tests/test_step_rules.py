@@ -58,3 +58,20 @@ def test_adiana_has_no_mu_where_f_is_not_strongly_convex(mu):
     with pytest.raises(theory.NoTheory, match="mu is not positive"):
         rule(setting(constants=Constants(L=2.0, mu=mu)))
     assert rule(setting(constants=Constants(L=2.0, mu=0.5))) == 0.5
+
+
+def test_a_client_with_one_sample_has_no_minibatch():
+    for samples, batch in ((1, None), (2, 1), (2.5, 1)):
+        assert setting(m=samples, batch=1).minibatch == batch
+
+
+def test_a_memory_of_gradients_has_a_theorem_for_constant_steps_only():
+    """In units of steps, any schedule will do; in units of gradients, a constant step."""
+    rule = steps_of("ef14")
+    given = {"alpha": 0.3, "rounds": 100}
+    want = rule.step(setting(**given, memory="step"), "nonconvex")
+    for memory, constant in (("step", False), ("gradient", True)):
+        own = setting(**given, memory=memory, steady=constant)
+        assert rule.step(own, "nonconvex") == want
+    with pytest.raises(theory.NoTheory, match="constant steps only"):
+        rule.step(setting(**given, memory="gradient", steady=False), "nonconvex")

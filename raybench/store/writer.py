@@ -118,10 +118,6 @@ class Store:
         """Write a whole file (``plan/batches.json``) atomically."""
         self.files.write(rel, data.encode() if isinstance(data, str) else data)
 
-    def read(self, rel: str) -> bytes | None:
-        """Return a whole file's content, None where there is no such file."""
-        return self.files.read(rel)
-
     # -- shards ------------------------------------------------------------------------------
 
     def commit(self, shard: str, curves: pa.Table | None, cells: pa.Table) -> None:
