@@ -54,12 +54,12 @@ def test_ids_of_shipped_sweeps_stay(name):
 class Wider(cells.Cell):
     """A cell with two keys more: a mapping of parameters, and a number."""
 
-    local: Mapping[str, Any] | None = key(
+    phases: Mapping[str, Any] | None = key(
         Table({"steps": Integer(1, low=1), "optimizer": Choice("sgd", "adamw")}),
         "what clients do between messages",
         override=True,
     )
-    delay: float = key(
+    lag: float = key(
         Scalar(Number(0.0, low=0)),
         "rounds that messages are late",
         heard=lambda problem, method: not method.decentralised,
@@ -98,26 +98,26 @@ new_keys = pytest.mark.usefixtures("before")
 
 @new_keys
 def test_a_new_key_is_read_and_multiplied_out():
-    sweep = load(BASE + "local: {steps: [1, 2..3], optimizer: adamw}\ndelay: [0, 2]\nseed: 0..1\n")
+    sweep = load(BASE + "phases: {steps: [1, 2..3], optimizer: adamw}\nlag: [0, 2]\nseed: 0..1\n")
     assert len(sweep.cells) == 3 * 2 * 2
-    assert [(c.local["steps"], c.delay, c.seed) for c in sweep.cells[:5]] == [
+    assert [(c.phases["steps"], c.lag, c.seed) for c in sweep.cells[:5]] == [
         (1, 0.0, 0), (1, 2.0, 0), (2, 0.0, 0), (2, 2.0, 0), (3, 0.0, 0),
     ]  # fmt: skip
-    assert {c.local["optimizer"] for c in sweep.cells} == {"adamw"}
-    assert sweep.cells[0].config()["local"] == {"steps": 1, "optimizer": "adamw"}
+    assert {c.phases["optimizer"] for c in sweep.cells} == {"adamw"}
+    assert sweep.cells[0].config()["phases"] == {"steps": 1, "optimizer": "adamw"}
     assert load(sweep.text).cells == sweep.cells
 
 
 def test_ids_without_the_new_key_stay_and_others_differ(before):
     (cell,) = load(BASE).cells
     assert (cell.id, cell.group) == (before.id, before.group)
-    assert (cell.local, cell.delay) == (None, 0.0)
-    (same,) = load(BASE + "delay: 0\n").cells
+    assert (cell.phases, cell.lag) == (None, 0.0)
+    (same,) = load(BASE + "lag: 0\n").cells
     assert same.id == before.id
-    ids = {c.id for c in load(BASE + "local: [{steps: 2}, {steps: 3}]\n").cells}
+    ids = {c.id for c in load(BASE + "phases: [{steps: 2}, {steps: 3}]\n").cells}
     assert len(ids | {before.id}) == 3
     one, two = (
-        load(BASE + f"local: {text}\n").cells[0]
+        load(BASE + f"phases: {text}\n").cells[0]
         for text in ("{steps: 2}", "{steps: 2.0, optimizer: sgd}")
     )
     assert one.id == two.id  # defaults written out
@@ -126,44 +126,44 @@ def test_ids_without_the_new_key_stay_and_others_differ(before):
 
 @new_keys
 def test_a_method_that_does_not_hear_it_ignores_it():
-    text = BASE.replace("ef21", "[ef21, prox_lead]") + "delay: [0, 1, 2]\n"
+    text = BASE.replace("ef21", "[ef21, prox_lead]") + "lag: [0, 1, 2]\n"
     sweep = load(text)
-    assert [(c.algorithm.name, c.delay) for c in sweep.cells] == [
+    assert [(c.algorithm.name, c.lag) for c in sweep.cells] == [
         ("ef21", 0.0), ("ef21", 1.0), ("ef21", 2.0), ("prox_lead", None),
     ]  # fmt: skip
-    assert "prox_lead x 3 delays: 3 cells merged to 1" in sweep.notes
+    assert "prox_lead x 3 lags: 3 cells merged to 1" in sweep.notes
 
 
 @new_keys
 def test_entries_cases_and_set_may_give_it():
-    entry = BASE.replace("ef21", "[gd, {name: ef21, local: {steps: 4}}]") + "local: {steps: 2}\n"
-    assert [c.local["steps"] for c in load(entry).cells] == [2, 4]
-    cases = BASE + "local: {steps: 2}\ncases: [{local: {optimizer: adamw}}, {delay: 1}]\n"
-    assert [(c.local["steps"], c.local["optimizer"], c.delay) for c in load(cases).cells] == [
+    entry = BASE.replace("ef21", "[gd, {name: ef21, phases: {steps: 4}}]") + "phases: {steps: 2}\n"
+    assert [c.phases["steps"] for c in load(entry).cells] == [2, 4]
+    cases = BASE + "phases: {steps: 2}\ncases: [{phases: {optimizer: adamw}}, {lag: 1}]\n"
+    assert [(c.phases["steps"], c.phases["optimizer"], c.lag) for c in load(cases).cells] == [
         (2, "adamw", 0.0), (2, "sgd", 1.0),
     ]  # fmt: skip
-    (cell,) = load(cases, sets=["local.steps=9", "cases=[]"]).cells
-    assert cell.local["steps"] == 9
-    assert "unknown key" in wrong(BASE.replace("ef21", "{name: ef21, delay: 1}"))["algorithm.delay"]
+    (cell,) = load(cases, sets=["phases.steps=9", "cases=[]"]).cells
+    assert cell.phases["steps"] == 9
+    assert "unknown key" in wrong(BASE.replace("ef21", "{name: ef21, lag: 1}"))["algorithm.lag"]
 
 
 @new_keys
 def test_patterns_name_it():
-    text = BASE + "local: {steps: [1, 2]}\ndelay: [0, 1]\n"
-    assert len(load(text + "exclude: [{local.steps: 2}]\n").cells) == 2
-    assert len(load(text + "exclude: [{local: {steps: 2, optimizer: sgd}, delay: 1}]\n").cells) == 3
+    text = BASE + "phases: {steps: [1, 2]}\nlag: [0, 1]\n"
+    assert len(load(text + "exclude: [{phases.steps: 2}]\n").cells) == 2
+    assert len(load(text + "exclude: [{phases: {steps: 2, optimizer: sgd}, lag: 1}]\n").cells) == 3
 
 
 @new_keys
 def test_misspelt_it_is_refused():
     for line, where, says in [
-        ("lokal: {steps: 2}", "lokal", "did you mean local?"),
-        ("local: {setps: 2}", "local.setps", "did you mean steps?"),
-        ("local: {steps: 0}", "local.steps", "an integer >= 1"),
-        ("local: 3", "local", "keys: steps, optimizer"),
-        ("delay: -1", "delay", "a number >= 0"),
-        ("cases: [{lokal: 1}]", "cases[0].lokal", "did you mean local?"),
-        ("cases: [{delay: x}]", "cases[0].delay", "expected a number"),
+        ("phasis: {steps: 2}", "phasis", "did you mean phases?"),
+        ("phases: {setps: 2}", "phases.setps", "did you mean steps?"),
+        ("phases: {steps: 0}", "phases.steps", "an integer >= 1"),
+        ("phases: 3", "phases", "keys: steps, optimizer"),
+        ("lag: -1", "lag", "a number >= 0"),
+        ("cases: [{phasis: 1}]", "cases[0].phasis", "did you mean phases?"),
+        ("cases: [{lag: x}]", "cases[0].lag", "expected a number"),
         ("chekpoint: {every: 1}", "chekpoint", "did you mean checkpoint?"),
         ("checkpoint: {evry: 1}", "checkpoint.evry", "did you mean every?"),
         ("checkpoint: {every: [1, 2]}", "checkpoint.every", "no axis"),
@@ -185,14 +185,14 @@ def test_a_new_setting_holds_for_the_whole_sweep(before):
 @new_keys
 def test_the_schema_shows_it():
     schema = json_schema()
-    assert schema["properties"]["delay"]["description"] == "rounds that messages are late"
-    assert schema["properties"]["delay"]["default"] == 0.0
-    assert schema["$defs"]["local"]["anyOf"][0]["properties"]["steps"]["default"] == 1
+    assert schema["properties"]["lag"]["description"] == "rounds that messages are late"
+    assert schema["properties"]["lag"]["default"] == 0.0
+    assert schema["$defs"]["phases"]["anyOf"][0]["properties"]["steps"]["default"] == 1
     entries = schema["$defs"]["algorithm"]["anyOf"][0]["anyOf"][1:]  # all but bare names
-    assert all("local" in entry["properties"] for entry in entries)
-    assert not any("delay" in entry["properties"] for entry in entries)
+    assert all("phases" in entry["properties"] for entry in entries)
+    assert not any("lag" in entry["properties"] for entry in entries)
     case = schema["properties"]["cases"]["items"]["properties"]
-    assert {"local", "delay", "exclude"} <= set(case)
+    assert {"phases", "lag", "exclude"} <= set(case)
     assert not {"checkpoint", "name", "cases"} & set(case)
     assert schema["properties"]["checkpoint"]["properties"]["every"]["default"] == 600.0
     json.dumps(schema)
@@ -201,4 +201,4 @@ def test_the_schema_shows_it():
 @new_keys
 def test_the_page_is_asked_to_describe_it():
     """What test_spec_docs.py looks for on the page of sweep files."""
-    assert {"local", "delay", "checkpoint", "prune"} <= set(document.every_key())
+    assert {"phases", "lag", "checkpoint", "prune"} <= set(document.every_key())
