@@ -69,6 +69,51 @@ def test_limits_of_the_product_are_known_methods(product, known):
     close(run(name, params, compressor, **more), run(*known))
 
 
+ADAM = {"steps": 3, "optimizer": "adamw", "step_size": 0.01, "nesterov": True}
+DILOCO = {"steps": 3, "inner_step": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("preset", "product"),
+    [
+        (
+            ("diloco", {**DILOCO, "momentum": 0.8}, None),
+            ("gd", {}, None, {"local": ADAM, "outer": {"optimizer": "nesterov", "momentum": 0.8}}),
+        ),
+        (
+            ("muloco", {**DILOCO, "weight_decay": 0.1}, None),
+            (
+                "gd",
+                {},
+                None,
+                {
+                    "local": {**ADAM, "optimizer": "muon", "weight_decay": 0.1},
+                    "outer": {"optimizer": "nesterov"},
+                },
+            ),
+        ),
+        (
+            ("sparseloco", {**DILOCO, "beta": 1.0}, TOP),
+            ("ef14", {"memory": "gradient"}, TOP, {"local": ADAM}),
+        ),
+    ],
+    ids=lambda v: v[0],
+)
+def test_presets_are_points_of_the_product(preset, product):
+    name, params, compressor, more = product
+    close(run(*preset, problem=NET), run(name, params, compressor, problem=NET, **more))
+
+
+def test_the_error_of_sparseloco_fades():
+    """beta = 0 forgets it: the message of every round is that of the fresh direction alone."""
+    runs = [
+        run("sparseloco", {**DILOCO, "beta": b}, TOP, problem=NET, rounds=6) for b in (0.0, 1.0)
+    ]
+    assert not torch.allclose(runs[0].s.x, runs[1].s.x)
+    by_hand = run("dcgd", {}, TOP, problem=NET, rounds=6, local=ADAM)
+    close(runs[0], by_hand)
+
+
 def test_an_outer_step_of_local_differences():
     """local.step_size eta: v = x - y, and step_size 1 with sgd is the mean of the clients' points."""
     plain = run("gd", step=0.03, local={"steps": 4})

@@ -23,7 +23,7 @@ from raybench.wire.transport import Transport, on_virtual_ranks
 
 DATA: dict[str, Any] = {"dataset": "breast_cancer", "rows": 60, "clients": 5, "scale": "columns"}
 PLAIN = {"name": "quadratic", "shape": [[4, 3]], "clients": 5, "heterogeneity": 0.3}
-WILD = 1e9  # a multiple of the step at which a method on a quadratic diverges at once
+WILD = 1e12  # a multiple of the step at which a method on a quadratic diverges at once
 
 
 def problem_for(entry: Entry) -> dict[str, Any]:

@@ -1,0 +1,103 @@
+"""Many local steps of a strong inner optimizer, few messages: DiLoCo, MuLoCo and SparseLoCo."""
+
+from raybench.algorithms.base import (
+    Algorithm,
+    Contractive,
+    Estimator,
+    Integer,
+    Local,
+    Number,
+    Outer,
+    algorithm,
+)
+from raybench.algorithms.gd import GD
+
+BATCH = Integer("full", low=1, words=("full",), help="samples per client and local step")
+DECAY = Number(0.0, low=0, help="decoupled weight decay of the local steps")
+MOMENTUM = Number(0.9, low=0, high=0.999, per_cell=True, help="of the outer optimizer")
+
+
+def inner(a: Algorithm, optimizer: str) -> Local:
+    """Return the local steps that a preset's parameters say."""
+    return Local(a.steps, optimizer, a.inner_step, weight_decay=a.weight_decay, nesterov=True)
+
+
+@algorithm(
+    "diloco",
+    up=None,
+    broadcast=Contractive,
+    theory=None,
+    stochastic=True,
+    steps=Integer(30, low=1, help="H, local steps per round"),
+    inner_step=Number(3e-4, low=0, open_low=True, help="step of the inner optimizer"),
+    weight_decay=DECAY,
+    momentum=MOMENTUM,
+    batch=BATCH,
+)
+class DiLoCo(GD):
+    """y_i = x; H steps of AdamW on y_i; v_i = x - y_i; x moves along mean v_i by Nesterov's momentum.
+
+    u <- momentum u + mean v_i; x <- x - gamma (mean v_i + momentum u), gamma = ``step_size`` (0.7 in the
+    paper). It is ``gd`` with ``local: {optimizer: adamw}`` and ``outer: {optimizer: nesterov}``. Adam's
+    moments stay with the client. Up: d values every H local steps. Down: d values. No guarantee here.
+    Source: Douillard et al. 2023, DiLoCo, algorithm 1.
+    """
+
+    presets = ("local", "outer")
+    optimizer = "adamw"
+
+    def setup(a, wire, s, c):
+        a.local = inner(a, a.optimizer)
+        a.outer = Outer("nesterov", a.momentum)
+        s.outer = wire.zero()
+
+
+@algorithm(
+    "muloco",
+    up=None,
+    broadcast=Contractive,
+    theory=None,
+    stochastic=True,
+    inner_step=Number(0.01, low=0, open_low=True, help="step of the inner optimizer"),
+)
+class MuLoCo(DiLoCo):
+    """DiLoCo whose inner optimizer is Muon: matrices move along their orthogonalised momentum.
+
+    Vectors, embeddings and heads are left to AdamW with the same step. Up: d values every H local steps.
+    Down: d values. No guarantee here. Source: Therien et al. 2025, MuLoCo; Jordan et al. 2024, Muon.
+    """
+
+    optimizer = "muon"
+
+
+@algorithm(
+    "sparseloco",
+    up=Contractive,
+    broadcast=Contractive,
+    theory=None,
+    stochastic=True,
+    steps=Integer(30, low=1, help="H, local steps per round"),
+    inner_step=Number(3e-4, low=0, open_low=True, help="step of the inner optimizer"),
+    weight_decay=DECAY,
+    beta=Number(0.95, low=0, high=1, per_cell=True, help="what is kept of the error"),
+    batch=BATCH,
+)
+class SparseLoCo(Estimator):
+    """e_i <- beta e_i + v_i; c_i = C(e_i); e_i <- e_i - c_i; x <- x - gamma mean c_i; v_i as in DiLoCo.
+
+    C is meant to be ``block_top_k`` with blocks of 4,096 and 32 to 64 values each, quantised to 2 bits.
+    beta = 1 is EF14 with a memory of directions. Up: one message every H local steps. Down: d values. No
+    guarantee here. Source: Sarfi et al. 2025, SparseLoCo, algorithm 1.
+    """
+
+    presets = ("local",)
+
+    def setup(a, wire, s, c):
+        a.local = inner(a, "adamw")
+        c.e = wire.zeros()
+
+    def estimate(a, wire, s, c, grad):
+        v = a.beta * c.e + grad
+        m = a.C(v, wire.stream("up"))
+        c.e = v - m.decode()
+        return wire.up(m).mean()
