@@ -22,7 +22,7 @@ from raybench.engine.recorded import RecordedRounds
 from raybench.engine.run import Options, Run
 from raybench.planning.batch import Batch
 from raybench.planning.graph import mixing
-from raybench.spec.model import Record
+from raybench.spec.model import Evaluate, Record
 from raybench.store.accounting import Accounting
 from raybench.testing.spy import Spy
 from raybench.testing.trial import DATA, Method, batch_of, finished, started
@@ -385,7 +385,8 @@ def test_cells_of_several_shapes_are_no_batch():
 
 
 def test_own_metrics_are_recorded():
-    run = run_with(on_p1("gd").batch(), Options(record=Record(every=1), metrics=("iterate_norm",)))
+    evaluate = Evaluate(metrics=("iterate_norm",))
+    run = run_with(on_p1("gd").batch(), Options(record=Record(every=1), evaluate=evaluate))
     names = dict(run.tables({})[0].to_pandas()["extra"][20])
     x = run.s.x[0]
     assert names["iterate_norm"] == pytest.approx(float(x.norm()))
