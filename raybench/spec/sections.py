@@ -16,13 +16,20 @@ from typing import Any
 
 from raybench.core import registry
 from raybench.core.errors import Complaint, InputError, nearest
-from raybench.core.registry import REQUIRED, Param
+from raybench.core.registry import REQUIRED, Choice, Param
 from raybench.spec import grammar, ranges
 from raybench.spec.files import FILES, is_path, locate, parted
 from raybench.spec.parts import Section, canonical
 from raybench.spec.values import NUMERIC_KINDS, Found, Wrong, allowed, scalar, show, tags_of, tidy
 
 MAX_CELLS = 200_000
+
+
+GLOBAL = "global"
+GRANULARITY: Param = Choice(GLOBAL, "tensor", "bucket")
+BUCKET = (
+    25 * 2**20 // 4
+)  # coordinates: as many float32 as a bucket of DistributedDataParallel holds
 
 
 # A parameter and its axis --------------------------------------------------------------------------
@@ -227,9 +234,27 @@ def _entry(
             if kind == "problem" and key in entry.params:
                 _files(given.get(key), f"{where}.{key}", found)
         # Where parameters are wrong, an empty stand-in lets the other keys of the entry be checked too.
+        grains = [GLOBAL]
+        if kind == "compressor" and "granularity" in given and "granularity" not in entry.params:
+            raw = given.pop("granularity")
+            grains = options(GRANULARITY, raw, f"{where}.granularity", found) or grains
         every = product(entry.params, given, where, found, also=overrides) or [{}]
-        out += [Option(Section(name, params), where, extra) for params in every]
+        out += [
+            Option(grained(Section(name, params), str(grain)), where, extra)
+            for params in every
+            for grain in grains
+        ]
     return out
+
+
+def grained(given: Section, grain: str) -> Section:
+    """Return an operator on the whole vector, on every tensor, or on buckets of tensors."""
+    if grain == GLOBAL:
+        return given
+    params = registry.lookup("compressor", "per_tensor").params
+    plain = {name: default(param) for name, param in params.items()}
+    bucket = {"bucket": BUCKET} if grain == "bucket" else {}
+    return Section("per_tensor", {**plain, "of": spell(given), **bucket})
 
 
 def _files(value: object, where: str, found: Found) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -11,9 +11,10 @@ from torch import Tensor
 
 from raybench.compressors.base import Compressor
 from raybench.compressors.compose import Composed, Made, named
+from raybench.compressors.identity import Identity
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
-from raybench.core.registry import List, Operator, compressor
+from raybench.core.registry import Choice, Integer, List, Operator, compressor
 from raybench.core.streams import Stream
 from raybench.wire import ConcatMessage, Message
 
@@ -29,13 +30,20 @@ class PerTensor(Composed):
     alpha = min_l alpha(d_l), omega = max_l omega(d_l), B1 and B2 likewise (sum over the tensors). A
     share rho of top_k keeps ceil(rho d_l) entries of tensor l: alpha >= rho as for the whole vector,
     but other coordinates. sizes: d_1, .., d_T in order, with sum d; ``auto`` takes those of the
-    problem's layout, one tensor where there is none. Each tensor draws from its own stream. Raises
-    InputError where the sizes do not sum to d, or ``of`` does not fit one of them.
+    problem's layout, one tensor where there is none. bucket: tensors are taken together, in order, up to so
+    many coordinates (a larger one stands alone). vectors: biases and the like may be sent dense. Each
+    tensor draws from its own stream. Raises InputError where the sizes do not sum to d, or ``of`` does not fit one of them.
     """
 
     of: Made = Operator("top_k:k=25%", help="acts on each tensor; shares are of its size")
     sizes: Sequence[int] | str = List(
         "auto", words=("auto",), help="sizes of the tensors, or those of the problem"
+    )
+    bucket: int | None = Integer(
+        None, low=1, help="consecutive tensors together, up to so many coordinates"
+    )
+    vectors: str = Choice(
+        "compressed", "dense", help="dense: tensors of one axis are sent as they are"
     )
     fitted: tuple[Compressor, ...] = ()  # for each tensor, where they differ
     made_of = ("of",)
@@ -67,16 +75,31 @@ class PerTensor(Composed):
             return self
         tensors: list[tuple[int, Layout | None]]
         if isinstance(self.sizes, str):
-            tensors = [*_tensors(layout, d)] or [(d, layout)]
+            tensors = [*self._bucketed(_tensors(layout, d))] or [(d, layout)]
         else:
             tensors = [(size, None) for size in self.tensors(d)]
         fitted = []
         for size, own in tensors:
             with named("of"):
-                op = self.part("of").fit(size, n, own)
+                dense = self.vectors == "dense" and own is not None and _only_vectors(own)
+                op = Identity() if dense else self.part("of").fit(size, n, own)
                 op.omega(size), op.alpha(size)  # where parameters do not fit it, say so here
                 fitted.append(op)
         return replace(self, sizes=tuple(size for size, _ in tensors), fitted=tuple(fitted))
+
+    def _bucketed(self, tensors: list[tuple[int, Layout]]) -> Iterator[tuple[int, Layout]]:
+        """Yield size and layout of every bucket; what is sent dense is in buckets of its own."""
+        held: list[Layout] = []
+        for size, own in tensors:
+            mixed = self.vectors == "dense" and bool(held)
+            mixed = mixed and _only_vectors(held[0]) != _only_vectors(own)
+            total = sum(layout.dim for layout in held) + size
+            if held and (self.bucket is None or total > self.bucket or mixed):
+                yield _joined(held)
+                held = []
+            held.append(own)
+        if held:
+            yield _joined(held)
 
     def operators(self, d: int) -> list[tuple[Compressor, int]]:
         """Return every tensor's operator and size."""
@@ -132,6 +155,15 @@ def _tensors(layout: Layout | None, d: int) -> list[tuple[int, Layout]]:
         return []
     pairs = zip(layout.sizes, layout, strict=True)
     return [(size, Layout((tensor,))) for size, tensor in pairs if size]
+
+
+def _joined(layouts: list[Layout]) -> tuple[int, Layout]:
+    whole = Layout(tuple(tensor for layout in layouts for tensor in layout))
+    return whole.dim, whole
+
+
+def _only_vectors(layout: Layout) -> bool:
+    return all(len(shape) < 2 for _, shape in layout)
 
 
 def _equal(todo: list[tuple[Compressor, int]]) -> list[list[int]]:

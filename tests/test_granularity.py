@@ -1,0 +1,99 @@
+"""Messages per tensor, per bucket, or of the whole vector: what memory belongs to stays the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import raybench
+from raybench import spec
+from raybench.compressors.composed import PerTensor
+from raybench.core.errors import InputError
+from raybench.core.layout import Layout
+from raybench.testing.trial import Method, finished
+from raybench.testing.vectors import gaussian
+
+LAYOUT = Layout(
+    (
+        ("a.weight", (4, 3)),
+        ("a.bias", (4,)),
+        ("a.scale", (2,)),
+        ("b.weight", (2, 4)),
+        ("b.bias", (2,)),
+    )
+)
+SWEEP = """
+problem: {name: network, model: "mlp:hidden=[5]", dataset: digits, clients: 2, rows: 60, batch: 4}
+algorithm: ef21
+step_size: {value: 0.1}
+rounds: 3
+"""
+
+
+def compressors(text):
+    cells = spec.load(SWEEP + f"compressor: {text}\n").cells
+    return [
+        (c.compressor.name, c.compressor.params.get("of"), c.compressor.params.get("bucket"))
+        for c in cells
+    ]
+
+
+def test_granularity_of_an_operator():
+    assert compressors("{name: top_k, k: [5%, 10%], granularity: [global, tensor]}") == [
+        ("top_k", None, None),
+        ("per_tensor", "top_k:k=5%", None),
+        ("top_k", None, None),
+        ("per_tensor", "top_k:k=10%", None),
+    ]
+    ((name, of, bucket),) = compressors("{name: natural, granularity: bucket}")
+    assert (name, of, bucket) == ("per_tensor", "natural", 6_553_600)
+    same = spec.load(SWEEP + "compressor: {name: per_tensor, of: 'top_k:k=5%'}\n").cells[0].id
+    assert (
+        spec.load(SWEEP + "compressor: {name: top_k, k: 5%, granularity: tensor}\n").cells[0].id
+        == same
+    )
+
+
+def test_a_wrong_granularity_is_told():
+    with pytest.raises(
+        InputError, match=r"compressor.granularity.*'layer'[\s\S]*bucket, global, tensor"
+    ):
+        spec.load(SWEEP + "compressor: {name: top_k, k: 5%, granularity: layer}\n")
+
+
+def sizes(**params):
+    return PerTensor("top_k:k=50%", **params).fit(28, 3, LAYOUT).tensors(28)
+
+
+def test_tensors_and_buckets():
+    assert sizes() == (12, 4, 2, 8, 2)
+    assert sizes(bucket=100) == (28,)
+    assert sizes(bucket=16) == (16, 12)
+    assert sizes(bucket=5) == (12, 4, 2, 8, 2)
+    # what is sent dense stands apart from matrices
+    assert sizes(bucket=100, vectors="dense") == (12, 6, 8, 2)
+
+
+def test_vectors_are_sent_as_they_are():
+    op = PerTensor("top_k:k=1", vectors="dense").fit(28, 3, LAYOUT)
+    x = gaussian(28)
+    value = raybench.unpack(op.compress(x).pack()).decode()
+    parts, want = LAYOUT.views(value), LAYOUT.views(x)
+    for (_, shape), got, whole in zip(LAYOUT, parts, want, strict=True):
+        if len(shape) == 1:
+            assert torch.equal(got, whole)
+        else:
+            assert int((got != 0).sum()) == 1
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "bucket"])
+def test_memory_belongs_to_parameters(granularity):
+    """With the identity, whatever the granularity, EF14 is gradient descent, and bits are the same."""
+    problem = {"name": "network", "model": "mlp:hidden=[5]", "dataset": "digits", "clients": 2}
+    problem |= {"rows": 60, "batch": 4, "dtype": "float64"}
+    whole, parts = (
+        finished(Method("ef14", {}, operator, problem, step=0.1, rounds=5).batch())
+        for operator in ({"name": "identity"}, {"name": "identity", "granularity": granularity})
+    )
+    torch.testing.assert_close(parts.s.x, whole.s.x, rtol=1e-12, atol=0)
+    assert (parts.bits("up") == whole.bits("up")).all()
