@@ -31,6 +31,8 @@ _NAMES = {
     "local_ef21": "Local EF21",
     "fedprox": "FedProx",
     "diloco": "DiLoCo",
+    "dion": "Dion",
+    "ef21_muon": "EF21-Muon",
     "muloco": "MuLoCo",
     "sparseloco": "SparseLoCo",
     "exact_diffusion": "exact diffusion",

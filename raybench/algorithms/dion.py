@@ -1,0 +1,63 @@
+"""Dion: orthonormalised momentum of low rank, exchanged as two thin factors."""
+
+import torch
+
+from raybench.algorithms.base import Estimator, Integer, Number, algorithm
+from raybench.algorithms.power_sgd import orthonormal
+
+
+@algorithm(
+    "dion",
+    up=None,
+    theory=None,
+    stochastic=True,
+    rank=Integer(8, low=1, help="of a matrix's step, at most"),
+    momentum=Number(
+        0.95, low=0, high=0.9999, help="mu, what a step leaves of the momentum along it"
+    ),
+    decay=Number(0.0, low=0, per_cell=True, help="decoupled weight decay"),
+    rest=Number(1.0, low=0, help="step of vectors, which move by signs, over that of matrices"),
+    batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
+)
+class Dion(Estimator):
+    """For each matrix (a x b): M_i += g_i; P = orth(mean M_i Q); R = mean M_i'P; M_i -= (1 - mu) P R'.
+
+    Q = R with columns of norm 1; x <- x - gamma sqrt(a/b) P Q'. Q begins as Gaussian. Tensors of more than
+    two axes are folded to (first, rest). Vectors are sent dense and move by Lion: m <- 0.99 m + 0.01 g after
+    the step rest sign(0.9 m + 0.1 g). Up and down: r (a + b) values a matrix, in two exchanges. No
+    guarantee here. Source: Ahn et al. 2025, Dion, algorithm 2 with the mean R removed by every client.
+    """
+
+    told = False
+
+    def setup(a, wire, s, c):
+        c.M, s.m, s.Q = wire.zeros(), wire.zero(), []
+        for j, (_, shape) in enumerate(wire.layout):
+            b = int(torch.Size(shape[1:]).numel())
+            r = min([a.rank, b, *shape[:1]])
+            noise = wire.shared_stream("basis").fold(j).normal(b * r)
+            s.Q.append(noise.to(s.m.dtype).unflatten(-1, (b, r)) if len(shape) > 1 else None)
+
+    def estimate(a, wire, s, c, grad):
+        views = wire.layout.views
+        M, left, slow, steps = c.M + grad, [], [], []
+        for j, (tensor, g, m) in enumerate(zip(views(M), views(grad), views(s.m))):
+            if s.Q[j] is None:
+                mean = wire.mean(g)
+                steps.append(a.rest * torch.sign(0.9 * m + 0.1 * mean))
+                slow.append(0.99 * m + 0.01 * mean)
+                left.append(tensor * 0)
+                continue
+            matrix = tensor.flatten(3)
+            P = orthonormal(wire.mean(matrix @ s.Q[j][:, None]))
+            R = wire.mean(matrix.mT @ P[:, None])
+            left.append((matrix - (1 - a.momentum) * (P @ R.mT)[:, None]).reshape(tensor.shape))
+            s.Q[j] = R / (R.norm(dim=-2, keepdim=True) + 1e-8)
+            scale = (matrix.shape[-2] / matrix.shape[-1]) ** 0.5
+            steps.append((scale * P @ s.Q[j].mT).reshape(m.shape))
+            slow.append(m)
+        c.M, s.m = wire.layout.concat(left), wire.layout.concat(slow)
+        return wire.layout.concat(steps)
+
+    def along(a, s, g):
+        return g + a.decay * s.x
