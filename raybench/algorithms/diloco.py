@@ -85,7 +85,7 @@ class MuLoCo(DiLoCo):
 class SparseLoCo(Estimator):
     """e_i <- beta e_i + v_i; c_i = C(e_i); e_i <- e_i - c_i; x <- x - gamma mean c_i; v_i as in DiLoCo.
 
-    C is meant to be ``block_top_k`` with blocks of 4,096 and 32 to 64 values each, quantised to 2 bits.
+    C is meant to be ``block_top_k`` with blocks of 4,096 and 32 to 64 values each, coarsely quantised.
     beta = 1 is EF14 with a memory of directions. Up: one message every H local steps. Down: d values. No
     guarantee here. Source: Sarfi et al. 2025, SparseLoCo, algorithm 1.
     """
