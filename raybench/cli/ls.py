@@ -53,13 +53,26 @@ def _plugins(kind: str) -> Table:
 
 
 def _datasets(every: bool) -> Table:
-    from raybench.data import known
+    from raybench.data import known, known_images
+    from raybench.data.text import KNOWN_TEXTS, find_text
 
     table = listing(
         "datasets", "rows", "features", "where", right=("rows", "features"), fold="where"
     )
     for name, (rows, d) in {"breast_cancer": (569, 30), "digits": (1797, 64)}.items():
         table.add_row(name, f"{rows:,}", f"{d:,}", "comes with scikit-learn")
+    for name, images in known_images.KNOWN_IMAGES.items():
+        if name == "digits":
+            continue
+        place = known_images.there(images.files[0]) if images.files else None
+        where = str(place.parent) if place else "downloaded when first used"
+        if not place and not images.url and not name.endswith("mnist"):
+            where = f"put {images.files[0]} into the data folder"
+        size = "x".join(map(str, images.shape))
+        table.add_row(name, f"{images.train:,}", size, where)
+    for name in KNOWN_TEXTS:
+        file = find_text(name)
+        table.add_row(name, "", "text", str(file) if file else f"put text/{name}.txt there")
     files = {name: known.find(name) for name in known.KNOWN}
     shown = {name: one for name, one in known.KNOWN.items() if every or files[name]}
     for name, one in shown.items():

@@ -99,20 +99,31 @@ def _found(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
             raise InputError.of(DATASET_KEY, what, "give a known name, or the path of a text file")
         return path.absolute(), path.name
     place = folder() / "text"
-    try:
-        there = {file.name for file in place.iterdir()} if place.is_dir() else set()
-    except OSError as error:
-        fix = "check the folder's permissions"
-        raise InputError.of(DATASET_KEY, f"cannot read {place}: {error}", fix) from error
-    for ending in ENDINGS:
-        if f"{given}.txt{ending}" in there:
-            return (place / f"{given}.txt{ending}").absolute(), given
+    there = _texts(place)
+    if (file := find_text(given)) is not None:
+        return file, given
     put = f"put {given}.txt (or with .bz2, .gz or .xz behind it) into {place}"
     if given in KNOWN_TEXTS:
         raise InputError.of(DATASET_KEY, f"no file of the text {given}", put)
     names = {name.split(".txt")[0] for name in there if ".txt" in name}
     fix = f"{nearest(given, names.union(KNOWN_TEXTS))}; or give a path, or {put}"
     raise InputError.of(DATASET_KEY, f"unknown text {given!r}", fix)
+
+
+def find_text(name: str) -> Path | None:
+    """Return the file of a text in the data folder, None where there is none."""
+    place = folder() / "text"
+    there = _texts(place)
+    names = (f"{name}.txt{ending}" for ending in ENDINGS)
+    return next(((place / n).absolute() for n in names if n in there), None)
+
+
+def _texts(place: Path) -> set[str]:
+    try:
+        return {file.name for file in place.iterdir()} if place.is_dir() else set()
+    except OSError as error:
+        fix = "check the folder's permissions"
+        raise InputError.of(DATASET_KEY, f"cannot read {place}: {error}", fix) from error
 
 
 def _read(file: Path, level: str) -> tuple[np.ndarray, Vocabulary]:
