@@ -203,6 +203,9 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent(
         "algorithms/ef21_w.py", "1e-9", "1.5", "any share far below those of clients will do"
     ),
+    Equivalent(
+        "analysis/tuned.py", "1e-9", "g > value", "a tolerance for rounding has no exact edge"
+    ),
     Equivalent("analysis/tuned.py", "1e-9", "1.5", "any tolerance far above rounding will do"),
     Equivalent("algorithms/sign_sgd.py", "-1", "(1)", "votes have two axes, cells and coordinates"),
 )

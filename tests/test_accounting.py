@@ -262,3 +262,15 @@ def test_cells_stop_by_the_bits_that_the_accounting_counts(tmp_path, side, count
     free = side == "down" or not count_init
     assert row["rounds"] == (6 if free else 5)
     assert row[f"bits_{side}"] == 6 * 64 * 40
+
+
+def test_booking_anew_leaves_what_it_is_given():
+    """The caller's tables are copied, so that they can be read under several accountings."""
+    from fake_runs import make
+
+    curves, ends = make([{"g": [4, 2, 1]}])
+    before = curves.copy(), ends.copy()
+    found, _ = rebook(curves, ends, parse({"index_bits": "none"}))
+    assert not found["bits_up"].equals(curves["bits_up"])
+    pd.testing.assert_frame_equal(curves, before[0])
+    pd.testing.assert_frame_equal(ends, before[1])

@@ -75,3 +75,9 @@ def test_a_memory_of_gradients_has_a_theorem_for_constant_steps_only():
         assert rule.step(own, "nonconvex") == want
     with pytest.raises(theory.NoTheory, match="constant steps only"):
         rule.step(setting(**given, memory="gradient", steady=False), "nonconvex")
+
+
+def test_the_mean_of_correlated_messages_has_the_variance_a():
+    assert setting(ab=(2.0, 0.5), omega=9.0).mean_omega == 2.0
+    assert setting(common=True, omega=9.0).mean_omega == 9.0
+    assert setting(omega=9.0).mean_omega == 3.0
