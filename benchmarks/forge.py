@@ -31,6 +31,7 @@ from forge_results import forge_results
 
 MOST_SECONDS = 2.0
 MOST_GROWTH, MOST_EXTRA = 10, 100 * 10**6  # bytes of memory for each byte of input, and beside
+M_ARENA_MAX = -8  # of glibc's mallopt: how many heaps threads may have
 MOST_ADDRESSES = 4 * 2**30  # bytes of address space that a run gets beside what it begins with
 SHOWN = 5  # failures that are printed in full
 
@@ -64,19 +65,29 @@ class Memory:
         """Return the most address space that the process ever had, used or not."""
         return self._field("VmPeak")
 
-    def bound(self) -> None:
-        """Let nothing be made that is much larger than what is there: a failure, not a dead machine."""
+    def bound(self, most: int | None = MOST_ADDRESSES) -> None:
+        """Let nothing be made that is much larger than what is there: a failure, not a dead machine.
+
+        ``None`` lifts the bound. What a library maps when it is imported (torch and Arrow take several
+        GB of addresses, more with more cores) must be there before the bound is set. Threads share one
+        heap: each would otherwise map 128 MB for its own, which is not what an answer asked for.
+        """
         if self.known:
+            import ctypes
             import resource
 
+            ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+
             _, hard = resource.getrlimit(resource.RLIMIT_AS)
-            resource.setrlimit(resource.RLIMIT_AS, (self._field("VmSize") + MOST_ADDRESSES, hard))
+            soft = hard if most is None else self._field("VmSize") + most
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 @dataclass
 class Tally:
-    """Outcomes of many trials."""
+    """Outcomes of many trials; ``bounded``: from the first on the process gets little more memory."""
 
+    bounded: bool = False
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     slowest: float = 0.0
@@ -85,6 +96,8 @@ class Tally:
 
     def trial(self, what: str, size: int, answer: Callable[[], str]) -> None:
         """Call ``answer``, which names the outcome; note what it took, and any error that it lets out."""
+        if self.bounded and not self.outcomes:
+            self.memory.bound()
         before, room = self.memory.reset(), self.memory.asked_for()
         begin = time.perf_counter()
         try:
@@ -115,7 +128,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     failed = False
-    Memory().bound()
     kinds = (
         ("messages", given.messages, forge_messages),
         ("files", given.files, forge_files),
@@ -123,7 +135,8 @@ def main() -> int:
     )
     for name, count, forge in kinds:
         if count:
-            begin, tally = time.perf_counter(), forge(count, given.seed, Tally())
+            begin, tally = time.perf_counter(), forge(count, given.seed, Tally(bounded=True))
+            tally.memory.bound(None)
             print(f"{name}: {tally} ({time.perf_counter() - begin:.0f} s)", flush=True)
             for text in tally.failures[:SHOWN]:
                 print("  " + text.replace("\n", "\n    "))

@@ -9,6 +9,7 @@ import duckdb
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
@@ -18,7 +19,7 @@ from version_one import COLUMNS, as_version_one
 import raybench
 from raybench import report, spec
 from raybench.planning.booking import as_booked
-from raybench.store import CURVES, Accounting, Store, cells, compact, load, merge, sweep
+from raybench.store import CURVES, Accounting, Store, cells, compact, load, merge, seal, sweep
 from raybench.store.reader import accounting_of
 from raybench.store.schema import version_of
 
@@ -71,6 +72,17 @@ def test_what_auto_was_is_list_or_bitmask_now(made):
     counted = "extra.index_list_or_bitmask_up"
     assert (then.loc[then["algorithm"] == "ef21", counted] > 0).all()
     assert then.loc[then["algorithm"] == "gd", counted].isna().all()  # absent where zero
+
+
+@pytest.mark.parametrize(
+    "extra", [pa.array([x]) for x in ("a", 1.0, [1.0], {"a": "b"})], ids=lambda x: str(x.type)
+)
+def test_old_curves_whose_extra_is_no_map_are_damaged(extra):
+    table, data = pa.table({"cell": ["c"], "round": [0], "extra": extra}), pa.BufferOutputStream()
+    pq.write_table(table.replace_schema_metadata({"raybench_schema": "1"}), data)
+    file = seal.parquet(data.getvalue().to_pybytes())
+    with pytest.raises(seal.Damaged, match="cannot be read"):
+        seal.rows(file, CURVES)
 
 
 @pytest.mark.parametrize("code", ["list_or_bitmask", "explicit", "bitmask", "entropy", "none"])

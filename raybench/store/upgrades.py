@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from raybench.store.schema import SCHEMA_VERSION, SIDES, column
+from raybench.store.schema import CURVES, SCHEMA_VERSION, SIDES, column
 from raybench.store.table import expand_extra, extra_map
 
 
@@ -20,7 +20,8 @@ def _as_packed_is_unknown(table: pa.Table) -> pa.Table:
         return table
     moved = {column("index_auto", s): column("index_list_or_bitmask", s) for s in SIDES}
     if "extra" in table.column_names:
-        table = expand_extra(table)
+        at, field = table.column_names.index("extra"), CURVES.field("extra")
+        table = expand_extra(table.set_column(at, field, table["extra"].cast(field.type)))
     table = table.rename_columns(
         [f"extra.{moved[name]}" if name in moved else name for name in table.column_names]
     )
@@ -34,7 +35,10 @@ UPGRADES: dict[int, Callable[[pa.Table], pa.Table]] = {1: _as_packed_is_unknown}
 
 
 def upgrade(table: pa.Table, version: int, schema: pa.Schema) -> pa.Table:
-    """Return ``table`` of an older ``version`` in today's ``schema``; columns it lacks are null."""
+    """Return ``table`` of an older ``version`` in today's ``schema``; columns it lacks are null.
+
+    Raises ArrowException or ValueError if it is no table of that version.
+    """
     for step in range(version, SCHEMA_VERSION):
         table = UPGRADES[step](table)
     for field in schema:
