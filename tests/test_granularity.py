@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jsonschema
 import pytest
 import torch
 
@@ -59,6 +60,14 @@ def test_a_wrong_granularity_is_told():
         InputError, match=r"compressor.granularity.*'layer'[\s\S]*bucket, global, tensor"
     ):
         spec.load(SWEEP + "compressor: {name: top_k, k: 5%, granularity: layer}\n")
+
+
+def test_the_schema_knows_it():
+    check = jsonschema.Draft202012Validator(spec.json_schema())
+    for one in ("tensor", ["global", "bucket"]):
+        check.validate({"compressor": {"name": "top_k", "k": "5%", "granularity": one}})
+        check.validate({"compressor": {"name": ["top_k", "natural"], "granularity": one}})
+    assert list(check.iter_errors({"compressor": {"name": "natural", "granularity": "layer"}}))
 
 
 def sizes(**params):

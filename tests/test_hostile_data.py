@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import lzma
 import time
-import zipfile
 
 import forge
 import forge_files
 import numpy as np
 import pytest
+from npz_kit import forged_npz, npy
 
 from raybench.core import room
 from raybench.core.errors import InputError
@@ -100,22 +99,6 @@ def test_a_dense_matrix_that_does_not_fit_is_refused_before_it_is_made(tmp_path)
 # npz ------------------------------------------------------------------------------------------------
 
 
-def archive(path, **members):
-    """Write an .npz of raw members, compressed."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        for name, data in members.items():
-            file.writestr(f"{name}.npy", data)
-    return path
-
-
-def npy(array, **header):
-    """Return the bytes of an array, with some fields of its header replaced."""
-    out = io.BytesIO()
-    about = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape, **header}
-    np.lib.format.write_array_header_1_0(out, about)
-    return out.getvalue() + array.tobytes()
-
-
 FEATURES, LABELS = np.ones((4, 3)), np.array([0.0, 1.0, 0.0, 1.0])
 
 
@@ -141,18 +124,18 @@ FEATURES, LABELS = np.ones((4, 3)), np.array([0.0, 1.0, 0.0, 1.0])
     ],
 )
 def test_arrays(tmp_path, features, words):
-    refused(archive(tmp_path / "mine.npz", features=features, labels=npy(LABELS)), *words)
+    refused(forged_npz(tmp_path / "mine.npz", features=features, labels=npy(LABELS)), *words)
 
 
 def test_files_that_are_no_archives(tmp_path):
     path = tmp_path / "mine.npz"
-    good = archive(path, features=npy(FEATURES), labels=npy(LABELS)).read_bytes()
+    good = forged_npz(path, features=npy(FEATURES), labels=npy(LABELS)).read_bytes()
     assert load(str(path)).shape == (4, 3)
     for j, data in enumerate((b"", npy(FEATURES), b"\x80\x04]", good[:-30], good[30:], good[:100])):
         other = tmp_path / f"{j}.npz"
         other.write_bytes(data)
         refused(other, other.name)
-    refused(archive(tmp_path / "none.npz", features=npy(FEATURES)), "lacks the array labels")
+    refused(forged_npz(tmp_path / "none.npz", features=npy(FEATURES)), "lacks the array labels")
 
 
 def test_objects_are_never_unpickled(tmp_path):

@@ -28,9 +28,13 @@ def test_a_lease_excludes_and_expires(monkeypatch, tmp_path):
         pass
 
 
-def test_of_two_who_take_over_one_wins(monkeypatch, tmp_path):
-    """Both find the old lease run out; the conditional PUT of the next number succeeds once."""
-    folder = f"memory://race/{tmp_path.name}"
+@pytest.mark.parametrize("ended", [False, True], ids=["taken over", "its holder ended late"])
+def test_of_two_who_take_over_one_wins(monkeypatch, tmp_path, ended):
+    """Both find the old lease run out; the conditional PUT of the next number succeeds once.
+
+    Where the late holder ends meanwhile, the other begins at 0, and who counts on must see it.
+    """
+    folder = f"memory://race/{tmp_path.name}{ended}"
     files, create = open_folder(folder), store_files.Remote.create
     files.write("plan/lock.3", json.dumps({"own": "x", "until": 0}).encode())
     entered = []
@@ -38,6 +42,8 @@ def test_of_two_who_take_over_one_wins(monkeypatch, tmp_path):
     def first_another(self, rel, data):
         if not entered:
             entered.append(True)
+            if ended:
+                files.remove("plan/lock.3")
             other = Store(folder).held()
             other.__enter__()
             entered.append(other)
@@ -46,29 +52,7 @@ def test_of_two_who_take_over_one_wins(monkeypatch, tmp_path):
     monkeypatch.setattr(store_files.Remote, "create", first_another)
     with pytest.raises(InputError, match="another sweep is running"), Store(folder).held():
         pass
-    assert files.names("plan") == ["lock.4"]
-
-
-def test_a_lease_of_a_late_holder_does_not_let_two_in(monkeypatch, tmp_path):
-    """One counts on from a lease that had run out; its holder ends, and another begins at 0."""
-    folder = f"memory://late/{tmp_path.name}"
-    files, create = open_folder(folder), store_files.Remote.create
-    files.write("plan/lock.3", json.dumps({"own": "x", "until": 0}).encode())
-    entered = []
-
-    def first_another(self, rel, data):
-        if not entered:
-            entered.append(True)
-            files.remove("plan/lock.3")
-            other = Store(folder).held()
-            other.__enter__()
-            entered.append(other)
-        return create(self, rel, data)
-
-    monkeypatch.setattr(store_files.Remote, "create", first_another)
-    with pytest.raises(InputError, match="another sweep is running"), Store(folder).held():
-        pass
-    assert files.names("plan") == ["lock.0"]
+    assert files.names("plan") == ["lock.0" if ended else "lock.4"]
 
 
 def test_a_lease_is_renewed_while_it_is_held(monkeypatch, tmp_path):

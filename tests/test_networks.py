@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+import ray
 import torch
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from raybench.core.counts import Counts
 from raybench.core.draws import Sample
 from raybench.core.errors import InputError
 from raybench.core.streams import Stream, stream
@@ -93,11 +98,44 @@ def test_a_minibatch_is_its_samples():
 
 
 def test_stacked_rows_equal_rows_one_by_one(monkeypatch):
-    problem = network(model="mlp:hidden=[16,16],activation=tanh")
-    x, J = point(problem), sample(problem)
-    together = problem.grad(x, J)
+    params = {"model": "mlp:hidden=[16,16],activation=tanh", "test_size": 0.3, "chunk": 7}
+    problem = network(**params)
+    x, J = point(problem, 5), sample(problem, 5)
+
+    def found(one):
+        return {"grad": one.grad(x, J), "losses": one.losses(x), **one.evaluate(x)}
+
+    together = found(problem)
+    monkeypatch.setattr(passes, "AT_ONCE", 7 * problem.dim)  # two rows at once, of fifteen
+    torch.testing.assert_close(found(problem), together, rtol=1e-10, atol=1e-14)
     monkeypatch.setattr(passes, "MOST_STACKED", 0)
-    torch.testing.assert_close(problem.grad(x, J), together, rtol=1e-10, atol=1e-14)
+    apart = network(**params)
+    assert problem.passes.stacks
+    assert not apart.passes.stacks
+    torch.testing.assert_close(found(apart), together, rtol=1e-10, atol=1e-14)
+
+
+def test_what_cannot_be_vectorised_runs_row_by_row(own):
+    problem = network(model=f"{own}:branches")
+    assert not problem.passes.stacks
+    x, J = point(problem), sample(problem)
+    want, _ = by_hand(problem, x[1], J.indices[1, 2], 2)
+    torch.testing.assert_close(problem.grad(x, J)[1, 2], want, rtol=1e-10, atol=1e-13)
+
+
+def test_a_model_of_a_file_goes_to_other_processes(own):
+    """Which do not know its module by name: as workers of Ray get it, by cloudpickle."""
+    problem = network(model=f"{own}:branches")
+    want = problem.losses(point(problem)).tolist()
+    code = (
+        "import sys, pickle, torch; p = pickle.load(sys.stdin.buffer);"
+        "x = p.start().expand(2, -1);"
+        "x = x + 0.05 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x);"
+        "print(p.losses(x).tolist())"
+    )
+    given = ray.cloudpickle.dumps(problem)
+    got = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, check=True)
+    np.testing.assert_allclose(json.loads(got.stdout), want, rtol=1e-12)
 
 
 @pytest.mark.parametrize("params", [DIGITS, CNN, NORMED], ids=["mlp", "dropout", "batchnorm"])
@@ -213,6 +251,22 @@ def test_clients_keep_statistics_or_share_them():
     assert more[0].tolist() == [count * t for t in range(5)]
 
 
+def test_statistics_are_shared_by_the_cells_that_took_gradients():
+    problem = {"name": "network", **NORMED, "batchnorm": "sync"}
+    method = Method("sgd", {}, {"name": "identity"}, problem, step=0.1, rounds=3)
+    run = started(method.batch([1.0, 2.0]))
+    run.advance(1)
+    net, before = run.net, Counts(*run.net.ledger.up).values.copy()
+    was = {name: own.clone() for name, own in net.oracle.buffers.items()}
+    net.oracle.grad(run.s.x, net.sample("more", 8), cells=torch.tensor([1]))
+    count = sum(own[0, 0].numel() for own in was.values())
+    assert (Counts(*net.ledger.up).values - before).tolist() == [0, count]
+    for name, own in net.oracle.buffers.items():
+        assert torch.equal(own[0], was[name][0])
+        assert not torch.equal(own[1], was[name][1])
+        assert torch.equal(own[1, 0], own[1, 1])
+
+
 # What users bring -----------------------------------------------------------------------------------
 
 
@@ -244,6 +298,19 @@ def random(train):
     net = Noisy()
     net.layer = make(train)
     return net
+
+class Branches(torch.nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        out = self.layer(x)
+        return out if float(out.detach().sum()) > 0 else 2 * out
+
+def branches(train):
+    own = lambda out, y: torch.nn.functional.cross_entropy(out, y, reduction="none")
+    return Network(Branches(make(train)), losses=own)
 
 def spatial(train):
     return torch.nn.Sequential(torch.nn.Dropout2d(0.5), make(train))
@@ -350,13 +417,11 @@ def test_gd_is_sgd_on_minibatches_of_the_problem():
     assert run.net.oracle.evals.tolist() == [40]
 
 
-def test_marina_takes_full_gradients():
+@pytest.mark.parametrize("name", ["marina", "dasha", "lag", "clag", "three_pc_v5"])
+def test_differences_are_of_full_gradients(name):
     problem = {"name": "network", **DIGITS, "batch": 8}
-    run = finished(
-        Method(
-            "marina", {"p": 0.5}, {"name": "rand_k", "k": 50}, problem, step=0.1, rounds=4
-        ).batch()
-    )
+    operator = {"name": "rand_k" if name in ("marina", "dasha") else "top_k", "k": 50}
+    run = finished(Method(name, {}, operator, problem, step=0.1, rounds=4).batch())
     assert run.net.oracle.evals.tolist() == [5 * 30]
 
 

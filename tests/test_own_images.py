@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import tarfile
-import zipfile
 
 import numpy as np
 import pytest
+from npz_kit import forged_npz, npy
 from PIL import Image
 from test_images import refused
 
@@ -23,22 +23,6 @@ LABELS = np.array([0, 1, 2, 2, 1, 0])
 def saved(path, **arrays):
     np.savez(path, **{"labels": LABELS, **arrays})
     return path
-
-
-def raw(path, **members):
-    """Write an .npz of raw members, compressed."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        for name, data in members.items():
-            file.writestr(f"{name}.npy", data)
-    return path
-
-
-def npy(array, **header):
-    """Return the bytes of an array, with some fields of its header replaced."""
-    out = io.BytesIO()
-    about = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape, **header}
-    np.lib.format.write_array_header_1_0(out, about)
-    return out.getvalue() + array.tobytes()
 
 
 # npz ------------------------------------------------------------------------------------------------
@@ -127,9 +111,9 @@ def test_archives_that_lie(tmp_path):
             (b"", ["1.npz"[1:]]),
         ]
     ):
-        refused(raw(tmp_path / f"{j}.npz", images=data, labels=labels), *words)
-    refused(raw(tmp_path / "none.npz", images=good), "lacks the array labels", "numpy.savez")
-    whole = raw(tmp_path / "whole.npz", images=good, labels=labels).read_bytes()
+        refused(forged_npz(tmp_path / f"{j}.npz", images=data, labels=labels), *words)
+    refused(forged_npz(tmp_path / "none.npz", images=good), "lacks the array labels", "numpy.savez")
+    whole = forged_npz(tmp_path / "whole.npz", images=good, labels=labels).read_bytes()
     for data in (b"", whole[:-30], whole[30:], whole[:100]):
         (tmp_path / "cut.npz").write_bytes(data)
         refused(tmp_path / "cut.npz", "cannot read cut.npz")

@@ -92,6 +92,7 @@ class Dasha(Estimator):
     """
 
     opens = True
+    batch = "full"  # h_i is the gradient at the last x, which a minibatch would not be
 
     def open(a, wire, s, c, grad):
         c.h, c.g = grad, grad.clone()

@@ -12,6 +12,8 @@ from raybench.algorithms.base import (
 )
 from raybench.algorithms.gd import GD
 
+STEPS = Integer(30, low=1, help="H, local steps per round")
+INNER_STEP = Number(3e-4, low=0, open_low=True, help="step of the inner optimizer")
 BATCH = Integer("full", low=1, words=("full",), help="samples per client and local step")
 DECAY = Number(0.0, low=0, help="decoupled weight decay of the local steps")
 MOMENTUM = Number(0.9, low=0, high=0.999, per_cell=True, help="of the outer optimizer")
@@ -28,8 +30,8 @@ def inner(a: Algorithm, optimizer: str) -> Local:
     broadcast=Contractive,
     theory=None,
     stochastic=True,
-    steps=Integer(30, low=1, help="H, local steps per round"),
-    inner_step=Number(3e-4, low=0, open_low=True, help="step of the inner optimizer"),
+    steps=STEPS,
+    inner_step=INNER_STEP,
     weight_decay=DECAY,
     momentum=MOMENTUM,
     batch=BATCH,
@@ -76,8 +78,8 @@ class MuLoCo(DiLoCo):
     broadcast=Contractive,
     theory=None,
     stochastic=True,
-    steps=Integer(30, low=1, help="H, local steps per round"),
-    inner_step=Number(3e-4, low=0, open_low=True, help="step of the inner optimizer"),
+    steps=STEPS,
+    inner_step=INNER_STEP,
     weight_decay=DECAY,
     beta=Number(0.95, low=0, high=1, per_cell=True, help="what is kept of the error"),
     batch=BATCH,

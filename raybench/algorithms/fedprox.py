@@ -1,7 +1,7 @@
 """FedProx: local steps held near the server's model."""
 
 from raybench.algorithms.base import Contractive, Number, algorithm
-from raybench.algorithms.local_sgd import LocalSGD, walk
+from raybench.algorithms.local_sgd import LocalSGD
 
 
 @algorithm(
@@ -23,4 +23,4 @@ class FedProx(LocalSGD):
 
     def source(a, net, s, c):
         S = net.participants(a.p)
-        return walk(a, net, s.x, S, lambda g, y: g + a.mu * (y - s.x[:, None]))
+        return a.steps(net, s, c, S, lambda g, y: g + a.mu * (y - s.x[:, None]))

@@ -1,21 +1,8 @@
 """Local steps between the rounds: Local SGD and FedAvg."""
 
-from raybench.algorithms.base import Contractive, Dense, Integer, Number, algorithm
+from raybench.algorithms.base import Contractive, Dense, Integer, Local, Number, algorithm
 from raybench.algorithms.gd import GD
-
-
-def walk(a, net, x, clients=None, pull=lambda g, y: g):
-    """Return the sum of ``tau`` local gradients (B, n_here, d) along y <- y - gamma g(y) from y = x.
-
-    It is (x - y)/gamma, y being where the client ends. pull: changes a gradient at y.
-    """
-    fresh = isinstance(a.batch, int)
-    J = net.sample("batch", a.tau * a.batch).split(a.batch) if fresh else [None] * a.tau
-    y, total = x, 0.0
-    for own in J:
-        total = total + pull(net.grad(y, own, clients=clients), y if y.ndim == 3 else y[:, None])
-        y = x[:, None] - a.gamma * total
-    return total
+from raybench.algorithms.local_work import directions
 
 
 @algorithm(
@@ -47,7 +34,11 @@ class LocalSGD(GD):
         s.v = wire.zero()
 
     def source(a, net, s, c):
-        return walk(a, net, s.x, net.participants(a.p))
+        return a.steps(net, s, c, net.participants(a.p))
+
+    def steps(a, net, s, c, clients, change=lambda g, y: g):
+        """Return the sum of the tau local gradients, each changed at y, along y <- y - gamma g(y)."""
+        return directions(Local(a.tau), net, s, c, a.batch, a.gamma, clients, change)
 
     def estimate(a, wire, s, c, grad):
         return wire.up(Dense(grad).masked(wire.participants(a.p))).mean_sent()

@@ -7,6 +7,7 @@ estimator takes the v in place of gradients.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 
 import torch
@@ -23,28 +24,37 @@ NEWTON_SCHULZ_STEPS = 5
 
 
 def directions(
-    local: Local, net: Net, s: State, c: State, batch: int | str | None, gamma: PerCell
+    local: Local,
+    net: Net,
+    s: State,
+    c: State,
+    batch: int | str | None,
+    gamma: PerCell,
+    clients: Tensor | None = None,
+    change: Callable[[Tensor, Tensor], Tensor] = lambda g, y: g,
 ) -> Tensor:
     """Return v (B, n_here, d) of the clients, starting at s.x; gamma is the method's step size.
 
-    batch: samples of a local step; all of them where it is no number.
+    batch: samples of a local step; all of them where it is no number. clients: those who work. change:
+    what is done to a gradient at y.
     """
     samples: list[Sample] | list[None] = [None] * local.steps
     if isinstance(batch, int):
         samples = net.sample("batch", local.steps * batch).split(batch)
-    x = s.x[:, None].expand(-1, net.n_here, -1)
-    own = local.step_size is None
-    eta = gamma.like(x) if local.step_size is None else local.step_size
-    y = x.clone()
+    x = s.x[:, None]
+    # With steps of the method's own size v is counted in them: the sum of what y moves along.
+    unit, eta = (gamma.like(x), 1.0) if local.step_size is None else (1.0, local.step_size)
+    at, y, v = s.x, x, torch.zeros_like(x)
     for sample in samples:
-        g = net.grad(y, sample)
+        g = change(net.grad(at, sample, clients=clients), y)
+        v = v + _step(local, g, eta, net.layout, c)
         if local.weight_decay:
-            y = y - eta * local.weight_decay * y
-        y = y - _step(local, g, eta, net.layout, c)
-    return (x - y) / (eta if own else 1.0)
+            v = v + eta * local.weight_decay * y
+        at = y = x - unit * v
+    return v
 
 
-def _step(local: Local, g: Tensor, eta: Tensor | float, layout: Layout, c: State) -> Tensor:
+def _step(local: Local, g: Tensor, eta: float, layout: Layout, c: State) -> Tensor:
     """Return what y moves back by, given its gradient g (B, n_here, d)."""
     mu = local.mu
     if local.optimizer == "sgd":

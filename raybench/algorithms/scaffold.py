@@ -1,7 +1,7 @@
 """SCAFFOLD: local steps corrected by control variates."""
 
 from raybench.algorithms.base import Contractive, Dense, algorithm, where
-from raybench.algorithms.local_sgd import LocalSGD, walk
+from raybench.algorithms.local_sgd import LocalSGD
 
 
 @algorithm(
@@ -28,7 +28,7 @@ class Scaffold(LocalSGD):
 
     def round(a, net, s, c):
         S = net.participants(a.p)
-        total = walk(a, net, s.x, S, lambda g, y: g - c.h + s.h[:, None])
+        total = a.steps(net, s, c, S, lambda g, y: g - c.h + s.h[:, None])
         # the mean of the client's gradients, less its control variate c_i
         change = total / a.tau - s.h[:, None]
         steps = net.up(Dense(total).masked(S)).mean_sent()

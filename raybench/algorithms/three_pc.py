@@ -38,6 +38,8 @@ class ThreePC(EF21):
     Fatkhullin, Gasanov, Li, Gorbunov 2022, 3PC.
     """
 
+    batch = "full"  # y is the gradient at the last x, which a minibatch would not be
+
     def open(a, wire, s, c, grad):
         c.y = grad
         return super().open(wire, s, c, grad)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raybench.core.errors import InputError
+from raybench.data.download import download
 from raybench.data.known import folder
 
 DATASET_KEY = "problem.dataset"
@@ -128,20 +129,7 @@ def _torchvision(name: str, place: Path) -> None:
 
 def _archive(name: str, known: KnownImages) -> Path:
     """Return the archive of the files: one in the data folder with the right checksum, or fetched."""
-    import pooch
-
-    from raybench.data.libsvm import Bar
-
-    bar, file = Bar(name), known.url.rsplit("/", 1)[1]
-    try:
-        pooch.get_logger().setLevel("WARNING")
-        downloader = pooch.HTTPDownloader(progressbar=bar, timeout=30)
-        got = pooch.retrieve(
-            known.url, known.checksum, fname=file, path=folder(), downloader=downloader
-        )
-    finally:
-        bar.close()
-    return Path(got)
+    return download(known.url, folder() / known.url.rsplit("/", 1)[1], name, known.checksum)
 
 
 def _unpack(archive: Path, names: list[str], place: Path) -> None:

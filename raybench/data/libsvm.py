@@ -6,17 +6,14 @@ import io
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy.sparse
 
 from raybench.core.errors import InputError
 from raybench.core.room import check_fits, decompressed
+from raybench.data.download import download
 from raybench.data.known import KNOWN, folder
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 DATASET_KEY = "problem.dataset"
 VECTORS = 8  # of d numbers that the smallest run holds: iterate, gradients, memory, messages
@@ -113,50 +110,11 @@ def fetch(name: str) -> Path:
     The file appears by an atomic rename. Raises InputError naming the folder and the file to put
     there where it cannot be fetched.
     """
-    import pooch
-
     url = KNOWN[name].url
     target = folder() / "libsvm" / url.rsplit("/", 1)[1]
-    bar = Bar(name)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        pooch.get_logger().setLevel("WARNING")
-        downloader = pooch.HTTPDownloader(progressbar=bar, timeout=30)
-        pooch.retrieve(url, None, fname=target.name, path=target.parent, downloader=downloader)
-    except (OSError, ValueError) as error:  # requests' errors are OSErrors
+        return download(url, target, name)
+    except (OSError, ValueError) as error:
         kind = type(error).__name__
         fix = f"put the file {target.name} into {target.parent} (from {url})"
         raise InputError.of(DATASET_KEY, f"cannot download {name} ({kind})", fix) from error
-    finally:
-        bar.close()
-    return target
-
-
-class Bar:
-    """The progress bar that pooch drives, drawn on standard error by rich."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.total = name, 0
-        self._progress: Progress | None = None
-
-    def update(self, done: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-        if self._progress is None:
-            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-            self._progress = Progress(*columns, console=Console(stderr=True))
-            self._task = self._progress.add_task(
-                f"downloading {self.name}", total=self.total or None
-            )
-            self._progress.start()
-        self._progress.update(self._task, advance=done)
-
-    def reset(self) -> None:
-        if self._progress is not None:
-            self._progress.reset(self._task)
-
-    def close(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None

@@ -45,7 +45,7 @@ class BufferedOracle(Oracle):
         """Return gradients as ``Oracle.grad``, and take over the buffers that they leave."""
         grads = super().grad(x, sample, cells=cells, clients=clients)
         if self._after:
-            self._take_over(self._after, slice(None) if cells is None else cells, clients)
+            self._take_over(self._after, cells, clients)
             self._after = {}
         return grads
 
@@ -58,7 +58,8 @@ class BufferedOracle(Oracle):
         grads, losses, self._after = self._buffered.oracle_buffered(x, self.buffers)
         return grads, losses
 
-    def _take_over(self, after: Buffers, cells: Cells, clients: Tensor | None) -> None:
+    def _take_over(self, after: Buffers, some: Cells | None, clients: Tensor | None) -> None:
+        cells = slice(None) if some is None else some
         for name, new in after.items():
             if clients is not None:
                 there = clients[cells].view(*new.shape[:2], *[1] * (new.ndim - 2))
@@ -68,7 +69,8 @@ class BufferedOracle(Oracle):
             self.buffers[name] = kept
         if self._buffered.shares_buffers:
             for name, own in self.buffers.items():
-                self.buffers[name] = self.wire.mean(own)[:, None].expand_as(own).clone()
+                mean = self.wire.mean(own, some)[:, None].expand_as(own)
+                self.buffers[name][cells] = mean[cells]
 
     def _measured(
         self, x: Tensor, what: frozenset[str], full: Callable[[], tuple[Tensor, Tensor]]

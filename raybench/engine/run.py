@@ -93,7 +93,7 @@ class Run:
             self.rounds,
             record.every,
             record.points,
-            self.entry.facts.stochastic or problem.dear,
+            self.entry.facts.stochastic or problem.costly,
         )
         self.recorder = Recorder(self.B, self._wanted.count)
         self._evaluate_each = max(1, self._wanted.count // EVALUATIONS_PER_CURVE)
@@ -196,7 +196,7 @@ class Run:
 
     def _what(self, fully: bool) -> frozenset[str]:
         """Return what a row measures: the columns that cost a pass over the data in some rows only."""
-        if not fully and self.problem.dear:
+        if not fully and self.problem.costly:
             return frozenset()
         what = CHEAP_MEASURES | COSTLY_MEASURES if fully else CHEAP_MEASURES
         return what if self.options.evaluate.gradient else what - OF_GRADIENTS

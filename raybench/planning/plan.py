@@ -185,7 +185,7 @@ def recorded(sweep: Sweep, cell: Resolved) -> RecordedRounds:
     """Return the rounds of a cell that make a row."""
     entry = registry.lookup("algorithm", cell.cell.algorithm.name)
     record = sweep.record
-    stochastic = entry.facts.stochastic or problem_of(cell.cell.problem).dear
+    stochastic = entry.facts.stochastic or problem_of(cell.cell.problem).costly
     return RecordedRounds.of(cell.cell.rounds, record.every, record.points, stochastic)
 
 

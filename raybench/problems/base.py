@@ -106,7 +106,9 @@ class Problem:
         tuple[str, ...]
     ] = ()  # names of attributes whose first axis is the clients; a value may be None
     has_prox: bool = False
-    dear: bool = False  # whether a full gradient takes so long that few rows of a curve measure it
+    costly: bool = (
+        False  # whether a full gradient takes so long that few rows of a curve measure it
+    )
     batch: int | None = None  # samples of a gradient, unless a method says how many; None: all
 
     def __init__(
@@ -231,7 +233,7 @@ class Problem:
 
         what: names of columns. full: returns (grad f_i(x)) (B, n_here, d) and f_i(x) (B, n_here) over
         all samples, from memory where a method has just asked for them. Here they are always
-        taken; a problem on which they are dear decides otherwise, and unknown columns stay null.
+        taken; a problem on which they are costly decides otherwise, and unknown columns stay null.
         """
         grads, losses = full()
         return Measured(grads, losses, self.evaluate(x) if what & EVALUATED else {})

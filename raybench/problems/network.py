@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from functools import partial
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -83,7 +84,7 @@ class NetworkProblem(Problem):
         "chunk": Integer(256, low=1, help="samples of one pass, where many are evaluated"),
     }
     per_client: ClassVar[tuple[str, ...]] = ("rows",)
-    dear = True
+    costly = True
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class NetworkProblem(Problem):
         inputs, targets = self.examples(self.train, torch.arange(min(2, len(train))))
         try:
             check_repeatable(self.passes.model, inputs)
-            losses = self._task.losses(self.passes.outputs(self._start, inputs), targets)
+            losses = self._measures(self.passes.outputs(self._start, inputs), targets)["test_loss"]
         except InputError:
             raise
         except (
@@ -160,12 +161,20 @@ class NetworkProblem(Problem):
         if losses.shape != (len(inputs),):
             what = f"the losses of {len(inputs)} samples have shape {tuple(losses.shape)}"
             raise InputError.of("problem.model", what, "return one loss for every sample: (b,)")
+        self.passes.fit(self._start, inputs, targets)
 
     def host(self, clients: range) -> Self:
         """Return the same problem with these clients' examples, and a module of its own."""
         part = super().host(clients)
         part.passes = self.passes.apart()
         return part
+
+    def to(self, device: torch.device | str) -> Self:
+        """Return the problem with its tensors, and those of its network, on ``device``."""
+        moved = super().to(device)
+        if moved is not self:
+            moved.passes = self.passes.to(moved.device)
+        return moved
 
     # Examples -----------------------------------------------------------------------------------
 
@@ -304,50 +313,45 @@ class NetworkProblem(Problem):
         """Return f_i(x), (B, n_here), of x (B, d), without gradients."""
         self.passes.train(True)
         try:
-            rows = [[self._loss(row, own) for own in self.rows] for row in x]
+            return torch.stack([self._loss(x, rows) for rows in self.rows], 1).to(x)
         finally:
             self.passes.train(False)
-        return torch.tensor(rows, dtype=torch.float64).to(x)
 
-    def _loss(self, x: Tensor, rows: Tensor) -> float:
-        buffers = {name: own[:, 0].clone() for name, own in self.buffers(1).items()}
-        total = 0.0
+    def _loss(self, x: Tensor, rows: Tensor) -> Tensor:
+        buffers, total = self._first(len(x)), torch.zeros(len(x), dtype=torch.float64)
         for part in rows.split(self.chunk):
             inputs, targets = self.examples(self.train, part)
-            losses = self._task.losses(self.passes.outputs(x, inputs, buffers), targets)
-            total += float(losses.double().sum())
+            measure = partial(self._measures, targets=targets, metrics=False)
+            total += self.passes.measured(measure, x, inputs, buffers)["test_loss"].cpu()
         return total / len(rows)
+
+    def _measures(
+        self, outputs: Tensor, targets: Tensor, metrics: bool = True
+    ) -> Mapping[str, Tensor]:
+        losses = {"test_loss": self._task.losses(outputs, targets)}
+        if self._task.metrics is None or not metrics:
+            return losses
+        return {**losses, **self._task.metrics(outputs, targets)}
+
+    def _first(self, cells: int) -> dict[str, Tensor]:
+        return {name: own[:, 0].clone() for name, own in self.buffers(cells).items()}
 
     def evaluate(self, x: Tensor, buffers: Buffers | None = None) -> dict[str, Tensor]:
         """Return accuracy and test_loss on the test part, for text perplexity too; without one on the training part."""
         source = self.test or self.train
-        found = [
-            self._evaluated(
-                row, source, {k: v[b : b + 1] for k, v in (buffers or self._first(len(x))).items()}
-            )
-            for b, row in enumerate(x)
-        ]
-        values = {k: torch.tensor([f[k] for f in found], dtype=torch.float64) for k in found[0]}
+        buffers = self._first(len(x)) if buffers is None else buffers
+        sums: dict[str, Tensor] = {}
+        for rows in torch.arange(len(source)).split(self.chunk):
+            inputs, targets = self.examples(source, rows)
+            measure = partial(self._measures, targets=targets)
+            for name, value in self.passes.measured(measure, x, inputs, buffers).items():
+                sums[name] = sums.get(name, 0.0) + value.cpu()
+        values = {name: total / len(source) for name, total in sums.items()}
         if self.test is None:
             del values["test_loss"]
         elif source.kind == "text":
             values["perplexity"] = values["test_loss"].exp()
         return values
-
-    def _first(self, cells: int) -> dict[str, Tensor]:
-        return {name: buffer[:, 0] for name, buffer in self.buffers(cells).items()}
-
-    def _evaluated(self, x: Tensor, source: Examples, buffers: Buffers) -> dict[str, float]:
-        sums: dict[str, float] = {"test_loss": 0.0}
-        for rows in torch.arange(len(source)).split(self.chunk):
-            inputs, targets = self.examples(source, rows)
-            outputs = self.passes.outputs(x, inputs, buffers)
-            each: dict[str, Any] = {"test_loss": self._task.losses(outputs, targets)}
-            if self._task.metrics is not None:
-                each |= self._task.metrics(outputs, targets)
-            for name, value in each.items():
-                sums[name] = sums.get(name, 0.0) + float(value.double().sum())
-        return {name: value / len(source) for name, value in sums.items()}
 
 
 def examples_of(dataset: str, model: str, length: int, level: str) -> data.Pair:

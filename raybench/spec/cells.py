@@ -48,6 +48,14 @@ def _has_server(problem: ProblemFacts, method: AlgorithmFacts) -> bool:
     return not method.decentralised and not method.vertical
 
 
+def _part(part: type, text: str) -> Any:
+    """Return the key of a part of a round that an entry of ``algorithm`` may set for itself."""
+    params = vars(part)["__params__"]
+    return key(
+        Table(params), text, override=True, heard=_has_server, ignored="has no server to step"
+    )
+
+
 @dataclass(frozen=True)
 class Cell:
     """One requested cell. Cells of a grid come in the order of the fields, the last one fastest.
@@ -81,27 +89,13 @@ class Cell:
         ignored="compresses nothing on the way down",
         needs=lambda method: method.down,
     )
-    local: Mapping[str, Any] | None = key(
-        Table(vars(Local)["__params__"]),
-        "what clients do between messages: steps of an inner optimizer",
-        override=True,
-        heard=_has_server,
-        ignored="has no server to step",
+    local: Mapping[str, Any] | None = _part(
+        Local, "what clients do between messages: steps of an inner optimizer"
     )
-    outer: Mapping[str, Any] | None = key(
-        Table(vars(Outer)["__params__"]),
-        "the outer optimizer, which steps along what the server estimates",
-        override=True,
-        heard=_has_server,
-        ignored="has no server to step",
+    outer: Mapping[str, Any] | None = _part(
+        Outer, "the outer optimizer, which steps along what the server estimates"
     )
-    delay: Mapping[str, Any] | None = key(
-        Table(vars(Delay)["__params__"]),
-        "how late the server steps",
-        override=True,
-        heard=_has_server,
-        ignored="has no server to step",
-    )
+    delay: Mapping[str, Any] | None = _part(Delay, "how late the server steps")
     graph: Section | None = key(
         Named("graph", GRAPHS, "ring"),
         "who talks to whom, for decentralised methods",

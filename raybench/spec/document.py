@@ -9,6 +9,7 @@ from raybench.spec import cells, schema
 from raybench.spec.keys import AxisKey, Key, keys_of
 from raybench.spec.kinds import Plugin
 from raybench.spec.schema import Schema
+from raybench.spec.sections import GRANULARITY
 from raybench.spec.settings import SettingKind, Shaping
 
 
@@ -51,9 +52,8 @@ def json_schema() -> Schema:
     """Return the JSON schema (draft 2020-12) of a sweep file, for editors and ``raybench schema``."""
     own = {name: _property(name) for name in overrides()}
     plugins = {key.kind.kind for key in axes().values() if isinstance(key.kind, Plugin)}
-    parts = {
-        kind: schema.plugins(kind, own if kind == "algorithm" else {}) for kind in sorted(plugins)
-    }
+    also = {"algorithm": own, "compressor": {"granularity": schema.axis(GRANULARITY)}}
+    parts = {kind: schema.plugins(kind, also.get(kind, {})) for kind in sorted(plugins)}
     parts["compressor"] = {"anyOf": [parts["compressor"], {"type": "null"}]}
     for name, key in axes().items():
         if not isinstance(key.kind, Plugin):

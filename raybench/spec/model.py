@@ -47,7 +47,7 @@ class Resources:
 
 @record
 class Evaluate:
-    """What a recorded row measures: how often what is dear, and metrics besides the standard columns."""
+    """What a recorded row measures: how often what is costly, and metrics besides the standard columns."""
 
     every: int | None = Integer(
         None, low=1, help="rounds between measures that take a pass over the data; about 50 in all"

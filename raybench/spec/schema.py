@@ -115,7 +115,7 @@ def plugins(kind: str, overrides: Mapping[str, Schema]) -> Schema:
     for name in names:
         entry = registry.lookup(kind, name)
         way = mapping(entry.params, name, entry.summary)
-        way["properties"].update(overrides)
+        way["properties"] = {**overrides, **way["properties"]}
         ways.append(way)
     several = {"type": "array", "items": {"enum": names}, "minItems": 1}
     ways.append(

@@ -26,7 +26,7 @@ MAX_CELLS = 200_000
 
 
 GLOBAL = "global"
-GRANULARITY: Param = Choice(GLOBAL, "tensor", "bucket")
+GRANULARITY: Param = Choice(GLOBAL, "tensor", "bucket", help="what is compressed apart")
 BUCKET = (
     25 * 2**20 // 4
 )  # coordinates: as many float32 as a bucket of DistributedDataParallel holds

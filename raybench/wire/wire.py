@@ -111,9 +111,16 @@ class Wire(Draws):
         """
         return x if self.aggregate else self.down(Dense(x))
 
-    def mean(self, x: Tensor) -> Tensor:
-        """All-reduce: dense values (B, n_here, ...) up, their mean (B, ...) down."""
-        mean = self.down(Dense(self.up(Dense(x.flatten(2))).mean()))
+    def mean(self, x: Tensor, cells: Cells | None = None) -> Tensor:
+        """All-reduce: dense values (B, n_here, ...) up, their mean (B, ...) down; zeros but of ``cells``."""
+        message = Dense(x.flatten(2))
+        if cells is None:
+            mean = self.down(Dense(self.up(message).mean()))
+        else:
+            those = torch.zeros(self.B, dtype=torch.bool, device=x.device)
+            those[cells] = True
+            own = message.masked(those[:, None].expand(message.lead))
+            mean = self.down(Dense(self.up(own).mean()).masked(those))
         return mean.unflatten(-1, x.shape[2:])
 
     def mix(self, message: Message) -> Tensor:

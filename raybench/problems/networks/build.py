@@ -139,8 +139,13 @@ def _module(where: str) -> Any:
     if spec is None or spec.loader is None or not path.is_file():
         raise ImportError(f"no file {where}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # so that what it defines can be sent to workers by name
-    spec.loader.exec_module(module)
+    # Known by its name only while it is read, as dataclasses want it: workers could not import it by that
+    # name, and what no name leads to is sent to them whole.
+    sys.modules[module.__name__] = module
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[module.__name__]
     return module
 
 

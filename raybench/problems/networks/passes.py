@@ -6,7 +6,7 @@ A row is a cell and a client: its point x (d,), its minibatch, its random number
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,8 +20,10 @@ from raybench.problems.networks.tasks import Task
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 STATISTICS = ("running_mean", "running_var")
-MOST_STACKED = 50_000
+MOST_STACKED = 200_000
 """Parameters up to which rows are stacked: above, one row keeps the cores busy (benchmarks/networks.py)."""
+AT_ONCE = 2**26
+"""Numbers that rows which are evaluated together may take: parameters, gradients, what layers keep."""
 
 
 @dataclass
@@ -37,12 +39,16 @@ class Work:
     streams: Stream | None = None
     buffers: Mapping[str, Tensor] | None = None
 
+    def __getitem__(self, rows: slice) -> Work:
+        """Return the work of some rows that have neither streams nor buffers."""
+        return Work(self.inputs[rows], self.targets[rows], self.weights[rows])
+
 
 class Passes:
     """A network as a function of a flat vector.
 
     layout: the trainable tensors. statistics: names of BatchNorm's running statistics, which travel with
-    the rows unless ``frozen``.
+    the rows unless ``frozen``. stacks: whether rows are evaluated together: known after ``fit``.
     """
 
     def __init__(self, model: nn.Module, layout: Layout, task: Task, frozen: bool) -> None:
@@ -56,6 +62,7 @@ class Passes:
             for name, _ in model.named_buffers()
             if travel and name.rpartition(".")[2] in STATISTICS
         )
+        self.stacks, self._kept = False, 0
         self.draws = any(isinstance(m, StreamDropout) and m.p for m in model.modules())
         self.train(False)
 
@@ -65,8 +72,16 @@ class Passes:
         While a module is called with parameters from outside, its own are exchanged for them.
         """
         tensors = [*self.model.parameters(), *self.model.buffers()]
-        model = copy.deepcopy(self.model, {id(t): t for t in tensors})
-        return Passes(model, self.layout, self.task, self.frozen)
+        return self._with(copy.deepcopy(self.model, {id(t): t for t in tensors}))
+
+    def to(self, device: torch.device) -> Passes:
+        """Return the same on ``device``, with a module of its own."""
+        return self._with(copy.deepcopy(self.model).to(device))
+
+    def _with(self, model: nn.Module) -> Passes:
+        out = Passes(model, self.layout, self.task, self.frozen)
+        out.stacks, out._kept = self.stacks, self._kept
+        return out
 
     def train(self, on: bool) -> None:
         """Let BatchNorm normalise by the minibatch (on), or by its running statistics."""
@@ -74,20 +89,42 @@ class Passes:
         for norm in self.norms:
             norm.train(on and bool(self.statistics))
 
-    @property
-    def stacks(self) -> bool:
-        """Whether rows are evaluated together: small networks without dropout and running statistics."""
-        small = self.layout.dim <= MOST_STACKED
-        return small and not self.draws and not self.statistics and self._vectorises
+    def fit(self, x: Tensor, inputs: Tensor, targets: Tensor) -> None:
+        """Find out whether rows can be evaluated together, and how many: tried on two rows at x (d,).
 
-    @property
-    def _vectorises(self) -> bool:
-        return not any(isinstance(m, nn.RNNBase) for m in self.model.modules())
+        Small networks can, without dropout and running statistics, if all that they do can be vectorised.
+        """
+        if self.layout.dim > MOST_STACKED or self.draws or self.statistics:
+            return
+        one, two = (self._saved(x, inputs[:b]) for b in (1, 2))
+        self._kept = max(1, two - one if len(inputs) > 1 else one)
+        a, b, w = (t.expand(2, *t.shape) for t in (inputs, targets, x.new_ones(len(inputs))))
+        try:
+            self._stacked(x.expand(2, -1), Work(a, b, w), x.new_zeros(2, len(x)))
+        except Exception:  # torch raises a dozen kinds where a network cannot be vectorised
+            return
+        self.stacks = True
+
+    def _saved(self, x: Tensor, inputs: Tensor) -> int:
+        """Return how many numbers layers keep for the gradient."""
+        total = 0
+
+        def keep(tensor: Tensor) -> Tensor:
+            nonlocal total
+            total += tensor.numel()
+            return tensor
+
+        views = [view.detach().requires_grad_() for view in self.layout.views(x)]
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            self._call(views, inputs, None, 0)
+        return total
 
     def gradients(self, x: Tensor, work: Work, out: Tensor) -> Tensor:
         """Add the gradients at x (R, d) to out (R, d); return the weighted losses (R,)."""
         if self.stacks:
-            return self._stacked(x, work, out)
+            some = max(1, AT_ONCE // (work.weights.shape[1] * self._kept + 3 * self.layout.dim))
+            groups = [slice(j, j + some) for j in range(0, len(x), some)]
+            return torch.cat([self._stacked(x[g], work[g], out[g]) for g in groups])
         self.train(True)
         try:
             found = [self._row(j, x[j], work, out[j]) for j in range(len(x))]
@@ -135,11 +172,39 @@ class Passes:
         return functional_call(self.model, given, (inputs,))
 
     @torch.no_grad()
-    def outputs(
-        self, x: Tensor, inputs: Tensor, buffers: Mapping[str, Tensor] | None = None
-    ) -> Tensor:
-        """Return the outputs (b, ..) at one point x (d,) without dropout; buffers (1, ..) by name."""
-        return self._call(self.layout.views(x), inputs, buffers, 0)
+    def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
+        """Return the outputs (b, ..) at one point x (d,) without dropout."""
+        return self._call(self.layout.views(x), inputs, None, 0)
+
+    @torch.no_grad()
+    def measured(
+        self,
+        measure: Callable[[Tensor], Mapping[str, Tensor]],
+        x: Tensor,
+        inputs: Tensor,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """Return sums over the samples, (B,) by name, at points x (B, d), of the same inputs (b, ..).
+
+        measure: outputs (b, ..) -> values of every sample, (b,) by name. Without dropout; buffers
+        (B, ..) by name.
+        """
+
+        def sums(outputs: Tensor) -> dict[str, Tensor]:
+            return {name: v.double().sum() for name, v in measure(outputs).items()}
+
+        if self.stacks:
+            names = [name for name, _ in self.layout]
+
+            def of_row(params: dict[str, Tensor]) -> Tensor:
+                return functional_call(self.model, params, (inputs,))
+
+            params = dict(zip(names, self.layout.views(x), strict=True))
+            found = [sums(outputs) for outputs in vmap(of_row)(params)]
+        else:
+            rows = range(len(x))
+            found = [sums(self._call(self.layout.views(x[j]), inputs, buffers, j)) for j in rows]
+        return {name: torch.stack([values[name] for values in found]) for name in found[0]}
 
 
 def _at(streams: Stream, j: int) -> Stream:
@@ -152,8 +217,9 @@ def shifted_and_flipped(images: Tensor, stream: Stream, padding: int = 4) -> Ten
     wide = torch.nn.functional.pad(images, (padding,) * 4)
     down, right = stream.fold("shift").integers(2 * b, 2 * padding + 1).view(2, b)
     flip = stream.fold("flip").uniform(b) < 0.5
-    rows = down[:, None] + torch.arange(height)
-    columns = right[:, None] + torch.arange(width)
+    at = images.device
+    rows = down[:, None] + torch.arange(height, device=at)
+    columns = right[:, None] + torch.arange(width, device=at)
     columns = torch.where(flip[:, None], columns.flip(1), columns)
-    which = torch.arange(b)[:, None, None]
+    which = torch.arange(b, device=at)[:, None, None]
     return wide[which, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
