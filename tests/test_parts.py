@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from raybench import spec
-from raybench.algorithms.local_work import orthogonalised
+from raybench.algorithms.local_work import directions, orthogonalised
 from raybench.core.errors import InputError
+from raybench.core.parts import Local
 from raybench.engine.saved import share, whole
 from raybench.planning.resolve import Resolver
 from raybench.planning.skip import Skip
@@ -112,6 +113,44 @@ def test_the_error_of_sparseloco_fades():
     assert not torch.allclose(runs[0].s.x, runs[1].s.x)
     by_hand = run("dcgd", {}, TOP, problem=NET, rounds=6, local=ADAM)
     close(runs[0], by_hand)
+
+
+def test_clipped_gradients_have_at_most_that_norm():
+    state = started(Method("gd", {}, None, NET, step=0.1, rounds=2).batch())
+    full = state.net.grad(state.s.x)
+    bound = float(full.norm(dim=-1).mean())  # some are above it, some below
+    norms = full.norm(dim=-1, keepdim=True)
+    v = directions(Local(clip=bound), state.net, state.s, state.c, "full", state.gamma)
+    assert (norms > bound).any()
+    assert (norms < bound).any()
+    want = torch.where(norms > bound, full * bound / norms, full)
+    torch.testing.assert_close(v, want, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("more", [{}, {"momentum_of": "steps"}], ids=["gradients", "steps"])
+def test_decoupled_weight_decay_shrinks_x(more):
+    """x <- (1 - gamma w) x - gamma u: where u is nothing, x shrinks by that factor each round."""
+    outer = {"optimizer": "momentum", "weight_decay": 0.5, "momentum": 0.0, **more}
+    plain = run("gd", step=0.1, rounds=1)
+    decayed = run("gd", step=0.1, rounds=1, outer=outer)
+    start = started(Method("gd", {}, None, PROBLEM, step=0.1).batch((1.0, 0.5), (0, 1))).s.x
+    gamma = torch.tensor([[0.1], [0.05]], dtype=start.dtype)
+    torch.testing.assert_close(decayed.s.x, plain.s.x - gamma * 0.5 * start, rtol=1e-12, atol=1e-15)
+
+
+def test_adamw_of_the_server_is_torchs():
+    outer = {"optimizer": "adam", "weight_decay": 0.1}
+    problem = {**NET, "batch": "full"}
+    ours = started(
+        Method("gd", {}, None, problem, step=0.01, rounds=6, more={"outer": outer}).batch()
+    )
+    x = torch.nn.Parameter(ours.s.x.clone())
+    theirs = torch.optim.AdamW([x], lr=0.01, betas=(0.9, 0.99), weight_decay=0.1)
+    for _ in range(5):
+        x.grad = ours.problem.oracle(x.detach())[0].mean(1)
+        theirs.step()
+        ours.advance(1)
+    torch.testing.assert_close(ours.s.x, x.detach(), rtol=1e-9, atol=1e-12)
 
 
 def test_an_outer_step_of_local_differences():

@@ -207,6 +207,9 @@ class Estimator(Algorithm):
     def follow(a, net: Net, s: State, u: Tensor) -> None:
         """Step x along u: x - gamma u with the problem's prox, or x - u; then broadcast it where told."""
         in_steps = a.in_steps or (a.outer is not None and a.outer.in_steps)
+        if a.outer is not None and a.outer.weight_decay:
+            decay = a.outer.weight_decay * s.x
+            u = u + (a.gamma * decay if in_steps else decay)
         if not a.told:
             s.x = s.x - (u if in_steps else a.gamma * u)
         elif in_steps:

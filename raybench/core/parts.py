@@ -25,6 +25,9 @@ class Local:
     beta2: float = Number(0.999, low=0, high=0.99999, help="of adamw")
     epsilon: float = Number(1e-8, low=0, open_low=True, help="of adamw")
     weight_decay: float = Number(0.0, low=0, help="decoupled: y <- (1 - eta w) y")
+    clip: float | None = Number(
+        None, low=0, open_low=True, help="norm to which a client's gradient is scaled down"
+    )
     nesterov: bool = Flag(help="momentum and muon step along g + mu m in place of m")
     rest: tuple[str, ...] = List(
         ("*embedding*", "*position*", "*head*"), help="tensors that muon leaves to adamw"
@@ -41,12 +44,13 @@ class Local:
     @property
     def plain(self) -> bool:
         """Whether it is one step along a gradient."""
-        return self.steps == 1 and self.optimizer == "sgd" and not self.weight_decay
+        bare = not self.weight_decay and self.clip is None
+        return self.steps == 1 and self.optimizer == "sgd" and bare
 
 
 @record
 class Outer:
-    """How x moves along the estimate g: x <- x - gamma u.
+    """How x moves along the estimate g: x <- x - gamma (u + w x), w the decoupled weight decay.
 
     momentum_of: ``gradients``, or ``steps``: v <- mu v + gamma g and x <- x - v, which differs where gamma
     follows a schedule.
@@ -56,6 +60,7 @@ class Outer:
     momentum: Any = Number(0.9, low=0, high=0.9999, help="mu, or beta_1 of adam")
     beta2: float = Number(0.99, low=0, high=0.99999, help="of adam")
     epsilon: float = Number(1e-8, low=0, open_low=True, help="of adam")
+    weight_decay: float = Number(0.0, low=0, help="decoupled: x <- (1 - gamma w) x")
     momentum_of: str = Choice("gradients", "steps", help="what momentum sums up")
 
     @property

@@ -39,7 +39,7 @@ Buffers = Mapping[str, Tensor]
 
 @problem("network", x0="problem")
 class NetworkProblem(Problem):
-    """f_i(x) = the mean loss of a network with parameters x over client i's examples.
+    """f_i(x) = the mean loss of a network with parameters x over client i's examples, + weight_decay/2 ||x||^2.
 
     model: ``mlp``, ``mnist_cnn``, ``autoencoder``, ``resnet18``, ``resnet20``, ``vgg11`` or
     ``transformer``, with sizes as in ``mlp:hidden=[64,64]``; ``torchvision:NAME``; or ``my_module:function``,
@@ -69,6 +69,8 @@ class NetworkProblem(Problem):
         "init_seed": Integer(0, low=0, help="drives the initial weights"),
         "init_from": Text(None, help="a file of weights, as torch.save(model.state_dict()) makes"),
         "freeze": List((), help="patterns of parameters that stay, such as layer1.*"),
+        "weight_decay": Number(0.0, low=0, help="w of w/2 ||x||^2, a part of f"),
+        "autocast": Choice("none", "bfloat16", help="what layers compute in, as torch.autocast"),
         "augment": Choice("none", "shift_flip", help="shifts by up to 4 pixels, and mirrors"),
         "scale": Choice(
             "auto", "unit", "channels", help="images in [0, 1], or each channel normal"
@@ -99,6 +101,8 @@ class NetworkProblem(Problem):
         init_seed: int = 0,
         init_from: str | None = None,
         freeze: Sequence[str] = (),
+        weight_decay: float = 0.0,
+        autocast: str = "none",
         augment: str = "none",
         scale: str = "auto",
         length: int = 64,
@@ -110,7 +114,7 @@ class NetworkProblem(Problem):
         chunk: int = 256,
     ) -> None:
         self.batch = batch if isinstance(batch, int) else None
-        self.chunk, self.batchnorm = chunk, batchnorm
+        self.chunk, self.batchnorm, self.weight_decay = chunk, batchnorm, weight_decay
         self._text = model
         given = None if dataset is None else examples_of(dataset, model, length, level)
         made, self._task = network_of(model, None if given is None else given.train, init_seed)
@@ -140,7 +144,10 @@ class NetworkProblem(Problem):
         )
         net = net.to(self.dtype).requires_grad_(False)
         self._start = layout.concat([params[name].detach() for name, _ in layout]).to(self.dtype)
-        self.passes = Passes(net, layout, self._task, batchnorm == "frozen")
+        if autocast != "none" and dtype != "float32":
+            raise InputError.of("problem.autocast", f"does not go with {dtype}", "dtype: float32")
+        lower = torch.bfloat16 if autocast == "bfloat16" else None
+        self.passes = Passes(net, layout, self._task, batchnorm == "frozen", lower)
         self._check(train)
 
     def _check(self, train: Examples) -> None:
@@ -263,12 +270,18 @@ class NetworkProblem(Problem):
             inputs, targets = self.examples(self.train, self._rows(indices))
             weights = (inside.to(x) / counts.to(x)[:, None]).expand(len(x), -1, -1)
             losses += self._add(at, inputs, targets, weights, None, after, out)
-        return out, losses, after
+        return out, losses + self._penalty(at), after
 
     def _room(self, x: Tensor, buffers: Buffers) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         at = self.spread(x)
-        out = torch.zeros(at.shape, dtype=self.dtype, device=self.device)
+        w = self.weight_decay
+        out = w * at if w else torch.zeros(at.shape, dtype=self.dtype, device=self.device)
         return at, out, {name: buffer.clone() for name, buffer in buffers.items()}
+
+    def _penalty(self, at: Tensor) -> Tensor | float:
+        """Return w/2 ||x||^2 of points (.., d)."""
+        w = self.weight_decay
+        return w / 2 * at.square().sum(-1) if w else 0.0
 
     def _add(
         self,
@@ -313,7 +326,8 @@ class NetworkProblem(Problem):
         """Return f_i(x), (B, n_here), of x (B, d), without gradients."""
         self.passes.train(True)
         try:
-            return torch.stack([self._loss(x, rows) for rows in self.rows], 1).to(x)
+            found = torch.stack([self._loss(x, rows) for rows in self.rows], 1).to(x)
+            return found + self._penalty(x[:, None])
         finally:
             self.passes.train(False)
 

@@ -85,6 +85,14 @@ class Message:
         """Return the sum over the last leading axis."""
         return self.decode().sum(-2)
 
+    def mean_of_senders(self) -> Tensor:
+        """Return the mean over the last leading axis of those that sent a coordinate, zero where none did.
+
+        Sent is what a sparse message lists; of other kinds, what is not zero.
+        """
+        value = self.decode()
+        return value.sum(-2) / (value != 0).sum(-2).clamp(min=1)
+
     def _cost(self) -> Counts:
         """Return values, index and raw bits of each row: numbers if all are alike, else of shape lead."""
         raise NotImplementedError

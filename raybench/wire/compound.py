@@ -219,6 +219,9 @@ class ConcatMessage(_Compound):
     def _sum(self) -> Tensor:
         return torch.cat([part.sum_clients() for part in self._weighted()], -1)
 
+    def mean_of_senders(self) -> Tensor:
+        return torch.cat([part.mean_of_senders() for part in self._weighted()], -1)
+
     def union(self) -> Counts:
         total = Counts()
         for part in self.parts:

@@ -39,6 +39,13 @@ class Received:
             return total.div_(self.n)
         return total.div_(who.sum(1, keepdim=True).clamp(min=1))
 
+    def mean_of_senders(self) -> Tensor:
+        """Return, coordinate by coordinate, the mean over the clients that sent it, (B, d).
+
+        Zero where none did. Sent is what a sparse message lists; of other kinds, what is not zero.
+        """
+        return self.message.mean_of_senders()
+
     def weighted(self, w: Tensor) -> Tensor:
         """Return sum_i w_i m_i, (B, d), for weights (B, n)."""
         return (w[..., None] * self.message.decode()).sum(1)

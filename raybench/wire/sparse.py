@@ -91,12 +91,18 @@ class _Scattered(Message):
         live = torch.ones_like(self.values, dtype=torch.bool)
         return live if self.present is None else live & self.present[..., None]
 
-    def union(self) -> Counts:
+    def _senders(self) -> Tensor:
+        """Return how many clients, of the last leading axis, sent each coordinate, int64 (.., d)."""
         *lead, n, k = self.values.shape
         hit = torch.zeros(*lead, self.d, dtype=torch.int64, device=self.device)
         where = self.support().reshape(*lead, n * k)
-        hit.scatter_add_(-1, where, self._sends().reshape(*lead, n * k).long())
-        counts = (hit > 0).sum(-1)
+        return hit.scatter_add_(-1, where, self._sends().reshape(*lead, n * k).long())
+
+    def mean_of_senders(self) -> Tensor:
+        return self.sum_clients() / self._senders().clamp(min=1)
+
+    def union(self) -> Counts:
+        counts = (self._senders() > 0).sum(-1)
         free = self.stream is not None  # all clients can draw the support: no indices are sent
         costs = per_count(
             counts,

@@ -2,6 +2,7 @@
 
 from raybench.compressors.selection.block_top_k import BlockTopK
 from raybench.compressors.selection.by_size import largest
+from raybench.compressors.selection.dct_top_k import DCTTopK
 from raybench.compressors.selection.dgc import DGC
 from raybench.compressors.selection.pos_neg_top_k import PosNegTopK
 from raybench.compressors.selection.threshold import AdaptiveThreshold, HardThreshold
@@ -11,6 +12,7 @@ __all__ = [
     "DGC",
     "AdaptiveThreshold",
     "BlockTopK",
+    "DCTTopK",
     "HardThreshold",
     "PosNegTopK",
     "RTopK",

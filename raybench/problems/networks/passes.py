@@ -48,11 +48,19 @@ class Passes:
     """A network as a function of a flat vector.
 
     layout: the trainable tensors. statistics: names of BatchNorm's running statistics, which travel with
-    the rows unless ``frozen``. stacks: whether rows are evaluated together: known after ``fit``.
+    the rows unless ``frozen``. lower: what layers compute in, as torch.autocast chooses. stacks: whether rows are evaluated together: known after ``fit``.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, task: Task, frozen: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        task: Task,
+        frozen: bool,
+        lower: torch.dtype | None = None,
+    ) -> None:
         self.model, self.layout, self.task, self.frozen = model, layout, task, frozen
+        self.lower = lower
         self.norms = [m for m in model.modules() if isinstance(m, NORMS)]
         for norm in self.norms:
             norm.num_batches_tracked = None
@@ -79,7 +87,7 @@ class Passes:
         return self._with(copy.deepcopy(self.model).to(device))
 
     def _with(self, model: nn.Module) -> Passes:
-        out = Passes(model, self.layout, self.task, self.frozen)
+        out = Passes(model, self.layout, self.task, self.frozen, self.lower)
         out.stacks, out._kept = self.stacks, self._kept
         return out
 
@@ -136,7 +144,7 @@ class Passes:
         names = [name for name, _ in self.layout]
 
         def loss(params: dict[str, Tensor], inputs: Tensor, targets: Tensor, w: Tensor) -> Tensor:
-            outputs = functional_call(self.model, params, (inputs,))
+            outputs = self._outputs(params, inputs)
             return (self.task.losses(outputs, targets) * w).sum()
 
         params = dict(zip(names, self.layout.views(x), strict=True))
@@ -169,7 +177,13 @@ class Passes:
         given = {name: view for (name, _), view in zip(self.layout, views, strict=True)}
         if buffers:
             given |= {name: buffer[j] for name, buffer in buffers.items()}
-        return functional_call(self.model, given, (inputs,))
+        return self._outputs(given, inputs)
+
+    def _outputs(self, given: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        if self.lower is None:
+            return functional_call(self.model, given, (inputs,))
+        with torch.autocast(inputs.device.type, self.lower):
+            return functional_call(self.model, given, (inputs,)).float()
 
     @torch.no_grad()
     def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
@@ -196,11 +210,8 @@ class Passes:
         if self.stacks:
             names = [name for name, _ in self.layout]
 
-            def of_row(params: dict[str, Tensor]) -> Tensor:
-                return functional_call(self.model, params, (inputs,))
-
             params = dict(zip(names, self.layout.views(x), strict=True))
-            found = [sums(outputs) for outputs in vmap(of_row)(params)]
+            found = [sums(out) for out in vmap(self._outputs, (0, None))(params, inputs)]
         else:
             rows = range(len(x))
             found = [sums(self._call(self.layout.views(x[j]), inputs, buffers, j)) for j in rows]

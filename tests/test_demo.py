@@ -1,0 +1,194 @@
+"""DeMo and its operator: cosine coefficients of chunks, against plain numpy and scipy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.fft
+import torch
+from test_forged_messages import parts_of, signed
+
+import raybench
+from raybench.compressors.selection.dct_top_k import (
+    DCTTopK,
+    chunks_of,
+    cosine,
+    restored,
+    transformed,
+)
+from raybench.core.layout import Layout
+from raybench.core.streams import stream
+from raybench.testing.trial import Method, started
+from raybench.testing.vectors import gaussian
+from raybench.wire import SparseMessage
+from raybench.wire.transport import on_virtual_ranks
+
+LAYOUT = Layout((("a", (96, 70)), ("b", (7,)), ("c", (6, 2, 5)), ("d", (130,)), ("e", (3, 67))))
+CHUNKS = ((96, 70, 48, 35), (1, 7, 1, 7), (6, 10, 6, 10), (1, 130, 1, 26), (3, 67, 3, 1))
+NET = {"model": "mlp:hidden=[6]", "dataset": "digits", "clients": 3, "rows": 90}
+PROBLEM = {"name": "network", **NET, "batch": "full", "dtype": "float64"}
+
+
+def test_chunks_have_the_largest_sides_that_divide():
+    assert chunks_of(LAYOUT, 50) == CHUNKS
+    assert chunks_of(Layout.vector(128), 64) == ((1, 128, 1, 64),)
+    assert chunks_of(Layout((("none", (0, 3)), ("one", ()))), 64) == ((1, 1, 1, 1),)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_coefficients_are_scipys(dtype):
+    x = gaussian(2, LAYOUT.dim, dtype=dtype)
+    z = transformed(x, CHUNKS)
+    pieces = z.split(LAYOUT.sizes, -1)
+    whole, rows = LAYOUT.views(x)[0][1].numpy(), LAYOUT.views(x)[3][1].numpy()
+    chunk = scipy.fft.dctn(whole[48:, 35:], norm="ortho")
+    near = 1e-5 if dtype == torch.float32 else 1e-13
+    np.testing.assert_allclose(pieces[0][1].view(2, 2, 48, 35)[1, 1], chunk, atol=near)
+    np.testing.assert_allclose(
+        pieces[3][1].view(5, 26)[3], scipy.fft.dct(rows[78:104], norm="ortho"), atol=near
+    )
+    torch.testing.assert_close(restored(z, CHUNKS), x, rtol=0, atol=near)
+    torch.testing.assert_close(z.norm(dim=-1), x.norm(dim=-1), rtol=10 * near, atol=0)
+
+
+def test_the_matrix_is_the_transform():
+    """The one of the GPU and the one of the CPU are the same map."""
+    A = cosine(35, torch.float64, torch.device("cpu"))
+    np.testing.assert_allclose(A, scipy.fft.dct(np.eye(35), axis=0, norm="ortho"), atol=1e-14)
+
+
+def test_the_largest_coefficients_of_every_chunk_are_kept():
+    op = DCTTopK(3, chunk=50).fit(LAYOUT.dim, 3, LAYOUT)
+    x = gaussian(LAYOUT.dim)
+    message = op.compress(x)
+    kept = transformed(message.decode(), CHUNKS)
+    want = transformed(x, CHUNKS)
+    for own, full, (_, _, p, q) in zip(
+        kept.split(LAYOUT.sizes), want.split(LAYOUT.sizes), CHUNKS, strict=True
+    ):
+        for a, b in zip(own.view(-1, p * q), full.view(-1, p * q), strict=True):
+            top = b.abs().topk(min(3, p * q)).indices
+            torch.testing.assert_close(a[top], b[top], rtol=1e-4, atol=1e-5)
+            assert int((a.abs() > 1e-4).sum()) <= 3
+    counts = sum(min(3, p * q) * (a // p) * (b // q) for a, b, p, q in CHUNKS)
+    assert message.cost.values == counts
+    again = raybench.unpack(message.pack())
+    assert torch.equal(again.decode(), message.decode())
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"chunks": [[96, 70, 48, 35]]},
+        {"chunks": [[96, 70, 47, 35], *map(list, CHUNKS[1:])]},
+        {"chunks": "many"},
+        {"chunks": [[1, LAYOUT.dim, 1, -1]]},
+        {"chunks": None},
+    ],
+    ids=str,
+)
+def test_chunks_that_lie_are_refused(lie):
+    message = DCTTopK(3, chunk=50).fit(LAYOUT.dim, 3, LAYOUT).compress(gaussian(LAYOUT.dim))
+    head, sent = parts_of(message.pack())
+    assert torch.equal(raybench.unpack(signed(head, sent)).decode(), message.decode())
+    head["tree"].update(lie)
+    with pytest.raises(ValueError, match="message"):
+        raybench.unpack(signed(head, sent))
+
+
+# The method ------------------------------------------------------------------------------------------
+
+
+def by_hand(problem, x, rounds, gamma, k, combine, beta=0.9, decay=0.1):
+    """Return x after rounds of DeMo, parameter by parameter, in numpy."""
+    layout = problem.layout
+    x, m = x.clone(), torch.zeros(problem.n, problem.dim, dtype=x.dtype)
+    for _ in range(rounds):
+        m = beta * m + gamma * problem.oracle(x[None])[0][0]
+        step = []
+        for j, (_, shape) in enumerate(layout):
+            own = np.stack([layout.views(row)[j].numpy() for row in m])
+            own = own.reshape(problem.n, -1, shape[-1]) if len(shape) > 1 else own[:, None]
+            p, q = (max(c for c in range(1, 65) if s % c == 0) for s in own.shape[1:])
+            total, sent = np.zeros(own.shape[1:]), np.zeros(own.shape)
+            count = np.zeros(own.shape[1:])
+            for i in range(problem.n):
+                for r in range(0, own.shape[1], p):
+                    for c in range(0, own.shape[2], q):
+                        z = scipy.fft.dctn(own[i, r : r + p, c : c + q], norm="ortho")
+                        top = np.argsort(-np.abs(z), axis=None)[:k]
+                        keep = np.zeros(z.size)
+                        keep[top] = z.flat[top]
+                        keep = keep.reshape(z.shape)
+                        total[r : r + p, c : c + q] += keep
+                        count[r : r + p, c : c + q].flat[top] += 1
+                        sent[i, r : r + p, c : c + q] = scipy.fft.idctn(keep, norm="ortho")
+            total = total / (np.maximum(count, 1) if combine == "senders" else problem.n)
+            back = np.zeros_like(total)
+            for r in range(0, own.shape[1], p):
+                for c in range(0, own.shape[2], q):
+                    back[r : r + p, c : c + q] = scipy.fft.idctn(
+                        total[r : r + p, c : c + q], norm="ortho"
+                    )
+            step.append(np.sign(back).ravel())
+            at = sum(layout.sizes[:j])
+            m[:, at : at + layout.sizes[j]] -= torch.from_numpy(sent.reshape(problem.n, -1))
+        x = (1 - gamma * decay) * x - gamma * torch.from_numpy(np.concatenate(step))
+    return x
+
+
+def method(combine, rounds=6, k=5):
+    params = {"beta": 0.9, "decay": 0.1, "combine": combine}
+    return Method("demo", params, {"name": "dct_top_k", "k": k}, PROBLEM, step=0.003, rounds=rounds)
+
+
+@pytest.mark.parametrize("combine", ["mean", "senders"])
+def test_iterates_are_those_by_hand(combine):
+    run = started(method(combine).batch())
+    x = run.s.x[0].clone()
+    run.advance(6)
+    want = by_hand(run.problem, x, 6, 0.003, 5, combine)
+    torch.testing.assert_close(run.s.x[0], want, rtol=0, atol=1e-12)
+
+
+def test_senders_differ_from_the_mean():
+    runs = [started(method(c).batch()) for c in ("mean", "senders")]
+    for run in runs:
+        run.advance(6)
+    assert not torch.equal(runs[0].s.x, runs[1].s.x)
+
+
+def test_ranks_give_the_same():
+    def own(transport):
+        run = started(method("senders").batch(), transport=transport)
+        run.advance(6)
+        return run.s.x
+
+    alone = own(None)
+    for x in on_virtual_ranks(2, own):
+        torch.testing.assert_close(x, alone, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "text", ["top_k:k=3", "rand_k:k=3", "natural", "per_tensor:of='top_k:k=2',sizes=[[4,5]]"]
+)
+def test_the_mean_of_senders_by_hand(text):
+    x = torch.arange(1.0, 55.0).view(2, 3, 9).sin()
+    message = (
+        raybench.compressor(text)
+        .bind(9, 3)
+        .operator.compress(x, stream(0).each(range(2)).each(range(3)))
+    )
+    value = message.decode()
+    sent = (value != 0).sum(1)
+    want = torch.where(sent > 0, value.sum(1) / sent.clamp(min=1), 0.0)
+    torch.testing.assert_close(message.mean_of_senders(), want)
+    assert (sent < 3).any() or text == "natural"
+
+
+def test_a_zero_that_was_sent_counts():
+    values = torch.tensor([[[1.0, 0.0], [3.0, 5.0]]])
+    message = SparseMessage(4, values.dtype, torch.tensor([[[0, 2], [0, 2]]]), values)
+    assert message.mean_of_senders().tolist() == [[2.0, 0.0, 2.5, 0.0]]
+    gone = message.masked(torch.tensor([[True, False]]))
+    assert gone.mean_of_senders().tolist() == [[1.0, 0.0, 0.0, 0.0]]
