@@ -48,7 +48,7 @@ VICTIMS = {  # what a process's command line contains, and how often such a one 
 }
 SHARE_AT_START = 0.2  # of the kills fall while Ray is starting
 LONGEST_WAIT = 8.0  # seconds of work before a kill, at most
-PATIENCE = 300.0  # seconds in which a command that is let be, or has lost its raylet, must end
+PATIENCE = 1800.0  # seconds for a sweep after its last kill: several minutes where other work takes the cores
 SOON = 5.0  # seconds after which nothing of a driver may be left
 
 

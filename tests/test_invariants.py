@@ -97,9 +97,11 @@ def test_ef14_virtual_iterate_follows_plain_steps(compressor):
         assert largest(then, now - gammas * grad) < 1e-13
 
 
+@pytest.mark.parametrize("error", ["own", "shared"])
 @pytest.mark.parametrize("rank", [1, 2, 3])
-def test_power_sgd_conserves_gradients(rank):
-    method = Method("power_sgd", {"rank": rank}, None, MATRIX, step=0.05, more=FAR)
+def test_power_sgd_conserves_gradients(rank, error):
+    params = {"rank": rank, "error": error}
+    method = Method("power_sgd", params, None, MATRIX, step=0.05, more=FAR)
     run = started(method.batch((1.0, 2.0), (0, 1)))
     seen = each_round(run, lambda r: (r.s.x.clone(), full_gradients(r).mean(1), r.c.e.mean(1)))
     gammas, total = torch.tensor([[0.05], [0.1]], dtype=torch.float64), torch.zeros(2, 20).double()

@@ -2,7 +2,7 @@
 
 import torch
 
-from raybench.algorithms.base import Estimator, Integer, Number, algorithm
+from raybench.algorithms.base import Choice, Estimator, Integer, Number, algorithm
 
 
 @algorithm(
@@ -12,11 +12,15 @@ from raybench.algorithms.base import Estimator, Integer, Number, algorithm
     rank=Integer(1, low=1, help="of a message, at most"),
     momentum=Number(0.0, low=0, high=0.999, per_cell=True, help="of the decompressed steps"),
     dense_rounds=Integer(0, low=0, help="first rounds, sent uncompressed"),
+    error=Choice(
+        "own", "shared", help="shared: e_i is what the mean message leaves, as in the code"
+    ),
 )
 class PowerSGD(Estimator):
     """For each matrix D_i = G_i + e_i: P = orth(mean D_i Q); Q_i = D_i'P; x <- x - gamma P mean(Q_i)'.
 
-    e_i = D_i - P Q_i', Q is warm-started from mean Q_i. Tensors of more than two axes are folded to
+    e_i = D_i - P Q_i', or with ``error: shared`` D_i - P mean(Q_i)', as in the authors' code and torch's hook.
+    Q is warm-started from mean Q_i. Tensors of more than two axes are folded to
     (first, rest); vectors are sent dense. With momentum v <- momentum v + P mean(Q_i)', x <- x - gamma v.
     Without it mean gradients = steps + mean errors, summed over rounds.
     Up and down: r(a + b) values a matrix, in two exchanges. Source: Vogels, Karimireddy, Jaggi 2019.
@@ -42,7 +46,8 @@ class PowerSGD(Estimator):
                 P = orthonormal(wire.mean(M @ s.Q[j][:, None]))
                 Q = M.mT @ P[:, None]
                 s.Q[j] = wire.mean(Q)
-                out, own = P @ s.Q[j].mT, P[:, None] @ Q.mT
+                out = P @ s.Q[j].mT
+                own = P[:, None] @ Q.mT if a.error == "own" else out[:, None].expand_as(M)
             steps.append((out.reshape(len(out), *tensor.shape[2:]), own.reshape(tensor.shape)))
         c.e = D - wire.layout.concat([own for _, own in steps])
         return wire.layout.concat([out for out, _ in steps])
