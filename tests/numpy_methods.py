@@ -100,6 +100,69 @@ def one_bit_adam(k, warmup_rounds=8, beta1=0.9, beta2=0.99, epsilon=1e-3):
         yield x
 
 
+def zero_one_adam(k, freeze, updates, steps_each, steps_most, beta1=0.9, beta2=0.99, epsilon=1e-3):
+    """0/1 Adam as DeepSpeed's loop: counters that are kept, every client's own point."""
+    X = np.tile(k.x0, (k.n, 1))
+    anchor, m, v = X.copy(), np.zeros_like(X), 0.0
+    e, E, u, lrs = 0.0, 0.0, np.zeros_like(X), 0.0
+    interval, counter, local, steps = 1, 0, 1, 0
+
+    def one_bit(w):
+        nonlocal e, E
+        c = scaled_sign(w + e)
+        e = w + e - c
+        mean = c.mean(0) + E
+        told = scaled_sign(mean)
+        E = mean - told
+        return told
+
+    for t, gamma in enumerate(k.steps, 1):
+        g = k.grad(X)
+        if t <= freeze:
+            if t % interval == 0:
+                mean = g.mean(0)
+                v = beta2 * v + (1 - beta2) * mean**2
+                counter += 1
+                if counter == updates:
+                    counter, interval = 0, 2 * interval
+            else:
+                mean = one_bit(g)
+            m = beta1 * m + (1 - beta1) * mean
+            X = X - gamma * m / (np.sqrt(v) + epsilon)
+            anchor = X.copy()
+        else:
+            if t == freeze + 1:
+                e, E = 0.0, 0.0
+            m = beta1 * m + (1 - beta1) * g
+            lrs += gamma
+            u = u + gamma * m
+            X = X - gamma * m / (np.sqrt(v) + epsilon)
+            if t % local == 0:
+                told = one_bit(u)
+                m = np.tile(told / lrs, (k.n, 1))
+                X = anchor - told / (np.sqrt(v) + epsilon)
+                anchor, u, lrs = X.copy(), np.zeros_like(X), 0.0
+            steps += 1
+            if steps == steps_each:
+                steps, local = 0, min(steps_most, 2 * local)
+        yield X.mean(0)
+
+
+def loco(k, beta, reset, levels):
+    x, e = k.x0, np.zeros((k.n, len(k.x0)))
+    for t, gamma in enumerate(k.steps, 1):
+        v = k.grad(x) + e
+        c = top(v)
+        e = beta * e + (1 - beta) * (v - c)
+        if t % reset == 0:
+            e = np.zeros_like(e)
+        elif levels != "off":
+            unit = np.abs(e).max(1, keepdims=True) / levels
+            e = np.rint(e / np.where(unit > 0, unit, 1)) * unit
+        x = x - gamma * c.mean(0)
+        yield x
+
+
 def power_sgd(k, rank=2, momentum=0.0, dense_rounds=0):
     x, e, v, Q = k.x0, 0, 0, k.basis
     for t, gamma in enumerate(k.steps):

@@ -25,6 +25,7 @@ from numpy_methods import (
     lead,
     local,
     local_ef21,
+    loco,
     lsgd,
     one_bit_adam,
     path_graph,
@@ -37,6 +38,7 @@ from numpy_methods import (
     two_means,
     vertical,
     vertical_naive,
+    zero_one_adam,
 )
 from toys import ConvexL1, path, registered
 
@@ -153,6 +155,34 @@ def test_error_feedback_of_signs():
 def test_one_bit_adam():
     params = {"warmup_rounds": 8, "beta2": 0.99, "epsilon": 1e-3}
     compare(Method("one_bit_adam", params, None, P1, step=0.05), one_bit_adam)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"freeze": 11, "updates": 3, "steps_each": 4, "steps_most": 4},
+        {"freeze": 6, "updates": 2, "steps_each": 1, "steps_most": 8},
+        {"freeze": 40, "updates": 2, "steps_each": 1, "steps_most": 1},
+    ],
+    ids=["both", "long local", "variance only"],
+)
+def test_zero_one_adam(params):
+    params = {**params, "beta2": 0.99, "epsilon": 1e-3}
+    compare(Method("zero_one_adam", params, None, P1, step=0.02), zero_one_adam, **params)
+
+
+@pytest.mark.parametrize("params", [(0.8, 5, 127), (0.3, 100, 7), (0.0, 7, "off")], ids=str)
+def test_loco(params):
+    params = dict(zip(("beta", "reset", "levels"), params, strict=True))
+    compare(Method("loco", params, TOP, P1, step=0.1), loco, **params)
+
+
+def test_loco_without_an_average_is_error_feedback():
+    """beta = 0 in full precision, as long as nothing is forgotten."""
+    params = {"beta": 0.0, "levels": "off"}
+    found = path(started(Method("loco", params, TOP, P1, step=0.1, rounds=30).batch()))
+    known = Method("ef14", {"memory": "gradient"}, TOP, P1, step=0.1, rounds=30)
+    np.testing.assert_allclose(found, path(started(known.batch())), rtol=1e-12)
 
 
 @pytest.mark.parametrize(

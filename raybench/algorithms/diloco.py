@@ -19,9 +19,11 @@ DECAY = Number(0.0, low=0, help="decoupled weight decay of the local steps")
 MOMENTUM = Number(0.9, low=0, high=0.999, per_cell=True, help="of the outer optimizer")
 
 
-def inner(a: Algorithm, optimizer: str) -> Local:
-    """Return the local steps that a preset's parameters say."""
-    return Local(a.steps, optimizer, a.inner_step, weight_decay=a.weight_decay, nesterov=True)
+def inner(a: Algorithm, optimizer: str, steps: int | None = None) -> Local:
+    """Return the local steps that a preset's parameters say, or so many of them."""
+    return Local(
+        steps or a.steps, optimizer, a.inner_step, weight_decay=a.weight_decay, nesterov=True
+    )
 
 
 @algorithm(

@@ -32,19 +32,22 @@ def directions(
     gamma: PerCell,
     clients: Tensor | None = None,
     change: Callable[[Tensor, Tensor], Tensor] = lambda g, y: g,
+    begin: Tensor | None = None,
+    purpose: str = "batch",
 ) -> Tensor:
     """Return v (B, n_here, d) of the clients, starting at s.x; gamma is the method's step size.
 
     batch: samples of a local step; all of them where it is no number. clients: those who work. change:
-    what is done to a gradient at y.
+    what is done to a gradient at y. begin: points (B, n_here, d) to start at in place of s.x. purpose: of
+    the samples, another one for other steps of the same round.
     """
     samples: list[Sample] | list[None] = [None] * local.steps
     if isinstance(batch, int):
-        samples = net.sample("batch", local.steps * batch).split(batch)
-    x = s.x[:, None]
+        samples = net.sample(purpose, local.steps * batch).split(batch)
+    x = s.x[:, None] if begin is None else begin
     # With steps of the method's own size v is counted in them: the sum of what y moves along.
     unit, eta = (gamma.like(x), 1.0) if local.step_size is None else (1.0, local.step_size)
-    at, y, v = s.x, x, torch.zeros_like(x)
+    at, y, v = s.x if begin is None else begin, x, torch.zeros_like(x)
     for sample in samples:
         g = change(net.grad(at, sample, clients=clients), y)
         if local.clip is not None:

@@ -46,3 +46,21 @@ class Layout:
         pairs = zip(tensors, self.tensors, strict=True)
         flat = [t.reshape(*t.shape[: t.ndim - len(shape)], -1) for t, (_, shape) in pairs]
         return torch.cat(flat, dim=-1)
+
+    def fragments(self, count: int) -> list[tuple[slice, Layout]]:
+        """Return consecutive groups of tensors of about d/count coordinates: where, and their layouts.
+
+        At most ``count`` of them, and none is empty: a large tensor stands alone.
+        """
+        groups: dict[int, list[tuple[tuple[str, tuple[int, ...]], int]]] = {}
+        at = 0
+        for tensor, size in zip(self.tensors, self.sizes, strict=True):
+            middle = (2 * at + size) * count // (2 * max(1, self.dim))
+            groups.setdefault(min(middle, count - 1), []).append((tensor, at))
+            at += size
+        found = [groups[j] for j in sorted(groups)]
+        starts = [group[0][1] for group in found]
+        return [
+            (slice(first, last), Layout(tuple(tensor for tensor, _ in group)))
+            for first, last, group in zip(starts, [*starts[1:], at], found, strict=True)
+        ]
