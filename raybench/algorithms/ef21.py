@@ -63,7 +63,7 @@ class EF21(Estimator):
         c.g, s.g = wire.zeros(), wire.zero()
 
     def estimate(a, wire, s, c, grad):
-        return s.g + a.send(wire, s, c, grad)
+        return a.send(wire, s, c, grad).add_(s.g)  # the mean is ours: no further (B, d) is made
 
     def open(a, wire, s, c, grad):
         return s.g if a.init == "zero" else s.g + a.send(wire, s, c, grad, dense=a.init == "full")

@@ -17,7 +17,7 @@ from raybench.core.parallel import ALIGN, run_tiled
 from raybench.wire.levels import aligned
 
 SUM_WORK = 1.0  # of a coordinate, in additions
-SIZES, SQUARES, ABOVE, BELOW = range(4)  # what is added up: |v|, v^2, v where v >= 0, v where not
+SIZES, SQUARES = range(2)  # what is added up: |v| or v^2
 
 
 def buckets(d: int, bucket: int) -> int:
@@ -67,8 +67,7 @@ def in_buckets(x: Tensor, bucket: int) -> Tensor:
 def sums(x: Tensor, what: int, bucket: int = 0, up: Tensor | None = None) -> Tensor:
     """Return sums over every row or bucket of x (*lead, d), float64 (*lead, nb).
 
-    what: SIZES of |v|, SQUARES of v^2, ABOVE of v where v >= 0, BELOW of v where not (also NaN); v = up x_j,
-    up (*lead, nb) float64, 1 by default.
+    what: SIZES of |v|, SQUARES of v^2; v = up x_j, up (*lead, nb) float64, 1 by default.
     """
     if x.device.type != "cpu" or not x.numel():
         return sums_torch(x, what, bucket, up)
@@ -89,9 +88,25 @@ def sums_torch(x: Tensor, what: int, bucket: int = 0, up: Tensor | None = None) 
     """Return the same by plain torch, to rounding (the reference; any device)."""
     v = in_buckets(x.double(), bucket)
     v = v if up is None else v * up[..., None]
-    if what in (ABOVE, BELOW):
-        return v.where((v >= 0) == (what == ABOVE), 0.0).sum(-1)
     return (v.square() if what == SQUARES else v.abs()).sum(-1)
+
+
+def side_sums(x: Tensor) -> Tensor:
+    """Return the sums of the x_j that are not >= 0 (NaN is among them) and of those that are, float64 (*lead, 2)."""
+    if x.device.type != "cpu" or not x.numel():
+        wide = x.double()
+        return torch.stack(
+            [wide.where((x >= 0) == side, 0.0).sum(-1) for side in (False, True)], -1
+        )
+    d = x.shape[-1]
+    rows = x.view(-1, d).numpy()
+    parts = np.empty((len(rows), buckets(d, ALIGN), 2))
+
+    def work(r0: int, r1: int, lo: int, hi: int) -> None:
+        _side_sums(rows, ALIGN, r0, r1, lo, hi, parts)
+
+    run_tiled(work, len(rows), d, SUM_WORK)
+    return torch.from_numpy(parts.sum(1)).view(*x.shape[:-1], 2)
 
 
 def largest(x: Tensor, bucket: int = 0) -> Tensor:
@@ -125,15 +140,9 @@ def _sum(x, what, up):
         for j in range(x.shape[0]):
             v = np.float64(x[j]) * up
             total += v * v
-    elif what == SIZES:
-        for j in range(x.shape[0]):
-            total += abs(np.float64(x[j]) * up)
-    elif what == ABOVE:
-        for j in range(x.shape[0]):
-            total += np.float64(x[j]) * up if x[j] >= 0 else 0.0
     else:
         for j in range(x.shape[0]):
-            total += 0.0 if x[j] >= 0 else np.float64(x[j]) * up
+            total += abs(np.float64(x[j]) * up)
     return total
 
 
@@ -146,6 +155,23 @@ def _sums(rows, what, up, bucket, r0, r1, lo, hi, out):  # up (R, 1 or nb), out 
             for first in range(b * bucket, end, ALIGN):
                 total += _sum(rows[r, first : min(first + ALIGN, end)], what, factor)
             out[r, b] = total
+
+
+@compiled(fastmath={"reassoc", "contract"})  # as in _sum
+def _side_sum(x):
+    below, above = 0.0, 0.0
+    for j in range(x.shape[0]):
+        v, upper = np.float64(x[j]), x[j] >= 0
+        above += v if upper else 0.0
+        below += 0.0 if upper else v
+    return below, above
+
+
+@compiled
+def _side_sums(rows, tile, r0, r1, lo, hi, out):  # out (R, tiles, 2)
+    for r in range(r0, r1):
+        for b in range(lo // tile, -(-hi // tile)):
+            out[r, b, 0], out[r, b, 1] = _side_sum(rows[r, b * tile : min((b + 1) * tile, hi)])
 
 
 @compiled

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor
-from raybench.compressors.norms import ABOVE, BELOW, norms, sums
+from raybench.compressors.norms import norms, side_sums
 from raybench.core.registry import compressor
 from raybench.core.streams import Stream
 from raybench.wire import LevelsMessage, Message
@@ -75,7 +75,7 @@ class OneBit(Compressor):
         codes = signs(x)
         above = codes.sum(-1, keepdim=True, dtype=torch.int32)
         counts = torch.cat((d - above, above), -1)
-        means = torch.cat((sums(x, BELOW), sums(x, ABOVE)), -1) / counts.clamp(min=1)
+        means = side_sums(x) / counts.clamp(min=1)
         return LevelsMessage(d, x.dtype, codes, means.to(x.dtype), "pair", 1)
 
     def alpha(self, d: int) -> float:

@@ -58,6 +58,7 @@ class Oracle:
         self.loss_wanted = True  # whether the next full gradient shall bring the losses along
         self._last: Full | None = None
         self._counts = torch.tensor(problem.samples, dtype=torch.float64)
+        self._full = float(self._counts.mean())  # samples of a full gradient, mean per client
 
     # Gradients, paid for by methods -----------------------------------------------------------
 
@@ -113,7 +114,7 @@ class Oracle:
     def _cost(self, sample: Sample | None, clients: Tensor | None) -> float | np.ndarray:
         """Return the samples evaluated, mean per client: a number, or one per cell."""
         if clients is None:
-            return float(self._counts.mean()) if sample is None else float(sample.size)
+            return self._full if sample is None else float(sample.size)
         each = clients.double()
         if sample is None:
             return self._mean_over_clients(each * self.wire.here(self._counts[None]).to(each))

@@ -137,7 +137,7 @@ class Run:
 
     def _step(self, work: Callable[[], None], t: int) -> None:
         net = self.net
-        net.oracle.loss_wanted = t in self._wanted
+        net.oracle.loss_wanted = wanted = t in self._wanted
         before = np.array([net.oracle.spared, *net.clock.parts])
         began = perf_counter()
         work()
@@ -149,7 +149,7 @@ class Run:
         self.t = t
         if self.average is not None:
             self.average.add(self.a.point(net, self.s, self.c))
-        if t in self._wanted:
+        if wanted:
             self._record(t)
         elif t % ROUNDS_BETWEEN_LOOKS == 0:
             finite = torch.isfinite(self.a.point(net, self.s, self.c)).all(-1).cpu().numpy()

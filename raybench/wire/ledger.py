@@ -96,7 +96,7 @@ class Ledger:
             return
         cost = message.cost
         if weight is None and _alike(cost):
-            _add(self.up, cells, cost)
+            self.up[:, cells] += np.array(cost, float)[:, None]
             self._alike[cells] += cost.bytes
             return
         times = None if weight is None else weight.double().cpu().numpy()
@@ -112,7 +112,10 @@ class Ledger:
                 self._book_down(part, own.cpu().numpy())
             return
         cost = message.cost
-        _add(self.down, cells, cost if _alike(cost) else [_plain(count) for count in cost])
+        if _alike(cost):
+            self.down[:, cells] += np.array(cost, float)[:, None]
+        else:
+            _add(self.down, cells, [_plain(count) for count in cost])
 
 
 def _alike(cost: Counts) -> bool:
