@@ -482,6 +482,17 @@ def _final(method, transport):
     return run.s.x
 
 
+def test_only_some_rows_of_the_test_part():
+    whole, some = network(test_size=0.3), network(test_size=0.3, test_rows=9)
+    assert torch.equal(whole.rows[0], some.rows[0])
+    inputs, targets = whole.examples(whole.test, torch.arange(9))
+    x = point(whole, 1)
+    want = F.cross_entropy(whole.passes.outputs(x[0], inputs), targets)
+    torch.testing.assert_close(some.evaluate(x)["test_loss"][0], want.detach())
+    with pytest.raises(InputError, match="first 99999"):
+        network(test_size=0.3, test_rows=99999)
+
+
 def test_a_row_measures_what_it_is_asked_for():
     more = {"record": {"every": 1}, "evaluate": {"every": 4, "gradient": False}}
     problem = {"name": "network", **DIGITS, "test_size": 0.2}

@@ -36,6 +36,7 @@ DIGESTS = {
     "power_sgd": (126, "fa54ea80b443ab97"),
     "quickstart": (297, "cbc898c1fb52674d"),
     "ring": (48, "5ca692e881214be2"),
+    "shakespeare": (8, "200778340aabf3f3"),
     "vertical": (38, "47e3bd4342530978"),
 }
 

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
-import os
-import pickle
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
+from gloo_kit import run_processes, serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,47 +144,10 @@ def result(method: Method, transport: Transport | None = None) -> dict[str, Any]
     return out
 
 
-def process(folder: str, rank: int, size: int) -> None:
-    """One rank: run every method over gloo, then store what came out."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meet",
-        rank=rank,
-        world_size=size,
-        timeout=datetime.timedelta(seconds=90),
-    )
-    transport = Distributed()
-    found = [result(method, transport) for method in METHODS]
-    one = transport.agree({"from": transport.rank})
-    Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps((found, one)))
-    dist.destroy_process_group()
-
-
 @pytest.fixture(scope="module")
 def over_gloo(tmp_path_factory):
     """What two processes found, each in a list over METHODS."""
-    folder = tmp_path_factory.mktemp("gloo")
-    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(folder), str(rank), "2"],
-            env=env,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [p.communicate(timeout=150)[1] for p in running]
-    finally:
-        for p in running:
-            p.kill()
-            p.wait()
-    assert [p.returncode for p in running] == [0, 0], "\n".join(errors)
-    found = [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(2)]
-    assert all(one == {"from": 0} for _, one in found)
-    return [each for each, _ in found]
+    return run_processes(__file__, tmp_path_factory.mktemp("gloo"))
 
 
 @pytest.mark.parametrize("at", range(len(METHODS)), ids=[m.name for m in METHODS])
@@ -216,4 +173,4 @@ def test_virtual_ranks_are_the_same_code():
 
 
 if __name__ == "__main__":
-    process(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    serve(lambda transport: [result(method, transport) for method in METHODS])

@@ -80,6 +80,7 @@ class NetworkProblem(Problem):
         "dtype": Choice("float32", "float64", help="floating-point type"),
         "seed": Integer(0, low=0, help="drives the split and the test part"),
         "rows": Integer(None, low=1, help="only the first so many examples"),
+        "test_rows": Integer(None, low=1, help="only the first so many examples of the test part"),
         "test_size": Number(
             0.0, low=0, high=0.99, help="share held out where there is no test part"
         ),
@@ -110,6 +111,7 @@ class NetworkProblem(Problem):
         dtype: str = "float32",
         seed: int = 0,
         rows: int | None = None,
+        test_rows: int | None = None,
         test_size: float = 0.0,
         chunk: int = 256,
     ) -> None:
@@ -126,7 +128,8 @@ class NetworkProblem(Problem):
         kept, held = data.hold_out(len(train), test_size if test is None else 0.0, seed)
         if len(held):
             train, test = train[kept], train[held]
-        self.train, self.test = train, test
+        self.train = train
+        self.test = test.first(test_rows) if test is not None and test_rows is not None else test
         labels = train.targets if train.targets.ndim == 1 else np.arange(len(train))
         parts = data.split(labels, clients, split, remainder=remainder, seed=seed)
         self.rows = [torch.from_numpy(np.ascontiguousarray(part)) for part in parts]

@@ -1,0 +1,107 @@
+"""Networks on several processes, over gloo and on Ray Train's workers: the parameters of one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gloo_kit import run_processes, serve
+
+import raybench
+from raybench.testing.trial import Method, finished
+from raybench.wire.transport import on_virtual_ranks
+
+MLP = {"model": "mlp:hidden=[8]", "dataset": "digits", "clients": 4, "rows": 120, "batch": 6}
+PROBLEM = {"name": "network", **MLP, "dtype": "float64"}
+TOP, RAND = {"name": "top_k", "k": "5%"}, {"name": "rand_k", "k": "5%"}
+H = {"steps": 3, "inner_step": 0.01}
+ROUNDS = 20
+CASES = {
+    "ef21": ({}, TOP, 0.1),
+    "marina": ({"p": 0.4}, RAND, 0.1),
+    "diana": ({}, RAND, 0.1),
+    "dgc": ({}, {**TOP, "granularity": "tensor"}, 0.02),
+    "power_sgd": ({"rank": 2}, None, 0.05),
+    "diloco": (H, None, 0.7),
+    "streaming_diloco": ({**H, "late": 1}, {"name": "identity"}, 0.7),
+    "sparseloco": (H, TOP, 0.7),
+    "muloco": (H, None, 0.7),
+    "dion": ({"rank": 3}, None, 0.01),
+    "ef21_muon": ({"eta": 0.1}, TOP, 0.01),
+    "demo": ({"beta": 0.9}, {"name": "dct_top_k", "k": 5}, 0.003),
+    "zero_one_adam": ({"freeze": 8, "updates": 3, "steps_each": 3}, None, 0.003),
+    "loco": ({}, {"name": "nf4"}, 0.1),
+}
+
+
+def method(name: str) -> Method:
+    params, compressor, step = CASES[name]
+    return Method(name, params, compressor, PROBLEM, step=step, rounds=ROUNDS)
+
+
+def result(name, transport=None):
+    run = finished(method(name).batch(), transport=transport)
+    return run.a.point(run.net, run.s, run.c)[0].tolist()
+
+
+def near(found, want):
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(want), rtol=0, atol=1e-9)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """What one process finds, by method."""
+    return {name: result(name) for name in CASES}
+
+
+@pytest.fixture(scope="module")
+def over_gloo(tmp_path_factory):
+    """What two processes found, by method each."""
+    return run_processes(__file__, tmp_path_factory.mktemp("gloo"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_over_gloo_are_one_process(over_gloo, alone, name):
+    for found in over_gloo:
+        near(found[name], alone[name])
+    assert over_gloo[0][name] == over_gloo[1][name]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_three_ranks_are_one(alone, name):
+    for found in on_virtual_ranks(3, lambda transport: result(name, transport)):
+        near(found, alone[name])
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(500)
+def test_workers_of_ray_train_are_one_process(tmp_path):
+    """Two workers of Ray Train for every method, and the same curves as in the driver's own process."""
+    entries = []
+    for name, (params, compressor, step) in CASES.items():
+        entry = {"name": name, **params, "step_size": {"value": step}}
+        entries.append(entry if compressor is None else {**entry, "compressor": compressor})
+    sweep = {"problem": PROBLEM, "algorithm": entries, "rounds": ROUNDS, "record": {"every": 5}}
+    raybench.sweep({**sweep, "name": "alone"}, tmp_path / "alone", inline=True)
+    train = {"resources": {"mode": "train", "workers": 2}}
+    raybench.sweep({**sweep, **train, "name": "train"}, tmp_path / "train")
+    columns = ["loss", "grad_norm_sq", "accuracy", "bits_up"]
+    want, found = (
+        raybench.load(tmp_path / name).set_index(["algorithm", "round"]).sort_index()[columns]
+        for name in ("alone", "train")
+    )
+    assert len(want) == len(CASES) * 5
+    torch.testing.assert_close(
+        torch.from_numpy(found.to_numpy()),
+        torch.from_numpy(want.to_numpy()),
+        rtol=1e-8,
+        atol=1e-9,
+        equal_nan=True,
+    )
+    ended = raybench.cells(tmp_path / "train")
+    assert set(ended["mode"]) == {"train"}
+    assert set(ended["workers"]) == {2}
+
+
+if __name__ == "__main__":
+    serve(lambda transport: {name: result(name, transport) for name in CASES})
