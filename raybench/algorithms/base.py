@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, where, zeros_like
 
 from raybench import theory
@@ -103,7 +104,8 @@ class Algorithm:
     def step(a, net: Net, s: State, g: Tensor) -> None:
         """x^{t+1} = prox(x^t - gamma g), told to the clients; the prox is the problem's, if it has one."""
         x = s.x if a.D is None else s.y
-        a.tell(net, s, net.prox(x - a.gamma * g, a.gamma))
+        step = a.gamma * g
+        a.tell(net, s, net.prox(torch.sub(x, step, out=step), a.gamma))  # in the memory of the step
 
     def move(a, net: Net, s: State, u: Tensor) -> None:
         """x^{t+1} = x^t - u, told to the clients: for methods whose messages hold the step size."""
