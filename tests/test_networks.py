@@ -507,3 +507,10 @@ def test_a_row_measures_what_it_is_asked_for():
         assert frame[column].notna().equals(asked)
     assert frame["grad_norm_sq"].isna().all()
     assert np.isfinite(frame["bits_up"]).all()
+    more["evaluate"]["loss"] = False
+    less = raybench.run(
+        {"problem": problem, "algorithm": "sgd", "step_size": {"value": 0.1}, "rounds": 10, **more}
+    )
+    assert less["loss"].isna().all()
+    assert less["test_loss"].equals(frame["test_loss"])
+    assert less["bits_up"].equals(frame["bits_up"])

@@ -12,6 +12,7 @@ from raybench.core import registry
 from raybench.engine.net import Net
 
 CHEAP_MEASURES = frozenset({"loss", "grad_norm_sq", "suboptimality", "estimator_error_sq"})
+OF_LOSSES = frozenset({"loss", "suboptimality"})
 OF_GRADIENTS = frozenset({"grad_norm_sq", "mean_client_grad_norm_sq", "estimator_error_sq"})
 # a pass over the data each
 COSTLY_MEASURES = frozenset({"mean_client_grad_norm_sq", "accuracy", "test_loss"})

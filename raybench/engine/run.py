@@ -26,6 +26,7 @@ from raybench.engine.measure import (
     CHEAP_MEASURES,
     COSTLY_MEASURES,
     OF_GRADIENTS,
+    OF_LOSSES,
     measured,
 )
 from raybench.engine.net import Net
@@ -199,7 +200,9 @@ class Run:
         if not fully and self.problem.costly:
             return frozenset()
         what = CHEAP_MEASURES | COSTLY_MEASURES if fully else CHEAP_MEASURES
-        return what if self.options.evaluate.gradient else what - OF_GRADIENTS
+        evaluate = self.options.evaluate
+        what = what if evaluate.gradient else what - OF_GRADIENTS
+        return what if evaluate.loss else what - OF_LOSSES
 
     def _judge(self, row: Mapping[str, np.ndarray]) -> None:
         unknown = np.ones(len(self.index))  # a quantity that is not measured cannot show divergence

@@ -55,6 +55,9 @@ class Evaluate:
     gradient: bool = Flag(
         True, help="measure grad f over all samples; a network without it saves time"
     )
+    loss: bool = Flag(
+        True, help="measure f over all samples, where grad f is not; slow for networks"
+    )
     metrics: tuple[str, ...] = List((), help="metrics by name")
 
 
