@@ -76,8 +76,9 @@ class Memory:
             import ctypes
             import resource
 
-            ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
-
+            libc = ctypes.CDLL(None)
+            if hasattr(libc, "mallopt"):
+                libc.mallopt(M_ARENA_MAX, 1)
             _, hard = resource.getrlimit(resource.RLIMIT_AS)
             soft = hard if most is None else self._field("VmSize") + most
             resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -2,6 +2,11 @@
 
 from raybench.algorithms.base import Estimator, Integer, Number, algorithm, where
 
+BATCH = Integer("full", low=1, words=("full",), help="samples per client and round")
+BETA1 = Number(0.9, low=0, high=0.9999, per_cell=True, help="of the momentum m")
+BETA2 = Number(0.999, low=0, high=0.999999, per_cell=True, help="of the variance v")
+EPSILON = Number(1e-8, low=0, per_cell=True, help="added to sqrt(v)")
+
 
 @algorithm(
     "one_bit_adam",
@@ -9,11 +14,11 @@ from raybench.algorithms.base import Estimator, Integer, Number, algorithm, wher
     up=None,
     theory=None,
     stochastic=True,
-    batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
+    batch=BATCH,
     warmup_rounds=Integer(20, low=1, help="rounds of dense Adam"),
-    beta1=Number(0.9, low=0, high=0.9999, per_cell=True, help="of the momentum m"),
-    beta2=Number(0.999, low=0, high=0.999999, per_cell=True, help="of the variance v"),
-    epsilon=Number(1e-8, low=0, per_cell=True, help="added to sqrt(v)"),
+    beta1=BETA1,
+    beta2=BETA2,
+    epsilon=EPSILON,
 )
 class OneBitAdam(Estimator):
     """x <- x - gamma m/(sqrt(v) + epsilon): dense Adam at first, then v is frozen and m sent as signs.

@@ -2,7 +2,8 @@
 
 import torch
 
-from raybench.algorithms.base import Estimator, Integer, Number, algorithm, where
+from raybench.algorithms.base import Estimator, Integer, algorithm, where
+from raybench.algorithms.one_bit_adam import BATCH, BETA1, BETA2, EPSILON
 
 
 @algorithm(
@@ -11,14 +12,14 @@ from raybench.algorithms.base import Estimator, Integer, Number, algorithm, wher
     up=None,
     theory=None,
     stochastic=True,
-    batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
+    batch=BATCH,
     freeze=Integer(200, low=1, help="rounds after which the variance stays"),
     updates=Integer(16, low=1, help="updates of the variance before they become half as frequent"),
     steps_each=Integer(200, low=1, help="frozen rounds before exchanges become half as frequent"),
     steps_most=Integer(16, low=1, help="local steps between exchanges, at most"),
-    beta1=Number(0.9, low=0, high=0.9999, per_cell=True, help="of the momentum m"),
-    beta2=Number(0.999, low=0, high=0.999999, per_cell=True, help="of the variance v"),
-    epsilon=Number(1e-8, low=0, per_cell=True, help="added to sqrt(v)"),
+    beta1=BETA1,
+    beta2=BETA2,
+    epsilon=EPSILON,
 )
 class ZeroOneAdam(Estimator):
     """x <- x - gamma m/(sqrt(v) + epsilon): v from ever fewer dense rounds, then ever fewer exchanges of m.

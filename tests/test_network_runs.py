@@ -1,0 +1,133 @@
+"""Runs on networks: minibatches of the problem, batches of cells, ranks, what a row measures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from test_networks import DIGITS, NORMED, by_hand, network, point
+from torch.nn import functional as F
+
+import raybench
+from raybench.core.counts import Counts
+from raybench.core.errors import InputError
+from raybench.testing.resume import recorded
+from raybench.testing.trial import Method, finished, started
+from raybench.wire.transport import on_virtual_ranks
+
+
+def test_gd_is_sgd_on_minibatches_of_the_problem():
+    """A network's ``batch`` is the minibatch of every method that does not name its own."""
+    problem = {"name": "network", **DIGITS, "batch": 8}
+    run = started(Method("gd", {}, None, problem, step=0.1, rounds=5).batch())
+    x = run.problem.start()
+    for _ in range(5):
+        run.advance(1)
+        J = run.net.sample("batch", 8)
+        g = torch.stack([by_hand(run.problem, x, J.indices[0, i], i)[0] for i in range(3)]).mean(0)
+        x = x - 0.1 * g
+        torch.testing.assert_close(run.s.x[0], x, rtol=1e-9, atol=1e-12)
+    assert run.net.oracle.evals.tolist() == [40]
+
+
+@pytest.mark.parametrize("name", ["marina", "dasha", "lag", "clag", "three_pc_v5"])
+def test_differences_are_of_full_gradients(name):
+    problem = {"name": "network", **DIGITS, "batch": 8}
+    operator = {"name": "rand_k" if name in ("marina", "dasha") else "top_k", "k": 50}
+    run = finished(Method(name, {}, operator, problem, step=0.1, rounds=4).batch())
+    assert run.net.oracle.evals.tolist() == [5 * 30]
+
+
+def test_cells_of_a_batch_equal_cells_alone():
+    method = Method(
+        "ef21", {}, {"name": "top_k", "k": "5%"}, {"name": "network", **DIGITS}, step=0.1, rounds=6
+    )
+    both = finished(method.batch((1.0, 0.5), (0, 1)))
+    for j, (multiple, seed) in enumerate(((1.0, 0), (0.5, 1))):
+        alone = finished(method.batch((multiple,), (seed,)))
+        torch.testing.assert_close(both.s.x[j], alone.s.x[0], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("params", [DIGITS, NORMED], ids=["mlp", "batchnorm"])
+@pytest.mark.parametrize("name", ["ef21", "diana", "marina"])
+def test_ranks_give_the_same(params, name):
+    operator = {"name": "top_k" if name == "ef21" else "rand_k", "k": "5%"}
+    method = Method(name, {}, operator, {"name": "network", **params}, step=0.1, rounds=5)
+    whole = finished(method.batch())
+    for x in on_virtual_ranks(2, lambda t: _final(method, t)):
+        torch.testing.assert_close(x, whole.s.x, rtol=1e-9, atol=1e-11)
+
+
+def _final(method, transport):
+    run = started(method.batch(), transport=transport)
+    run.advance(5)
+    return run.s.x
+
+
+def test_only_some_rows_of_the_test_part():
+    whole, some = network(test_size=0.3), network(test_size=0.3, test_rows=9)
+    assert torch.equal(whole.rows[0], some.rows[0])
+    inputs, targets = whole.examples(whole.test, torch.arange(9))
+    x = point(whole, 1)
+    want = F.cross_entropy(whole.passes.outputs(x[0], inputs), targets)
+    torch.testing.assert_close(some.evaluate(x)["test_loss"][0], want.detach())
+    with pytest.raises(InputError, match="first 99999"):
+        network(test_size=0.3, test_rows=99999)
+
+
+def test_a_row_measures_what_it_is_asked_for():
+    more = {"record": {"every": 1}, "evaluate": {"every": 4, "gradient": False}}
+    problem = {"name": "network", **DIGITS, "test_size": 0.2}
+    frame = raybench.run(
+        {"problem": problem, "algorithm": "sgd", "step_size": {"value": 0.1}, "rounds": 10, **more}
+    )
+    asked = frame["round"] % 4 == 0
+    asked |= frame["round"] == 10
+    for column in ("loss", "accuracy", "test_loss"):
+        assert frame[column].notna().equals(asked)
+    assert frame["grad_norm_sq"].isna().all()
+    assert np.isfinite(frame["bits_up"]).all()
+    more["evaluate"]["loss"] = False
+    less = raybench.run(
+        {"problem": problem, "algorithm": "sgd", "step_size": {"value": 0.1}, "rounds": 10, **more}
+    )
+    assert less["loss"].isna().all()
+    assert less["test_loss"].equals(frame["test_loss"])
+    assert less["bits_up"].equals(frame["bits_up"])
+
+
+# BatchNorm ------------------------------------------------------------------------------------------
+
+
+def test_clients_keep_statistics_or_share_them():
+    kept, shared = (
+        finished(
+            Method(
+                "sgd", {}, None, {"name": "network", **NORMED, "batchnorm": b}, step=0.05, rounds=4
+            ).batch()
+        )
+        for b in ("server", "sync")
+    )
+    own, mean = kept.net.oracle.buffers, shared.net.oracle.buffers
+    for name in own:
+        assert not torch.allclose(own[name][0, 0], own[name][0, 1])
+        assert torch.equal(mean[name][0, 0], mean[name][0, 1])
+    count = sum(v[0, 0].numel() for v in own.values())
+    more = recorded(shared)["values_up"] - recorded(kept)["values_up"]
+    assert more[0].tolist() == [count * t for t in range(5)]
+
+
+def test_statistics_are_shared_by_the_cells_that_took_gradients():
+    problem = {"name": "network", **NORMED, "batchnorm": "sync"}
+    method = Method("sgd", {}, {"name": "identity"}, problem, step=0.1, rounds=3)
+    run = started(method.batch([1.0, 2.0]))
+    run.advance(1)
+    net, before = run.net, Counts(*run.net.ledger.up).values.copy()
+    was = {name: own.clone() for name, own in net.oracle.buffers.items()}
+    net.oracle.grad(run.s.x, net.sample("more", 8), cells=torch.tensor([1]))
+    count = sum(own[0, 0].numel() for own in was.values())
+    assert (Counts(*net.ledger.up).values - before).tolist() == [0, count]
+    for name, own in net.oracle.buffers.items():
+        assert torch.equal(own[0], was[name][0])
+        assert not torch.equal(own[1], was[name][1])
+        assert torch.equal(own[1, 0], own[1, 1])
