@@ -130,8 +130,7 @@ class Passes:
     def gradients(self, x: Tensor, work: Work, out: Tensor) -> Tensor:
         """Add the gradients at x (R, d) to out (R, d); return the weighted losses (R,)."""
         if self.stacks:
-            some = max(1, AT_ONCE // (work.weights.shape[1] * self._kept + 3 * self.layout.dim))
-            groups = [slice(j, j + some) for j in range(0, len(x), some)]
+            groups = self._groups(len(x), work.weights.shape[1])
             return torch.cat([self._stacked(x[g], work[g], out[g]) for g in groups])
         self.train(True)
         try:
@@ -139,6 +138,11 @@ class Passes:
         finally:
             self.train(False)
         return torch.stack(found)
+
+    def _groups(self, rows: int, samples: int) -> list[slice]:
+        """Return which rows of so many samples are evaluated together."""
+        some = max(1, AT_ONCE // (samples * self._kept + 3 * self.layout.dim))
+        return [slice(j, j + some) for j in range(0, rows, some)]
 
     def _stacked(self, x: Tensor, work: Work, out: Tensor) -> Tensor:
         names = [name for name, _ in self.layout]
@@ -208,10 +212,10 @@ class Passes:
             return {name: v.double().sum() for name, v in measure(outputs).items()}
 
         if self.stacks:
-            names = [name for name, _ in self.layout]
-
-            params = dict(zip(names, self.layout.views(x), strict=True))
-            found = [sums(out) for out in vmap(self._outputs, (0, None))(params, inputs)]
+            names, found = [name for name, _ in self.layout], []
+            for g in self._groups(len(x), len(inputs)):
+                params = dict(zip(names, self.layout.views(x[g]), strict=True))
+                found += [sums(out) for out in vmap(self._outputs, (0, None))(params, inputs)]
         else:
             rows = range(len(x))
             found = [sums(self._call(self.layout.views(x[j]), inputs, buffers, j)) for j in rows]
