@@ -26,6 +26,7 @@ SIZES = {  # cells, after merging
     "dasha": 162,
     "permk": 60,
     "lead": 30,
+    "shakespeare": 8,
 }
 
 
