@@ -14,6 +14,7 @@ from raybench.compressors import unpack
 from raybench.compressors.selection.block_top_k import BlockTopK, block_energies
 from raybench.compressors.selection.by_size import ragged
 from raybench.compressors.selection.dgc import DGC, select_torch
+from raybench.compressors.selection.masking import Masking
 from raybench.compressors.selection.pos_neg_top_k import PosNegTopK, by_sign
 from raybench.compressors.selection.threshold import (
     AdaptiveThreshold,
@@ -23,6 +24,7 @@ from raybench.compressors.selection.threshold import (
 )
 from raybench.compressors.selection.top_k import RTopK, TopK
 from raybench.core.errors import InputError
+from raybench.core.layout import Layout
 from raybench.core.registry import lookup
 from raybench.core.streams import stream
 from raybench.testing.compressors import examples
@@ -30,7 +32,7 @@ from raybench.testing.vectors import cells_and_clients, gaussian
 
 NAMES = [
     *("top_k", "rtop_k", "hard_threshold", "adaptive_threshold", "pos_neg_top_k"),
-    *("dgc", "block_top_k"),
+    *("dgc", "block_top_k", "masking"),
 ]
 
 
@@ -307,6 +309,42 @@ def test_bits_of_block_messages():
     assert m.bits == (900 - 200 * short) * 32 + 4
 
 
+# Masks -----------------------------------------------------------------------------------------
+
+LAYOUT = Layout((("conv", (3, 4)), ("none", (0,)), ("bias", (2,)), ("dense", (5, 6))))
+
+
+@pytest.mark.parametrize("threshold", ["tensor", "first"])
+@pytest.mark.parametrize("k", [1, 3, "25%", "100%"])
+def test_masking_keeps_what_reaches_the_kth_largest_of_its_tensor_or_of_the_first(threshold, k):
+    d = LAYOUT.dim
+    x = gaussian(2, 3, d)
+    x[..., 13] = x[..., 12]  # a tie in the bias, which is all of it
+    op = Masking(k, threshold).fit(d, 3, LAYOUT)
+    pieces, kept, tau = x.abs().split([12, 2, 30], -1), [], None
+    for size, piece in zip((12, 2, 30), pieces, strict=True):
+        count = min(k, size) if isinstance(k, int) else math.ceil(float(k[:-1]) / 100 * size)
+        if tau is None or threshold == "tensor":
+            tau = piece.sort(-1, descending=True).values[..., count - 1 : count]
+        kept.append(piece >= tau)
+    m = op.compress(x)
+    assert torch.equal(m.decode(), x * torch.cat(kept, -1))
+    assert torch.equal(unpack(m.pack()).decode(), m.decode())
+    lost = (m.decode() - x).square().sum(-1)
+    assert (lost <= (1 - op.alpha(d)) * x.square().sum(-1) * (1 + 1e-12)).all()
+
+
+def test_a_first_threshold_of_one_entry_may_leave_nothing_of_the_other_tensors():
+    x = torch.cat((torch.tensor([9.0] * 11 + [10.0]), gaussian(32).float().clamp(-5, 5)))
+    assert Masking(1, "first").fit(44, 1, LAYOUT).compress(x).decode().count_nonzero() == 1
+    assert Masking(1, "tensor").fit(44, 1, LAYOUT).compress(x).decode().count_nonzero() == 3
+
+
+def test_without_a_layout_masking_is_top_k_with_all_ties():
+    x = torch.tensor([3.0, -3, 1, 0, 2, 3])
+    assert torch.equal(Masking(2).compress(x).decode(), torch.tensor([3.0, -3, 0, 0, 0, 3]))
+
+
 # All of them -----------------------------------------------------------------------------------
 
 
@@ -322,6 +360,7 @@ def test_bits_of_block_messages():
         ("dgc:k=2,truncate=index", "truncate"),
         ("block_top_k:k=2,block=0", "block"),
         ("block_top_k:k=2,form=other", "form"),
+        ("masking:k=2,threshold=last", "threshold"),
     ],
 )
 def test_parameters_out_of_range_are_named(text, where):
@@ -340,10 +379,12 @@ def test_parameters_out_of_range_are_named(text, where):
         lambda: DGC(2, truncate="index"),
         lambda: BlockTopK(2, 0),
         lambda: BlockTopK(2, form="other"),
+        lambda: Masking(2, "last"),
         lambda: BlockTopK(9, 8).compress(torch.ones(24)),
         lambda: BlockTopK(4, 8, "blocks").compress(torch.ones(24)),
         lambda: PosNegTopK(25).compress(torch.ones(24)),
         lambda: DGC(2, sample=25).compress(torch.ones(24)),
+        lambda: Masking(25).fit(24, 1),
     ],
 )
 def test_constructed_by_hand_they_complain_too(make):
