@@ -239,6 +239,28 @@ def test_steps_that_change_over_the_rounds_are_methods_of_their_own():
     assert best["seeds"].tolist() == [2] * 4
 
 
+def test_parts_of_a_round_make_methods_of_their_own():
+    asked = spec.load(
+        {
+            "problem": {"name": "quadratic", "dim": 4, "clients": 2},
+            "algorithm": [
+                {"name": "dcgd", "outer": {"optimizer": ["momentum", "adam"]}},
+                {"name": "dcgd", "local": {"steps": 4}, "delay": {"rounds": [1, 2]}},
+            ],
+            "compressor": {"name": "top_k", "k": 1},
+            "step_size": {"value": 0.1},
+            "rounds": 10,
+        }
+    )
+    cells = make([{"g": [1.0, 0.5], "algorithm": "dcgd"} for _ in asked.cells])[1]
+    cells["config"] = [json.dumps(c.config()) for c in asked.cells]
+    cells["group"] = [c.group for c in asked.cells]
+    names = describe(cells)["method"].tolist()
+    assert len(set(names)) == len(names) == 4
+    assert sum("outer.optimizer=adam" in name for name in names) == 1
+    assert sum("delay.rounds=2" in name for name in names) == 1
+
+
 def test_names_of_methods():
     cells = make([{"g": [1], "algorithm": a} for a in ("double_squeeze", "ef21_plus", "sgd")])[1]
     assert describe(cells)["method"].tolist() == [

@@ -10,9 +10,11 @@ import fake_store
 import numpy as np
 import pandas as pd
 import pytest
+from fake_runs import make as made_runs
 from rich.console import Console
 
 from raybench.analysis import closing_table, frames
+from raybench.analysis.closing import framed
 from raybench.core.errors import InputError
 from raybench.report import figures, html, render, table, words
 from raybench.report.content import LOWEST_SHOWN, build
@@ -195,6 +197,34 @@ def test_figures_say_what_their_bands_are(tmp_path, methods):
         assert set(figure.data.loc[figure.data["y"].notna(), "coverage"]) == {0.75}
     page = html(folder).read_text("utf-8")
     assert page.count("Median and range of 3 seeds, pointwise coverage 75 %") == len(drawn(page))
+
+
+def test_on_a_logarithmic_axis_a_curve_begins_at_its_first_point_beyond_zero(tmp_path):
+    """Round 0 costs EF21 bits and gd none: drawn from the axis' end, gd would be flat up to its first row."""
+    folder = folder_of(tmp_path, every=10)
+    figure = next(f for f in build(frames(folder)) if f.name == "grad_norm_sq_vs_bits_up")
+    assert figure.log_x
+    first = figure.data.groupby("series")["x"].min()
+    own = frames(folder).curves.query("bits_up > 0").groupby("series")["bits_up"].min()
+    assert first.to_dict() == own[first.index].to_dict()
+    for axis in draw(figure).axes:
+        assert all(min(line.get_xdata()) > 0 for line in axis.lines)
+
+
+def test_networks_are_judged_by_the_test_loss_where_f_is_not_measured(tmp_path):
+    runs = [{"g": [2, 1, 0.5], "algorithm": "dcgd"}, {"g": [2, 1.5, 1.25], "algorithm": "dgc"}]
+    curves, cells = made_runs(runs)
+    curves["test_loss"] = curves["loss"].where(curves["round"] != 1)  # measured now and then
+    for table_ in (curves, cells):
+        table_[["grad_norm_sq", "loss"]] = np.nan
+    found = closing_table((curves, cells))
+    assert found["target"].tolist() == [1.25, 1.25]
+    assert found["bits_to_target"].tolist() == [20.0, 20.0]
+    assert found["test_loss"].tolist() == [0.5, 1.25]
+    store = framed(curves, cells)
+    text = render(store)
+    assert "Target: test loss ≤ 1.25" in text
+    assert {f.y for f in build(store)} == {"test_loss"}
 
 
 def test_figures_of_one_seed_have_no_bands(tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from raybench.analysis.methods import annotate, describe
-from raybench.analysis.tuned import main_metric, tuned
+from raybench.analysis.tuned import main_metric, tuned, with_final
 from raybench.store import booking, reader
 from raybench.store.accounting import parse
 from raybench.store.reader import How
@@ -23,8 +23,8 @@ class Frames:
 
     curves: pd.DataFrame
     cells: pd.DataFrame
-    sweep: dict[str, Any]
-    accounting: str
+    sweep: dict[str, Any] = field(default_factory=dict)
+    accounting: str = ""
     folder: str = ""
     text: str = ""  # the content of sweep.yaml
     _tuned: dict[tuple[str, float | None], pd.DataFrame] = field(default_factory=dict, repr=False)
@@ -59,15 +59,21 @@ def frames(folder: str | os.PathLike[str], accounting: How = None) -> Frames:
     saved = sweep.get("accounting")
     asked = parse(accounting if accounting is not None else saved)
     how = booking.settled(asked, curves)
-    cells = describe(cells)
-    return Frames(
-        annotate(curves, cells),
+    return framed(
+        curves,
         cells,
-        sweep,
-        str(how),
-        os.fspath(folder),
-        reader.sweep_text(folder),
+        sweep=sweep,
+        accounting=str(how),
+        folder=os.fspath(folder),
+        text=reader.sweep_text(folder),
     )
+
+
+def framed(curves: pd.DataFrame, cells: pd.DataFrame, **more: Any) -> Frames:
+    """Return the frames of (curves, cells) of ``load`` and ``cells``; ``more`` as in ``Frames``."""
+    cells = describe(cells)
+    curves = annotate(curves, cells)
+    return Frames(curves, with_final(cells, curves, main_metric(curves)), **more)
 
 
 COLUMNS = [
@@ -88,6 +94,7 @@ COLUMNS = [
     "seeds",
     "grad_norm_sq",
     "loss",
+    "test_loss",
     "accuracy",
     "bits_up",
     "rounds",
@@ -122,8 +129,7 @@ def closing_table(
         curves, cells = source if isinstance(source, tuple) else (source.curves, source.cells)
         if accounting is not None:
             curves, cells = booking.rebook(curves, cells, parse(accounting))
-        cells = describe(cells)
-        found = Frames(annotate(curves, cells), cells, {}, "")
+        found = framed(curves, cells)
     else:
         found = frames(source, accounting)
     best = found.tuned(by, target)
@@ -140,8 +146,8 @@ def closing_table(
     for status in ("ok", "diverged", "failed", "skipped", "pruned"):
         column = counts[status] if status in counts else counts.sum(axis=1) * 0
         best[status] = column.reindex(index).to_numpy()
-    if "grad_norm_sq" not in best:  # methods are judged by the loss
-        best["grad_norm_sq"] = math.nan
+    for name in {"grad_norm_sq", "test_loss"} - set(best):  # methods are judged by another column
+        best[name] = math.nan
     best["method"] = best[by]
     order = ["facet", "bits_to_target", found.metric]
     best = best.sort_values(order, kind="stable", na_position="last", ignore_index=True)

@@ -15,9 +15,23 @@ SQUARED_ROUNDING = 1e-24  # targets below it are reached by rounding errors, if 
 """Smallest ||grad f||^2 a default target asks for: below it float64 curves are rounding."""
 
 
+METRICS = ("grad_norm_sq", "loss", "test_loss")
+
+
 def main_metric(curves: pd.DataFrame) -> str:
-    """Return the column methods are judged by: ``grad_norm_sq``, or ``loss`` where that is unknown."""
-    return "grad_norm_sq" if curves["grad_norm_sq"].notna().any() or curves.empty else "loss"
+    """Return the column methods are judged by: the first of ``METRICS`` that is known, else ``loss``."""
+    if curves.empty:
+        return METRICS[0]
+    return next((name for name in METRICS if curves[name].notna().any()), "loss")
+
+
+def with_final(cells: pd.DataFrame, curves: pd.DataFrame, y: str) -> pd.DataFrame:
+    """Return the cells with a column ``y``: the last known value of their curves, where there is none yet."""
+    if y in cells:
+        return cells
+    rows = curves.loc[curves[y].notna(), ["cell", "round", y]].sort_values("round", kind="stable")
+    last = rows.drop_duplicates("cell", keep="last").set_index("cell")[y]
+    return cells.assign(**{y: cells["cell"].map(last).astype(float)})
 
 
 def default_target(curves: pd.DataFrame, cells: pd.DataFrame, y: str = "grad_norm_sq") -> float:
@@ -31,7 +45,8 @@ def default_target(curves: pd.DataFrame, cells: pd.DataFrame, y: str = "grad_nor
     cells = _described(cells)
     good = cells[cells["status"] == "ok"]
     curves = curves[curves["cell"].isin(good["cell"])]
-    ordered = curves[["cell", "round", y]].sort_values("round", kind="stable")
+    ordered = curves.loc[curves[y].notna(), ["cell", "round", y]]
+    ordered = ordered.sort_values("round", kind="stable")
     last = ordered.drop_duplicates("cell", keep="last").set_index("cell")[y]
     start = ordered.drop_duplicates("cell")[y].max()
     value = good.assign(value=good["cell"].map(last).astype(float))
@@ -78,7 +93,7 @@ def candidates(
     cost_low, cost_high and coverage (its ``interval``), at_budget, and means over seeds of the final
     y, loss, accuracy, x, seconds, rounds.
     """
-    cells = _described(cells)
+    cells = with_final(_described(cells), curves, y)
     cells = cells[cells["status"] != "skipped"]
     crossed = first_crossing(curves, target, x, y, settled=True)
     ends = _at(curves, y, x, None)
@@ -142,7 +157,7 @@ def _at(curves: pd.DataFrame, y: str, x: str, budget: float | None) -> pd.DataFr
     """Return per cell its last row with ``x <= budget`` (its last row of all without a budget)."""
     rows = curves[list(dict.fromkeys(["cell", "round", y, x]))]
     if budget is not None and budget == budget:
-        rows = rows[rows[x] <= budget]
+        rows = rows[(rows[x] <= budget) & rows[y].notna()]
     return (
         rows.sort_values("round", kind="stable")
         .drop_duplicates("cell", keep="last")

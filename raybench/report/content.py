@@ -147,7 +147,11 @@ def build(found: Frames) -> list[Figure]:
     rows = rows_of(found, best)
     style = looks(best[best["eligible"]])
     figures: list[Figure | None] = []
-    ys = [y for y in ("grad_norm_sq", "loss", "suboptimality", "accuracy") if rows[y].notna().any()]
+    ys = [
+        y
+        for y in ("grad_norm_sq", "loss", "suboptimality", "test_loss", "accuracy")
+        if rows[y].notna().any()
+    ]
     xs = [x for x in ("bits_up", "round", "seconds") if rows[x].notna().any()] or ["bits_up"]
     pairs = [(x, y) for y in ys or [found.metric] for x in xs]
     figures += [_curve(rows, style, facets, x, y, notes) for x, y in pairs]
@@ -171,6 +175,7 @@ def _labels(x: str, y: str, unit: str = "") -> tuple[str, str, str]:
         "grad_norm_sq": r"$\Vert\nabla f(x^t)\Vert^2$",
         "loss": r"$f(x^t)$",
         "suboptimality": r"$f(x^t) - f^\ast$",
+        "test_loss": "Test loss",
         "accuracy": "Accuracy",
     }[y]
     title = f"{words.COLUMNS[y]} against {words.COLUMNS[x]}"
@@ -187,7 +192,7 @@ def _curve(
     data = data.rename(columns={"facet": "panel", x: "x", y: "y"})
     name, unit, wide, start = _scale(data, x)
     x_label, y_label, title = _labels(x, y, name)
-    log_y = y in ("grad_norm_sq", "suboptimality") or (y == "loss" and _spans(data["y"]))
+    log_y = y in ("grad_norm_sq", "suboptimality") or (y.endswith("loss") and _spans(data["y"]))
     return Figure(
         name=f"{y}_vs_{x}",
         x=x,
@@ -195,7 +200,7 @@ def _curve(
         title=title,
         x_label=x_label,
         y_label=y_label,
-        data=data,
+        data=_placed(data, wide),
         looks=style,
         panels=panels,
         band=_band(data),
@@ -226,6 +231,11 @@ def _scale(data: pd.DataFrame, x: str) -> tuple[str, float, bool, float]:
     return name, size, wide, float(max(positive, min(ends.min() / 30, positive * 1e3)))
 
 
+def _placed(data: pd.DataFrame, log_x: bool) -> pd.DataFrame:
+    """Return the rows that the axis of x has a place for: on a logarithmic one, from beyond 0."""
+    return data[data["x"] > 0] if log_x else data
+
+
 def _spans(values: pd.Series) -> bool:
     return bool(len(values) and values.min() > 0 and values.max() / values.min() > 20)
 
@@ -254,7 +264,7 @@ def _by_k(found: Frames, every: pd.DataFrame, several: pd.Series, y: str) -> Fig
         title=f"{title}, by K",
         x_label=x_label,
         y_label=y_label,
-        data=data,
+        data=_placed(data, wide),
         looks=style,
         panels=panels,
         band=_band(data),

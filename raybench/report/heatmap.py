@@ -20,7 +20,11 @@ from raybench.report import words
 
 FEWEST_VALUES = 3  # with fewer values of K or of the number, lines show as much as a map
 PANELS_PER_LINE = 3
-METRICS = {"grad_norm_sq": r"$\Vert\nabla f\Vert^2 \leq$", "loss": r"$f \leq$"}
+METRICS = {
+    "grad_norm_sq": r"$\Vert\nabla f\Vert^2 \leq$",
+    "loss": r"$f \leq$",
+    "test_loss": r"test loss $\leq$",
+}
 
 
 @dataclass(frozen=True)

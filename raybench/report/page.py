@@ -160,6 +160,7 @@ def _final(found: Frames) -> dict[str, object]:
     columns = {
         "grad_norm_sq": "‖∇f‖²",
         "loss": "f",
+        "test_loss": "test loss",
         "accuracy": "accuracy",
         "bits_up": "bits up",
         "rounds": "rounds",

@@ -29,7 +29,7 @@ def closing(
     found = open_frames(source, accounting)
     table = closing_table(found, None, target, by)
     facets = table["facet"].nunique() > 1
-    value = "loss" if found.metric == "loss" else "grad_norm_sq"
+    value = found.metric
     has_accuracy = bool(table["accuracy"].notna().any())
     head = ["Problem"] if facets else []
     head += ["Method", "K", "Step", "Bits to target", "÷ GD", "Seeds"]

@@ -18,6 +18,7 @@ COLUMNS = {
     "grad_norm_sq": "‖∇f‖²",
     "loss": "f",
     "suboptimality": "f − f*",
+    "test_loss": "test loss",
     "accuracy": "accuracy",
     "bits_up": "bits up",
     "round": "round",

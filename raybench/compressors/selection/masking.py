@@ -52,7 +52,9 @@ class Masking(Compressor):
         pieces = [piece.contiguous() for piece in x.split(self.tensors(x.shape[-1]), -1)]
         cuts = [self._cut(piece) for piece in (pieces[:1] if self.threshold == "first" else pieces)]
         cuts *= len(pieces) // len(cuts)
-        parts = [at_least(piece, cut) for piece, cut in zip(pieces, cuts, strict=True)]
+        parts: list[Message] = [
+            at_least(piece, cut) for piece, cut in zip(pieces, cuts, strict=True)
+        ]
         return ConcatMessage(x.shape[-1], x.dtype, parts)
 
     def _cut(self, piece: Tensor) -> Tensor:
