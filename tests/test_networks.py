@@ -85,37 +85,6 @@ def test_gradients_are_those_of_torch(params):
     torch.testing.assert_close(problem.losses(x), losses, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("params", [DIGITS, CNN], ids=["stacked", "row by row"])
-def test_weight_decay_is_a_part_of_f(params):
-    plain, decayed = build("network", params), build("network", {**params, "weight_decay": 0.3})
-    x, J = point(plain), sample(plain)
-    full, losses = plain.oracle(x)
-    grads, more = decayed.oracle(x)
-    penalty = 0.15 * x.square().sum(-1, keepdim=True)
-    torch.testing.assert_close(grads, full + 0.3 * x[:, None], rtol=1e-12, atol=1e-15)
-    torch.testing.assert_close(more, losses + penalty, rtol=1e-12, atol=0)
-    torch.testing.assert_close(decayed.losses(x), plain.losses(x) + penalty, rtol=1e-12, atol=0)
-    want = plain.grad(x, J) + 0.3 * x[:, None]
-    torch.testing.assert_close(decayed.grad(x, J), want, rtol=1e-12, atol=1e-15)
-    assert torch.equal(decayed.evaluate(x)["accuracy"], plain.evaluate(x)["accuracy"])
-
-
-@pytest.mark.parametrize("model", ["mlp", "mnist_cnn:dropout=0.4"], ids=["stacked", "row by row"])
-def test_autocast_computes_in_bfloat16(model):
-    params = {**DIGITS, "model": model, "dtype": "float32"}
-    plain, lower = build("network", params), build("network", {**params, "autocast": "bfloat16"})
-    x, J = point(plain), sample(plain, b=16)
-    near, want = lower.grad(x, J), plain.grad(x, J)
-    apart = (near - want).norm() / want.norm()
-    assert near.dtype == torch.float32
-    assert 1e-5 < apart < 0.1
-    rows = [lower.passes.outputs(x[0], lower.examples(lower.train, torch.arange(4))[0])]
-    inside = rows[0].bfloat16().float()
-    assert torch.equal(inside, rows[0])
-    with pytest.raises(InputError, match=r"problem\.autocast[\s\S]*float32"):
-        build("network", {**params, "autocast": "bfloat16", "dtype": "float64"})
-
-
 def test_a_minibatch_is_its_samples():
     problem = network()
     x, J = point(problem), sample(problem)

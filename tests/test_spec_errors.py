@@ -57,7 +57,7 @@ def _dummies():
         ("resources: {cpus_per_worker: .nan}", "resources.cpus_per_worker", ["nan"]),
         ("accounting: paper:ef12", "accounting", ["did you mean paper:ef21?"]),
         ("accounting: {value_bits: 80}", "accounting.value_bits", ["from 1 to 64"]),
-        ("train: {backend: gloo}", "train.backend", ["unknown key", "no settings"]),
+        ("train: {weight_decya: 0.1}", "train.weight_decya", ["did you mean weight_decay?"]),
         ("graph: {name: ring, weigths: x}", "graph.weigths", ["did you mean weights?"]),
         ("evaluate: {metrics: [nrm]}", "evaluate.metrics[0]", ["did you mean norm?"]),
         ("allow_unproven: 1", "allow_unproven", ["expected true or false"]),

@@ -32,6 +32,7 @@ DIGESTS = {
     "grid480": (480, "b3df5eca3e202db8"),
     "lead": (30, "4ccc7be32727239b"),
     "marina_k": (324, "2836208423b24ef6"),
+    "mnist_dgc": (6, "bee69471571613ba"),
     "permk": (60, "ad9a9452eb565d5a"),
     "power_sgd": (126, "fa54ea80b443ab97"),
     "quickstart": (297, "cbc898c1fb52674d"),

@@ -26,6 +26,7 @@ SIZES = {  # cells, after merging
     "dasha": 162,
     "permk": 60,
     "lead": 30,
+    "mnist_dgc": 6,
     "shakespeare": 8,
 }
 

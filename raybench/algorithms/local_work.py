@@ -50,8 +50,6 @@ def directions(
     at, y, v = s.x if begin is None else begin, x, torch.zeros_like(x)
     for sample in samples:
         g = change(net.grad(at, sample, clients=clients), y)
-        if local.clip is not None:
-            g = g * (local.clip / g.norm(dim=-1, keepdim=True)).clamp(max=1)
         v = v + _step(local, g, eta, net.layout, c)
         if local.weight_decay:
             v = v + eta * local.weight_decay * y

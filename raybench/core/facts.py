@@ -208,6 +208,9 @@ class ProblemFacts(Facts):
     x0: Annotated[
         Literal["zeros", "problem"], "where `x0` starts unless the sweep file says so"
     ] = "zeros"
+    trained: Annotated[
+        bool, "its gradients are those of a network: it takes the settings `train`"
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The three parts of a round that a sweep may exchange: local work, outer optimizer, delay.
+"""The three parts of a round that a sweep may exchange: local work, outer optimizer, delay; and training.
 
 Here stand their settings, with defaults and limits; what they do stands in ``raybench.algorithms``.
 """
@@ -25,9 +25,6 @@ class Local:
     beta2: float = Number(0.999, low=0, high=0.99999, help="of adamw")
     epsilon: float = Number(1e-8, low=0, open_low=True, help="of adamw")
     weight_decay: float = Number(0.0, low=0, help="decoupled: y <- (1 - eta w) y")
-    clip: float | None = Number(
-        None, low=0, open_low=True, help="norm to which a client's gradient is scaled down"
-    )
     nesterov: bool = Flag(help="momentum and muon step along g + mu m in place of m")
     rest: tuple[str, ...] = List(
         ("*embedding*", "*position*", "*head*"), help="tensors that muon leaves to adamw"
@@ -44,8 +41,7 @@ class Local:
     @property
     def plain(self) -> bool:
         """Whether it is one step along a gradient."""
-        bare = not self.weight_decay and self.clip is None
-        return self.steps == 1 and self.optimizer == "sgd" and bare
+        return self.steps == 1 and self.optimizer == "sgd" and not self.weight_decay
 
 
 @record
@@ -74,6 +70,19 @@ class Delay:
     """How many rounds late x moves along an estimate: what is sent overlaps with the work after it."""
 
     rounds: int = Integer(1, low=0, help="rounds between an estimate and the step along it")
+
+
+@record
+class Train:
+    """How a network's gradients are taken: f_i gains w/2 ||x||^2, w = ``weight_decay``."""
+
+    weight_decay: float = Number(0.0, low=0, help="w of w/2 ||x||^2, a part of f")
+    clip: float | None = Number(
+        None, low=0, open_low=True, help="norm to which every client's gradient is scaled down"
+    )
+    accumulate: int = Integer(1, low=1, help="minibatches that make one gradient")
+    autocast: str = Choice("none", "bfloat16", help="what layers compute in, as torch.autocast")
+    save: str = Choice("none", "weights", help="weights: kept at the end, as torch saves them")
 
 
 PARTS: dict[str, type[Local] | type[Outer] | type[Delay]] = {

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import numpy as np
-import pyarrow as pa
 
 from raybench.engine import rows
 from raybench.engine.run import Options, Run
 from raybench.planning.batch import Batch
-from raybench.planning.resolve import problem_of
+from raybench.planning.resolve import problem_of_cell
 from raybench.problems.base import Problem
 from raybench.wire.transport import Transport, share_of
 
 FIRST_CHUNK = 16  # rounds that a batch runs before the first look at the clock
-Commit = Callable[[str, pa.Table | None, pa.Table], None]
+Commit = Callable[..., None]
+"""``commit(shard, curves, cells)``, with ``files`` where there are any: as ``Store.commit``."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ def execute(
 ) -> Iterator[Progress]:
     """Run batches one after the other, yielding progress about every ``slice_seconds``.
 
-    commit(shard, curves, cells) is called on rank 0 for each finished batch. where: columns of how it
+    commit is called on rank 0 for each finished batch. where: columns of how it
     runs (mode, workers). timeout: seconds after which a batch's cells are given up as failed. begin: called
     on rank 0 as a batch is about to run; returns how often it was tried before. An
     exception of a cell becomes a ``failed`` row and the others go on. All ranks yield in lock step;
@@ -81,6 +81,7 @@ def execute(
                 yield _noting(progress, batch, run)
                 lap = perf_counter()
             curves, cells = run.tables(host)
+            files = run.files()
         except Exception as error:
             if not transport.all_failed():
                 raise  # only this rank failed: the ranks are out of step, and their group must start anew
@@ -95,7 +96,7 @@ def execute(
             yield progress
             continue
         if transport.rank == 0:
-            commit(batch.name, curves, cells)
+            commit(batch.name, curves, cells, *([files] if files else []))
         progress.rounds += (run.t - rounds) * len(run.index)
         progress.ok += int(np.sum(run.status == "ok"))
         progress.diverged += int(np.sum(run.status == "diverged"))
@@ -104,7 +105,7 @@ def execute(
 
 def hosted(batch: Batch, transport: Transport, device: str) -> Problem:
     """Return the batch's problem with the clients of this rank, on its device."""
-    problem = problem_of(batch.cells[0].cell.problem)
+    problem = problem_of_cell(batch.cells[0].cell)
     if transport.size > 1:
         problem = problem.host(share_of(transport.rank, transport.size, problem.n))
     return problem.to(device)

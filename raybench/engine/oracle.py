@@ -95,7 +95,16 @@ class Oracle:
         self.wire.clock.gradient += perf_counter() - began + owed
         if not paid:
             self._pay(self._cost(sample, clients), cells)
-        return grads
+        return self._clipped(grads)
+
+    def _clipped(self, grads: Tensor) -> Tensor:
+        """Return what methods get of gradients (B, n_here, d): scaled down to ``clip``, others as they are."""
+        most = self.problem.clip
+        return (
+            grads
+            if most is None
+            else grads * (most / grads.norm(dim=-1, keepdim=True)).clamp(max=1)
+        )
 
     def _at(self, x: Tensor, sample: Sample | None, cells: Cells, clients: Tensor | None) -> Tensor:
         """Return the gradients of some cells, of a sample or at points of the clients' own."""
@@ -109,7 +118,7 @@ class Oracle:
         assert losses is not None
         self.wire.clock.gradient += perf_counter() - began
         self._pay(self._cost(None, None))
-        return grads, losses
+        return self._clipped(grads), losses
 
     def _cost(self, sample: Sample | None, clients: Tensor | None) -> float | np.ndarray:
         """Return the samples evaluated, mean per client: a number, or one per cell."""
@@ -203,6 +212,10 @@ class Oracle:
         star = self.problem.minimizer()
         assert star is not None, "the method is declared with minimizer=True"
         return self.problem.oracle(star.expand(self.wire.B, -1).contiguous(), loss=False)[0]
+
+    def means(self) -> dict[str, Tensor]:
+        """Return the mean over all clients, (B, ..), of what gradients carry along: here nothing."""
+        return {}
 
     # What a run keeps ---------------------------------------------------------------------------
 

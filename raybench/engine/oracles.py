@@ -75,11 +75,15 @@ class BufferedOracle(Oracle):
     def _measured(
         self, x: Tensor, what: frozenset[str], full: Callable[[], tuple[Tensor, Tensor]]
     ) -> Measured:
-        gather, n = self.wire.transport.gather_rows, self.wire.n
-        means = {name: gather(own, n).mean(1) for name, own in self.buffers.items()}
+        means = self.means()
         found = self.problem.measure(x, what - EVALUATED, full)
         values = self._buffered.evaluate(x, means) if what & EVALUATED else {}
         return Measured(found.grads, found.losses, {**found.values, **values})
+
+    def means(self) -> Buffers:
+        """Return the mean of the buffers over all clients, (B, ..) by name."""
+        gather, n = self.wire.transport.gather_rows, self.wire.n
+        return {name: gather(own, n).mean(1) for name, own in self.buffers.items()}
 
     # What a run keeps ---------------------------------------------------------------------------
 

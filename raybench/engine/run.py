@@ -36,6 +36,7 @@ from raybench.engine.schedule import factor
 from raybench.engine.setup import method_of, start_of
 from raybench.planning.batch import Batch
 from raybench.planning.operators import graph_of, relays
+from raybench.problems.abilities import Trained
 from raybench.problems.base import Problem
 from raybench.spec.model import Evaluate, Record
 from raybench.store.accounting import Accounting
@@ -302,6 +303,15 @@ class Run:
         """Return the smallest ||grad f||^2 recorded so far, over all cells."""
         norms = self.recorder.column("grad_norm_sq")
         return float(np.nanmin(norms, initial=math.inf)) if norms.size else math.inf
+
+    def files(self) -> dict[str, bytes]:
+        """Return what is kept beside the tables, by its place in the results folder; asked on every rank."""
+        if self.first.train is None or self.first.train["save"] == "none":
+            return {}
+        assert isinstance(self.problem, Trained)
+        x, means = self.a.point(self.net, self.s, self.c), self.net.oracle.means()
+        buffers = {name: mean[0] for name, mean in means.items()}
+        return {f"weights/{self.first.id}.pt": self.problem.weights(x[0], buffers)}
 
     def tables(self, host: Mapping[str, object]) -> tuple[pa.Table, pa.Table]:
         """Return the curves and the cells rows; ``host`` holds the columns of where it ran."""

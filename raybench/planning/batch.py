@@ -57,6 +57,8 @@ class Resolved:
             {k: v for k, v in self.params.items() if k not in self.numbers},
         ]
         config["k"] = self.k
+        if self.cell.train is not None and self.cell.train["save"] != "none":
+            config["alone"] = self.id  # whose weights are kept runs by itself
         config["schedule"] = [self.cell.step.schedule, self.cell.step.warmup]
         return canonical(config)
 

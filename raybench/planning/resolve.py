@@ -15,7 +15,7 @@ from raybench.compressors import Bound, Role, count_of
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts
-from raybench.core.parts import PARTS, Local
+from raybench.core.parts import PARTS, Local, Train
 from raybench.planning.batch import Resolved
 from raybench.planning.operators import (
     graph_of,
@@ -26,13 +26,13 @@ from raybench.planning.operators import (
     uplink,
 )
 from raybench.planning.skip import Skip, SkipCode
-from raybench.problems.abilities import Predicting, SplitByFeatures
+from raybench.problems.abilities import Predicting, SplitByFeatures, Trained
 from raybench.problems.base import Problem
 from raybench.spec import Cell, Section
 from raybench.spec.sections import default
 
 Method = registry.Entry[AlgorithmFacts]
-_PARTS = {name: vars(kind)["__params__"] for name, kind in PARTS.items()}
+_PARTS = {name: vars(kind)["__params__"] for name, kind in {**PARTS, "train": Train}.items()}
 
 
 _adopted: dict[Section, Callable[[], Problem]] = {}
@@ -47,6 +47,18 @@ def problem_of(section: Section) -> Problem:
     if section in _adopted:
         return _adopted[section]()
     return problems.build(section.name, section.params)
+
+
+def problem_of_cell(cell: Cell) -> Problem:
+    """Return the problem of a cell, with its settings of training.
+
+    Raises InputError as ``problem_of`` does, and where those do not fit.
+    """
+    problem = problem_of(cell.problem)
+    if cell.train is None:
+        return problem
+    assert isinstance(problem, Trained)
+    return problem.trained(Train(**cell.train))
 
 
 def adopt(section: Section, fetch: Callable[[], Problem]) -> None:
@@ -79,9 +91,10 @@ def label_of(cell: Cell) -> str:
     if cell.downlink is not None:
         entry = registry.lookup("compressor", cell.downlink.name)
         parts.append(f"down {describe(cell.downlink, entry)}")
-    for name, given in (("local", cell.local), ("outer", cell.outer), ("delay", cell.delay)):
+    for name, params in _PARTS.items():
+        given = getattr(cell, name)
         if given is not None:
-            own = {k: v for k, v in given.items() if v != default(_PARTS[name][k])}
+            own = {k: v for k, v in given.items() if v != default(params[k])}
             shown = " ".join(f"{k}={v}" for k, v in own.items())
             parts.append(f"{name} {shown}".strip())
     step = cell.step
@@ -108,7 +121,7 @@ class Resolver:
         Raises Skip where the pair makes no sense, InputError where a number does not fit the data.
         """
         entry = registry.lookup("algorithm", cell.algorithm.name)
-        problem = problem_of(cell.problem)
+        problem = problem_of_cell(cell)
         self._check_problem(cell, entry, problem)
         self._check_parts(cell, entry, problem)
         self._check_start(cell, problem)
@@ -152,7 +165,7 @@ class Resolver:
         Raises as ``resolve`` does, but not for a step that theory does not give.
         """
         entry = registry.lookup("algorithm", cell.algorithm.name)
-        problem = problem_of(cell.problem)
+        problem = problem_of_cell(cell)
         self._check_problem(cell, entry, problem)
         up, _ = self._bound(uplink(cell, entry), entry, "up", problem)
         down, role_down = self._bound(cell.downlink, entry, "down", problem)

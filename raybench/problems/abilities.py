@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Protocol, Self, runtime_checkable
 
 from torch import Tensor
 
 from raybench.core.draws import Sample
+from raybench.core.parts import Train
 
 
 @runtime_checkable
@@ -45,6 +47,17 @@ class SplitByFeatures(Protocol):
 
     def assemble(self, blocks: Tensor) -> Tensor:
         """Return the whole x (B, d) of all clients' blocks (B, n, w)."""
+
+
+@runtime_checkable
+class Trained(Protocol):
+    """A problem whose gradients are those of a network that is trained."""
+
+    def trained(self, train: Train) -> Self:
+        """Return the problem with these settings of training."""
+
+    def weights(self, x: Tensor, buffers: Mapping[str, Tensor]) -> bytes:
+        """Return the file of the network at x (d,), with buffers (..) by name, as torch saves a state_dict."""
 
 
 @runtime_checkable

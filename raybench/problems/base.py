@@ -110,6 +110,7 @@ class Problem:
         False  # whether a full gradient takes so long that few rows of a curve measure it
     )
     batch: int | None = None  # samples of a gradient, unless a method says how many; None: all
+    clip: float | None = None  # norm to which a client's gradient is scaled down for methods
 
     def __init__(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, Self
@@ -14,6 +16,7 @@ from raybench import data
 from raybench.core.draws import Sample
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
+from raybench.core.parts import Train
 from raybench.core.registry import (
     REQUIRED,
     Choice,
@@ -29,15 +32,15 @@ from raybench.data import Examples
 from raybench.problems.base import DTYPES, EVALUATED, Measured, Problem
 from raybench.problems.networks.build import load_weights, network_of, trainable
 from raybench.problems.networks.drawn import check_repeatable, with_streams
+from raybench.problems.networks.inputs import examples_of, scaling
 from raybench.problems.networks.passes import Passes, Work, shifted_and_flipped
 
-TEXTS = ("shakespeare", "wikitext2_valid", "wikitext2_test")
 GRADIENTS = {"grad_norm_sq", "mean_client_grad_norm_sq"}
 LOSSES = {"loss", "suboptimality"}
 Buffers = Mapping[str, Tensor]
 
 
-@problem("network", x0="problem")
+@problem("network", x0="problem", trained=True)
 class NetworkProblem(Problem):
     """f_i(x) = the mean loss of a network with parameters x over client i's examples, + weight_decay/2 ||x||^2.
 
@@ -69,8 +72,6 @@ class NetworkProblem(Problem):
         "init_seed": Integer(0, low=0, help="drives the initial weights"),
         "init_from": Text(None, help="a file of weights, as torch.save(model.state_dict()) makes"),
         "freeze": List((), help="patterns of parameters that stay, such as layer1.*"),
-        "weight_decay": Number(0.0, low=0, help="w of w/2 ||x||^2, a part of f"),
-        "autocast": Choice("none", "bfloat16", help="what layers compute in, as torch.autocast"),
         "augment": Choice("none", "shift_flip", help="shifts by up to 4 pixels, and mirrors"),
         "scale": Choice(
             "auto", "unit", "channels", help="images in [0, 1], or each channel normal"
@@ -102,8 +103,6 @@ class NetworkProblem(Problem):
         init_seed: int = 0,
         init_from: str | None = None,
         freeze: Sequence[str] = (),
-        weight_decay: float = 0.0,
-        autocast: str = "none",
         augment: str = "none",
         scale: str = "auto",
         length: int = 64,
@@ -116,7 +115,7 @@ class NetworkProblem(Problem):
         chunk: int = 256,
     ) -> None:
         self.batch = batch if isinstance(batch, int) else None
-        self.chunk, self.batchnorm, self.weight_decay = chunk, batchnorm, weight_decay
+        self.chunk, self.batchnorm, self.weight_decay = chunk, batchnorm, 0.0
         self._text = model
         given = None if dataset is None else examples_of(dataset, model, length, level)
         made, self._task = network_of(model, None if given is None else given.train, init_seed)
@@ -136,7 +135,7 @@ class NetworkProblem(Problem):
         self.augment = augment
         if augment != "none" and train.kind != "image":
             raise InputError.of("problem.augment", f"{train.name} holds no images", "none")
-        self._shift, self._factor = _scaling(train, scale)
+        self._shift, self._factor = scaling(train, scale)
         net = with_streams(made.model)
         if init_from is not None:
             load_weights(net, init_from)
@@ -147,10 +146,7 @@ class NetworkProblem(Problem):
         )
         net = net.to(self.dtype).requires_grad_(False)
         self._start = layout.concat([params[name].detach() for name, _ in layout]).to(self.dtype)
-        if autocast != "none" and dtype != "float32":
-            raise InputError.of("problem.autocast", f"does not go with {dtype}", "dtype: float32")
-        lower = torch.bfloat16 if autocast == "bfloat16" else None
-        self.passes = Passes(net, layout, self._task, batchnorm == "frozen", lower)
+        self.passes = Passes(net, layout, self._task, batchnorm == "frozen")
         self._check(train)
 
     def _check(self, train: Examples) -> None:
@@ -172,6 +168,26 @@ class NetworkProblem(Problem):
             what = f"the losses of {len(inputs)} samples have shape {tuple(losses.shape)}"
             raise InputError.of("problem.model", what, "return one loss for every sample: (b,)")
         self.passes.fit(self._start, inputs, targets)
+
+    def trained(self, train: Train) -> Self:
+        """Return the problem with other settings of training.
+
+        Raises InputError for bfloat16 where numbers are not float32, and for several minibatches of all examples.
+        """
+        out = copy.copy(self)
+        out._kept = {}
+        out.weight_decay, out.clip = train.weight_decay, train.clip
+        if train.accumulate > 1:
+            if self.batch is None:
+                what = "there is nothing to accumulate where a gradient takes all examples"
+                raise InputError.of("train.accumulate", what, "a number as problem.batch, or 1")
+            out.batch, out.chunk = self.batch * train.accumulate, min(self.chunk, self.batch)
+        if train.autocast == "bfloat16":
+            if self.dtype != torch.float32:
+                fix = "problem.dtype: float32"
+                raise InputError.of("train.autocast", f"does not go with {self.dtype}", fix)
+            out.passes = self.passes.computing_in(torch.bfloat16)
+        return out
 
     def host(self, clients: range) -> Self:
         """Return the same problem with these clients' examples, and a module of its own."""
@@ -312,6 +328,14 @@ class NetworkProblem(Problem):
         ]
         return torch.stack(rows).view(inputs.shape)
 
+    def weights(self, x: Tensor, buffers: Buffers) -> bytes:
+        """Return the file of the network at x (d,), with buffers (..) by name, as torch saves a state_dict."""
+        views = zip(self.layout, self.layout.views(x), strict=True)
+        own = {**self.passes.model.state_dict(), **{name: view for (name, _), view in views}}
+        file = io.BytesIO()
+        torch.save({n: v.detach().cpu().clone() for n, v in {**own, **buffers}.items()}, file)
+        return file.getvalue()
+
     # Measures -----------------------------------------------------------------------------------
 
     def measure(
@@ -369,21 +393,6 @@ class NetworkProblem(Problem):
         elif source.kind == "text":
             values["perplexity"] = values["test_loss"].exp()
         return values
-
-
-def examples_of(dataset: str, model: str, length: int, level: str) -> data.Pair:
-    """Return a data set for networks: a text for transformers and known texts, else images."""
-    text = model.partition(":")[0] == "transformer" or dataset in TEXTS or ".txt" in dataset
-    return data.text(dataset, length, level) if text else data.images(dataset)
-
-
-def _scaling(train: Examples, scale: str) -> tuple[Tensor, Tensor]:
-    """Return what is subtracted from images in [0, 1], and what they are multiplied by, (C, 1, 1) each."""
-    if train.kind != "image" or scale == "unit" or (scale == "auto" and train.inputs.shape[1] == 1):
-        return torch.zeros(()), torch.ones(())
-    std = np.where(train.std > 0, train.std, 1.0)
-    shift, factor = (torch.from_numpy(v)[:, None, None] for v in (train.mean, 1 / std))
-    return shift, factor
 
 
 def _flat(streams: Stream) -> Stream:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from raybench.core import registry
 from raybench.core.errors import FolderLost
 from raybench.core.process import tune_process
-from raybench.engine.execute import Progress, execute
+from raybench.engine.execute import Commit, Progress, execute
 from raybench.engine.run import Options
 from raybench.planning.batch import Batch
 from raybench.planning.resolve import adopt
@@ -122,9 +120,9 @@ class Writer:
     def __init__(self, folder: str, owner: Owner, apart: frozenset[str]) -> None:
         self.store = Store(folder, owner, apart)
 
-    def commit(self, shard: str, curves: pa.Table | None, cells: pa.Table) -> None:
-        """Write one shard."""
-        self.store.commit(shard, curves, cells)
+    def commit(self, *shard: Any) -> None:
+        """Write one shard, as ``Store.commit``."""
+        self.store.commit(*shard)
 
     def done(self) -> dict[str, str]:
         """Return the cells that are committed, by status."""
@@ -138,15 +136,15 @@ def set_threads(threads: int) -> None:
     torch.set_num_threads(max(1, threads))
 
 
-def committer(shared: Shared) -> Callable[[str, pa.Table | None, pa.Table], None]:
+def committer(shared: Shared) -> Commit:
     """Return the function that writes a shard, here or through the driver's node."""
     if shared.writer is None:
         return Store(shared.folder, shared.owner, shared.apart).commit
 
-    def send(shard: str, curves: pa.Table | None, cells: pa.Table) -> None:
+    def send(*shard: Any) -> None:
         import ray
 
-        ray.get(shared.writer.commit.remote(shard, curves, cells))
+        ray.get(shared.writer.commit.remote(*shard))
 
     return send
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from raybench.core.facts import AlgorithmFacts, ProblemFacts
-from raybench.core.parts import Delay, Local, Outer
+from raybench.core.parts import Delay, Local, Outer, Train
 from raybench.core.registry import Choice, Flag, Integer, Number, Param
 from raybench.spec.keys import key, keys_of
 from raybench.spec.kinds import Named, Plugin, Prox, Scalar, Start, Table
-from raybench.spec.model import Evaluate, Record, Resources, Train
+from raybench.spec.model import Evaluate, Record, Resources
 from raybench.spec.parts import Section, Step
 from raybench.spec.settings import Booking, Evaluating, FolderName, Group, PluginFiles, Single
 from raybench.spec.steps import Steps
@@ -96,6 +96,13 @@ class Cell:
         Outer, "the outer optimizer, which steps along what the server estimates"
     )
     delay: Mapping[str, Any] | None = _part(Delay, "how late the server steps")
+    train: Mapping[str, Any] | None = key(
+        Table(vars(Train)["__params__"], idle=True),
+        "how the gradients of a network are taken, and what is kept of it",
+        override=True,
+        heard=lambda problem, method: problem.trained,
+        ignored="trains no network on such a problem",
+    )
     graph: Section | None = key(
         Named("graph", GRAPHS, "ring"),
         "who talks to whom, for decentralised methods",
@@ -176,7 +183,6 @@ class Sweep:
     accounting: Accounting = key(Booking(), "how messages become bits")
     resources: Resources = key(Group(Resources), "what a trial takes")
     evaluate: Evaluate = key(Evaluating(Evaluate), "what is measured besides the standard columns")
-    train: Train = key(Group(Train), "settings of worker groups")
     timeout: float | None = key(Single(Number(None, low=0, open_low=True)), "seconds of a cell")
     attempts: int = key(Single(Integer(2, low=1)), "how often a cell is tried")
     allow_unproven: bool = key(

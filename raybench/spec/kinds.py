@@ -190,12 +190,14 @@ class Prox(Scalar):
 class Table(AxisKind):
     """A mapping of parameters.
 
-    sparse: those that are null are left out, and without any the mapping is empty, not null. either:
+    sparse: those that are null are left out, and without any the mapping is empty, not null. idle: nothing
+    but defaults is the same as not given. either:
     parameters of which one takes the place of another. beside: keys that users may look for in it.
     """
 
     table: Mapping[str, Param]
     sparse: bool = False
+    idle: bool = False
     either: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
 
@@ -212,6 +214,8 @@ class Table(AxisKind):
             return []
         also = tuple(key for key in self.beside if key in value)
         every = product(self.table, value, where, found, also=also)
+        if self.idle:
+            return [one if _beside_defaults(self.table, one) else None for one in every]
         if not self.sparse:
             return every
         return [{k: v for k, v in one.items() if v is not None} for one in every]

@@ -59,8 +59,3 @@ class Evaluate:
         True, help="measure f over all samples, where grad f is not; slow for networks"
     )
     metrics: tuple[str, ...] = List((), help="metrics by name")
-
-
-@record
-class Train:
-    """Settings of a Ray Train worker group (``resources: {mode: train}``); there are none so far."""

@@ -4,6 +4,7 @@
     plan/                      batch list, attempts, owner, lock: the driver's own
     plan/damaged/              shards that were set aside, since they are not what was written
     curves/<shard>.parquet     then cells/<shard>.parquet, the commit record
+    weights/<cell>.pt          of networks whose cells say `train: {save: weights}`
     tmp/                       files being written; never read
 
 A shard is a batch, its name a hash of its sorted cell ids, so a retry overwrites itself. Other readers
@@ -20,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -120,13 +122,23 @@ class Store:
 
     # -- shards ------------------------------------------------------------------------------
 
-    def commit(self, shard: str, curves: pa.Table | None, cells: pa.Table) -> None:
-        """Write one batch: its curves, then its cells, which makes it count.
+    def commit(
+        self,
+        shard: str,
+        curves: pa.Table | None,
+        cells: pa.Table,
+        files: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> None:
+        """Write one batch: ``files`` by their place, its curves, then its cells, which makes it count.
 
         Tables in today's schema; ``curves`` is None where no cell has any. A batch that holds cells which
         stand apart is committed cell by cell, each in place of its own failed row, so that no reader
         ever sees two rows of it. Raises FolderLost if the folder is no longer the owner's.
         """
+        if files:
+            self.check_owner()
+        for rel, content in files.items():
+            self.files.write(rel, content)
         ids = cells["cell"].to_pylist()
         if len(ids) > 1 and self.apart.intersection(ids):
             for cell in ids:
@@ -216,6 +228,8 @@ class Store:
             # cells go first, so that no reader sees a cell without curves
             self.files.remove(f"cells/{name}")
             self.files.remove(f"curves/{name}")
+        for name in self.files.names("weights"):
+            self.files.remove(f"weights/{name}")
 
     def _set_aside(self, name: str) -> None:
         for folder in ("cells", "curves"):

@@ -91,6 +91,12 @@ class Passes:
         out.stacks, out._kept = self.stacks, self._kept
         return out
 
+    def computing_in(self, lower: torch.dtype) -> Passes:
+        """Return the same with layers that compute in a lower type where torch.autocast takes it."""
+        out = self.apart()
+        out.lower = lower
+        return out
+
     def train(self, on: bool) -> None:
         """Let BatchNorm normalise by the minibatch (on), or by its running statistics."""
         self.model.eval()
