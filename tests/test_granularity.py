@@ -11,6 +11,7 @@ from raybench import spec
 from raybench.compressors.composed import PerTensor
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
+from raybench.planning.resolve import Resolver
 from raybench.testing.trial import Method, finished
 from raybench.testing.vectors import gaussian
 
@@ -106,3 +107,98 @@ def test_memory_belongs_to_parameters(granularity):
     )
     torch.testing.assert_close(parts.s.x, whole.s.x, rtol=1e-12, atol=0)
     assert (parts.bits("up") == whole.bits("up")).all()
+
+
+# Groups ------------------------------------------------------------------------------------------
+
+GROUPS = [
+    {"match": "*.bias", "compressor": "identity"},
+    {"match": "b.*", "compressor": {"name": "top_k", "k": 1}},
+]
+
+
+def test_a_tensor_has_the_operator_of_the_first_group_that_its_name_matches():
+    texts = tuple(f"{one}" for one in ("*.bias=identity", "b.*=top_k:k=1"))
+    op = PerTensor("zero", groups=texts).fit(28, 3, LAYOUT)
+    x = gaussian(28)
+    value = LAYOUT.views(raybench.unpack(op.compress(x).pack()).decode())
+    want = LAYOUT.views(x)
+    assert torch.equal(value[1], want[1])
+    assert torch.equal(value[4], want[4]), "a bias of b is a bias"
+    assert int((value[3] != 0).sum()) == 1
+    assert not value[0].any()
+    assert not value[2].any()
+
+
+def grouped(text, compressor="{name: top_k, k: 10%}"):
+    return spec.load(SWEEP + f"compressor: {compressor}\ngroups: {text}\n")
+
+
+def test_groups_of_a_sweep_are_operators_of_tensors():
+    """Biases dense, the others top-k: what ``vectors: dense`` says for the same network."""
+    problem = {"name": "network", "model": "mlp:hidden=[5]", "dataset": "digits", "clients": 2}
+    problem |= {"rows": 60, "batch": 4, "dtype": "float64"}
+    groups = [{"match": "*.bias", "compressor": "none"}]
+    top = {"name": "top_k", "k": "10%"}
+    dense = {"name": "per_tensor", "of": "top_k:k=10%", "vectors": "dense"}
+    runs = [
+        finished(Method("ef21", {}, *rest, step=0.1, rounds=5, more=more).batch())
+        for rest, more in (
+            ((top, problem), {"groups": groups}),
+            (({**top, "granularity": "tensor"}, problem), {"groups": groups}),
+            ((dense, problem), {}),
+        )
+    ]
+    for run in runs[:2]:
+        assert torch.equal(run.s.x, runs[2].s.x)
+        assert (run.bits("up") == runs[2].bits("up")).all()
+
+
+def test_groups_are_part_of_ids_and_of_labels():
+    ids = {
+        grouped(text).cells[0].id
+        for text in (
+            "[]",
+            '[{match: "*.bias", compressor: identity}]',
+            '[{match: "*.bias", compressor: bf16}]',
+        )
+    }
+    assert len(ids) == 3
+    assert spec.load(SWEEP + "compressor: {name: top_k, k: 10%}\n").cells[0].id in ids
+    (cell,) = grouped('[{match: "*.bias", compressor: bf16}]').cells
+    assert "*.bias bf16" in Resolver().resolve(cell).label
+    assert cell.config()["groups"] == [{"match": "*.bias", "compressor": "bf16"}]
+    jsonschema.Draft202012Validator(spec.json_schema()).validate({"groups": GROUPS})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("identity", r"groups: expected a list"),
+        ("[identity]", r"groups\[0\]: a group has a pattern and an operator"),
+        ('[{match: "*.bias"}]', r"groups\[0\]: a group has a pattern and an operator"),
+        ("[{match: 3, compressor: identity}]", r"groups\[0\]\.match"),
+        ('[{match: "a=b", compressor: identity}]', r"groups\[0\]\.match"),
+        (
+            '[{match: "*", compressor: identiy}]',
+            r"groups\[0\]\.compressor[\s\S]*did you mean identity",
+        ),
+        (
+            '[{match: "*", compressor: {name: top_k, k: [1, 2]}}]',
+            r"groups\[0\]\.compressor: a group is no axis",
+        ),
+    ],
+)
+def test_wrong_groups_are_told(text, said):
+    with pytest.raises(InputError, match=said):
+        grouped(text)
+
+
+def test_a_group_that_names_no_tensor_or_goes_with_buckets_is_told():
+    (cell,) = grouped('[{match: "*.bais", compressor: identity}]').cells
+    with pytest.raises(InputError, match=r"groups: '\*\.bais' names no tensor"):
+        Resolver().resolve(cell)
+    text = '[{match: "*.bias", compressor: identity}]'
+    (cell,) = grouped(text, "{name: top_k, k: 10%, granularity: bucket}").cells
+    with pytest.raises(InputError, match="buckets"):
+        Resolver().resolve(cell)

@@ -53,6 +53,7 @@ _METHOD_KEYS = (
     "algorithm.",
     "compressor.",
     "downlink",
+    "groups",
     "local",
     "outer",
     "delay",

@@ -12,6 +12,7 @@ from raybench.core import registry
 from raybench.core.layout import Layout
 from raybench.planning.graph import mixing
 from raybench.spec import Cell, Section
+from raybench.spec.sections import grained
 from raybench.wire.neighbours import Mixing
 
 
@@ -27,9 +28,20 @@ def operator(section: Section | None, d: int, n: int, layout: Layout, role: Role
 
 
 def uplink(cell: Cell, entry: registry.Entry) -> Section | None:
-    """Return the uplink operator's section: the method's ``own`` operator where it is bound to one."""
+    """Return the uplink operator's section: the method's ``own`` operator where it is bound to one.
+
+    With groups of tensors the cell's operator acts on every tensor that is in none of them.
+    """
     own = entry.facts.own
-    return cell.compressor if own is None else Section(own, {})
+    if own is not None:
+        return Section(own, {})
+    if cell.groups is None or cell.compressor is None:
+        return cell.compressor
+    texts = [f"{group['match']}={group['compressor']}" for group in cell.groups]
+    base = cell.compressor
+    if base.name != "per_tensor":
+        base = grained(base, "tensor")
+    return Section("per_tensor", {**base.params, "groups": texts})
 
 
 def own_operators(

@@ -88,6 +88,7 @@ def label_of(cell: Cell) -> str:
     parts = [describe(cell.algorithm, registry.lookup("algorithm", cell.algorithm.name))]
     if cell.compressor is not None:
         parts.append(describe(cell.compressor, registry.lookup("compressor", cell.compressor.name)))
+    parts += [f"{group['match']} {group['compressor']}" for group in cell.groups or ()]
     if cell.downlink is not None:
         entry = registry.lookup("compressor", cell.downlink.name)
         parts.append(f"down {describe(cell.downlink, entry)}")

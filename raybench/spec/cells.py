@@ -6,7 +6,7 @@ cell. A new key is one field of ``Cell`` or ``Sweep``; see ``raybench.spec.keys`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from raybench.core.facts import AlgorithmFacts, ProblemFacts
 from raybench.core.parts import Delay, Local, Outer, Train
 from raybench.core.registry import Choice, Flag, Integer, Number, Param
 from raybench.spec.keys import key, keys_of
-from raybench.spec.kinds import Named, Plugin, Prox, Scalar, Start, Table
+from raybench.spec.kinds import Groups, Named, Plugin, Prox, Scalar, Start, Table
 from raybench.spec.model import Evaluate, Record, Resources
 from raybench.spec.parts import Section, Step
 from raybench.spec.settings import Booking, Evaluating, FolderName, Group, PluginFiles, Single
@@ -80,6 +80,13 @@ class Cell:
         override=True,
         heard=lambda problem, method: method.compresses("up"),
         needs=lambda method: method.up,
+    )
+    groups: Sequence[Mapping[str, str]] | None = key(
+        Groups(),
+        "operators of tensors by their names; `compressor` is that of all others",
+        override=True,
+        heard=lambda problem, method: method.compresses("up"),
+        ignored="compresses nothing on the way up",
     )
     downlink: Section | None = key(
         Plugin("compressor", optional=True),

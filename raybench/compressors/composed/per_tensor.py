@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor
-from raybench.compressors.compose import Composed, Made, named
+from raybench.compressors.compose import Composed, Made, build, named
 from raybench.compressors.identity import Identity
-from raybench.core.errors import InputError
+from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
 from raybench.core.registry import Choice, Integer, List, Operator, compressor
 from raybench.core.streams import Stream
@@ -31,8 +32,10 @@ class PerTensor(Composed):
     share rho of top_k keeps ceil(rho d_l) entries of tensor l: alpha >= rho as for the whole vector,
     but other coordinates. sizes: d_1, .., d_T in order, with sum d; ``auto`` takes those of the
     problem's layout, one tensor where there is none. bucket: tensors are taken together, in order, up to so
-    many coordinates (a larger one stands alone). vectors: biases and the like may be sent dense. Each
-    tensor draws from its own stream. Raises InputError where the sizes do not sum to d, or ``of`` does not fit one of them.
+    many coordinates (a larger one stands alone). vectors: biases and the like may be sent dense.
+    groups: texts ``pattern=operator``; a tensor has the operator of the first pattern that its name matches.
+    Each tensor draws from its own stream. Raises InputError where the sizes do not sum to d, an operator does
+    not fit one of them, or a pattern names no tensor.
     """
 
     of: Made = Operator("top_k:k=25%", help="acts on each tensor; shares are of its size")
@@ -45,11 +48,17 @@ class PerTensor(Composed):
     vectors: str = Choice(
         "compressed", "dense", help="dense: tensors of one axis are sent as they are"
     )
+    groups: Sequence[str] = List((), help="operators of tensors by name, as *.bias=identity")
     fitted: tuple[Compressor, ...] = ()  # for each tensor, where they differ
     made_of = ("of",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "groups", tuple(self.groups))  # hashable
+        for pattern, _ in self._groups():
+            if not pattern:
+                fix = "such as *.bias=identity"
+                raise InputError.of("groups", "a group is a pattern and an operator", fix)
         if isinstance(self.sizes, str):
             if self.sizes != "auto":
                 raise InputError.of("sizes", f"{self.sizes!r} is no list", "[[784, 10]], or auto")
@@ -78,14 +87,43 @@ class PerTensor(Composed):
             tensors = [*self._bucketed(_tensors(layout, d))] or [(d, layout)]
         else:
             tensors = [(size, None) for size in self.tensors(d)]
+        self._check_groups(layout)
         fitted = []
         for size, own in tensors:
-            with named("of"):
+            given = self._of_group(own)
+            with named("of" if given is None else "groups"):
                 dense = self.vectors == "dense" and own is not None and _only_vectors(own)
-                op = Identity() if dense else self.part("of").fit(size, n, own)
+                op = self.part("of") if given is None else given
+                op = Identity() if dense and given is None else op.fit(size, n, own)
                 op.omega(size), op.alpha(size)  # where parameters do not fit it, say so here
                 fitted.append(op)
         return replace(self, sizes=tuple(size for size, _ in tensors), fitted=tuple(fitted))
+
+    def _groups(self) -> list[tuple[str, Compressor]]:
+        """Return pattern and operator of every group."""
+        pairs = [text.partition("=") for text in self.groups]
+        return [(pattern, build(operator or "", "groups")) for pattern, _, operator in pairs]
+
+    def _of_group(self, own: Layout | None) -> Compressor | None:
+        """Return the operator of the group of a tensor, None where it is in none."""
+        names = [name for name, _ in own] if own is not None else []
+        found = [op for p, op in self._groups() if len(names) == 1 and fnmatchcase(names[0], p)]
+        return found[0] if found else None
+
+    def _check_groups(self, layout: Layout | None) -> None:
+        names = [name for name, _ in layout or ()]
+        for pattern, _ in self._groups():
+            if layout is not None and not any(fnmatchcase(name, pattern) for name in names):
+                what = f"{pattern!r} names no tensor"
+                raise InputError.of("groups", what, nearest(pattern, names))
+        if self.groups and self.bucket is not None:
+            fix = "granularity: tensor"
+            raise InputError.of("groups", "they do not go with buckets of tensors", fix)
+
+    @property
+    def parts(self) -> list[Compressor]:
+        """The operators it is made of."""
+        return [*super().parts, *(op for _, op in self._groups())]
 
     def _bucketed(self, tensors: list[tuple[int, Layout]]) -> Iterator[tuple[int, Layout]]:
         """Yield size and layout of every bucket; what is sent dense is in buckets of its own."""
