@@ -121,7 +121,7 @@ IMPORTS = {file: imports(file) for file in FILES}
 ALGORITHMS = [
     f
     for f in (PACKAGE / "algorithms").glob("*.py")
-    if f.stem not in ("__init__", "base", "protocols", "local_work", "outer")
+    if f.stem not in ("__init__", "base", "protocols", "local_work", "outer", "autoencoder")
 ]
 
 

@@ -32,6 +32,7 @@ CASES = {
     "demo": ({"beta": 0.9}, {"name": "dct_top_k", "k": 5}, 0.003),
     "zero_one_adam": ({"freeze": 8, "updates": 3, "steps_each": 3}, None, 0.003),
     "loco": ({}, {"name": "nf4"}, 0.1),
+    "lgc": ({"dense_rounds": 3, "fit_rounds": 7, "width": 4}, TOP, 0.02),
 }
 
 

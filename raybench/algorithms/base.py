@@ -20,12 +20,24 @@ from raybench.algorithms import local_work, outer
 from raybench.algorithms.protocols import Net, Wire
 from raybench.compressors import Any_, Contractive, Dense, Unbiased, choose
 from raybench.compressors.applied import Applied
-from raybench.compressors.keeping import shares
+from raybench.compressors.composed.nested import Support
+from raybench.compressors.keeping import keeping, shares
 from raybench.core import facts
 from raybench.core.cells import PerCell, State, chosen
+from raybench.core.errors import InputError
 from raybench.core.groups import clipped, matrices
 from raybench.core.parts import Delay, Local, Outer
-from raybench.core.registry import Choice, Flag, Integer, List, Number, Operator, Text, algorithm
+from raybench.core.registry import (
+    Choice,
+    Count,
+    Flag,
+    Integer,
+    List,
+    Number,
+    Operator,
+    Text,
+    algorithm,
+)
 
 if TYPE_CHECKING:
     from raybench.compressors import Compressor
@@ -35,9 +47,11 @@ __all__ = [
     "Any_",
     "Choice",
     "Contractive",
+    "Count",
     "Dense",
     "Estimator",
     "Flag",
+    "InputError",
     "Integer",
     "List",
     "Local",
@@ -47,11 +61,13 @@ __all__ = [
     "PerCell",
     "Points",
     "State",
+    "Support",
     "Text",
     "Unbiased",
     "algorithm",
     "choose",
     "clipped",
+    "keeping",
     "matrices",
     "shares",
     "theory",

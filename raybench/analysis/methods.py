@@ -15,6 +15,7 @@ _NAMES = {
     "ef21_prox": "EF21-Prox",
     "fedavg": "FedAvg",
     "lead": "LEAD",
+    "lgc": "LGC",
     "vertical_marina": "Vertical MARINA",
     "terngrad": "TernGrad",
     "qsgd": "QSGD",

@@ -69,6 +69,24 @@ class SupportMessage(Message):
         return 2 * width + 8 * natural(known, "k")
 
 
+def Support(message: Message) -> SupportMessage:
+    """Return the message of the coordinates that a sparse message lists, part by part if it has parts.
+
+    A dense part lists all of its own. Raises TypeError for other kinds: of ragged rows, seeded, quantised.
+    """
+    at, listed = 0, []
+    for part in message.leaves():
+        if type(part) is SparseMessage:
+            listed.append(part.indices + at)
+        elif type(part) is DenseMessage:
+            every = torch.arange(at, at + part.d, device=part.device)
+            listed.append(every.expand(*part.lead, -1))
+        else:
+            raise TypeError(f"a {part.kind} message lists no fixed number of coordinates")
+        at += part.d
+    return SupportMessage(message.d, message.dtype, torch.cat(listed, -1), present=message.present)
+
+
 @dataclass(eq=False)
 class SeededSupportMessage(SeededMessage):
     """The coordinates of a seeded message without its values: nothing is sent.

@@ -1,0 +1,296 @@
+"""LGC: its phases in numpy, what it sends, what it keeps, and what it is for."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from numpy_methods import top
+from practice_kit import TOP, largest, on_p1, paths
+from toys import each_round, full_gradients
+
+from raybench.core.errors import InputError
+from raybench.testing.algorithms import conformance
+from raybench.testing.trial import Method, finished, started
+from raybench.wire.ledger import COLUMNS
+from raybench.wire.transport import on_virtual_ranks
+
+SMALL = {"width": 4, "momentum": 0.7, "masking": False, "innovation": 1}
+PHASES = {"dense_rounds": 3, "fit_rounds": 6, "fit_steps": 2, "fit_step": 0.01}
+BOTH = pytest.mark.parametrize("variant", ["all_reduce", "server"])
+
+
+@pytest.mark.parametrize(
+    "compressor", ["natural", {"name": "rand_k", "k": 3}, {"name": "dgc", "k": 3}]
+)
+def test_other_operators_are_refused_by_the_plan(compressor):
+    with pytest.raises(InputError, match=r"compressor(.|\n)*top_k"):
+        on_p1("lgc", compressor).batch()
+
+
+def test_more_innovations_than_coordinates_are_refused_by_the_plan():
+    with pytest.raises(InputError, match="13 of 12"):
+        on_p1("lgc", TOP, innovation=13).batch()
+
+
+# The phases -------------------------------------------------------------------------------------------
+
+
+def reference(k, variant, W, dense, fit, leader, innovation, momentum, masking):
+    """Yield the iterates of LGC in plain numpy; W() are the weights that its last phase has."""
+
+    def product(y, w):  # strided
+        rows = [y[:, 2 * j : 2 * j + 3].ravel() @ w for j in range((y.shape[1] - 1) // 2)]
+        return np.array(rows).T
+
+    def E(values):
+        y = np.zeros((1, 16 * max(1, -(-(len(values) - 15) // 16)) + 15))
+        y[0, : len(values)] = values
+        for w in W()[:4]:
+            y = product(y, w)
+            y = np.where(y > 0, y, 0.01 * y)
+        return W()[4].T @ y
+
+    def D(y, length):
+        for w in W()[5:9]:
+            out = np.zeros((w.shape[1] // 3, 2 * y.shape[1] + 1))
+            for j in range(y.shape[1]):
+                out[:, 2 * j : 2 * j + 3] += (y[:, j] @ w).reshape(3, -1).T
+            y = np.where(out > 0, out, 0.01 * out)
+        return (W()[9].T @ y)[0, :length]
+
+    x, u, v = k["x"], 0, 0
+    for t in range(1, k["rounds"] + 1):
+        u = momentum * u + k["grad"](x)
+        v = v + u
+        n = len(v)
+        if t <= dense:
+            sent = v
+        elif t <= dense + fit:
+            sent = top(v, k["k"])
+        else:
+            lead = (t - 1) % n if leader == "rotating" else 0
+            S = np.sort(np.argsort(-np.abs(v[lead]))[: k["k"]])
+            codes = (
+                np.mean([E(own[S]) for own in v], 0) if variant == "all_reduce" else E(v[lead, S])
+            )
+            h = D(codes, len(S))
+            sent = np.zeros_like(v)
+            for own, out in zip(v, sent, strict=True):
+                out[S] = (h @ own[S]) / (h @ h) * h
+            if innovation != "off":
+                rest = v - sent
+                more = top(rest, innovation)
+                sent = sent + (more if variant == "server" else np.where(more[lead] != 0, rest, 0))
+        v = v - sent
+        u = np.where(sent != 0, 0, u) if masking and t > dense else u
+        x = x - 0.05 * sent.mean(0)
+        yield x
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("leader", "innovation", "masking"), [("rotating", 2, False), ("first", "off", True)]
+)
+def test_iterates_are_those_by_hand(variant, leader, innovation, masking):
+    more = {"leader": leader, "innovation": innovation, "masking": masking, "momentum": 0.6}
+    method = on_p1(
+        "lgc", {"name": "top_k", "k": 8}, 20, 0.05, width=4, variant=variant, **PHASES, **more
+    )
+    run = started(method.batch())
+    run.advance(0)
+
+    def grad(x):
+        return run.problem.oracle(torch.from_numpy(x)[None])[0][0].numpy()
+
+    k = {"x": run.s.x[0].numpy().copy(), "grad": grad, "rounds": 20, "k": 8}
+    phases = (PHASES["dense_rounds"], PHASES["fit_rounds"])
+    by_hand = reference(
+        k,
+        variant,
+        lambda: [w[0].numpy() for w in run.s.W],
+        *phases,
+        leader,
+        innovation,
+        0.6,
+        masking,
+    )
+    for t in range(20):
+        run.advance(1)
+        np.testing.assert_allclose(
+            run.s.x[0], next(by_hand), rtol=1e-9, atol=1e-11, err_msg=f"round {t}"
+        )
+
+
+@BOTH
+def test_dense_rounds_alone_are_momentum_sgd(variant):
+    args = {"rounds": 80, "step": 0.02}
+    ours, ball = paths(
+        on_p1("lgc", TOP, **args, momentum=0.8, dense_rounds=80, variant=variant),
+        on_p1("heavy_ball", None, **args, momentum=0.8),
+    )
+    assert largest(ours, ball) < 1e-9
+
+
+@BOTH
+def test_rounds_that_fit_are_top_k_with_memory(variant):
+    """Bit for bit those of DGC; without momentum those of EF14 with a memory of gradients."""
+    phases = {"variant": variant, "width": 4, "dense_rounds": 0, "fit_rounds": 60}
+    for masking in (False, True):
+        one = on_p1("lgc", TOP, **phases, momentum=0.8, masking=masking)
+        ours, dgc = paths(one, on_p1("dgc", TOP, momentum=0.8, masking=masking))
+        assert np.array_equal(ours, dgc)
+    plain = on_p1("lgc", TOP, **phases, momentum=0.0, masking=False)
+    ours, ef = paths(plain, on_p1("ef14", TOP, memory="gradient"))
+    assert largest(ours, ef) < 1e-13
+
+
+@BOTH
+@pytest.mark.parametrize("innovation", ["off", 2])
+def test_what_is_not_sent_is_kept(variant, innovation):
+    """All sent + memory = the sum of all directions, in every phase."""
+    method = on_p1(
+        "lgc", TOP, 30, 0.02, variant=variant, **{**SMALL, "innovation": innovation}, **PHASES
+    )
+    seen = each_round(
+        started(method.batch((1.0, 0.5), (0, 1))),
+        lambda r: (r.s.x.clone(), r.c.u.mean(1), r.c.v.mean(1), full_gradients(r).mean(1)),
+    )
+    gammas, total = torch.tensor([[0.02], [0.01]], dtype=torch.float64), torch.zeros(2, 12).double()
+    u = torch.zeros(2, 12).double()
+    for (_, _, _, grad), (x, own, v, _) in pairwise(seen):
+        u = 0.7 * u + grad
+        assert largest(own, u) < 1e-12
+        total = total + u
+        assert largest((seen[0][0] - x) / gammas + v, total) < 1e-10
+    assert float(seen[-1][2].abs().max()) > 1e-3
+
+
+@BOTH
+@pytest.mark.parametrize("innovation", ["off", 2])
+def test_the_memory_contracts(variant, innovation):
+    """||v_i - sent_i||^2 <= ||v_i||^2, with innovations of its own less the share 2/12 of it."""
+    method = on_p1(
+        "lgc", TOP, 30, 0.02, variant=variant, **{**SMALL, "innovation": innovation}, **PHASES
+    )
+    seen = each_round(started(method.batch()), lambda r: (r.c.u[0], r.c.v[0]))[10:]
+    lost = [
+        1 - new.square().sum(-1) / (v + u).square().sum(-1) for (_, v), (u, new) in pairwise(seen)
+    ]
+    share = torch.stack(lost)
+    assert (share > -1e-12).all()
+    assert (share > 1e-4).any()
+    if innovation == 2:
+        leaders = torch.arange(10, 10 + len(share)) % 7
+        sure = share if variant == "server" else share[torch.arange(len(share)), leaders]
+        assert (sure >= 2 / 12 - 1e-12).all()
+
+
+@BOTH
+def test_what_travels(variant):
+    """Values and bits of indices, a round of each phase, per client up and once down."""
+    d, n, k, more, width = 100, 4, 40, 3, 4
+    problem = {"name": "quadratic", "dim": d, "clients": n, "seed": 1}
+    params = {**SMALL, **PHASES, "innovation": more, "variant": variant}
+    method = Method("lgc", params, {"name": "top_k", "k": k}, problem, step=0.01, rounds=12)
+    at = [COLUMNS.index(name) for name in ("values", "index_explicit")]
+    each = each_round(
+        started(method.batch()),
+        lambda r: np.stack([r.net.ledger.up[at, 0].copy(), r.net.ledger.down[at, 0].copy()]),
+    )
+    booked = np.diff(each, axis=0)
+    latents, wide = 8, 7  # 4 for 16 values, 8 for 32 to 47; an index of 100
+    W = 3 * width * (1 + 2 * width + 8 * width + 4 * width) + 4 * width
+    W += 3 * (4 * 2 + 2 * width + width * 2 * width + 2 * width * 2) + 2
+    dense, sparse = [[d, 0], [d, 0]], [[k, k * wide], [d, 0]]
+    if variant == "server":
+        last = [[latents / n + 1 + more, (k / n + more) * wide], [d + latents, k * wide]]
+    else:
+        last = [
+            [latents + 1 + more, (k + more) / n * wide],
+            [latents + 1 + more, (k + more) * wide],
+        ]
+    latest = [np.array(last) for _ in range(3)]
+    latest[0] = latest[0] + np.array([[0, 0], [W, 0]])
+    np.testing.assert_allclose(booked, [dense] * 3 + [sparse] * 6 + latest)
+
+
+@BOTH
+def test_it_conforms_in_all_phases(variant):
+    """On several ranks, in a batch, continued within the fit: what the kit asks, across the phases."""
+    params = {**SMALL, **PHASES, "masking": True, "variant": variant}
+    wrong = [str(f) for f in conformance(Method("lgc", params, TOP, rounds=12)) if not f.ok]
+    assert not wrong, "\n".join(wrong)
+
+
+@BOTH
+def test_tensors_may_choose_on_their_own(variant):
+    """Of every tensor its largest entries, vectors dense, as in the paper; on two ranks as on one."""
+    net = {"model": "mlp:hidden=[6]", "dataset": "digits", "clients": 3, "rows": 90, "batch": 30}
+    problem = {"name": "network", **net, "dtype": "float64"}
+    op = {"name": "per_tensor", "of": "top_k:k=5%", "vectors": "dense"}
+    method = Method(
+        "lgc", {**SMALL, **PHASES, "variant": variant}, op, problem, step=0.1, rounds=15
+    )
+
+    def own(transport):
+        run = finished(method.batch(), 15, transport)
+        return run.s.x, run.recorder.column("loss")[0]
+
+    alone, loss = own(None)
+    assert loss[-1] < loss[0]
+    for x, _ in on_virtual_ranks(2, own):
+        torch.testing.assert_close(x, alone, rtol=0, atol=1e-10)
+
+
+# What it is for ---------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_smooth_gradients_take_fewer_bits_than_top_k(variant):
+    """A chain whose gradients are smooth: as small a gradient as top-k of the same k, for far fewer bits up."""
+    problem = {"name": "tridiagonal", "dim": 200, "clients": 4}
+    plain = {"momentum": 0.0, "masking": False}
+    fit = {"dense_rounds": 0, "fit_rounds": 50, "fit_steps": 4, "fit_step": 0.003, "width": 8}
+    args = {
+        "compressor": {"name": "top_k", "k": 40},
+        "problem": problem,
+        "step": 0.2,
+        "rounds": 400,
+    }
+    top_k = finished(Method("dgc", plain, **args).batch(), 400)
+    lgc = Method("lgc", {**plain, **fit, "innovation": 4, "variant": variant}, **args)
+    learned = finished(lgc.batch(), 400)
+    norms = [run.recorder.column("grad_norm_sq")[0] for run in (top_k, learned)]
+    assert norms[1][-1] < 1e-3 * norms[1][0]
+    assert norms[1][-1] < 10 * norms[0][-1]
+    assert learned.bits("up")[0] < 0.6 * top_k.bits("up")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_digits_take_fewer_bits_than_top_k_of_the_same_k():
+    """The loss of top-k with memory after as many rounds, for less than half the bits up, weights down included.
+
+    Not of top-k with any k: on so small a network keeping fewer coordinates is cheaper still.
+    """
+    problem = {"name": "network", "model": "mlp", "dataset": "digits", "clients": 4, "batch": 32}
+    plain = {"momentum": 0.0, "masking": False}
+    fit = {"dense_rounds": 0, "fit_rounds": 100, "fit_steps": 5, "fit_step": 0.003, "width": 8}
+    args = {
+        "compressor": {"name": "top_k", "k": "5%"},
+        "problem": problem,
+        "step": 0.1,
+        "rounds": 400,
+    }
+    top_k = finished(Method("dgc", plain, **args).batch(), 400)
+    lgc = Method("lgc", {**plain, **fit, "innovation": "0.1%", "variant": "server"}, **args)
+    learned = finished(lgc.batch(), 400)
+    loss = [run.recorder.column("loss")[0] for run in (top_k, learned)]
+    assert loss[0][-1] < 0.2 * loss[0][0]
+    assert loss[1][-1] < 1.05 * loss[0][-1]
+    sent = [run.bits("up")[0] for run in (top_k, learned)]
+    weights = sum(w[0].numel() for w in learned.s.W) * 32
+    assert sent[1] + weights < 0.5 * sent[0]
