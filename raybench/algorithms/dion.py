@@ -24,8 +24,8 @@ class Dion(Estimator):
 
     Q = R with columns of norm 1; x <- x - gamma sqrt(a/b) P Q'. Q begins as Gaussian. Tensors of more than
     two axes are folded to (first, rest). Vectors are sent dense and move by Lion: m <- 0.99 m + 0.01 g after
-    the step rest sign(0.9 m + 0.1 g). Up and down: r (a + b) values a matrix, in two exchanges. No
-    guarantee here. Source: Ahn et al. 2025, Dion, algorithm 2 with the mean R removed by every client.
+    the step rest sign(0.9 m + 0.1 g). Up and down: r (a + b) values a matrix, in two exchanges of all of
+    them. No guarantee here. Source: Ahn et al. 2025, Dion, algorithm 2 with the mean R removed by every client.
     """
 
     told = False
@@ -40,22 +40,25 @@ class Dion(Estimator):
 
     def estimate(a, wire, s, c, grad):
         views = wire.layout.views
-        M, left, slow, steps = c.M + grad, [], [], []
-        for j, (tensor, g, m) in enumerate(zip(views(M), views(grad), views(s.m))):
-            if s.Q[j] is None:
-                mean = wire.mean(g)
+        M, low = c.M + grad, [j for j, Q in enumerate(s.Q) if Q is not None]
+        left, g, slow = views(M), views(grad), views(s.m)
+        matrix = {j: left[j].flatten(3) for j in low}
+        means = wire.means(
+            [matrix[j] @ s.Q[j][:, None] if j in matrix else v for j, v in enumerate(g)]
+        )
+        P = {j: orthonormal(means[j]) for j in low}
+        R = dict(zip(low, wire.means([matrix[j].mT @ P[j][:, None] for j in low])))
+        steps = []
+        for j, (m, mean) in enumerate(zip(views(s.m), means)):
+            if j in matrix:
+                out = (1 - a.momentum) * (P[j] @ R[j].mT)[:, None]
+                left[j] = (matrix[j] - out).reshape(left[j].shape)
+                s.Q[j] = R[j] / (R[j].norm(dim=-2, keepdim=True) + 1e-8)
+                scale = (matrix[j].shape[-2] / matrix[j].shape[-1]) ** 0.5
+                steps.append((scale * P[j] @ s.Q[j].mT).reshape(m.shape))
+            else:
                 steps.append(a.rest * torch.sign(0.9 * m + 0.1 * mean))
-                slow.append(0.99 * m + 0.01 * mean)
-                left.append(tensor * 0)
-                continue
-            matrix = tensor.flatten(3)
-            P = orthonormal(wire.mean(matrix @ s.Q[j][:, None]))
-            R = wire.mean(matrix.mT @ P[:, None])
-            left.append((matrix - (1 - a.momentum) * (P @ R.mT)[:, None]).reshape(tensor.shape))
-            s.Q[j] = R / (R.norm(dim=-2, keepdim=True) + 1e-8)
-            scale = (matrix.shape[-2] / matrix.shape[-1]) ** 0.5
-            steps.append((scale * P @ s.Q[j].mT).reshape(m.shape))
-            slow.append(m)
+                left[j], slow[j] = left[j] * 0, 0.99 * m + 0.01 * mean
         c.M, s.m = wire.layout.concat(left), wire.layout.concat(slow)
         return wire.layout.concat(steps)
 

@@ -25,7 +25,14 @@ STEPS = theory.recursive(
 )
 
 
-@algorithm("ef21_w", up=Contractive, broadcast=Contractive, proximal=True, theory=STEPS)
+@algorithm(
+    "ef21_w",
+    up=Contractive,
+    broadcast=Contractive,
+    averaged=False,  # its mean is weighted
+    proximal=True,
+    theory=STEPS,
+)
 class EF21W(EF21):
     """EF21 with c_i = C((grad f_i(x) - g_i)/(n w_i)), g_i <- g_i + n w_i c_i, g <- g + sum_i w_i c_i.
 

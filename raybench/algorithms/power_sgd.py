@@ -23,7 +23,7 @@ class PowerSGD(Estimator):
     Q is warm-started from mean Q_i. Tensors of more than two axes are folded to
     (first, rest); vectors are sent dense. With momentum v <- momentum v + P mean(Q_i)', x <- x - gamma v.
     Without it mean gradients = steps + mean errors, summed over rounds.
-    Up and down: r(a + b) values a matrix, in two exchanges. Source: Vogels, Karimireddy, Jaggi 2019.
+    Up and down: r(a + b) values a matrix, in two exchanges of all of them. Source: Vogels, Karimireddy, Jaggi 2019.
     """
 
     told = False
@@ -37,20 +37,21 @@ class PowerSGD(Estimator):
             s.Q.append(noise.to(s.v.dtype).unflatten(-1, (b, r)) if len(shape) > 1 else None)
 
     def estimate(a, wire, s, c, grad):
-        D, steps = grad + c.e, []
-        for j, tensor in enumerate(wire.layout.views(D)):
-            if s.Q[j] is None or wire.t <= a.dense_rounds:
-                out, own = wire.mean(tensor.reshape(*tensor.shape[:2], -1)), tensor
-            else:
-                M = tensor.flatten(3)
-                P = orthonormal(wire.mean(M @ s.Q[j][:, None]))
-                Q = M.mT @ P[:, None]
-                s.Q[j] = wire.mean(Q)
-                out = P @ s.Q[j].mT
-                own = P[:, None] @ Q.mT if a.error == "own" else out[:, None].expand_as(M)
-            steps.append((out.reshape(len(out), *tensor.shape[2:]), own.reshape(tensor.shape)))
-        c.e = D - wire.layout.concat([own for _, own in steps])
-        return wire.layout.concat([out for out, _ in steps])
+        D = grad + c.e
+        tensors = wire.layout.views(D)
+        low = [] if wire.t <= a.dense_rounds else [j for j, Q in enumerate(s.Q) if Q is not None]
+        M = {j: tensors[j].flatten(3) for j in low}
+        means = wire.means([M[j] @ s.Q[j][:, None] if j in M else v for j, v in enumerate(tensors)])
+        P = {j: orthonormal(means[j]) for j in low}
+        Q = {j: M[j].mT @ P[j][:, None] for j in low}
+        steps, left = means, list(tensors)
+        for j, mean in zip(low, wire.means([Q[j] for j in low])):
+            s.Q[j], steps[j] = mean, P[j] @ mean.mT
+            own = P[j][:, None] @ Q[j].mT if a.error == "own" else steps[j][:, None].expand_as(M[j])
+            steps[j] = steps[j].reshape(len(D), *tensors[j].shape[2:])
+            left[j] = own.reshape(tensors[j].shape)
+        c.e = D - wire.layout.concat(left)
+        return wire.layout.concat(steps)
 
     def along(a, s, g):
         s.v = a.momentum * s.v + g

@@ -7,7 +7,7 @@ given ``net``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -75,6 +75,9 @@ class Wire(Draws, Protocol):
 
     def mean(self, x: Tensor) -> Tensor:
         """All-reduce: dense values (B, n_here, ...) up, their mean (B, ...) down."""
+
+    def means(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the means of several tensors as ``mean`` does, in one exchange of one message."""
 
     def mix(self, message: Message) -> Tensor:
         """Send to the neighbours; return sum_j W_ij decode(m_j) of the clients here, (B, n_here, d)."""

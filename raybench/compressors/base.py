@@ -69,13 +69,15 @@ class Compressor:
     common random numbers, so that averaging over them does not reduce the variance by n. selection:
     the message is some of x's coordinates as they are, so that <C(x), x> = ||C(x)||^2. zero_to_zero:
     C(0) = 0; false for a bare sign, which has no symbol for it. relay: as a downlink operator the
-    server passes on the sum of what it receives, and clients step themselves.
+    server passes on the sum of what it receives, and clients step themselves. additive: the clients'
+    messages add up to one of the same kind and size, so that one all-reduce exchanges them.
     """
 
     deterministic: bool = False
     selection: bool = False
     zero_to_zero: bool = True
     relay: bool = False
+    additive: bool = False
 
     @property
     def correlated(self) -> bool:

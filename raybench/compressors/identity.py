@@ -20,6 +20,7 @@ class Identity(Compressor):
 
     deterministic = True
     selection = True
+    additive = True
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         return Dense(x)

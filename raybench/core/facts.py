@@ -126,6 +126,10 @@ class AlgorithmFacts(Facts):
     relay: Annotated[
         bool, "`downlink: aggregate` makes sense for it: its step is the mean of its messages"
     ] = True
+    averaged: Annotated[
+        bool,
+        "it takes nothing of its messages but their mean or sum, so that another `collective` than `gather` makes sense for it",
+    ] = True
     own: Annotated[str | None, "the one operator it is bound to, by name"] = None
     operators: Annotated[
         Mapping[str, Role], "the roles of its parameters that are operators, by parameter"

@@ -9,6 +9,7 @@ from raybench.core.draws import Sample
 from raybench.core.streams import Stream
 from raybench.engine.oracles import oracle_for
 from raybench.problems.base import Problem
+from raybench.wire.collectives import GATHER
 from raybench.wire.neighbours import Mixing
 from raybench.wire.transport import Transport
 from raybench.wire.wire import Cells, Vectors, Wire
@@ -33,8 +34,10 @@ class Net(Wire):
         transport: Transport | None = None,
         graph: Mixing | None = None,
         aggregate: bool = False,
+        collective: str = GATHER,
     ) -> None:
-        super().__init__(vectors_of(problem), roots, transport, graph, aggregate)
+        vectors = vectors_of(problem)
+        super().__init__(vectors, roots, transport, graph, aggregate, collective=collective)
         self.oracle = oracle_for(problem, self)
 
     def grad(

@@ -35,8 +35,8 @@ from raybench.engine.recorder import Recorder
 from raybench.engine.schedule import factor
 from raybench.engine.setup import method_of, start_of
 from raybench.planning.batch import Batch
-from raybench.planning.operators import graph_of, relays
 from raybench.problems.abilities import Trained
+from raybench.planning.operators import collective_of, graph_of, relays, uplink
 from raybench.problems.base import Problem
 from raybench.spec.model import Evaluate, Record
 from raybench.store.accounting import Accounting
@@ -82,7 +82,9 @@ class Run:
         self.entry = registry.lookup("algorithm", first.algorithm.name)
         roots = stream([c.cell.seed for c in batch.cells], problem.device)
         graph = graph_of(first.graph, problem.n) if self.entry.facts.decentralised else None
-        self.net = Net(problem, roots, transport, graph, relays(first.downlink))
+        own = uplink(first, self.entry)
+        how = relays(first.downlink), collective_of(own)
+        self.net = Net(problem, roots, transport, graph, *how)
         self.a = method_of(batch.cells, problem, self.net.clock)
         self.s, self.c = State(), State()
         self.s.x = start_of(first.x0, problem, roots)

@@ -8,18 +8,34 @@ from typing import Any
 
 from raybench.compressors import Bound, Compressor, Role
 from raybench.compressors.compose import build, named
+from raybench.compressors.composed.per_part import PerPart
+from raybench.compressors.identity import Identity
 from raybench.core import registry
 from raybench.core.layout import Layout
 from raybench.planning.graph import mixing
 from raybench.spec import Cell, Section
 from raybench.spec.sections import grained
+from raybench.wire.collectives import ALL_TO_ALL, GATHER
 from raybench.wire.neighbours import Mixing
 
 
 def unbound(section: Section | None) -> Compressor:
-    """Return the operator of a compressor section as declared; None is the identity."""
-    name, params = ("identity", {}) if section is None else (section.name, section.params)
-    return registry.lookup("compressor", name).target(**params)
+    """Return the operator of a compressor section as declared; None is the identity.
+
+    By ``collective: all_to_all`` it acts on a part of the vector for every client.
+    """
+    if section is None:
+        return Identity()
+    entry = registry.lookup("compressor", section.name)
+    own: Compressor = entry.target(**{k: v for k, v in section.params.items() if k in entry.params})
+    return PerPart(own) if collective_of(section) == ALL_TO_ALL else own
+
+
+def collective_of(section: Section | None) -> str:
+    """Return how the messages of a compressor section become a mean: gathered unless it says so."""
+    if section is None or "collective" in registry.lookup("compressor", section.name).params:
+        return GATHER
+    return str(section.params.get("collective", GATHER))
 
 
 def operator(section: Section | None, d: int, n: int, layout: Layout, role: Role) -> Bound:

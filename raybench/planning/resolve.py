@@ -18,6 +18,7 @@ from raybench.core.facts import AlgorithmFacts
 from raybench.core.parts import PARTS, Local, Train
 from raybench.planning.batch import Resolved
 from raybench.planning.operators import (
+    collective_of,
     graph_of,
     operator,
     own_operators,
@@ -30,6 +31,7 @@ from raybench.problems.abilities import Predicting, SplitByFeatures, Trained
 from raybench.problems.base import Problem
 from raybench.spec import Cell, Section
 from raybench.spec.sections import default
+from raybench.wire.collectives import ALL_TO_ALL, GATHER, REDUCE
 
 Method = registry.Entry[AlgorithmFacts]
 _PARTS = {name: vars(kind)["__params__"] for name, kind in {**PARTS, "train": Train}.items()}
@@ -125,6 +127,7 @@ class Resolver:
         problem = problem_of_cell(cell)
         self._check_problem(cell, entry, problem)
         self._check_parts(cell, entry, problem)
+        self._check_collective(cell, entry)
         self._check_start(cell, problem)
         d = problem.message_dim
         k = self._count(cell.compressor, d, "compressor")
@@ -177,6 +180,8 @@ class Resolver:
         if cell.step.of is not None:
             lender = registry.lookup("algorithm", cell.step.of, "step_size.of")
             return theory.of(lender.facts.theory)
+        if collective_of(cell.compressor) == ALL_TO_ALL:
+            return None  # no theorem covers the second compression
         if not _plain_round(cell):
             return None  # theorems are about a step along an estimate of the gradient
         if cell.downlink is not None and entry.facts.down is None and role_down != Role.ANY:
@@ -259,6 +264,33 @@ class Resolver:
         if local is not None and local["optimizer"] != "sgd" and local["step_size"] is None:
             what = f"{local['optimizer']} has steps of its own, and step_size is the outer one"
             raise InputError.of("local.step_size", f"is missing: {what}", "such as 0.001")
+
+    def _check_collective(self, cell: Cell, entry: Method) -> None:
+        """Raise where messages cannot be averaged on the way: Skip for a method, InputError for an operator."""
+        section, how = cell.compressor, collective_of(cell.compressor)
+        if section is None or how == GATHER:
+            return
+        facts = entry.facts
+        server = facts.down is not None or (cell.downlink is not None and not relays(cell.downlink))
+        if facts.decentralised or facts.vertical or not facts.averaged or server:
+            why = (
+                "its server sends compressed messages"
+                if server
+                else "it takes more than their mean"
+            )
+            raise Skip(
+                SkipCode.NO_COLLECTIVE,
+                f"messages of {entry.name} cannot be averaged on the way: {why}",
+                "compressor.collective: gather, and no downlink where messages are averaged on the way",
+            )
+        at, whole = "compressor.collective", section.name == "per_tensor"
+        if how == REDUCE and not unbound(section).additive:
+            what = f"{section.name}'s messages do not add up to one"
+            fix = "gather or all_to_all; those of identity, bf16, fp16 and rand_k with mask: common do"
+            raise InputError.of(at, what, "gather" if whole else fix)
+        if how == ALL_TO_ALL and whole:
+            what = "the parts that clients add up are cut across tensors"
+            raise InputError.of(at, what, "granularity: global, or collective: gather")
 
     def _check_start(self, cell: Cell, problem: Problem) -> None:
         if not isinstance(cell.x0, str) or cell.x0 in ("zeros", "problem"):

@@ -27,6 +27,7 @@ class SkipCode(StrEnum):
     NONSMOOTH = "nonsmooth"  # the problem needs proximal steps
     NO_MINIMIZER = "no_minimizer"
     NO_RELAY = "no_relay"  # ``downlink: aggregate``
+    NO_COLLECTIVE = "no_collective"  # ``collective: reduce`` or ``all_to_all``
     NO_PARTICIPATION = "no_participation"
     NO_F_STAR = "no_f_star"
     OWN_PARTS = "own_parts"  # local work, outer optimizer or delay for a method that has its own

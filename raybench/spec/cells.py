@@ -17,6 +17,7 @@ from raybench.spec.keys import key, keys_of
 from raybench.spec.kinds import Groups, Named, Plugin, Prox, Scalar, Start, Table
 from raybench.spec.model import Evaluate, Record, Resources
 from raybench.spec.parts import Section, Step
+from raybench.spec.sections import COLLECTIVE
 from raybench.spec.settings import Booking, Evaluating, FolderName, Group, PluginFiles, Single
 from raybench.spec.steps import Steps
 from raybench.store.accounting import Accounting
@@ -75,7 +76,7 @@ class Cell:
     )
     algorithm: Section = key(Plugin("algorithm"), "the method", required=True)
     compressor: Section | None = key(
-        Plugin("compressor", optional=True),
+        Plugin("compressor", optional=True, beside=COLLECTIVE),
         "the operator for messages to the server; none leaves them dense",
         override=True,
         heard=lambda problem, method: method.compresses("up"),

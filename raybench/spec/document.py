@@ -9,7 +9,7 @@ from raybench.spec import cells, schema
 from raybench.spec.keys import AxisKey, Key, keys_of
 from raybench.spec.kinds import Plugin
 from raybench.spec.schema import Schema
-from raybench.spec.sections import GRANULARITY
+from raybench.spec.sections import COLLECTIVE, GRANULARITY
 from raybench.spec.settings import SettingKind, Shaping
 
 
@@ -51,8 +51,10 @@ def overrides() -> list[str]:
 def json_schema() -> Schema:
     """Return the JSON schema (draft 2020-12) of a sweep file, for editors and ``raybench schema``."""
     own = {name: _property(name) for name in overrides()}
+    beside = {name: schema.axis(param) for name, param in COLLECTIVE.items()}
+    beside["granularity"] = schema.axis(GRANULARITY)
     plugins = {key.kind.kind for key in axes().values() if isinstance(key.kind, Plugin)}
-    also = {"algorithm": own, "compressor": {"granularity": schema.axis(GRANULARITY)}}
+    also = {"algorithm": own, "compressor": beside}
     parts = {kind: schema.plugins(kind, also.get(kind, {})) for kind in sorted(plugins)}
     parts["compressor"] = {"anyOf": [parts["compressor"], {"type": "null"}]}
     for name, key in axes().items():

@@ -7,7 +7,7 @@ axis and report what is wrong with the key path of where it stands.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from raybench.core import registry
@@ -346,18 +346,24 @@ class Named(Sections):
 
 @dataclass(frozen=True)
 class Plugin(Sections):
-    """A plug-in of the registry. overrides: keys that an entry may set for itself besides."""
+    """A plug-in of the registry. overrides: keys that an entry may set for itself besides.
+
+    optional: whether the section may be left out, written as none. beside: parameters that every
+    plug-in has here.
+    """
 
     kind: str
     overrides: tuple[str, ...] = ()
-    optional: bool = False  # whether the section may be left out, written as none
+    optional: bool = False
+    beside: Mapping[str, Param] = field(default_factory=dict)
 
     def renews(self) -> bool:
         # problems keep theirs, as they share most of their parameters
         return self.kind != "problem"
 
     def read(self, value: object, where: str, found: Found) -> list[Option]:
-        out = sections.read(self.kind, value, where, found, overrides=self.overrides)
+        also = {"overrides": self.overrides, "beside": self.beside}
+        out = sections.read(self.kind, value, where, found, **also)
         if self.optional:
             return out
         for option in out:
@@ -387,7 +393,7 @@ class Plugin(Sections):
 
     def identity(self, value: Section) -> Any:
         entry = registry.lookup(self.kind, value.name)
-        params = _beside_defaults(entry.params, value.params)
+        params = _beside_defaults(self.params(value), value.params)
         for key in FILES if self.kind == "problem" else ():
             file, rest = parted(str(params.get(key) or ""))
             if file and is_path(file):
@@ -399,7 +405,13 @@ class Plugin(Sections):
         return {**out, "source": entry.source} if entry.source else out
 
     def params(self, value: Section | None) -> Mapping[str, Param]:
-        return {} if value is None else registry.lookup(self.kind, value.name).params
+        if value is None:
+            return {}
+        return {**self.beside, **registry.lookup(self.kind, value.name).params}
+
+    def settings(self, value: Section | None) -> Mapping[str, Any]:
+        usual = {name: default(param) for name, param in self.beside.items()}
+        return {} if value is None else {**usual, **value.params}
 
     def schema(self) -> Schema:
         return {"$ref": f"#/$defs/{self.kind}"}

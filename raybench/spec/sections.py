@@ -27,6 +27,11 @@ MAX_CELLS = 200_000
 
 GLOBAL = "global"
 GRANULARITY: Param = Choice(GLOBAL, "tensor", "bucket", help="what is compressed apart")
+COLLECTIVE: Mapping[str, Param] = {
+    "collective": Choice(
+        "gather", "reduce", "all_to_all", help="how messages become the mean that all step along"
+    )
+}
 BUCKET = (
     25 * 2**20 // 4
 )  # coordinates: as many float32 as a bucket of DistributedDataParallel holds
@@ -183,26 +188,38 @@ class Option:
 
 
 def read(
-    kind: str, value: object, where: str, found: Found, *, overrides: tuple[str, ...] = ()
+    kind: str,
+    value: object,
+    where: str,
+    found: Found,
+    *,
+    overrides: tuple[str, ...] = (),
+    beside: Mapping[str, Param] = {},
 ) -> list[Option]:
     """Return the points of a section's axis: a name, ``{name: ..., parameters}``, or a list of either.
 
     kind is the registry's; null and ``none`` mean no plug-in. overrides are keys that an entry may
-    carry besides the plug-in's parameters. What is wrong is appended to ``found``.
+    carry besides the plug-in's parameters. beside: parameters that every plug-in has here; a section
+    holds those that are not their defaults. What is wrong is appended to ``found``.
     """
     if not isinstance(value, list):
-        return _entry(kind, value, where, found, overrides)
+        return _entry(kind, value, where, found, overrides, beside)
     if not value:
         found.append(Complaint(where, "an empty list leaves no cells", f"name {a(kind)}"))
     return [
         option
         for i, item in enumerate(value)
-        for option in _entry(kind, item, f"{where}[{i}]", found, overrides)
+        for option in _entry(kind, item, f"{where}[{i}]", found, overrides, beside)
     ]
 
 
 def _entry(
-    kind: str, value: object, where: str, found: Found, overrides: tuple[str, ...]
+    kind: str,
+    value: object,
+    where: str,
+    found: Found,
+    overrides: tuple[str, ...],
+    beside: Mapping[str, Param],
 ) -> list[Option]:
     if value is None or value == "none":
         return [Option(None, where)]
@@ -238,13 +255,23 @@ def _entry(
         if kind == "compressor" and "granularity" in given and "granularity" not in entry.params:
             raw = given.pop("granularity")
             grains = options(GRANULARITY, raw, f"{where}.granularity", found) or grains
-        every = product(entry.params, given, where, found, also=overrides) or [{}]
+        own = {key: param for key, param in beside.items() if key not in entry.params}
+        asked = {key: given.pop(key) for key in own if key in given}
+        more = product(own, asked, where, found) or [{}]
+        every = product(entry.params, given, where, found, also=(*overrides, *beside)) or [{}]
         out += [
-            Option(grained(Section(name, params), str(grain)), where, extra)
+            Option(_with(grained(Section(name, params), str(grain)), others, own), where, extra)
             for params in every
             for grain in grains
+            for others in more
         ]
     return out
+
+
+def _with(given: Section, more: Mapping[str, Any], params: Mapping[str, Param]) -> Section:
+    """Return the section with further parameters, of which defaults are left out."""
+    told = {name: value for name, value in more.items() if value != default(params[name])}
+    return Section(given.name, {**given.params, **told}) if told else given
 
 
 def grained(given: Section, grain: str) -> Section:

@@ -9,6 +9,9 @@ import numpy as np
 from raybench.compressors import Message
 from raybench.engine.net import Net
 from raybench.testing.wire import sent
+from raybench.wire import CasesMessage
+from raybench.wire.collectives import GATHER, combines
+from raybench.wire.parts import MeansMessage, PartsMessage
 
 
 class Spy:
@@ -24,7 +27,7 @@ class Spy:
         self.bytes = {side: np.zeros(net.B) for side in ("up", "down")}
         self.messages = {"up": 0, "down": 0}
         self.by_round: dict[int, np.ndarray] = {}
-        for name in ("up", "down", "mix", "charge"):
+        for name in ("up", "mix", "average", "broadcast", "charge"):
             setattr(net, name, self._listening(name, getattr(net, name)))
 
     @property
@@ -41,22 +44,29 @@ class Spy:
             return call(bits, down=down)
 
         def send(message: Message) -> Any:
-            if name == "down":
-                packed = [size(message.row(b)) for b in range(self.net.B)]
-                self._add("down", np.array(packed, float), len(message.leaves()))
-            else:
+            if name == "broadcast":
+                packed = [broadcast(message, b) for b in range(self.net.B)]
+                self._add("down", np.array(packed, float), self._most(message))
+            elif name != "up" or self.net.collective == GATHER or not combines(message):
                 degrees = np.ones(self.net.n)
                 if name == "mix":
                     assert self.net.graph is not None
                     degrees = self.net.graph.degrees.numpy()
                 rows = [
-                    [size(message.row(b, i)) for i in range(self.net.n)] for b in range(self.net.B)
+                    [sent_up(message, b, i) for i in range(self.net.n)] for b in range(self.net.B)
                 ]
-                copies = int(degrees.max()) * len(message.leaves())
-                self._add_up(np.array(rows) * degrees, copies)
+                self._add_up(np.array(rows) * degrees, int(degrees.max()) * self._most(message))
             return call(message)
 
         return charge if name == "charge" else send
+
+    def _most(self, message: Message) -> int:
+        """Return how many fields that are padded to bytes a message has, at most."""
+        if isinstance(message, CasesMessage):
+            return sum(map(self._most, message.parts))
+        if isinstance(message, PartsMessage | MeansMessage):
+            return self.net.n * len(message.inner.leaves())
+        return len(message.leaves())
 
     def _add_up(self, sizes: np.ndarray, messages: int) -> None:
         """Add the bytes of each client, (cells, clients)."""
@@ -66,6 +76,35 @@ class Spy:
     def _add(self, side: str, size: Any, messages: int) -> None:
         self.bytes[side] += size
         self.messages[side] += messages
+
+
+def sent_up(message: Message, b: int, i: int) -> int:
+    """Return the packed bytes that client i sends in cell b; of its n parts it keeps its own."""
+    if isinstance(message, CasesMessage):
+        part, at = _case(message, b)
+        return sent_up(part, at, i)
+    if isinstance(message, PartsMessage):
+        others = [j for j in range(message.inner.lead[-1]) if j != i]
+        return sum(size(message.inner.row(b, j, i)) for j in others)
+    return size(message.row(b, i))
+
+
+def broadcast(message: Message, b: int) -> float:
+    """Return the packed bytes that a client is sent in cell b, the mean over clients."""
+    if isinstance(message, CasesMessage):
+        return broadcast(*_case(message, b))
+    if isinstance(message, MeansMessage):
+        n = message.inner.lead[-1]
+        return sum(size(message.inner.row(b, j)) for j in range(n)) * (n - 1) / n
+    return size(message.row(b))
+
+
+def _case(message: CasesMessage, b: int) -> tuple[Message, int]:
+    """Return the part that holds cell b, and the cell's place in it."""
+    for cells, part in zip(message.cells, message.parts, strict=True):
+        if b in cells.tolist():
+            return part, cells.tolist().index(b)
+    raise IndexError(b)
 
 
 def size(row: Message) -> int:

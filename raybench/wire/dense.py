@@ -41,6 +41,14 @@ class DenseMessage(Message):
             return super()._sum()
         return self.values.sum(-2)
 
+    additive = True
+
+    def summands(self) -> Tensor:
+        return self.values
+
+    def of_summands(self, values: Tensor) -> DenseMessage:
+        return DenseMessage(self.d, self.dtype, values, scale=self.scale)
+
     def _cost(self) -> Counts:
         return Counts(values=self.d)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NoReturn
 
 from torch import Tensor
 
@@ -62,3 +63,28 @@ class Received:
                 f"a {type(self.message).__name__} has no flags: send what choose() makes"
             )
         return self.message.flags
+
+
+@dataclass(frozen=True)
+class Averaged(Received):
+    """What everyone holds where messages were averaged on the way: ``average`` (B, d), over all n clients.
+
+    message: what the clients here sent. Who sent what is not known: what else could be asked of messages
+    that were gathered raises TypeError.
+    """
+
+    average: Tensor
+
+    def sum(self) -> Tensor:
+        """Return the sum over clients, (B, d)."""
+        return self.average * self.n
+
+    def mean(self) -> Tensor:
+        """Return the mean over all n clients, absent ones as zero, (B, d)."""
+        return self.average
+
+    def _unknown(self, *args: object) -> NoReturn:
+        raise TypeError("only the mean is known: say averaged=False, and it is gathered")
+
+    mean_sent = mean_of_senders = weighted = decode = _unknown
+    flags = property(_unknown)  # type: ignore[assignment]

@@ -170,6 +170,17 @@ class SeededMessage(_Scattered):
     def stream(self) -> Stream:
         return self.source
 
+    @property
+    def additive(self) -> bool:
+        return self.common
+
+    def summands(self) -> Tensor:
+        return self.values
+
+    def of_summands(self, values: Tensor) -> SeededMessage:
+        cells = Stream(self.source.root, self.source.tags)  # the support is theirs
+        return SeededMessage(self.d, self.dtype, values, cells, True, scale=self.scale)
+
     def _cost(self) -> Counts:
         return Counts(values=self.values.shape[-1])
 

@@ -1,15 +1,17 @@
-"""How messages get from the clients hosted here to everyone: in this process, or over ranks.
+"""How messages get from the clients hosted here to others: in this process, or over ranks.
 
-A transport gathers: every rank ends with the messages of all n clients in client order, so that each
-reduces in the same fixed order. Over ranks, messages travel as the packed bytes that the ledger
-books; lengths of varying messages and who is present travel beside them as framing.
+``gather``: every rank ends with the messages of all n clients in client order, so that each reduces in the
+same fixed order. ``all_reduce``: every rank ends with the sum of all ranks' numbers. ``to_owners``: every
+rank ends with the parts that its clients own, of all clients. Over ranks, messages travel as the packed
+bytes that the ledger books; lengths of varying messages and who is present travel beside them as framing.
 """
 
 from __future__ import annotations
 
 import datetime
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +44,20 @@ class Transport:
         """Return (B, n, ...) from the clients hosted here (B, n_here, ...); for oracles, unbooked."""
         return x
 
+    def all_reduce(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the sums over the ranks, the same bits on each; all of a dtype in one exchange.
+
+        In that dtype: how a sum is rounded on the way is the backend's. The tensors may be written to.
+        """
+        return list(tensors)
+
+    def to_owners(self, message: Message, n: int) -> Message:
+        """Return the messages (B, n_here, n) of all clients for the owners here.
+
+        message: (B, n, n_here), of the clients here for all owners; owner j is client j.
+        """
+        return message
+
     def agree(self, value: Any) -> Any:
         """Return rank 0's value on every rank."""
         return value
@@ -72,31 +88,84 @@ class Ranks(Transport):
 
     def gather(self, message: Message, n: int) -> Message:
         leaves = message.leaves()
-        blocks = [self._framed(leaf) for leaf in leaves]  # (cells of the leaf, n_here, bytes)
-        flat = [b.transpose(0, 1).flatten(1) for b in blocks]
-        rows = self.gather_rows(torch.cat(flat, -1)[None], n)[0]
-        everyone = torch.arange(n, device=message.device)
+        blocks = self._framed(leaves)  # (cells of the leaf, n_here, bytes)
+        rows = self.gather_rows(_side_by_side(blocks)[None], n)[0]
+        return self._read(message, leaves, _apart(rows, blocks), slice(None), n)
+
+    def all_reduce(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        alike: dict[torch.dtype, list[int]] = {}
+        for i, x in enumerate(tensors):
+            alike.setdefault(x.dtype, []).append(i)
+        out = list(tensors)
+        for group in alike.values():
+            flat = self.add_up(torch.cat([tensors[i].flatten() for i in group]))
+            for i, piece in zip(group, flat.split([tensors[i].numel() for i in group])):
+                out[i] = piece.view(tensors[i].shape)
+        return out
+
+    def to_owners(self, message: Message, n: int) -> Message:
+        leaves = message.leaves()
+        blocks = self._framed(leaves)  # (cells of the leaf, n, n_here, bytes)
+        rows = _side_by_side(blocks)
+        shares = [share_of(rank, self.size, n) for rank in range(self.size)]
+        here = shares[self.rank]
+        shapes = [(len(here), len(share), rows.shape[-1]) for share in shares]
+        got = self.deal([rows[share.start : share.stop] for share in shares], shapes)
+        own = slice(here.start, here.stop)
+        return self._read(message, leaves, _apart(torch.cat(got, 1), blocks), own, n)
+
+    def add_up(self, flat: Tensor) -> Tensor:
+        """Return the sum of all ranks' tensors, (m,) of the same shape and dtype everywhere."""
+        raise NotImplementedError
+
+    def deal(self, pieces: list[Tensor], shapes: list[tuple[int, ...]]) -> list[Tensor]:
+        """Send piece s to rank s; return what each rank has sent here, of these shapes."""
+        raise NotImplementedError
+
+    def _framed(self, leaves: list[Message]) -> list[Tensor]:
+        """Return the payloads (*lead, P), P agreed, with a byte in front where some are absent."""
+        payloads = [leaf.payload() for leaf in leaves]
+        varying = [i for i, leaf in enumerate(leaves) if not isinstance(leaf._size(), int)]
+        if varying:
+            widths = torch.tensor([payloads[i].shape[-1] for i in varying])
+            widest = torch.stack(self.exchange(widths.to(payloads[0].device))).amax(0).tolist()
+            for i, wide in zip(varying, widest, strict=True):
+                missing = wide - payloads[i].shape[-1]
+                payloads[i] = torch.nn.functional.pad(payloads[i], (0, missing))
+        for i, leaf in enumerate(leaves):
+            if leaf.present is not None:
+                there = leaf.present[..., None].to(torch.uint8)
+                payloads[i] = torch.cat((there, payloads[i]), -1)
+        return payloads
+
+    @staticmethod
+    def _read(
+        message: Message, leaves: list[Message], blocks: list[Tensor], own: slice, n: int
+    ) -> Message:
+        """Return the message of framed payloads of all n clients; own: which of its owners are here."""
         got = []
-        for leaf, block, own in zip(leaves, blocks, rows.split([f.shape[1] for f in flat], -1)):
-            data = own.reshape(n, block.shape[0], block.shape[-1]).transpose(0, 1)
-            present = None
+        for leaf, data in zip(leaves, blocks, strict=True):
+            present, stream = None, leaf.stream
             if leaf.present is not None:
                 present, data = data[..., 0].bool(), data[..., 1:]
-            stream = None if leaf.stream is None else leaf.stream.at(everyone)
+            if stream is not None:
+                stream = stream.at(torch.arange(n, device=message.device))
+                stream = stream[:, own] if stream.root.ndim > 1 else stream
             whole = type(leaf).read(leaf.known(), data, stream)
             got.append(whole if present is None else whole.masked(present))
         return message.rebuild(iter(got))
 
-    def _framed(self, leaf: Message) -> Tensor:
-        """Return the payload (B, n_here, P), P agreed, with a byte in front where some are absent."""
-        payload = leaf.payload()
-        if not isinstance(leaf._size(), int):
-            width = torch.tensor([payload.shape[-1]], device=payload.device)
-            widest = max(int(w) for w in self.exchange(width))
-            payload = torch.nn.functional.pad(payload, (0, widest - payload.shape[-1]))
-        if leaf.present is not None:
-            payload = torch.cat((leaf.present[..., None].to(torch.uint8), payload), -1)
-        return payload
+
+def _side_by_side(blocks: list[Tensor]) -> Tensor:
+    """Return payloads (cells, .., P) in one tensor of rows (.., bytes)."""
+    return torch.cat([block.movedim(0, -2).flatten(-2) for block in blocks], -1)
+
+
+def _apart(rows: Tensor, blocks: list[Tensor]) -> list[Tensor]:
+    """Return the payloads of rows (.., bytes), laid out as ``blocks`` are but for axes in the middle."""
+    sizes = [block.shape[0] * block.shape[-1] for block in blocks]
+    pieces = zip(rows.split(sizes, -1), blocks, strict=True)
+    return [p.unflatten(-1, (b.shape[0], b.shape[-1])).movedim(-2, 0) for p, b in pieces]
 
 
 class Distributed(Ranks):
@@ -112,6 +181,21 @@ class Distributed(Ranks):
         parts = [torch.empty_like(sent) for _ in range(self.size)]
         dist.all_gather(parts, sent)
         return [part.to(data.device) for part in parts]
+
+    def add_up(self, flat: Tensor) -> Tensor:
+        total = flat.cpu() if dist.get_backend() == "gloo" else flat
+        dist.all_reduce(total)
+        return total.to(flat.device)
+
+    def deal(self, pieces: list[Tensor], shapes: list[tuple[int, ...]]) -> list[Tensor]:
+        device = pieces[0].device
+        there = torch.device("cpu") if dist.get_backend() == "gloo" else device
+        sent = torch.cat([piece.reshape(-1) for piece in pieces]).to(there)
+        sizes = [math.prod(shape) for shape in shapes]
+        got = torch.empty(sum(sizes), dtype=sent.dtype, device=there)
+        dist.all_to_all_single(got, sent, sizes, [piece.numel() for piece in pieces])
+        parts = got.to(device).split(sizes)
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def agree(self, value: Any) -> Any:
         box = [value]
@@ -140,6 +224,16 @@ class Threads(Ranks):
 
     def exchange(self, data: Tensor) -> list[Tensor]:
         return self.board.swap(self.rank, data)
+
+    def add_up(self, flat: Tensor) -> Tensor:
+        first, *others = self.exchange(flat)
+        total = first.clone()
+        for other in others:
+            total += other
+        return total
+
+    def deal(self, pieces: list[Tensor], shapes: list[tuple[int, ...]]) -> list[Tensor]:
+        return [sent[self.rank] for sent in self.board.swap(self.rank, pieces)]
 
     def agree(self, value: Any) -> Any:
         return self.board.swap(self.rank, value)[0]

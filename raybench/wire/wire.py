@@ -6,7 +6,7 @@ give methods the same wire.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeAlias
@@ -18,12 +18,14 @@ from raybench.core.clock import Clock
 from raybench.core.draws import Draws
 from raybench.core.layout import Layout
 from raybench.core.streams import Stream
+from raybench.wire import collectives
 from raybench.wire.base import Message
+from raybench.wire.collectives import GATHER
 from raybench.wire.compound import CasesMessage
-from raybench.wire.dense import Dense
+from raybench.wire.dense import DenseMessage
 from raybench.wire.ledger import Ledger
 from raybench.wire.neighbours import Mixing, Neighbours
-from raybench.wire.received import Received
+from raybench.wire.received import Averaged, Received
 from raybench.wire.transport import Transport
 
 Cells: TypeAlias = Tensor | slice  # some cells: their indices, or all of them
@@ -48,7 +50,8 @@ class Wire(Draws):
     """The wire of B cells, and the round's random numbers.
 
     roots: one stream per cell (B,), from the cell's seed. graph: for methods without a server.
-    aggregate: the server broadcasts the sum of what it receives, charged by its union.
+    aggregate: the server broadcasts the sum of what it receives, charged by its union. collective: how
+    messages become a mean: gathered by a server, or averaged on the way, so that everyone has it.
     """
 
     def __init__(
@@ -59,10 +62,12 @@ class Wire(Draws):
         graph: Mixing | None = None,
         aggregate: bool = False,
         clock: Clock | None = None,
+        collective: str = GATHER,
     ) -> None:
         self.ledger = Ledger(len(roots.root))
         super().__init__(roots, vectors.clients, vectors.n)
-        self.vectors, self.graph, self.aggregate = vectors, graph, aggregate
+        self.vectors, self.graph, self.collective = vectors, graph, collective
+        self.aggregate = aggregate or collective != GATHER
         self.layout = vectors.layout
         self.transport = transport or Transport()
         self.clock = clock or Clock()
@@ -86,7 +91,12 @@ class Wire(Draws):
         return torch.zeros(shape, dtype=self.vectors.dtype, device=self.vectors.device)
 
     def up(self, message: Message) -> Received:
-        """Send a message per client to the server; everyone learns what the server received."""
+        """Send a message per client to the server; everyone learns what the server received.
+
+        By another collective than ``gather`` everyone learns the mean alone.
+        """
+        if self.collective != GATHER and collectives.combines(message):
+            return Averaged(message, self.n, self.average(message))
         began = perf_counter()
         got = self.transport.gather(message, self.n)
         self.ledger.book_up(got)
@@ -95,33 +105,58 @@ class Wire(Draws):
         self.clock.communicate += perf_counter() - began
         return Received(got, self.n)
 
+    def average(self, message: Message) -> Tensor:
+        """Average messages on the way: their mean over all clients (B, d), which everyone is sent."""
+        began, before = perf_counter(), self.clock.compress
+        self.ledger.book_up(collectives.of_everyone(message, self.n, self.transport))
+        mean, told = collectives.average(message, self.n, self.transport, self.clock)
+        self.broadcast(told)
+        compressing = self.clock.compress - before
+        self.clock.communicate += perf_counter() - began - compressing
+        return mean
+
+    def broadcast(self, message: Message) -> None:
+        """Book a message (B,) that everyone is sent."""
+        self.ledger.book_down(message)
+
     def down(self, message: Message) -> Tensor:
         """Broadcast the server's message (B,) and return what the clients decode, (B, d)."""
         began = perf_counter()
-        self.ledger.book_down(message)
+        self.broadcast(message)
         value = message.decode()
         self.clock.communicate += perf_counter() - began
         return value
 
     def model(self, x: Tensor) -> Tensor:
-        """Broadcast the model x (B, d) as it is and return what the clients hold.
+        """Broadcast the model x (B, d) as it is and return what the clients hold: x, not a copy.
 
-        Costs nothing where the server passes on what it receives (``aggregate``): clients step
+        Costs nothing where everyone has what the server would receive (``aggregate``): clients step
         themselves.
         """
-        return x if self.aggregate else self.down(Dense(x))
+        if not self.aggregate:
+            self.broadcast(_lent(x))
+        return x
 
     def mean(self, x: Tensor, cells: Cells | None = None) -> Tensor:
         """All-reduce: dense values (B, n_here, ...) up, their mean (B, ...) down; zeros but of ``cells``."""
-        message = Dense(x.flatten(2))
-        if cells is None:
-            mean = self.down(Dense(self.up(message).mean()))
-        else:
-            those = torch.zeros(self.B, dtype=torch.bool, device=x.device)
+        return self.means([x], cells)[0]
+
+    def means(self, tensors: Sequence[Tensor], cells: Cells | None = None) -> list[Tensor]:
+        """Return the means of several tensors as ``mean`` does, in one exchange of one message.
+
+        Nothing is sent where there are none.
+        """
+        if not tensors:
+            return []
+        flat = [x.flatten(2) for x in tensors]
+        message: Message = _lent(torch.cat(flat, -1) if len(flat) > 1 else flat[0])
+        if cells is not None:
+            those = torch.zeros(self.B, dtype=torch.bool, device=flat[0].device)
             those[cells] = True
-            own = message.masked(those[:, None].expand(message.lead))
-            mean = self.down(Dense(self.up(own).mean()).masked(those))
-        return mean.unflatten(-1, x.shape[2:])
+            message = message.masked(those[:, None].expand(message.lead))
+        pieces = self.average(message).split([x.shape[-1] for x in flat], -1)
+        pairs = zip(pieces, tensors, strict=True)
+        return [piece.reshape(self.B, *x.shape[2:]) for piece, x in pairs]
 
     def mix(self, message: Message) -> Tensor:
         """Send to the neighbours; return sum_j W_ij decode(m_j) of the clients here, (B, n_here, d).
@@ -157,3 +192,8 @@ class Wire(Draws):
         """Keep some cells only."""
         super().select(cells)
         self.ledger = self.ledger.select(cells.cpu().numpy())
+
+
+def _lent(values: Tensor) -> DenseMessage:
+    """Return a dense message that is only booked and added up, so that it need not copy its values."""
+    return DenseMessage(values.shape[-1], values.dtype, values)

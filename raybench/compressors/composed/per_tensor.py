@@ -69,6 +69,10 @@ class PerTensor(Composed):
             raise InputError.of("sizes", what, "integers >= 1 that sum to d")
         object.__setattr__(self, "sizes", tuple(self.sizes))  # hashable
 
+    @property
+    def additive(self) -> bool:  # type: ignore[override]
+        return self.part("of").additive
+
     def tensors(self, d: int) -> tuple[int, ...]:
         """Return the sizes of the tensors of a vector of length d."""
         if isinstance(self.sizes, str):

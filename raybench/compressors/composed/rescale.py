@@ -63,6 +63,10 @@ class AsContractive(Composed):
     of: Made = Operator("natural", help="unbiased, or of the class B1 or B2")
     made_of = ("of",)
 
+    @property
+    def additive(self) -> bool:  # type: ignore[override]
+        return self.part("of").additive
+
     def encode(self, x: Tensor, stream: Stream) -> Message:
         found = self._known(x.shape[-1])
         return self.part("of").encode(x, stream).scaled(found[1])

@@ -48,6 +48,17 @@ class HalfMessage(Message):
         if self.scale != 1.0:
             out.mul_(self.scale)
 
+    @property
+    def additive(self) -> bool:
+        return not self.scaled_by_max
+
+    def summands(self) -> Tensor:
+        return self.values
+
+    def of_summands(self, values: Tensor) -> HalfMessage:
+        none = self.scales.new_empty(*values.shape[:-1], 0)
+        return HalfMessage(self.d, self.dtype, values, none, self.format, False, scale=self.scale)
+
     def _cost(self) -> Counts:
         return Counts(values=int(self.scaled_by_max), raw=16 * self.d)
 
@@ -70,6 +81,10 @@ class Half(Compressor):
     scale: str = SCALE
     deterministic = True
     format: ClassVar[str]
+
+    @property
+    def additive(self) -> bool:  # type: ignore[override]
+        return self.scale == "none"
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d, form, by_max = x.shape[-1], HALVES[self.format], self.scale == "max"

@@ -38,6 +38,10 @@ class RandK(Compressor):
         return self.mask == "common"
 
     @property
+    def additive(self) -> bool:  # type: ignore[override]
+        return self.mask == "common"
+
+    @property
     def selection(self) -> bool:  # type: ignore[override]
         return not self.scaled
 

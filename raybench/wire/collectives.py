@@ -1,0 +1,114 @@
+"""How messages become one mean that everyone holds, other than by gathering all of them.
+
+``reduce``: messages whose sum is a message are added on the way, in one all-reduce. ``all_to_all``:
+client j gets part j of every vector, adds them, and sends the mean of the part, compressed again, to all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from raybench.core.clock import Clock
+from raybench.core.counts import Counts
+from raybench.wire.base import HALVES, Message, zero_absent
+from raybench.wire.compound import CasesMessage
+from raybench.wire.parts import MeansMessage, PartsMessage
+from raybench.wire.transport import Transport
+
+GATHER, REDUCE, ALL_TO_ALL = "gather", "reduce", "all_to_all"
+
+
+@dataclass(eq=False)
+class Stub(Message):
+    """What the ledger needs of messages that are on other ranks: how many they are, and their cost."""
+
+    shape: torch.Size
+    counts: Counts
+
+    @property
+    def lead(self) -> torch.Size:
+        return self.shape
+
+    @property
+    def cost(self) -> Counts:
+        return self.counts
+
+
+def combines(message: Message) -> bool:
+    """Return whether messages can be averaged on the way: all are in parts, or add up to one."""
+    if isinstance(message, CasesMessage):
+        return all(map(combines, message.parts))
+    return isinstance(message, PartsMessage) or all(leaf.additive for leaf in message.leaves())
+
+
+def average(message: Message, n: int, transport: Transport, clock: Clock) -> tuple[Tensor, Message]:
+    """Return the mean over all n clients (B, d), and what everyone is sent so that it holds it."""
+    if isinstance(message, CasesMessage):
+        means, told = zip(*(average(part, n, transport, clock) for part in message.parts))
+        value = message.joined(list(means)) * message.scale
+        return value, replace(message, parts=list(told))
+    if isinstance(message, PartsMessage):
+        told = _through_owners(message, n, transport, clock)
+    else:
+        told = reduced(message, n, transport)
+    return told.decode(), told
+
+
+def reduced(message: Message, n: int, transport: Transport) -> Message:
+    """Return the message (B,) of the mean over all n clients, in the format that each sends.
+
+    Clients hosted here are added in client order, those of 16 bits in float32; the sums of the ranks
+    are rounded to the format and added in it, all of a format in one all-reduce.
+    """
+    leaves = message.leaves()
+    sums = transport.all_reduce([_mean_here(leaf, n) for leaf in leaves])
+    means = [leaf.of_summands(total) for leaf, total in zip(leaves, sums, strict=True)]
+    whole = message.rebuild(iter(means))
+    absent = [leaf.present is not None for leaf in leaves]
+    return _where_sent(message, whole, n, transport) if any(absent) else whole
+
+
+def _mean_here(leaf: Message, n: int) -> Tensor:
+    """Return what the clients here add to the mean of all n, (B, m), in the format of a message."""
+    own = leaf.summands()
+    wide = own.float() if own.dtype in HALVES else own
+    if leaf.present is not None:
+        wide = zero_absent(wide, leaf.present)
+    # in the memory of the sum, which is the format's own or wider
+    return wide.sum(-2).div_(n).to(own.dtype)
+
+
+def _where_sent(message: Message, whole: Message, n: int, transport: Transport) -> Message:
+    """Return the mean as it is broadcast: not in cells in which nobody sends."""
+    sent = torch.as_tensor(message.cost.messages > 0, device=message.device).expand(message.lead)
+    who = transport.gather_rows(sent.to(torch.uint8)[..., None], n)[..., 0]
+    return whole.masked(who.bool().any(-1))
+
+
+def _through_owners(m: PartsMessage, n: int, transport: Transport, clock: Clock) -> Message:
+    """Return the means of all parts, each added up by its owner and compressed again."""
+    got = transport.to_owners(m.inner, n)
+    means = got.sum_clients().div_(n)
+    began = perf_counter()
+    again = m.again(means, m.source.fold("mean"))
+    clock.compress += perf_counter() - began
+    return MeansMessage(m.d, m.dtype, transport.gather(again, n))
+
+
+def of_everyone(message: Message, n: int, transport: Transport) -> Message:
+    """Return what stands for the messages of all n clients in the ledger."""
+    if transport.size == 1:
+        return message
+    if isinstance(message, CasesMessage):
+        parts = [of_everyone(part, n, transport) for part in message.parts]
+        return replace(message, parts=parts)
+    cost, lead = message.cost, message.lead
+    if any(isinstance(count, Tensor) for count in cost):
+        every = [torch.as_tensor(count).double().cpu().expand(lead) for count in cost]
+        counts = transport.gather_rows(torch.stack(every, -1), n)
+        cost = Counts(*counts.unbind(-1))
+    return Stub(message.d, message.dtype, torch.Size((*lead[:-1], n)), cost)
