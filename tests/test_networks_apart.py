@@ -17,7 +17,8 @@ PROBLEM = {"name": "network", **MLP, "dtype": "float64"}
 TOP, RAND = {"name": "top_k", "k": "5%"}, {"name": "rand_k", "k": "5%"}
 H = {"steps": 3, "inner_step": 0.01}
 ROUNDS = 20
-CASES = {
+PARTS, ADDED = {"collective": "all_to_all"}, {"collective": "reduce"}
+CASES = {  # by method, and a word on how its messages travel
     "ef21": ({}, TOP, 0.1),
     "marina": ({"p": 0.4}, RAND, 0.1),
     "diana": ({}, RAND, 0.1),
@@ -33,12 +34,20 @@ CASES = {
     "zero_one_adam": ({"freeze": 8, "updates": 3, "steps_each": 3}, None, 0.003),
     "loco": ({}, {"name": "nf4"}, 0.1),
     "lgc": ({"dense_rounds": 3, "fit_rounds": 7, "width": 4}, TOP, 0.02),
+    "loco all_to_all": ({}, {"name": "nf4", **PARTS}, 0.1),
+    "ef21 all_to_all": ({}, {**TOP, **PARTS}, 0.1),
+    "marina all_to_all": ({"p": 0.4}, {"name": "natural", **PARTS}, 0.1),
+    "sparseloco all_to_all": (H, {**TOP, **PARTS}, 0.7),
+    "marina reduce": ({"p": 0.4}, {**RAND, "mask": "common", **ADDED}, 0.1),
+    "dcgd reduce": ({}, {"name": "identity", **ADDED}, 0.1),
+    "dcgd bf16": ({}, {"name": "bf16", **ADDED}, 0.1),
 }
+ROUNDED = {"dcgd bf16": 2e-3}  # sums of 16 bits are rounded on the way, to 2^-8 of gradients
 
 
 def method(name: str) -> Method:
     params, compressor, step = CASES[name]
-    return Method(name, params, compressor, PROBLEM, step=step, rounds=ROUNDS)
+    return Method(name.split()[0], params, compressor, PROBLEM, step=step, rounds=ROUNDS)
 
 
 def result(name, transport=None):
@@ -46,8 +55,9 @@ def result(name, transport=None):
     return run.a.point(run.net, run.s, run.c)[0].tolist()
 
 
-def near(found, want):
-    torch.testing.assert_close(torch.tensor(found), torch.tensor(want), rtol=0, atol=1e-9)
+def near(found, want, name):
+    apart = ROUNDED.get(name, 1e-9)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(want), rtol=0, atol=apart)
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +75,14 @@ def over_gloo(tmp_path_factory):
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_over_gloo_are_one_process(over_gloo, alone, name):
     for found in over_gloo:
-        near(found[name], alone[name])
+        near(found[name], alone[name], name)
     assert over_gloo[0][name] == over_gloo[1][name]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_three_ranks_are_one(alone, name):
     for found in on_virtual_ranks(3, lambda transport: result(name, transport)):
-        near(found, alone[name])
+        near(found, alone[name], name)
 
 
 @pytest.mark.slow
@@ -81,8 +91,9 @@ def test_three_ranks_are_one(alone, name):
 def test_workers_of_ray_train_are_one_process(tmp_path):
     """Two workers of Ray Train for every method, and the same curves as in the driver's own process."""
     entries = []
-    for name, (params, compressor, step) in CASES.items():
-        entry = {"name": name, **params, "step_size": {"value": step}}
+    exact = {name: case for name, case in CASES.items() if name not in ROUNDED}
+    for name, (params, compressor, step) in exact.items():
+        entry = {"name": name.split()[0], **params, "step_size": {"value": step}}
         entries.append(entry if compressor is None else {**entry, "compressor": compressor})
     sweep = {"problem": PROBLEM, "algorithm": entries, "rounds": ROUNDS, "record": {"every": 5}}
     raybench.sweep({**sweep, "name": "alone"}, tmp_path / "alone", inline=True)
@@ -90,10 +101,11 @@ def test_workers_of_ray_train_are_one_process(tmp_path):
     raybench.sweep({**sweep, **train, "name": "train"}, tmp_path / "train")
     columns = ["loss", "grad_norm_sq", "accuracy", "bits_up"]
     want, found = (
-        raybench.load(tmp_path / name).set_index(["algorithm", "round"]).sort_index()[columns]
+        raybench.load(tmp_path / name).set_index(["label", "round"]).sort_index()[columns]
         for name in ("alone", "train")
     )
-    assert len(want) == len(CASES) * 5
+    assert len(want) == len(exact) * 5
+    assert want.index.equals(found.index)
     np.testing.assert_allclose(found.to_numpy(), want.to_numpy(), rtol=1e-8, atol=1e-9)
     ended = cells(tmp_path / "train")
     assert set(ended["mode"]) == {"train"}

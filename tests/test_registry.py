@@ -47,7 +47,7 @@ def refused(kind: str, target: Any = None, **given: Any) -> str:
     ("given", "says"),
     [
         ({"stocastic": True}, "unknown fact 'stocastic'\n    did you mean stochastic?"),
-        ({"uplink": Role.ANY}, "allowed: auto, broadcast, "),
+        ({"uplink": Role.ANY}, "allowed: auto, averaged, "),
         ({"momentum": 0.9}, "a parameter is declared by Number(...)"),
         ({"stochastic": 1}, "stochastic is 1\n    expected True or False"),
         ({"up": "contractiv"}, "up is 'contractiv'\n    expected Contractive, Unbiased, Any_ or None"),

@@ -43,11 +43,13 @@ class Dion(Estimator):
         M, low = c.M + grad, [j for j, Q in enumerate(s.Q) if Q is not None]
         left, g, slow = views(M), views(grad), views(s.m)
         matrix = {j: left[j].flatten(3) for j in low}
-        means = wire.means(
-            [matrix[j] @ s.Q[j][:, None] if j in matrix else v for j, v in enumerate(g)]
-        )
-        P = {j: orthonormal(means[j]) for j in low}
-        R = dict(zip(low, wire.means([matrix[j].mT @ P[j][:, None] for j in low])))
+        with wire.compressing():
+            sent = [matrix[j] @ s.Q[j][:, None] if j in matrix else v for j, v in enumerate(g)]
+        means = wire.means(sent)
+        with wire.compressing():
+            P = {j: orthonormal(means[j]) for j in low}
+            sent = [matrix[j].mT @ P[j][:, None] for j in low]
+        R = dict(zip(low, wire.means(sent)))
         steps = []
         for j, (m, mean) in enumerate(zip(views(s.m), means)):
             if j in matrix:

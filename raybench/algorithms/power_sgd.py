@@ -41,9 +41,12 @@ class PowerSGD(Estimator):
         tensors = wire.layout.views(D)
         low = [] if wire.t <= a.dense_rounds else [j for j, Q in enumerate(s.Q) if Q is not None]
         M = {j: tensors[j].flatten(3) for j in low}
-        means = wire.means([M[j] @ s.Q[j][:, None] if j in M else v for j, v in enumerate(tensors)])
-        P = {j: orthonormal(means[j]) for j in low}
-        Q = {j: M[j].mT @ P[j][:, None] for j in low}
+        with wire.compressing():
+            sent = [M[j] @ s.Q[j][:, None] if j in M else v for j, v in enumerate(tensors)]
+        means = wire.means(sent)
+        with wire.compressing():
+            P = {j: orthonormal(means[j]) for j in low}
+            Q = {j: M[j].mT @ P[j][:, None] for j in low}
         steps, left = means, list(tensors)
         for j, mean in zip(low, wire.means([Q[j] for j in low])):
             s.Q[j], steps[j] = mean, P[j] @ mean.mT

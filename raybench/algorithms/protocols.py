@@ -8,6 +8,7 @@ given ``net``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from torch import Tensor
@@ -86,6 +87,9 @@ class Wire(Draws, Protocol):
         self, coin: Tensor, yes: Callable[[Cells], Message], no: Callable[[Cells], Message]
     ) -> Message:
         """Return the message in which cells with the coin send ``yes(cells)``, the others ``no``."""
+
+    def compressing(self) -> AbstractContextManager[None]:
+        """Return a block whose time is that of an operator, for methods that have none and compress themselves."""
 
     def charge(self, bits: float, *, down: bool = False) -> None:
         """Book raw bits that every client sends (or the server broadcasts) beside its messages."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from time import perf_counter
 
 from torch import Tensor
 
@@ -28,10 +27,8 @@ class Applied:
     n: int
 
     def __call__(self, x: Tensor, source: Stream) -> Message:
-        began = perf_counter()
-        message = self.bound(x, source)
-        self.clock.compress += perf_counter() - began
-        return message
+        with self.clock.on("compress"):
+            return self.bound(x, source)
 
     def fitted(self, layout: Layout, share: float | str | None = None) -> Applied:
         """Return the same operator for vectors of this layout, keeping that share of them.

@@ -362,8 +362,8 @@ class Plugin(Sections):
         return self.kind != "problem"
 
     def read(self, value: object, where: str, found: Found) -> list[Option]:
-        also = {"overrides": self.overrides, "beside": self.beside}
-        out = sections.read(self.kind, value, where, found, **also)
+        more, beside = self.overrides, self.beside
+        out = sections.read(self.kind, value, where, found, overrides=more, beside=beside)
         if self.optional:
             return out
         for option in out:

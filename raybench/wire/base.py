@@ -218,22 +218,6 @@ class Message:
         """
         return self.to(torch.float32)._sum() if self.dtype in HALVES else self._sum()
 
-    @property
-    def additive(self) -> bool:
-        """Return whether the sum over clients is a message of the same kind and size."""
-        return False
-
-    def summands(self) -> Tensor:
-        """Return the numbers (*lead, m) that are added where messages add up to one, as they are sent."""
-        raise NotImplementedError
-
-    def of_summands(self, values: Tensor) -> Message:
-        """Return the message with these numbers, (.., m), in place of those of all clients.
-
-        It has the leading axes of ``values``: this message's without the last one.
-        """
-        raise NotImplementedError
-
     def union(self) -> Counts:
         """Return the cost of broadcasting the sum over clients, per cell: d values by default."""
         return Counts(values=self.d, bytes=self.d * self.dtype.itemsize, messages=1)

@@ -7,13 +7,14 @@ client j gets part j of every vector, adds them, and sends the mean of the part,
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from time import perf_counter
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from raybench.core.clock import Clock
 from raybench.core.counts import Counts
+from raybench.wire.additive import Additive
 from raybench.wire.base import HALVES, Message, zero_absent
 from raybench.wire.compound import CasesMessage
 from raybench.wire.parts import MeansMessage, PartsMessage
@@ -42,29 +43,33 @@ def combines(message: Message) -> bool:
     """Return whether messages can be averaged on the way: all are in parts, or add up to one."""
     if isinstance(message, CasesMessage):
         return all(map(combines, message.parts))
-    return isinstance(message, PartsMessage) or all(leaf.additive for leaf in message.leaves())
+    return isinstance(message, PartsMessage) or all(map(_adds_up, message.leaves()))
+
+
+def _adds_up(leaf: Message) -> TypeGuard[Additive]:
+    return isinstance(leaf, Additive) and leaf.additive
 
 
 def average(message: Message, n: int, transport: Transport, clock: Clock) -> tuple[Tensor, Message]:
     """Return the mean over all n clients (B, d), and what everyone is sent so that it holds it."""
     if isinstance(message, CasesMessage):
-        means, told = zip(*(average(part, n, transport, clock) for part in message.parts))
-        value = message.joined(list(means)) * message.scale
-        return value, replace(message, parts=list(told))
+        pairs = [average(part, n, transport, clock) for part in message.parts]
+        value = message.in_order([mean for mean, _ in pairs]) * message.scale
+        return value, replace(message, parts=[told for _, told in pairs])
     if isinstance(message, PartsMessage):
-        told = _through_owners(message, n, transport, clock)
+        told: Message = _by_parts(message, n, transport, clock)
     else:
-        told = reduced(message, n, transport)
+        told = _added(message, n, transport)
     return told.decode(), told
 
 
-def reduced(message: Message, n: int, transport: Transport) -> Message:
+def _added(message: Message, n: int, transport: Transport) -> Message:
     """Return the message (B,) of the mean over all n clients, in the format that each sends.
 
     Clients hosted here are added in client order, those of 16 bits in float32; the sums of the ranks
     are rounded to the format and added in it, all of a format in one all-reduce.
     """
-    leaves = message.leaves()
+    leaves = list(filter(_adds_up, message.leaves()))  # all of them: see ``combines``
     sums = transport.all_reduce([_mean_here(leaf, n) for leaf in leaves])
     means = [leaf.of_summands(total) for leaf, total in zip(leaves, sums, strict=True)]
     whole = message.rebuild(iter(means))
@@ -72,7 +77,7 @@ def reduced(message: Message, n: int, transport: Transport) -> Message:
     return _where_sent(message, whole, n, transport) if any(absent) else whole
 
 
-def _mean_here(leaf: Message, n: int) -> Tensor:
+def _mean_here(leaf: Additive, n: int) -> Tensor:
     """Return what the clients here add to the mean of all n, (B, m), in the format of a message."""
     own = leaf.summands()
     wide = own.float() if own.dtype in HALVES else own
@@ -89,13 +94,12 @@ def _where_sent(message: Message, whole: Message, n: int, transport: Transport) 
     return whole.masked(who.bool().any(-1))
 
 
-def _through_owners(m: PartsMessage, n: int, transport: Transport, clock: Clock) -> Message:
+def _by_parts(m: PartsMessage, n: int, transport: Transport, clock: Clock) -> Message:
     """Return the means of all parts, each added up by its owner and compressed again."""
     got = transport.to_owners(m.inner, n)
     means = got.sum_clients().div_(n)
-    began = perf_counter()
-    again = m.again(means, m.source.fold("mean"))
-    clock.compress += perf_counter() - began
+    with clock.on("compress"):
+        again = m.again(means, m.source.fold("mean"))
     return MeansMessage(m.d, m.dtype, transport.gather(again, n))
 
 

@@ -84,9 +84,9 @@ class CasesMessage(_Compound):
 
     def _joined(self, of_part: Callable[[Message], Tensor]) -> Tensor:
         """Return the parts' tensors with rows put back in the order of the cells."""
-        return self.joined([of_part(part) for part in self.parts])
+        return self.in_order([of_part(part) for part in self.parts])
 
-    def joined(self, pieces: list[Tensor]) -> Tensor:
+    def in_order(self, pieces: list[Tensor]) -> Tensor:
         """Return tensors, one for each part, with rows put back in the order of the cells."""
         out = pieces[0].new_empty(sum(map(len, self.cells)), *pieces[0].shape[1:])
         for cells, piece in zip(self.cells, pieces, strict=True):

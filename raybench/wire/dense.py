@@ -10,11 +10,12 @@ from torch import Tensor
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
 from raybench.wire import bitpack
-from raybench.wire.base import DTYPES, Header, Message
+from raybench.wire.additive import Additive
+from raybench.wire.base import DTYPES, Header
 
 
 @dataclass(eq=False)
-class DenseMessage(Message):
+class DenseMessage(Additive):
     """All coordinates: ``values`` (*lead, d)."""
 
     values: Tensor
@@ -40,8 +41,6 @@ class DenseMessage(Message):
         if self.present is not None or self.scale != 1.0:
             return super()._sum()
         return self.values.sum(-2)
-
-    additive = True
 
     def summands(self) -> Tensor:
         return self.values

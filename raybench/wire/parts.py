@@ -49,7 +49,7 @@ class PartsMessage(Message):
         if not any(isinstance(count, Tensor) for count in cost):
             return cost.times(n - 1)
         owners = torch.arange(n, device=self.device)
-        sent = (owners[:, None] != self.source.ids).double()
+        sent = owners[:, None].ne(torch.as_tensor(self.source.ids)).double()
         return Counts(
             *((torch.as_tensor(count, device=self.device) * sent).sum(-2) for count in cost)
         )

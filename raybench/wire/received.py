@@ -7,24 +7,29 @@ from typing import NoReturn
 
 from torch import Tensor
 
+from raybench.core.clock import Clock
 from raybench.wire.base import Message
 from raybench.wire.compound import FlaggedMessage
+
+NOT_KNOWN = "messages were averaged on the way: a method that needs more says averaged=False"
 
 
 @dataclass(frozen=True)
 class Received:
-    """The messages of all n clients, in client order."""
+    """The messages of all n clients, in client order. clock: what adding them up is counted on."""
 
     message: Message
     n: int
+    clock: Clock
 
     def sum(self) -> Tensor:
         """Return the sum over clients, (B, d)."""
-        return self.message.sum_clients()
+        with self.clock.on("communicate"):
+            return self.message.sum_clients()
 
     def mean(self) -> Tensor:
         """Return the mean over all n clients, absent ones as zero, (B, d)."""
-        return self.message.sum_clients().div_(self.n)
+        return self.sum().div_(self.n)
 
     def mean_sent(self, weights: Tensor | None = None) -> Tensor:
         """Return the mean over the clients that sent something, (B, d); zero where none did.
@@ -35,7 +40,7 @@ class Received:
         if weights is not None:
             w = weights.expand(self.message.lead) if who is None else weights * who
             return self.weighted(w / w.sum(1, keepdim=True).clamp(min=weights.min()))
-        total = self.message.sum_clients()
+        total = self.sum()
         if who is None:
             return total.div_(self.n)
         return total.div_(who.sum(1, keepdim=True).clamp(min=1))
@@ -45,15 +50,17 @@ class Received:
 
         Zero where none did. Sent is what a sparse message lists; of other kinds, what is not zero.
         """
-        return self.message.mean_of_senders()
+        with self.clock.on("communicate"):
+            return self.message.mean_of_senders()
 
     def weighted(self, w: Tensor) -> Tensor:
         """Return sum_i w_i m_i, (B, d), for weights (B, n)."""
-        return (w[..., None] * self.message.decode()).sum(1)
+        return (w[..., None] * self.decode()).sum(1)
 
     def decode(self) -> Tensor:
         """Return every client's decoded message, (B, n, d)."""
-        return self.message.decode()
+        with self.clock.on("communicate"):
+            return self.message.decode()
 
     @property
     def flags(self) -> Tensor:
@@ -83,8 +90,18 @@ class Averaged(Received):
         """Return the mean over all n clients, absent ones as zero, (B, d)."""
         return self.average
 
-    def _unknown(self, *args: object) -> NoReturn:
-        raise TypeError("only the mean is known: say averaged=False, and it is gathered")
+    def mean_sent(self, weights: Tensor | None = None) -> NoReturn:
+        raise TypeError(NOT_KNOWN)
 
-    mean_sent = mean_of_senders = weighted = decode = _unknown
-    flags = property(_unknown)  # type: ignore[assignment]
+    def mean_of_senders(self) -> NoReturn:
+        raise TypeError(NOT_KNOWN)
+
+    def weighted(self, w: Tensor) -> NoReturn:
+        raise TypeError(NOT_KNOWN)
+
+    def decode(self) -> NoReturn:
+        raise TypeError(NOT_KNOWN)
+
+    @property
+    def flags(self) -> NoReturn:
+        raise TypeError(NOT_KNOWN)

@@ -14,6 +14,7 @@ from torch import Tensor
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
 from raybench.wire import bitpack
+from raybench.wire.additive import Additive
 from raybench.wire.base import DTYPES, Header, Message, natural, zero_absent
 from raybench.wire.indices import (
     DAMAGED,
@@ -153,7 +154,7 @@ class SparseMessage(_Scattered):
 
 
 @dataclass(eq=False)
-class SeededMessage(_Scattered):
+class SeededMessage(_Scattered, Additive):
     """k values at coordinates that both sides draw from a stream: no indices are sent."""
 
     values: Tensor

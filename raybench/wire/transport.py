@@ -9,7 +9,6 @@ bytes that the ledger books; lengths of varying messages and who is present trav
 from __future__ import annotations
 
 import datetime
-import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -109,7 +108,7 @@ class Ranks(Transport):
         rows = _side_by_side(blocks)
         shares = [share_of(rank, self.size, n) for rank in range(self.size)]
         here = shares[self.rank]
-        shapes = [(len(here), len(share), rows.shape[-1]) for share in shares]
+        shapes = [torch.Size((len(here), len(share), rows.shape[-1])) for share in shares]
         got = self.deal([rows[share.start : share.stop] for share in shares], shapes)
         own = slice(here.start, here.stop)
         return self._read(message, leaves, _apart(torch.cat(got, 1), blocks), own, n)
@@ -118,7 +117,7 @@ class Ranks(Transport):
         """Return the sum of all ranks' tensors, (m,) of the same shape and dtype everywhere."""
         raise NotImplementedError
 
-    def deal(self, pieces: list[Tensor], shapes: list[tuple[int, ...]]) -> list[Tensor]:
+    def deal(self, pieces: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
         """Send piece s to rank s; return what each rank has sent here, of these shapes."""
         raise NotImplementedError
 
@@ -187,11 +186,11 @@ class Distributed(Ranks):
         dist.all_reduce(total)
         return total.to(flat.device)
 
-    def deal(self, pieces: list[Tensor], shapes: list[tuple[int, ...]]) -> list[Tensor]:
+    def deal(self, pieces: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
         device = pieces[0].device
         there = torch.device("cpu") if dist.get_backend() == "gloo" else device
         sent = torch.cat([piece.reshape(-1) for piece in pieces]).to(there)
-        sizes = [math.prod(shape) for shape in shapes]
+        sizes = [shape.numel() for shape in shapes]
         got = torch.empty(sum(sizes), dtype=sent.dtype, device=there)
         dist.all_to_all_single(got, sent, sizes, [piece.numel() for piece in pieces])
         parts = got.to(device).split(sizes)
@@ -232,7 +231,7 @@ class Threads(Ranks):
             total += other
         return total
 
-    def deal(self, pieces: list[Tensor], shapes: list[tuple[int, ...]]) -> list[Tensor]:
+    def deal(self, pieces: list[Tensor], shapes: list[torch.Size]) -> list[Tensor]:
         return [sent[self.rank] for sent in self.board.swap(self.rank, pieces)]
 
     def agree(self, value: Any) -> Any:

@@ -7,8 +7,8 @@ give methods the same wire.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from time import perf_counter
 from typing import TypeAlias
 
 import torch
@@ -96,23 +96,20 @@ class Wire(Draws):
         By another collective than ``gather`` everyone learns the mean alone.
         """
         if self.collective != GATHER and collectives.combines(message):
-            return Averaged(message, self.n, self.average(message))
-        began = perf_counter()
-        got = self.transport.gather(message, self.n)
-        self.ledger.book_up(got)
-        if self.aggregate:
-            self.ledger.book_union(got)
-        self.clock.communicate += perf_counter() - began
-        return Received(got, self.n)
+            return Averaged(message, self.n, self.clock, self.average(message))
+        with self.clock.on("communicate"):
+            got = self.transport.gather(message, self.n)
+            self.ledger.book_up(got)
+            if self.aggregate:
+                self.ledger.book_union(got)
+        return Received(got, self.n, self.clock)
 
     def average(self, message: Message) -> Tensor:
         """Average messages on the way: their mean over all clients (B, d), which everyone is sent."""
-        began, before = perf_counter(), self.clock.compress
-        self.ledger.book_up(collectives.of_everyone(message, self.n, self.transport))
-        mean, told = collectives.average(message, self.n, self.transport, self.clock)
-        self.broadcast(told)
-        compressing = self.clock.compress - before
-        self.clock.communicate += perf_counter() - began - compressing
+        with self.clock.on("communicate"):
+            self.ledger.book_up(collectives.of_everyone(message, self.n, self.transport))
+            mean, told = collectives.average(message, self.n, self.transport, self.clock)
+            self.broadcast(told)
         return mean
 
     def broadcast(self, message: Message) -> None:
@@ -121,11 +118,9 @@ class Wire(Draws):
 
     def down(self, message: Message) -> Tensor:
         """Broadcast the server's message (B,) and return what the clients decode, (B, d)."""
-        began = perf_counter()
-        self.broadcast(message)
-        value = message.decode()
-        self.clock.communicate += perf_counter() - began
-        return value
+        with self.clock.on("communicate"):
+            self.broadcast(message)
+            return message.decode()
 
     def model(self, x: Tensor) -> Tensor:
         """Broadcast the model x (B, d) as it is and return what the clients hold: x, not a copy.
@@ -165,12 +160,10 @@ class Wire(Draws):
         """
         if self.graph is None or self._neighbours is None:
             raise RuntimeError("there is no graph: declare the method with decentralised=True")
-        began = perf_counter()
-        got = self.transport.gather(message, self.n)
-        self.ledger.book_up(got, self.graph.degrees)
-        mixed = self._neighbours.mixed(got.decode())
-        self.clock.communicate += perf_counter() - began
-        return mixed
+        with self.clock.on("communicate"):
+            got = self.transport.gather(message, self.n)
+            self.ledger.book_up(got, self.graph.degrees)
+            return self._neighbours.mixed(got.decode())
 
     def cases(
         self, coin: Tensor, yes: Callable[[Cells], Message], no: Callable[[Cells], Message]
@@ -183,6 +176,10 @@ class Wire(Draws):
         cells = [torch.nonzero(coin).flatten(), torch.nonzero(~coin).flatten()]
         parts = [yes(cells[0]), no(cells[1])]
         return CasesMessage(parts[0].d, parts[0].dtype, cells, parts)
+
+    def compressing(self) -> AbstractContextManager[None]:
+        """Return a block whose time is that of an operator, for methods that have none and compress themselves."""
+        return self.clock.on("compress")
 
     def charge(self, bits: float, *, down: bool = False) -> None:
         """Book raw bits that every client sends (or the server broadcasts) beside its messages."""

@@ -16,6 +16,7 @@ from raybench.core.params import record
 from raybench.core.registry import Choice, compressor
 from raybench.core.streams import Stream
 from raybench.wire import Message, bitpack
+from raybench.wire.additive import Additive
 from raybench.wire.base import DTYPES, Header
 
 TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -23,7 +24,7 @@ SCALE = Choice("none", "max", help="max: x / max|x_j| is cast, one number of ful
 
 
 @dataclass(eq=False)
-class HalfMessage(Message):
+class HalfMessage(Additive):
     """Two bytes a number: ``values`` (*lead, d) float16 or bfloat16, times ``scales`` (*lead, 1).
 
     Without a scale, ``scales`` is of shape (*lead, 0) and nothing is sent for it.

@@ -1,0 +1,372 @@
+"""Collectives: how the clients' messages become the one mean that all of them step along."""
+
+from __future__ import annotations
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+
+import raybench
+from raybench import spec
+from raybench.compressors import Dense
+from raybench.compressors.composed.per_part import PerPart
+from raybench.core import registry
+from raybench.core.counts import Counts
+from raybench.core.errors import InputError
+from raybench.core.layout import Layout
+from raybench.core.streams import stream
+from raybench.planning.resolve import Resolver
+from raybench.planning.skip import Skip
+from raybench.store import cells
+from raybench.testing.algorithms import CHECKS, conformance
+from raybench.testing.trial import Method, finished
+from raybench.testing.vectors import gaussian
+from raybench.wire import CasesMessage, Message
+from raybench.wire.transport import Transport, on_virtual_ranks, share_of
+from raybench.wire.wire import Vectors, Wire
+
+QUADRATIC = {"name": "quadratic", "shape": [[4, 5]], "clients": 5, "heterogeneity": 0.3}
+SWEEP = {"problem": QUADRATIC, "algorithm": "ef21", "step_size": {"value": 0.1}, "rounds": 3}
+COMMON = {"name": "rand_k", "k": 4, "mask": "common"}
+
+
+def asked(compressor, **more):
+    return spec.load({**SWEEP, "compressor": compressor, **more}).cells
+
+
+# In a sweep file -----------------------------------------------------------------------------------
+
+
+def test_it_stands_beside_the_parameters_of_an_operator():
+    found = asked({"name": "bf16", "collective": ["gather", "reduce"], "granularity": "tensor"})
+    assert [cell.compressor.params.get("collective") for cell in found] == [None, "reduce"]
+    assert {cell.compressor.name for cell in found} == {"per_tensor"}
+    assert found[0].id == asked({"name": "bf16", "granularity": "tensor"})[0].id
+    assert found[0].group != found[1].group
+    assert "collective=reduce" in Resolver().resolve(found[1]).label
+
+
+def test_cells_are_excluded_by_it():
+    every = {"name": "identity", "collective": ["gather", "reduce", "all_to_all"]}
+    for pattern in ({"collective": "gather"}, {"compressor.collective": "gather"}):
+        left = asked(every, exclude=[pattern])
+        assert [c.compressor.params["collective"] for c in left] == ["reduce", "all_to_all"]
+
+
+def test_the_schema_knows_it():
+    check = jsonschema.Draft202012Validator(spec.json_schema())
+    check.validate({"compressor": {"name": "natural", "collective": ["gather", "all_to_all"]}})
+    assert list(check.iter_errors({"compressor": {"name": "natural", "collective": "ring"}}))
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"compressor": {"name": "natural", "collective": "rduce"}}, r"collective.*\n.*reduce"),
+        ({"compressor": {"name": "natural", "colective": "reduce"}}, "did you mean collective"),
+        ({"downlink": {"name": "natural", "collective": "reduce"}}, "downlink.collective"),
+        (
+            {"compressor": {"name": "per_tensor", "of": {"name": "natural", "collective": "reduce"}}},
+            "of.collective",
+        ),
+    ],
+)  # fmt: skip
+def test_a_wrong_one_is_told(keys, says):
+    with pytest.raises(InputError, match=says):
+        spec.load({**SWEEP, **keys})
+
+
+@pytest.mark.parametrize(
+    ("compressor", "says"),
+    [
+        ({"name": "top_k", "k": 2, "collective": "reduce"}, "top_k's messages do not add up to one"),
+        ({"name": "rand_k", "k": 2, "collective": "reduce"}, "mask: common"),
+        ({"name": "bf16", "scale": "max", "collective": "reduce"}, "do not add up"),
+        ({"name": "top_k", "k": 2, "granularity": "tensor", "collective": "reduce"}, "do not add up"),
+        ({"name": "natural", "granularity": "tensor", "collective": "all_to_all"}, "across tensors"),
+        ({"name": "top_k", "k": 5, "collective": "all_to_all"}, "5 of 4 coordinates"),
+    ],
+)  # fmt: skip
+def test_operators_that_cannot_are_refused_when_it_is_planned(compressor, says):
+    (cell,) = asked(compressor)
+    with pytest.raises(InputError, match=says):
+        Resolver(allow_unproven=True).resolve(cell)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"algorithm": "ef21_plus"},
+        {"algorithm": "ef21_w"},
+        {"algorithm": "double_squeeze", "downlink": {"name": "top_k", "k": 2}},
+        {"downlink": {"name": "top_k", "k": 2}},
+        {"algorithm": "choco_sgd"},
+    ],
+)
+def test_methods_that_need_a_server_are_skipped(keys):
+    (cell,) = asked({"name": "natural", "collective": "all_to_all"}, **keys)
+    with pytest.raises(Skip, match="cannot be averaged on the way"):
+        Resolver(allow_unproven=True).resolve(cell)
+
+
+def test_no_theorem_covers_two_compressions():
+    for how in ("gather", "reduce"):
+        assert (
+            Resolver().resolve(asked({**COMMON, "scaled": False, "collective": how})[0]).theory_step
+        )
+    operator = {"name": "top_k", "k": 2, "collective": "all_to_all"}
+    assert Resolver().resolve(asked(operator)[0]).theory_step is None
+    with pytest.raises(Skip, match="no theoretical step"):
+        Resolver().resolve(asked(operator, step_size={"theory": 1})[0])
+
+
+# What arrives --------------------------------------------------------------------------------------
+
+
+def wire_of(collective, transport=None, n=5, d=12, cells=2):
+    transport = transport or Transport()
+    here = share_of(transport.rank, transport.size, n)
+    vectors = Vectors(n, here, Layout.vector(d), d, torch.float64, torch.device("cpu"))
+    return Wire(vectors, stream(range(cells)), transport, collective=collective)
+
+
+def operator(name, collective, n=5, d=12, **params):
+    op = registry.lookup("compressor", name).target(**params)
+    return (PerPart(op) if collective == "all_to_all" else op).bind(d, n)
+
+
+MESSAGES = {
+    "dense": ("reduce", lambda w, x: Dense(x)),
+    "some dense": ("reduce", lambda w, x: Dense(x).masked(w.stream("who").bits(1)[..., 0] > 0)),
+    "common": ("reduce", lambda w, x: operator("rand_k", "reduce", k=3, mask="common")(x, w.stream("up"))),
+    "cases": ("reduce", lambda w, x: CasesMessage(12, x.dtype, [torch.tensor([1]), torch.tensor([0])], [
+        Dense(x[[1]]), operator("rand_k", "reduce", k=3, mask="common")(x[[0]], w.stream("up")[[0]])])),
+    **{
+        name: ("all_to_all", lambda w, x, name=name, params=params:
+               operator(name, "all_to_all", **params)(x, w.stream("up")).scaled(0.7))
+        for name, params in {
+            "identity": {}, "natural": {}, "scaled_sign": {}, "top_k": {"k": 1}, "zero": {},
+            "rand_k": {"k": 2}, "random_sparsification": {"p": 0.5}, "dithering": {"s": 3},
+        }.items()
+    },
+    "some parts": ("all_to_all", lambda w, x: operator("top_k", "all_to_all", k=2)(
+        x, w.stream("up")).masked(w.stream("who").bits(1)[..., 0] > 0)),
+    "cases of parts": ("all_to_all", lambda w, x: CasesMessage(12, x.dtype, [torch.tensor([1]), torch.tensor([0])], [
+        Dense(x[[1]]), operator("natural", "all_to_all")(x[[0]], w.stream("up")[[0]])])),
+}  # fmt: skip
+
+
+def sent(name, transport=None):
+    collective, made = MESSAGES[name]
+    wire = wire_of(collective, transport)
+    wire.begin(1)
+    x = gaussian(2, 5, 12, dtype=torch.float64)[:, wire.clients.start : wire.clients.stop]
+    message: Message = made(wire, x)
+    mean = wire.up(message).mean()
+    return mean, wire.ledger, message
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_ranks_find_and_book_what_one_process_does(name):
+    mean, ledger, message = sent(name)
+    if MESSAGES[name][0] == "reduce":  # adding up is all that happens
+        torch.testing.assert_close(mean, message.decode().mean(1), rtol=1e-13, atol=1e-15)
+    for size in (2, 3, 5):
+        for got, booked, _ in on_virtual_ranks(size, lambda t: sent(name, t)):
+            torch.testing.assert_close(got, mean, rtol=1e-13, atol=1e-15)
+            np.testing.assert_allclose(booked.up, ledger.up, rtol=1e-14)
+            np.testing.assert_allclose(booked.down, ledger.down, rtol=1e-14)
+            assert np.array_equal(booked.bytes_up_max, ledger.bytes_up_max)
+
+
+def test_two_compressions_by_hand():
+    """Each client keeps the largest entry of every part, each owner the largest of its part's mean."""
+    n, d, w = 3, 7, 3
+    wire = wire_of("all_to_all", n=n, d=d, cells=1)
+    x = gaussian(1, n, d, dtype=torch.float64)
+    message = operator("top_k", "all_to_all", n=n, d=d, k=1)(x, wire.stream("up"))
+
+    def largest(v):
+        out = np.zeros_like(v)
+        out[np.abs(v).argmax()] = v[np.abs(v).argmax()]
+        return out
+
+    padded = np.pad(x[0].numpy(), ((0, 0), (0, n * w - d))).reshape(n, n, w)
+    first = np.array([[largest(part) for part in own] for own in padded])
+    want = np.concatenate([largest(first[:, j].mean(0)) for j in range(n)])[:d]
+    # what a method keeps of its own message is what of it arrived
+    np.testing.assert_array_equal(message.decode()[0], first.reshape(n, -1)[:, :d])
+    np.testing.assert_allclose(wire.up(message).mean()[0], want, rtol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["rand_k", "dithering"])
+def test_two_compressions_are_unbiased_with_the_stated_variance(name):
+    """E = a and E||two-shot - a||^2 <= omega ||a||^2 + (1 + omega) (omega/n) mean ||x_i||^2, a = mean x_i.
+
+    With equality for rand_k, whose variance is omega times a square, exactly.
+    """
+    n, d, draws = 4, 12, 20_000
+    params = {"k": 1} if name == "rand_k" else {"s": 1}
+    op = operator(name, "all_to_all", n=n, d=d, **params)
+    wire = wire_of("all_to_all", n=n, d=d, cells=draws)
+    x = gaussian(n, d, dtype=torch.float64)
+    got = wire.up(op(x.expand(draws, n, d).contiguous(), wire.stream("up"))).mean()
+    a, omega = x.mean(0), op.omega
+    bound = omega * a.square().sum() + (1 + omega) * omega / n * x.square().sum(-1).mean()
+    errors = (got - a).square().sum(-1)
+    noise = errors.std() / draws**0.5
+    assert ((got.mean(0) - a).abs() < 5 * got.std(0) / draws**0.5).all()
+    assert errors.mean() < bound + 5 * noise
+    if name == "rand_k":
+        assert (errors.mean() - bound).abs() < 5 * noise
+
+
+@pytest.mark.parametrize("collective", ["reduce", "all_to_all"])
+@pytest.mark.parametrize("name", ["ef21", "marina", "diana", "dcgd", "ef21_pp", "local_ef21"])
+def test_with_the_identity_all_collectives_agree(name, collective):
+    more = {"x0": {"normal": 1.0}}
+    runs = [
+        finished(Method(name, {}, op, QUADRATIC, step=0.05, rounds=15, more=more).batch())
+        for op in ({"name": "identity"}, {"name": "identity", "collective": collective})
+    ]
+    torch.testing.assert_close(runs[1].s.x, runs[0].s.x, rtol=1e-12, atol=1e-14)
+
+
+def test_shared_support_agrees_with_what_is_gathered():
+    runs = [
+        finished(Method("marina", {"p": 0.3}, {**COMMON, "collective": how}, QUADRATIC, step=0.02).batch())
+        for how in ("gather", "reduce")
+    ]  # fmt: skip
+    torch.testing.assert_close(runs[1].s.x, runs[0].s.x, rtol=1e-12, atol=1e-14)
+    assert np.array_equal(runs[0].net.ledger.up, runs[1].net.ledger.up)
+
+
+@pytest.mark.parametrize(("name", "unit"), [("bf16", 2.0**-8), ("fp16", 2.0**-11)])
+def test_sums_of_sixteen_bits_are_rounded_on_the_way(name, unit):
+    """In one process once; over ranks each rank's sum and every addition: at most one rounding a rank more."""
+
+    def mean(transport=None):
+        wire = wire_of("reduce", transport)
+        x = gaussian(2, 5, 12, dtype=torch.float64)[:, wire.clients.start : wire.clients.stop]
+        return wire.up(operator(name, "reduce")(x, wire.stream("up"))).mean()
+
+    x = gaussian(2, 5, 12, dtype=torch.float64)
+    exact = operator(name, "gather")(x, stream([0, 1]).each(range(5))).decode().mean(1)
+    size = x.abs().mean(1)
+    assert ((mean() - exact).abs() <= unit * exact.abs() + 1e-7).all()
+    for ranks in (2, 3):
+        for got in on_virtual_ranks(ranks, mean):
+            assert ((got - exact).abs() <= (2 * ranks) * unit * size).all()
+
+
+def test_means_of_fp16_do_not_overflow():
+    wire = wire_of("reduce")
+    x = torch.full((2, 5, 12), 60000.0, dtype=torch.float64)
+    assert (wire.up(operator("fp16", "reduce")(x, wire.stream("up"))).mean() == 60000).all()
+
+
+def test_only_the_mean_is_known():
+    wire = wire_of("reduce")
+    got = wire.up(Dense(gaussian(2, 5, 12, dtype=torch.float64)))
+    torch.testing.assert_close(got.sum(), 5 * got.mean())
+    for ask in (got.decode, got.mean_sent, got.mean_of_senders, lambda: got.flags):
+        with pytest.raises(TypeError, match="averaged=False"):
+            ask()
+
+
+# What it costs -------------------------------------------------------------------------------------
+
+
+def counts(side):
+    return {name: side[i, 0] for i, name in enumerate(Counts._fields) if side[i, 0]}
+
+
+def test_what_is_booked_of_the_identity():
+    """d = 12, n = 5: parts of 3 coordinates; a client sends four, and is sent four means."""
+    _, ledger, _ = sent("identity")
+    each = {"values": 12, "bytes": 96, "messages": 4}
+    assert counts(ledger.up) == counts(ledger.down) == each
+    assert ledger.bytes_up_max[0] == 96
+    _, ledger, _ = sent("common")
+    assert counts(ledger.up) == counts(ledger.down) == {"values": 3, "bytes": 24, "messages": 1}
+
+
+def test_the_model_is_not_broadcast_where_everyone_has_the_mean():
+    method = Method("dcgd", {}, {**COMMON, "collective": "reduce"}, QUADRATIC, step=0.01, rounds=7)
+    ledger = finished(method.batch()).net.ledger
+    assert counts(ledger.up) == counts(ledger.down) == {"values": 28, "bytes": 224, "messages": 7}
+
+
+def test_factors_of_all_matrices_travel_together():
+    """The values of r (a + b) for every matrix and of the vectors, in two messages a round each way."""
+    problem = {"name": "network", "model": "mlp:hidden=[5]", "dataset": "digits", "clients": 2}
+    problem |= {"rows": 60, "batch": 4}
+    for name in ("power_sgd", "dion"):
+        run = finished(Method(name, {"rank": 2}, None, problem, step=0.01, rounds=3).batch())
+        values = 2 * (64 + 5) + 2 * (5 + 10) + 5 + 10
+        ledger = run.net.ledger
+        want = {"values": 3 * values, "bytes": 3 * 4 * values, "messages": 6}
+        assert counts(ledger.up) == counts(ledger.down) == want
+
+
+METHODS = [
+    Method("ef21", {}, {"name": "top_k", "k": 2, "collective": "all_to_all"}),
+    Method("marina", {"p": 0.3}, {"name": "natural", "collective": "all_to_all"}),
+    Method("ef21_pp", {"p": 0.5}, {"name": "random_sparsification", "p": 0.5, "collective": "all_to_all"}),
+    Method("marina", {"p": 0.3}, {"name": "rand_k", "k": 3, "mask": "common", "collective": "reduce"}),
+    Method("ef21_pp", {"p": 0.5}, {"name": "identity", "collective": "reduce"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{m.name} {m.compressor['name']}")
+def test_methods_conform(method):
+    found = conformance(method)
+    assert not [str(f) for f in found if not f.ok]
+    assert [f.check for f in found] == list(CHECKS)
+
+
+# Time and memory -----------------------------------------------------------------------------------
+
+OPERATORS = [
+    {"name": "top_k", "k": "5%"},
+    {"name": "natural", "collective": "all_to_all"},
+    {"name": "identity", "collective": "reduce"},
+]
+
+
+def times_are_split(folder, mode):
+    """Assert that seconds of all three kinds are there, and no more than there are in all."""
+    curves, ended = raybench.load(folder), cells(folder)
+    parts = ["seconds_gradient", "seconds_compress", "seconds_communicate"]
+    last = curves[curves["round"] == curves["round"].max()]
+    assert len(last) == len(ended) == 4
+    assert (last[parts] > 0).all(axis=None)
+    assert (last[parts].sum(axis=1) <= last["seconds"]).all()
+    assert curves[[*parts, "seconds"]].notna().all(axis=None)
+    assert set(ended["mode"]) == {mode}
+    assert (ended["peak_memory"] > 1e6).all()
+
+
+def timed(folder, **more):
+    problem = {"name": "network", "model": "mlp:hidden=[8]", "dataset": "digits", "clients": 4}
+    problem |= {"rows": 80, "batch": 8}
+    dcgd = [{"name": "dcgd", "compressor": operator} for operator in OPERATORS]
+    entries = [*dcgd, {"name": "power_sgd", "rank": 2}]
+    sweep = {"problem": problem, "algorithm": entries, "step_size": {"value": 0.05}, "rounds": 6}
+    raybench.sweep(
+        {**sweep, "name": "timed", "allow_unproven": True, **more}, folder, inline=not more
+    )
+    return folder
+
+
+def test_times_of_a_network_are_split(tmp_path):
+    times_are_split(timed(tmp_path / "simulate"), "simulate")
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+def test_times_on_workers_are_split(tmp_path):
+    train = {"resources": {"mode": "train", "workers": 2}}
+    times_are_split(timed(tmp_path / "train", **train), "train")
