@@ -143,7 +143,7 @@ class Wire(Draws):
         """
         if not tensors:
             return []
-        flat = [x.flatten(2) for x in tensors]
+        flat = [x.reshape(*x.shape[:2], -1) for x in tensors]
         message: Message = _lent(torch.cat(flat, -1) if len(flat) > 1 else flat[0])
         if cells is not None:
             those = torch.zeros(self.B, dtype=torch.bool, device=flat[0].device)
