@@ -41,7 +41,7 @@ class PerPart(Composed):
         d, n, w = x.shape[-1], self.clients, self.width(x.shape[-1])
         if stream.ids is None:  # a vector of no client: it is the first one's
             x, stream = x[..., None, :], stream.each([0])
-        padded = torch.nn.functional.pad(x, (0, n * w - d))
+        padded = x if d == n * w else torch.nn.functional.pad(x, (0, n * w - d))
         parts = padded.unflatten(-1, (n, w)).transpose(-3, -2).contiguous()
         # clients come last, so that what they share is shared part by part
         roots = stream.shared().fold("part").each(range(n)).keys
