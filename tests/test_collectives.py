@@ -222,6 +222,20 @@ def test_two_compressions_are_unbiased_with_the_stated_variance(name):
         assert (errors.mean() - bound).abs() < 5 * noise
 
 
+def test_parts_clients_and_stages_draw_apart():
+    """Rand-1 of equal parts: as often the same coordinate (1 of 3) for any two of them as by chance."""
+    n, d, draws = 4, 12, 3000
+    wire = wire_of("all_to_all", n=n, d=d, cells=draws)
+    op = operator("rand_k", "all_to_all", n=n, d=d, k=1)
+    message = op(torch.ones(draws, n, d, dtype=torch.float64), wire.stream("up"))
+    again = message.again(torch.ones(draws, n, 3, dtype=torch.float64), message.source.fold("mean"))
+    first = message.inner.decode().argmax(-1).flatten(1)  # part by part, of every client
+    drawn = torch.cat([first, again.decode().argmax(-1)], 1)
+    same = (drawn[:, :, None] == drawn[:, None]).double().mean(0)
+    others = ~torch.eye(len(same), dtype=torch.bool)
+    assert ((same[others] - 1 / 3).abs() < 6 * (2 / 9 / draws) ** 0.5).all()
+
+
 @pytest.mark.parametrize("collective", ["reduce", "all_to_all"])
 @pytest.mark.parametrize("name", ["ef21", "marina", "diana", "dcgd", "ef21_pp", "local_ef21"])
 def test_with_the_identity_all_collectives_agree(name, collective):
