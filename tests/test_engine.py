@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from toys import each_round, registered
 
 from raybench.algorithms.base import Algorithm, Dense, PerCell
-from raybench.compressors import applied
+from raybench.core import clock as clocks
 from raybench.core import registry
 from raybench.engine import oracle as oracles
 from raybench.engine import run as engine_run
@@ -26,7 +26,6 @@ from raybench.spec.model import Evaluate, Record
 from raybench.store.accounting import Accounting
 from raybench.testing.spy import Spy
 from raybench.testing.trial import DATA, Method, batch_of, finished, started
-from raybench.wire import wire as wires
 from raybench.wire.ledger import COLUMNS
 from raybench.wire.transport import Transport
 
@@ -250,7 +249,7 @@ def test_gradients_evaluated_for_the_record_are_not_free(monkeypatch, name, comp
         return oracle(*args, **kwargs)
 
     monkeypatch.setattr(run.problem, "oracle", slow)
-    for module in (engine_run, oracles, wires, applied):
+    for module in (engine_run, oracles, clocks):
         monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
     run.advance(5)
     evaluated = run.net.oracle.evals[0]  # one sample per client: evaluations are gradients
