@@ -35,8 +35,8 @@ from raybench.engine.recorder import Recorder
 from raybench.engine.schedule import factor
 from raybench.engine.setup import method_of, start_of
 from raybench.planning.batch import Batch
-from raybench.problems.abilities import Trained
 from raybench.planning.operators import collective_of, graph_of, relays, uplink
+from raybench.problems.abilities import Trained
 from raybench.problems.base import Problem
 from raybench.spec.model import Evaluate, Record
 from raybench.store.accounting import Accounting
