@@ -11,6 +11,7 @@ import numpy as np
 
 from raybench.engine import rows
 from raybench.engine.run import Options, Run
+from raybench.engine.saved import Keeper, of_rank
 from raybench.planning.batch import Batch
 from raybench.planning.resolve import problem_of_cell
 from raybench.problems.base import Problem
@@ -49,13 +50,14 @@ def execute(
     slice_seconds: float = 0.5,
     timeout: float | None = None,
     begin: Callable[[Batch], int] | None = None,
+    keeper: Keeper | None = None,
 ) -> Iterator[Progress]:
     """Run batches one after the other, yielding progress about every ``slice_seconds``.
 
     commit is called on rank 0 for each finished batch. where: columns of how it
     runs (mode, workers). timeout: seconds after which a batch's cells are given up as failed. begin: called
-    on rank 0 as a batch is about to run; returns how often it was tried before. An
-    exception of a cell becomes a ``failed`` row and the others go on. All ranks yield in lock step;
+    on rank 0 as a batch is about to run; returns how often it was tried before. keeper: keeps states
+    of batches that take long, from which they go on. An exception of a cell becomes a ``failed`` row and the others go on. All ranks yield in lock step;
     an error on some ranks only is raised.
     """
     transport = transport or Transport()
@@ -70,14 +72,21 @@ def execute(
         try:
             began = perf_counter()
             run = Run(batch, hosted(batch, transport, device), options, transport)
-            rounds, chunk, lap = 0, FIRST_CHUNK, began
+            parts = keeper.find(batch) if keeper else ()
+            if parts:
+                run.load(of_rank(parts, transport.rank, transport.size, run.problem.clients))
+            rounds, chunk, lap, saved = 0, FIRST_CHUNK, began, began
             while not run.advance(chunk):
                 progress.rounds += (run.t - rounds) * len(run.index)
                 rounds = run.t
                 if timeout and transport.agree(perf_counter() - began > timeout):
                     raise TimeoutError(f"not done after {timeout:g} s (timeout)")
                 share = slice_seconds / max(perf_counter() - lap, 1e-9)
-                chunk = transport.agree(max(1, int(chunk * min(share, 4.0))))
+                due = keeper is not None and perf_counter() - saved > keeper.every
+                chunk, due = transport.agree((max(1, int(chunk * min(share, 4.0))), due))
+                if keeper and due:
+                    keeper.save(batch, run.t, run.state())
+                    saved = perf_counter()
                 yield _noting(progress, batch, run)
                 lap = perf_counter()
             curves, cells = run.tables(host)

@@ -32,6 +32,7 @@ from raybench.engine.measure import (
 from raybench.engine.net import Net
 from raybench.engine.recorded import RecordedRounds
 from raybench.engine.recorder import Recorder
+from raybench.engine.saved import on
 from raybench.engine.schedule import factor
 from raybench.engine.setup import method_of, start_of
 from raybench.planning.batch import Batch
@@ -281,6 +282,9 @@ class Run:
         The curve is the same, bit for bit on the same machine with the same clients hosted here.
         """
         assert self.t < 0, "only a run that has not begun can take over another's state"
+        saved = {**saved, **on({n: saved[n] for n in ("s", "c", "average")}, self.problem.device)}
+        oracle = saved["oracle"]
+        oracle = {**oracle, "buffers": on(oracle["buffers"], self.problem.device)}
         self.index, self.live = saved["index"].numpy().copy(), saved["live"].numpy().copy()
         self._select(saved["index"].to(self.problem.device))
         # makes anew what a method keeps on ``a``
@@ -294,7 +298,7 @@ class Run:
         self._first = None if saved["first"] is None else saved["first"].numpy().copy()
         self._initial = {side: v.numpy().copy() for side, v in saved["initial"].items()}
         self.net.ledger.load(saved["ledger"])
-        self.net.oracle.load(saved["oracle"], vars(self.s))
+        self.net.oracle.load(oracle, vars(self.s))
         if self.average is not None:
             self.average.load(saved["average"])
         self.recorder.load(saved["recorder"])

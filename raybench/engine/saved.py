@@ -3,10 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
+
+from raybench.planning.batch import Batch
+
+Part: TypeAlias = Callable[[], dict[str, Any]]  # reads the state that one rank has saved
+
+
+class Keeper(Protocol):
+    """Keeps states of batches at work, so that another process can go on; all ranks call it together.
+
+    every: seconds of a batch between saves.
+    """
+
+    every: float
+
+    def find(self, batch: Batch) -> Sequence[Part]:
+        """Return what reads the newest state of a batch, rank by rank as it was saved; empty for none."""
+
+    def save(self, batch: Batch, t: int, state: Mapping[str, Any]) -> None:
+        """Keep a batch's state after round t, in place of an earlier one."""
+
+
+def of_rank(parts: Sequence[Part], rank: int, size: int, clients: range) -> dict[str, object]:
+    """Return the state of one of ``size`` ranks, which hosts these clients, from what any number saved."""
+    if len(parts) == size:
+        return parts[rank]()
+    return share(whole([read() for read in parts]), clients)
 
 
 def whole(parts: Sequence[Mapping[str, object]]) -> dict[str, object]:
@@ -48,4 +74,15 @@ def _part(value: object, clients: range) -> Any:
         return [_part(v, clients) for v in value]
     if isinstance(value, dict):
         return {name: _part(v, clients) for name, v in value.items()}
+    return value
+
+
+def on(value: object, device: torch.device) -> Any:
+    """Return a part of a state with its tensors on a device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, list):
+        return [on(v, device) for v in value]
+    if isinstance(value, dict):
+        return {name: on(v, device) for name, v in value.items()}
     return value

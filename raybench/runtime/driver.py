@@ -28,6 +28,7 @@ from raybench.planning.batch import Batch
 from raybench.planning.booking import as_booked
 from raybench.planning.plan import Plan, make_plan
 from raybench.planning.resolve import problem_of
+from raybench.runtime.checkpoints import FOLDER, Checkpoints, run_name
 from raybench.runtime.packs import PACKS_PER_SLOT, packs_of
 from raybench.runtime.progress import View, added
 from raybench.runtime.scratch import scratch
@@ -102,6 +103,7 @@ def drive(
         store.own(fresh)
         if fresh:
             store.drop()
+            store.files.clear(FOLDER)
         repairs = store.repair()
         plan = _planned(sweep, store, fresh, retry_failed, plan)
         mode = mode_of(plan)
@@ -129,6 +131,8 @@ def drive(
         store.check_owner()
         ended = store.done()
         _keep(tries, store, ended)
+        if all(ended.get(c.id, "failed") != "failed" for c in plan.cells):
+            store.files.clear(FOLDER)
     counts = Counter(ended.get(c.id, "missing") for c in plan.cells)
     counts["skipped"] += len(plan.skipped)
     seconds = time.monotonic() - began
@@ -192,12 +196,16 @@ def _inline(plan: Plan, store: Store, view: View, fail_fast: bool, tries: Tries)
         save_tries(store.files, tries.counts)
         return before
 
+    options = options_of(plan.sweep)
+    every = plan.sweep.checkpoint.every
+    keeper = Checkpoints(store.files, options, every, run_name("inline"))
     steps = execute(
         plan.batches,
-        options_of(plan.sweep),
+        options,
         store.commit,
         timeout=plan.sweep.timeout,
         begin=begin,
+        keeper=keeper,
     )
     for progress in steps:
         view.update(progress)
@@ -252,6 +260,7 @@ def _through_ray(
             gpus=resources.gpus_per_worker,
             mode=mode,
             timeout=plan.sweep.timeout,
+            checkpoint_every=plan.sweep.checkpoint.every,
         )
         with _following(ray, board, view, store, tries):
             why = _fit(shared, len(packs), None if growing else slots, plan.sweep, board)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,13 @@ from raybench.engine.execute import Commit, Progress, execute
 from raybench.engine.run import Options
 from raybench.planning.batch import Batch
 from raybench.planning.resolve import adopt
+from raybench.runtime.checkpoints import (
+    FOLDER,
+    Checkpoints,
+    TrainCheckpoints,
+    run_name,
+    storage_of,
+)
 from raybench.runtime.scratch import scratch
 from raybench.spec import Section
 from raybench.store import Store
@@ -52,6 +60,7 @@ class Shared:
     gpus: float
     mode: str
     timeout: float | None
+    checkpoint_every: float = 600.0
 
     @property
     def device(self) -> str:
@@ -170,8 +179,24 @@ def prepare(shared: Shared) -> None:
         adopt(section, partial(ray.get, reference))
 
 
-def run_pack(shared: Shared, pack: int, transport: Transport, device: str) -> Iterator[Progress]:
-    """Run a pack's uncommitted batches, posting progress; a generator that yields now and then."""
+def checkpoints_of(shared: Shared, run: str, transport: Transport) -> Checkpoints | None:
+    """Return how a run of this name keeps states: None where its node does not see the results folder."""
+    if shared.writer is not None:
+        return None
+    store = Store(shared.folder, shared.owner)
+    given = store.files, shared.options, shared.checkpoint_every, run, transport
+    if shared.mode == "train":
+        return TrainCheckpoints(*given, store.check_owner)
+    return Checkpoints(*given)
+
+
+def run_pack(
+    shared: Shared, pack: int, transport: Transport, device: str, run: str
+) -> Iterator[Progress]:
+    """Run a pack's uncommitted batches, posting progress; a generator that yields now and then.
+
+    run: a name that no other run of the sweep has, for its checkpoints.
+    """
     import ray
 
     lost = ray.get(shared.board.why_lost.remote()) if transport.rank == 0 else ""
@@ -196,8 +221,9 @@ def run_pack(shared: Shared, pack: int, transport: Transport, device: str) -> It
         where=where,
         timeout=shared.timeout,
         begin=begin,
+        keeper=checkpoints_of(shared, run, transport),
     )
-    for progress in _telling_losses(steps, shared):
+    for progress in _telling_losses(shared, steps):
         last = progress
         stop = False
         if transport.rank == 0:
@@ -209,10 +235,17 @@ def run_pack(shared: Shared, pack: int, transport: Transport, device: str) -> It
         ray.get(shared.board.post.remote(pack, last))
 
 
-def _telling_losses(steps: Iterator[Progress], shared: Shared) -> Iterator[Progress]:
+def _telling_losses(shared: Shared, steps: Iterator[Progress]) -> Iterator[Progress]:
     """Yield the steps; where the results folder is lost, tell everyone before the error goes on."""
-    try:
+    with telling_losses(shared):
         yield from steps
+
+
+@contextmanager
+def telling_losses(shared: Shared) -> Iterator[None]:
+    """Tell everyone of a lost results folder before the error goes on."""
+    try:
+        yield
     except FolderLost as error:
         import ray
 
@@ -232,7 +265,8 @@ def pack_trial() -> type:
             self.reset_config(config)
 
         def reset_config(self, new_config: dict[str, int]) -> bool:
-            self.work = run_pack(self.shared, new_config["pack"], Transport(), self.shared.device)
+            pack, device = new_config["pack"], self.shared.device
+            self.work = run_pack(self.shared, pack, Transport(), device, run_name(f"pack-{pack}"))
             return True
 
         def step(self) -> dict[str, object]:
@@ -255,7 +289,7 @@ def train_loop(config: dict[str, Any]) -> None:
 
         device = str(get_device())
     transport = Distributed() if shared.workers > 1 else Transport()
-    for _ in run_pack(shared, config["pack"], transport, device):
+    for _ in run_pack(shared, config["pack"], transport, device, config["run"]):
         pass
 
 
@@ -265,15 +299,26 @@ def train_trial(config: dict[str, object], shared: Shared | None = None) -> None
     from ray.train.torch import TorchConfig, TorchTrainer
 
     assert shared is not None
+    run = run_name(f"pack-{config['pack']}")
+    with telling_losses(shared):  # Ray would make the folder again
+        Store(shared.folder, shared.owner).check_owner()
     with scratch("train") as folder:
+        # where nodes do not share the results folder nothing is saved, but Ray wants a place all the same
+        files = None if shared.writer else Store(shared.folder).files
         TorchTrainer(
             train_loop,
-            train_loop_config={"shared": shared, "pack": config["pack"]},
+            train_loop_config={"shared": shared, "pack": config["pack"], "run": run},
             scaling_config=train.ScalingConfig(
                 num_workers=shared.workers,
                 use_gpu=shared.device == "cuda",
                 resources_per_worker=shared.per_worker(),
             ),
             torch_config=TorchConfig(backend=shared.backend),
-            run_config=train.RunConfig(name=f"pack-{config['pack']}", storage_path=folder),
+            run_config=train.RunConfig(
+                name=run,
+                checkpoint_config=train.CheckpointConfig(num_to_keep=1),
+                **({"storage_path": folder} if files is None else storage_of(files)),
+            ),
         ).fit()
+        if files is not None:
+            files.clear(f"{FOLDER}/{run}")  # all of its batches are committed

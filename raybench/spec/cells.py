@@ -15,7 +15,7 @@ from raybench.core.parts import Delay, Local, Outer, Train
 from raybench.core.registry import Choice, Flag, Integer, Number, Param
 from raybench.spec.keys import key, keys_of
 from raybench.spec.kinds import Groups, Named, Plugin, Prox, Scalar, Start, Table
-from raybench.spec.model import Evaluate, Record, Resources
+from raybench.spec.model import Checkpoint, Evaluate, Record, Resources
 from raybench.spec.parts import Section, Step
 from raybench.spec.sections import COLLECTIVE
 from raybench.spec.settings import Booking, Evaluating, FolderName, Group, PluginFiles, Single
@@ -191,6 +191,7 @@ class Sweep:
     accounting: Accounting = key(Booking(), "how messages become bits")
     resources: Resources = key(Group(Resources), "what a trial takes")
     evaluate: Evaluate = key(Evaluating(Evaluate), "what is measured besides the standard columns")
+    checkpoint: Checkpoint = key(Group(Checkpoint), "when cells that run long are saved")
     timeout: float | None = key(Single(Number(None, low=0, open_low=True)), "seconds of a cell")
     attempts: int = key(Single(Integer(2, low=1)), "how often a cell is tried")
     allow_unproven: bool = key(

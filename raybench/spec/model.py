@@ -59,3 +59,12 @@ class Evaluate:
         True, help="measure f over all samples, where grad f is not; slow for networks"
     )
     metrics: tuple[str, ...] = List((), help="metrics by name")
+
+
+@record
+class Checkpoint:
+    """When cells that run long are saved, so that they go on from there."""
+
+    every: float = Number(
+        600.0, low=0, open_low=True, help="seconds between saves; shorter cells never save"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from pathlib import Path
 from typing import Protocol
@@ -22,12 +23,14 @@ class Files(Protocol):
     def path(self, rel: str) -> str: ...
     def sizes(self, folder: str) -> dict[str, int]: ...
     def names(self, folder: str) -> list[str]: ...
+    def folders(self, folder: str) -> list[str]: ...
     def exists(self, rel: str = "") -> bool: ...
     def read(self, rel: str) -> bytes | None: ...
     def write(self, rel: str, data: bytes) -> None: ...
     def create(self, rel: str, data: bytes) -> bool: ...
     def move(self, rel: str, to: str) -> None: ...
     def remove(self, rel: str) -> None: ...
+    def clear(self, folder: str) -> None: ...
 
 
 def open_folder(folder: str | os.PathLike[str]) -> Files:
@@ -78,6 +81,14 @@ class Local:
         """Return the names of the files in a folder, sorted."""
         return list(self.sizes(folder))
 
+    def folders(self, folder: str) -> list[str]:
+        """Return the names of the folders in a folder, sorted."""
+        try:
+            with os.scandir(self.root / folder) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
     def exists(self, rel: str = "") -> bool:
         """Return whether there is such a file or folder."""
         return (self.root / rel).exists()
@@ -118,6 +129,10 @@ class Local:
     def remove(self, rel: str) -> None:
         """Remove a file if it is there."""
         self.disk.unlink(self.root / rel)
+
+    def clear(self, folder: str) -> None:
+        """Remove a folder and all that is in it, as far as that can be done."""
+        shutil.rmtree(self.root / folder, ignore_errors=True)
 
     def _folders(self, *folders: Path) -> None:
         for folder in folders:
@@ -161,6 +176,16 @@ class Remote:
         """Return the names of the files in a folder, sorted."""
         return list(self.sizes(folder))
 
+    def folders(self, folder: str) -> list[str]:
+        """Return the first parts of what names go on with after that of a folder, sorted."""
+        self.filesystem.invalidate_cache()
+        try:
+            found = self.filesystem.ls(self.path(folder), detail=True)
+        except FileNotFoundError:
+            return []
+        names = {e["name"].rstrip("/").rsplit("/", 1)[-1] for e in found if e["type"] != "file"}
+        return sorted(names)
+
     def exists(self, rel: str = "") -> bool:
         """Return whether there is such an object, or any below that name."""
         self.filesystem.invalidate_cache()
@@ -197,3 +222,8 @@ class Remote:
         """Remove an object if it is there."""
         if self.exists(rel):
             self.filesystem.rm_file(self.path(rel))
+
+    def clear(self, folder: str) -> None:
+        """Remove all objects whose names begin with that of a folder."""
+        if self.exists(folder):
+            self.filesystem.rm(self.path(folder), recursive=True)

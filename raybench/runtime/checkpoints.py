@@ -1,0 +1,172 @@
+"""Checkpoints: states of batches that run long, kept in the results folder until every cell has ended.
+
+    checkpoints/<run>/<key>-<round>/part-<rank>-of-<ranks>-<digest>.pt
+
+A run is one Ray Train run or one trial, the key is of the batch and of how it records, and every rank
+saves the part of its clients. A checkpoint whose parts are not all there, or not as they were written, is
+none, so a kill while one is being saved costs no more than what was done since the one before it.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from raybench.engine.run import Options
+from raybench.engine.saved import Part
+from raybench.planning.batch import Batch
+from raybench.store.files import Files
+from raybench.store.schema import raybench_version
+from raybench.wire.transport import Transport
+
+FOLDER = "checkpoints"
+PART = re.compile(r"part-(\d+)-of-(\d+)-([0-9a-f]{16})\.pt")
+
+
+class Checkpoints:
+    """The checkpoints of a results folder, as a process of a run in it saves and finds them.
+
+    files: of the results folder. every: seconds between saves. run: name of a folder that only this run
+    writes to. What another version of raybench saved, or a sweep that records otherwise, is not found.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        options: Options,
+        every: float,
+        run: str,
+        transport: Transport | None = None,
+    ) -> None:
+        self.files, self.options, self.every = files, options, every
+        self.run, self.transport = run, transport or Transport()
+        self._last = ""  # the folder of what was saved last
+
+    def find(self, batch: Batch) -> list[Part]:
+        """Return what reads the parts of a batch's newest checkpoint, in rank order; none if there is none."""
+        key = self._key(batch)
+        at = self.transport.agree(self._newest(key) if self.transport.rank == 0 else None)
+        return [partial(self._read, rel) for rel in at or ()]
+
+    def save(self, batch: Batch, t: int, state: Mapping[str, Any]) -> None:
+        """Save the state after round t; of several ranks all do so, each its own."""
+        rank, size = self.transport.rank, self.transport.size
+        file = io.BytesIO()
+        torch.save(state, file)
+        data = file.getbuffer()
+        name = f"part-{rank}-of-{size}-{xxhash.xxh3_64_hexdigest(data)}.pt"
+        key = self._key(batch)
+        if rank == 0 and self._last.startswith(key):  # by now it is whole on all ranks
+            self._remove_older(key)
+        self._write(f"{key}-{t}", name, data)
+        self._last = f"{key}-{t}"
+        if size == 1:
+            self._remove_older(key)
+
+    def _write(self, folder: str, name: str, data: memoryview) -> None:
+        self.files.write(f"{FOLDER}/{self.run}/{folder}/{name}", bytes(data))
+
+    def _spares(self, rel: str) -> bool:
+        """Return whether a checkpoint is not to be removed for the last one."""
+        return rel == f"{FOLDER}/{self.run}/{self._last}"
+
+    def _remove_older(self, key: str) -> None:
+        for _, rel in self._all(key):
+            if not self._spares(rel):
+                self.files.clear(rel)
+
+    def _key(self, batch: Batch) -> str:
+        said = f"{batch.name} {raybench_version()} {self.options!r}"
+        return xxhash.xxh3_64_hexdigest(said.encode())
+
+    def _all(self, key: str) -> list[tuple[int, str]]:
+        """Return the round and the folder of every checkpoint of a batch, complete or not."""
+        found = []
+        for run in self.files.folders(FOLDER):
+            for name in self.files.folders(f"{FOLDER}/{run}"):
+                own, _, t = name.rpartition("-")
+                if own == key and t.isdigit():
+                    found.append((int(t), f"{FOLDER}/{run}/{name}"))
+        return found
+
+    def _newest(self, key: str) -> list[str] | None:
+        """Return the parts of the newest checkpoint that is whole, in rank order."""
+        for _, rel in sorted(self._all(key), reverse=True):
+            found = [m for m in map(PART.fullmatch, self.files.names(rel)) if m]
+            parts = {int(m[1]): m for m in found}
+            if not parts or sorted(parts) != list(range(int(found[0][2]))):
+                continue
+            names = [f"{rel}/{parts[rank][0]}" for rank in sorted(parts)]
+            if all(self._sound(f"{rel}/{m[0]}", m[3]) for m in found):
+                return names
+        return None
+
+    def _sound(self, rel: str, digest: str) -> bool:
+        data = self.files.read(rel)
+        return data is not None and xxhash.xxh3_64_hexdigest(data) == digest
+
+    def _read(self, rel: str) -> dict[str, Any]:
+        data = self.files.read(rel)
+        if data is None:
+            raise FileNotFoundError(rel)
+        state: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+        return state
+
+
+class TrainCheckpoints(Checkpoints):
+    """Checkpoints that the workers of a Ray Train run report; Ray keeps the last one.
+
+    check: called on rank 0 before each of them; raises where the results folder is lost.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        options: Options,
+        every: float,
+        run: str,
+        transport: Transport,
+        check: Callable[[], None],
+    ) -> None:
+        super().__init__(files, options, every, run, transport)
+        self.check = check
+
+    def _spares(self, rel: str) -> bool:
+        return rel.startswith(f"{FOLDER}/{self.run}/")  # Ray removes those of its own run
+
+    def _write(self, folder: str, name: str, data: memoryview) -> None:
+        from ray import train
+
+        if self.transport.rank == 0:
+            self.check()
+        with tempfile.TemporaryDirectory(prefix="raybench-part-") as here:
+            Path(here, name).write_bytes(data)
+            saved = train.Checkpoint.from_directory(here)
+            train.report({}, checkpoint=saved, checkpoint_dir_name=folder)
+
+
+def run_name(kind: str) -> str:
+    """Return a name for a run that no other has."""
+    return f"{kind}-{uuid.uuid4().hex[:12]}"
+
+
+def storage_of(files: Files) -> dict[str, Any]:
+    """Return where Ray Train keeps checkpoints, as arguments of its ``RunConfig``."""
+    place = files.path(FOLDER)
+    if not hasattr(files, "filesystem"):
+        return {"storage_path": place}
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+    return {
+        "storage_path": place,
+        "storage_filesystem": PyFileSystem(FSSpecHandler(files.filesystem)),
+    }

@@ -1,0 +1,138 @@
+"""Networks on workers of Ray Train, of which one is killed in mid-run: the run goes on where it was saved."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import network_cases
+import pandas as pd
+import pytest
+import yaml
+
+import raybench
+from raybench.runtime.checkpoints import FOLDER
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(280)]
+ROUNDS = 100
+SLOW = """
+import os, signal, time
+from pathlib import Path
+from raybench.core.registry import metric
+
+OWN = Path(OWN_FOLDER)
+SEEN = []
+
+
+@metric("slow")
+def slow(problem, x):
+    '''Take a while, tell what was evaluated here, and kill this worker if that is asked for.'''
+    SEEN.append(1)
+    first = problem.clients.start
+    with open(OWN / f"evaluated-{first}-{os.getpid()}", "a") as log:
+        log.write(".")
+    time.sleep(0.03)
+    last = problem.clients.stop == problem.n  # of several workers the second
+    asked = OWN / "kill"
+    if asked.exists() and last and len(SEEN) > 60:
+        saved = [p.name for p in OWN.glob("out/checkpoints/*/*") if len(list(p.glob("part-*"))) == 2]
+        if saved:
+            asked.unlink()
+            (OWN / "killed").write_text(str(max(int(name.rpartition("-")[2]) for name in saved)))
+            os.kill(os.getpid(), signal.SIGKILL)
+    return (x * x).sum(-1)
+"""
+
+
+def sweep_of(folder: Path, name: str, **more: Any) -> dict[str, Any]:
+    """Return the sweep of a case, saved twice a second at most, whose evaluations take a while."""
+    folder.mkdir(exist_ok=True)
+    plugin = folder / "slow.py"
+    plugin.write_text(SLOW.replace("OWN_FOLDER", repr(str(folder))))
+    entry = {"name": name, **network_cases.CASES[name]}
+    return {
+        "name": "recovery",
+        "problem": network_cases.problem_of(name, folder.parent),
+        "algorithm": entry,
+        "rounds": ROUNDS,
+        "record": {"every": 1},
+        "evaluate": {"every": 1, "metrics": ["slow"]},
+        "resources": {"mode": "train", "workers": 2},
+        "checkpoint": {"every": 0.5},
+        "plugins": [str(plugin)],
+        **more,
+    }
+
+
+def ended(folder: Path, sweep: dict[str, Any], **how: Any) -> pd.DataFrame:
+    """Run a sweep in its folder and return its curve, all columns but those of seconds."""
+    assert raybench.sweep(sweep, folder / "out", **how).counts == {"ok": 1, "skipped": 0}
+    assert not (folder / "out" / FOLDER).exists()
+    return curve(folder)
+
+
+def curve(folder: Path) -> pd.DataFrame:
+    frame = pd.read_parquet(folder / "out" / "curves").sort_values("round").reset_index(drop=True)
+    assert list(frame["round"]) == list(range(ROUNDS + 1))
+    frame["extra"] = [sorted(pairs) for pairs in frame["extra"]]
+    return frame.drop(columns=[c for c in frame if c.startswith("seconds")])
+
+
+def evaluations(folder: Path) -> list[int]:
+    """Return how many rounds each process that hosted client 0 evaluated, in the order they began."""
+    logs = sorted(folder.glob("evaluated-0-*"), key=lambda log: log.stat().st_mtime)
+    return [len(log.read_text()) for log in logs]
+
+
+@pytest.mark.parametrize("name", network_cases.CASES)
+def test_a_killed_worker_s_run_goes_on_from_its_checkpoint(tmp_path, name):
+    calm, disturbed = tmp_path / "calm", tmp_path / "disturbed"
+    want = ended(calm, sweep_of(calm, name))
+    sweep = sweep_of(disturbed, name)
+    (disturbed / "kill").touch()
+    found = ended(disturbed, sweep)
+    saved = int((disturbed / "killed").read_text())
+    assert saved > 0
+    before, after = evaluations(disturbed)
+    # a newer checkpoint may have come between the look and the kill
+    assert after <= ROUNDS - saved < ROUNDS
+    assert before + after < 2 * ROUNDS
+    pd.testing.assert_frame_equal(found, want, check_exact=True)
+    assert evaluations(calm) == [ROUNDS + 1]
+
+
+@pytest.mark.parametrize(("name", "workers"), [("diloco", 3), ("ef21", 1)])
+def test_a_killed_sweep_goes_on_with_other_workers(tmp_path, name, workers):
+    """The driver is killed, and the same command goes on with three workers, or with one."""
+    calm, disturbed = tmp_path / "calm", tmp_path / "disturbed"
+    # one process, without Ray, never saved
+    want = ended(calm, sweep_of(calm, name, resources={}, checkpoint={}), inline=True)
+    sweep = sweep_of(disturbed, name)
+    file = disturbed / "sweep.yaml"
+    file.write_text(yaml.safe_dump(sweep))
+    out = disturbed / "out"
+    command = [sys.executable, "-m", "raybench", "sweep", str(file), "--out", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as driver:
+        until = time.monotonic() + 150
+        while len(list(out.glob(f"{FOLDER}/*/*/part-*"))) < 2:
+            assert driver.poll() is None, "it ended before it saved anything"
+            assert time.monotonic() < until, "nothing was saved"
+            time.sleep(0.02)
+        os.kill(driver.pid, signal.SIGKILL)
+    assert not list((out / "cells").glob("*.parquet"))
+    (cut,) = evaluations(disturbed)
+    found = ended(disturbed, {**sweep, "resources": {"mode": "train", "workers": workers}})
+    assert evaluations(disturbed)[0] == cut
+    _, after = evaluations(disturbed)
+    assert (
+        cut + after < ROUNDS + 20
+    )  # what was done since the checkpoint, and no more, was done twice
+    assert after < ROUNDS
+    pd.testing.assert_frame_equal(
+        found.drop(columns="extra"), want.drop(columns="extra"), rtol=1e-9, atol=1e-12
+    )
