@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import yaml
 
 import raybench
 from raybench.runtime.checkpoints import FOLDER
+from raybench.runtime.session import ray_session
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(280)]
-ROUNDS = 100
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
+ROUNDS, WORKERS = 60, 3
 SLOW = """
 import os, signal, time
 from pathlib import Path
@@ -39,7 +41,7 @@ def slow(problem, x):
     time.sleep(0.03)
     last = problem.clients.stop == problem.n  # of several workers the second
     asked = OWN / "kill"
-    if asked.exists() and last and len(SEEN) > 60:
+    if asked.exists() and last and len(SEEN) > 35:
         saved = [p.name for p in OWN.glob("out/checkpoints/*/*") if len(list(p.glob("part-*"))) == 2]
         if saved:
             asked.unlink()
@@ -50,7 +52,7 @@ def slow(problem, x):
 
 
 def sweep_of(folder: Path, name: str, **more: Any) -> dict[str, Any]:
-    """Return the sweep of a case, saved twice a second at most, whose evaluations take a while."""
+    """Return the sweep of a case, saved every half second, whose evaluations take a while."""
     folder.mkdir(exist_ok=True)
     plugin = folder / "slow.py"
     plugin.write_text(SLOW.replace("OWN_FOLDER", repr(str(folder))))
@@ -67,6 +69,13 @@ def sweep_of(folder: Path, name: str, **more: Any) -> dict[str, Any]:
         "plugins": [str(plugin)],
         **more,
     }
+
+
+@pytest.fixture(scope="module")
+def one_ray() -> Iterator[None]:
+    """A Ray that all sweeps of this process share: starting one takes longer than they do."""
+    with ray_session(None, WORKERS):
+        yield
 
 
 def ended(folder: Path, sweep: dict[str, Any], **how: Any) -> pd.DataFrame:
@@ -90,6 +99,7 @@ def evaluations(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("name", network_cases.CASES)
+@pytest.mark.usefixtures("one_ray")
 def test_a_killed_worker_s_run_goes_on_from_its_checkpoint(tmp_path, name):
     calm, disturbed = tmp_path / "calm", tmp_path / "disturbed"
     want = ended(calm, sweep_of(calm, name))
@@ -106,7 +116,8 @@ def test_a_killed_worker_s_run_goes_on_from_its_checkpoint(tmp_path, name):
     assert evaluations(calm) == [ROUNDS + 1]
 
 
-@pytest.mark.parametrize(("name", "workers"), [("diloco", 3), ("ef21", 1)])
+@pytest.mark.parametrize(("name", "workers"), [("diloco", WORKERS), ("ef21", 1)])
+@pytest.mark.usefixtures("one_ray")
 def test_a_killed_sweep_goes_on_with_other_workers(tmp_path, name, workers):
     """The driver is killed, and the same command goes on with three workers, or with one."""
     calm, disturbed = tmp_path / "calm", tmp_path / "disturbed"

@@ -7,8 +7,13 @@ import torch
 import torch.distributed as dist
 from spec_plugins import BASE, registered, wrong
 
+import raybench
+from raybench.core.errors import InputError
 from raybench.engine.run import Options
+from raybench.runtime.driver import slots_of
+from raybench.runtime.gpus import gpus_for, workers_on
 from raybench.runtime.work import Shared
+from raybench.spec.model import Resources
 from raybench.store.writer import Owner
 from raybench.wire.transport import Distributed
 
@@ -38,9 +43,7 @@ def test_gpus_are_asked_for_as_they_are(gpus):
     from ray.train import ScalingConfig  # here, as Ray keeps the settings under which it is loaded
 
     asked = shared(gpus=gpus)
-    config = ScalingConfig(
-        num_workers=asked.workers, use_gpu=True, resources_per_worker=asked.per_worker()
-    )
+    config = ScalingConfig(**asked.scaling())
     assert config.num_gpus_per_worker == gpus
     assert config.total_resources["GPU"] == 2 * gpus
     assert asked.device == "cuda"
@@ -55,10 +58,63 @@ def test_cpus_are_asked_for_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("gpus", "backend"), [(0, "gloo"), (0.25, "gloo"), (1, "nccl"), (2, "nccl")]
+    ("gpus", "backend"),
+    [(0, "gloo"), (0.25, "gloo"), (0.5, "gloo"), (0.51, "nccl"), (1, "nccl"), (2, "nccl")],
 )
 def test_nccl_is_for_ranks_with_a_gpu_of_their_own(gpus, backend):
     assert shared(gpus=gpus).backend == backend
+
+
+@pytest.mark.parametrize(
+    ("workers", "each", "gpus"),
+    [(2, 0.25, 1), (5, 0.25, 2), (10, 0.1, 1), (3, 0.6, 3), (3, 1.0, 3), (2, 4.0, 8), (2, 0.0, 0)],
+)
+def test_a_share_lies_on_one_gpu(workers, each, gpus):
+    """Three workers with 0.6 each take three GPUs, though 1.8 in all."""
+    assert gpus_for(workers, each) == gpus
+    if each:
+        assert workers_on(gpus, each) >= workers
+        assert workers_on(gpus - 1, each) < workers
+
+
+def test_trials_at_once_on_shares_of_gpus():
+    def slots(each: float, gpus: float, workers: int = 1) -> int:
+        return slots_of(Resources(gpus_per_worker=each), {"CPU": 64.0, "GPU": gpus}, workers)
+
+    assert [slots(0.25, 2), slots(0.6, 2), slots(1, 2), slots(0.1, 1)] == [8, 2, 2, 10]
+    assert [slots(0.25, 2, workers=4), slots(0.6, 4, workers=2), slots(2, 8, workers=2)] == [
+        2,
+        2,
+        2,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("resources", "how", "says"),
+    [
+        ({"gpus_per_worker": 0.25}, {}, "0.25 GPUs take 1 GPU, and there is none"),
+        ({"gpus_per_worker": 1}, {"inline": True}, "1 GPUs take 1 GPU, and there is none"),
+        (
+            {"gpus_per_worker": 0.6, "workers": 2, "mode": "train"},
+            {},
+            "2 workers with 0.6 GPUs each take 2 GPUs, and there is none",
+        ),
+    ],
+)
+def test_gpus_that_are_not_here_are_told_at_once(monkeypatch, tmp_path, resources, how, says):
+    """Nothing is started or written: Ray would wait for them for ever."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    sweep = {
+        "name": "gpu",
+        "problem": {"name": "quadratic", "dim": 6, "clients": 2},
+        "algorithm": "gd",
+        "resources": resources,
+    }
+    with pytest.raises(InputError) as error:
+        raybench.sweep(sweep, tmp_path / "out", **how)
+    (complaint,) = error.value.complaints
+    assert (complaint.where, complaint.what) == ("resources.gpus_per_worker", says)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_gpu_and_a_half_is_refused():

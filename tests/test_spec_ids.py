@@ -113,7 +113,7 @@ def test_content_changes_an_id(change):
     "change",
     [
         "name=other", "record.every=5", "accounting=paper:ef21", "resources.workers=4",
-        "timeout=5", "attempts=9", "allow_unproven=true", "evaluate.metrics=[norm]", "graph=star", "exclude=[{seed: 99}]",
+        "timeout=5", "attempts=9", "checkpoint.every=5", "allow_unproven=true", "evaluate.metrics=[norm]", "graph=star", "exclude=[{seed: 99}]",
     ],
 )  # fmt: skip
 def test_how_it_runs_does_not_change_an_id(change):

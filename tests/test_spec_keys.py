@@ -71,7 +71,7 @@ class Wider(cells.Cell):
 
 
 @record
-class Checkpoint:
+class Backup:
     """When a cell is saved."""
 
     every: float = Number(600.0, low=0, open_low=True, help="seconds between saves")
@@ -81,7 +81,7 @@ class Checkpoint:
 class WiderSweep(cells.Sweep):
     """A sweep with two settings more."""
 
-    checkpoint: Checkpoint = key(Group(Checkpoint), "when a cell is saved")
+    backup: Backup = key(Group(Backup), "when a cell is saved")
     prune: str = key(Single(Choice("none", "halving")), "which cells end early")
 
 
@@ -166,9 +166,9 @@ def test_misspelt_it_is_refused():
         ("lag: -1", "lag", "a number >= 0"),
         ("cases: [{phasis: 1}]", "cases[0].phasis", "did you mean phases?"),
         ("cases: [{lag: x}]", "cases[0].lag", "expected a number"),
-        ("chekpoint: {every: 1}", "chekpoint", "did you mean checkpoint?"),
-        ("checkpoint: {evry: 1}", "checkpoint.evry", "did you mean every?"),
-        ("checkpoint: {every: [1, 2]}", "checkpoint.every", "no axis"),
+        ("bakcup: {every: 1}", "bakcup", "did you mean backup?"),
+        ("backup: {evry: 1}", "backup.evry", "did you mean every?"),
+        ("backup: {every: [1, 2]}", "backup.every", "no axis"),
         ("cases: [{prune: halving}]", "cases[0].prune", "move it to the top level"),
         ("prune: halvin", "prune", "did you mean halving?"),
     ]:
@@ -178,10 +178,10 @@ def test_misspelt_it_is_refused():
 
 
 def test_a_new_setting_holds_for_the_whole_sweep(before):
-    sweep = load(BASE + "checkpoint: {every: 60}\nprune: halving\n")
-    assert (sweep.checkpoint, sweep.prune) == (Checkpoint(60.0), "halving")
+    sweep = load(BASE + "backup: {every: 60}\nprune: halving\n")
+    assert (sweep.backup, sweep.prune) == (Backup(60.0), "halving")
     assert sweep.cells[0].id == before.id
-    assert load(BASE).checkpoint == Checkpoint(600.0)
+    assert load(BASE).backup == Backup(600.0)
 
 
 @new_keys
@@ -195,12 +195,12 @@ def test_the_schema_shows_it():
     assert not any("lag" in entry["properties"] for entry in entries)
     case = schema["properties"]["cases"]["items"]["properties"]
     assert {"phases", "lag", "exclude"} <= set(case)
-    assert not {"checkpoint", "name", "cases"} & set(case)
-    assert schema["properties"]["checkpoint"]["properties"]["every"]["default"] == 600.0
+    assert not {"backup", "name", "cases"} & set(case)
+    assert schema["properties"]["backup"]["properties"]["every"]["default"] == 600.0
     json.dumps(schema)
 
 
 @new_keys
 def test_the_page_is_asked_to_describe_it():
     """What test_spec_docs.py looks for on the page of sweep files."""
-    assert {"phases", "lag", "checkpoint", "prune"} <= set(document.every_key())
+    assert {"phases", "lag", "backup", "prune"} <= set(document.every_key())

@@ -29,6 +29,7 @@ from raybench.planning.booking import as_booked
 from raybench.planning.plan import Plan, make_plan
 from raybench.planning.resolve import problem_of
 from raybench.runtime.checkpoints import FOLDER, Checkpoints, run_name
+from raybench.runtime.gpus import check_gpus, count_here, workers_on
 from raybench.runtime.packs import PACKS_PER_SLOT, packs_of
 from raybench.runtime.progress import View, added
 from raybench.runtime.scratch import scratch
@@ -98,7 +99,9 @@ def drive(
     check_reachable(out, processes=not inline)
     store = Store(out)
     plan = _planned(sweep, store, fresh, retry_failed)  # complains before anything is written
-    mode_of(plan)
+    mode = mode_of(plan)
+    if inline or address in (None, "local"):  # a cluster may have GPUs that this machine has not
+        check_gpus(plan.sweep.resources, _group(plan.sweep.resources, mode, inline), count_here())
     with store.held():
         store.own(fresh)
         if fresh:
@@ -185,6 +188,11 @@ def mode_of(plan: Plan) -> str:
     return mode
 
 
+def _group(resources: Resources, mode: str, inline: bool = False) -> int:
+    """Return how many processes a trial has that take CPUs and GPUs."""
+    return resources.workers if mode == "train" and not inline else 1
+
+
 def options_of(sweep: Sweep) -> Options:
     """Return how a sweep records and accounts."""
     return Options(sweep.record, sweep.accounting, sweep.evaluate)
@@ -203,6 +211,7 @@ def _inline(plan: Plan, store: Store, view: View, fail_fast: bool, tries: Tries)
         plan.batches,
         options,
         store.commit,
+        device="cuda" if plan.sweep.resources.gpus_per_worker else "cpu",
         timeout=plan.sweep.timeout,
         begin=begin,
         keeper=keeper,
@@ -226,14 +235,16 @@ def _through_ray(
     """Run the plan's packs as Tune trials; return whether it was stopped early, and the last error."""
     resources = plan.sweep.resources
     train = mode == "train"
-    taken = resources.cpus_per_worker * (resources.workers if train else 1)
+    group = _group(resources, mode)
+    taken = resources.cpus_per_worker * group
     with ray_session(address, taken) as ray:
         from raybench.runtime import work
 
         here = ray.cluster_resources()
         if address in (None, "local"):
             here["CPU"] -= 1  # a Ray of our own has one CPU too many: see ``ray_session``
-        slots = slots_of(resources, here, resources.workers if train else 1)
+            check_gpus(resources, group, here.get("GPU", 0.0))
+        slots = slots_of(resources, here, group)
         # a cluster may grow, so Tune decides how many trials run at once
         growing = address not in (None, "local") and not train and resources.timing == "shared"
         packs = packs_of(
@@ -255,7 +266,7 @@ def _through_ray(
             problems={s: ray.put(problem_of(s)) for s in sections},
             board=board,
             writer=_writer(ray, store, work, address not in (None, "local")),
-            workers=resources.workers if train else 1,
+            workers=group,
             cpus=resources.cpus_per_worker,
             gpus=resources.gpus_per_worker,
             mode=mode,
@@ -277,9 +288,10 @@ def slots_of(resources: Resources, here: Mapping[str, float], workers: int) -> i
     """
     if resources.timing == "exclusive":
         return 1
-    each = {"CPU": resources.cpus_per_worker, "GPU": resources.gpus_per_worker}
-    fits = [here.get(name, 0.0) / (workers * size) for name, size in each.items() if size]
-    return max(1, int(min(fits) + 1e-9))  # 1 / 0.1 workers are 10, not 9.999
+    fits = here.get("CPU", 0.0) / (workers * resources.cpus_per_worker) + 1e-9
+    if resources.gpus_per_worker:
+        fits = min(fits, workers_on(here.get("GPU", 0.0), resources.gpus_per_worker) / workers)
+    return max(1, int(fits))  # 1 / 0.1 workers are 10, not 9.999
 
 
 def _fit(shared: Shared, packs: int, at_once: int | None, sweep: Sweep, board: ActorHandle) -> str:

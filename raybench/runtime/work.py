@@ -23,6 +23,7 @@ from raybench.runtime.checkpoints import (
     run_name,
     storage_of,
 )
+from raybench.runtime.gpus import backend_of
 from raybench.runtime.scratch import scratch
 from raybench.spec import Section
 from raybench.store import Store
@@ -69,12 +70,18 @@ class Shared:
 
     @property
     def backend(self) -> str:
-        """How ranks talk: NCCL needs a GPU of its own for every rank, and without one there is gloo."""
-        return "nccl" if self.gpus >= 1 else "gloo"
+        """How ranks talk."""
+        return backend_of(self.gpus)
 
     def per_worker(self) -> dict[str, float]:
         """Return what Ray is asked to set aside for a worker."""
         return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
+
+    def scaling(self) -> dict[str, Any]:
+        """Return the arguments of Ray Train's ``ScalingConfig`` for a worker group."""
+        use_gpu = self.device == "cuda"
+        each = self.per_worker()
+        return {"num_workers": self.workers, "use_gpu": use_gpu, "resources_per_worker": each}
 
     def per_trial(self) -> dict[str, float]:
         """Return what Ray is asked to set aside for a trial.
@@ -308,11 +315,7 @@ def train_trial(config: dict[str, object], shared: Shared | None = None) -> None
         TorchTrainer(
             train_loop,
             train_loop_config={"shared": shared, "pack": config["pack"], "run": run},
-            scaling_config=train.ScalingConfig(
-                num_workers=shared.workers,
-                use_gpu=shared.device == "cuda",
-                resources_per_worker=shared.per_worker(),
-            ),
+            scaling_config=train.ScalingConfig(**shared.scaling()),
             torch_config=TorchConfig(backend=shared.backend),
             run_config=train.RunConfig(
                 name=run,
