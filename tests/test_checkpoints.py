@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,12 @@ import pyarrow as pa
 import pytest
 
 import raybench
+from raybench.core.errors import FolderLost
 from raybench.engine.execute import execute
 from raybench.engine.run import Options, Run
 from raybench.runtime.checkpoints import FOLDER, Checkpoints, run_name
 from raybench.spec.model import Record
 from raybench.store import Store
-from raybench.store.files import open_folder
 from raybench.testing.trial import Method
 from raybench.wire.transport import Transport, on_virtual_ranks
 
@@ -57,7 +59,7 @@ def method(name: str, folder: Path) -> Method:
 def keeper(folder: Path, transport: Transport, kind: type[Checkpoints], options: Options) -> Any:
     # ranks of one run share its name
     run = transport.agree(run_name("test"))
-    return kind(open_folder(folder), options, 1e-9, run, transport)
+    return kind(Store(folder), options, 1e-9, run, transport)
 
 
 def curve(
@@ -69,6 +71,7 @@ def curve(
 ) -> tuple[pd.DataFrame | None, list[int]]:
     """Run a batch on so many ranks; return its curve, None if it was cut, and the rounds rank 0 ran."""
     options = options or Options(record=Record(every=1))
+    batch = one.batch()  # here, as threads that build a network at once get into each other's way
     ran: list[int] = []
 
     def work(transport: Transport) -> pa.Table | None:
@@ -79,7 +82,7 @@ def curve(
 
         keeps = None if kind is None else keeper(folder, transport, kind, options)
         steps = execute(
-            [one.batch()], options, commit, transport=transport, keeper=keeps, slice_seconds=1e-3
+            [batch], options, commit, transport=transport, keeper=keeps, slice_seconds=1e-3
         )
         try:
             for _ in steps:
@@ -166,13 +169,14 @@ def test_what_records_otherwise_begins_anew(tmp_path):
 @pytest.mark.parametrize("place", ["disk", "memory"])
 def test_old_checkpoints_go_as_new_ones_come(tmp_path, place):
     """Of a folder on a disk, or in an object store."""
-    files = open_folder(tmp_path if place == "disk" else f"memory://{tmp_path.name}")
+    store = Store(tmp_path if place == "disk" else f"memory://{tmp_path.name}")
+    files = store.files
     batch = method("vr_marina", tmp_path).batch()
-    first = Checkpoints(files, Options(), 1.0, "first")
+    first = Checkpoints(store, Options(), 1.0, "first")
     for t in (3, 7):
         first.save(batch, t, {"t": t})
     assert [read()["t"] for read in first.find(batch)] == [7]
-    second = Checkpoints(files, Options(), 1.0, "second")
+    second = Checkpoints(store, Options(), 1.0, "second")
     for t in (5, 6):  # of a run that found nothing; what counts is the newest round
         second.save(batch, t, {"t": t})
     assert [read()["t"] for read in second.find(batch)] == [6]
@@ -218,10 +222,42 @@ def test_a_sweep_that_ctrl_c_ended_goes_on_and_leaves_no_checkpoint(tmp_path, mo
         np.testing.assert_array_equal(found[column], want[column])
 
 
+def test_a_full_disk_is_no_fault_of_the_cells(tmp_path, monkeypatch):
+    def full(self: Checkpoints, folder: str, name: str, data: memoryview) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "_write", full)
+        with pytest.raises(OSError, match="No space left"):
+            raybench.sweep(SWEEP, tmp_path / "kept", inline=True)
+    assert not list((tmp_path / "kept").glob("cells/*"))
+    assert raybench.sweep(SWEEP, tmp_path / "kept", inline=True).counts["ok"] == 2
+
+
+def test_a_folder_that_is_gone_ends_the_sweep(tmp_path, monkeypatch):
+    def gone(self: Checkpoints, *args: object) -> None:
+        shutil.rmtree(tmp_path / "kept")
+        save(self, *args)
+
+    save = Checkpoints.save
+    monkeypatch.setattr(Checkpoints, "save", gone)
+    with pytest.raises(FolderLost, match="was removed"):
+        raybench.sweep(SWEEP, tmp_path / "kept", inline=True)
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_state_that_no_file_can_hold_is_not_saved(tmp_path, monkeypatch):
+    def unsavable(run: Run) -> dict[str, object]:
+        raise TypeError("state of a set")
+
+    monkeypatch.setattr(Run, "state", unsavable)
+    assert raybench.sweep(SWEEP, tmp_path / "kept", inline=True).counts["ok"] == 2
+
+
 def test_fresh_forgets_checkpoints(tmp_path):
     raybench.sweep({**SWEEP, "rounds": 2}, tmp_path / "kept", inline=True)
     store = Store(tmp_path / "kept")
-    Checkpoints(store.files, Options(), 1.0, "old").save(method("diloco", tmp_path).batch(), 3, {})
+    Checkpoints(store, Options(), 1.0, "old").save(method("diloco", tmp_path).batch(), 3, {})
     assert parts(tmp_path / "kept")
     raybench.sweep({**SWEEP, "rounds": 2}, tmp_path / "kept", inline=True, fresh=True)
     assert not (tmp_path / "kept" / FOLDER).exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -57,7 +58,8 @@ def execute(
     commit is called on rank 0 for each finished batch. where: columns of how it
     runs (mode, workers). timeout: seconds after which a batch's cells are given up as failed. begin: called
     on rank 0 as a batch is about to run; returns how often it was tried before. keeper: keeps states
-    of batches that take long, from which they go on. An exception of a cell becomes a ``failed`` row and the others go on. All ranks yield in lock step;
+    of batches that take long, from which they go on. An exception of a cell becomes a ``failed`` row and
+    the others go on. All ranks yield in lock step;
     an error on some ranks only is raised.
     """
     transport = transport or Transport()
@@ -69,10 +71,11 @@ def execute(
         batch = queue.pop()
         if begin and batch.name in begun:  # not a half of one that has raised
             batch = replace(batch, attempts=begin(batch))
+        parts = keeper.find(batch) if keeper else ()
+        keeping = False
         try:
             began = perf_counter()
             run = Run(batch, hosted(batch, transport, device), options, transport)
-            parts = keeper.find(batch) if keeper else ()
             if parts:
                 run.load(of_rank(parts, transport.rank, transport.size, run.problem.clients))
             rounds, chunk, lap, saved = 0, FIRST_CHUNK, began, began
@@ -85,13 +88,18 @@ def execute(
                 due = keeper is not None and perf_counter() - saved > keeper.every
                 chunk, due = transport.agree((max(1, int(chunk * min(share, 4.0))), due))
                 if keeper and due:
-                    keeper.save(batch, run.t, run.state())
-                    saved = perf_counter()
+                    state = _savable(run)
+                    keeping = True
+                    if state is not None:
+                        keeper.save(batch, run.t, state)
+                    keeping, saved = False, perf_counter()
                 yield _noting(progress, batch, run)
                 lap = perf_counter()
             curves, cells = run.tables(host)
             files = run.files()
         except Exception as error:
+            if keeping:
+                raise  # a disk that is full, or lost, is no fault of the cells
             if not transport.all_failed():
                 raise  # only this rank failed: the ranks are out of step, and their group must start anew
             if len(batch.cells) > 1 and not isinstance(error, TimeoutError):
@@ -110,6 +118,13 @@ def execute(
         progress.ok += int(np.sum(run.status == "ok"))
         progress.diverged += int(np.sum(run.status == "diverged"))
         yield _noting(progress, batch, run)
+
+
+def _savable(run: Run) -> dict[str, object] | None:
+    """Return the state of a run, None where a plug-in remembers what no file can hold."""
+    with suppress(TypeError):
+        return run.state()
+    return None
 
 
 def hosted(batch: Batch, transport: Transport, device: str) -> Problem:

@@ -13,7 +13,7 @@ import io
 import re
 import tempfile
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import xxhash
 from raybench.engine.run import Options
 from raybench.engine.saved import Part
 from raybench.planning.batch import Batch
+from raybench.store import Store
 from raybench.store.files import Files
 from raybench.store.schema import raybench_version
 from raybench.wire.transport import Transport
@@ -35,21 +36,22 @@ PART = re.compile(r"part-(\d+)-of-(\d+)-([0-9a-f]{16})\.pt")
 class Checkpoints:
     """The checkpoints of a results folder, as a process of a run in it saves and finds them.
 
-    files: of the results folder. every: seconds between saves. run: name of a folder that only this run
-    writes to. What another version of raybench saved, or a sweep that records otherwise, is not found.
+    every: seconds between saves. run: name of a folder that only this run writes to. What another version
+    of raybench saved, or a sweep that records otherwise, is not found.
     """
 
     def __init__(
         self,
-        files: Files,
+        store: Store,
         options: Options,
         every: float,
         run: str,
         transport: Transport | None = None,
     ) -> None:
-        self.files, self.options, self.every = files, options, every
-        self.run, self.transport = run, transport or Transport()
-        self._last = ""  # the folder of what was saved last
+        self.store, self.files = store, store.files
+        self.options, self.every, self.run = options, every, run
+        self.transport = transport or Transport()
+        self._saved: list[str] = []  # folders of the batch at work, as they were saved here
 
     def find(self, batch: Batch) -> list[Part]:
         """Return what reads the parts of a batch's newest checkpoint, in rank order; none if there is none."""
@@ -58,31 +60,33 @@ class Checkpoints:
         return [partial(self._read, rel) for rel in at or ()]
 
     def save(self, batch: Batch, t: int, state: Mapping[str, Any]) -> None:
-        """Save the state after round t; of several ranks all do so, each its own."""
+        """Save the state after round t; of several ranks all do so, each its own.
+
+        Raises FolderLost if the results folder is lost.
+        """
         rank, size = self.transport.rank, self.transport.size
+        if rank == 0:
+            self.store.check_owner()
         file = io.BytesIO()
         torch.save(state, file)
         data = file.getbuffer()
         name = f"part-{rank}-of-{size}-{xxhash.xxh3_64_hexdigest(data)}.pt"
         key = self._key(batch)
-        if rank == 0 and self._last.startswith(key):  # by now it is whole on all ranks
-            self._remove_older(key)
-        self._write(f"{key}-{t}", name, data)
-        self._last = f"{key}-{t}"
-        if size == 1:
-            self._remove_older(key)
+        folder = f"{key}-{t}"
+        self._write(folder, name, data)
+        whole = 1 if size == 1 else 2  # other ranks may still be writing the last one
+        self._saved = [*(own for own in self._saved if own.startswith(key)), folder][-whole:]
+        if rank == 0 and len(self._saved) == whole:
+            for _, rel in self._all(key):
+                if not self._spares(rel):
+                    self.files.clear(rel)
 
     def _write(self, folder: str, name: str, data: memoryview) -> None:
         self.files.write(f"{FOLDER}/{self.run}/{folder}/{name}", bytes(data))
 
     def _spares(self, rel: str) -> bool:
-        """Return whether a checkpoint is not to be removed for the last one."""
-        return rel == f"{FOLDER}/{self.run}/{self._last}"
-
-    def _remove_older(self, key: str) -> None:
-        for _, rel in self._all(key):
-            if not self._spares(rel):
-                self.files.clear(rel)
+        """Return whether a checkpoint is not to be removed, though there is a newer one."""
+        return rel in [f"{FOLDER}/{self.run}/{own}" for own in self._saved]
 
     def _key(self, batch: Batch) -> str:
         said = f"{batch.name} {raybench_version()} {self.options!r}"
@@ -123,22 +127,7 @@ class Checkpoints:
 
 
 class TrainCheckpoints(Checkpoints):
-    """Checkpoints that the workers of a Ray Train run report; Ray keeps the last one.
-
-    check: called on rank 0 before each of them; raises where the results folder is lost.
-    """
-
-    def __init__(
-        self,
-        files: Files,
-        options: Options,
-        every: float,
-        run: str,
-        transport: Transport,
-        check: Callable[[], None],
-    ) -> None:
-        super().__init__(files, options, every, run, transport)
-        self.check = check
+    """Checkpoints that the workers of a Ray Train run report; Ray keeps the last one of them."""
 
     def _spares(self, rel: str) -> bool:
         return rel.startswith(f"{FOLDER}/{self.run}/")  # Ray removes those of its own run
@@ -146,8 +135,6 @@ class TrainCheckpoints(Checkpoints):
     def _write(self, folder: str, name: str, data: memoryview) -> None:
         from ray import train
 
-        if self.transport.rank == 0:
-            self.check()
         with tempfile.TemporaryDirectory(prefix="raybench-part-") as here:
             Path(here, name).write_bytes(data)
             saved = train.Checkpoint.from_directory(here)

@@ -206,7 +206,7 @@ def _inline(plan: Plan, store: Store, view: View, fail_fast: bool, tries: Tries)
 
     options = options_of(plan.sweep)
     every = plan.sweep.checkpoint.every
-    keeper = Checkpoints(store.files, options, every, run_name("inline"))
+    keeper = Checkpoints(store, options, every, run_name("inline"))
     steps = execute(
         plan.batches,
         options,

@@ -190,11 +190,9 @@ def checkpoints_of(shared: Shared, run: str, transport: Transport) -> Checkpoint
     """Return how a run of this name keeps states: None where its node does not see the results folder."""
     if shared.writer is not None:
         return None
+    kind = TrainCheckpoints if shared.mode == "train" else Checkpoints
     store = Store(shared.folder, shared.owner)
-    given = store.files, shared.options, shared.checkpoint_every, run, transport
-    if shared.mode == "train":
-        return TrainCheckpoints(*given, store.check_owner)
-    return Checkpoints(*given)
+    return kind(store, shared.options, shared.checkpoint_every, run, transport)
 
 
 def run_pack(
