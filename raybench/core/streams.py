@@ -3,7 +3,7 @@
 A stream is a tensor of 64-bit keys. ``fold(tag)`` derives a child, so a number depends only on the
 path seed / purpose / round / client / slot that leads to it: not on packing, workers, retries or
 resuming. The hash is splitmix64 (Steele, Lea, Flood 2014). Integers are bit-equal on every device:
-a numba kernel on CPU, plain torch elsewhere (and as the reference the kernel is tested against).
+numba kernels on CPU, Triton on GPUs, plain torch elsewhere (and as the reference of both).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.core import gpu
 from raybench.core.compiled import compiled
 from raybench.core.parallel import run_shared, run_tiled
 
@@ -183,7 +184,11 @@ class Stream:
         """The keys, int64 of shape root.shape + ids.shape."""
         if self._keys is None:
             keys = self.root
-            if _on_cpu(keys):
+            if gpu.usable(keys):
+                from raybench.core.gpu.streams import keys_of
+
+                self._keys = keys_of(keys, self.tags, self.ids)
+            elif _on_cpu(keys):
                 ids = keys.new_empty(0) if self.ids is None else self.ids
                 out = torch.empty(self.shape, dtype=torch.int64)
                 if out.numel():
@@ -265,6 +270,10 @@ class Stream:
         self, count: int, dtype: torch.dtype, kernel: Any, reference: Callable[[Tensor], Tensor]
     ) -> Tensor:
         keys = self.keys
+        if gpu.usable(keys):
+            from raybench.core.gpu.streams import draws
+
+            return draws(keys, count, dtype)
         if not _on_cpu(keys):
             return reference(hash_torch(keys[..., None], torch.arange(count, device=keys.device)))
         out = torch.empty(keys.numel(), count, dtype=dtype)
@@ -335,6 +344,10 @@ class Stream:
         width = max(d - 1, 1).bit_length()
         high, low = width - width // 2, width // 2
         start = torch.zeros_like(keys) if first is None else first
+        if gpu.usable(keys):
+            from raybench.core.gpu.streams import images
+
+            return images(keys, start, d, count, FEISTEL_ROUNDS)
         if _on_cpu(keys):
             out = torch.empty(keys.numel(), count, dtype=torch.int64)
             flat, begin, raw = _numpy(keys), start.reshape(-1).numpy(), out.numpy()

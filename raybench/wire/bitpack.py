@@ -1,4 +1,4 @@
-"""Fixed-width symbols <-> bytes: compiled kernels on CPU, a plain torch version as reference and elsewhere.
+"""Fixed-width symbols <-> bytes: kernels on CPU and GPUs, a plain torch version as reference and elsewhere.
 
 Symbols of w <= 16 bits lie in blocks of 512, bit-sliced: w planes of 64 bytes, bit j of byte i of plane
 p being bit p of symbol 64 j + i, so that packing is a transposition that vectorises. What is left over
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.core import gpu
 from raybench.core.compiled import compiled
 from raybench.core.parallel import run_tiled
 
@@ -215,10 +216,14 @@ def pack(codes: Tensor, width: int) -> Tensor:
 
 def pack_into(codes: Tensor, width: int, out: Tensor, at: int = 0) -> Tensor:
     """Write what ``pack`` returns into contiguous bytes out (..., P) from column ``at``; return out."""
+    if gpu.usable(codes):
+        from raybench.core.gpu import packing
+
+        done = packing.pack(codes, width, out, at)
+        rest = pack_torch(codes[..., done:], width)
+        return _put(rest, out, at + done * width // 8)
     if codes.device.type != "cpu":
-        packed = pack_torch(codes, width)
-        out[..., at : at + packed.shape[-1]] = packed
-        return out
+        return _put(pack_torch(codes, width), out, at)
     cost = COST_SLICED if width <= MOST_SLICED and codes.shape[-1] >= BLOCK else COST_PLAIN
     return _run(_pack, codes, width, out, at, cost if width else 0.0)
 
@@ -231,6 +236,13 @@ def unpack(
     The inverse of ``pack``. Raises ValueError where there are fewer bytes than the codes take.
     """
     _check(data, at + bytes_of(count * width))
+    if gpu.usable(data):
+        from raybench.core.gpu import packing
+
+        out = torch.empty(*data.shape[:-1], count, dtype=dtype, device=data.device)
+        done = packing.unpack(data, width, out, at)
+        rest = data[..., at + done * width // 8 :]
+        return _put(unpack_torch(rest, width, count - done), out, done)
     if data.device.type != "cpu":
         return unpack_torch(data[..., at:], width, count).to(dtype)
     if width == 0:
@@ -249,10 +261,13 @@ def pack_trits(codes: Tensor) -> Tensor:
 
 def pack_trits_into(codes: Tensor, out: Tensor, at: int = 0) -> Tensor:
     """Write what ``pack_trits`` returns into contiguous bytes out (..., P) from ``at``; return out."""
+    if gpu.usable(codes):
+        from raybench.core.gpu import packing
+
+        done = packing.pack_trits(codes, out, at)
+        return _put(pack_trits_torch(codes[..., done:]), out, at + done // 5)
     if codes.device.type != "cpu":
-        packed = pack_trits_torch(codes)
-        out[..., at : at + packed.shape[-1]] = packed
-        return out
+        return _put(pack_trits_torch(codes), out, at)
     return _run(_pack_trits, codes, 2, out, at, COST_SLICED)
 
 
@@ -263,10 +278,22 @@ def unpack_trits(data: Tensor, count: int, dtype: torch.dtype = torch.int64, at:
     fewer bytes than the codes take.
     """
     _check(data, at + trit_bytes(count))
+    if gpu.usable(data):
+        from raybench.core.gpu import packing
+
+        out = torch.empty(*data.shape[:-1], count, dtype=dtype, device=data.device)
+        done = packing.unpack_trits(data, out, at)
+        return _put(unpack_trits_torch(data[..., at + done // 5 :], count - done), out, done)
     if data.device.type != "cpu":
         return unpack_trits_torch(data[..., at:], count).to(dtype)
     out = torch.empty(*data.shape[:-1], count, dtype=dtype)
     return _run(_unpack_trits, out, 2, data, at, COST_SLICED)
+
+
+def _put(part: Tensor, out: Tensor, at: int) -> Tensor:
+    """Write a part (..., m) into out (..., M) from column ``at``; return out."""
+    out[..., at : at + part.shape[-1]] = part
+    return out
 
 
 def _check(data: Tensor, size: int) -> None:

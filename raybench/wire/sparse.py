@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.core import gpu
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
 from raybench.wire import bitpack
@@ -58,6 +60,7 @@ class _Scattered(Message):
     """What sparse kinds share: ``values`` (*lead, k) at ``support()`` (*lead, k)."""
 
     values: Tensor
+    ascending: ClassVar[bool] = False  # within a row, as far as it goes
 
     def support(self) -> Tensor:
         """Return the coordinates, int64 (*lead, k), distinct within a row."""
@@ -66,6 +69,10 @@ class _Scattered(Message):
     @property
     def lead(self) -> torch.Size:
         return self.values.shape[:-1]
+
+    def _placed(self) -> Tensor:
+        """Return the support with d where an entry is not meant, so that all of it ascends."""
+        return self.support()
 
     def _scaled(self) -> Tensor:
         return self.values if self.scale == 1.0 else self.values * self.scale
@@ -84,8 +91,16 @@ class _Scattered(Message):
     def _sum(self) -> Tensor:
         *lead, n, k = self.values.shape
         out = torch.zeros(*lead, self.d, dtype=self.dtype, device=self.device)
-        where = self.support().reshape(*lead, n * k)
-        return out.scatter_add_(-1, where, self._weighted().reshape(*lead, n * k))
+        where, values = self.support(), self._weighted()
+        if gpu.usable(out) and self.ascending:
+            from raybench.core.gpu.sums import add_rows
+
+            return add_rows(self._placed(), values, out)
+        if self.device.type != "cpu":  # there additions of several clients would take any order
+            for i in range(n):
+                out.scatter_add_(-1, where[..., i, :], values[..., i, :])
+            return out
+        return out.scatter_add_(-1, where.reshape(*lead, n * k), values.reshape(*lead, n * k))
 
     def _sends(self) -> Tensor:
         """Return which entries of the support are meant, bool (*lead, k)."""
@@ -123,6 +138,7 @@ class SparseMessage(_Scattered):
     values: Tensor
     kind = "sparse"
     tensors = ("indices", "values")
+    ascending = True
 
     def support(self) -> Tensor:
         return self.indices
@@ -265,9 +281,14 @@ class RaggedMessage(_Scattered):
     values: Tensor
     kind = "ragged"
     tensors = ("counts", "indices", "values")
+    ascending = True
 
     def support(self) -> Tensor:
         return self.indices
+
+    def _placed(self) -> Tensor:
+        beyond = torch.arange(self.values.shape[-1], device=self.device) >= self.counts[..., None]
+        return self.indices.masked_fill(beyond, self.d)
 
     def _write(self, out: Tensor) -> None:
         out.zero_().scatter_add_(-1, self.indices, self._scaled())

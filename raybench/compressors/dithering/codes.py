@@ -1,6 +1,6 @@
-"""Rounding of ratios |x_j| / norm to levels: a compiled kernel on CPU, plain torch on other devices.
+"""Rounding of ratios |x_j| / norm to levels: kernels on CPU and on GPUs, plain torch on other devices.
 
-Given the norms both make the same codes, bit for bit: they do the same float64 operations.
+Given the norms all make the same codes, bit for bit: they do the same float64 operations.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.norms import norms
+from raybench.core import gpu
 from raybench.core.compiled import compiled
 from raybench.core.parallel import run_tiled
 from raybench.core.streams import Stream, hash_numba
@@ -59,6 +60,14 @@ def codes_of(
     way: DITHERED, NEAREST or FLOOR to 0, 1/s, .., 1 (see ``quantised``); POWER to powers of two; LADDER to
     ``steps`` = 0, .., 1, both without bias. What exceeds the norm goes to its level, as does a NaN.
     """
+    if gpu.usable(x) and way != LADDER:
+        from raybench.core.gpu import quantisers
+
+        coded = torch.empty(x.shape, dtype=code_dtype(2 * s + 1), device=x.device)
+        source = norm if way == NEAREST else stream.keys
+        name = ("dithered", "nearest", "floor", "power")[way]
+        quantisers.codes(x, source, *_factors(norm, way, s), name, s, bucket, coded)
+        return coded
     if x.device.type != "cpu" or not x.numel():
         return codes_torch(x, norm, stream, way, s, bucket, steps)
     d, out = x.shape[-1], torch.empty(x.shape, dtype=code_dtype(2 * s + 1))
@@ -81,9 +90,7 @@ def codes_torch(
 ) -> Tensor:
     """Return the same in plain torch, int64 (the reference; any device)."""
     top = float(s if way <= FLOOR else 1)
-    up = torch.ones_like(norm).masked_fill(norm < LEAST_NORM, ENLARGED)
-    inverse = torch.where(norm > 0, top / (norm * up), 0.0)
-    up, inverse = (spread(part, bucket, x.shape[-1]) for part in (up, inverse))
+    up, inverse = (spread(part, bucket, x.shape[-1]) for part in _factors(norm, way, s))
     ratio = x.abs().double() * up * inverse
     ratio = ratio.where(ratio <= top, top)
     if way == NEAREST:
@@ -104,6 +111,12 @@ def codes_torch(
         if way == FLOOR:
             level = torch.where(x < 0, level, low.long() + (u < ratio - low))
     return torch.where(x < 0, s - level, s + level)
+
+
+def _factors(norm: Tensor, way: int, s: int) -> tuple[Tensor, Tensor]:
+    """Return the two factors (*lead, nb) of |x_j| that make it a ratio to the norm, in levels."""
+    up = torch.ones_like(norm).masked_fill(norm < LEAST_NORM, ENLARGED)
+    return up, torch.where(norm > 0, (s if way <= FLOOR else 1) / (norm * up), 0.0)
 
 
 @compiled

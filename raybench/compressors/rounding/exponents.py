@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor
+from raybench.core import gpu
 from raybench.core.compiled import compiled
 from raybench.core.parallel import run_tiled
 from raybench.core.registry import Integer, compressor
@@ -67,14 +68,21 @@ def cut(x: Tensor, p: int, stream: Stream | None) -> Tensor:
     without a stream it rounds to the nearest, midway to the lower one. Nothing finite becomes infinite:
     what lies above the largest finite code stays at it.
     """
-    if x.device.type != "cpu" or not x.numel():
+    on_gpu = gpu.usable(x)
+    if (x.device.type != "cpu" and not on_gpu) or not x.numel():
         return cut_torch(x, p, stream)
     integer, mantissa, exponent = FLOATS[x.dtype]
     d, width = x.shape[-1], exponent_width(x.dtype, p)
     dropped, below_sign = 1 + exponent + mantissa - width, (1 << (width - 1)) - 1
     # the largest finite code; beyond are inf and NaN
     last = below_sign - (below_sign >> exponent) - 1
-    out = torch.empty(x.shape, dtype=integers_of(width))
+    out = torch.empty(x.shape, dtype=integers_of(width), device=x.device)
+    if on_gpu:
+        from raybench.core.gpu import quantisers
+
+        own = None if stream is None else stream.keys
+        quantisers.cut(x.view(integer), own, dropped, below_sign, last, out)
+        return out
     rows, codes = (_unsigned(t.view(-1, d)) for t in (x.view(integer), out))
     keys = np.empty(0, np.uint64)
     if stream is not None:

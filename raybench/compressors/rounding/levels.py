@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.core import gpu
 from raybench.core.compiled import compiled
 from raybench.core.counts import Counts
 from raybench.core.parallel import run_tiled
@@ -101,7 +102,7 @@ class RoundedMessage(Message):
 
     def _write(self, out: Tensor) -> None:
         values = _values(self.levels, self.base, self.dtype)
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" or gpu.usable(out):
             decode_levels(self.codes, values, out.new_full((*self.lead, 1), self.scale), 0, out)
         else:
             out.copy_(values.to(self.device)[self.codes.long()] * self.scale)

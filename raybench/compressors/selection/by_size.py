@@ -3,8 +3,8 @@
 Magnitudes are compared as integers: the bits of |x| order as |x| does, zeros of both signs are one, a
 NaN counts as infinity. How many of a row exceed a cut is a loop without branches, which the compiler
 vectorises, so the k-th size is found by bisection over counts. Of a long row only what exceeds a cut
-guessed from a sample goes into the bisection; the guess decides the time, never the result. On other
-devices than the CPU the same is done in plain torch.
+guessed from a sample goes into the bisection; the guess decides the time, never the result. GPUs have
+kernels of their own (``core.gpu.selection``), and plain torch does the same anywhere.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raybench.core import gpu
 from raybench.core.compiled import compiled
 from raybench.core.parallel import run_shared
 from raybench.core.streams import hash_numba
@@ -288,6 +289,10 @@ def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     Ties go to the lowest index; NaN is as large as infinity.
     """
+    if gpu.usable(x) and x.dtype != torch.float64:
+        from raybench.core.gpu import selection
+
+        return selection.largest(x, k)
     if x.device.type != "cpu":
         where = largest_torch(x, k)
         return where, x.gather(-1, where)

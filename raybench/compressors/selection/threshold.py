@@ -18,6 +18,7 @@ from raybench.compressors.selection.by_size import (
     rank_of,
     sizes_torch,
 )
+from raybench.core import gpu
 from raybench.core.compiled import compiled
 from raybench.core.errors import InputError
 from raybench.core.parallel import run_shared
@@ -115,6 +116,11 @@ def at_least(x: Tensor, cut: Tensor) -> RaggedMessage:
 
     A NaN is always sent.
     """
+    if gpu.usable(x) and x.dtype != torch.float64:
+        from raybench.core.gpu import selection
+
+        below = (cut.float().contiguous().view(torch.int32) - 1).clamp(min=0)
+        return RaggedMessage(x.shape[-1], x.dtype, *selection.above(x, below))
     if x.device.type != "cpu":
         size = sizes_torch(x)
         return RaggedMessage(

@@ -1,0 +1,116 @@
+"""Symbols <-> bytes on a GPU: the blocks of ``wire.bitpack``, bit-sliced or trits; no more than blocks.
+
+What is left over of a row, and symbols wider than 16 bits, are left to the caller.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from raybench.core.gpu import launch
+
+SLICED, TRITS = 512, 320  # symbols of a block
+MOST_SLICED = 16  # bits of a symbol up to which symbols are bit-sliced
+BLOCKS = 4  # of a program
+
+
+@triton.jit
+def _places(blocks, BLOCKS: tl.constexpr):
+    """Return row, block, and numbers j < 8 and i < 64: symbol 64 j + i of a block is at byte i."""
+    at = tl.program_id(0)
+    groups = (blocks + BLOCKS - 1) // BLOCKS
+    r = (at // groups).to(tl.int64)
+    b = (at % groups).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
+    return r, b[:, None, None], tl.arange(0, 8)[None, :, None], tl.arange(0, 64)[None, None, :]
+
+
+@triton.jit
+def _weight(j):
+    """Return 3^j for j < 5."""
+    low = tl.where(j == 0, 1, tl.where(j == 1, 3, 9))
+    return tl.where(j < 3, low, tl.where(j == 3, 27, 81))
+
+
+@triton.jit
+def pack_kernel(codes, out, m, size, start, blocks, WIDTH: tl.constexpr, BLOCKS: tl.constexpr):
+    r, b, j, i = _places(blocks, BLOCKS)
+    code = tl.load(codes + r * m + b * 512 + j * 64 + i, mask=b < blocks, other=0).to(tl.int32)
+    to = out + r * size + start + b * 64 * WIDTH + i
+    for p in tl.static_range(WIDTH):
+        byte = tl.sum(((code >> p) & 1) << j, 1, keep_dims=True)
+        tl.store(to + 64 * p, byte.to(tl.uint8), mask=b < blocks)
+
+
+@triton.jit
+def unpack_kernel(data, out, m, size, start, blocks, WIDTH: tl.constexpr, BLOCKS: tl.constexpr):
+    r, b, j, i = _places(blocks, BLOCKS)
+    at = data + r * size + start + b * 64 * WIDTH + i
+    code = tl.zeros((BLOCKS, 8, 64), tl.int32)
+    for p in tl.static_range(WIDTH):
+        byte = tl.load(at + 64 * p, mask=b < blocks, other=0).to(tl.int32)
+        code |= ((byte >> j) & 1) << p
+    to = out + r * m + b * 512 + j * 64 + i
+    tl.store(to, code.to(out.dtype.element_ty), mask=b < blocks)
+
+
+@triton.jit
+def pack_trits_kernel(codes, out, m, size, start, blocks, BLOCKS: tl.constexpr):
+    r, b, j, i = _places(blocks, BLOCKS)
+    mask = (b < blocks) & (j < 5)
+    code = tl.load(codes + r * m + b * 320 + j * 64 + i, mask=mask, other=0).to(tl.int32)
+    byte = tl.sum(code * _weight(j), 1, keep_dims=True)
+    tl.store(out + r * size + start + b * 64 + i, byte.to(tl.uint8), mask=b < blocks)
+
+
+@triton.jit
+def unpack_trits_kernel(data, out, m, size, start, blocks, BLOCKS: tl.constexpr):
+    r, b, j, i = _places(blocks, BLOCKS)
+    at = data + r * size + start + b * 64 + i
+    byte = tl.load(at, mask=b < blocks, other=0).to(tl.int32)
+    code = (byte // _weight(j)) % 3
+    to = out + r * m + b * 320 + j * 64 + i
+    tl.store(to, code.to(out.dtype.element_ty), mask=(b < blocks) & (j < 5))
+
+
+def pack(codes: Tensor, width: int, out: Tensor, at: int) -> int:
+    """Write the whole blocks of codes (*lead, m) into bytes out (*lead, P), contiguous, from column ``at``.
+
+    Returns how many symbols of a row that are: none of more than 16 bits.
+    """
+    if not 0 < width <= MOST_SLICED:
+        return 0
+    sizes = codes.shape[-1], out.shape[-1], at
+    return _run(pack_kernel, codes, out, *sizes, SLICED, WIDTH=width)
+
+
+def unpack(data: Tensor, width: int, out: Tensor, at: int) -> int:
+    """Read the same blocks of data (*lead, P) into codes out (*lead, m), contiguous; return how many."""
+    if not 0 < width <= MOST_SLICED:
+        return 0
+    sizes = out.shape[-1], data.shape[-1], at
+    return _run(unpack_kernel, data, out, *sizes, SLICED, WIDTH=width)
+
+
+def pack_trits(codes: Tensor, out: Tensor, at: int) -> int:
+    """Do as ``pack`` for trits."""
+    return _run(pack_trits_kernel, codes, out, codes.shape[-1], out.shape[-1], at, TRITS)
+
+
+def unpack_trits(data: Tensor, out: Tensor, at: int) -> int:
+    """Do as ``unpack`` for trits."""
+    return _run(unpack_trits_kernel, data, out, out.shape[-1], data.shape[-1], at, TRITS)
+
+
+def _run(
+    kernel: Any, given: Tensor, out: Tensor, m: int, size: int, at: int, block: int, **width: int
+) -> int:
+    blocks, rows = m // block, given.shape[:-1].numel()
+    sizes = m, size, at, blocks
+    launch(
+        kernel, rows * -(-blocks // BLOCKS), given.contiguous(), out, *sizes, **width, BLOCKS=BLOCKS
+    )
+    return blocks * block
