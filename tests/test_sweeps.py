@@ -27,6 +27,8 @@ SIZES = {  # cells, after merging
     "permk": 60,
     "lead": 30,
     "mnist_dgc": 6,
+    "autoencoder": 36,
+    "resnet_marina": 3,
     "shakespeare": 8,
 }
 
