@@ -144,7 +144,7 @@ def _known(value: object) -> bool:
 
 
 def _word(column: str, value: object) -> str:
-    key = column.removeprefix("problem.")
+    key = column.removeprefix("problem.").removeprefix("split.")
     if key in ("name", "dataset"):
         return os.path.basename(str(value))
     if key == "clients":
