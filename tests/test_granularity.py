@@ -12,7 +12,7 @@ from raybench.compressors.composed import PerTensor
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.planning.resolve import Resolver
-from raybench.testing.trial import Method, finished
+from raybench.testing.trial import Method, batch_of, finished
 from raybench.testing.vectors import gaussian
 
 LAYOUT = Layout(
@@ -152,6 +152,20 @@ def test_groups_of_a_sweep_are_operators_of_tensors():
     for run in runs[:2]:
         assert torch.equal(run.s.x, runs[2].s.x)
         assert (run.bits("up") == runs[2].bits("up")).all()
+
+
+def test_groups_add_up_on_the_way_where_all_their_operators_do():
+    text = '[{match: "*.bias", compressor: %s}]'
+    resolve = Resolver(allow_unproven=True).resolve
+    (cell,) = grouped(text % "bf16", "{name: identity, collective: reduce}").cells
+    assert resolve(cell).cell is cell
+    assert finished(batch_of([resolve(cell)])).bits("down") > 0
+    (cell,) = grouped(text % "natural", "{name: identity, collective: reduce}").cells
+    with pytest.raises(InputError, match=r"compressor\.collective[\s\S]*do not add up"):
+        resolve(cell)
+    (cell,) = grouped(text % "natural", "{name: natural, collective: all_to_all}").cells
+    with pytest.raises(InputError, match="cut across tensors"):
+        resolve(cell)
 
 
 def test_groups_are_part_of_ids_and_of_labels():

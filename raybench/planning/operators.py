@@ -54,10 +54,12 @@ def uplink(cell: Cell, entry: registry.Entry) -> Section | None:
     if cell.groups is None or cell.compressor is None:
         return cell.compressor
     texts = [f"{group['match']}={group['compressor']}" for group in cell.groups]
-    base = cell.compressor
+    base, how = cell.compressor, collective_of(cell.compressor)
     if base.name != "per_tensor":
-        base = grained(base, "tensor")
-    return Section("per_tensor", {**base.params, "groups": texts})
+        plain = {name: value for name, value in base.params.items() if name != "collective"}
+        base = grained(Section(base.name, plain), "tensor")
+    told = {} if how == GATHER else {"collective": how}
+    return Section("per_tensor", {**base.params, "groups": texts, **told})
 
 
 def own_operators(

@@ -267,7 +267,7 @@ class Resolver:
 
     def _check_collective(self, cell: Cell, entry: Method) -> None:
         """Raise where messages cannot be averaged on the way: Skip for a method, InputError for an operator."""
-        section, how = cell.compressor, collective_of(cell.compressor)
+        section, how = uplink(cell, entry), collective_of(cell.compressor)
         if section is None or how == GATHER:
             return
         facts = entry.facts

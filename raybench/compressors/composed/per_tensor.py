@@ -71,7 +71,7 @@ class PerTensor(Composed):
 
     @property
     def additive(self) -> bool:  # type: ignore[override]
-        return self.part("of").additive
+        return all(op.additive for op in self.parts)
 
     def tensors(self, d: int) -> tuple[int, ...]:
         """Return the sizes of the tensors of a vector of length d."""
