@@ -55,6 +55,7 @@ def _plugins(kind: str) -> Table:
 def _datasets(every: bool) -> Table:
     from raybench.data import known, known_images
     from raybench.data.text import KNOWN_TEXTS, find_text
+    from raybench.data.views import KNOWN_VIEWS
 
     table = listing(
         "datasets", "rows", "features", "where", right=("rows", "features"), fold="where"
@@ -73,6 +74,9 @@ def _datasets(every: bool) -> Table:
     for name in KNOWN_TEXTS:
         file = find_text(name)
         table.add_row(name, "", "text", str(file) if file else f"put text/{name}.txt there")
+    for name, held in KNOWN_VIEWS.items():
+        where = str(held.file) if held.file.exists() else f"put it at {held.file}"
+        table.add_row(name, f"{held.train:,}", "image, text", where)
     files = {name: known.find(name) for name in known.KNOWN}
     shown = {name: one for name, one in known.KNOWN.items() if every or files[name]}
     for name, one in shown.items():

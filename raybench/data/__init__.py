@@ -8,17 +8,21 @@ from raybench.data.known_images import KNOWN_IMAGES, KnownImages
 from raybench.data.split import PLAIN as split_names
 from raybench.data.split import hold_out, split
 from raybench.data.text import KNOWN_TEXTS, Vocabulary, text, vocabulary
+from raybench.data.views import KNOWN_VIEWS, views
+from raybench.data.words import Words
 
 __all__ = [
     "KNOWN",
     "KNOWN_IMAGES",
     "KNOWN_TEXTS",
+    "KNOWN_VIEWS",
     "Dataset",
     "Examples",
     "Known",
     "KnownImages",
     "Pair",
     "Vocabulary",
+    "Words",
     "binary_labels",
     "folder",
     "hold_out",
@@ -27,5 +31,6 @@ __all__ = [
     "split",
     "split_names",
     "text",
+    "views",
     "vocabulary",
 ]

@@ -49,7 +49,7 @@ def images(name_or_path: str | os.PathLike[str], *, size: int | None = None) -> 
     if path is not None and path.is_dir():
         found = pictures.listing(path)
         files = [file for file, _ in (*found.train, *found.test)]
-        return _folder(path.absolute(), found, size, _stamp(files))
+        return _folder(path.absolute(), found, size, stamp_of(files))
     if size is not None:
         what = f"size is for folders of pictures; {given} is none"
         raise InputError.of(DATASET_KEY, what, "leave size out")
@@ -59,10 +59,10 @@ def images(name_or_path: str | os.PathLike[str], *, size: int | None = None) -> 
         what = f"{given} is no image data" if path.exists() else f"no file {given}"
         fix = "give a known name, an .npz, or a folder of pictures"
         raise InputError.of(DATASET_KEY, what, fix)
-    return _own_npz(path.absolute(), _stamp([path]))
+    return _own_npz(path.absolute(), stamp_of([path]))
 
 
-def _stamp(files: list[Path]) -> str:
+def stamp_of(files: list[Path]) -> str:
     """Return a text that changes when one of the files does, so that changed files are read anew."""
     whole = hashlib.sha256()
     for file in files:
@@ -107,7 +107,7 @@ def _named(name: str) -> Pair:
             DATASET_KEY, f"unknown images {name!r}", f"{fix}; or give a path: ./{name}"
         )
     files = needed(name)
-    pair = _read_named(name, tuple(files), _stamp(files))
+    pair = _read_named(name, tuple(files), stamp_of(files))
     has = tuple(0 if part is None else len(part) for part in (pair.train, pair.test))
     if has != (known.train, known.test) or pair.train.inputs.shape[1:] != known.shape:
         what = f"{name} has {has[0]:,} + {has[1]:,} images {pair.train.inputs.shape[1:]}"
@@ -170,7 +170,7 @@ def _prefixes(path: Path) -> tuple[Part, Part]:
     with opened(path, fix) as archive:
         parts = []
         for batch in (*(f"data_batch_{j}" for j in range(1, 6)), "test_batch"):
-            inputs = _inputs(archive, f"{batch}_images")
+            inputs = inputs_of(archive, f"{batch}_images")
             labels = _labels(archive, f"{batch}_labels_all10000")
             if len(labels) < len(inputs):
                 what = f"{path.name}: {batch} has {len(inputs)} images and {len(labels)} labels"
@@ -198,14 +198,14 @@ def _own_npz(path: Path, stamp: str) -> Pair:
 
 
 def _pictured(archive: Archive, prefix: str) -> Part:
-    inputs, labels = _inputs(archive, f"{prefix}images"), _labels(archive, f"{prefix}labels")
+    inputs, labels = inputs_of(archive, f"{prefix}images"), _labels(archive, f"{prefix}labels")
     if len(inputs) != len(labels):
         what = f"{archive.name} has {len(inputs):,} {prefix}images and {len(labels):,} labels"
         raise InputError.of(DATASET_KEY, what, "give one label per image")
     return inputs, labels
 
 
-def _inputs(archive: Archive, name: str) -> np.ndarray:
+def inputs_of(archive: Archive, name: str) -> np.ndarray:
     """Return the images of an archive as (N, C, H, W), uint8 or float32 in [0, 1]."""
     shape, dtype = archive.measure(name)
     whole = f"{archive.name}: {name}"
