@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from known_problem import LCAL, MEAN, MOST, PLUS, TILDE, C, Held, L, generic, linear, q, shrink
+from known_problem import BLK, LCAL, MEAN, MOST, PLUS, TILDE, C, Held, L, generic, linear, q, shrink
 
 sqrt = math.sqrt
 
@@ -29,6 +29,12 @@ def ef14_step(alpha, T):
 def ef14_linear(alpha, times):
     s = shrink(alpha) ** 2 / (1 - alpha) if alpha < 1 else math.inf
     return min(1 / (4 * L), sqrt(s / (times * L * MOST)))
+
+
+def table(alpha, p):
+    """rho and B/(n L L_blk) of EF21 on products: a dense round leaves nothing of the error."""
+    theta = shrink(alpha)
+    return 1 - (1 - p) * (1 - theta), (1 - p) * (1 - alpha) / theta
 
 
 def hb(alpha, eta):
@@ -127,6 +133,22 @@ CASES: list[tuple[str, str, dict, float]] = [
     *(("ef21_w", "nonconvex", {"alpha": a}, ef21_step(a, MEAN)) for a in ALPHAS),
     *(("ef21_w", "pl", {"alpha": a}, linear((MEAN * q(a)) ** 2, shrink(a))) for a in ALPHAS),
     *(("ef21_p", "nonconvex", {"down_alpha": a}, ef21_step(a, L)) for a in ALPHAS),
+    *(  # features split over three clients
+        (
+            "vertical_ef21",
+            "nonconvex",
+            {"alpha": a, "p": p, "batch": "full"},
+            generic(sqrt(table(a, p)[1] / table(a, p)[0] * 3 * L * BLK)),
+        )
+        for a in ALPHAS
+        for p in (0.0, 0.3, 1.0)
+    ),
+    (
+        "vertical_ef21",
+        "pl",
+        {"alpha": 1e-3, "p": 0.0, "batch": "full"},
+        linear(q(1e-3) ** 2 * 3 * L * BLK, shrink(1e-3)),
+    ),
     *(("ef21_pp", "nonconvex", {"alpha": a, "p": 1.0}, ef21_step(a)) for a in ALPHAS),
     *(
         (

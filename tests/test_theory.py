@@ -134,6 +134,7 @@ BREAKS = {  # assumption: a change that breaks it and no other, as far as that i
     theory.BOUNDED_CLIENTS: {"without": Fact.BOUNDED_CLIENTS},
     theory.BOUNDED_NOISE: {"constants": replace(C, sample_variance=None)},
     theory.BOUNDED_ONLINE: {"constants": replace(C, sample_variance=None), "big": 5},
+    theory.FULL: {"batch": 2},
     theory.CONTRACTIVE: {"alpha": None},
     theory.UNBIASED: {"omega": None},
     theory.INDEPENDENT: {"common": True},
@@ -151,8 +152,10 @@ def easy(**changes) -> Setting:
 
 
 def settled(name: str, rule: str) -> dict:
-    """The numbers that the papers of DIANA fix."""
+    """The numbers that the papers of DIANA fix, and full rounds where a theorem is about them."""
     own = {"a": 0.2} if rule == "paper" and name in ("diana", "vr_diana", "adiana") else {}
+    if name == "vertical_ef21":  # a theorem on full rounds
+        return {"batch": "full"}
     return {**own, "a": 1 / 9} if "dasha" in name else own
 
 

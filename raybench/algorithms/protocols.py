@@ -135,11 +135,23 @@ class Blocks(Oracle, Protocol):
     def split(self, x: Tensor) -> Tensor:
         """Return the blocks (B, n_here, w) of x (B, d) that the clients here hold."""
 
-    def products(self, blocks: Tensor) -> Tensor:
-        """Return A_j x_j, (B, n_here, N), from the clients' own blocks."""
+    def rows(self, purpose: str, size: object) -> Tensor | None:
+        """Return a minibatch of so many different samples, (B, b), the same for everyone; None for all."""
 
-    def block_grad(self, v: Tensor) -> Tensor:
-        """Return each client's block of the gradient, (B, n_here, w), if Ax were v (B, N)."""
+    def places(self, rows: Tensor) -> Tensor:
+        """Return where the entries of rows (B, b) stand in a message of all samples."""
+
+    def products(self, blocks: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return what the clients contribute, u_j(x_j) (B, n_here, b): A_j x_j for columns A_j."""
+
+    def change(self, new: Tensor, old: Tensor) -> Tensor:
+        """Return u_j(new_j) - u_j(old_j), (B, n_here, N)."""
+
+    def residual(self, v: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return the gradient of f in v = sum_j u_j, (B, b), which the server knows."""
+
+    def block_grad(self, blocks: Tensor, r: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return each client's block of the gradient, (B, n_here, w), at a residual r (B, b)."""
 
     def assemble(self, blocks: Tensor) -> Tensor:
         """Return the whole x (B, d) of the clients' blocks (B, n_here, w); for the record."""

@@ -7,6 +7,7 @@ from raybench.algorithms.marina import sync_probability
 def recursion(k: theory.Setting) -> theory.Rate:
     """G = 4||A||^2 ||v - Ax||^2: rho = p, B = (1-p) omega L L_blk, L_blk = 2 max_j||A_j||^2; a common mask: L^2.
 
+    Of any loss with a Lipschitz gradient in v, its constant stands in the place of 2.
     The error of v gains sum_j omega ||A_j (x_j+ - x_j)||^2, or with one linear mask omega ||A (x+ - x)||^2. With
     (A, B), as PermK's, n A takes the place of omega.
     """
@@ -28,11 +29,12 @@ def recursion(k: theory.Setting) -> theory.Rate:
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
 )
 class VerticalMarina(Algorithm):
-    """Client j holds columns A_j and block x_j; v estimates Ax = sum_j A_j x_j, all of length N.
+    """Client j contributes u_j(x_j), A_j x_j for columns A_j; v estimates sum_j u_j, of length N.
 
-    x_j <- x_j - gamma 2 A_j'(v - b); with probability p v <- sum_j A_j x_j, else
-    v <- v + sum_j Q_j(A_j (x_j - x_j^old)). gamma = 1/(L + sqrt((1-p)/p omega L L_blk)).
-    Up: N values or one message. Down: N values. Source: the vertical extension of MARINA's code.
+    x_j <- x_j - gamma J_j' l'(v), least squares: 2 A_j'(v - b); with probability p v <- sum_j u_j(x_j), else
+    v <- v + sum_j Q_j(u_j(x_j) - u_j(x_j^old)). gamma = 1/(L + sqrt((1-p)/p omega L L_blk)) where u_j is linear.
+    All samples in every round: differences of two minibatches are not MARINA's. Up: N values or one
+    message. Down: N values. Source: the vertical extension of MARINA's code.
     """
 
     def start(a, net, s, c):
@@ -40,8 +42,9 @@ class VerticalMarina(Algorithm):
         s.v = net.up(Dense(net.oracle.products(c.x))).sum()
 
     def round(a, net, s, c):
-        old, c.x = c.x, c.x - a.gamma * net.oracle.block_grad(net.down(Dense(s.v)))
-        full, change = net.oracle.products(c.x), net.oracle.products(c.x - old)
+        r = net.down(Dense(net.oracle.residual(s.v)))
+        old, c.x = c.x, c.x - a.gamma * net.oracle.block_grad(c.x, r)
+        full, change = net.oracle.products(c.x), net.oracle.change(c.x, old)
         coin, q = net.coin("sync", a.p), net.stream("up")
         m = net.cases(coin, lambda b: Dense(full[b]), lambda b: a.Q(change[b], q[b]))
         got = net.up(m).sum()

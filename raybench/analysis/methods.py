@@ -47,8 +47,10 @@ _NAMES = {
     "codistillation": "codistillation",
     "choco_sgd": "CHOCO-SGD",
     "ec_gd_star": "EC-GD*",
+    "vertical_ef21": "Vertical EF21",
     "vertical_gd": "Vertical GD",
     "vertical_naive": "Vertical naive",
+    "vertical_sgd": "Vertical SGD",
 }
 _METHOD_KEYS = (
     "algorithm.",

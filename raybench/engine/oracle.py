@@ -283,19 +283,43 @@ class BlockOracle(Oracle):
         """Return the blocks (B, n_here, w) of x (B, d) that the clients here hold."""
         return self._blocks.split(x)
 
-    @wide()
-    def products(self, blocks: Tensor) -> Tensor:
-        """Return A_j x_j, (B, n_here, N), from the clients' own blocks."""
-        return self._blocks.products(blocks)
+    def rows(self, purpose: str, size: object) -> Tensor | None:
+        """Return a minibatch of so many different samples, (B, b), the same for everyone; None for all."""
+        if not isinstance(size, int):
+            return None
+        return self.wire.shared_stream(purpose).subset(self._blocks.sample_count, size)
+
+    def places(self, rows: Tensor) -> Tensor:
+        """Return where the entries of rows (B, b) stand in a message of all samples."""
+        return self._blocks.places(rows)
 
     @wide()
-    def block_grad(self, v: Tensor) -> Tensor:
-        """Return each client's block of the gradient, (B, n_here, w), if Ax were v (B, N)."""
-        began = perf_counter()
-        grads = self._blocks.block_grad(v)
-        self.wire.clock.gradient += perf_counter() - began
-        self._pay(self._cost(None, None))
+    def products(self, blocks: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return u_j(x_j), (B, n_here, b), of the clients' own blocks."""
+        return self._timed(lambda: self._blocks.products(blocks, rows))
+
+    @wide()
+    def change(self, new: Tensor, old: Tensor) -> Tensor:
+        """Return u_j(new_j) - u_j(old_j), (B, n_here, N)."""
+        return self._timed(lambda: self._blocks.change(new, old))
+
+    def residual(self, v: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return the gradient in v, (B, b), which the server knows."""
+        return self._blocks.residual(v, rows)
+
+    @wide()
+    def block_grad(self, blocks: Tensor, r: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return each client's block of the gradient, (B, n_here, w), at a residual r (B, b)."""
+        grads = self._timed(lambda: self._blocks.block_grad(blocks, r, rows))
+        share = 1.0 if rows is None else rows.shape[-1] / self._blocks.sample_count
+        self._pay(self._full * share)
         return grads
+
+    def _timed(self, work: Callable[[], Tensor]) -> Tensor:
+        began = perf_counter()
+        done = work()
+        self.wire.clock.gradient += perf_counter() - began
+        return done
 
     def assemble(self, blocks: Tensor) -> Tensor:
         """Return the whole x (B, d) of the clients' blocks (B, n_here, w); for the record, unbooked."""

@@ -18,7 +18,7 @@ from raybench.core.clock import Clock
 from raybench.core.parts import PARTS
 from raybench.core.streams import Stream
 from raybench.planning.batch import Resolved
-from raybench.planning.operators import own_operators, relays, unbound, uplink
+from raybench.planning.operators import dims_of, own_operators, relays, unbound, uplink
 from raybench.problems.base import Problem
 
 
@@ -26,7 +26,7 @@ def method_of(cells: Sequence[Resolved], problem: Problem, clock: Clock) -> Algo
     """Return the method of a batch of cells: parameters, step sizes and bound operators set."""
     first = cells[0]
     entry = registry.lookup("algorithm", first.cell.algorithm.name)
-    dims = (problem.message_dim, problem.n, problem.layout)
+    dims = dims_of(problem, first.params)
     a: Algorithm = entry.target()
 
     def per_cell(values: Sequence[float]) -> PerCell:

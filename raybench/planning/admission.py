@@ -55,7 +55,8 @@ def need_of(plan: Plan) -> Need:
     for batch in plan.batches:
         problem = problem_of(batch.cells[0].cell.problem)
         rows = sum(recorded(plan.sweep, cell).count for cell in batch.cells)
-        wide = len(batch.cells) * problem.n * problem.message_dim * problem.dtype.itemsize
+        length = max(problem.dim, problem.message_dim)
+        wide = len(batch.cells) * problem.n * length * problem.dtype.itemsize
         own = Need(held(problem), wide, MEMORY_PER_ROW * rows)
         largest = max(largest, own, key=lambda need: need.memory)
         disk += DISK_PER_ROW * rows

@@ -13,6 +13,7 @@ from raybench.compressors.identity import Identity
 from raybench.core import registry
 from raybench.core.layout import Layout
 from raybench.planning.graph import mixing
+from raybench.problems.base import Problem
 from raybench.spec import Cell, Section
 from raybench.spec.sections import grained
 from raybench.wire.collectives import ALL_TO_ALL, GATHER
@@ -77,6 +78,15 @@ def own_operators(
             with named(f"algorithm.{name}"):
                 out[name] = build(params[name], name).bind(*dims, role)
     return out
+
+
+def dims_of(problem: Problem, params: Mapping[str, Any]) -> tuple[int, int, Layout]:
+    """Return what operators are bound to: the length of a method's messages, the clients, and the layout.
+
+    params: the method's, of which a minibatch may decide the length. Raises InputError where it does not fit.
+    """
+    layout = problem.message_layout(params.get("batch"))
+    return layout.dim, problem.n, layout
 
 
 @lru_cache(maxsize=64)  # all cells of a plan ask for the same few operators

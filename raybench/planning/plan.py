@@ -149,8 +149,8 @@ def make_plan(
             raise InputError([_too_large(error)]) from error
         exclusive = sweep.resources.timing == "exclusive"
         rows = max(recorded(sweep, c).count for c in own)
-        size = problem.dtype.itemsize
-        most[key] = 1 if exclusive else most_cells(problem.n, problem.message_dim, size, rows)
+        size, wide = problem.dtype.itemsize, max(problem.dim, problem.message_dim)
+        most[key] = 1 if exclusive else most_cells(problem.n, wide, size, rows)
     batches = batches_of(todo, most, facts)
     return Plan(
         sweep=sweep,

@@ -15,10 +15,12 @@ from raybench.compressors import Bound, Role, count_of
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts
+from raybench.core.layout import Layout
 from raybench.core.parts import PARTS, Local, Train
 from raybench.planning.batch import Resolved
 from raybench.planning.operators import (
     collective_of,
+    dims_of,
     graph_of,
     operator,
     own_operators,
@@ -112,6 +114,16 @@ def _left_open(params: Mapping[str, object], entry: Method) -> bool:
     return "batch" in params and params["batch"] == entry.params["batch"].default
 
 
+def _given(cell: Cell, entry: Method, problem: Problem) -> dict[str, object]:
+    """Return a method's parameters with what other keys of the cell and the problem say of them."""
+    params = dict(cell.algorithm.params)
+    if problem.batch is not None and _left_open(params, entry):
+        params["batch"] = problem.batch
+    if cell.participation != 1 and entry.facts.participation is not None:
+        params[entry.facts.participation] = cell.participation
+    return params
+
+
 @dataclass(frozen=True)
 class Resolver:
     """Resolves the cells of a sweep. allow_unproven: run pairs that no theory covers."""
@@ -129,12 +141,14 @@ class Resolver:
         self._check_parts(cell, entry, problem)
         self._check_collective(cell, entry)
         self._check_start(cell, problem)
-        d = problem.message_dim
+        given = _given(cell, entry, problem)
+        dims = dims_of(problem, given)
+        d = dims[0]
         k = self._count(cell.compressor, d, "compressor")
         self._count(cell.downlink, d, "downlink")
-        up, role_up = self._bound(uplink(cell, entry), entry, "up", problem)
-        down, role_down = self._bound(cell.downlink, entry, "down", problem)
-        setting, params = self._setting(cell, entry, problem, up, down)
+        up, role_up = self._bound(uplink(cell, entry), entry, "up", dims)
+        down, role_down = self._bound(cell.downlink, entry, "down", dims)
+        setting, params = self._setting(cell, entry, problem, given, up, down)
         entry.target.check(params, unbound(uplink(cell, entry)), d)
         if entry.facts.decentralised:
             graph_of(cell.graph, problem.n)
@@ -171,9 +185,11 @@ class Resolver:
         entry = registry.lookup("algorithm", cell.algorithm.name)
         problem = problem_of_cell(cell)
         self._check_problem(cell, entry, problem)
-        up, _ = self._bound(uplink(cell, entry), entry, "up", problem)
-        down, role_down = self._bound(cell.downlink, entry, "down", problem)
-        setting, _ = self._setting(cell, entry, problem, up, down)
+        given = _given(cell, entry, problem)
+        dims = dims_of(problem, given)
+        up, _ = self._bound(uplink(cell, entry), entry, "up", dims)
+        down, role_down = self._bound(cell.downlink, entry, "down", dims)
+        setting, _ = self._setting(cell, entry, problem, given, up, down)
         return self._covering(cell, entry, role_down), setting
 
     def _covering(self, cell: Cell, entry: Method, role_down: Role) -> theory.StepSizes | None:
@@ -194,7 +210,7 @@ class Resolver:
             raise Skip(
                 SkipCode.VERTICAL_METHOD,
                 "a method for features split over clients needs such a problem",
-                "problem: {name: vertical_least_squares, ...}",
+                "problem: {name: vertical_least_squares, ...}, or vertical_network",
             )
         if vertical and not facts.vertical:
             raise Skip(
@@ -310,16 +326,19 @@ class Resolver:
         return count_of(section.params["k"], d, f"{where}.k")
 
     def _bound(
-        self, section: Section | None, entry: Method, way: str, problem: Problem
+        self,
+        section: Section | None,
+        entry: Method,
+        way: str,
+        dims: tuple[int, int, Layout],
     ) -> tuple[Bound, Role]:
         role = entry.facts.role(way) or Role.ANY
         if way == "down" and entry.facts.down is None and not relays(section):
             role = Role.ANY if section is None else Role.CONTRACTIVE
-        dims = (problem.message_dim, problem.n, problem.layout)
         name = "none" if section is None else section.name
         proof = operator(section, *dims, Role.ANY)
         unfit = (role == Role.UNBIASED and proof.omega is None) or (
-            role == Role.CONTRACTIVE and proof.operator.b3(problem.message_dim) is None
+            role == Role.CONTRACTIVE and proof.operator.b3(dims[0]) is None
         )
         if unfit and not self.allow_unproven:
             have = "a biased one" if role == Role.UNBIASED else "neither contractive nor unbiased"
@@ -333,16 +352,18 @@ class Resolver:
         return operator(section, *dims, role), role
 
     def _setting(
-        self, cell: Cell, entry: Method, problem: Problem, up: Bound, down: Bound
+        self,
+        cell: Cell,
+        entry: Method,
+        problem: Problem,
+        given: Mapping[str, object],
+        up: Bound,
+        down: Bound,
     ) -> tuple[theory.Setting, Mapping[str, object]]:
-        params = dict(cell.algorithm.params)
-        if problem.batch is not None and _left_open(params, entry):
-            params["batch"] = problem.batch
-        if cell.participation != 1 and entry.facts.participation is not None:
-            params[entry.facts.participation] = cell.participation
+        params, dims = dict(given), dims_of(problem, given)
         auto = {n: rule for n, rule in entry.facts.auto.items() if params.get(n) == "auto"}
         try:
-            own = own_operators(entry, params, (problem.message_dim, problem.n, problem.layout))
+            own = own_operators(entry, params, dims)
         except InputError as why:
             what = "; ".join(f"{c.where}: {c.what}" for c in why.complaints)
             needs = [
@@ -357,14 +378,14 @@ class Resolver:
             return theory.Setting(
                 constants=problem.constants,
                 n=problem.n,
-                d=problem.message_dim,
+                d=dims[0],
                 m=sum(problem.samples) / len(problem.samples),
                 omega=up.omega,
                 alpha=up.alpha,
                 down_alpha=down.alpha,
                 dense_share=share,
                 common_mask=up.operator.correlated,
-                ab=up.operator.ab(problem.message_dim, problem.n),
+                ab=up.operator.ab(dims[0], problem.n),
                 numbers=params,
                 operators=own,
                 nonsmooth=problem.has_prox,

@@ -34,16 +34,34 @@ class Predicting(Protocol):
 
 @runtime_checkable
 class SplitByFeatures(Protocol):
-    """A problem whose clients hold features, not rows: client j has columns A_j and block x_j."""
+    """A problem whose clients hold features, not rows: client j has a block x_j and contributes u_j(x_j).
+
+    f is a function of v = sum_j u_j, a few entries per sample: with columns A_j of a matrix u_j = A_j x_j. A
+    message holds the entries of all N samples, or of a minibatch, rows (B, b), the same for all clients;
+    below N and b stand for the entries of those. rows: None for all.
+    """
+
+    @property
+    def sample_count(self) -> int:
+        """Return N, the number of samples."""
+
+    def places(self, rows: Tensor) -> Tensor:
+        """Return where the entries of rows (B, b) stand in a message of all samples."""
 
     def split(self, x: Tensor) -> Tensor:
         """Return the blocks (B, n_here, w) of x (B, d) that the clients here hold."""
 
-    def products(self, blocks: Tensor) -> Tensor:
-        """Return A_j x_j, (B, n_here, N), of the clients' own blocks (B, n_here, w)."""
+    def products(self, blocks: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return u_j(x_j), (B, n_here, b), of the clients' own blocks (B, n_here, w)."""
 
-    def block_grad(self, v: Tensor) -> Tensor:
-        """Return each client's block of the gradient, (B, n_here, w), if Ax were v (B, N)."""
+    def change(self, new: Tensor, old: Tensor) -> Tensor:
+        """Return u_j(new_j) - u_j(old_j), (B, n_here, N), of blocks (B, n_here, w)."""
+
+    def residual(self, v: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return the gradient of f in v, (B, b), or that of a minibatch's estimate of f."""
+
+    def block_grad(self, blocks: Tensor, r: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return each client's block of the gradient, (B, n_here, w), at a residual r (B, b)."""
 
     def assemble(self, blocks: Tensor) -> Tensor:
         """Return the whole x (B, d) of all clients' blocks (B, n, w)."""

@@ -139,6 +139,12 @@ class Problem:
         """Return the length of the vectors that clients send (d unless a problem says otherwise)."""
         return self.dim
 
+    def message_layout(self, batch: object = None) -> Layout:
+        """Return the layout of what clients send; where features are split over clients it depends on the
+        minibatch, an integer, or None and ``full`` for all samples.
+        """
+        return self.layout if self.message_dim == self.dim else Layout.vector(self.message_dim)
+
     @property
     def whole(self) -> Problem:
         """Return the problem with all its clients, on the CPU."""

@@ -11,6 +11,7 @@ import torch
 from raybench import data
 from raybench.core.capacity import need_memory
 from raybench.core.errors import InputError
+from raybench.core.layout import Layout
 from raybench.core.registry import Param, problem
 from raybench.problems.base import DTYPES, Constants, Fact, Problem
 from raybench.problems.clients import DataProblem, Rows
@@ -28,7 +29,8 @@ class VerticalLeastSquares(Problem):
     clients: ``oracle`` gives every hosted client the full gradient and the full loss, so that means
     over clients are right (and L_i = L). A method works on blocks: ``split``, ``products``,
     ``block_grad``, ``assemble``; blocks are padded with zeros to the widest, w. After the vertical
-    experiment of naryst/marina. Raises InputError for more clients than features.
+    experiment of naryst/marina. A minibatch of b rows stands for N/b times its part of F. Raises InputError
+    for more clients than features.
     """
 
     __params__: ClassVar[Mapping[str, Param]] = {
@@ -83,14 +85,46 @@ class VerticalLeastSquares(Problem):
         """Return N, the number of rows."""
         return len(self.b)
 
-    def products(self, blocks: torch.Tensor) -> torch.Tensor:
-        """Return A_j x_j, (B, n_here, N), of the hosted clients' blocks (B, n_here, w)."""
-        return (blocks.transpose(0, 1) @ self.blocks).transpose(0, 1)
+    @property
+    def sample_count(self) -> int:
+        """Return N, the number of rows."""
+        return len(self.b)
 
-    def block_grad(self, v: torch.Tensor) -> torch.Tensor:
-        """Return 2 A_j'(v - b), (B, n_here, w), for v (B, N) that stands for Ax."""
-        n, w, rows = self.blocks.shape
-        return (2 * (v - self.b) @ self.blocks.view(n * w, rows).T).view(-1, n, w)
+    def message_layout(self, batch: object = None) -> Layout:
+        """Return the layout of a vector with an entry per row of a message."""
+        b = batch if isinstance(batch, int) else len(self.b)
+        if b > len(self.b):
+            raise InputError.of("algorithm.batch", f"{b:,} of {len(self.b):,} rows", "fewer")
+        return Layout.vector(b)
+
+    def places(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return where the entries of rows (B, b) stand in a message of all rows: there."""
+        return rows
+
+    def products(self, blocks: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """Return A_j x_j, (B, n_here, b), of the hosted clients' blocks (B, n_here, w), at rows (B, b)."""
+        if rows is None:
+            return (blocks.transpose(0, 1) @ self.blocks).transpose(0, 1)
+        return torch.einsum("bnw,nwbk->bnk", blocks, self.blocks[..., rows])
+
+    def change(self, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+        """Return A_j (new_j - old_j), (B, n_here, N)."""
+        return self.products(new - old)
+
+    def residual(self, v: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """Return 2 (v - b), (B, b), for v (B, b) that stands for Ax; of rows (B, b) N/b times that."""
+        if rows is None:
+            return 2 * (v - self.b)
+        return 2 * (v - self.b[rows]) * (len(self.b) / rows.shape[1])
+
+    def block_grad(
+        self, blocks: torch.Tensor, r: torch.Tensor, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return A_j' r, (B, n_here, w), for r (B, b)."""
+        n, w, N = self.blocks.shape
+        if rows is None:
+            return (r @ self.blocks.view(n * w, N).T).view(-1, n, w)
+        return torch.einsum("bk,nwbk->bnw", r, self.blocks[..., rows])
 
     def split(self, x: torch.Tensor) -> torch.Tensor:
         """Return the hosted clients' blocks (B, n_here, w) of x (B, d), padded with zeros."""

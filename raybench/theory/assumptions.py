@@ -71,6 +71,12 @@ BOUNDED_ONLINE = Assumption(
     lambda k: not k.numbers.get("big") or k.noise is not None,
 )
 
+FULL = Assumption(
+    "every round takes all samples",
+    "the method takes minibatches",
+    lambda k: not isinstance(k.numbers.get("batch"), int),
+)
+
 # The operator and the run ----------------------------------------------------------------------
 
 CONTRACTIVE = Assumption(
