@@ -35,6 +35,7 @@ DIGESTS = {
     "lead": (30, "4ccc7be32727239b"),
     "marina_k": (324, "2836208423b24ef6"),
     "mnist_dgc": (6, "bee69471571613ba"),
+    "multimodal": (49, "bf9b06d05c2bbf74"),
     "permk": (60, "ad9a9452eb565d5a"),
     "power_sgd": (126, "fa54ea80b443ab97"),
     "quickstart": (297, "cbc898c1fb52674d"),

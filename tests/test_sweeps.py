@@ -30,6 +30,7 @@ SIZES = {  # cells, after merging
     "autoencoder": 36,
     "resnet_marina": 3,
     "shakespeare": 8,
+    "multimodal": 49,
 }
 
 
@@ -133,6 +134,18 @@ def test_marina_k_spends_alike_and_has_all_rules(request: pytest.FixtureRequest)
         assert k is not None
         values_sent = cell.cell.rounds * (p * facts["d"] + (1 - p) * k)
         assert values_sent == pytest.approx(30_000, rel=0.05), cell.label
+
+
+def test_multimodal_has_a_client_per_view(request: pytest.FixtureRequest) -> None:
+    plan = plan_of(FOLDER / "multimodal.yaml", request)
+    (facts,) = plan.facts.values()
+    assert (facts["clients"], facts["d"]) == (2, 10 * (128 + 10))
+    assert {cell.k for cell in plan.cells if cell.params.get("batch") == 100} == {
+        None,
+        50,
+        200,
+        1000,
+    }
 
 
 def test_vertical_has_a_feature_per_client(request: pytest.FixtureRequest) -> None:

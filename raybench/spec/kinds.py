@@ -296,6 +296,14 @@ class Sections(AxisKind):
         raise NotImplementedError
 
 
+def _by_content(given: object, where: str) -> object:
+    """Return what a parameter names, files by the hash of what they hold; of a list each."""
+    if isinstance(given, list):
+        return [_by_content(item, where) for item in given]
+    file, rest = parted(given) if isinstance(given, str) else ("", "")
+    return f"sha256:{content_hash(file, where)}{rest}" if file and is_path(file) else given
+
+
 @dataclass(frozen=True)
 class Named(Sections):
     """One of a few things with parameters, by name."""
@@ -395,9 +403,8 @@ class Plugin(Sections):
         entry = registry.lookup(self.kind, value.name)
         params = _beside_defaults(self.params(value), value.params)
         for key in FILES if self.kind == "problem" else ():
-            file, rest = parted(str(params.get(key) or ""))
-            if file and is_path(file):
-                params[key] = f"sha256:{content_hash(file, f'problem.{key}')}{rest}"
+            if params.get(key):
+                params[key] = _by_content(params[key], f"problem.{key}")
         out: dict[str, Any] = {"name": value.name, "version": entry.version, "params": params}
         held = short.inside(value, self.kind)
         if held:

@@ -287,6 +287,8 @@ def grained(given: Section, grain: str) -> Section:
 def _files(value: object, where: str, found: Found) -> None:
     """Complain about data sets, weights and models that are given by paths where no file is."""
     for i, text in enumerate(value if isinstance(value, list) else [value]):
+        if isinstance(text, list):  # a list-valued parameter, on an axis
+            _files(text, f"{where}[{i}]", found)
         file, _ = parted(text) if isinstance(text, str) else ("", "")
         if file and is_path(file) and locate(file) is None:
             at = f"{where}[{i}]" if isinstance(value, list) else where
