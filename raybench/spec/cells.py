@@ -13,8 +13,9 @@ from typing import Any
 from raybench.core.facts import AlgorithmFacts, ProblemFacts
 from raybench.core.parts import Delay, Local, Outer, Train
 from raybench.core.registry import Choice, Flag, Integer, Number, Param
+from raybench.spec.groups import Groups
 from raybench.spec.keys import key, keys_of
-from raybench.spec.kinds import Groups, Named, Plugin, Prox, Scalar, Start, Table
+from raybench.spec.kinds import Named, Plugin, Prox, Scalar, Start, Table
 from raybench.spec.model import Checkpoint, Evaluate, Record, Resources
 from raybench.spec.parts import Section, Step
 from raybench.spec.sections import COLLECTIVE
