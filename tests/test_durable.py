@@ -378,3 +378,13 @@ def test_the_driver_tells_what_it_repaired(mine):
         f"curves/{name} was moved to plan/damaged, and its cells ran again: it is missing",
     )
     assert (mine / f"plan/damaged/cells-{name}").exists()
+
+
+@pytest.mark.parametrize("text", ["7", "[1]", '"x"', "null", "{", '{"folder": 1}', "{}"])
+def test_an_owner_file_that_was_changed_names_no_owner(tmp_path, text):
+    """Results can be read without it: it says only which shards are the folder's own."""
+    store = Store(tmp_path / "r")
+    store.own()
+    (tmp_path / "r" / "plan" / "owner.json").write_text(text)
+    assert log.owner_of(store.files) == {}
+    assert store.done() == {}

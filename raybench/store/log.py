@@ -114,8 +114,9 @@ def owner_of(files: Files) -> Mapping[str, str]:
         found = json.loads(files.read(OWNER) or b"{}")
     except ValueError:
         return {}
-    wanted = ("folder", "driver")
-    return {k: found[k] for k in wanted if isinstance(found.get(k), str)} if found else {}
+    if not isinstance(found, dict):
+        return {}
+    return {k: found[k] for k in ("folder", "driver") if isinstance(found.get(k), str)}
 
 
 def look(
