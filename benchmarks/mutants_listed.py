@@ -167,7 +167,9 @@ class Equivalent:
 
 
 EQUIVALENT: tuple[Equivalent, ...] = (
-    Equivalent("wire/wire.py", "perf_counter", "", "it measures the time that communication takes"),
+    Equivalent(
+        "core/clock.py", "perf_counter", "", "it measures the time that communication takes"
+    ),
     Equivalent(
         "algorithms/diana.py", "> 1e-12", ">= 1e-12", "a tolerance for rounding has no exact edge"
     ),

@@ -86,7 +86,6 @@ class Cell:
     groups: Sequence[Mapping[str, str]] | None = key(
         Groups(),
         "operators of tensors by their names; `compressor` is that of all others",
-        override=True,
         heard=lambda problem, method: method.compresses("up"),
         ignored="compresses nothing on the way up",
     )
