@@ -23,6 +23,7 @@ from raybench.testing.trial import WILD, Method, compressors_for, finished, on_r
 from raybench.wire.ledger import COLUMNS
 
 CHECKS = Checks()
+MOST = 5  # local steps, rounds of a phase and the like with which methods are tried
 SLACK = 16  # bits of padding in a message: its fields are packed to whole bytes
 BOOKED = ("up", "down", "bytes_up_max")  # what a ledger holds
 COMPARED = ("loss", "grad_norm_sq", "grad_evals", "bytes_up", "bytes_down", "bytes_up_max")
@@ -204,14 +205,27 @@ def conformance(method: Method, about: str | None = None) -> list[Finding]:
 def methods(entry: Entry) -> list[Method]:
     """Return what a registered method is tried as: parameter sets, and operators of its role.
 
-    Combinations whose numbers do not fit the small problem are left out, the first excepted.
+    Combinations whose numbers do not fit the small problem are left out, the first excepted. Numbers of
+    steps and rounds are small ones: thirty local steps show no more than a few, and the phases of a method
+    follow one another within the rounds that are run.
     """
-    sets, operators = list(examples(entry).values()), compressors_for(entry)
+    sets = [_small(entry, params) for params in examples(entry).values()]
+    operators = compressors_for(entry)
     down = {"name": "top_k", "k": 4} if entry.facts.down else None
     pairs: list[tuple[Mapping[str, Any], Any]] = [(sets[0], q) for q in operators]
     pairs += [(params, operators[0]) for params in sets[1:]]
     tried = [Method(entry.name, params, q, downlink=down) for params, q in pairs]
     return [m for j, m in enumerate(tried) if j == 0 or _fits(m)]
+
+
+def _small(entry: Entry, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters with integers of at most ``MOST``, or the lowest that is allowed."""
+    return {
+        name: max(MOST, int(entry.params[name].low))
+        if entry.params[name].kind == "integer" and isinstance(value, int) and value > MOST
+        else value
+        for name, value in params.items()
+    }
 
 
 def _fits(method: Method) -> bool:
