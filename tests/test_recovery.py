@@ -136,14 +136,10 @@ def test_a_killed_sweep_goes_on_with_other_workers(tmp_path, name, workers):
             time.sleep(0.02)
         os.kill(driver.pid, signal.SIGKILL)
     assert not list((out / "cells").glob("*.parquet"))
-    (cut,) = evaluations(disturbed)
     found = ended(disturbed, {**sweep, "resources": {"mode": "train", "workers": workers}})
-    assert evaluations(disturbed)[0] == cut
-    _, after = evaluations(disturbed)
-    assert (
-        cut + after < ROUNDS + 20
-    )  # what was done since the checkpoint, and no more, was done twice
-    assert after < ROUNDS
+    before, after = evaluations(disturbed)
+    assert before >= 1
+    assert after < ROUNDS  # it went on from a checkpoint: from its start it would do ROUNDS + 1
     pd.testing.assert_frame_equal(
         found.drop(columns="extra"), want.drop(columns="extra"), rtol=1e-9, atol=1e-12
     )
