@@ -68,6 +68,8 @@ class Counting:
             if sample is None
             else torch.full_like(self.m, (sample.size if name == "grad" else sample.shape[-1]))
         )
+        if name == "block_grad" and rest[1] is not None:  # of some rows (B, b) of all N
+            each = each * rest[1].shape[-1] / self.run.problem.sample_count
         mask = torch.ones(len(x), len(each)) if self.mask is None else self.mask
         return float((mask * each).mean(1).sum())
 
