@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from cli_kit import cli
 
 import raybench
 from raybench.core import yaml
 from raybench.core.errors import InputError
-from raybench.reproduce import catalogue, find, judge, page, read
+from raybench.reproduce import catalogue, find, judge, page, read, words
 from raybench.reproduce.evidence import Evidence, keep, kept, of_folder
 from raybench.reproduce.judge import FAIL, NOT_RUN, PASS
 
@@ -137,6 +138,52 @@ def test_a_verdict_follows_from_what_is_needed_and_what_is_missing(ran):
         assert verdict.word == word
 
 
+def seeds_of(**ends: list[float]) -> Evidence:
+    """Results of methods whose seeds end with these losses."""
+    rows = [
+        {"cell": f"{name}{seed}", "algorithm": name, "seed": seed, "round": 1, "loss": loss}
+        for name, losses in ends.items()
+        for seed, loss in enumerate(losses)
+    ]
+    cells = pd.DataFrame(rows).assign(status="ok", facet="", step=1.0)
+    return Evidence(cells.assign(series=cells["algorithm"]), pd.DataFrame(rows), "made up")
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "p_value", "word"),
+    [
+        ([1.0, 2, 3, 4, 5, 6], [1.1, 2.2, 3.4, 4.1, 5.3, 6.2], 2 / 64, PASS),
+        ([1.0, 2, 3, 4, 5], [1.1, 2.2, 3.4, 4.1, 5.3], 2 / 32, FAIL),  # five seeds cannot show it
+        (
+            [1.0, 2, 3, 4, 5, 6],
+            [0.9, 1.9, 2.9, 3.9, 4.9, 5.9],
+            2 / 64,
+            FAIL,
+        ),  # they show the reverse
+        (
+            [1.0, 2, 3, 4, 5, 6],
+            [1.1, 2.2, 3.4, 4.1, 5.3, 5.5],
+            10 / 64,
+            FAIL,
+        ),  # one is against it
+        ([1.0], [], math.nan, NOT_RUN),
+    ],
+)
+def test_a_test_over_seeds_is_part_of_the_criterion_where_it_is_asked_for(
+    ran, left, right, p_value, word
+):
+    sides = {
+        side: {"where": {"algorithm": side}, "measure": {"value": "loss"}}
+        for side in ("left", "right")
+    }
+    what = with_claim(ran, **sides, each=None, significance=0.05)
+    (verdict,) = judge(what, seeds_of(left=left, right=right))
+    assert verdict.word == word
+    for one in verdict.compared:
+        assert one.p_value == pytest.approx(p_value, nan_ok=True)
+    assert word == NOT_RUN or "(p = 0." in words.measured(verdict)
+
+
 def test_a_run_that_did_not_end_well_has_no_good_value(ran):
     found = of_folder(ran / "out" / "tiny")
     broken = Evidence(found.cells.assign(status="diverged"), found.curves, "broken")
@@ -159,6 +206,12 @@ def test_a_run_that_did_not_end_well_has_no_good_value(ran):
         ({"left": 3}, r"fewer_bits.left: is no side"),
         ({"right": "much"}, r"fewer_bits.right: is neither a number nor a side"),
         ({"factor": "two"}, r"fewer_bits.factor: 'two' is no number"),
+        ({"significance": 5}, r"fewer_bits.significance: 5 is no level"),
+        ({"significance": 0.05, "right": 1}, r"significance: there are no two samples that differ"),
+        (
+            {"significance": 0.05, "left": {"measure": {"rate": "loss"}}},
+            r"significance: rate gives no positive number",
+        ),
         ({"says": 3}, r"fewer_bits.says: 3 is no text"),
         ({"each": "k"}, r"fewer_bits.each: 'k' is no list"),
         (

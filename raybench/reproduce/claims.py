@@ -21,6 +21,7 @@ ENDING = ".claims.yaml"
 KINDS = ("convex", "network")
 RELATIONS = ("below", "above", "within")
 MEASURES = ("cost", "value", "lowest", "highest", "rate", "ended", "column")
+TESTED = ("cost", "value", "lowest", "highest")  # measures that seeds can be compared by
 BEST = ("lowest", "highest", "median")
 COMMON = "common"  # the largest budget that every cell of a comparison has spent
 END = "end"
@@ -70,7 +71,8 @@ class Claim:
     """One published statement and what counts as agreement.
 
     Holds where ``left is below factor * right`` (``above``; ``within``: |left/right - 1| <= tolerance) in ``needed`` of the
-    comparisons, one for every combination of the columns ``each``; all of them by default.
+    comparisons, one for every combination of the columns ``each``; all of them by default. significance: where given, the
+    seeds of both sides must also differ, in pairs, with a p-value of at most that (``analysis.significance.paired``).
     """
 
     name: str
@@ -83,6 +85,7 @@ class Claim:
     needed: int | None = None
     factor: float = 1.0
     tolerance: float = 0.05
+    significance: float | None = None
     likely: str = ""
 
 
@@ -196,7 +199,23 @@ def _claims(given: Any, where: str) -> Iterator[Claim]:
         values["published"] = str(values.get("published", ""))
         claim = _made(Claim, values, place)
         _among(claim.relation, RELATIONS, f"{place}.is")
+        _tested(claim, f"{place}.significance")
         yield claim
+
+
+def _tested(claim: Claim, place: str) -> None:
+    """Refuse a test where there are no two samples to tell apart, or no probability is given."""
+    if claim.significance is None:
+        return
+    if not 0 < claim.significance < 1:
+        raise InputError.of(place, f"{claim.significance:g} is no level", "a number in (0, 1)")
+    if claim.relation == "within" or not isinstance(claim.right, Side):
+        fix = "is: below or above, with a right side of {where: ..., measure: ...}"
+        raise InputError.of(place, "there are no two samples that differ", fix)
+    for side in (claim.left, claim.right):
+        if side.measure.kind not in TESTED:
+            what = f"{side.measure.kind} gives no positive number for every seed"
+            raise InputError.of(place, what, f"measures: {', '.join(TESTED)}")
 
 
 def _side(given: Mapping[str, Any], place: str) -> Side:
@@ -244,7 +263,7 @@ def _made(kind: type[T], values: Mapping[str, Any], where: str) -> T:
             raise InputError.of(f"{where}.{shown}", "unknown key", nearest(key, known))
         if known[key].type == "str" and not isinstance(value, str):
             raise InputError.of(f"{where}.{shown}", f"{value!r} is no text", "a text")
-        if known[key].type in ("float", "int | None"):
+        if known[key].type in ("float", "float | None", "int | None"):
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number:
                 raise InputError.of(f"{where}.{shown}", f"{value!r} is no number", "a number")

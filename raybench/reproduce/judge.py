@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from raybench.analysis import first_crossing
+from raybench.analysis.significance import paired
 from raybench.core.errors import InputError, nearest
 from raybench.reproduce.claims import COMMON, Claim, Measure, Reproduction, Side
 from raybench.reproduce.evidence import Evidence
@@ -22,13 +23,14 @@ PASS, FAIL, NOT_RUN = "PASS", "FAIL", "NOT RUN"
 class Compared:
     """One comparison: which (``dataset: a9a, k: 1``), both measured numbers, whether the claim holds there.
 
-    holds: None where a side has no cells.
+    holds: None where a side has no cells. p_value: of the test over seeds that the claim asks for, else NaN.
     """
 
     of: Mapping[str, object]
     left: float
     right: float
     holds: bool | None
+    p_value: float = math.nan
 
     @property
     def where(self) -> str:
@@ -84,25 +86,41 @@ def _compared(what: Reproduction, claim: Claim, found: Evidence) -> list[Compare
     for key in combinations.to_dict("records") if len(every) else []:
         parts = {name: _part(cells[name], key, side.each) for name, side in sides}
         budget = _budget(found, claim, parts)
-        left = _measured(found, parts["left"], claim.left.measure, budget)
+        left, seeds = _measured(found, parts["left"], claim.left.measure, budget)
+        p_value = math.nan
         if isinstance(claim.right, Side):
-            right = _measured(found, parts["right"], claim.right.measure, budget)
+            right, others = _measured(found, parts["right"], claim.right.measure, budget)
+            if claim.significance is not None:
+                p_value = _p_value(claim, seeds, others)
         else:
             right = float(claim.right)
         of = {str(name): value for name, value in key.items()}
-        rows.append(Compared(of, left, right, holds(claim, left, right)))
+        rows.append(Compared(of, left, right, holds(claim, left, right, p_value), p_value))
     return sorted(rows, key=lambda one: [_order(value) for value in one.of.values()])
 
 
-def holds(claim: Claim, left: float, right: float) -> bool | None:
+def holds(claim: Claim, left: float, right: float, p_value: float = math.nan) -> bool | None:
     """Return whether a comparison of two measured numbers is as claimed; None where one was not measured."""
     if math.isnan(left) or math.isnan(right):
         return None
+    if claim.significance is not None:
+        if math.isnan(p_value):
+            return None
+        if p_value > claim.significance:
+            return False
     if claim.relation == "below":
         return left < claim.factor * right
     if claim.relation == "above":
         return left > claim.factor * right
     return abs(left - claim.factor * right) <= claim.tolerance * abs(claim.factor * right)
+
+
+def _p_value(claim: Claim, left: pd.Series, right: pd.Series) -> float:
+    """Return how probable seeds that differ as much are if the sides are alike; NaN without seeds that both have."""
+    both = left.index.intersection(right.index)
+    if min(left[both].min(), right[both].min()) <= 0:
+        raise InputError.of(f"{claim.name}.significance", "ratios need numbers above 0")
+    return paired(claim.factor * right[both].to_numpy(), left[both].to_numpy()).p_value
 
 
 def _chosen(found: Evidence, side: Side, each: Sequence[str], where: str) -> pd.DataFrame:
@@ -149,12 +167,15 @@ def _budget(found: Evidence, claim: Claim, parts: Mapping[str, pd.DataFrame]) ->
     return float(rows.groupby("cell")[axes.pop()].max().min())
 
 
-def _measured(found: Evidence, cells: pd.DataFrame, measure: Measure, budget: float) -> float:
-    """Return one number of some cells: the median over seeds, then the best over what else varies."""
+def _measured(
+    found: Evidence, cells: pd.DataFrame, measure: Measure, budget: float
+) -> tuple[float, pd.Series]:
+    """Return one number of some cells, the median over seeds, then the best over what else varies; and its seeds' numbers."""
+    alone = pd.Series(dtype=float)
     if cells.empty:
-        return math.nan
+        return math.nan, alone
     if measure.kind == "ended":
-        return float((cells["status"] == measure.of).mean())
+        return float((cells["status"] == measure.of).mean()), alone
     if measure.kind == "column":
         if measure.of not in cells:
             raise InputError.of(
@@ -163,7 +184,7 @@ def _measured(found: Evidence, cells: pd.DataFrame, measure: Measure, budget: fl
                 nearest(measure.of, map(str, cells)),
             )
         values = cells[measure.of].astype(float)
-        return float(values.median())
+        return float(values.median()), alone
     for name in measure.columns:
         if name not in found.curves:
             raise InputError.of(
@@ -174,10 +195,13 @@ def _measured(found: Evidence, cells: pd.DataFrame, measure: Measure, budget: fl
     numbers = (
         cells["cell"].map(_numbers(rows, measure, budget)).where(cells["status"] == "ok", worst)
     )
-    candidates = cells[CANDIDATE].assign(number=numbers).groupby(CANDIDATE, dropna=False)
-    middles = candidates["number"].median()
+    measured = cells[[*CANDIDATE, "seed"]].assign(number=numbers)
+    candidates = [own for _, own in measured.groupby(CANDIDATE, dropna=False)]
+    middles = pd.Series([own["number"].median() for own in candidates])
     how = {"lowest": middles.min, "highest": middles.max, "median": middles.median}
-    return float(how[measure.best]())
+    best = float(how[measure.best]())
+    of_best = next((own for own in candidates if own["number"].median() == best), None)
+    return best, alone if of_best is None else of_best.set_index("seed")["number"].dropna()
 
 
 def _numbers(rows: pd.DataFrame, measure: Measure, budget: float) -> pd.Series:

@@ -42,7 +42,8 @@ def figures(verdict: Verdict, one: Compared) -> str:
         wanted = f"{AGAINST[claim.relation]} {factor}{claim.right:g}"
         band = f" ± {100 * claim.tolerance:g} %" if claim.relation == "within" else ""
         return f"{number(one.left)} (asked {wanted}{band})"
-    return f"{number(one.left)} against {factor}{number(one.right)}"
+    test = f" (p = {one.p_value:.2g})" if claim.significance is not None else ""
+    return f"{number(one.left)} against {factor}{number(one.right)}{test}"
 
 
 def details(verdict: Verdict, every: bool = False) -> Iterator[str]:
