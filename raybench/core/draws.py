@@ -46,6 +46,12 @@ class Sample:
     def __getitem__(self, cells: Tensor | slice) -> Sample:
         return Sample(self.indices[cells], self.stream[cells])
 
+    def of(self, clients: slice) -> Sample:
+        """Return the minibatches of some of the clients."""
+        ids = self.stream.ids
+        assert ids is not None, "a sample has a stream per client"
+        return Sample(self.indices[:, clients], self.stream.at(ids[clients]))
+
 
 class Draws:
     """The random numbers of B cells in round t, for the clients hosted here.

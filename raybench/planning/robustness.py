@@ -45,11 +45,11 @@ def check_robust(cell: Cell, entry: Method, problem: Problem) -> None:
             "a method with robust: such as gd, dcgd, ef21, diana, marina, dasha or byz_vr_marina",
         )
     _check_numbers(robust, n)
-    if robust.poisons(n) and not isinstance(problem, Labelled):
+    if robust.poisons(n) and not (isinstance(problem, Labelled) and problem.labelled):
         raise Skip(
             SkipCode.NOT_ROBUST,
             "robust.attack: label_flip needs labels that can be turned around, and the problem has none",
-            "logistic, nonconvex_classification or softmax; another attack",
+            "logistic, nonconvex_classification, softmax, a network that tells classes apart; another attack",
         )
     if robust.idle(n):
         return

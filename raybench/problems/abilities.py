@@ -34,7 +34,13 @@ class Predicting(Protocol):
 
 @runtime_checkable
 class Labelled(Protocol):
-    """A problem whose samples have labels that a client may turn around."""
+    """A problem whose samples have labels that a client may turn around.
+
+    labelled: whether they do; networks may have targets of other kinds.
+    """
+
+    @property
+    def labelled(self) -> bool: ...
 
     def flipped(self) -> Self:
         """Return the same problem with wrong labels: -y in place of y, class c - 1 - k in place of k of c."""

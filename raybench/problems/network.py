@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Self
 
@@ -247,6 +248,18 @@ class NetworkProblem(Problem):
             own[name].data.copy_(value)
             own[name].requires_grad_(True)
         return made
+
+    @property
+    def labelled(self) -> bool:
+        """Whether targets are classes, of examples or of the next token."""
+        return not self._task.on_inputs
+
+    def flipped(self) -> Self:
+        """Return the same problem with class c - 1 - k in place of k of c, in training alone."""
+        other = copy.copy(self)
+        wrong = self.train.classes - 1 - self.train.targets
+        other.train, other._kept = replace(self.train, targets=wrong), {}
+        return other
 
     # Gradients ----------------------------------------------------------------------------------
 

@@ -93,6 +93,11 @@ class ScoreProblem(DataProblem):
             self._kept["minimum"] = self.least(mu)
         return self._kept["minimum"]
 
+    @property
+    def labelled(self) -> bool:
+        """Whether samples have labels: all do."""
+        return True
+
     def flipped(self) -> Self:
         """Return the same problem with wrong labels, see ``turned``; its constants are those of the right ones."""
         other = copy.copy(self)
