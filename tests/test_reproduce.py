@@ -138,6 +138,34 @@ def test_a_verdict_follows_from_what_is_needed_and_what_is_missing(ran):
         assert verdict.word == word
 
 
+def test_a_target_that_is_never_reached_is_near_to_nothing(ran):
+    cost = {"cost": "bits_up", "target": 1e-300}
+    sides = {"where": {"algorithm": "gd"}, "measure": cost}
+    for right in (sides, 1e5):
+        what = with_claim(ran, left=sides, right=right, each=None, **{"is": "within"})
+        (verdict,) = judge(what, of_folder(ran / "out" / "tiny"))
+        assert verdict.word == FAIL
+    finite = {"where": {"algorithm": "gd"}, "measure": {"value": "loss"}}
+    what = with_claim(ran, left=finite, right=sides, each=None, **{"is": "within"})
+    assert judge(what, of_folder(ran / "out" / "tiny"))[0].word == FAIL
+
+
+def test_splits_tell_cells_apart_in_kept_curves_without_ids(ran, tmp_path):
+    rows = [
+        {"label": "gd", "problem": "network", "dataset": "mnist", "split": split, "algorithm": "gd",
+         "compressor": "identity", "k": math.nan, "step_size": 1.0, "seed": 0, "round": t,
+         "bits_up": 32.0 * t, "grad_norm_sq": end / (t + 1), "loss": end, "status": "ok"}
+        for split, end in (("sorted", 1.0), ("shuffled", 2.0))
+        for t in range(3)
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_parquet(ran / "old.parquet")
+    side = {"where": {"algorithm": "gd"}, "measure": {"value": "loss"}}
+    what = with_claim(ran, left=side, right=0, each=["split"])
+    (verdict,) = judge(replace(what, evidence=ran / "old.parquet"), kept(
+        replace(what, evidence=ran / "old.parquet"), tmp_path))  # fmt: skip
+    assert {one.of["split"]: one.left for one in verdict.compared} == {"sorted": 1, "shuffled": 2}
+
+
 def seeds_of(**ends: list[float]) -> Evidence:
     """Results of methods whose seeds end with these losses."""
     rows = [

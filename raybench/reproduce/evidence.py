@@ -25,7 +25,7 @@ IN_CURVES = [
     *("k", "step_size", "step_multiple", "seed"),
 ]
 """The columns of cells that curves have as well, and that are kept once."""
-TELL_CELLS = ["label", "problem", "dataset", "algorithm", "compressor", "k", "step_size"]
+TELL_CELLS = ["label", "problem", "dataset", "split", "algorithm", "compressor", "k", "step_size"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ def kept(what: Reproduction, docs: Path) -> Evidence | None:
 def _of_curves(curves: pd.DataFrame, origin: str) -> Evidence:
     """Return the evidence in a table of ``raybench.load``, which may lack the ids of cells."""
     if "cell" not in curves:
-        group = curves.groupby(TELL_CELLS, dropna=False, sort=False).ngroup().astype(str)
+        tell = [name for name in TELL_CELLS if name in curves]
+        group = curves.groupby(tell, dropna=False, sort=False).ngroup().astype(str)
         curves = curves.assign(group=group, cell=group + " " + curves["seed"].astype(str))
     last = curves.sort_values("round").drop_duplicates("cell", keep="last")
     facts = {"config": None, "step_multiple": float("nan"), "clients": None}

@@ -112,6 +112,8 @@ def holds(claim: Claim, left: float, right: float, p_value: float = math.nan) ->
         return left < claim.factor * right
     if claim.relation == "above":
         return left > claim.factor * right
+    if math.isinf(left) or math.isinf(right):  # what was never reached is near to nothing
+        return False
     return abs(left - claim.factor * right) <= claim.tolerance * abs(claim.factor * right)
 
 
