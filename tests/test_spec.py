@@ -203,6 +203,29 @@ def test_set_overrides_file_and_cases():
     assert sweep.cells[0].stop == {"bits_up": 1e9}
 
 
+def test_set_overrides_entries_that_have_the_key_for_themselves():
+    text = """
+problem: {name: quadratic, dim: 7}
+algorithm:
+  - gd
+  - {name: ef21, rounds: 20, compressor: {name: top_k, k: 2}, step_size: {value: 0.1}}
+  - {name: marina, p: 0.5, compressor: [{name: rand_k, k: 2}, natural]}
+compressor: {name: top_k, k: 3}
+cases: [{}, {algorithm: {name: ef21, rounds: 30, step_size: 0.3}}]
+rounds: 10
+"""
+    sets = ["rounds=5", "compressor.k=1", "step_size.value=0.7"]
+    cells = load(text, sets=sets).cells
+    assert {c.rounds for c in cells} == {5}
+    found = {(c.algorithm.name, c.compressor and c.compressor.params.get("k")) for c in cells}
+    # lists of operators are named by their number, and stay
+    assert found == {("gd", None), ("ef21", 1), ("marina", 2), ("marina", None)}
+    steps = {(c.algorithm.name, c.step.number) for c in cells}
+    # a number is no mapping with a value: it stays where a part of the key is set, and goes with the whole
+    assert steps == {("gd", 0.7), ("ef21", 0.7), ("ef21", 0.3), ("marina", 0.7)}
+    assert {c.step.number for c in load(text, sets=["step_size=0.2"]).cells} == {0.2}
+
+
 def test_run_settings():
     sweep = load(
         BASE

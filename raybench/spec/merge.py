@@ -107,7 +107,7 @@ def _covers(node: object, tokens: Sequence[str | int]) -> bool:
 
 
 def assign(raw: dict[str, object], text: str) -> dict[str, object]:
-    """Return the document with ``a.b=value`` applied, in the base and in every case that sets it.
+    """Return the document with ``a.b=value`` applied, in the base and in every case and entry of ``algorithm`` that sets it.
 
     The value is read as YAML. Raises InputError that names the option.
     """
@@ -120,16 +120,44 @@ def assign(raw: dict[str, object], text: str) -> dict[str, object]:
         fix = nearest(str(tokens[0]), document.every_key())
         raise InputError.of(where, f"unknown key {tokens[0]!r}", fix)
     value = yaml.parse(right, where)
-    out = _placed(raw, tokens, value, where)
+    out = _entries_placed(_placed(raw, tokens, value, where), tokens, value, where)
     given = out.get("cases")
     if tokens[0] != "cases" and isinstance(given, list):
         out["cases"] = [
-            _placed(case, tokens, value, where)
-            if isinstance(case, Mapping) and _covers(case, tokens)
+            _entries_placed(
+                _placed(case, tokens, value, where) if _covers(case, tokens) else case,
+                tokens, value, where,
+            )
+            if isinstance(case, Mapping)
             else case
             for case in given
-        ]
+        ]  # fmt: skip
     return out
+
+
+def _entries_placed(
+    node: Mapping[str, Any], tokens: Sequence[str | int], value: object, where: str
+) -> dict[str, Any]:
+    """Return a sweep or a case in which entries of ``algorithm`` that have this very key for themselves have the value."""
+    out, given = dict(node), node.get("algorithm")
+    if tokens[0] not in document.overrides() or given is None:
+        return out
+    entries = given if isinstance(given, list) else [given]
+    placed = [
+        _placed(entry, tokens, value, where) if _holds(entry, tokens) else entry
+        for entry in entries
+    ]
+    out["algorithm"] = placed if isinstance(given, list) else placed[0]
+    return out
+
+
+def _holds(node: object, tokens: Sequence[str | int]) -> bool:
+    """Tell whether there is something at that path, all mappings on the way written out."""
+    for token in tokens:
+        if not isinstance(node, Mapping) or token not in node:
+            return False
+        node = node[token]
+    return True
 
 
 def _placed(
