@@ -28,7 +28,7 @@ SIZES = {  # cells, after merging
     "lead": 30,
     "mnist_dgc": 6,
     "autoencoder": 36,
-    "resnet_marina": 3,
+    "resnet_marina": 5,
     "shakespeare": 8,
     "mnist_dgc_table": 44,
     "multimodal": 49,
