@@ -27,7 +27,7 @@ SWEEPS = Path(__file__).parents[1] / "sweeps"
 DIGESTS = {
     "mnist_dgc_table": (44, "af0280313f48d4aa"),
     "autoencoder": (36, "48c649adc3176689"),
-    "resnet_marina": (5, "415fcab5ff5f98c0"),
+    "resnet_marina": (5, "e768d1185e635209"),
     "byzantine": (60, "f981812e1e0b8534"),
     "clag_heatmap": (900, "e4a1eedfa1323219"),
     "dasha": (162, "30909ce452268ea4"),
