@@ -12,13 +12,14 @@ from raybench.store import cells
 from raybench.testing.trial import Method, finished
 from raybench.wire.transport import on_virtual_ranks
 
-MLP = {"model": "mlp:hidden=[8]", "dataset": "digits", "clients": 4, "rows": 120, "batch": 6}
+MLP = {"model": "mlp:hidden=[8]", "dataset": "digits", "clients": 5, "rows": 150, "batch": 6}
 PROBLEM = {"name": "network", **MLP, "dtype": "float64"}
 TOP, RAND = {"name": "top_k", "k": "5%"}, {"name": "rand_k", "k": "5%"}
 H = {"steps": 3, "inner_step": 0.01}
 ROUNDS = 20
 PARTS, ADDED = {"collective": "all_to_all"}, {"collective": "reduce"}
-CASES = {  # by method, and a word on how its messages travel
+LIE = {"byzantine": 1, "attack": "label_flip"}
+CASES = {  # by method, and a word on how its messages travel or are judged
     "ef21": ({}, TOP, 0.1),
     "marina": ({"p": 0.4}, RAND, 0.1),
     "diana": ({}, RAND, 0.1),
@@ -40,14 +41,31 @@ CASES = {  # by method, and a word on how its messages travel
     "sparseloco all_to_all": (H, {**TOP, **PARTS}, 0.7),
     "marina reduce": ({"p": 0.4}, {**RAND, "mask": "common", **ADDED}, 0.1),
     "dcgd reduce": ({}, {"name": "identity", **ADDED}, 0.1),
+    "ef21 median": ({}, TOP, 0.1),
+    "marina trimmed_mean": ({"p": 0.4}, RAND, 0.1),
+    "byz_vr_marina krum": ({"p": 0.4, "batch": 4}, RAND, 0.1),
+    "sgd buckets": ({}, None, 0.1),
     "dcgd bf16": ({}, {"name": "bf16", **ADDED}, 0.1),
+}
+ROBUST = {
+    "ef21 median": {"rule": "median", "byzantine": 1, "attack": "sign_flip"},
+    "marina trimmed_mean": {"rule": "trimmed_mean", **LIE},
+    "byz_vr_marina krum": {
+        "rule": "krum",
+        "byzantine": 1,
+        "attack": "a_little_is_enough",
+        "z": 1.5,
+    },
+    "sgd buckets": {"rule": "geometric_median", "bucket": 2, "tolerate": 1, **LIE},
 }
 ROUNDED = {"dcgd bf16": 2e-3}  # sums of 16 bits are rounded on the way, to 2^-8 of gradients
 
 
 def method(name: str) -> Method:
     params, compressor, step = CASES[name]
-    return Method(name.split()[0], params, compressor, PROBLEM, step=step, rounds=ROUNDS)
+    more = {"robust": ROBUST[name]} if name in ROBUST else {}
+    algorithm = name.split()[0]
+    return Method(algorithm, params, compressor, PROBLEM, step=step, rounds=ROUNDS, more=more)
 
 
 def result(name, transport=None):
@@ -94,6 +112,8 @@ def test_workers_of_ray_train_are_one_process(tmp_path):
     exact = {name: case for name, case in CASES.items() if name not in ROUNDED}
     for name, (params, compressor, step) in exact.items():
         entry = {"name": name.split()[0], **params, "step_size": {"value": step}}
+        if name in ROBUST:
+            entry["robust"] = ROBUST[name]
         entries.append(entry if compressor is None else {**entry, "compressor": compressor})
     sweep = {"problem": PROBLEM, "algorithm": entries, "rounds": ROUNDS, "record": {"every": 5}}
     raybench.sweep({**sweep, "name": "alone"}, tmp_path / "alone", inline=True)

@@ -24,7 +24,7 @@ NETWORKS = [
     "autoencoder",
     "resnet_cifar",
 ]
-NETWORKS += ["mnist_dgc_table"]
+NETWORKS += ["mnist_dgc_table", "shakespeare_seeds", "shakespeare_tuning"]
 NAMES = ("label", "algorithm", "compressor", "k", "clients", "step_multiple")
 DOCS = Path(__file__).parent.parent / "docs" / "reproductions"
 FAILS = {  # on what is kept with the docs

@@ -161,9 +161,12 @@ def test_splits_tell_cells_apart_in_kept_curves_without_ids(ran, tmp_path):
     pd.DataFrame(rows).to_parquet(ran / "old.parquet")
     side = {"where": {"algorithm": "gd"}, "measure": {"value": "loss"}}
     what = with_claim(ran, left=side, right=0, each=["split"])
-    (verdict,) = judge(replace(what, evidence=ran / "old.parquet"), kept(
-        replace(what, evidence=ran / "old.parquet"), tmp_path))  # fmt: skip
+    what = replace(what, evidence=ran / "old.parquet")
+    (verdict,) = judge(what, kept(what, tmp_path))
     assert {one.of["split"]: one.left for one in verdict.compared} == {"sorted": 1, "shuffled": 2}
+
+
+SIX = [1.0, 2, 3, 4, 5, 6]
 
 
 def seeds_of(**ends: list[float]) -> Evidence:
@@ -180,20 +183,10 @@ def seeds_of(**ends: list[float]) -> Evidence:
 @pytest.mark.parametrize(
     ("left", "right", "p_value", "word"),
     [
-        ([1.0, 2, 3, 4, 5, 6], [1.1, 2.2, 3.4, 4.1, 5.3, 6.2], 2 / 64, PASS),
-        ([1.0, 2, 3, 4, 5], [1.1, 2.2, 3.4, 4.1, 5.3], 2 / 32, FAIL),  # five seeds cannot show it
-        (
-            [1.0, 2, 3, 4, 5, 6],
-            [0.9, 1.9, 2.9, 3.9, 4.9, 5.9],
-            2 / 64,
-            FAIL,
-        ),  # they show the reverse
-        (
-            [1.0, 2, 3, 4, 5, 6],
-            [1.1, 2.2, 3.4, 4.1, 5.3, 5.5],
-            10 / 64,
-            FAIL,
-        ),  # one is against it
+        (SIX, [1.1, 2.2, 3.4, 4.1, 5.3, 6.2], 2 / 64, PASS),
+        (SIX[:5], [1.1, 2.2, 3.4, 4.1, 5.3], 2 / 32, FAIL),  # five seeds cannot show it
+        (SIX, [0.9, 1.9, 2.9, 3.9, 4.9, 5.9], 2 / 64, FAIL),  # they show the reverse
+        (SIX, [1.1, 2.2, 3.4, 4.1, 5.3, 5.5], 10 / 64, FAIL),  # one is against it
         ([1.0], [], math.nan, NOT_RUN),
     ],
 )
@@ -210,6 +203,22 @@ def test_a_test_over_seeds_is_part_of_the_criterion_where_it_is_asked_for(
     for one in verdict.compared:
         assert one.p_value == pytest.approx(p_value, nan_ok=True)
     assert word == NOT_RUN or "(p = 0." in words.measured(verdict)
+
+
+def test_seeds_that_did_not_end_well_are_the_worst_of_a_test(ran):
+    measure = {"value": "loss", "best": "highest"}
+    sides = {side: {"where": {"algorithm": side}, "measure": measure} for side in ("left", "right")}
+    what = with_claim(ran, **sides, each=None, significance=0.05, **{"is": "above"})
+    found = seeds_of(left=[2 * v for v in SIX], right=SIX)
+    broken = found.cells["cell"].isin(["right0", "right1"])
+    cells = found.cells.assign(status=np.where(broken, "diverged", "ok"))
+    (verdict,) = judge(what, replace(found, cells=cells))
+    assert (verdict.word, verdict.compared[0].p_value) == (PASS, 2 / 64)
+    (verdict,) = judge(what, replace(found, cells=cells.assign(status="diverged")))
+    assert (verdict.word, verdict.compared[0].p_value) == (FAIL, 1)
+    negative = found.curves.assign(loss=-found.curves["loss"])
+    with pytest.raises(InputError, match="significance: ratios need numbers from 0"):
+        judge(what, replace(found, curves=negative))
 
 
 def test_a_run_that_did_not_end_well_has_no_good_value(ran):
@@ -239,6 +248,10 @@ def test_a_run_that_did_not_end_well_has_no_good_value(ran):
         (
             {"significance": 0.05, "left": {"measure": {"rate": "loss"}}},
             r"significance: rate gives no positive number",
+        ),
+        (
+            {"significance": 0.05, "left": {"measure": {"value": "loss", "best": "median"}}},
+            r"significance: the middle of several steps has no seeds",
         ),
         ({"says": 3}, r"fewer_bits.says: 3 is no text"),
         ({"each": "k"}, r"fewer_bits.each: 'k' is no list"),

@@ -221,8 +221,12 @@ rounds: 10
     # lists of operators are named by their number, and stay
     assert found == {("gd", None), ("ef21", 1), ("marina", 2), ("marina", None)}
     steps = {(c.algorithm.name, c.step.number) for c in cells}
-    # a number is no mapping with a value: it stays where a part of the key is set, and goes with the whole
-    assert steps == {("gd", 0.7), ("ef21", 0.7), ("ef21", 0.3), ("marina", 0.7)}
+    assert steps == {("gd", 0.7), ("ef21", 0.7), ("marina", 0.7)}, "0.3 stands for {value: 0.3}"
+    other = load(text.replace("value: 0.1", "theory: 0.1"), sets=["step_size.value=0.7"]).cells
+    assert {c.step.kind for c in other if c.algorithm.name == "ef21"} == {"theory", "value"}
+    short = load("problem: {name: quadratic, dim: 7}\nalgorithm: gd\nstep_size: [0.1, 0.2]\n",
+                 sets=["step_size.theory=2"])  # fmt: skip
+    assert {(c.step.kind, c.step.number) for c in short.cells} == {("theory", 2)}
     assert {c.step.number for c in load(text, sets=["step_size=0.2"]).cells} == {0.2}
 
 

@@ -28,6 +28,7 @@ class ScoreProblem(DataProblem):
     slope: ClassVar[float]
     curvature: ClassVar[float]
     convex: ClassVar[bool] = False
+    labelled: ClassVar[bool] = True
 
     def loss_L(self) -> float:
         """Return curvature * lmax(mean_i A_i'A_i / N_i)."""
@@ -92,11 +93,6 @@ class ScoreProblem(DataProblem):
         if "minimum" not in self._kept:
             self._kept["minimum"] = self.least(mu)
         return self._kept["minimum"]
-
-    @property
-    def labelled(self) -> bool:
-        """Whether samples have labels: all do."""
-        return True
 
     def flipped(self) -> Self:
         """Return the same problem with wrong labels, see ``turned``; its constants are those of the right ones."""

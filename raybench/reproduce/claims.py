@@ -216,6 +216,8 @@ def _tested(claim: Claim, place: str) -> None:
         if side.measure.kind not in TESTED:
             what = f"{side.measure.kind} gives no positive number for every seed"
             raise InputError.of(place, what, f"measures: {', '.join(TESTED)}")
+        if side.measure.best == "median":
+            raise InputError.of(place, "the middle of several steps has no seeds", "best: lowest")
 
 
 def _side(given: Mapping[str, Any], place: str) -> Side:

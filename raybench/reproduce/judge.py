@@ -120,9 +120,10 @@ def holds(claim: Claim, left: float, right: float, p_value: float = math.nan) ->
 def _p_value(claim: Claim, left: pd.Series, right: pd.Series) -> float:
     """Return how probable seeds that differ as much are if the sides are alike; NaN without seeds that both have."""
     both = left.index.intersection(right.index)
-    if min(left[both].min(), right[both].min()) <= 0:
-        raise InputError.of(f"{claim.name}.significance", "ratios need numbers above 0")
-    return paired(claim.factor * right[both].to_numpy(), left[both].to_numpy()).p_value
+    one, other = (side[both].replace(-math.inf, 0.0) for side in (left, right))  # a run that failed
+    if min(one.min(), other.min()) < 0:
+        raise InputError.of(f"{claim.name}.significance", "ratios need numbers from 0")
+    return paired(claim.factor * other.to_numpy(), one.to_numpy()).p_value
 
 
 def _chosen(found: Evidence, side: Side, each: Sequence[str], where: str) -> pd.DataFrame:
@@ -197,13 +198,15 @@ def _measured(
     numbers = (
         cells["cell"].map(_numbers(rows, measure, budget)).where(cells["status"] == "ok", worst)
     )
-    measured = cells[[*CANDIDATE, "seed"]].assign(number=numbers)
-    candidates = [own for _, own in measured.groupby(CANDIDATE, dropna=False)]
-    middles = pd.Series([own["number"].median() for own in candidates])
-    how = {"lowest": middles.min, "highest": middles.max, "median": middles.median}
-    best = float(how[measure.best]())
-    of_best = next((own for own in candidates if own["number"].median() == best), None)
-    return best, alone if of_best is None else of_best.set_index("seed")["number"].dropna()
+    groups = cells[[*CANDIDATE, "seed"]].assign(number=numbers).groupby(CANDIDATE, dropna=False)
+    candidates = [own.set_index("seed")["number"].dropna() for _, own in groups]
+    ranked = sorted((own for own in candidates if len(own)), key=lambda own: float(own.median()))
+    if not ranked:
+        return math.nan, alone
+    if measure.best == "median":
+        return float(np.median([own.median() for own in ranked])), alone
+    chosen = ranked[-1 if measure.best == "highest" else 0]
+    return float(chosen.median()), chosen
 
 
 def _numbers(rows: pd.DataFrame, measure: Measure, budget: float) -> pd.Series:

@@ -151,12 +151,13 @@ def _entries_placed(
     return out
 
 
-def _holds(node: object, tokens: Sequence[str | int]) -> bool:
-    """Tell whether there is something at that path, all mappings on the way written out."""
-    for token in tokens:
+def _holds(entry: object, tokens: Sequence[str | int]) -> bool:
+    """Tell whether an entry has something at exactly that path, which a list on the way, other than ``_covers``, hides."""
+    node = entry
+    for depth, token in enumerate(tokens):
         if not isinstance(node, Mapping) or token not in node:
             return False
-        node = node[token]
+        node = node[token] if depth else _kind(str(token)).long_form(node[token])
     return True
 
 
@@ -174,12 +175,13 @@ def _placed(
         entries = list(node)
         entries[token] = _placed(node[token], rest, value, where, f"{at}[{token}]")
         return entries
+    if at:
+        node = _kind(at).long_form(node)
     if isinstance(node, list):
         fix = f"name the entry, for example {at}[0].{token}"
         raise InputError.of(where, f"{at} is a list of {len(node)}", fix)
-    if isinstance(node, str):  # a bare word stands for the section of that name, or the rule
-        long = _kind(at).long_form(node)
-        node = long if isinstance(long, Mapping) else {"name": node}
+    if isinstance(node, str):  # a bare word stands for the section of that name
+        node = {"name": node}
     if node is not None and not isinstance(node, Mapping):
         raise InputError.of(where, f"{at} is {show(node)}, not a mapping")
     new = dict(node or {})
