@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from raybench.core import yaml
 from raybench.core.errors import InputError
 from raybench.reproduce import catalogue, find, judge, page, read, words
 from raybench.reproduce.evidence import Evidence, keep, kept, of_folder
-from raybench.reproduce.judge import FAIL, NOT_RUN, PASS
+from raybench.reproduce.judge import AGREES, DISAGREES, NOT_RUN, UNDECIDED
 
 DOCS = Path(__file__).parent.parent / "docs"
 SWEEP = """\
@@ -70,7 +71,7 @@ def measured(ran, measure: dict, where: dict, **more: object) -> float:
     side = {"where": where, "measure": measure}
     what = with_claim(ran, left=side, right=0, each=None, **more)
     ((one,),) = (verdict.compared for verdict in judge(what, of_folder(ran / "out" / "tiny")))
-    return one.left
+    return one.left.value
 
 
 def test_measures_are_what_they_say(ran):
@@ -117,20 +118,20 @@ def test_a_verdict_follows_from_what_is_needed_and_what_is_missing(ran):
     assert [one.of for one in verdict.compared] == [
         {"problem.dim": dim, "k": k} for dim in (20, 40) for k in (2, 10)
     ]
-    assert (verdict.word, verdict.holding, verdict.needed) == (PASS, 4, 4)
+    assert (verdict.word, verdict.count(AGREES), verdict.needed) == (AGREES, 4, 4)
     (verdict,) = judge(with_claim(ran, factor=1e-9), found)
-    assert (verdict.word, verdict.holding) == (FAIL, 0)
+    assert (verdict.word, verdict.count(DISAGREES)) == (DISAGREES, 4)
     (verdict,) = judge(with_claim(ran, factor=1e-9, needed=0), found)
-    assert verdict.word == PASS
+    assert verdict.word == AGREES
     (verdict,) = judge(with_claim(ran, **{"is": "above"}), found)
-    assert verdict.word == FAIL
+    assert verdict.word == DISAGREES
     less = Evidence(found.cells[found.cells["algorithm"] != "gd"], found.curves, "less")
     (verdict,) = judge(read(ran / "tiny.claims.yaml"), less)
-    assert {one.holds for one in verdict.compared} == {None}
+    assert verdict.count(NOT_RUN) == 4
     assert verdict.word == NOT_RUN
     assert [v.word for v in judge(read(ran / "tiny.claims.yaml"), None)] == [NOT_RUN]
     one = {"where": {"algorithm": "gd", "problem.dim": 20}, "measure": {"value": "round"}}
-    for right, tolerance, word in ((200, 0, PASS), (205, 0.05, PASS), (230, 0.05, FAIL)):
+    for right, tolerance, word in ((200, 0, AGREES), (205, 0.05, AGREES), (230, 0.05, DISAGREES)):
         what = with_claim(
             ran, left=one, right=right, tolerance=tolerance, each=None, **{"is": "within"}
         )
@@ -138,16 +139,102 @@ def test_a_verdict_follows_from_what_is_needed_and_what_is_missing(ran):
         assert verdict.word == word
 
 
-def test_a_target_that_is_never_reached_is_near_to_nothing(ran):
-    cost = {"cost": "bits_up", "target": 1e-300}
-    sides = {"where": {"algorithm": "gd"}, "measure": cost}
-    for right in (sides, 1e5):
-        what = with_claim(ran, left=sides, right=right, each=None, **{"is": "within"})
-        (verdict,) = judge(what, of_folder(ran / "out" / "tiny"))
-        assert verdict.word == FAIL
-    finite = {"where": {"algorithm": "gd"}, "measure": {"value": "loss"}}
-    what = with_claim(ran, left=finite, right=sides, each=None, **{"is": "within"})
-    assert judge(what, of_folder(ran / "out" / "tiny"))[0].word == FAIL
+COST = {"cost": "bits_up", "target": 1.0, "y": "loss"}
+
+
+def spent(**runs: list[tuple[float, bool]]) -> Evidence:
+    """Results of methods by seed: the bits that each has spent, and whether it came to a loss of 1 with the last of them."""
+    rows = [
+        {"cell": f"{name}{seed}", "algorithm": name, "seed": seed, "round": t,
+         "bits_up": t * bits / 2, "loss": 0.5 if t == 2 and reached else 9.0}
+        for name, seeds in runs.items()
+        for seed, (bits, reached) in enumerate(seeds)
+        for t in range(3)
+    ]  # fmt: skip
+    curves = pd.DataFrame(rows)
+    cells = curves.drop_duplicates("cell").assign(status="ok", facet="", step=1.0, rounds=2)
+    return Evidence(cells.assign(series=cells["algorithm"]), curves, "made up")
+
+
+def costs(ran, **change: object):
+    """Return the claim that the left one of ``spent`` needs fewer bits than the right one."""
+    sides = {name: {"where": {"algorithm": name}, "measure": COST} for name in ("left", "right")}
+    return with_claim(ran, **sides, each=None, spread=0, **change)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "factor", "word"),
+    [
+        ((40, True), (100, True), 0.5, AGREES),
+        ((40, True), (100, False), 0.5, AGREES),  # it costs more than 100, and 50 would do
+        ((40, True), (100, False), 0.3, NOT_RUN),  # 30 are shown, and it might cost 1,000
+        ((100, False), (40, True), 0.5, DISAGREES),
+        ((10, False), (40, True), 0.5, NOT_RUN),
+        ((100, False), (100, False), 1.0, NOT_RUN),
+    ],
+)
+def test_a_target_that_is_not_reached_costs_at_least_what_was_spent(ran, left, right, factor, word):
+    (verdict,) = judge(costs(ran, factor=factor), spent(left=[left], right=[right]))
+    assert verdict.word == word
+    assert ("more than 100" in words.measured(verdict)) == ((100, False) in (left, right))
+    within = costs(ran, **{"is": "within", "tolerance": 0.5})
+    (verdict,) = judge(within, spent(left=[left], right=[right]))
+    near = left[1] and right[1]
+    assert verdict.word == (
+        DISAGREES
+        if near or ((100, False) in (left, right) and (40, True) in (left, right))
+        else NOT_RUN
+    )
+
+
+def test_of_what_failed_nothing_is_known_and_what_diverged_never_arrives(ran):
+    found = spent(left=[(40, True)], right=[(100, True)])
+    right = found.cells["algorithm"] == "right"
+    for status, word in (("failed", NOT_RUN), ("diverged", AGREES), ("skipped", NOT_RUN)):
+        curves = found.curves.assign(loss=9.0).where(found.curves["cell"] == "right0", found.curves)
+        cells = found.cells.assign(status=np.where(right, status, "ok"))
+        (verdict,) = judge(costs(ran, factor=0.1), Evidence(cells, curves, "made up"))
+        assert verdict.word == word, status
+    # one step failed: the other shows that the left side is cheap enough, not that the right side is dear
+    more = spent(left=[(40, True)], right=[(100, True)]).cells.assign(step=2.0)
+    cells = pd.concat([found.cells, more.assign(cell=more["cell"] + "x", status="failed")])
+    for side, word in (("left", AGREES), ("right", NOT_RUN)):
+        part = cells[(cells["algorithm"] == side) | (cells["step"] == 1.0)]
+        assert judge(costs(ran), replace(found, cells=part))[0].word == word
+
+
+def test_failed_cells_of_marina_prove_nothing_about_dasha():
+    what = find("dasha_marina")
+    found = kept(what, DOCS / "reproductions")
+    marina = found.cells["algorithm"] == "marina"
+    failed = found.cells.assign(status=found.cells["status"].where(~marina, "failed"))
+    short = found.curves[
+        ~found.curves["cell"].isin(found.cells.loc[marina, "cell"]) | (found.curves["round"] < 4)
+    ]
+    for broken in (replace(found, cells=failed), replace(found, curves=short)):
+        for verdict in judge(what, broken):
+            against = getattr(verdict.claim.right, "where", {})
+            assert (verdict.word == NOT_RUN) == (against.get("algorithm") == "marina")
+
+
+@pytest.mark.parametrize(
+    "measure", [{"value": "loss"}, {"lowest": "loss"}, {"value": "loss", "at": {"bits_up": 100}}]
+)
+def test_a_curve_that_ends_early_says_nothing_of_its_end(ran, measure):
+    found = spent(left=[(100, True)])
+    what = with_claim(ran, left={"where": {}, "measure": measure}, right=1.0, each=None, spread=0)
+    assert judge(what, found)[0].word == AGREES
+    cut = replace(found, curves=found.curves[found.curves["round"] < 2])
+    assert judge(what, cut)[0].word == NOT_RUN
+    above = with_claim(
+        ran,
+        left={"where": {}, "measure": measure},
+        right=1.0,
+        each=None,
+        spread=0,
+        **{"is": "above"},
+    )
+    assert judge(above, cut)[0].word == NOT_RUN
 
 
 def test_splits_tell_cells_apart_in_kept_curves_without_ids(ran, tmp_path):
@@ -163,7 +250,8 @@ def test_splits_tell_cells_apart_in_kept_curves_without_ids(ran, tmp_path):
     what = with_claim(ran, left=side, right=0, each=["split"])
     what = replace(what, evidence=ran / "old.parquet")
     (verdict,) = judge(what, kept(what, tmp_path))
-    assert {one.of["split"]: one.left for one in verdict.compared} == {"sorted": 1, "shuffled": 2}
+    ends = {one.of["split"]: one.left.value for one in verdict.compared}
+    assert ends == {"sorted": 1, "shuffled": 2}
 
 
 SIX = [1.0, 2, 3, 4, 5, 6]
@@ -183,42 +271,92 @@ def seeds_of(**ends: list[float]) -> Evidence:
 @pytest.mark.parametrize(
     ("left", "right", "p_value", "word"),
     [
-        (SIX, [1.1, 2.2, 3.4, 4.1, 5.3, 6.2], 2 / 64, PASS),
-        (SIX[:5], [1.1, 2.2, 3.4, 4.1, 5.3], 2 / 32, FAIL),  # five seeds cannot show it
-        (SIX, [0.9, 1.9, 2.9, 3.9, 4.9, 5.9], 2 / 64, FAIL),  # they show the reverse
-        (SIX, [1.1, 2.2, 3.4, 4.1, 5.3, 5.5], 10 / 64, FAIL),  # one is against it
+        (SIX, [1.1, 2.2, 3.4, 4.1, 5.3, 6.2], 2 / 64, AGREES),
+        (SIX, [0.9, 1.9, 2.9, 3.9, 4.9, 5.9], 2 / 64, DISAGREES),
+        (SIX, [1.1, 2.2, 3.4, 4.1, 5.3, 5.5], 10 / 64, UNDECIDED),  # one is against it
+        (SIX[:3], [1.1, 2.2, 3.4], math.nan, UNDECIDED),  # each is lower, within the range of seeds
+        (SIX[:3], [3.1, 3.2, 3.4], math.nan, AGREES),
+        (SIX[:3], [0.1, 0.2, 1.0], math.nan, DISAGREES),
+        ([1.0], [100.0], math.nan, UNDECIDED),  # one seed: nobody knows its range
         ([1.0], [], math.nan, NOT_RUN),
     ],
 )
-def test_a_test_over_seeds_is_part_of_the_criterion_where_it_is_asked_for(
-    ran, left, right, p_value, word
-):
+def test_an_order_within_what_seeds_differ_by_is_undecided(ran, left, right, p_value, word):
     sides = {
         side: {"where": {"algorithm": side}, "measure": {"value": "loss"}}
         for side in ("left", "right")
     }
-    what = with_claim(ran, **sides, each=None, significance=0.05)
-    (verdict,) = judge(what, seeds_of(left=left, right=right))
+    found = seeds_of(left=left, right=right)
+    (verdict,) = judge(with_claim(ran, **sides, each=None), found)
     assert verdict.word == word
     for one in verdict.compared:
         assert one.p_value == pytest.approx(p_value, nan_ok=True)
-    assert word == NOT_RUN or "(p = 0." in words.measured(verdict)
+    assert ("p = 0." in words.measured(verdict)) == (not math.isnan(p_value))
+    assert ("(one seed)" in words.measured(verdict)) == (right == [100.0])
+    mirrored = with_claim(
+        ran, left=sides["right"], right=sides["left"], each=None, **{"is": "above"}
+    )
+    assert judge(mirrored, found)[0].word == word
 
 
-def test_seeds_that_did_not_end_well_are_the_worst_of_a_test(ran):
+@pytest.mark.parametrize(
+    ("spread", "right", "word"),
+    [
+        (0, 1.01, AGREES),
+        (0, 1.0, DISAGREES),
+        (0.1, 1.2, UNDECIDED),
+        (0.1, 1.3, AGREES),
+        (0.1, 0.8, DISAGREES),
+    ],
+)
+def test_of_one_seed_the_sides_are_further_apart_than_it_may_be_off(ran, spread, right, word):
+    sides = {
+        side: {"where": {"algorithm": side}, "measure": {"value": "loss"}}
+        for side in ("left", "right")
+    }
+    what = with_claim(ran, **sides, each=None, spread=spread)
+    (verdict,) = judge(what, seeds_of(left=[1.0], right=[right]))
+    assert verdict.word == word
+    assert ("one seed, taken to be within 10 %" in words.measured(verdict)) == (spread > 0)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "word"),
+    [
+        ([1.01, 0.99, 1.0, 1.02, 0.98, 1.01], AGREES),
+        ([1.2, 1.3, 1.2, 1.3, 1.2, 1.3], DISAGREES),
+        ([1.2, 0.99, 1.0, 1.02, 1.3, 1.01], UNDECIDED),
+        ([1.01, 0.99], AGREES),
+        ([1.01, 1.2], UNDECIDED),
+        ([0.9, 0.8], DISAGREES),
+        ([1.0] * 6, AGREES),
+    ],
+)
+def test_nearness_is_that_of_the_same_seeds(ran, ratios, word):
+    right = np.linspace(1, 6, len(ratios))
+    sides = {
+        side: {"where": {"algorithm": side}, "measure": {"value": "loss"}}
+        for side in ("left", "right")
+    }
+    what = with_claim(ran, **sides, each=None, **{"is": "within", "tolerance": 0.05})
+    found = seeds_of(left=[r * v for r, v in zip(ratios, right, strict=True)], right=[*right])
+    assert judge(what, found)[0].word == word
+
+
+def test_seeds_that_did_not_end_well_are_the_worst(ran):
     measure = {"value": "loss", "best": "highest"}
     sides = {side: {"where": {"algorithm": side}, "measure": measure} for side in ("left", "right")}
-    what = with_claim(ran, **sides, each=None, significance=0.05, **{"is": "above"})
+    what = with_claim(ran, **sides, each=None, **{"is": "above"})
     found = seeds_of(left=[2 * v for v in SIX], right=SIX)
     broken = found.cells["cell"].isin(["right0", "right1"])
     cells = found.cells.assign(status=np.where(broken, "diverged", "ok"))
     (verdict,) = judge(what, replace(found, cells=cells))
-    assert (verdict.word, verdict.compared[0].p_value) == (PASS, 2 / 64)
+    assert (verdict.word, verdict.compared[0].p_value) == (AGREES, 2 / 64)
     (verdict,) = judge(what, replace(found, cells=cells.assign(status="diverged")))
-    assert (verdict.word, verdict.compared[0].p_value) == (FAIL, 1)
-    negative = found.curves.assign(loss=-found.curves["loss"])
-    with pytest.raises(InputError, match="significance: ratios need numbers from 0"):
-        judge(what, replace(found, curves=negative))
+    assert verdict.word == DISAGREES  # both are at their worst, and neither is above
+    negative = found.curves.assign(loss=-found.curves["loss"])  # of which there are no ratios
+    (verdict,) = judge(what, replace(found, curves=negative))
+    assert (verdict.word, math.isnan(verdict.compared[0].p_value)) == (UNDECIDED, True)
 
 
 def test_a_run_that_did_not_end_well_has_no_good_value(ran):
@@ -226,10 +364,10 @@ def test_a_run_that_did_not_end_well_has_no_good_value(ran):
     broken = Evidence(found.cells.assign(status="diverged"), found.curves, "broken")
     where = {"where": {"algorithm": "gd"}, "measure": {"value": "loss"}}
     (verdict,) = judge(with_claim(ran, left=where, right=1e300, each=["problem.dim"]), broken)
-    assert [one.left for one in verdict.compared] == [math.inf, math.inf]
+    assert [one.left.value for one in verdict.compared] == [math.inf, math.inf]
     where["measure"]["best"] = "highest"
     what = with_claim(ran, left=where, right=-1e300, each=["problem.dim"], **{"is": "above"})
-    assert [one.left for one in judge(what, broken)[0].compared] == [-math.inf, -math.inf]
+    assert [one.left.value for one in judge(what, broken)[0].compared] == [-math.inf, -math.inf]
 
 
 @pytest.mark.parametrize(
@@ -243,16 +381,10 @@ def test_a_run_that_did_not_end_well_has_no_good_value(ran):
         ({"left": 3}, r"fewer_bits.left: is no side"),
         ({"right": "much"}, r"fewer_bits.right: is neither a number nor a side"),
         ({"factor": "two"}, r"fewer_bits.factor: 'two' is no number"),
-        ({"significance": 5}, r"fewer_bits.significance: 5 is no level"),
-        ({"significance": 0.05, "right": 1}, r"significance: there are no two samples that differ"),
-        (
-            {"significance": 0.05, "left": {"measure": {"rate": "loss"}}},
-            r"significance: rate gives no positive number",
-        ),
-        (
-            {"significance": 0.05, "left": {"measure": {"value": "loss", "best": "median"}}},
-            r"significance: the middle of several steps has no seeds",
-        ),
+        ({"spread": -0.1}, r"fewer_bits.spread: is out of range"),
+        ({"tolerance": 2}, r"fewer_bits.tolerance: is out of range"),
+        ({"published": None}, r"fewer_bits: is neither published nor our own\n +published: what"),
+        ({"own": "why"}, r"fewer_bits: is both published and our own"),
         ({"says": 3}, r"fewer_bits.says: 3 is no text"),
         ({"each": "k"}, r"fewer_bits.each: 'k' is no list"),
         (
@@ -318,7 +450,7 @@ def test_what_is_kept_is_judged_as_the_results_are(ran, tmp_path):
     (tmp_path / "older.claims.yaml").write_text(text)
     older = read(tmp_path / "older.claims.yaml")
     (verdict,) = judge(older, kept(older, tmp_path / "nowhere"))
-    assert [one.holds for one in verdict.compared] == [True, True]
+    assert verdict.count(AGREES) == 2
 
 
 def test_the_verb_runs_judges_and_writes_a_page(ran, tmp_path, monkeypatch):
@@ -330,8 +462,8 @@ def test_the_verb_runs_judges_and_writes_a_page(ran, tmp_path, monkeypatch):
     args = ("reproduce", file, "--inline", "--out", "out", "--page", "page.md")
     found = cli(*args)
     assert found.code == 0, found.err
-    assert "PASS" in found.out
-    assert "1 PASS, 0 FAIL, 0 NOT RUN" in found.out
+    assert "published: 1 AGREES, 0 DISAGREES, 0 UNDECIDED, 0 NOT RUN" in found.out
+    assert "own: 0 AGREES, 0 DISAGREES, 0 UNDECIDED, 0 NOT RUN" in found.out
     page = (tmp_path / "page.md").read_text()
     assert "| EF21 sends less than gradient descent. | less | 4 of 4: " in page
     assert "(page/tiny_1.png)" in page
@@ -344,7 +476,7 @@ def test_the_verb_runs_judges_and_writes_a_page(ran, tmp_path, monkeypatch):
     found = cli("reproduce", "hard.claims.yaml", "--inline", "--out", "out")
     assert found.code == 1
     assert "likely: The moon." in found.out
-    assert "fails  dim 20, k 2: " in found.out
+    assert "disagrees  dim 20, k 2: " in found.out
 
 
 def test_networks_run_where_they_are_asked_for_and_the_published_scale_where_it_is(
@@ -355,10 +487,10 @@ def test_networks_run_where_they_are_asked_for_and_the_published_scale_where_it_
     file = tmp_path / "tiny.claims.yaml"
     file.write_text(CLAIMS + "kind: network\nfull: [rounds=3, 'seed=[5]']\n")
     found = cli("reproduce", file, "--inline")
-    assert "0 PASS, 0 FAIL, 1 NOT RUN" in found.out
+    assert "published: 0 AGREES, 0 DISAGREES, 0 UNDECIDED, 1 NOT RUN" in found.out
     assert not (tmp_path / "results").exists()
     found = cli("reproduce", file, "--inline", "--networks", "--full")
-    assert "0 PASS, 1 FAIL, 0 NOT RUN" in found.out
+    assert "published: 0 AGREES, 0 DISAGREES, 0 UNDECIDED, 1 NOT RUN" in found.out  # three rounds
     cells = raybench.store.cells(tmp_path / "results" / "paper" / "tiny-full")
     assert (set(cells["rounds"]), set(cells["seed"])) == ({3}, {5})
     found = cli("reproduce", file, "--no-run", "--full")
@@ -371,24 +503,37 @@ def test_networks_run_where_they_are_asked_for_and_the_published_scale_where_it_
     assert "--all: stands beside names" in found.err
 
 
+def test_cells_that_failed_are_told_and_are_no_success(ran, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["raybench.cli.reproduce"], "KEPT", tmp_path)
+    what, found = read(ran / "tiny.claims.yaml"), of_folder(ran / "out" / "tiny")
+    args = ("reproduce", what.file, "--no-run", "--out", tmp_path / "none")
+    for status, code in (("ok", 0), ("failed", 1)):
+        last = found.cells["step_multiple"] == 16
+        cells = found.cells.assign(status=found.cells["status"].where(~last, status))
+        keep(what, replace(found, cells=cells), tmp_path)
+        said = cli(*args)
+        assert said.code == code, said.err
+        assert ("note: tiny: 12 cells failed" in said.err) == (status == "failed")
+
+
 def test_a_script_runs_once_and_again_where_it_changed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script = "import pandas as pd\ndef measure(full):\n    return pd.DataFrame({'of': ['a', 'b'], 'x': [1.0, VALUE]})\n"
     (tmp_path / "own.py").write_text(script.replace("VALUE", "3.0"))
     (tmp_path / "own.claims.yaml").write_text(
-        "title: Own\nsource: me\nclaims:\n  - name: b_is_larger\n    says: b is larger.\n    is: below\n"
+        "title: Own\nsource: me\nclaims:\n  - name: b_is_larger\n    says: b is larger.\n    own: a test\n    is: below\n"
         "    left: {where: {of: a}, measure: {column: x}}\n    right: {where: {of: b}, measure: {column: x}}\n"
         "figures:\n  - {caption: C., x: x, y: x, by: of}\n"
     )
     args = ("reproduce", "own.claims.yaml", "--out", "out", "--page", "page.md")
-    assert "1 PASS" in cli(*args).out
+    assert "own: 1 AGREES" in cli(*args).out
     first = (tmp_path / "out" / "own" / "measured.parquet").stat().st_mtime_ns
     cli(*args)
     assert (tmp_path / "out" / "own" / "measured.parquet").stat().st_mtime_ns == first
     (tmp_path / "own.py").write_text(script.replace("VALUE", "0.5"))
     found = cli(*args)
     assert found.code == 1
-    assert "1 FAIL" in found.out
+    assert "own: 0 AGREES, 1 DISAGREES" in found.out
     (tmp_path / "own.py").write_text("def measure(full):\n    return 3\n")
     found = cli(*args)
     assert found.code == 2

@@ -42,15 +42,16 @@ def reproduce(
         str | None, typer.Option(metavar="A", help="A running Ray cluster. [default: a local Ray]")
     ] = None,
 ) -> None:
-    """Reproduce published results: PASS, FAIL or NOT RUN for each claim, with the figures.
+    """Reproduce published results: each claim AGREES, DISAGREES, is UNDECIDED or NOT RUN, with the figures.
 
     Without a name, lists what there is. Interrupted, the same command goes on. Networks run where
-    --networks is given; else their kept results are judged. Exit code 1 if a claim fails.
+    --networks is given; else their kept results are judged. Exit code 1 if a claim DISAGREES or a
+    cell failed.
     """
     from raybench.core.errors import InputError
     from raybench.reproduce import catalogue, find, judge
     from raybench.reproduce.evidence import keep, kept, of_folder
-    from raybench.reproduce.judge import FAIL
+    from raybench.reproduce.judge import DISAGREES
     from raybench.store.receipt import PLACE
 
     if not (names or every):
@@ -58,7 +59,7 @@ def reproduce(
         return
     if names and every:
         raise InputError.of("--all", "stands beside names", "give names, or --all")
-    judged, failed = [], False
+    judged, wrong = [], False
     for what in [find(name) for name in names or catalogue()]:
         folder = out / (f"{what.name}-full" if full else what.name)
         if not no_run and (networks or what.kind == "convex"):
@@ -69,7 +70,15 @@ def reproduce(
         found = own if own is not None or full else kept(what, KEPT)
         verdicts = judge(what, found)
         _tell(what, verdicts, found, details)
-        failed = failed or any(verdict.word == FAIL for verdict in verdicts)
+        failed = (
+            0 if found is None or found.curves.empty else (found.cells["status"] == "failed").sum()
+        )
+        if failed:
+            note(
+                f"{what.name}: {failed} cells failed"
+                + f": raybench status {folder}" * (own is not None)
+            )
+        wrong = wrong or failed > 0 or any(verdict.word == DISAGREES for verdict in verdicts)
         judged.append((what, verdicts, found))
         if page is not None and own is not None:
             keep(what, own, page.with_suffix(""))
@@ -78,7 +87,7 @@ def reproduce(
         from raybench.reproduce.page import Judged, write
 
         print(*write([Judged(*one) for one in judged], page), sep="\n")
-    raise typer.Exit(int(failed))
+    raise typer.Exit(int(wrong))
 
 
 def _run(what: Reproduction, folder: Path, full: bool, inline: bool, address: str | None) -> None:
@@ -96,8 +105,6 @@ def _run(what: Reproduction, folder: Path, full: bool, inline: bool, address: st
     if outcome.interrupted:
         note("interrupted: the same command goes on")
         raise typer.Exit(130)
-    if outcome.counts.get("failed"):
-        note(f"{outcome.counts['failed']} cells failed: raybench status {folder}")
 
 
 def _tell(
@@ -107,28 +114,32 @@ def _tell(
     from rich.text import Text
 
     from raybench.reproduce import words
-    from raybench.reproduce.judge import FAIL
+    from raybench.reproduce.judge import AGREES, DISAGREES
 
-    styles = {"PASS": "green", "FAIL": "bold red", "NOT RUN": "yellow"}
+    styles = {AGREES: "green", DISAGREES: "bold red"}
     screen = console()
     origin = f" (judged on {found.origin})" if found is not None else ""
     screen.print(Text(f"{what.name}: {what.title}{origin}", style="bold"))
-    table = listing("", "claim", "measured", fold="measured")
+    table = listing("", "", "claim", "measured", fold="measured")
     table.show_header = False
     for verdict in verdicts:
         lines = [verdict.claim.says, words.measured(verdict), *words.details(verdict, details)]
-        if verdict.word == FAIL and verdict.claim.likely:
+        if verdict.word == DISAGREES and verdict.claim.likely:
             lines.append(f"likely: {verdict.claim.likely.strip()}")
-        word = Text(verdict.word, style=styles[verdict.word])
-        table.add_row(word, verdict.claim.name, Text("\n".join(lines)))
+        word = Text(verdict.word, style=styles.get(verdict.word, "yellow"))
+        kind = "published" if verdict.claim.published else "own"
+        table.add_row(word, kind, verdict.claim.name, Text("\n".join(lines)))
     screen.print(table)
 
 
 def _count(verdicts: list[Verdict]) -> None:
-    from raybench.reproduce.judge import FAIL, NOT_RUN, PASS
+    """Print the totals of published claims and of our own."""
+    from raybench.reproduce.judge import WORDS
+    from raybench.reproduce.words import totals
 
-    found = [verdict.word for verdict in verdicts]
-    print(", ".join(f"{found.count(word)} {word}" for word in (PASS, FAIL, NOT_RUN)))
+    for kind in ("published", "own"):
+        counts = zip(totals(verdicts, kind == "published"), WORDS, strict=True)
+        print(f"{kind}: {', '.join(f'{count} {word}' for count, word in counts)}")
 
 
 def _list() -> None:

@@ -1,4 +1,4 @@
-"""Claims files: what a source has published, and what counts as agreement, as data.
+"""Claims files: what a source has published or we ask of our own, and what counts as agreement, as data.
 
 A file ``NAME.claims.yaml`` stands beside ``NAME.yaml``, a sweep, or ``NAME.py``, a script with a function
 ``measure(full)`` that returns a table. docs/reproductions.md tells its keys.
@@ -21,8 +21,7 @@ ENDING = ".claims.yaml"
 KINDS = ("convex", "network")
 RELATIONS = ("below", "above", "within")
 MEASURES = ("cost", "value", "lowest", "highest", "rate", "ended", "column")
-TESTED = ("cost", "value", "lowest", "highest")  # measures that seeds can be compared by
-BEST = ("lowest", "highest", "median")
+BEST = ("lowest", "highest")
 COMMON = "common"  # the largest budget that every cell of a comparison has spent
 END = "end"
 T = TypeVar("T")
@@ -68,11 +67,12 @@ class Side:
 
 @dataclass(frozen=True)
 class Claim:
-    """One published statement and what counts as agreement.
+    """One statement and what counts as agreement.
 
-    Holds where ``left is below factor * right`` (``above``; ``within``: |left/right - 1| <= tolerance) in ``needed`` of the
-    comparisons, one for every combination of the columns ``each``; all of them by default. significance: where given, the
-    seeds of both sides must also differ, in pairs, with a p-value of at most that (``analysis.significance.paired``).
+    ``published`` is what the source says of it; a claim of our ``own``, on which the source says nothing or something else,
+    tells why it is asked. Agrees where ``left is below factor * right`` (``above``; ``within``: |left/right - 1| <=
+    tolerance) in ``needed`` of the comparisons, one for every combination of the columns ``each``; all of them by default.
+    spread: how far a single seed may be from others, as a share of its number; 0 where nothing is drawn, None: not known.
     """
 
     name: str
@@ -81,11 +81,12 @@ class Claim:
     relation: str
     right: Side | float
     published: str = ""
+    own: str = ""
     each: tuple[str, ...] = ()
     needed: int | None = None
     factor: float = 1.0
     tolerance: float = 0.05
-    significance: float | None = None
+    spread: float | None = None
     likely: str = ""
 
 
@@ -104,6 +105,7 @@ class Reproduction:
     full: tuple[str, ...] = ()
     figures: tuple[Mapping[str, Any], ...] = ()
     evidence: Path | None = None
+    spread: float | None = None  # of its claims that state none
     notes: str = ""
 
     @property
@@ -152,7 +154,7 @@ def read(file: Path) -> Reproduction:
     if taken := [key for key in ("name", "file", "script") if key in given]:
         raise InputError.of(f"{name}.{taken[0]}", "unknown key", "the file's own name tells it")
     plain = {key: value for key, value in given.items() if key not in ("sweep", "evidence")}
-    claims = tuple(_claims(plain.get("claims"), name))
+    claims = tuple(_claims(plain.get("claims"), name, plain.get("spread")))
     figures = tuple(_mapping(one, f"{name}.figures") for one in _list(plain, "figures", name))
     full = tuple(str(one) for one in _list(plain, "full", name))
     more = {"claims": claims, "figures": figures, "full": full}
@@ -176,7 +178,7 @@ def _paths(file: Path, name: str, given: Mapping[str, Any]) -> dict[str, Path | 
     return {**run, "evidence": evidence}
 
 
-def _claims(given: Any, where: str) -> Iterator[Claim]:
+def _claims(given: Any, where: str, spread: Any) -> Iterator[Claim]:
     if not isinstance(given, list) or not given:
         raise InputError.of(f"{where}.claims", "no claims", "a list of at least one")
     seen: set[str] = set()
@@ -187,6 +189,8 @@ def _claims(given: Any, where: str) -> Iterator[Claim]:
             raise InputError.of(place, "the name is taken", "another name")
         seen.add(str(stated.get("name")))
         values = {("relation" if key == "is" else key): value for key, value in stated.items()}
+        if "spread" not in values and spread is not None:
+            values["spread"] = spread
         for key in ("left", "right"):
             if isinstance(values.get(key), Mapping):
                 values[key] = _side(values[key], f"{place}.{key}")
@@ -196,28 +200,21 @@ def _claims(given: Any, where: str) -> Iterator[Claim]:
             fix = "a number, or {where: ..., measure: ...}"
             raise InputError.of(f"{place}.right", "is neither a number nor a side", fix)
         values["each"] = tuple(_list(values, "each", place))
-        values["published"] = str(values.get("published", ""))
         claim = _made(Claim, values, place)
         _among(claim.relation, RELATIONS, f"{place}.is")
-        _tested(claim, f"{place}.significance")
+        if bool(claim.published) == bool(claim.own):
+            what = (
+                "is both published and our own" if claim.own else "is neither published nor our own"
+            )
+            raise InputError.of(
+                place,
+                what,
+                "published: what the source says; or own: why it is asked, where it does not",
+            )
+        for key, limit in (("tolerance", 1.0), ("spread", 1.0)):
+            if not 0 <= (getattr(claim, key) or 0.0) < limit:
+                raise InputError.of(f"{place}.{key}", "is out of range", "a number from 0, below 1")
         yield claim
-
-
-def _tested(claim: Claim, place: str) -> None:
-    """Refuse a test where there are no two samples to tell apart, or no probability is given."""
-    if claim.significance is None:
-        return
-    if not 0 < claim.significance < 1:
-        raise InputError.of(place, f"{claim.significance:g} is no level", "a number in (0, 1)")
-    if claim.relation == "within" or not isinstance(claim.right, Side):
-        fix = "is: below or above, with a right side of {where: ..., measure: ...}"
-        raise InputError.of(place, "there are no two samples that differ", fix)
-    for side in (claim.left, claim.right):
-        if side.measure.kind not in TESTED:
-            what = f"{side.measure.kind} gives no positive number for every seed"
-            raise InputError.of(place, what, f"measures: {', '.join(TESTED)}")
-        if side.measure.best == "median":
-            raise InputError.of(place, "the middle of several steps has no seeds", "best: lowest")
 
 
 def _side(given: Mapping[str, Any], place: str) -> Side:

@@ -1,4 +1,8 @@
-"""Judge claims on results: measure both sides of every comparison, count those that hold."""
+"""Judge claims on results: measure both sides of every comparison, and say what their seeds allow to be said.
+
+What is not known is never filled in: a number lies between two bounds, and a verdict has to hold for all that lies
+between them. A cost that was not reached is at least what was spent; of a cell that failed nothing is known.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +20,36 @@ from raybench.reproduce.claims import COMMON, Claim, Measure, Reproduction, Side
 from raybench.reproduce.evidence import Evidence
 
 CANDIDATE = ["facet", "series", "step"]  # cells that differ in the seed alone
-PASS, FAIL, NOT_RUN = "PASS", "FAIL", "NOT RUN"
+AGREES, DISAGREES, UNDECIDED, NOT_RUN = "AGREES", "DISAGREES", "UNDECIDED", "NOT RUN"
+WORDS = (AGREES, DISAGREES, UNDECIDED, NOT_RUN)
+LEVEL = 0.05  # of the test over seeds
+TESTED = 6  # the fewest pairs of seeds that can have a p-value of LEVEL: 2 / 2^6
+SPENT = 0.9  # the share of a budget from which on a curve that ends there is taken to have spent it
+
+
+@dataclass(frozen=True)
+class Number:
+    """What was measured of one side. value: the median over seeds, inf where a target was never reached.
+
+    least: what the value is at least, where it is not known; low, high: the range over seeds; seeds: how many, 0 where
+    no seed enters.
+    """
+
+    value: float
+    least: float
+    low: float
+    high: float
+    seeds: int
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One comparison: which (``dataset: a9a, k: 1``), both measured numbers, whether the claim holds there.
-
-    holds: None where a side has no cells. p_value: of the test over seeds that the claim asks for, else NaN.
-    """
+    """One comparison: which (``dataset: a9a, k: 1``), both numbers, its verdict, the p-value of its test (NaN: none)."""
 
     of: Mapping[str, object]
-    left: float
-    right: float
-    holds: bool | None
+    left: Number
+    right: Number
+    word: str
     p_value: float = math.nan
 
     @property
@@ -45,23 +65,65 @@ class Verdict:
     claim: Claim
     compared: tuple[Compared, ...]
 
-    @property
-    def holding(self) -> int:
-        """How many comparisons hold."""
-        return sum(one.holds is True for one in self.compared)
+    def count(self, word: str) -> int:
+        """How many comparisons have this verdict."""
+        return sum(one.word == word for one in self.compared)
 
     @property
     def needed(self) -> int:
-        """How many have to."""
+        """How many have to agree."""
         return len(self.compared) if self.claim.needed is None else self.claim.needed
 
     @property
     def word(self) -> str:
-        """PASS, FAIL, or NOT RUN where what has not been run could still make it pass."""
-        missing = sum(one.holds is None for one in self.compared)
-        if self.compared and self.holding >= self.needed:
-            return PASS
-        return NOT_RUN if not self.compared or self.holding + missing >= self.needed else FAIL
+        """AGREES or DISAGREES where the other comparisons cannot change it, else NOT RUN or UNDECIDED for what they lack."""
+        if not self.compared:
+            return NOT_RUN
+        if self.count(AGREES) >= self.needed:
+            return AGREES
+        if len(self.compared) - self.count(DISAGREES) < self.needed:
+            return DISAGREES
+        return NOT_RUN if self.count(NOT_RUN) else UNDECIDED
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is measured of one side, by seed, between bounds: those of the step or K that is best by each bound.
+
+    drawn: whether another seed would give another number. spread: how far one seed alone may be off, NaN if not known.
+    """
+
+    lower: pd.Series
+    upper: pd.Series
+    drawn: bool = True
+    spread: float = math.nan
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing but seeds is in doubt."""
+        return self.lower.equals(self.upper)
+
+    def times(self, factor: float) -> Sample:
+        """This sample, multiplied by a number."""
+        ends = (self.lower * factor, self.upper * factor)
+        return Sample(*(ends if factor >= 0 else ends[::-1]), self.drawn, self.spread)
+
+    def reach(self, values: pd.Series) -> tuple[float, float]:
+        """Return between what a seed lies: of several the lowest and highest, of one what ``spread`` allows."""
+        low, high = float(values.min()), float(values.max())
+        if self.drawn and len(values) == 1 and math.isnan(self.spread):
+            return -math.inf, math.inf
+        if not self.drawn or len(values) > 1 or math.isinf(low):
+            return low, high
+        return low - self.spread * abs(low), high + self.spread * abs(high)
+
+    def number(self) -> Number:
+        """Return it in short."""
+        known = (self.upper.median(), self.lower.median(), self.lower.min(), self.upper.max())
+        return Number(*map(float, known), len(self.upper) if self.drawn else 0)
+
+
+NOTHING = Sample(pd.Series(dtype=float), pd.Series(dtype=float))
 
 
 def judge(what: Reproduction, found: Evidence | None) -> list[Verdict]:
@@ -82,48 +144,88 @@ def _compared(what: Reproduction, claim: Claim, found: Evidence) -> list[Compare
     cells = {name: _chosen(found, side, claim.each, f"{where}.{name}") for name, side in sides}
     every = pd.concat([cells[n] for n, s in sides if s.each is None or s.each == claim.each])
     combinations = every[list(claim.each)].drop_duplicates() if claim.each else pd.DataFrame([{}])
+    spread = math.nan if claim.spread is None else claim.spread
     rows = []
     for key in combinations.to_dict("records") if len(every) else []:
         parts = {name: _part(cells[name], key, side.each) for name, side in sides}
         budget = _budget(found, claim, parts)
-        left, seeds = _measured(found, parts["left"], claim.left.measure, budget)
-        p_value = math.nan
+        left = _measured(found, parts["left"], claim.left.measure, budget, spread)
         if isinstance(claim.right, Side):
-            right, others = _measured(found, parts["right"], claim.right.measure, budget)
-            if claim.significance is not None:
-                p_value = _p_value(claim, seeds, others)
+            right = _measured(found, parts["right"], claim.right.measure, budget, spread)
         else:
-            right = float(claim.right)
+            right = _certain(float(claim.right), float(claim.right))
+        word, p_value = held(claim, left, right)
         of = {str(name): value for name, value in key.items()}
-        rows.append(Compared(of, left, right, holds(claim, left, right, p_value), p_value))
+        rows.append(Compared(of, left.number(), right.number(), word, p_value))
     return sorted(rows, key=lambda one: [_order(value) for value in one.of.values()])
 
 
-def holds(claim: Claim, left: float, right: float, p_value: float = math.nan) -> bool | None:
-    """Return whether a comparison of two measured numbers is as claimed; None where one was not measured."""
-    if math.isnan(left) or math.isnan(right):
-        return None
-    if claim.significance is not None:
-        if math.isnan(p_value):
-            return None
-        if p_value > claim.significance:
-            return False
+def held(claim: Claim, left: Sample, right: Sample) -> tuple[str, float]:
+    """Return the verdict of one comparison, and the p-value of its test, NaN where there are too few seeds for one.
+
+    Two sides have an order where, of six seeds and more that both have, Wilcoxon's signed-rank test has p <= 0.05, and of
+    fewer, where the ranges of the seeds do not overlap. ``within`` is no order beyond the tolerance, in either direction, where
+    fewer than six seeds are compared in pairs.
+    """
+    if not len(left.upper) or not len(right.upper):
+        return NOT_RUN, math.nan
+    right = right.times(claim.factor)
     if claim.relation == "below":
-        return left < claim.factor * right
+        return _below(left, right)
     if claim.relation == "above":
-        return left > claim.factor * right
-    if math.isinf(left) or math.isinf(right):  # what was never reached is near to nothing
-        return False
-    return abs(left - claim.factor * right) <= claim.tolerance * abs(claim.factor * right)
+        return _below(right, left)
+    ends = [right.times(1 + side * claim.tolerance) for side in (-1, 1)]
+    if float(right.upper.median()) < 0:
+        ends.reverse()
+    apart = (_below(left, ends[0], True), _below(ends[1], left, True))
+    words = [word for word, _ in apart]
+    p_value = max(p for _, p in apart)
+    if AGREES in words:
+        return DISAGREES, p_value
+    if words == [DISAGREES, DISAGREES]:
+        return AGREES, p_value
+    return (NOT_RUN if NOT_RUN in words else UNDECIDED), p_value
 
 
-def _p_value(claim: Claim, left: pd.Series, right: pd.Series) -> float:
-    """Return how probable seeds that differ as much are if the sides are alike; NaN without seeds that both have."""
-    both = left.index.intersection(right.index)
-    one, other = (side[both].replace(-math.inf, 0.0) for side in (left, right))  # a run that failed
-    if min(one.min(), other.min()) < 0:
-        raise InputError.of(f"{claim.name}.significance", "ratios need numbers from 0")
-    return paired(claim.factor * other.to_numpy(), one.to_numpy()).p_value
+def _below(a: Sample, b: Sample, pairs: bool = False) -> tuple[str, float]:
+    """Return whether a is below b, whatever lies between their bounds, and the p-value."""
+    less, p_value = _ordered(a, a.upper, b, b.lower, pairs)
+    if less:
+        return AGREES, p_value
+    less, at_best = _ordered(a, a.lower, b, b.upper, pairs)
+    if less is False:
+        return DISAGREES, at_best
+    return (UNDECIDED if a.exact and b.exact else NOT_RUN), p_value
+
+
+def _ordered(
+    a: Sample, x: pd.Series, b: Sample, y: pd.Series, pairs: bool
+) -> tuple[bool | None, float]:
+    """Return whether seeds x are below seeds y, None where they do not tell, and the p-value of a test."""
+    if a.drawn != b.drawn:  # a number that no seed changes faces every seed
+        x, y = (
+            v if side.drawn else pd.Series(v.iloc[0], w.index)
+            for side, v, w in ((a, x, y), (b, y, x))
+        )
+    both = x.index.intersection(y.index) if a.drawn or b.drawn else x.index[:0]
+    one, other = x[both].replace(-math.inf, 0.0), y[both].replace(-math.inf, 0.0)  # ratios follow
+    if len(both) >= TESTED and min(one.min(), other.min()) >= 0:
+        if (one == other).all():
+            return False, math.nan
+        test = paired(other.to_numpy(), one.to_numpy())
+        return (test.effect < 0 if test.p_value <= LEVEL else None), test.p_value
+    if pairs and len(both) > 1:
+        less = x[both] < y[both]
+        return (bool(less.all()) if less.all() or not less.any() else None), math.nan
+    (low_x, high_x), (low_y, high_y) = a.reach(x), b.reach(y)
+    if high_x < low_y:
+        return True, math.nan
+    return (False if low_x >= high_y else None), math.nan
+
+
+def _certain(lower: float, upper: float) -> Sample:
+    """Return a number in which no seed enters, between its bounds."""
+    return Sample(pd.Series([lower]), pd.Series([upper]), drawn=False)
 
 
 def _chosen(found: Evidence, side: Side, each: Sequence[str], where: str) -> pd.DataFrame:
@@ -171,14 +273,9 @@ def _budget(found: Evidence, claim: Claim, parts: Mapping[str, pd.DataFrame]) ->
 
 
 def _measured(
-    found: Evidence, cells: pd.DataFrame, measure: Measure, budget: float
-) -> tuple[float, pd.Series]:
-    """Return one number of some cells, the median over seeds, then the best over what else varies; and its seeds' numbers."""
-    alone = pd.Series(dtype=float)
-    if cells.empty:
-        return math.nan, alone
-    if measure.kind == "ended":
-        return float((cells["status"] == measure.of).mean()), alone
+    found: Evidence, cells: pd.DataFrame, measure: Measure, budget: float, spread: float
+) -> Sample:
+    """Return what is measured of some cells: of the step and K that is best by the median over seeds, every seed's number."""
     if measure.kind == "column":
         if measure.of not in cells:
             raise InputError.of(
@@ -187,26 +284,66 @@ def _measured(
                 nearest(measure.of, map(str, cells)),
             )
         values = cells[measure.of].astype(float)
-        return float(values.median()), alone
+        return _certain(values.median(), values.median()) if len(cells) else NOTHING
+    cells = cells[cells["status"] != "skipped"]  # no setting that can be run
+    if cells.empty:
+        return NOTHING
+    if measure.kind == "ended":
+        so = cells["status"] == measure.of
+        open_ = ~cells["status"].isin(["ok", "diverged"]) & ~so
+        return _certain(so.mean(), (so | open_).mean())
     for name in measure.columns:
         if name not in found.curves:
             raise InputError.of(
                 "measure", f"unknown column {name!r}", nearest(name, map(str, found.curves))
             )
-    rows = found.curves[found.curves["cell"].isin(cells["cell"])]
+    bounds = _bounds(found.curves, cells, measure, budget)
+    highest = measure.best == "highest"
+    groups = cells[[*CANDIDATE, "seed"]].assign(lower=bounds["lower"], upper=bounds["upper"])
+    ends = []
+    for end in ("lower", "upper"):
+        candidates = [
+            own.set_index("seed")[end].rename(None).sort_index()
+            for _, own in groups.groupby(CANDIDATE, dropna=False)
+        ]
+        ends.append((max if highest else min)(candidates, key=lambda own: float(own.median())))
+    return Sample(ends[0], ends[1], spread=spread)
+
+
+def _bounds(
+    curves: pd.DataFrame, cells: pd.DataFrame, measure: Measure, budget: float
+) -> pd.DataFrame:
+    """Return between what the number of each cell lies, at the index of the cells.
+
+    Known: what a whole curve gives; of a cell that diverged the worst; of a cost what was spent, which it is at least. Of
+    the cells that failed, and of curves that end before the budget or before the rounds that their cell has done, nothing.
+    """
+    rows = curves[curves["cell"].isin(cells["cell"])]
+    numbers = cells["cell"].map(_numbers(rows, measure, budget))
+    diverged = cells["status"] == "diverged"
     worst = -math.inf if measure.best == "highest" else math.inf
-    numbers = (
-        cells["cell"].map(_numbers(rows, measure, budget)).where(cells["status"] == "ok", worst)
+    if measure.kind == "cost":
+        spent = cells["cell"].map(rows.groupby("cell")[measure.of].max()).fillna(0.0)
+        lower = numbers.where(np.isfinite(numbers), spent.where(~diverged, worst))
+        upper, known = numbers.fillna(worst), cells["status"] != "failed"
+    else:
+        lower = upper = numbers.where(~diverged, worst)
+        known = diverged | (
+            (cells["status"] == "ok") & numbers.notna() & _whole(rows, cells, measure)
+        )
+    return pd.DataFrame(
+        {"lower": lower.where(known, -math.inf), "upper": upper.where(known, math.inf)}
     )
-    groups = cells[[*CANDIDATE, "seed"]].assign(number=numbers).groupby(CANDIDATE, dropna=False)
-    candidates = [own.set_index("seed")["number"].dropna() for _, own in groups]
-    ranked = sorted((own for own in candidates if len(own)), key=lambda own: float(own.median()))
-    if not ranked:
-        return math.nan, alone
-    if measure.best == "median":
-        return float(np.median([own.median() for own in ranked])), alone
-    chosen = ranked[-1 if measure.best == "highest" else 0]
-    return float(chosen.median()), chosen
+
+
+def _whole(rows: pd.DataFrame, cells: pd.DataFrame, measure: Measure) -> pd.Series:
+    """Return whether the curve of each cell goes on to the budget, or where none is given, to the cell's last round."""
+    if isinstance(measure.at, tuple):
+        x, limit = measure.at
+        last = cells["cell"].map(rows.groupby("cell")[x].max())
+        return last >= SPENT * float(limit) if limit != COMMON else last.notna()
+    last = cells["cell"].map(rows.groupby("cell")["round"].max())
+    return last >= cells["rounds"] if "rounds" in cells else last.notna()
 
 
 def _numbers(rows: pd.DataFrame, measure: Measure, budget: float) -> pd.Series:

@@ -15,7 +15,7 @@ from raybench.report.plots import size_of, styled
 from raybench.reproduce import words
 from raybench.reproduce.claims import Reproduction
 from raybench.reproduce.evidence import Evidence
-from raybench.reproduce.judge import FAIL, NOT_RUN, PASS, Verdict
+from raybench.reproduce.judge import DISAGREES, UNDECIDED, WORDS, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -27,10 +27,20 @@ This page states what the papers and programs that raybench builds on have publi
 measures. It is for readers who want to know how far to trust a figure made with raybench. Nobody types it:
 `raybench reproduce --all --page docs/reproductions.md` writes it, with its figures, from the results.
 
-Each claim is judged by a criterion that stands as data beside the sweep that measures it. **PASS** says that
-the criterion holds, **FAIL** that it does not, **NOT RUN** that results are missing. A FAIL stays as it is and is
-shown with its likely cause. Where two methods are compared, the first number belongs to the one that the sentence
-begins with. [How to judge a claim of your own](how-to.md#judge-a-published-claim) tells what a criterion may say.
+A claim is either **published**, and then stands beside what its source says, or our **own**: a question on which the source
+says nothing, or a control. The two are counted apart. Each is judged by a criterion that stands as data beside the
+sweep that measures it, and its verdict is one of four:
+
+* **AGREES** and **DISAGREES**: the criterion holds, or it does not, and the seeds say so too. Of six seeds or more Wilcoxon's
+  signed-rank test, in pairs of seeds, has p <= 0.05 (each claim by itself, no correction for their number); of fewer, the ranges of the two sides
+  do not overlap; of one seed, the sides are further apart than the file says that a seed may move them.
+* **UNDECIDED**: the order lies within what the seeds differ by, or there is one seed of which nothing else is known.
+* **NOT RUN**: results are missing or failed, or end before they could tell. A target that was not reached costs *more than*
+  what was spent, and no more is made of it.
+
+What disagrees stays as it is and is shown with its likely cause. Where two methods are compared, the first number belongs
+to the one that the sentence begins with. [How to judge a claim of your own](how-to.md#judge-a-published-claim) tells what a
+criterion may say.
 
 """
 DPI = 120
@@ -128,16 +138,18 @@ def _of_table(found: Evidence, asked: Mapping[str, Any]) -> Canvas:
 
 def _summary(every: Sequence[Judged]) -> Iterator[str]:
     """Yield the table of all reproductions."""
-    yield "| reproduction | source | PASS | FAIL | NOT RUN |"
-    yield "|---|---|---|---|---|"
+    heads = [f"{kind} {word}" for kind in ("published:", "own:") for word in WORDS]
+    yield f"| reproduction | {' | '.join(heads)} |"
+    yield "|---" * (1 + len(heads)) + "|"
     for one in every:
-        found = [verdict.word for verdict in one.verdicts]
-        counts = " | ".join(str(found.count(word)) for word in (PASS, FAIL, NOT_RUN))
-        yield f"| [{_cell(one.what.title)}](#{one.what.name}) | {_cell(one.what.source)} | {counts} |"
-    words_all = [verdict.word for one in every for verdict in one.verdicts]
-    total = " | ".join(f"**{words_all.count(word)}**" for word in (PASS, FAIL, NOT_RUN))
-    yield f"| **all** | | {total} |"
+        yield f"| [{_cell(one.what.title)}](#{one.what.name}) | {_counts(one.verdicts)} |"
+    yield f"| **all** | {_counts([verdict for one in every for verdict in one.verdicts], '**')} |"
     yield ""
+
+
+def _counts(verdicts: Sequence[Verdict], mark: str = "") -> str:
+    counts = (*words.totals(verdicts, True), *words.totals(verdicts, False))
+    return " | ".join(f"{mark}{count}{mark}" for count in counts)
 
 
 def _section(one: Judged, folder: str) -> str:
@@ -153,17 +165,24 @@ def _section(one: Judged, folder: str) -> str:
     ]
     if what.notes:
         lines += [what.notes.strip(), ""]
-    lines += ["| claim | published | measured | verdict |", "|---|---|---|---|"]
+    for kind, head in (
+        ("published", "published claim | the source says"),
+        ("own", "own claim | why it is asked"),
+    ):
+        claims = [verdict for verdict in one.verdicts if getattr(verdict.claim, kind)]
+        if claims:
+            lines += [f"| {head} | measured | verdict |", "|---|---|---|---|"]
+        for verdict in claims:
+            said = (verdict.claim.says, getattr(verdict.claim, kind), words.measured(verdict))
+            lines.append("| " + " | ".join(map(_cell, said)) + f" | **{verdict.word}** |")
+        lines += [""] if claims else []
     for verdict in one.verdicts:
-        claim = verdict.claim
-        cells = (claim.says, claim.published, words.measured(verdict), f"**{verdict.word}**")
-        lines.append("| " + " | ".join(_cell(text) for text in cells) + " |")
-    lines.append("")
-    for verdict in one.verdicts:
-        if verdict.word == FAIL:
-            lines += [f"*{_cell(verdict.claim.says)}* fails:", ""]
+        told = len(verdict.compared) <= words.SHOWN and not verdict.claim.likely
+        if verdict.word == DISAGREES or (verdict.word == UNDECIDED and not told):
+            lines += [f"*{_cell(verdict.claim.says)}* {verdict.word}:", ""]
             lines += [f"- {_cell(line)}" for line in words.details(verdict, every=True)]
-            lines += ["", verdict.claim.likely or "The cause is not known.", ""]
+            unknown = "The cause is not known." if verdict.word == DISAGREES else ""
+            lines += ["", verdict.claim.likely.strip() or unknown, ""]
     for number, asked in enumerate(what.figures if one.found is not None else ()):
         caption = _cell(str(asked.get("caption", what.title)))
         lines += [f"![{caption}]({folder}/{_figure(what, number)})", "", f"*{caption}*", ""]
