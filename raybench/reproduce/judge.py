@@ -119,8 +119,9 @@ class Sample:
 
     def number(self) -> Number:
         """Return it in short."""
-        known = (self.upper.median(), self.lower.median(), self.lower.min(), self.upper.max())
-        return Number(*map(float, known), len(self.upper) if self.drawn else 0)
+        value, least = float(self.upper.median()), float(self.lower.median())
+        low, high = float(self.lower.min()), float(self.upper.max())
+        return Number(value, least, low, high, len(self.upper) if self.drawn else 0)
 
 
 NOTHING = Sample(pd.Series(dtype=float), pd.Series(dtype=float))
