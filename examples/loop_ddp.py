@@ -33,4 +33,5 @@ for step in range(200):
         print(f"loss {loss.item():.3f} · {hook.report()}", flush=True)
 
 hook.detach()  # from here on gradients are averaged as they are
+del model  # it holds the process group, which would go on running while the process ends
 dist.destroy_process_group()

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from loop_kit import leave
 
 from raybench.wire.transport import Distributed, Transport
 
@@ -56,4 +57,4 @@ def serve(work: Callable[[Transport], Any]) -> None:
     found = work(transport)
     one = transport.agree({"from": transport.rank})
     Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps((found, one)))
-    dist.destroy_process_group()
+    leave()

@@ -6,8 +6,7 @@ import sys
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from loop_kit import far, join, save
+from loop_kit import far, join, leave, save
 from torch import Tensor
 
 import raybench.torch as rt
@@ -84,4 +83,4 @@ if __name__ == "__main__":
                     torch.save(x, f"{sys.argv[1]}/{name}.{batch}.{dtype}.pt")
                     found[f"{name} {batch} {dtype}"] = far(x, swept(cell, 0.05))
     save(found)
-    dist.destroy_process_group()
+    leave()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from loop_kit import join, loss, network, save, sgd
+from loop_kit import join, leave, loss, network, save, sgd
 
 import raybench.torch as rt
 
@@ -40,4 +40,4 @@ if __name__ == "__main__":
         if dies and t == 12:
             os.kill(os.getpid(), 9)
     save({"losses": losses})
-    dist.destroy_process_group()
+    leave()

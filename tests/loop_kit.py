@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,17 @@ def join() -> int:
     store = "file://" + os.environ["LOOP_STORE"]
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
     return rank
+
+
+def leave() -> None:
+    """Leave the other ranks; nothing may keep a process group alive beyond that.
+
+    Its threads would go on, and one that drops a tensor while the interpreter ends aborts the process.
+    """
+    groups = [weakref.ref(group) for group in dist.distributed_c10d._world.pg_map]
+    dist.destroy_process_group()
+    gc.collect()
+    assert [group() for group in groups] == [None] * len(groups)
 
 
 def save(found: Mapping[str, Any]) -> None:

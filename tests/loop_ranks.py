@@ -6,13 +6,14 @@ Each function is one finding, by its name; run by ``loop_kit.results``.
 from __future__ import annotations
 
 import warnings
+from copy import deepcopy
 from typing import Any
 
 import loop_gradients
 import torch
 import torch.distributed as dist
 from loop_base import TOP, hooked, plain, trained
-from loop_kit import far, join, loss, network, save, sgd, spread, steps, vector
+from loop_kit import far, join, leave, loss, network, save, sgd, spread, steps, vector
 from torch import nn
 from torch.distributed import get_rank as rank
 from torch.nn.parallel import DistributedDataParallel
@@ -216,6 +217,64 @@ def saved() -> Any:
     return found
 
 
+PRESETS = {
+    "diloco": None,
+    "muloco": None,
+    "sparseloco": "top_k:k=10%",
+    "local_ef21": "top_k:k=10%",
+    "heavy_ball": None,
+    "momentum_sgd": None,
+    "ef21_hb": "top_k:k=10%",
+}
+"""All methods that bring local steps or an outer optimizer, with an operator."""
+
+
+def local(model: nn.Module, name: str, operator: Any, **more: Any) -> Any:
+    """Return a preset around AdamW with three local steps, and an outer step that makes a second one visible."""
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    steps, outer = {"steps": 3}, {"step_size": 0.7}
+    return rt.CompressedOptimizer(inner, operator, name, local=steps, outer=outer, **more)
+
+
+def presets() -> Any:
+    """Presets go on as if they had not stopped: in the middle of local steps, and with more or fewer ranks.
+
+    Another number of ranks has the same data on every rank and operators without an error, so that the number
+    of ranks changes nothing but rounding.
+    """
+    found = {}
+    alone = [dist.new_group([r]) for r in range(2)][rank()]
+    for name, operator in PRESETS.items():
+        model = network()
+        opt = local(model, name, operator)
+        steps(model, opt, rank(), range(7))
+        kept, state = deepcopy([model.state_dict(), opt.state_dict()])
+        steps(model, opt, rank(), range(7, 13))
+        other = network(seed=7)
+        again = local(other, name, operator)
+        other.load_state_dict(kept)
+        again.load_state_dict(state)
+        steps(other, again, rank(), range(7, 13))
+        found[name] = [far(vector(model), vector(other))]
+        operator = operator and "identity"
+        for before, after in ((None, alone), (alone, None)):
+            model = network()
+            opt = local(model, name, operator, group=before)
+            steps(model, opt, 0, range(6))
+            states: list[Any] = [deepcopy(opt.state_dict())]
+            if before is None:
+                states = [None, None]
+                dist.all_gather_object(states, opt.state_dict())  # copies
+            other = network()
+            other.load_state_dict(model.state_dict())
+            again = local(other, name, operator, group=after)
+            again.load_state_dict(rt.whole(states))
+            steps(model, opt, 0, range(6, 12))
+            steps(other, again, 0, range(6, 12))
+            found[name].append(far(vector(model), vector(other)))
+    return found
+
+
 CHECKS = (
     identity,
     same_start,
@@ -243,6 +302,7 @@ CHECKS = (
     overlap,
     collectives,
     saved,
+    presets,
 )
 
 if __name__ == "__main__":
@@ -260,4 +320,4 @@ if __name__ == "__main__":
             save(out)
             raise
     save(out)
-    dist.destroy_process_group()
+    leave()

@@ -84,4 +84,4 @@ if __name__ == "__main__":
     first.detach()
     rt.attach(model, "ef21", "top_k:k=10%", group=across)
     save(found)
-    dist.destroy_process_group()
+    dist.destroy_process_group()  # torch keeps groups of meshes

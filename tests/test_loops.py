@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import loop_kit
 import pytest
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import raybench
 import raybench.torch as rt
+from raybench.algorithms.build import check_loop
+from raybench.core import registry
 from raybench.core.errors import InputError
 
 
@@ -171,6 +178,49 @@ def test_ranks_go_on_from_what_they_saved(found, name):
     moved, shapes = found["saved"][name]
     assert moved == 0
     assert all(shape == [1, 1, 1715] for shape in shapes)  # the same on every rank
+
+
+def test_presets_go_on_as_if_they_had_not_stopped(found):
+    """On as many ranks bit for bit; from two ranks to one and from one to two to rounding."""
+    accepted = set()
+    for name in registry.names("algorithm"):
+        entry = registry.lookup("algorithm", name)
+        if getattr(entry.target, "presets", ()):
+            try:
+                check_loop(entry, {k: p.default for k, p in entry.params.items()}, local=True)
+            except InputError:
+                continue
+            accepted.add(name)
+    assert set(found["presets"]) == accepted
+    for name, (same, fewer, more) in found["presets"].items():
+        assert same == 0, name
+        assert max(fewer, more) < 1e-12, name
+
+
+def test_nothing_here_keeps_a_process_group_alive(tmp_path):
+    """A group that is held beyond its end goes on running threads, which abort a process that ends."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/a", rank=0, world_size=1)
+    own = dist.new_group([0], timeout=timedelta(seconds=77))
+    opts = [
+        rt.CompressedOptimizer(loop_kit.sgd(loop_kit.network()), "top_k:k=10%", group=group)
+        for group in (None, own)
+    ]
+    model = DistributedDataParallel(loop_kit.network(), process_group=own)
+    count = len(dist.distributed_c10d._world.pg_map)
+    with rt.attach(model, "ef21", "top_k:k=10%"):
+        groups = [weakref.ref(g) for g in dist.distributed_c10d._world.pg_map]
+        timeouts = [g()._get_backend(torch.device("cpu")).options._timeout for g in groups]
+        assert [t.total_seconds() for t in timeouts] == [1800, 77, 77]
+    assert len(dist.distributed_c10d._world.pg_map) == count == 2
+    second = rt.attach(model, "ef21", "top_k:k=10%")
+    assert len(dist.distributed_c10d._world.pg_map) == 3
+    del model, own
+    dist.destroy_process_group()
+    gc.collect()
+    assert [g() for g in groups] == [None] * 3
+    second.detach()
+    with pytest.raises(RuntimeError, match="was destroyed"):
+        opts[1].step()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+# Its functions keep the group of all ranks as a default if they are first imported, as by making any optimizer,
+# when there is one; then it outlives destroy_process_group, and its threads abort a process that ends.
+import torch.distributed.nn.functional  # noqa: F401
+
 from raybench.core.lazy import fetching
 
 if TYPE_CHECKING:

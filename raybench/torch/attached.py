@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -23,7 +23,8 @@ IDLE = (
 class Attached:
     """Base of what ``attach`` returns. exchanges: those of the parts of the model, in a fixed order.
 
-    An optimizer that steps along gradients of the model that were not exchanged raises RuntimeError.
+    An optimizer that steps along gradients of the model that were not exchanged raises RuntimeError. As a context
+    it is detached at the end.
     """
 
     def __init__(self, plan: Plan, model: torch.nn.Module) -> None:
@@ -50,8 +51,14 @@ class Attached:
             raise RuntimeError(IDLE)
         self._seen[id(optimizer)] = self.rounds
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.detach()
+
     def detach(self) -> None:
-        """Go back to averaging gradients as they are; memories are forgotten."""
+        """Go back to averaging gradients as they are; memories are forgotten, and groups of its own given back."""
         self.on, self.exchanges = False, []
         self._watch.remove()
 

@@ -147,14 +147,20 @@ class Exchange:
     """The method of one vector of gradients, on every rank of a group, each of which is one client.
 
     like: a tensor of the type and device of the vectors. Call it once a step with this rank's gradient
-    (d,): it returns what every rank steps along, x <- x - gamma u. Raises InputError where the method, its
-    parameters and operators do not fit each other or a loop.
+    (d,): it returns what every rank steps along, x <- x - gamma u. local: the loop takes local steps and moves
+    the shared point along u itself; what a preset says of either is in ``presets``, and u is left to it. Raises
+    InputError where the method, its parameters and operators do not fit each other or a loop.
     """
 
     def __init__(
-        self, plan: Plan, layout: Layout, like: Tensor, group: dist.ProcessGroup | None = None
+        self,
+        plan: Plan,
+        layout: Layout,
+        like: Tensor,
+        group: dist.ProcessGroup | None = None,
+        local: bool = False,
     ) -> None:
-        self.plan, self.layout = plan, layout
+        self.plan, self.layout, self.local = plan, layout, local
         entry, params = named_method(plan.algorithm, plan.params)
         transport = Distributed(group) if dist.is_initialized() else Transport()
         n, rank = transport.size, transport.rank
@@ -180,6 +186,9 @@ class Exchange:
         """Make the state anew: what ``along`` may read of x is 0, since decay is left to the loop."""
         self.s, self.c = State(), State()
         self.a.setup(self.wire, self.s, self.c)
+        self.presets = self.a.local, self.a.outer
+        if self.local:  # each time anew: a preset says them in ``setup``
+            self.a.local = self.a.outer = None
         self.s.x = self.wire.zero()[:, :1].expand(-1, self.layout.dim)
 
     @property

@@ -1,12 +1,13 @@
 """raybench's methods as the communication hook of DistributedDataParallel, or across replicas of FSDP."""
 
 # No postponed annotations here: DistributedDataParallel compares those of a hook with types.
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -82,10 +83,17 @@ class Hook(Attached):
     ) -> None:
         super().__init__(plan, model)
         ranks = dist.get_process_group_ranks(model.process_group)
-        # a group of its own: what the thread sends must not get between messages of the model's
-        group: Any = dist.new_group(ranks, use_local_synchronization=len(ranks) > 1)
-        self.model_group, self.scaler = model.process_group, scaler
         named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
+        # a group of its own: what the thread sends must not get between messages of the model's
+        group: Any = dist.new_group(
+            ranks,
+            timeout=_timeout(model.process_group, named[0][1].device),
+            backend=dist.get_backend(model.process_group),
+            use_local_synchronization=len(ranks) > 1,
+        )
+        self._give_back = weakref.finalize(self, _destroy, weakref.ref(group))
+        self._give_back.atexit = False
+        self.model_group, self.scaler = weakref.ref(model.process_group), scaler
         whole = plan.granularity == "global"
         check_patterns(plan.groups, [name for name, _ in named])
         self.parts = [
@@ -109,11 +117,13 @@ class Hook(Attached):
         super().detach()
         if self.thread is not None:
             self.thread.shutdown()
+        self.parts = []
+        self._give_back()
 
     def run(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Take one bucket of gradients; its future is what every rank steps along."""
         if not self.on:
-            return _averaged(bucket.buffer(), self.model_group)
+            return _averaged(bucket.buffer(), self.model_group())
         if bucket.index() == 0:  # all that was handed over in the pass before has been waited for
             for one in self.parts:
                 one.done = False
@@ -196,7 +206,20 @@ def _of_part(plan: Plan, named: list[tuple[str, Tensor]]) -> Plan:
     return replace(plan, groups=tuple(own))
 
 
-def _averaged(buffer: Tensor, group: dist.ProcessGroup) -> torch.futures.Future[Tensor]:
+def _timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta:
+    """Return how long a group waits for a rank: torch has no public way to ask."""
+    return group._get_backend(device).options._timeout
+
+
+def _destroy(held: weakref.ref[dist.ProcessGroup]) -> None:
+    """Destroy a group that torch still has."""
+    group = held()
+    if group is not None and dist.is_initialized():
+        dist.destroy_process_group(group)
+
+
+def _averaged(buffer: Tensor, group: dist.ProcessGroup | None) -> torch.futures.Future[Tensor]:
+    assert group is not None  # the model has it
     work = dist.all_reduce(buffer.div_(group.size()), group=group, async_op=True)
     assert work is not None
     future: torch.futures.Future[Tensor] = work.get_future().then(lambda f: f.value()[0])
@@ -215,7 +238,7 @@ class Slot:
         return self.hook.run(bucket)
 
 
-_slots: WeakKeyDictionary[DistributedDataParallel, Slot] = WeakKeyDictionary()
+_slots: weakref.WeakKeyDictionary[DistributedDataParallel, Slot] = weakref.WeakKeyDictionary()
 
 
 def attach(

@@ -9,7 +9,7 @@ from typing import Any
 from raybench.algorithms import outer as outer_steps
 from raybench.algorithms.build import part
 from raybench.core import registry
-from raybench.core.cells import State
+from raybench.core.cells import PerCell, State
 from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts
 from raybench.torch import saved
@@ -42,8 +42,9 @@ class LocalSteps:
             if numbers[name] != entry.params[name].default:
                 what = f"{entry.name} leaves {name} to your optimizer, which does the local steps"
                 raise InputError.of(f"algorithm.{name}", what, "set it there")
-        a = exchange.a
-        own = a.local if local is None else part("local", local)
+        own, own_outer = exchange.presets
+        if local is not None:
+            own = part("local", local)
         assert own is not None
         if local is not None and set(local) - {"steps"}:
             extra = sorted(set(local) - {"steps"})
@@ -55,10 +56,9 @@ class LocalSteps:
         if not isinstance(step, int | float) or isinstance(step, bool) or not step > 0:
             raise InputError.of("outer.step_size", f"{step!r}", "a number above 0")
         self.step_size = float(step)
-        self.outer = part("outer", settings) if settings else a.outer
-        a.local = a.outer = None  # both are done here
-        if self.outer is not None and not isinstance(self.outer.momentum, int | float):
-            self.outer = replace(self.outer, momentum=float(numbers["momentum"]))
+        self.outer = part("outer", settings) if settings else own_outer
+        if self.outer is not None and isinstance(self.outer.momentum, PerCell):
+            self.outer = replace(self.outer, momentum=float(self.outer.momentum.values))
         self.exchange, self.flat = exchange, flat
         self.x, self.count, self.s = flat.point(), 0, State()
 

@@ -93,7 +93,7 @@ class CompressedOptimizer(torch.optim.Optimizer):
             what = "without local steps your optimizer is the outer one"
             raise InputError.of("outer", what, "local={'steps': H}, or leave it out")
         self._flat = Flat(_named(optimizer, named_parameters))
-        self._exchange = Exchange(self._plan, self._flat.layout, self._flat.vector, group)
+        self._exchange = Exchange(self._plan, self._flat.layout, self._flat.vector, group, is_local)
         self._agree_on_start()
         self._local = (
             LocalSteps(entry, numbers, local, outer, self._exchange, self._flat)

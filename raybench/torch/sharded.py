@@ -13,6 +13,7 @@ from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.torch.attached import Attached
 from raybench.torch.exchange import Exchange, Plan
+from raybench.wire.transport import Distributed
 
 # What is attached to a model, which holds it itself: from here it must not keep the model alive.
 _hooks: weakref.WeakKeyDictionary[nn.Module, weakref.ref[ShardedHook]] = weakref.WeakKeyDictionary()
@@ -37,7 +38,7 @@ class ShardedHook(Attached):
         if before is not None and before.on:
             raise InputError.of("model", "a method is attached to it", "detach() that one first")
         super().__init__(plan, model)
-        self.group = group
+        self.transport = Distributed(group)
         self.modules = [m for m in model.modules() if isinstance(m, FSDPModule)]
         self._made: dict[int, Exchange] = {}
         for i, module in enumerate(self.modules):
@@ -47,14 +48,14 @@ class ShardedHook(Attached):
     def _reduce(self, number: int, gradient: Tensor) -> None:
         """Exchange one module's shard of gradients (d,), in place."""
         if not self.on:
-            gradient.div_(self.group.size())
-            dist.all_reduce(gradient, group=self.group)
+            gradient.div_(self.transport.size)
+            dist.all_reduce(gradient, group=self.transport.group)
             return
         exchange = self._made.get(number)
         flat = gradient.flatten()
         wide = flat if flat.dtype.itemsize >= 4 else flat.float()
         if exchange is None:
-            exchange = Exchange(self.plan, Layout.vector(len(flat)), wide, self.group)
+            exchange = Exchange(self.plan, Layout.vector(len(flat)), wide, self.transport.group)
             self._made[number] = exchange
             self.exchanges = [self._made[i] for i in sorted(self._made)]
             if exchange.in_steps:

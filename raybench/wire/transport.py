@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import datetime
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # now, or its defaults keep the group of all ranks alive
 from torch import Tensor
 
 from raybench.wire import Message
@@ -179,13 +181,27 @@ def _apart(rows: Tensor, blocks: list[Tensor]) -> list[Tensor]:
 
 
 class Distributed(Ranks):
-    """Ranks of a group of torch.distributed, by default of all: NCCL where each has a GPU of its own, else gloo."""
+    """Ranks of a group of torch.distributed, by default of all: NCCL where each has a GPU of its own, else gloo.
+
+    The group is torch's and may be destroyed at any time: it is not kept alive from here. A group that is held
+    beyond ``destroy_process_group`` goes on running threads, and those abort a process that ends.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         super().__init__(dist.get_rank(group), dist.get_world_size(group))
-        self.group = dist.group.WORLD if group is None else group
+        self._group = None if group is None else weakref.ref(group)
         self._gloo = dist.get_backend(group) == "gloo"
         self._failures = 0
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The group, None for all ranks. Raises RuntimeError where it was destroyed."""
+        if self._group is None:
+            return None
+        group = self._group()
+        if group is None:
+            raise RuntimeError("the process group of this exchange was destroyed")
+        return group
 
     def exchange(self, data: Tensor) -> list[Tensor]:
         return list(self.gathered(data[None]))
