@@ -109,7 +109,6 @@ def sweep(
     """
     from raybench.analysis import BestSteps, frames, keep_targets
     from raybench.runtime.driver import drive
-    from raybench.store import Store, ready
 
     found = _read(config, sets, plugins) if not data else _saved(config, sets, plugins, data, out)
     folder = out if out is not None else Path(RESULTS_FOLDER) / found.name
@@ -124,10 +123,9 @@ def sweep(
         best=BestSteps(folder),
         callbacks=callbacks,
     )
-    if not outcome.interrupted:
-        ready.refresh(Store(folder).files, changed=outcome.plan.missing > 0)
-        if outcome.counts.get("ok") and not outcome.counts.get("missing"):
-            keep_targets(frames(folder))
+    over = not outcome.interrupted and not outcome.counts.get("missing")
+    if over and outcome.counts.get("ok"):
+        keep_targets(frames(folder))
     return outcome
 
 

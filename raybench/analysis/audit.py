@@ -48,7 +48,7 @@ class Audit:
 def audit(source: str | os.PathLike[str] | Frames) -> Audit:
     """Return how the order of methods depends on how bits are booked and steps are chosen.
 
-    values: ``dtype``, or 32 where cells are wider. indices: each code of ``Accounting.index_bits`` that the folder knows.
+    values: ``dtype``, or 32 where cells are wider. indices: each code of ``Accounting.index_bits``.
     first: whether the messages before round 1 are ``counted`` or ``free``. side: ``up``, or ``up + down``. steps: the one that is
     ``tuned``, one times ``theory``, or the one with the ``lowest end``. The target is that of the folder in all of them.
     Raises InputError where no cell ended ok.
@@ -66,9 +66,8 @@ def _readings(found: Frames) -> Iterator[pd.DataFrame]:
     curves = found.curves.reset_index(drop=True)
     narrow = _telling(curves, curves["facet"].map(by_facet), found.metric)
     wide = bool((curves["cell"].map(_widths(found)) > 32).any())
-    codes = [code for code in INDEX_BITS if code != "auto" or booking.knows_packed(curves)]
     widths: list[str | int] = ["dtype", 32] if wide else ["dtype"]
-    for values, code, counted in itertools.product(widths, codes, [True, False]):
+    for values, code, counted in itertools.product(widths, INDEX_BITS, [True, False]):
         how = Accounting(values, code, counted)
         booked, cells = booking.rebook(narrow, found.cells, how)
         both = booked["bits_up"] + booked["bits_down"].fillna(0.0)

@@ -123,12 +123,6 @@ class Frames:
         return growth(self.cells, self.held)
 
     @property
-    def notes(self) -> list[str]:
-        """What a reader of the bits should know besides the accounting."""
-        unknown = "list_or_bitmask" in self.accounting and not _knows_packed(self.held)
-        return [*[booking.PACKED_BITS_UNKNOWN] * unknown, *self.link_notes]
-
-    @property
     def tuning(self) -> list[str]:
         """How steps were tuned, where that was not by running the whole grid."""
         search, cells, said = self.sweep.get("search"), self.cells, []
@@ -144,7 +138,7 @@ class Frames:
         return said
 
     @property
-    def link_notes(self) -> list[str]:
+    def notes(self) -> list[str]:
         """What a reader of simulated seconds should know, nothing without a link."""
         return [] if self.link is None else unmeasured(self.curves)
 
@@ -207,7 +201,6 @@ def _frames(
         results = reader.Results(folder)
         cells = describe(results.cells)
         held = InFolder(results, cells)
-        asked = asked if _knows_packed(held) else booking.without_packed(asked)
         metric = METRICS[0]
         if not cells[metric].notna().any():
             metric = main_metric(held.columns(METRICS))
@@ -216,8 +209,7 @@ def _frames(
         kept = _kept(folder, cells, metric)
         return Frames(held, cells, metric, accounting=str(asked), kept=kept, **more)
     curves, cells = reader.frames(folder, accounting)
-    how = booking.settled(asked, curves)
-    found = framed(curves, cells, accounting=str(how), link=network, link_text=link or "", **more)
+    found = framed(curves, cells, accounting=str(asked), link=network, link_text=link or "", **more)
     return replace(found, kept=_kept(folder, found.cells, found.metric))
 
 
@@ -247,15 +239,6 @@ def framed(curves: pd.DataFrame, cells: pd.DataFrame, **more: Any) -> Frames:
         cells = with_final(cells, curves, SECONDS)
     metric = main_metric(curves)
     return Frames(InMemory(curves), with_final(cells, curves, metric), metric, **more)
-
-
-def _knows_packed(held: Held) -> bool:
-    """Return whether all curves know how many index bits were packed."""
-    if isinstance(held, InFolder) and not held.results.older(booking.COUNTS_PACKED):
-        return True
-    values, packed = booking.COUNTS_THAT_TELL
-    blocks = held.columns(booking.COUNTS_THAT_TELL).blocks
-    return all((np.isnan(b[values]) | ~np.isnan(b[packed])).all() for b in blocks)
 
 
 def _shares(part: pd.Series, whole: pd.Series) -> str:

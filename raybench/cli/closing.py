@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
@@ -31,7 +31,6 @@ class Ending:
     before: int
     run: int = 0
     seconds: float = 0.0
-    notes: Sequence[str] = ()
 
 
 def hand_over(ending: Ending, file: str) -> NoReturn:
@@ -71,9 +70,7 @@ def close(ending: Ending, file: str) -> None:
 
     from raybench import report
     from raybench.analysis import frames, keep_targets
-    from raybench.store import Store, ready
 
-    ready.refresh(Store(ending.folder).files, changed=ending.run > 0)
     counts, folder = ending.counts, ending.folder
     out = shared.console()
     if not counts.get("ok"):

@@ -53,9 +53,9 @@ def plan(
     check_reachable(folder)
     store = Store(folder)
     store.claim(sweep.text, write=False)
-    seen = store.look()
-    sweep = as_booked(sweep, folder, seen)
-    made = make_plan(sweep, seen.statuses(), retry_failed, BestSteps(folder))
+    done = store.done()
+    sweep = as_booked(sweep, folder)
+    made = make_plan(sweep, done, retry_failed, BestSteps(folder))
     need = admit(made, folder)
     known = {}
     if measure and made.batches:

@@ -249,9 +249,4 @@ def seeds_of(text: str | None) -> list[int]:
 
 def results_of(sweep: Sweep, out: str | None) -> str:
     """Return the folder of a sweep's results."""
-    return folder_of(sweep.name, out)
-
-
-def folder_of(name: str, out: str | None) -> str:
-    """Return the folder of the results of a sweep of some name."""
-    return out or str(RESULTS_FOLDER / name)
+    return out or str(RESULTS_FOLDER / sweep.name)

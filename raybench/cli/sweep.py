@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -45,11 +44,6 @@ def sweep(
     same command goes on. Exit code 1 if cells failed, or all were skipped.
     """
     shared.check_file(file)
-    more = fresh or retry_failed or callback  # than an end that is known can answer
-    if not more and (ending := _ended(file, out, sets, plugin)) is not None:
-        note(*ending.notes)
-        closing.close(ending, file)
-        raise typer.Exit(ending.exit_code)
     from raybench.analysis import BestSteps
     from raybench.core.process import give_back
     from raybench.planning.skip import counted
@@ -93,37 +87,3 @@ def sweep(
     give_back()
     closing.close(ending, file)
     raise typer.Exit(ending.exit_code)
-
-
-def _ended(
-    file: str, out: str | None, sets: list[str] | None, plugin: list[str] | None
-) -> Ending | None:
-    """Return how a sweep ended of which nothing is left to run, None where that takes a plan to tell.
-
-    Loads neither the sweep's methods nor torch.
-    """
-    from raybench.core.errors import InputError
-    from raybench.spec.grid import saved
-
-    try:
-        name, text = saved(Path(file), sets=sets or (), plugins=plugin or ())
-    except InputError:
-        return None
-    folder = shared.folder_of(name, out)
-    if "://" not in folder and not (Path(folder) / "plan").is_dir():
-        return None
-    from raybench.store import Store, receipt
-    from raybench.store.reach import check_reachable
-
-    check_reachable(folder)
-    try:
-        found = receipt.find(Store(folder), text)
-    except InputError:  # planning tells of all that is wrong
-        return None
-    if found is None:
-        return None
-    ended = sum(found.counts.values()) - found.counts["skipped"]
-    failed = bool(found.counts.get("failed")) or not ended
-    return Ending(
-        name, folder, found.counts, found.skipped, int(failed), before=ended, notes=found.notes
-    )

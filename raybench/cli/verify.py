@@ -25,15 +25,10 @@ def verify(
     files = reader.open_results(folder)
     found = verified(files)
     out = console()
-    cells = len(found.log.statuses())
-    said = f"{count(found.shards, 'shard')} with {count(cells, 'cell')} as they were written"
+    shards, cells = len(found.log.shards), len(found.log.statuses())
+    said = f"{count(shards, 'shard')} with {count(cells, 'cell')} as they were written"
     head = Text(files.name, style="bold")
     out.print(head.append(f"  {said}", style="not bold"))
-    if found.unsealed:
-        was = "was" if found.unsealed == 1 else "were"
-        out.print(
-            f"{count(found.unsealed, 'shard')} of these {was} written before there were digests"
-        )
     for kind, own in found.by_kind().items():
         out.print()
         table = Table.grid(padding=(0, 2, 0, 0))

@@ -112,10 +112,12 @@ def _columns(rows: Iterable[Mapping[str, object]]) -> dict[str, list[Any]]:
 
 CURVE_FACTS = (
     "cell",
+    "group",
     "label",
     "problem",
     "dataset",
     "clients",
+    "split",
     "algorithm",
     "compressor",
     "k",

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from raybench.analysis import describe, frames
 from raybench.analysis.tuned import main_metric
 from raybench.core.errors import InputError
 from raybench.reproduce.claims import Reproduction
 from raybench.store.reader import configs
+from raybench.store.schema import CURVES, described
 
 MEASURED = "measured.parquet"
 COLUMNS = [
@@ -20,12 +24,8 @@ COLUMNS = [
     *("rounds", "loss", "grad_norm_sq", "accuracy", "bits_up", "seconds"),
 ]
 """The columns of cells that are kept with the docs."""
-IN_CURVES = [
-    *("label", "problem", "dataset", "clients", "algorithm", "compressor"),
-    *("k", "step_size", "step_multiple", "seed"),
-]
-"""The columns of cells that curves have as well, and that are kept once."""
-TELL_CELLS = ["label", "problem", "dataset", "split", "algorithm", "compressor", "k", "step_size"]
+IN_CURVES = CURVES.names[: CURVES.names.index("round")]
+"""The columns that tell cells apart in curves: they are kept once, with the cells."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,7 @@ def kept(what: Reproduction, docs: Path) -> Evidence | None:
     cells, curves = (docs / f"{what.name}.{part}.parquet" for part in ("cells", "curves"))
     if cells.exists() and curves.exists():
         rows = pd.read_parquet(cells)
-        told = rows[["cell", *(name for name in IN_CURVES if name in rows)]]
-        whole = pd.read_parquet(curves).merge(told, on="cell")
+        whole = pd.read_parquet(curves).merge(rows[IN_CURVES], on="cell")
         return Evidence(describe(rows), whole, curves.name)
     other = what.evidence
     if other is None or not other.exists():
@@ -80,11 +79,7 @@ def kept(what: Reproduction, docs: Path) -> Evidence | None:
 
 
 def _of_curves(curves: pd.DataFrame, origin: str) -> Evidence:
-    """Return the evidence in a table of ``raybench.load``, which may lack the ids of cells."""
-    if "cell" not in curves:
-        tell = [name for name in TELL_CELLS if name in curves]
-        group = curves.groupby(tell, dropna=False, sort=False).ngroup().astype(str)
-        curves = curves.assign(group=group, cell=group + " " + curves["seed"].astype(str))
+    """Return the evidence in a table of ``raybench.load``, which has some of its columns."""
     last = curves.sort_values("round").drop_duplicates("cell", keep="last")
     facts = {"config": None, "step_multiple": float("nan"), "clients": None}
     cells = last.assign(rounds=last["round"], **{k: v for k, v in facts.items() if k not in last})
@@ -99,15 +94,19 @@ def keep(what: Reproduction, found: Evidence, docs: Path) -> list[Path]:
         found.cells.to_parquet(path, index=False)
         return [path]
     chosen_by = {main_metric(found.curves), "bits_up"}  # how figures choose steps
-    asked = ["cell", "round", *sorted((what.columns | chosen_by) - {"round"})]
+    asked = ["cell", "round", *sorted((what.columns | chosen_by) - {"round", *IN_CURVES})]
     curves = found.curves[[name for name in asked if name in found.curves]]
     cells = found.cells[[name for name in COLUMNS if name in found.cells]]
     paths = [docs / f"{what.name}.{part}.parquet" for part in ("cells", "curves")]
-    cells.to_parquet(paths[0], index=False, compression="zstd")
+    _write(cells, paths[0])
     # curves are smooth: the bytes of equal weight stand together, which takes two thirds of the room
     smooth = [*curves.select_dtypes("floating")]
-    curves.to_parquet(
-        paths[1], index=False, compression="zstd", compression_level=19,
-        use_dictionary=["cell"], use_byte_stream_split=smooth,
-    )  # fmt: skip
+    how = {"compression_level": 19, "use_dictionary": ["cell"], "use_byte_stream_split": smooth}
+    _write(curves, paths[1], **how)
     return paths
+
+
+def _write(frame: pd.DataFrame, path: Path, **how: Any) -> None:
+    """Write a frame of columns of results, with what the schema says of them."""
+    table = described(pa.Table.from_pandas(frame, preserve_index=False))
+    pq.write_table(table, path, compression="zstd", **how)

@@ -21,7 +21,6 @@ from raybench.planning.batch import Batch
 from raybench.planning.booking import as_booked
 from raybench.planning.plan import Plan, make_plan
 from raybench.planning.search import Best
-from raybench.planning.skip import counted
 from raybench.runtime.callbacks import Callback, opened
 from raybench.runtime.callbacks.follower import Follower
 from raybench.runtime.checkpoints import FOLDER, Checkpoints, run_name
@@ -31,7 +30,7 @@ from raybench.runtime.outcome import Outcome
 from raybench.runtime.progress import View
 from raybench.runtime.session import ray_session
 from raybench.spec import Sweep
-from raybench.store import Store, receipt
+from raybench.store import Store
 from raybench.store.patience import heard
 from raybench.store.reach import check_reachable
 from raybench.store.reader import GRID
@@ -114,16 +113,12 @@ def drive(
                     ran += plan.batches
         except KeyboardInterrupt as stop:
             interrupted, terminated = True, isinstance(stop, Terminated)
-        over = not interrupted and (plan.stage is None or not plan.batches)
         plan = replace(plan, batches=ran, done=before)
         store.check_owner()
         ended = store.done()
         _keep(tries, store, ended)
         if all(ended.get(c.id, "failed") != "failed" for c in plan.cells):
             store.files.clear(FOLDER)
-        if over and all(c.id in ended for c in plan.cells):
-            own = {c.id: ended[c.id] for c in plan.cells}
-            receipt.write(store, sweep.text, own, plan.notes, counted(plan.skipped))
     counts = Counter(ended.get(c.id, "missing") for c in plan.cells)
     counts["skipped"] += len(plan.skipped)
     seconds = time.monotonic() - began
@@ -160,8 +155,7 @@ def _planned(
     store.claim(sweep.text, write=False)
     done: dict[str, str] = {}
     if not fresh:
-        seen = store.look()
-        sweep, done = as_booked(sweep, store.folder, seen), seen.statuses()
+        sweep, done = as_booked(sweep, store.folder), store.done()
     if before is not None and (before.sweep, before.found) == (sweep, done):
         return before
     plan = make_plan(sweep, done, retry_failed, best)

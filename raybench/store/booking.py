@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 
 from raybench.core.counts import Counts
 from raybench.store.accounting import Accounting, dtype_bits
 from raybench.store.schema import SIDES, column
-
-COUNTS_THAT_TELL = ("values_up", "index_auto_up")
-"""The columns that ``settled`` and ``knows_packed`` need."""
-
-COUNTS_PACKED = 2
-"""Files of this version of the schema, and later ones, know what was packed."""
-
-PACKED_BITS_UNKNOWN = (
-    "some cells are of an earlier raybench, which did not count the index bits that were packed: "
-    "index_bits is list_or_bitmask for all cells of the folder"
-)
 
 
 def rebook(
@@ -30,10 +17,7 @@ def rebook(
 
     Counts are cumulative means per client. A cell's bits are those of the last row of its curve,
     null where it has none. ``count_init=False`` takes away the counts of the cell's row of round 0.
-    ``index_bits: auto`` is ``list_or_bitmask`` where some rows do not know what was packed, as
-    ``settled`` says.
     """
-    accounting = settled(accounting, curves)
     curves, cells = curves.copy(deep=False), cells.copy(deep=False)
     widths = cells.set_index("cell")["config"].map(dtype_bits)
     width = curves["cell"].map(widths).fillna(64).to_numpy(float)
@@ -50,28 +34,6 @@ def rebook(
         ends = curves.loc[last].set_index("cell")[f"bits_{side}"]
         cells[f"bits_{side}"] = cells["cell"].map(ends).astype(float)
     return curves, cells
-
-
-def settled(accounting: Accounting, curves: pd.DataFrame) -> Accounting:
-    """Return the accounting that all these curves can be booked under.
-
-    Curves of schema version 1 know the shorter of list and bitmask, and not what was packed. Where
-    some are among them ``index_bits: auto`` becomes ``list_or_bitmask`` for all, so that they compare.
-    """
-    return accounting if knows_packed(curves) else without_packed(accounting)
-
-
-def without_packed(accounting: Accounting) -> Accounting:
-    """Return the accounting where it is not known how many index bits were packed."""
-    if accounting.index_bits == "auto":
-        return replace(accounting, index_bits="list_or_bitmask")
-    return accounting
-
-
-def knows_packed(curves: pd.DataFrame) -> bool:
-    """Return whether all curves know how many index bits were packed."""
-    values, packed = (curves[name] for name in COUNTS_THAT_TELL)
-    return bool((packed.notna() | values.isna()).all())
 
 
 def _count(curves: pd.DataFrame, name: str) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -74,8 +73,7 @@ def _write(
     """
     curves = [_rows(reader.joined(f, CURVES.names), own) for f, own in zip(logs, ids, strict=True)]
     cells = [_rows(f.cells(), own) for f, own in zip(logs, ids, strict=True)]
-    counted = pd.concat([part.select(booking.COUNTS_THAT_TELL).to_pandas() for part in curves])
-    how = booking.settled(books[0], counted)
+    how = books[0]
     for i, own in enumerate(books):
         if own != how:
             curves[i], cells[i] = _rebooked(curves[i], cells[i], how)
@@ -114,7 +112,8 @@ def _rebooked(curves: pa.Table, cells: pa.Table, how: Accounting) -> tuple[pa.Ta
         for side in SIDES:
             name = f"bits_{side}"
             bits = pa.array(frame[name], pa.float64(), from_pandas=True)
-            table = table.set_column(table.column_names.index(name), name, bits)
+            at = table.column_names.index(name)
+            table = table.set_column(at, table.schema.field(at), bits)
         tables.append(table)
     return tables[0], tables[1]
 

@@ -19,9 +19,8 @@ import pyarrow as pa
 from raybench.core.errors import Complaint, InputError
 from raybench.store import seal
 from raybench.store.files import Files, Mark, sizes_of
-from raybench.store.ready import Ready
-from raybench.store.schema import CELLS, CURVES, SCHEMA_VERSION, version_of
-from raybench.store.seal import Damaged, Foreign, Newer, Seal
+from raybench.store.schema import CELLS, CURVES
+from raybench.store.seal import Damaged, Foreign, OtherVersion, Seal
 
 T = TypeVar("T")
 
@@ -35,7 +34,7 @@ SHOWN = 6
 
 DAMAGED = "damaged"
 FOREIGN = "foreign"
-NEWER = "newer"
+OTHER_VERSION = "other version"
 UNCOMMITTED = "uncommitted"
 STRAY = "stray"
 DOUBLE = "double"
@@ -43,7 +42,7 @@ NO_SWEEP = "no sweep"
 FIXES = {
     DAMAGED: "the sweep's own command sets it aside and runs its cells again",
     FOREIGN: "it does not count here; move it away, since other readers see it (raybench merge joins folders)",
-    NEWER: "install a newer raybench",
+    OTHER_VERSION: "read it with the raybench that wrote it, or run its sweep again in a new folder",
     UNCOMMITTED: "left by a sweep that was stopped; the sweep's own command removes it",
     STRAY: "it does not count here; move it away, since other readers may stumble over it",
     DOUBLE: "the sweep's own command keeps the row that ended best",
@@ -72,21 +71,24 @@ class Finding:
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard that counts: its name, its seal (None from a raybench without seals), its rows, its schema's version."""
+    """A shard that counts: its name, its seal, its rows."""
 
     name: str
-    seal: Seal | None
+    seal: Seal
     cells: pa.Table
     curves: pa.Table | None = None
-    version: int = SCHEMA_VERSION
 
 
 @dataclass(frozen=True)
 class Log:
-    """The shards of a folder that count, by name, and what was found beside them."""
+    """The shards of a folder that count, by name, and what was found beside them.
+
+    no_cells: the table of cells of a folder without shards.
+    """
 
     shards: tuple[Shard, ...]
-    findings: tuple[Finding, ...] = field(default=())
+    findings: tuple[Finding, ...] = ()
+    no_cells: pa.Table = field(default_factory=CELLS.empty_table)
 
     def of(self, *kinds: str) -> list[Finding]:
         """Return the findings of some kinds."""
@@ -94,11 +96,12 @@ class Log:
 
     def cells(self) -> pa.Table:
         """Return the rows of all shards' cells."""
-        return pa.concat_tables([s.cells for s in self.shards])
+        return pa.concat_tables([s.cells for s in self.shards] or [self.no_cells])
 
     def statuses(self) -> dict[str, str]:
         """Return {cell: status}, the best one where a cell stands in several shards."""
-        rows = pa.concat_tables([s.cells.select(["cell", "status"]) for s in self.shards])
+        parts = [s.cells for s in self.shards] or [self.no_cells]
+        rows = pa.concat_tables([part.select(["cell", "status"]) for part in parts])
         cells, statuses = rows["cell"].to_pylist(), rows["status"].to_pylist()
         found = dict(zip(cells, map(sys.intern, statuses), strict=True))
         if len(found) < len(cells):  # some stand in several shards
@@ -176,13 +179,12 @@ def look(
     pairs = {n: (listed[n], marks.get(n, ())) for n in listed if _counts(n)}
     known = {n: memory.known(n, pairs[n]) for n in pairs} if memory is not None else {}
     sizes = sizes_of(marks)
-    ready = Ready(files, columns or CELLS.names)
 
     def check(name: str) -> Shard | Finding | None:
         kept = known.get(name)
         if kept is not None and (kept.deep or not deep or _compared(files, kept.shard)):
             return kept.shard
-        found = _shard(files, own, sizes, deep, ready, curves, name, coded)
+        found = _shard(files, own, sizes, deep, columns, curves, name, coded)
         if reduce is None or not isinstance(found, Shard):
             return found
         return replace(found, cells=reduce(found.cells))
@@ -198,9 +200,7 @@ def look(
                 kept = known.get(name)
                 compared = deep or (kept is not None and kept.shard is found and kept.deep)
                 memory.kept[name] = Kept(found, pairs[name], compared)
-    if not shards:
-        shards = [Shard("", None, CELLS.empty_table().select(columns or CELLS.names))]
-    return Log(tuple(shards), tuple(findings))
+    return Log(tuple(shards), tuple(findings), CELLS.empty_table().select(columns or CELLS.names))
 
 
 def each_curves(
@@ -214,24 +214,22 @@ def each_curves(
 
     columns: those that are read. only: names of shards. Raises InputError for a file that is damaged.
     """
-    shards = {s.name: s for s in found.shards if s.name and (only is None or s.name in only)}
+    seals = {s.name: s.seal for s in found.shards if only is None or s.name in only}
     own = owner_of(files).get("folder", "")
-    ready = Ready(files, CELLS.names)
 
     def read(name: str) -> T | Finding | None:
-        said = shards[name].seal
-        held = files.read(f"curves/{name}.parquet") if said is None or said.curves else None
-        if said is not None and held is not None and said.fits(held):
-            return reduce(seal.rows(seal.parquet(held), CURVES, columns))
-        if said is not None and not said.curves:
+        if not seals[name].curves:
             return None
-        # without a seal, or replaced since the log was read
-        again = _shard(files, own, {}, True, ready, columns, f"{name}.parquet")
+        held = files.read(f"curves/{name}.parquet")
+        if held is not None and seals[name].fits(held):
+            return reduce(seal.rows(seal.parquet(held), CURVES, columns))
+        # replaced since the log was read
+        again = _shard(files, own, {}, True, ["cell", "status"], columns, f"{name}.parquet")
         if isinstance(again, Finding):
             return again
         return None if again is None or again.curves is None else reduce(again.curves)
 
-    for one in _each(files, read, shards):
+    for one in _each(files, read, seals):
         if isinstance(one, Finding):
             refuse(Log((), (one,)), files.name, one.kind)
         elif one is not None:
@@ -239,16 +237,14 @@ def each_curves(
 
 
 def _compared(files: Files, shard: Shard) -> bool:
-    """Return whether a shard's curves have the digest of its seal, False where only reading it can tell."""
-    if shard.seal is None:
-        return False
+    """Return whether a shard's curves have the digest of its seal."""
     held = files.read(f"curves/{shard.name}.parquet") if shard.seal.curves else None
     return shard.seal.fits(held)
 
 
 def strays(files: Files, log: Log) -> Iterator[Finding]:
     """Yield what else lies in the folders of results: curves that nothing commits, files of others."""
-    committed = {f"{s.name}.parquet" for s in log.shards if s.seal is None or s.seal.curves}
+    committed = {f"{s.name}.parquet" for s in log.shards if s.seal.curves}
     known = {f.rel for f in log.findings}
     for folder in ("cells", "curves"):
         for name in files.names(folder):
@@ -305,7 +301,7 @@ def _shard(
     own: str,
     sizes: Mapping[str, int],
     deep: bool,
-    ready: Ready,
+    columns: Sequence[str] | None,
     wanted: Sequence[str] | None,
     name: str,
     coded: Sequence[str] = (),
@@ -323,34 +319,34 @@ def _shard(
         if data is None:
             return None
         try:
-            said, version, cells = _opened(data, ready)
-            if said is not None and said.shard != stem:
+            said, file = seal.opened(data)
+            if said.shard != stem:
                 raise Foreign(f"a copy of {said.shard}.parquet")
-            if said is not None and own and said.folder not in ("", own):
+            if own and said.folder not in ("", own):
                 raise Foreign("it was written into another results folder")
+            cells = seal.rows(file, CELLS, columns)
             strange = set(cells["status"].to_pylist()) - set(STATUS_RANK)
             if strange or cells["cell"].null_count:
                 raise Damaged("it holds rows without an id or with an unknown status")
             if wanted is None and not deep:
                 size = sizes.get(name) if attempt == 0 else files.sizes("curves").get(name)
-                what = _pair(said, cells, size is not None, size == (said.size if said else 0))
+                what = _pair(said, size is not None, size == said.size)
                 if not what:
-                    return Shard(stem, said, cells, version=version)
+                    return Shard(stem, said, cells)
                 continue
-            held = files.read(f"curves/{name}") if said is None or said.curves else None
-            what = _pair(said, cells, held is not None, said is None or said.fits(held))
+            held = files.read(f"curves/{name}") if said.curves else None
+            what = _pair(said, held is not None, said.fits(held))
             if what:
                 continue
             table = None
-            # bytes that have their digest can be read; without a seal reading them is the only check
-            if held is not None and (wanted is not None or said is None):
+            if held is not None and wanted is not None:
                 try:
-                    table = seal.rows(seal.parquet(held, coded), CURVES, wanted or ["cell"])
-                except (Damaged, Foreign) as error:
+                    table = seal.rows(seal.parquet(held, coded), CURVES, wanted)
+                except (Damaged, Foreign, OtherVersion) as error:
                     return Finding(f"curves/{name}", DAMAGED, str(error))
-            return Shard(stem, said, cells, table, version)
-        except Newer as error:
-            return Finding(rel, NEWER, str(error))
+            return Shard(stem, said, cells, table)
+        except OtherVersion as error:
+            return Finding(rel, OTHER_VERSION, str(error))
         except Foreign as error:
             return Finding(rel, FOREIGN, str(error))
         except Damaged as error:
@@ -358,20 +354,8 @@ def _shard(
     return Finding(f"curves/{name}", DAMAGED, what)
 
 
-def _opened(data: bytes, ready: Ready) -> tuple[Seal | None, int, pa.Table]:
-    """Return the seal of a cells file, its schema's version and its rows. Raises Damaged, Foreign or Newer."""
-    found = ready.rows(data)
-    if found is not None:
-        return found[0], SCHEMA_VERSION, found[1]
-    said, file = seal.opened(data)
-    return said, version_of(file.schema_arrow), seal.rows(file, CELLS, ready.columns)
-
-
-def _pair(said: Seal | None, cells: pa.Table, there: bool, fits: bool) -> str:
-    """Return what is wrong between a shard's cells and its curves, empty if they belong together."""
-    if said is None:  # written without a seal: only that it has curves can be asked
-        ended = {"ok", "diverged"} & set(cells["status"].to_pylist())
-        return "it is missing" if ended and not there else ""
+def _pair(said: Seal, there: bool, fits: bool) -> str:
+    """Return what is wrong between a seal and the curves file, empty if they belong together."""
     if not said.curves:
         return ""
     if not there:

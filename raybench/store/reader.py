@@ -20,15 +20,13 @@ from raybench.store import booking, identity, log
 from raybench.store.accounting import Accounting, parse
 from raybench.store.files import Files, open_folder
 from raybench.store.frames import cells_frame, curves_frame
-from raybench.store.log import DAMAGED, FOREIGN, NEWER, SWEEPS, Log
+from raybench.store.log import DAMAGED, FOREIGN, OTHER_VERSION, SWEEPS, Log
 from raybench.store.reach import reached
 from raybench.store.schema import CELLS, CURVES, EXTRA_COUNTS
 from raybench.store.table import expand_extra
 
 COLUMNS_JOINED = [
-    "group",
     "status",
-    "split",
     "compressor_params",
     "downlink",
     "theory_step",
@@ -64,17 +62,13 @@ def load(folder: Source, accounting: How = None, params: bool = False) -> pd.Dat
     """Return the curves of a results folder, one row per recorded round of a committed cell.
 
     Columns: those of ``curves`` with the map ``extra`` as columns ``extra.<name>``, and from
-    ``cells`` group, status, split, compressor_params, downlink, theory_step, rounds, d, L, L_tilde,
+    ``cells`` status, compressor_params, downlink, theory_step, rounds, d, L, L_tilde,
     L_pm, mu, f_star, heterogeneity, omega, alpha, workers, mode, device, batch. Rows are sorted by
     cell and round. With ``accounting`` the bits are booked anew; with ``params`` the resolved
-    config is joined too, flattened (``algorithm.p``, ``problem.lambda``). Where some cells do not
-    know how many index bits were packed, ``index_bits: auto`` is ``list_or_bitmask``, with a warning.
-    Every file is compared with its digest; files that are not this folder's are left out, with a warning.
+    config is joined too, flattened (``algorithm.p``, ``problem.lambda``). Every file is compared with its digest; files that are not this folder's are left out, with a warning.
     Raises InputError if there are no results in the folder, a file is damaged or the accounting is unknown.
     """
-    curves, _ = frames(folder, accounting, params)
-    _warn(accounting, curves)
-    return curves
+    return frames(folder, accounting, params)[0]
 
 
 def cells(folder: Source, accounting: How = None) -> pd.DataFrame:
@@ -85,15 +79,7 @@ def cells(folder: Source, accounting: How = None) -> pd.DataFrame:
     """
     if accounting is None:
         return cells_frame(checked(open_results(folder)).cells())
-    curves, table = frames(folder, accounting)
-    _warn(accounting, curves)
-    return table
-
-
-def _warn(accounting: How, curves: pd.DataFrame) -> None:
-    asked = None if accounting is None else parse(accounting)
-    if asked is not None and booking.settled(asked, curves) != asked:
-        warnings.warn(booking.PACKED_BITS_UNKNOWN, Notice, stacklevel=3)
+    return frames(folder, accounting)[1]
 
 
 def frames(
@@ -138,10 +124,6 @@ class Results:
         held = [CELLS.field("cell"), CELLS.field("status")]
         few = [replace(s, cells=s.cells.select([f.name for f in held])) for s in self.log.shards]
         self.log = replace(self.log, shards=tuple(few))
-
-    def older(self, version: int) -> bool:
-        """Return whether some shards are of an earlier version of the schema than this."""
-        return any(shard.version < version for shard in self.log.shards)
 
     def blocks(
         self, names: Sequence[str], cells: Collection[str] | None = None
@@ -238,7 +220,7 @@ def part(folder: Source, columns: Sequence[str]) -> tuple[pd.DataFrame, pd.DataF
     """
     files = open_results(folder)
     found = log.look(files, curves=columns)
-    log.refuse(found, files.name, NEWER)
+    log.refuse(found, files.name, OTHER_VERSION)
     curves = joined(found, columns).to_pandas().drop_duplicates(["cell", "round"])
     return curves, cells_frame(found.cells())
 
@@ -267,27 +249,16 @@ def sweep(folder: Source) -> dict[str, Any]:
     return identity.parse(text) if text else {}
 
 
-def accounting_of(
-    folder: Source, asked: Accounting | None = None, seen: Log | None = None
-) -> Accounting:
+def accounting_of(folder: Source, asked: Accounting | None = None) -> Accounting:
     """Return how a results folder books bits: as its first curves are, ``asked`` where it has none.
 
-    A folder keeps the accounting that it began with, so that its bits compare. Where some curves do
-    not know what was packed ``index_bits: auto`` is ``list_or_bitmask``, as ``booking.settled`` says.
-    seen: the folder's log, if it was read before.
+    A folder keeps the accounting that it began with, so that its bits compare.
     """
     files = open_folder(folder)
-    if not files.names("curves"):
+    text = files.read("sweep.yaml") if files.names("curves") else None
+    if text is None:
         return asked or Accounting()
-    text = files.read("sweep.yaml")
-    own = asked or Accounting()
-    if text is not None:
-        own = parse(identity.parse(identity.decoded(text, files.name)).get("accounting"))
-    seen = seen or log.look(files, columns=["cell", "status"])
-    if own.index_bits != "auto" or not any(s.version < booking.COUNTS_PACKED for s in seen.shards):
-        return own
-    found = log.look(files, columns=["cell", "status"], curves=booking.COUNTS_THAT_TELL)
-    return booking.settled(own, joined(found, booking.COUNTS_THAT_TELL).to_pandas())
+    return parse(identity.parse(identity.decoded(text, files.name)).get("accounting"))
 
 
 def grid(folder: Source) -> dict[str, int]:
@@ -373,10 +344,10 @@ def checked(
     """Return the log of a folder, with a warning for each file of others.
 
     curves, columns, coded, reduce: as ``log.look`` takes them. Raises InputError for a file that is damaged or
-    that a newer raybench wrote.
+    of a version of the schema that this raybench does not read.
     """
     found = log.look(files, curves=curves, columns=columns, coded=coded, reduce=reduce)
-    log.refuse(found, files.name, DAMAGED, NEWER)
+    log.refuse(found, files.name, DAMAGED, OTHER_VERSION)
     for finding in found.of(FOREIGN):
         what = f"{files.name}/{finding.rel} is left out: {finding.what}"
         warnings.warn(what, Notice, stacklevel=4)

@@ -8,56 +8,120 @@ import pyarrow as pa
 
 from raybench.core.counts import Counts
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 VERSION_KEY = b"raybench_schema"
 SIDES = ("up", "down")
 
-
-def _fields(names: str, kind: pa.DataType) -> list[pa.Field]:
-    return [pa.field(name, kind) for name in names.split()]
-
-
 _text, _whole, _real = pa.string(), pa.int64(), pa.float64()
+_COLUMNS: dict[str, tuple[pa.DataType, str, str]] = {
+    "cell": (_text, "", "id of the cell, a hash of what was requested"),
+    "group": (_text, "", "id without seed and step: cells to average and tune over"),
+    "label": (_text, "", "the method: algorithm, operator, the parameters that matter"),
+    "status": (_text, "", "ok, diverged, failed, skipped or pruned"),
+    "error": (_text, "", "of a failed cell: the end of the traceback"),
+    "reason": (_text, "", "of a skipped or pruned cell: why"),
+    "problem": (_text, "", "name of the problem"),
+    "dataset": (_text, "", "name of the data, null for synthetic problems"),
+    "clients": (_whole, "1", "n"),
+    "split": (_text, "", "of the data over clients: a name, or a mapping as JSON"),
+    "algorithm": (_text, "", "name of the algorithm"),
+    "compressor": (_text, "", "name of the uplink operator, null without one"),
+    "compressor_params": (_text, "", "its parameters as JSON"),
+    "downlink": (_text, "", "name of the downlink operator"),
+    "k": (_whole, "coordinates", "K, a share resolved to a number"),
+    "step_size": (_real, "", "gamma"),
+    "step_multiple": (_real, "1", "gamma over the theoretical step"),
+    "theory_step": (_real, "", "the theoretical step, null without one"),
+    "seed": (_whole, "", "of the algorithm and x0"),
+    "round": (_whole, "rounds", "t; row 0 is x^0 with the initial messages booked"),
+    "rounds": (_whole, "rounds", "rounds done"),
+    "epoch": (_real, "passes", "grad_evals over a mean client's samples"),
+    "grad_evals": (_real, "samples", "gradients of single samples, mean per client"),
+    "bits_up": (_real, "bits", "sent under the sweep's accounting, mean per client"),
+    "bits_down": (_real, "bits", "broadcast under the sweep's accounting"),
+    "bytes_up": (_real, "bytes", "of packed messages sent, mean per client"),
+    "bytes_down": (_real, "bytes", "of packed messages broadcast"),
+    "bytes_up_max": (_real, "bytes", "each round's largest client, summed"),
+    "messages_up": (_real, "messages", "sent, mean per client"),
+    "messages_down": (_real, "messages", "broadcast, or mean sent to a client"),
+    "values_up": (_real, "values", "of full width sent, mean per client"),
+    "index_explicit_up": (_real, "bits", "indices sent, as lists"),
+    "index_auto_up": (_real, "bits", "indices sent, as packed"),
+    "raw_bits_up": (_real, "bits", "sent that no accounting changes"),
+    "values_down": (_real, "values", "of full width broadcast"),
+    "index_explicit_down": (_real, "bits", "indices broadcast, as lists"),
+    "index_auto_down": (_real, "bits", "indices broadcast, as packed"),
+    "raw_bits_down": (_real, "bits", "broadcast that no accounting changes"),
+    "loss": (_real, "", "f(x^t)"),
+    "grad_norm_sq": (_real, "", "||grad f(x^t)||^2"),
+    "best_grad_norm_sq": (_real, "", "smallest ||grad f(x^t)||^2 recorded"),
+    "suboptimality": (_real, "", "f(x^t) - f*"),
+    "mean_client_grad_norm_sq": (_real, "", "mean_i ||grad f_i(x^t)||^2"),
+    "consensus_error": (_real, "", "mean_i ||x_i - mean x||^2"),
+    "estimator_error_sq": (_real, "", "||g^t - grad f(x^t)||^2"),
+    "accuracy": (_real, "1", "share of rows classified rightly"),
+    "test_loss": (_real, "", "mean loss on the test part"),
+    "clock_seconds": (_real, "s", "simulated time at which the row was reached"),
+    "seconds": (_real, "s", "wall time, over the active cells of the batch"),
+    "seconds_gradient": (_real, "s", "of it: gradients"),
+    "seconds_compress": (_real, "s", "of it: compression"),
+    "seconds_communicate": (_real, "s", "of it: communication"),
+    "extra": (pa.map_(_text, _real), "", "metrics of one's own, further counts"),
+    "d": (_whole, "coordinates", "length of the iterate"),
+    "L": (_real, "", "smoothness of f"),
+    "L_tilde": (_real, "", "sqrt(mean_i L_i^2)"),
+    "L_pm": (_real, "", "L_+-, the Hessian variance's root"),
+    "mu": (_real, "", "strong convexity or PL constant"),
+    "f_star": (_real, "", "minimum of f, known or given"),
+    "heterogeneity": (_real, "", "mean_i ||grad f_i(x*)||^2"),
+    "constants": (_text, "", "all constants as JSON"),
+    "omega": (_real, "1", "variance of the uplink operator as used"),
+    "alpha": (_real, "1", "contraction of the uplink operator as used"),
+    "workers": (_whole, "1", "processes that hosted the clients"),
+    "mode": (_text, "", "simulate or train"),
+    "device": (_text, "", "cpu or cuda"),
+    "batch": (_text, "", "name of the batch it ran in"),
+    "batch_cells": (_whole, "1", "cells of that batch"),
+    "peak_memory": (_whole, "bytes", "of the process"),
+    "config": (_text, "", "the resolved cell as JSON"),
+    "attempts": (_whole, "1", "how often its batch was tried"),
+    "started": (pa.timestamp("us", tz="UTC"), "", "when it began"),
+    "host": (_text, "", "where it ran"),
+    "raybench_version": (_text, "", "what it ran with"),
+    "git_commit": (_text, "", "of raybench's repository"),
+    "ray_version": (_text, "", "what it ran with"),
+    "torch_version": (_text, "", "what it ran with"),
+    "python_version": (_text, "", "what it ran with"),
+}
+"""{column: (type, unit, description)}; the unit is 1 for counts and ratios, empty where there is none to name."""
 
-CURVES = pa.schema(
-    _fields("cell label problem dataset", _text)
-    + _fields("clients", _whole)
-    + _fields("algorithm compressor", _text)
-    + _fields("k", _whole)
-    + _fields("step_size step_multiple", _real)
-    + _fields("seed round", _whole)
-    + _fields("epoch grad_evals bits_up bits_down bytes_up bytes_down", _real)
-    + _fields("bytes_up_max messages_up messages_down", _real)
-    + _fields("values_up index_explicit_up index_auto_up raw_bits_up", _real)
-    + _fields("values_down index_explicit_down index_auto_down raw_bits_down", _real)
-    + _fields("loss grad_norm_sq suboptimality mean_client_grad_norm_sq", _real)
-    + _fields("consensus_error estimator_error_sq accuracy test_loss", _real)
-    + _fields("seconds seconds_gradient seconds_compress seconds_communicate", _real)
-    + [pa.field("extra", pa.map_(_text, _real))]
-)
+
+def _schema(names: str) -> pa.Schema:
+    fields = []
+    for name in names.split():
+        kind, unit, description = _COLUMNS[name]
+        said = {"description": description, "unit": unit}
+        fields.append(pa.field(name, kind, metadata=said))
+    return pa.schema(fields)
+
+
+CURVES = _schema("""
+    cell group label problem dataset clients split algorithm compressor k step_size step_multiple seed
+    round epoch grad_evals bits_up bits_down bytes_up bytes_down bytes_up_max messages_up messages_down
+    values_up index_explicit_up index_auto_up raw_bits_up
+    values_down index_explicit_down index_auto_down raw_bits_down
+    loss grad_norm_sq suboptimality mean_client_grad_norm_sq consensus_error estimator_error_sq
+    accuracy test_loss clock_seconds seconds seconds_gradient seconds_compress seconds_communicate extra
+""")
 """One row per recorded round of a cell: counts are cumulative means per client, unknown is null."""
 
-CELLS = pa.schema(
-    _fields("cell group label status error reason problem dataset", _text)
-    + _fields("clients", _whole)
-    + _fields("split algorithm compressor compressor_params downlink", _text)
-    + _fields("k", _whole)
-    + _fields("step_size step_multiple theory_step", _real)
-    + _fields("seed rounds", _whole)
-    + _fields("loss grad_norm_sq best_grad_norm_sq accuracy", _real)
-    + _fields("bits_up bits_down bytes_up bytes_down seconds", _real)
-    + _fields("d", _whole)
-    + _fields("L L_tilde L_pm mu f_star heterogeneity", _real)
-    + _fields("constants", _text)
-    + _fields("omega alpha", _real)
-    + _fields("workers", _whole)
-    + _fields("mode device batch", _text)
-    + _fields("batch_cells peak_memory", _whole)
-    + _fields("config", _text)
-    + _fields("attempts", _whole)
-    + [pa.field("started", pa.timestamp("us", tz="UTC"))]
-    + _fields("host raybench_version git_commit ray_version torch_version python_version", _text)
-)
+CELLS = _schema("""
+    cell group label status error reason problem dataset clients split algorithm compressor compressor_params
+    downlink k step_size step_multiple theory_step seed rounds loss grad_norm_sq best_grad_norm_sq accuracy
+    bits_up bits_down bytes_up bytes_down seconds d L L_tilde L_pm mu f_star heterogeneity constants
+    omega alpha workers mode device batch batch_cells peak_memory config attempts started host
+    raybench_version git_commit ray_version torch_version python_version
+""")
 """One row per planned cell: how it ended, its last values, its problem's constants, its config."""
 
 
@@ -73,8 +137,6 @@ EXTRA_COUNTS = tuple(
     if (name := column(count, side)) not in CURVES.names
 )
 """Counts without a column of their own: keys of the map ``extra``, absent where zero."""
-
-STATUSES = ("ok", "diverged", "failed", "skipped", "pruned")
 
 
 def raybench_version() -> str:
@@ -92,7 +154,14 @@ def stamped(schema: pa.Schema) -> pa.Schema:
     )
 
 
+def described(table: pa.Table) -> pa.Table:
+    """Return a table, of some columns of the schema and of others, with what the schema says of its columns."""
+    said = {name: _schema(name).field(name).metadata for name in _COLUMNS}
+    fields = [f.with_metadata(said.get(f.name)) for f in table.schema]
+    return pa.table(table.columns, schema=stamped(pa.schema(fields)))
+
+
 def version_of(schema: pa.Schema) -> int:
-    """Return the schema version a file bears; 1 for a file written without one."""
-    said = (schema.metadata or {}).get(VERSION_KEY, b"1")
-    return int(said) if said.isdigit() else 1
+    """Return the schema version that a file bears, 0 where it bears none."""
+    said = (schema.metadata or {}).get(VERSION_KEY, b"")
+    return int(said) if said.isdigit() else 0

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raybench.store.schema import SCHEMA_VERSION, VERSION_KEY, version_of
+from raybench.store.schema import SCHEMA_VERSION, version_of
 from raybench.store.table import encode
-from raybench.store.upgrades import upgrade
+from raybench.store.upgrades import readable, upgrade
 
 SEAL, DIGEST = "raybench_seal", "raybench_digest"
 BLANK = b"0" * 64
-UNSIGNED = {DIGEST: BLANK.decode()}
 
 
 class Damaged(ValueError):
@@ -33,8 +32,8 @@ class Foreign(ValueError):
     """A file is sound, but not raybench's, or not this folder's."""
 
 
-class Newer(ValueError):
-    """A file was written by a newer raybench."""
+class OtherVersion(ValueError):
+    """A file is of a version of the schema that this raybench does not read."""
 
 
 @dataclass(frozen=True)
@@ -66,36 +65,22 @@ def sealed(cells: pa.Table, shard: str, folder: str = "", curves: bytes | None =
     seal = Seal(shard, folder)
     if curves is not None:
         seal = dataclasses.replace(seal, curves=digest(curves), size=len(curves))
-    return signed(encode(cells, {SEAL: json.dumps(dataclasses.asdict(seal)), **UNSIGNED}))
-
-
-def signed(data: bytes) -> bytes:
-    """Return a file, written with the fact ``UNSIGNED``, with the digest of its own bytes."""
+    data = encode(cells, {SEAL: json.dumps(dataclasses.asdict(seal)), DIGEST: BLANK.decode()})
     at = data.rindex(BLANK)
     return data[:at] + digest(data).encode() + data[at + len(BLANK) :]
 
 
-def check_signed(data: bytes, file: pq.ParquetFile) -> None:
-    """Raise Damaged unless a file, opened with this reader, bears the digest of its own bytes."""
-    own = (file.metadata.metadata or {}).get(DIGEST.encode(), b"")
+def opened(data: bytes) -> tuple[Seal, pq.ParquetFile]:
+    """Return the seal of a cells file and its reader. Raises Damaged, Foreign or OtherVersion."""
+    file = parquet(data)
+    said = file.metadata.metadata or {}
+    own = said.get(DIGEST.encode(), b"")
     at = data.rfind(own)
     if len(own) != len(BLANK) or digest(data[:at] + BLANK + data[at + len(own) :]) != own.decode():
         raise Damaged("its bytes are not those that were written")
-
-
-def opened(data: bytes) -> tuple[Seal | None, pq.ParquetFile]:
-    """Return the seal of a cells file, None where a raybench without seals wrote it, and its reader.
-
-    Raises Damaged, Foreign or Newer.
-    """
-    file = parquet(data)
-    said = file.metadata.metadata or {}
-    if SEAL.encode() not in said:
-        return None, file
-    check_signed(data, file)
     try:
         seal = Seal(**json.loads(said[SEAL.encode()]))
-    except (TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise Damaged("its seal cannot be read") from error
     texts = (seal.shard, seal.folder, seal.curves)
     if not all(isinstance(text, str) for text in texts) or not isinstance(seal.size, int):
@@ -104,7 +89,7 @@ def opened(data: bytes) -> tuple[Seal | None, pq.ParquetFile]:
 
 
 def parquet(data: bytes, coded: Sequence[str] = ()) -> pq.ParquetFile:
-    """Return the reader of a file of raybench's. Raises Damaged, Foreign or Newer.
+    """Return the reader of a file of raybench's. Raises Damaged, Foreign or OtherVersion.
 
     coded: columns of texts that are to be read as places in a list of distinct texts; a column that
     the file lacks, as files of older versions may, is none of them.
@@ -121,11 +106,11 @@ def parquet(data: bytes, coded: Sequence[str] = ()) -> pq.ParquetFile:
         schema = file.schema_arrow  # made anew each time it is asked for
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Damaged("it is not a readable Parquet file") from error
-    if VERSION_KEY not in (schema.metadata or {}) or "cell" not in schema.names:
-        raise Foreign("raybench did not write it")
     version = version_of(schema)
-    if version > SCHEMA_VERSION:
-        raise Newer(f"it has schema version {version}, this raybench reads {SCHEMA_VERSION}")
+    if not version or "cell" not in schema.names:
+        raise Foreign("raybench did not write it")
+    if not readable(version):
+        raise OtherVersion(f"it has schema version {version}, this raybench reads {SCHEMA_VERSION}")
     return file
 
 

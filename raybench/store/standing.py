@@ -118,7 +118,7 @@ def standing(folder: str | os.PathLike[str]) -> Standing:
         rate=rate,
         best=_best(table),
         errors=dict(errors.most_common()),
-        damaged=len(found.of(log.DAMAGED, log.NEWER)),
+        damaged=len(found.of(log.DAMAGED, log.OTHER_VERSION)),
     )
 
 

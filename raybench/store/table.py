@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -105,28 +105,14 @@ def _map(
     return pa.MapArray.from_arrays(offsets, keys, values[present], type=kind)
 
 
-def extra_map(columns: Mapping[str, object], rows: int) -> pa.Array:
-    """Return the map ``extra`` of so many rows from {name: column}; null and NaN mean absent."""
-    parts = {name: _part(value) for name, value in columns.items()}
-    return _map(parts, (rows,), None, rows, CURVES.field("extra").type)
-
-
 def encode(table: pa.Table, facts: Mapping[str, str] | None = None) -> bytes:
     """Return the Parquet file of ``table``: zstd, with a checksum for every page.
 
     The file bears today's schema version and raybench's version, so the table must be in today's
     schema. facts: more of its metadata, which stands in the file once.
     """
-    return encode_parts(table.schema, [table], facts or {})
-
-
-def encode_parts(schema: pa.Schema, parts: Iterable[pa.Table], facts: Mapping[str, str]) -> bytes:
-    """Return the Parquet file of several tables as ``encode`` does, each a row group of its own.
-
-    facts: read when the last of the tables is written.
-    """
     sink = pa.BufferOutputStream()
-    schema = stamped(schema)
+    schema = stamped(table.schema)
     text = [f.name for f in schema if pa.types.is_string(f.type)]
     numbers = [f.name for f in schema if pa.types.is_floating(f.type)]
     with (
@@ -140,8 +126,7 @@ def encode_parts(schema: pa.Schema, parts: Iterable[pa.Table], facts: Mapping[st
             write_page_checksum=True,
         ) as writer
     ):
-        for table in parts:
-            writer.write_table(table.replace_schema_metadata(schema.metadata))
+        writer.write_table(table.replace_schema_metadata(schema.metadata))
         if facts:
             writer.add_key_value_metadata(dict(facts))
     return sink.getvalue().to_pybytes()

@@ -21,16 +21,6 @@ class Verified:
     findings: tuple[Finding, ...]
 
     @property
-    def shards(self) -> int:
-        """How many shards count."""
-        return sum(bool(shard.name) for shard in self.log.shards)
-
-    @property
-    def unsealed(self) -> int:
-        """How many of them a raybench without seals wrote."""
-        return sum(bool(shard.name) and shard.seal is None for shard in self.log.shards)
-
-    @property
     def harm(self) -> bool:
         """Whether anything was found that is not harmless."""
         return any(finding.kind not in HARMLESS for finding in self.findings)

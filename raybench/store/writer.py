@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 from raybench.core.errors import FolderLost, InputError
 from raybench.store import identity, lock, log
 from raybench.store.files import open_folder
-from raybench.store.log import DAMAGED, DOUBLE, NEWER, OWNER, SWEEPS, TARGETS, Finding
+from raybench.store.log import DAMAGED, DOUBLE, OTHER_VERSION, OWNER, SWEEPS, TARGETS, Finding
 from raybench.store.schema import CELLS, CURVES
 from raybench.store.seal import parquet, rows, sealed
 from raybench.store.table import encode
@@ -121,7 +121,7 @@ class Store:
         folder = "" if fresh else log.owner_of(self.files).get("folder", "")
         if not folder and not fresh:
             shards = log.look(self.files, memory=self._memory).shards
-            said = Counter(s.seal.folder for s in shards if s.seal and s.seal.folder)
+            said = Counter(s.seal.folder for s in shards if s.seal.folder)
             folder = said.most_common(1)[0][0] if said else ""
         self.owner = Owner(folder or uuid.uuid4().hex[:16], uuid.uuid4().hex[:16])
         self.files.prepare()
@@ -205,7 +205,7 @@ class Store:
     def done(self) -> dict[str, str]:
         """Return {cell id: status} of every committed cell, by its cells file and its curves' size.
 
-        Raises InputError for a file that a newer raybench wrote.
+        Raises InputError for a file of a version of the schema that is not read.
         """
         return self.look().statuses()
 
@@ -215,7 +215,7 @@ class Store:
         deep: compare every curves file with its digest, else its size only. Raises InputError as ``done``.
         """
         found = log.look(self.files, deep=deep, memory=self._memory)
-        log.refuse(found, self.folder, NEWER)
+        log.refuse(found, self.folder, OTHER_VERSION)
         return found
 
     def repair(self) -> list[Finding]:

@@ -107,13 +107,13 @@ class Follower:
         try:
             said, file = seal.opened(data)
             cells = seal.rows(file, CELLS)
-            if said is None or not said.curves:
+            if not said.curves:
                 return cells, CURVES.empty_table()
             held = self.files.read(f"curves/{name}")
             if held is None or not said.fits(held):
                 return None
             return cells, seal.rows(seal.parquet(held), CURVES)
-        except (seal.Damaged, seal.Foreign, seal.Newer):
+        except (seal.Damaged, seal.Foreign, seal.OtherVersion):
             return None
 
     def _pass_on(self, shard: str, cells: pa.Table, curves: pa.Table) -> None:
