@@ -55,7 +55,8 @@ def audit(source: str | os.PathLike[str] | Frames) -> Audit:
     """
     found = source if isinstance(source, Frames) else frames(source)
     if not (found.cells["status"] == "ok").any():
-        raise InputError.of("audit", "no cell ended ok", "a folder with results")
+        fix = "; ".join(found.earlier) or "a folder with results"
+        raise InputError.of("audit", "no cell ended ok", fix)
     readings = pd.concat(_readings(found), ignore_index=True)
     return Audit(readings, _pairs(readings))
 

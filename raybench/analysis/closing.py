@@ -41,7 +41,8 @@ class Frames:
     """A results folder: annotated curves, in memory or read as they are asked for; described cells; how bits were booked.
 
     metric: the column methods are judged by. link: the network that ``seconds_simulated`` is for; then that,
-    not bits, is what a target costs. Of the cells of a folder the column config may lack seed and step number.
+    not bits, is what a target costs. Of the cells of a folder the column config may lack seed and step number. left_out: how many
+    cells of the folder are of no sweep that is shown.
     """
 
     held: Held
@@ -61,6 +62,7 @@ class Frames:
     grid: Mapping[str, int] = field(
         default_factory=dict
     )  # cells of each group, where few are tried
+    left_out: int = 0
     _tuned: dict[tuple[str, float | str | None, str, tuple[int, ...]], pd.DataFrame] = field(
         default_factory=dict, repr=False
     )
@@ -123,6 +125,17 @@ class Frames:
         return growth(self.cells, self.held)
 
     @property
+    def earlier(self) -> list[str]:
+        """A line on the cells that are left out, none where there are no such cells."""
+        if not self.left_out:
+            return []
+        cells, rows = f"{self.left_out:,} cells", "them as rows of their own"
+        if self.left_out == 1:
+            cells, rows = "1 cell", "it as a row of its own"
+        are = "is" if self.left_out == 1 else "are"
+        return [f"{cells} of earlier versions of this sweep {are} left out; --all shows {rows}"]
+
+    @property
     def tuning(self) -> list[str]:
         """How steps were tuned, where that was not by running the whole grid."""
         search, cells, said = self.sweep.get("search"), self.cells, []
@@ -139,8 +152,8 @@ class Frames:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of simulated seconds should know, nothing without a link."""
-        return [] if self.link is None else unmeasured(self.curves)
+        """What a reader should know besides the accounting: of simulated seconds, and of cells that are left out."""
+        return [*([] if self.link is None else unmeasured(self.curves)), *self.earlier]
 
     @property
     def cost(self) -> str:
@@ -154,6 +167,7 @@ def frames(
     link: str | None = None,
     target: float | str | None = None,
     tuning_seeds: Sequence[int] = (),
+    every: bool = False,
 ) -> Frames:
     """Return the frames of a results folder, its bits booked anew under ``accounting`` if given.
 
@@ -161,10 +175,11 @@ def frames(
     Without both only those columns and rows of the curves are read that are asked for.
     target: in place of those that the folder keeps (``analysis.targets``); ``auto``: from what it holds now.
     tuning_seeds: on which K and steps are chosen, by all that is made of the frames; results are then those of the other seeds.
+    every: all cells, not those alone of the sweep that ran last in the folder.
     Raises InputError if there are no results in the folder, the accounting or the link is unknown, or the seeds are not
     some of those there are.
     """
-    found = _frames(folder, accounting, link, target)
+    found = _frames(folder, accounting, link, target, every)
     return choosing_on(found, tuning_seeds)
 
 
@@ -188,6 +203,7 @@ def _frames(
     accounting: How,
     link: str | None,
     target: float | str | None,
+    every: bool,
 ) -> Frames:
     network = None if link is None else parse_link(link)
     sweep = reader.sweep(folder)
@@ -196,9 +212,11 @@ def _frames(
     more: dict[str, Any] = {"sweep": sweep, "folder": os.fspath(folder)}
     more["asked"] = target if target is None or target == "auto" else float(target)
     more |= {"texts": reader.sweep_texts(folder), "grid": reader.grid(folder)}
+    only = None if every else reader.planned(folder)
     asked = parse(accounting if accounting is not None else sweep.get("accounting"))
     if accounting is None and link is None:
-        results = reader.Results(folder)
+        results = reader.Results(folder, only)
+        more["left_out"] = results.left_out
         cells = describe(results.cells)
         held = InFolder(results, cells)
         metric = METRICS[0]
@@ -209,6 +227,9 @@ def _frames(
         kept = _kept(folder, cells, metric)
         return Frames(held, cells, metric, accounting=str(asked), kept=kept, **more)
     curves, cells = reader.frames(folder, accounting)
+    if only is not None and not cells["cell"].isin(only).all():
+        more["left_out"] = int((~cells["cell"].isin(only)).sum())
+        curves, cells = (part[part["cell"].isin(only)] for part in (curves, cells))
     found = framed(curves, cells, accounting=str(asked), link=network, link_text=link or "", **more)
     return replace(found, kept=_kept(folder, found.cells, found.metric))
 

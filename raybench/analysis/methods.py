@@ -94,7 +94,9 @@ def describe(cells: pd.DataFrame) -> pd.DataFrame:
     method: algorithm and compressor, with those other parameters that take several values at one K
     (``EF21 Top-K (init=zero)``); series: the same with K as it was asked for (``EF21 Top-5``, ``EF21 Top-10%``). step: the step's place
     in the grid, ``x8`` for a multiple of the theoretical step, ``0.5`` for a value; with the theory
-    where it is not the method's own nonconvex one: ``x1 paper``, ``x2 of gd``, ``x1 rule of thumb``.
+    where it is not the method's own nonconvex one: ``x1 paper``, ``x2 of gd``, ``x1 rule of thumb``. Cells of several groups
+    never have all four in common: where they would, method and series say what the groups differ in
+    (``EF21 Top-5 (rounds=800)``), or else in which order they ran (``version 2``).
     """
     cells = cells.reset_index(drop=True)
     # cells that differ in seed and step number alone are described once
@@ -107,27 +109,102 @@ def describe(cells: pd.DataFrame) -> pd.DataFrame:
     number = alike.groupby(list(alike), sort=False, dropna=False).ngroup().to_numpy()
     first = np.unique(number, return_index=True)[1]
     heads = alike.iloc[first].assign(config=short[place[first]]).reset_index(drop=True)
-    named = _named(heads).iloc[number].reset_index(drop=True)
-    steps = zip(cells["step_multiple"], cells["step_size"], named.pop("theory"), strict=True)
-    return cells.assign(**named, step=[_step(m, s, t) for m, s, t in steps])
-
-
-def _named(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return facet, method, series and theory of cells, same rows."""
-    config = configs(cells).map(_plain, na_action="ignore").astype(object)
+    config = configs(heads).map(_plain, na_action="ignore").astype(object)
     config = config.where(config.notna(), None)
-    facet = _facets(cells, config)
-    base = cells["algorithm"].fillna("").map(algorithm_name)
-    generic = [_compressor(c, "") for c in cells["compressor"]]
-    exact = [_compressor(c, k) for c, k in zip(cells["compressor"], k_words(cells), strict=True)]
-    extras = _extras(cells, config, facet)
+    theory = np.array(_theories(config), dtype=object)[number] if len(heads) else []
+    steps = zip(cells["step_multiple"], cells["step_size"], theory, strict=True)
+    step = pd.Series([_step(m, s, t) for m, s, t in steps], index=cells.index, dtype=object)
+    heads["facet"] = _facets(heads, config)
+    extras = _extras(heads, config)
+    named = _named(heads, extras)
+    alike = _alike(named, heads["group"], number, step)
+    if alike.any():
+        begun = pd.Series(number).groupby(number).size()
+        if "started" in cells:
+            begun = cells["started"].groupby(number).min()
+        named = _named(heads, _versions(heads, config, extras, named, alike, begun))
+    named = named.iloc[number].reset_index(drop=True)
+    return cells.assign(**named, step=step)
+
+
+def _named(heads: pd.DataFrame, extras: list[str]) -> pd.DataFrame:
+    """Return facet, method and series of cells, same rows. heads: with ``facet``."""
+    base = heads["algorithm"].fillna("").map(algorithm_name)
+    generic = [_compressor(c, "") for c in heads["compressor"]]
+    exact = [_compressor(c, k) for c, k in zip(heads["compressor"], k_words(heads), strict=True)]
     names = {
-        "facet": facet,
+        "facet": heads["facet"],
         "method": [_join(b, c, e) for b, c, e in zip(base, generic, extras, strict=True)],
         "series": [_join(b, c, e) for b, c, e in zip(base, exact, extras, strict=True)],
-        "theory": _theories(config),
     }
-    return pd.DataFrame(names, index=cells.index, dtype=object)
+    return pd.DataFrame(names, index=heads.index, dtype=object)
+
+
+def _alike(
+    named: pd.DataFrame, group: pd.Series, number: np.ndarray, step: pd.Series
+) -> np.ndarray:
+    """Return which heads share series and step with one of another group. number: the head of each cell, with its step."""
+    series = named.groupby(["facet", "series"], sort=False).ngroup()
+    several = (group.groupby(series).nunique() > 1).reindex(series).to_numpy(bool)
+    if not several.any():  # as in any folder of one sweep
+        return several
+    own = several[number]
+    table = pd.DataFrame(
+        {
+            "series": series.to_numpy()[number][own],
+            "group": group.to_numpy()[number][own],
+            "step": step[own],
+        }
+    )
+    groups = table.groupby(["series", "step"])["group"].transform("nunique")
+    found = np.zeros(len(named), bool)
+    found[number[own][groups > 1]] = True
+    return found
+
+
+def _versions(
+    heads: pd.DataFrame,
+    config: pd.DataFrame,
+    extras: list[str],
+    named: pd.DataFrame,
+    alike: np.ndarray,
+    begun: pd.Series,
+) -> list[str]:
+    """Return what tells methods apart, with what tells groups apart that are alike otherwise.
+
+    begun: something that grows with the time at which the cells of each head began.
+    """
+    found = pd.Series(extras, index=heads.index, dtype=object)
+    text = config.map(lambda v: "" if v is None else repr(v))
+    keys = [c for c in text if not c.startswith(("resolved", "seed", "step_size.number"))]
+    for method in named.loc[alike, "method"].unique():
+        rows = named["method"] == method
+        own, series = text.loc[rows, keys], named.loc[rows & alike, ["facet", "series"]]
+        places = [series["facet"], series["series"]]
+        inside = own.groupby(heads.loc[rows, "group"]).nunique().max() <= 1
+        between = own[alike[rows]].groupby(places).nunique().max() > 1
+        differ = [k for k in keys if inside[k] and between[k]]
+        words = config.loc[rows, differ].apply(
+            lambda row: ", ".join(_differs(c, row[c]) for c in row.index), axis=1
+        )
+        words = words if differ else pd.Series("", index=own.index, dtype=object)
+        told = named.loc[rows].assign(words=words, group=heads["group"], begun=begun)
+        place = [told[name] for name in ("facet", "series", "words")]
+        if told["group"][alike[rows]].groupby([p[alike[rows]] for p in place]).nunique().max() > 1:
+            told["begun"] = told.groupby([*place, told["group"]])["begun"].transform("min")
+            order = told.sort_values(["begun", "group"]).groupby(["facet", "series", "words"])
+            version = 1 + order["group"].transform(lambda own: pd.factorize(own)[0])
+            words = (words + ", version ").str.removeprefix(", ") + version.astype(str)
+        found[rows] = (found[rows] + ", " + words).str.removeprefix(", ")
+    return found.tolist()
+
+
+def _differs(column: str, value: object) -> str:
+    """Return a key and its value, ``rounds=800``; of a plug-in of one's own its name and the beginning of its hash."""
+    if column == "plugins":
+        own = json.loads(str(value)) if value is not None else []
+        return ", ".join(f"{one['name']} {(one['source'] or one['version'])[:6]}" for one in own)
+    return f"{_key(column)}={_number(value)}" if _known(value) else f"no {_key(column)}"
 
 
 def annotate(curves: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
@@ -184,13 +261,14 @@ def _word(column: str, value: object) -> str:
     return f"{key}={_number(value)}"
 
 
-def _extras(cells: pd.DataFrame, config: pd.DataFrame, facet: pd.Series) -> list[str]:
+def _extras(cells: pd.DataFrame, config: pd.DataFrame) -> list[str]:
     """Name the parameters that tell methods apart: several values at one K, one within a group."""
     keys = [c for c in config if c.startswith(_METHOD_KEYS) and c not in _NOT_METHOD]
     if not keys or not len(cells):
         return [""] * len(cells)
     group = cells["group"]
-    place = [facet, cells["algorithm"], cells["compressor"].fillna(""), cells["k"].fillna(-1)]
+    place = [cells["facet"], cells["algorithm"]]
+    place += [cells["compressor"].fillna(""), cells["k"].fillna(-1)]
     text = config[keys].map(lambda v: "" if v is None else repr(v))
     own = text.groupby(group).nunique().max() <= 1
     told = text.groupby(place).nunique().max() > 1

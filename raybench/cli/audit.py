@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from raybench.cli.shared import Folder, Target, goal
+from raybench.cli.shared import All, Folder, Target, goal
 
 
 def audit(
@@ -16,6 +16,7 @@ def audit(
         str | None, typer.Option(metavar="DIR", help="Where to. [default: DIR/figures]")
     ] = None,
     target: Target = None,
+    every: All = False,
 ) -> None:
     """Say which orders of methods depend on how bits are booked and steps are chosen.
 
@@ -28,9 +29,12 @@ def audit(
     from raybench.report.content import default_out
     from raybench.report.plots import save, styled
 
-    found = audited(frames(folder, target=goal(target)))
+    read = frames(folder, target=goal(target), every=every)
+    found = audited(read)
     for line in shown.told(found):
         print(line)
+    for line in read.earlier:
+        print(f"\n{line}")
     place = Path(out) if out is not None else default_out(folder, "figures")
     place.mkdir(parents=True, exist_ok=True)
     with styled(None):

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from raybench.cli.shared import Accounting, Format, Link, Target, TuningSeeds, goal, seeds_of, show
+from raybench.cli.shared import (
+    Accounting,
+    All,
+    Format,
+    Link,
+    Target,
+    TuningSeeds,
+    goal,
+    seeds_of,
+    show,
+)
 
 WAYS = ("step", "series", "method")
 
@@ -19,6 +29,7 @@ def compare(
     link: Link = None,
     target: Target = None,
     tuning_seeds: TuningSeeds = None,
+    every: All = False,
     by: Annotated[
         str,
         typer.Option(
@@ -36,7 +47,9 @@ def compare(
         raise InputError.of("--by", f"unknown {by!r}", nearest(by, WAYS) or f"one of {WAYS}")
     value, seeds = goal(target), seeds_of(tuning_seeds)
     from raybench.report.comparison import comparison
+    from raybench.report.content import open_frames
     from raybench.report.formats import check
 
     form = check(format)
-    show(comparison(a, b, accounting, value, by, link, seeds), form, out)
+    one, two = (open_frames(f, accounting, link, value, seeds, every) for f in (a, b))
+    show(comparison(one, two, by=by), form, out)

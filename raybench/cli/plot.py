@@ -7,7 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from raybench.cli.shared import Accounting, Folder, Link, Target, TuningSeeds, goal, note, seeds_of
+from raybench.cli.shared import (
+    Accounting,
+    All,
+    Folder,
+    Link,
+    Target,
+    TuningSeeds,
+    goal,
+    note,
+    seeds_of,
+)
 
 FORMATS = ("png", "pdf", "svg", "csv")
 
@@ -63,6 +73,7 @@ def plot(
     link: Link = None,
     target: Target = None,
     tuning_seeds: TuningSeeds = None,
+    every: All = False,
 ) -> None:
     """Draw the figures of a sweep, with the CSV behind each, or one figure of your own."""
     from raybench.core.errors import InputError, nearest
@@ -81,7 +92,8 @@ def plot(
     asked = {"kind": kind, "x": x, "y": y, "by": by, "best": best}
     own: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
     chosen_methods = [one.strip() for one in methods.split(",")] if methods else []
-    found = open_frames(folder, accounting, link, goal(target), seeds_of(tuning_seeds))
+    found = open_frames(folder, accounting, link, goal(target), seeds_of(tuning_seeds), every)
+    note(*found.earlier)
     if not (own or chosen_methods or names):
         from raybench.report.plots import figures
 

@@ -9,6 +9,7 @@ import typer
 
 from raybench.cli.shared import (
     Accounting,
+    All,
     Folder,
     Format,
     Link,
@@ -28,6 +29,7 @@ def rank(
     link: Link = None,
     target: Target = None,
     tuning_seeds: TuningSeeds = None,
+    every: All = False,
     by: Annotated[
         str,
         typer.Option(
@@ -54,14 +56,16 @@ def rank(
     ways = WAYS if trials is None else (*WAYS, "algorithm")
     if by not in ways:
         raise InputError.of("--by", f"unknown {by!r}", nearest(by, ways) or " or ".join(ways))
-    value, seeds = goal(target), seeds_of(tuning_seeds)
+    value = goal(target)
+    from raybench.report.content import open_frames
     from raybench.report.formats import check
     from raybench.report.ranking import ranking
     from raybench.report.trials import after_trials
 
     form = check(format)
+    found = open_frames(folder, accounting, link, value, seeds_of(tuning_seeds), every)
     if trials is None:
-        sheet = ranking(folder, accounting, value, by, link, x, seeds)
+        sheet = ranking(found, by=by, x=x)
     else:
-        sheet = after_trials(folder, trials, accounting, value, by, link, x, seeds)
+        sheet = after_trials(found, trials, by=by, x=x)
     show(sheet, form, out)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from raybench.cli.shared import Accounting, Folder, Link, Target, TuningSeeds, goal, seeds_of
+from raybench.cli.shared import Accounting, All, Folder, Link, Target, TuningSeeds, goal, seeds_of
 
 
 def report(
@@ -18,8 +18,11 @@ def report(
     link: Link = None,
     target: Target = None,
     tuning_seeds: TuningSeeds = None,
+    every: All = False,
 ) -> None:
     """Write the report, one HTML file that needs no network."""
     from raybench.report import html
+    from raybench.report.content import open_frames
 
-    print(html(folder, out, accounting, link, goal(target), tuning_seeds=seeds_of(tuning_seeds)))
+    found = open_frames(folder, accounting, link, goal(target), seeds_of(tuning_seeds), every)
+    print(html(found, out))

@@ -90,7 +90,7 @@ def _work(sweep: Sweep, folder: str, fresh: bool) -> None:
     plan = make_plan(sweep)
     for one in plan.skipped:
         raise InputError.of("run", one.why.text, _way_out(one))
-    outcome = drive(sweep, folder, inline=True, fresh=fresh)
+    outcome = drive(sweep, folder, inline=True, fresh=fresh, beside=True)
     note(*outcome.plan.notes[len(sweep.notes) :])
     if outcome.interrupted:
         raise Terminated if outcome.terminated else KeyboardInterrupt

@@ -66,6 +66,13 @@ TuningSeeds = Annotated[
         help="Choose K and steps on these seeds, and report the results of the others.",
     ),
 ]
+All = Annotated[
+    bool,
+    typer.Option(
+        "--all",
+        help="Show every cell of the folder, not those alone that its sweep.yaml plans.",
+    ),
+]
 Format = Annotated[
     str, typer.Option(metavar="terminal|plain|markdown|csv|latex", help="How it is written.")
 ]

@@ -9,6 +9,7 @@ import typer
 
 from raybench.cli.shared import (
     Accounting,
+    All,
     Folder,
     Format,
     Link,
@@ -43,6 +44,7 @@ def table(
         ),
     ] = None,
     tuning_seeds: TuningSeeds = None,
+    every: All = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it to a file.")] = None,
 ) -> None:
     """Print per method the best K and step, and what the target costs."""
@@ -51,9 +53,10 @@ def table(
     if by not in WAYS:
         raise InputError.of("--by", f"unknown {by!r}", nearest(by, WAYS) or f"one of {WAYS}")
     value = goal(target)
+    from raybench.report.content import open_frames
     from raybench.report.formats import check
     from raybench.report.tables import closing
 
     form, names = check(format), None if columns is None else columns.split(",")
-    seeds = seeds_of(tuning_seeds)
-    show(closing(folder, accounting, value, by, link, names, seeds), form, out)
+    found = open_frames(folder, accounting, link, value, seeds_of(tuning_seeds), every)
+    show(closing(found, by=by, names=names), form, out)

@@ -16,7 +16,7 @@ KEPT_HOME = (
     "--exclude=/tmp",
 )
 WHOLE = ("weights", "curves", "cells")  # commit order: cells are what makes a shard count
-PLAN = ("owner.json", "batches.json", "attempts.json", "target.json")
+PLAN = ("owner.json", "cells.json", "batches.json", "attempts.json", "target.json")
 
 
 def send(launch: Launch, host: Host, there: str) -> None:

@@ -30,10 +30,9 @@ def comparison(
     one, two = (open_frames(folder, accounting, link, target, tuning_seeds) for folder in (a, b))
     table = compare(one, two, by=by)
     rows = table.to_dict("records")
-    unit, spell = (
-        (words.unit_of, words.bits) if link is None else (words.time_unit_of, words.seconds)
-    )
-    paid = "Bits" if link is None else "Seconds"
+    unit, spell, paid = words.unit_of, words.bits, "Bits"
+    if one.link is not None:
+        unit, spell, paid = words.time_unit_of, words.seconds, "Seconds"
     fields = []
     if table["facet"].nunique() > 1:
         fields.append(Field(name="facet", head="Problem", texts=list(table["facet"]), left=True))
@@ -117,6 +116,9 @@ def _notes(one: Frames, two: Frames, table: pd.DataFrame) -> list[str]:
             f"{words.count(pairs, 'pair')} cannot show a difference at 5 %: it takes 6 seeds at least"
         )
     notes += one.chosen_on
+    notes += [
+        f"{name}: {line}" for name, found in (("A", one), ("B", two)) for line in found.earlier
+    ]
     if one.accounting:
         both = (
             one.accounting

@@ -74,10 +74,11 @@ def open_frames(
     link: str | None = None,
     target: float | str | None = None,
     tuning_seeds: Sequence[int] = (),
+    every: bool = False,
 ) -> Frames:
     """Return the frames of a results folder, or those given, with another target or other seeds that tune if given."""
     if not isinstance(source, Frames):
-        return frames(source, accounting, link, target, tuning_seeds)
+        return frames(source, accounting, link, target, tuning_seeds, every)
     found = source if target is None else replace(source, asked=target)
     return choosing_on(found, tuning_seeds)
 

@@ -59,7 +59,7 @@ def ranking(
 
 def _notes(found: Frames, table: pd.DataFrame, by: str, x: str) -> list[str]:
     if table.empty:
-        return ["nothing to rank: no cell ran"]
+        return ["nothing to rank: no cell ran", *found.earlier]
     cost = words.COLUMNS.get(x, x.replace("_", " "))
     cost += "" if found.link is None else f" for {found.link}"
     goals = found.tuned(by, cost=x).drop_duplicates("facet")[["facet", "target"]]

@@ -51,7 +51,7 @@ def _notes(found: Frames, table: pd.DataFrame, value: str) -> list[str]:
     notes = _target_notes(found, table)
     count = found.cells["status"].value_counts()
     ended = [f"{count[s]:,} {s}" for s in count.index]
-    notes.append(f"{words.count(len(found.cells), 'cell')}: {', '.join(ended)}")
+    notes.append(": ".join(filter(None, [words.count(len(found.cells), "cell"), ", ".join(ended)])))
     notes += growth_notes(found)
     notes += [note[:1].upper() + note[1:] for note in found.tuning]
     if found.accounting:

@@ -139,7 +139,7 @@ def _percent(share: float) -> str:
 
 def _notes(found: Frames, own: pd.DataFrame, by: str, x: str, count: int) -> list[str]:
     if own.empty:
-        return ["nothing to rank: no cell ran"]
+        return ["nothing to rank: no cell ran", *found.earlier]
     what = {"method": "a K and a step", "series": "a step", "algorithm": "a cell, seeds apart"}[by]
     paid = words.COLUMNS.get(x, x) + (f" for {found.link}" if found.link is not None else "")
     notes = [

@@ -33,7 +33,7 @@ from raybench.spec import Sweep
 from raybench.store import Store
 from raybench.store.patience import heard
 from raybench.store.reach import check_reachable
-from raybench.store.reader import GRID
+from raybench.store.reader import GRID, planned
 from raybench.store.tries import Tries
 from raybench.store.tries import read as read_tries
 from raybench.store.tries import save as save_tries
@@ -51,13 +51,15 @@ def drive(
     fail_fast: bool = False,
     best: Best | None = None,
     callbacks: Sequence[str | Callback] = (),
+    beside: bool = False,
 ) -> Outcome:
     """Run what is missing of a sweep into its folder and return how every cell ended.
 
     inline: in this process, without Ray. address: of a running Ray cluster. fresh: forget what the
     folder holds. retry_failed: run failed cells again. fail_fast: stop at the first failure. best: judges
     the steps of a sweep that searches, from this folder (``analysis.BestSteps``). callbacks: what follows
-    the sweep, by name or as objects (``raybench.runtime.callbacks``).
+    the sweep, by name or as objects (``raybench.runtime.callbacks``). beside: what the folder has shown so far
+    it goes on to show, as the other cells are no earlier version of this sweep.
     Raises InputError, with nothing written, for bad input.
     """
     began = time.monotonic()
@@ -84,6 +86,10 @@ def drive(
         store.claim(plan.sweep.text)
         store.apart = frozenset(c for c, status in store.done().items() if status == "failed")
         store.skip(rows.skipped_table((s.cell, s.label, s.why.text) for s in plan.skipped))
+        before_this = planned(store.folder) if beside else frozenset()
+        if before_this is not None:
+            skips = {s.cell.id for s in plan.skipped}
+            store.plan(before_this | skips | {c.id for c in plan.grid})
         if plan.stage is not None:
             store.write(GRID, plan.grid_text())
         tries = Tries(read_tries(store.files))

@@ -35,6 +35,7 @@ def merge(first: reader.Source, second: reader.Source, out: reader.Source) -> No
     taken = [found.statuses() for found in logs]
     own = {c for c, s in taken[0].items() if c not in taken[1] or not _better(taken[1][c], s)}
     _write(goal, sources, logs, [own, set(taken[1]) - own], books)
+    _plan(goal, sources, taken)
 
 
 def compact(folder: reader.Source, out: reader.Source) -> None:
@@ -45,7 +46,16 @@ def compact(folder: reader.Source, out: reader.Source) -> None:
     source = reader.open_results(folder)
     goal = _empty(out)
     found = reader.checked(source, CURVES.names)
-    _write(goal, [source], [found], [set(found.statuses())], [reader.accounting_of(folder)])
+    ended = found.statuses()
+    _write(goal, [source], [found], [set(ended)], [reader.accounting_of(folder)])
+    _plan(goal, [source], [ended])
+
+
+def _plan(goal: Store, sources: list[Files], ended: list[dict[str, str]]) -> None:
+    """Note the cells of all sources' sweeps, of one that has noted none those it holds."""
+    plans = [reader.planned(source.name) for source in sources]
+    if any(plan is not None for plan in plans):
+        goal.plan({c for p, e in zip(plans, ended, strict=True) for c in (e if p is None else p)})
 
 
 def _better(status: str, other: str) -> bool:

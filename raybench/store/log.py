@@ -28,6 +28,9 @@ STATUS_RANK = ("ok", "diverged", "pruned", "failed", "skipped")
 """Which row counts where a cell has several: the one that ended best."""
 OWNER = "plan/owner.json"
 TARGETS = "plan/target.json"  # of each problem, fixed when a sweep first ended
+PLANNED = (
+    "plan/cells.json"  # the ids of all cells of the sweep that ran last, skipped ones included
+)
 SWEEPS = "plan/sweeps"  # the sweeps that ran in a folder before the one of its sweep.yaml
 LOOKS = 8  # at a pair of files that do not fit together, since it may be being replaced
 SHOWN = 6

@@ -20,7 +20,7 @@ from raybench.store import booking, identity, log
 from raybench.store.accounting import Accounting, parse
 from raybench.store.files import Files, open_folder
 from raybench.store.frames import cells_frame, curves_frame
-from raybench.store.log import DAMAGED, FOREIGN, OTHER_VERSION, SWEEPS, Log
+from raybench.store.log import DAMAGED, FOREIGN, OTHER_VERSION, PLANNED, SWEEPS, Log, Shard
 from raybench.store.reach import reached
 from raybench.store.schema import CELLS, CURVES, EXTRA_COUNTS
 from raybench.store.table import expand_extra
@@ -112,17 +112,21 @@ def _with_cells(curves: pd.DataFrame, table: pd.DataFrame, params: bool = False)
 class Results:
     """A results folder whose curves are read as far as they are asked for.
 
-    Raises InputError, as all methods do, if there are no results in the folder or a file is damaged.
+    only: ids of the cells that are wanted, None for all; ``left_out`` says how many others there are. Raises InputError, as all methods do, if there are no results in the folder or a file is damaged.
     """
 
-    def __init__(self, folder: Source) -> None:
+    def __init__(self, folder: Source, only: Collection[str] | None = None) -> None:
         self.files = open_results(folder)
         names = [n for n in CELLS.names if n != "constants"]
         self.log = checked(self.files, columns=names, reduce=_with_shared)
-        self.cells = cells_frame(self.log.cells())
+        every = cells_frame(self.log.cells())
+        wanted = every if only is None else every[every["cell"].isin(only)]
+        self.cells = wanted.reset_index(drop=True)
+        self.left_out = len(every) - len(self.cells)
         self._places = {cell: j for j, cell in enumerate(self.cells["cell"])}
         held = [CELLS.field("cell"), CELLS.field("status")]
-        few = [replace(s, cells=s.cells.select([f.name for f in held])) for s in self.log.shards]
+        shards = self._with(self._places) if self.left_out else self.log.shards
+        few = [replace(s, cells=s.cells.select([f.name for f in held])) for s in shards]
         self.log = replace(self.log, shards=tuple(few))
 
     def blocks(
@@ -154,7 +158,7 @@ class Results:
             found = _in_order({"cell": code, **rest})
             return {name: found[name] for name in ("cell", *names)}
 
-        only = None if cells is None else self._shards(cells)
+        only = None if cells is None else {s.name for s in self._with(cells)}
         found, seen = [], np.zeros(len(self.cells), bool)
         for part in log.each_curves(self.files, self.log, ["cell", *read], block, only):
             double = seen[part["cell"]]
@@ -182,7 +186,7 @@ class Results:
         def block(table: pa.Table) -> set[str]:
             return {name for name in expand_extra(table).column_names if name.startswith(EXTRA)}
 
-        only = self._shards(cells)
+        only = {s.name for s in self._with(cells)}
         parts = log.each_curves(self.files, self.log, ["cell", "extra"], block, only)
         return sorted(set().union(*parts) - {f"{EXTRA}{name}" for name in EXTRA_COUNTS})
 
@@ -191,11 +195,10 @@ class Results:
         tables = log.each_curves(self.files, self.log, CURVES.names, lambda table: table)
         return _with_cells(curves_frame(tables, self.cells["cell"]), self.cells)
 
-    def _shards(self, cells: Collection[str]) -> set[str]:
-        """Return the names of the shards in which some cells stand."""
+    def _with(self, cells: Collection[str]) -> list[Shard]:
+        """Return the shards in which some cells stand."""
         asked = set(cells)
-        held = {s.name: s.cells["cell"].to_pylist() for s in self.log.shards}
-        return {name for name, ids in held.items() if not asked.isdisjoint(ids)}
+        return [s for s in self.log.shards if not asked.isdisjoint(s.cells["cell"].to_pylist())]
 
 
 def _in_order(block: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -259,6 +262,20 @@ def accounting_of(folder: Source, asked: Accounting | None = None) -> Accounting
     if text is None:
         return asked or Accounting()
     return parse(identity.parse(identity.decoded(text, files.name)).get("accounting"))
+
+
+def planned(folder: Source) -> frozenset[str] | None:
+    """Return the ids of all cells of the sweep that ran last in a results folder; None where every cell counts.
+
+    That is so where no sweep has noted its cells: in folders of single runs, and of files from elsewhere.
+    """
+    files = open_folder(folder)
+    try:
+        found = json.loads(files.read(PLANNED) or b"null")
+    except ValueError as error:
+        fix = "remove it: the sweep's own command writes it anew"
+        raise InputError.of(f"{files.name}/{PLANNED}", "is not as it was written", fix) from error
+    return frozenset(map(str, found)) if isinstance(found, list) else None
 
 
 def grid(folder: Source) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
     sweep.yaml                 the resolved sweep that ran last
     plan/sweeps/001.yaml       those that ran before it, where they differ
+    plan/cells.json            the ids of all its cells: what the folder shows unless told
     plan/target.json           the target of each problem, fixed when a sweep first ended
     plan/                      batch list, attempts, owner, lock: the driver's own
     plan/damaged/              shards that were set aside, since they are not what was written
@@ -31,7 +32,16 @@ import pyarrow.compute as pc
 from raybench.core.errors import FolderLost, InputError
 from raybench.store import identity, lock, log
 from raybench.store.files import open_folder
-from raybench.store.log import DAMAGED, DOUBLE, OTHER_VERSION, OWNER, SWEEPS, TARGETS, Finding
+from raybench.store.log import (
+    DAMAGED,
+    DOUBLE,
+    OTHER_VERSION,
+    OWNER,
+    PLANNED,
+    SWEEPS,
+    TARGETS,
+    Finding,
+)
 from raybench.store.schema import CELLS, CURVES
 from raybench.store.seal import parquet, rows, sealed
 from raybench.store.table import encode
@@ -107,6 +117,12 @@ class Store:
         names = self.files.names(SWEEPS)
         if all(self.files.read(f"{SWEEPS}/{name}") != text for name in names):
             self.files.write(f"{SWEEPS}/{len(names) + 1:03d}.yaml", text)
+
+    def plan(self, cells: Iterable[str]) -> None:
+        """Note which cells the sweep of ``sweep.yaml`` has: those that are shown unless all are asked for."""
+        data = json.dumps(sorted(cells), indent=0).encode()
+        if self.files.read(PLANNED) != data:
+            self.files.write(PLANNED, data)
 
     def held(self) -> AbstractContextManager[None]:
         """Hold the folder as its only driver. Raises InputError if another driver holds it."""
@@ -250,6 +266,7 @@ class Store:
             self.files.remove(f"weights/{name}")
         self.files.clear(SWEEPS)
         self.files.remove(TARGETS)
+        self.files.remove(PLANNED)
         self.files.remove("sweep.yaml")
 
     def forget(self, cells: Collection[str]) -> None:
