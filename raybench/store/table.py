@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raybench.core.errors import InputError, nearest
-from raybench.store.schema import CURVES, EXTRA_COUNTS, stamped
+from raybench.store.schema import EXTRA_COUNTS, stamped
 
 
 def to_table(
