@@ -53,6 +53,7 @@ def fill(folder: Path, rows: int) -> int:
                 "dataset": "mushrooms",
             },
             **{"clients": 20, "algorithm": method, "compressor": operator, "k": k},
+            "group": f"{method} {k}",
         }
         sent = k * t * np.ones((size, 1))
         curves = {
@@ -67,7 +68,7 @@ def fill(folder: Path, rows: int) -> int:
         }
         own = {"step_size": 0.01 * multiple, "step_multiple": multiple, "seed": seed}
         columns = {name: value[:, None] for name, value in own.items()}
-        cells = {**same, **own, "cell": ids, "group": f"{method} {k}", "status": "ok"}
+        cells = {**same, **own, "cell": ids, "status": "ok"}
         cells |= {"rounds": ROUNDS - 1, "grad_norm_sq": g[:, -1], "loss": g[:, -1] + 0.1}
         store.commit(
             shard_name(ids),

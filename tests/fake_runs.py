@@ -26,11 +26,16 @@ def make(runs):
             "compressor": {"name": run["compressor"], "params": {"k": run["k"]}},
         }
         same = {c: run[c] for c in ("algorithm", "compressor", "k", "seed", "dataset")}
-        same |= {"cell": [cell] * len(g), "label": name, "step_multiple": run["multiple"]}
+        same |= {
+            "cell": [cell] * len(g),
+            "group": group,
+            "label": name,
+            "step_multiple": run["multiple"],
+        }
         same |= {"step_size": 0.1 * run["multiple"], "problem": "logistic"}
         table = {**same, "round": np.arange(len(g)), "grad_norm_sq": g, "bits_up": bits, "loss": g}
         curves.append(to_table(table, CURVES).to_pandas())
         last = {"rounds": len(g) - 1, "grad_norm_sq": g[-1], "loss": g[-1], "bits_up": bits[-1]}
-        row = {**same, **last, "cell": [cell], "group": group, "status": run["status"]}
+        row = {**same, **last, "cell": [cell], "status": run["status"]}
         rows.append(to_table({**row, "config": json.dumps(config)}, CELLS).to_pandas())
     return pd.concat(curves, ignore_index=True), pd.concat(rows, ignore_index=True)

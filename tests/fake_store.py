@@ -166,6 +166,7 @@ def _batch(method, dataset, k, grid, rounds, every, seconds, stop, d):
         "problem": "logistic",
         "dataset": dataset,
         "clients": 20,
+        "split": "contiguous",
         "algorithm": method.algorithm,
         "compressor": method.compressor,
         "k": k,
@@ -174,6 +175,7 @@ def _batch(method, dataset, k, grid, rounds, every, seconds, stop, d):
         "seed": seed,
     }
     text["cell"] = np.array(text["cell"], dtype=object)
+    text["group"] = np.array([[j] for _, j in ids], dtype=object)
     curves = to_table(
         {
             **text,
@@ -210,7 +212,6 @@ def _batch(method, dataset, k, grid, rounds, every, seconds, stop, d):
             "group": [j for _, j in ids],
             **{n: (v[:, 0] if isinstance(v, np.ndarray) else v) for n, v in same.items()},
             "status": status,
-            "split": "contiguous",
             "compressor_params": json.dumps({"k": k}) if k else None,
             "theory_step": theory if np.isfinite(multiple).any() else None,
             "rounds": (last * every).astype(int),
@@ -305,6 +306,7 @@ def batch(ids, rounds=3, status="ok", shift=0.0, extra=None, first_down=0.0):
     curves = to_table(
         {
             "cell": np.array(ids, object)[:, None],
+            "group": "g",
             **row,
             **counts,
             "round": t,

@@ -81,3 +81,52 @@ def test_the_numbers_on_the_page_on_concepts_are_those_of_the_sweep(here):
     assert f"anything runs: {len(sweep.cells)} in this case" in " ".join(CONCEPTS.split())
     readings = cli("audit", here / "results" / "quickstart").out.split(" ")[0]
     assert f"There are {readings} readings of this folder" in " ".join(CONCEPTS.split())
+
+
+# Recipes for other programs ------------------------------------------------------------------------
+
+RECIPES = ["README.md", "docs/how-to.md", "docs/results.md"]
+PROGRAMS = ("raybench.load(", "duckdb.sql(", "polars", "pandas.read_parquet(")
+
+
+def recipes(page):
+    """Return the Python of a page that reads curves on this machine, in the order in which it stands there."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+    told = [b for b in blocks if any(name in b for name in PROGRAMS) and "print(" in b]
+    return [b for b in told if "s3://" not in b and "raybench.analysis" not in b]
+
+
+@pytest.fixture(scope="module")
+def two_splits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("splits")
+    sweep = {
+        "name": "two",
+        "problem": {
+            "name": "logistic",
+            "dataset": "breast_cancer",
+            "scale": "columns",
+            "clients": 4,
+        },
+        "algorithm": "ef21",
+        "compressor": {"name": "top_k", "k": 3},
+        "step_size": {"theory": [4, 16]},
+        "seed": [0, 1, 2],
+        "rounds": 100,
+    }
+    sweep["problem"]["split"] = ["shuffled", "sorted_by_label"]
+    for name in ("quickstart", "first_study", "a", "b"):
+        raybench.sweep(sweep, folder / "results" / name, inline=True)
+    return folder
+
+
+@pytest.mark.parametrize("page", RECIPES)
+def test_recipes_have_a_row_for_each_split(two_splits, monkeypatch, page):
+    monkeypatch.chdir(two_splits)
+    found = recipes(page)
+    assert len(found) == {"README.md": 1, "docs/how-to.md": 4, "docs/results.md": 1}[page]
+    for block in found:
+        reachable = re.sub(r"<= \d+e-\d+", "<= 1e-2", block)
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            exec(compile(reachable, page, "exec"), {})
+        assert "shuffled" in said.getvalue(), block
+        assert "sorted_by_label" in said.getvalue(), block

@@ -1,10 +1,12 @@
 """Nothing lost, nothing wrong: what a folder holds after damage, strangers, retries and other drivers."""
 
 import json
+import os
 import random
 import shutil
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -19,6 +21,7 @@ from raybench.core.errors import FolderLost, InputError
 from raybench.runtime import driver
 from raybench.store import CELLS, CURVES, Store, load, log, seal, shard_name, to_table
 from raybench.store.files import open_folder
+from raybench.store.standing import standing
 from raybench.store.tries import PLACE
 
 SWEEP = {
@@ -106,7 +109,7 @@ def test_a_retry_replaces_failed_rows_one_by_one(tmp_path):
     assert again.done() == dict.fromkeys("abc", "ok")
 
 
-def test_doubles_of_an_older_raybench_are_set_aside(tmp_path):
+def test_doubles_are_set_aside(tmp_path):
     store = Store(tmp_path / "r")
     for cell in "abc":
         store.commit(cell, None, to_table({"cell": [cell], "status": "failed"}, CELLS))
@@ -145,7 +148,9 @@ def test_every_flipped_bit_is_found(mine, kind, monkeypatch):
             file.write_bytes(changed)
             with pytest.raises(InputError, match=file.name):
                 load(mine)
-            assert log.look(open_folder(mine), deep=True).of(log.DAMAGED, log.FOREIGN, log.NEWER)
+            assert log.look(open_folder(mine), deep=True).of(
+                log.DAMAGED, log.FOREIGN, log.OTHER_VERSION
+            )
         file.write_bytes(data)
     load(mine)
 
@@ -235,22 +240,95 @@ def test_files_of_others_do_not_count(mine, whole, tmp_path):
     assert outcome is not None
 
 
-def test_a_newer_shard_stops_the_sweep(mine):
-    file = next((mine / "cells").iterdir())
-    table = pq.read_table(file)
-    newer = {**table.schema.metadata, b"raybench_schema": b"99"}
-    pq.write_table(table.replace_schema_metadata(newer), file)
-    for call in (load, sweep):
-        with pytest.raises(InputError, match="schema version 99"):
-            call(mine)
-    assert "install a newer raybench" in cli("verify", mine).out
-
-
 def test_a_saved_sweep_that_is_no_text(mine):
     (mine / "sweep.yaml").write_bytes(b"name: \xff\xfe")
     with pytest.raises(InputError, match="not UTF-8"):
         sweep(mine)
     assert "not UTF-8" in " ".join(cli("verify", mine).out.split())
+
+
+# Links and pipes -----------------------------------------------------------------------------------
+
+WIDER = {**SWEEP, "seed": [0, 1, 2]}
+
+
+def contents(folder):
+    files = [Path(place, name) for place, _, names in os.walk(folder) for name in names]
+    return {file: file.read_bytes() for file in files if not file.is_symlink()}
+
+
+@pytest.mark.parametrize(
+    "rel", ["plan/lock", "plan", "tmp", "weights", "curves", "cells/a.parquet", "sweep.yaml"]
+)
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_link_in_a_folder_is_refused_and_nothing_outside_is_touched(mine, tmp_path, rel, fresh):
+    (outside := tmp_path / "outside").mkdir()
+    if rel == "cells/a.parquet":
+        shutil.copy(next((mine / "cells").iterdir()), mine / rel)
+    elif rel == "weights":
+        (mine / rel).mkdir()
+    shutil.move(mine / rel, outside / "theirs")
+    (mine / rel).symlink_to(outside / "theirs")
+    if (mine / rel).is_dir():
+        (outside / "theirs/precious.txt").write_bytes(b"of somebody else")
+    before, kept = contents(outside), contents(mine)
+    with pytest.raises(InputError, match=f"{rel} is a link"):
+        sweep(mine, WIDER, fresh=fresh)
+    assert contents(outside) == before
+    assert contents(mine) == kept
+
+
+@pytest.mark.parametrize("rel", ["tmp/left", "weights/a.pt", "plan/lock", "cells/a.parquet"])
+def test_a_pipe_in_a_folder_is_refused_at_once(mine, rel):
+    """Opening it would wait for somebody at its other end."""
+    (mine / rel).unlink(missing_ok=True)
+    (mine / rel).parent.mkdir(exist_ok=True)
+    os.mkfifo(mine / rel)
+    said = []
+
+    def ask():
+        for call in (lambda: sweep(mine, WIDER, fresh=True), lambda: standing(mine)):
+            try:
+                call()
+                said.append("")
+            except InputError as error:
+                said.append(str(error))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert f"{rel} is neither a file nor a folder" in said[0]
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize("rel", ["curves", "sweep.yaml", "cells/a.parquet", "tmp"])
+def test_reading_verbs_follow_no_link(mine, tmp_path, rel):
+    if rel == "cells/a.parquet":
+        shutil.copy(next((mine / "cells").iterdir()), mine / rel)
+    shutil.move(mine / rel, tmp_path / "theirs")
+    (mine / rel).symlink_to(tmp_path / "theirs")
+    for verb in ("table", "verify", "status"):
+        said = cli(verb, mine)
+        assert said.code == 2, (verb, said.out)
+        assert "is a link" in " ".join(said.err.split())
+
+
+def test_reports_and_figures_are_not_written_through_links(mine, tmp_path):
+    (other := tmp_path / "theirs").write_text("of somebody else")
+    (mine / "report.html").symlink_to(other)
+    (mine / "figures").mkdir()
+    (mine / "figures/audit.csv").symlink_to(other)
+    for verb in ("report", "audit", "plot"):
+        said = cli(verb, mine)
+        assert (said.code, "is a link" in " ".join(said.err.split())) == (2, True), said.err
+    assert other.read_text() == "of somebody else"
+
+
+def test_a_folder_may_be_reached_through_a_link(mine, tmp_path):
+    (tmp_path / "link").symlink_to(mine)
+    assert sweep(tmp_path / "link", WIDER).counts["ok"] == CELLS_OF_SWEEP * 3 // 2
+    assert cli("verify", tmp_path / "link").code == 0
+    assert (tmp_path / "link").is_symlink()
 
 
 # Other drivers -------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import suppress
 
 import fake_store
 import fsspec
@@ -24,6 +25,7 @@ from raybench.store import (
     to_table,
     upgrades,
 )
+from raybench.store.remote import Remote
 
 SWEEP = {"name": "fake", "problem": {"name": "logistic", "dataset": ["mushrooms"]}}
 
@@ -142,6 +144,107 @@ def test_merge_takes_each_cell_where_it_ended_best(tmp_path):
     with pytest.raises(InputError, match="different problems"):
         merge(a.folder, c.folder, tmp_path / "d")
     assert not (tmp_path / "d").exists()
+
+
+KILLED = """
+import os, signal, sys
+from raybench.store import disk, load, merge
+
+def dying(left):
+    def step(name):
+        plain = getattr(disk.Disk, name)
+
+        def counted(self, *words):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return plain(self, *words)
+
+        return counted
+
+    for name in ("mkdir", "write", "rename", "sync"):
+        setattr(disk.Disk, name, step(name))
+
+for steps in range(1, 1000):
+    child = os.fork()
+    if not child:
+        dying(steps)
+        merge("a", "b", "out")
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if os.path.exists("out"):
+        assert sorted(set(load("out")["cell"])) == ["1", "2", "3"]
+        print(steps)
+        break
+    assert code == -signal.SIGKILL, code
+"""
+
+
+STATUSES = ["ok", "ok", "ok", "failed", "skipped"]
+
+
+def two(root):
+    """Two folders of one sweep, of whose cells some have failed or were skipped."""
+    a, b = (Store(f"{root}/{name}") for name in "ab")
+    for store in (a, b):
+        store.claim(SWEEP)
+    put(a, ["1", "2"])
+    a.commit("4", None, batch(["4"], status="failed")[1])
+    put(b, ["3"], shift=100.0)
+    b.skip(to_table({"cell": ["s"], "status": "skipped", "reason": "no"}, CELLS))
+    return a.folder, b.folder
+
+
+def test_a_merge_that_is_killed_leaves_no_folder_that_reads_as_whole(tmp_path):
+    """Killed at every single thing that it does to the disk."""
+    two(tmp_path)
+    words = [sys.executable, "-c", KILLED]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 20
+    assert Store(tmp_path / "out").done() == dict(zip("1234s", STATUSES, strict=True))
+
+
+def test_a_merge_into_an_object_store_counts_at_its_last_request(monkeypatch):
+    class Died(BaseException):
+        pass
+
+    def dying(left):
+        def write(self, rel, data):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Died
+            plain(self, rel, data)
+
+        return write
+
+    a, b = two("memory://merge")
+    plain, steps, whole = Remote.write, 0, False
+    while not whole:
+        steps += 1
+        out = f"memory://merge/out{steps}"
+        with monkeypatch.context() as patch, suppress(Died):
+            patch.setattr(Remote, "write", dying(steps))
+            merge(a, b, out)
+            whole = True
+        done = Store(out).done()
+        assert done == (dict(zip("1234s", STATUSES, strict=True)) if whole else {}), steps
+    assert steps > 6
+
+
+def test_a_merge_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    a, b = two(tmp_path)
+    (tmp_path / "out").mkdir()  # as an empty folder may be there
+    monkeypatch.setattr(Store, "commit", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        merge(a, b, tmp_path / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "out"]
+    monkeypatch.undo()
+    (tmp_path / "link").symlink_to("out")
+    merge(a, b, tmp_path / "link")
+    assert len(Store(tmp_path / "out").done()) == 5
 
 
 def test_compact_changes_files_not_rows(tmp_path):

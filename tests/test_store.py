@@ -33,10 +33,12 @@ from raybench.store.schema import EXTRA_COUNTS, SIDES, column
 
 CURVE_COLUMNS = [
     "cell",
+    "group",
     "label",
     "problem",
     "dataset",
     "clients",
+    "split",
     "algorithm",
     "compressor",
     "k",
@@ -69,6 +71,7 @@ CURVE_COLUMNS = [
     "estimator_error_sq",
     "accuracy",
     "test_loss",
+    "clock_seconds",
     "seconds",
     "seconds_gradient",
     "seconds_compress",
@@ -149,6 +152,9 @@ def test_schemas_are_the_documented_columns():
     assert CELLS.field("started").type == pa.timestamp("us", tz="UTC")
     assert CURVES.field("round").type == pa.int64()
     assert CURVES.field("bits_up").type == pa.float64()
+    for field in (*CURVES, *CELLS):
+        assert field.metadata[b"description"], field.name
+        assert b"unit" in field.metadata, field.name
 
 
 def test_every_count_has_one_place():
@@ -169,7 +175,7 @@ def test_files_bear_schema_and_versions(store, tmp_path):
         (file,) = (tmp_path / "results" / folder).iterdir()
         found = pq.read_schema(file)
         assert found.equals(want)
-        assert found.metadata[b"raybench_schema"] == b"2"
+        assert found.metadata[b"raybench_schema"] == b"3"
         assert found.metadata[b"raybench_version"]
 
 

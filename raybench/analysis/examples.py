@@ -47,6 +47,7 @@ def example(
                     g = 10.0 ** (-rounds / pace)
                     known = {
                         "cell": f"{problem} {name} {k} {step:g} {seed}",
+                        "group": f"{problem} {name} {k}",
                         "label": name if k is None else f"{name} {operator} k={k}",
                         "problem": "logistic",
                         "dataset": problem,
@@ -63,7 +64,6 @@ def example(
                     curves.append(to_table({**known, **rows}, CURVES).to_pandas())
                     last = {key: value[-1:] for key, value in rows.items()}
                     cell = {**known, **last, "rounds": ROUNDS, "d": 10, "status": "ok"}
-                    cell["group"] = f"{problem} {name} {k}"
                     cell["config"] = json.dumps(config)
                     kept = {key: value for key, value in cell.items() if key in CELLS.names}
                     cells.append(to_table(kept, CELLS).to_pandas())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 
@@ -13,6 +14,7 @@ from raybench.analysis.held import NUMBERS, Held, InFolder
 from raybench.analysis.ordered import Ordered, ordered
 from raybench.analysis.simulated import SECONDS
 from raybench.core.errors import InputError, nearest
+from raybench.store.files import open_folder
 from raybench.store.reader import How
 
 Source = str | os.PathLike[str] | Frames | tuple[pd.DataFrame, pd.DataFrame]
@@ -109,3 +111,13 @@ def targets_of(found: Frames, target: float | Sequence[float] | None) -> list[tu
         if not 0 < value < float("inf"):
             raise InputError.of("target", f"{value:g} is out of range", "a number > 0")
     return [(facet, float(value)) for facet in facets for value in values]
+
+
+def inside(folder: str, name: str) -> Path:
+    """Return the path of what is written into a local results folder for people to open: a file, or a folder of files.
+
+    Raises InputError where a link, or something else that is no file, lies there.
+    """
+    files = open_folder(folder)
+    files.names(name)
+    return Path(files.path(name))

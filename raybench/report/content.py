@@ -14,6 +14,7 @@ import pandas as pd
 from raybench.analysis import SECONDS, Frames, How, Network, bands, final_vs_step, frames
 from raybench.analysis.closing import choosing_on
 from raybench.analysis.shares import k_order, k_words
+from raybench.analysis.source import inside
 from raybench.report import words
 
 MOST_SERIES = 8
@@ -91,7 +92,7 @@ def told(figure: Figure, found: Frames) -> Figure:
 def default_out(folder: str, name: str) -> Path:
     """Return where a report of ``folder`` goes unless told: inside it, or here for an object store."""
     if "://" not in folder:
-        return Path(folder) / name
+        return inside(folder, name)
     return Path(f"{folder.rstrip('/').rsplit('/', 1)[-1]}-report") / name
 
 

@@ -1,6 +1,20 @@
-"""Whole folders: two of them into one, and one into few files. Sources are never changed."""
+"""Whole folders: two of them into one, and one into few files. Sources are never changed.
+
+The new folder is built aside and is there as a whole or not at all: a local one is renamed from a hidden folder beside
+it. An object store knows no renaming: there the shards are another folder's, which nobody counts, until the last PUT
+gives the folder the id that they bear.
+"""
 
 from __future__ import annotations
+
+import errno
+import json
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -9,8 +23,8 @@ import pyarrow.compute as pc
 from raybench.core.errors import Complaint, InputError
 from raybench.store import booking, identity, reader
 from raybench.store.accounting import Accounting
-from raybench.store.files import Files
-from raybench.store.log import STATUS_RANK, Log, rank
+from raybench.store.files import Files, Local
+from raybench.store.log import OWNER, STATUS_RANK, Log, rank
 from raybench.store.reach import reached
 from raybench.store.schema import CURVES, SIDES
 from raybench.store.writer import Store, shard_name
@@ -29,13 +43,13 @@ def merge(first: reader.Source, second: reader.Source, out: reader.Source) -> No
     if wrong:
         what = f"{sources[0].name} and {sources[1].name} hold different problems"
         raise InputError([Complaint("merge", what), *wrong])
-    goal = _empty(out)
     books = [reader.accounting_of(folder) for folder in (first, second)]
-    logs = [reader.checked(source, CURVES.names) for source in sources]
-    taken = [found.statuses() for found in logs]
-    own = {c for c, s in taken[0].items() if c not in taken[1] or not _better(taken[1][c], s)}
-    _write(goal, sources, logs, [own, set(taken[1]) - own], books)
-    _plan(goal, sources, taken)
+    with _built(out) as goal:
+        logs = [reader.checked(source, CURVES.names) for source in sources]
+        taken = [found.statuses() for found in logs]
+        own = {c for c, s in taken[0].items() if c not in taken[1] or not _better(taken[1][c], s)}
+        _write(goal, sources, logs, [own, set(taken[1]) - own], books)
+        _plan(goal, sources, taken)
 
 
 def compact(folder: reader.Source, out: reader.Source) -> None:
@@ -44,11 +58,11 @@ def compact(folder: reader.Source, out: reader.Source) -> None:
     Raises InputError if ``out`` holds anything or ``folder`` has no results.
     """
     source = reader.open_results(folder)
-    goal = _empty(out)
-    found = reader.checked(source, CURVES.names)
-    ended = found.statuses()
-    _write(goal, [source], [found], [set(ended)], [reader.accounting_of(folder)])
-    _plan(goal, [source], [ended])
+    with _built(out) as goal:
+        found = reader.checked(source, CURVES.names)
+        ended = found.statuses()
+        _write(goal, [source], [found], [set(ended)], [reader.accounting_of(folder)])
+        _plan(goal, [source], [ended])
 
 
 def _plan(goal: Store, sources: list[Files], ended: list[dict[str, str]]) -> None:
@@ -62,12 +76,42 @@ def _better(status: str, other: str) -> bool:
     return rank(status) < rank(other)
 
 
-def _empty(out: reader.Source) -> Store:
-    reached(out)
-    store = Store(out)
-    if any(store.files.names(folder) for folder in ("", "cells", "curves")):
-        raise InputError.of("out", f"{store.folder} is not empty", "give a new folder")
-    return store
+@contextmanager
+def _built(out: reader.Source) -> Iterator[Store]:
+    """Yield the store of a folder that becomes ``out`` where nothing fails. Raises InputError if ``out`` holds anything."""
+    files, _ = reached(out)
+    _check_empty(files)
+    if not isinstance(files, Local):
+        with tempfile.TemporaryDirectory(prefix="raybench-") as here:
+            yield Store(here)
+            _upload(Path(here), files)
+        return
+    place = Path(os.path.realpath(files.name))  # a link that leads to an empty folder stays
+    aside = Local(place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}"), files.disk)
+    try:
+        yield Store(aside.name)
+        files.disk.rename(aside.root, place)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            _check_empty(files)  # somebody was quicker
+        raise
+    finally:
+        aside.clear("")
+    files.disk.sync(place.parent)
+
+
+def _check_empty(files: Files) -> None:
+    if files.names("") or files.folders(""):
+        raise InputError.of("out", f"{files.name} is not empty", "give a new folder")
+
+
+def _upload(here: Path, files: Files) -> None:
+    """Copy a results folder into an object store: its owner last, so that its shards count at once."""
+    rels = [path.relative_to(here).as_posix() for path in here.rglob("*") if path.is_file()]
+    files.write(OWNER, json.dumps({"folder": "not whole yet", "driver": ""}).encode())
+    for rel in sorted(set(rels) - {OWNER}, key=lambda rel: (rel.startswith("cells/"), rel)):
+        files.write(rel, (here / rel).read_bytes())
+    files.write(OWNER, (here / OWNER).read_bytes())
 
 
 def _write(

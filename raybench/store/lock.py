@@ -40,6 +40,7 @@ def held(files: Files) -> Iterator[None]:
     renews; after ``kill -9`` the folder is free again a minute later. Clocks of drivers must agree to
     within half a minute.
     """
+    files.check()
     with _local(files) if isinstance(files, Local) else _leased(files):
         yield
 

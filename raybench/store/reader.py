@@ -363,6 +363,7 @@ def checked(
     curves, columns, coded, reduce: as ``log.look`` takes them. Raises InputError for a file that is damaged or
     of a version of the schema that this raybench does not read.
     """
+    files.check()
     found = log.look(files, curves=curves, columns=columns, coded=coded, reduce=reduce)
     log.refuse(found, files.name, DAMAGED, OTHER_VERSION)
     for finding in found.of(FOREIGN):

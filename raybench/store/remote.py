@@ -56,6 +56,9 @@ class Remote:
     def prepare(self) -> None:
         """Do nothing: an object store has no folders."""
 
+    def check(self) -> None:
+        """Do nothing: an object store has no links."""
+
     def path(self, rel: str) -> str:
         """Return the object's name, without the scheme."""
         return f"{self.root}/{rel}" if rel else self.root

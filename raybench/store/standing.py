@@ -95,6 +95,7 @@ def standing(folder: str | os.PathLike[str]) -> Standing:
     if text is None and not files.names("cells"):
         what = f"{files.name} holds no sweep"
         raise InputError.of("folder", what, "give the folder that holds sweep.yaml and cells/")
+    files.check()
     holder = lock.holder(files)  # before the cells: who has ended meanwhile has committed all
     planned = _planned(files)
     found = log.look(files, columns=COLUMNS)

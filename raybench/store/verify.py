@@ -35,6 +35,7 @@ class Verified:
 
 def verified(files: Files) -> Verified:
     """Return what is found in a results folder when every file is read."""
+    files.check()
     found = log.look(files, deep=True)
     findings = [*found.findings, *log.strays(files, found)]
     for shard, cells in log.doubles(found).items():

@@ -11,6 +11,7 @@ from tensorboardX import SummaryWriter
 from tensorboardX.summary import hparams
 
 from raybench.runtime.callbacks import Callback, curves_of, finals_of, params_of
+from raybench.store.files import open_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +28,8 @@ class TensorBoard(Callback):
     def begin(self, plan: Plan, folder: str) -> None:
         """Choose the folder."""
         away = "://" in folder
-        self.folder = Path(f"{plan.sweep.name}-tensorboard" if away else f"{folder}/tensorboard")
+        there = open_folder(folder).path("tensorboard")
+        self.folder = Path(f"{plan.sweep.name}-tensorboard" if away else there)
 
     def cell(self, row: Mapping[str, Any], curve: pd.DataFrame) -> None:
         """Write a cell's event file."""
