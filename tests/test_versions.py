@@ -92,7 +92,8 @@ def test_every_verb_says_what_is_left_out(versions, tmp_path):
         assert left in " ".join((said.out + said.err).split()), verb
         assert "left out" not in (every := cli(verb[0], out, *verb[1:], "--all")).out + every.err
     said = cli("compare", out, out)
-    assert f"A: {left}" in said.out and f"B: {left}" in said.out
+    assert f"A: {left}" in said.out
+    assert f"B: {left}" in said.out
     assert cli("report", out, "--out", tmp_path / "r.html").code == 0
     assert left in (tmp_path / "r.html").read_text()
 
@@ -141,7 +142,7 @@ def test_a_version_that_is_back_is_shown_again(versions, tmp_path):
     assert "nothing was missing" in said
     assert len(store.cells(tmp_path / "w" / "out")) == len(before)
     found = frames(tmp_path / "w" / "out")
-    assert set(json.loads(c)["rounds"] for c in found.cells["config"]) == {20}
+    assert {json.loads(c)["rounds"] for c in found.cells["config"]} == {20}
     assert found.left_out == len(before) - MINE - EF21
 
 
