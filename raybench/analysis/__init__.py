@@ -18,7 +18,14 @@ from raybench.analysis.simulated import SECONDS, simulated
 from raybench.analysis.source import Source, Where, opened
 from raybench.analysis.to_target import to_target
 from raybench.analysis.trials import trials
-from raybench.analysis.tuned import candidates, default_target, final_vs_step, main_metric, tuned
+from raybench.analysis.tuned import (
+    candidates,
+    default_target,
+    final_vs_step,
+    first_reached,
+    main_metric,
+    tuned,
+)
 
 __all__ = [
     "SECONDS",
@@ -42,6 +49,7 @@ __all__ = [
     "differences",
     "final_vs_step",
     "first_crossing",
+    "first_reached",
     "frames",
     "instances",
     "interval",

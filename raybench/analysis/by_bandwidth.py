@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from raybench.analysis.crossing import first_crossing
 from raybench.analysis.intervals import interval
 from raybench.analysis.links import Network
 from raybench.analysis.simulated import work
+from raybench.analysis.tuned import candidates, set_apart
 
 SLOWEST, FASTEST = 100e6, 400e9  # bits per second
 POINTS = 49
@@ -30,19 +32,22 @@ def by_bandwidth(
     targets: dict[str, float],
     y: str = "grad_norm_sq",
     at: np.ndarray | None = None,
+    tuning_seeds: Collection[int] | None = None,
 ) -> pd.DataFrame:
     """Return per facet, bandwidth and method the simulated seconds to the target at its best K and step there.
 
     curves, cells: annotated and described, as in ``Frames``; targets: of each facet; at: bandwidths in bits per
     second (``rates``), each put in the place of that of the network's link, whose latency stays. A method's K and
-    step are chosen anew at each bandwidth: those whose median seed reaches the target, to stay there, first. A step
-    with a diverged or pruned seed is not chosen. Columns: facet, bandwidth, method, series, step, group, k, target,
-    seconds (the median over seeds, inf where it misses the target), low, high, coverage, seeds, dense (whether all
-    messages of the method are whole vectors), fastest (whether no method has fewer seconds).
+    step are chosen anew at each bandwidth by the rule of ``candidates``, with ``tuning_seeds`` on these and reported on
+    the others. Columns: facet, bandwidth, method, series, step, group, k, target, seconds (the median over seeds, inf
+    where it misses the target), low, high, coverage, seeds, dense (whether all messages of the method are whole
+    vectors), fastest (whether no method has fewer seconds).
     """
     at = rates() if at is None else at
     pieces = [
-        _facet(curves[curves["facet"] == facet], part, network, targets[facet], y, at)
+        _facet(
+            curves[curves["facet"] == facet], part, network, targets[facet], y, at, tuning_seeds
+        )
         for facet, part in cells.groupby("facet", sort=True)
         if facet in targets and np.isfinite(targets[facet])
     ]
@@ -57,12 +62,16 @@ def _facet(
     target: float,
     y: str,
     at: np.ndarray,
+    tuning_seeds: Collection[int] | None,
 ) -> pd.DataFrame:
-    cells = cells[cells["status"].isin(["ok", "diverged", "pruned"])]
-    keys = ["method", "series", "step"]
-    spoilt = cells["status"].isin(["diverged", "pruned"])
-    spoilt = spoilt.groupby([cells[k] for k in keys]).transform("any")
-    cells = cells[~spoilt]
+    apart = set_apart(cells, "method", tuning_seeds)
+    table = candidates(curves, cells[~apart], target, "method", y)
+    table = table[table["eligible"]] if len(table) else table
+    if table.empty:
+        return pd.DataFrame(columns=COLUMNS)
+    others = apart | ~apart.groupby(cells["method"]).transform("any")
+    cells = cells.assign(chooses=~apart, reports=others)[cells["status"] == "ok"]
+    cells = cells[cells["method"].isin(table["method"])].reset_index(drop=True)
     curves = curves[curves["cell"].isin(cells["cell"])]
     curves = curves.sort_values(["cell", "round"], kind="stable", ignore_index=True)
     reached = first_crossing(curves, target, "round", y, settled=True)
@@ -78,27 +87,25 @@ def _facet(
     for row, bits in zip(seconds, at):
         net = replace(network, link=replace(network.link, bandwidth=bits / 8, name=""))
         row[column] = compute + np.bincount(done.cell, done.travel(net), len(names))
-    return _best(seconds, cells.reset_index(drop=True), at, keys).assign(target=target)
+    return _best(seconds, cells, table, at).assign(target=target)
 
 
 def _best(
-    seconds: np.ndarray, cells: pd.DataFrame, at: np.ndarray, keys: list[str]
+    seconds: np.ndarray, cells: pd.DataFrame, table: pd.DataFrame, at: np.ndarray
 ) -> pd.DataFrame:
-    """Return per bandwidth and method its best step, from the seconds (bandwidths, cells)."""
-    medians, heads, columns = [], [], []
-    for _, part in cells.groupby(keys, sort=False, dropna=False):
-        own = part.index.to_numpy()
-        medians.append(np.median(seconds[:, own], axis=1))
-        heads.append(part.iloc[0])
-        columns.append(own)
+    """Return per bandwidth and method its best setting of ``candidates``, from the seconds (bandwidths, cells)."""
+    settings = cells.groupby(["series", "step"], sort=False).indices
+    chooses, reports = (cells[name].to_numpy(bool) for name in ("chooses", "reports"))
     rows = []
-    table = np.array(medians).reshape(len(heads), len(at))
-    methods = pd.Series([head["method"] for head in heads], dtype=object)
-    for method, place in methods.groupby(methods, sort=False).groups.items():
-        chosen = np.asarray(place)[table[place].argmin(axis=0)]
-        for j, which in enumerate(chosen):
-            head = heads[which]
-            spread = interval(seconds[j, columns[which]])
+    for method, own in table.groupby("method", sort=False):
+        places = [settings[key] for key in zip(own["series"], own["step"], strict=True)]
+        medians = np.array([np.median(seconds[:, p[chooses[p]]], axis=1) for p in places])
+        # in the order of ``candidates``: by tier, and within it the fewest seconds
+        first = own["tier"].to_numpy() == own["tier"].min()
+        for j, which in enumerate(np.where(first[:, None], medians, np.inf).argmin(axis=0)):
+            place = places[which]
+            head, shown = cells.iloc[place[0]], place[reports[place]]
+            spread = interval(seconds[j, shown])
             rows.append(
                 {
                     "bandwidth": at[j],
@@ -110,7 +117,7 @@ def _best(
                     "low": spread.low,
                     "high": spread.high,
                     "coverage": spread.coverage,
-                    "seeds": len(columns[which]),
+                    "seeds": len(shown),
                 }
             )
     found = pd.DataFrame(rows, columns=[c for c in COLUMNS if c not in ("target", "fastest")])

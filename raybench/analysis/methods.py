@@ -94,21 +94,23 @@ def describe(cells: pd.DataFrame) -> pd.DataFrame:
     method: algorithm and compressor, with those other parameters that take several values at one K
     (``EF21 Top-K (init=zero)``); series: the same with K as it was asked for (``EF21 Top-5``, ``EF21 Top-10%``). step: the step's place
     in the grid, ``x8`` for a multiple of the theoretical step, ``0.5`` for a value; with the theory
-    where it is not the method's own nonconvex one: ``x1 paper``, ``x2 of gd``, ``x1 rule of thumb``. Cells of several groups
-    never have all four in common: where they would, method and series say what the groups differ in
-    (``EF21 Top-5 (rounds=800)``), or else in which order they ran (``version 2``).
+    where it is not the method's own nonconvex one: ``x1 paper``, ``x2 of gd``, ``x1 rule of thumb``. No two groups share
+    a series: where they would, method and series say what the groups differ in (``EF21 Top-5 (rounds=800)``), or else in
+    which order they ran (``version 2``).
     """
     cells = cells.reset_index(drop=True)
     # cells that differ in seed and step number alone are described once
     place, texts = pd.factorize(cells["config"].astype(object))
     short = np.array([*map(shared, texts), None], dtype=object)
     config = pd.factorize(short)[0][place]
-    group = cells["group"].fillna(cells["label"]).fillna(cells["cell"])
+    asked = cells["group"].fillna(cells["label"])
+    group = asked.fillna(cells["cell"])
     told = ["algorithm", "compressor", "k", "dataset", "clients", "problem"]
-    alike = cells[told].assign(config=config, group=group)
-    number = alike.groupby(list(alike), sort=False, dropna=False).ngroup().to_numpy()
+    same = cells[told].assign(config=config, group=group)
+    number = same.groupby(list(same), sort=False, dropna=False).ngroup().to_numpy()
     first = np.unique(number, return_index=True)[1]
-    heads = alike.iloc[first].assign(config=short[place[first]]).reset_index(drop=True)
+    heads = same.iloc[first].assign(config=short[place[first]], asked=asked.iloc[first])
+    heads = heads.reset_index(drop=True)
     config = configs(heads).map(_plain, na_action="ignore").astype(object)
     config = config.where(config.notna(), None)
     theory = np.array(_theories(config), dtype=object)[number] if len(heads) else []
@@ -117,11 +119,10 @@ def describe(cells: pd.DataFrame) -> pd.DataFrame:
     heads["facet"] = _facets(heads, config)
     extras = _extras(heads, config)
     named = _named(heads, extras)
-    alike = _alike(named, heads["group"], number, step)
+    series = [named["facet"], named["series"]]
+    alike = (heads["asked"].groupby(series).transform("nunique") > 1).to_numpy(bool)
     if alike.any():
-        begun = pd.Series(number).groupby(number).size()
-        if "started" in cells:
-            begun = cells["started"].groupby(number).min()
+        begun = cells.get("started", pd.Series(0, cells.index)).groupby(number).min()
         named = _named(heads, _versions(heads, config, extras, named, alike, begun))
     named = named.iloc[number].reset_index(drop=True)
     return cells.assign(**named, step=step)
@@ -138,28 +139,6 @@ def _named(heads: pd.DataFrame, extras: list[str]) -> pd.DataFrame:
         "series": [_join(b, c, e) for b, c, e in zip(base, exact, extras, strict=True)],
     }
     return pd.DataFrame(names, index=heads.index, dtype=object)
-
-
-def _alike(
-    named: pd.DataFrame, group: pd.Series, number: np.ndarray, step: pd.Series
-) -> np.ndarray:
-    """Return which heads share series and step with one of another group. number: the head of each cell, with its step."""
-    series = named.groupby(["facet", "series"], sort=False).ngroup()
-    several = (group.groupby(series).nunique() > 1).reindex(series).to_numpy(bool)
-    if not several.any():  # as in any folder of one sweep
-        return several
-    own = several[number]
-    table = pd.DataFrame(
-        {
-            "series": series.to_numpy()[number][own],
-            "group": group.to_numpy()[number][own],
-            "step": step[own],
-        }
-    )
-    groups = table.groupby(["series", "step"])["group"].transform("nunique")
-    found = np.zeros(len(named), bool)
-    found[number[own][groups > 1]] = True
-    return found
 
 
 def _versions(
@@ -183,7 +162,8 @@ def _versions(
         places = [series["facet"], series["series"]]
         inside = own.groupby(heads.loc[rows, "group"]).nunique().max() <= 1
         between = own[alike[rows]].groupby(places).nunique().max() > 1
-        differ = [k for k in keys if inside[k] and between[k]]
+        differ = sorted(k for k in keys if inside[k] and between[k])
+        differ.sort(key="plugins".__eq__)
         words = config.loc[rows, differ].apply(
             lambda row: ", ".join(_differs(c, row[c]) for c in row.index), axis=1
         )

@@ -91,14 +91,16 @@ def candidates(
 ) -> pd.DataFrame:
     """Return every (facet, ``by``, series, step) with its seeds' results, the best of its kind first.
 
-    Order, within facet and ``by``: those of which every seed reaches ``target`` and stays there to the end, by their
-    median cost in ``x``; those of which the median seed does, likewise; then the others by the median of ``y`` at the
-    largest budget of ``x`` all of them spent. So a step that fails some seeds is chosen only where each step does.
-    A candidate with a diverged or pruned seed comes last and is not ``eligible``.
+    This order is the one rule by which K and step are chosen, wherever they are: tier 0, settings of which every seed reaches
+    ``target`` and stays there to the end, by their median cost in ``x``; tier 1, those of which the median seed does,
+    likewise; tier 2, the others: of each series (a K) by the median of ``y`` at the largest budget of ``x`` that all of its
+    steps spent, then the series' firsts, seconds, ... by that at the largest budget that all of them spent. So a setting
+    that fails a seed is chosen only where each does, and a series has the same order among others as alone. A setting with a
+    diverged or pruned seed comes last and is not ``eligible``.
     Columns: facet, by, method, series, step, group, algorithm, compressor, k, step_size,
     step_multiple, seeds, ok, diverged, failed, eligible, arrived (how many seeds reach the target), reached (whether
-    the median seed does), cost (the median over seeds), cost_low, cost_high and coverage (its ``interval``), at_budget,
-    and medians over seeds of the final y, loss, accuracy, x, seconds, rounds.
+    the median seed does), tier, cost (the median over seeds), cost_low, cost_high and coverage (its ``interval``),
+    at_budget, and medians over seeds of the final y, loss, accuracy, x, seconds, rounds.
     """
     cells = with_final(with_final(_described(cells), curves, y), curves, x)
     cells = cells[cells["status"] != "skipped"].reset_index(drop=True)
@@ -128,26 +130,43 @@ def candidates(
         **costs,
         **good[finals].astype(float).groupby(own).median().reindex(table.index),
     )
-    part = table.groupby(["facet", by], sort=False).ngroup()
-    # what all candidates of a method have spent
+    every_seed = table["arrived"] == table["ok"] + table["failed"]
+    table["tier"] = np.where(table["reached"], np.where(every_seed, 0, 1), 2)
     ends = end.astype(float).groupby(own).median().reindex(table.index)
-    budget = ends.where(table["eligible"]).groupby(part).min().reindex(part)
-    budgets = pd.Series(budget.to_numpy()[own], index=good["cell"].to_numpy())
-    at_budget = pd.Series(_at_budget(rows, budgets, y, x)).groupby(own)
-    table["at_budget"] = at_budget.agg(lambda seeds: seeds.median(skipna=False)).reindex(
-        table.index
-    )
+    kinds = ["facet", by]
+    ladders = list(dict.fromkeys([*kinds, "series"]))
+
+    def at_budget(kind: list[str]) -> pd.Series:
+        """Return ``y`` at what all settings of a kind have spent."""
+        part = table.groupby(kind, sort=False, dropna=False).ngroup()
+        budget = ends.where(table["eligible"]).groupby(part).min().reindex(part)
+        budgets = pd.Series(budget.to_numpy()[own], index=good["cell"].to_numpy())
+        seeds = pd.Series(_at_budget(rows, budgets, y, x)).groupby(own)
+        return seeds.agg(lambda values: values.median(skipna=False)).reindex(table.index)
+
+    table["at_budget"] = at_budget(ladders)
+    several = table.groupby(kinds, sort=False, dropna=False)["series"].nunique().max() > 1
     order = table.assign(
-        part=part,
+        part=table.groupby(kinds, sort=False, dropna=False).ngroup(),
         last=~table["eligible"],
-        some=table["arrived"] < table["ok"] + table["failed"],
         first=table["cost"].where(table["reached"], np.inf),
+        common=at_budget(kinds) if several else table["at_budget"],
     )
-    order.loc[~order["reached"], "some"] = True  # one seed that arrives tells them not apart
-    order = order.sort_values(
-        ["part", "last", "some", "first", "at_budget", y], kind="stable", na_position="last"
-    )
+    rank = ["last", "tier", "first"]
+    alone = order.sort_values([*ladders, *rank, "at_budget", y], kind="stable")
+    order["place"] = alone.groupby([*ladders, *rank], sort=False, dropna=False).cumcount()
+    order = order.sort_values(["part", *rank, "place", "common", y], kind="stable")
     return table.loc[order.index].reset_index(drop=True)
+
+
+def first_reached(table: pd.DataFrame, by: list[str]) -> pd.Series:
+    """Return which settings are the best of those that have ``by`` in common, none where none reaches the target.
+
+    table: settings with the columns eligible, tier and cost of ``candidates``.
+    """
+    there = table[table["eligible"] & np.isfinite(table["cost"].astype(float))]
+    best = there.sort_values(["tier", "cost"], kind="stable").drop_duplicates(by)
+    return pd.Series(table.index.isin(best.index), index=table.index)
 
 
 def _intervals(costs: np.ndarray, number: np.ndarray, count: int) -> dict[str, np.ndarray]:

@@ -28,7 +28,14 @@ def best_by_bandwidth(found: Frames, network: Network) -> Figure | None:
     if best.empty:
         return None
     targets = dict(best.drop_duplicates("facet")[["facet", "target"]].itertuples(index=False))
-    table = by_bandwidth(found.curves, found.cells, network, targets, found.metric)
+    table = by_bandwidth(
+        found.curves,
+        found.cells,
+        network,
+        targets,
+        found.metric,
+        tuning_seeds=found.tuning_seeds or None,
+    )
     table = table[np.isfinite(table["seconds"].astype(float))]
     if table.empty:
         return None

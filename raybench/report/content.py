@@ -110,10 +110,10 @@ def chosen(found: Frames) -> tuple[pd.DataFrame, list[str]]:
         every = found.tuned("method")
         notes.append("each method at its best K")
     good = every[every["eligible"]]
-    # the cheapest, or where none reaches the target those that end lowest; and what they are compared with
+    # the cheapest of which all seeds arrive, then of those of which most do, then those that end lowest; and the baseline
     rank = good.assign(
         cost=good["cost"].fillna(np.inf), last=(good["algorithm"] != "gd").astype(int)
-    ).sort_values(["facet", "last", "cost", found.metric], kind="stable")
+    ).sort_values(["facet", "last", "tier", "cost", found.metric], kind="stable")
     keep = rank.groupby("facet").head(MOST_SERIES)
     left = sorted(set(good["series"]) - set(keep["series"]))
     if left:

@@ -15,7 +15,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 
-from raybench.analysis import Frames, candidates
+from raybench.analysis import Frames, candidates, first_reached
 from raybench.core.errors import InputError
 from raybench.report import words
 
@@ -33,7 +33,7 @@ class HeatMap:
     """One figure: a panel per problem, K downwards, the number across.
 
     data: columns facet, k, value, cost (bits up per client to the target; inf: not reached; NaN: no
-    step ended ok), step_multiple, step_size, target; one row per panel and pair.
+    step ended ok), step_multiple, step_size, target, best (whether tables choose it); one row per panel and pair.
     """
 
     name: str
@@ -60,8 +60,9 @@ def heatmaps(found: Frames) -> list[HeatMap]:
         values = _numbers(part)[number]
         pairs = part.assign(value=values)[["facet", "series", "k", "value"]].drop_duplicates()
         data = pairs.merge(best.drop(columns="k"), on=["facet", "series"])
+        data["best"] = first_reached(data, ["facet"])
         data["cost"] = data["cost"].where(data["eligible"])
-        names = ["facet", "k", "value", "cost", "step_multiple", "step_size", "target"]
+        names = ["facet", "k", "value", "cost", "step_multiple", "step_size", "target", "best"]
         data = data[names].sort_values(["facet", "k", "value"], ignore_index=True)
         name, key = f"bits_to_target_{algorithm}_{compressor}", number.partition(".")[2]
         title = str(part["method"].iloc[0]).partition(" (")[0]
@@ -70,7 +71,7 @@ def heatmaps(found: Frames) -> list[HeatMap]:
 
 
 def by_step(found: Frames, cells: pd.DataFrame) -> HeatMap:
-    """Return a map of K and step, a panel for each method and problem. cells: those that ended ok, of these methods.
+    """Return a map of K and step, a panel for each method and problem. cells: those that ran, of these methods.
 
     Raises InputError where no method has a K.
     """
@@ -81,14 +82,15 @@ def by_step(found: Frames, cells: pd.DataFrame) -> HeatMap:
     pieces = []
     for facet, part in cells.groupby("facet", sort=False):
         goal = goals if isinstance(goals, float) else goals[str(facet)]
-        table = candidates(rows, part, goal, "series", found.metric, found.cost)
+        table = candidates(rows, part, goal, "method", found.metric, found.cost)
         pieces.append(table.assign(target=goal))
     data = pd.concat(pieces, ignore_index=True)
     multiples = bool(data["step_multiple"].notna().any())
     data["value"] = data["step_multiple" if multiples else "step_size"]
+    data["best"] = first_reached(data, ["facet", "method"])
     data["cost"] = data["cost"].where(data["eligible"])
     panel = [f"{m}, {f}" if f else m for m, f in zip(data["method"], data["facet"], strict=True)]
-    names = ["facet", "k", "value", "cost", "step_multiple", "step_size", "target"]
+    names = ["facet", "k", "value", "cost", "step_multiple", "step_size", "target", "best"]
     data = data.assign(facet=panel)[names].sort_values(["facet", "k", "value"], ignore_index=True)
     number = r"\gamma\,/\,\gamma_{\rm theory}" if multiples else r"\gamma"
     return HeatMap("target_vs_k_and_step", "", number, found.metric, data)
@@ -122,7 +124,7 @@ def _number(cells: pd.DataFrame) -> str | None:
 
 
 def draw(figure: HeatMap) -> Canvas:
-    """Return the matplotlib figure; a frame marks the cheapest pair of a panel, a dash one that failed.
+    """Return the matplotlib figure; a frame marks the pair of a panel that tables choose, a dash one that failed.
 
     Colours are logarithmic, each panel from its cheapest pair to its dearest.
     """
@@ -173,6 +175,6 @@ def _panel(axis: Axes, own: pd.DataFrame, unit: float) -> None:
         ink = "white" if norm(value) < 0.6 else "black"
         said = f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
         axis.text(column, row, said, size=6, color=ink, **middle)
-    row, column = np.unravel_index(int(np.where(reached, grid, np.inf).argmin()), grid.shape)
-    corner = (float(column) - 0.5, float(row) - 0.5)
-    axis.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="#D55E00", linewidth=1.6))
+    for k, value in own.loc[own["best"], ["k", "value"]].itertuples(index=False):
+        corner = (values.index(value) - 0.5, ks.index(k) - 0.5)
+        axis.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="#D55E00", linewidth=1.6))

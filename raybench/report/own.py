@@ -131,9 +131,10 @@ def figure(
         raise InputError.of("--tuning-seeds", "this figure shows every step, and none is chosen")
     y = found.metric if y is None else y
     every = all_methods(found)
-    cells = _of_methods(found.cells[found.cells["status"] == "ok"], methods, "methods")
+    ran = _of_methods(found.cells[found.cells["status"] != "skipped"], methods, "methods")
     if best == "theory":
-        cells = cells[cells["step_multiple"] == 1]
+        ran = ran[ran["step_multiple"] == 1]
+    cells = ran[ran["status"] == "ok"]
     if cells.empty:
         at = " at one times the theoretical step" if best == "theory" else ""
         raise InputError.of("plot", f"no cell ended ok{at}", "other methods, or best: step_size")
@@ -142,19 +143,17 @@ def figure(
     elif kind == "heatmap":
         if found.link is not None:
             raise InputError.of("kind", "a heat map is one of bits", "no link, or another kind")
-        return heatmap.by_step(found, cells)
+        return heatmap.by_step(found, ran)
     elif kind == "profile":
         made = profiles(found, sorted(cells["method"].unique()), every)
     elif kind == "trials":
-        ran = found.cells[found.cells["status"] != "skipped"]
-        asked = _of_methods(ran, methods, "methods")
-        made = against_trials(found, asked, every, x or found.cost)
+        made = against_trials(found, ran, every, x or found.cost)
     elif kind == "k":
-        made = _by_k(found, _lines(found, cells, "k"), every)
+        made = _by_k(found, _lines(found, ran, "k"), every)
     else:
         x = x or "bits_up"
         _check_columns({x, y} - {found.cost})
-        made = _curves(found, _lines(found, cells, by), x, y, by, every)
+        made = _curves(found, _lines(found, cells if by == "step" else ran, by), x, y, by, every)
     if made.data.empty:
         raise InputError.of("plot", f"nothing is known of {y} against {x}", "another x or y")
     if isinstance(made, Figure):
@@ -207,6 +206,9 @@ def _lines(found: Frames, cells: pd.DataFrame, by: str) -> pd.DataFrame:
     best = tuned(
         rows, cells, found.goals, kind, found.metric, found.cost, found.tuning_seeds or None
     )
+    if not best["eligible"].any():
+        what = "there is no step of which every seed ended ok"
+        raise InputError.of("plot", what, "by: step, or other methods")
     return best[best["eligible"]]
 
 
