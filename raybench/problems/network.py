@@ -114,7 +114,7 @@ class NetworkProblem(Problem):
         chunk: int = 256,
     ) -> None:
         self.batch = batch if isinstance(batch, int) else None
-        self.chunk, self.batchnorm, self.weight_decay = chunk, batchnorm, 0.0
+        self.chunk, self.batchnorm = chunk, batchnorm
         self.most = chunk  # samples of a minibatch that are taken in one pass
         self._text = model
         given = None if dataset is None else examples_of(dataset, model, length, level)
