@@ -78,8 +78,6 @@ class BufferedOracle(Oracle):
         self, x: Tensor, what: frozenset[str], full: Callable[[], tuple[Tensor, Tensor]]
     ) -> Measured:
         means = self.means()
-        if not means:
-            return super()._measured(x, what, full)
         found = self.problem.measure(x, what - EVALUATED - OF_LOSSES, full)
         losses = self._buffered.losses(x, means) if what & OF_LOSSES else None
         values = self._buffered.evaluate(x, means) if what & EVALUATED else {}
