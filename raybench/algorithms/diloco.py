@@ -79,6 +79,7 @@ class MuLoCo(DiLoCo):
 
 @algorithm(
     "sparseloco",
+    version="2",
     up=Contractive,
     broadcast=Contractive,
     averaged=False,  # it may ask who sent what

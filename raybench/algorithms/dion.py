@@ -8,6 +8,7 @@ from raybench.algorithms.power_sgd import orthonormal
 
 @algorithm(
     "dion",
+    version="2",
     up=None,
     theory=None,
     stochastic=True,

@@ -7,6 +7,7 @@ from raybench.algorithms.base import Choice, Estimator, Flag, Integer, Number, a
 
 @algorithm(
     "power_sgd",
+    version="2",
     up=None,
     theory=None,
     rank=Integer(1, low=1, help="of a message, at most"),
