@@ -136,7 +136,7 @@ def dion(code: Path, rounds: int, basis: list[Tensor | None]) -> Iterator[Tensor
     matrices = [p for p in model.params if p.ndim == 2]
     vectors = [p for p in model.params if p.ndim < 2]
     groups = [{"params": matrices}, {"params": vectors, "algorithm": "lion"}]
-    more = {"mu": 0.9, "betas": (0.9, 0.99), "weight_decay": 0.1, "rank": 3}
+    more = {"mu": 0.9, "weight_decay": 0.1, "rank": 3}
     optimizer = theirs.Dion(groups, lr=0.01, **more)
     for p, Q in zip(model.params, basis, strict=True):
         if Q is not None:
@@ -205,7 +205,7 @@ def compared(what: str, code: Path, rounds: int) -> tuple[str, Path_, Path_]:
         own = followed(ours("demo", params, {"name": "dct_top_k", "k": 5}, 0.003, rounds), rounds)
         return "DeMo", own, in_two_processes(partial(_of_rank, demo, code, rounds, ()))
     if what == "powersgd":
-        run = ours("power_sgd", {"rank": 2, "error": "shared"}, None, 0.05, rounds)
+        run = ours("power_sgd", {"rank": 2}, None, 0.05, rounds)
         run.advance(0)
         basis = [None if Q is None else Q.clone() for Q in run.s.Q]
         own = followed(run, rounds)

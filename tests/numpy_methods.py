@@ -163,7 +163,8 @@ def loco(k, beta, reset, levels):
         yield x
 
 
-def power_sgd(k, rank=2, momentum=0.0, dense_rounds=0):
+def power_sgd(k, rank=2, momentum=0.0, nesterov=True, dense_rounds=0):
+    """PowerSGD whose memory is what its own message leaves: of the same mean as the authors'."""
     x, e, v, Q = k.x0, 0, 0, k.basis
     for t, gamma in enumerate(k.steps):
         D = k.grad(x) + e
@@ -177,7 +178,7 @@ def power_sgd(k, rank=2, momentum=0.0, dense_rounds=0):
             out = (P @ Q.T).ravel()
             e = D - np.stack([(P @ q.T).ravel() for q in own])
         v = momentum * v + out
-        x = x - gamma * v
+        x = x - gamma * (out + v if nesterov and momentum else v)
         yield x
 
 

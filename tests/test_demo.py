@@ -170,7 +170,10 @@ def test_ranks_give_the_same():
 
 
 @pytest.mark.parametrize(
-    "text", ["top_k:k=3", "rand_k:k=3", "natural", "per_tensor:of='top_k:k=2',sizes=[[4,5]]"]
+    "text",
+    ["top_k:k=3", "rand_k:k=3", "natural", "per_tensor:of='top_k:k=2',sizes=[[4,5]]"]
+    + ["top_k_natural:k=3", "optimal_rescale:of='top_k:k=3'", "optimal_rescale:of=sign"]
+    + ["induced:first='top_k:k=2',then='rand_k:k=2'"],
 )
 def test_the_mean_of_senders_by_hand(text):
     x = torch.arange(1.0, 55.0).view(2, 3, 9).sin()
@@ -183,7 +186,7 @@ def test_the_mean_of_senders_by_hand(text):
     sent = (value != 0).sum(1)
     want = torch.where(sent > 0, value.sum(1) / sent.clamp(min=1), 0.0)
     torch.testing.assert_close(message.mean_of_senders(), want)
-    assert (sent < 3).any() or text == "natural"
+    assert (sent < 3).any() or text in ("natural", "optimal_rescale:of=sign")
 
 
 def test_a_zero_that_was_sent_counts():

@@ -119,7 +119,7 @@ def test_power_sgd_of_full_rank_is_gradient_descent():
 
 
 def test_power_sgd_compresses_after_its_dense_rounds():
-    more = {"momentum": 0.5}
+    more = {"momentum": 0.5, "nesterov": False}
     chosen = Method("power_sgd", {"dense_rounds": 4, **more}, None, MATRIX, step=0.05, rounds=9)
     run, plain = (
         started(chosen.batch()),

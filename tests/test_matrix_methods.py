@@ -18,7 +18,7 @@ NET = {
 }
 
 
-def dion_by_hand(run, rounds, gamma, rank=4, mu=0.95, decay=0.1):
+def dion_by_hand(run, rounds, gamma, rank=4, mu=0.95, beta2=0.95, decay=0.1):
     """Dion on the mean gradient with QR, as microsoft/dion's simple form: for one client."""
     f, layout = run.problem, run.problem.layout
     Q = [None if q is None else q[0].clone() for q in run.s.Q]
@@ -29,7 +29,7 @@ def dion_by_hand(run, rounds, gamma, rank=4, mu=0.95, decay=0.1):
         for j, g in enumerate(layout.views(f.grad(x[None])[0].mean(0))):
             if g.ndim < 2:
                 steps.append(torch.sign(0.9 * M[j] + 0.1 * g))
-                M[j] = 0.99 * M[j] + 0.01 * g
+                M[j] = beta2 * M[j] + (1 - beta2) * g
                 continue
             M[j] = M[j] + g
             P = torch.linalg.qr(M[j] @ Q[j]).Q

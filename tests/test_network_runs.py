@@ -117,6 +117,29 @@ def test_clients_keep_statistics_or_share_them():
     assert more[0].tolist() == [count * t for t in range(5)]
 
 
+@pytest.mark.parametrize("batchnorm", ["server", "sync", "frozen"])
+def test_f_is_that_of_the_mean_statistics_whatever_the_passes(batchnorm):
+    """Minibatches fit into one pass of either ``chunk``, so that gradients are the same."""
+    runs = [
+        finished(
+            Method(
+                "sgd", {}, None,
+                {"name": "network", **NORMED, "batchnorm": batchnorm, "chunk": chunk},
+                step=0.05, rounds=3,
+            ).batch()
+        )
+        for chunk in (1000, 13)
+    ]  # fmt: skip
+    whole = recorded(runs[0])["loss"]
+    for run in runs[1:]:
+        np.testing.assert_allclose(recorded(run)["loss"], whole, rtol=1e-10)
+    run = runs[0]
+    means = run.net.oracle.means()
+    assert bool(means) == (batchnorm != "frozen")
+    (want,) = run.problem.losses(run.s.x, means).mean(1).tolist()
+    assert whole[0][-1] == pytest.approx(want, rel=1e-12)
+
+
 def test_statistics_are_shared_by_the_cells_that_took_gradients():
     problem = {"name": "network", **NORMED, "batchnorm": "sync"}
     method = Method("sgd", {}, {"name": "identity"}, problem, step=0.1, rounds=3)

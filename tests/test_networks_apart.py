@@ -38,7 +38,6 @@ CASES = {  # by method, and a word on how its messages travel or are judged
     "loco all_to_all": ({}, {"name": "nf4", **PARTS}, 0.1),
     "ef21 all_to_all": ({}, {**TOP, **PARTS}, 0.1),
     "marina all_to_all": ({"p": 0.4}, {"name": "natural", **PARTS}, 0.1),
-    "sparseloco all_to_all": (H, {**TOP, **PARTS}, 0.7),
     "marina reduce": ({"p": 0.4}, {**RAND, "mask": "common", **ADDED}, 0.1),
     "dcgd reduce": ({}, {"name": "identity", **ADDED}, 0.1),
     "ef21 median": ({}, TOP, 0.1),

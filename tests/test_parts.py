@@ -93,7 +93,7 @@ DILOCO = {"steps": 3, "inner_step": 0.01}
             ),
         ),
         (
-            ("sparseloco", {**DILOCO, "beta": 1.0}, TOP),
+            ("sparseloco", {**DILOCO, "beta": 1.0, "combine": "mean"}, TOP),
             ("ef14", {"memory": "gradient"}, TOP, {"local": ADAM}),
         ),
     ],
@@ -107,11 +107,32 @@ def test_presets_are_points_of_the_product(preset, product):
 def test_the_error_of_sparseloco_fades():
     """beta = 0 forgets it: the message of every round is that of the fresh direction alone."""
     runs = [
-        run("sparseloco", {**DILOCO, "beta": b}, TOP, problem=NET, rounds=6) for b in (0.0, 1.0)
+        run("sparseloco", {**DILOCO, "beta": b, "combine": "mean"}, TOP, problem=NET, rounds=6)
+        for b in (0.0, 1.0)
     ]
     assert not torch.allclose(runs[0].s.x, runs[1].s.x)
     by_hand = run("dcgd", {}, TOP, problem=NET, rounds=6, local=ADAM)
     close(runs[0], by_hand)
+
+
+@pytest.mark.parametrize("combine", ["senders", "mean"])
+def test_sparseloco_averages_over_those_that_sent_a_coordinate(combine):
+    """By default as its released code does: what one of three clients sent is taken whole, not by a third."""
+    chosen = {} if combine == "senders" else {"combine": combine}
+    sent = []
+    method = Method(
+        "sparseloco", {**DILOCO, **chosen}, {"name": "top_k", "k": "20%"}, NET, step=0.7
+    )
+    made = started(method.batch())
+    up = made.net.up
+    made.net.up = lambda message: (sent.append(message.decode()), up(message))[1]
+    for _ in range(3):
+        before = made.s.x.clone()
+        made.advance(1)
+        total, senders = sent[-1].sum(1), (sent[-1] != 0).sum(1)
+        assert {1, 2}.issubset(senders.unique().tolist())
+        mean = total / (senders.clamp(min=1) if combine == "senders" else 3)
+        torch.testing.assert_close(made.s.x, before - 0.7 * mean, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("more", [{}, {"momentum_of": "steps"}], ids=["gradients", "steps"])

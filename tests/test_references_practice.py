@@ -187,7 +187,11 @@ def test_loco_without_an_average_is_error_feedback():
 
 @pytest.mark.parametrize(
     "params",
-    [{"rank": 1}, {"rank": 2, "momentum": 0.6}, {"rank": 2, "dense_rounds": 4, "momentum": 0.6}],
+    [
+        {"rank": 1},
+        {"rank": 2, "momentum": 0.6},
+        {"rank": 2, "dense_rounds": 4, "momentum": 0.6, "nesterov": False},
+    ],
 )
 def test_power_sgd(params):
     method = Method("power_sgd", params, None, MATRIX, step=0.1)

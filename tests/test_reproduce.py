@@ -436,6 +436,18 @@ def test_what_is_kept_is_judged_as_the_results_are(ran, tmp_path):
     assert verdict.count(AGREES) == 2
 
 
+def test_what_is_kept_of_another_sweep_does_not_count(ran, tmp_path):
+    what, found = read(ran / "tiny.claims.yaml"), of_folder(ran / "out" / "tiny")
+    keep(what, found, tmp_path)
+    for steps, cells in (("[1, 8]", 24), ("[3]", 0)):
+        (tmp_path / "tiny.yaml").write_text(SWEEP.replace("[1, 8, 16]", steps))
+        again = kept(replace(what, sweep=tmp_path / "tiny.yaml"), tmp_path)
+        assert (0 if again is None else len(again.cells)) == cells
+        assert again is None or set(again.curves["cell"]) == set(again.cells["cell"])
+    verdicts = judge(what, again)
+    assert [verdict.word for verdict in verdicts] == [NOT_RUN]
+
+
 def test_the_verb_runs_judges_and_writes_a_page(ran, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = str(ran / "tiny.claims.yaml")

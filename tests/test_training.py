@@ -74,20 +74,24 @@ def net_of(params, **train):
     return started(method.batch())
 
 
-def test_methods_get_gradients_clipped_and_the_record_gets_them_whole():
+@pytest.mark.parametrize("decay", [0.0, 3.0])
+def test_methods_get_gradients_clipped_and_the_record_gets_them_whole(decay):
+    """As torch does: the gradient is clipped, and the optimizer adds the decay of weights to what is left."""
     free = net_of(DIGITS)
     full = free.net.grad(free.s.x)
+    shrinking = decay * free.s.x[:, None]
     norms = full.norm(dim=-1, keepdim=True)
     bound = float(norms.mean())  # some are above it, some below
     assert (norms > bound).any()
     assert (norms < bound).any()
-    clipped = net_of(DIGITS, clip=bound)
-    want = torch.where(norms > bound, full * bound / norms, full)
-    torch.testing.assert_close(clipped.net.grad(clipped.s.x), want, rtol=1e-12, atol=0)
+    clipped = net_of(DIGITS, clip=bound, weight_decay=decay)
+    want = torch.where(norms > bound, full * bound / norms, full) + shrinking
+    near = {"rtol": 1e-12, "atol": 1e-14}
+    torch.testing.assert_close(clipped.net.grad(clipped.s.x), want, **near)
     of_points = clipped.net.oracle.grad_and_loss(clipped.s.x[:, None].expand_as(full))[0]
-    torch.testing.assert_close(of_points, want, rtol=1e-12, atol=0)
+    torch.testing.assert_close(of_points, want, **near)
     measured = clipped.net.oracle.measure(clipped.s.x, frozenset({"grad_norm_sq"}))
-    torch.testing.assert_close(measured.grads, full, rtol=1e-12, atol=0)
+    torch.testing.assert_close(measured.grads, full + shrinking, **near)
 
 
 def test_accumulated_minibatches_make_one_gradient():
@@ -127,8 +131,7 @@ def test_weights_that_are_kept_are_those_of_the_last_point(params, tmp_path):
         held = problem.evaluate(x)
         assert held["accuracy"].item() == row["accuracy"], "BatchNorm's statistics are kept too"
         loss = problem.trained(Train(weight_decay=0.01)).losses(x).mean().item()
-        if params is DIGITS:  # with BatchNorm f depends on the passes
-            assert loss == pytest.approx(row["loss"], rel=1e-9)
+        assert loss == pytest.approx(row["loss"], rel=1e-9)
     raybench.sweep({**sweep, "rounds": 4}, tmp_path, inline=True, fresh=True)
     names = {path.stem for path in (tmp_path / "weights").iterdir()}
     assert names == set(raybench.load(tmp_path)["cell"])

@@ -2,6 +2,7 @@
 
 from raybench.algorithms.base import (
     Algorithm,
+    Choice,
     Contractive,
     Estimator,
     Integer,
@@ -78,23 +79,32 @@ class MuLoCo(DiLoCo):
 
 @algorithm(
     "sparseloco",
+    version="2",
     up=Contractive,
     broadcast=Contractive,
-    blocks=True,
+    averaged=False,  # it may ask who sent what
     theory=None,
     stochastic=True,
     steps=STEPS,
     inner_step=INNER_STEP,
     weight_decay=DECAY,
     beta=Number(0.95, low=0, high=1, per_cell=True, help="what is kept of the error"),
+    combine=Choice(
+        "senders", "mean", help="senders: over those that sent a coordinate, as in its code"
+    ),
     batch=BATCH,
 )
 class SparseLoCo(Estimator):
     """e_i <- beta e_i + v_i; c_i = C(e_i); e_i <- e_i - c_i; x <- x - gamma mean c_i; v_i as in DiLoCo.
 
+    The mean of a coordinate is over the clients that sent it, as in the released code (tplr-ai: CCLoco, templar), or
+    with ``combine: mean`` over all n, as the paper has it. The released optimizer can also shrink x in the outer step, as
+    ``outer: {weight_decay: w}`` does; its training script leaves that at 0 where there are local steps. Its clipping of
+    messages to the median norm is not here.
+
     C is meant to be ``block_top_k`` with blocks of 4,096 and 32 to 64 values each, coarsely quantised.
-    beta = 1 is EF14 with a memory of directions. Up: one message every H local steps. Down: d values. No
-    guarantee here. Source: Sarfi et al. 2025, SparseLoCo, algorithm 1.
+    beta = 1 with ``combine: mean`` is EF14 with a memory of directions. Up: one message every H local steps. Down: d
+    values. No guarantee here. Source: Sarfi et al. 2025, SparseLoCo, algorithm 1.
     """
 
     presets = ("local",)
@@ -108,4 +118,5 @@ class SparseLoCo(Estimator):
         v = a.beta * c.e + grad
         m = a.C(v, wire.stream("up"))
         c.e = v.sub_(m.decode())  # messages share no memory with what they are made of
-        return wire.up(m).mean()
+        got = wire.up(m)
+        return got.mean() if a.combine == "mean" else got.mean_of_senders()

@@ -8,6 +8,7 @@ from raybench.algorithms.power_sgd import orthonormal
 
 @algorithm(
     "dion",
+    version="2",
     up=None,
     theory=None,
     stochastic=True,
@@ -17,15 +18,16 @@ from raybench.algorithms.power_sgd import orthonormal
     ),
     decay=Number(0.0, low=0, per_cell=True, help="decoupled weight decay"),
     rest=Number(1.0, low=0, help="step of vectors, which move by signs, over that of matrices"),
+    beta2=Number(0.95, low=0, high=0.9999, help="of the vectors' momentum, which Lion has"),
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
 )
 class Dion(Estimator):
     """For each matrix (a x b): M_i += g_i; P = orth(mean M_i Q); R = mean M_i'P; M_i -= (1 - mu) P R'.
 
     Q = R with columns of norm 1; x <- x - gamma sqrt(a/b) P Q'. Q begins as Gaussian. Tensors of more than
-    two axes are folded to (first, rest). Vectors are sent dense and move by Lion: m <- 0.99 m + 0.01 g after
-    the step rest sign(0.9 m + 0.1 g). Up and down: r (a + b) values a matrix, in two exchanges of all of
-    them. No guarantee here. Source: Ahn et al. 2025, Dion, algorithm 2 with the mean R removed by every client.
+    two axes are folded to (first, rest). Vectors are sent dense and move by Lion: m <- beta2 m + (1 - beta2) g
+    after the step rest sign(0.9 m + 0.1 g). beta2 is that of the released code, 0.95; Lion's paper has 0.99. Up and down: r
+    (a + b) values a matrix, in two exchanges of all of them. No guarantee here. Source: Ahn et al. 2025, Dion, algorithm 2 with the mean R removed by every client.
     """
 
     told = False
@@ -62,7 +64,7 @@ class Dion(Estimator):
                 steps.append((scale * P[j] @ s.Q[j].mT).reshape(m.shape))
             else:
                 steps.append(a.rest * torch.sign(0.9 * m + 0.1 * mean))
-                left[j], slow[j] = left[j] * 0, 0.99 * m + 0.01 * mean
+                left[j], slow[j] = left[j] * 0, a.beta2 * m + (1 - a.beta2) * mean
         c.M, s.m = wire.layout.concat(left), wire.layout.concat(slow)
         return wire.layout.concat(steps)
 

@@ -26,8 +26,9 @@ class OneBitAdam(Estimator):
     Warm-up: m <- beta1 m + (1-beta1) g, v <- beta2 v + (1-beta2) g^2, g = mean g_i, no bias
     correction. Then m_i = beta1 m + (1-beta1) g_i, c_i = C(m_i + e_i), e_i <- m_i + e_i - c_i;
     m <- C(mean c_i + E), E <- mean c_i + E - m, C being ``scaled_sign``. Coordinates with v = 0, which
-    had no gradient in the warm-up, stay where they are: a sign would move them by gamma/epsilon. Up
-    and down: d values in the warm-up, then d signs and a value. Source: Tang et al. 2021.
+    had no gradient in the warm-up, stay where they are: a sign would move them by gamma/epsilon. The
+    scale of the signs is ||v||_1/d; DeepSpeed's code has ||v||_2/sqrt(d), of every tensor by itself. Up and down: d
+    values in the warm-up, then d signs and a value. Source: Tang et al. 2021.
     """
 
     told = False

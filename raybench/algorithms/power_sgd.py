@@ -2,33 +2,39 @@
 
 import torch
 
-from raybench.algorithms.base import Choice, Estimator, Integer, Number, algorithm
+from raybench.algorithms.base import Choice, Estimator, Flag, Integer, Number, algorithm, where
 
 
 @algorithm(
     "power_sgd",
+    version="2",
     up=None,
     theory=None,
     rank=Integer(1, low=1, help="of a message, at most"),
     momentum=Number(0.0, low=0, high=0.999, per_cell=True, help="of the decompressed steps"),
+    nesterov=Flag(True, help="with momentum, step along Delta + v as in its code, not along v"),
     dense_rounds=Integer(0, low=0, help="first rounds, sent uncompressed"),
     error=Choice(
-        "own", "shared", help="shared: e_i is what the mean message leaves, as in the code"
+        "shared", "own", help="shared: e_i is what the mean message leaves, as in its code"
     ),
 )
 class PowerSGD(Estimator):
-    """For each matrix D_i = G_i + e_i: P = orth(mean D_i Q); Q_i = D_i'P; x <- x - gamma P mean(Q_i)'.
+    """For each matrix D_i = G_i + e_i: P = orth(mean D_i Q); Q_i = D_i'P; Delta = P mean(Q_i)'; x <- x - gamma Delta.
 
-    e_i = D_i - P Q_i', or with ``error: shared`` D_i - P mean(Q_i)', as in the authors' code and torch's hook.
-    Q is warm-started from mean Q_i. Tensors of more than two axes are folded to
-    (first, rest); vectors are sent dense. With momentum v <- momentum v + P mean(Q_i)', x <- x - gamma v.
-    Without it mean gradients = steps + mean errors, summed over rounds.
-    Up and down: r(a + b) values a matrix, in two exchanges of all of them. Source: Vogels, Karimireddy, Jaggi 2019.
+    e_i = D_i - Delta, as in the authors' code and torch's hook, or with ``error: own`` D_i - P Q_i': their mean, and so x,
+    is the same. Q is warm-started from mean Q_i. Tensors of more than two axes are folded to (first, rest); vectors
+    are sent dense. With momentum v <- momentum v + Delta, x <- x - gamma (Delta + v), the paper's algorithm 2 and the default of
+    its code; ``nesterov: false`` is heavy ball, x <- x - gamma v. Without momentum mean gradients = steps + mean errors,
+    summed over rounds. Up and down: r(a + b) values a matrix, in two exchanges of all of them. Source: Vogels,
+    Karimireddy, Jaggi 2019.
     """
 
     told = False
     errors = ("e",)
-    left_to_loops = {"momentum": "the momentum of your optimizer"}
+    left_to_loops = {
+        "momentum": "the momentum of your optimizer",
+        "nesterov": "the momentum of your optimizer",
+    }
 
     def setup(a, wire, s, c):
         c.e, s.v, s.Q = wire.zeros(), wire.zero(), []
@@ -68,7 +74,9 @@ class PowerSGD(Estimator):
     def along(a, s, g):
         s.v *= a.momentum
         s.v += g
-        return s.v
+        if not a.nesterov:
+            return s.v
+        return where(a.momentum.like(g) > 0, g + s.v, g)
 
 
 def orthonormal(P: torch.Tensor) -> torch.Tensor:

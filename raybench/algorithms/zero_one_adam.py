@@ -29,8 +29,10 @@ class ZeroOneAdam(Estimator):
     signs both ways, with memories of the errors. Afterwards every client steps on its own, m_i <- beta1 m_i +
     (1-beta1) g_i, y_i <- y_i - gamma m_i/(sqrt(v) + epsilon), and keeps u_i = sum gamma m_i; after an interval that
     doubles every ``steps_each`` rounds, u = mean of the compressed u_i, all begin again at x <- x - u/(sqrt(v) +
-    epsilon) with m = u/sum gamma. No bias correction. Coordinates with v = 0 stay where they are. Up and down: d
-    values, d signs and a value, or nothing. Source: Lu, Li, Zhang, De Sa, He 2022, 0/1 Adam, as in DeepSpeed.
+    epsilon) with m = u/sum gamma. No bias correction. Coordinates with v = 0 stay where they are. Signs are sent with
+    the scale ||v||_1/d of ``scaled_sign``, over all d. DeepSpeed's schedule is this one, but its scale is the root mean square
+    ||v||_2/sqrt(d), of every tensor by itself and at the server of every rank's part. Up and down: d values, d signs and a
+    value, or nothing. Source: Lu, Li, Zhang, De Sa, He 2022, 0/1 Adam.
     """
 
     told = False

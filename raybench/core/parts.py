@@ -153,7 +153,10 @@ class Train:
 
     weight_decay: float = Number(0.0, low=0, help="w of w/2 ||x||^2, a part of f")
     clip: float | None = Number(
-        None, low=0, open_low=True, help="norm to which every client's gradient is scaled down"
+        None,
+        low=0,
+        open_low=True,
+        help="norm to which every client's gradient, without weight decay, is scaled down",
     )
     accumulate: int = Integer(1, low=1, help="minibatches that make one gradient")
     autocast: str = Choice("none", "bfloat16", help="what layers compute in, as torch.autocast")

@@ -93,6 +93,7 @@ class Oracle:
             # the record evaluated it before the method asked: the method is charged with the time
             owed = last.seconds if last is known else 0.0
             last.seconds, last.paid = 0.0, paid or clients is None
+            at = x
         else:
             some = slice(None) if cells is None else cells
             at = x if cells is None else x[cells]
@@ -102,12 +103,18 @@ class Oracle:
         self.wire.clock.gradient += perf_counter() - began + owed
         if not paid:
             self._pay(self._cost(sample, clients), cells)
-        return self._clipped(grads)
+        return self._clipped(grads, at)
 
-    def _clipped(self, grads: Tensor) -> Tensor:
-        """Return what methods get of gradients (B, n_here, d): scaled down to ``clip``, others as they are."""
+    def _clipped(self, grads: Tensor, x: Tensor) -> Tensor:
+        """Return what methods get of gradients (B, n_here, d) at x: scaled down to ``clip``, others as they are.
+
+        Weight decay is added afterwards, as torch's optimizers add it to gradients that ``clip_grad_norm_`` has scaled.
+        """
         most = self.problem.clip
-        return grads if most is None else clipped(Layout.vector(grads.shape[-1]), grads, most)
+        if most is None:
+            return grads
+        decay = self.problem.weight_decay * (x if x.ndim == grads.ndim else x[:, None])
+        return clipped(Layout.vector(grads.shape[-1]), grads - decay, most) + decay
 
     def _at(self, x: Tensor, sample: Sample | None, cells: Cells, clients: Tensor | None) -> Tensor:
         """Return the gradients of some cells, of a sample or at points of the clients' own."""
@@ -121,7 +128,7 @@ class Oracle:
         assert losses is not None
         self.wire.clock.gradient += perf_counter() - began
         self._pay(self._cost(None, None))
-        return self._clipped(grads), losses
+        return self._clipped(grads, X), losses
 
     def _cost(self, sample: Sample | None, clients: Tensor | None) -> float | np.ndarray:
         """Return the samples evaluated, mean per client: a number, or one per cell."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from raybench.core.draws import Sample
 from raybench.engine.oracle import BlockOracle, Oracle, PredictionOracle
 from raybench.problems.abilities import Buffered, Predicting, SplitByFeatures
-from raybench.problems.base import EVALUATED, Measured, Problem
+from raybench.problems.base import EVALUATED, OF_LOSSES, Measured, Problem
 from raybench.problems.crowd import Crowd
 from raybench.wire.wire import Cells, Wire
 
@@ -23,7 +23,7 @@ class BufferedOracle(Oracle):
     """The oracle of a problem whose gradients carry memory along, such as BatchNorm's statistics.
 
     buffers: (B, n_here, ..) by name. They change as methods take gradients, never by the record; clients
-    that sit out keep theirs. f is evaluated with their mean over all clients.
+    that sit out keep theirs. f and metrics are evaluated with their mean over all clients.
     """
 
     def __init__(self, problem: Problem, wire: Wire) -> None:
@@ -78,9 +78,10 @@ class BufferedOracle(Oracle):
         self, x: Tensor, what: frozenset[str], full: Callable[[], tuple[Tensor, Tensor]]
     ) -> Measured:
         means = self.means()
-        found = self.problem.measure(x, what - EVALUATED, full)
+        found = self.problem.measure(x, what - EVALUATED - OF_LOSSES, full)
+        losses = self._buffered.losses(x, means) if what & OF_LOSSES else None
         values = self._buffered.evaluate(x, means) if what & EVALUATED else {}
-        return Measured(found.grads, found.losses, {**found.values, **values})
+        return Measured(found.grads, losses, {**found.values, **values})
 
     def means(self) -> Buffers:
         """Return the mean of the buffers over all clients, (B, ..) by name."""

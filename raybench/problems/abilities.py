@@ -111,7 +111,10 @@ class Buffered(Protocol):
     def oracle_buffered(
         self, x: Tensor, buffers: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return full gradients (B, n_here, d), losses (B, n_here), and the buffers afterwards."""
+        """Return full gradients (B, n_here, d), the losses they are of (B, n_here), and the buffers afterwards."""
+
+    def losses(self, x: Tensor, buffers: dict[str, Tensor]) -> Tensor:
+        """Return f_i(x) (B, n_here) at x (B, d), with the mean of the clients' buffers, (B, ..) by name."""
 
     def evaluate(self, x: Tensor, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return metrics at x (B, d), (B,) each, with the mean of the clients' buffers, (B, ..) by name."""

@@ -49,7 +49,7 @@ class Crowd(Problem):
     def _take_after(self, pool: Problem) -> None:
         self.pool, self.device = pool, pool.device
         self.has_prox, self.costly = pool.has_prox, pool.costly
-        self.batch, self.clip = pool.batch, pool.clip
+        self.batch, self.clip, self.weight_decay = pool.batch, pool.clip, pool.weight_decay
 
     def cohort(self, size: int) -> Self:
         """Return the problem of rounds in which ``size`` of the clients take part.

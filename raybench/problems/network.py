@@ -49,10 +49,12 @@ class NetworkProblem(Problem):
     the inputs squared error for the autoencoder). Minibatches, augmentation and dropout are functions
     of the sample, so that a sample is the same at two points. Full gradients are taken without either.
 
-    batchnorm: how it normalises in training, and what it knows in evaluation. ``frozen``: always by the
-    statistics the network starts with. ``server``: by the client's minibatch; clients keep running
-    statistics, and f is evaluated with their mean. ``sync``: the same, and the statistics are averaged over
-    the clients in every round, which is booked. No constants are known. Raises InputError for bad input.
+    batchnorm: by which statistics it normalises. ``frozen``: by those the network starts with. ``server``: a
+    gradient by those of its own samples, which clients also average into running statistics; f and the test
+    metrics, in evaluation mode, by the mean of the clients' running statistics. ``sync``: the same, and the clients
+    average theirs in every round, which is booked. So f is that of the network a run ends with, whatever ``chunk``
+    is, while the full gradient is that of the losses of its passes of ``chunk`` samples, in training mode. No
+    constants are known. Raises InputError for bad input.
     """
 
     __params__: ClassVar[Mapping[str, Param]] = {
@@ -114,7 +116,7 @@ class NetworkProblem(Problem):
         chunk: int = 256,
     ) -> None:
         self.batch = batch if isinstance(batch, int) else None
-        self.chunk, self.batchnorm, self.weight_decay = chunk, batchnorm, 0.0
+        self.chunk, self.batchnorm = chunk, batchnorm
         self.most = chunk  # samples of a minibatch that are taken in one pass
         self._text = model
         given = None if dataset is None else examples_of(dataset, model, length, level)
@@ -300,7 +302,7 @@ class NetworkProblem(Problem):
         return out, after
 
     def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Return grad f_i(x) (B, n_here, d) and f_i(x) (B, n_here) over all examples of each client."""
+        """Return the full gradients (B, n_here, d) and the losses (B, n_here) that they are of, over all examples."""
         grads, losses, _ = self.oracle_buffered(x, self.buffers(len(x)))
         return grads, losses
 
@@ -370,17 +372,17 @@ class NetworkProblem(Problem):
 
     # Measures -----------------------------------------------------------------------------------
 
-    def losses(self, x: Tensor) -> Tensor:
-        """Return f_i(x), (B, n_here), of x (B, d), without gradients."""
-        self.passes.train(True)
-        try:
-            found = torch.stack([self._loss(x, rows) for rows in self.rows], 1).to(x)
-            return found + self._penalty(x[:, None])
-        finally:
-            self.passes.train(False)
+    def losses(self, x: Tensor, buffers: Buffers | None = None) -> Tensor:
+        """Return f_i(x), (B, n_here), of x (B, d), in evaluation mode.
 
-    def _loss(self, x: Tensor, rows: Tensor) -> Tensor:
-        buffers, total = self._first(len(x)), torch.zeros(len(x), dtype=torch.float64)
+        buffers: the mean of the clients' running statistics, (B, ..) by name; by default those of the start.
+        """
+        buffers = self._first(len(x)) if buffers is None else buffers
+        found = torch.stack([self._loss(x, rows, buffers) for rows in self.rows], 1).to(x)
+        return found + self._penalty(x[:, None])
+
+    def _loss(self, x: Tensor, rows: Tensor, buffers: Buffers) -> Tensor:
+        total = torch.zeros(len(x), dtype=torch.float64)
         for part in rows.split(self.chunk):
             inputs, targets = self.examples(self.train, part)
             measure = partial(self._measures, targets=targets, metrics=False)

@@ -14,6 +14,7 @@ from raybench.analysis import describe, frames
 from raybench.analysis.tuned import main_metric
 from raybench.core.errors import InputError
 from raybench.reproduce.claims import Reproduction
+from raybench.spec import load
 from raybench.store.reader import configs
 from raybench.store.schema import CURVES, described
 
@@ -60,15 +61,21 @@ def of_folder(folder: Path) -> Evidence | None:
 
 
 def kept(what: Reproduction, docs: Path) -> Evidence | None:
-    """Return the results that are kept with the docs for a reproduction, None where there are none."""
+    """Return the results that are kept with the docs for a reproduction, None where there are none.
+
+    Cells that its sweep no longer has, since it or a method was changed, are left out.
+    """
     own = docs / f"{what.name}.measured.parquet"
     if own.exists():
         return Evidence(pd.read_parquet(own), pd.DataFrame(), own.name)
     cells, curves = (docs / f"{what.name}.{part}.parquet" for part in ("cells", "curves"))
     if cells.exists() and curves.exists():
         rows = pd.read_parquet(cells)
-        whole = pd.read_parquet(curves).merge(rows[IN_CURVES], on="cell")
-        return Evidence(describe(rows), whole, curves.name)
+        if what.sweep is not None:
+            rows = rows[rows["cell"].isin([cell.id for cell in load(what.sweep).cells])]
+        told = rows[["cell", *(name for name in IN_CURVES if name in rows)]]
+        whole = pd.read_parquet(curves).merge(told, on="cell")
+        return Evidence(describe(rows), whole, curves.name) if len(rows) else None
     other = what.evidence
     if other is None or not other.exists():
         return None

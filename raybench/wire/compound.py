@@ -328,6 +328,9 @@ class FlaggedMessage(ConcatMessage):
     def _sum(self) -> Tensor:
         return self._weighted()[1].sum_clients()
 
+    def mean_of_senders(self) -> Tensor:
+        return self._weighted()[1].mean_of_senders()
+
     def union(self) -> Counts:
         return self.parts[1].union()
 

@@ -157,6 +157,9 @@ class NestedMessage(ConcatMessage):
     def _sum(self) -> Tensor:
         return self.plain().sum_clients()
 
+    def mean_of_senders(self) -> Tensor:
+        return self.plain().mean_of_senders()
+
     def union(self) -> Counts:
         return self.plain().union()
 
@@ -233,6 +236,9 @@ class SumMessage(ConcatMessage):
             total = total + part.sum_clients()
         return total
 
+    def mean_of_senders(self) -> Tensor:
+        return Message.mean_of_senders(self)
+
     def union(self) -> Counts:
         parts = [scattered(part) for part in self.parts]
         own = [part for part in parts if part is not None]
@@ -285,6 +291,10 @@ class ScaledMessage(ConcatMessage):
     def _sum(self) -> Tensor:
         product = self.product()
         return self.decode().sum(-2) if product is None else product.sum_clients()
+
+    def mean_of_senders(self) -> Tensor:
+        product = self.product()
+        return Message.mean_of_senders(self) if product is None else product.mean_of_senders()
 
     def union(self) -> Counts:
         return self.parts[1].union()
