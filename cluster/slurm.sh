@@ -35,6 +35,7 @@ steps=() sweep=""
 export PATH="$venv/bin:$PATH"
 
 # Everything ends with this script: the sweep, Ray on all nodes, its files, the token.
+# shellcheck disable=SC2317,SC2329 # the trap below calls it
 finish() {
   local status=$?
   trap '' TERM INT
@@ -52,6 +53,7 @@ finish() {
   exit "$status"
 }
 # Told to end: the sweep first, so that it leaves its folder in order; without a sweep, at once.
+# shellcheck disable=SC2317,SC2329 # the trap below calls it
 told() {
   [ -n "$sweep" ] || exit 143
   kill -TERM "$sweep" 2>/dev/null || true
@@ -79,6 +81,7 @@ ip=${RAYBENCH_HEAD_IP:-$({ hostname --ip-address; hostname --all-ip-addresses; }
 client=()
 if python -c 'import grpc' 2>/dev/null; then client=(--ray-client-server-port=$((port + 5000))); fi
 # Ray opens its own folder to everybody: it lies in one that is yours alone.
+# shellcheck disable=SC2016 # $0 is for the shell on each node
 srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 \
   bash -c 'mkdir -p -m 700 "$0" && [ -O "$0" ] && [ ! -L "$0" ]' "$scratch" ||
   { echo "$scratch on one of the nodes is not mine" >&2; exit 1; }

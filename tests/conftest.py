@@ -65,6 +65,14 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What raybench keeps for its user between commands stays within the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _own_plugins() -> Iterator[None]:
     """Plug-ins that the tests of a file register are gone when the next file's tests run."""

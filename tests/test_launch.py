@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shutil
+import stat
 import subprocess
 import sys
 import zipfile
@@ -17,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench import spec, store
-from raybench.cluster import file, render, stage, wheel
+from raybench.cluster import file, render, stage, states, wheel
 from raybench.cluster.price import price
 from raybench.cluster.states import STATES, Launch
 from raybench.core.errors import InputError
@@ -187,10 +190,70 @@ def test_states_follow_each_other(tmp_path: Path) -> None:
     one.begin({"name": "far"})
     assert one.state == "ordered"
     assert one.ordered()["id"] != first
-    assert one.folder.stat().st_mode & 0o077 == 0
+    assert not (states.launches() / first).exists()
+    assert [path.name for path in one.results.iterdir()] == ["launch"]
+    assert stat.S_IMODE(one.folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((one.folder / "order.json").stat().st_mode) == 0o600
     (one.folder / "order.json").write_text("{")
     with pytest.raises(InputError, match="cannot read"):
         Launch.of(tmp_path / "r")
+
+
+def test_a_folder_from_elsewhere_runs_nothing(tmp_path: Path) -> None:
+    """A received folder may say what it likes of its launch: whatever is not kept for this user is not read."""
+    ran, folder = tmp_path / "ran", tmp_path / "received"
+    head = {
+        "address": "h",
+        "user": "u",
+        "proxy": f"touch {ran}; false",
+        "key": "",
+        "known_hosts": "",
+    }
+    kept = {
+        "order.json": {"id": "0123abcd", "name": "x", "python": "p", "job": "j", "address": ""},
+        "up.json": {"at": 1.0, "head": head},
+        "submitted.json": {"at": 1.0},
+    }
+    (folder / "launch").mkdir(parents=True)
+    for place in (folder / "launch", tmp_path / "hostile"):
+        place.mkdir(exist_ok=True)
+        for name, facts in kept.items():
+            (place / name).write_text(json.dumps(facts))
+
+    def refused() -> None:
+        for verb in ("attach", "down", "status"):
+            done = cli(verb, str(folder), cwd=tmp_path)
+            assert done.code == 2, done.err
+            assert "launched from another machine or by another user" in done.err
+            assert f"remove {folder / 'launch'} first" in " ".join(done.err.split())
+            assert "Traceback" not in done.err
+        assert not ran.exists()
+
+    refused()
+    shutil.rmtree(folder / "launch")
+    up = os.path.relpath(tmp_path / "hostile", states.launches())
+    for text in ("0123abcd", up, str(tmp_path / "hostile"), "0123abcd/../../hostile", ""):
+        (folder / "launch").write_text(text)
+        with pytest.raises(InputError, match="another machine"):
+            Launch.of(folder)
+    (folder / "launch").unlink()
+    os.mkfifo(folder / "launch")
+    refused()
+
+
+def test_launches_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of this user, for as long as their results folders name them."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert "no launch was begun here" in cli("launch", "ls", cwd=tmp_path).err
+    first, second = Launch(tmp_path / "a"), Launch(tmp_path / "b")
+    first.begin({"name": "one"})
+    second.begin({"name": "two"})
+    first.reach("up")
+    said = cli("launch", "ls", cwd=tmp_path).out
+    assert re.search(r"one +up +\S+/a\n", said)
+    assert re.search(r"two +ordered +\S+/b\n", said)
+    shutil.rmtree(second.results)
+    assert "two" not in cli("launch", "ls", cwd=tmp_path).out
 
 
 # -- what travels ------------------------------------------------------------------------------

@@ -169,6 +169,8 @@ def test_the_switch_ends_what_nobody_looks_after(bench: hosts_kit.Hosts, tmp_pat
     while time.monotonic() < until:
         busy = bench.run(1, "pgrep -f '[r]aylet/raylet|[g]cs_server'; true").stdout.split()
         busy += bench.run(2, "pgrep -f '[r]aylet/raylet'; true").stdout.split()
+        # Ray goes first, token and key a moment later: over it is when the switch itself has ended.
+        busy += bench.run(1, "pgrep -f '[s]witch.py'; true").stdout.split()
         if not busy:
             break
         time.sleep(3)

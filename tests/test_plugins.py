@@ -18,6 +18,8 @@ from raybench import plugins, spec
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.problems import build
+from raybench.problems.networks.build import _of_user
+from raybench.runtime.callbacks import opened
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -183,6 +185,32 @@ def test_a_file_of_another_kind_is_no_plugin(here):
     (here / "notes.md").write_text("# notes\n")
     with pytest.raises(InputError, match="not a Python file"):
         registry.load_plugin("notes.md")
+
+
+@pytest.mark.parametrize("what", ["plug-in", "network", "callback"])
+def test_nothing_is_left_beside_a_file_that_is_read_nor_is_an_older_text_of_it_run(
+    here, monkeypatch, what
+):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    texts = {
+        "plug-in": (EXAMPLES / "rand_block.py").read_text(),
+        "network": "import torch\ndef mine():\n    return torch.nn.Linear(3, SIZE)\n",
+        "callback": "import raybench.plugins\nclass Mine(raybench.plugins.Callback):\n    size = SIZE\n",
+    }
+    read = {
+        "plug-in": registry.load_plugin,
+        "network": lambda file: _of_user(f"{file}:mine", ()).model.out_features,
+        "callback": lambda file: opened([f"{file}:Mine"])[0][1].size,
+    }
+    for size in (
+        4,
+        5,
+    ):  # of one length, and written within one second: bytecode would be taken for current
+        Path("mine.py").write_text(texts[what].replace("SIZE", str(size)))
+        assert what == "plug-in" or read[what]("mine.py") == size
+        assert what != "plug-in" or read[what]("mine.py")[0].name == "rand_block"
+    assert [path.name for path in here.iterdir()] == ["mine.py"]
+    assert not sys.dont_write_bytecode
 
 
 def test_entry_points(here):

@@ -76,6 +76,10 @@ def test_a_launch_is_told(tmp_path: Path) -> None:
     shown = cli("status", tmp_path).out
     assert "down 0 s ago" in fields(shown)["launch"]
     assert "raybench down" not in shown
+    (tmp_path / "launch").write_text("00000000")  # what it holds beside is shown all the same
+    said = cli("status", tmp_path)
+    assert said.code == 0
+    assert "another machine" in fields(said.out)["launch"]
 
 
 def test_as_json(tmp_path: Path) -> None:

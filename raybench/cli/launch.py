@@ -61,6 +61,8 @@ def launch(
 
     Says first what it would take. Interrupted, or cut off, the sweep goes on there: `raybench attach DIR` follows
     it again, `raybench down DIR` ends it. The exit code is that of the sweep.
+
+    `raybench launch ls` lists the launches that you began on this machine.
     """
     from raybench.analysis import BestSteps
     from raybench.cluster import begin, jobs
@@ -68,6 +70,9 @@ def launch(
     from raybench.cluster.states import Launch
     from raybench.core.errors import InputError
 
+    if file == "ls":
+        _list()
+        return
     sweep = shared.read(file, sets, plugin)
     note(*sweep.notes)
     flags = ["--retry-failed"] * retry_failed + ["--fail-fast"] * fail_fast
@@ -96,6 +101,20 @@ def launch(
     jobs.check_installed()
     begin.order(one, sweep, found, made, flags, remote, keep, python_of(found))
     raise typer.Exit(_go_on(one, keep))
+
+
+def _list() -> None:
+    """Print the launches that this user began on this machine, with the last state that each has reached."""
+    from raybench.cluster.states import Launch
+
+    rows = [(one.ordered().get("name", ""), one.state, str(one.results)) for one in Launch.all()]
+    if not rows:
+        note("no launch was begun here")
+        return
+    table = shared.listing("sweep", "state", "folder")
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)
 
 
 def _cluster(path: str | None, address: str | None, remote: str) -> ClusterFile:

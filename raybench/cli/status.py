@@ -30,9 +30,11 @@ def status(
     try:
         found = standing(folder)
     except InputError:
-        lines = launch_lines(folder)
-        if not lines:
+        from raybench.cluster.states import Launch
+
+        if "://" in folder or Launch(folder).order() is None:  # raises where it was begun elsewhere
             raise
+        lines = launch_lines(folder)
         console().print(pairs([("folder", folder), *lines]))  # nothing was fetched yet
         raise typer.Exit(0) from None
     if json:
@@ -43,12 +45,16 @@ def status(
 
 
 def launch_lines(folder: str) -> list[tuple[str, str]]:
-    """Return what `raybench launch` noted in ``DIR/launch/``: the states that it reached, and how long ago."""
+    """Return what `raybench launch` noted of this folder: the states that it reached, and how long ago."""
     from raybench.cluster.states import STATES, Launch
+    from raybench.core.errors import InputError
 
-    if "://" in folder or Launch(folder).order() is None:
-        return []
     one = Launch(folder)
+    try:
+        if "://" in folder or one.order() is None:
+            return []
+    except InputError as error:  # begun elsewhere; what the folder holds can be read all the same
+        return [("launch", error.complaints[0].what), ("", error.complaints[0].fix)]
     reached = [(state, one.reached(state)) for state in STATES]
     said = [f"{state} {_ago(float(facts['at']))}" for state, facts in reached if facts is not None]
     lines = [("launch", ", ".join(said) or "ordered, not up yet")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from typing import Any
 
 from raybench.cluster import jobs
@@ -85,6 +86,7 @@ class OnExisting(Steps):
                 and self.launch.reached("fetched") is None
             ):
                 jobs.ask(self.env, "stop", self._url, self.order["job"])
+            shutil.rmtree(self.stage, ignore_errors=True)
             self.launch.reach("down", sure=["the cluster is not ours and stays"])
         return ["the cluster is not ours and stays"]
 

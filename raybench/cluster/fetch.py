@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from raybench.cluster.hosts import Host
@@ -43,15 +44,27 @@ def fetch(launch: Launch, host: Host, there: str) -> int:
 
 
 def _place(source: Path, target: Path, names: list[str]) -> None:
-    """Let the files appear in ``target``: each a second name of the copy, which rsync compares with the next time."""
+    """Let the files appear in ``target``: each a second name of the copy, which rsync compares with the next time.
+
+    Where the two lie on different disks each is a copy, of the same size and time.
+    """
     target.mkdir(parents=True, exist_ok=True)
     spare = target.parent / "tmp"
     spare.mkdir(exist_ok=True)
     for name in names:
         new, old = source / name, target / name
-        if name.startswith(".") or (old.exists() and os.path.samefile(old, new)):
+        if name.startswith(".") or (old.exists() and _stamp(old) == _stamp(new)):
             continue
         link = spare / f"{target.name}-{name}"
         link.unlink(missing_ok=True)
-        os.link(new, link)
+        try:
+            os.link(new, link)
+        except OSError:
+            shutil.copy2(new, link)
         link.replace(old)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """Return size and time of change of a file, by which rsync knows it too."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns

@@ -1,21 +1,35 @@
-"""The states of a launch, kept as files in its results folder: any process can go on from them."""
+"""The states of a launch, kept as files in the user's own state folder: any process of this user can go on from them.
+
+The results folder holds nothing but the launch's id, for it may come from anybody, and what is kept of a launch names
+commands, hosts and keys.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import stat
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import platformdirs
 
 from raybench.core.errors import InputError
 
 STATES = ("up", "submitted", "running", "fetched", "down")
-FOLDER, ORDER = "launch", "order.json"
+NAME, ORDER = "launch", "order.json"  # NAME: of the file in the results folder
+ID = re.compile(r"[0-9a-f]{8}")
 LOG = "launcher.log"
+
+
+def launches() -> Path:
+    """Return the folder that holds this user's launches, each under its id."""
+    return Path(platformdirs.user_state_dir("raybench")) / "launches"
 
 
 class Launch:
@@ -27,7 +41,6 @@ class Launch:
 
     def __init__(self, results: str | os.PathLike[str]) -> None:
         self.results = Path(results)
-        self.folder = self.results.absolute() / FOLDER  # what is written down must hold anywhere
 
     @classmethod
     def of(cls, results: str | os.PathLike[str]) -> Launch:
@@ -38,16 +51,52 @@ class Launch:
             raise InputError.of("DIR", what, "give the results folder of a sweep that was launched")
         return found
 
+    @classmethod
+    def all(cls) -> Iterator[Launch]:
+        """Yield the launches that this user began, the oldest first, whose results folders still name them."""
+        orders = sorted(launches().glob(f"*/{ORDER}"), key=lambda path: path.stat().st_mtime)
+        for path in orders:
+            found = cls(json.loads(path.read_text())["results"])
+            if found._id() == path.parent.name:
+                yield found
+
+    @property
+    def folder(self) -> Path:
+        """The folder of what is kept of this launch. Raises InputError where this user did not begin it here."""
+        name = self._id()
+        found = launches() / (name or "")
+        if not name or not found.is_dir():
+            what = f"{self.results} was launched from another machine or by another user"
+            fix = f"follow it there; to launch it from here as well, remove {self.results / NAME} first"
+            raise InputError.of("DIR", what, fix)
+        return found
+
+    def _id(self) -> str | None:
+        """Return the id in the results folder; None where there is none, empty where what is there is no id."""
+        path = self.results / NAME
+        try:
+            if not stat.S_ISREG(path.lstat().st_mode):
+                return ""
+            with path.open("rb") as file:
+                text = file.read(100).decode("ascii", "replace").strip()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return text if ID.fullmatch(text) else ""
+
     def begin(self, order: Mapping[str, Any]) -> None:
         """Forget an earlier launch that is down, and note what this one is to do."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
-        self.folder.chmod(0o700)  # it will hold the cluster's token
-        self._write(ORDER, {"id": uuid.uuid4().hex[:8], **order})
+        if self._id() is not None:
+            shutil.rmtree(self.folder)
+        name = uuid.uuid4().hex[:8]
+        launches().mkdir(mode=0o700, parents=True, exist_ok=True)
+        (launches() / name).mkdir(mode=0o700)  # it will hold the cluster's token
+        self.results.mkdir(parents=True, exist_ok=True)
+        _write(self.results / NAME, name)
+        self._write(ORDER, {"id": name, "results": str(self.results.absolute()), **order})
 
     def order(self) -> dict[str, Any] | None:
         """Return what this launch is to do, None where there is none."""
-        return self._read(ORDER)
+        return None if self._id() is None else self._read(ORDER)
 
     def ordered(self) -> dict[str, Any]:
         """Return what this launch is to do. Raises InputError where there is none."""
@@ -83,17 +132,24 @@ class Launch:
         return self.folder / name
 
     def _write(self, name: str, facts: Mapping[str, Any]) -> None:
-        path = self.folder / name
-        fresh = path.with_name(f".{name}.{os.getpid()}")
-        fresh.write_text(json.dumps(facts, indent=1))
-        fresh.replace(path)
+        _write(self.folder / name, json.dumps(facts, indent=1))
 
     def _read(self, name: str) -> dict[str, Any] | None:
+        path = self.folder / name
         try:
-            found = json.loads((self.folder / name).read_text())
+            found = json.loads(path.read_text())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            what = f"cannot read {self.folder / name}: {error}"
+            what = f"cannot read {path}: {error}"
             raise InputError.of("DIR", what, "is the file whole?") from error
         return found if isinstance(found, dict) else None
+
+
+def _write(path: Path, text: str) -> None:
+    """Let a file appear whole, which only this user may read."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+        out.write(text)
+    fresh.replace(path)

@@ -242,8 +242,8 @@ class Steps:
                 self.cluster, self._config, self.launch.place(LOG), self.env, head, self.there,
                 self.python,
             )  # fmt: skip
-        (self.stage / TOKEN).unlink(missing_ok=True)
-        shutil.rmtree(self.launch.place("incoming"), ignore_errors=True)
+        for name in ("stage", "incoming"):  # the token and the data among it
+            shutil.rmtree(self.launch.place(name), ignore_errors=True)
         self.launch.reach("down", sure=sure)
         return sure
 

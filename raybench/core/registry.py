@@ -15,7 +15,9 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any, Generic, Literal, TypeVar, dataclass_transform, overload
 
 from raybench.core import facts, params
@@ -51,6 +53,7 @@ __all__ = [
     "load_plugin",
     "lookup",
     "metric",
+    "module_of",
     "names",
     "problem",
     "state",
@@ -257,21 +260,16 @@ def load_plugin(path: str | Path) -> list[Entry[Facts]]:
         _ensure(kind)
     module_name = f"raybench_plugin_{digest}"
     if module_name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(module_name, file)
-        if spec is None or spec.loader is None:
+        if file.suffix != ".py":
             raise InputError.of(where, "not a Python file", "give the path of a file NAME.py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[module_name] = module
         _source = digest
         try:
-            spec.loader.exec_module(module)
+            sys.modules[module_name] = module_of(file, module_name)
         except InputError as error:  # a decorator refused the plug-in
-            del sys.modules[module_name]
             at = f"{where}, line {_line_in(error, str(file))}"
             found = [Complaint(f"{at}: {c.where}", c.what, c.fix) for c in error.complaints]
             raise InputError(found) from error
         except Exception as error:
-            del sys.modules[module_name]
             line = error.lineno if isinstance(error, SyntaxError) else _line_in(error, str(file))
             what = f"line {line}: {type(error).__name__}: {error}"
             raise InputError.of(where, what, "the file must import cleanly") from error
@@ -282,6 +280,30 @@ def load_plugin(path: str | Path) -> list[Entry[Facts]]:
         fix = "decorate with compressor, algorithm, problem or metric of raybench.plugins"
         raise InputError.of(where, "registers nothing", fix)
     return entries
+
+
+class _Source(SourceFileLoader):
+    """Compiles a file each time: it neither reads bytecode, which may be an older text's, nor leaves any."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def module_of(file: Path, name: str) -> ModuleType:
+    """Return the module that a user's Python file is, executed anew; nothing is written beside the file.
+
+    It is known by its name only while it is read, as dataclasses want it. Raises what the file raises.
+    """
+    loader = _Source(name, str(file))
+    spec = importlib.util.spec_from_file_location(name, file, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        loader.exec_module(module)
+    finally:
+        del sys.modules[name]
+    return module
 
 
 def _line_in(error: BaseException, file: str) -> int:

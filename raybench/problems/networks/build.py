@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from raybench.core.errors import InputError, nearest
+from raybench.core.registry import module_of
 from raybench.data import Examples
 from raybench.problems.networks.models import NAMED, Seen
 from raybench.problems.networks.tasks import Task, task_of
@@ -135,18 +135,11 @@ def _module(where: str) -> Any:
             sys.path.insert(0, str(Path.cwd()))  # as ``python -m`` does
         return importlib.import_module(where)
     path = Path(where).resolve()
-    spec = importlib.util.spec_from_file_location(f"raybench_network_{path.stem}", path)
-    if spec is None or spec.loader is None or not path.is_file():
+    if not path.is_file():
         raise ImportError(f"no file {where}")
-    module = importlib.util.module_from_spec(spec)
-    # Known by its name only while it is read, as dataclasses want it: workers could not import it by that
-    # name, and what no name leads to is sent to them whole.
-    sys.modules[module.__name__] = module
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        del sys.modules[module.__name__]
-    return module
+    # No name leads to the module afterwards: workers could not import it by that name, and what no name leads
+    # to is sent to them whole.
+    return module_of(path, f"raybench_network_{path.stem}")
 
 
 def load_weights(model: nn.Module, path: str) -> None:

@@ -9,7 +9,6 @@ that raybench brings are ``mlflow``, ``tensorboard`` and ``wandb``; one of your 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raybench.core.errors import InputError, nearest
+from raybench.core.registry import module_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,12 +136,8 @@ def _imported(name: str) -> Any:
         path = Path(place).expanduser()
         if not path.is_file():
             raise InputError.of("--callback", f"no such file: {place}", "give FILE.py:CLASS")
-        spec = importlib.util.spec_from_file_location(f"raybench_callback_{path.stem}", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
         try:
-            spec.loader.exec_module(module)
+            module = module_of(path, f"raybench_callback_{path.stem}")
         except ModuleNotFoundError:
             raise
         except Exception as error:
