@@ -190,7 +190,9 @@ def test_augmented_images_are_shifts_and_mirrors():
         assert ways
         kinds.add(ways[0])
     assert len(kinds) > 80
-    assert {flip for *_, flip in kinds} == {False, True}
+    down, right, flips = map(set, zip(*kinds))
+    assert down == right == set(range(9))  # from -4 to 4 pixels
+    assert flips == {False, True}
 
 
 # BatchNorm ------------------------------------------------------------------------------------------
@@ -214,6 +216,36 @@ def test_running_statistics_are_those_of_torch():
     assert buffers
     for name, value in buffers.items():
         torch.testing.assert_close(value[0, 0], own[name], rtol=1e-9, atol=1e-12)
+
+
+def test_f_normalises_by_the_samples_of_a_pass():
+    """As its gradient does, not by running statistics: in passes of ``chunk`` examples."""
+    problem = build("network", {**NORMED, "chunk": 8})
+    x = point(problem)
+    values = problem.losses(x)
+    for b in range(2):
+        for i in range(3):
+            places = torch.arange(len(problem.rows[i]))
+            want = sum(len(p) * by_hand(problem, x[b], p, i, True)[1] for p in places.split(8))
+            torch.testing.assert_close(values[b, i], want.detach() / len(places))
+    torch.testing.assert_close(values, problem.oracle(x)[1])
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["stacked", "row by row"])
+def test_frozen_statistics_are_what_normalises(together, monkeypatch):
+    """In f, its gradient and the evaluation: as torch in evaluation mode; nothing is learnt from the data."""
+    monkeypatch.setattr(passes, "MOST_STACKED", 10**6 if together else 0)
+    problem = build("network", {**NORMED, "batchnorm": "frozen"})
+    assert problem.passes.stacks == together
+    before = {name: own.clone() for name, own in problem.passes.model.named_buffers()}
+    x = point(problem)
+    full, losses = problem.oracle(x)
+    want, loss = by_hand(problem, x[1], slice(None), 2)
+    torch.testing.assert_close(full[1, 2], want, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(losses[1, 2], loss.detach())
+    torch.testing.assert_close(problem.losses(x), losses)
+    for name, own in problem.passes.model.named_buffers():
+        assert torch.equal(own, before[name])
 
 
 def test_frozen_statistics_never_change():
