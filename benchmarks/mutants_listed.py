@@ -205,7 +205,7 @@ KNOWN = (
         "gather(own, n)[:, 0] for",
     ),
     Known(
-        "all_to_all: the means are compressed by the clients' own random numbers",
+        "all_to_all: means are compressed by the stream that the clients had",
         "collectives",
         "raybench/wire/collectives.py",
         'm.source.fold("mean")',
@@ -238,6 +238,41 @@ KNOWN = (
         "raybench/engine/oracles.py",
         "there = clients.view(",
         "there = clients[cells].view(",
+    ),
+    Known(
+        "images of all clients are shifted alike",
+        "networks",
+        "raybench/problems/network.py",
+        'Stream(keys[j]).fold("augment")',
+        'Stream(keys[0]).fold("augment")',
+    ),
+    Known(
+        "three of ten images are mirrored",
+        "networks",
+        "raybench/problems/networks/passes.py",
+        "uniform(b) < 0.5",
+        "uniform(b) < 0.3",
+    ),
+    Known(
+        "full gradients of small clients weigh less",
+        "networks",
+        "raybench/problems/network.py",
+        "counts.to(x)[:, None])",
+        "counts.to(x).mean())",
+    ),
+    Known(
+        "examples are held out where there is a test part",
+        "networks",
+        "raybench/problems/network.py",
+        "test_size if test is None else 0.0",
+        "test_size",
+    ),
+    Known(
+        "a gradient that the record evaluates again for f is paid for twice",
+        "oracle",
+        "raybench/engine/oracle.py",
+        "            paid = last.paid\n",
+        "            paid = False\n",
     ),
 )
 

@@ -233,6 +233,7 @@ def test_parts_clients_and_stages_draw_apart():
     second = []
 
     def again(means, source):
+        assert not torch.isin(source.keys, wire.stream("up").keys).any()
         second.append(message.again(torch.ones_like(means), source))
         return second[0]
 
