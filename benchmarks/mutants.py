@@ -91,7 +91,16 @@ TARGETS = {
         ("store", "load", "store_readers", "upgrades", "durable", "leases"),
     ),
     "analysis": Target(
-        ("analysis/*.py",), ("analysis", "tuned", "closing", "intervals", "links", "payoff")
+        ("analysis/*.py",),
+        ("trials", "links", "analysis", "tuned", "closing", "intervals", "payoff"),
+    ),
+    "networks": Target(
+        ("problems/network.py", "problems/networks/passes.py", "engine/oracles.py"),
+        ("networks", "network_runs", "training"),
+    ),
+    "oracle": Target(("engine/oracle.py",), ("counted", "engine", "network_runs")),
+    "collectives": Target(
+        ("wire/collectives.py", "wire/transport.py"), ("collectives", "transport")
     ),
 }
 ELSEWHERE = {

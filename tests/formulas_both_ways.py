@@ -55,6 +55,9 @@ def econtrol(alpha, eta):
 
 
 ECONTROL = [(a, part * shrink(a)) for a in (0.9, 0.5, 0.1, 1e-3) for part in (0.25, 0.4, 0.01)]
+ECONTROL += [
+    (a, 0.9 * shrink(a)) for a in (0.99, 0.9)
+]  # the error counts for more than the message
 
 
 def both_ways(omega, a, down):

@@ -44,6 +44,7 @@ BOUNDED = [  # method, parameters, operator, downlink, problem, seeds (1: path-w
     ("ef21_p_diana", {}, "natural", {**TOP, "k": 1}, P1, SEEDS),
     ("ef21_p_diana", {"alpha": 0.05}, COMMON, TOP, P1, SEEDS),
     ("ef21_p_diana", {}, RAND, RAND, CHAIN, SEEDS),
+    ("econtrol", {"eta": 0.6}, {**TOP, "k": 11}, None, P1, 1),  # the error counts for most
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from toys import registered
@@ -116,6 +117,29 @@ def test_known_counts(name, params, compressor, samples):
     method = Method(name, params, compressor, problem, step=0.01, rounds=25)
     run = finished(method.batch((1.0, 0.5), (0, 1)), every=5)
     assert run.net.oracle.evals.tolist() == [samples] * 2
+
+
+def test_participants_pay_for_their_own_samples():
+    """And what some have paid for costs the others still, until all have paid."""
+    uneven = {"name": "least_squares", **DATA, "rows": 63, "remainder": "last"}
+    run = started(Method("gd", {}, None, uneven).batch((1.0, 0.5)))
+    m, who = np.array(run.problem.samples), torch.zeros(2, run.problem.n, dtype=torch.bool)
+    who[0, -1], who[1, :2] = True, True
+    share = who.double().mean(1).numpy()
+    own, x = (who.numpy() * m).mean(1), run.s.x.clone()
+    assert not np.allclose(own, share * m.mean())
+
+    def spent(*args, **named):
+        before = run.net.oracle.evals.copy()
+        run.net.grad(x, *args, **named)
+        return run.net.oracle.evals - before
+
+    run.net.oracle.loss_wanted = False
+    np.testing.assert_allclose(spent(clients=who), own)
+    np.testing.assert_allclose(spent(run.net.sample("batch", 4), clients=who), 4 * share)
+    np.testing.assert_allclose(spent(), m.mean())
+    run.net.oracle.full(x, loss=True)  # evaluated once more for the record
+    np.testing.assert_allclose([spent(), spent(clients=who)], 0.0)
 
 
 class Peeks(GD):

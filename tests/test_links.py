@@ -68,6 +68,16 @@ def test_hierarchical_by_hand():
     assert links.all_gather(net, 4, 1e4) == pytest.approx(links.all_gather(within, 4, 1e4))
 
 
+def test_a_node_that_is_not_full_counts():
+    """Nine processes, four to a node, take three nodes."""
+    net = Network(LINK, "hierarchical", INNER, 4)
+    a, b = INNER.latency, INNER.bandwidth
+    summed = 2 * (3 * a + 0.75 * 1e4 / b) + 4 * A + 4 / 3 * 1e4 / B
+    assert links.all_reduce(net, 9, 1e4) == pytest.approx(summed)
+    gathered = 3 * (a + 1e4 / b) + 2 * (A + 4e4 / B) + 3 * a + 0.75 * 8e4 / b
+    assert links.all_gather(net, 9, 1e4) == pytest.approx(gathered)
+
+
 def test_a_node_of_one_is_a_ring():
     net = Network(LINK, "hierarchical", INNER, 1)
     ring = Network(LINK, "ring")

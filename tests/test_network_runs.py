@@ -140,6 +140,30 @@ def test_f_is_that_of_the_mean_statistics_whatever_the_passes(batchnorm):
     assert whole[0][-1] == pytest.approx(want, rel=1e-12)
 
 
+def test_the_record_evaluates_by_the_mean_of_the_clients_statistics():
+    problem = {"name": "network", **NORMED, "test_size": 0.3}
+    run = finished(Method("sgd", {}, None, problem, step=0.05, rounds=3).batch())
+    means = {name: own.mean(1) for name, own in run.net.oracle.buffers.items()}
+    torch.testing.assert_close(run.net.oracle.means(), means)
+    found = run.net.oracle.measure(run.s.x, frozenset({"test_loss"})).values["test_loss"]
+    torch.testing.assert_close(found, run.problem.evaluate(run.s.x, means)["test_loss"])
+    first = {name: own[:, 0] for name, own in run.net.oracle.buffers.items()}
+    assert not torch.allclose(found, run.problem.evaluate(run.s.x, first)["test_loss"])
+
+
+def test_clients_that_sit_out_keep_their_statistics():
+    problem = {"name": "network", **NORMED}
+    net = started(Method("sgd", {}, None, problem, step=0.05).batch((1.0, 0.5))).net
+    x, who = point(net.oracle.problem), torch.tensor([[True, False, True], [False, True, False]])
+    for cells in (None, torch.tensor([1])):  # clients are those of the cells asked for
+        was, took = dict(net.oracle.buffers), torch.zeros_like(who)
+        took[slice(None) if cells is None else cells] = True
+        there = who if cells is None else who[cells]
+        net.grad(x, net.sample(f"batch of {cells}", 8), cells=cells, clients=there)
+        for name, own in net.oracle.buffers.items():
+            assert torch.equal((own != was[name]).any(-1), who & took)
+
+
 def test_statistics_are_shared_by_the_cells_that_took_gradients():
     problem = {"name": "network", **NORMED, "batchnorm": "sync"}
     method = Method("sgd", {}, {"name": "identity"}, problem, step=0.1, rounds=3)

@@ -85,6 +85,17 @@ def test_gradients_are_those_of_torch(params):
     torch.testing.assert_close(problem.losses(x), losses, rtol=1e-12, atol=0)
 
 
+def test_clients_of_unequal_sizes_take_means_of_their_own():
+    problem = network(rows=95, remainder="last", chunk=7)
+    x = point(problem)
+    full, losses = problem.oracle(x)
+    assert problem.samples == (31, 31, 33)
+    for i in range(3):
+        want, loss = by_hand(problem, x[1], slice(None), i)
+        torch.testing.assert_close(full[1, i], want, rtol=1e-10, atol=1e-13)
+        torch.testing.assert_close(losses[1, i], loss.detach(), rtol=1e-12, atol=0)
+
+
 def test_a_minibatch_is_its_samples():
     problem = network()
     x, J = point(problem), sample(problem)
@@ -178,7 +189,7 @@ def test_augmented_images_are_shifts_and_mirrors():
     image = torch.arange(1.0, 65.0).view(1, 1, 8, 8)
     wide = F.pad(image, (4, 4, 4, 4))[0, 0]
     found = shifted_and_flipped(image.expand(200, -1, -1, -1), stream(5))
-    kinds = set()
+    kinds = []
     for made in found[:, 0]:
         ways = [
             (r, c, flip)
@@ -188,9 +199,20 @@ def test_augmented_images_are_shifts_and_mirrors():
             if torch.equal(made, (lambda w: w.flip(1) if flip else w)(wide[r : r + 8, c : c + 8]))
         ]
         assert ways
-        kinds.add(ways[0])
-    assert len(kinds) > 80
-    assert {flip for *_, flip in kinds} == {False, True}
+        kinds.append(ways[0])
+    assert len(set(kinds)) > 80
+    down, right, flips = zip(*kinds)
+    assert set(down) == set(right) == set(range(9))  # from -4 to 4 pixels
+    assert np.mean(flips) == pytest.approx(0.5, abs=0.1)
+
+
+def test_every_client_of_every_cell_shifts_its_images_by_itself():
+    problem = network(augment="shift_flip")
+    problem.rows = [problem.rows[0]] * 3
+    J = sample(problem)
+    same = Sample(J.indices[:1, :1].expand(2, 3, -1), J.stream)
+    made = problem.minibatch(same)[0].flatten(0, 1)
+    assert len(made.flatten(1).unique(dim=0)) == 6
 
 
 # BatchNorm ------------------------------------------------------------------------------------------
@@ -214,6 +236,36 @@ def test_running_statistics_are_those_of_torch():
     assert buffers
     for name, value in buffers.items():
         torch.testing.assert_close(value[0, 0], own[name], rtol=1e-9, atol=1e-12)
+
+
+def test_f_normalises_by_the_samples_of_a_pass():
+    """As its gradient does, not by running statistics: in passes of ``chunk`` examples."""
+    problem = build("network", {**NORMED, "chunk": 8})
+    x = point(problem)
+    values = problem.losses(x)
+    for b in range(2):
+        for i in range(3):
+            places = torch.arange(len(problem.rows[i]))
+            want = sum(len(p) * by_hand(problem, x[b], p, i, True)[1] for p in places.split(8))
+            torch.testing.assert_close(values[b, i], want.detach() / len(places))
+    torch.testing.assert_close(values, problem.oracle(x)[1])
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["stacked", "row by row"])
+def test_frozen_statistics_are_what_normalises(together, monkeypatch):
+    """In f, its gradient and the evaluation: as torch in evaluation mode; nothing is learnt from the data."""
+    monkeypatch.setattr(passes, "MOST_STACKED", 10**6 if together else 0)
+    problem = build("network", {**NORMED, "batchnorm": "frozen"})
+    assert problem.passes.stacks == together
+    before = {name: own.clone() for name, own in problem.passes.model.named_buffers()}
+    x = point(problem)
+    full, losses = problem.oracle(x)
+    want, loss = by_hand(problem, x[1], slice(None), 2)
+    torch.testing.assert_close(full[1, 2], want, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(losses[1, 2], loss.detach())
+    torch.testing.assert_close(problem.losses(x), losses)
+    for name, own in problem.passes.model.named_buffers():
+        assert torch.equal(own, before[name])
 
 
 def test_frozen_statistics_never_change():
@@ -297,6 +349,8 @@ def test_a_function_of_ones_own(own):
     assert float(line.evaluate(x)["test_loss"][0]) == pytest.approx(
         float((inputs @ x[0]).square().mean() / 2)
     )
+    whole = {"model": f"{own}:whole", "dataset": None, "clients": 2, "test_size": 0.5}
+    assert build("network", whole).samples == (10, 10), "there is a test part already"
     again = pickle.loads(pickle.dumps(network(model=f"{own}:make")))
     assert torch.equal(again.start(), network(model=f"{own}:make").start())
 

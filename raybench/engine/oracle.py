@@ -81,7 +81,7 @@ class Oracle:
         """Return grad f_i(x) of the clients here, (B, n_here, d); x is (B, d) or (B, n_here, d).
 
         sample: of ``sample``; then the gradient of those samples' mean. cells: evaluate and pay for
-        these only. clients: bool (B, n_here), who pays (participants). A full gradient asked for
+        these only. clients: bool (B, n_here) of those cells, who pays (participants). A full gradient asked for
         again at the same x is remembered and costs nothing more.
         """
         began = perf_counter()

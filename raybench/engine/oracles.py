@@ -64,7 +64,7 @@ class BufferedOracle(Oracle):
         cells = slice(None) if some is None else some
         for name, new in after.items():
             if clients is not None:
-                there = clients[cells].view(*new.shape[:2], *[1] * (new.ndim - 2))
+                there = clients.view(*new.shape[:2], *[1] * (new.ndim - 2))
                 new = torch.where(there, new, self.buffers[name][cells])
             kept = self.buffers[name].clone()
             kept[cells] = new
