@@ -104,7 +104,7 @@ class Wire(Draws, Protocol):
         """Return a block whose time is that of an operator, for methods that have none and compress themselves."""
 
     def charge(self, bits: float, *, down: bool = False) -> None:
-        """Book raw bits that every client sends (or the server broadcasts) beside its messages."""
+        """Book raw bits that every client sends (or the server broadcasts) beside its messages, a finite number >= 0."""
 
 
 class Oracle(Protocol):

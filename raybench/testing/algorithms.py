@@ -21,7 +21,7 @@ from raybench.planning.batch import Batch
 from raybench.planning.skip import Skip
 from raybench.testing import elsewhere, resume
 from raybench.testing.allowed import fence
-from raybench.testing.checks import Checks, Finding, findings, made
+from raybench.testing.checks import Checks, Finding, NotClaimed, findings, made
 from raybench.testing.compressors import examples, label_of
 from raybench.testing.secrets import Heard, difference
 from raybench.testing.spy import Spy
@@ -122,6 +122,50 @@ def books_what_it_packs(m: Method) -> None:
 
 
 @CHECKS
+def counts_never_fall(m: Method) -> None:
+    """From round to round no count of the ledger falls, whichever way, nor that of gradients; all are finite."""
+    run = started(m.batch((1.0, 0.5), (0, 1)))
+    before: dict[str, np.ndarray] = {}
+    while not run.advance(1):
+        ledger = run.net.ledger
+        now = {name: getattr(ledger, name).copy() for name in BOOKED}
+        now["gradient evaluations"] = run.net.oracle.evals.copy()
+        for name, counts in now.items():
+            assert np.isfinite(counts).all(), f"{name} is {counts.tolist()} in round {run.t}"
+            fell = np.min(counts - before.get(name, np.zeros_like(counts)), initial=0.0)
+            assert fell >= 0, f"a count of {name} falls by {-fell:g} in round {run.t}"
+        before = now
+
+
+@CHECKS
+def gradients_are_left_alone(m: Method) -> None:
+    """Nothing writes to a gradient that ``net`` has handed out, of a common point or of the clients' own.
+
+    Others hold the same tensor: what was remembered of it, the record, and in a training loop the model.
+    """
+    run = started(m.batch((1.0, 0.5), (0, 1)))
+    handed: list[tuple[Tensor, Tensor, int]] = []
+
+    def keeping(call: Callable[..., Any]) -> Callable[..., Any]:
+        def give(*args: Any, **more: Any) -> Any:
+            given = call(*args, **more)
+            grads = given[0] if isinstance(given, tuple) else given
+            handed.append((grads, grads.clone(), grads._version))
+            return given
+
+        return give
+
+    vars(run.net)["grad"] = keeping(run.net.grad)
+    vars(run.net.oracle)["grad_and_loss"] = keeping(run.net.oracle.grad_and_loss)
+    for _ in range(BLOCK_ROUNDS):
+        run.advance(1)
+        for grads, kept, version in handed:
+            changed = grads._version != version or not same_bits(grads, kept)
+            assert not changed, f"the method has written to a gradient by the end of round {run.t}"
+        handed.clear()
+
+
+@CHECKS
 def messages_hold_no_more_than_their_bytes(m: Method) -> None:
     """Packed and unpacked, what it sends decodes to the same; kinds of its own do so in another process."""
     run = started(m.batch((1.0, 0.5), (0, 1)))
@@ -211,7 +255,7 @@ def blocks_change_nothing(m: Method) -> None:
     another order, and an operator that has to choose between nearly equal numbers may choose another one.
     """
     if not m.entry.facts.blocks:
-        return
+        raise NotClaimed
     batch = m.batch((1.0, 0.5), (0, 1))
     one = started(batch)
     one.advance(BLOCK_ROUNDS)
@@ -236,7 +280,7 @@ def blocks_change_nothing(m: Method) -> None:
 def keeps_nothing_of_clients(m: Method) -> None:
     """Where it says ``cohorts=True``: no client state after some rounds, and the model is told."""
     if not m.entry.facts.cohorts:
-        return
+        raise NotClaimed
     run = started(m.batch((1.0,)))
     run.advance(BLOCK_ROUNDS)
     kept = sorted(name for name, _ in run.c)

@@ -8,13 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 
+class NotClaimed(Exception):
+    """Raised by a check of something that its subject does not claim: there is nothing to check."""
+
+
 @dataclass(frozen=True)
 class Finding:
-    """What one check found; ``detail`` says what is wrong (empty if nothing is)."""
+    """What one check found; ``detail`` says what is wrong (empty if nothing is).
+
+    claimed: whether the subject claims what the check is about; of what it does not claim nothing was checked.
+    """
 
     check: str
     about: str
     detail: str = ""
+    claimed: bool = True
 
     @property
     def ok(self) -> bool:
@@ -22,6 +30,8 @@ class Finding:
         return not self.detail
 
     def __str__(self) -> str:
+        if not self.claimed:
+            return f"-     {self.about}: {self.check}: not claimed"
         if self.ok:
             return f"ok    {self.about}: {self.check}"
         text = " ".join(self.detail.split())
@@ -37,17 +47,19 @@ class Checks(dict[str, Callable[[Any], None]]):
 
 
 def findings(checks: Checks, subject: Any, about: str) -> list[Finding]:
-    """Return what every check finds about the subject; a check that raises has found a fault."""
+    """Return what every check finds about the subject; a check that raises, but NotClaimed, has found a fault."""
     found = []
     for name, check in checks.items():
-        detail = ""
+        detail, claimed = "", True
         try:
             check(subject)
+        except NotClaimed:
+            claimed = False
         except AssertionError as error:
             detail = str(error) or _line(error)
         except Exception as error:
             detail = f"{type(error).__name__}: {error} ({_line(error)})"
-        found.append(Finding(name, about, detail))
+        found.append(Finding(name, about, detail, claimed))
     return found
 
 

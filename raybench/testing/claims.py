@@ -13,7 +13,7 @@ from time import perf_counter
 import torch
 
 from raybench.compressors import Compressor, Role
-from raybench.testing.moments import SIGMAS, Moments, draws, moments
+from raybench.testing.moments import SEED, SIGMAS, Moments, draws, moments
 from raybench.testing.vectors import families
 
 COORDINATES = 1 << 19  # drawn per family
@@ -21,8 +21,10 @@ FEWEST_DRAWS, MOST_DRAWS = 2, 2000
 PATIENCE = 0.1  # seconds for a family; slower operators are drawn less often
 DRAWS_TO_GUESS_TIME = 4
 DRAWS_THAT_SHOW_RARE = 8.0  # times omega + 1: an event as rare as 1/(omega + 1) is missed with e^-8
-SLACK = 0.03  # relative, beside the standard errors
+UNSEEN_EVENTS = 14.0  # expected: so many are all missed with probability e^-14 < 1e-6
 ROUNDING = 1e-12  # relative, of sums in float64
+TELLS = 0.05  # a claim that is too good by such a share is to be found
+POWER = 2.5  # standard errors more than ``SIGMAS``: it is then found with a probability above 99%
 
 SHORT = {
     "unbiased": "biased",
@@ -93,33 +95,28 @@ def check(op: Compressor, d: int) -> list[Found]:
     return found
 
 
-def measured(op: Compressor, x: torch.Tensor, count: int) -> Moments:
+def measured(op: Compressor, x: torch.Tensor, count: int, seed: int = SEED) -> Moments:
     """Return the moments of ``count`` draws at x (d,) that ``judge`` needs."""
     d = x.shape[-1]
     factor = 1.0 if op.b3(d) is None else op.bind(d, role=Role.CONTRACTIVE).factor
     betas = {beta for _, beta in filter(None, (op.b1(d), op.b2(d)))}
-    return moments(op, x, count, factor, betas)
+    return moments(op, x, count, factor, betas, seed)
 
 
 def judge(op: Compressor, d: int, m: Moments, unseen: float = 0.0) -> dict[str, str]:
     """Return the claims of an operator that its moments contradict, with what was found, by name.
 
-    m: of ``measured``. Allowed are 3% and 5 standard errors. unseen: how much of <C(x), x>/||x||^2
-    and ||C(x)||^2/||x||^2 values may make up that are too rare to have been drawn.
+    m: of ``measured``. Allowed are 5 standard errors and what values may make up that are too rare to have been
+    drawn; nothing but rounding where the operator is deterministic. unseen: how much of <C(x), x>/||x||^2 and
+    ||C(x)||^2/||x||^2 these may make up.
     """
     found = {}
     omega = op.omega(d)
     if omega is not None:
         found["unbiased"] = _off_the_mean(op, m, omega, unseen)
-        found["omega"] = _above(m.error, omega, "omega")
-    if op.b3(d) is not None:
-        alpha = op.bind(d, role=Role.CONTRACTIVE).alpha
-        if alpha is not None:
-            found["alpha"] = _above(m.shrunk, 1 - alpha, "1 - alpha")
-    along, slack = (float(part[0]) / float(m.x.norm()) for part in m.along)
-    for name, constants, least in (("B1", op.b1(d), m.size), ("B2", op.b2(d), (along, slack))):
-        if constants is not None:
-            found[name] = _outside(name, constants, least, m, unseen)
+    for one in _errors(op, d, m):
+        found[one.name] = _above(one, 0.0 if op.deterministic else _allowed(one, m.count))
+    found |= {name: _outside(op, d, name, m, unseen) for name in ("B1", "B2")}
     return {name: wrong for name, wrong in found.items() if wrong}
 
 
@@ -149,29 +146,87 @@ def _off_the_mean(op: Compressor, m: Moments, omega: float, unseen: float) -> st
     return ""
 
 
-def _above(found: tuple[float, float], bound: float, name: str) -> str:
+@dataclass(frozen=True)
+class _Error:
+    """E||c C(x) - x||^2 / ||x||^2 as drawn, with its standard error, beside its bound.
+
+    bound: omega, or 1 - alpha. size: omega, or alpha, of which a share is to be told apart.
+    """
+
+    name: str
+    mean: float
+    error: float
+    bound: float
+    size: float
+
+
+def _errors(op: Compressor, d: int, m: Moments) -> list[_Error]:
+    """Return the errors for which an operator claims a bound: omega, and alpha in the contractive role."""
+    omega, found = op.omega(d), []
+    if omega is not None:
+        found.append(_Error("omega", *m.error, omega, omega))
+    if op.b3(d) is not None:
+        alpha = op.bind(d, role=Role.CONTRACTIVE).alpha
+        assert alpha is not None, "the role gives one"
+        found.append(_Error("alpha", *m.shrunk, 1 - alpha, alpha))
+    return found
+
+
+def _allowed(one: _Error, count: int) -> float:
+    """Return how far the mean of so many draws exceeds a bound that holds, but with probability 1e-6.
+
+    The error is at least 0, so that an event of probability p lowers its mean by at most p times the bound; one
+    that was never drawn has p <= 14/count.
+    """
+    return SIGMAS * one.error + UNSEEN_EVENTS * one.bound / count
+
+
+def draws_wanted(op: Compressor, d: int, m: Moments) -> int:
+    """Return from how many draws at this x a claim that is 5% too good would be found with probability 99%.
+
+    No more than there are where the claims are not in doubt: the error is far enough below its bound.
+    """
+    wanted = m.count
+    for one in [] if op.deterministic else _errors(op, d, m):
+        gap = TELLS / (1 + TELLS) * one.size
+        if (
+            gap > 0
+            and one.mean + 2 * POWER * one.error + UNSEEN_EVENTS * one.bound / m.count
+            > one.bound + gap
+        ):
+            # gap = a / sqrt(N) + b / N
+            a = (SIGMAS + POWER) * one.error * math.sqrt(m.count)
+            b = UNSEEN_EVENTS * one.bound
+            root = (a + math.sqrt(a * a + 4 * gap * b)) / (2 * gap)
+            wanted = max(wanted, math.ceil(root**2))
+    return wanted
+
+
+def _above(one: _Error, allowed: float) -> str:
     """Return how a relative error exceeds its bound; nothing if it does not."""
-    mean, error = found
-    if mean <= (1 + SLACK) * bound + SIGMAS * error + ROUNDING:
+    if one.mean <= one.bound + allowed + ROUNDING:
         return ""
+    name = "1 - alpha" if one.name == "alpha" else one.name
     what = f"E||C(x) - x||^2 / ||x||^2 against {name}"
-    return f"{mean:.4g} > {bound:.4g} (standard error {error:.2g}): {what}"
+    return f"{one.mean:.6g} > {one.bound:.6g} (standard error {one.error:.2g}): {what}"
 
 
-def _outside(
-    name: str,
-    constants: tuple[float, float],
-    least: tuple[float, float],
-    m: Moments,
-    unseen: float,
-) -> str:
-    """Return how the moments leave B1 or B2; nothing if they do not. least: what is at least low."""
+def _outside(op: Compressor, d: int, name: str, m: Moments, unseen: float) -> str:
+    """Return how the moments leave B1 or B2; nothing if they do not, or no such class is claimed.
+
+    As for an error, values that are too rare to have been drawn may make up 14/count of the largest one drawn.
+    """
+    constants = op.b1(d) if name == "B1" else op.b2(d)
+    if constants is None:
+        return ""
     low, beta = constants
-    mean, error = least
-    if not (1 + SLACK) * mean + SIGMAS * error + unseen + ROUNDING >= low:
+    rare = 0.0 if op.deterministic else UNSEEN_EVENTS / m.count
+    along = float(m.along[0]) / float(m.x.norm()), float(m.along[1]) / float(m.x.norm())
+    (mean, error), most = (m.size, m.most) if name == "B1" else (along, math.sqrt(m.most))
+    if not mean + SIGMAS * error + rare * most + unseen + ROUNDING >= low:
         return f"{name}: {mean:.4g} < {low:.4g} (standard error {error:.2g})"
     mean, error = m.excess[beta]
-    if not mean <= SLACK * m.size[0] + SIGMAS * error + beta * unseen + ROUNDING:
+    if not mean <= SIGMAS * error + beta * (rare * math.sqrt(m.most) + unseen) + ROUNDING:
         return f"{name}: E||C(x)||^2 exceeds {beta:.4g} <E C(x), x> by {mean:.3g} ||x||^2"
     return ""
 

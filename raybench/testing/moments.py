@@ -16,9 +16,10 @@ from raybench.compressors import Compressor
 from raybench.testing.vectors import cells_and_clients
 
 SIGMAS = 5.0
+SEED = 11
 
 
-def draws(op: Compressor, x: Tensor, count: int, seed: int = 11) -> Tensor:
+def draws(op: Compressor, x: Tensor, count: int, seed: int = SEED) -> Tensor:
     """Return ``count`` independent draws of C(x), (count, d), for x (d,)."""
     return op.compress(x.expand(count, 1, -1), cells_and_clients(count, 1, seed)).decode()[:, 0]
 
@@ -33,8 +34,8 @@ class Moments:
     """Sample moments of C(x) at one x (d,), each a mean with its standard error.
 
     mean: of C(x), (d,); along: of <C(x), x>/||x||; error, shrunk: of ||c C(x) - x||^2 / ||x||^2 for
-    c = 1 and for the factor of the contractive role. size: of ||C(x)||^2 / ||x||^2. excess: of
-    (||C(x)||^2 - b <C(x), x>) / ||x||^2 by b. largest: the largest value seen.
+    c = 1 and for the factor of the contractive role. size: of ||C(x)||^2 / ||x||^2, and ``most`` the largest one.
+    excess: of (||C(x)||^2 - b <C(x), x>) / ||x||^2 by b. largest: the largest value seen.
     """
 
     x: Tensor
@@ -44,15 +45,21 @@ class Moments:
     error: tuple[float, float]
     shrunk: tuple[float, float]
     size: tuple[float, float]
+    most: float
     excess: dict[float, tuple[float, float]]
     largest: float
 
 
 def moments(
-    op: Compressor, x: Tensor, count: int, factor: float = 1.0, betas: Iterable[float] = ()
+    op: Compressor,
+    x: Tensor,
+    count: int,
+    factor: float = 1.0,
+    betas: Iterable[float] = (),
+    seed: int = SEED,
 ) -> Moments:
     """Return the moments of ``count`` draws of C(x), x of shape (d,); betas: for ``excess``."""
-    sample, size = draws(op, x, count), x.square().sum()
+    sample, size = draws(op, x, count, seed), x.square().sum()
     squares, along = sample.square().sum(-1) / size, sample @ x / size
 
     return Moments(
@@ -63,6 +70,7 @@ def moments(
         _number(relative_error(sample, x)),
         _number(relative_error(factor * sample, x)),
         _number(squares),
+        float(squares.max()),
         {b: _number(squares - b * along) for b in betas},
         float(torch.maximum(sample.abs().max(), x.abs().max())),
     )

@@ -17,7 +17,7 @@ from torch import Tensor
 from raybench.core.draws import Sample
 from raybench.core.registry import REQUIRED, Entry
 from raybench.problems import Fact, Problem, build
-from raybench.testing.checks import Checks, Finding, findings
+from raybench.testing.checks import Checks, Finding, NotClaimed, findings
 from raybench.testing.compressors import label_of
 from raybench.testing.vectors import gaussian
 
@@ -221,6 +221,8 @@ def x_is_left_alone(s: Objective) -> None:
 def smoothness_constants_hold(s: Objective) -> None:
     """No pair of points violates L, L_i, L_plus, L_pm or (where affordable) L_samples."""
     p, c = s.problem, s.problem.constants
+    if not c.L_i and all(value is None for value in (c.L, c.L_plus, c.L_pm, c.L_samples)):
+        raise NotClaimed
     assert len(c.L_i) in (0, p.n), f"{len(c.L_i)} constants L_i for {p.n} clients"
     L_i = torch.tensor(c.L_i, dtype=torch.float64)
     for x, y in s.pairs():
@@ -265,6 +267,8 @@ def _over_samples(p: Problem, x: Tensor, y: Tensor) -> Tensor:
 def facts_hold(s: Objective) -> None:
     """No pair of points contradicts what is stated of f, the f_i and the samples: convex, strongly convex, quadratic."""
     p, c = s.problem, s.problem.constants
+    if not (c.facts or c.mu_i or c.L_sample_i):
+        raise NotClaimed
     assert all(isinstance(fact, Fact) for fact in c.facts), f"facts must be of Fact: {c.facts}"
     for x, y in s.pairs():
         rise, moved = (p.grad(x) - p.grad(y)).double(), (x - y).double()
@@ -301,6 +305,8 @@ def facts_hold(s: Objective) -> None:
 def lower_bounds_hold(s: Objective) -> None:
     """f >= f_star >= f_inf everywhere tried, and ||grad f||^2 >= 2 mu (f - f_star)."""
     p, c = s.problem, s.problem.constants
+    if c.f_inf is None and c.f_star is None and c.mu is None:
+        raise NotClaimed
     low = -math.inf if c.f_inf is None else c.f_inf
     if c.f_star is not None:
         assert c.f_star >= low - s.digits * abs(low), f"f_star = {c.f_star} < f_inf = {low}"

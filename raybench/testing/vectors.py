@@ -21,8 +21,8 @@ def families(d: int) -> dict[str, Tensor]:
     return {
         "gaussian": normal,
         "student t2": stream(4).normal(d) / (chi2 / 2).sqrt(),
-        "one-hot": -3.0 * (at == d // 2 + 1),
-        "flat": 0.7 * signs,
+        "one-hot": -3.0 * (at == d // 2 + 1).double(),
+        "flat": 2 / 3 * signs,  # powers of two are farthest from 2/3
         "zipf": signs / at,
         "terngrad-critical": critical,
         "tiny": 1e-6 * normal,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -78,7 +79,12 @@ class Ledger:
         self._add(self.down, slice(None), [_mean(count, None) * n for count in counts])
 
     def charge(self, bits: float, down: bool = False) -> None:
-        """Book a message of so many raw bits, packed to whole bytes: of each client, or the broadcast."""
+        """Book a message of so many raw bits, packed to whole bytes: of each client, or the broadcast.
+
+        Raises ValueError unless bits is a finite number of 0 or more: what was sent is never taken back.
+        """
+        if not 0 <= bits < math.inf:
+            raise ValueError(f"charge takes a finite number of bits, 0 or more, and not {bits}")
         size = -(-bits // 8)
         cost = Counts(raw=bits, bytes=size, messages=1)
         self._add(self.down if down else self.up, slice(None), list(cost))
