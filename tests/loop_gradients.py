@@ -187,7 +187,8 @@ def scaled_hook() -> Any:
     other = network(torch.float32)
     unscaled = rt.CompressedOptimizer(sgd(other), TOP, "ef21")
     steps(other, unscaled, rank(), [0, 1, 2, 3, 5, 6, 7], torch.float32)
-    return [far(vector(model), vector(other)), spread(model), hook.report().steps]
+    log = hook.report()
+    return [far(vector(model), vector(other)), spread(model), [log.steps, log.skipped]]
 
 
 def narrow() -> Any:

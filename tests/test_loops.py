@@ -112,7 +112,7 @@ def test_a_hook_that_knows_the_scaler_keeps_infinities_out_of_memories(found):
     same, apart, steps = found["scaled_hook"]
     assert same < 1e-6
     assert apart == 0
-    assert steps == 7  # one of eight was skipped
+    assert steps == [8, 1]  # one of eight was skipped
 
 
 @pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float16"])
