@@ -64,10 +64,9 @@ class Flat:
         """Return whether no gradient holds NaN or infinity."""
         grads = [p.grad for p in self.params if p.grad is not None]
         values = [g._values() if g.is_sparse else g for g in grads]
-        sizes = torch._foreach_norm([v for v in values if v.numel()], math.inf)
-        return (
-            all(torch.stack([torch.isfinite(size) for size in sizes]).tolist()) if sizes else True
-        )
+        filled = [v for v in values if v.numel()]
+        sizes = torch._foreach_norm(filled, math.inf) if filled else []
+        return not sizes or all(torch.stack([torch.isfinite(size) for size in sizes]).tolist())
 
     def set_gradients(self, u: Tensor) -> None:
         """Make u (d,) the gradients, copied, in the parameters' own types."""

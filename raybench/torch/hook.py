@@ -115,6 +115,7 @@ class Hook(Attached):
             else None
         )
         self.waiting: list[Waiting] = []
+        self.jobs: list[Any] = []  # of the thread, in this backward pass
 
     def detach(self) -> None:
         super().detach()
@@ -129,6 +130,7 @@ class Hook(Attached):
             return _averaged(bucket.buffer(), self.model_group())
         if bucket.index() == 0:  # all that was handed over in the pass before has been waited for
             self.begin()
+            self.waiting, self.jobs = [], []
             for one in self.parts:
                 one.done = False
                 self.dense += one.flat.nbytes
@@ -144,30 +146,24 @@ class Hook(Attached):
                 one.arrived = 0
                 if self.scaler is None:
                     self._start([one])
-        if bucket.is_last() and self.scaler is not None:
-            self._start(self.parts)
+        if bucket.is_last():
+            if self.scaler is not None:
+                self._start(self.parts)
+            for job in self.jobs:
+                job.result()  # an error reaches the backward pass from here as it is, not by a future
         return held.future
 
     def _start(self, parts: list[Part]) -> None:
         if self.thread is None:
-            self._guarded(parts)
-        else:
-            self.thread.submit(self._guarded, parts)
-
-    def _guarded(self, parts: list[Part]) -> None:
-        """Exchange parts and hand on all that is finished; an error reaches the backward pass."""
-        try:
             self._work(parts)
-            for held in [w for w in self.waiting if all(one.done for one, _ in w.places)]:
-                self.waiting.remove(held)
-                held.finish()
-        except Exception as error:
-            waiting, self.waiting = self.waiting, []
-            for held in waiting:
-                held.future.set_exception(error)  # type: ignore[arg-type]
+        else:
+            self.jobs.append(self.thread.submit(self._work, parts))
 
     def _work(self, parts: list[Part]) -> None:
-        """Exchange the gradients of parts, without the scaler's factor; in a pass that is skipped none is handed on."""
+        """Exchange the gradients of parts, without the scaler's factor, and hand on what is finished.
+
+        In a pass that is skipped no direction of these parts is handed on.
+        """
         scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
         for one in parts:
             grad = one.flat.vector
@@ -178,6 +174,9 @@ class Hook(Attached):
         if self.skipped_at == self.rounds:
             for one in parts:
                 one.take(None, scale)
+        for held in [w for w in self.waiting if all(one.done for one, _ in w.places)]:
+            self.waiting.remove(held)
+            held.finish()
 
 
 def _parted(named: list[tuple[str, Tensor]], size: int | None) -> list[list[tuple[str, Tensor]]]:

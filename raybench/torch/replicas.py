@@ -129,8 +129,8 @@ class Replica:
         mine = [(name, p.requires_grad) for name, before, p in now if before != p.requires_grad]
         for rank, changes in enumerate(self.transport.everyone(mine)):
             for name, asks in changes:
-                what = f"{name} is {asks} on rank {rank} since gradients were first exchanged"
-                fix = "memories are made for the parameters of the start: set it first, then wrap or attach anew"
+                what = f"that of {name} has become {asks} on rank {rank}"
+                fix = "memories are of the parameters of the start: set it first, then wrap or attach anew"
                 raise InputError.of("requires_grad", what, fix)
 
     def _say_same(self) -> None:
