@@ -5,11 +5,13 @@ Each function is one finding, by its name; ``loop_ranks`` runs them.
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from loop_base import TOP, hooked, trained
-from loop_kit import data, far, loss, network, sgd, spread, steps, vector
+from loop_kit import data, everyone, far, loss, network, sgd, spread, steps, vector
 from torch import nn
 from torch.distributed import get_rank as rank
 from torch.nn import functional as F
@@ -187,7 +189,8 @@ def scaled_hook() -> Any:
     other = network(torch.float32)
     unscaled = rt.CompressedOptimizer(sgd(other), TOP, "ef21")
     steps(other, unscaled, rank(), [0, 1, 2, 3, 5, 6, 7], torch.float32)
-    return [far(vector(model), vector(other)), spread(model), hook.report().steps]
+    log = hook.report()
+    return [far(vector(model), vector(other)), spread(model), [log.steps, log.skipped]]
 
 
 def narrow() -> Any:
@@ -211,3 +214,105 @@ def compiled() -> Any:
     opt = rt.CompressedOptimizer(sgd(model), TOP)
     steps(torch.compile(model, backend="aot_eager"), opt, rank(), range(5))
     return far(vector(model), vector(trained(count=5)[0]))
+
+
+TIMES = [*range(5), *range(6, 9)]
+"""Steps but the fifth, in which ``spoilt`` has a NaN on rank 1."""
+
+
+class Spoilt:
+    """NaN in one gradient of the first layer, the last one that a backward pass reaches, on rank 1 when ``on``."""
+
+    def __init__(self, model: nn.Sequential) -> None:
+        self.on = False
+        model[0].weight.register_hook(self.changed)
+
+    def changed(self, grad: Any) -> Any:
+        return (
+            grad.index_put((torch.tensor(0), torch.tensor(0)), grad.new_tensor(torch.nan))
+            if self.on
+            else grad
+        )
+
+
+def with_and_without(run: Callable[[nn.Sequential, Callable[..., Any]], Any]) -> Any:
+    """Return how far a run with a NaN ends from one without the step, the ranks' spread, what was counted and said."""
+    ends: list[Any] = []
+    for spoils in (True, False):
+        model = network()
+        spoilt = Spoilt(model)
+
+        def train(module: Any, optimizer: Any) -> None:
+            for t in range(9) if spoils else TIMES:
+                spoilt.on = spoils and t == 5 and rank() == 1
+                steps(module, optimizer, rank(), [t])
+
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            done = run(model, train).report()
+        ends.append((vector(model), done, [str(w.message) for w in said], spread(model)))
+    (x, log, said, apart), (y, other, quiet, _) = ends
+    counts = [log.steps, log.skipped, other.steps, other.skipped]
+    return [far(x, y), apart, counts, everyone(said), quiet]
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    """AdamW, which moves along its memory even where gradients are zero."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def not_finite() -> Any:
+    """A step with a NaN on one rank is as if it had not happened, for every way in."""
+
+    def optimizer(model: nn.Sequential, train: Any, **more: Any) -> Any:
+        opt = rt.CompressedOptimizer(adam(model), "rand_k:k=10%", "diana", **more)
+        train(model, opt)
+        return opt
+
+    def hook(model: nn.Sequential, train: Any, **more: Any) -> Any:
+        parallel = DistributedDataParallel(model, bucket_cap_mb=0.004)
+        hook = rt.attach(parallel, "ef21", "rand_k:k=10%", allow_unproven=True, size=1, **more)
+        train(parallel, adam(model))
+        return hook
+
+    return {
+        "optimizer": with_and_without(optimizer),
+        "delayed": with_and_without(lambda m, train: optimizer(m, train, delay={"rounds": 2})),
+        "hook": with_and_without(hook),
+        "hook without overlap": with_and_without(lambda m, train: hook(m, train, overlap=False)),
+    }
+
+
+def unknown_scaler() -> Any:
+    """A hook that does not know the scaler: that sees the infinity on all ranks and takes a smaller factor."""
+    model, scaler = network(torch.float32), Scaler()
+    spoilt = Spoilt(model)
+    parallel = DistributedDataParallel(model)
+    hook = rt.attach(parallel, "gd", None, size=1)
+    optimizer, factors = sgd(model), []
+    for t in range(3):
+        spoilt.on = t == 1 and rank() == 1
+        optimizer.zero_grad()
+        scaler.scale(loss(parallel, t, rank(), torch.float32)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        factors.append(scaler.get_scale())
+    return [everyone(factors), hook.report().skipped, spread(model)]
+
+
+def local_not_finite() -> Any:
+    """A local step with a NaN is left out on its rank alone; a NaN in parameters sends all back to the shared point."""
+    model = network()
+    spoilt = Spoilt(model)
+    opt = rt.CompressedOptimizer(adam(model), None, "diloco", local={"steps": 3})
+    for t in range(6):
+        spoilt.on = t == 4 and rank() == 1
+        steps(model, opt, rank(), [t])
+    alone = [spread(model), everyone(opt.report().skipped)]
+    before = vector(model)
+    steps(model, opt, rank(), [6, 7])
+    if rank() == 1:
+        model[0].bias.data[0] = torch.nan
+    opt.zero_grad()
+    opt.step()
+    return [*alone, far(before, vector(model)), everyone(opt.report().skipped)]

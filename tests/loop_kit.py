@@ -88,6 +88,13 @@ def leave() -> None:
     assert [group() for group in groups] == [None] * len(groups)
 
 
+def everyone(value: Any) -> list[Any]:
+    """Return the values of all ranks."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 def save(found: Mapping[str, Any]) -> None:
     """Write what this rank has found."""
     rank = os.environ["LOOP_RANK"]

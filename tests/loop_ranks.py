@@ -10,6 +10,7 @@ from copy import deepcopy
 from typing import Any
 
 import loop_gradients
+import loop_replicas
 import torch
 import torch.distributed as dist
 from loop_base import TOP, hooked, plain, trained
@@ -169,7 +170,7 @@ def diloco() -> Any:
         apart.append(spread(model))
     one = network()
     steps(one, rt.CompressedOptimizer(sgd(one), None, "gd", local={"steps": 1}), rank(), range(10))
-    return [apart, opt.report().steps, far(vector(one), vector(plain()))]
+    return [apart, opt.report().exchanges, far(vector(one), vector(plain()))]
 
 
 def overlap() -> Any:
@@ -293,6 +294,9 @@ CHECKS = (
     loop_gradients.scaled_hook,
     loop_gradients.narrow,
     loop_gradients.compiled,
+    loop_gradients.not_finite,
+    loop_gradients.unknown_scaler,
+    loop_gradients.local_not_finite,
     clipping,
     parameter_groups,
     small_tensors,
@@ -303,6 +307,13 @@ CHECKS = (
     collectives,
     saved,
     presets,
+    loop_replicas.not_alike,
+    loop_replicas.changed,
+    loop_replicas.drifted,
+    loop_replicas.averaged_twice,
+    loop_replicas.closures,
+    loop_replicas.line_searches,
+    loop_replicas.lost_line_search,
 )
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from loop_kit import far, join, loss, network, save, sgd
+from loop_kit import everyone, far, join, loss, network, save, sgd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -45,6 +45,34 @@ def run(mesh: Any, rank: int, algorithm: str, operator: Any, ends: int = STEPS) 
     return x, max(far(x, other) for other in every), hook
 
 
+def spoilt(mesh: Any, rank: int, spoils: bool) -> Any:
+    """Train with a NaN in step 5: in the first layer's first row, so that other modules and shards see none."""
+    model = sharded(mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    bad = [False]
+
+    def damaged(grad: torch.Tensor) -> torch.Tensor:
+        return (
+            grad.index_put((torch.tensor(0), torch.tensor(0)), grad.new_tensor(torch.nan))
+            if bad[0]
+            else grad
+        )
+
+    model[0].register_forward_hook(lambda module, inputs, y: y.register_hook(damaged) and None)
+    hook = rt.attach(model, "ef21", "top_k:k=10%", group=mesh["replicate"].get_group())
+    for t in range(STEPS):
+        if t == 5 and not spoils:
+            continue
+        bad[0] = spoils and t == 5 and rank == 3
+        optimizer.zero_grad()
+        loss(model, t, rank, SINGLE).backward()
+        optimizer.step()
+    x = vector(model)
+    every = [torch.zeros_like(x) for _ in range(4)]
+    dist.all_gather(every, x)
+    return x, max(far(x, other) for other in every), hook.report()
+
+
 def plain(rank: int) -> torch.Tensor:
     """Return where data-parallel SGD over all four ranks ends."""
     model = network(SINGLE)
@@ -71,11 +99,20 @@ if __name__ == "__main__":
     found["state"] = [list(e["c"]["g"].shape) for e in state["raybench"]["parts"][0]["exchanges"]]
     x, apart, _ = run(mesh, rank, "ef21", "identity", ends=4)
     found["detached"] = [far(x, want), apart]
+    x, apart, log = spoilt(mesh, rank, True)
+    y, _, other = spoilt(mesh, rank, False)
+    found["spoilt"] = [far(x, y), apart, everyone(log.skipped), log.steps, other.skipped]
+    across, found["said"] = mesh["replicate"].get_group(), []
+    for settings in ({"seed": rank}, {"start_after": int(rank == 3)}):
+        try:
+            rt.attach(sharded(mesh), "ef21", "top_k:k=10%", group=across, **settings)
+        except InputError as error:
+            found["said"].append(everyone(str(error)))
     try:
         rt.attach(sharded(mesh), "ef21", "top_k:k=10%")
     except InputError as error:
         found["without a group"] = str(error)
-    model, across = sharded(mesh), mesh["replicate"].get_group()
+    model = sharded(mesh)
     first = rt.attach(model, "gd", None, group=across)
     try:
         rt.attach(model, "ef21", "top_k:k=10%", group=across)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loop_kit import network, sgd, steps
+from loop_kit import loss, network, sgd, steps
 from torch import nn
 
 import raybench.torch as rt
@@ -115,8 +115,6 @@ def _presets(name: str) -> tuple[str, ...]:
 
 
 def loss_of(model: nn.Module) -> torch.Tensor:
-    from loop_kit import loss
-
     with torch.no_grad():
         return loss(model, 0, 0)
 
@@ -171,6 +169,58 @@ def test_reports_are_tables_and_lines(tmp_path):
     assert "\n" not in line
     assert "ef14 top_k:k=10%" in line
     assert "residual" in line
+
+
+D = 1715  # parameters of the network
+
+
+@pytest.mark.parametrize(
+    ("dtype", "operator", "local", "sent", "line"),
+    [
+        (
+            torch.float64,
+            None,
+            3,
+            8 * D * 2 / 7,
+            "step 7 · 2 exchanges · 3.92 kB a step (3.5x less)",
+        ),
+        (torch.float64, None, 0, 8 * D, "step 7 · 13.7 kB a step (1x less)"),
+        (torch.bfloat16, None, 0, 4 * D, "step 7 · 6.86 kB a step (2x more)"),
+        (torch.bfloat16, "bf16", 0, 2 * D, "step 7 · 3.43 kB a step (1x less)"),
+        (torch.bfloat16, "bf16", 7, 2 * D / 7, "step 7 · 1 exchanges · 490 B a step (7x less)"),
+    ],
+)
+def test_reports_count_per_step_and_in_the_type_of_gradients(dtype, operator, local, sent, line):
+    """Beside what data-parallel training would have sent: a gradient in every step, in the model's type."""
+    model = network(dtype)
+    more = {"local": {"steps": local}} if local else {}
+    opt = rt.CompressedOptimizer(sgd(model), operator, "dcgd" if operator else "gd", **more)
+    steps(model, opt, 0, range(7), dtype)
+    report = opt.report()
+    assert report.bytes_up == pytest.approx(sent, rel=1e-12)
+    assert report.bytes_dense == dtype.itemsize * D
+    assert [report.steps, report.exchanges] == [7, 7 // local if local else 7]
+    assert line in str(report)
+
+
+def test_steps_that_are_skipped_are_counted():
+    model = network()
+    opt = rt.CompressedOptimizer(sgd(model), None, "gd")
+    with pytest.warns(UserWarning, match=r"step 1: .* of 1 of 1 ranks \(rank 0\)"):
+        for t in range(4):
+            opt.zero_grad()
+            (loss(model, t, 0) * (torch.nan if t in (1, 2) else 1.0)).backward()
+            opt.step()
+    report = opt.report()
+    assert [report.steps, report.skipped, report.exchanges] == [4, 2, 4]
+    assert report.rows["skipped"].tolist() == [0, 1, 1, 0]
+    assert report.bytes_up == report.bytes_dense / 2
+    assert "2 skipped" in str(report)
+
+
+def test_comparisons_are_a_number_of_steps_apart():
+    with pytest.raises(InputError, match="check_every"):
+        rt.CompressedOptimizer(sgd(network()), None, "gd", check_every=-1)
 
 
 def test_norms_of_a_watched_step_are_exact():

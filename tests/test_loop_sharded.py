@@ -38,6 +38,23 @@ def test_after_detaching_gradients_are_averaged(found):
     assert apart == 0
 
 
+def test_a_nan_in_one_shard_skips_the_step_of_all(found):
+    """Bit for bit: what other modules had exchanged is undone, on ranks whose own shards are finite too."""
+    moved, apart, skipped, steps, without = found["spoilt"]
+    assert moved == 0
+    assert apart == 0
+    assert skipped == [1] * 4
+    assert [steps, without] == [10, 0]
+
+
+def test_what_differs_is_said_on_all_ranks(found):
+    seeds, starts = found["said"]
+    assert seeds[0].startswith("seed: rank 0 has 0, rank 1 2")
+    assert seeds[1].startswith("seed: rank 0 has 1, rank 1 3")
+    assert starts[0].startswith("group: ranks that hold other shards differ")
+    assert starts[1].startswith("start_after: rank 0 has 0, rank 1 1")
+
+
 def test_the_ranks_with_the_same_shard_have_to_be_said(found):
     assert "mesh['replicate'].get_group()" in found["without a group"]
 

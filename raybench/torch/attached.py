@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from raybench.core.errors import InputError
 from raybench.torch.exchange import Exchange, Plan
-from raybench.torch.report import Log, Report, report
+from raybench.torch.replicas import Replica, local
+from raybench.torch.report import Report, report
 from raybench.torch.saved import parts_of
 
 IDLE = (
@@ -21,18 +23,30 @@ IDLE = (
 
 
 class Attached:
-    """Base of what ``attach`` returns. exchanges: those of the parts of the model, in a fixed order.
+    """Base of what ``attach`` returns. exchanges: those of the parts of the model, in a fixed order. scaler: the loop's.
 
-    An optimizer that steps along gradients of the model that were not exchanged raises RuntimeError. As a context
-    it is detached at the end.
+    An optimizer that steps along gradients of the model that were not exchanged raises RuntimeError. After a
+    backward pass in which any rank's gradients were not finite those that all ranks get are infinite, so that a
+    GradScaler sees it, and an optimizer that steps all the same finds none. As a context it is detached at the end.
     """
 
-    def __init__(self, plan: Plan, model: torch.nn.Module) -> None:
-        self.plan, self.on = plan, True
+    def __init__(
+        self,
+        plan: Plan,
+        model: torch.nn.Module,
+        replica: Replica,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        self.plan, self.on, self.replica, self.scaler = plan, True, replica, scaler
         self.exchanges: list[Exchange] = []
-        self.rounds = 0  # backward passes whose gradients were exchanged
+        self.rounds = 0  # backward passes whose gradients were exchanged, or skipped
+        self.skipped = 0  # of these
+        self.skipped_at = 0  # the newest of them
+        self.dense = 0  # bytes that all gradients so far are as they are
+        self.done: list[Exchange] = []  # in this backward pass
         self._own = {id(p) for p in model.parameters()}
         self._seen: dict[int, int] = {}  # by optimizer: the rounds at its last step
+        self._checked = 0  # the rounds at the last comparison of parameters
         mine = weakref.ref(self)  # torch keeps what it calls: the model must not live for that
 
         def watch(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -47,9 +61,54 @@ class Attached:
         groups = optimizer.param_groups
         if not self.on or not any(id(p) in self._own for p in groups[0]["params"]):
             return
-        if self._seen.get(id(optimizer), 0) == self.rounds:
+        self.settle()
+        before, self._seen[id(optimizer)] = self._seen.get(id(optimizer), 0), self.rounds
+        if before == self.rounds:
             raise RuntimeError(IDLE)
-        self._seen[id(optimizer)] = self.rounds
+        own = [p for group in groups for p in group["params"] if id(p) in self._own]
+        if self.skipped_at == self.rounds or (self.skipped_at > before and self._spoilt(own)):
+            for p in own:
+                p.grad = None
+        if self.replica.every and self.rounds - self._checked >= self.replica.every:
+            self._checked = self.rounds
+            self.replica.check(self.rounds)
+
+    def _spoilt(self, params: Sequence[Tensor]) -> bool:
+        """Return whether gradients still hold those of a pass that was skipped, to which others were added since."""
+        grads = [local(p.grad) for p in params if p.grad is not None]
+        return self.replica.anywhere(any(not bool(g.isfinite().all()) for g in grads))
+
+    def begin(self) -> None:
+        """Begin a backward pass."""
+        self.rounds += 1
+        self.done = []
+
+    def settle(self) -> None:
+        """End a backward pass, where more is to be done than the exchanges."""
+
+    def exchange(self, exchange: Exchange, grad: Tensor, undoable: bool) -> Tensor | None:
+        """Return the direction of one part of this backward pass's gradients, None where the pass is skipped.
+
+        The memories of all parts are then as they were before the pass.
+        """
+        if self.skipped_at == self.rounds:
+            exchange.log.skip()
+            return None
+        u = exchange(grad, undoable=undoable)
+        if u is None:
+            self.skip(exchange.met.bad)
+        else:
+            self.done.append(exchange)
+        return u
+
+    def skip(self, ranks: Sequence[int]) -> None:
+        """Skip this backward pass, for gradients of these ranks; undo what was exchanged in it."""
+        for exchange in self.done:
+            exchange.undo()
+        self.done, self.skipped_at = [], self.rounds
+        self.skipped += 1
+        if ranks and self.scaler is None:  # a scaler looks for infinities on purpose
+            self.replica.say_skipped(self.rounds - 1, ranks)
 
     def __enter__(self) -> Self:
         return self
@@ -64,11 +123,9 @@ class Attached:
 
     def report(self) -> Report:
         """Return what the messages cost and did so far; ``print`` gives a line."""
-        plan, found = self.plan, self.exchanges
+        plan, logs = self.plan, [exchange.log for exchange in self.exchanges]
         names = plan.algorithm, "" if plan.compressor is None else str(plan.compressor)
-        wide = found[0].dtype.itemsize if found else 4
-        logs: list[Log] = [exchange.log for exchange in found]
-        return report(logs, names, sum(exchange.layout.dim for exchange in found), wide)
+        return report(logs, names, self.rounds, self.skipped, self.dense)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank remembers, of the same shapes on every rank; each saves its own.

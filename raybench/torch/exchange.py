@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from raybench.algorithms import outer
-from raybench.algorithms.build import method, named_method
+from raybench.algorithms.build import method, named_method, part
 from raybench.compressors.applied import Applied
 from raybench.compressors.compose import build
 from raybench.compressors.composed.per_part import PerPart
 from raybench.compressors.composed.per_tensor import PerTensor
-from raybench.core.cells import PerCell, State
+from raybench.core.cells import PerCell, State, copied
 from raybench.core.clock import Clock
 from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
-from raybench.core.parts import Delay
 from raybench.core.streams import Stream, stream
 from raybench.torch import saved
+from raybench.torch.replicas import Met, Replica
 from raybench.torch.report import Log
 from raybench.wire import Message
 from raybench.wire.collectives import ALL_TO_ALL, GATHER, REDUCE
-from raybench.wire.transport import Distributed, Transport
 from raybench.wire.wire import Vectors, Wire
 
 GRAINS = ("global", "tensor", "bucket")
@@ -58,12 +57,18 @@ class Plan:
     min_numel: int | None = None
     start_after: int = 0
     seed: int = 0
-    delay: Delay | None = None
+    delay: Mapping[str, Any] | None = None
     watch: int = 50
     params: Mapping[str, Any] = field(default_factory=dict)
     allow_unproven: bool = False
 
-    def __post_init__(self) -> None:
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What has to be the same on every rank."""
+        return {name: value for name, value in vars(self).items() if name != "watch"}
+
+    def check(self) -> None:
+        """Raise InputError where a setting is none: after ranks have compared theirs, so that all of them do."""
         for name, allowed in (
             ("granularity", GRAINS),
             ("collective", (GATHER, REDUCE, ALL_TO_ALL)),
@@ -148,8 +153,9 @@ class Exchange:
 
     like: a tensor of the type and device of the vectors. Call it once a step with this rank's gradient
     (d,): it returns what every rank steps along, x <- x - gamma u. local: the loop takes local steps and moves
-    the shared point along u itself; what a preset says of either is in ``presets``, and u is left to it. Raises
-    InputError where the method, its parameters and operators do not fit each other or a loop.
+    the shared point along u itself; what a preset says of either is in ``presets``, and u is left to it. met: what
+    ranks told each other at the last call. Raises InputError where the method, its parameters and operators do not
+    fit each other or a loop.
     """
 
     def __init__(
@@ -157,14 +163,15 @@ class Exchange:
         plan: Plan,
         layout: Layout,
         like: Tensor,
-        group: dist.ProcessGroup | None = None,
+        replica: Replica,
         local: bool = False,
     ) -> None:
-        self.plan, self.layout, self.local = plan, layout, local
+        self.plan, self.layout, self.local, self.replica = plan, layout, local, replica
         entry, params = named_method(plan.algorithm, plan.params)
-        transport = Distributed(group) if dist.is_initialized() else Transport()
+        self.delay = None if plan.delay is None else part("delay", plan.delay)
+        transport = replica.transport
         n, rank = transport.size, transport.rank
-        self.n, self.rank, self.transport = n, rank, transport
+        self.n, self.rank, self.met = n, rank, Met([], math.nan)
         self.clock, self.log = Clock(), Log(n)
         vectors = Vectors(n, range(rank, rank + 1), layout, layout.dim, like.dtype, like.device)
         roots = stream([plan.seed], like.device)
@@ -180,6 +187,9 @@ class Exchange:
         self.steps = 0  # all of them, dense ones too
         self.s, self.c = State(), State()
         self._like = like
+        self._before: tuple[State, State] | None = (
+            None  # what the last call found, where it may be undone
+        )
         self._begin()
 
     def _begin(self) -> None:
@@ -202,13 +212,21 @@ class Exchange:
         return self.a.in_steps
 
     @torch.no_grad()
-    def __call__(self, grad: Tensor, gamma: float = 1.0) -> Tensor:
+    def __call__(
+        self, grad: Tensor, gamma: float = 1.0, loss: float = math.nan, undoable: bool = False
+    ) -> Tensor | None:
         """Return the direction (d,) of this rank's gradient (d,); every rank gets the same.
 
-        gamma: the step size, for methods whose messages hold it. The direction is not to be written to, nor
-        is the gradient where the method ``keeps`` it.
+        None, with nothing sent or remembered, where any rank's gradient is not finite. gamma: the step size, for
+        methods whose messages hold it. loss: of this rank, for ``met``. undoable: ``undo`` may follow; that costs a
+        copy of the memories. The direction is not to be written to, nor is the gradient where the method ``keeps`` it.
         """
         began, parts = perf_counter(), self.clock.parts
+        self.met = self.replica.meet(grad, self.steps, loss)
+        if self.met.bad:
+            self.log.skip()
+            return None
+        self._before = (copied(self._shared()), copied(self.c)) if undoable else None
         up, down = self.wire.ledger.up[:, 0].copy(), self.wire.ledger.down[:, 0].copy()
         self.log.begin(self.steps, self.plan.watch)
         dense = self.steps < self.plan.start_after
@@ -219,6 +237,19 @@ class Exchange:
         residual = self._residual() if self.log.watching and not dense else None
         self.log.end(sent, spent, perf_counter() - began, dense, self._like.dtype, residual)
         return u
+
+    def undo(self) -> None:
+        """Be as before the last call, which was ``undoable``; what it has sent stays counted."""
+        assert self._before is not None
+        before, self.c = self._before
+        before.x = self.s.x
+        self.s, self._before = before, None
+        self.steps -= 1
+        self.log.undo()
+
+    def _shared(self) -> State:
+        """Return what all ranks remember alike; x is always 0."""
+        return State.of({name: value for name, value in self.s if name != "x"})
 
     def _mean(self, grad: Tensor) -> Tensor:
         self.wire.begin(self.steps)
@@ -233,8 +264,8 @@ class Exchange:
         u = estimate(self.wire, s, self.c, g)
         if a.opens:
             s.g = u
-        if self.plan.delay is not None:
-            u = outer.late(self.plan.delay, s, u)
+        if self.delay is not None:
+            u = outer.late(self.delay, s, u)
         return a.along(s, u)[0]
 
     def keeps(self, grad: Tensor) -> bool:
@@ -252,8 +283,8 @@ class Exchange:
 
     def state(self) -> dict[str, Any]:
         """Return what this rank remembers; tensors have the same shapes on every rank."""
-        s = {name: value for name, value in self.s.state().items() if name != "x"}
-        return {"steps": self.steps, "n": self.n, "rank": self.rank, "s": s, "c": self.c.state()}
+        s, c = self._shared().state(), self.c.state()
+        return {"steps": self.steps, "n": self.n, "rank": self.rank, "s": s, "c": c}
 
     def load(self, parts: list[Mapping[str, Any]]) -> None:
         """Go on from what ranks have saved: this rank's part alone, or those of all ranks in rank order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -33,6 +34,11 @@ class Flat:
         self.dtype = torch.float64 if double else torch.float32
         self.renew()
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the gradients as they are, in the parameters' own types."""
+        return sum(p.numel() * p.element_size() for p in self.params)
+
     def renew(self) -> None:
         """Take another vector for gradients: somebody keeps the one there was."""
         self.vector = torch.zeros(self.layout.dim, dtype=self.dtype, device=self.params[0].device)
@@ -53,6 +59,14 @@ class Flat:
         if found:
             torch._foreach_copy_(views, found)
         return self.vector
+
+    def finite(self) -> bool:
+        """Return whether no gradient holds NaN or infinity."""
+        grads = [p.grad for p in self.params if p.grad is not None]
+        values = [g._values() if g.is_sparse else g for g in grads]
+        filled = [v for v in values if v.numel()]
+        sizes = torch._foreach_norm(filled, math.inf) if filled else []
+        return not sizes or all(torch.stack([torch.isfinite(size) for size in sizes]).tolist())
 
     def set_gradients(self, u: Tensor) -> None:
         """Make u (d,) the gradients, copied, in the parameters' own types."""

@@ -15,15 +15,17 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from raybench.algorithms.build import check_loop, named_method, part
+from raybench.algorithms.build import check_loop, named_method
 from raybench.compressors.compose import Made
 from raybench.core.errors import InputError, nearest
 from raybench.torch.attached import Attached
 from raybench.torch.exchange import Exchange, Plan
 from raybench.torch.flat import Flat
 from raybench.torch.optimizer import method_given
-from raybench.torch.sharded import ShardedHook
+from raybench.torch.replicas import Replica, compare
+from raybench.torch.sharded import ShardedHook, shard_transports
 from raybench.wire.collectives import GATHER
+from raybench.wire.transport import Distributed, Transport
 
 PART = 25 << 20  # bytes of gradients that are exchanged together, the size of torch's own buckets
 
@@ -31,22 +33,19 @@ PART = 25 << 20  # bytes of gradients that are exchanged together, the size of t
 class Part:
     """Parameters whose gradients are exchanged together. arrived: how many are there in this backward pass."""
 
-    def __init__(
-        self, named: list[tuple[str, Tensor]], plan: Plan, group: dist.ProcessGroup
-    ) -> None:
+    def __init__(self, named: list[tuple[str, Tensor]], plan: Plan, replica: Replica) -> None:
         self.flat = Flat(named)
-        self.exchange = Exchange(plan, self.flat.layout, self.flat.vector, group)
+        self.exchange = Exchange(plan, self.flat.layout, self.flat.vector, replica)
         self.arrived, self.done = 0, False
         self.u: list[Tensor] = []
 
-    def work(self, scale: float = 1.0) -> None:
-        """Exchange the gradients that are in the vector."""
-        grad = self.flat.vector
-        if scale != 1.0:
-            grad = grad.div_(scale)
-        u = self.exchange(grad)
-        self.u = self.flat.layout.views(u if scale == 1.0 else u * scale)
-        if self.exchange.keeps(grad):
+    def take(self, u: Tensor | None, scale: float) -> None:
+        """Take over the direction of the gradients that are in the vector, infinite where there is none."""
+        if u is None:
+            self.u = [torch.full_like(view, torch.inf) for view in self.flat.views]
+        else:
+            self.u = self.flat.layout.views(u if scale == 1.0 else u * scale)
+        if self.exchange.keeps(self.flat.vector):
             self.flat.renew()
         self.done = True
 
@@ -80,10 +79,11 @@ class Hook(Attached):
         size: int,
         overlap: bool,
         scaler: torch.amp.GradScaler | None,
+        check_every: int,
     ) -> None:
-        super().__init__(plan, model)
         ranks = dist.get_process_group_ranks(model.process_group)
-        named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
+        every = list(model.module.named_parameters())
+        named = [(n, p) for n, p in every if p.requires_grad]
         # a group of its own: what the thread sends must not get between messages of the model's
         group: Any = dist.new_group(
             ranks,
@@ -93,11 +93,14 @@ class Hook(Attached):
         )
         self._give_back = weakref.finalize(self, _destroy, weakref.ref(group))
         self._give_back.atexit = False
-        self.model_group, self.scaler = weakref.ref(model.process_group), scaler
+        replica = Replica(Distributed(group), every, every=check_every)
+        super().__init__(plan, model, replica, scaler)
+        self.model_group = weakref.ref(model.process_group)
         whole = plan.granularity == "global"
         check_patterns(plan.groups, [name for name, _ in named])
         self.parts = [
-            Part(own, _of_part(plan, own), group) for own in _parted(named, None if whole else size)
+            Part(own, _of_part(plan, own), replica)
+            for own in _parted(named, None if whole else size)
         ]
         self.exchanges = [one.exchange for one in self.parts]
         if any(exchange.in_steps for exchange in self.exchanges):
@@ -112,6 +115,7 @@ class Hook(Attached):
             else None
         )
         self.waiting: list[Waiting] = []
+        self.jobs: list[Any] = []  # of the thread, in this backward pass
 
     def detach(self) -> None:
         super().detach()
@@ -125,8 +129,11 @@ class Hook(Attached):
         if not self.on:
             return _averaged(bucket.buffer(), self.model_group())
         if bucket.index() == 0:  # all that was handed over in the pass before has been waited for
+            self.begin()
+            self.waiting, self.jobs = [], []
             for one in self.parts:
                 one.done = False
+                self.dense += one.flat.nbytes
         grads, params = bucket.gradients(), bucket.parameters()
         places = [self.where[id(p)] for p in params]
         views = [one.flat.views[i] for one, i in places]
@@ -138,43 +145,38 @@ class Hook(Attached):
             if one.arrived == len(one.flat.params):
                 one.arrived = 0
                 if self.scaler is None:
-                    self._start(one.work)
+                    self._start([one])
         if bucket.is_last():
-            self.rounds += 1
             if self.scaler is not None:
-                self._start(self._scaled)
+                self._start(self.parts)
+            for job in self.jobs:
+                job.result()  # an error reaches the backward pass from here as it is, not by a future
         return held.future
 
-    def _start(self, work: Any) -> None:
+    def _start(self, parts: list[Part]) -> None:
         if self.thread is None:
-            self._guarded(work)
+            self._work(parts)
         else:
-            self.thread.submit(self._guarded, work)
+            self.jobs.append(self.thread.submit(self._work, parts))
 
-    def _guarded(self, work: Any) -> None:
-        """Do a piece of work and hand on all that is finished; an error reaches the backward pass."""
-        try:
-            work()
-            for held in [w for w in self.waiting if all(one.done for one, _ in w.places)]:
-                self.waiting.remove(held)
-                held.finish()
-        except Exception as error:
-            waiting, self.waiting = self.waiting, []
-            for held in waiting:
-                held.future.set_exception(error)  # type: ignore[arg-type]
+    def _work(self, parts: list[Part]) -> None:
+        """Exchange the gradients of parts, without the scaler's factor, and hand on what is finished.
 
-    def _scaled(self) -> None:
-        """Exchange unscaled gradients; where any rank has an infinity all get one, and memories stay."""
-        assert self.scaler is not None
-        bad = [torch.logical_not(torch.isfinite(one.flat.vector).all()) for one in self.parts]
-        found = torch.stack(bad).any().to(self.parts[0].flat.dtype)[None]
-        if bool(self.exchanges[0].transport.all_reduce([found])[0] > 0):
-            for one in self.parts:
-                one.u = [torch.full_like(view, torch.inf) for view in one.flat.views]
-                one.done = True
-            return
-        for one in self.parts:
-            one.work(float(self.scaler.get_scale()))
+        In a pass that is skipped no direction of these parts is handed on.
+        """
+        scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
+        for one in parts:
+            grad = one.flat.vector
+            if scale != 1.0:
+                grad.div_(scale)
+            last = len(self.done) + 1 == len(self.parts)
+            one.take(self.exchange(one.exchange, grad, undoable=not last), scale)
+        if self.skipped_at == self.rounds:
+            for one in parts:
+                one.take(None, scale)
+        for held in [w for w in self.waiting if all(one.done for one, _ in w.places)]:
+            self.waiting.remove(held)
+            held.finish()
 
 
 def _parted(named: list[tuple[str, Tensor]], size: int | None) -> list[list[tuple[str, Tensor]]]:
@@ -255,6 +257,7 @@ def attach(
     delay: Mapping[str, Any] | None = None,
     seed: int = 0,
     watch: int = 50,
+    check_every: int = 0,
     allow_unproven: bool = False,
     group: dist.ProcessGroup | None = None,
     overlap: bool = True,
@@ -268,15 +271,11 @@ def attach(
     granularity: one message of all gradients (``global``), of every ``tensor``, or of those exchanged together
     (``bucket``). size: how many bytes of gradients are exchanged together, the last ones first, while the
     backward pass goes on; overlap: whether it goes on. scaler: a GradScaler whose factor gradients bear: a method
-    remembers them without, and not at all where any is infinite. The others as ``CompressedOptimizer`` has them.
-    Raises InputError where parts do not fit.
+    remembers them without. check_every: steps between two comparisons of the ranks' parameters, 0 for none. The others
+    as ``CompressedOptimizer`` has them. A backward pass in which any rank's gradients are not finite is skipped by all.
+    Raises InputError where parts do not fit; where what ranks say differs, on all of them.
     """
     name, params = method_given(algorithm)
-    entry, numbers = named_method(name, params)
-    if "local" in getattr(entry.target, "presets", ()):
-        what = f"{entry.name} takes local steps, and a hook sees every gradient"
-        raise InputError.of("algorithm", what, "CompressedOptimizer(local={'steps': H})")
-    check_loop(entry, numbers, local=False)
     plan = Plan(
         name,
         compressor,
@@ -287,23 +286,42 @@ def attach(
         min_numel,
         start_after,
         seed,
-        None if delay is None else part("delay", delay),
+        delay,
         watch,
         params,
         allow_unproven,
     )
+    others: list[Transport] = []
+    if isinstance(model, FSDPModule):
+        if group is None:
+            what = "the ranks that hold the same shard are not known"
+            raise InputError.of("group", what, "mesh['replicate'].get_group()")
+        transport, others = Distributed(group), shard_transports(model)
+    elif isinstance(model, DistributedDataParallel):
+        transport = Distributed(model.process_group)
+    else:
+        what = f"a {type(model).__name__} has no hook"
+        fix = "DistributedDataParallel(model), fully_shard(model, ..), or CompressedOptimizer"
+        raise InputError.of("model", what, fix)
+    loop = {"check_every": check_every, "size": size, "scaler": type(scaler).__name__}
+    compare(transport, plan.settings | loop, model.named_parameters(), others)
+    plan.check()
+    entry, numbers = named_method(name, params)
+    if "local" in getattr(entry.target, "presets", ()):
+        what = f"{entry.name} takes local steps, and a hook sees every gradient"
+        raise InputError.of("algorithm", what, "CompressedOptimizer(local={'steps': H})")
+    check_loop(entry, numbers, local=False)
     if isinstance(model, FSDPModule):
         if scaler is not None:
             what = "gradients of FSDP are exchanged module by module, before all are known to be finite"
             raise InputError.of("scaler", what, "bfloat16, which needs none")
-        return ShardedHook(model, plan, group)
-    if not isinstance(model, DistributedDataParallel):
-        what = f"a {type(model).__name__} has no hook"
-        fix = "DistributedDataParallel(model), fully_shard(model, ..), or CompressedOptimizer"
-        raise InputError.of("model", what, fix)
+        return ShardedHook(
+            model, plan, Replica(transport, model.named_parameters(), others, check_every)
+        )
+    assert isinstance(model, DistributedDataParallel)
     if model in _slots and _slots[model].hook.on:
         raise InputError.of("model", "a method is attached to it", "detach() that one first")
-    hook = Hook(model, plan, size, overlap, scaler)
+    hook = Hook(model, plan, size, overlap, scaler, check_every)
     if model in _slots:
         _slots[model].hook = hook
     else:

@@ -62,21 +62,26 @@ class LocalSteps:
         self.exchange, self.flat = exchange, flat
         self.x, self.count, self.s = flat.point(), 0, State()
 
-    def after_step(self) -> None:
-        """Count a local step; after H of them exchange, and move to the new shared point."""
+    def after_step(self) -> bool:
+        """Count a local step; after H of them exchange, and move to the new shared point.
+
+        False where that was skipped: all ranks are back at the shared point of before.
+        """
         self.count += 1
         if self.count < self.each:
-            return
+            return True
         self.count = 0
-        exchange = self.exchange
-        u = exchange(self.x - self.flat.point(), 1.0)[None]
-        if self.outer is not None:
-            u = outer_steps.along(self.outer, self.s, u, self.step_size)
-            if self.outer.weight_decay:
-                u = u + self.outer.weight_decay * self.x
-        in_steps = self.outer is not None and self.outer.in_steps
-        self.x = self.x - (u[0] if in_steps else self.step_size * u[0])
+        direction = self.exchange(self.x - self.flat.point(), 1.0)
+        if direction is not None:
+            u = direction[None]
+            if self.outer is not None:
+                u = outer_steps.along(self.outer, self.s, u, self.step_size)
+                if self.outer.weight_decay:
+                    u = u + self.outer.weight_decay * self.x
+            in_steps = self.outer is not None and self.outer.in_steps
+            self.x = self.x - (u[0] if in_steps else self.step_size * u[0])
         self.flat.move(self.x)
+        return direction is not None
 
     def state(self) -> dict[str, Any]:
         """Return the shared point, the outer optimizer's memory, and how many steps were done since."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,12 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from raybench.algorithms.build import check_loop, named_method, part
+from raybench.algorithms.build import check_loop, named_method
 from raybench.compressors.compose import Made
 from raybench.core.errors import InputError
 from raybench.torch.exchange import Exchange, Plan
 from raybench.torch.flat import Flat, named_parameters
 from raybench.torch.local import LocalSteps
+from raybench.torch.replicas import Replica, compare, transport_of
 from raybench.torch.report import Report, report
 from raybench.torch.saved import optimizer_of, parts_of
 from raybench.wire.collectives import GATHER
@@ -38,11 +40,13 @@ class CompressedOptimizer(torch.optim.Optimizer):
     what they sum up to is exchanged. outer: how the shared point then moves: ``{"optimizer": "nesterov",
     "momentum": 0.9, "step_size": 0.7}``, by default by 1 along it. delay: ``{"rounds": r}``, the
     direction of r exchanges before. group: the ranks, by default all. named_parameters: names for ``groups`` where
-    the optimizer knows none. watch: steps between two measurements of norms. seed: of random operators, the same
-    on all ranks. allow_unproven: operators that no theory of the method covers, too.
+    the optimizer knows none. watch: steps between two measurements of norms. check_every: steps between two
+    comparisons of the ranks' parameters, 0 for none. seed: of random operators. allow_unproven: operators that no
+    theory of the method covers, too.
 
     Methods whose messages hold the step size (``ef14``) need plain SGD, or ``memory: gradient``. A parameter without a
-    gradient counts as having a gradient of zeros. Raises InputError where parts do not fit.
+    gradient counts as having a gradient of zeros. Raises InputError where parts do not fit; where what ranks say
+    differs, on all of them.
     """
 
     # GradScaler then calls ``step`` on every rank, and says what it found: one rank alone must not skip it.
@@ -65,13 +69,15 @@ class CompressedOptimizer(torch.optim.Optimizer):
         delay: Mapping[str, Any] | None = None,
         seed: int = 0,
         watch: int = 50,
+        check_every: int = 0,
         allow_unproven: bool = False,
         group: dist.ProcessGroup | None = None,
         named_parameters: Iterable[tuple[str, Tensor]] | None = None,
     ) -> None:
         self.optimizer = optimizer
+        transport, named = transport_of(group), _named(optimizer, named_parameters)
         name, params = method_given(algorithm)
-        self._plan = Plan(
+        self._plan = plan = Plan(
             name,
             compressor,
             granularity,
@@ -81,19 +87,27 @@ class CompressedOptimizer(torch.optim.Optimizer):
             min_numel,
             start_after,
             seed,
-            None if delay is None else part("delay", delay),
+            delay,
             watch,
             params,
             allow_unproven,
         )
+        loop = {"local": local, "outer": outer, "check_every": check_every}
+        compare(transport, plan.settings | loop, named)
+        plan.check()
         entry, numbers = named_method(name, params)
         is_local = local is not None or "local" in getattr(entry.target, "presets", ())
         check_loop(entry, numbers, is_local)
         if outer is not None and not is_local:
             what = "without local steps your optimizer is the outer one"
             raise InputError.of("outer", what, "local={'steps': H}, or leave it out")
-        self._flat = Flat(_named(optimizer, named_parameters))
-        self._exchange = Exchange(self._plan, self._flat.layout, self._flat.vector, group, is_local)
+        if not is_local:  # else each rank may step in its own way
+            compare(transport, _numbers(optimizer), named)
+        self._flat = Flat(named)
+        self._replica = Replica(transport, named, every=check_every)
+        flat = self._flat
+        self._exchange = Exchange(plan, flat.layout, flat.vector, self._replica, is_local)
+        self._steps = self._checked = self._skipped = self._evaluations = 0
         self._agree_on_start()
         self._local = (
             LocalSteps(entry, numbers, local, outer, self._exchange, self._flat)
@@ -103,13 +117,8 @@ class CompressedOptimizer(torch.optim.Optimizer):
         self._check_step_size()
 
     def _agree_on_start(self) -> None:
-        """Give every rank rank 0's parameters; raise InputError where their shapes differ."""
-        transport, x = self._exchange.transport, self._flat.point()
-        shapes = torch.tensor([hash(self._flat.layout.sizes)], device=x.device)
-        every = transport.gather_rows(shapes[None, None], self._exchange.n)
-        if not bool((every == every[:, :1]).all()):
-            what = "the ranks' parameters have different shapes"
-            raise InputError.of("optimizer", what, "the same model on every rank")
+        """Give every rank rank 0's parameters."""
+        transport, x = self._replica.transport, self._flat.point()
         if transport.size > 1:
             mine = x if transport.rank == 0 else torch.zeros_like(x)
             self._flat.move(transport.all_reduce([mine])[0])
@@ -160,30 +169,61 @@ class CompressedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Exchange what the ranks' gradients say and let the optimizer step along it; return the closure's loss.
 
-        Every rank must call it. Under a GradScaler a step in which any rank found an infinity is skipped by
-        all of them, and memories stay.
+        Every rank must call it. closure: computes gradients anew and returns the loss. An optimizer that calls it several
+        times, such as LBFGS, is given the ranks' mean loss and what they have exchanged each time, so that all decide
+        alike. Where any rank's gradient is not finite, or its GradScaler's were not, all ranks skip the step, and
+        memories stay.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        if self._local is not None:
-            if not self._overflowed(alone=True):
-                self._unscale()
+        start = None if closure is None else self._flat.point()
+        losses: list[Any] = []
+
+        def evaluate() -> Any:
+            if closure is not None:
+                with torch.enable_grad():
+                    losses.append(closure())
+            return self._evaluated(losses[-1] if losses else None)
+
+        self._steps += 1
+        try:
+            if closure is None:
+                evaluate()
                 self.optimizer.step()
-            self._local.after_step()
-            return loss
-        if self._overflowed():
-            return loss
+            else:
+                self.optimizer.step(evaluate)
+        except Skip as skip:
+            self._skipped += 1
+            if vars(self).get("found_inf") is None:  # a GradScaler looks for infinities on purpose
+                self._replica.say_skipped(self._steps - 1, skip.ranks)
+            if start is not None and len(losses) > 1:  # in the middle of a line search
+                self._flat.move(start)
+                self.optimizer.state.clear()
+        if self._local is not None and not self._local.after_step():
+            self._skipped += 1
+            self._replica.say_skipped(self._steps - 1, self._exchange.met.bad)
+        every, together = self._replica.every, self._local is None or self._local.count == 0
+        if every and together and self._steps - self._checked >= every:
+            self._checked = self._steps
+            self._replica.check(self._steps)
+        return losses[0] if losses else None
+
+    @torch.no_grad()
+    def _evaluated(self, loss: Any) -> Any:
+        """Put the exchanged direction in the place of the gradients; return the mean loss. Raises Skip."""
+        self._evaluations += 1
         self._unscale()
-        gamma = self._step_size()
-        grad = self._flat.gradients()
-        u = self._exchange(grad, gamma)
+        if self._local is not None:
+            if not self._flat.finite():
+                raise Skip([self._replica.transport.rank])
+            return loss
+        gamma, grad = self._step_size(), self._flat.gradients()
+        is_number = isinstance(loss, int | float | Tensor)
+        u = self._exchange(grad, gamma, float(loss) if is_number else math.nan)
+        if u is None:
+            raise Skip(self._exchange.met.bad)
         self._flat.set_gradients(u / gamma if self._exchange.in_steps and not self._dense else u)
         if self._exchange.keeps(grad):
             self._flat.renew()
-        self.optimizer.step()
-        return loss
+        return self._exchange.met.loss if is_number else loss
 
     @property
     def _dense(self) -> bool:
@@ -197,15 +237,6 @@ class CompressedOptimizer(torch.optim.Optimizer):
             what = "messages hold the step size: one that is above 0 for all parameters is needed"
             raise InputError.of("lr", what, "algorithm={'name': .., 'memory': 'gradient'}")
         return gamma
-
-    def _overflowed(self, alone: bool = False) -> bool:
-        """Return whether a GradScaler found an infinity, on any rank unless this one goes ``alone``."""
-        found = vars(self).get("found_inf")
-        if found is None:
-            return False
-        mine = found.detach().reshape(1).to(self._flat.vector)
-        total = mine if alone else self._exchange.transport.all_reduce([mine.clone()])[0]
-        return bool(total.sum() > 0)
 
     def _unscale(self) -> None:
         scale = vars(self).get("grad_scale")
@@ -221,8 +252,8 @@ class CompressedOptimizer(torch.optim.Optimizer):
             self._plan.algorithm,
             "" if self._plan.compressor is None else str(self._plan.compressor),
         )
-        flat = self._flat
-        return report([self._exchange.log], names, flat.layout.dim, flat.dtype.itemsize)
+        dense = self._evaluations * self._flat.nbytes
+        return report([self._exchange.log], names, self._steps, self._skipped, dense)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank remembers: the optimizer's state, and the method's, of the same shapes everywhere.
@@ -250,6 +281,22 @@ class CompressedOptimizer(torch.optim.Optimizer):
             self._local.load(
                 mine["local"], resized=parts[0]["exchanges"][0]["n"] != self._exchange.n
             )
+
+
+class Skip(Exception):
+    """Gradients are not finite on these ranks: the step is left out."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.ranks = ranks
+
+
+def _numbers(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return how an optimizer steps: its kind, and the numbers of its groups."""
+    about: dict[str, Any] = {"optimizer": type(optimizer).__name__}
+    for i, group in enumerate(optimizer.param_groups):
+        plain = {k: v for k, v in group.items() if isinstance(v, int | float | str | tuple)}
+        about |= {f"param_groups[{i}].{key}": value for key, value in plain.items()}
+    return about
 
 
 def method_given(algorithm: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

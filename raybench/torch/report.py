@@ -26,6 +26,7 @@ COLUMNS = (
     "seconds_decode",
     "residual_norm",
     "compression_error",
+    "skipped",
 )
 
 
@@ -39,6 +40,18 @@ class Log:
     def begin(self, step: int, every: int) -> None:
         """Start a step."""
         self.watching, self.error = step % every == 0, math.nan
+
+    def skip(self) -> None:
+        """Count a step in which nothing was sent."""
+        self._add((len(self.rows[0]), *[0.0] * 9, math.nan, math.nan, 1.0))
+
+    def undo(self) -> None:
+        """Count the newest step as skipped, with what it has sent."""
+        self.rows[-1][-1] = 1.0
+
+    def _add(self, row: Sequence[float]) -> None:
+        for column, value in zip(self.rows, row, strict=True):
+            column.append(float(value))
 
     def end(
         self,
@@ -65,9 +78,9 @@ class Log:
             max(0.0, total - encode - send),
             math.nan if residual is None else residual,
             self.error,
+            0.0,
         )
-        for column, value in zip(self.rows, row, strict=True):
-            column.append(float(value))
+        self._add(row)
 
     def column(self, name: str) -> np.ndarray:
         """Return one column, (steps,)."""
@@ -83,10 +96,12 @@ def bits(counts: Counts, dtype: torch.dtype) -> float:
 class Report:
     """What a loop's messages cost and did; printing it gives a line for a log.
 
-    Means per step of this rank unless it says otherwise. steps: all of them; dense_steps: those in which
-    gradients were sent as they are. bits_up is modelled, bytes_up are packed bytes, both the mean over the
-    ranks; bytes_dense is what gradients would take as they are. encode_ms: on operators. send_ms: on exchanging and
-    adding up messages. decode_ms: the rest of the method. residual_norm: of what is not sent
+    Means per step of the optimizer unless it says otherwise, of the exchanges so far and this rank. steps: of the
+    optimizer; exchanges: fewer with local steps, more where an optimizer evaluates gradients several times. skipped:
+    exchanges, or local steps of this rank, that held NaN or infinity. dense_steps: exchanges in which gradients were
+    sent as they are. bits_up is modelled, bytes_up are packed bytes, both the mean over the ranks; bytes_dense is what
+    data-parallel training sends for the same steps, in the type that gradients have. encode_ms: on operators. send_ms:
+    on exchanging and adding up messages. decode_ms: the rest of the method. residual_norm: of what is not sent
     yet; compression_error: ||C(v) - v||^2/||v||^2 of the newest message watched; None where there is no such thing.
     """
 
@@ -94,6 +109,8 @@ class Report:
     compressor: str
     ranks: int
     steps: int
+    exchanges: int
+    skipped: int
     dense_steps: int
     bits_up: float
     bytes_up: float
@@ -108,13 +125,22 @@ class Report:
 
     def __str__(self) -> str:
         times = f"encode {self.encode_ms:.1f} + send {self.send_ms:.1f} + decode {self.decode_ms:.1f} ms"
-        ratio = self.bytes_dense / self.bytes_up if self.bytes_up else math.inf
+        dense, sent = self.bytes_dense, self.bytes_up
+        ratio = (
+            f"{sent / dense:.3g}x more"
+            if sent > dense
+            else f"{dense / sent if sent else math.inf:.3g}x less"
+        )
         parts = [
             f"{self.algorithm} {self.compressor}".strip(),
             f"step {self.steps}",
-            f"{_size(self.bytes_up)} a step ({ratio:.3g}x less)",
+            f"{_size(sent)} a step ({ratio})",
             times,
         ]
+        if self.exchanges != self.steps:
+            parts.insert(2, f"{self.exchanges} exchanges")
+        if self.skipped:
+            parts.append(f"{self.skipped} skipped")
         if self.residual_norm is not None:
             parts.append(f"residual {self.residual_norm:.3g}")
         if self.compression_error is not None:
@@ -122,7 +148,7 @@ class Report:
         return " · ".join(parts)
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
-        """Write a row for every step, with the columns of ``rows``."""
+        """Write a row for every exchange, with the columns of ``rows``."""
         import pandas as pd
 
         frame = pd.DataFrame(self.rows)
@@ -131,8 +157,13 @@ class Report:
         frame.to_parquet(path, index=False)
 
 
-def report(logs: Sequence[Log], names: tuple[str, str], d: int, wide: int) -> Report:
-    """Return the report of exchanges that take the parts of one gradient, d values of so many bytes."""
+def report(
+    logs: Sequence[Log], names: tuple[str, str], steps: int, skipped: int, bytes_dense: float
+) -> Report:
+    """Return the report of exchanges that take the parts of one gradient.
+
+    steps: of the optimizer, with those ``skipped``. bytes_dense: of the gradients of all these steps as they are.
+    """
     count = min((len(log.rows[0]) for log in logs), default=0)
     rows: dict[str, Any] = {
         name: np.sum([log.column(name)[:count] for log in logs], axis=0) for name in COLUMNS[2:10]
@@ -143,9 +174,10 @@ def report(logs: Sequence[Log], names: tuple[str, str], d: int, wide: int) -> Re
     rows["residual_norm"] = np.sqrt((norms**2).sum(0))
     # of several messages the mean, each by itself being relative
     rows["compression_error"] = errors.mean(0) if len(errors) else errors
+    rows["skipped"] = np.array([log.column("skipped")[:count] for log in logs]).any(0).astype(float)
 
     def mean(name: str) -> float:
-        return float(rows[name].mean()) if count else 0.0
+        return sum(float(log.column(name).sum()) for log in logs) / max(steps, 1)
 
     def newest(name: str) -> float | None:
         known = rows[name][~np.isnan(rows[name])] if count else []
@@ -155,12 +187,14 @@ def report(logs: Sequence[Log], names: tuple[str, str], d: int, wide: int) -> Re
         algorithm=names[0],
         compressor=names[1],
         ranks=logs[0].n if logs else 1,
-        steps=count,
+        steps=steps,
+        exchanges=count,
+        skipped=skipped,
         dense_steps=int(rows["dense"].sum()) if count else 0,
         bits_up=mean("bits_up"),
         bytes_up=mean("bytes_up"),
         bits_down=mean("bits_down"),
-        bytes_dense=float(d * wide),
+        bytes_dense=bytes_dense / max(steps, 1),
         encode_ms=1000 * mean("seconds_encode"),
         send_ms=1000 * mean("seconds_send"),
         decode_ms=1000 * mean("seconds_decode"),

@@ -66,6 +66,10 @@ class Transport:
         """Return rank 0's value on every rank."""
         return value
 
+    def everyone(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in rank order, on every rank."""
+        return [value]
+
     def all_failed(self) -> bool:
         """Return whether every rank has come here after an error, so that all may go on together."""
         return True
@@ -246,6 +250,11 @@ class Distributed(Ranks):
         dist.broadcast_object_list(box, group=self.group, group_src=0)
         return box[0]
 
+    def everyone(self, value: Any) -> list[Any]:
+        values = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
     def all_failed(self) -> bool:
         # Not a collective: a rank without the error still waits in one, and would take ours for it.
         store = dist.distributed_c10d._get_default_store()
@@ -281,6 +290,9 @@ class Threads(Ranks):
 
     def agree(self, value: Any) -> Any:
         return self.board.swap(self.rank, value)[0]
+
+    def everyone(self, value: Any) -> list[Any]:
+        return self.board.swap(self.rank, value)
 
 
 class Board:

@@ -1,0 +1,215 @@
+"""Whether the ranks train replicas of one model: their settings and parameters at the start, and as it goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from raybench.core.errors import InputError
+from raybench.wire.transport import Distributed, Transport
+
+ROW = 5  # numbers that a rank shares at an exchange: see ``Replica.meet``
+
+
+def transport_of(group: dist.ProcessGroup | None) -> Transport:
+    """Return how the ranks of a group, by default all, reach each other; without torch.distributed there is one."""
+    return Distributed(group) if dist.is_initialized() else Transport()
+
+
+def compare(
+    transport: Transport,
+    settings: Mapping[str, Any],
+    named: Iterable[tuple[str, Tensor]],
+    others: Sequence[Transport] = (),
+) -> None:
+    """Raise InputError, on all ranks, where their settings or parameters are not alike; it names what differs.
+
+    settings: by the names that users know. named: all parameters, with those that ask for no gradient. others: ranks
+    that hold other parts of the same replica. Digests alone travel unless something differs.
+    """
+    named = list(named)
+    about = {key: str(value) for key, value in settings.items()}
+    for i, (name, p) in enumerate(named):
+        frozen = "" if p.requires_grad else ", requires_grad=False"
+        about[f"parameter {i}"] = f"{name} {tuple(p.shape)} {p.dtype}{frozen}"
+    device = named[0][1].device if named else torch.device("cpu")
+    differ = not _alike(transport, _digest(json.dumps(about).encode()), device)
+    if not _anywhere(differ, others, device):
+        return
+    every = transport.everyone(about)
+    for key in dict.fromkeys(chain.from_iterable(every)):
+        values = [one.get(key, "nothing") for one in every]
+        if (other := next((v for v in values if v != values[0]), None)) is not None:
+            ranks = _ranks([r for r, v in enumerate(values) if v == other])
+            what = f"rank 0 has {values[0]}, {ranks} {other}"
+            raise InputError.of(
+                key, what, "the same on every rank: else their replicas drift apart"
+            )
+    raise InputError.of("group", "ranks that hold other shards differ", "see what those say")
+
+
+class Met(NamedTuple):
+    """What ranks tell each other at an exchange. bad: ranks whose vectors are not finite. loss: the mean."""
+
+    bad: list[int]
+    loss: float
+
+
+class Replica:
+    """This rank's replica of a model. named: all its parameters. others: ranks with other parts of the same one.
+
+    every: steps between two comparisons of parameters, 0 for none. Methods that communicate are called on all ranks,
+    and what they raise is raised on all of them.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        named: Iterable[tuple[str, Tensor]],
+        others: Sequence[Transport] = (),
+        every: int = 0,
+    ) -> None:
+        if type(every) is not int or every < 0:
+            raise InputError.of("check_every", f"{every!r}", "an integer >= 0, 0 for never")
+        self.transport, self.others, self.every = transport, others, every
+        pairs = list(named)
+        self.names, self.params = [name for name, _ in pairs], [p for _, p in pairs]
+        self.asked = [p.requires_grad for p in self.params]
+        self._warned = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where numbers that are shared have to be."""
+        return self.params[0].device
+
+    def meet(self, vector: Tensor, steps: int, loss: float = math.nan) -> Met:
+        """Tell the others whether this rank's vector (d,) is finite, how many exchanges it has done, and its loss.
+
+        Raises InputError where parameters have begun or ceased to ask for a gradient, RuntimeError where ranks have
+        done different numbers of exchanges.
+        """
+        if self.transport.size == 1:
+            bad = [] if _finite(vector) else [0]
+            self._refuse_changes()
+            return Met(bad, loss)
+        changed = self.asked != [p.requires_grad for p in self.params]
+        # the very same gradients on all ranks are looked for once: numbers are exact up to 2^53
+        bits = _digest(_bytes(vector)) >> 11 if steps == 0 else 0
+        row = torch.tensor([not _finite(vector), changed, steps, bits, loss], dtype=torch.float64)
+        rows = torch.zeros(self.transport.size, ROW, dtype=torch.float64)
+        rows[self.transport.rank] = row  # everyone adds zeros to the rows of others
+        rows = self.transport.all_reduce([rows.to(vector.device)])[0].cpu()
+        bad, changes, counts, hashes, losses = rows.T.tolist()
+        if any(changes):
+            self._refuse_changes()
+        if len(set(counts)) > 1:
+            said = ", ".join(f"rank {r} {int(count)}" for r, count in enumerate(counts))
+            raise RuntimeError(
+                f"the ranks have done different numbers of exchanges: {said}. Each has to load what it saved, "
+                "all of it at the same step."
+            )
+        ranks = [r for r, flag in enumerate(bad) if flag]
+        if steps == 0 and not ranks and len(set(hashes)) == 1 and bool(vector.any()):
+            self._say_same()
+        return Met(ranks, sum(losses) / len(losses))
+
+    def _refuse_changes(self) -> None:
+        """Raise InputError on all ranks where parameters of any have begun or ceased to ask for a gradient."""
+        now = zip(self.names, self.asked, self.params, strict=True)
+        mine = [(name, p.requires_grad) for name, before, p in now if before != p.requires_grad]
+        for rank, changes in enumerate(self.transport.everyone(mine)):
+            for name, asks in changes:
+                what = f"that of {name} has become {asks} on rank {rank}"
+                fix = "memories are of the parameters of the start: set it first, then wrap or attach anew"
+                raise InputError.of("requires_grad", what, fix)
+
+    def _say_same(self) -> None:
+        if self.transport.rank == 0:
+            warnings.warn(
+                f"all {self.transport.size} ranks have the very same gradients. Either the model is in "
+                "DistributedDataParallel, which has averaged them already (take it out, or raybench.torch.attach for "
+                "CompressedOptimizer), or every rank trains on the same data.",
+                stacklevel=2,
+            )
+
+    def say_skipped(self, step: int, ranks: Sequence[int]) -> None:
+        """Warn of the first exchange that is skipped: on rank 0, and on the ranks that are to blame."""
+        if self._warned:
+            return
+        self._warned = True
+        rank, n = self.transport.rank, self.transport.size
+        if rank == 0 or rank in ranks:
+            warnings.warn(
+                f"step {step}: NaN or infinity in the gradients of {len(ranks)} of {n} ranks ({_ranks(ranks)}). "
+                "All ranks skip the step, and what the method remembers stays as it was; report().skipped counts "
+                "such steps from now on without a word. To find the cause, look at the loss and the data of these "
+                "ranks, and at torch.autograd.set_detect_anomaly(True).",
+                stacklevel=2,
+            )
+
+    def anywhere(self, flag: bool) -> bool:
+        """Return whether a flag is raised on any rank that holds another part of this replica."""
+        return _anywhere(flag, self.others, self.device)
+
+    def check(self, step: int) -> None:
+        """Raise RuntimeError where the parameters of ranks are not the same bits; it names the first."""
+        digests = [_digest(_bytes(p)) for p in self.params]
+        whole = _digest(json.dumps(digests).encode())
+        differ = not _alike(self.transport, whole, self.device)
+        if not self.anywhere(differ):
+            return
+        every = self.transport.everyone(digests)
+        for name, values in zip(self.names, zip(*every, strict=True), strict=True):
+            if ranks := [r for r, value in enumerate(values) if value != values[0]]:
+                where = f"{name} of {_ranks(ranks)} is not that of rank 0"
+                break
+        else:
+            where = "those of ranks that hold another shard"
+        raise RuntimeError(
+            f"step {step}: the replicas have drifted apart: {where}. Everything that changes parameters has to be the "
+            "same on all ranks."
+        )
+
+
+def _alike(transport: Transport, number: int, device: torch.device) -> bool:
+    """Return whether all ranks have the same number."""
+    mine = torch.tensor([[number >> 1]], device=device)  # 63 bits: tensors have signs
+    every = transport.gather_rows(mine, transport.size)
+    return bool((every == every[:, :1]).all())
+
+
+def _anywhere(flag: bool, transports: Sequence[Transport], device: torch.device) -> bool:
+    for transport in transports:
+        flag = bool(transport.all_reduce([torch.tensor([float(flag)], device=device)])[0] > 0)
+    return flag
+
+
+def _finite(vector: Tensor) -> bool:
+    return bool(torch.isfinite(torch.linalg.vector_norm(vector, math.inf)))
+
+
+def local(x: Tensor) -> Tensor:
+    """Return this rank's part of a tensor that is sharded, others as they are."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def _bytes(x: Tensor) -> Any:
+    return local(x).detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+
+
+def _digest(data: Any) -> int:
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
