@@ -12,11 +12,10 @@ Each phase is a process of its own, and its peak memory is that of this process 
     plan     resolve and batch them, admission included            floor: the same
     run      ``raybench sweep``, the rounds included               none
     resume   the same command when all is there                    floor: read and hash all files
-    replan   the same without its receipt: planned anew            floor: the same
     cells    ``raybench.store.cells``                              floor: pyarrow's reading of the same files
     load     ``raybench.load``, every row of every curve           floor: the same
 
-Seconds of run, resume and replan include the start of Python and its imports, those of the others do not.
+Seconds of run and resume include the start of Python and its imports, those of the others do not.
 """
 
 from __future__ import annotations
@@ -206,13 +205,7 @@ def measured(count: int, rounds: int, through: str, folder: Path, skip: list[str
     if through != "none":
         inline = ["--inline"] if through == "inline" else []
         phases["run"] = lambda: ran([*command, *inline])
-        phases["resume"] = lambda: {**ran(command), "floor": hashing(out)}
-
-        def replan() -> Found:
-            (out / "plan" / "receipt.json").unlink(missing_ok=True)
-            return {**ran([*command, *inline]), "floor": hashing(out)}
-
-        phases["replan"] = replan
+        phases["resume"] = lambda: {**ran([*command, *inline]), "floor": hashing(out)}
         phases["cells"] = lambda: apart("cells", file, out)
         phases["load"] = lambda: apart("load", file, out)
     for name, phase in phases.items():
