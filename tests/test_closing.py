@@ -8,6 +8,8 @@ import pandas as pd
 from fake_runs import make
 
 from raybench.analysis import closing_table, frames
+from raybench.analysis.closing import framed
+from raybench.report.tables import closing
 from raybench.store import Store
 
 
@@ -40,8 +42,8 @@ def test_closing_table_of_a_folder_follows_the_accounting(tmp_path):
     assert found.accounting == "value_bits=32, index_bits=none, count_init=false"
 
 
-def test_final_values_are_means_over_seeds():
-    runs = [{"g": [1, 0.5, g], "seed": s} for s, g in enumerate((0.05, 0.03, 0.01))]
+def test_final_values_are_medians_over_seeds():
+    runs = [{"g": [1, 0.5, g], "seed": s} for s, g in enumerate((0.05, 0.03, 0.02))]
     (row,) = closing_table(make(runs), target=0.1).to_dict("records")
     np.testing.assert_allclose(row["grad_norm_sq"], 0.03)
     np.testing.assert_allclose((row["loss"], row["bits_up"], row["rounds"]), (0.03, 20.0, 2))
@@ -62,3 +64,24 @@ def test_what_a_reader_of_the_bits_is_told(tmp_path):
     fake_store.fill(Store(tmp_path), rounds=10)
     assert frames(tmp_path).notes == []
     assert frames(tmp_path, "index_bits=list_or_bitmask").notes == []
+
+
+def test_the_baseline_is_what_ran_without_compression():
+    def costs(algorithm, compressor, per_round):
+        how = {"algorithm": algorithm, "compressor": compressor, "k": None if not compressor else 1}
+        return {"g": [1, 0.5, 0.05], "per_round": per_round, **how}
+
+    own, sgd = costs("ef21", "top_k", 10.0), costs("sgd", None, 50.0)
+    plain, identity = costs("gd", None, 100.0), costs("dcgd", "identity", 80.0)
+    thin = costs("dcgd", "rand_k", 5.0)
+    for others, base, head in (
+        ([sgd, thin], 50.0, "÷ SGD"),
+        ([sgd, identity, plain], 100.0, "÷ GD"),
+        ([identity, thin], 80.0, "÷ DCGD"),
+    ):
+        runs = make([own, *others])
+        table = closing_table(runs, target=0.1).set_index("method")
+        assert table.loc["EF21 Top-K", "ratio_to_gd"] == 10.0 / base
+        assert head in closing(framed(*runs), target=0.1).head
+    table = closing_table(make([own, thin]), target=0.1)
+    assert table["ratio_to_gd"].isna().all()

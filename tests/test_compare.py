@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import raybench
-from raybench.analysis import compare, differences
+from raybench.analysis import compare, differences, frames, to_target
 from raybench.analysis.examples import example
 from raybench.analysis.significance import holm, paired, signed_rank, unpaired
 from raybench.core.errors import InputError
@@ -193,3 +193,38 @@ def test_bad_questions(folders, asked, said):
 def test_a_folder_that_is_not_there(folders, tmp_path):
     wrong = cli("compare", folders[0], tmp_path / "none")
     assert (wrong.code, wrong.complaints) == (2, 1)
+
+
+def test_groups_that_the_differing_key_alone_tells_apart_are_never_pooled(tmp_path):
+    """A folder with two splits against one with a third: each row is that of one split."""
+    text = """
+name: splits
+problem: {name: logistic, dataset: breast_cancer, scale: columns, clients: 5, lambda: 0.1, split: SPLIT}
+algorithm: {name: ef21, compressor: {name: top_k, k: 3}, step_size: {theory: [1, 4]}}
+seed: 0..2
+x0: {normal: 1.0}
+rounds: 40
+"""
+    for name, split in (("two", "[contiguous, sorted_by_label]"), ("third", "shuffled")):
+        (tmp_path / f"{name}.yaml").write_text(text.replace("SPLIT", split))
+        out = tmp_path / name
+        assert cli("sweep", tmp_path / f"{name}.yaml", "--out", out, "--inline").code == 0
+    two, third = frames(tmp_path / "two"), frames(tmp_path / "third")
+    own = to_target(two, 0.1, by=("facet", "step"))
+    costs = own.set_index(["facet", "step"])["bits_up"].to_dict()
+    for by in ("series", "method", "step"):
+        there, back = compare(two, third, 0.1, by=by), compare(third, two, 0.1, by=by)
+        assert (there[["cells_a", "cells_b", "pairs"]] == 3).all(axis=None)
+        for row in there.to_dict("records"):
+            split = row["facet"].removeprefix("split=")
+            assert row["apart"] == f"{split} → shuffled"
+            assert row["cost_a"] == costs[row["facet"], row["step_a"]]
+        assert len(back) == len(there) == (4 if by == "step" else 2)
+        for row in back.to_dict("records"):
+            split = row["apart"].removeprefix("shuffled → ")
+            assert row["cost_b"] == costs[f"split={split}", row["step_b"]]
+        alone = compare(two, two, 0.1, by=by)
+        assert (alone["verdict"] == "same").all()
+        assert (alone["apart"] == "").all()
+    assert " A → B " in cli("compare", tmp_path / "two", tmp_path / "third").out
+    assert " A → B " not in cli("compare", tmp_path / "two", tmp_path / "two").out

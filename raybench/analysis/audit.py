@@ -27,7 +27,9 @@ FACTORS = ("values", "indices", "first", "side", "steps")
 """Columns of ``Audit.readings`` that say what a reading is."""
 
 STEPS = ("tuned", "theory", "lowest end")
-MOST_TERMS = 3  # of an explanation; more explain nothing
+Term = tuple[tuple[str, str], ...]
+"""Conditions (column, value) that hold together."""
+MOST_TERMS = 3  # of the shortest rule that is looked for among all
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,9 @@ class Audit:
     readings: a row per facet, reading and method: facet, ``FACTORS``, method, cost (bits per client to the target, inf
     where the median seed misses it), rank (1 is cheapest; NaN where it misses), own (whether this is how the folder is
     read unless told). pairs: a row per facet and pair of methods: facet, better and worse (in the folder's own reading),
-    cost_better, cost_worse, decided (readings in which they differ), flipped (those with the other order), unless (what
-    turns them round, empty where nothing does or no short rule says it).
+    cost_better, cost_worse, decided (readings in which they differ), flipped (those with the other order), unless (the
+    readings that turn them round, as a rule; empty where none does). The readings that do not tell them apart are absent (one of them has no such
+    step), missed (neither arrives) or equal.
     """
 
     readings: pd.DataFrame
@@ -128,8 +131,11 @@ def _pairs(readings: pd.DataFrame) -> pd.DataFrame:
         for one, other in itertools.combinations(
             first.dropna().sort_values(kind="stable").index, 2
         ):
-            gap = (costs[other] - costs[one]).where(np.isfinite(costs[[one, other]]).any(axis=1))
-            gap = gap[gap.notna() & (gap != 0)]
+            both = costs[[one, other]]
+            absent = both.isna().any(axis=1)
+            missed = ~absent & ~np.isfinite(both).any(axis=1)
+            gap = (both[other] - both[one])[~absent & ~missed]
+            equal, gap = int((gap == 0).sum()), gap[gap != 0]
             flipped = gap < 0
             if not first[one] < first[other]:
                 continue  # neither arrives: there is no order to turn round
@@ -144,6 +150,9 @@ def _pairs(readings: pd.DataFrame) -> pd.DataFrame:
                     "decided": len(gap),
                     "flipped": int(flipped.sum()),
                     "unless": explained(table, flipped.to_numpy()),
+                    "absent": int(absent.sum()),
+                    "missed": int(missed.sum()),
+                    "equal": equal,
                 }
             )
     heads = [
@@ -155,32 +164,53 @@ def _pairs(readings: pd.DataFrame) -> pd.DataFrame:
         "decided",
         "flipped",
         "unless",
+        "absent",
+        "missed",
+        "equal",
     ]
     return pd.DataFrame(rows, columns=heads)
 
 
 def explained(table: pd.DataFrame, hit: np.ndarray) -> str:
-    """Return a short rule for the rows of a table that are hit, empty where there is none.
+    """Return a rule for the rows of a table that are hit, empty where none is. The rows differ from one another.
 
-    A rule is one to three terms, joined by ``or``, each one or two conditions ``column = value``: together they hold for
-    the rows that are hit, and for no others. Of several the one with the fewest terms and conditions.
+    A rule is some terms, joined by ``or``, each of some conditions ``column = value``: together they hold for the rows that
+    are hit, and for no others. Of those with one to three terms of one or two conditions the one with the fewest; where
+    there is none, the terms that hold for most of what is left, one after the other.
     """
     if not hit.any():
         return ""
-    single = [((c, v),) for c in table for v in dict.fromkeys(table[c]) if table[c].nunique() > 1]
-    double = [(a[0], b[0]) for a, b in itertools.combinations(single, 2) if a[0][0] != b[0][0]]
-    holds = {
-        term: np.logical_and.reduce([table[c] == v for c, v in term]) for term in single + double
-    }
-    pure = [term for term, rows in holds.items() if rows.any() and not (rows & ~hit).any()]
+    pure = dict(_pure(table, hit, 1, 2))
     for count in range(1, MOST_TERMS + 1):
         for terms in itertools.combinations(pure, count):
-            if (np.logical_or.reduce([holds[term] for term in terms]) == hit).all():
+            if (np.logical_or.reduce([pure[term] for term in terms]) == hit).all():
                 return _worded(terms)
-    return ""
+    pure |= _pure(table, hit, 3, table.shape[1])
+    chosen, left = [], hit.copy()
+    while left.any() and pure:
+        chosen.append(
+            max(pure, key=lambda term: (pure[term] & left).sum())
+        )  # the shortest of equals
+        left = left & ~pure[chosen[-1]]
+    return _worded(tuple(chosen))
 
 
-def _worded(terms: tuple[tuple[tuple[str, str], ...], ...]) -> str:
+def _pure(table: pd.DataFrame, hit: np.ndarray, least: int, most: int) -> dict[Term, np.ndarray]:
+    """Return the terms of so many conditions that hold for rows which are hit alone, and for which rows."""
+    columns = {c: list(dict.fromkeys(table[c])) for c in table if table[c].nunique() > 1}
+    holds = {(c, v): (table[c] == v).to_numpy() for c in columns for v in columns[c]}
+    found = {}
+    for size in range(least, most + 1):
+        for names in itertools.combinations(columns, size):
+            for values in itertools.product(*(columns[name] for name in names)):
+                term = tuple(zip(names, values, strict=True))
+                rows = np.logical_and.reduce([holds[condition] for condition in term])
+                if rows.any() and not (rows & ~hit).any():
+                    found[term] = rows
+    return found
+
+
+def _worded(terms: tuple[Term, ...]) -> str:
     """Return terms as text, those of one column alone together: ``indices = explicit or bitmask``."""
     alone: dict[str, list[str]] = {}
     rest = []

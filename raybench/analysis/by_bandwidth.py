@@ -45,9 +45,7 @@ def by_bandwidth(
     """
     at = rates() if at is None else at
     pieces = [
-        _facet(
-            curves[curves["facet"] == facet], part, network, targets[facet], y, at, tuning_seeds
-        )
+        _facet(curves[curves["facet"] == facet], part, network, targets[facet], y, at, tuning_seeds)
         for facet, part in cells.groupby("facet", sort=True)
         if facet in targets and np.isfinite(targets[facet])
     ]

@@ -309,6 +309,23 @@ def columns(cost: str) -> list[str]:
     return [name.replace("bits_", "seconds_") if name in PAID else name for name in COLUMNS]
 
 
+UNCOMPRESSED = (
+    "gd",
+    "sgd",
+    "dcgd",
+)  # of which the first that ran without an operator is the baseline
+
+
+def baselines(table: pd.DataFrame) -> pd.Series:
+    """Return which rows are the uncompressed baseline of their problem: gd, else sgd, else dcgd with the identity.
+
+    table: with facet, algorithm and compressor.
+    """
+    plain = table["compressor"].isna() | (table["compressor"] == "identity")
+    place = table["algorithm"].where(plain).map({n: i for i, n in enumerate(UNCOMPRESSED)})
+    return place.notna() & (place == place.groupby(table["facet"]).transform("min"))
+
+
 PAID = ("bits_to_target", "bits_low", "bits_high")
 
 
@@ -325,7 +342,7 @@ def closing_table(
     upstream bits per client; bits_to_target is the median over seeds, inf where the median seed does
     not reach the target; bits_low and bits_high are its ``interval`` (NaN for one seed), which holds
     the median of all seeds with the probability ``coverage``. ratio_to_gd is bits_to_target over
-    that of gd. arrived is how many of the seeds reach the target. ok, diverged, ... count all cells of the
+    that of the uncompressed baseline (``baselines``): gd, where it ran. arrived is how many of the seeds reach the target. ok, diverged, ... count all cells of the
     method. grad_norm_sq, loss, ... are final medians over seeds. ``by="series"`` keeps every K, and so does ``by="k"``,
     which sorts by K first. Of frames with a link the cost is in seconds simulated for it,
     seconds_to_target, seconds_low and seconds_high, and K and step are the best ones by that. With ``tuning_seeds`` K and step are
@@ -357,9 +374,9 @@ def closing_table(
     best = best.rename(columns={"cost": paid})
     best[low], best[high] = best["cost_low"], best["cost_high"]
     best.loc[~best["eligible"], [paid, low, high]] = math.nan
-    gd = best[best["algorithm"] == "gd"].drop_duplicates("facet").set_index("facet")
-    base = best["facet"].map(gd[paid]).replace(np.inf, np.nan)
-    best["ratio_to_gd"] = best[paid] / base
+    base = best.loc[baselines(best)].sort_values(paid, kind="stable").drop_duplicates("facet")
+    cost = best["facet"].map(base.set_index("facet")[paid]).replace(np.inf, np.nan)
+    best["ratio_to_gd"] = best[paid] / cost
     counts = found.cells.groupby(["facet", kind])["status"].value_counts().unstack(fill_value=0)
     index = pd.MultiIndex.from_frame(best[["facet", kind]])
     for status in ("ok", "diverged", "failed", "skipped", "pruned"):

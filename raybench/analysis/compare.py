@@ -22,7 +22,7 @@ ENOUGH = 0.05
 COLUMNS = [
     *("facet", "method", "k", "step_a", "step_b", "target", "cells_a", "cells_b", "pairs"),
     *("identical", "reached_a", "reached_b", "cost_a", "cost_b", "ratio", "effect"),
-    *("p_value", "p_adjusted", "verdict"),
+    *("p_value", "p_adjusted", "verdict", "apart"),
 ]
 
 
@@ -38,8 +38,9 @@ def compare(
 ) -> pd.DataFrame:
     """Return what the target costs in b and in a, for every method, K and step that both have.
 
-    Cells belong together if they asked for the same, but for what all cells of a and b differ in (``differences``), such as
-    lambda where b was run with another one. ``by="series"`` compares the best step of a with that of b at each K,
+    Groups belong together if they asked for the same, but for what all cells of a and b differ in (``differences``), such as
+    lambda where b was run with another one. Where several groups of a folder do, each has a row with each of the other's that is
+    not in both. ``by="series"`` compares the best step of a with that of b at each K,
     ``by="method"`` the best K and step. target: None for those of a's table. Seeds that both have are compared in pairs
     (``significance.paired``), of those that have not tuned, where frames have seeds that do; where there are none, as two samples (``significance.unpaired``).
 
@@ -47,7 +48,7 @@ def compare(
     cost and in final value to the last bit), reached_a, reached_b, cost_a, cost_b (medians), ratio (b over a, below 1 where
     b is cheaper; 0 or inf where only b or only a reaches the target), effect (from -1, all of b cheaper, to 1), p_value, p_adjusted (Holm, over all rows) and verdict: ``cheaper``
     or ``dearer`` where p_adjusted is below 5 %, ``same`` where all pairs are identical, ``not shown``, or ``only a``, ``only b``
-    for what the other folder lacks. Three pairs have no p-value below 25 %, six none below 3 %. Rows in order of a's cost.
+    for what the other folder lacks; apart: what the two sides of the row differ in, where it is not the same in all rows. Three pairs have no p-value below 25 %, six none below 3 %. Rows in order of a's cost.
     Raises InputError for unknown columns and where the folders have nothing in common.
 
     >>> from raybench.analysis.examples import example
@@ -71,6 +72,7 @@ def compare(
     left, right = _keyed(one, two, by)
     if set(left["key"]).isdisjoint(right["key"]):
         raise InputError.of("compare", "the folders have no method on a problem in common")
+    left, right = _paired(left, right)
     right = _renamed(right, left, by)
     goals = targets_of(one, target)
     left, right = _tuned(one, left, by, goals, x), _tuned(two, right, by, goals, x)
@@ -111,10 +113,16 @@ def _apart(one: pd.DataFrame, two: pd.DataFrame) -> list[str]:
 
 
 def _keyed(one: Frames, two: Frames, by: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the cells that ran, with a column ``key``: a text that cells have in common which are compared."""
+    """Return the cells that ran, with columns key, unit and own: texts.
+
+    key: what cells have in common that are compared; unit: the groups of a side that are one; own: what such a
+    side has of the keys in which the sides differ, where it has several.
+    """
     asked = [_asked(found.cells) for found in (one, two)]
-    names = sorted({*asked[0][0], *asked[1][0]} - set(_apart(asked[0][0], asked[1][0])))
+    apart = _apart(asked[0][0], asked[1][0])
+    names = sorted({*asked[0][0], *asked[1][0]} - set(apart))
     names = [n for n in names if by != "method" or n != "compressor.k"]
+    told = [n for n in apart if any(n in few and few[n].nunique() > 1 for few, _ in asked)]
     found = []
     for frames, (few, place) in zip((one, two), asked, strict=True):
         cells = frames.cells
@@ -124,7 +132,35 @@ def _keyed(one: Frames, two: Frames, by: str) -> tuple[pd.DataFrame, pd.DataFram
         step = step.where(cells["step_multiple"].notna(), cells["step_size"].map("{:.12g}".format))
         head = cells["problem"].fillna("") + "\n" + cells["algorithm"].fillna("") + "\n"
         key = head + texts + ("\n" + step if by == "step" else "")
-        found.append(cells.assign(key=key)[cells["status"] != "skipped"].reset_index(drop=True))
+        rows = few.reindex(columns=told, fill_value="").to_numpy(object).tolist()
+        short = [name.rpartition(".")[2] + " " if len(told) > 1 else "" for name in told]
+        said = [
+            ", ".join(name + (v.strip("'") or "-") for name, v in zip(short, row, strict=True))
+            for row in rows
+        ]
+        unit = cells["facet"] + "\n" + cells["method"]
+        unit = unit if by == "method" else cells["group"].fillna(cells["facet"] + cells["series"])
+        more = {"key": key, "unit": unit, "own": np.array([*said, ""], object)[place]}
+        found.append(cells.assign(**more)[cells["status"] != "skipped"].reset_index(drop=True))
+    return found[0], found[1]
+
+
+def _paired(left: pd.DataFrame, right: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return cells with a key for each pair of units, one of each side: a unit that is in both is a pair by itself."""
+    units = [side[["key", "unit"]].drop_duplicates() for side in (left, right)]
+    if not any(part["key"].duplicated().any() for part in units):
+        return left, right
+    pairs = units[0].merge(units[1], "outer", on="key", suffixes=("_a", "_b"))
+    both = [
+        pairs[name].isin(set(units[1 - i]["unit"])) for i, name in enumerate(("unit_a", "unit_b"))
+    ]
+    pairs = pairs[(pairs["unit_a"] == pairs["unit_b"]) | ~(both[0] | both[1])]
+    pairs["pair"] = pairs.fillna("").agg("\n".join, axis=1)
+    found = []
+    for side, name in ((left, "unit_a"), (right, "unit_b")):
+        own = pairs[["key", name, "pair"]].dropna().rename(columns={name: "unit"})
+        cells = side.merge(own, on=["key", "unit"])
+        found.append(cells.assign(key=cells["pair"]).drop(columns="pair"))
     return found[0], found[1]
 
 
@@ -149,14 +185,15 @@ def _tuned(
         return cells
     pieces = [cells.iloc[:0]]
     rows = found.held.columns([x, found.metric])
+    several = cells.groupby("cell").cumcount()  # a cell may stand in several pairs
     for facet, goal in goals:
-        part = cells[cells["facet"] == facet]
-        apart = set_apart(part, "key", found.tuning_seeds or None)
-        ranked = candidates(rows, part[~apart], goal, "key", found.metric, x)
-        if len(ranked):
-            best = ranked.drop_duplicates("key")[["key", "series", "step"]]
-            others = apart | ~apart.groupby(part["key"]).transform("any")
-            pieces.append(part[others].merge(best, on=["key", "series", "step"]))
+        for _, part in cells[cells["facet"] == facet].groupby(several, sort=False):
+            apart = set_apart(part, "key", found.tuning_seeds or None)
+            ranked = candidates(rows, part[~apart], goal, "key", found.metric, x)
+            if len(ranked):
+                best = ranked.drop_duplicates("key")[["key", "series", "step"]]
+                others = apart | ~apart.groupby(part["key"]).transform("any")
+                pieces.append(part[others].merge(best, on=["key", "series", "step"]))
     return pd.concat(pieces, ignore_index=True)
 
 
@@ -174,6 +211,8 @@ def _rows(a: pd.DataFrame, b: pd.DataFrame, y: str) -> Iterator[dict[str, object
             row |= {f"step_{side}": part["step"].iloc[0], f"cells_{side}": len(part)}
             row[f"reached_{side}"] = int(np.isfinite(part["cost"]).sum())
             row[f"cost_{side}"] = float(np.median(part["cost"]))
+        sides = [str(part["own"].iloc[0]) for part in (one, two) if part is not None]
+        row["apart"] = " → ".join(dict.fromkeys(sides))
         row |= {"pairs": 0, "identical": 0, "ratio": math.nan, "effect": math.nan}
         row["p_value"] = math.nan
         if one is not None and two is not None:

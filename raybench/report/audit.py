@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ from matplotlib.patches import Rectangle
 from raybench.analysis.audit import FACTORS, Audit
 from raybench.report import words
 
-MOST_FLIPS_TOLD = 12
+MOST_FLIPS_TOLD, MOST_TERMS_TOLD = 12, 4
 MISSED = "not reached"
 
 
@@ -26,14 +27,10 @@ def told(found: Audit) -> list[str]:
         lines += ["", *([f"{facet}:"] if facet else [])]
         moved = pairs[pairs["flipped"] > 0].sort_values("flipped", kind="stable")
         for row in moved.head(MOST_FLIPS_TOLD).itertuples():
-            rest = f" ({row.flipped} of {row.decided} readings)"
+            better, worse = words.bits(row.cost_better), words.bits(row.cost_worse)
             lines.append(
-                f"{row.better} ({words.bits(row.cost_better)}) beats {row.worse} ({words.bits(row.cost_worse)})"
-                + (
-                    f" unless {row.unless}{rest}"
-                    if row.unless
-                    else f", but not in {row.flipped} of {row.decided} readings"
-                )
+                f"{row.better} ({better}) beats {row.worse} ({worse}) unless {_short(row.unless)} "
+                f"({row.flipped} of {row.decided} readings{_others(row)})"
             )
         if len(moved) > MOST_FLIPS_TOLD:
             lines.append(
@@ -44,12 +41,35 @@ def told(found: Audit) -> list[str]:
             lines.append(
                 f"{better} beats {_listed(own['worse'])} in every reading that tells them apart"
             )
+        if (pairs["decided"] < count).any():
+            lines.append(
+                "a reading does not tell two methods apart where one of them has no such step, neither arrives, or both need the same"
+            )
     if found.pairs.empty:
         lines += [
             "",
             "no method is cheaper than another: none reaches the target, or there is one method alone",
         ]
     return lines
+
+
+def _short(rule: str) -> str:
+    """Return a rule with its first terms alone where it has many."""
+    terms = rule.split(", or ")
+    if len(terms) <= MOST_TERMS_TOLD:
+        return rule
+    more = f"in {len(terms) - MOST_TERMS_TOLD} cases more, see audit_pairs.csv"
+    return ", or ".join([*terms[:MOST_TERMS_TOLD], more])
+
+
+def _others(row: Any) -> str:
+    """Return why the other readings do not tell two methods apart."""
+    said = {
+        "one has no such step": row.absent,
+        "neither arrives": row.missed,
+        "both are equal": row.equal,
+    }
+    return "".join(f"; in {n} more {what}" for what, n in said.items() if n)
 
 
 def _what(readings: pd.DataFrame) -> str:

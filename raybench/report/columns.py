@@ -9,6 +9,8 @@ from typing import Any
 import pandas as pd
 
 from raybench.analysis import Frames
+from raybench.analysis.closing import baselines
+from raybench.analysis.methods import algorithm_name
 from raybench.analysis.shares import k_of_rows
 from raybench.core.errors import InputError, nearest
 from raybench.report import words
@@ -23,7 +25,6 @@ FINAL = {"grad_norm_sq": "low", "loss": "low", "test_loss": "low", "accuracy": "
 """Values at the end, and where their best lies."""
 OTHERS = {"bits_up": words.bits, "seconds": words.seconds}
 HEADS = {
-    "ratio_to_gd": "÷ GD",
     "step_multiple": "Step, multiple",
     "step_size": "Step size",
     "accuracy": "Accuracy",
@@ -63,8 +64,8 @@ def raw(names: Sequence[str]) -> list[str]:
 
 def spelled(found: Frames, table: pd.DataFrame, names: Sequence[str]) -> list[Field]:
     """Return columns of the closing table, spelled for reading."""
-    rows = table.assign(k_word=k_of_rows(found.cells, table), grew=grown_rows(found, table))
-    rows = rows.to_dict("records")
+    more = {"k_word": k_of_rows(found.cells, table), "grew": grown_rows(found, table)}
+    rows = table.assign(**more, baseline=baselines(table)).to_dict("records")
     return [_field(found, rows, name) for name in names]
 
 
@@ -102,8 +103,9 @@ def _field(found: Frames, rows: Sequence[Row], name: str) -> Field:
             digits=digits,
         )
     if name == "ratio_to_gd":
+        names = sorted({algorithm_name(row["algorithm"]) for row in rows if row["baseline"]})
         return made(
-            head,
+            f"÷ {'/'.join(names) or 'GD'}",
             lambda row: words.number(row[name], 2) if row[name] != math.inf else "–",
             numbers=[math.nan if math.isinf(v) else v for v in numbers],
             digits=2,

@@ -57,6 +57,8 @@ def comparison(
                 unit=unit,
             )
         )
+    if table["apart"].any():
+        fields.insert(-3, Field(name="apart", head="A → B", texts=list(table["apart"]), left=True))
     adjusted = [float(v) for v in table["p_adjusted"]]
     fields += [
         Field(name="ratio", head="B ÷ A", texts=[_ratio(row) for row in rows]),

@@ -320,9 +320,8 @@ def _renamed(
                 parts[0] += row.method.removeprefix(algorithm_name(row.algorithm))
             if keys[0] != row.series and row.k == row.k and lines[row.method, row.algorithm] > 1:
                 parts.append(f"$K = {row.k:.0f}$")
-            if ", step " in name:
-                parts.append(look.label.partition(", ")[2])
-            look = replace(look, label=", ".join(parts))
+            rest = look.label.removeprefix(name.partition(", step ")[0])  # such as the step
+            look = replace(look, label=", ".join(parts) + rest)
         style[name] = look
 
     def place(name: str) -> int:

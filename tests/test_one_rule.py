@@ -1,0 +1,187 @@
+"""One rule picks K and step: whatever shows a tuned method shows it at the same ones."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from cli_kit import cli
+from fake_runs import make
+
+from raybench.analysis import (
+    by_bandwidth,
+    candidates,
+    closing_table,
+    compare,
+    describe,
+    frames,
+    rank,
+    tuned,
+)
+from raybench.analysis.closing import framed
+from raybench.analysis.instances import instances
+from raybench.analysis.trials import trials
+from raybench.report import heatmap
+from raybench.report.explorer import explorer
+from raybench.report.own import figure
+from raybench.report.page import content
+
+LINK = "1Gbit,ring"
+# like the quickstart, smaller: steps at which some seeds never arrive, and a method that never does
+SWEEP = """
+name: rule
+problem:
+  {name: logistic, dataset: breast_cancer, scale: columns, clients: 10, split: sorted_by_label,
+   regularizer: nonconvex, lambda: 0.1}
+algorithm:
+  - {name: gd, step_size: {theory: [0.5, 1, 2]}}
+  - {name: [ef21, ef14], compressor: {name: top_k, k: [1, 3, 10]}}
+  - {name: diana, compressor: {name: rand_k, k: [1, 3, 10]}}
+step_size: {theory: 2^1..2^6}
+seed: 0..2
+x0: {normal: 1.0}
+rounds: 200
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("rule")
+    (place / "s.yaml").write_text(SWEEP)
+    said = cli("sweep", place / "s.yaml", "--out", place / "out", "--inline")
+    assert said.code == 0, said.err
+    return place / "out"
+
+
+def chosen(table: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """Return K and step of each method."""
+    rows = table[["method", "k", "step_multiple"]].itertuples(index=False)
+    return {m: (-1.0 if np.isnan(k) else k, step) for m, k, step in rows}
+
+
+@pytest.mark.parametrize("target", [1e-6, 1e-10, 1e-14, 1e-25])
+def test_a_step_is_the_same_with_its_method_and_alone(folder, target):
+    found = frames(folder, target=target)
+    for link in (None, LINK):
+        found = frames(folder, link=link, target=target)
+        series = found.tuned("series").set_index(["method", "k"])["step"].to_dict()
+        for row in found.tuned("method").to_dict("records"):
+            assert series[row["method"], row["k"]] == row["step"], row["method"]
+
+
+@pytest.mark.parametrize("link", [None, LINK])
+@pytest.mark.parametrize("target", [1e-6, 1e-10, 1e-14])
+def test_all_outputs_name_the_same_k_and_step(folder, link, target):
+    found = frames(folder, link=link, target=target)
+    want = chosen(closing_table(found))
+    rows = found.tuned("series").set_index(["method", "k"], drop=False)
+    cost = found.cost
+    # the report: final values, and the curves that are at first in sight
+    page = content(found)
+    final = {row[0]: float(row[1].rstrip("×")) for row in page["final"]["rows"]}
+    series = {m: found.tuned("method").set_index("method").loc[m, "series"] for m in want}
+    lines = [line["label"] for line in explorer(found)["lines"] if line["best"]]
+    for method, (_, step) in want.items():
+        assert final[series[method]] == step
+        assert f"{series[method]}, {step:g}× theory" in lines
+    # figures of one's own
+    drawn = figure(found, kind="curves").data
+    told = drawn.drop_duplicates("method").set_index("method")
+    for method, (k, step) in want.items():
+        assert (told.loc[method, "step"], told.loc[method, "series"]) == (
+            f"x{step:g}",
+            series[method],
+        )
+        assert np.isnan(told.loc[method, "k"]) or told.loc[method, "k"] == k
+    by_k = figure(found, kind="k").data
+    assert len(by_k)
+    for row in by_k.to_dict("records"):
+        assert row["step"] == rows.loc[(row["series"], row["x"]), "step"]
+    if link is None:
+        marked = heatmap.by_step(found, found.cells).data.query("best")
+        assert len(marked)
+        for row in marked.to_dict("records"):
+            assert want[row["facet"]] == (row["k"], row["step_multiple"])
+    # what is compared and ranked: the costs are those of the table's K and step
+    costs = found.tuned("method").set_index("method")["cost"]
+    table = instances(found)
+    assert set(rank(found)["method"]) == set(want)
+    for method, row in compare(found, found, by="method").set_index("method").iterrows():
+        assert (row["k"] if row["k"] == row["k"] else -1.0, row["step_a"]) == (
+            want[method][0],
+            f"x{want[method][1]:g}",
+        )
+    whole = trials(found).query("trials == grid").set_index("method")["cost"]
+    for method in want:
+        assert np.median(table[method]) == costs[method] == whole[method], (method, cost)
+
+
+@pytest.mark.parametrize("target", [1e-6, 1e-10, 1e-14])
+def test_the_chart_of_bandwidths_has_at_the_links_own_what_the_table_has(folder, target):
+    found = frames(folder, link=LINK, target=target)
+    best = found.tuned("method").set_index("method")
+    at = np.array([8.0 * found.link.link.bandwidth])
+    for seeds in (None, [0]):
+        table = found.tuned("method", seeds=seeds or ()).set_index("method")
+        chart = by_bandwidth(
+            found.curves, found.cells, found.link, {"": target}, found.metric, at, seeds
+        ).set_index("method")
+        for method in best.index[np.isfinite(table["cost"].astype(float))]:
+            one, other = chart.loc[method], table.loc[method]
+            assert (one["series"], one["step"]) == (other["series"], other["step"])
+            np.testing.assert_allclose(one["seconds"], other["cost"], rtol=1e-9)
+            np.testing.assert_allclose(one["high"], other["cost_high"], rtol=1e-9)
+
+
+def test_a_seed_that_never_arrives_counts_against_a_step_everywhere():
+    """The faster step loses a seed: it is chosen nowhere, also where the cheaper K is."""
+
+    def runs(k, multiple, *costs):
+        reached = [[1.0] * cost + [0.01] * (40 - cost) for cost in costs]
+        return [{"g": g, "k": k, "multiple": multiple, "seed": s} for s, g in enumerate(reached)]
+
+    curves, cells = make(
+        [*runs(1, 1.0, 10, 11, 12), *runs(1, 2.0, 4, 5, 40), *runs(5, 1.0, 2, 40, 3)]
+    )
+    curves = curves.assign(bytes_up=curves["bits_up"] / 8, messages_up=curves["round"] * 1.0, d=20)
+    found = framed(curves, cells)
+    (row,) = tuned(curves, cells, 0.1, "method").to_dict("records")
+    assert (row["k"], row["step_multiple"], row["arrived"], row["tier"]) == (1, 1.0, 3, 0)
+    marked = heatmap.by_step(found, found.cells).data
+    assert marked[marked["best"]][["k", "value"]].to_numpy().tolist() == [[1, 1.0]]
+    table = candidates(curves, describe(cells), 0.1, "method")
+    assert table["tier"].tolist() == [0, 1, 1]
+
+
+def test_figures_of_ones_own_choose_no_step_at_which_a_seed_diverged():
+    runs = [{"g": [1, 0.5, 0.05], "seed": s, "multiple": 1.0} for s in range(3)]
+    fast = [{"g": [1, 0.05, 0.04], "seed": s, "multiple": 2.0} for s in range(3)]
+    fast[2] |= {"g": [1, 1e9], "status": "diverged"}
+    pair = make([*runs, *fast])
+    for kind in ("curves", "k"):
+        assert set(figure(pair, kind=kind, target=0.1).data["step"]) == {"x1"}
+    assert closing_table(pair, target=0.1)["step_multiple"].tolist() == [1.0]
+    cost = figure(pair, kind="heatmap", target=0.1).data.set_index("value")["cost"]
+    assert np.isnan(cost[2.0])
+    assert np.isfinite(cost[1.0])
+
+
+def test_a_renamed_series_keeps_its_step():
+    runs = make([{"g": [1, 0.5, 0.05], "multiple": m, "k": k} for m in (1.0, 2.0) for k in (1, 5)])
+    for key in ("ef21", "EF21 Top-K", "EF21 Top-1"):
+        made = figure(runs, by="k", target=0.1, labels={key: "ours"})
+        plain = figure(runs, by="k", target=0.1)
+        steps = {name: look.label.rpartition(", ")[2] for name, look in plain.looks.items()}
+        assert all(re.fullmatch(r"\d+× theory", step) for step in steps.values())
+        for name, look in made.looks.items():
+            assert look.label.endswith(f", {steps[name]}")
+            assert ("ours" in look.label) == (key != "EF21 Top-1" or name == "EF21 Top-1")
+
+
+def test_the_page_says_what_it_shows_over_seeds(folder, tmp_path):
+    assert cli("report", folder, "--out", tmp_path / "r.html").code == 0
+    text = (tmp_path / "r.html").read_text()
+    assert "Medians over seeds" in text
+    assert "Means over seeds" not in text
