@@ -39,10 +39,10 @@ DIGESTS = {
     "mnist_dgc": (6, "bee69471571613ba"),
     "multimodal": (49, "bf9b06d05c2bbf74"),
     "permk": (60, "ad9a9452eb565d5a"),
-    "power_sgd": (126, "fa54ea80b443ab97"),
+    "power_sgd": (126, "adc5497a68fa344a"),
     "quickstart": (297, "cbc898c1fb52674d"),
     "ring": (48, "5ca692e881214be2"),
-    "shakespeare": (8, "200778340aabf3f3"),
+    "shakespeare": (8, "7176c06627c4dd09"),
     "vertical": (38, "47e3bd4342530978"),
 }
 
