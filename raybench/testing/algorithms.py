@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -309,7 +309,7 @@ def alone_or_in_a_batch(m: Method) -> None:
     multiples, seeds = (1.0, WILD, 0.5, WILD, WILD), (0, 1, 2, 3, 4)
     batch = m.batch(multiples, seeds)
     every = finished(batch)
-    assert (every.status[[1, 3, 4]] == "diverged").all(), (
+    assert m.problem is not None or (every.status[[1, 3, 4]] == "diverged").all(), (
         f"at {WILD:g} times its step it ended as {', '.join(every.status)}"
     )
     for at in (0, 2):
@@ -366,20 +366,26 @@ def conformance(method: Method, about: str | None = None) -> list[Finding]:
         torch.set_num_threads(threads)
 
 
-def methods(entry: Entry) -> list[Method]:
+def methods(
+    entry: Entry,
+    given: Mapping[str, Any] | None = None,
+    problem: Mapping[str, Any] | None = None,
+) -> list[Method]:
     """Return what a registered method is tried as: parameter sets, and operators of its role.
+
+    given: parameters that all sets have. problem: as in a sweep file, the small one by default.
 
     Combinations whose numbers do not fit the small problem, or have no automatic value there, are left out, the
     first excepted. Numbers of
     steps and rounds are small ones: thirty local steps show no more than a few, and the phases of a method
     follow one another within the rounds that are run.
     """
-    sets = [_small(entry, params) for params in examples(entry).values()]
+    sets = [{**_small(entry, one), **(given or {})} for one in examples(entry, given).values()]
     operators = compressors_for(entry)
     down = {"name": entry.facts.down.usual, "k": 4} if entry.facts.down else None
     pairs: list[tuple[Mapping[str, Any], Any]] = [(sets[0], q) for q in operators]
     pairs += [(params, operators[0]) for params in sets[1:]]
-    tried = [Method(entry.name, params, q, downlink=down) for params, q in pairs]
+    tried = [Method(entry.name, params, q, problem, down) for params, q in pairs]
     return [m for j, m in enumerate(tried) if j == 0 or _fits(m)]
 
 
@@ -401,9 +407,14 @@ def _fits(method: Method) -> bool:
     return True
 
 
-def check_entry(entry: Entry) -> list[Finding]:
-    """Return the findings of all checks on a registered method, over ``methods``."""
-    return [finding for method in methods(entry) for finding in _checked(method)]
+def check_entry(
+    entry: Entry,
+    given: Mapping[str, Any] | None = None,
+    problem: Mapping[str, Any] | None = None,
+) -> Iterator[Finding]:
+    """Yield the findings of all checks on a registered method, over ``methods``."""
+    for method in methods(entry, given, problem):
+        yield from _checked(method)
 
 
 def _checked(m: Method) -> list[Finding]:

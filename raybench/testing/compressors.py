@@ -7,7 +7,7 @@ An operator without omega and alpha claims nothing about its error; all else is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from raybench.compressors import Compressor
@@ -27,9 +27,9 @@ def conformance(
     return findings(CHECKS, Subject(make, **sizes), about)
 
 
-def examples(entry: Entry) -> dict[str, dict[str, Any]]:
+def examples(entry: Entry, given: Mapping[str, Any] | None = None) -> dict[str, dict[str, Any]]:
     """Return parameter sets to try a registered operator with, by label: its defaults, then each
-    parameter's other choices, words and (integers) lowest value."""
+    parameter's other choices, words and (integers) lowest value. given: parameters that all sets have."""
     base: dict[str, Any] = {}
     other: list[tuple[str, Any]] = []
     for name, param in entry.params.items():
@@ -45,7 +45,10 @@ def examples(entry: Entry) -> dict[str, dict[str, Any]]:
         if param.kind == "integer" and math.isfinite(param.low):
             other.append((name, int(param.low)))
         other += [(name, value) for value in (*param.choices, *param.words)]
-    sets = [base, *({**base, name: value} for name, value in other if base[name] != value)]
+    fixed = given or {}
+    base |= fixed
+    others = [(name, value) for name, value in other if name not in fixed]
+    sets = [base, *({**base, name: value} for name, value in others if base[name] != value)]
     return {label_of(entry.name, params): params for params in sets}
 
 
@@ -55,10 +58,12 @@ def label_of(name: str, params: dict[str, Any]) -> str:
     return f"{name}:{text}" if text else name
 
 
-def check_entry(entry: Entry, **sizes: Any) -> list[Finding]:
-    """Return the findings of all checks on a registered operator, over ``examples``."""
-    every = examples(entry).items()
-    return [one for label, params in every for one in _checked(entry, params, label, sizes)]
+def check_entry(
+    entry: Entry, given: Mapping[str, Any] | None = None, **sizes: Any
+) -> Iterator[Finding]:
+    """Yield the findings of all checks on a registered operator, over ``examples``."""
+    for label, params in examples(entry, given).items():
+        yield from _checked(entry, params, label, sizes)
 
 
 def _checked(

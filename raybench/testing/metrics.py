@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,10 +37,10 @@ def conformance(
     return findings(CHECKS, Measured(metric, problem), about)
 
 
-def check_entry(entry: Entry) -> list[Finding]:
-    """Return the findings of all checks on a registered metric, tried on a small quadratic."""
-    problem = build("quadratic", {"dim": 6, "clients": 3})
-    return conformance(entry.target, problem, entry.name)
+def check_entry(entry: Entry, problem: Mapping[str, Any] | None = None) -> list[Finding]:
+    """Return the findings of all checks on a registered metric; problem: as in a sweep file, a small quadratic if None."""
+    params = dict(problem or {"name": "quadratic", "dim": 6, "clients": 3})
+    return conformance(entry.target, build(params.pop("name"), params), entry.name)
 
 
 @CHECKS

@@ -73,16 +73,16 @@ def conformance(problem: Problem, about: str = "problem", **sizes: Any) -> list[
     return findings(CHECKS, Objective(problem, **sizes), about)
 
 
-def check_entry(entry: Entry, params: Mapping[str, Any] | None = None) -> list[Finding]:
-    """Return the findings of all checks on a registered problem, built from ``params``.
+def check_entry(entry: Entry, given: Mapping[str, Any] | None = None) -> list[Finding]:
+    """Return the findings of all checks on a registered problem, built from ``given``.
 
     Others take their defaults; ``dataset`` and ``clients`` without one are small ones.
     """
     full = {
         k: SMALL.get(k) if p.default is REQUIRED else p.default for k, p in entry.params.items()
     }
-    full |= params or {}
-    return conformance(build(entry.name, full), label_of(entry.name, dict(params or {})))
+    full |= given or {}
+    return conformance(build(entry.name, full), label_of(entry.name, dict(given or {})))
 
 
 # Values and gradients ------------------------------------------------------------------------------
