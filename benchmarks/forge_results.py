@@ -66,7 +66,7 @@ def forged(
         data = file.read_bytes()
         table = lying_table(pick, pq.read_table(pa.BufferReader(data)))
         table = table.replace_schema_metadata(
-            {"raybench_schema": pick.choice(("2", "1", "99", "x"))}
+            {"raybench_schema": pick.choice(("3", "2", "99", "x"))}
         )
         if file.parent.name == "cells":
             curves = folder / "curves" / file.name

@@ -139,10 +139,12 @@ def _saved(
     """Return the sweep with its data saved where its results go; nothing stays of bad input."""
     from raybench.data.known import folder
     from raybench.spec.grid import saved
+    from raybench.store.files import open_folder
 
     if out is None:
         source = config if isinstance(config, str | Mapping) else Path(config)
         out = Path(RESULTS_FOLDER) / saved(source, sets=sets, plugins=plugins)[0]
+    open_folder(out).check()  # the data is not written through a link either
     place = folder() / "own" if "://" in os.fspath(out) else Path(out).absolute() / "data"
     try:
         return _with_data(config, sets, plugins, data, place)

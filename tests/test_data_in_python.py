@@ -125,6 +125,15 @@ def test_bad_input_leaves_nothing_behind(tmp_path, name, change, said):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_data_is_not_written_through_a_link(tmp_path):
+    for name in ("out", "theirs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "out/data").symlink_to(tmp_path / "theirs")
+    with pytest.raises(InputError, match="data is a link"):
+        raybench.sweep(config(), tmp_path / "out", data={"mine": (X, Y, CLIENT)}, inline=True)
+    assert not any((tmp_path / "theirs").iterdir())
+
+
 def test_out_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is a file"):
