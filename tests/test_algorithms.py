@@ -142,6 +142,37 @@ class RemembersOnItself(Faulty):
         s.g = s.g + net.up(m).mean() * (1.0 if a.rounds > 1 else 0.5)
 
 
+class TakesBack(Faulty):
+    """Every third round it takes back what it booked for two."""
+
+    def server(a, net, s, c, m):
+        s.g = s.g + net.up(m).mean()
+        if net.t % 3 == 2:
+            net.ledger.up[:] /= 3
+
+
+class WritesIntoGradients(Faulty):
+    """Computes its difference in the memory of the gradient."""
+
+    def round(a, net, s, c):
+        s.x = net.down(Dense(s.x - a.gamma * s.g))
+        m = a.C(net.grad(s.x).sub_(c.g), net.stream("up"))
+        m.add_to(c.g)
+        a.server(net, s, c, m)
+
+
+class WritesIntoGradientsAtOwnPoints(Faulty):
+    """The same with gradients at points of the clients' own, past torch's count of writes."""
+
+    def round(a, net, s, c):
+        s.x = net.down(Dense(s.x - a.gamma * s.g))
+        grad = net.grad(s.x[:, None].expand_as(c.g))
+        m = a.C(grad - c.g, net.stream("up"))
+        grad.numpy()[:] *= 2
+        m.add_to(c.g)
+        a.server(net, s, c, m)
+
+
 class WrongAxes(Faulty):
     """State without the axis of the cells."""
 
@@ -162,6 +193,9 @@ FAULTS = {
     MisBooked: "books what it packs",
     RemembersOnItself: "goes on from its state",
     WrongAxes: "state has cells first",
+    TakesBack: "counts never fall",
+    WritesIntoGradients: "gradients are left alone",
+    WritesIntoGradientsAtOwnPoints: "gradients are left alone",
 }
 
 

@@ -19,7 +19,7 @@ from raybench.wire import (
 
 def test_check_entry_covers_every_example():
     entry = lookup("compressor", "rand_k")
-    found = check_entry(entry, samples=500, big=0)
+    found = list(check_entry(entry, samples=500, big=0))
     assert {f.about for f in found} == set(examples(entry))
     assert len(found) == len(CHECKS) * len(examples(entry))
     assert all(f.ok and str(f).startswith("ok") for f in found)

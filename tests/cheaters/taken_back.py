@@ -1,0 +1,12 @@
+"""A cheater: it books fewer bits than it sends, by charging a negative number of them."""
+
+from raybench.plugins import Contractive, Estimator, algorithm
+
+
+@algorithm("taken_back", up=Contractive)
+class TakenBack(Estimator):
+    """DCGD that takes back a thousand bits a round."""
+
+    def estimate(a, wire, s, c, grad):
+        wire.charge(-1000)
+        return wire.up(a.C(grad, wire.stream("up"))).mean()
