@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loop_kit import loss, network, sgd, steps
+from loop_kit import loss, network, sgd, steps, vector
 from torch import nn
 
 import raybench.torch as rt
@@ -226,6 +226,17 @@ def test_steps_that_are_skipped_are_counted():
     assert report.rows["skipped"].tolist() == [0, 1, 1, 0]
     assert report.bytes_up == report.bytes_dense / 2
     assert "2 skipped" in str(report)
+
+
+def test_random_operators_follow_the_seed():
+    ends = []
+    for seed in (0, 0, 1):
+        model = network()
+        opt = rt.CompressedOptimizer(sgd(model), "rand_k:k=10%", "diana", seed=seed)
+        steps(model, opt, 0, range(2))
+        ends.append(vector(model))
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])
 
 
 def test_comparisons_are_a_number_of_steps_apart():
