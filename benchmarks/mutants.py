@@ -35,7 +35,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from mutant_runs import ROOT, Mutant, Outcome, tried
-from mutants_listed import EQUIVALENT, KNOWN, Known
+from mutants_listed import EQUIVALENT, KNOWN, LOOPS, Known
 from mutations import Change, changes
 
 COSTS = {"_cost", "_size", "cost", "nbytes", "bits", "union", "packed_bytes", "checksum"}
@@ -102,6 +102,7 @@ TARGETS = {
     "collectives": Target(
         ("wire/collectives.py", "wire/transport.py"), ("collectives", "transport")
     ),
+    "loops": Target(("torch/*.py",), ("loop_errors", "loops", "loop_sharded")),
 }
 ELSEWHERE = {
     "core": ("streams", "independent"),
@@ -155,7 +156,7 @@ def _changes(path: str) -> tuple[Change, ...]:
 
 def known(match: str = "") -> list[Mutant]:
     """Return the faults of the permanent list."""
-    return [_of_known(one) for one in KNOWN if match in one.name]
+    return [_of_known(one) for one in (*KNOWN, *LOOPS) if match in one.name]
 
 
 def _of_known(one: Known) -> Mutant:

@@ -277,6 +277,137 @@ KNOWN = (
 )
 
 
+LOOPS = (
+    Known(
+        "loops: a checkpoint forgets how many local steps were done",
+        "loops",
+        "raybench/torch/local.py",
+        'self.count = state["count"]',
+        "self.count = 0",
+    ),
+    Known(
+        "loops: presets set local steps and the outer optimizer anew when loaded",
+        "loops",
+        "raybench/torch/exchange.py",
+        "        if self.local:  # each time anew",
+        "        if not self.local:  # each time anew",
+    ),
+    Known(
+        "loops: errors of fewer ranks are not scaled",
+        "loops",
+        "raybench/torch/saved.py",
+        "stay.shape[1]) * (n / before)",
+        "stay.shape[1])",
+    ),
+    Known(
+        "loops: NaN goes into memories",
+        "loops",
+        "raybench/torch/exchange.py",
+        "        if self.met.bad:\n",
+        "        if False and self.met.bad:\n",
+    ),
+    Known(
+        "loops: parts sent before a NaN are not undone",
+        "loops",
+        "raybench/torch/attached.py",
+        "for exchange in self.done:\n            exchange.undo()",
+        "for exchange in self.done[:0]:\n            exchange.undo()",
+    ),
+    Known(
+        "loops: a skipped step has gradients of zero",
+        "loops",
+        "raybench/torch/attached.py",
+        "p.grad = None",
+        "p.grad = torch.zeros_like(p)",
+    ),
+    Known(
+        "loops: what is undone keeps its place in the random numbers",
+        "loops",
+        "raybench/torch/exchange.py",
+        "self.steps -= 1",
+        "self.steps -= 0",
+    ),
+    Known(
+        "loops: shards that are finite do not hear of others",
+        "loops",
+        "raybench/torch/sharded.py",
+        "if self.replica.anywhere(skipped) and not skipped:",
+        "if False and self.replica.anywhere(skipped) and not skipped:",
+    ),
+    Known(
+        "loops: digests of ranks are never different",
+        "loops",
+        "raybench/torch/replicas.py",
+        "every == every[:, :1]",
+        "every == every",
+    ),
+    Known(
+        "loops: parameters may be unfrozen later",
+        "loops",
+        "raybench/torch/replicas.py",
+        "changed = self.asked != [",
+        "changed = False and self.asked != [",
+    ),
+    Known(
+        "loops: a hook compares no parameters",
+        "loops",
+        "raybench/torch/attached.py",
+        "if self.replica.every and",
+        "if False and self.replica.every and",
+    ),
+    Known(
+        "loops: the seed is not used",
+        "loops",
+        "raybench/torch/exchange.py",
+        "stream([plan.seed], like.device)",
+        "stream([0], like.device)",
+    ),
+    Known(
+        "loops: the residual is squared",
+        "loops",
+        "raybench/torch/exchange.py",
+        "for e in found) ** 0.5)",
+        "for e in found))",
+    ),
+    Known(
+        "loops: reports compare with one gradient for each exchange",
+        "loops",
+        "raybench/torch/report.py",
+        "bytes_dense=bytes_dense / max(steps, 1)",
+        "bytes_dense=bytes_dense / max(count, 1)",
+    ),
+    Known(
+        "loops: gradients are counted in the width of messages",
+        "loops",
+        "raybench/torch/flat.py",
+        "p.numel() * p.element_size()",
+        "p.numel() * self.vector.element_size()",
+    ),
+    Known(
+        "loops: each rank searches a line by its own loss",
+        "loops",
+        "raybench/torch/optimizer.py",
+        "return self._exchange.met.loss if is_number else loss",
+        "return loss",
+    ),
+    Known(
+        "loops: a hook hands on directions without the scaler's factor",
+        "loops",
+        "raybench/torch/hook.py",
+        "u if scale == 1.0 else u * scale",
+        "u",
+    ),
+    Known(
+        "loops: a hook's group has the timeout of torch",
+        "loops",
+        "raybench/torch/hook.py",
+        "timeout=_timeout(model.process_group, named[0][1].device)",
+        "timeout=None",
+    ),
+)
+"""Faults of ``raybench.torch``."""
+
+
 @dataclass(frozen=True)
 class Equivalent:
     """Changes of a file that make no difference to any result, and why.

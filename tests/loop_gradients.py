@@ -237,8 +237,8 @@ class Spoilt:
 
 def with_and_without(run: Callable[[nn.Sequential, Callable[..., Any]], Any]) -> Any:
     """Return how far a run with a NaN ends from one without the step, the ranks' spread, what was counted and said."""
-    ends: list[Any] = []
-    for spoils in (True, False):
+
+    def end(spoils: bool) -> Any:
         model = network()
         spoilt = Spoilt(model)
 
@@ -250,8 +250,9 @@ def with_and_without(run: Callable[[nn.Sequential, Callable[..., Any]], Any]) ->
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             done = run(model, train).report()
-        ends.append((vector(model), done, [str(w.message) for w in said], spread(model)))
-    (x, log, said, apart), (y, other, quiet, _) = ends
+        return vector(model), done, [str(w.message) for w in said], spread(model)
+
+    (x, log, said, apart), (y, other, quiet, _) = end(True), end(False)
     counts = [log.steps, log.skipped, other.steps, other.skipped]
     return [far(x, y), apart, counts, everyone(said), quiet]
 

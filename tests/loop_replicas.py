@@ -70,21 +70,27 @@ def not_alike() -> Any:
 
 def changed() -> Any:
     """Parameters that begin to ask for a gradient on one rank alone, or on all."""
-    found = {}
-    for who in ([1], [0, 1]):
+
+    def wrapped_first(who: list[int]) -> Any:
         model = frozen(2, here=True)
         opt = rt.CompressedOptimizer(sgd(model), TOP, named_parameters=model.named_parameters())
         steps(model, opt, rank(), [0, 1])
         model[2].requires_grad_(rank() in who)
-        found[f"optimizer {who}"] = said(lambda: steps(model, opt, rank(), [2]))
+        return said(lambda: steps(model, opt, rank(), [2]))
+
+    def attached_first(who: list[int]) -> Any:
         model = frozen(2, here=True)
         parallel = DistributedDataParallel(model)
-        hook = rt.attach(parallel, "ef21", TOP)
-        optimizer = sgd(model)
-        steps(parallel, optimizer, rank(), [0, 1])
-        model[2].requires_grad_(rank() in who)
-        found[f"hook {who}"] = said(lambda: steps(parallel, optimizer, rank(), [2]))
-        hook.detach()
+        with rt.attach(parallel, "ef21", TOP):
+            optimizer = sgd(model)
+            steps(parallel, optimizer, rank(), [0, 1])
+            model[2].requires_grad_(rank() in who)
+            return said(lambda: steps(parallel, optimizer, rank(), [2]))
+
+    found = {}
+    for who in ([1], [0, 1]):
+        found[f"optimizer {who}"] = wrapped_first(who)
+        found[f"hook {who}"] = attached_first(who)
     model = network()
     opt = rt.CompressedOptimizer(sgd(model), TOP)
     kept = opt.state_dict()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loop_kit import loss, network, sgd, steps
+from loop_kit import loss, network, sgd, steps, vector
 from torch import nn
 
 import raybench.torch as rt
@@ -187,7 +189,7 @@ D = 1715  # parameters of the network
         (torch.float64, None, 0, 8 * D, "step 7 · 13.7 kB a step (1x less)"),
         (torch.bfloat16, None, 0, 4 * D, "step 7 · 6.86 kB a step (2x more)"),
         (torch.bfloat16, "bf16", 0, 2 * D, "step 7 · 3.43 kB a step (1x less)"),
-        (torch.bfloat16, "bf16", 7, 2 * D / 7, "step 7 · 1 exchanges · 490 B a step (7x less)"),
+        (torch.bfloat16, "bf16", 7, 2 * D / 7, "step 7 · 1 exchange · 490 B a step (7x less)"),
     ],
 )
 def test_reports_count_per_step_and_in_the_type_of_gradients(dtype, operator, local, sent, line):
@@ -206,16 +208,35 @@ def test_reports_count_per_step_and_in_the_type_of_gradients(dtype, operator, lo
 def test_steps_that_are_skipped_are_counted():
     model = network()
     opt = rt.CompressedOptimizer(sgd(model), None, "gd")
+
+    def step(t: int) -> None:
+        opt.zero_grad()
+        (loss(model, t, 0) * (torch.nan if t in (1, 2) else 1.0)).backward()
+        opt.step()
+
+    step(0)
     with pytest.warns(UserWarning, match=r"step 1: .* of 1 of 1 ranks \(rank 0\)"):
-        for t in range(4):
-            opt.zero_grad()
-            (loss(model, t, 0) * (torch.nan if t in (1, 2) else 1.0)).backward()
-            opt.step()
+        step(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # once is enough
+        step(2)
+    step(3)
     report = opt.report()
     assert [report.steps, report.skipped, report.exchanges] == [4, 2, 4]
     assert report.rows["skipped"].tolist() == [0, 1, 1, 0]
     assert report.bytes_up == report.bytes_dense / 2
     assert "2 skipped" in str(report)
+
+
+def test_random_operators_follow_the_seed():
+    ends = []
+    for seed in (0, 0, 1):
+        model = network()
+        opt = rt.CompressedOptimizer(sgd(model), "rand_k:k=10%", "diana", seed=seed)
+        steps(model, opt, 0, range(2))
+        ends.append(vector(model))
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])
 
 
 def test_comparisons_are_a_number_of_steps_apart():

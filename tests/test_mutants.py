@@ -8,12 +8,12 @@ from pathlib import Path
 import mutants
 import mutations
 import pytest
-from mutants_listed import EQUIVALENT, KNOWN
+from mutants_listed import EQUIVALENT, KNOWN, LOOPS
 
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("one", KNOWN, ids=lambda one: one.name)
+@pytest.mark.parametrize("one", [*KNOWN, *LOOPS], ids=lambda one: one.name)
 def test_the_permanent_list_applies(one):
     source = (ROOT / one.path).read_text()
     assert source.count(one.old) == 1

@@ -130,7 +130,7 @@ class Hook(Attached):
             return _averaged(bucket.buffer(), self.model_group())
         if bucket.index() == 0:  # all that was handed over in the pass before has been waited for
             self.begin()
-            self.waiting, self.jobs = [], []
+            self.waiting = []
             for one in self.parts:
                 one.done = False
                 self.dense += one.flat.nbytes
@@ -149,7 +149,11 @@ class Hook(Attached):
         if bucket.is_last():
             if self.scaler is not None:
                 self._start(self.parts)
-            for job in self.jobs:
+            jobs, self.jobs = (
+                self.jobs,
+                [],
+            )  # an error holds the model, which must not be held from here
+            for job in jobs:
                 job.result()  # an error reaches the backward pass from here as it is, not by a future
         return held.future
 

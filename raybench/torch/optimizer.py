@@ -193,7 +193,7 @@ class CompressedOptimizer(torch.optim.Optimizer):
         except Skip as skip:
             self._skipped += 1
             if vars(self).get("found_inf") is None:  # a GradScaler looks for infinities on purpose
-                self._replica.say_skipped(self._steps - 1, skip.ranks)
+                self._replica.say_skipped(self._steps - 1, skip.ranks, self._local is not None)
             if start is not None and len(losses) > 1:  # in the middle of a line search
                 self._flat.move(start)
                 self.optimizer.state.clear()

@@ -142,18 +142,22 @@ class Replica:
                 stacklevel=2,
             )
 
-    def say_skipped(self, step: int, ranks: Sequence[int]) -> None:
-        """Warn of the first exchange that is skipped: on rank 0, and on the ranks that are to blame."""
+    def say_skipped(self, step: int, ranks: Sequence[int], alone: bool = False) -> None:
+        """Warn of the first step that is skipped: on rank 0, and on the ranks that are to blame.
+
+        alone: this rank leaves out a local step, of which others do not know.
+        """
         if self._warned:
             return
         self._warned = True
         rank, n = self.transport.rank, self.transport.size
+        who = "This rank leaves the local step out" if alone else "All ranks skip the step"
         if rank == 0 or rank in ranks:
             warnings.warn(
                 f"step {step}: NaN or infinity in the gradients of {len(ranks)} of {n} ranks ({_ranks(ranks)}). "
-                "All ranks skip the step, and what the method remembers stays as it was; report().skipped counts "
-                "such steps from now on without a word. To find the cause, look at the loss and the data of these "
-                "ranks, and at torch.autograd.set_detect_anomaly(True).",
+                f"{who}, and what the method remembers stays as it was; report().skipped counts such steps from now on "
+                "without a word. To find the cause, look at the loss and the data of these ranks, and at "
+                "torch.autograd.set_detect_anomaly(True).",
                 stacklevel=2,
             )
 

@@ -138,7 +138,7 @@ class Report:
             times,
         ]
         if self.exchanges != self.steps:
-            parts.insert(2, f"{self.exchanges} exchanges")
+            parts.insert(2, f"{self.exchanges} exchange{'s' * (self.exchanges != 1)}")
         if self.skipped:
             parts.append(f"{self.skipped} skipped")
         if self.residual_norm is not None:
