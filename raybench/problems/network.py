@@ -372,10 +372,7 @@ class NetworkProblem(Problem):
     # Measures -----------------------------------------------------------------------------------
 
     def losses(self, x: Tensor, buffers: Buffers | None = None) -> Tensor:
-        """Return f_i(x), (B, n_here), of x (B, d), in evaluation mode.
-
-        buffers: the mean of the clients' running statistics, (B, ..) by name; by default those of the start.
-        """
+        """Return f_i(x), (B, n_here), of x (B, d), with the mean of the clients' statistics, by default the start's."""
         buffers = self._first(len(x)) if buffers is None else buffers
         found = torch.stack([self._loss(x, rows, buffers) for rows in self.rows], 1).to(x)
         return found + self._penalty(x[:, None])
