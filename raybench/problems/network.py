@@ -43,18 +43,17 @@ Buffers = Mapping[str, Tensor]
 class NetworkProblem(Problem):
     """f_i(x) = the mean loss of a network with parameters x over client i's examples, + weight_decay/2 ||x||^2.
 
-    model: ``mlp``, ``mnist_cnn``, ``autoencoder``, ``resnet18``, ``resnet20``, ``vgg11`` or
-    ``transformer``, with sizes as in ``mlp:hidden=[64,64]``; ``torchvision:NAME``; or ``my_module:function``,
-    which returns a module or a ``Network``. The loss is cross-entropy (of the next token for text, of
-    the inputs squared error for the autoencoder). Minibatches, augmentation and dropout are functions
-    of the sample, so that a sample is the same at two points. Full gradients are taken without either.
+    model: ``mlp``, ``mnist_cnn``, ``autoencoder``, ``resnet18``, ``resnet20``, ``vgg11`` or ``transformer``, with sizes as
+    in ``mlp:hidden=[64,64]``; ``torchvision:NAME``; or ``my_module:function``, which returns a module or a ``Network``. The
+    loss is cross-entropy (of the next token for text, of the inputs squared error for the autoencoder). Minibatches,
+    augmentation and dropout are functions of the sample, so that a sample is the same at two points. Full gradients are
+    taken without either.
 
-    batchnorm: by which statistics it normalises. ``frozen``: by those the network starts with. ``server``: a
-    gradient by those of its own samples, which clients also average into running statistics; f and the test
-    metrics, in evaluation mode, by the mean of the clients' running statistics. ``sync``: the same, and the clients
-    average theirs in every round, which is booked. So f is that of the network a run ends with, whatever ``chunk``
-    is, while the full gradient is that of the losses of its passes of ``chunk`` samples, in training mode. No
-    constants are known. Raises InputError for bad input.
+    batchnorm: by which statistics it normalises. ``frozen``: by those the network starts with. ``server``: a gradient by
+    those of its own samples, which clients also average into running statistics; f and the test metrics, in evaluation
+    mode, by the mean of the clients' running statistics. ``sync``: the same, and clients average theirs in every round, which
+    is booked. So f does not depend on ``chunk``; a full gradient is that of the losses of its passes of ``chunk`` samples,
+    in training mode. No constants are known. Raises InputError for bad input.
     """
 
     __params__: ClassVar[Mapping[str, Param]] = {
@@ -373,10 +372,7 @@ class NetworkProblem(Problem):
     # Measures -----------------------------------------------------------------------------------
 
     def losses(self, x: Tensor, buffers: Buffers | None = None) -> Tensor:
-        """Return f_i(x), (B, n_here), of x (B, d), in evaluation mode.
-
-        buffers: the mean of the clients' running statistics, (B, ..) by name; by default those of the start.
-        """
+        """Return f_i(x), (B, n_here), of x (B, d), with the mean of the clients' statistics, by default the start's."""
         buffers = self._first(len(x)) if buffers is None else buffers
         found = torch.stack([self._loss(x, rows, buffers) for rows in self.rows], 1).to(x)
         return found + self._penalty(x[:, None])
