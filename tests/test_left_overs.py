@@ -358,7 +358,7 @@ def test_sigterm_while_ray_starts_is_143(place: Path, when: str) -> None:
     (place / "s.yaml").write_text(TRAIN.replace("workers: 2", "workers: 1"))
     done = subprocess.run(
         [sys.executable, "-c", WHEN, when], cwd=place, capture_output=True, text=True, timeout=200,
-        env={**os.environ, "TMPDIR": str(place)},
+        env={**os.environ, "TMPDIR": str(place), "RAY_TMPDIR": "/tmp"},
     )  # fmt: skip
     assert done.returncode == 143, done.stderr
     assert "stopped by SIGTERM" in done.stderr
