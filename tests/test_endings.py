@@ -11,8 +11,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 from cli_kit import SWEEP, cli, tree
 from fsspec.implementations.memory import MemoryFileSystem
@@ -21,6 +23,7 @@ from raybench import spec
 from raybench.core import endings
 from raybench.core.errors import InputError
 from raybench.runtime.driver import drive
+from raybench.store import Store
 from raybench.store.files import Local
 
 SCRIPT = Path(sys.executable).parent / "raybench"
@@ -94,6 +97,112 @@ def hear_it_rudely(handler: Callable[[int, object], None]) -> None:
     with endings.keeping_sigterm():
         signal.signal(signal.SIGTERM, handler)
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_from_its_first_moment_a_command_ends_by_sigterm_as_it_says(here: Path) -> None:
+    """Before a driver is at work, too: while the sweep is read."""
+    (here / "s.yaml").write_text(LONG)
+    program = (
+        "import os, signal, sys, raybench.cli, raybench.spec\n"
+        "raybench.spec.load = lambda *a, **k: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.argv[1:] = ['plan', 's.yaml']\nraybench.cli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (143, "error: interrupted\n")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_second_signal_ends_what_hears_none(number: int, code: int) -> None:
+    """The main thread is held below Python, as by a Ray that does not answer; the same wish twice is one."""
+    program = (
+        "import ctypes, sys, time\nfrom raybench.core import endings\n"
+        "endings.SAME_WISH = 0.3\n"
+        "with endings.stopping_on_sigterm(), endings.ending_on_the_second_signal():\n"
+        "    print('held', flush=True)\n"
+        "    until = time.time() + 60\n"
+        "    while time.time() < until:\n"
+        "        try:\n            ctypes.CDLL(None).pause(); ctypes.CDLL(None).sleep(60)\n"
+        "        except KeyboardInterrupt:\n            pass\n"
+    )
+    held = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert held.stdout is not None
+    assert held.stdout.readline() == "held\n"
+    held.send_signal(number)
+    held.send_signal(number)
+    with pytest.raises(subprocess.TimeoutExpired):
+        held.wait(0.6)
+    held.send_signal(number)
+    assert held.wait(20) == code
+    held.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("ls | true; exit ${PIPESTATUS[0]}", 141),  # the custom of shells: 128 and SIGPIPE
+        ("schema | head -1 >out; exit ${PIPESTATUS[0]}", 141),
+        ("--help | true; exit ${PIPESTATUS[0]}", 141),
+        ("ls >&-", 0),
+        ("ls >&- 2>&- <&-", 0),
+        ("plan absent.yaml 2>&-", 2),
+        ("ls >/dev/full", 1),
+    ],
+)
+def test_output_that_nobody_reads(here: Path, command: str, code: int) -> None:
+    done = subprocess.run(["bash", "-c", f"{SCRIPT} {command}"], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_output_in_any_encoding(here: Path) -> None:
+    (here / "s.yaml").write_text(SWEEP)
+    assert cli("sweep", "s.yaml", "--inline").code == 0
+    for form in ("terminal", "plain", "csv"):
+        done = subprocess.run(
+            [SCRIPT, "table", "results/small", "--format", form],
+            capture_output=True,
+            env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.isascii()
+        assert b"EF21" in done.stdout
+
+
+def test_names_do_not_command_the_terminal_nor_a_spreadsheet(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a received folder calls its methods, sweep and data set is text, wherever it is printed."""
+    evil = "\x1b[2J\x9b1A\u202e"
+    (here / "s.yaml").write_text(SWEEP)
+    commit = Store.commit
+
+    def named(table: pa.Table) -> pa.Table:
+        for column in ("label", "dataset", "algorithm"):
+            at = table.schema.get_field_index(column)
+            field = table.schema.field(at)
+            texts = pa.array([f"=1+{evil}{v}" for v in table[column].to_pylist()])
+            table = table.set_column(at, field, texts.cast(field.type))
+        return table
+
+    def committed(self: Store, shard: str, curves: pa.Table, cells: pa.Table, *rest: Any) -> None:
+        commit(self, shard, named(curves), named(cells), *rest)
+
+    monkeypatch.setattr(Store, "commit", committed)
+    assert cli("sweep", "s.yaml", "--inline").code == 0
+    folder = here / "results" / "small"
+    for verb in ("table", "status", "rank", "verify", "plan"):
+        said = cli(verb, "s.yaml" if verb == "plan" else folder)
+        assert not set(evil) & set(said.out + said.err) - set("[2J1A"), said.out + said.err
+        if verb == "table":
+            assert r"=1+\x1b[2J\x9b1A" in said.out
+    csv = cli("table", folder, "--format", "csv").out
+    assert "'=1+" in csv
+    assert not re.search(r"(^|,)=", csv, re.MULTILINE)
+    (here / "n.yaml").write_text(SWEEP + 'bogus: {"\\e[2J": 1}\n')
+    said = cli("plan", "n.yaml")
+    assert said.code == 2
+    assert "\x1b" not in said.err
 
 
 @pytest.mark.parametrize("named", [False, True])

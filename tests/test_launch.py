@@ -67,6 +67,12 @@ def cluster(folder: Path, **changes: object) -> file.ClusterFile:
     return file.read(str(path))
 
 
+def test_a_file_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("a: " + "[" * 20_000 + "]" * 20_000)
+    with pytest.raises(InputError, match="nested too deeply"):
+        file.read(str(tmp_path / "c.yaml"))
+
+
 def complaint(folder: Path, **changes: object) -> str:
     """Return what is said of a wrong cluster file."""
     with pytest.raises(InputError) as error:

@@ -311,6 +311,123 @@ def test_sigterm_through_ray_is_143_and_a_full_disk_is_no_failed_cell(place: Pat
     assert len(list(cells.iterdir())) == 8
 
 
+WHEN = """
+import importlib, os, signal, sys, threading, time
+module, name, delay = sys.argv[1].split(":")
+import raybench.runtime.session as session
+plain_session = session._session
+
+def fire():
+    time.sleep(float(delay))
+    os.kill(os.getpid(), signal.SIGTERM)
+
+def armed(*given):
+    import ray
+    owner, _, last = name.rpartition(".")
+    home = importlib.import_module(module)
+    home = getattr(home, owner) if owner else home
+    plain = getattr(home, last)
+
+    def call(*a, **k):
+        threading.Thread(target=fire, daemon=True).start()
+        return plain(*a, **k)
+
+    setattr(home, last, call)
+    yield from plain_session(*given)
+
+session._session = armed
+sys.argv[1:] = ["sweep", "s.yaml"]
+from raybench.cli import main
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize(
+    "when",
+    [
+        "ray._private.node:Node.__init__:0",
+        "ray._private.node:Node.__init__:1",
+        "ray._private.worker:connect:0",
+        "ray._private.worker:connect:0.1",  # Ray has its own handler by then, and an alarm that aborts after 3 s
+    ],
+)
+def test_sigterm_while_ray_starts_is_143(place: Path, when: str) -> None:
+    (place / "s.yaml").write_text(TRAIN.replace("workers: 2", "workers: 1"))
+    done = subprocess.run(
+        [sys.executable, "-c", WHEN, when], cwd=place, capture_output=True, text=True, timeout=200,
+        env={**os.environ, "TMPDIR": str(place), "RAY_TMPDIR": "/tmp"},
+    )  # fmt: skip
+    assert done.returncode == 143, done.stderr
+    assert "stopped by SIGTERM" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(place.glob("raybench-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(280)
+def test_a_raylet_that_is_stopped_is_told_and_the_second_signal_ends(place: Path) -> None:
+    (place / "s.yaml").write_text(TRAIN.replace("workers: 2", "workers: 1"))
+    program = (
+        "import sys, raybench.runtime.crew as crew; crew.SILENCE = 3.0\n"
+        "sys.argv[1:] = ['sweep', 's.yaml']\nfrom raybench.cli import main; main()"
+    )
+    driver = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=place, stderr=subprocess.PIPE, text=True
+    )
+    assert driver.stderr is not None
+    known: list[psutil.Process] = []
+    try:
+        until = time.monotonic() + 120
+        while not (place / "results/left/plan/batches.json").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        while time.monotonic() < until:
+            known = psutil.Process(driver.pid).children(recursive=True)
+            raylets = [p for p in known if p.name() == "raylet"]
+            if raylets and any("ray::" in " ".join(p.cmdline()) for p in known):
+                break
+            time.sleep(0.1)
+        raylets[0].suspend()
+        said = ""
+        while "Ray has not answered" not in said:
+            said = driver.stderr.readline()
+            assert said, "it ended without a word"
+        assert "its raylet is stopped" in said
+        assert "again Ctrl-C without waiting" in said
+        driver.send_signal(signal.SIGTERM)
+        time.sleep(1.5)
+        driver.send_signal(signal.SIGTERM)
+        assert driver.wait(60) == 143
+        until = time.monotonic() + SOON
+        while (left := [p for p in known if not gone(p)]) and time.monotonic() < until:
+            time.sleep(0.2)
+        assert not left
+    finally:
+        if driver.poll() is None:
+            driver.kill()
+            driver.wait()
+        driver.stderr.close()
+
+
+def test_what_a_killed_worker_left_is_an_orphan(place: Path) -> None:
+    """Parts of checkpoints and plug-ins that travelled lie in folders that the end of the sweep, or the next, removes."""
+    owner = "import sys; from raybench.runtime.scratch import scratch\n"
+    owner += "with scratch('part'), scratch('plugin'): print('made', flush=True); sys.stdin.read()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", owner], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "TMPDIR": str(place)},
+    )  # fmt: skip
+    assert other.stdout is not None
+    assert other.stdout.readline() == "made\n"
+    other.kill()
+    other.wait()
+    assert len(remove_orphans()) == 2
+    assert not list(place.iterdir())
+
+
 FULL = """
 import errno, os
 from pathlib import Path

@@ -418,3 +418,51 @@ def test_a_round_that_lasts_long_is_run_once_to_estimate_it(monkeypatch):
     assert ran == [0, 1]
     assert found.seconds > 0
     assert found.bits_up == 50 * 64 * P1["dim"]
+
+
+# What a user should hear before it runs -------------------------------------------------------------
+
+
+def test_a_stop_at_so_many_bits_ends_the_estimate():
+    """As the run itself: it stops in the round whose bits reach the number."""
+    options = Options(*(getattr(sweep(), n) for n in ("record", "accounting", "evaluate", "prune")))
+    made = plan(rounds=5000, stop={"bits_up": 20_000})
+    (found,) = estimates.estimate(made.batches, options).values()
+    run = Run(
+        made.batches[0], estimates.hosted(made.batches[0], estimates.Transport(), "cpu"), options
+    )
+    run.advance(5000)
+    assert run.t < 5000
+    assert found.bits_up == pytest.approx(float(run.bits("up").mean()), rel=0.02)
+    (whole,) = estimates.estimate(plan(rounds=5000).batches, options).values()
+    assert whole.bits_up == pytest.approx(found.bits_up * 5000 / run.t, rel=0.02)
+
+
+def test_f_star_above_the_start_is_told():
+    options = Options(*(getattr(sweep(), n) for n in ("record", "accounting", "evaluate", "prune")))
+
+    def warning(**keys: Any) -> str:
+        (found,) = estimates.estimate(plan(**keys).batches, options).values()
+        return found.warning
+
+    assert "f_star: 1000 lies above f(x0) = " in warning(f_star=1000.0)
+    assert warning(f_star=-1000.0) == warning() == ""
+
+
+def test_a_batch_larger_than_a_clients_data_is_told():
+    def notes(batch: int) -> tuple[str, ...]:
+        keys = {"problem": {**CANCER, "clients": 4}, "step_size": {"value": 0.1}}  # 15 rows each
+        return plan(algorithm={"name": "sgd", "batch": batch}, compressor=None, **keys).notes
+
+    what = "16 samples a round, and a client has 15: it draws some more than once"
+    assert any(what in note for note in notes(16)), notes(16)
+    assert not any("samples" in note for note in notes(15))
+
+
+def test_more_workers_than_cores_are_told(monkeypatch):
+    from raybench.runtime import gpus
+
+    monkeypatch.setattr(gpus.os, "cpu_count", lambda: 2)
+    (said,) = gpus.crowded(sweep(resources={"workers": 100}).resources)
+    assert "100 workers take 100 CPUs, and this machine has 2" in said
+    assert gpus.crowded(sweep(resources={"workers": 2}).resources) == []

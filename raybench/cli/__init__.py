@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -32,8 +33,10 @@ from raybench.cli.study import study
 from raybench.cli.sweep import sweep
 from raybench.cli.table import table
 from raybench.cli.verify import verify
+from raybench.core.endings import ending_on_the_second_signal, stopping_on_sigterm
 from raybench.core.kernel_folder import kernel_folder
 from raybench.core.process import tune_process
+from raybench.core.terminal import terminal
 
 VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run": (run, plan, sweep, reproduce),
@@ -98,6 +101,13 @@ def top(
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code (``raybench.cli.leaving``)."""
-    with leaving():
-        # a verb may become another process where this one is the command's own
-        typer.main.get_command(app).main(args, prog_name="raybench", obj=args is None)
+    signals = ending_on_the_second_signal() if args is None else nullcontext()
+    with terminal(), signals, leaving(), stopping_on_sigterm():
+        try:
+            # a verb may become another process where this one is the command's own
+            typer.main.get_command(app).main(args, prog_name="raybench", obj=args is None)
+        except SystemExit as end:
+            stop = end.__context__ and end.__context__.__cause__
+            if isinstance(stop, KeyboardInterrupt):  # SIGTERM too, which typer does not know
+                raise stop from None
+            raise

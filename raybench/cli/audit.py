@@ -27,6 +27,7 @@ def audit(
     from raybench.analysis.audit import audit as audited
     from raybench.report import audit as shown
     from raybench.report.content import default_out
+    from raybench.report.formats import separated
     from raybench.report.plots import save, styled
 
     read = frames(folder, target=goal(target), every=every)
@@ -40,6 +41,6 @@ def audit(
     with styled(None):
         paths = save(place / "audit", shown.draw(found), found.readings, ("png", "pdf", "csv"))
     pairs = place / "audit_pairs.csv"
-    found.pairs.to_csv(pairs, index=False)
+    pairs.write_text(separated(found.pairs), encoding="utf-8")
     print()
     print(f"{paths[0].with_suffix('')}.{{png,pdf,csv}}\n{pairs}")

@@ -81,6 +81,7 @@ def _print(
     from rich.text import Text
 
     from raybench.planning.skip import counted
+    from raybench.runtime.gpus import crowded
 
     sweep, screen = made.sweep, console()
     head = Text(sweep.name, style="bold")
@@ -114,7 +115,8 @@ def _print(
         )
     )
     screen.print(pairs(rows))
-    note(*made.notes)
+    note(*made.notes, *dict.fromkeys(e.warning for e in known.values() if e.warning))
+    note(*crowded(made.sweep.resources))
 
 
 def _fewer(made: Plan) -> list[tuple[str, str]]:

@@ -91,7 +91,7 @@ def reproduce(
 
 
 def _run(what: Reproduction, folder: Path, full: bool, inline: bool, address: str | None) -> None:
-    """Run what the folder lacks; leave with exit code 130 where that is interrupted."""
+    """Run what the folder lacks; leave with its exit code where that is interrupted."""
     import raybench
     from raybench.reproduce.work import measured
 
@@ -104,7 +104,7 @@ def _run(what: Reproduction, folder: Path, full: bool, inline: bool, address: st
     outcome = raybench.sweep(what.sweep, folder, sets=sets, inline=inline, address=address)
     if outcome.interrupted:
         note("interrupted: the same command goes on")
-        raise typer.Exit(130)
+        raise typer.Exit(outcome.exit_code)
 
 
 def _tell(

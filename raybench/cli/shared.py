@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from raybench.core import terminal
+
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from raybench.planning.skip import Why
@@ -86,9 +87,7 @@ class Screen:
     """
 
     def __init__(self) -> None:
-        from rich.console import Console
-
-        self.console: Console = Console(highlight=False, markup=False, emoji=False)
+        self.console = terminal.console(highlight=False, markup=False, emoji=False)
         if self.console.is_terminal:
             self.console.width = min(self.console.width, WIDEST_TABLE)
         elif "COLUMNS" not in os.environ:
@@ -166,9 +165,11 @@ def note(*lines: str) -> None:
 
 def complain(lines: Iterable[str]) -> None:
     """Print complaints on standard error."""
-    red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
+    head = "error: "
     for line in lines:
-        print(f"{red}error:{plain} {line}", file=sys.stderr)
+        if sys.stderr.isatty():
+            getattr(sys.stderr, "through", sys.stderr).write(f"\033[31m{head}\033[0m")
+        print(line if sys.stderr.isatty() else head + line, file=sys.stderr)
 
 
 def count(amount: int, word: str, several: str = "") -> str:

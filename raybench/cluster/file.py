@@ -77,6 +77,8 @@ def read(path: str) -> ClusterFile:
         parts = [part for part in yaml.safe_load_all(file.read_text()) if part]
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError.of("--cluster", f"{path} is no YAML", str(error)) from error
+    except RecursionError as error:
+        raise InputError.of("--cluster", f"{path} is nested too deeply", "look at it") from error
     jobs = [part for part in parts if isinstance(part, dict) and part.get("kind") == "RayJob"]
     if jobs:
         return ClusterFile(file, "rayjob", jobs[0])

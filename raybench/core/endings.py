@@ -7,12 +7,14 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 INTERRUPTED = 130  # exit codes by the custom of shells: 128 and the number of the signal
 TERMINATED = 143
+SAME_WISH = 1.0  # seconds within which a signal that comes again says nothing new
 DISK_TROUBLE = {
     errno.ENOSPC: "free some of it",
     errno.EDQUOT: "free some of it",
@@ -35,7 +37,8 @@ def stopping_on_sigterm() -> Iterator[None]:
     """
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM) if main else None
-    ours = before == signal.SIG_DFL or getattr(before, "__module__", "").split(".")[0] == "ray"
+    home = getattr(before, "__module__", "")
+    ours = before == signal.SIG_DFL or home == __name__ or home.split(".")[0] == "ray"
     if not (main and ours):
         yield
         return
@@ -75,6 +78,48 @@ def keeping_sigterm() -> Iterator[None]:
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
+            # Ray's handler below Python's has set an alarm that aborts the process three seconds after a SIGTERM.
+            signal.alarm(0)
+
+
+@contextmanager
+def ending_on_the_second_signal() -> Iterator[None]:
+    """Leave with the exit code of a second SIGINT or SIGTERM as it comes, whatever the main thread waits for.
+
+    For a process that is a command's own: what of Ray's does not answer keeps the main thread from running any
+    handler. What arrives within a second of the first is the same wish, as of a shell that tells the whole group.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+
+    def listen() -> None:
+        first = 0.0
+        while number := os.read(ours, 1):
+            if number[0] not in (signal.SIGINT, signal.SIGTERM):
+                continue
+            if not first:
+                first = time.monotonic()
+            elif time.monotonic() - first > SAME_WISH:
+                os.write(
+                    2,
+                    b"\x1b[?25h" * os.isatty(2)
+                    + b"note: left without waiting for what still runs\n",
+                )
+                os._exit(128 + number[0])
+
+    before = signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(theirs)
+        thread.join()
+        os.close(ours)
 
 
 def exit_code(stop: KeyboardInterrupt) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raybench.core import terminal
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -38,12 +40,11 @@ class Bar:
         self._progress: Progress | None = None
 
     def update(self, done: int) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
         if self._progress is None:
             columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-            self._progress = Progress(*columns, console=Console(stderr=True))
+            self._progress = Progress(*columns, console=terminal.console(stderr=True))
             self._task = self._progress.add_task(
                 f"downloading {self.name}", total=self.total or None
             )

@@ -207,7 +207,7 @@ def make_plan(
     if complaints:
         raise InputError(list(complaints)[:MOST_COMPLAINTS])
     kept, notes = merged(cells, done)
-    notes += thumbs(kept)
+    notes += thumbs(kept) + wide_batches(kept)
     facts, most = {}, {}
     for section, own in _by_problem(kept):
         problem = problem_of(section)
@@ -253,6 +253,20 @@ def thumbs(cells: list[Resolved]) -> list[str]:
     }
     said = f"steps of {', '.join(sorted(found))}: multiples of a rule of thumb, no theorem"
     return [said] if found else []
+
+
+def wide_batches(cells: list[Resolved]) -> list[str]:
+    """Return a note for each minibatch that is larger than the data of some client."""
+    notes: dict[str, None] = {}
+    for form, cell in {id(c.form): (c.form, c.cell) for c in cells}.values():
+        problem = problem_of_cell(cell)
+        batch, fewest = form.params.get("batch", problem.batch), min(problem.samples)
+        if isinstance(batch, int) and batch > fewest > 1:
+            what = (
+                f"{batch} samples a round, and a client has {fewest}: it draws some more than once"
+            )
+            notes[f"{form.label}: {what}"] = None
+    return list(notes)
 
 
 def recorded(sweep: Sweep, cell: Resolved) -> RecordedRounds:

@@ -6,12 +6,15 @@ import io
 import math
 from collections.abc import Callable, Sequence
 
+import pandas as pd
+
 from raybench.core.errors import InputError, nearest
 from raybench.report.fitted import Fitted
 from raybench.report.sheet import Field, Sheet
 
 FORMS = ("terminal", "plain", "markdown", "csv", "latex")
 PLAIN_WIDTH = 160
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a cell that is computed begins with
 
 _TEX = {
     "\\": r"\textbackslash{}",
@@ -81,8 +84,17 @@ def markdown(sheet: Sheet) -> str:
 
 def csv(sheet: Sheet) -> str:
     """Return the frame behind a sheet: raw numbers, in bits and seconds."""
-    text: str = sheet.data.to_csv(index=False)
+    return separated(sheet.data)
+
+
+def separated(frame: pd.DataFrame) -> str:
+    """Return a frame as CSV. A text that a spreadsheet would take for a formula gets a quote before it."""
+    text: str = frame.map(_unarmed).to_csv(index=False)
     return text
+
+
+def _unarmed(cell: object) -> object:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
 
 
 def latex(sheet: Sheet) -> str:

@@ -26,6 +26,7 @@ from raybench.core.errors import InputError, nearest
 from raybench.report import heatmap, labels, words
 from raybench.report.bandwidth import every
 from raybench.report.content import LOWEST_SHOWN, Figure, default_out, open_frames, shown, told
+from raybench.report.formats import separated
 
 STYLE: dict[Any, Any] = {
     "font.family": "STIXGeneral",
@@ -153,7 +154,7 @@ def save(path: Path, canvas: Canvas, data: pd.DataFrame, kinds: Sequence[str]) -
     paths = [Path(f"{path}.{kind}") for kind in kinds]
     for kind, goal in zip(kinds, paths, strict=True):
         if kind == "csv":
-            data.to_csv(goal, index=False)
+            goal.write_text(separated(data), encoding="utf-8")
         else:  # without what differs from run to run
             plain = {"png": {"Software": None}, "pdf": {"CreationDate": None}}.get(
                 kind, {"Date": None}

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import io
 import re
-import tempfile
 import uuid
 from collections.abc import Mapping
 from functools import partial
@@ -24,6 +23,7 @@ import xxhash
 from raybench.engine.run import Options
 from raybench.engine.saved import Part
 from raybench.planning.batch import Batch
+from raybench.runtime.scratch import scratch
 from raybench.store import Store
 from raybench.store.files import Files
 from raybench.store.schema import raybench_version
@@ -143,9 +143,12 @@ class TrainCheckpoints(Checkpoints):
     def _write(self, folder: str, name: str, data: memoryview) -> None:
         from ray import train
 
-        with tempfile.TemporaryDirectory(prefix="raybench-part-") as here:
-            Path(here, name).write_bytes(data)
-            saved = train.Checkpoint.from_directory(here)
+        # A worker may be killed meanwhile: what is its own is told from what it has left behind.
+        with scratch("part") as here:
+            part = Path(here, "part")
+            part.mkdir()
+            (part / name).write_bytes(data)
+            saved = train.Checkpoint.from_directory(str(part))
             train.report({}, checkpoint=saved, checkpoint_dir_name=folder)
 
 

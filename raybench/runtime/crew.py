@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from raybench.runtime.work import Shared
 
 MOST_WORKERS = 1000  # pending or at work, on a cluster that may grow: what one Tune run handles
+SILENCE = 60.0  # seconds after which it is told that Ray does not answer
 COUNTED_EVERY = 5.0  # seconds between looks at what a cluster has
 
 
@@ -210,6 +211,16 @@ def _beside(ray: ModuleType) -> dict[str, Any]:
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
 
 
+def _stopped(ray: ModuleType) -> bool:
+    """Tell whether the raylet of a Ray of our own is stopped: what runs goes on, and nothing new ever starts."""
+    node = ray._private.worker._global_node
+    for info in node.all_processes.get("raylet", ()) if node is not None else ():
+        with suppress(OSError):
+            stat = Path(f"/proc/{info.process.pid}/stat").read_text()
+            return stat.rpartition(")")[2].split()[0] == "T"
+    return False
+
+
 def _absolute(folder: str) -> str:
     return folder if "://" in folder else str(Path(folder).resolve())
 
@@ -225,11 +236,19 @@ def _following(
     over = threading.Event()
 
     def follow() -> None:
+        heard = time.monotonic()
         while not over.wait(0.5):
+            silence = time.monotonic() - heard
+            if silence > SILENCE and not over.is_set():
+                why = "its raylet is stopped" if _stopped(ray) else "nothing is heard of it"
+                end = "Ctrl-C ends the sweep, and again Ctrl-C without waiting for Ray"
+                view.trouble(f"Ray has not answered for {silence:.0f} s ({why}): {end}")
             try:
                 news: News = ray.get(queue.news.remote(), timeout=5)
             except Exception:  # the session is ending, and results are in the store already
                 continue
+            if not _stopped(ray):
+                heard = time.monotonic()
             if news.tries != tries.counts:
                 tries.counts = news.tries
                 with suppress(OSError):  # a full disk: what commits results tells of it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raybench.core.endings import Terminated, stopping_on_sigterm
-from raybench.core.errors import InputError
+from raybench.core.errors import InputError, Notice
 from raybench.engine import rows
 from raybench.engine.execute import execute
 from raybench.planning.admission import admit
@@ -25,7 +26,7 @@ from raybench.runtime.callbacks import Callback, opened
 from raybench.runtime.callbacks.follower import Follower
 from raybench.runtime.checkpoints import FOLDER, Checkpoints, run_name
 from raybench.runtime.crew import group_of, options_of, through_ray
-from raybench.runtime.gpus import check_gpus, count_here
+from raybench.runtime.gpus import check_gpus, count_here, crowded
 from raybench.runtime.outcome import Outcome
 from raybench.runtime.progress import View
 from raybench.runtime.session import ray_session
@@ -75,6 +76,8 @@ def drive(
             1 if inline else group_of(plan.sweep.resources, mode),
             count_here(),
         )
+        for text in crowded(plan.sweep.resources) if not inline else ():
+            warnings.warn(text, Notice, stacklevel=2)
     with store.held():
         store.own(fresh)
         if fresh:

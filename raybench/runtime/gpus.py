@@ -1,8 +1,9 @@
-"""Shares of GPUs: how many workers they take, how ranks that have them talk, and whether they are here."""
+"""CPUs and shares of GPUs: how many workers they take, how ranks that have them talk, and whether they are here."""
 
 from __future__ import annotations
 
 import math
+import os
 
 from raybench.core.errors import InputError
 from raybench.spec.model import Resources
@@ -40,6 +41,17 @@ def check_gpus(resources: Resources, workers: int, here: float) -> None:
         there = f"there {'is' if here == 1 else 'are'} {here:g}" if here else "there is none"
         what = f"{who} take {needed} GPU{'s' if needed > 1 else ''}, and {there}"
         raise InputError.of("resources.gpus_per_worker", what, "0 runs on CPUs")
+
+
+def crowded(resources: Resources) -> list[str]:
+    """Return a note where the workers of a trial need more CPUs than this machine has: they take turns."""
+    needed, here = resources.workers * resources.cpus_per_worker, os.cpu_count() or 1
+    if needed <= here:
+        return []
+    who = f"{resources.workers} workers take {needed:g} CPUs"
+    return [
+        f"resources.workers: {who}, and this machine has {here}: they share them, and take longer"
+    ]
 
 
 def count_here() -> int:

@@ -11,12 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from raybench.core import terminal
 from raybench.core.durations import clock
 from raybench.engine.execute import Progress
 
@@ -34,7 +35,7 @@ class View:
 
     def __init__(self, name: str, cells: int, rounds: float, before: int = 0) -> None:
         self.name, self.cells, self.rounds, self.before = name, cells, rounds, before
-        self.console = Console(stderr=True, highlight=False)
+        self.console = terminal.console(stderr=True, highlight=False)
         self.began = self._last_line = time.monotonic()
         self.now = Progress()
         self.stage = "starting"

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-PREFIXES = ("raybench-tune-", "raybench-train-")
+KINDS = ("tune", "train", "part", "plugin")
+PREFIXES = tuple(f"raybench-{kind}-" for kind in KINDS)
 UNBORN = "raybench-new-"  # not locked yet, so not to be taken for an orphan
 LOCK = "owner.lock"
 
@@ -26,7 +27,7 @@ LOCK = "owner.lock"
 def scratch(kind: str) -> Iterator[str]:
     """Yield a new folder ``raybench-<kind>-..`` of this process, removed at the end; remove orphans first.
 
-    kind: ``tune`` or ``train``.
+    kind: one of ``KINDS``.
     """
     remove_orphans()
     place = Path(tempfile.gettempdir())

@@ -15,6 +15,7 @@ from raybench.core.endings import keeping_sigterm
 from raybench.core.errors import InputError
 from raybench.core.process import ENVIRONMENT
 from raybench.runtime.access import check_access, guard_token, on_loopback
+from raybench.runtime.scratch import remove_orphans
 from raybench.runtime.watchdog import watched
 
 RAY_ENVIRONMENT = {
@@ -128,3 +129,4 @@ def _session(address: str | None, slots_needed: float) -> Iterator[ModuleType]:
         yield ray
     finally:
         ray.shutdown()
+        remove_orphans()  # of workers that had no time to end

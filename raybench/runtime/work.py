@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from raybench.core import registry
@@ -160,7 +159,7 @@ def load_shipped(path: str, content: bytes) -> None:
     if file.is_file() and file.read_bytes() == content:
         registry.load_plugin(file)
         return
-    with TemporaryDirectory(prefix="raybench-plugin-") as folder:
+    with scratch("plugin") as folder:
         file = Path(folder) / file.name
         file.write_bytes(content)
         registry.load_plugin(file)

@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from raybench.report.formats import separated
 from raybench.report.plots import STYLE
 from raybench.study.formulas import KNOWN, TOP_1
 from raybench.study.summary import top_1_savings, top_k_energy
@@ -64,7 +65,7 @@ def figures(rows: pd.DataFrame, out: str | Path) -> list[Path]:
                 canvas.savefig(path, metadata=plain)
                 paths.append(path)
         path = folder / f"{name}.csv"
-        shown.to_csv(path, index=False)
+        path.write_text(separated(shown), encoding="utf-8")
         paths.append(path)
     return paths
 
