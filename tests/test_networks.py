@@ -238,19 +238,6 @@ def test_running_statistics_are_those_of_torch():
         torch.testing.assert_close(value[0, 0], own[name], rtol=1e-9, atol=1e-12)
 
 
-def test_f_normalises_by_the_samples_of_a_pass():
-    """As its gradient does, not by running statistics: in passes of ``chunk`` examples."""
-    problem = build("network", {**NORMED, "chunk": 8})
-    x = point(problem)
-    values = problem.losses(x)
-    for b in range(2):
-        for i in range(3):
-            places = torch.arange(len(problem.rows[i]))
-            want = sum(len(p) * by_hand(problem, x[b], p, i, True)[1] for p in places.split(8))
-            torch.testing.assert_close(values[b, i], want.detach() / len(places))
-    torch.testing.assert_close(values, problem.oracle(x)[1])
-
-
 @pytest.mark.parametrize("together", [True, False], ids=["stacked", "row by row"])
 def test_frozen_statistics_are_what_normalises(together, monkeypatch):
     """In f, its gradient and the evaluation: as torch in evaluation mode; nothing is learnt from the data."""
