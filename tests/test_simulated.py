@@ -161,7 +161,15 @@ def test_the_fastest_method_changes_with_the_bandwidth():
         method("sparse", "x4", "d", up=1e3, compute=0.05, rounds=5, status="diverged"),
     ]
     curves = pd.concat([own for own, _ in made], ignore_index=True)
-    cells = pd.DataFrame([head for _, head in made])
+    finals = dict.fromkeys(["loss", "accuracy", "bits_up", "seconds", "rounds"], np.nan)
+    facts = {
+        "seed": 0,
+        "algorithm": "a",
+        "compressor": None,
+        "step_size": 1.0,
+        "step_multiple": 1.0,
+    }
+    cells = pd.DataFrame([{**finals, **facts, **head} for _, head in made])
     at = np.array([1e8, 1e11])
     found = by_bandwidth(curves, cells, RING, {"": 1.1e-6}, at=at)
     won = found[found["fastest"]].set_index("bandwidth")["method"]

@@ -210,7 +210,7 @@ def test_the_figure_is_that_table(folder, tmp_path):
     written = pd.read_csv(tmp_path / "trials.csv")
     np.testing.assert_allclose(written["bits_up"], made.data["y"])
     one = figure(folder, kind="trials", methods=["EF21 Top-K"], x="round", labels={"ef21": "ours"})
-    assert {look.label for look in one.looks.values()} == {"ours"}
+    assert {look.label for look in one.looks.values()} == {"ours, 6 cells"}
     assert one.y == "round"
 
 

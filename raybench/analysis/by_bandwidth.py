@@ -11,7 +11,7 @@ import pandas as pd
 from raybench.analysis.crossing import first_crossing
 from raybench.analysis.intervals import interval
 from raybench.analysis.links import Network
-from raybench.analysis.simulated import work
+from raybench.analysis.simulated import SECONDS, work
 from raybench.analysis.tuned import candidates, set_apart
 
 SLOWEST, FASTEST = 100e6, 400e9  # bits per second
@@ -63,7 +63,10 @@ def _facet(
     tuning_seeds: Collection[int] | None,
 ) -> pd.DataFrame:
     apart = set_apart(cells, "method", tuning_seeds)
-    table = candidates(curves, cells[~apart], target, "method", y)
+    x = (
+        SECONDS if SECONDS in curves else "round"
+    )  # among settings that miss the target, which are not drawn
+    table = candidates(curves, cells[~apart], target, "method", y, x)
     table = table[table["eligible"]] if len(table) else table
     if table.empty:
         return pd.DataFrame(columns=COLUMNS)

@@ -30,9 +30,10 @@ def comparison(
     one, two = (open_frames(folder, accounting, link, target, tuning_seeds) for folder in (a, b))
     table = compare(one, two, by=by)
     rows = table.to_dict("records")
-    unit, spell, paid = words.unit_of, words.bits, "Bits"
-    if one.link is not None:
-        unit, spell, paid = words.time_unit_of, words.seconds, "Seconds"
+    unit, spell = (
+        (words.unit_of, words.bits) if one.link is None else (words.time_unit_of, words.seconds)
+    )
+    paid = "Bits" if one.link is None else "Seconds"
     fields = []
     if table["facet"].nunique() > 1:
         fields.append(Field(name="facet", head="Problem", texts=list(table["facet"]), left=True))
