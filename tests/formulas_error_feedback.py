@@ -131,6 +131,7 @@ CASES: list[tuple[str, str, dict, float]] = [
         for name in ("ef21_pp", "ef21_bc", "ef21_page", "ef21_sgd")
     ),
     *(("ef21_w", "nonconvex", {"alpha": a}, ef21_step(a, MEAN)) for a in ALPHAS),
+    *(("ef21", "arithmetic", {"alpha": a}, ef21_step(a, MEAN)) for a in ALPHAS),
     *(("ef21_w", "pl", {"alpha": a}, linear((MEAN * q(a)) ** 2, shrink(a))) for a in ALPHAS),
     *(("ef21_p", "nonconvex", {"down_alpha": a}, ef21_step(a, L)) for a in ALPHAS),
     *(  # features split over three clients

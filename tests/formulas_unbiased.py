@@ -198,6 +198,9 @@ CASES: list[tuple[str, str, dict, float]] = [
         ("diana", "pl", {"omega": 4.0, "a": a}, linear(4 / a**2 * TILDE**2 * 4 / 3, a / 2))
         for a in (0.2, 1e-4)
     ),
+    ("diana", "convex", {"omega": 4.0, "a": 0.05}, 1 / ((1 + 6 * 4 / 3) * MOST)),
+    ("diana", "convex", {"omega": 4.0, "a": 0.2, "common": True}, 1 / ((1 + 6 * 4) * MOST)),
+    ("diana", "convex", {"omega": 0.0, "a": 1.0}, 1 / MOST),
     *(("diana", "paper", {"omega": w, "a": 1 / (1 + w)}, family(MOST, w, 1)) for w in (0.0, 4.0)),
     *(("diana", "released", {"omega": w, "a": 0.3}, family(9.0, w, 1)) for w in (0.0, 4.0)),
     *(

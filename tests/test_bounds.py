@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from toys import ConvexL1, each_round, full_gradients, registered
+from toys import ConvexL1, Stretched, each_round, full_gradients, registered
 
 from raybench import theory
 from raybench.core import registry
@@ -144,6 +144,90 @@ def test_pl_bound(name, params, compressor, problem, seeds):
     promised = (1 - gamma * mu) ** np.arange(len(psi))[:, None] * psi[0]
     floor = 1e-13 * np.abs(run.recorder.column("loss")).max()  # of evaluating f
     assert (psi <= promised * (1 + 1e-9) + floor).all()
+
+
+@pytest.fixture(scope="module")
+def stretched():
+    with registered("problem", stretched=Stretched):
+        yield {"name": "stretched"}
+
+
+def of_diana(method: Method) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
+    """V and D of the rule ``convex``, (rounds + 1,), means over seeds, and the method's numbers."""
+    run = started(method.batch((1.0,), range(200)))
+    cell, star = method.cell(), run.problem.minimizer()
+    gamma, alpha, mu = cell.step_size, cell.params["alpha"], run.problem.constants.mu or 0.0
+    w = cell.omega / (1 if method.compressor == COMMON else run.problem.n)
+    at_star = run.problem.oracle(star[None], loss=False)[0]
+
+    def look(run):
+        H = (run.c.h - at_star).square().sum(-1).mean(1)
+        return (run.s.x - star).square().sum(-1) + 4 * w / alpha * gamma**2 * H
+
+    V = torch.stack(each_round(run, look)).mean(1).numpy()
+    D = run.recorder.column("loss").mean(0) - run.problem.constants.f_star
+    return V, D, {"gamma": gamma, "alpha": alpha, "mu": mu, "w": w}
+
+
+HARD_FOR_DIANA = [
+    ({"name": "rand_k", "k": 1}, {}),
+    (COMMON, {}),
+    (RAND, {"alpha": 0.02}),
+    ("natural", {}),
+]
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+@pytest.mark.parametrize(("operator", "params"), HARD_FOR_DIANA, ids=title)
+def test_diana_where_every_f_is_convex(stretched, operator, params, mu):
+    """E V falls by 2 gamma D at least, so that D is V^0/(2 gamma T) on average, and with mu > 0 linearly."""
+    method = Method(
+        "diana", params, operator, {**stretched, "mu": mu}, rule="convex", rounds=300, more=FAR
+    )
+    V, D, k = of_diana(method)
+    L = problem_of(method.cell().cell.problem).constants.L_max
+    assert k["gamma"] == pytest.approx(1 / ((1 + 6 * k["w"]) * L), rel=1e-12)
+    for T in (1, 3, 10, 30, 100, 300):
+        assert D[:T].mean() <= V[0] / (2 * k["gamma"] * T)
+    rate = 1 - min(k["gamma"] * k["mu"], k["alpha"] / 2)
+    assert (V[0] * rate ** np.arange(301) * (1 + 1e-9) >= V).all()
+
+
+def test_diana_breaks_the_inequality_beyond_that_step(stretched):
+    method = Method(
+        "diana", {}, {"name": "rand_k", "k": 1}, stretched, rule="convex", rounds=30, more=FAR
+    )
+    wild = replace(method, step=32 * method.cell().step_size)
+    V, _, _ = of_diana(wild)
+    assert V.max() > 2 * V[0]
+
+
+@pytest.mark.parametrize("name", ["ef21", "ef21_plus"])
+@pytest.mark.parametrize("operator", [{"name": "top_k", "k": 1}, "scaled_sign"], ids=title)
+@pytest.mark.parametrize("init", ["compressed", "zero"])
+def test_ef21_with_the_arithmetic_mean(stretched, name, operator, init):
+    """f + gamma/(2 rho) G falls by gamma/2 ||grad f||^2 in every round, G weighted by 1/(n^2 w_i)."""
+    if name == "ef21_plus" and init == "zero":
+        pytest.skip("it opens with compressed gradients")
+    params = {"init": init} if name == "ef21" else {}
+    method = Method(name, params, operator, stretched, rule="arithmetic", rounds=400, more=FAR)
+    run = started(method.batch((1.0,), range(6)))
+    c = run.problem.constants
+    assert 0.6 * c.L_tilde > c.L_AM  # so the step is another one
+    theta, beta = theory.contraction(method.cell().alpha)
+    gamma = method.cell().step_size
+    assert gamma == pytest.approx(1 / (c.L + c.L_AM * math.sqrt(beta / theta)), rel=1e-6)
+    weights = 1 / (run.problem.n * torch.tensor(c.L_i).double() / c.L_AM)  # 1/(n^2 w_i)
+    assert gamma > 1.3 * replace(method, rule="nonconvex").cell().step_size
+
+    def look(run):
+        away = (run.c.g - full_gradients(run)).square().sum(-1)
+        return away @ weights
+
+    G = torch.stack(each_round(run, look)).numpy()
+    f, norms = run.recorder.column("loss").T, run.recorder.column("grad_norm_sq").T
+    phi = f - c.f_star + gamma / (2 * theta) * G
+    assert (phi[1:] <= phi[:-1] - gamma / 2 * norms[:-1] + 1e-11 * phi[0]).all()
 
 
 def test_gradient_descent_pl_rate():

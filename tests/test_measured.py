@@ -16,6 +16,7 @@ from cli_kit import cli
 
 from raybench import theory
 from raybench.cli import main
+from raybench.cli.guarantee import PROVED
 from raybench.core import registry
 from raybench.core.draws import Sample
 from raybench.planning.plan import facts_of
@@ -73,14 +74,14 @@ def test_show_breaks_the_step_into_its_factors():
 
 def section(text: str, rule: str) -> str:
     """What ``show`` says of a rule, below the table of steps."""
-    return re.split(r"\n  (?:nonconvex|pl|paper|released)\n", text.split(f"\n  {rule}\n")[1])[0]
+    return re.split(rf"\n  (?:{'|'.join(theory.RULES)})\n", text.split(f"\n  {rule}\n")[1])[0]
 
 
 def test_show_says_theorem_assumptions_and_source():
     text = said("ef21", "--problem", RIDGE)
     for rule in ("nonconvex", "pl"):
         part = section(text, rule)
-        assert "theorem: Richtarik, Sokolov, Fatkhullin 2021" in part
+        assert f"theorem ({PROVED}): Richtarik, Sokolov, Fatkhullin 2021" in part
         assert "holds: the operator is contractive" in part
         assert "does not hold" not in part
     assert section(text, "paper").strip() == "the same as nonconvex"
@@ -112,7 +113,7 @@ def test_show_promises_nothing_that_is_not_proved():
     assert "beside the floor of the noise" in said("sgd", "--problem", RIDGE)
     assert "G⁰" not in said("gd", "--problem", RIDGE)
     none = said("power_sgd", "--problem", "quadratic")
-    assert none.count("none: the method has none") == 4
+    assert none.count("none: the method has none") == 6
     assert "where it comes from" not in none
     own = section(said("dasha", "--problem", "quadratic"), "nonconvex")
     assert "2 Δ₀/(γ T)" in own

@@ -347,10 +347,26 @@ def test_methods_that_have_their_own_parts_are_skipped(name, more, says):
         Resolver(True).resolve(cell)
 
 
-def test_no_theorem_is_about_local_steps():
-    config = Method("ef21", {}, TOP, PROBLEM, more={"local": {"steps": 2}}).config({"theory": 1}, 0)
-    with pytest.raises(Skip, match="no theoretical step size"):
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"local": {"steps": 3}}, r"local work \(local\)"),
+        (
+            {"outer": {"optimizer": "adam"}, "algorithm": "gd"},
+            r"an outer optimizer \(outer: adam\)",
+        ),
+        ({"delay": {"rounds": 2}}, r"a delay \(delay: 2\)"),
+    ],
+)
+def test_no_theorem_is_about_more_than_a_step_and_the_reason_says_which(more, says):
+    config = Method("ef21", {}, TOP, PROBLEM, more=more).config({"theory": 1}, 0)
+    with pytest.raises(
+        Skip, match=f"no theoretical step size .*a step along an estimate .* {says}"
+    ):
         Resolver().resolve(spec.load(config).cells[0])
+
+
+def test_one_local_step_has_the_step_of_theory():
     plain = Method("ef21", {}, TOP, PROBLEM, more={"local": {"steps": 1}}).config({"theory": 1}, 0)
     assert Resolver().resolve(spec.load(plain).cells[0]).step_size > 0
 

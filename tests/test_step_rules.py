@@ -16,11 +16,12 @@ def steps_of(name: str) -> theory.StepSizes:
 
 def test_which_rules_work():
     """Those under which there is a step here, in the order of the rules, and no others."""
-    assert theory.RULES == ("nonconvex", "pl", "paper", "released")
-    assert steps_of("ef21").working(setting(alpha=0.5)) == [*theory.RULES]
+    assert theory.RULES == ("nonconvex", "pl", "convex", "arithmetic", "paper", "released")
+    every = ["nonconvex", "pl", "arithmetic", "paper", "released"]
+    assert steps_of("ef21").working(setting(alpha=0.5)) == every
     assert steps_of("ef21").working(setting()) == []
     unknown = setting(alpha=0.5, constants=Constants(L=1.0, L_i=(1.0, 2.0)))
-    assert steps_of("ef21").working(unknown) == ["nonconvex", "paper", "released"]
+    assert steps_of("ef21").working(unknown) == ["nonconvex", "arithmetic", "paper", "released"]
     assert steps_of("adiana").working(setting(omega=4.0, p=0.5)) == ["paper"]
 
 

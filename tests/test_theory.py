@@ -100,6 +100,8 @@ def test_every_step_has_a_formula_here():
         ("ef21_plus", "released"): ("ef21", "released"),
         ("ef21_sgd", "paper"): ("ef21_sgdm", "paper"),
         ("ef21_w", "paper"): ("ef21_w", "nonconvex"),
+        ("ef21_prox", "arithmetic"): ("ef21", "arithmetic"),
+        ("ef21_plus", "arithmetic"): ("ef21", "arithmetic"),
         ("ef21_p", "pl"): ("ef21_p", "nonconvex"),
         ("momentum_sgd", "pl"): ("heavy_ball", "pl"),
         ("vr_marina", "pl"): ("vr_marina", "nonconvex"),

@@ -76,6 +76,20 @@ class ConvexL1(WithL1):
         super().__init__(torch.from_numpy(A), b, weight)
 
 
+class Stretched(WithL1):
+    """Convex quadratics of which no two are alike (8 clients, d = 6): L_i from 0.01 to 100, each of rank 2 beside ``mu``."""
+
+    declared = {"weight": registry.Number(0.0, low=0), "mu": registry.Number(0.0, low=0)}
+
+    def __init__(self, weight: float = 0.0, mu: float = 0.0) -> None:
+        random = np.random.default_rng(3)
+        Q = np.linalg.qr(random.standard_normal((8, 6, 6))).Q[..., :2]
+        size = np.geomspace(0.01, 100, 8)[:, None, None]
+        A = size * (Q * np.array([1.0, 0.3])) @ Q.swapaxes(1, 2) + mu * np.eye(6)
+        b = (A @ random.standard_normal((8, 6, 1)))[..., 0]
+        super().__init__(torch.from_numpy(A), torch.from_numpy(b), weight)
+
+
 class SaddleL1(WithL1):
     """The shipped quadratics with nonconvex f_i (6 clients, d = 10) plus weight * ||x||_1; f is convex."""
 

@@ -20,6 +20,21 @@ def recursion(k: theory.Setting) -> theory.Rate:
     return theory.Rate(rho=theta, B=beta * k.need("L_tilde") ** 2)
 
 
+LEAST_WEIGHT = 1e-9  # as a share of the largest L_i: a client whose gradient is constant must not have weight 0
+
+
+def weighted(k: theory.Setting) -> theory.Rate:
+    """G = sum_i ||g_i - grad f_i||^2/(n^2 w_i): rho = theta, B = beta L_AM^2, L_AM = mean L_i.
+
+    w_i = L_i/sum_j L_j. G bounds ||g - grad f||^2 by Jensen with the weights w_i, and every client's error obeys
+    EF21's recursion with its own L_i, whatever the weights: the drift of G is sum_i L_i^2/(n^2 w_i) = L_AM^2.
+    """
+    theta, beta = theory.contraction(k.need("alpha"))
+    most = k.need("L_max")
+    mean = sum(max(L, LEAST_WEIGHT * most) for L in k.constants.L_i) / len(k.constants.L_i)
+    return theory.Rate(rho=theta, B=beta * mean**2)
+
+
 def released(k: theory.Setting) -> float:
     """min{1/(L + L_tilde sqrt(2 beta/theta)), theta/(2 mu)} where a mu > 0 is known, as in the code for least
     squares; else 1/(L + L_tilde sqrt(beta/theta)), as in that for logistic regression.
@@ -36,6 +51,12 @@ STEPS = theory.recursive(
     recursion,
     "Richtarik, Sokolov, Fatkhullin 2021, theorems 1 and 2",
     theory.CONTRACTIVE,
+    arithmetic=theory.Theorem(
+        weighted,
+        theory.NONCONVEX,
+        (theory.PROXIMABLE, theory.CONTRACTIVE),
+        "Richtarik, Gasanov, Burlachenko 2024, Error Feedback Reloaded, on EF21 as it is; derived here",
+    ),
     as_in_paper=True,
     released=RELEASED,
 )
@@ -54,8 +75,8 @@ STEPS = theory.recursive(
 class EF21(Estimator):
     """x <- x - gamma g; c_i = C(grad f_i(x) - g_i); g_i <- g_i + c_i; g <- g + mean c_i.
 
-    gamma = 1/(L + L_tilde sqrt(beta/theta)), theta = 1 - sqrt(1 - alpha), beta = (1 - alpha)/theta.
-    The server's g equals mean g_i. On a problem with a nonsmooth part it is ``ef21_prox``. Up: one
+    gamma = 1/(L + L_tilde sqrt(beta/theta)), theta = 1 - sqrt(1 - alpha), beta = (1 - alpha)/theta; under the
+    rule ``arithmetic`` with L_AM = mean L_i <= L_tilde. The server's g equals mean g_i. On a problem with a nonsmooth part it is ``ef21_prox``. Up: one
     message. Down: d values. Source: Richtarik, Sokolov, Fatkhullin 2021, algorithm 2.
     """
 

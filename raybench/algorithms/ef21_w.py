@@ -1,24 +1,10 @@
 """EF21-W: EF21 weighted by the clients' smoothness."""
 
 from raybench.algorithms.base import Contractive, Dense, algorithm, theory
-from raybench.algorithms.ef21 import EF21
-
-LEAST_WEIGHT = 1e-9  # as a share of the largest L_i: a client whose gradient is constant must not have weight 0
-
-
-def recursion(k: theory.Setting) -> theory.Rate:
-    """G = sum_i ||g_i - grad f_i||^2/(n^2 w_i): rho = theta, B = beta L_AM^2, L_AM = mean L_i.
-
-    G bounds ||g - grad f||^2 by Jensen with the weights w_i; its drift is sum_i L_i^2/(n^2 w_i) = L_AM^2.
-    """
-    theta, beta = theory.contraction(k.need("alpha"))
-    most = k.need("L_max")
-    mean = sum(max(L, LEAST_WEIGHT * most) for L in k.constants.L_i) / len(k.constants.L_i)
-    return theory.Rate(rho=theta, B=beta * mean**2)
-
+from raybench.algorithms.ef21 import EF21, LEAST_WEIGHT, weighted
 
 STEPS = theory.recursive(
-    recursion,
+    weighted,
     "Richtarik, Gasanov, Burlachenko 2024, Error Feedback Reloaded; derived here",
     theory.CONTRACTIVE,
     as_in_paper=True,

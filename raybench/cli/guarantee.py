@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from raybench.spec import Cell
     from raybench.theory import Convention, Rate, Setting, StepSizes, Theorem
 
+PROVED = "the largest step proved here under this rule"
 SIGNS = {
     "grad": "∇",
     "sum": "Σ",
@@ -121,8 +122,10 @@ def _section(
         _say(out, f"the same as {same[0]}")
         return
     if isinstance(found, Theorem):
-        recalled = " (its constants as recalled; neither proved nor checked here)"
-        _say(out, f"theorem{recalled if found.recalled else ''}: {found.source}")
+        how = "" if rule == "paper" else f" ({PROVED})"
+        if found.recalled:
+            how = " (its constants as recalled; neither proved nor checked here)"
+        _say(out, f"theorem{how}: {found.source}")
     else:
         _say(out, f"{found.kind}, no theorem: {found.source}")
     if setting is not None and step is not None:

@@ -87,11 +87,15 @@ def describe(section: Section, entry: registry.Entry[Any]) -> str:
     return f"{name}({', '.join(shown)})" if shown else name
 
 
-def _plain_round(cell: Cell) -> bool:
-    """Return whether a round is one gradient, and a step at once."""
-    local = cell.local is None or Local(**cell.local).plain
-    outer = cell.outer is None or cell.outer["optimizer"] == "sgd"
-    return local and outer and (cell.delay is None or cell.delay["rounds"] == 0)
+def _more_than_a_step(cell: Cell) -> str:
+    """Return the part by which a round is more than one gradient and a step at once, or nothing."""
+    if cell.local is not None and not Local(**cell.local).plain:
+        return "local work (local)"
+    if cell.outer is not None and cell.outer["optimizer"] != "sgd":
+        return f"an outer optimizer (outer: {cell.outer['optimizer']})"
+    if cell.delay is not None and cell.delay["rounds"]:
+        return f"a delay (delay: {cell.delay['rounds']})"
+    return ""
 
 
 def label_of(cell: Cell) -> str:
@@ -190,8 +194,10 @@ class Resolver:
         entry.target.check(params, unbound(uplink(cell, entry)), d)
         if entry.facts.decentralised:
             graph_of(cell.graph, problem.n)
-        covering = self._covering(cell, entry, role_down, problem.n)
+        covering, lack = self._covering(cell, entry, role_down, problem.n)
         try:
+            if covering is None:
+                raise theory.NoTheory(lack)
             one, basis = _unit(covering, setting, cell)
         except theory.NoTheory as why:
             if cell.step.kind == "theory":
@@ -229,24 +235,34 @@ class Resolver:
         up, _ = self._bound(uplink(cell, entry), entry, "up", dims)
         down, role_down = self._bound(cell.downlink, entry, "down", dims)
         setting, _ = self._setting(cell, entry, problem, given, up, down)
-        return self._covering(cell, entry, role_down, problem.n), setting
+        return self._covering(cell, entry, role_down, problem.n)[0], setting
 
     def _covering(
         self, cell: Cell, entry: Method, role_down: Role, n: int
-    ) -> theory.StepSizes | None:
+    ) -> tuple[theory.StepSizes | None, str]:
+        """Return the step sizes that a cell may take, and why there are none where there are none."""
         if cell.step.of is not None:
             lender = registry.lookup("algorithm", cell.step.of, "step_size.of")
-            return theory.of(lender.facts.theory)
+            return theory.of(lender.facts.theory), f"{lender.name} has none"
+        if entry.facts.theory is None:
+            return None, "the method has none"
         if collective_of(cell.compressor) == ALL_TO_ALL:
-            return None  # no theorem covers the second compression
-        if not _plain_round(cell):
-            return None  # theorems are about a step along an estimate of the gradient
+            return None, f"no theorem covers the second compression of collective: {ALL_TO_ALL}"
+        part = _more_than_a_step(cell)
+        if part:
+            return (
+                None,
+                f"theorems are about a step along an estimate of the gradient, and here is {part}",
+            )
         own = getattr(entry.target, "robust", None) is not None
         if not own and not robustness.robust_of(cell).idle(n):
-            return None  # nor with a mean over the clients, unless the method says so
+            return (
+                None,
+                "the method's theorems are about the mean over the clients, not a robust rule",
+            )
         if cell.downlink is not None and entry.facts.down is None and role_down != Role.ANY:
-            return None  # no theorem covers the method with this downlink; a step is borrowed by ``of``
-        return theory.of(entry.facts.theory)
+            return None, "no theorem covers the method with this downlink"
+        return theory.of(entry.facts.theory), ""
 
     def _count(self, section: Section | None, d: int, where: str) -> int | None:
         if section is None or "k" not in section.params:
@@ -343,14 +359,12 @@ class Resolver:
         return setting(), params
 
 
-def _unit(steps: theory.StepSizes | None, setting: theory.Setting, cell: Cell) -> tuple[float, str]:
+def _unit(steps: theory.StepSizes, setting: theory.Setting, cell: Cell) -> tuple[float, str]:
     """Return one times the step size that a cell may take, and what it rests on.
 
     A step that another method lends is a mere number here: what its theorem assumes is not asked for.
     Raises NoTheory where there is none.
     """
-    if steps is None:
-        raise theory.NoTheory("the method has none")
     borrowed = cell.step.of not in (None, cell.algorithm.name)
     if borrowed:
         return steps.lent(setting, cell.step.rule), "borrowed"

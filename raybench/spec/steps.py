@@ -19,7 +19,9 @@ from raybench.spec.values import Found
 STEP: Mapping[str, Param] = {
     "theory": Number(None, low=0, open_low=True, help="multiples of the theoretical step"),
     "value": Number(None, low=0, open_low=True, help="step sizes"),
-    "rule": Choice("nonconvex", "pl", "paper", "released", help="which theory"),
+    "rule": Choice(
+        "nonconvex", "pl", "convex", "arithmetic", "paper", "released", help="which theory"
+    ),
     "of": Text(None, help="the algorithm whose theory is meant, the cell's own if null"),
     "schedule": Choice(
         "constant", "sqrt", "inverse", "cosine", "linear", help="factor on the step in round t"

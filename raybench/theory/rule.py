@@ -66,7 +66,7 @@ Pair = Callable[[Setting], tuple[float, float]]
 
 @dataclass(frozen=True)
 class Theorem:
-    """The largest step size for which something is proved.
+    """A step size for which something is proved: the largest one for which it is proved here.
 
     formula: the step, or the recursion that gives it; its docstring says where it comes from.
     promises: what follows. assumes: under what. source: who proved it. linear: the recursion's step
@@ -130,12 +130,15 @@ def _number(found: Rate | float, k: Setting, linear: bool) -> float:
 class StepSizes:
     """A method's step sizes, by the rule that a sweep asks for.
 
-    nonconvex: for any smooth f, the default. pl: linear rates, for PL or strongly convex f. paper: the
-    paper's theorem with the paper's constants. released: what the authors' released code takes.
+    nonconvex: for any smooth f, the default. pl: linear rates, for PL or strongly convex f. convex: where every
+    f_i is convex. arithmetic: as nonconvex, with the arithmetic mean of the L_i in place of the quadratic one. paper:
+    the paper's theorem with the paper's constants. released: what the authors' released code takes.
     """
 
     nonconvex: Theorem | Convention | None = None
     pl: Theorem | Convention | None = None
+    convex: Theorem | Convention | None = None
+    arithmetic: Theorem | Convention | None = None
     paper: Theorem | Convention | None = None
     released: Theorem | Convention | None = None
 
@@ -207,6 +210,8 @@ def recursive(
     source: str,
     *assumes: Assumption,
     floor: tuple[str, str] = ("", ""),
+    convex: Theorem | None = None,
+    arithmetic: Theorem | None = None,
     paper: Theorem | None = None,
     as_in_paper: bool = False,
     released: Convention | None = None,
@@ -219,7 +224,8 @@ def recursive(
     basic = (PROXIMABLE, *assumes)
     nonconvex = Theorem(formula, _plus(NONCONVEX, floor[0]), basic, source)
     linear = Theorem(formula, _plus(LINEAR, floor[1]), (*basic, PL), source, linear=True)
-    return StepSizes(nonconvex, linear, nonconvex if as_in_paper else paper, released)
+    paper = nonconvex if as_in_paper else paper
+    return StepSizes(nonconvex, linear, convex, arithmetic, paper, released)
 
 
 def _plus(text: str, floor: str) -> str:
