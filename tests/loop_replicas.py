@@ -174,11 +174,20 @@ def closures() -> Any:
     inner = rt.CompressedOptimizer(sgd(diloco), None, "gd", local={"steps": 1})
     for t in range(10):
         inner.step(closing(diloco, inner, t))
+    hooked = network()
+    parallel = DistributedDataParallel(hooked)
+    rt.attach(parallel, "ef21", TOP, "global")
+    optimizer = sgd(hooked)
+    for t in range(5):
+        optimizer.step(closing(parallel, optimizer, t))
+    search = torch.optim.LBFGS(hooked.parameters())
     return [
         far(vector(model), vector(other)),
         losses == want,
         seen,
         far(vector(diloco), vector(plain())),
+        far(vector(hooked), vector(other)),
+        said(lambda: search.step(closing(parallel, search, 5))),
     ]
 
 

@@ -207,11 +207,13 @@ def test_gradients_that_were_averaged_already_are_noticed(found):
 
 
 def test_a_closure_is_what_its_body_would_be(found):
-    moved, same_losses, graded, local = found["closures"]
+    moved, same_losses, graded, local, hooked, search = found["closures"]
     assert moved == 0
     assert same_losses
     assert graded == [True] * 5
     assert local < 1e-14
+    assert hooked == 0
+    assert "LBFGS searches along a line, on each rank by its own loss" in search[0]
 
 
 def test_a_line_search_decides_alike_on_all_ranks(found):

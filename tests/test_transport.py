@@ -95,13 +95,13 @@ def test_rows_are_gathered_in_client_order(size, n):
 
     def work(transport):
         here = share_of(transport.rank, size, n)
-        return transport.gather_rows(x[:, here.start : here.stop], n), transport.agree(
-            transport.rank
-        )
+        rows, rank = transport.gather_rows(x[:, here.start : here.stop], n), transport.rank
+        return rows, transport.agree(rank), transport.everyone(rank)
 
-    for got, zero in on_virtual_ranks(size, work):
+    for got, zero, ranks in on_virtual_ranks(size, work):
         assert torch.equal(got, x)
         assert zero == 0
+        assert ranks == list(range(size))
 
 
 def test_an_error_on_one_rank_is_raised_and_nobody_waits():

@@ -49,18 +49,37 @@ class Attached:
         self._checked = 0  # the rounds at the last comparison of parameters
         mine = weakref.ref(self)  # torch keeps what it calls: the model must not live for that
 
-        def watch(optimizer: Any, args: Any, kwargs: Any) -> None:
+        def watch(optimizer: Any, args: Any, kwargs: Any) -> Any:
             alive = mine()
-            if alive is not None:
-                alive._before_step(optimizer)
+            return None if alive is None else alive._watched(optimizer, args, kwargs)
 
         self._watch = register_optimizer_step_pre_hook(watch)
         weakref.finalize(self, self._watch.remove)
 
+    def _watched(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Look at gradients before an optimizer steps: now, or after its closure has made them."""
+        if not self.on or not any(id(p) in self._own for p in optimizer.param_groups[0]["params"]):
+            return None
+        own, *rest = args
+        closure = rest[0] if rest else kwargs.get("closure")
+        if closure is None:
+            self._before_step(optimizer)
+            return None
+        if isinstance(optimizer, torch.optim.LBFGS):
+            what = "LBFGS searches along a line, on each rank by its own loss"
+            raise InputError.of(
+                "optimizer", what, "CompressedOptimizer(LBFGS(..)), without DistributedDataParallel"
+            )
+
+        def evaluate() -> Any:
+            loss = closure()
+            self._before_step(optimizer)
+            return loss
+
+        return (own, evaluate, *rest[1:]), {k: v for k, v in kwargs.items() if k != "closure"}
+
     def _before_step(self, optimizer: Any) -> None:
         groups = optimizer.param_groups
-        if not self.on or not any(id(p) in self._own for p in groups[0]["params"]):
-            return
         self.settle()
         before, self._seen[id(optimizer)] = self._seen.get(id(optimizer), 0), self.rounds
         if before == self.rounds:

@@ -216,8 +216,9 @@ class CompressedOptimizer(torch.optim.Optimizer):
                 raise Skip([self._replica.transport.rank])
             return loss
         gamma, grad = self._step_size(), self._flat.gradients()
-        is_number = isinstance(loss, int | float | Tensor)
-        u = self._exchange(grad, gamma, float(loss) if is_number else math.nan)
+        number = loss.detach() if isinstance(loss, Tensor) else loss
+        is_number = isinstance(number, int | float | Tensor)
+        u = self._exchange(grad, gamma, float(number) if is_number else math.nan)
         if u is None:
             raise Skip(self._exchange.met.bad)
         self._flat.set_gradients(u / gamma if self._exchange.in_steps and not self._dense else u)
