@@ -391,10 +391,11 @@ def test_a_raylet_that_is_stopped_is_told_and_the_second_signal_ends(place: Path
                 break
             time.sleep(0.1)
         raylets[0].suspend()
-        said = ""
-        while "Ray has not answered" not in said:
-            said = driver.stderr.readline()
-            assert said, "it ended without a word"
+        said = [""]
+        while "Ray has not answered" not in said[-1]:
+            said.append(driver.stderr.readline())
+            assert said[-1], said
+        said = said[-1]
         assert "its raylet is stopped" in said
         assert "again Ctrl-C without waiting" in said
         driver.send_signal(signal.SIGTERM)

@@ -71,6 +71,7 @@ def close(ending: Ending, file: str) -> None:
 
     from raybench import report
     from raybench.analysis import frames, keep_targets
+    from raybench.report.audit import firmness
     from raybench.store import Store, ready
 
     ready.refresh(Store(ending.folder).files, changed=ending.run > 0)
@@ -96,7 +97,9 @@ def close(ending: Ending, file: str) -> None:
     out.print(head)
     out.print(report.table(results))
     _why(out, ending)
+    said = firmness(results)
     rows: list[tuple[str, object]] = [
+        *([("order", said)] if said else []),
         ("report", str(report.html(results))),
         ("tables", f"{folder}/cells, {folder}/curves  (Parquet)"),
     ]
