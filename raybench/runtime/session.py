@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from types import ModuleType
 
 from raybench.core.endings import deferring_sigterm
-from raybench.core.errors import InputError
+from raybench.core.errors import InputError, SweepStopped
 from raybench.core.process import ENVIRONMENT
 from raybench.runtime.access import check_access, guard_token, on_loopback
 from raybench.runtime.scratch import remove_orphans
@@ -138,6 +138,12 @@ def _session(address: str | None, slots_needed: float) -> Iterator[ModuleType]:
     except (ConnectionError, ValueError) as error:
         what = f"no Ray cluster answers at {address}"
         raise InputError.of("--address", what, str(error).split("\n")[0]) from error
+    except Exception as error:
+        if (
+            type(error) is not Exception
+        ):  # Ray raises the bare class where a process of its own does not answer
+            raise
+        raise SweepStopped(f"Ray did not start: {error}") from error
     try:
         yield ray
     finally:
