@@ -15,7 +15,7 @@ from raybench.core import yaml
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "results.md").read_text()
 CONCEPTS = (ROOT / "docs" / "concepts.md").read_text()
-SMALL = ["rounds=60", "step_size={theory: [4, 16]}", "algorithm[0].step_size={theory: [0.5, 1, 2]}"]
+SMALL = ["rounds=60", "step_size={theory: [1, 16]}"]
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ DIGESTS = {
     "multimodal": (49, "bf9b06d05c2bbf74"),
     "permk": (60, "ad9a9452eb565d5a"),
     "power_sgd": (126, "adc5497a68fa344a"),
-    "quickstart": (297, "cbc898c1fb52674d"),
+    "quickstart": (351, "1425a3c9e0bada64"),
     "ring": (48, "5ca692e881214be2"),
     "shakespeare": (8, "7176c06627c4dd09"),
     "vertical": (38, "47e3bd4342530978"),

@@ -14,7 +14,7 @@ from raybench.planning.plan import Plan, make_plan
 FOLDER = Path(__file__).parent.parent / "sweeps"
 SWEEPS = sorted(FOLDER.glob("*.yaml"))
 SIZES = {  # cells, after merging
-    "quickstart": 297,
+    "quickstart": 351,
     "ef21_a9a": 33,
     "marina_k": 324,
     "grid480": 480,

@@ -70,6 +70,7 @@ def close(ending: Ending, file: str) -> None:
 
     from raybench import report
     from raybench.analysis import frames, keep_targets
+    from raybench.report.audit import firmness
 
     counts, folder = ending.counts, ending.folder
     out = shared.console()
@@ -93,7 +94,9 @@ def close(ending: Ending, file: str) -> None:
     out.print(head)
     out.print(report.table(results))
     _why(out, ending)
+    said = firmness(results)
     rows: list[tuple[str, object]] = [
+        *([("order", said)] if said else []),
         ("report", str(report.html(results))),
         ("tables", f"{folder}/cells, {folder}/curves  (Parquet)"),
     ]

@@ -61,25 +61,24 @@ def stopping_on_sigterm() -> Iterator[None]:
 
 
 @contextmanager
-def keeping_sigterm() -> Iterator[None]:
-    """Put the handler of SIGTERM back at the end, after something that replaces it, as ``ray.init`` does.
+def deferring_sigterm() -> Iterator[None]:
+    """Hear a SIGTERM at the end: what starts Ray is not left in the middle, where it crashes or leaves processes.
 
-    Ray's handlers exit with 15, and later abort with a dump of the stack. Raises Terminated where Ray's
-    handler has heard a SIGTERM meanwhile.
+    Whatever handler was installed meanwhile, below Python too, is replaced by the one that was there before.
     """
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGTERM) if main else None
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
     try:
         yield
-    except SystemExit as end:
-        if end.code == signal.SIGTERM:
-            raise Terminated from end
-        raise
     finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
-            # Ray's handler below Python's has set an alarm that aborts the process three seconds after a SIGTERM.
-            signal.alarm(0)
+        signal.signal(signal.SIGTERM, before)
+        # Ray's handler below Python's sets an alarm that aborts the process three seconds after a SIGTERM.
+        signal.alarm(0)
+        if heard:
+            signal.raise_signal(signal.SIGTERM)
 
 
 @contextmanager

@@ -12,11 +12,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 
-from raybench.analysis.audit import FACTORS, Audit
+from raybench.analysis import Frames
+from raybench.analysis.audit import FACTORS, Audit, audit
 from raybench.report import words
 
 MOST_FLIPS_TOLD, MOST_TERMS_TOLD = 12, 4
 MISSED = "not reached"
+MOST_ROWS = 100_000  # of curves, whose readings take some seconds
 
 
 def told(found: Audit) -> list[str]:
@@ -70,6 +72,24 @@ def _others(row: Any) -> str:
         "both are equal": row.equal,
     }
     return "".join(f"; in {n} more {what}" for what, n in said.items() if n)
+
+
+def firmness(found: Frames) -> str:
+    """Return in which share of its readings the method comes first that a folder's own reading puts first.
+
+    Empty where that is not told: of one method, of several problems, of simulated seconds, and of more than
+    ``MOST_ROWS`` rows of curves, which take long.
+    """
+    alone = found.cells["facet"].nunique() == 1 and found.link is None
+    if not alone or len(found.curves) > MOST_ROWS:
+        return ""
+    readings = audit(found).readings
+    own = readings[readings["own"] & (readings["rank"] == 1)]["method"]
+    if own.empty or readings["method"].nunique() < 2:
+        return ""
+    count = len(readings.drop_duplicates([*FACTORS]))
+    first = ((readings["method"] == own.iloc[0]) & (readings["rank"] == 1)).sum()
+    return f"{own.iloc[0]} is first in {first / count:.0%} of {count} readings: raybench audit {found.folder}"
 
 
 def _what(readings: pd.DataFrame) -> str:

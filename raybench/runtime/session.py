@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from types import ModuleType
 
-from raybench.core.endings import keeping_sigterm
-from raybench.core.errors import InputError
+from raybench.core.endings import deferring_sigterm
+from raybench.core.errors import InputError, SweepStopped
 from raybench.core.process import ENVIRONMENT
 from raybench.runtime.access import check_access, guard_token, on_loopback
 from raybench.runtime.scratch import remove_orphans
@@ -87,6 +87,19 @@ def environment(wanted: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+@contextmanager
+def _without_handlers() -> Iterator[None]:
+    """Keep Ray from taking SIGTERM for itself while it starts."""
+    from ray._private import utils
+
+    before = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = before
+
+
 def _session(address: str | None, slots_needed: float) -> Iterator[ModuleType]:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"ray\..*")
     import ray
@@ -100,7 +113,7 @@ def _session(address: str | None, slots_needed: float) -> Iterator[ModuleType]:
     if address not in (None, "local"):
         check_access(address)
     try:
-        with keeping_sigterm():
+        with deferring_sigterm(), _without_handlers():
             if address in (None, "local"):
                 # One more than there are, since the trials that own Train worker groups take a hundredth each.
                 cores = max(os.cpu_count() or 1, math.ceil(slots_needed)) + 1
@@ -125,6 +138,12 @@ def _session(address: str | None, slots_needed: float) -> Iterator[ModuleType]:
     except (ConnectionError, ValueError) as error:
         what = f"no Ray cluster answers at {address}"
         raise InputError.of("--address", what, str(error).split("\n")[0]) from error
+    except Exception as error:
+        if (
+            type(error) is not Exception
+        ):  # Ray raises the bare class where a process of its own does not answer
+            raise
+        raise SweepStopped(f"Ray did not start: {error}") from error
     try:
         yield ray
     finally:
