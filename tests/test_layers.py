@@ -45,7 +45,7 @@ ONLY = {  # layers that may use less than all that lies below them
     "spec": {"spec", "store", "core"},
 }
 LIGHT = ("torch", "ray", "pandas", "pyarrow", "numba", "numpy", "scipy", "matplotlib", "plotly")
-LINES, LINES_MOST = 400, 420
+LINES_MOST = 700
 ALGORITHM_LINES = 130  # with the theory of its steps
 FOREIGN_TO_ALGORITHMS = {
     *("bits", "nbytes", "cost", "pack", "unpack", "ledger", "transport", "charge_bits"),
@@ -248,7 +248,7 @@ def test_nothing_heavy_at_the_top_of_the_command_line() -> None:
 @pytest.mark.parametrize("file", FILES, ids=names)
 def test_files_are_short(file: Path) -> None:
     lines = len(file.read_text().splitlines())
-    assert lines <= LINES_MOST, f"{lines} lines; split it (aim at {LINES} and far less)"
+    assert lines <= LINES_MOST, f"{lines} lines; a file is one subject of 150 to 700 lines"
 
 
 @pytest.mark.parametrize("file", ALGORITHMS, ids=names)
