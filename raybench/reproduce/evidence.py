@@ -73,7 +73,7 @@ def kept(what: Reproduction, docs: Path) -> Evidence | None:
         rows = pd.read_parquet(cells)
         if what.sweep is not None:
             rows = rows[rows["cell"].isin([cell.id for cell in load(what.sweep).cells])]
-        told = rows[["cell", *(name for name in IN_CURVES if name in rows)]]
+        told = rows[[name for name in IN_CURVES if name in rows]]
         whole = pd.read_parquet(curves).merge(told, on="cell")
         return Evidence(describe(rows), whole, curves.name) if len(rows) else None
     other = what.evidence

@@ -301,13 +301,15 @@ def _measured(
     bounds = _bounds(found.curves, cells, measure, budget)
     highest = measure.best == "highest"
     groups = cells[[*CANDIDATE, "seed"]].assign(lower=bounds["lower"], upper=bounds["upper"])
+    candidates = [one.set_index("seed") for _, one in groups.groupby(CANDIDATE, dropna=False)]
+    if (
+        measure.kind == "cost"
+    ):  # as in every table, a setting that loses a seed is not preferred to one that loses none
+        candidates = [one for one in candidates if np.isfinite(one["upper"]).all()] or candidates
     ends = []
     for end in ("lower", "upper"):
-        candidates = [
-            own.set_index("seed")[end].rename(None).sort_index()
-            for _, own in groups.groupby(CANDIDATE, dropna=False)
-        ]
-        ends.append((max if highest else min)(candidates, key=lambda own: float(own.median())))
+        numbers = [one[end].rename(None).sort_index() for one in candidates]
+        ends.append((max if highest else min)(numbers, key=lambda one: float(one.median())))
     return Sample(ends[0], ends[1], spread=spread)
 
 
