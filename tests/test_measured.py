@@ -54,11 +54,15 @@ def test_show_breaks_the_step_into_its_factors():
         ("β = (1−α)/θ", beta),
         ("nonconvex", 1 / (L + far * math.sqrt(beta / theta))),
         ("pl", min(1 / (L + far * math.sqrt(2 * beta / theta)), theta / (2 * mu))),
+        ("arithmetic", 1 / (L + number(text, "mean L_i") * math.sqrt(beta / theta))),
     ):
         assert number(text, name) == pytest.approx(value, rel=1e-5), name
     factors = {"ρ": theta, "B": beta * far**2, "√(B/ρ)": far * math.sqrt(beta / theta)}
     for name, value in factors.items():
-        found = re.findall(rf"[ :]{re.escape(name)} = ([\d.e-]+\d)", text)
+        found = re.findall(
+            rf"[ :]{re.escape(name)} = ([\d.e-]+\d)",
+            section(text, "nonconvex") + section(text, "pl"),
+        )
         assert found, name
         assert all(float(one) == pytest.approx(value, rel=1e-5) for one in found), name
     # the guarantees, with their numbers: f(0) = log 2, inf f >= the minimum

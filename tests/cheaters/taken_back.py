@@ -5,8 +5,8 @@ from raybench.plugins import Contractive, Estimator, algorithm
 
 @algorithm("taken_back", up=Contractive)
 class TakenBack(Estimator):
-    """DCGD that takes back a thousand bits a round."""
+    """DCGD that takes back 64 bits a round."""
 
     def estimate(a, wire, s, c, grad):
-        wire.charge(-1000)
+        wire.charge(-64)
         return wire.up(a.C(grad, wire.stream("up"))).mean()
