@@ -380,7 +380,7 @@ def test_sigterm_while_ray_starts_is_143(place: Path, when: str) -> None:
 def test_a_raylet_that_is_stopped_is_told_and_the_second_signal_ends(place: Path) -> None:
     (place / "s.yaml").write_text(TRAIN.replace("workers: 2", "workers: 1"))
     program = (
-        "import sys, raybench.runtime.crew as crew; crew.SILENCE = 3.0\n"
+        "import sys, raybench.runtime.crew as crew; crew.SILENCE = 20.0\n"
         "sys.argv[1:] = ['sweep', 's.yaml']\nfrom raybench.cli import main; main()"
     )
     driver = subprocess.Popen(
