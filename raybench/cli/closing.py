@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from raybench.cli import shared
 from raybench.cli.leaving import leaving
+from raybench.core.terminal import terminal
 
 if TYPE_CHECKING:
     from raybench.cli.shared import Screen
@@ -55,7 +56,7 @@ def hand_over(ending: Ending, file: str) -> NoReturn:
 
 def take_over(descriptor: int) -> None:
     """Close a sweep that another process has run (``hand_over``), and leave with its exit code."""
-    with leaving():
+    with terminal(), leaving():
         with open(descriptor) as handed:
             said = json.load(handed)
         skipped = {(code, text, fix): n for code, text, fix, n in said["ending"].pop("skipped")}
