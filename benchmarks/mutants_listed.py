@@ -286,7 +286,7 @@ LOOPS = (
         "self.count = 0",
     ),
     Known(
-        "loops: presets set local steps and the outer optimizer anew when loaded",
+        "loops: presets move the shared point a second time",
         "loops",
         "raybench/torch/exchange.py",
         "        if self.local:  # each time anew",
