@@ -98,6 +98,15 @@ def test_every_verb_says_what_is_left_out(versions, tmp_path):
     assert left in (tmp_path / "r.html").read_text()
 
 
+def test_how_a_sweep_stands_counts_its_own_cells(versions):
+    standing = json.loads(cli("status", versions / "out", "--json").out)
+    assert standing["counts"] == {"ok": MINE + EF21}
+    assert standing["earlier"] == 2 * (MINE + EF21) + MINE
+    said = cli("status", versions / "out").out
+    assert f"{MINE + EF21} of {MINE + EF21} cells ended" in said
+    assert f"{standing['earlier']} cells of earlier versions" in said
+
+
 def test_all_shows_every_version_as_a_row_of_its_own(versions):
     table = rows_of(
         cli("table", versions / "out", "--all", "--format", "csv", "--by", "series").out

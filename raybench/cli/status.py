@@ -95,6 +95,9 @@ def _show(found: Standing) -> None:
         left = f", {_span(60 * found.left)} left" if found.left else ""
         rows.append(("rate", f"{found.rate:,.1f} cells a minute{left}"))
     rows += launch_lines(found.folder)
+    if found.earlier:
+        said = f"{count(found.earlier, 'cell')} of earlier versions of this sweep: raybench table {found.folder} --all"
+        rows.append(("besides", said))
     if found.damaged:
         said = f"{count(found.damaged, 'file')} not as written: raybench verify {found.folder}"
         rows.append(("damaged", said))

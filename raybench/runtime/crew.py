@@ -236,19 +236,20 @@ def _following(
     over = threading.Event()
 
     def follow() -> None:
-        heard = time.monotonic()
+        heard, answered = time.monotonic(), False
         while not over.wait(0.5):
-            silence = time.monotonic() - heard
-            if silence > SILENCE and not over.is_set():
-                why = "its raylet is stopped" if _stopped(ray) else "nothing is heard of it"
+            silence, stopped = time.monotonic() - heard, _stopped(ray)
+            # its first worker may take minutes to start, on a machine that reads torch for the first time
+            if silence > SILENCE and (answered or stopped) and not over.is_set():
+                why = "its raylet is stopped" if stopped else "nothing is heard of it"
                 end = "Ctrl-C ends the sweep, and again Ctrl-C without waiting for Ray"
                 view.trouble(f"Ray has not answered for {silence:.0f} s ({why}): {end}")
             try:
                 news: News = ray.get(queue.news.remote(), timeout=5)
             except Exception:  # the session is ending, and results are in the store already
                 continue
-            if not _stopped(ray):
-                heard = time.monotonic()
+            if not stopped:
+                heard, answered = time.monotonic(), True
             if news.tries != tries.counts:
                 tries.counts = news.tries
                 with suppress(OSError):  # a full disk: what commits results tells of it

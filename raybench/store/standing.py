@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from raybench.core.errors import InputError
-from raybench.store import identity, lock, log, tries
+from raybench.store import identity, lock, log, reader, tries
 from raybench.store.files import Files
 from raybench.store.lock import Holder
 from raybench.store.reach import reached
@@ -50,7 +50,8 @@ class Standing:
     begun: of the missing ones, how many were begun. holder: the driver at work, None without one.
     last: when a shard was last written, in seconds since 1970. rate: cells per minute over the last
     minutes, None where its shards do not tell. errors: how often cells failed of what. damaged: files
-    that do not count, since they are not what was written; the cells of a damaged one count as missing.
+    that do not count, since they are not what was written; the cells of a damaged one count as missing. earlier: cells
+    of earlier versions of the sweep, of which the rest does not tell.
     """
 
     folder: str
@@ -63,6 +64,7 @@ class Standing:
     best: tuple[Best, ...]
     errors: Mapping[str, int] = field(default_factory=dict)
     damaged: int = 0
+    earlier: int = 0
 
     @property
     def missing(self) -> int:
@@ -102,8 +104,11 @@ def standing(folder: str | os.PathLike[str]) -> Standing:
     table = found.cells().to_pandas()
     table = table.assign(rank=table["status"].map(log.rank)).sort_values("rank", kind="stable")
     table = table.drop_duplicates("cell")
-    counts = Counter(table["status"].tolist())
     missing = planned - set(table["cell"])
+    shown = reader.planned(files.name)
+    of_sweep = table["cell"].isin(table["cell"] if shown is None else shown)
+    earlier, table = int((~of_sweep).sum()), table[of_sweep]
+    counts = Counter(table["status"].tolist())
     counts["missing"] = len(missing)
     tried = tries.read(files) if missing else {}
     last, rate = _rate(files, {s.name: len(s.cells) for s in found.shards})
@@ -120,6 +125,7 @@ def standing(folder: str | os.PathLike[str]) -> Standing:
         best=_best(table),
         errors=dict(errors.most_common()),
         damaged=len(found.of(log.DAMAGED, log.OTHER_VERSION)),
+        earlier=earlier,
     )
 
 
