@@ -465,9 +465,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "wire/ledger.py", "select", "1", "a ledger of some cells gets all its arrays at once"
     ),
     Equivalent("store/lock.py", "_local", "1", "what is written next begins at the file's start"),
-    Equivalent(
-        "algorithms/ef21_w.py", "1e-9", "1.5", "any share far below those of clients will do"
-    ),
+    Equivalent("algorithms/ef21.py", "1e-9", "1.5", "any share far below those of clients will do"),
     Equivalent(
         "analysis/tuned.py", "1e-9", "g > value", "a tolerance for rounding has no exact edge"
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from functools import lru_cache
 
 import numpy as np
@@ -22,6 +23,7 @@ from raybench.compressors.sparsification.rand_k import RandK
 from raybench.core.errors import InputError
 from raybench.core.registry import lookup, names
 from raybench.core.streams import stream
+from raybench.testing.checks import NotClaimed
 from raybench.testing.compressors import CHECKS, Subject, examples
 from raybench.testing.moments import SIGMAS, draws, moments
 from raybench.testing.vectors import cells_and_clients, families, gaussian
@@ -64,7 +66,8 @@ def subject(label: str) -> Subject:
 
 @pytest.mark.parametrize(("label", "check"), [(c, k) for c in CASES for k in CHECKS])
 def test_conformance(label, check):
-    CHECKS[check](subject(label))
+    with suppress(NotClaimed):
+        CHECKS[check](subject(label))
 
 
 # Roles and the entry point ----------------------------------------------------------------------

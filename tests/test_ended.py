@@ -129,7 +129,14 @@ def test_no_file_beside_the_shards_tells_of_cells_that_have_ended(ended):
     file, out = ended
     kept = cells(out)
     names = {p.name for p in (out / "plan").iterdir()}
-    assert names == {"attempts.json", "batches.json", "lock", "owner.json", "target.json"}
+    assert names == {
+        "attempts.json",
+        "batches.json",
+        "cells.json",
+        "lock",
+        "owner.json",
+        "target.json",
+    }
     shutil.rmtree(out / "plan")
     assert cells(out).equals(kept)
     shard = next((out / "cells").glob("[0-9a-f]*.parquet"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from fractions import Fraction
 
 import pytest
@@ -22,6 +23,7 @@ from raybench.compressors.sign import ScaledSign, Sign
 from raybench.core import parallel
 from raybench.core.registry import lookup
 from raybench.core.streams import stream
+from raybench.testing.checks import NotClaimed
 from raybench.testing.compressors import CHECKS, Subject
 from raybench.testing.moments import SIGMAS, draws, moments
 from raybench.testing.vectors import cells_and_clients, families, gaussian
@@ -316,7 +318,8 @@ def test_conformance_of_further_parameters(name, params):
     target = lookup("compressor", name).target
     subject = Subject(lambda d: target(**params), samples=5000, dims=(1, 7, 33), big=50_000)
     for check in CHECKS.values():
-        check(subject)
+        with suppress(NotClaimed):
+            check(subject)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -44,6 +44,7 @@ def folder(tmp_path_factory):
     config = fake_store._config(fake_store.METHODS[0], "mushrooms", None, 7, {"kind": "theory"})
     row = {
         "cell": ["evil"],
+        "group": fake_store._ids(config)[1],
         "config": json.dumps(config),
         "clients": 20,
         "status": "failed",

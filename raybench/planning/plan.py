@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -207,7 +207,7 @@ def make_plan(
     if complaints:
         raise InputError(list(complaints)[:MOST_COMPLAINTS])
     kept, notes = merged(cells, done)
-    notes += thumbs(kept) + wide_batches(kept)
+    notes += thumbs(kept)
     facts, most = {}, {}
     for section, own in _by_problem(kept):
         problem = problem_of(section)
@@ -218,6 +218,7 @@ def make_plan(
             raise InputError([_too_large(error)]) from error
         exclusive = sweep.resources.timing == "exclusive"
         forms = {id(c.form): c for c in own}.values()
+        notes += wide_batches(forms)
         rows = max(recorded(sweep, c).count for c in forms)
         size, wide = problem.dtype.itemsize, max(problem.dim, problem.message_dim)
         clients = max(problem_of_cell(c.cell).n for c in forms)  # of a round
@@ -255,17 +256,17 @@ def thumbs(cells: list[Resolved]) -> list[str]:
     return [said] if found else []
 
 
-def wide_batches(cells: list[Resolved]) -> list[str]:
-    """Return a note for each minibatch that is larger than the data of some client."""
+def wide_batches(cells: Iterable[Resolved]) -> list[str]:
+    """Return a note for each minibatch that is larger than the data of some client, of cells of one problem."""
     notes: dict[str, None] = {}
-    for form, cell in {id(c.form): (c.form, c.cell) for c in cells}.values():
-        problem = problem_of_cell(cell)
-        batch, fewest = form.params.get("batch", problem.batch), min(problem.samples)
+    for cell in cells:
+        problem = problem_of_cell(cell.cell)
+        batch, fewest = cell.form.params.get("batch", problem.batch), min(problem.samples)
         if isinstance(batch, int) and batch > fewest > 1:
             what = (
                 f"{batch} samples a round, and a client has {fewest}: it draws some more than once"
             )
-            notes[f"{form.label}: {what}"] = None
+            notes[f"{cell.form.label}: {what}"] = None
     return list(notes)
 
 

@@ -301,11 +301,11 @@ def _measured(
     bounds = _bounds(found.curves, cells, measure, budget)
     highest = measure.best == "highest"
     groups = cells[[*CANDIDATE, "seed"]].assign(lower=bounds["lower"], upper=bounds["upper"])
+    groups["missed"] = (cells["status"] != "failed") & ~np.isfinite(bounds["upper"])
     candidates = [one.set_index("seed") for _, one in groups.groupby(CANDIDATE, dropna=False)]
-    if (
-        measure.kind == "cost"
-    ):  # as in every table, a setting that loses a seed is not preferred to one that loses none
-        candidates = [one for one in candidates if np.isfinite(one["upper"]).all()] or candidates
+    if measure.kind == "cost":
+        # as in every table, a setting that loses a seed is not preferred to one that loses none
+        candidates = [one for one in candidates if not one["missed"].any()] or candidates
     ends = []
     for end in ("lower", "upper"):
         numbers = [one[end].rename(None).sort_index() for one in candidates]
