@@ -96,7 +96,7 @@ class Launch:
 
     def order(self) -> dict[str, Any] | None:
         """Return what this launch is to do, None where there is none."""
-        return None if self._id() is None else self._read(ORDER)
+        return self._read(ORDER)
 
     def ordered(self) -> dict[str, Any]:
         """Return what this launch is to do. Raises InputError where there is none."""
@@ -135,6 +135,8 @@ class Launch:
         _write(self.folder / name, json.dumps(facts, indent=1))
 
     def _read(self, name: str) -> dict[str, Any] | None:
+        if self._id() is None:  # nothing was launched yet
+            return None
         path = self.folder / name
         try:
             found = json.loads(path.read_text())
