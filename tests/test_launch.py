@@ -183,6 +183,8 @@ def test_price_never_exceeds_what_is_allowed(
 def test_states_follow_each_other(tmp_path: Path) -> None:
     """The last state that is reached is found by any process, and a new launch begins anew."""
     one = Launch(tmp_path / "r")
+    assert one.reached("up") is None
+    assert one.state == "ordered"
     with pytest.raises(InputError, match="holds no launch"):
         Launch.of(tmp_path / "r")
     one.begin({"name": "far"})
