@@ -63,9 +63,8 @@ def _facet(
     tuning_seeds: Collection[int] | None,
 ) -> pd.DataFrame:
     apart = set_apart(cells, "method", tuning_seeds)
-    x = (
-        SECONDS if SECONDS in curves else "round"
-    )  # among settings that miss the target, which are not drawn
+    # the budget at which settings that miss the target are compared; they are not drawn
+    x = SECONDS if SECONDS in curves else "round"
     table = candidates(curves, cells[~apart], target, "method", y, x)
     table = table[table["eligible"]] if len(table) else table
     if table.empty:

@@ -75,8 +75,9 @@ def deferring_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-        # Ray's handler below Python's sets an alarm that aborts the process three seconds after a SIGTERM.
-        signal.alarm(0)
+        if heard:
+            # Ray's handler below Python's sets an alarm that aborts the process three seconds after a SIGTERM.
+            signal.alarm(0)
         if heard and callable(before):
             before(signal.SIGTERM, None)  # raised once more it would count as a second signal
         elif heard:

@@ -139,9 +139,8 @@ def _session(address: str | None, slots_needed: float) -> Iterator[ModuleType]:
         what = f"no Ray cluster answers at {address}"
         raise InputError.of("--address", what, str(error).split("\n")[0]) from error
     except Exception as error:
-        if (
-            type(error) is not Exception
-        ):  # Ray raises the bare class where a process of its own does not answer
+        # Ray raises the bare class where a process of its own does not answer.
+        if type(error) is not Exception:
             raise
         raise SweepStopped(f"Ray did not start: {error}") from error
     try:
