@@ -46,7 +46,7 @@ def plan(
     from raybench.planning.estimate import estimate
     from raybench.planning.plan import make_plan
     from raybench.store import Store
-    from raybench.store.reach import check_reachable
+    from raybench.store.files import check_reachable
 
     sweep = shared.read(file, sets, plugin)
     folder = results_of(sweep, out)

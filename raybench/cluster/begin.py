@@ -22,7 +22,7 @@ from raybench.planning.plan import Plan, make_plan
 from raybench.planning.search import Best
 from raybench.spec import Sweep
 from raybench.store import Store
-from raybench.store.reach import check_reachable
+from raybench.store.files import check_reachable
 
 
 @dataclass(frozen=True)
