@@ -21,10 +21,10 @@ tune_process()  # before torch is loaded
 import numpy as np
 
 from raybench import spec
-from raybench.engine.run import Run
-from raybench.planning.batch import Batch
-from raybench.planning.plan import make_plan
-from raybench.planning.resolve import problem_of
+from raybench.execution.batch import Batch
+from raybench.execution.plan import make_plan
+from raybench.execution.resolve import problem_of
+from raybench.execution.run import Run
 
 SWEEP = """
 name: bench

@@ -32,10 +32,10 @@ from rich.table import Table
 from raybench import spec
 from raybench.compressors import Role
 from raybench.core import registry
-from raybench.engine.run import Run
-from raybench.planning.batch import Batch
-from raybench.planning.plan import make_plan
-from raybench.planning.resolve import problem_of
+from raybench.execution.batch import Batch
+from raybench.execution.plan import make_plan
+from raybench.execution.resolve import problem_of
+from raybench.execution.run import Run
 
 CELLS, REPEATS, SLICE = 64, 5, 0.08  # seconds of each repeat
 FULL, MINIBATCH = 8.0, 3.0

@@ -95,10 +95,10 @@ TARGETS = {
         ("trials", "links", "analysis", "tuned", "closing", "intervals", "payoff"),
     ),
     "networks": Target(
-        ("problems/network.py", "problems/networks/passes.py", "engine/oracles.py"),
+        ("problems/network.py", "problems/networks/passes.py", "execution/oracle.py"),
         ("networks", "network_runs", "training"),
     ),
-    "oracle": Target(("engine/oracle.py",), ("counted", "engine", "network_runs")),
+    "oracle": Target(("execution/oracle.py",), ("counted", "engine", "network_runs")),
     "collectives": Target(
         ("wire/collectives.py", "wire/transport.py"), ("collectives", "transport")
     ),

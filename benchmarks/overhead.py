@@ -24,9 +24,9 @@ from typing import Any
 
 from raybench import spec
 from raybench.core.process import tune_process
-from raybench.engine.execute import execute
-from raybench.planning.plan import make_plan
-from raybench.planning.resolve import problem_of
+from raybench.execution.execute import execute
+from raybench.execution.plan import make_plan
+from raybench.execution.resolve import problem_of
 from raybench.runtime.crew import options_of
 from raybench.runtime.driver import drive
 from raybench.runtime.session import ray_session
@@ -82,7 +82,7 @@ def by_tune(sweep: spec.Sweep, cells: int, reuse: bool) -> float:
             return True
 
         def step(self) -> dict[str, object]:
-            from raybench.planning.resolve import adopt
+            from raybench.execution.resolve import adopt
 
             batch = self.batches[self.number]
             adopt(batch.cells[0].cell.problem, lambda: self.problem)
