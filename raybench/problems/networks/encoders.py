@@ -21,7 +21,7 @@ from raybench.core.errors import Complaint, InputError, nearest
 from raybench.data import Examples, Pair, Words
 from raybench.problems.networks.build import TORCHVISION, load_weights, network_of
 from raybench.problems.networks.models import NAMED
-from raybench.spec.grammar import parse
+from raybench.spec.sections import parse
 
 KEY = "problem.encoders"
 TEXTS = {"words": {"size": 1000}, "bert": {"width": 64, "layers": 2, "heads": 2, "length": 32, "size": 1000}}  # fmt: skip
