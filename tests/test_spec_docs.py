@@ -60,8 +60,8 @@ def groups() -> dict[str, Group]:
 
 def test_every_key_is_described():
     names = [*document.every_key(), *keys.STEP, *cells.STOP_PARAMS, *cells.GRAPHS]
-    keys += [name for group in groups().values() for name in group.params]
-    missing = [key for key in keys if not re.search(rf"\b{key}\b", TEXT)]
+    names += [name for group in groups().values() for name in group.params]
+    missing = [name for name in names if not re.search(rf"\b{name}\b", TEXT)]
     assert not missing
 
 
