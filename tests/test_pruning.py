@@ -19,12 +19,11 @@ from raybench import spec
 from raybench.analysis import closing_table
 from raybench.analysis.tuned import METRICS
 from raybench.core.errors import InputError
-from raybench.engine.execute import hosted
-from raybench.engine.halving import JUDGED_BY, Halving
-from raybench.engine.recorder import Recorder
-from raybench.engine.run import Options, Run
-from raybench.planning.plan import make_plan
-from raybench.planning.pruning import rounds_of, together
+from raybench.execution.execute import hosted
+from raybench.execution.plan import make_plan
+from raybench.execution.recorder import Recorder
+from raybench.execution.run import Options, Run
+from raybench.execution.search import JUDGED_BY, Halving, rounds_of, together
 from raybench.spec.model import Prune, Record
 from raybench.store import Store, verify
 from raybench.wire.transport import Transport, on_virtual_ranks

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raybench.engine.execute import Progress
-from raybench.planning.batch import Batch
+from raybench.execution.batch import Batch
+from raybench.execution.execute import Progress
 from raybench.runtime.queue import SILENT, VAIN_DEATHS, Queue
 
 

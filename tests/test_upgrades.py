@@ -14,7 +14,7 @@ from fake_store import put
 import raybench
 from raybench import report, spec
 from raybench.core.errors import InputError
-from raybench.planning.booking import as_booked
+from raybench.execution.plan import as_booked
 from raybench.store import (
     CELLS,
     CURVES,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from raybench.core.endings import disk_trouble_told
 from raybench.core.errors import FolderLost, SweepStopped
-from raybench.engine.run import Options
-from raybench.planning.plan import Plan
-from raybench.planning.resolve import problem_of
+from raybench.execution.plan import Plan
+from raybench.execution.resolve import problem_of
+from raybench.execution.run import Options
 from raybench.runtime.gpus import check_gpus, workers_on
 from raybench.runtime.progress import View
 from raybench.runtime.queue import News, Queue

@@ -15,13 +15,12 @@ import pyarrow.compute as pc
 
 from raybench.core.endings import Terminated, stopping_on_sigterm
 from raybench.core.errors import InputError, Notice
-from raybench.engine import rows
-from raybench.engine.execute import execute
-from raybench.planning.admission import admit
-from raybench.planning.batch import Batch
-from raybench.planning.booking import as_booked
-from raybench.planning.plan import Plan, make_plan
-from raybench.planning.search import Best
+from raybench.execution import rows
+from raybench.execution.batch import Batch
+from raybench.execution.costs import admit
+from raybench.execution.execute import execute
+from raybench.execution.plan import Plan, as_booked, make_plan
+from raybench.execution.search import Best
 from raybench.runtime.callbacks import Callback, opened
 from raybench.runtime.callbacks.follower import Follower
 from raybench.runtime.checkpoints import FOLDER, Checkpoints, run_name

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from raybench.core.endings import disk_trouble_told
-from raybench.engine.execute import Progress
-from raybench.planning.batch import Batch
+from raybench.execution.batch import Batch
+from raybench.execution.execute import Progress
 from raybench.spec import Section
 from raybench.store.tries import Tries
 

@@ -59,7 +59,7 @@ GRAPHS: Mapping[str, Mapping[str, Param]] = {
         **_WEIGHTS,
     },
 }
-"""The communication graphs there are, with their parameters; ``raybench.planning.graph`` makes them."""
+"""The communication graphs there are, with their parameters; ``raybench.execution.build`` makes them."""
 
 
 def _has_server(problem: ProblemFacts, method: AlgorithmFacts) -> bool:

@@ -303,7 +303,7 @@ def flatten(config: str | None) -> dict[str, object]:
     return flat
 
 
-# as ``engine/rows.py`` writes it, keys sorted: what cells that differ in seed and step number alone do not share
+# as ``execution/rows.py`` writes it, keys sorted: what cells that differ in seed and step number alone do not share
 _OWN = (
     (
         r'"seed": \d+, "step_size": \{"kind": "(\w+)", "number": [^,{}]+, ',

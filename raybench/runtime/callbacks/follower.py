@@ -21,7 +21,7 @@ from raybench.store.schema import CELLS, CURVES
 from raybench.store.table import expand_extra
 
 if TYPE_CHECKING:
-    from raybench.planning.plan import Plan
+    from raybench.execution.plan import Plan
 
 EVERY = 2.0  # seconds between two looks at the folder, and ten times as long as a look takes
 READING = "reading results for callbacks"

@@ -14,7 +14,7 @@ from raybench.runtime.callbacks import Callback, curves_of, finals_of, params_of
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raybench.planning.plan import Plan
+    from raybench.execution.plan import Plan
 
 AT_ONCE = 1000  # metrics, and 100 params: the most that one call takes
 LETTERS = 500  # of a parameter's value

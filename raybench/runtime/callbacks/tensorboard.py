@@ -16,7 +16,7 @@ from raybench.store.files import open_folder
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raybench.planning.plan import Plan
+    from raybench.execution.plan import Plan
 
 
 class TensorBoard(Callback):

@@ -13,7 +13,7 @@ from raybench.runtime.callbacks import Callback, curves_of, finals_of, params_of
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raybench.planning.plan import Plan
+    from raybench.execution.plan import Plan
 
 
 class WeightsAndBiases(Callback):

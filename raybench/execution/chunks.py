@@ -19,11 +19,10 @@ from raybench.core.draws import Draws, Sample
 from raybench.core.facts import AlgorithmFacts
 from raybench.core.parallel import wide
 from raybench.core.process import give_back
-from raybench.engine.measure import SPREAD, Found
-from raybench.engine.net import Net, vectors_of
-from raybench.engine.oracle import BlockOracle, Oracle
-from raybench.engine.oracles import BufferedOracle, CohortOracle
-from raybench.engine.saved import joined, part_of
+from raybench.execution.net import Net, vectors_of
+from raybench.execution.oracle import BlockOracle, BufferedOracle, CohortOracle, Oracle
+from raybench.execution.recorder import SPREAD, Found
+from raybench.execution.saved import joined, part_of
 from raybench.problems.base import EVALUATED, Problem
 from raybench.wire.base import Message
 from raybench.wire.blocks import NOT_KEPT, Passing, Turn

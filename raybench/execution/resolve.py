@@ -16,9 +16,9 @@ from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts
 from raybench.core.layout import Layout
 from raybench.core.parts import PARTS, Local, Train
-from raybench.planning import fit, robustness
-from raybench.planning.batch import Form, Resolved, texts_of
-from raybench.planning.operators import (
+from raybench.execution import checks
+from raybench.execution.batch import Form, Resolved, texts_of
+from raybench.execution.build import (
     collective_of,
     dims_of,
     graph_of,
@@ -28,7 +28,7 @@ from raybench.planning.operators import (
     unbound,
     uplink,
 )
-from raybench.planning.skip import Skip, SkipCode
+from raybench.execution.checks import Skip, SkipCode
 from raybench.problems.abilities import Trained
 from raybench.problems.base import Problem
 from raybench.problems.crowd import Crowd
@@ -177,12 +177,12 @@ class Resolver:
     def _found(self, cell: Cell) -> Form:
         entry = registry.lookup("algorithm", cell.algorithm.name)
         problem = problem_of_cell(cell)
-        fit.check_cohort(cell, entry, problem)
-        fit.check_problem(cell, entry, problem)
-        fit.check_parts(cell, entry, problem)
-        robustness.check_robust(cell, entry, problem)
-        fit.check_collective(cell, entry)
-        fit.check_start(cell, problem)
+        checks.check_cohort(cell, entry, problem)
+        checks.check_problem(cell, entry, problem)
+        checks.check_parts(cell, entry, problem)
+        checks.check_robust(cell, entry, problem)
+        checks.check_collective(cell, entry)
+        checks.check_start(cell, problem)
         given = _given(cell, entry, problem)
         dims = dims_of(problem, given)
         d = dims[0]
@@ -229,7 +229,7 @@ class Resolver:
         """
         entry = registry.lookup("algorithm", cell.algorithm.name)
         problem = problem_of_cell(cell)
-        fit.check_problem(cell, entry, problem)
+        checks.check_problem(cell, entry, problem)
         given = _given(cell, entry, problem)
         dims = dims_of(problem, given)
         up, _ = self._bound(uplink(cell, entry), entry, "up", dims)
@@ -255,7 +255,7 @@ class Resolver:
                 f"theorems are about a step along an estimate of the gradient, and here is {part}",
             )
         own = getattr(entry.target, "robust", None) is not None
-        if not own and not robustness.robust_of(cell).idle(n):
+        if not own and not checks.robust_of(cell).idle(n):
             return (
                 None,
                 "the method's theorems are about the mean over the clients, not a robust rule",
@@ -320,12 +320,12 @@ class Resolver:
         compressed = auto and entry.facts.down is not None
         down_share = down.dense_share(problem.dtype) if compressed else 1.0
 
-        robust = robustness.robust_of(cell)
+        robust = checks.robust_of(cell)
         honest = problem.n - robust.attackers(problem.n)
 
         def setting() -> theory.Setting:
             return theory.Setting(
-                constants=robustness.of_honest(problem.constants, problem.n, honest),
+                constants=checks.of_honest(problem.constants, problem.n, honest),
                 n=honest,
                 d=dims[0],
                 m=sum(problem.samples) / len(problem.samples),

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from raybench.core import registry
-from raybench.planning.batch import Batch, Resolved
+from raybench.execution.batch import Batch, Resolved
 from raybench.spec import Cell, Section
 from raybench.store import CELLS, to_table
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from raybench.planning.batch import Batch
+from raybench.execution.batch import Batch
 
 Part: TypeAlias = Callable[[], dict[str, Any]]  # reads the state that one rank has saved
 

@@ -20,21 +20,29 @@ from raybench.core.cells import PerCell, State
 from raybench.core.counts import Counts
 from raybench.core.parallel import narrow
 from raybench.core.streams import stream
-from raybench.engine import rows
-from raybench.engine.average import Average
-from raybench.engine.blocks import Blocks, allows, clients_at_once
-from raybench.engine.halving import Halving
-from raybench.engine.measure import CHEAP_MEASURES, COSTLY_MEASURES, found_at, measured
-from raybench.engine.net import Net
-from raybench.engine.poison import Poisoned
-from raybench.engine.recorded import RecordedRounds
-from raybench.engine.recorder import Recorder
-from raybench.engine.saved import on
-from raybench.engine.schedule import factor
-from raybench.engine.setup import method_of, start_of
-from raybench.planning.batch import Batch
-from raybench.planning.operators import collective_of, graph_of, relays, uplink
-from raybench.planning.robustness import attackers, robust_of
+from raybench.execution import rows
+from raybench.execution.batch import Batch
+from raybench.execution.build import (
+    collective_of,
+    graph_of,
+    method_of,
+    relays,
+    start_of,
+    uplink,
+)
+from raybench.execution.checks import attackers, robust_of
+from raybench.execution.chunks import Blocks, allows, clients_at_once
+from raybench.execution.net import Net, Poisoned
+from raybench.execution.recorder import (
+    CHEAP_MEASURES,
+    COSTLY_MEASURES,
+    RecordedRounds,
+    Recorder,
+    found_at,
+    measured,
+)
+from raybench.execution.saved import on
+from raybench.execution.search import Halving
 from raybench.problems.abilities import Trained
 from raybench.problems.base import OF_GRADIENTS, OF_LOSSES, Problem
 from raybench.spec.model import Evaluate, Prune, Record
@@ -65,7 +73,7 @@ class Run:
     """A batch at work: ``advance`` until it says it is done, then ``tables``.
 
     problem: hosting this rank's clients. block: clients that take a round at a time, by default all unless
-    they are many (``engine.blocks``). ``state`` after any round, and ``load`` in a new run of the same
+    they are many (``execution.chunks``). ``state`` after any round, and ``load`` in a new run of the same
     batch, go on where it was. Raises what the method raises.
     """
 
@@ -388,3 +396,59 @@ class Run:
             else None
             for status, t in zip(self.status, last, strict=True)
         ]
+
+
+class Average:
+    """A running mean of points (B, d): sum_t w_t x^t / sum_t w_t.
+
+    decay (B,): w_t = (1 - decay)^-t, so later points weigh more; 0 is the plain average. The weights
+    are kept relative to the last one, so nothing overflows.
+    """
+
+    def __init__(self, decay: Tensor) -> None:
+        self.keep = (1 - decay)[:, None]
+        self.total = torch.zeros_like(self.keep)
+        self.value: Tensor | None = None
+
+    def add(self, x: Tensor) -> Tensor:
+        """Take in x (B, d) and return the mean so far."""
+        self.total = self.keep * self.total + 1
+        if self.value is None:
+            self.value = x.clone()
+        else:
+            self.value = torch.lerp(self.value, x, 1 / self.total)
+        return self.value
+
+    def select(self, cells: Tensor) -> Average:
+        """Return the averages of some cells."""
+        kept = Average(torch.zeros(0))
+        kept.keep, kept.total = self.keep[cells], self.total[cells]
+        kept.value = None if self.value is None else self.value[cells]
+        return kept
+
+    def state(self) -> dict[str, Tensor | None]:
+        """Return what the average remembers."""
+        value = None if self.value is None else self.value.clone()
+        return {"total": self.total.clone(), "value": value}
+
+    def load(self, saved: Mapping[str, Tensor | None]) -> None:
+        """Go on from what ``state`` returned."""
+        assert saved["total"] is not None
+        self.total, self.value = saved["total"], saved["value"]
+
+
+def factor(schedule: str, warmup: int, t: int, rounds: int) -> float:
+    """Return the factor of round t = 1..rounds: the schedule's, times t/warmup while that is below 1.
+
+    constant: 1. sqrt: 1/sqrt(t). inverse: 1/t. cosine: (1 + cos(pi (t-1)/rounds))/2, from 1 towards
+    0. linear: 1 - (t-1)/rounds.
+    """
+    past = (t - 1) / rounds
+    shape = {
+        "constant": 1.0,
+        "sqrt": 1 / math.sqrt(t),
+        "inverse": 1 / t,
+        "cosine": (1 + math.cos(math.pi * past)) / 2,
+        "linear": 1 - past,
+    }[schedule]
+    return shape * min(1.0, t / warmup) if warmup else shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,17 +11,17 @@ from typing import Any
 
 from raybench.core import registry
 from raybench.core.errors import Complaint, InputError
-from raybench.engine.recorded import RecordedRounds
-from raybench.planning import search
-from raybench.planning.batch import Batch, Resolved, batches_of, most_cells
-from raybench.planning.pruning import batches_to_prune, rounds_of
-from raybench.planning.resolve import Resolver, label_of, problem_of, problem_of_cell
-from raybench.planning.search import Best, Stage
-from raybench.planning.skip import Skip, Skipped
+from raybench.execution import search
+from raybench.execution.batch import Batch, Resolved, batches_of, most_cells
+from raybench.execution.checks import Skip, Skipped
+from raybench.execution.recorder import RecordedRounds
+from raybench.execution.resolve import Resolver, label_of, problem_of, problem_of_cell
+from raybench.execution.search import Best, Stage, batches_to_prune, rounds_of
 from raybench.problems.base import Problem
 from raybench.problems.minimum import heterogeneity, noise
 from raybench.spec import Section, Sweep
 from raybench.spec.parts import canonical
+from raybench.store import identity, reader
 
 MOST_COMPLAINTS = 8
 
@@ -304,3 +305,23 @@ def merged(cells: list[Resolved], done: Mapping[str, str]) -> tuple[list[Resolve
                 lost[pair] = lost.get(pair, 0) + 1
     notes = [f"{n} cells of {a} are the same as {b}: merged" for (a, b), n in lost.items()]
     return kept, notes
+
+
+def as_booked(sweep: Sweep, folder: str | os.PathLike[str]) -> Sweep:
+    """Return the sweep with the accounting of its results folder, and a note where it is another.
+
+    A folder keeps the accounting that its first curves were booked by, so that its bits compare.
+    """
+    kept = reader.accounting_of(folder, sweep.accounting)
+    if kept == sweep.accounting:
+        return sweep
+    note = (
+        f"{folder} was begun with the accounting {kept} and keeps it, so that its bits compare: "
+        f"raybench table {folder} --accounting HOW shows them by another"
+    )
+    return replace(
+        sweep,
+        accounting=kept,
+        text=identity.with_accounting(sweep.text, kept),
+        notes=(*sweep.notes, note),
+    )

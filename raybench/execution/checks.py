@@ -1,6 +1,12 @@
-"""Whether a method, a problem and the parts of a round go together: reasons to skip a cell, or to refuse it."""
+"""Why a cell makes no sense and is not run: a code for programs, a text and a fix for people."""
 
 from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import numpy as np
 
@@ -8,16 +14,192 @@ from raybench.algorithms.base import Estimator
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts
-from raybench.planning.operators import collective_of, relays, unbound, uplink
-from raybench.planning.robustness import attackers
-from raybench.planning.skip import Skip, SkipCode
-from raybench.problems.abilities import Predicting, SplitByFeatures
-from raybench.problems.base import Problem
+from raybench.core.parts import Robust
+from raybench.execution.build import collective_of, relays, unbound, uplink
+from raybench.problems.abilities import Labelled, Predicting, SplitByFeatures
+from raybench.problems.base import Constants, Fact, Problem
 from raybench.problems.crowd import Crowd
 from raybench.spec import Cell
 from raybench.wire.collectives import ALL_TO_ALL, GATHER, REDUCE
 
+
+class SkipCode(StrEnum):
+    """What kind of reason it is."""
+
+    NO_STEP = "no_step"  # theory gives no step size
+    NO_VALUE = "no_value"  # a parameter's ``auto`` has no value
+    OPERATOR = "operator"  # an operator is not of the class that the method needs
+    OWN_OPERATOR = (
+        "own_operator"  # an operator that is a parameter of the method is not of its class
+    )
+    VERTICAL_PROBLEM = (
+        "vertical_problem"  # features are split over clients, and the method is not for that
+    )
+    VERTICAL_METHOD = "vertical_method"  # the method needs features that are split over clients, and the problem has none
+    NO_PREDICTIONS = "no_predictions"
+    NONSMOOTH = "nonsmooth"  # the problem needs proximal steps
+    NO_MINIMIZER = "no_minimizer"
+    NO_RELAY = "no_relay"  # ``downlink: aggregate``
+    NO_COLLECTIVE = "no_collective"  # ``collective: reduce`` or ``all_to_all``
+    NO_PARTICIPATION = "no_participation"
+    NO_COHORT = "no_cohort"
+    NO_F_STAR = "no_f_star"
+    NOT_ROBUST = "not_robust"  # ``robust`` for a method that makes no mean of its clients, or a problem without labels
+    OWN_PARTS = "own_parts"  # local work, outer optimizer or delay for a method that has its own
+
+
+class Skip(Exception):
+    """A cell makes no sense. text: why, as the column ``reason`` holds it; fix: what to write instead."""
+
+    def __init__(self, code: SkipCode, text: str, fix: str = "") -> None:
+        super().__init__(code, text, fix)
+        self.code, self.text, self.fix = code, text, fix
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A cell that is not run, with the label of its method and the reason."""
+
+    cell: Cell
+    label: str
+    why: Skip
+
+
+@dataclass(frozen=True)
+class Reasons:
+    """Skipped cells of one code. texts: each with how many cells it holds for, the commonest first."""
+
+    code: SkipCode
+    cells: int
+    texts: tuple[tuple[str, int], ...]
+    fix: str
+
+
+Why = tuple[str, str, str]
+"""Code, text and fix of a reason."""
+
+
+def counted(skipped: Iterable[Skipped]) -> Counter[Why]:
+    """Return how many cells are skipped for each reason."""
+    return Counter((one.why.code.value, one.why.text, one.why.fix) for one in skipped)
+
+
+def grouped(reasons: Mapping[Why, int]) -> list[Reasons]:
+    """Return why cells were skipped, by code, the commonest code first.
+
+    Of several fixes for one code the commonest is kept.
+    """
+    texts: dict[str, Counter[str]] = defaultdict(Counter)
+    fixes: dict[str, Counter[str]] = defaultdict(Counter)
+    for (code, text, fix), cells in reasons.items():
+        texts[code][text] += cells
+        fixes[code][fix] += cells
+    found = [
+        Reasons(
+            SkipCode(code), own.total(), tuple(own.most_common()), fixes[code].most_common(1)[0][0]
+        )
+        for code, own in texts.items()
+    ]
+    return sorted(found, key=lambda group: -group.cells)
+
+
 Method = registry.Entry[AlgorithmFacts]
+NOBODY = Robust(rule="mean")
+
+
+def robust_of(cell: Cell) -> Robust:
+    """Return what a cell, or else its method, says of Byzantine clients; by default there are none."""
+    if cell.robust is not None:
+        return Robust(**cell.robust)
+    entry = registry.lookup("algorithm", cell.algorithm.name)
+    return getattr(entry.target, "robust", None) or NOBODY
+
+
+def attackers(cell: Cell, problem: Problem) -> int:
+    """Return how many of a cell's clients are Byzantine."""
+    return robust_of(cell).attackers(problem.n)
+
+
+def check_robust(cell: Cell, entry: Method, problem: Problem) -> None:
+    """Raise where clients cannot be judged apart: Skip for a method or a problem, InputError for what is asked."""
+    robust, n = robust_of(cell), problem.n
+    if robust is NOBODY:
+        return
+    if not entry.facts.robust:
+        raise Skip(
+            SkipCode.NOT_ROBUST,
+            f"what the server of {entry.name} steps along is no mean of an estimate of each client",
+            "a method with robust: such as gd, dcgd, ef21, diana, marina, dasha or byz_vr_marina",
+        )
+    _check_numbers(robust, n)
+    if robust.poisons(n) and not (isinstance(problem, Labelled) and problem.labelled):
+        raise Skip(
+            SkipCode.NOT_ROBUST,
+            "robust.attack: label_flip needs labels that can be turned around, and the problem has none",
+            "logistic, nonconvex_classification, softmax, a network that tells classes apart; another attack",
+        )
+    if robust.idle(n):
+        return
+    how = collective_of(cell.compressor)
+    if how != GATHER or relays(cell.downlink):
+        key = f"compressor.collective: {how}" if how != GATHER else "downlink: aggregate"
+        what = (
+            f"needs every client's message by itself, and by {key} the server has their sum alone"
+        )
+        fix = "collective: gather, and no downlink: aggregate; or leave robust out"
+        raise InputError.of("robust", what, fix)
+    if cell.cohort is not None:
+        what = "the server cannot keep an estimate of clients that are drawn anew in every round"
+        raise InputError.of("robust", what, "leave cohort or robust out")
+
+
+def _check_numbers(robust: Robust, n: int) -> None:
+    """Raise InputError for numbers of clients that n clients, or their buckets, cannot have."""
+    bad, f, seen = robust.attackers(n), robust.tolerated(n), robust.judged(n)
+    if bad >= n:
+        what = f"{bad} of {n} clients leave nobody whose f could be minimised"
+        raise InputError.of("robust.byzantine", what, f"at most {n - 1}")
+    if robust.rule == "mean":
+        return
+    judged = f"{n} clients" if robust.bucket == 1 else f"{seen} buckets of {n} clients"
+    most = seen - 3 if robust.rule == "krum" else (seen - 1) // 2
+    if f > min(most, (seen - 1) // 2):
+        what = f"{robust.rule} cannot resist {f} of {judged}"
+        most = min(most, (seen - 1) // 2)
+        fix = (
+            f"at most {most}, or tolerate: {most}" if most >= 0 else "more clients, or another rule"
+        )
+        raise InputError.of("robust.byzantine", what, fix)
+
+
+def of_honest(constants: Constants, n: int, honest: int) -> Constants:
+    """Return constants of the mean of the first so many of n f_i, each valid if not the smallest.
+
+    L is the mean of their L_i; what is a mean square over all clients is at most n/honest times as large over some.
+    """
+    if honest == n:
+        return constants
+    own = constants.L_i[:honest]
+    more = math.sqrt(n / honest)
+    samples, variance = constants.L_samples, constants.sample_variance
+    each = {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES, Fact.BOUNDED_CLIENTS, Fact.CONVEX_PENALTY}
+    return replace(
+        constants,
+        L=sum(own) / honest if own else None,
+        L_i=own,
+        L_plus=None if constants.L_plus is None else constants.L_plus * more,
+        L_pm=None,
+        mu=None,
+        f_inf=None,
+        f_star=None,
+        L_samples=None if samples is None else samples * more,
+        L_sample_i=constants.L_sample_i[:honest],
+        sample_variance=None if variance is None else variance * more**2,
+        facts=constants.facts & each,
+    )
 
 
 def check_problem(cell: Cell, entry: Method, problem: Problem) -> None:
