@@ -327,7 +327,7 @@ def test_curvature_of_the_squared_sigmoid():
 @pytest.mark.parametrize("dense", [5, 1000])
 @pytest.mark.parametrize("shape", [(60, 40), (40, 60)])
 def test_largest_eigenvalue_by_every_way(monkeypatch, shape, dense):
-    monkeypatch.setattr(spectra, "MOST_BY_DENSE_SOLVER", dense)  # 5: by Lanczos
+    monkeypatch.setattr(minimum, "MOST_BY_DENSE_SOLVER", dense)  # 5: by Lanczos
     random = np.random.default_rng(0)
     A, w = random.standard_normal(shape), random.random(shape[0])
     want = np.linalg.norm(A * np.sqrt(w)[:, None], 2) ** 2
