@@ -60,14 +60,14 @@ KNOWN = (
     Known(
         "dithering, p = inf: half of omega",
         "operators",
-        "raybench/compressors/dithering/operators.py",
+        "raybench/compressors/dithering.py",
         "min(d / (4 * s * s), (1 + root) / (2 * s))",
         "min(d / (8 * s * s), (1 + root) / (4 * s))",
     ),
     Known(
         "lazy: the vector is sent 2 % less often",
         "operators",
-        "raybench/compressors/sparsification/lazy.py",
+        "raybench/compressors/sparsification.py",
         "sent = stream.uniform(1)[..., 0] < self.p\n",
         "sent = stream.uniform(1)[..., 0] < 0.98 * self.p\n",
     ),

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from raybench.algorithms.base import Algorithm
-from raybench.compressors.applied import Applied
-from raybench.compressors.compose import build
+from raybench.compressors.base import Applied, build
 from raybench.core import registry
 from raybench.core.cells import PerCell
 from raybench.core.clock import Clock

@@ -8,10 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 from raybench.compressors import Bound, Compressor, Role
-from raybench.compressors.compose import build, named
-from raybench.compressors.composed.per_part import PerPart
-from raybench.compressors.composed.per_tensor import PerTensor
-from raybench.compressors.identity import Identity
+from raybench.compressors.base import build, named
+from raybench.compressors.dense import Identity
+from raybench.compressors.per_tensor import PerPart, PerTensor
 from raybench.core import registry
 from raybench.core.layout import Layout
 from raybench.planning.graph import mixing
