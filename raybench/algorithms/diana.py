@@ -100,7 +100,6 @@ STEPS = theory.recursive(
     up=Unbiased,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     theory=STEPS,
     auto={"alpha": shift_rate},

@@ -21,7 +21,6 @@ def rate(k: theory.Setting) -> float:
     "ec_diana",
     up=Contractive,
     broadcast=Contractive,
-    blocks=True,
     theory=None,
     stochastic=True,
     auto={"alpha": rate},

@@ -13,7 +13,6 @@ def refresh(k: theory.Setting) -> float:
     "ec_lsvrg",
     up=Contractive,
     broadcast=Contractive,
-    blocks=True,
     robust=True,
     theory=None,
     stochastic=True,

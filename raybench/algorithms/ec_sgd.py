@@ -8,7 +8,6 @@ from raybench.algorithms.ef14 import EF14, STEPS
     "ec_sgd",
     up=Contractive,
     broadcast=Contractive,
-    blocks=True,
     robust=True,
     theory=STEPS,
     stochastic=True,

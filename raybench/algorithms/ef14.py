@@ -77,7 +77,6 @@ MEMORY = Choice("step", "gradient", help="the error is of gamma grad, or of grad
     "ef14",
     up=Contractive,
     broadcast=Contractive,
-    blocks=True,
     robust=True,
     theory=STEPS.with_rules(released=RELEASED),
     memory=MEMORY,

@@ -67,7 +67,6 @@ STEPS = theory.recursive(
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     theory=STEPS,
     init=Choice("compressed", "full", "zero", help="first message: C(grad), grad, or none"),
@@ -104,7 +103,6 @@ class EF21(Estimator):
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     theory=STEPS.with_rules(released=None),
 )

@@ -32,7 +32,7 @@ STEPS = theory.StepSizes(
 )
 
 
-@algorithm("ef21_bc", up=Contractive, down=Contractive, blocks=True, theory=STEPS)
+@algorithm("ef21_bc", up=Contractive, down=Contractive, theory=STEPS)
 class EF21BC(EF21):
     """EF21 at the clients (its mean is s.w), and again from server to clients: g <- g + D(w - g).
 

@@ -11,7 +11,6 @@ from raybench.algorithms.local_work import orthogonalised
     "ef21_muon",
     up=Contractive,
     broadcast=Contractive,
-    blocks=True,
     theory=None,
     stochastic=True,
     eta=Number(0.1, low=0, high=1, open_low=True, per_cell=True, help="weight of a fresh gradient"),

@@ -32,7 +32,6 @@ STEPS = theory.StepSizes(
     "ef21_normalized",
     up=Contractive,
     broadcast=Contractive,
-    blocks=True,
     theory=STEPS,
     stochastic=True,
     eta=Number(1.0, low=0, high=1, open_low=True, per_cell=True, help="weight of new gradients"),

@@ -19,7 +19,6 @@ STEPS = theory.recursive(recursion, "derived here; method: Gruntkowska, Tyurin, 
     down=Contractive,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     theory=STEPS,
 )
 class EF21P(GD):

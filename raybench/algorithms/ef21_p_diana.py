@@ -35,7 +35,6 @@ STEPS = theory.recursive(
     broadcast=Contractive,
     relay=False,
     proximal=True,
-    blocks=True,
     theory=STEPS,
     auto={"alpha": diana.shift_rate},
 )

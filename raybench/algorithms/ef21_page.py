@@ -39,7 +39,6 @@ STEPS = theory.StepSizes(
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     theory=STEPS,
     stochastic=True,

@@ -51,7 +51,6 @@ STEPS = theory.StepSizes(
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     theory=STEPS.with_rules(released=PLAIN),
     stochastic=True,

@@ -9,7 +9,6 @@ from raybench.algorithms.ef21_sgd import EF21SGD, STEPS
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     theory=STEPS,
     stochastic=True,

@@ -9,7 +9,6 @@ from raybench.algorithms.ef14 import EF14, STEPS
     own="scaled_sign",
     up=None,
     broadcast=Contractive,
-    blocks=True,
     theory=STEPS,
     stochastic=True,
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),

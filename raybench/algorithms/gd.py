@@ -34,7 +34,6 @@ STEPS = theory.StepSizes(
     up=None,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     cohorts=True,
     theory=STEPS,

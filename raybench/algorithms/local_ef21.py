@@ -8,7 +8,6 @@ from raybench.algorithms.ef21 import EF21
     "local_ef21",
     up=Contractive,
     broadcast=Contractive,
-    blocks=True,
     robust=True,
     theory=None,
     stochastic=True,

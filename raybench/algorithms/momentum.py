@@ -40,7 +40,6 @@ CODE = theory.Convention(released, "IgorSokoloff/ef21_b-w_experiements_source_co
     up=None,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     cohorts=True,
     theory=theory.recursive(heavy_ball, SOURCE, released=CODE),
@@ -73,7 +72,6 @@ class HeavyBall(GD):
     up=None,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     cohorts=True,
     theory=theory.recursive(

@@ -9,7 +9,6 @@ from raybench.algorithms.local_sgd import LocalSGD
     version="2",
     up=None,
     broadcast=Contractive,
-    blocks=True,
     theory=None,
     stochastic=True,
     participation="p",

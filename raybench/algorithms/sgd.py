@@ -47,7 +47,6 @@ STEPS = theory.StepSizes(
     up=None,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     cohorts=True,
     theory=STEPS,

@@ -69,7 +69,6 @@ def v1(k: theory.Setting) -> tuple[float, float]:
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     theory=three_point(v1),
 )

@@ -16,7 +16,6 @@ def v5(k: theory.Setting) -> tuple[float, float]:
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     theory=three_point(v5),
     auto={"p": sync_probability},
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),

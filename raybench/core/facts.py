@@ -130,10 +130,6 @@ class AlgorithmFacts(Facts):
         bool,
         "it takes nothing of its messages but their mean or sum, so that another `collective` than `gather` makes sense for it",
     ] = True
-    blocks: Annotated[
-        bool,
-        "nothing that its clients send or keep in a round depends on what came back in it, and it takes sums and means of messages only: many clients may take the round in blocks",
-    ] = False
     cohorts: Annotated[
         bool,
         "its clients keep nothing from one round to the next, and are sent the model: each round may have other ones, a `cohort`",
