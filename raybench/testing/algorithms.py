@@ -33,7 +33,7 @@ MOST = 5  # local steps, rounds of a phase and the like with which methods are t
 MOST_RANKS = 3  # and no more than there are clients
 SLACK = 16  # bits of padding in a message: its fields are packed to whole bytes
 BOOKED = ("up", "down", "bytes_up_max")  # what a ledger holds
-BLOCK_ROUNDS = SECRET_ROUNDS = 12
+ROUNDS = SECRET_ROUNDS = 12
 MEASURED = ("loss", "grad_norm_sq", "mean_client_grad_norm_sq", "estimator_error_sq")
 COMPARED = ("loss", "grad_norm_sq", "grad_evals", "bytes_up", "bytes_down", "bytes_up_max")
 
@@ -154,7 +154,7 @@ def gradients_are_left_alone(m: Method) -> None:
 
     vars(run.net)["grad"] = keeping(run.net.grad)
     vars(run.net.oracle)["grad_and_loss"] = keeping(run.net.oracle.grad_and_loss)
-    for _ in range(BLOCK_ROUNDS):
+    for _ in range(ROUNDS):
         run.advance(1)
         for grads, kept, version in handed:
             changed = grads._version != version or not same_bits(grads, kept)
@@ -191,7 +191,7 @@ def calls_what_methods_may_call(m: Method) -> None:
     """In ``start`` and rounds: what ``algorithms.protocols`` lists, and nothing that is for the record only."""
     run = started(m.batch((1.0, 0.5), (0, 1)))
     fence(run)
-    run.advance(BLOCK_ROUNDS)
+    run.advance(ROUNDS)
 
 
 @CHECKS
@@ -250,12 +250,12 @@ def keeps_nothing_of_clients(m: Method) -> None:
     if not m.entry.facts.cohorts:
         raise NotClaimed
     run = started(m.batch((1.0,)))
-    run.advance(BLOCK_ROUNDS)
+    run.advance(ROUNDS)
     kept = sorted(name for name, _ in run.c)
     assert not kept, f"it says cohorts=True, and its clients keep {', '.join(kept)}"
     sent = run.net.ledger.down[COLUMNS.index("bytes")]
     size = run.problem.dim * run.problem.dtype.itemsize
-    assert (sent >= BLOCK_ROUNDS * size).all(), "it says cohorts=True, and does not send its model"
+    assert (sent >= ROUNDS * size).all(), "it says cohorts=True, and does not send its model"
 
 
 @CHECKS
