@@ -114,7 +114,7 @@ class Diana(Estimator):
     """
 
     def setup(a, wire, s, c):
-        c.h, s.h = wire.zeros(), wire.kept()
+        c.h, s.h = wire.zeros(), wire.server_zeros()
 
     def estimate(a, wire, s, c, grad):
         m = a.Q(grad - c.h, wire.stream("up"))

@@ -82,7 +82,7 @@ class EF21(Estimator):
     opens = True
 
     def setup(a, wire, s, c):
-        c.g, s.g = wire.zeros(), wire.kept()
+        c.g, s.g = wire.zeros(), wire.server_zeros()
 
     def estimate(a, wire, s, c, grad):
         return a.send(wire, s, c, grad).add_(s.g)  # the mean is ours: no further (B, d) is made

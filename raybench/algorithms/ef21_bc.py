@@ -40,7 +40,7 @@ class EF21BC(EF21):
     message of C. Down: one of D. Source: Fatkhullin et al. 2021, algorithm 5.
     """
 
-    told = False
+    broadcasts_model = False
 
     def setup(a, wire, s, c):
         super().setup(wire, s, c)

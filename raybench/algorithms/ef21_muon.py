@@ -39,7 +39,7 @@ class EF21Muon(EF21):
         c.m = (1 - a.eta) * c.m + a.eta * grad
         return super().estimate(wire, s, c, c.m)
 
-    def along(a, s, g):
+    def outer_step(a, s, g):
         return a.layout.concat([a.steepest(tensor) for tensor in a.layout.views(g)])
 
     def steepest(a, G):

@@ -65,6 +65,6 @@ class EF21PAGE(EF21):
             c.v = where(coin[..., None], full, c.v + near)
         return c.v
 
-    def follow(a, net, s, u):
+    def apply(a, net, s, u):
         s.old = s.x
-        super().follow(net, s, u)
+        super().apply(net, s, u)

@@ -44,7 +44,7 @@ class LocalSGD(GD):
     def estimate(a, wire, s, c, grad):
         return wire.up(Dense(grad).masked(wire.participants(a.p))).mean_sent()
 
-    def along(a, s, g):
+    def outer_step(a, s, g):
         # a schedule's gamma of each round stays in v, as it stays in x - y_i
         s.v = a.momentum * s.v + a.gamma * g
         return a.server * s.v

@@ -63,7 +63,7 @@ class HeavyBall(GD):
 
     def step(a, net, s, u):
         x = s.x if a.D is None else s.y
-        a.tell(net, s, net.prox(x - a.gamma * u, a.gamma / (1 - a.momentum)))
+        a.broadcast_model(net, s, net.prox(x - a.gamma * u, a.gamma / (1 - a.momentum)))
 
 
 @algorithm(

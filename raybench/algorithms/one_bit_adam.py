@@ -31,7 +31,7 @@ class OneBitAdam(Estimator):
     values in the warm-up, then d signs and a value. Source: Tang et al. 2021.
     """
 
-    told = False
+    broadcasts_model = False
     errors = ("e",)
 
     def setup(a, wire, s, c):

@@ -9,7 +9,7 @@ from raybench.core.cells import PerCell, State
 from raybench.core.parts import Delay, Outer
 
 
-def along(outer: Outer, s: State, g: Tensor, gamma: PerCell | float) -> Tensor:
+def step(outer: Outer, s: State, g: Tensor, gamma: PerCell | float) -> Tensor:
     """Return u (B, d) of g (B, d), or gamma u where ``outer.in_steps``; gamma is 1 if g holds it.
 
     sgd: u = g. momentum: v <- mu v + g, u = v. nesterov: u = g + mu v. adam: as Adam. Remembers ``s.outer``.

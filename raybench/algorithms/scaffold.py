@@ -35,4 +35,4 @@ class Scaffold(LocalSGD):
         changes = net.up(Dense(change).masked(S)).mean()
         c.h = where(S[..., None], c.h + change, c.h)
         s.h = net.model(s.h + changes)
-        a.move(net, s, a.along(s, steps))
+        a.move(net, s, a.outer_step(s, steps))

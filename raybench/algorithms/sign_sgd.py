@@ -28,7 +28,7 @@ class SignSGD(Estimator):
     step. Up: d signs. Down: d signs. Source: Bernstein et al. 2018, 2019, signSGD with Majority Vote.
     """
 
-    told = False
+    broadcasts_model = False
     left_to_loops = {"decay": "the weight_decay of your optimizer"}
 
     def estimate(a, wire, s, c, grad):
@@ -38,7 +38,7 @@ class SignSGD(Estimator):
             votes = where(votes == 0, coin.to(votes.dtype), votes)
         return wire.down(a.ballot(votes, wire.server_stream("down")))
 
-    def along(a, s, g):
+    def outer_step(a, s, g):
         return g + a.decay * s.x
 
     def ballot(a, v, stream):

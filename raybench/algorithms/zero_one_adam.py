@@ -35,7 +35,7 @@ class ZeroOneAdam(Estimator):
     value, or nothing. Source: Lu, Li, Zhang, De Sa, He 2022, 0/1 Adam.
     """
 
-    told = False
+    broadcasts_model = False
     in_steps = True
 
     def setup(a, wire, s, c):
@@ -79,9 +79,9 @@ class ZeroOneAdam(Estimator):
         sent = a.C(v + c.e, wire.stream("up"))
         c.e = v + c.e - sent.decode()
         mean = wire.up(sent).mean() + s.E
-        told = wire.down(a.C(mean, wire.server_stream("down")))
-        s.E = mean - told
-        return told
+        received = wire.down(a.C(mean, wire.server_stream("down")))
+        s.E = mean - received
+        return received
 
     def scaled(a, v, m):
         return where(v > 0, m / (v.sqrt() + a.epsilon), 0.0)

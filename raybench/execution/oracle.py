@@ -281,7 +281,7 @@ class PredictionOracle(Oracle):
         return self._predicting.distill(X, rows, teacher)
 
 
-class BlockOracle(Oracle):
+class VerticalOracle(Oracle):
     """The oracle of a problem whose clients hold features."""
 
     @property
@@ -484,7 +484,7 @@ def oracle_for(problem: Problem, wire: Wire) -> Oracle:
     if isinstance(problem, Crowd):
         return CohortOracle(problem, wire)
     if isinstance(problem, SplitByFeatures):
-        return BlockOracle(problem, wire)
+        return VerticalOracle(problem, wire)
     if isinstance(problem, Buffered) and problem.buffers(1):
         return BufferedOracle(problem, wire)
     if isinstance(problem, Predicting):

@@ -193,7 +193,7 @@ class Exchange:
         self._begin()
 
     def _begin(self) -> None:
-        """Make the state anew: what ``along`` may read of x is 0, since decay is left to the loop."""
+        """Make the state anew: what ``outer_step`` may read of x is 0, since decay is left to the loop."""
         self.s, self.c = State(), State()
         self.a.setup(self.wire, self.s, self.c)
         self.presets = self.a.local, self.a.outer
@@ -266,7 +266,7 @@ class Exchange:
             s.g = u
         if self.delay is not None:
             u = outer.late(self.delay, s, u)
-        return a.along(s, u)[0]
+        return a.outer_step(s, u)[0]
 
     def keeps(self, grad: Tensor) -> bool:
         """Return whether the method remembers this very tensor, and not a copy of it."""

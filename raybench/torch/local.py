@@ -75,7 +75,7 @@ class LocalSteps:
         if direction is not None:
             u = direction[None]
             if self.outer is not None:
-                u = outer_steps.along(self.outer, self.s, u, self.step_size)
+                u = outer_steps.step(self.outer, self.s, u, self.step_size)
                 if self.outer.weight_decay:
                     u = u + self.outer.weight_decay * self.x
             in_steps = self.outer is not None and self.outer.in_steps
