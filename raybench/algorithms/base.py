@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, where, zeros_like
 
 from raybench import theory
-from raybench.algorithms import local_work, outer, robust
+from raybench.algorithms import parts, robust
 from raybench.algorithms.protocols import Net, Wire
 from raybench.compressors import Any_, Contractive, Dense, Unbiased, choose
 from raybench.compressors.applied import Applied
@@ -220,13 +220,17 @@ class Estimator(Algorithm):
         """Return the clients' directions at s.x, (B, n_here, d): local work, by default a gradient."""
         if a.local is None:
             return a.gradient(net, s.x)
-        return local_work.directions(a.local, net, s, c, a.batch, a.gamma)
+        return parts.directions(a.local, net, s, c, a.batch, a.gamma)
 
     def outer_step(a, s: State, g: Tensor) -> Tensor:
         """Return what x moves along, given g: the outer optimizer, by default g itself."""
         if a.delay is not None:
-            g = outer.late(a.delay, s, g)
-        return g if a.outer is None else outer.step(a.outer, s, g, 1.0 if a.in_steps else a.gamma)
+            g = parts.late(a.delay, s, g)
+        return (
+            g
+            if a.outer is None
+            else parts.outer_step(a.outer, s, g, 1.0 if a.in_steps else a.gamma)
+        )
 
     def start(a, net: Net, s: State, c: State) -> None:
         a.setup(net, s, c)

@@ -4,7 +4,7 @@ import torch
 
 from raybench.algorithms.base import Choice, Contractive, Integer, Number, algorithm
 from raybench.algorithms.ef21 import EF21
-from raybench.algorithms.local_work import orthogonalised
+from raybench.algorithms.parts import orthogonalised
 
 
 @algorithm(

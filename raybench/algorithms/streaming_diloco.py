@@ -4,7 +4,7 @@ import torch
 
 from raybench.algorithms.base import Any_, Dense, Estimator, Integer, Number, algorithm
 from raybench.algorithms.diloco import BATCH, DECAY, INNER_STEP, MOMENTUM, inner
-from raybench.algorithms.local_work import directions
+from raybench.algorithms.parts import directions
 from raybench.core.errors import InputError
 
 

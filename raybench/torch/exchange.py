@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raybench.algorithms import outer
 from raybench.algorithms.build import method, named_method, part
+from raybench.algorithms.parts import late
 from raybench.compressors.applied import Applied
 from raybench.compressors.compose import build
 from raybench.compressors.composed.per_part import PerPart
@@ -265,7 +265,7 @@ class Exchange:
         if a.opens:
             s.g = u
         if self.delay is not None:
-            u = outer.late(self.delay, s, u)
+            u = late(self.delay, s, u)
         return a.outer_step(s, u)[0]
 
     def keeps(self, grad: Tensor) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from raybench.algorithms import outer as outer_steps
 from raybench.algorithms.build import part
+from raybench.algorithms.parts import outer_step
 from raybench.core import registry
 from raybench.core.cells import PerCell, State
 from raybench.core.errors import InputError
@@ -75,7 +75,7 @@ class LocalSteps:
         if direction is not None:
             u = direction[None]
             if self.outer is not None:
-                u = outer_steps.step(self.outer, self.s, u, self.step_size)
+                u = outer_step(self.outer, self.s, u, self.step_size)
                 if self.outer.weight_decay:
                     u = u + self.outer.weight_decay * self.x
             in_steps = self.outer is not None and self.outer.in_steps
