@@ -247,11 +247,9 @@ class Run:
 
     def bits(self, side: str) -> np.ndarray:
         """Return the bits (cells here,) booked so far under the sweep's accounting."""
-        accounting = self.options.accounting
-        counts = getattr(self.net.ledger, side)
-        if not accounting.count_init:
-            counts = counts - self._initial[side][:, self.index]
-        return accounting.bits(Counts(*counts), self.problem.dtype.itemsize * 8)
+        counts, start = getattr(self.net.ledger, side), self._initial[side][:, self.index]
+        width = self.problem.dtype.itemsize * 8
+        return self.options.accounting.bits(Counts(*counts), width, Counts(*start))
 
     def _leave(self, who: np.ndarray, status: str) -> None:
         self.status[self.index[who]] = status
