@@ -103,35 +103,31 @@ def admit(plan: Plan, folder: str | os.PathLike[str]) -> Need:
         bound = tuple(b for b in plan.batches if not _may_stop(b))
         certain = need_of(replace(plan, batches=bound))
     here, free = memory_here(), disk_free(folder)
-    complaints = []
     tensors = need.problem + need.tensors
-    if tensors > here:
-        complaints.append(
-            Complaint(
-                "problem",
-                f"a batch needs {size(tensors)} of memory at least, for the data, what the clients remember "
-                f"and the gradients of those at work, and this machine has {size(here)}",
-                "fewer problem.clients, or a smaller problem",
-            )
-        )
-    elif certain.memory > here:
-        complaints.append(
-            Complaint(
-                "record",
-                f"the rows of a batch's curves need {size(certain.rows)} of memory at least, and this "
-                f"machine has {size(here)}",
-                f"{FEWER_ROWS}, or a stop rule",
-            )
-        )
-    if certain.disk > free:
-        complaints.append(
-            Complaint(
-                "record",
-                f"the curves need {size(certain.disk)} of disk at least, and {size(free)} are free in "
-                f"{os.fspath(folder)}",
-                f"{FEWER_ROWS}, or --out on another disk",
-            )
-        )
+    table = (
+        (
+            tensors > here,
+            "problem",
+            f"a batch needs {size(tensors)} of memory at least, for the data, what the clients remember "
+            f"and the gradients of those at work, and this machine has {size(here)}",
+            "fewer problem.clients, or a smaller problem",
+        ),
+        (
+            tensors <= here < certain.memory,
+            "record",
+            f"the rows of a batch's curves need {size(certain.rows)} of memory at least, and this "
+            f"machine has {size(here)}",
+            f"{FEWER_ROWS}, or a stop rule",
+        ),
+        (
+            certain.disk > free,
+            "record",
+            f"the curves need {size(certain.disk)} of disk at least, and {size(free)} are free in "
+            f"{os.fspath(folder)}",
+            f"{FEWER_ROWS}, or --out on another disk",
+        ),
+    )
+    complaints = [Complaint(key, text, fix) for fails, key, text, fix in table if fails]
     if complaints:
         raise InputError(complaints)
     return need
