@@ -17,7 +17,7 @@ from to_target import ROUNDS, fill
 
 import raybench
 from raybench.analysis import bands, closing_table, frames
-from raybench.analysis.audit import audit
+from raybench.analysis.rankings import audit
 from raybench.report import figures, html
 from raybench.report.content import chosen, rows_of
 

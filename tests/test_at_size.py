@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from raybench import problems, spec
 from raybench.analysis import closing_table, frames
-from raybench.analysis.closing import framed
+from raybench.analysis.frames import framed
 from raybench.engine.rows import resolved
 from raybench.planning import operators, resolve
 from raybench.planning.plan import make_plan

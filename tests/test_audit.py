@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench.analysis import closing_table, frames
-from raybench.analysis.audit import FACTORS, audit, explained
+from raybench.analysis.rankings import FACTORS, audit, explained
 from raybench.core.errors import InputError
-from raybench.report.audit import shares, told
+from raybench.report.charts import shares
+from raybench.report.rankings import audit_lines as told
 
 
 @pytest.fixture(scope="module")

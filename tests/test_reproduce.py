@@ -16,9 +16,9 @@ from cli_kit import cli
 import raybench
 from raybench.core import yaml
 from raybench.core.errors import InputError
-from raybench.reproduce import catalogue, find, judge, page, read, words
+from raybench.reproduce import catalogue, find, judge, page, read
 from raybench.reproduce.evidence import Evidence, keep, kept, of_folder
-from raybench.reproduce.judge import AGREES, DISAGREES, NOT_RUN, UNDECIDED
+from raybench.reproduce.judge import AGREES, DISAGREES, NOT_RUN, UNDECIDED, measured_words
 from raybench.store import CURVES
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -177,7 +177,7 @@ def costs(ran, **change: object):
 def test_a_target_that_is_not_reached_costs_at_least_what_was_spent(ran, left, right, factor, word):
     (verdict,) = judge(costs(ran, factor=factor), spent(left=[left], right=[right]))
     assert verdict.word == word
-    assert ("more than 100" in words.measured(verdict)) == ((100, False) in (left, right))
+    assert ("more than 100" in measured_words(verdict)) == ((100, False) in (left, right))
     within = costs(ran, **{"is": "within", "tolerance": 0.5})
     (verdict,) = judge(within, spent(left=[left], right=[right]))
     near = left[1] and right[1]
@@ -275,8 +275,8 @@ def test_an_order_within_what_seeds_differ_by_is_undecided(ran, left, right, p_v
     assert verdict.word == word
     for one in verdict.compared:
         assert one.p_value == pytest.approx(p_value, nan_ok=True)
-    assert ("p = 0." in words.measured(verdict)) == (not math.isnan(p_value))
-    assert ("(one seed)" in words.measured(verdict)) == (right == [100.0])
+    assert ("p = 0." in measured_words(verdict)) == (not math.isnan(p_value))
+    assert ("(one seed)" in measured_words(verdict)) == (right == [100.0])
     mirrored = with_claim(
         ran, left=sides["right"], right=sides["left"], each=None, **{"is": "above"}
     )
@@ -301,7 +301,7 @@ def test_of_one_seed_the_sides_are_further_apart_than_it_may_be_off(ran, spread,
     what = with_claim(ran, **sides, each=None, spread=spread)
     (verdict,) = judge(what, seeds_of(left=[1.0], right=[right]))
     assert verdict.word == word
-    assert ("one seed, taken to be within 10 %" in words.measured(verdict)) == (spread > 0)
+    assert ("one seed, taken to be within 10 %" in measured_words(verdict)) == (spread > 0)
 
 
 @pytest.mark.parametrize(

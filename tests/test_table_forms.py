@@ -19,7 +19,7 @@ from rich.console import Console
 
 import raybench
 from raybench.analysis import closing_table
-from raybench.analysis.closing import framed
+from raybench.analysis.frames import framed
 from raybench.report.fitted import Fitted, narrowed
 from raybench.report.formats import escaped, latex, markdown
 from raybench.report.sheet import Field, Sheet

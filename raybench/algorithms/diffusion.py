@@ -13,6 +13,7 @@ HALF = theory.thumb(half)
 
 @algorithm(
     "diffusion",
+    title="diffusion",
     up=None,
     decentralised=True,
     stochastic=True,

@@ -29,6 +29,7 @@ def inner(a: Algorithm, optimizer: str, steps: int | None = None) -> Local:
 
 @algorithm(
     "diloco",
+    title="DiLoCo",
     up=None,
     broadcast=Contractive,
     blocks=True,
@@ -60,6 +61,7 @@ class DiLoCo(GD):
 
 @algorithm(
     "muloco",
+    title="MuLoCo",
     up=None,
     broadcast=Contractive,
     blocks=True,
@@ -79,6 +81,7 @@ class MuLoCo(DiLoCo):
 
 @algorithm(
     "sparseloco",
+    title="SparseLoCo",
     version="2",
     up=Contractive,
     broadcast=Contractive,

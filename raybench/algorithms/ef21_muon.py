@@ -9,6 +9,7 @@ from raybench.algorithms.local_work import orthogonalised
 
 @algorithm(
     "ef21_muon",
+    title="EF21-Muon",
     up=Contractive,
     broadcast=Contractive,
     blocks=True,

@@ -30,6 +30,7 @@ STEPS = theory.recursive(
 
 @algorithm(
     "ef21_p_diana",
+    title="EF21-P + DIANA",
     up=Unbiased,
     down=Contractive,
     broadcast=Contractive,

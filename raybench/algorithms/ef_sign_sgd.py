@@ -6,6 +6,7 @@ from raybench.algorithms.ef14 import EF14, STEPS
 
 @algorithm(
     "ef_sign_sgd",
+    title="EF-signSGD",
     own="scaled_sign",
     up=None,
     broadcast=Contractive,

@@ -6,6 +6,7 @@ from raybench.algorithms.diffusion import HALF
 
 @algorithm(
     "exact_diffusion",
+    title="exact diffusion",
     up=None,
     decentralised=True,
     stochastic=True,

@@ -6,6 +6,7 @@ from raybench.algorithms.local_sgd import LocalSGD
 
 @algorithm(
     "fedprox",
+    title="FedProx",
     version="2",
     up=None,
     broadcast=Contractive,

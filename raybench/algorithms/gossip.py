@@ -19,6 +19,7 @@ def weight(k: theory.Setting) -> float:
 
 @algorithm(
     "gossip",
+    title="gossip",
     up=Contractive,
     decentralised=True,
     theory=HALF,

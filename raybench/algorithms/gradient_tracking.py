@@ -4,7 +4,7 @@ from raybench.algorithms.base import Dense, Points, algorithm
 from raybench.algorithms.diffusion import HALF
 
 
-@algorithm("gradient_tracking", up=None, decentralised=True, theory=HALF)
+@algorithm("gradient_tracking", title="gradient tracking", up=None, decentralised=True, theory=HALF)
 class GradientTracking(Points):
     """X <- V (X - gamma Y); Y <- V (Y + G(X) - G(X^old)), V = (I + W)/2, Y^0 = G(X^0).
 

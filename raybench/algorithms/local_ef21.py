@@ -6,6 +6,7 @@ from raybench.algorithms.ef21 import EF21
 
 @algorithm(
     "local_ef21",
+    title="Local EF21",
     up=Contractive,
     broadcast=Contractive,
     blocks=True,

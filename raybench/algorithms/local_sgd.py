@@ -7,6 +7,7 @@ from raybench.algorithms.local_work import directions
 
 @algorithm(
     "local_sgd",
+    title="Local SGD",
     version="2",
     up=None,
     broadcast=Contractive,
@@ -53,6 +54,7 @@ class LocalSGD(GD):
 
 @algorithm(
     "fedavg",
+    title="FedAvg",
     version="2",
     up=None,
     broadcast=Contractive,

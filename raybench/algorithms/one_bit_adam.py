@@ -10,6 +10,7 @@ EPSILON = Number(1e-8, low=0, per_cell=True, help="added to sqrt(v)")
 
 @algorithm(
     "one_bit_adam",
+    title="1-bit Adam",
     own="scaled_sign",
     up=None,
     theory=None,

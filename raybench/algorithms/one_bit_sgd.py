@@ -6,6 +6,7 @@ from raybench.algorithms.ef14 import EF14, STEPS
 
 @algorithm(
     "one_bit_sgd",
+    title="1-bit SGD",
     own="one_bit",
     up=None,
     broadcast=Contractive,

@@ -8,6 +8,7 @@ from raybench.algorithms.lead import LEAD, dual_weight
 
 @algorithm(
     "prox_lead",
+    title="Prox-LEAD",
     up=Unbiased,
     decentralised=True,
     proximal=True,

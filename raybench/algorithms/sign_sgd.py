@@ -12,6 +12,7 @@ from raybench.algorithms.base import (
 
 @algorithm(
     "sign_sgd",
+    title="signSGD",
     own="sign",
     up=None,
     blocks=True,
@@ -50,6 +51,7 @@ class SignSGD(Estimator):
 
 @algorithm(
     "signum",
+    title="Signum",
     own="sign",
     up=None,
     blocks=True,

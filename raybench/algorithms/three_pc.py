@@ -66,6 +66,7 @@ def v1(k: theory.Setting) -> tuple[float, float]:
 
 @algorithm(
     "three_pc_v1",
+    title="3PCv1",
     up=Contractive,
     broadcast=Contractive,
     proximal=True,

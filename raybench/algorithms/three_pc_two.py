@@ -20,6 +20,7 @@ def v4(k: theory.Setting) -> tuple[float, float]:
 
 @algorithm(
     "three_pc_v2",
+    title="3PCv2",
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
@@ -43,6 +44,7 @@ class ThreePCv2(ThreePC):
 
 @algorithm(
     "three_pc_v4",
+    title="3PCv4",
     up=Contractive,
     broadcast=Contractive,
     proximal=True,

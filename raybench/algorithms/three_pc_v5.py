@@ -13,6 +13,7 @@ def v5(k: theory.Setting) -> tuple[float, float]:
 
 @algorithm(
     "three_pc_v5",
+    title="3PCv5",
     up=Contractive,
     broadcast=Contractive,
     proximal=True,

@@ -8,6 +8,7 @@ from raybench.algorithms.one_bit_adam import BATCH, BETA1, BETA2, EPSILON
 
 @algorithm(
     "zero_one_adam",
+    title="0/1 Adam",
     own="scaled_sign",
     up=None,
     theory=None,

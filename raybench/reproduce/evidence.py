@@ -1,7 +1,9 @@
-"""What claims are judged on: a results folder, the table of a script, or results that are kept with the docs."""
+"""What claims are judged on: a results folder, the table that a script measures, or results that are kept with the docs."""
 
 from __future__ import annotations
 
+import hashlib
+import runpy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from raybench.store.reader import configs
 from raybench.store.schema import CURVES, described
 
 MEASURED = "measured.parquet"
+DIGEST = "script.sha256"  # of the script that wrote the table beside it
 COLUMNS = [
     *("cell", "group", "label", "status", "problem", "dataset", "clients", "split", "algorithm"),
     *("compressor", "k", "step_size", "step_multiple", "seed", "d", "config"),
@@ -117,3 +120,30 @@ def _write(frame: pd.DataFrame, path: Path, **how: Any) -> None:
     """Write a frame of columns of results, with what the schema says of them."""
     table = described(pa.Table.from_pandas(frame, preserve_index=False))
     pq.write_table(table, path, compression="zstd", **how)
+
+
+def measured(script: Path, folder: Path, full: bool) -> Path:
+    """Write the table that a script's ``measure(full)`` returns into a folder, unless it is there; return its path.
+
+    The script is one of raybench's own, or stands beside a claims file that the user named. Raises InputError where it
+    cannot be run, and where it has no such function or that returns no table.
+    """
+    table, digest = folder / MEASURED, folder / DIGEST
+    own = hashlib.sha256(script.read_bytes()).hexdigest()
+    if table.exists() and digest.exists() and digest.read_text().strip() == own:
+        return table
+    try:
+        measure = runpy.run_path(str(script)).get("measure")
+        rows = measure(full) if callable(measure) else None
+    except InputError:
+        raise
+    except Exception as error:  # whatever a user's script raises
+        what = f"cannot be run: {type(error).__name__}: {error}"
+        raise InputError.of(str(script), what) from error
+    if not isinstance(rows, pd.DataFrame):
+        fix = "def measure(full: bool) -> pandas.DataFrame"
+        raise InputError.of(str(script), "returns no table", fix)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows.to_parquet(table, index=False)
+    digest.write_text(f"{own}\n")
+    return table

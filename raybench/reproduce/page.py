@@ -7,15 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raybench.analysis.closing import framed
+from raybench.analysis.frames import framed
 from raybench.core.errors import InputError
 from raybench.report.content import PALETTE
 from raybench.report.own import drawn, figure
 from raybench.report.plots import size_of, styled
-from raybench.reproduce import words
 from raybench.reproduce.claims import Reproduction
 from raybench.reproduce.evidence import Evidence
-from raybench.reproduce.judge import DISAGREES, UNDECIDED, WORDS, Verdict
+from raybench.reproduce.judge import (
+    DISAGREES,
+    SHOWN,
+    UNDECIDED,
+    WORDS,
+    Verdict,
+    details,
+    measured_words,
+    totals,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -148,7 +156,7 @@ def _summary(every: Sequence[Judged]) -> Iterator[str]:
 
 
 def _counts(verdicts: Sequence[Verdict], mark: str = "") -> str:
-    counts = (*words.totals(verdicts, True), *words.totals(verdicts, False))
+    counts = (*totals(verdicts, True), *totals(verdicts, False))
     return " | ".join(f"{mark}{count}{mark}" for count in counts)
 
 
@@ -173,14 +181,14 @@ def _section(one: Judged, folder: str) -> str:
         if claims:
             lines += [f"| {head} | measured | verdict |", "|---|---|---|---|"]
         for verdict in claims:
-            said = (verdict.claim.says, getattr(verdict.claim, kind), words.measured(verdict))
+            said = (verdict.claim.says, getattr(verdict.claim, kind), measured_words(verdict))
             lines.append("| " + " | ".join(map(_cell, said)) + f" | **{verdict.word}** |")
         lines += [""] if claims else []
     for verdict in one.verdicts:
-        told = len(verdict.compared) <= words.SHOWN and not verdict.claim.likely
+        told = len(verdict.compared) <= SHOWN and not verdict.claim.likely
         if verdict.word == DISAGREES or (verdict.word == UNDECIDED and not told):
             lines += [f"*{_cell(verdict.claim.says)}* {verdict.word}:", ""]
-            lines += [f"- {_cell(line)}" for line in words.details(verdict, every=True)]
+            lines += [f"- {_cell(line)}" for line in details(verdict, every=True)]
             unknown = "The cause is not known." if verdict.word == DISAGREES else ""
             lines += ["", verdict.claim.likely.strip() or unknown, ""]
     for number, asked in enumerate(what.figures if one.found is not None else ()):

@@ -1,39 +1,60 @@
-"""The table a sweep ends with: per method its best K and step, and what the target costs."""
+"""Results as frames: what analyses start from, the targets that a folder keeps, and the table that a sweep ends with.
+
+A target that is computed anew from whatever a folder holds moves when a seed or a step is added, and with it the bits
+of methods of which nothing has run. So the command that ends a sweep writes ``plan/target.json``, and every verb that
+reads the folder takes its targets from there. A problem is known by its settings, not by the name that tables give it,
+since that depends on what else the folder holds.
+"""
 
 from __future__ import annotations
 
+import datetime
+import hashlib
+import json
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from raybench.analysis import targets
-from raybench.analysis.growth import growth
-from raybench.analysis.held import Held, InFolder, InMemory
+from raybench.analysis.curves import NUMBERS, Held, InFolder, InMemory, growth
 from raybench.analysis.links import Network
 from raybench.analysis.links import parse as parse_link
 from raybench.analysis.methods import annotate, describe
 from raybench.analysis.simulated import SECONDS, simulated, unmeasured
-from raybench.analysis.targets import Kept
 from raybench.analysis.tuned import (
     METRICS,
+    SQUARED_ROUNDING,
+    candidates,
     default_target,
     main_metric,
     set_apart,
     tuned,
     with_final,
 )
-from raybench.core.errors import InputError
+from raybench.core.errors import InputError, nearest
 from raybench.store import booking, reader
 from raybench.store.accounting import parse
+from raybench.store.files import Files, open_folder
+from raybench.store.log import TARGETS
 from raybench.store.reader import How
 
 MOST_METHODS_TOLD = 6  # in a note
+OF_A_PROBLEM = ("problem", "x0")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A target that was fixed. metric: the column that is to fall to ``value``; since: when, as ISO 8601."""
+
+    metric: str
+    value: float
+    since: str
 
 
 @dataclass(frozen=True)
@@ -161,6 +182,22 @@ class Frames:
         return "bits_up" if self.link is None else SECONDS
 
 
+def _shares(part: pd.Series, whole: pd.Series) -> str:
+    """Return ``14 of 40 cells`` in all, and by method where there are several, but few."""
+    each = [f"{method} {part.get(method, 0):,} of {n:,}" for method, n in whole.items()]
+    said = f"{part.sum():,} of {whole.sum():,} cells"
+    return f"{said} ({', '.join(each)})" if 1 < len(each) <= MOST_METHODS_TOLD else said
+
+
+Source = str | os.PathLike[str] | Frames | tuple[pd.DataFrame, pd.DataFrame]
+"""A results folder; its ``frames``; or (curves, cells) as ``raybench.load`` and ``raybench.store.cells`` return them."""
+Where = Mapping[str, object]
+"""Which cells are meant: columns of cells (or facet, method, series, step), each with a value or a list of values."""
+
+
+# From a source to frames -----------------------------------------------------------------------------
+
+
 def frames(
     folder: str | os.PathLike[str],
     accounting: How = None,
@@ -234,22 +271,6 @@ def _frames(
     return replace(found, kept=_kept(folder, found.cells, found.metric))
 
 
-def _kept(folder: str | os.PathLike[str], cells: pd.DataFrame, metric: str) -> dict[str, Kept]:
-    """Return the targets that a folder keeps, by facet."""
-    found = targets.read(reader.open_results(folder))
-    keys = targets.problems_of(cells) if found else {}
-    return {f: found[key, metric] for f, key in keys.items() if (key, metric) in found}
-
-
-def keep_targets(found: Frames) -> Frames:
-    """Fix the targets of problems that have none yet in the folder of these frames; return the frames with them."""
-    if set(found.cells["facet"]) <= set(found.kept):
-        return found
-    files = reader.open_results(found.folder)
-    targets.keep(files, found.own_targets, found.metric, found.cells)
-    return replace(found, kept=_kept(found.folder, found.cells, found.metric), _tuned={})
-
-
 def framed(curves: pd.DataFrame, cells: pd.DataFrame, **more: Any) -> Frames:
     """Return the frames of (curves, cells) of ``load`` and ``cells``; ``more`` as in ``Frames``."""
     cells = describe(cells)
@@ -262,11 +283,152 @@ def framed(curves: pd.DataFrame, cells: pd.DataFrame, **more: Any) -> Frames:
     return Frames(InMemory(curves), with_final(cells, curves, metric), metric, **more)
 
 
-def _shares(part: pd.Series, whole: pd.Series) -> str:
-    """Return ``14 of 40 cells`` in all, and by method where there are several, but few."""
-    each = [f"{method} {part.get(method, 0):,} of {n:,}" for method, n in whole.items()]
-    said = f"{part.sum():,} of {whole.sum():,} cells"
-    return f"{said} ({', '.join(each)})" if 1 < len(each) <= MOST_METHODS_TOLD else said
+def opened(source: Source, where: Where | None = None, accounting: How = None) -> Frames:
+    """Return the frames of a source, with the cells that are meant alone.
+
+    Of a folder only files with such cells are read, and of these only the columns that an analysis asks for. Names of methods
+    are those of the whole source. Raises InputError for results that cannot be read and for an unknown column.
+    """
+    if isinstance(source, Frames):
+        found = source
+    elif isinstance(source, tuple):
+        found = framed(*source)
+    else:
+        found = frames(source, accounting)
+    return found if not where else chosen(found, where)
+
+
+def chosen(found: Frames, where: Where) -> Frames:
+    """Return frames with those cells alone whose columns have one of the values given."""
+    keep = pd.Series(True, index=found.cells.index)
+    for name, asked in where.items():
+        if name not in found.cells:
+            there = sorted(map(str, found.cells))
+            raise InputError.of("where", f"unknown column {name!r}", nearest(name, there))
+        several = isinstance(asked, Collection) and not isinstance(asked, str)
+        keep &= found.cells[name].isin(list(asked) if several else [asked])  # type: ignore[call-overload]
+    cells = found.cells[keep].reset_index(drop=True)
+    return replace(found, cells=cells, held=found.held.part(cells), _tuned={})
+
+
+def axis(name: str, found: Frames, key: str) -> str:
+    """Return a column of curves. Raises InputError, which names ``key``, where it is none that holds numbers."""
+    there = [*NUMBERS, *[SECONDS] * (found.link is not None)]
+    if name not in there:
+        raise InputError.of(key, f"no column of numbers: {name!r}", nearest(name, there))
+    return name
+
+
+def keys(by: str | Sequence[str], cells: pd.DataFrame) -> list[str]:
+    """Return columns to group cells by. Raises InputError for an unknown one."""
+    names = [by] if isinstance(by, str) else list(by)
+    for name in names:
+        if name not in cells:
+            raise InputError.of(
+                "by", f"unknown column {name!r}", nearest(name, sorted(map(str, cells)))
+            )
+    return names
+
+
+def targets_of(found: Frames, target: float | Sequence[float] | None) -> list[tuple[str, float]]:
+    """Return (facet, target) pairs: the targets given, for every facet, else the own one of each facet."""
+    facets = list(dict.fromkeys(found.cells["facet"]))
+    if target is None and not facets:
+        return []
+    if target is None:
+        best = found.tuned("method").drop_duplicates("facet")
+        return list(zip(best["facet"], best["target"].astype(float), strict=True))
+    values = [target] if isinstance(target, int | float) else list(target)
+    for value in values:
+        if not 0 < value < float("inf"):
+            raise InputError.of("target", f"{value:g} is out of range", "a number > 0")
+    return [(facet, float(value)) for facet in facets for value in values]
+
+
+def inside(folder: str, name: str) -> Path:
+    """Return the path of what is written into a local results folder for people to open: a file, or a folder of files.
+
+    Raises InputError where a link, or something else that is no file, lies there.
+    """
+    files = open_folder(folder)
+    files.names(name)
+    return Path(files.path(name))
+
+
+# Targets that are kept -------------------------------------------------------------------------------
+
+
+def problems_of(cells: pd.DataFrame) -> dict[str, str]:
+    """Return a key of each facet's problem, from its settings. cells: with ``facet`` (``describe``) and ``config``."""
+    found = {}
+    for facet, config in cells.drop_duplicates("facet")[["facet", "config"]].itertuples(
+        index=False
+    ):
+        said = json.loads(config) if isinstance(config, str) else {"problem": facet}
+        own = {key: said.get(key) for key in OF_A_PROBLEM}
+        text = json.dumps(own, sort_keys=True, separators=(",", ":"))
+        found[facet] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return found
+
+
+def read_targets(files: Files) -> dict[tuple[str, str], Kept]:
+    """Return the targets that a folder keeps, by the problem's key and the metric.
+
+    Raises InputError where the file is not what ``write_targets`` writes.
+    """
+    data = files.read(TARGETS)
+    if data is None:
+        return {}
+    try:
+        said = json.loads(data)
+        found = {
+            (str(one["problem"]), str(one["metric"])): Kept(
+                str(one["metric"]), float(one["value"]), str(one["since"])
+            )
+            for one in said["targets"]
+        }
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        fix = "remove it: targets are then fixed anew"
+        raise InputError.of(f"{files.name}/{TARGETS}", "is not as it was written", fix) from error
+    if not all(math.isfinite(one.value) for one in found.values()):
+        what = "holds a target that is no number"
+        raise InputError.of(f"{files.name}/{TARGETS}", what, "remove it")
+    return found
+
+
+def write_targets(
+    files: Files, goals: Mapping[str, float], metric: str, cells: pd.DataFrame
+) -> None:
+    """Fix the targets of the problems that have none yet. goals: by facet, NaN where there is no target."""
+    before, keys = read_targets(files), problems_of(cells)
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    fresh = {
+        (keys[facet], metric): Kept(metric, goal, now)
+        for facet, goal in goals.items()
+        if (keys[facet], metric) not in before and math.isfinite(goal)
+    }
+    if fresh:
+        told = [{"problem": key, **vars(one)} for (key, _), one in {**before, **fresh}.items()]
+        files.write(TARGETS, json.dumps({"targets": told}, indent=1).encode())
+
+
+def _kept(folder: str | os.PathLike[str], cells: pd.DataFrame, metric: str) -> dict[str, Kept]:
+    """Return the targets that a folder keeps, by facet."""
+    found = read_targets(reader.open_results(folder))
+    keys = problems_of(cells) if found else {}
+    return {f: found[key, metric] for f, key in keys.items() if (key, metric) in found}
+
+
+def keep_targets(found: Frames) -> Frames:
+    """Fix the targets of problems that have none yet in the folder of these frames; return the frames with them."""
+    if set(found.cells["facet"]) <= set(found.kept):
+        return found
+    files = reader.open_results(found.folder)
+    write_targets(files, found.own_targets, found.metric, found.cells)
+    return replace(found, kept=_kept(found.folder, found.cells, found.metric), _tuned={})
+
+
+# The table that a sweep ends with --------------------------------------------------------------------
 
 
 COLUMNS = [
@@ -391,3 +553,57 @@ def closing_table(
     order = ["facet", *["k"] * (by == "k"), paid, found.metric]
     best = best.sort_values(order, kind="stable", na_position="last", ignore_index=True)
     return best[heads]
+
+
+# What a search over steps goes on around: the steps that the closing table rests on --------------------
+
+READ = ("cell", "round", "bits_up", *METRICS)
+
+
+class BestSteps:
+    """Judges the steps that were tried, from a results folder: ``judge({cell: status})``.
+
+    What it says follows from these cells alone, whatever else the folder holds.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = folder
+        self._read: tuple[pd.DataFrame, pd.DataFrame] | None = None
+
+    def __call__(self, cells: Mapping[str, str]) -> dict[str, tuple[float, ...]]:
+        """Return per group (without those of which no cell ended ok) the step sizes to go on around."""
+        if self._read is None or not self._knows(cells):  # cells that ended once do not change
+            self._read = reader.part(self.folder, READ)
+        curves, table = (part[part["cell"].isin(cells)] for part in self._read)
+        return best_steps(curves, table)
+
+    def _knows(self, cells: Mapping[str, str]) -> bool:
+        assert self._read is not None
+        known = self._read[1].set_index("cell")["status"].to_dict()
+        return all(known.get(cell) == status for cell, status in cells.items())
+
+
+def best_steps(curves: pd.DataFrame, cells: pd.DataFrame) -> dict[str, tuple[float, ...]]:
+    """Return the step sizes, one or two per group, that the closing table of these cells rests on.
+
+    The first is the method's best step at this K, as ``candidates`` orders them under the
+    ``default_target``. The second has the lowest median final value, from which the target follows.
+    """
+    found = framed(curves, cells)
+    y = found.metric
+    rows = found.held.columns([found.cost, y])
+    out: dict[str, tuple[float, ...]] = {}
+    for _, part in found.cells.groupby("facet", sort=False):
+        table = candidates(rows, part, default_target(rows, part, y), "method", y)
+        if table.empty:
+            continue
+        groups = part.groupby("series")["group"].unique()
+        for series, mine in table[table["ok"] > 0].groupby("series", sort=False):
+            ends = mine[y].clip(lower=SQUARED_ROUNDING) if y == METRICS[0] else mine[y]
+            best = mine[mine["eligible"]].head(1)
+            chosen = list(best["step_size"])
+            # where the best step ends as low as any, another one would not change the target
+            if best.empty or not (ends[best.index] <= ends.min()).all():
+                chosen += list(mine.loc[ends == ends.min(), "step_size"].head(1))
+            out |= dict.fromkeys(groups[series], tuple(chosen))
+    return out
