@@ -42,13 +42,6 @@ COSTS = st.sampled_from([1.0, 2.0, 3.0, 5.0, 8.0, math.inf])
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    out = tmp_path_factory.mktemp("swept") / "results"
-    raybench.sweep(SWEEP, out, inline=True)
-    return out
-
-
-@pytest.fixture(scope="module")
 def other(tmp_path_factory):
     """Return the results of the same sweep with more clients and seeds of which one is the same."""
     out = tmp_path_factory.mktemp("swept") / "results"
@@ -84,12 +77,12 @@ BAD = [
 
 
 @pytest.mark.parametrize(("asked", "says"), BAD, ids=[" ".join(asked) for asked, _ in BAD])
-def test_bad_questions(folder, asked, says, tmp_path, monkeypatch):
+def test_bad_questions(swept, asked, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    wrong = cli(*(folder if part == "A" else part for part in asked))
+    wrong = cli(*(swept if part == "A" else part for part in asked))
     assert (wrong.code, wrong.complaints, wrong.out) == (2, 1, "")
     assert says in wrong.err
-    assert not (folder / "figures").exists()
+    assert not (swept / "figures").exists()
 
 
 # -- over problems and seeds -----------------------------------------------------------------------
@@ -163,21 +156,21 @@ def test_more_seeds_tell_methods_apart():
     assert many == [True, False, False]
 
 
-def test_rank_the_verb(folder):
-    said = cli("rank", folder)
+def test_rank_the_verb(swept):
+    said = cli("rank", swept)
     assert said.code == 0
     tidy(said.out)
-    want = rank(folder)
+    want = rank(swept)
     lines = said.out.splitlines()
     places = [
         next(i for i, line in enumerate(lines) if line.startswith(f" {m} ")) for m in want["method"]
     ]
     assert places == sorted(places)
-    raw = pd.read_csv(io.StringIO(cli("rank", folder, "--format", "csv").out))
+    raw = pd.read_csv(io.StringIO(cli("rank", swept, "--format", "csv").out))
     np.testing.assert_allclose(raw["rank"], want["rank"])
-    own = pd.read_csv(io.StringIO(cli("rank", folder, "--format", "csv", "--target", 1e300).out))
+    own = pd.read_csv(io.StringIO(cli("rank", swept, "--format", "csv", "--target", 1e300).out))
     assert (own["reached"] == own["instances"]).all()
-    assert "Rand-3" in cli("rank", folder, "--by", "series").out
+    assert "Rand-3" in cli("rank", swept, "--by", "series").out
 
 
 def test_a_profile_by_its_definition():
@@ -378,37 +371,37 @@ def test_rounds_series_and_algorithms():
         trials(made, x="bits_upp")
 
 
-def test_trials_the_verb(folder):
-    said = cli("rank", folder, "--trials", 2)
+def test_trials_the_verb(swept):
+    said = cli("rank", swept, "--trials", 2)
     assert said.code == 0
     tidy(said.out)
-    raw = pd.read_csv(io.StringIO(cli("rank", folder, "--trials", 2, "--format", "csv").out))
-    want = trials(folder)
+    raw = pd.read_csv(io.StringIO(cli("rank", swept, "--trials", 2, "--format", "csv").out))
+    want = trials(swept)
     want = want[want["trials"] == np.minimum(2, want["grid"])].set_index("method")
     assert set(raw["method"]) == set(want.index)
     np.testing.assert_allclose(raw["cost"], want.loc[raw["method"], "cost"])
     assert raw["cost"].is_monotonic_increasing
-    best = frames(folder).tuned("method").set_index("method")
+    best = frames(swept).tuned("method").set_index("method")
     np.testing.assert_allclose(raw["whole_grid"], best.loc[raw["method"], "cost"])
-    assert "marina" in cli("rank", folder, "--trials", 2, "--by", "algorithm").out
-    assert "Round after 3 trials" in cli("rank", folder, "--trials", 3, "--x", "round").out
-    assert "imulated" in cli("rank", folder, "--trials", 3, "--link", "1Gbit,ring").out
-    assert "which is smaller" in cli("rank", folder, "--trials", 99).out
+    assert "marina" in cli("rank", swept, "--trials", 2, "--by", "algorithm").out
+    assert "Round after 3 trials" in cli("rank", swept, "--trials", 3, "--x", "round").out
+    assert "imulated" in cli("rank", swept, "--trials", 3, "--link", "1Gbit,ring").out
+    assert "which is smaller" in cli("rank", swept, "--trials", 99).out
 
 
-def test_the_figure_is_that_table(folder, tmp_path):
-    made = figure(folder, kind="trials")
-    want = trials(folder).set_index(["method", "trials"])
+def test_the_figure_is_that_table(swept, tmp_path):
+    made = figure(swept, kind="trials")
+    want = trials(swept).set_index(["method", "trials"])
     assert len(made.data) == len(want)
     for row in made.data.itertuples():
         own = want.loc[(row.series, row.x)]
         assert (row.y, row.low, row.high) == (own["cost"], own["draws_low"], own["draws_high"])
     assert (
-        cli("plot", folder, "--kind", "trials", "--format", "csv,png", "--out", tmp_path).code == 0
+        cli("plot", swept, "--kind", "trials", "--format", "csv,png", "--out", tmp_path).code == 0
     )
     written = pd.read_csv(tmp_path / "trials.csv")
     np.testing.assert_allclose(written["bits_up"], made.data["y"])
-    one = figure(folder, kind="trials", methods=["EF21 Top-K"], x="round", labels={"ef21": "ours"})
+    one = figure(swept, kind="trials", methods=["EF21 Top-K"], x="round", labels={"ef21": "ours"})
     assert {look.label for look in one.looks.values()} == {"ours, 6 cells"}
     assert one.y == "round"
 
@@ -483,22 +476,22 @@ def test_best_steps_are_compared_though_they_differ():
     assert compare(a, b, 0.1)["ratio"].tolist() == pytest.approx([2.0, 0.5])
 
 
-def test_compare_the_verb(folder, other):
-    table = cli("compare", folder, other)
+def test_compare_the_verb(swept, other):
+    table = cli("compare", swept, other)
     assert table.code == 0
     tidy(table.out)
     assert "They differ in problem.clients 4 → 6" in table.out
-    want = compare(folder, other, by="series")
+    want = compare(swept, other, by="series")
     assert want["pairs"].max() == 1
-    raw = pd.read_csv(io.StringIO(cli("compare", folder, other, "--format", "csv").out))
+    raw = pd.read_csv(io.StringIO(cli("compare", swept, other, "--format", "csv").out))
     np.testing.assert_allclose(raw["ratio"], want["ratio"])
-    same = cli("compare", folder, folder, "--by", "step")
-    assert same.out.count("identical") == len(compare(folder, folder)) + 1
-    assert "\\toprule" in cli("compare", folder, other, "--format", "latex").out
+    same = cli("compare", swept, swept, "--by", "step")
+    assert same.out.count("identical") == len(compare(swept, swept)) + 1
+    assert "\\toprule" in cli("compare", swept, other, "--format", "latex").out
 
 
 def test_groups_that_the_differing_key_alone_tells_apart_are_never_pooled(tmp_path):
-    """A folder with two splits against one with a third: each row is that of one split."""
+    """A swept with two splits against one with a third: each row is that of one split."""
     text = """
 name: splits
 problem: {name: logistic, dataset: breast_cancer, scale: columns, clients: 5, lambda: 0.1, split: SPLIT}
@@ -592,13 +585,13 @@ def test_without_other_seeds_nothing_changes():
     pd.testing.assert_frame_equal(found.drop(columns="held_out"), tuned(*made, target=0.1))
 
 
-def test_the_option(folder):
-    said = cli("table", folder, "--tuning-seeds", "0")
+def test_the_option(swept):
+    said = cli("table", swept, "--tuning-seeds", "0")
     assert "chosen on seeds 0; results: of the other seeds" in " ".join(said.out.split())
     raw = pd.read_csv(
-        io.StringIO(cli("table", folder, "--tuning-seeds", "0", "--format", "csv").out)
+        io.StringIO(cli("table", swept, "--tuning-seeds", "0", "--format", "csv").out)
     )
-    want = closing_table(folder, tuning_seeds=[0])
+    want = closing_table(swept, tuning_seeds=[0])
     np.testing.assert_allclose(raw["bits_to_target"], want["bits_to_target"])
     assert set(want["seeds"]) == {1}
 
@@ -643,18 +636,18 @@ def test_two_folders_on_the_seeds_that_have_not_chosen():
         compare(before, after, 0.1)
 
 
-def test_the_option_of_every_verb_that_chooses(folder, tmp_path):
+def test_the_option_of_every_verb_that_chooses(swept, tmp_path):
     seeds = ["--tuning-seeds", "0"]
-    for verb in (["rank", folder], ["rank", folder, "--trials", "2"], ["compare", folder, folder]):
+    for verb in (["rank", swept], ["rank", swept, "--trials", "2"], ["compare", swept, swept]):
         said = cli(*verb, *seeds)
         assert (said.code, said.err) == (0, "")
         assert "chosen on seeds 0" in " ".join(said.out.split()), verb
-    raw = pd.read_csv(io.StringIO(cli("rank", folder, *seeds, "--format", "csv").out))
+    raw = pd.read_csv(io.StringIO(cli("rank", swept, *seeds, "--format", "csv").out))
     assert set(raw["instances"]) == {1}
     out = ["--out", tmp_path, "--format", "csv"]
-    assert cli("plot", folder, *seeds, *out, "--methods", "ef21").code == 0
-    assert cli("plot", folder, *seeds, *out).code == 0
+    assert cli("plot", swept, *seeds, *out, "--methods", "ef21").code == 0
+    assert cli("plot", swept, *seeds, *out).code == 0
     for name in ("grad_norm_sq_vs_bits_up", "loss_vs_round"):
         assert pd.read_csv(tmp_path / f"{name}.csv")["cells"].max() == 1
-    assert cli("report", folder, *seeds, "--out", tmp_path / "page.html").code == 0
+    assert cli("report", swept, *seeds, "--out", tmp_path / "page.html").code == 0
     assert "chosen on seeds 0" in (tmp_path / "page.html").read_text("utf-8")

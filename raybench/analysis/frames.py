@@ -77,12 +77,10 @@ class Frames:
     link_text: str = ""  # as the user wrote it
     asked: float | str | None = None  # a target, or ``auto``, in place of those that are kept
     kept: Mapping[str, Kept] = field(default_factory=dict)  # targets by facet
-    tuning_seeds: tuple[
-        int, ...
-    ] = ()  # on which steps are chosen, to be reported on others; none: all
-    grid: Mapping[str, int] = field(
-        default_factory=dict
-    )  # cells of each group, where few are tried
+    # on which steps are chosen, to be reported on others; none: all
+    tuning_seeds: tuple[int, ...] = ()
+    # cells of each group, where few are tried
+    grid: Mapping[str, int] = field(default_factory=dict)
     left_out: int = 0
     _tuned: dict[tuple[str, float | str | None, str, tuple[int, ...]], pd.DataFrame] = field(
         default_factory=dict, repr=False
@@ -150,11 +148,13 @@ class Frames:
         """A line on the cells that are left out, none where there are no such cells."""
         if not self.left_out:
             return []
-        cells, rows = f"{self.left_out:,} cells", "them as rows of their own"
+        cells, rows = (
+            f"{self.left_out:,} cells",
+            "are left out; --all shows them as rows of their own",
+        )
         if self.left_out == 1:
-            cells, rows = "1 cell", "it as a row of its own"
-        are = "is" if self.left_out == 1 else "are"
-        return [f"{cells} of earlier versions of this sweep {are} left out; --all shows {rows}"]
+            cells, rows = "1 cell", "is left out; --all shows it as a row of its own"
+        return [f"{cells} of earlier versions of this sweep {rows}"]
 
     @property
     def tuning(self) -> list[str]:
@@ -210,7 +210,7 @@ def frames(
 
     link: a network as ``links.parse`` reads it, such as ``1Gbit,ring``: curves and cells get seconds simulated for it.
     Without both only those columns and rows of the curves are read that are asked for.
-    target: in place of those that the folder keeps (``analysis.targets``); ``auto``: from what it holds now.
+    target: in place of those that the folder keeps (``keep_targets``); ``auto``: from what it holds now.
     tuning_seeds: on which K and steps are chosen, by all that is made of the frames; results are then those of the other seeds.
     every: all cells, not those alone of the sweep that ran last in the folder.
     Raises InputError if there are no results in the folder, the accounting or the link is unknown, or the seeds are not
@@ -360,122 +360,77 @@ def inside(folder: str, name: str) -> Path:
 
 def problems_of(cells: pd.DataFrame) -> dict[str, str]:
     """Return a key of each facet's problem, from its settings. cells: with ``facet`` (``describe``) and ``config``."""
-    found = {}
-    for facet, config in cells.drop_duplicates("facet")[["facet", "config"]].itertuples(
-        index=False
-    ):
-        said = json.loads(config) if isinstance(config, str) else {"problem": facet}
-        own = {key: said.get(key) for key in OF_A_PROBLEM}
-        text = json.dumps(own, sort_keys=True, separators=(",", ":"))
-        found[facet] = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return found
+    heads, keys = cells.drop_duplicates("facet"), {}
+    for facet, config in zip(heads["facet"], heads["config"], strict=True):
+        settings = json.loads(config) if isinstance(config, str) else {"problem": facet}
+        problem = {key: settings.get(key) for key in OF_A_PROBLEM}
+        text = json.dumps(problem, sort_keys=True, separators=(",", ":"))
+        keys[facet] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return keys
 
 
 def read_targets(files: Files) -> dict[tuple[str, str], Kept]:
     """Return the targets that a folder keeps, by the problem's key and the metric.
 
-    Raises InputError where the file is not what ``write_targets`` writes.
+    Raises InputError where the file is not what ``keep_targets`` writes.
     """
     data = files.read(TARGETS)
     if data is None:
         return {}
+    kept = {}
     try:
-        said = json.loads(data)
-        found = {
-            (str(one["problem"]), str(one["metric"])): Kept(
-                str(one["metric"]), float(one["value"]), str(one["since"])
-            )
-            for one in said["targets"]
-        }
+        for row in json.loads(data)["targets"]:
+            target = Kept(str(row["metric"]), float(row["value"]), str(row["since"]))
+            kept[str(row["problem"]), target.metric] = target
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         fix = "remove it: targets are then fixed anew"
         raise InputError.of(f"{files.name}/{TARGETS}", "is not as it was written", fix) from error
-    if not all(math.isfinite(one.value) for one in found.values()):
+    if not all(math.isfinite(target.value) for target in kept.values()):
         what = "holds a target that is no number"
         raise InputError.of(f"{files.name}/{TARGETS}", what, "remove it")
-    return found
-
-
-def write_targets(
-    files: Files, goals: Mapping[str, float], metric: str, cells: pd.DataFrame
-) -> None:
-    """Fix the targets of the problems that have none yet. goals: by facet, NaN where there is no target."""
-    before, keys = read_targets(files), problems_of(cells)
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    fresh = {
-        (keys[facet], metric): Kept(metric, goal, now)
-        for facet, goal in goals.items()
-        if (keys[facet], metric) not in before and math.isfinite(goal)
-    }
-    if fresh:
-        told = [{"problem": key, **vars(one)} for (key, _), one in {**before, **fresh}.items()]
-        files.write(TARGETS, json.dumps({"targets": told}, indent=1).encode())
+    return kept
 
 
 def _kept(folder: str | os.PathLike[str], cells: pd.DataFrame, metric: str) -> dict[str, Kept]:
     """Return the targets that a folder keeps, by facet."""
-    found = read_targets(reader.open_results(folder))
-    keys = problems_of(cells) if found else {}
-    return {f: found[key, metric] for f, key in keys.items() if (key, metric) in found}
+    kept = read_targets(reader.open_results(folder))
+    keys = problems_of(cells) if kept else {}
+    return {f: kept[key, metric] for f, key in keys.items() if (key, metric) in kept}
 
 
 def keep_targets(found: Frames) -> Frames:
     """Fix the targets of problems that have none yet in the folder of these frames; return the frames with them."""
     if set(found.cells["facet"]) <= set(found.kept):
         return found
-    files = reader.open_results(found.folder)
-    write_targets(files, found.own_targets, found.metric, found.cells)
-    return replace(found, kept=_kept(found.folder, found.cells, found.metric), _tuned={})
+    files, metric = reader.open_results(found.folder), found.metric
+    kept, keys = read_targets(files), problems_of(found.cells)
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    fresh = {
+        (keys[facet], metric): Kept(metric, goal, now)
+        for facet, goal in found.own_targets.items()
+        if (keys[facet], metric) not in kept and math.isfinite(goal)
+    }
+    if fresh:
+        rows = [{"problem": key, **vars(row)} for (key, _), row in {**kept, **fresh}.items()]
+        files.write(TARGETS, json.dumps({"targets": rows}, indent=1).encode())
+    return replace(found, kept=_kept(found.folder, found.cells, metric), _tuned={})
 
 
 # The table that a sweep ends with --------------------------------------------------------------------
 
 
+PAID = ("bits_to_target", "bits_low", "bits_high")
 COLUMNS = [
-    "facet",
-    "method",
-    "algorithm",
-    "compressor",
-    "k",
-    "step_multiple",
-    "step_size",
-    "edge",
-    "target",
-    "bits_to_target",
-    "bits_low",
-    "bits_high",
-    "coverage",
-    "ratio_to_gd",
-    "seeds",
-    "arrived",
-    "grad_norm_sq",
-    "loss",
-    "test_loss",
-    "accuracy",
-    "bits_up",
-    "rounds",
-    "seconds",
-    "ok",
-    "diverged",
-    "failed",
-    "skipped",
-    "pruned",
+    *("facet", "method", "algorithm", "compressor", "k", "step_multiple", "step_size", "edge"),
+    *("target", *PAID, "coverage", "ratio_to_gd", "seeds", "arrived", "grad_norm_sq", "loss"),
+    *("test_loss", "accuracy", "bits_up", "rounds", "seconds"),
+    *("ok", "diverged", "failed", "skipped", "pruned"),
 ]
 """Columns of ``closing_table``."""
 
 
-def columns(cost: str) -> list[str]:
-    """Return the columns of ``closing_table`` of frames whose targets are paid in ``cost``: see ``Frames.cost``."""
-    if cost == "bits_up":
-        return COLUMNS
-    return [name.replace("bits_", "seconds_") if name in PAID else name for name in COLUMNS]
-
-
-UNCOMPRESSED = (
-    "gd",
-    "sgd",
-    "dcgd",
-)  # of which the first that ran without an operator is the baseline
+UNCOMPRESSED = ("gd", "sgd", "dcgd")
+"""Of these the first that ran without an operator is the baseline."""
 
 
 def baselines(table: pd.DataFrame) -> pd.Series:
@@ -486,9 +441,6 @@ def baselines(table: pd.DataFrame) -> pd.Series:
     plain = table["compressor"].isna() | (table["compressor"] == "identity")
     place = table["algorithm"].where(plain).map({n: i for i, n in enumerate(UNCOMPRESSED)})
     return place.notna() & (place == place.groupby(table["facet"]).transform("min"))
-
-
-PAID = ("bits_to_target", "bits_low", "bits_high")
 
 
 def closing_table(
@@ -529,12 +481,13 @@ def closing_table(
         found = frames(source, accounting)
     kind = "series" if by == "k" else by
     best = found.tuned(kind, target, seeds=tuning_seeds)
-    heads = columns(found.cost)
+    unit = "bits" if found.cost == "bits_up" else "seconds"
+    names = dict(zip(PAID, (f"{unit}_to_target", f"{unit}_low", f"{unit}_high"), strict=True))
+    heads = [names.get(name, name) for name in COLUMNS]
     if best.empty:
         return pd.DataFrame(columns=heads)
-    paid, low, high = (head for head, name in zip(heads, COLUMNS) if name in PAID)
-    best = best.rename(columns={"cost": paid})
-    best[low], best[high] = best["cost_low"], best["cost_high"]
+    paid, low, high = names.values()
+    best = best.rename(columns={"cost": paid, "cost_low": low, "cost_high": high})
     best.loc[~best["eligible"], [paid, low, high]] = math.nan
     base = best.loc[baselines(best)].sort_values(paid, kind="stable").drop_duplicates("facet")
     cost = best["facet"].map(base.set_index("facet")[paid]).replace(np.inf, np.nan)
@@ -544,10 +497,8 @@ def closing_table(
     for status in ("ok", "diverged", "failed", "skipped", "pruned"):
         column = counts[status] if status in counts else counts.sum(axis=1) * 0
         best[status] = column.reindex(index).to_numpy()
-    for name in {"grad_norm_sq", "test_loss", "bits_up"} - set(
-        best
-    ):  # methods are judged by another column
-        best[name] = math.nan
+    for name in {"grad_norm_sq", "test_loss", "bits_up"} - set(best):
+        best[name] = math.nan  # methods are judged by another column
     if by != "k":
         best["method"] = best[by]
     order = ["facet", *["k"] * (by == "k"), paid, found.metric]

@@ -191,14 +191,8 @@ def profile(
 DRAWS = 0.8
 """Share of draws (and seeds) that lie between ``draws_low`` and ``draws_high``."""
 AFTER = [
-    "reach",
-    "cost",
-    "cost_low",
-    "cost_high",
-    "coverage",
-    "draws_low",
-    "draws_high",
-    "expected",
+    *("reach", "cost", "cost_low", "cost_high", "coverage"),
+    *("draws_low", "draws_high", "expected"),
 ]
 ROUNDING = 1e-9  # of sums of probabilities, so that a half is a half
 
@@ -250,10 +244,8 @@ def trials(
             count, seeds = costs.shape
             facts = {"facet": facet, by: name, "trials": np.arange(1, count + 1), "grid": count}
             pieces.append(pd.DataFrame({**facts, "seeds": seeds, "target": goal, **after(costs)}))
-    columns = [*heads, *AFTER]
-    return (
-        pd.concat(pieces, ignore_index=True)[columns] if pieces else pd.DataFrame(columns=columns)
-    )
+    empty = pd.DataFrame(columns=[*heads, *AFTER])
+    return pd.concat(pieces, ignore_index=True)[[*empty]] if pieces else empty
 
 
 def _grids(
@@ -618,12 +610,8 @@ def _readings(found: Frames) -> Iterator[pd.DataFrame]:
                 table = table[table["eligible"]] if len(table) else table
                 for steps in STEPS:
                     best = _chosen(table, steps, found.metric)
-                    facts = {"facet": facet, "values": str(values), "indices": code}
-                    facts |= {
-                        "first": "counted" if counted else "free",
-                        "side": side,
-                        "steps": steps,
-                    }
+                    reading = (str(values), code, "counted" if counted else "free", side, steps)
+                    facts = {"facet": facet, **dict(zip(FACTORS, reading, strict=True))}
                     is_own = how == own and side == "up" and steps == "tuned"
                     rank = best["cost"].replace(np.inf, np.nan).rank(method="min")
                     yield best[["method", "cost"]].assign(rank=rank, own=is_own, **facts)

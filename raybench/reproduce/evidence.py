@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import runpy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 
 from raybench.analysis import describe, frames
 from raybench.analysis.tuned import main_metric
-from raybench.core.errors import InputError
+from raybench.core.errors import InputError, nearest
 from raybench.reproduce.claims import Reproduction
 from raybench.spec import load
 from raybench.store.reader import configs
@@ -48,6 +49,28 @@ class Evidence:
         if "config" not in self.cells:
             return None
         return configs(self.cells).get(key)
+
+    def meant(self, where: Mapping[str, Any], place: str, more: Sequence[str] = ()) -> pd.DataFrame:
+        """Return the cells that have one of the values given in each of some columns, and ``more`` columns beside.
+
+        A column may be a key of the configuration. Raises InputError, which names ``place``, for an unknown one.
+        """
+        cells = self.cells
+        for name in [*where, *more]:
+            if name not in cells:
+                column = self.config(name)
+                cells = cells if column is None else cells.assign(**{name: column})
+            check_column(name, cells, place)
+        keep = pd.Series(True, index=cells.index)
+        for name, wanted in where.items():
+            keep &= cells[name].isin(wanted if isinstance(wanted, list) else [wanted])
+        return cells[keep]
+
+
+def check_column(name: str, frame: pd.DataFrame, place: str) -> None:
+    """Raise InputError, which names ``place``, where a frame has no such column."""
+    if name not in frame:
+        raise InputError.of(place, f"unknown column {name!r}", nearest(name, map(str, frame)))
 
 
 def of_folder(folder: Path) -> Evidence | None:

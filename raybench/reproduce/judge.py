@@ -15,9 +15,8 @@ import pandas as pd
 
 from raybench.analysis import first_crossing
 from raybench.analysis.statistics import paired
-from raybench.core.errors import InputError, nearest
 from raybench.reproduce.claims import COMMON, Claim, Measure, Reproduction, Side
-from raybench.reproduce.evidence import Evidence
+from raybench.reproduce.evidence import Evidence, check_column
 
 CANDIDATE = ["facet", "series", "step"]  # cells that differ in the seed alone
 AGREES, DISAGREES, UNDECIDED, NOT_RUN = "AGREES", "DISAGREES", "UNDECIDED", "NOT RUN"
@@ -140,26 +139,26 @@ def judge(what: Reproduction, found: Evidence | None) -> list[Verdict]:
 
 
 def _compared(what: Reproduction, claim: Claim, found: Evidence) -> list[Compared]:
-    where = f"{what.name}.{claim.name}"
-    sides = [("left", claim.left)]
+    sides: list[tuple[str, Side]] = [("left", claim.left)]
     if isinstance(claim.right, Side):
         sides.append(("right", claim.right))
-    cells = {name: _chosen(found, side, claim.each, f"{where}.{name}") for name, side in sides}
+    cells = {}
+    for name, side in sides:
+        each = claim.each if side.each is None else side.each
+        cells[name] = found.meant(side.where, f"{what.name}.{claim.name}.{name}", each)
     every = pd.concat([cells[n] for n, s in sides if s.each is None or s.each == claim.each])
     combinations = every[list(claim.each)].drop_duplicates() if claim.each else pd.DataFrame([{}])
     spread = math.nan if claim.spread is None else claim.spread
     rows = []
     for key in combinations.to_dict("records") if len(every) else []:
         parts = {name: _part(cells[name], key, side.each) for name, side in sides}
-        budget = _budget(found, claim, parts)
-        left = _measured(found, parts["left"], claim.left.measure, budget, spread)
-        if isinstance(claim.right, Side):
-            right = _measured(found, parts["right"], claim.right.measure, budget, spread)
-        else:
-            right = _certain(float(claim.right), float(claim.right))
-        word, p_value = held(claim, left, right)
+        budget = _budget(found, [side.measure for _, side in sides], parts)
+        samples = [_measured(found, parts[n], s.measure, budget, spread) for n, s in sides]
+        if not isinstance(claim.right, Side):
+            samples.append(_certain(float(claim.right), float(claim.right)))
+        word, p_value = held(claim, *samples)
         of = {str(name): value for name, value in key.items()}
-        rows.append(Compared(of, left.number(), right.number(), word, p_value))
+        rows.append(Compared(of, samples[0].number(), samples[1].number(), word, p_value))
     return sorted(rows, key=lambda one: [_order(value) for value in one.of.values()])
 
 
@@ -231,25 +230,6 @@ def _certain(lower: float, upper: float) -> Sample:
     return Sample(pd.Series([lower]), pd.Series([upper]), drawn=False)
 
 
-def _chosen(found: Evidence, side: Side, each: Sequence[str], where: str) -> pd.DataFrame:
-    """Return the cells that a side means, with the columns that it asks for."""
-    cells = found.cells
-    asked = [*side.where, *(side.each if side.each is not None else each)]
-    for name in asked:
-        if name not in cells:
-            column = found.config(name)
-            if column is None:
-                raise InputError.of(
-                    where, f"unknown column {name!r}", nearest(name, map(str, cells))
-                )
-            cells = cells.assign(**{name: column})
-    keep = pd.Series(True, index=cells.index)
-    for name, wanted in side.where.items():
-        values = wanted if isinstance(wanted, list) else [wanted]
-        keep &= cells[name].isin(values)
-    return cells[keep]
-
-
 def _part(
     cells: pd.DataFrame, key: Mapping[str, object], each: Sequence[str] | None
 ) -> pd.DataFrame:
@@ -259,14 +239,12 @@ def _part(
     return cells
 
 
-def _budget(found: Evidence, claim: Claim, parts: Mapping[str, pd.DataFrame]) -> float:
+def _budget(
+    found: Evidence, measures: Sequence[Measure], parts: Mapping[str, pd.DataFrame]
+) -> float:
     """Return the largest budget that every cell that ended ok has spent, where a measure asks for that."""
-    sides = [claim.left, *([claim.right] if isinstance(claim.right, Side) else [])]
-    axes = {
-        s.measure.at[0]
-        for s in sides
-        if isinstance(s.measure.at, tuple) and s.measure.at[1] == COMMON
-    }
+    ats = (m.at for m in measures if isinstance(m.at, tuple))
+    axes = {axis for axis, limit in ats if limit == COMMON}
     if not axes:
         return math.nan
     cells = pd.concat(parts.values())
@@ -280,12 +258,7 @@ def _measured(
 ) -> Sample:
     """Return what is measured of some cells: of the step and K that is best by the median over seeds, every seed's number."""
     if measure.kind == "column":
-        if measure.of not in cells:
-            raise InputError.of(
-                "measure.column",
-                f"unknown column {measure.of!r}",
-                nearest(measure.of, map(str, cells)),
-            )
+        check_column(measure.of, cells, "measure.column")
         values = cells[measure.of].astype(float)
         return _certain(values.median(), values.median()) if len(cells) else NOTHING
     cells = cells[cells["status"] != "skipped"]  # no setting that can be run
@@ -296,10 +269,7 @@ def _measured(
         open_ = ~cells["status"].isin(["ok", "diverged"]) & ~so
         return _certain(so.mean(), (so | open_).mean())
     for name in measure.columns:
-        if name not in found.curves:
-            raise InputError.of(
-                "measure", f"unknown column {name!r}", nearest(name, map(str, found.curves))
-            )
+        check_column(name, found.curves, "measure")
     bounds = _bounds(found.curves, cells, measure, budget)
     highest = measure.best == "highest"
     groups = cells[[*CANDIDATE, "seed"]].assign(lower=bounds["lower"], upper=bounds["upper"])

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raybench.analysis.frames import framed
-from raybench.core.errors import InputError
 from raybench.report.content import PALETTE
 from raybench.report.own import drawn, figure
 from raybench.report.plots import size_of, styled
@@ -52,13 +51,7 @@ criterion may say.
 
 """
 DPI = 120
-OPTIONS = (
-    "kind",
-    "x",
-    "y",
-    "by",
-    "best",
-)  # of `raybench plot`, that a figure of a claims file may set
+OPTIONS = ("kind", "x", "y", "by", "best")  # of `raybench plot`, that a figure may set
 
 
 @dataclass(frozen=True)
@@ -103,20 +96,13 @@ def _canvas(one: Judged, asked: Mapping[str, Any]) -> Canvas:
     assert one.found is not None
     if one.found.curves.empty:
         return _of_table(one.found, asked)
-    cells = one.found.cells
-    for name, wanted in dict(asked.get("where", {})).items():
-        column = cells[name] if name in cells else one.found.config(name)
-        if column is None:
-            raise InputError.of(f"{one.what.name}.figures", f"unknown column {name!r}")
-        keep = column.isin(wanted if isinstance(wanted, list) else [wanted])
-        cells = cells[keep.reindex(cells.index)]
-    curves = one.found.curves
+    meant = one.found.meant(asked.get("where", {}), f"{one.what.name}.figures")["cell"]
+    curves, cells = (part[part["cell"].isin(meant)] for part in (one.found.curves, one.found.cells))
     options = {key: asked[key] for key in OPTIONS if key in asked}
     labels = dict(text.split("=", 1) for text in asked.get("label", []))
     made = figure(
-        framed(curves[curves["cell"].isin(cells["cell"])], cells),
-        methods=list(asked.get("methods", [])), labels=labels, **options,
-    )  # fmt: skip
+        framed(curves, cells), methods=list(asked.get("methods", [])), labels=labels, **options
+    )
     return drawn(made, size_of(asked.get("size", "text")))
 
 
@@ -124,9 +110,7 @@ def _of_table(found: Evidence, asked: Mapping[str, Any]) -> Canvas:
     """Draw two columns of a script's table against each other, a line for each value of ``by``."""
     from matplotlib.figure import Figure as Canvas
 
-    rows = found.cells
-    for name, wanted in dict(asked.get("where", {})).items():
-        rows = rows[rows[name].isin(wanted if isinstance(wanted, list) else [wanted])]
+    rows = found.meant(asked.get("where", {}), "figures")
     canvas = Canvas(figsize=(6.8, 4.0), layout="constrained")
     axis = canvas.add_subplot()
     by, x, y = asked.get("by"), str(asked["x"]), str(asked["y"])
