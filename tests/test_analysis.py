@@ -347,3 +347,14 @@ def test_one_cell_per_step():
     found = final_vs_step(cells)
     assert found["at"].tolist() == [1.0, 2.0]
     assert found["k"].tolist() == [1.0, 1.0]
+
+
+def test_a_plug_ins_title_travels_with_its_results():
+    """Whoever reads the folder does not have the file that registers the plug-in."""
+    cells = make([{"g": [1], "algorithm": "mine"}])[1]
+    config = json.loads(cells["config"][0])
+    for title, method in (("MyMethod", "MyMethod Top-K"), (None, "MINE Top-K")):
+        plugin = {"kind": "algorithm", "name": "mine", "version": "1", "source": "ab"}
+        cells["config"] = json.dumps({**config, "plugins": [{**plugin, "title": title}]})
+        (row,) = describe(cells).to_dict("records")
+        assert (row["method"], row["title"]) == (method, method.removesuffix(" Top-K"))

@@ -17,11 +17,12 @@ from raybench.analysis import (
     compare,
     describe,
     frames,
+    instances,
     rank,
+    trials,
     tuned,
 )
 from raybench.analysis.frames import framed
-from raybench.analysis.rankings import instances, trials
 from raybench.report import heatmap
 from raybench.report.explorer import explorer
 from raybench.report.own import figure

@@ -17,10 +17,10 @@ from raybench.analysis.frames import (
 )
 from raybench.analysis.links import Network
 from raybench.analysis.methods import annotate, describe
-from raybench.analysis.rankings import audit, compare, differences, instances, profile, rank, trials
+from raybench.analysis.rankings import audit, compare, differences, profile, rank, trials
 from raybench.analysis.simulated import SECONDS, simulated
 from raybench.analysis.statistics import Interval, interval, ranks
-from raybench.analysis.to_target import scaling, to_target
+from raybench.analysis.to_target import instances, scaling, to_target
 from raybench.analysis.tuned import (
     candidates,
     default_target,

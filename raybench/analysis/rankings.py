@@ -21,6 +21,7 @@ from raybench.analysis.curves import ordered
 from raybench.analysis.frames import Frames, Source, Where, axis, frames, keys, opened, targets_of
 from raybench.analysis.statistics import (
     CONFIDENCE,
+    Verdict,
     clopper_pearson,
     critical,
     friedman,
@@ -29,7 +30,7 @@ from raybench.analysis.statistics import (
     paired,
     unpaired,
 )
-from raybench.analysis.to_target import best_costs, costs_of
+from raybench.analysis.to_target import costs_of, instances
 from raybench.analysis.tuned import candidates, set_apart
 from raybench.core.errors import InputError, nearest
 from raybench.store import booking
@@ -37,28 +38,6 @@ from raybench.store.accounting import INDEX_BITS, Accounting, dtype_bits, parse
 from raybench.store.reader import How, flatten, shared
 
 # Over problems and seeds -------------------------------------------------------------------------------
-
-
-def instances(
-    found: Frames, target: float | None = None, by: str = "method", x: str | None = None
-) -> pd.DataFrame:
-    """Return the cost of every method's best candidate on every instance: rows (facet, seed), a column for each method.
-
-    The best candidate of a problem is the one that ``tuned`` chooses. Its cost is infinite where it does not reach
-    the target, and where a method has no eligible candidate. A method that ran with fewer seeds than others, as one
-    without any randomness may, has on the others its median. Where frames have seeds that tune, instances are those of other seeds.
-    """
-    best, costs = best_costs(found, by, axis(x or found.cost, found, "x"), target)
-    if best.empty:
-        return best
-    table = costs.pivot_table(
-        index=["facet", "seed"], columns=by, values="cost", aggfunc="median", dropna=False
-    )
-    table = table.reindex(columns=list(dict.fromkeys(best[by])))
-    seeds = costs.drop_duplicates(["facet", "seed"]).set_index(["facet", "seed"]).index
-    table = table.reindex(seeds.sort_values())
-    usual = table.groupby("facet").transform("median")
-    return table.fillna(usual).fillna(np.inf)
 
 
 def _ratios(costs: np.ndarray) -> np.ndarray:
@@ -475,11 +454,8 @@ def _paired(sides: list[pd.DataFrame]) -> list[pd.DataFrame]:
 def _renamed(right: pd.DataFrame, left: pd.DataFrame, by: str) -> pd.DataFrame:
     """Return cells with the names that the other side has for what they share."""
     names = left.drop_duplicates("key").set_index("key")
-    for column in (
-        "facet",
-        "method",
-        *["series"] * (by != "method"),
-    ):  # there a key has several series
+    # by method a key has several series
+    for column in ("facet", "method", *["series"] * (by != "method")):
         other = right["key"].map(names[column])
         right = right.assign(**{column: other.where(other.notna(), right[column])})
     return right
@@ -517,8 +493,7 @@ def _rows(a: pd.DataFrame, b: pd.DataFrame, y: str) -> Iterator[dict[str, Any]]:
             row |= {f"cells_{name}": len(side), f"cost_{name}": side["cost"].median()}
             row[f"reached_{name}"] = int(np.isfinite(side["cost"]).sum())
         row["apart"] = " → ".join(dict.fromkeys(str(side["side"].iloc[0]) for side in ran))
-        row |= {"pairs": 0, "identical": 0, "ratio": math.nan, "effect": math.nan}
-        row["p_value"] = math.nan
+        row |= {"pairs": 0, "identical": 0, **Verdict(math.nan, math.nan, math.nan)._asdict()}
         if len(ran) == 2:
             one, two = sides
             pairs = one.drop_duplicates("seed").merge(two.drop_duplicates("seed"), on="seed")
@@ -681,9 +656,8 @@ def explained(table: pd.DataFrame, hit: np.ndarray) -> str:
     pure |= _pure(table, hit, 3, table.shape[1])
     chosen, left = [], hit.copy()
     while left.any() and pure:
-        chosen.append(
-            max(pure, key=lambda term: (pure[term] & left).sum())
-        )  # the shortest of equals
+        # the first of equals is the shortest
+        chosen.append(max(pure, key=lambda term: (pure[term] & left).sum()))
         left = left & ~pure[chosen[-1]]
     return _worded(tuple(chosen))
 

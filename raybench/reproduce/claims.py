@@ -164,8 +164,8 @@ def read(file: Path) -> Reproduction:
         "evidence": file.parent / str(given["evidence"]) if "evidence" in given else None,
     }
     claims = tuple(_claims(given.get("claims"), name, given.get("spread")))
-    figures = _list(given.get("figures", []), f"{name}.figures")
-    figures = tuple(_mapping(one, f"{name}.figures") for one in figures)
+    drawn = _list(given.get("figures", []), f"{name}.figures")
+    figures = tuple(_mapping(one, f"{name}.figures") for one in drawn)
     own = {**paths, "name": name, "claims": claims, "figures": figures}
     return _made(Reproduction, {**given, **own}, name)
 
