@@ -60,6 +60,18 @@ def data_folder() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of ``cli_kit.SWEEP``, for tests that only read them."""
+    from cli_kit import SWEEP
+
+    import raybench
+
+    out = tmp_path_factory.mktemp("swept") / "results"
+    raybench.sweep(SWEEP, out, inline=True)
+    return out
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _threads() -> Iterator[None]:
     """One setting for torch, whatever was imported first."""

@@ -39,3 +39,9 @@ def make(runs):
         row = {**same, **last, "cell": [cell], "status": run["status"]}
         rows.append(to_table({**row, "config": json.dumps(config)}, CELLS).to_pandas())
     return pd.concat(curves, ignore_index=True), pd.concat(rows, ignore_index=True)
+
+
+def reaching(multiple, *costs, rounds=60, **more):
+    """Return runs of seeds 0, 1, .. that fall to 0.01 after so many rounds."""
+    values = [[1.0] * cost + [0.01] * (rounds - cost) for cost in costs]
+    return [{"g": g, "multiple": multiple, "seed": s, **more} for s, g in enumerate(values)]

@@ -13,11 +13,15 @@ from raybench import spec
 from raybench.analysis import (
     annotate,
     bands,
+    curves,
     describe,
     final_vs_step,
     first_crossing,
     tuned,
 )
+from raybench.analysis.aligned import AXES, interpolated
+from raybench.analysis.examples import example
+from raybench.core.errors import InputError
 
 # -- crossings -------------------------------------------------------------------------------
 
@@ -42,6 +46,80 @@ def test_a_looser_target_costs_no_more(values, target, factor):
     near, far = (first_crossing(curves, t).iloc[0] for t in (target * factor, target))
     assert near <= far
     assert math.isinf(far) == (min(values) > target)
+
+
+# -- curves ----------------------------------------------------------------------------------
+
+
+def test_powers_are_met_exactly():
+    x, grid = np.array([1.0, 10, 1000]), np.geomspace(1, 1000, 50)
+    np.testing.assert_allclose(interpolated(x, 3 * x**-2.5, grid), 3 * grid**-2.5)
+
+
+def test_no_value_is_made_up():
+    found = interpolated(np.array([2.0, 8.0]), np.array([4.0, 1.0]), np.array([1.0, 2, 4, 8, 9]))
+    np.testing.assert_allclose(found, [math.nan, 4, 2, 1, math.nan])
+    zero = interpolated(
+        np.array([1.0, 100.0, 1e4]), np.array([1.0, 0.0, -1.0]), np.array([10.0, 1e3])
+    )
+    np.testing.assert_allclose(zero, [0.5, -0.5])
+    assert interpolated(np.array([3.0]), np.array([7.0]), np.array([3.0])).tolist() == [7.0]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.floats(1e-3, 1e6), st.floats(0, 1e3)),
+        min_size=1,
+        max_size=12,
+        unique_by=lambda p: p[0],
+    ),
+    st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=8, unique=True),
+)
+def test_interpolation_by_loops(points, grid):
+    points, grid = sorted(points), sorted(grid)
+    xs, ys = (np.array(v) for v in zip(*points, strict=True))
+    for at, found in zip(grid, interpolated(xs, ys, np.array(grid)), strict=True):
+        if at < xs[0] or at > xs[-1]:
+            assert math.isnan(found)
+            continue
+        j = max(i for i in range(len(xs)) if xs[i] <= at)
+        if xs[j] == at:
+            want = ys[j]
+        else:
+            share = (math.log(at) - math.log(xs[j])) / (math.log(xs[j + 1]) - math.log(xs[j]))
+            a, b = ys[j], ys[j + 1]
+            want = a ** (1 - share) * b**share if min(a, b) > 0 else a + share * (b - a)
+        assert found == pytest.approx(want, rel=1e-6, abs=1e-300)
+
+
+@pytest.mark.parametrize("x", AXES)
+def test_every_axis(x):
+    cells = example()
+    if x == "grad_evals":
+        cells[0]["grad_evals"] = 400.0 * cells[0]["round"]
+    found = curves(cells, x, points=50)
+    assert found["cell"].nunique() == 24
+    assert (found.groupby("cell").size() == 50).all()
+    assert found[x].nunique() == 50
+    ends = cells[0][cells[0][x] > 0].groupby("cell")[x].agg(["min", "max"])
+    known = found.dropna().groupby("cell")[x].agg(["min", "max"])
+    assert (known["min"] >= ends["min"]).all()
+    assert (known["max"] <= ends["max"]).all()
+    assert found[x].max() == ends["max"].max()
+
+
+def test_a_round_in_which_nobody_sends():
+    runs, cells = make([{"g": [1, 0.5, 0.25, 0.125]}])
+    runs["bits_up"] = [0.0, 10.0, 10.0, 20.0]
+    found = curves((runs, cells), at=[5, 10, 20])
+    np.testing.assert_allclose(found["grad_norm_sq"], [math.nan, 0.25, 0.125])
+
+
+@pytest.mark.parametrize("at", [[], [0, 1], [2, 1], [1, math.inf], [[1, 2]], [math.nan]])
+def test_bad_grids(at):
+    with pytest.raises(InputError, match="positive and increasing"):
+        curves(example(), at=at)
 
 
 # -- methods ---------------------------------------------------------------------------------
@@ -269,3 +347,14 @@ def test_one_cell_per_step():
     found = final_vs_step(cells)
     assert found["at"].tolist() == [1.0, 2.0]
     assert found["k"].tolist() == [1.0, 1.0]
+
+
+def test_a_plug_ins_title_travels_with_its_results():
+    """Whoever reads the folder does not have the file that registers the plug-in."""
+    cells = make([{"g": [1], "algorithm": "mine"}])[1]
+    config = json.loads(cells["config"][0])
+    for title, method in (("MyMethod", "MyMethod Top-K"), (None, "MINE Top-K")):
+        plugin = {"kind": "algorithm", "name": "mine", "version": "1", "source": "ab"}
+        cells["config"] = json.dumps({**config, "plugins": [{**plugin, "title": title}]})
+        (row,) = describe(cells).to_dict("records")
+        assert (row["method"], row["title"]) == (method, method.removesuffix(" Top-K"))

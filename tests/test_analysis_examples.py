@@ -7,12 +7,8 @@ import pytest
 
 MODULES = (
     "aligned",
-    "bands",
-    "closing",
-    "compare",
-    "profile",
-    "rank",
-    "scaling",
+    "frames",
+    "rankings",
     "to_target",
     "tuned",
 )

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from raybench import problems, spec
 from raybench.analysis import closing_table, frames
-from raybench.analysis.closing import framed
+from raybench.analysis.frames import framed
 from raybench.execution import build, resolve
 from raybench.execution.plan import make_plan
 from raybench.execution.resolve import Resolver

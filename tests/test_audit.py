@@ -5,29 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from cli_kit import SWEEP, cli
+from cli_kit import cli
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench.analysis import closing_table, frames
-from raybench.analysis.audit import FACTORS, audit, explained
+from raybench.analysis.rankings import FACTORS, audit, explained
 from raybench.core.errors import InputError
-from raybench.report.audit import shares, told
+from raybench.report.charts import shares
+from raybench.report.rankings import audit_lines as told
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Return the results of a small sweep."""
-    place = tmp_path_factory.mktemp("audit")
-    (place / "small.yaml").write_text(SWEEP)
-    assert cli("sweep", place / "small.yaml", "--out", place / "out", "--inline").code == 0
-    return place / "out"
-
-
-def test_readings_are_those_of_the_table(folder):
-    found = audit(folder)
+def test_readings_are_those_of_the_table(swept):
+    found = audit(swept)
     own = found.readings[found.readings["own"]].set_index("method")["cost"]
-    want = closing_table(folder).set_index("method")["bits_to_target"].dropna()
+    want = closing_table(swept).set_index("method")["bits_to_target"].dropna()
     assert own.to_dict() == want.to_dict()
     some = [("32", "none", "free"), ("dtype", "explicit", "counted"), ("32", "bitmask", "counted")]
     for values, indices, first in some:
@@ -36,28 +28,28 @@ def test_readings_are_those_of_the_table(folder):
             "index_bits": indices,
             "count_init": first == "counted",
         }
-        want = closing_table(folder, how).set_index("method")["bits_to_target"].dropna()
+        want = closing_table(swept, how).set_index("method")["bits_to_target"].dropna()
         part = found.readings.query("values == @values and indices == @indices and first == @first")
         part = part.query("side == 'up' and steps == 'tuned'").set_index("method")["cost"]
         assert part.to_dict() == want.to_dict()
 
 
-def test_both_directions_cost_more_and_theory_is_one_multiple(folder):
-    readings = audit(folder).readings
+def test_both_directions_cost_more_and_theory_is_one_multiple(swept):
+    readings = audit(swept).readings
     heads = [name for name in FACTORS if name != "side"]
     costs = readings.pivot_table(index=[*heads, "method"], columns="side", values="cost").dropna()
     tuned = costs[costs.index.get_level_values("steps") == "tuned"]
     assert len(tuned)
     assert (tuned["up + down"] > tuned["up"]).all()
-    cells = frames(folder).cells
+    cells = frames(swept).cells
     with_theory = set(
         cells.loc[(cells["step_multiple"] == 1) & (cells["status"] == "ok"), "method"]
     )
     assert set(readings.query("steps == 'theory'")["method"]) <= with_theory
 
 
-def test_pairs_count_what_the_readings_say(folder):
-    found = audit(folder)
+def test_pairs_count_what_the_readings_say(swept):
+    found = audit(swept)
     costs = found.readings.set_index([*FACTORS, "method"])["cost"].unstack()
     assert len(found.pairs) > 2
     for row in found.pairs.itertuples():
@@ -107,13 +99,13 @@ def test_a_rule_holds_exactly_where_it_says(hits):
     assert holds.tolist() == hits
 
 
-def test_it_is_told_and_drawn(folder, tmp_path):
-    said = cli("audit", folder, "--out", tmp_path / "figures")
+def test_it_is_told_and_drawn(swept, tmp_path):
+    said = cli("audit", swept, "--out", tmp_path / "figures")
     assert said.code == 0, said.err
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == [
         "audit.csv", "audit.pdf", "audit.png", "audit_pairs.csv"
     ]  # fmt: skip
-    found = audit(folder)
+    found = audit(swept)
     assert set(told(found)[:-1]) <= set(said.out.splitlines())
     moved = found.pairs[found.pairs["flipped"] > 0]
     assert sum(" unless " in line for line in told(found)) == min(12, len(moved))

@@ -47,7 +47,7 @@ ONLY = {  # layers that may use less than all that lies below them
 LIGHT = ("torch", "ray", "pandas", "pyarrow", "numba", "numpy", "scipy", "matplotlib", "plotly")
 SLACK = 1.2
 BUDGET = {  # lines of Python: what is aimed at, and, above 1.2 times that, what is there and no more
-    "raybench/core": (2700, 4011),
+    "raybench/core": (2700, 4051),
     "raybench/wire": (3200, 4016),
     "raybench/compressors": (5500, 7362),
     "raybench/algorithms raybench/theory": (6000, 0),
@@ -58,13 +58,13 @@ BUDGET = {  # lines of Python: what is aimed at, and, above 1.2 times that, what
     "raybench/store": (2300, 3297),
     "raybench/runtime": (2000, 2584),
     "raybench/torch": (1600, 2309),
-    "raybench/analysis": (3300, 4391),
-    "raybench/report": (3000, 3920),
+    "raybench/analysis": (3300, 4120),
+    "raybench/report": (3000, 3793),
     "raybench/cli raybench/api.py raybench/plugins.py raybench/__main__.py": (3000, 4732),
     "raybench/testing": (2400, 3175),
     "raybench/cluster": (1500, 2194),
     "raybench/measure raybench/study": (1000, 1157),
-    "raybench/reproduce": (600, 1144),
+    "raybench/reproduce": (600, 1097),
     "tests": (36000, 51897),
     "benchmarks": (3500, 0),
 }

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from cli_kit import cli
-from fake_runs import make
+from fake_runs import make, reaching
 
 from raybench.analysis import (
     by_bandwidth,
@@ -17,12 +17,12 @@ from raybench.analysis import (
     compare,
     describe,
     frames,
+    instances,
     rank,
+    trials,
     tuned,
 )
-from raybench.analysis.closing import framed
-from raybench.analysis.instances import instances
-from raybench.analysis.trials import trials
+from raybench.analysis.frames import framed
 from raybench.report import heatmap
 from raybench.report.explorer import explorer
 from raybench.report.own import figure
@@ -149,13 +149,8 @@ def test_where_nothing_arrives_the_best_step_of_a_k_does_not_depend_on_the_other
 def test_a_seed_that_never_arrives_counts_against_a_step_everywhere():
     """The faster step loses a seed: it is chosen nowhere, also where the cheaper K is."""
 
-    def runs(k, multiple, *costs):
-        reached = [[1.0] * cost + [0.01] * (40 - cost) for cost in costs]
-        return [{"g": g, "k": k, "multiple": multiple, "seed": s} for s, g in enumerate(reached)]
-
-    curves, cells = make(
-        [*runs(1, 1.0, 10, 11, 12), *runs(1, 2.0, 4, 5, 40), *runs(5, 1.0, 2, 40, 3)]
-    )
+    one = [*reaching(1.0, 10, 11, 12, rounds=40), *reaching(2.0, 4, 5, 40, rounds=40)]
+    curves, cells = make([*one, *reaching(1.0, 2, 40, 3, rounds=40, k=5)])
     curves = curves.assign(bytes_up=curves["bits_up"] / 8, messages_up=curves["round"] * 1.0, d=20)
     found = framed(curves, cells)
     (row,) = tuned(curves, cells, 0.1, "method").to_dict("records")

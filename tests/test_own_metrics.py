@@ -9,7 +9,7 @@ from fake_runs import make
 
 import raybench
 from raybench.analysis import frames, opened
-from raybench.analysis.closing import framed
+from raybench.analysis.frames import framed
 from raybench.report.explorer import explorer
 from raybench.report.own import figure
 from raybench.store import Store, to_table

@@ -76,9 +76,15 @@ def test_a_wrong_fact_is_refused_and_the_nearest_named(given, says):
     assert says in said
 
 
-@pytest.mark.parametrize("kind", ["compressor", "metric"])
-def test_kinds_without_facts_refuse_any(kind):
-    assert f"a {kind} states no facts" in refused(kind, deterministic=True)
+def test_kinds_with_few_facts_refuse_others():
+    assert "a metric states no facts" in refused("metric", deterministic=True)
+    assert "allowed: title" in refused("compressor", deterministic=True)
+
+
+def test_titles_read_from_sources_are_those_of_the_entries():
+    for kind in ("algorithm", "compressor"):
+        stated = {name: registry.lookup(kind, name).facts.title for name in registry.names(kind)}
+        assert registry._titles(kind) == {name: said for name, said in stated.items() if said}
 
 
 def test_a_problem_starts_at_one_of_two_places():

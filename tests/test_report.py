@@ -13,7 +13,7 @@ from page_kit import Page, drawn
 from rich.console import Console
 
 from raybench.analysis import closing_table, frames
-from raybench.analysis.closing import framed
+from raybench.analysis.frames import framed
 from raybench.core.errors import InputError
 from raybench.report import figures, html, render, table, words
 from raybench.report.content import LOWEST_SHOWN, build

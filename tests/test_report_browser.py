@@ -12,7 +12,7 @@ from browser_kit import ABSENT, CHROMIUM, Browser
 from fake_runs import make
 
 from raybench.analysis import bands, frames
-from raybench.analysis.closing import framed
+from raybench.analysis.frames import framed
 from raybench.report import html
 from raybench.store import CELLS, Store, to_table
 

@@ -10,13 +10,13 @@ from fake_runs import make
 from page_kit import drawn, table_rows
 
 from raybench.analysis import bands, describe, frames
-from raybench.analysis.closing import framed
-from raybench.analysis.shares import k_words
+from raybench.analysis.frames import framed
+from raybench.analysis.methods import k_words
 from raybench.report import html, render
 from raybench.report.cellrows import MOST_ROWS, cell_table, last_line
 from raybench.report.content import build
 from raybench.report.explorer import MOST_NUMBERS, explorer
-from raybench.report.growth import growth_notes
+from raybench.report.tables import growth_notes
 from raybench.store import CELLS, CURVES, Store, to_table
 
 

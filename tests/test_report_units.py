@@ -3,7 +3,7 @@
 import pytest
 from fake_runs import make
 
-from raybench.analysis.closing import framed
+from raybench.analysis.frames import framed
 from raybench.report.content import build
 from raybench.report.plots import draw
 

@@ -16,9 +16,9 @@ from cli_kit import cli
 import raybench
 from raybench.core import yaml
 from raybench.core.errors import InputError
-from raybench.reproduce import catalogue, find, judge, page, read, words
+from raybench.reproduce import catalogue, find, judge, page, read
 from raybench.reproduce.evidence import Evidence, keep, kept, of_folder
-from raybench.reproduce.judge import AGREES, DISAGREES, NOT_RUN, UNDECIDED
+from raybench.reproduce.judge import AGREES, DISAGREES, NOT_RUN, UNDECIDED, measured_words
 from raybench.store import CURVES
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -141,6 +141,7 @@ def test_a_verdict_follows_from_what_is_needed_and_what_is_missing(ran):
 
 
 COST = {"cost": "bits_up", "target": 1.0, "y": "loss"}
+LOSS = {"value": "loss"}
 
 
 def spent(**runs: list[tuple[float, bool]]) -> Evidence:
@@ -157,10 +158,15 @@ def spent(**runs: list[tuple[float, bool]]) -> Evidence:
     return Evidence(cells.assign(series=cells["algorithm"]), curves, "made up")
 
 
+def versus(ran, measure: dict, **change: object):
+    """Return the claim that what is measured of the left method is below that of the right one."""
+    sides = {name: {"where": {"algorithm": name}, "measure": measure} for name in ("left", "right")}
+    return with_claim(ran, **{"each": None, **sides, **change})
+
+
 def costs(ran, **change: object):
     """Return the claim that the left one of ``spent`` needs fewer bits than the right one."""
-    sides = {name: {"where": {"algorithm": name}, "measure": COST} for name in ("left", "right")}
-    return with_claim(ran, **sides, each=None, spread=0, **change)
+    return versus(ran, COST, spread=0, **change)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +183,7 @@ def costs(ran, **change: object):
 def test_a_target_that_is_not_reached_costs_at_least_what_was_spent(ran, left, right, factor, word):
     (verdict,) = judge(costs(ran, factor=factor), spent(left=[left], right=[right]))
     assert verdict.word == word
-    assert ("more than 100" in words.measured(verdict)) == ((100, False) in (left, right))
+    assert ("more than 100" in measured_words(verdict)) == ((100, False) in (left, right))
     within = costs(ran, **{"is": "within", "tolerance": 0.5})
     (verdict,) = judge(within, spent(left=[left], right=[right]))
     near = left[1] and right[1]
@@ -223,18 +229,11 @@ def test_failed_cells_of_marina_prove_nothing_about_dasha():
 )
 def test_a_curve_that_ends_early_says_nothing_of_its_end(ran, measure):
     found = spent(left=[(100, True)])
-    what = with_claim(ran, left={"where": {}, "measure": measure}, right=1.0, each=None, spread=0)
+    what = versus(ran, measure, right=1.0, spread=0)
     assert judge(what, found)[0].word == AGREES
     cut = replace(found, curves=found.curves[found.curves["round"] < 2])
     assert judge(what, cut)[0].word == NOT_RUN
-    above = with_claim(
-        ran,
-        left={"where": {}, "measure": measure},
-        right=1.0,
-        each=None,
-        spread=0,
-        **{"is": "above"},
-    )
+    above = versus(ran, measure, right=1.0, spread=0, **{"is": "above"})
     assert judge(above, cut)[0].word == NOT_RUN
 
 
@@ -266,21 +265,15 @@ def seeds_of(**ends: list[float]) -> Evidence:
     ],
 )
 def test_an_order_within_what_seeds_differ_by_is_undecided(ran, left, right, p_value, word):
-    sides = {
-        side: {"where": {"algorithm": side}, "measure": {"value": "loss"}}
-        for side in ("left", "right")
-    }
     found = seeds_of(left=left, right=right)
-    (verdict,) = judge(with_claim(ran, **sides, each=None), found)
+    (verdict,) = judge(versus(ran, LOSS), found)
     assert verdict.word == word
     for one in verdict.compared:
         assert one.p_value == pytest.approx(p_value, nan_ok=True)
-    assert ("p = 0." in words.measured(verdict)) == (not math.isnan(p_value))
-    assert ("(one seed)" in words.measured(verdict)) == (right == [100.0])
-    mirrored = with_claim(
-        ran, left=sides["right"], right=sides["left"], each=None, **{"is": "above"}
-    )
-    assert judge(mirrored, found)[0].word == word
+    assert ("p = 0." in measured_words(verdict)) == (not math.isnan(p_value))
+    assert ("(one seed)" in measured_words(verdict)) == (right == [100.0])
+    mirrored = versus(ran, LOSS, **{"is": "above"})
+    assert judge(mirrored, seeds_of(left=right, right=left))[0].word == word
 
 
 @pytest.mark.parametrize(
@@ -294,14 +287,10 @@ def test_an_order_within_what_seeds_differ_by_is_undecided(ran, left, right, p_v
     ],
 )
 def test_of_one_seed_the_sides_are_further_apart_than_it_may_be_off(ran, spread, right, word):
-    sides = {
-        side: {"where": {"algorithm": side}, "measure": {"value": "loss"}}
-        for side in ("left", "right")
-    }
-    what = with_claim(ran, **sides, each=None, spread=spread)
+    what = versus(ran, LOSS, spread=spread)
     (verdict,) = judge(what, seeds_of(left=[1.0], right=[right]))
     assert verdict.word == word
-    assert ("one seed, taken to be within 10 %" in words.measured(verdict)) == (spread > 0)
+    assert ("one seed, taken to be within 10 %" in measured_words(verdict)) == (spread > 0)
 
 
 @pytest.mark.parametrize(
@@ -318,19 +307,13 @@ def test_of_one_seed_the_sides_are_further_apart_than_it_may_be_off(ran, spread,
 )
 def test_nearness_is_that_of_the_same_seeds(ran, ratios, word):
     right = np.linspace(1, 6, len(ratios))
-    sides = {
-        side: {"where": {"algorithm": side}, "measure": {"value": "loss"}}
-        for side in ("left", "right")
-    }
-    what = with_claim(ran, **sides, each=None, **{"is": "within", "tolerance": 0.05})
+    what = versus(ran, LOSS, **{"is": "within", "tolerance": 0.05})
     found = seeds_of(left=[r * v for r, v in zip(ratios, right, strict=True)], right=[*right])
     assert judge(what, found)[0].word == word
 
 
 def test_seeds_that_did_not_end_well_are_the_worst(ran):
-    measure = {"value": "loss", "best": "highest"}
-    sides = {side: {"where": {"algorithm": side}, "measure": measure} for side in ("left", "right")}
-    what = with_claim(ran, **sides, each=None, **{"is": "above"})
+    what = versus(ran, {**LOSS, "best": "highest"}, **{"is": "above"})
     found = seeds_of(left=[2 * v for v in SIX], right=SIX)
     broken = found.cells["cell"].isin(["right0", "right1"])
     cells = found.cells.assign(status=np.where(broken, "diverged", "ok"))

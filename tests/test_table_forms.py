@@ -5,21 +5,19 @@ import math
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import fake_store
 import pandas as pd
 import pytest
-from cli_kit import SWEEP, cli
+from cli_kit import cli
 from fake_runs import make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-import raybench
 from raybench.analysis import closing_table
-from raybench.analysis.closing import framed
+from raybench.analysis.frames import framed
 from raybench.report.fitted import Fitted, narrowed
 from raybench.report.formats import escaped, latex, markdown
 from raybench.report.sheet import Field, Sheet
@@ -27,13 +25,6 @@ from raybench.report.tables import closing
 from raybench.store import CELLS, Store, to_table
 
 PREAMBLE = "\\documentclass{article}\n\\usepackage{booktabs,siunitx}\n\\begin{document}\n%s\\end{document}\n"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("swept") / "results"
-    raybench.sweep(SWEEP, out, inline=True)
-    return out
 
 
 def found(*runs):
@@ -57,9 +48,9 @@ def printed(sheet, width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_no_width_loses_anything(folder, width):
+def test_no_width_loses_anything(swept, width):
     """K, step and units were cut off at 60 columns."""
-    sheet = closing(folder)
+    sheet = closing(swept)
     text = printed(sheet, width)
     assert all(len(line.rstrip()) <= width for line in text.splitlines())
     assert "…" not in text
@@ -70,14 +61,14 @@ def test_no_width_loses_anything(folder, width):
             assert part in words, (one.head, part)
 
 
-def test_a_wide_terminal_has_a_row_for_each_method(folder):
-    lines = printed(closing(folder), 120).splitlines()
-    for row in closing_table(folder).to_dict("records"):
+def test_a_wide_terminal_has_a_row_for_each_method(swept):
+    lines = printed(closing(swept), 120).splitlines()
+    for row in closing_table(swept).to_dict("records"):
         assert sum(line.startswith(f" {row['method']} ") for line in lines) == 1
 
 
-def test_a_number_stays_with_its_unit(folder):
-    text = printed(closing(folder), 80)
+def test_a_number_stays_with_its_unit(swept):
+    text = printed(closing(swept), 80)
     assert not re.search(r"^\s*k?bit", text, re.M)
 
 
@@ -103,35 +94,35 @@ def test_narrowed_columns_hold_their_words(columns, width):
 # -- columns and by k ------------------------------------------------------------------------
 
 
-def test_columns_are_those_asked_for(folder):
-    said = cli("table", folder, "--columns", "step,method", "--format", "markdown")
+def test_columns_are_those_asked_for(swept):
+    said = cli("table", swept, "--columns", "step,method", "--format", "markdown")
     assert said.out.startswith("| Step | Method |")
     raw = pd.read_csv(
-        io.StringIO(cli("table", folder, "--columns", "method,step,loss", "--format", "csv").out)
+        io.StringIO(cli("table", swept, "--columns", "method,step,loss", "--format", "csv").out)
     )
     assert list(raw) == ["method", "step_multiple", "step_size", "loss"]
-    for name in closing_table(folder).columns:
-        assert cli("table", folder, "--columns", name).code == 0, name
+    for name in closing_table(swept).columns:
+        assert cli("table", swept, "--columns", name).code == 0, name
 
 
 @pytest.mark.parametrize(
     ("columns", "said"), [("methd", "did you mean method"), ("", "some of"), (",", "some of")]
 )
-def test_unknown_columns_are_refused(folder, columns, said):
-    wrong = cli("table", folder, "--columns", columns)
+def test_unknown_columns_are_refused(swept, columns, said):
+    wrong = cli("table", swept, "--columns", columns)
     assert (wrong.code, wrong.complaints, wrong.out) == (2, 1, "")
     assert said in wrong.err
 
 
-def test_by_k_compares_methods_at_each_k(folder):
-    table, every = closing_table(folder, by="k"), closing_table(folder, by="series")
+def test_by_k_compares_methods_at_each_k(swept):
+    table, every = closing_table(swept, by="k"), closing_table(swept, by="series")
     assert len(table) == len(every)
     assert table["k"].dropna().is_monotonic_increasing
     assert set(table["method"]) == {"GD", "EF21 Top-K", "EF21 Rand-K", "MARINA Rand-K"}
     for _, part in table.groupby("k"):
         assert part["bits_to_target"].fillna(math.inf).is_monotonic_increasing
     assert table["bits_to_target"].dropna().sum() == every["bits_to_target"].dropna().sum()
-    assert cli("table", folder, "--by", "k", "--format", "markdown").out.startswith("| K | Method")
+    assert cli("table", swept, "--by", "k", "--format", "markdown").out.startswith("| K | Method")
 
 
 # -- the best in bold ------------------------------------------------------------------------
@@ -204,12 +195,12 @@ def test_latex_compiles(tmp_path, by):
     assert done.returncode == 0, done.stdout[-2000:]
 
 
-def test_forms_of_the_command_line(folder):
+def test_forms_of_the_command_line(swept):
     for form, start in (("terminal", "\n Method"), ("plain", "\n Method"), ("latex", "% In the")):
-        said = cli("table", folder, "--format", form)
+        said = cli("table", swept, "--format", form)
         assert said.code == 0
         assert said.out.startswith(start), form
-    wrong = cli("table", folder, "--format", "latx")
+    wrong = cli("table", swept, "--format", "latx")
     assert (wrong.code, wrong.out) == (2, "")
     assert "did you mean latex" in wrong.err
 
@@ -233,7 +224,7 @@ def test_problems_are_never_cut(tmp_path, by):
     store = Store(tmp_path / "run")
     names = ("a-file-with-a-long-name.csv", "数据集 数据集 数据集")
     fake_store.fill(store, rounds=20, datasets=names, multiples=(1.0, 4096.0), seeds=2)
-    sheet = closing(store.folder, by=by)
+    sheet = closing(store.swept, by=by)
     for width in (40, 70, 100, 110):
         text = printed(sheet, width)
         assert "…" not in text

@@ -1,14 +1,24 @@
-"""The best step of each method, the candidates it is chosen from, and the target they are judged by."""
+"""The best step of each method, the candidates it is chosen from, their target, and the table that a sweep ends with."""
 
 import math
 
+import fake_store
 import numpy as np
+import pandas as pd
 import pytest
-from fake_runs import make
+from fake_runs import make, reaching
 
-from raybench.analysis import candidates, closing_table, default_target, first_crossing, tuned
-from raybench.analysis.closing import framed
+from raybench.analysis import (
+    candidates,
+    closing_table,
+    default_target,
+    first_crossing,
+    frames,
+    tuned,
+)
+from raybench.analysis.frames import framed
 from raybench.report.tables import closing
+from raybench.store import Store
 
 
 def test_tuned_takes_the_cheapest_step_to_the_target():
@@ -32,22 +42,18 @@ def test_tuned_takes_the_cheapest_step_to_the_target():
 def test_a_step_is_chosen_by_what_its_median_seed_needs():
     """Not by the mean: one unlucky seed does not decide."""
 
-    def runs(multiple, *costs):
-        reached = [[1.0] * cost + [0.01] * (60 - cost) for cost in costs]
-        return [{"g": g, "multiple": multiple, "seed": s} for s, g in enumerate(reached)]
-
-    steady, lucky = runs(1.0, 10, 11, 12), runs(2.0, 4, 5, 50)  # means 11 and 20, medians 11 and 5
+    steady, lucky = (
+        reaching(1.0, 10, 11, 12),
+        reaching(2.0, 4, 5, 50),
+    )  # means 11 and 20, medians 11 and 5
     best = tuned(*make([*steady, *lucky]), target=0.1).iloc[0]
     assert (best["step_multiple"], best["cost"]) == (2.0, 50.0)
     assert (best["cost_low"], best["cost_high"], best["coverage"]) == (40.0, 500.0, 0.75)
 
 
 def test_a_step_that_fails_a_seed_is_chosen_only_where_each_does():
-    def runs(multiple, *costs):
-        reached = [[1.0] * cost + [0.01] * (60 - cost) for cost in costs]
-        return [{"g": g, "multiple": multiple, "seed": s} for s, g in enumerate(reached)]
-
-    steady, missed, other = runs(1.0, 10, 11, 12), runs(4.0, 2, 3, 60), runs(8.0, 60, 60, 1)
+    steady, missed = reaching(1.0, 10, 11, 12), reaching(4.0, 2, 3, 60)
+    other = reaching(8.0, 60, 60, 1)
     best = tuned(*make([*other, *missed, *steady]), target=0.1).iloc[0]
     assert (best["step_multiple"], best["cost"], best["arrived"]) == (1.0, 110.0, 3)
     best = tuned(*make([*other, *missed]), target=0.1).iloc[0]
@@ -102,15 +108,16 @@ def test_a_step_that_only_passes_by_the_target_has_not_reached_it():
     assert tuned(curves, cells, target=0.1)["step_multiple"].tolist() == [1.0]
 
 
-def test_edges():
-    def edge(values):
-        runs = [{"g": [1, v], "multiple": 2.0**i} for i, v in enumerate(values)]
-        return tuned(*make(runs), target=1e-9).iloc[0]["edge"]
-
-    assert edge([0.5, 0.4, 0.3]) == "high"
-    assert edge([0.1, 0.4, 0.3]) == "low"
-    assert edge([0.5, 0.1, 0.3]) == ""
-    assert edge([0.5]) == "only"
+@pytest.mark.parametrize("multiples", [True, False], ids=["multiples", "sizes"])
+@pytest.mark.parametrize(
+    ("values", "edge"),
+    [((0.5, 0.4, 0.3), "high"), ((0.1, 0.4, 0.3), "low"), ((0.5, 0.1, 0.3), ""), ((0.5,), "only")],
+)
+def test_edges_of_grids_of_multiples_and_of_step_sizes(values, edge, multiples):
+    curves, cells = make([{"g": [1, v], "multiple": 2.0**i} for i, v in enumerate(values)])
+    if not multiples:
+        curves["step_multiple"] = cells["step_multiple"] = np.nan
+    assert tuned(curves, cells, target=1e-9).iloc[0]["edge"] == edge
 
 
 def test_k_is_chosen_at_equal_bits():
@@ -173,28 +180,13 @@ def test_a_method_counts_by_its_best_step():
         (0.0040001, 0.00401),
         (0.25, 0.25),
         (-1.2345, -1.2345),
+        (0.0, 0.0),
     ],
 )
 def test_a_target_of_losses_is_rounded_up_to_three_digits(loss, target):
     """Not below zero, where more digits may be needed: losses have an offset."""
-    found = default_target(*make([{"g": [1e6, loss]}]), y="loss")
-    assert found == pytest.approx(target, rel=1e-12)
-
-
-def test_a_loss_of_zero_is_its_own_target():
-    assert default_target(*make([{"g": [1, 0.0]}]), y="loss") == 0.0
-
-
-def test_edges_of_grids_of_step_sizes():
-    """Where steps are no multiples of a theory's, their sizes tell which is the smallest."""
-    for values, edge in (
-        ((0.5, 0.4, 0.3), "high"),
-        ((0.3, 0.4, 0.5), "low"),
-        ((0.4, 0.3, 0.5), ""),
-    ):
-        curves, cells = make([{"g": [1, v], "multiple": 2.0**i} for i, v in enumerate(values)])
-        curves["step_multiple"] = cells["step_multiple"] = np.nan
-        assert tuned(curves, cells, target=1e-9).iloc[0]["edge"] == edge
+    rounded = default_target(*make([{"g": [1e6, loss]}]), y="loss")
+    assert rounded == pytest.approx(target, rel=1e-12)
 
 
 def test_candidates_by_hand():
@@ -228,3 +220,80 @@ def test_candidates_by_hand():
     assert table["rounds"].tolist()[:3] == [3.0, 2.5, 2.0]
     # all that may be chosen have spent 25 in the median: at 20 bits, their last rows before it
     assert table["at_budget"].tolist()[:2] == pytest.approx([0.085, 0.3])
+
+
+# -- the table ------------------------------------------------------------------------------
+
+
+def test_closing_table_by_hand():
+    runs = [
+        {"g": [1, 0.5, 0.05], "algorithm": "gd", "compressor": None, "k": None, "per_round": 100.0},
+        *({"g": [1, 0.5, 0.05], "k": 1, "seed": s} for s in range(3)),
+        {"g": [1, 0.05, 0.01], "k": 5, "per_round": 50.0, "multiple": 2.0},
+        {"g": [1, 0.4], "algorithm": "marina", "compressor": "rand_k", "status": "diverged"},
+    ]
+    table = closing_table(make(runs), target=0.1).set_index("method")
+    assert table.index.tolist() == ["EF21 Top-K", "GD", "MARINA Rand-K"]
+    row = table.loc["EF21 Top-K"]
+    assert (row["k"], row["bits_to_target"], row["ratio_to_gd"], row["seeds"]) == (1, 20.0, 0.1, 3)
+    assert (row["bits_low"], row["bits_high"], row["edge"]) == (20.0, 20.0, "only")
+    assert table.loc["GD", "ratio_to_gd"] == 1.0
+    assert table.loc["MARINA Rand-K", "diverged"] == 1
+
+
+def test_closing_table_of_a_folder_follows_the_accounting(tmp_path):
+    fake_store.fill(Store(tmp_path), rounds=200)
+    plain, paper = closing_table(tmp_path), closing_table(tmp_path, "paper:ef21")
+    assert set(plain["method"]) == set(paper["method"])
+    gd = [t.set_index("method").loc["GD", "bits_to_target"] for t in (plain, paper)]
+    assert gd[1] == (gd[0] - 64 * 112) / 2  # half as wide, without the first gradient
+    found = frames(tmp_path, "paper:ef21")
+    pd.testing.assert_frame_equal(closing_table(found), paper)
+    pd.testing.assert_frame_equal(closing_table((found.curves, found.cells)), paper)
+    pd.testing.assert_frame_equal(closing_table(frames(tmp_path), "paper:ef21"), paper)
+    assert found.accounting == "value_bits=32, index_bits=none, count_init=false"
+
+
+def test_final_values_are_medians_over_seeds():
+    runs = [{"g": [1, 0.5, g], "seed": s} for s, g in enumerate((0.05, 0.03, 0.02))]
+    (row,) = closing_table(make(runs), target=0.1).to_dict("records")
+    np.testing.assert_allclose(row["grad_norm_sq"], 0.03)
+    np.testing.assert_allclose((row["loss"], row["bits_up"], row["rounds"]), (0.03, 20.0, 2))
+    assert (row["target"], row["ok"], row["failed"], row["skipped"]) == (0.1, 3, 0, 0)
+
+
+def test_without_gradient_norms_methods_are_judged_by_the_loss():
+    curves, cells = make([{"g": [1, 0.5, 0.05]}, {"g": [1, 0.2, 0.2], "k": 2}])
+    curves["grad_norm_sq"] = cells["grad_norm_sq"] = np.nan
+    table = closing_table((curves, cells), target=0.1, by="series")
+    assert table["bits_to_target"].tolist() == [20.0, np.inf]
+    assert table["loss"].tolist() == [0.05, 0.2]
+    assert table["grad_norm_sq"].isna().all()
+
+
+def test_what_a_reader_of_the_bits_is_told(tmp_path):
+    """Nothing, where every cell knows what was packed (folders of version 1: ``test_upgrades``)."""
+    fake_store.fill(Store(tmp_path), rounds=10)
+    assert frames(tmp_path).notes == []
+    assert frames(tmp_path, "index_bits=list_or_bitmask").notes == []
+
+
+def test_the_baseline_is_what_ran_without_compression():
+    def costs(algorithm, compressor, per_round):
+        how = {"algorithm": algorithm, "compressor": compressor, "k": None if not compressor else 1}
+        return {"g": [1, 0.5, 0.05], "per_round": per_round, **how}
+
+    own, sgd = costs("ef21", "top_k", 10.0), costs("sgd", None, 50.0)
+    plain, identity = costs("gd", None, 100.0), costs("dcgd", "identity", 80.0)
+    thin = costs("dcgd", "rand_k", 5.0)
+    for others, base, head in (
+        ([sgd, thin], 50.0, "÷ SGD"),
+        ([sgd, identity, plain], 100.0, "÷ GD"),
+        ([identity, thin], 80.0, "÷ DCGD"),
+    ):
+        runs = make([own, *others])
+        table = closing_table(runs, target=0.1).set_index("method")
+        assert table.loc["EF21 Top-K", "ratio_to_gd"] == 10.0 / base
+        assert head in closing(framed(*runs), target=0.1).head
+    table = closing_table(make([own, thin]), target=0.1)
+    assert table["ratio_to_gd"].isna().all()

@@ -68,6 +68,7 @@ STEPS = theory.StepSizes(
 
 @algorithm(
     "bicolor",
+    title="BiCoLoR",
     up=Unbiased,
     down=Unbiased,
     theory=STEPS,

@@ -46,6 +46,7 @@ STEPS = theory.StepSizes(
 
 @algorithm(
     "byz_dasha_page",
+    title="Byz-DASHA-PAGE",
     up=Unbiased,
     broadcast=Contractive,
     proximal=True,

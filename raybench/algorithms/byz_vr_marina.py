@@ -41,6 +41,7 @@ STEPS = theory.recursive(
 
 @algorithm(
     "byz_vr_marina",
+    title="Byz-VR-MARINA",
     up=Unbiased,
     broadcast=Contractive,
     proximal=True,

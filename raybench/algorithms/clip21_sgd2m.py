@@ -7,6 +7,7 @@ from raybench.algorithms.base import Contractive, Dense, Estimator, Integer, Num
 
 @algorithm(
     "clip21_sgd2m",
+    title="Clip21-SGD2M",
     up=None,
     broadcast=Contractive,
     theory=None,

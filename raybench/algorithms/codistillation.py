@@ -6,6 +6,7 @@ from raybench.algorithms.diffusion import HALF
 
 @algorithm(
     "codistillation",
+    title="codistillation",
     up=None,
     stochastic=True,
     predicts=True,

@@ -88,6 +88,7 @@ def of(z, cells):
 
 @algorithm(
     "compressed_scaffnew",
+    title="CompressedScaffnew",
     up=None,
     theory=STEPS,
     auto={"p": exchanges, "chi": most_chi},

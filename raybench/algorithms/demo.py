@@ -7,6 +7,7 @@ from raybench.algorithms.base import Choice, Contractive, Estimator, Integer, Nu
 
 @algorithm(
     "demo",
+    title="DeMo",
     up=Contractive,
     averaged=False,  # it may ask who sent what
     theory=None,

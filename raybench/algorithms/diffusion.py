@@ -13,6 +13,7 @@ HALF = theory.thumb(half)
 
 @algorithm(
     "diffusion",
+    title="diffusion",
     up=None,
     decentralised=True,
     stochastic=True,
@@ -64,6 +65,7 @@ class DGD(Points):
 
 @algorithm(
     "exact_diffusion",
+    title="exact diffusion",
     up=None,
     decentralised=True,
     stochastic=True,

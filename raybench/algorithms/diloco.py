@@ -29,6 +29,7 @@ def inner(a: Algorithm, optimizer: str, steps: int | None = None) -> Local:
 
 @algorithm(
     "diloco",
+    title="DiLoCo",
     up=None,
     broadcast=Contractive,
     theory=None,
@@ -59,6 +60,7 @@ class DiLoCo(GD):
 
 @algorithm(
     "muloco",
+    title="MuLoCo",
     up=None,
     broadcast=Contractive,
     theory=None,
@@ -77,6 +79,7 @@ class MuLoCo(DiLoCo):
 
 @algorithm(
     "sparseloco",
+    title="SparseLoCo",
     version="2",
     up=Contractive,
     broadcast=Contractive,

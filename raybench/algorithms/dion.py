@@ -8,6 +8,7 @@ from raybench.algorithms.power_sgd import orthonormal
 
 @algorithm(
     "dion",
+    title="Dion",
     version="2",
     up=None,
     theory=None,

@@ -5,6 +5,7 @@ from raybench.algorithms.base import Contractive, Estimator, Integer, algorithm
 
 @algorithm(
     "double_squeeze",
+    title="DoubleSqueeze",
     up=Contractive,
     down=Contractive,
     theory=None,

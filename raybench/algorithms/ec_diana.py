@@ -72,7 +72,14 @@ STEPS = theory.StepSizes(
 )
 
 
-@algorithm("ec_gd_star", up=Contractive, broadcast=Contractive, minimizer=True, theory=STEPS)
+@algorithm(
+    "ec_gd_star",
+    title="EC-GD*",
+    up=Contractive,
+    broadcast=Contractive,
+    minimizer=True,
+    theory=STEPS,
+)
 class ECGDStar(EF14):
     """EF14 on grad f_i(x) - grad f_i(x*): an oracle's method, to see what shifts could do.
 

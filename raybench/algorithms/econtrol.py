@@ -53,6 +53,7 @@ STEPS = theory.recursive(
 
 @algorithm(
     "econtrol",
+    title="EControl",
     up=Contractive,
     broadcast=Contractive,
     proximal=True,

@@ -110,6 +110,7 @@ class EF14(Estimator):
 
 @algorithm(
     "ef_sign_sgd",
+    title="EF-signSGD",
     own="scaled_sign",
     up=None,
     broadcast=Contractive,
@@ -127,6 +128,7 @@ class EFSignSGD(EF14):
 
 @algorithm(
     "one_bit_sgd",
+    title="1-bit SGD",
     own="one_bit",
     up=None,
     broadcast=Contractive,

@@ -100,6 +100,7 @@ class EF21(Estimator):
 
 @algorithm(
     "ef21_prox",
+    title="EF21-Prox",
     up=Contractive,
     broadcast=Contractive,
     proximal=True,

@@ -9,6 +9,7 @@ from raybench.algorithms.parts import orthogonalised
 
 @algorithm(
     "ef21_muon",
+    title="EF21-Muon",
     up=Contractive,
     broadcast=Contractive,
     theory=None,

@@ -30,6 +30,7 @@ STEPS = theory.StepSizes(
 
 @algorithm(
     "ef21_normalized",
+    title="normalised EF21",
     up=Contractive,
     broadcast=Contractive,
     theory=STEPS,

@@ -61,6 +61,7 @@ DIANA_STEPS = theory.recursive(
 
 @algorithm(
     "ef21_p_diana",
+    title="EF21-P + DIANA",
     up=Unbiased,
     down=Contractive,
     broadcast=Contractive,

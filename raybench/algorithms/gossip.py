@@ -20,6 +20,7 @@ def weight(k: theory.Setting) -> float:
 
 @algorithm(
     "gossip",
+    title="gossip",
     up=Contractive,
     decentralised=True,
     theory=HALF,
@@ -94,7 +95,7 @@ class Extra(Points):
         c.X = net.prox(c.Z, a.gamma)
 
 
-@algorithm("gradient_tracking", up=None, decentralised=True, theory=HALF)
+@algorithm("gradient_tracking", title="gradient tracking", up=None, decentralised=True, theory=HALF)
 class GradientTracking(Points):
     """X <- V (X - gamma Y); Y <- V (Y + G(X) - G(X^old)), V = (I + W)/2, Y^0 = G(X^0).
 

@@ -53,6 +53,7 @@ class LEAD(Points):
 
 @algorithm(
     "prox_lead",
+    title="Prox-LEAD",
     up=Unbiased,
     decentralised=True,
     proximal=True,

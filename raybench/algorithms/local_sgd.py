@@ -8,6 +8,7 @@ from raybench.algorithms.parts import directions
 
 @algorithm(
     "local_sgd",
+    title="Local SGD",
     version="2",
     up=None,
     broadcast=Contractive,
@@ -53,6 +54,7 @@ class LocalSGD(GD):
 
 @algorithm(
     "fedavg",
+    title="FedAvg",
     version="2",
     up=None,
     broadcast=Contractive,
@@ -78,6 +80,7 @@ class FedAvg(LocalSGD):
 
 @algorithm(
     "fedprox",
+    title="FedProx",
     version="2",
     up=None,
     broadcast=Contractive,
@@ -135,6 +138,7 @@ class Scaffold(LocalSGD):
 
 @algorithm(
     "local_ef21",
+    title="Local EF21",
     up=Contractive,
     broadcast=Contractive,
     robust=True,

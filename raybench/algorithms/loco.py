@@ -7,6 +7,7 @@ from raybench.algorithms.base import Any_, Contractive, Estimator, Integer, Numb
 
 @algorithm(
     "loco",
+    title="LoCo",
     up=Any_,
     broadcast=Contractive,
     theory=None,

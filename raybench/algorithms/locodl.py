@@ -61,6 +61,7 @@ STEPS = theory.StepSizes(
 
 @algorithm(
     "locodl",
+    title="LoCoDL",
     up=Unbiased,
     theory=STEPS,
     auto={"lam": half, "rho": pull, "eta": most_eta, "p": exchanges},

@@ -36,6 +36,7 @@ CODE = theory.Convention(released, "IgorSokoloff/ef21_b-w_experiements_source_co
 
 @algorithm(
     "heavy_ball",
+    title="heavy ball",
     version="2",
     up=None,
     broadcast=Contractive,
@@ -68,6 +69,7 @@ class HeavyBall(GD):
 
 @algorithm(
     "momentum_sgd",
+    title="momentum SGD",
     version="2",
     up=None,
     broadcast=Contractive,

@@ -12,6 +12,7 @@ EPSILON = Number(1e-8, low=0, per_cell=True, help="added to sqrt(v)")
 
 @algorithm(
     "one_bit_adam",
+    title="1-bit Adam",
     own="scaled_sign",
     up=None,
     theory=None,
@@ -56,6 +57,7 @@ class OneBitAdam(Estimator):
 
 @algorithm(
     "zero_one_adam",
+    title="0/1 Adam",
     own="scaled_sign",
     up=None,
     theory=None,

@@ -7,6 +7,7 @@ from raybench.algorithms.base import Choice, Estimator, Flag, Integer, Number, a
 
 @algorithm(
     "power_sgd",
+    title="PowerSGD",
     version="2",
     up=None,
     theory=None,

@@ -12,6 +12,7 @@ from raybench.algorithms.base import (
 
 @algorithm(
     "sign_sgd",
+    title="signSGD",
     own="sign",
     up=None,
     theory=None,
@@ -49,6 +50,7 @@ class SignSGD(Estimator):
 
 @algorithm(
     "signum",
+    title="Signum",
     own="sign",
     up=None,
     theory=None,

@@ -10,6 +10,7 @@ from raybench.core.errors import InputError
 
 @algorithm(
     "streaming_diloco",
+    title="Streaming DiLoCo",
     up=Any_,
     theory=None,
     stochastic=True,

@@ -75,6 +75,7 @@ def v1(k: theory.Setting) -> tuple[float, float]:
 
 @algorithm(
     "three_pc_v1",
+    title="3PCv1",
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
@@ -110,6 +111,7 @@ def v4(k: theory.Setting) -> tuple[float, float]:
 
 @algorithm(
     "three_pc_v2",
+    title="3PCv2",
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
@@ -132,6 +134,7 @@ class ThreePCv2(ThreePC):
 
 @algorithm(
     "three_pc_v4",
+    title="3PCv4",
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
@@ -160,6 +163,7 @@ def v5(k: theory.Setting) -> tuple[float, float]:
 
 @algorithm(
     "three_pc_v5",
+    title="3PCv5",
     up=Contractive,
     broadcast=Contractive,
     proximal=True,

@@ -28,6 +28,7 @@ def recursion(k: theory.Setting) -> theory.Rate:
 
 @algorithm(
     "vertical_ef21",
+    title="Vertical EF21",
     up=Contractive,
     theory=theory.recursive(recursion, "derived here, after EF21", theory.CONTRACTIVE, theory.FULL),
     vertical=True,

@@ -4,7 +4,7 @@ from raybench.algorithms.base import Algorithm, Any_, Dense, Integer, algorithm
 from raybench.algorithms.gd import STEPS
 
 
-@algorithm("vertical_gd", up=None, theory=STEPS, vertical=True)
+@algorithm("vertical_gd", title="Vertical GD", up=None, theory=STEPS, vertical=True)
 class VerticalGD(Algorithm):
     """Client j holds features and a block x_j and contributes u_j(x_j): x_j <- x_j - gamma J_j' r, r = l'(sum_j u_j).
 
@@ -40,6 +40,7 @@ class VerticalGD(Algorithm):
 
 @algorithm(
     "vertical_sgd",
+    title="Vertical SGD",
     up=None,
     theory=None,
     vertical=True,
@@ -56,6 +57,7 @@ class VerticalSGD(VerticalGD):
 
 @algorithm(
     "vertical_naive",
+    title="Vertical naive",
     up=Any_,
     theory=None,
     vertical=True,

@@ -22,6 +22,7 @@ def recursion(k: theory.Setting) -> theory.Rate:
 
 @algorithm(
     "vertical_marina",
+    title="Vertical MARINA",
     up=Unbiased,
     theory=theory.recursive(recursion, "derived here, after MARINA", theory.UNBIASED),
     vertical=True,

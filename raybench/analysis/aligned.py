@@ -1,4 +1,4 @@
-"""Curves of many cells on one axis: interpolated in logarithms onto a common grid."""
+"""Curves of many cells on one axis: each interpolated in logarithms, or the median over seeds with its interval."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.source import Source, Where, axis, keys, opened
+from raybench.analysis.curves import ordered, pieces
+from raybench.analysis.frames import Source, Where, axis, keys, opened
+from raybench.analysis.statistics import ranks
 from raybench.core.errors import InputError
 from raybench.store.reader import How
 
@@ -50,18 +52,17 @@ def curves(
     x, y = axis(x or found.cost, found, "x"), axis(y or found.metric, found, "y")
     names = keys(by, found.cells)
     rows = found.held.columns([x, y])
-    pieces: list[tuple[int, np.ndarray, np.ndarray]] = []
+    parts: list[tuple[str, np.ndarray, np.ndarray]] = []
     for block in rows.blocks:
-        known = (block[x] > 0) & ~np.isnan(block[y])
-        cell, xs, ys = (block[name][known] for name in ("cell", x, y))
-        new = np.flatnonzero(cell[1:] != cell[:-1]) + 1
-        parts = zip(np.split(cell, new), np.split(xs, new), np.split(ys, new), strict=True)
-        pieces += [(int(c[0]), *_steps(a, b)) for c, a, b in parts if len(c)]
+        shown = (block[x] > 0) & ~np.isnan(block[y])
+        for cell, xs, ys in pieces(block, ["cell", x, y], shown):
+            last = np.append(xs[1:] != xs[:-1], True)  # of each distinct x
+            parts.append((rows.cells[int(cell[0])], xs[last], ys[last]))
     heads = list(dict.fromkeys(["cell", "seed", *names]))
-    if not pieces:
+    if not parts:
         return pd.DataFrame(columns=[*heads, x, y])
-    grid = _grid(pieces, points) if at is None else _checked(at)
-    values = {rows.cells[number]: interpolated(xs, ys, grid) for number, xs, ys in pieces}
+    grid = _grid(parts, points) if at is None else _checked(at)
+    values = {cell: interpolated(xs, ys, grid) for cell, xs, ys in parts}
     cells = found.cells.loc[found.cells["cell"].isin(values.keys()), heads]
     table = cells.loc[cells.index.repeat(len(grid))].reset_index(drop=True)
     table[x] = np.tile(grid, len(cells))
@@ -81,19 +82,13 @@ def interpolated(xs: np.ndarray, ys: np.ndarray, grid: np.ndarray) -> np.ndarray
         share = np.log(grid / xs[before]) / np.log(xs[after] / xs[before])
         share = np.where(before == after, 0.0, share)
         logs = np.exp((1 - share) * np.log(a) + share * np.log(b))
-    found = np.where((a > 0) & (b > 0), logs, a + share * (b - a))
-    found = np.where(share == 0, a, found)  # at a recorded row its very value
-    return np.where((grid < xs[0]) | (grid > xs[-1]), np.nan, found)
+    values = np.where((a > 0) & (b > 0), logs, a + share * (b - a))
+    values = np.where(share == 0, a, values)  # at a recorded row its very value
+    return np.where((grid < xs[0]) | (grid > xs[-1]), np.nan, values)
 
 
-def _steps(xs: np.ndarray, ys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the last row of each distinct x."""
-    last = np.append(xs[1:] != xs[:-1], True)
-    return xs[last], ys[last]
-
-
-def _grid(pieces: Sequence[tuple[int, np.ndarray, np.ndarray]], points: int) -> np.ndarray:
-    low, high = min(xs[0] for _, xs, _ in pieces), max(xs[-1] for _, xs, _ in pieces)
+def _grid(parts: Sequence[tuple[str, np.ndarray, np.ndarray]], points: int) -> np.ndarray:
+    low, high = min(xs[0] for _, xs, _ in parts), max(xs[-1] for _, xs, _ in parts)
     grid = np.geomspace(low, high, points)
     grid[0], grid[-1] = low, high  # not a rounding error outside of the curves
     return np.unique(grid)
@@ -105,3 +100,76 @@ def _checked(at: Sequence[float] | np.ndarray) -> np.ndarray:
     if not sound or grid[0] <= 0:
         raise InputError.of("at", "the grid is not positive and increasing", "such as [1e3, 1e4]")
     return grid
+
+
+def bands(
+    curves: pd.DataFrame,
+    x: str = "bits_up",
+    y: str = "grad_norm_sq",
+    by: Sequence[str] = ("label",),
+    points: int = 400,
+) -> pd.DataFrame:
+    """Return per ``by`` the median of ``y`` over cells on a common grid of ``x``, with its interval.
+
+    A cell is a step function of x: at a grid point it has the value of its last row at or before
+    it, none before its first row, its last value after its end. The grid holds the cells' median x
+    of every recorded round up to the median of their ends, thinned to ``points``. Columns: ``by``,
+    x, y, low, high, coverage (``interval`` at that point alone; of one cell its value, with
+    coverage 0), cells (how many have a value there).
+
+    >>> from raybench.analysis.examples import example
+    >>> curves, _ = example()
+    >>> found = bands(curves[curves["algorithm"] == "gd"], by=["step_multiple"], points=3)
+    >>> found.drop(columns="coverage").round(6)
+       step_multiple   bits_up  grad_norm_sq  low      high  cells
+    0            1.0       0.0           1.0  1.0  1.000000      3
+    1            1.0   76800.0           0.0  0.0  0.000001      3
+    2            1.0  153600.0           0.0  0.0  0.000000      3
+    3            2.0       0.0           1.0  1.0  1.000000      3
+    4            2.0   76800.0           0.0  0.0  0.000000      3
+    5            2.0  153600.0           0.0  0.0  0.000000      3
+    """
+    rows = curves.loc[curves[x].notna() & curves[y].notna()]
+    parts = []
+    for key, part in rows.groupby(list(by), sort=False, dropna=False):
+        grid, values = _steps(part, x, y, points)
+        piece = pd.DataFrame({x: grid, **_intervals(values, y)})
+        for j, (name, value) in enumerate(zip(by, key, strict=True)):
+            piece.insert(j, name, value)
+        parts.append(piece)
+    if not parts:
+        numbers = [x, y, "low", "high", "coverage"]
+        empty = pd.DataFrame(columns=[*by, *numbers, "cells"])
+        return empty.astype(dict.fromkeys(numbers, float))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _steps(part: pd.DataFrame, x: str, y: str, points: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a grid, and the values of cells on it (cells, points) as step functions, NaN before their first row."""
+    (block,) = ordered(part, [x, y]).blocks
+    curves = pieces(block, [x, y], slice(None))
+    end = np.median([xs[-1] for xs, _ in curves])
+    middle = part.groupby("round")[x].median().to_numpy(float)
+    grid = np.unique(np.append(middle[middle < end], end))
+    if len(grid) > points:
+        grid = grid[np.unique(np.linspace(0, len(grid) - 1, points).round().astype(int))]
+    values = np.full((len(curves), len(grid)), np.nan)
+    for row, (xs, ys) in zip(values, curves, strict=True):
+        at = np.searchsorted(xs, grid, side="right") - 1
+        row[at >= 0] = ys[at[at >= 0]]
+    return grid, values
+
+
+def _intervals(values: np.ndarray, y: str) -> dict[str, np.ndarray]:
+    """Return the median and its interval of every column of values (cells, points), NaN for none."""
+    sort = np.sort(values, axis=0)  # NaN comes last
+    count = (~np.isnan(values)).sum(axis=0)
+    out = {name: np.full(values.shape[1], np.nan) for name in (y, "low", "high", "coverage")}
+    for cells in np.unique(count[count > 0]):
+        at = count == cells
+        present = sort[:cells, at]
+        rank, covered = ranks(int(cells))
+        out[y][at] = np.median(present, axis=0)
+        out["low"][at], out["high"][at] = present[rank - 1], present[cells - rank]
+        out["coverage"][at] = covered
+    return {**out, "cells": count}

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.crossing import first_crossing
-from raybench.analysis.intervals import interval
+from raybench.analysis.curves import first_crossing
 from raybench.analysis.links import Network
 from raybench.analysis.simulated import SECONDS, work
+from raybench.analysis.statistics import interval
 from raybench.analysis.tuned import candidates, set_apart
 
 SLOWEST, FASTEST = 100e6, 400e9  # bits per second

@@ -4,65 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.shares import k_words
+from raybench.core import registry
 from raybench.store.reader import configs, shared
 
-_NAMES = {
-    "power_sgd": "PowerSGD",
-    "prox_lead": "Prox-LEAD",
-    "ef21_prox": "EF21-Prox",
-    "fedavg": "FedAvg",
-    "lead": "LEAD",
-    "lgc": "LGC",
-    "vertical_marina": "Vertical MARINA",
-    "terngrad": "TernGrad",
-    "qsgd": "QSGD",
-    **{f"three_pc_{v}": f"3PC{v}" for v in ("v1", "v2", "v4", "v5")},
-    "heavy_ball": "heavy ball",
-    "momentum_sgd": "momentum SGD",
-    "double_squeeze": "DoubleSqueeze",
-    "sign_sgd": "signSGD",
-    "ef_sign_sgd": "EF-signSGD",
-    "one_bit_sgd": "1-bit SGD",
-    "one_bit_adam": "1-bit Adam",
-    "signum": "Signum",
-    "local_sgd": "Local SGD",
-    "local_ef21": "Local EF21",
-    "fedprox": "FedProx",
-    "demo": "DeMo",
-    "diloco": "DiLoCo",
-    "dion": "Dion",
-    "ef21_muon": "EF21-Muon",
-    "econtrol": "EControl",
-    "ef21_p_diana": "EF21-P + DIANA",
-    "ef21_normalized": "normalised EF21",
-    "clip21_sgd2m": "Clip21-SGD2M",
-    "compressed_scaffnew": "CompressedScaffnew",
-    "locodl": "LoCoDL",
-    "bicolor": "BiCoLoR",
-    "muloco": "MuLoCo",
-    "loco": "LoCo",
-    "sparseloco": "SparseLoCo",
-    "streaming_diloco": "Streaming DiLoCo",
-    "zero_one_adam": "0/1 Adam",
-    "exact_diffusion": "exact diffusion",
-    "diffusion": "diffusion",
-    "gossip": "gossip",
-    "gradient_tracking": "gradient tracking",
-    "codistillation": "codistillation",
-    "choco_sgd": "CHOCO-SGD",
-    "ec_gd_star": "EC-GD*",
-    "byz_vr_marina": "Byz-VR-MARINA",
-    "byz_dasha_page": "Byz-DASHA-PAGE",
-    "vertical_ef21": "Vertical EF21",
-    "vertical_gd": "Vertical GD",
-    "vertical_naive": "Vertical naive",
-    "vertical_sgd": "Vertical SGD",
-}
 _METHOD_KEYS = (
     "algorithm.",
     "compressor.",
@@ -81,6 +30,7 @@ _METHOD_KEYS = (
     "step_size.warmup",
     "iterate",
 )
+Kind = Literal["algorithm", "compressor"]
 ATTACKERS = "robust.byzantine"
 _NOT_METHOD = ("algorithm.name", "compressor.name", "compressor.k", ATTACKERS)
 METHOD_KEYS = ["facet", "method", "series", "step"]
@@ -88,7 +38,7 @@ METHOD_KEYS = ["facet", "method", "series", "step"]
 
 
 def describe(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells with columns ``facet``, ``method``, ``series``, ``step``.
+    """Return the cells with columns ``facet``, ``method``, ``series``, ``step`` and ``title``.
 
     facet: the parameters of the problem that differ between cells (empty for a lone problem).
     method: algorithm and compressor, with those other parameters that take several values at one K
@@ -96,7 +46,7 @@ def describe(cells: pd.DataFrame) -> pd.DataFrame:
     in the grid, ``x8`` for a multiple of the theoretical step, ``0.5`` for a value; with the theory
     where it is not the method's own nonconvex one: ``x1 paper``, ``x2 of gd``, ``x1 rule of thumb``. No two groups share
     a series: where they would, method and series say what the groups differ in (``EF21 Top-5 (rounds=800)``), or else in
-    which order they ran (``version 2``).
+    which order they ran (``version 2``). title: how the algorithm is written.
     """
     cells = cells.reset_index(drop=True)
     # cells that differ in seed and step number alone are described once
@@ -117,6 +67,11 @@ def describe(cells: pd.DataFrame) -> pd.DataFrame:
     steps = zip(cells["step_multiple"], cells["step_size"], theory, strict=True)
     step = pd.Series([_step(m, s, t) for m, s, t in steps], index=cells.index, dtype=object)
     heads["facet"] = _facets(heads, config)
+    plugins = config["plugins"] if "plugins" in config else [None] * len(heads)
+    kinds: tuple[tuple[Kind, str], ...] = (("algorithm", "title"), ("compressor", "operator"))
+    for kind, name in kinds:
+        pairs = zip(heads[kind], plugins, strict=True)
+        heads[name] = [_title(kind, plain, own) for plain, own in pairs]
     extras = _extras(heads, config)
     named = _named(heads, extras)
     series = [named["facet"], named["series"]]
@@ -124,15 +79,15 @@ def describe(cells: pd.DataFrame) -> pd.DataFrame:
     if alike.any():
         begun = cells.get("started", pd.Series(0, cells.index)).groupby(number).min()
         named = _named(heads, _versions(heads, config, extras, named, alike, begun))
-    named = named.iloc[number].reset_index(drop=True)
+    named = named.assign(title=heads["title"]).iloc[number].reset_index(drop=True)
     return cells.assign(**named, step=step)
 
 
 def _named(heads: pd.DataFrame, extras: list[str]) -> pd.DataFrame:
-    """Return facet, method and series of cells, same rows. heads: with ``facet``."""
-    base = heads["algorithm"].fillna("").map(algorithm_name)
-    generic = [_compressor(c, "") for c in heads["compressor"]]
-    exact = [_compressor(c, k) for c, k in zip(heads["compressor"], k_words(heads), strict=True)]
+    """Return facet, method and series of cells, same rows. heads: with ``facet``, ``title`` and ``operator``."""
+    base, operators = heads["title"], heads["operator"]
+    generic = [_compressor(word, "") for word in operators]
+    exact = [_compressor(word, k) for word, k in zip(operators, k_words(heads), strict=True)]
     names = {
         "facet": heads["facet"],
         "method": [_join(b, c, e) for b, c, e in zip(base, generic, extras, strict=True)],
@@ -290,21 +245,85 @@ def _step(multiple: float, size: float, theory: str = "") -> str:
 
 def algorithm_name(name: str) -> str:
     """Return how tables and figures write an algorithm: ``EF21`` for ``ef21``."""
-    if name in _NAMES:
-        return _NAMES[name]
-    return name.upper().replace("_PLUS", "+").replace("_", "-")
+    return _title("algorithm", name)
 
 
-def _compressor(name: object, k: str) -> str:
+def _title(kind: Kind, name: object, plugins: object = None) -> str:
+    """Return how a method or an operator is written, of Top-K and its like with the hyphen before K.
+
+    plugins: of a cell, as its config has them: what does not come with raybench states its title there.
+    """
     if not isinstance(name, str) or not name:
         return ""
-    if name.endswith("_k"):
-        word = name[:-2].replace("_", " ")
-        return f"{word[:1].upper()}{word[1:]}-{k or 'K'}"
-    word = _NAMES.get(name, name.replace("_", " "))
-    return f"{word} K={k}" if k else word
+    stated = {(p["kind"], p["name"]): p.get("title") for p in json.loads(str(plugins or "[]"))}
+    title = stated.get((kind, name)) or registry.title(kind, name)
+    if title is not None:
+        return title
+    if kind == "algorithm":
+        return name.upper().replace("_PLUS", "+").replace("_", "-")
+    word = name.removesuffix("_k").replace("_", " ")
+    return f"{word[:1].upper()}{word[1:]}-" if name.endswith("_k") else word
+
+
+def _compressor(title: str, k: str) -> str:
+    if title.endswith("-"):
+        return f"{title}{k or 'K'}"
+    return f"{title} K={k}" if title and k else title
 
 
 def _join(base: str, compressor: str, extras: str) -> str:
     words = f"{base} {compressor}".strip()
     return f"{words} ({extras})" if extras else words
+
+
+def k_words(cells: pd.DataFrame) -> pd.Series:
+    """Return each cell's K for reading, same rows: ``10%`` where a share was asked for, else the count.
+
+    Of a cell that was skipped it is the K asked for; empty for a cell without K. A share is a text that ends
+    with %, or a number below 1.
+    """
+    texts = cells["config"].astype(object)
+    asked = {text: _asked(text) for text in texts.unique() if isinstance(text, str)}
+    found = []
+    for text, k in zip(texts, cells["k"].astype(float), strict=True):
+        word, share = asked.get(text, ("", False)) if isinstance(text, str) else ("", False)
+        found.append(word if share or k != k else f"{k:.0f}")
+    return pd.Series(found, index=cells.index, dtype=object)
+
+
+def _asked(text: str) -> tuple[str, bool]:
+    """Return the K that a cell's config (JSON) asks for, spelled, and whether it is a share."""
+    config = json.loads(text)
+    compressor = config.get("compressor") if isinstance(config, dict) else None
+    params = compressor.get("params") if isinstance(compressor, dict) else None
+    k = params.get("k") if isinstance(params, dict) else None
+    if isinstance(k, str) and k.strip().endswith("%"):
+        return "".join(k.split()), True
+    if isinstance(k, float) and 0 < k < 1:
+        return f"{100 * k:g}%", True
+    return (str(k), False) if type(k) is int else ("", False)
+
+
+def k_order(word: str) -> tuple[int, float]:
+    """Return where a word of ``k_words`` stands among others: counts first, then shares, none before all."""
+    if not word:
+        return 0, 0.0
+    share = word.endswith("%")
+    try:
+        return 1 + share, float(word.removesuffix("%"))
+    except ValueError:
+        return 3, 0.0
+
+
+def k_of_rows(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
+    """Return K for reading of rows that have facet, algorithm, compressor and k: the words of their cells."""
+    keys = ["facet", "algorithm", "compressor", "k"]
+    known = cells.assign(word=k_words(cells)).drop_duplicates(keys)
+    words = {
+        _key_of(values): str(word) for *values, word in known[[*keys, "word"]].to_numpy(object)
+    }
+    return [words.get(_key_of(values), "") for values in rows[keys].to_numpy(object)]
+
+
+def _key_of(values: list[object]) -> tuple[object, ...]:
+    return tuple(v if v == v else None for v in values)

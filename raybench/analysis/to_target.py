@@ -1,17 +1,22 @@
-"""What a target costs, for every method and step of a sweep."""
+"""What a target costs: for every method and step of a sweep, and as a power of the number of clients, of d or of K."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.closing import Frames
-from raybench.analysis.crossing import first_crossing
-from raybench.analysis.intervals import interval
-from raybench.analysis.source import Source, Where, axis, keys, opened, targets_of
+from raybench.analysis.curves import first_crossing
+from raybench.analysis.frames import Frames, Source, Where, axis, keys, opened, targets_of
+from raybench.analysis.statistics import CONFIDENCE, interval, power
+from raybench.core.errors import InputError, nearest
 from raybench.store.reader import How
+
+OVER = {"n": "clients", "d": "d", "k": "k"}
+"""What costs may grow with, by its letter: the column of cells."""
 
 
 def to_target(
@@ -82,3 +87,124 @@ def costs_of(
         cost = cost.where(part["status"] == "ok", np.inf).fillna(np.inf)
         pieces.append(part.assign(target=goal, cost=cost))
     return pd.concat(pieces, ignore_index=True)
+
+
+def best_costs(
+    found: Frames, by: str, x: str, target: float | None = None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the best candidates, as ``tuned`` chooses them, and their cells with columns target and cost.
+
+    Cells are those of the seeds that have not chosen the step, where frames have seeds that do.
+    """
+    best = found.tuned(by, target, x)
+    if best.empty:
+        return best, best
+    tells = list(dict.fromkeys(["facet", by, "series", "step"]))
+    cells = found.cells[found.reporting(by)].merge(best.loc[best["eligible"], tells], on=tells)
+    targets = best.drop_duplicates("facet")[["facet", "target"]].itertuples(index=False)
+    return best, costs_of(found, cells, [(f, float(t)) for f, t in targets], x, found.metric)
+
+
+def instances(
+    found: Frames, target: float | None = None, by: str = "method", x: str | None = None
+) -> pd.DataFrame:
+    """Return the cost of every method's best candidate on every instance: rows (facet, seed), a column for each method.
+
+    The best candidate of a problem is the one that ``tuned`` chooses. Its cost is infinite where it does not reach
+    the target, and where a method has no eligible candidate. A method that ran with fewer seeds than others, as one
+    without any randomness may, has on the others its median. Where frames have seeds that tune, instances are those of other seeds.
+    """
+    best, costs = best_costs(found, by, axis(x or found.cost, found, "x"), target)
+    if best.empty:
+        return best
+    table = costs.pivot_table(
+        index=["facet", "seed"], columns=by, values="cost", aggfunc="median", dropna=False
+    )
+    table = table.reindex(columns=list(dict.fromkeys(best[by])))
+    seeds = costs.drop_duplicates(["facet", "seed"]).set_index(["facet", "seed"]).index
+    table = table.reindex(seeds.sort_values())
+    usual = table.groupby("facet").transform("median")
+    return table.fillna(usual).fillna(np.inf)
+
+
+def scaling(
+    source: Source,
+    over: str = "n",
+    target: float | None = None,
+    *,
+    x: str | None = None,
+    where: Where | None = None,
+    accounting: How = None,
+    level: float = CONFIDENCE,
+) -> pd.DataFrame:
+    """Return what the target costs each method at each n, d or K, and the power of it that fits best.
+
+    over: ``n`` (clients), ``d`` or ``k``. At each value the method has its best step, for n and d its best K too, and its cost is
+    the median over seeds. Through the points where that is finite goes the least-squares line
+
+        log cost = exponent log value + constant,
+
+    whose exponent has the interval of Student's t with two degrees of freedom less than points: NaN below three. Problems that
+    differ in something else are apart, but data sets that differ in d are together. All points of a line have one target: the one given,
+    or the loosest of the problems' own.
+
+    Columns: problem (what sets the rows apart, empty where nothing does), method, the column of ``over`` (clients, d or k), target, cells,
+    cost, cost_low, cost_high, coverage, exponent, exponent_low, exponent_high, points (in the fit). Methods in their order, by value.
+    Raises InputError for an unknown ``over``.
+
+    >>> from raybench.analysis.examples import example
+    >>> found = scaling(example(("a", "b", "c")), "k", 1e-3, where={"algorithm": "ef21"})
+    >>> found[["problem", "k", "cost", "exponent", "points"]].round(2)
+             problem    k     cost  exponent  points
+    0  a, 10 clients  1.0   4970.0      0.68       2
+    1  a, 10 clients  2.0   7980.0      0.68       2
+    2  b, 20 clients  1.0   7210.0      0.67       2
+    3  b, 20 clients  2.0  11480.0      0.67       2
+    4  c, 30 clients  1.0  10220.0      0.68       2
+    5  c, 30 clients  2.0  16380.0      0.68       2
+    """
+    if over not in OVER:
+        raise InputError.of("over", f"unknown {over!r}", nearest(over, OVER) or "n, d or k")
+    found = opened(source, where, accounting)
+    x, column = axis(x or found.cost, found, "x"), OVER[over]
+    kind = "series" if over == "k" else "method"
+    heads = ["problem", "method", column]
+    ends = ["target", "cells", "cost", "cost_low", "cost_high", "coverage"]
+    fits = ["exponent", "exponent_low", "exponent_high", "points"]
+    if found.cells.empty:
+        return pd.DataFrame(columns=[*heads, *ends, *fits])
+    apart = _apart(found.cells, over)
+    goals = found.tuned(kind, target, x).drop_duplicates("facet").set_index("facet")["target"]
+    common = found.cells["facet"].map(goals).groupby(apart).max()
+    pieces = []
+    for problem, goal in common.items():
+        here = replace(found, cells=found.cells[apart == problem].reset_index(drop=True), _tuned={})
+        _, few = best_costs(here, kind, x, float(goal))
+        pieces.append(few.assign(problem=problem))
+    costs = pd.concat(pieces, ignore_index=True)
+    rows = []
+    known = costs[costs[column].notna()]
+    for (problem, method), part in known.groupby(["problem", "method"], sort=False):
+        own = []
+        for (value, goal), few in part.groupby([column, "target"], dropna=False):
+            middle = interval(few["cost"].to_numpy())
+            own.append((problem, method, value, goal, len(few), *middle))
+        fit = power([row[2] for row in own], [row[5] for row in own], level)
+        rows += [(*row, *fit) for row in own]
+    return pd.DataFrame(rows, columns=[*heads, *ends, *fits])
+
+
+def _apart(cells: pd.DataFrame, over: str) -> pd.Series:
+    """Return the facet of each cell without the words that tell n, or d, apart."""
+
+    def text(facet: str, dataset: object) -> str:
+        words = facet.split(", ") if facet else []
+        if over == "n":
+            words = [word for word in words if not word.endswith(" clients")]
+        if over == "d":
+            own = os.path.basename(dataset) if isinstance(dataset, str) else None
+            words = [word for word in words if word != own and not word.startswith("dim=")]
+        return ", ".join(words)
+
+    told = [text(f, d) for f, d in zip(cells["facet"], cells["dataset"], strict=True)]
+    return pd.Series(told, index=cells.index, dtype=object)

@@ -8,10 +8,9 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.crossing import first_crossing
-from raybench.analysis.intervals import interval
+from raybench.analysis.curves import Block, Ordered, every, first_crossing, known, ordered
 from raybench.analysis.methods import describe
-from raybench.analysis.ordered import Block, Ordered, every, known, ordered
+from raybench.analysis.statistics import interval
 
 SQUARED_ROUNDING = 1e-24  # targets below it are reached by rounding errors, if at all
 """Smallest ||grad f||^2 a default target asks for: below it float64 curves are rounding."""

@@ -24,22 +24,23 @@ def audit(
     theoretical steps; prints what turns the order of two methods round, and draws how often a method has which rank.
     """
     from raybench.analysis import frames
-    from raybench.analysis.audit import audit as audited
-    from raybench.report import audit as shown
+    from raybench.analysis.rankings import audit as audited
+    from raybench.report.charts import audit_figure
     from raybench.report.content import default_out
     from raybench.report.formats import separated
     from raybench.report.plots import save, styled
+    from raybench.report.rankings import audit_lines
 
     read = frames(folder, target=goal(target), every=every)
     found = audited(read)
-    for line in shown.told(found):
+    for line in audit_lines(found):
         print(line)
     for line in read.earlier:
         print(f"\n{line}")
     place = Path(out) if out is not None else default_out(folder, "figures")
     place.mkdir(parents=True, exist_ok=True)
     with styled(None):
-        paths = save(place / "audit", shown.draw(found), found.readings, ("png", "pdf", "csv"))
+        paths = save(place / "audit", audit_figure(found), found.readings, ("png", "pdf", "csv"))
     pairs = place / "audit_pairs.csv"
     pairs.write_text(separated(found.pairs), encoding="utf-8")
     print()

@@ -71,7 +71,7 @@ def close(ending: Ending, file: str) -> None:
 
     from raybench import report
     from raybench.analysis import frames, keep_targets
-    from raybench.report.audit import firmness
+    from raybench.report.rankings import firmness
 
     counts, folder = ending.counts, ending.folder
     out = shared.console()

@@ -46,9 +46,9 @@ def compare(
     if by not in WAYS:
         raise InputError.of("--by", f"unknown {by!r}", nearest(by, WAYS) or f"one of {WAYS}")
     value, seeds = goal(target), seeds_of(tuning_seeds)
-    from raybench.report.comparison import comparison
     from raybench.report.content import open_frames
     from raybench.report.formats import check
+    from raybench.report.rankings import comparison
 
     form = check(format)
     one, two = (open_frames(f, accounting, link, value, seeds, every) for f in (a, b))

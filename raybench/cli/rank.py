@@ -59,8 +59,7 @@ def rank(
     value = goal(target)
     from raybench.report.content import open_frames
     from raybench.report.formats import check
-    from raybench.report.ranking import ranking
-    from raybench.report.trials import after_trials
+    from raybench.report.rankings import after_trials, ranking
 
     form = check(format)
     found = open_frames(folder, accounting, link, value, seeds_of(tuning_seeds), every)

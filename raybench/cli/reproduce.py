@@ -93,7 +93,7 @@ def reproduce(
 def _run(what: Reproduction, folder: Path, full: bool, inline: bool, address: str | None) -> None:
     """Run what the folder lacks; leave with its exit code where that is interrupted."""
     import raybench
-    from raybench.reproduce.work import measured
+    from raybench.reproduce.evidence import measured
 
     note(f"{what.name}: {what.title}")
     if what.sweep is None:
@@ -113,8 +113,8 @@ def _tell(
     """Print the verdicts of a reproduction, with their figures."""
     from rich.text import Text
 
-    from raybench.reproduce import words
-    from raybench.reproduce.judge import AGREES, DISAGREES
+    from raybench.reproduce.judge import AGREES, DISAGREES, measured_words
+    from raybench.reproduce.judge import details as lines_of
 
     styles = {AGREES: "green", DISAGREES: "bold red"}
     screen = console()
@@ -123,7 +123,7 @@ def _tell(
     table = listing("", "", "claim", "measured", fold="measured")
     table.show_header = False
     for verdict in verdicts:
-        lines = [verdict.claim.says, words.measured(verdict), *words.details(verdict, details)]
+        lines = [verdict.claim.says, measured_words(verdict), *lines_of(verdict, details)]
         if verdict.word == DISAGREES and verdict.claim.likely:
             lines.append(f"likely: {verdict.claim.likely.strip()}")
         word = Text(verdict.word, style=styles.get(verdict.word, "yellow"))
@@ -134,8 +134,7 @@ def _tell(
 
 def _count(verdicts: list[Verdict]) -> None:
     """Print the totals of published claims and of our own."""
-    from raybench.reproduce.judge import WORDS
-    from raybench.reproduce.words import totals
+    from raybench.reproduce.judge import WORDS, totals
 
     for kind in ("published", "own"):
         counts = zip(totals(verdicts, kind == "published"), WORDS, strict=True)

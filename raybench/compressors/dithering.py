@@ -294,7 +294,7 @@ class Dithering(Compressor):
         return min(d * (size / s) ** 2, size * root / s)
 
 
-@compressor("qsgd")
+@compressor("qsgd", title="QSGD")
 class Qsgd(Compressor):
     """Dithering with the 2-norm in buckets of 512 coordinates: omega <= min(B/s^2, sqrt(B)/s), B = 512.
 
@@ -311,7 +311,7 @@ class Qsgd(Compressor):
         return Dithering(self.s, 2.0, self.bucket).omega(d)
 
 
-@compressor("terngrad", version="2")
+@compressor("terngrad", title="TernGrad", version="2")
 class TernGrad(Compressor):
     """C(x)_j = ||x||_inf sign(x_j) Be(|x_j| / ||x||_inf): ternary, omega <= (sqrt(d) - 1)/2, tight.
 

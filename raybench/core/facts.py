@@ -36,6 +36,7 @@ class Role(StrEnum):
 
 
 USUAL_SHARE = "10%"
+TITLE = "how tables and figures write its name; None for its name in capitals, or an operator's in words"
 # a function of a ``raybench.theory.Setting``, which lies above this layer
 Rule = Callable[[Any], float]
 Contradiction = tuple[str, str, str]  # a fact, what is wrong with it, and how to mend it
@@ -162,6 +163,7 @@ class AlgorithmFacts(Facts):
     participation: Annotated[
         str | None, "the parameter that `participation` of a sweep file sets"
     ] = None
+    title: Annotated[str | None, TITLE] = None
 
     def role(self, way: str) -> Role | None:
         """Return what it needs of the operator ``up`` or ``down``, None where it needs none."""
@@ -211,7 +213,9 @@ class AlgorithmFacts(Facts):
 
 @dataclass(frozen=True, kw_only=True)
 class CompressorFacts(Facts):
-    """What an operator says about itself: nothing here, attributes of its class say it."""
+    """What an operator says about itself: attributes of its class say the rest."""
+
+    title: Annotated[str | None, TITLE] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,11 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -57,6 +59,7 @@ __all__ = [
     "names",
     "problem",
     "state",
+    "title",
 ]
 
 OURS = "raybench"  # the package whose plug-ins come with it
@@ -242,6 +245,28 @@ def lookup(kind: str, name: str, where: str = "") -> Entry[Any]:
             where or kind, f"unknown {kind} {name!r}", nearest(str(name), names(kind))
         )
     return entry
+
+
+def title(kind: Literal["algorithm", "compressor"], name: str) -> str | None:
+    """Return how tables and figures write a plug-in's name, None where it does not say.
+
+    Results are read where no method runs. As importing those that come with raybench takes seconds, their titles are
+    then read from their sources.
+    """
+    entry: Entry[Any] | None = _entries.get((kind, name))
+    return (entry.facts.title if entry is not None else None) or _titles(kind).get(name)
+
+
+@cache
+def _titles(kind: str) -> Mapping[str, str]:
+    """Return the titles of what comes with raybench, each of which stands behind the name in its decorator."""
+    spec = importlib.util.find_spec(BUILTIN_PACKAGES[kind])
+    assert spec is not None
+    files = (
+        f for place in spec.submodule_search_locations or () for f in Path(place).rglob("*.py")
+    )
+    stated = re.compile(rf'^@{kind}\(\s*"(\w+)",\s*title="([^"]+)"', re.MULTILINE)
+    return {name: said for file in files for name, said in stated.findall(file.read_text("utf-8"))}
 
 
 def load_plugin(path: str | Path) -> list[Entry[Facts]]:

@@ -73,6 +73,8 @@ def own_plugins(cell: Cell) -> list[dict[str, Any]]:
             "version": entry.version,
             "source": entry.source,
             "overrides": entry.overrides,
+            # so that whoever reads the results without the file sees the same names
+            **({"title": title} if (title := getattr(entry.facts, "title", None)) else {}),
         }
         for entry in entries.values()
         if not entry.ours

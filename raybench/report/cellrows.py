@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from raybench.analysis import SECONDS, Frames
-from raybench.analysis.shares import k_order, k_words
+from raybench.analysis.methods import k_order, k_words
 from raybench.report import words
 
 MOST_ROWS = 2000

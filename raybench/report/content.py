@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 
 from raybench.analysis import SECONDS, Frames, How, Network, bands, final_vs_step, frames
-from raybench.analysis.closing import choosing_on
-from raybench.analysis.shares import k_order, k_words
-from raybench.analysis.source import inside
+from raybench.analysis.frames import choosing_on, inside
+from raybench.analysis.methods import k_order, k_words
 from raybench.report import words
 
 MOST_SERIES = 8

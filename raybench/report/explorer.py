@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from raybench.analysis import SECONDS, Frames, ranks
-from raybench.analysis.shares import k_order, k_words
+from raybench.analysis.methods import k_order, k_words
 from raybench.report import words
 from raybench.report.content import (
     BASELINE_COLOUR,

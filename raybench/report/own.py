@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 
 from raybench.analysis import Frames, How, tuned
-from raybench.analysis.closing import framed
-from raybench.analysis.held import NUMBERS
-from raybench.analysis.methods import algorithm_name
+from raybench.analysis.curves import NUMBERS
+from raybench.analysis.frames import framed
 from raybench.core.errors import InputError, nearest
 from raybench.report import heatmap, words
+from raybench.report.charts import against_trials, profiles
 from raybench.report.content import (
     Figure,
     Look,
@@ -31,8 +31,6 @@ from raybench.report.content import (
 )
 from raybench.report.heatmap import HeatMap
 from raybench.report.plots import draw, rows_behind, size_of, styled
-from raybench.report.profiles import profiles
-from raybench.report.trials import against_trials
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -317,7 +315,7 @@ def _renamed(
         if keys:
             parts = [labels[keys[0]]]
             if keys[0] == row.algorithm and operators[row.algorithm] > 1:
-                parts[0] += row.method.removeprefix(algorithm_name(row.algorithm))
+                parts[0] += row.method.removeprefix(row.title)
             if keys[0] != row.series and row.k == row.k and lines[row.method, row.algorithm] > 1:
                 parts.append(f"$K = {row.k:.0f}$")
             rest = look.label.removeprefix(name.partition(", step ")[0])  # such as the step

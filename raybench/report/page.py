@@ -18,13 +18,12 @@ from jinja2 import Environment
 
 from raybench.analysis import SECONDS, Frames, How
 from raybench.report import words
-from raybench.report.bandwidth import best_by_bandwidth
 from raybench.report.cellrows import cell_table, last_line
+from raybench.report.charts import best_by_bandwidth
 from raybench.report.content import against_step, default_out, open_frames
 from raybench.report.explorer import explorer
-from raybench.report.growth import grown_rows, growth_notes
 from raybench.report.interactive import panels
-from raybench.report.tables import closing
+from raybench.report.tables import closing, grown_rows, growth_notes
 
 CONSTANTS = {
     "d": "d",

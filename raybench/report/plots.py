@@ -24,7 +24,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from raybench.analysis import Frames, How
 from raybench.core.errors import InputError, nearest
 from raybench.report import heatmap, labels, words
-from raybench.report.bandwidth import every
+from raybench.report.charts import every
 from raybench.report.content import LOWEST_SHOWN, Figure, default_out, open_frames, shown, told
 from raybench.report.formats import separated
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pandas as pd
 
 Unit = Callable[[float], tuple[float, str]]
 """Which unit a number reads best in: (its size, its name)."""
+Row = Mapping[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,27 @@ class Field:
     better: str = ""
     digits: int = 3
     left: bool = False
+
+
+def column(
+    rows: Sequence[Row],
+    name: str,
+    head: str,
+    spell: Callable[[Row], str] | None = None,
+    *,
+    behind: Sequence[str] = (),
+    **more: Any,
+) -> Field:
+    """Return a column of rows. spell: the text of a row, that of its entry by default.
+
+    behind: the entries that hold its numbers and, where they have some, the ends of their intervals. more: of ``Field``.
+    """
+    numbers = [
+        [math.nan if r[entry] is None else float(r[entry]) for r in rows] for entry in behind
+    ]
+    more |= dict(zip(("numbers", "low", "high"), numbers, strict=False))
+    texts = [str(row[name]) if spell is None else spell(row) for row in rows]
+    return Field(name=name, head=head, texts=texts, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,17 +79,17 @@ class Sheet:
 
         None is where a section has one row, or no finite number.
         """
+        marks = [False] * len(one.texts)
         if not one.better or not one.numbers:
-            return [False] * len(one.texts)
+            return marks
         sign = 1 if one.better == "low" else -1
-        found = [False] * len(one.texts)
         for section in set(self.sections):
-            own = [i for i, s in enumerate(self.sections) if s == section]
-            known = [i for i in own if math.isfinite(one.numbers[i])]
-            if len(own) < 2 or not known:
+            places = [i for i, s in enumerate(self.sections) if s == section]
+            finite = [i for i in places if math.isfinite(one.numbers[i])]
+            if len(places) < 2 or not finite:
                 continue
-            least = min(known, key=lambda i: sign * one.numbers[i])
+            least = min(finite, key=lambda i: sign * one.numbers[i])
             shown = f"{one.numbers[least]:.{one.digits}g}"
-            for i in known:
-                found[i] = f"{one.numbers[i]:.{one.digits}g}" == shown
-        return found
+            for i in finite:
+                marks[i] = f"{one.numbers[i]:.{one.digits}g}" == shown
+        return marks

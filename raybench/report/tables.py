@@ -1,22 +1,40 @@
-"""The closing table: on a terminal, as plain text, Markdown, CSV or LaTeX."""
+"""The closing table: on a terminal, as plain text, Markdown, CSV or LaTeX; which columns it has, and what stands in them."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from raybench.analysis import Frames, How, closing_table
-from raybench.report import columns, words
+from raybench.analysis.frames import baselines
+from raybench.analysis.methods import algorithm_name, k_of_rows
+from raybench.core.errors import InputError, nearest
+from raybench.report import words
 from raybench.report.content import open_frames
 from raybench.report.formats import check, written
-from raybench.report.growth import grown_rows, growth_notes
-from raybench.report.sheet import Sheet
+from raybench.report.sheet import Field, Row, Sheet, Unit, column
 
 if TYPE_CHECKING:
     from raybench.report.fitted import Fitted
+
+WORDS = {"facet": "Problem", "method": "Method", "algorithm": "Algorithm", "compressor": "Operator"}
+COUNTS = ("arrived", "ok", "diverged", "failed", "skipped", "pruned")
+FINAL = {"grad_norm_sq": "low", "loss": "low", "test_loss": "low", "accuracy": "high"}
+"""Values at the end, and where their best lies."""
+OTHERS = {"bits_up": words.bits, "seconds": words.seconds}
+HEADS = {
+    "step_multiple": "Step, multiple",
+    "step_size": "Step size",
+    "accuracy": "Accuracy",
+    "bits_up": "Bits up",
+    "coverage": "Coverage",
+}
 
 
 def closing(
@@ -35,14 +53,14 @@ def closing(
     """
     found = open_frames(source, accounting, link, target, tuning_seeds)
     table = closing_table(found, by=by)
-    shown = columns.wanted(names, table) if names else columns.usual(found, table, by)
+    shown = wanted(names, table) if names else usual(found, table, by)
     grown = [words.GREW_NOTE] if any(grown_rows(found, table)) else []
     keys = ["facet", "k"] if by == "k" else ["facet"]
     sections = table.groupby(keys, sort=False, dropna=False).ngroup().tolist()
     return Sheet(
-        fields=columns.spelled(found, table, shown),
+        fields=spelled(found, table, shown),
         sections=sections,
-        data=table[columns.raw(names)] if names else table,
+        data=table[raw(names)] if names else table,
         notes=found.chosen_on + _notes(found, table, found.metric) + grown,
     )
 
@@ -137,3 +155,164 @@ def render(
     """
     form = check(form)
     return written(closing(source, accounting, target, by, link, names), form)
+
+
+# Its columns -----------------------------------------------------------------------------------------
+
+
+def usual(found: Frames, table: pd.DataFrame, by: str) -> list[str]:
+    """Return the names of the columns that the closing table shows unless others are asked for."""
+    facets = table["facet"].nunique() > 1
+    heads = ["k", "method"] if by == "k" else ["method", "k"]
+    cost = "bits_to_target" if found.link is None else "seconds_to_target"
+    accuracy = bool(table["accuracy"].notna().any())
+    names = ["facet"] * facets + heads + ["step", cost, "ratio_to_gd", "seeds", found.metric]
+    return names + ["accuracy"] * (accuracy and found.metric != "accuracy")
+
+
+def wanted(asked: Sequence[str], table: pd.DataFrame) -> list[str]:
+    """Return the names of columns that a user asks for. Raises InputError for one that there is not."""
+    there = ["step", *table.columns]
+    names = [name.strip() for name in asked if name.strip()]
+    for name in names:
+        if name not in there:
+            fix = nearest(name, there) or f"one of {', '.join(there)}"
+            raise InputError.of("--columns", f"unknown column {name!r}", fix)
+    if not names:
+        raise InputError.of("--columns", "names no column", f"some of {', '.join(there)}")
+    return list(dict.fromkeys(names))
+
+
+def raw(names: Sequence[str]) -> list[str]:
+    """Return the columns of the frame that columns for reading stand for."""
+    parts = [("step_multiple", "step_size") if name == "step" else (name,) for name in names]
+    return list(dict.fromkeys(name for part in parts for name in part))
+
+
+def spelled(found: Frames, table: pd.DataFrame, names: Sequence[str]) -> list[Field]:
+    """Return columns of the closing table, spelled for reading."""
+    more = {"k_word": k_of_rows(found.cells, table), "grew": grown_rows(found, table)}
+    rows = table.assign(**more, baseline=baselines(table)).to_dict("records")
+    return [_field(found, rows, name) for name in names]
+
+
+def _field(found: Frames, rows: Sequence[Row], name: str) -> Field:
+    if name in WORDS:
+        return column(rows, name, WORDS[name], lambda row: str(row[name] or ""), left=True)
+    if name == "step":
+        return column(rows, name, "Step", _step)
+    if name == "k":
+        return column(rows, name, "K", _k, behind=["k"], digits=9)
+    if name.endswith("_to_target"):
+        paid = name.removesuffix("_to_target")
+        ends = [name, f"{paid}_low", f"{paid}_high"]
+        unit = words.unit_of if found.link is None else words.time_unit_of
+        head = f"{paid.capitalize()} to target"
+        spell = partial(_cost, ends, unit)
+        return column(rows, name, head, spell, behind=ends, unit=unit, better="low")
+    if name == "seeds":
+        return column(rows, name, "Seeds", _seeds)
+    if name in COUNTS or name == "rounds":
+        return column(rows, name, name.capitalize(), lambda row: _whole(row[name]))
+    if name == "edge":
+        return column(rows, name, "Edge")
+    head = HEADS.get(name, words.COLUMNS.get(name, name.replace("_", " ").capitalize()))
+    if name in FINAL:
+        digits, mark = 4 if name == "accuracy" else 3, f" {words.GREW_MARK}"
+
+        def final(row: Row) -> str:
+            grew = name == found.metric and row["grew"]
+            return words.number(row[name], digits) + mark * grew
+
+        head = head if name == "accuracy" else f"{head} end"
+        return column(rows, name, head, final, behind=[name], better=FINAL[name], digits=digits)
+    if name == "ratio_to_gd":
+        names = sorted({algorithm_name(row["algorithm"]) for row in rows if row["baseline"]})
+
+        def ratio(row: Row) -> str:
+            return words.number(row[name], 2) if row[name] != math.inf else "–"
+
+        finite = [{**row, name: math.nan if row[name] == math.inf else row[name]} for row in rows]
+        return column(finite, name, f"÷ {'/'.join(names) or 'GD'}", ratio, behind=[name], digits=2)
+    amount = OTHERS.get(name, words.bits if name.startswith("bits_") else words.number)
+    amount = words.seconds if name.startswith("seconds_") else amount
+    return column(rows, name, head, lambda row: amount(row[name]), behind=[name])
+
+
+def _seeds(row: Row) -> str:
+    """Return how many seeds there are, and how many of them reach the target where that differs."""
+    if row["arrived"] in (0, row["seeds"]):
+        return _whole(row["seeds"])
+    return f"{row['arrived']}/{row['seeds']} reach"
+
+
+def _k(row: Row) -> str:
+    """Return K as it was asked for, a share with its count: ``10% (12)``."""
+    if not words.known(row["k"]):
+        return "–"
+    return f"{row['k_word']} ({row['k']:.0f})" if row["k_word"].endswith("%") else _whole(row["k"])
+
+
+def _step(row: Row) -> str:
+    mark = words.EDGE_MARKS[row["edge"]]
+    return f"{words.step(row['step_multiple'], row['step_size'])} {mark}".strip()
+
+
+def _cost(ends: Sequence[str], unit: Unit, row: Row) -> str:
+    """Return what the target costs, with its interval; where no seed ended ok, how they ended."""
+    ended = [f"{row[s]} {s}" for s in ("diverged", "failed", "skipped", "pruned") if row[s]]
+    if ended and not (row["seeds"] and words.known(row[ends[0]])):
+        return ", ".join(ended)
+    spell = words.bits_interval if unit is words.unit_of else words.seconds_interval
+    return spell(*(row[end] for end in ends))
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}" if words.known(value) else "–"
+
+
+# Runs that ended ``ok`` though f grew -----------------------------------------------------------------
+
+
+def growth_notes(found: Frames) -> list[str]:
+    """Return a line per method of which cells ended ok though f grew, none where all is well."""
+    said = found.growth
+    cells = found.cells.assign(grew=said)
+    cells = cells[said != ""]
+    lines = []
+    for method, part in cells.groupby("method", sort=True):
+        worst = part.loc[part["loss"].idxmax(), "grew"]
+        part = part.sort_values(["step_multiple", "step_size"], kind="stable")
+        steps = ", ".join(dict.fromkeys(_step_word(step) for step in part["step"].astype(str)))
+        steps = steps if len(steps) < 60 else f"{steps[:57].rpartition(',')[0]}, …"
+        count = f"{len(part):,} cell" + ("" if len(part) == 1 else "s")
+        lines.append(f"{method}: {worst} in {count} that ended ok (steps {steps})")
+    return lines
+
+
+def _step_word(step: str) -> str:
+    """Return a step of the grid for reading: ``x8 paper`` is ``8× paper``."""
+    multiple, space, theory = step.partition(" ")
+    return f"{multiple[1:]}×{space}{theory}" if multiple.startswith("x") else step
+
+
+def grown_rows(found: Frames, table: pd.DataFrame) -> list[bool]:
+    """Return which rows of a closing table stand for cells whose f grew: of their method, K and step."""
+    names = ["facet", "algorithm", "compressor", "k", "step_multiple"]
+    cells = found.cells[found.growth != ""]
+    grown = {
+        (_key(row, names), float(row["step_size"]))
+        for row in cells.to_dict("records")
+        if row["step_size"] == row["step_size"]
+    }
+    return [
+        any(
+            _key(row, names) == key and np.isclose(row["step_size"], size, rtol=1e-6)
+            for key, size in grown
+        )
+        for row in table.to_dict("records")
+    ]
+
+
+def _key(row: dict[Any, Any], names: list[str]) -> tuple[object, ...]:
+    return tuple(None if row[n] != row[n] else row[n] for n in names)

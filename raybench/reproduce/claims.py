@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -43,7 +43,7 @@ class Measure:
     target: float = math.nan
     at: str | tuple[str, float | str] = END
     per: str = "round"
-    best: str = "lowest"
+    best: str = field(default="lowest", metadata={"among": BEST})
 
     @property
     def columns(self) -> set[str]:
@@ -78,15 +78,15 @@ class Claim:
     name: str
     says: str
     left: Side
-    relation: str
+    relation: str = field(metadata={"among": RELATIONS})
     right: Side | float
     published: str = ""
     own: str = ""
     each: tuple[str, ...] = ()
     needed: int | None = None
     factor: float = 1.0
-    tolerance: float = 0.05
-    spread: float | None = None
+    tolerance: float = field(default=0.05, metadata={"below": 1.0})
+    spread: float | None = field(default=None, metadata={"below": 1.0})
     likely: str = ""
 
 
@@ -101,7 +101,7 @@ class Reproduction:
     file: Path
     sweep: Path | None = None
     script: Path | None = None
-    kind: str = "convex"
+    kind: str = field(default="convex", metadata={"among": KINDS})
     full: tuple[str, ...] = ()
     figures: tuple[Mapping[str, Any], ...] = ()
     evidence: Path | None = None
@@ -150,32 +150,24 @@ def read(file: Path) -> Reproduction:
         raise InputError.of(str(file), f"cannot be read: {error.strerror}") from error
     name = file.name.removesuffix(ENDING)
     given = _mapping(yaml.parse(text, str(file)), name)
-    own = {"name": name, "file": file, **_paths(file, name, given)}
     if taken := [key for key in ("name", "file", "script") if key in given]:
         raise InputError.of(f"{name}.{taken[0]}", "unknown key", "the file's own name tells it")
-    plain = {key: value for key, value in given.items() if key not in ("sweep", "evidence")}
-    claims = tuple(_claims(plain.get("claims"), name, plain.get("spread")))
-    figures = tuple(_mapping(one, f"{name}.figures") for one in _list(plain, "figures", name))
-    full = tuple(str(one) for one in _list(plain, "full", name))
-    more = {"claims": claims, "figures": figures, "full": full}
-    found = _made(Reproduction, {**plain, **own, **more}, name)
-    _among(found.kind, KINDS, f"{name}.kind")
-    return found
-
-
-def _paths(file: Path, name: str, given: Mapping[str, Any]) -> dict[str, Path | None]:
-    """Return what is run, the sweep or the script, and where committed results are."""
     sweep = file.parent / str(given.get("sweep", f"{name}.yaml"))
     script = file.parent / f"{name}.py"
     if not sweep.exists() and not script.exists():
         fix = f"write {name}.yaml or {name}.py, or name a sweep by sweep:"
         raise InputError.of(name, "there is neither a sweep nor a script to run", fix)
-    evidence = file.parent / str(given["evidence"]) if "evidence" in given else None
-    run = {
+    paths = {
+        "file": file,
         "sweep": sweep if sweep.exists() else None,
         "script": script if script.exists() else None,
+        "evidence": file.parent / str(given["evidence"]) if "evidence" in given else None,
     }
-    return {**run, "evidence": evidence}
+    claims = tuple(_claims(given.get("claims"), name, given.get("spread")))
+    drawn = _list(given.get("figures", []), f"{name}.figures")
+    figures = tuple(_mapping(one, f"{name}.figures") for one in drawn)
+    own = {**paths, "name": name, "claims": claims, "figures": figures}
+    return _made(Reproduction, {**given, **own}, name)
 
 
 def _claims(given: Any, where: str, spread: Any) -> Iterator[Claim]:
@@ -199,82 +191,77 @@ def _claims(given: Any, where: str, spread: Any) -> Iterator[Claim]:
         if not isinstance(values.get("right", 0), Side | int | float):
             fix = "a number, or {where: ..., measure: ...}"
             raise InputError.of(f"{place}.right", "is neither a number nor a side", fix)
-        values["each"] = tuple(_list(values, "each", place))
         claim = _made(Claim, values, place)
-        _among(claim.relation, RELATIONS, f"{place}.is")
         if bool(claim.published) == bool(claim.own):
-            what = (
-                "is both published and our own" if claim.own else "is neither published nor our own"
-            )
-            raise InputError.of(
-                place,
-                what,
-                "published: what the source says; or own: why it is asked, where it does not",
-            )
-        for key, limit in (("tolerance", 1.0), ("spread", 1.0)):
-            if not 0 <= (getattr(claim, key) or 0.0) < limit:
-                raise InputError.of(f"{place}.{key}", "is out of range", "a number from 0, below 1")
+            what = "both published and" if claim.own else "neither published nor"
+            fix = "published: what the source says; or own: why it is asked, where it does not"
+            raise InputError.of(place, f"is {what} our own", fix)
         yield claim
 
 
 def _side(given: Mapping[str, Any], place: str) -> Side:
-    values = dict(given)
-    values["where"] = _mapping(values.get("where", {}), f"{place}.where")
-    values["measure"] = _measure(
-        _mapping(values.get("measure"), f"{place}.measure"), f"{place}.measure"
-    )
-    if "each" in values:
-        values["each"] = tuple(_list(values, "each", place))
-    return _made(Side, values, place)
+    where = _mapping(given.get("where", {}), f"{place}.where")
+    measure = _mapping(given.get("measure"), f"{place}.measure")
+    parts = {"where": where, "measure": _measure(measure, f"{place}.measure")}
+    return _made(Side, {**given, **parts}, place)
 
 
 def _measure(given: Mapping[str, Any], place: str) -> Measure:
     kinds = [key for key in given if key in MEASURES]
     if len(kinds) != 1:
         wrong = next((key for key in given if key not in MEASURES), "nothing")
-        raise InputError.of(
-            place, f"names {len(kinds)} measures ({wrong})", nearest(wrong, MEASURES)
-        )
-    values = {key: value for key, value in given.items() if key != kinds[0]}
+        what = f"names {len(kinds)} measures ({wrong})"
+        raise InputError.of(place, what, nearest(wrong, MEASURES))
+    (kind,) = kinds
+    values = {"kind": kind, "of": given[kind], **given}
+    del values[kind]
+    if kind == "highest":
+        values.setdefault("best", "highest")
     at = values.get("at", END)
     if isinstance(at, Mapping) and len(at) == 1:
         ((x, budget),) = at.items()
-        number = isinstance(budget, int | float)
-        if not number and budget != COMMON:
+        if not isinstance(budget, int | float) and budget != COMMON:
             raise InputError.of(f"{place}.at", f"{budget!r} is no budget", f"a number, or {COMMON}")
         values["at"] = (str(x), budget)
     elif at != END:
         raise InputError.of(f"{place}.at", f"{at!r} is unknown", f"{END}, or {{bits_up: 1.0e+6}}")
-    default = {"best": "highest"} if kinds[0] == "highest" else {}
-    found = _made(Measure, {**default, **values, "kind": kinds[0], "of": given[kinds[0]]}, place)
-    _among(found.best, BEST, f"{place}.best")
-    if found.kind == "cost" and not found.target > 0:
-        raise InputError.of(f"{place}.target", f"{found.target:g} is out of range", "a number > 0")
-    return found
+    measure = _made(Measure, values, place)
+    if kind == "cost" and not measure.target > 0:
+        what = f"{measure.target:g} is out of range"
+        raise InputError.of(f"{place}.target", what, "a number > 0")
+    return measure
 
 
 def _made(kind: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Return a record of these values. Raises InputError for unknown and missing keys and for texts that are no text."""
-    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+    """Return a record of these values. Raises InputError for keys that are unknown or missing, and for wrong values."""
+    parts = {part.name: part for part in fields(kind)}  # type: ignore[arg-type]
+    typed = {}
     for key, value in values.items():
-        shown = "is" if key == "relation" else key
-        if key not in known:
-            raise InputError.of(f"{where}.{shown}", "unknown key", nearest(key, known))
-        if known[key].type == "str" and not isinstance(value, str):
-            raise InputError.of(f"{where}.{shown}", f"{value!r} is no text", "a text")
-        if known[key].type in ("float", "float | None", "int | None"):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number:
-                raise InputError.of(f"{where}.{shown}", f"{value!r} is no number", "a number")
-    for key, one in known.items():
-        if one.default is MISSING and one.default_factory is MISSING and key not in values:
+        place = f"{where}.{'is' if key == 'relation' else key}"
+        if key not in parts:
+            raise InputError.of(place, "unknown key", nearest(key, parts))
+        typed[key] = _typed(parts[key], value, place)
+    for key, part in parts.items():
+        if part.default is MISSING and key not in values:
             raise InputError.of(f"{where}.{'is' if key == 'relation' else key}", "is missing")
-    return kind(**values)
+    return kind(**typed)
 
 
-def _among(value: str, allowed: tuple[str, ...], where: str) -> None:
-    if value not in allowed:
-        raise InputError.of(where, f"unknown {value!r}", nearest(value, allowed))
+def _typed(part: Field[Any], value: Any, where: str) -> Any:
+    """Return the value of a key. Raises InputError where it is not of the key's type, or not one of those allowed."""
+    if part.type == "str" and not isinstance(value, str):
+        raise InputError.of(where, f"{value!r} is no text", "a text")
+    if part.type in ("float", "float | None", "int | None"):
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise InputError.of(where, f"{value!r} is no number", "a number")
+        if not 0 <= value < part.metadata.get("below", math.inf) and "below" in part.metadata:
+            raise InputError.of(where, "is out of range", "a number from 0, below 1")
+    if part.type in ("tuple[str, ...]", "tuple[str, ...] | None"):
+        value = tuple(map(str, _list(value, where)))
+    among = part.metadata.get("among", (value,))
+    if value not in among:
+        raise InputError.of(where, f"unknown {value!r}", nearest(value, among))
+    return value
 
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:
@@ -283,8 +270,7 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
     return value
 
 
-def _list(values: Mapping[str, Any], key: str, where: str) -> list[Any]:
-    found = values.get(key, [])
-    if not isinstance(found, list | tuple):
-        raise InputError.of(f"{where}.{key}", f"{found!r} is no list", "[one, two]")
-    return list(found)
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise InputError.of(where, f"{value!r} is no list", "[one, two]")
+    return value

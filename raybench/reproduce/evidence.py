@@ -1,7 +1,10 @@
-"""What claims are judged on: a results folder, the table of a script, or results that are kept with the docs."""
+"""What claims are judged on: a results folder, the table that a script measures, or results that are kept with the docs."""
 
 from __future__ import annotations
 
+import hashlib
+import runpy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +15,14 @@ import pyarrow.parquet as pq
 
 from raybench.analysis import describe, frames
 from raybench.analysis.tuned import main_metric
-from raybench.core.errors import InputError
+from raybench.core.errors import InputError, nearest
 from raybench.reproduce.claims import Reproduction
 from raybench.spec import load
 from raybench.store.reader import configs
 from raybench.store.schema import CURVES, described
 
 MEASURED = "measured.parquet"
+DIGEST = "script.sha256"  # of the script that wrote the table beside it
 COLUMNS = [
     *("cell", "group", "label", "status", "problem", "dataset", "clients", "split", "algorithm"),
     *("compressor", "k", "step_size", "step_multiple", "seed", "d", "config"),
@@ -45,6 +49,28 @@ class Evidence:
         if "config" not in self.cells:
             return None
         return configs(self.cells).get(key)
+
+    def meant(self, where: Mapping[str, Any], place: str, more: Sequence[str] = ()) -> pd.DataFrame:
+        """Return the cells that have one of the values given in each of some columns, and ``more`` columns beside.
+
+        A column may be a key of the configuration. Raises InputError, which names ``place``, for an unknown one.
+        """
+        cells = self.cells
+        for name in [*where, *more]:
+            if name not in cells:
+                column = self.config(name)
+                cells = cells if column is None else cells.assign(**{name: column})
+            check_column(name, cells, place)
+        keep = pd.Series(True, index=cells.index)
+        for name, wanted in where.items():
+            keep &= cells[name].isin(wanted if isinstance(wanted, list) else [wanted])
+        return cells[keep]
+
+
+def check_column(name: str, frame: pd.DataFrame, place: str) -> None:
+    """Raise InputError, which names ``place``, where a frame has no such column."""
+    if name not in frame:
+        raise InputError.of(place, f"unknown column {name!r}", nearest(name, map(str, frame)))
 
 
 def of_folder(folder: Path) -> Evidence | None:
@@ -117,3 +143,30 @@ def _write(frame: pd.DataFrame, path: Path, **how: Any) -> None:
     """Write a frame of columns of results, with what the schema says of them."""
     table = described(pa.Table.from_pandas(frame, preserve_index=False))
     pq.write_table(table, path, compression="zstd", **how)
+
+
+def measured(script: Path, folder: Path, full: bool) -> Path:
+    """Write the table that a script's ``measure(full)`` returns into a folder, unless it is there; return its path.
+
+    The script is one of raybench's own, or stands beside a claims file that the user named. Raises InputError where it
+    cannot be run, and where it has no such function or that returns no table.
+    """
+    table, digest = folder / MEASURED, folder / DIGEST
+    own = hashlib.sha256(script.read_bytes()).hexdigest()
+    if table.exists() and digest.exists() and digest.read_text().strip() == own:
+        return table
+    try:
+        measure = runpy.run_path(str(script)).get("measure")
+        rows = measure(full) if callable(measure) else None
+    except InputError:
+        raise
+    except Exception as error:  # whatever a user's script raises
+        what = f"cannot be run: {type(error).__name__}: {error}"
+        raise InputError.of(str(script), what) from error
+    if not isinstance(rows, pd.DataFrame):
+        fix = "def measure(full: bool) -> pandas.DataFrame"
+        raise InputError.of(str(script), "returns no table", fix)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows.to_parquet(table, index=False)
+    digest.write_text(f"{own}\n")
+    return table

@@ -7,23 +7,24 @@ between them. A cost that was not reached is at least what was spent; of a cell 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from raybench.analysis import first_crossing
-from raybench.analysis.significance import paired
-from raybench.core.errors import InputError, nearest
+from raybench.analysis.statistics import paired
 from raybench.reproduce.claims import COMMON, Claim, Measure, Reproduction, Side
-from raybench.reproduce.evidence import Evidence
+from raybench.reproduce.evidence import Evidence, check_column
 
 CANDIDATE = ["facet", "series", "step"]  # cells that differ in the seed alone
 AGREES, DISAGREES, UNDECIDED, NOT_RUN = "AGREES", "DISAGREES", "UNDECIDED", "NOT RUN"
 WORDS = (AGREES, DISAGREES, UNDECIDED, NOT_RUN)
 LEVEL = 0.05  # of the test over seeds
 TESTED = 6  # the fewest pairs of seeds that can have a p-value of LEVEL: 2 / 2^6
+SHOWN = 4  # comparisons that are told one by one; of more the span of their ratios
+AGAINST = {"below": "<", "above": ">", "within": "="}
 SPENT = 0.9  # the share of a budget from which on a curve that ends there is taken to have spent it
 
 
@@ -138,26 +139,26 @@ def judge(what: Reproduction, found: Evidence | None) -> list[Verdict]:
 
 
 def _compared(what: Reproduction, claim: Claim, found: Evidence) -> list[Compared]:
-    where = f"{what.name}.{claim.name}"
-    sides = [("left", claim.left)]
+    sides: list[tuple[str, Side]] = [("left", claim.left)]
     if isinstance(claim.right, Side):
         sides.append(("right", claim.right))
-    cells = {name: _chosen(found, side, claim.each, f"{where}.{name}") for name, side in sides}
+    cells = {}
+    for name, side in sides:
+        each = claim.each if side.each is None else side.each
+        cells[name] = found.meant(side.where, f"{what.name}.{claim.name}.{name}", each)
     every = pd.concat([cells[n] for n, s in sides if s.each is None or s.each == claim.each])
     combinations = every[list(claim.each)].drop_duplicates() if claim.each else pd.DataFrame([{}])
     spread = math.nan if claim.spread is None else claim.spread
     rows = []
     for key in combinations.to_dict("records") if len(every) else []:
         parts = {name: _part(cells[name], key, side.each) for name, side in sides}
-        budget = _budget(found, claim, parts)
-        left = _measured(found, parts["left"], claim.left.measure, budget, spread)
-        if isinstance(claim.right, Side):
-            right = _measured(found, parts["right"], claim.right.measure, budget, spread)
-        else:
-            right = _certain(float(claim.right), float(claim.right))
-        word, p_value = held(claim, left, right)
+        budget = _budget(found, [side.measure for _, side in sides], parts)
+        samples = [_measured(found, parts[n], s.measure, budget, spread) for n, s in sides]
+        if not isinstance(claim.right, Side):
+            samples.append(_certain(float(claim.right), float(claim.right)))
+        word, p_value = held(claim, *samples)
         of = {str(name): value for name, value in key.items()}
-        rows.append(Compared(of, left.number(), right.number(), word, p_value))
+        rows.append(Compared(of, samples[0].number(), samples[1].number(), word, p_value))
     return sorted(rows, key=lambda one: [_order(value) for value in one.of.values()])
 
 
@@ -229,25 +230,6 @@ def _certain(lower: float, upper: float) -> Sample:
     return Sample(pd.Series([lower]), pd.Series([upper]), drawn=False)
 
 
-def _chosen(found: Evidence, side: Side, each: Sequence[str], where: str) -> pd.DataFrame:
-    """Return the cells that a side means, with the columns that it asks for."""
-    cells = found.cells
-    asked = [*side.where, *(side.each if side.each is not None else each)]
-    for name in asked:
-        if name not in cells:
-            column = found.config(name)
-            if column is None:
-                raise InputError.of(
-                    where, f"unknown column {name!r}", nearest(name, map(str, cells))
-                )
-            cells = cells.assign(**{name: column})
-    keep = pd.Series(True, index=cells.index)
-    for name, wanted in side.where.items():
-        values = wanted if isinstance(wanted, list) else [wanted]
-        keep &= cells[name].isin(values)
-    return cells[keep]
-
-
 def _part(
     cells: pd.DataFrame, key: Mapping[str, object], each: Sequence[str] | None
 ) -> pd.DataFrame:
@@ -257,14 +239,12 @@ def _part(
     return cells
 
 
-def _budget(found: Evidence, claim: Claim, parts: Mapping[str, pd.DataFrame]) -> float:
+def _budget(
+    found: Evidence, measures: Sequence[Measure], parts: Mapping[str, pd.DataFrame]
+) -> float:
     """Return the largest budget that every cell that ended ok has spent, where a measure asks for that."""
-    sides = [claim.left, *([claim.right] if isinstance(claim.right, Side) else [])]
-    axes = {
-        s.measure.at[0]
-        for s in sides
-        if isinstance(s.measure.at, tuple) and s.measure.at[1] == COMMON
-    }
+    ats = (m.at for m in measures if isinstance(m.at, tuple))
+    axes = {axis for axis, limit in ats if limit == COMMON}
     if not axes:
         return math.nan
     cells = pd.concat(parts.values())
@@ -278,12 +258,7 @@ def _measured(
 ) -> Sample:
     """Return what is measured of some cells: of the step and K that is best by the median over seeds, every seed's number."""
     if measure.kind == "column":
-        if measure.of not in cells:
-            raise InputError.of(
-                "measure.column",
-                f"unknown column {measure.of!r}",
-                nearest(measure.of, map(str, cells)),
-            )
+        check_column(measure.of, cells, "measure.column")
         values = cells[measure.of].astype(float)
         return _certain(values.median(), values.median()) if len(cells) else NOTHING
     cells = cells[cells["status"] != "skipped"]  # no setting that can be run
@@ -294,10 +269,7 @@ def _measured(
         open_ = ~cells["status"].isin(["ok", "diverged"]) & ~so
         return _certain(so.mean(), (so | open_).mean())
     for name in measure.columns:
-        if name not in found.curves:
-            raise InputError.of(
-                "measure", f"unknown column {name!r}", nearest(name, map(str, found.curves))
-            )
+        check_column(name, found.curves, "measure")
     bounds = _bounds(found.curves, cells, measure, budget)
     highest = measure.best == "highest"
     groups = cells[[*CANDIDATE, "seed"]].assign(lower=bounds["lower"], upper=bounds["upper"])
@@ -378,3 +350,97 @@ def _order(value: object) -> tuple[bool, float, str]:
 
 def _word(value: object) -> str:
     return f"{value:g}" if isinstance(value, float | np.floating) else str(value)
+
+
+# In words ---------------------------------------------------------------------------------------------
+
+
+def totals(verdicts: Iterable[Verdict], published: bool) -> list[int]:
+    """Return how many claims have each of the ``WORDS``: of those that a source has published, or of our own."""
+    said = [one.word for one in verdicts if bool(one.claim.published) == published]
+    return [said.count(word) for word in WORDS]
+
+
+def measured_words(verdict: Verdict) -> str:
+    """Return the figures of a verdict: each comparison where they are few, else how far apart the sides are."""
+    every = verdict.compared
+    if all(_nothing(one) for one in every):
+        return "not run"
+    if len(every) == 1:
+        return figures(verdict, every[0])
+    head = f"{verdict.count(AGREES)} of {len(every)}"
+    if verdict.needed != len(every):
+        head += f", {verdict.needed} needed"
+    if len(every) <= SHOWN:
+        each = (f"{one.where}: {figures(verdict, one)}" for one in every)
+        return f"{head}: {'; '.join(each)}"
+    values = [(one.left.value, one.right.value) for one in every]
+    ratios = [x / y for x, y in values if y and math.isfinite(x) and math.isfinite(y)]
+    if ratios:
+        head += f"; left / right from {min(ratios):.3g} to {max(ratios):.3g}"
+    return head + _tests(every)
+
+
+def figures(verdict: Verdict, one: Compared) -> str:
+    """Return both numbers of a comparison, ``0.012 against 0.31``, with the factor, and what their seeds say."""
+    if _nothing(one):
+        return "not run"
+    claim = verdict.claim
+    factor = f"{claim.factor:g} × " if claim.factor != 1 else ""
+    if isinstance(claim.right, Side):
+        text = f"{value(one.left)} against {factor}{value(one.right)}"
+    else:
+        band = f" ± {100 * claim.tolerance:g} %" if claim.relation == "within" else ""
+        text = f"{value(one.left)} (asked {AGAINST[claim.relation]} {factor}{claim.right:g}{band})"
+    seeds = max(one.left.seeds, one.right.seeds)
+    if seeds == 0 or (seeds == 1 and claim.spread == 0):
+        return text
+    if seeds == 1:
+        off = (
+            ""
+            if claim.spread is None
+            else f", taken to be within {100 * claim.spread:g} % of others"
+        )
+        return f"{text} (one seed{off})"
+    if not math.isnan(one.p_value):
+        return f"{text} ({seeds} seeds, p = {one.p_value:.2g})"
+    if one.word != UNDECIDED:
+        return f"{text} ({seeds} seeds)"
+    ranges = (f"{number(n.low)} to {number(n.high)}" for n in (one.left, one.right) if n.seeds)
+    return f"{text} ({seeds} seeds: {' against '.join(ranges)})"
+
+
+def details(verdict: Verdict, every: bool = False) -> Iterator[str]:
+    """Yield a line for each comparison that does not agree, or for every one."""
+    if len(verdict.compared) == 1 and not every:
+        return
+    for one in verdict.compared:
+        if every or (one.word != AGREES and verdict.word not in (AGREES, NOT_RUN)):
+            yield f"{one.word.lower()}  {one.where or 'all cells'}: {figures(verdict, one)}"
+
+
+def value(of: Number) -> str:
+    """Return a number; ``more than`` what was spent where a target was not reached, ``at most`` where another run may be better."""
+    if of.least == of.value:
+        return number(of.value)
+    if math.isinf(of.value):
+        return f"more than {number(of.least)}" if math.isfinite(of.least) else "unknown"
+    return f"at most {number(of.value)}"
+
+
+def number(value: float) -> str:
+    """Return a number with three digits, ``never`` for a cost that is infinite."""
+    if math.isinf(value):
+        return "never" if value > 0 else "-inf"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e5 else f"{value:.3g}"
+
+
+def _nothing(one: Compared) -> bool:
+    """Whether a side of a comparison has no cells, or none of which anything is known."""
+    sides = (one.left, one.right)
+    return any(math.isnan(n.value) or (n.least == -math.inf and n.value == math.inf) for n in sides)
+
+
+def _tests(every: Iterable[Compared]) -> str:
+    tests = [one.p_value for one in every if not math.isnan(one.p_value)]
+    return f"; p from {min(tests):.2g} to {max(tests):.2g}" if tests else ""

@@ -7,15 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raybench.analysis.closing import framed
-from raybench.core.errors import InputError
+from raybench.analysis.frames import framed
 from raybench.report.content import PALETTE
 from raybench.report.own import drawn, figure
 from raybench.report.plots import size_of, styled
-from raybench.reproduce import words
 from raybench.reproduce.claims import Reproduction
 from raybench.reproduce.evidence import Evidence
-from raybench.reproduce.judge import DISAGREES, UNDECIDED, WORDS, Verdict
+from raybench.reproduce.judge import (
+    DISAGREES,
+    SHOWN,
+    UNDECIDED,
+    WORDS,
+    Verdict,
+    details,
+    measured_words,
+    totals,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -44,13 +51,7 @@ criterion may say.
 
 """
 DPI = 120
-OPTIONS = (
-    "kind",
-    "x",
-    "y",
-    "by",
-    "best",
-)  # of `raybench plot`, that a figure of a claims file may set
+OPTIONS = ("kind", "x", "y", "by", "best")  # of `raybench plot`, that a figure may set
 
 
 @dataclass(frozen=True)
@@ -95,20 +96,13 @@ def _canvas(one: Judged, asked: Mapping[str, Any]) -> Canvas:
     assert one.found is not None
     if one.found.curves.empty:
         return _of_table(one.found, asked)
-    cells = one.found.cells
-    for name, wanted in dict(asked.get("where", {})).items():
-        column = cells[name] if name in cells else one.found.config(name)
-        if column is None:
-            raise InputError.of(f"{one.what.name}.figures", f"unknown column {name!r}")
-        keep = column.isin(wanted if isinstance(wanted, list) else [wanted])
-        cells = cells[keep.reindex(cells.index)]
-    curves = one.found.curves
+    meant = one.found.meant(asked.get("where", {}), f"{one.what.name}.figures")["cell"]
+    curves, cells = (part[part["cell"].isin(meant)] for part in (one.found.curves, one.found.cells))
     options = {key: asked[key] for key in OPTIONS if key in asked}
     labels = dict(text.split("=", 1) for text in asked.get("label", []))
     made = figure(
-        framed(curves[curves["cell"].isin(cells["cell"])], cells),
-        methods=list(asked.get("methods", [])), labels=labels, **options,
-    )  # fmt: skip
+        framed(curves, cells), methods=list(asked.get("methods", [])), labels=labels, **options
+    )
     return drawn(made, size_of(asked.get("size", "text")))
 
 
@@ -116,9 +110,7 @@ def _of_table(found: Evidence, asked: Mapping[str, Any]) -> Canvas:
     """Draw two columns of a script's table against each other, a line for each value of ``by``."""
     from matplotlib.figure import Figure as Canvas
 
-    rows = found.cells
-    for name, wanted in dict(asked.get("where", {})).items():
-        rows = rows[rows[name].isin(wanted if isinstance(wanted, list) else [wanted])]
+    rows = found.meant(asked.get("where", {}), "figures")
     canvas = Canvas(figsize=(6.8, 4.0), layout="constrained")
     axis = canvas.add_subplot()
     by, x, y = asked.get("by"), str(asked["x"]), str(asked["y"])
@@ -148,7 +140,7 @@ def _summary(every: Sequence[Judged]) -> Iterator[str]:
 
 
 def _counts(verdicts: Sequence[Verdict], mark: str = "") -> str:
-    counts = (*words.totals(verdicts, True), *words.totals(verdicts, False))
+    counts = (*totals(verdicts, True), *totals(verdicts, False))
     return " | ".join(f"{mark}{count}{mark}" for count in counts)
 
 
@@ -173,14 +165,14 @@ def _section(one: Judged, folder: str) -> str:
         if claims:
             lines += [f"| {head} | measured | verdict |", "|---|---|---|---|"]
         for verdict in claims:
-            said = (verdict.claim.says, getattr(verdict.claim, kind), words.measured(verdict))
+            said = (verdict.claim.says, getattr(verdict.claim, kind), measured_words(verdict))
             lines.append("| " + " | ".join(map(_cell, said)) + f" | **{verdict.word}** |")
         lines += [""] if claims else []
     for verdict in one.verdicts:
-        told = len(verdict.compared) <= words.SHOWN and not verdict.claim.likely
+        told = len(verdict.compared) <= SHOWN and not verdict.claim.likely
         if verdict.word == DISAGREES or (verdict.word == UNDECIDED and not told):
             lines += [f"*{_cell(verdict.claim.says)}* {verdict.word}:", ""]
-            lines += [f"- {_cell(line)}" for line in words.details(verdict, every=True)]
+            lines += [f"- {_cell(line)}" for line in details(verdict, every=True)]
             unknown = "The cause is not known." if verdict.word == DISAGREES else ""
             lines += ["", verdict.claim.likely.strip() or unknown, ""]
     for number, asked in enumerate(what.figures if one.found is not None else ()):

@@ -1,39 +1,60 @@
-"""The table a sweep ends with: per method its best K and step, and what the target costs."""
+"""Results as frames: what analyses start from, the targets that a folder keeps, and the table that a sweep ends with.
+
+A target that is computed anew from whatever a folder holds moves when a seed or a step is added, and with it the bits
+of methods of which nothing has run. So the command that ends a sweep writes ``plan/target.json``, and every verb that
+reads the folder takes its targets from there. A problem is known by its settings, not by the name that tables give it,
+since that depends on what else the folder holds.
+"""
 
 from __future__ import annotations
 
+import datetime
+import hashlib
+import json
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from raybench.analysis import targets
-from raybench.analysis.growth import growth
-from raybench.analysis.held import Held, InFolder, InMemory
+from raybench.analysis.curves import NUMBERS, Held, InFolder, InMemory, growth
 from raybench.analysis.links import Network
 from raybench.analysis.links import parse as parse_link
 from raybench.analysis.methods import annotate, describe
 from raybench.analysis.simulated import SECONDS, simulated, unmeasured
-from raybench.analysis.targets import Kept
 from raybench.analysis.tuned import (
     METRICS,
+    SQUARED_ROUNDING,
+    candidates,
     default_target,
     main_metric,
     set_apart,
     tuned,
     with_final,
 )
-from raybench.core.errors import InputError
+from raybench.core.errors import InputError, nearest
 from raybench.store import booking, reader
 from raybench.store.accounting import parse
+from raybench.store.files import Files, open_folder
+from raybench.store.log import TARGETS
 from raybench.store.reader import How
 
 MOST_METHODS_TOLD = 6  # in a note
+OF_A_PROBLEM = ("problem", "x0")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A target that was fixed. metric: the column that is to fall to ``value``; since: when, as ISO 8601."""
+
+    metric: str
+    value: float
+    since: str
 
 
 @dataclass(frozen=True)
@@ -56,12 +77,10 @@ class Frames:
     link_text: str = ""  # as the user wrote it
     asked: float | str | None = None  # a target, or ``auto``, in place of those that are kept
     kept: Mapping[str, Kept] = field(default_factory=dict)  # targets by facet
-    tuning_seeds: tuple[
-        int, ...
-    ] = ()  # on which steps are chosen, to be reported on others; none: all
-    grid: Mapping[str, int] = field(
-        default_factory=dict
-    )  # cells of each group, where few are tried
+    # on which steps are chosen, to be reported on others; none: all
+    tuning_seeds: tuple[int, ...] = ()
+    # cells of each group, where few are tried
+    grid: Mapping[str, int] = field(default_factory=dict)
     left_out: int = 0
     _tuned: dict[tuple[str, float | str | None, str, tuple[int, ...]], pd.DataFrame] = field(
         default_factory=dict, repr=False
@@ -129,11 +148,13 @@ class Frames:
         """A line on the cells that are left out, none where there are no such cells."""
         if not self.left_out:
             return []
-        cells, rows = f"{self.left_out:,} cells", "them as rows of their own"
+        cells, rows = (
+            f"{self.left_out:,} cells",
+            "are left out; --all shows them as rows of their own",
+        )
         if self.left_out == 1:
-            cells, rows = "1 cell", "it as a row of its own"
-        are = "is" if self.left_out == 1 else "are"
-        return [f"{cells} of earlier versions of this sweep {are} left out; --all shows {rows}"]
+            cells, rows = "1 cell", "is left out; --all shows it as a row of its own"
+        return [f"{cells} of earlier versions of this sweep {rows}"]
 
     @property
     def tuning(self) -> list[str]:
@@ -161,6 +182,22 @@ class Frames:
         return "bits_up" if self.link is None else SECONDS
 
 
+def _shares(part: pd.Series, whole: pd.Series) -> str:
+    """Return ``14 of 40 cells`` in all, and by method where there are several, but few."""
+    each = [f"{method} {part.get(method, 0):,} of {n:,}" for method, n in whole.items()]
+    said = f"{part.sum():,} of {whole.sum():,} cells"
+    return f"{said} ({', '.join(each)})" if 1 < len(each) <= MOST_METHODS_TOLD else said
+
+
+Source = str | os.PathLike[str] | Frames | tuple[pd.DataFrame, pd.DataFrame]
+"""A results folder; its ``frames``; or (curves, cells) as ``raybench.load`` and ``raybench.store.cells`` return them."""
+Where = Mapping[str, object]
+"""Which cells are meant: columns of cells (or facet, method, series, step), each with a value or a list of values."""
+
+
+# From a source to frames -----------------------------------------------------------------------------
+
+
 def frames(
     folder: str | os.PathLike[str],
     accounting: How = None,
@@ -173,7 +210,7 @@ def frames(
 
     link: a network as ``links.parse`` reads it, such as ``1Gbit,ring``: curves and cells get seconds simulated for it.
     Without both only those columns and rows of the curves are read that are asked for.
-    target: in place of those that the folder keeps (``analysis.targets``); ``auto``: from what it holds now.
+    target: in place of those that the folder keeps (``keep_targets``); ``auto``: from what it holds now.
     tuning_seeds: on which K and steps are chosen, by all that is made of the frames; results are then those of the other seeds.
     every: all cells, not those alone of the sweep that ran last in the folder.
     Raises InputError if there are no results in the folder, the accounting or the link is unknown, or the seeds are not
@@ -234,22 +271,6 @@ def _frames(
     return replace(found, kept=_kept(folder, found.cells, found.metric))
 
 
-def _kept(folder: str | os.PathLike[str], cells: pd.DataFrame, metric: str) -> dict[str, Kept]:
-    """Return the targets that a folder keeps, by facet."""
-    found = targets.read(reader.open_results(folder))
-    keys = targets.problems_of(cells) if found else {}
-    return {f: found[key, metric] for f, key in keys.items() if (key, metric) in found}
-
-
-def keep_targets(found: Frames) -> Frames:
-    """Fix the targets of problems that have none yet in the folder of these frames; return the frames with them."""
-    if set(found.cells["facet"]) <= set(found.kept):
-        return found
-    files = reader.open_results(found.folder)
-    targets.keep(files, found.own_targets, found.metric, found.cells)
-    return replace(found, kept=_kept(found.folder, found.cells, found.metric), _tuned={})
-
-
 def framed(curves: pd.DataFrame, cells: pd.DataFrame, **more: Any) -> Frames:
     """Return the frames of (curves, cells) of ``load`` and ``cells``; ``more`` as in ``Frames``."""
     cells = describe(cells)
@@ -262,58 +283,154 @@ def framed(curves: pd.DataFrame, cells: pd.DataFrame, **more: Any) -> Frames:
     return Frames(InMemory(curves), with_final(cells, curves, metric), metric, **more)
 
 
-def _shares(part: pd.Series, whole: pd.Series) -> str:
-    """Return ``14 of 40 cells`` in all, and by method where there are several, but few."""
-    each = [f"{method} {part.get(method, 0):,} of {n:,}" for method, n in whole.items()]
-    said = f"{part.sum():,} of {whole.sum():,} cells"
-    return f"{said} ({', '.join(each)})" if 1 < len(each) <= MOST_METHODS_TOLD else said
+def opened(source: Source, where: Where | None = None, accounting: How = None) -> Frames:
+    """Return the frames of a source, with the cells that are meant alone.
+
+    Of a folder only files with such cells are read, and of these only the columns that an analysis asks for. Names of methods
+    are those of the whole source. Raises InputError for results that cannot be read and for an unknown column.
+    """
+    if isinstance(source, Frames):
+        found = source
+    elif isinstance(source, tuple):
+        found = framed(*source)
+    else:
+        found = frames(source, accounting)
+    return found if not where else chosen(found, where)
 
 
+def chosen(found: Frames, where: Where) -> Frames:
+    """Return frames with those cells alone whose columns have one of the values given."""
+    keep = pd.Series(True, index=found.cells.index)
+    for name, asked in where.items():
+        if name not in found.cells:
+            there = sorted(map(str, found.cells))
+            raise InputError.of("where", f"unknown column {name!r}", nearest(name, there))
+        several = isinstance(asked, Collection) and not isinstance(asked, str)
+        keep &= found.cells[name].isin(list(asked) if several else [asked])  # type: ignore[call-overload]
+    cells = found.cells[keep].reset_index(drop=True)
+    return replace(found, cells=cells, held=found.held.part(cells), _tuned={})
+
+
+def axis(name: str, found: Frames, key: str) -> str:
+    """Return a column of curves. Raises InputError, which names ``key``, where it is none that holds numbers."""
+    there = [*NUMBERS, *[SECONDS] * (found.link is not None)]
+    if name not in there:
+        raise InputError.of(key, f"no column of numbers: {name!r}", nearest(name, there))
+    return name
+
+
+def keys(by: str | Sequence[str], cells: pd.DataFrame) -> list[str]:
+    """Return columns to group cells by. Raises InputError for an unknown one."""
+    names = [by] if isinstance(by, str) else list(by)
+    for name in names:
+        if name not in cells:
+            raise InputError.of(
+                "by", f"unknown column {name!r}", nearest(name, sorted(map(str, cells)))
+            )
+    return names
+
+
+def targets_of(found: Frames, target: float | Sequence[float] | None) -> list[tuple[str, float]]:
+    """Return (facet, target) pairs: the targets given, for every facet, else the own one of each facet."""
+    facets = list(dict.fromkeys(found.cells["facet"]))
+    if target is None and not facets:
+        return []
+    if target is None:
+        best = found.tuned("method").drop_duplicates("facet")
+        return list(zip(best["facet"], best["target"].astype(float), strict=True))
+    values = [target] if isinstance(target, int | float) else list(target)
+    for value in values:
+        if not 0 < value < float("inf"):
+            raise InputError.of("target", f"{value:g} is out of range", "a number > 0")
+    return [(facet, float(value)) for facet in facets for value in values]
+
+
+def inside(folder: str, name: str) -> Path:
+    """Return the path of what is written into a local results folder for people to open: a file, or a folder of files.
+
+    Raises InputError where a link, or something else that is no file, lies there.
+    """
+    files = open_folder(folder)
+    files.names(name)
+    return Path(files.path(name))
+
+
+# Targets that are kept -------------------------------------------------------------------------------
+
+
+def problems_of(cells: pd.DataFrame) -> dict[str, str]:
+    """Return a key of each facet's problem, from its settings. cells: with ``facet`` (``describe``) and ``config``."""
+    heads, keys = cells.drop_duplicates("facet"), {}
+    for facet, config in zip(heads["facet"], heads["config"], strict=True):
+        settings = json.loads(config) if isinstance(config, str) else {"problem": facet}
+        problem = {key: settings.get(key) for key in OF_A_PROBLEM}
+        text = json.dumps(problem, sort_keys=True, separators=(",", ":"))
+        keys[facet] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return keys
+
+
+def read_targets(files: Files) -> dict[tuple[str, str], Kept]:
+    """Return the targets that a folder keeps, by the problem's key and the metric.
+
+    Raises InputError where the file is not what ``keep_targets`` writes.
+    """
+    data = files.read(TARGETS)
+    if data is None:
+        return {}
+    kept = {}
+    try:
+        for row in json.loads(data)["targets"]:
+            target = Kept(str(row["metric"]), float(row["value"]), str(row["since"]))
+            kept[str(row["problem"]), target.metric] = target
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        fix = "remove it: targets are then fixed anew"
+        raise InputError.of(f"{files.name}/{TARGETS}", "is not as it was written", fix) from error
+    if not all(math.isfinite(target.value) for target in kept.values()):
+        what = "holds a target that is no number"
+        raise InputError.of(f"{files.name}/{TARGETS}", what, "remove it")
+    return kept
+
+
+def _kept(folder: str | os.PathLike[str], cells: pd.DataFrame, metric: str) -> dict[str, Kept]:
+    """Return the targets that a folder keeps, by facet."""
+    kept = read_targets(reader.open_results(folder))
+    keys = problems_of(cells) if kept else {}
+    return {f: kept[key, metric] for f, key in keys.items() if (key, metric) in kept}
+
+
+def keep_targets(found: Frames) -> Frames:
+    """Fix the targets of problems that have none yet in the folder of these frames; return the frames with them."""
+    if set(found.cells["facet"]) <= set(found.kept):
+        return found
+    files, metric = reader.open_results(found.folder), found.metric
+    kept, keys = read_targets(files), problems_of(found.cells)
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    fresh = {
+        (keys[facet], metric): Kept(metric, goal, now)
+        for facet, goal in found.own_targets.items()
+        if (keys[facet], metric) not in kept and math.isfinite(goal)
+    }
+    if fresh:
+        rows = [{"problem": key, **vars(row)} for (key, _), row in {**kept, **fresh}.items()]
+        files.write(TARGETS, json.dumps({"targets": rows}, indent=1).encode())
+    return replace(found, kept=_kept(found.folder, found.cells, metric), _tuned={})
+
+
+# The table that a sweep ends with --------------------------------------------------------------------
+
+
+PAID = ("bits_to_target", "bits_low", "bits_high")
 COLUMNS = [
-    "facet",
-    "method",
-    "algorithm",
-    "compressor",
-    "k",
-    "step_multiple",
-    "step_size",
-    "edge",
-    "target",
-    "bits_to_target",
-    "bits_low",
-    "bits_high",
-    "coverage",
-    "ratio_to_gd",
-    "seeds",
-    "arrived",
-    "grad_norm_sq",
-    "loss",
-    "test_loss",
-    "accuracy",
-    "bits_up",
-    "rounds",
-    "seconds",
-    "ok",
-    "diverged",
-    "failed",
-    "skipped",
-    "pruned",
+    *("facet", "method", "algorithm", "compressor", "k", "step_multiple", "step_size", "edge"),
+    *("target", *PAID, "coverage", "ratio_to_gd", "seeds", "arrived", "grad_norm_sq", "loss"),
+    *("test_loss", "accuracy", "bits_up", "rounds", "seconds"),
+    *("ok", "diverged", "failed", "skipped", "pruned"),
 ]
 """Columns of ``closing_table``."""
 
 
-def columns(cost: str) -> list[str]:
-    """Return the columns of ``closing_table`` of frames whose targets are paid in ``cost``: see ``Frames.cost``."""
-    if cost == "bits_up":
-        return COLUMNS
-    return [name.replace("bits_", "seconds_") if name in PAID else name for name in COLUMNS]
-
-
-UNCOMPRESSED = (
-    "gd",
-    "sgd",
-    "dcgd",
-)  # of which the first that ran without an operator is the baseline
+UNCOMPRESSED = ("gd", "sgd", "dcgd")
+"""Of these the first that ran without an operator is the baseline."""
 
 
 def baselines(table: pd.DataFrame) -> pd.Series:
@@ -324,9 +441,6 @@ def baselines(table: pd.DataFrame) -> pd.Series:
     plain = table["compressor"].isna() | (table["compressor"] == "identity")
     place = table["algorithm"].where(plain).map({n: i for i, n in enumerate(UNCOMPRESSED)})
     return place.notna() & (place == place.groupby(table["facet"]).transform("min"))
-
-
-PAID = ("bits_to_target", "bits_low", "bits_high")
 
 
 def closing_table(
@@ -367,12 +481,13 @@ def closing_table(
         found = frames(source, accounting)
     kind = "series" if by == "k" else by
     best = found.tuned(kind, target, seeds=tuning_seeds)
-    heads = columns(found.cost)
+    unit = "bits" if found.cost == "bits_up" else "seconds"
+    names = dict(zip(PAID, (f"{unit}_to_target", f"{unit}_low", f"{unit}_high"), strict=True))
+    heads = [names.get(name, name) for name in COLUMNS]
     if best.empty:
         return pd.DataFrame(columns=heads)
-    paid, low, high = (head for head, name in zip(heads, COLUMNS) if name in PAID)
-    best = best.rename(columns={"cost": paid})
-    best[low], best[high] = best["cost_low"], best["cost_high"]
+    paid, low, high = names.values()
+    best = best.rename(columns={"cost": paid, "cost_low": low, "cost_high": high})
     best.loc[~best["eligible"], [paid, low, high]] = math.nan
     base = best.loc[baselines(best)].sort_values(paid, kind="stable").drop_duplicates("facet")
     cost = best["facet"].map(base.set_index("facet")[paid]).replace(np.inf, np.nan)
@@ -382,12 +497,64 @@ def closing_table(
     for status in ("ok", "diverged", "failed", "skipped", "pruned"):
         column = counts[status] if status in counts else counts.sum(axis=1) * 0
         best[status] = column.reindex(index).to_numpy()
-    for name in {"grad_norm_sq", "test_loss", "bits_up"} - set(
-        best
-    ):  # methods are judged by another column
-        best[name] = math.nan
+    for name in {"grad_norm_sq", "test_loss", "bits_up"} - set(best):
+        best[name] = math.nan  # methods are judged by another column
     if by != "k":
         best["method"] = best[by]
     order = ["facet", *["k"] * (by == "k"), paid, found.metric]
     best = best.sort_values(order, kind="stable", na_position="last", ignore_index=True)
     return best[heads]
+
+
+# What a search over steps goes on around: the steps that the closing table rests on --------------------
+
+READ = ("cell", "round", "bits_up", *METRICS)
+
+
+class BestSteps:
+    """Judges the steps that were tried, from a results folder: ``judge({cell: status})``.
+
+    What it says follows from these cells alone, whatever else the folder holds.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = folder
+        self._read: tuple[pd.DataFrame, pd.DataFrame] | None = None
+
+    def __call__(self, cells: Mapping[str, str]) -> dict[str, tuple[float, ...]]:
+        """Return per group (without those of which no cell ended ok) the step sizes to go on around."""
+        if self._read is None or not self._knows(cells):  # cells that ended once do not change
+            self._read = reader.part(self.folder, READ)
+        curves, table = (part[part["cell"].isin(cells)] for part in self._read)
+        return best_steps(curves, table)
+
+    def _knows(self, cells: Mapping[str, str]) -> bool:
+        assert self._read is not None
+        known = self._read[1].set_index("cell")["status"].to_dict()
+        return all(known.get(cell) == status for cell, status in cells.items())
+
+
+def best_steps(curves: pd.DataFrame, cells: pd.DataFrame) -> dict[str, tuple[float, ...]]:
+    """Return the step sizes, one or two per group, that the closing table of these cells rests on.
+
+    The first is the method's best step at this K, as ``candidates`` orders them under the
+    ``default_target``. The second has the lowest median final value, from which the target follows.
+    """
+    found = framed(curves, cells)
+    y = found.metric
+    rows = found.held.columns([found.cost, y])
+    out: dict[str, tuple[float, ...]] = {}
+    for _, part in found.cells.groupby("facet", sort=False):
+        table = candidates(rows, part, default_target(rows, part, y), "method", y)
+        if table.empty:
+            continue
+        groups = part.groupby("series")["group"].unique()
+        for series, mine in table[table["ok"] > 0].groupby("series", sort=False):
+            ends = mine[y].clip(lower=SQUARED_ROUNDING) if y == METRICS[0] else mine[y]
+            best = mine[mine["eligible"]].head(1)
+            chosen = list(best["step_size"])
+            # where the best step ends as low as any, another one would not change the target
+            if best.empty or not (ends[best.index] <= ends.min()).all():
+                chosen += list(mine.loc[ends == ends.min(), "step_size"].head(1))
+            out |= dict.fromkeys(groups[series], tuple(chosen))
+    return out

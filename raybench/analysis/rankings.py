@@ -1,0 +1,689 @@
+"""Which method is best, and how sure that is: over problems and seeds, after few trials, against another folder, however read.
+
+``rank`` and ``profile`` compare methods on instances, a problem with a seed each; ``trials`` after a few draws from each
+method's grid; ``compare`` two results folders; ``audit`` one folder under every accounting and every rule for the step.
+All of them choose K and step as ``tuned`` does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from raybench.analysis.curves import ordered
+from raybench.analysis.frames import Frames, Source, Where, axis, frames, keys, opened, targets_of
+from raybench.analysis.statistics import (
+    CONFIDENCE,
+    Verdict,
+    clopper_pearson,
+    critical,
+    friedman,
+    holm,
+    interval,
+    paired,
+    unpaired,
+)
+from raybench.analysis.to_target import costs_of, instances
+from raybench.analysis.tuned import candidates, set_apart
+from raybench.core.errors import InputError, nearest
+from raybench.store import booking
+from raybench.store.accounting import INDEX_BITS, Accounting, dtype_bits, parse
+from raybench.store.reader import How, flatten, shared
+
+# Over problems and seeds -------------------------------------------------------------------------------
+
+
+def _ratios(costs: np.ndarray) -> np.ndarray:
+    """Return costs (instances, methods) over the least of their instance, inf where they miss the target."""
+    least = costs.min(axis=1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = np.where(costs == least, 1.0, costs / least)
+    return np.where(np.isfinite(costs), ratios, np.inf)
+
+
+def rank(
+    source: Source,
+    target: float | None = None,
+    *,
+    by: str = "method",
+    x: str | None = None,
+    where: Where | None = None,
+    accounting: How = None,
+    level: float = CONFIDENCE,
+) -> pd.DataFrame:
+    """Return methods by their mean rank over instances, which are the pairs of a problem and a seed.
+
+    On each instance the method with the least cost has rank 1; equal ones, such as all that miss the target, share the mean
+    of their ranks. Methods are at their best K (``by="method"``) or at each K (``by="series"``), with the step that
+    ``tuned`` chooses for the problem. Two mean ranks of m methods over N instances differ by more than luck, with all
+    pairs taken together, if they are ``critical`` apart (Nemenyi):
+
+        critical = q sqrt(m (m + 1) / (6 N)),   q: quantile of the studentized range of m at ``level``, over sqrt(2).
+
+    That holds for instances that are drawn independently; seeds of one problem tell about this problem alone.
+    Columns: ``by``, rank (mean), wins (instances where no method is cheaper), reached, instances, ratio (the geometric
+    mean over instances of its cost over the least, inf where it misses one that another one reaches), critical, p_value (of all
+    methods being equal: Friedman's test, the same in each row), tied (not distinguishable from the first). Methods in order of rank.
+    Source: Demsar 2006, Statistical comparisons of classifiers over multiple data sets.
+
+    >>> from raybench.analysis.examples import example
+    >>> found = rank(example(("a", "b"), seeds=4), 1e-3)
+    >>> found[["method", "rank", "wins", "instances", "ratio", "tied"]].round(2)
+              method  rank  wins  instances  ratio   tied
+    0     EF21 Top-K   1.0     8          8   1.00   True
+    1  MARINA Rand-K   2.0     0          8   1.54   True
+    2             GD   3.0     0          8   3.76  False
+    """
+    table = instances(opened(source, where, accounting), target, by, x)
+    heads = [by, "rank", "wins", "reached", "instances", "ratio", "critical", "p_value", "tied"]
+    if table.empty:
+        return pd.DataFrame(columns=heads)
+    costs = table.to_numpy()
+    ranks = table.rank(axis=1, method="average").to_numpy()
+    count, methods = costs.shape
+    least = costs.min(axis=1)
+    solved = np.isfinite(least)  # an instance that no method solves tells nothing about ratios
+    apart = critical(methods, count, level)
+    logs = np.log(_ratios(costs[solved]))
+    rows = pd.DataFrame(
+        {
+            by: table.columns.to_numpy(),
+            "rank": ranks.mean(axis=0),
+            "wins": (costs[solved] == least[solved, None]).sum(axis=0),
+            "reached": np.isfinite(costs).sum(axis=0),
+            "instances": count,
+            "ratio": np.exp(logs.mean(axis=0)) if solved.any() else math.nan,
+            "critical": apart,
+            "p_value": friedman(ranks),
+        }
+    )
+    rows = rows.sort_values(["rank", "ratio"], kind="stable", ignore_index=True)
+    rows["tied"] = (rows["rank"] - rows["rank"].min() < apart) | (methods == 1)
+    return rows[heads]
+
+
+def profile(
+    source: Source,
+    target: float | None = None,
+    *,
+    by: str = "method",
+    x: str | None = None,
+    where: Where | None = None,
+    accounting: How = None,
+    level: float = CONFIDENCE,
+) -> pd.DataFrame:
+    """Return the performance profile of each method over instances, which are the pairs of a problem and a seed.
+
+        rho_s(tau) = share of instances p with t_ps <= tau min_s' t_ps',
+
+    t_ps what the target costs method s on instance p, infinite where it misses it: rho_s(1) is how often s is the
+    cheapest, rho_s(inf) how often it arrives at all. Methods are at the step (and K, ``by="method"``) that ``tuned``
+    chooses for the problem. low, high: the interval of Clopper and Pearson for the probability that an instance, drawn as these were, is
+    within tau. An instance that no method solves counts as missed by all.
+
+    Columns: ``by``, tau (each ratio that occurs, from 1; every method has the same), share, low, high, instances.
+    Source: Dolan and More 2002, Benchmarking optimization software with performance profiles.
+
+    >>> from raybench.analysis.examples import example
+    >>> found = profile(example(("a", "b"), seeds=4), 1e-3)
+    >>> found[found["tau"] <= 1.55].groupby("method")[["share", "low", "high"]].last().round(3)
+                   share    low   high
+    method
+    EF21 Top-K       1.0  0.631  1.000
+    GD               0.0  0.000  0.369
+    MARINA Rand-K    0.5  0.157  0.843
+    """
+    table = instances(opened(source, where, accounting), target, by, x)
+    heads = [by, "tau", "share", "low", "high", "instances"]
+    if table.empty:
+        return pd.DataFrame(columns=heads)
+    ratios = _ratios(table.to_numpy())
+    taus = np.unique(np.append(ratios[np.isfinite(ratios)], 1.0))
+    pieces = []
+    for name, ratio in zip(table.columns, ratios.T, strict=True):
+        within, count = np.searchsorted(np.sort(ratio), taus, side="right"), len(ratio)
+        low, high = clopper_pearson(within, count, level)
+        piece = {by: name, "tau": taus, "share": within / count, "low": low, "high": high}
+        pieces.append(pd.DataFrame({**piece, "instances": count}))
+    return pd.concat(pieces, ignore_index=True)[heads]
+
+
+# After a few trials of a method's own grid ---------------------------------------------------------------
+#
+# A method with a large grid has had more tries to be lucky than one with a small grid, and a method that works at one
+# step in nine is shown at that one. Let a method's N candidates stand in the order in which ``tuned`` would choose them,
+# and let m of them be drawn without replacement, all sets of m alike. The one that is chosen is the first of those drawn:
+#
+#     P(the j-th is chosen) = C(N - j, m - 1) / C(N, m),    j = 1 .. N - m + 1:
+#
+# it is drawn, and the other m - 1 are among the N - j after it. So means and quantiles over all C(N, m) draws are sums
+# of N terms, exact, and no draw is made. They are means over subsets of what was run (U-statistics), hence unbiased;
+# drawing with replacement, as Dodge et al. 2019 do, is not (Tang et al. 2020).
+
+DRAWS = 0.8
+"""Share of draws (and seeds) that lie between ``draws_low`` and ``draws_high``."""
+AFTER = [
+    *("reach", "cost", "cost_low", "cost_high", "coverage"),
+    *("draws_low", "draws_high", "expected"),
+]
+ROUNDING = 1e-9  # of sums of probabilities, so that a half is a half
+
+
+def trials(
+    source: Source,
+    target: float | None = None,
+    *,
+    by: str = "method",
+    x: str | None = None,
+    where: Where | None = None,
+    accounting: How = None,
+    tuning_seeds: Collection[int] | None = None,
+) -> pd.DataFrame:
+    """Return what the target costs after m = 1, 2, .. random trials of each method's grid, on each problem.
+
+    A trial is a cell of the grid with all of its seeds: a step, with ``by="method"`` a K and a step, with
+    ``by="algorithm"`` a compressor, K, step and whatever else was varied. m of a method's ``grid`` trials are drawn without replacement, and of
+    those the one is kept that ``tuned`` prefers; after the whole grid that is the one of its table. A trial costs infinitely
+    much with a seed that does not reach the target or did not end ok, and with every seed where one of them diverged or was pruned, as
+    no such step is chosen while there is another. With ``tuning_seeds`` the choice is made on these and the cost is that of the others.
+
+    Columns: facet, ``by``, trials (m), grid (N), seeds, target; reach, the share of draws and seeds that reach the target;
+    cost, the median over draws, of which the median over seeds (inf where half of the draws or more miss the target), and cost_low,
+    cost_high, coverage, the ``interval`` over seeds; draws_low and draws_high, between which 80 % of draws and seeds are;
+    expected, the mean over draws, of which the median over seeds. One draw that misses makes a mean infinite, however rare it is:
+    leaving it out would favour methods that fail more. Raises InputError for unknown columns.
+
+    Sources: Dodge, Gururangan, Card, Schwartz, Smith 2019, Show your work: improved reporting of experimental results;
+    Tang et al. 2020, Showing your work doesn't always work; Sivaprasad, Mai, Vogels, Jaggi, Fleuret 2020, Optimizer
+    benchmarking needs to account for hyperparameter tuning.
+
+    >>> from raybench.analysis.examples import example
+    >>> found = trials(example(), 1e-3, where={"algorithm": "ef21"})
+    >>> found[["trials", "grid", "reach", "cost", "draws_low", "draws_high", "expected"]].round(1)
+       trials  grid  reach    cost  draws_low  draws_high  expected
+    0       1     4    1.0  8925.0     4970.0     15820.0    9660.0
+    1       2     4    1.0  6475.0     4620.0      9870.0    6790.0
+    2       3     4    1.0  4970.0     4620.0      7980.0    5722.5
+    3       4     4    1.0  4970.0     4620.0      5250.0    4970.0
+    """
+    found = opened(source, where, accounting)
+    x, by = axis(x or found.cost, found, "x"), keys(by, found.cells)[0]
+    tuning = tuning_seeds if tuning_seeds is not None else found.tuning_seeds or None
+    heads = list(dict.fromkeys(["facet", by, "trials", "grid", "seeds", "target"]))
+    pieces = []
+    for facet, goal in targets_of(found, target):
+        for name, costs in _grids(found, facet, goal, by, x, tuning):
+            count, seeds = costs.shape
+            facts = {"facet": facet, by: name, "trials": np.arange(1, count + 1), "grid": count}
+            pieces.append(pd.DataFrame({**facts, "seeds": seeds, "target": goal, **after(costs)}))
+    empty = pd.DataFrame(columns=[*heads, *AFTER])
+    return pd.concat(pieces, ignore_index=True)[[*empty]] if pieces else empty
+
+
+def _grids(
+    found: Frames, facet: str, goal: float, by: str, x: str, tuning: Collection[int] | None
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield methods with their costs (candidates in the order of choice, seeds), of one problem."""
+    cells = found.cells[(found.cells["facet"] == facet) & (found.cells["status"] != "skipped")]
+    apart = set_apart(cells, by, tuning)
+    rows = found.held.columns([x, found.metric])
+    ranked = candidates(rows, cells[~apart], goal, by, found.metric, x)
+    if ranked.empty:
+        return
+    every = costs_of(found, cells.assign(apart=apart), [(facet, goal)], x, found.metric)
+    costs = dict(list(every.groupby(by, sort=False)))
+    for name, order in ranked.groupby(by, sort=False):
+        own = costs[name]
+        table = own.pivot_table(
+            index=["series", "step"], columns="seed", values="cost", aggfunc="median", dropna=False
+        )
+        table = table.reindex(pd.MultiIndex.from_frame(order[["series", "step"]]))
+        shown = own.loc[own["apart"], "seed"] if own["apart"].any() else own["seed"]
+        part = table[sorted(shown.unique())]
+        # a candidate that ran with fewer seeds than others has on the rest its median
+        for usual in (part.median(axis=1), table.median(axis=1)):
+            part = part.apply(lambda seed, usual=usual: seed.fillna(usual))
+        part = part.fillna(np.inf).to_numpy(float)
+        yield str(name), np.where(order["eligible"].to_numpy(bool)[:, None], part, np.inf)
+
+
+def after(costs: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the columns of ``trials`` after 1 .. N trials, from costs (N candidates in the order of choice, seeds)."""
+    count, seeds = costs.shape
+    weights = chosen(count)
+    finite = np.isfinite(costs)
+    sums = weights @ np.where(finite, costs, 0.0)
+    sums[(weights @ ~finite) > 0] = np.inf  # 0 times infinity is none
+    middle = np.stack([_median(weights, column) for column in costs.T], axis=1)
+    spread = np.array([interval(row) for row in middle], float).reshape(count, 4).T
+    shares, tail = np.repeat(weights, seeds, axis=1) / seeds, (1 - DRAWS) / 2
+    ends = [_quantile(shares, costs.ravel(), share) for share in (tail, 1 - tail)]
+    columns = [(weights @ finite).mean(axis=1), *spread, *ends, np.median(sums, axis=1)]
+    return dict(zip(AFTER, columns, strict=True))
+
+
+def chosen(count: int) -> np.ndarray:
+    """Return how probably the j-th of N is the first of m that are drawn: an array (m, j), both from 1.
+
+    By C(N - j, m - 1) / C(N - j + 1, m - 1) = (N - j - m + 2) / (N - j + 1), from m / N for j = 1.
+    """
+    m, j = np.arange(1, count + 1)[:, None], np.arange(2, count + 1)
+    ratios = np.maximum(count - j - m + 2, 0) / (count - j + 1)
+    found: np.ndarray = np.cumprod(np.hstack([m / count, ratios]), axis=1)
+    return found
+
+
+def _quantile(weights: np.ndarray, values: np.ndarray, share: float) -> np.ndarray:
+    """Return for each row of weights the least value that at least this share lies at or below."""
+    order = np.argsort(values, kind="stable")
+    below = weights[:, order].cumsum(axis=1)
+    place = (below < share - ROUNDING).sum(axis=1)
+    found: np.ndarray = values[order][np.minimum(place, len(values) - 1)]
+    return found
+
+
+def _median(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return for each row of weights the median: between two values, if a half lies below, their mean."""
+    low = _quantile(weights, values, 0.5)
+    high = _quantile(weights, values, 0.5 + 2 * ROUNDING)
+    return np.where(low == high, low, (low + high) / 2)
+
+
+# Two folders -----------------------------------------------------------------------------------------
+
+WAYS = ("step", "series", "method")
+ENOUGH = 0.05
+"""Below this adjusted p-value a difference is called one."""
+COMPARED = [
+    *("facet", "method", "k", "step_a", "step_b", "target", "cells_a", "cells_b", "pairs"),
+    *("identical", "reached_a", "reached_b", "cost_a", "cost_b", "ratio", "effect"),
+    *("p_value", "p_adjusted", "verdict", "apart"),
+]
+
+
+def compare(
+    a: Source,
+    b: Source,
+    target: float | None = None,
+    *,
+    by: str = "step",
+    x: str | None = None,
+    where: Where | None = None,
+    accounting: How = None,
+) -> pd.DataFrame:
+    """Return what the target costs in b and in a, for every method, K and step that both have.
+
+    Groups belong together if they asked for the same, but for what all cells of a and b differ in (``differences``), such as
+    lambda where b was run with another one. Where several groups of a folder do, each has a row with each of the other's that is
+    not in both. ``by="series"`` compares the best step of a with that of b at each K,
+    ``by="method"`` the best K and step. target: None for those of a's table. Seeds that both have are compared in pairs
+    (``statistics.paired``), of those that have not tuned, where frames have seeds that do; where there are none, as two samples (``statistics.unpaired``).
+
+    Columns: facet, method, k, step_a, step_b, target, cells_a, cells_b, pairs, identical (pairs that agree in
+    cost and in final value to the last bit), reached_a, reached_b, cost_a, cost_b (medians), ratio (b over a, below 1 where
+    b is cheaper; 0 or inf where only b or only a reaches the target), effect (from -1, all of b cheaper, to 1), p_value, p_adjusted (Holm, over all rows) and verdict: ``cheaper``
+    or ``dearer`` where p_adjusted is below 5 %, ``same`` where all pairs are identical, ``not shown``, or ``only a``, ``only b``
+    for what the other folder lacks; apart: what the two sides of the row differ in, where it is not the same in all rows. Three pairs have no p-value below 25 %, six none below 3 %. Rows in order of a's cost.
+    Raises InputError for unknown columns and where the folders have nothing in common.
+
+    >>> from raybench.analysis.examples import example
+    >>> before, after = example(seeds=8), example(seeds=8, slower=0.5)
+    >>> found = compare(before, after, 1e-3, by="series")
+    >>> found[["method", "k", "cost_a", "cost_b", "ratio", "p_adjusted", "verdict"]].round(3)
+              method    k   cost_a  cost_b  ratio  p_adjusted  verdict
+    0     EF21 Top-K  1.0   4165.0  2100.0  0.503       0.031  cheaper
+    1     EF21 Top-K  2.0   6720.0  3360.0  0.504       0.031  cheaper
+    2  MARINA Rand-K  1.0   6912.0  3456.0  0.502       0.031  cheaper
+    3             GD  NaN  13440.0  6720.0  0.500       0.031  cheaper
+    """
+    if by not in WAYS:
+        raise InputError.of("by", f"unknown {by!r}", nearest(by, WAYS) or f"one of {WAYS}")
+    one, two = opened(a, where, accounting), opened(b, where, accounting)
+    if by == "step" and (one.tuning_seeds or two.tuning_seeds):
+        raise InputError.of(
+            "--tuning-seeds", "every step is compared, and none chosen", "--by series"
+        )
+    x, y = axis(x or one.cost, one, "x"), one.metric
+    left, right = _keyed(one, two, by)
+    if set(left["key"]).isdisjoint(right["key"]):
+        raise InputError.of("compare", "the folders have no method on a problem in common")
+    left, right = _paired([left, right])
+    right = _renamed(right, left, by)
+    goals = targets_of(one, target)
+    left, right = _tuned(one, left, by, goals, x), _tuned(two, right, by, goals, x)
+    costs = [costs_of(f, c, goals, x, y) for f, c in ((one, left), (two, right))]
+    rows = list(_rows(costs[0], costs[1], y))
+    table = pd.DataFrame(rows, columns=COMPARED)
+    table["p_adjusted"] = holm(table["p_value"].to_numpy(float))
+    table["verdict"] = [_verdict(row) for row in table.to_dict("records")]
+    order = ["facet", "cost_a", "cost_b"]
+    return table.sort_values(order, kind="stable", na_position="last", ignore_index=True)
+
+
+def differences(a: Source, b: Source) -> dict[str, tuple[str, str]]:
+    """Return what all cells of two sources differ in: {key of the sweep file: (values in a, values in b)}."""
+    one, two = (_asked(opened(source).cells)[0] for source in (a, b))
+    return {name: (_values(one, name), _values(two, name)) for name in _apart(one, two)}
+
+
+def _asked(cells: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray]:
+    """Return what cells asked for, as flat texts without seed and step, each once, and the place of each cell in it."""
+    place, texts = pd.factorize(cells["config"].astype(object).map(shared, na_action="ignore"))
+    # texts at once: pandas would make 4 of some cells 4.0 where others have no such key
+    rows = [{k: repr(v) for k, v in flatten(text).items() if v is not None} for text in texts]
+    few = pd.DataFrame(rows, dtype=object).fillna("")
+    keep = [c for c in few if c not in ("seed", "step.number") and not c.startswith("resolved")]
+    return few[keep], place
+
+
+def _values(asked: pd.DataFrame, name: str) -> str:
+    values = asked[name].unique() if name in asked else [""]
+    return ", ".join(sorted(value.strip("'") or "-" for value in values))
+
+
+def _apart(one: pd.DataFrame, two: pd.DataFrame) -> list[str]:
+    names = sorted({*one, *two})
+    seen = [{n: set(part[n]) if n in part else {""} for n in names} for part in (one, two)]
+    return [n for n in names if not seen[0][n] & seen[1][n]]
+
+
+def _keyed(one: Frames, two: Frames, by: str) -> list[pd.DataFrame]:
+    """Return the cells of both sides that ran, with columns key, unit and side: texts.
+
+    key: what cells have in common that are compared; unit: the groups of a side that are one; side: what such a
+    side has of the keys in which the sides differ, where it has several.
+    """
+    asked = [_asked(source.cells) for source in (one, two)]
+    apart = _apart(asked[0][0], asked[1][0])
+    shared_names = sorted({*asked[0][0], *asked[1][0]} - set(apart))
+    shared_names = [n for n in shared_names if by != "method" or n != "compressor.k"]
+    several = [n for n in apart if any(n in few and few[n].nunique() > 1 for few, _ in asked)]
+    heads = [name.rpartition(".")[2] + " " if len(several) > 1 else "" for name in several]
+
+    def texts(
+        few: pd.DataFrame, names: list[str], joined: Callable[[list[str]], str]
+    ) -> np.ndarray:
+        rows = few.reindex(columns=names, fill_value="").to_numpy(object).tolist()
+        return np.array([*map(joined, rows), ""], object)
+
+    def side(row: list[str]) -> str:
+        return ", ".join(h + (v.strip("'") or "-") for h, v in zip(heads, row, strict=True))
+
+    sides = []
+    for source, (few, place) in zip((one, two), asked, strict=True):
+        cells = source.cells
+        step = cells["step_multiple"].map("x{:.12g}".format)
+        step = step.where(cells["step_multiple"].notna(), cells["step_size"].map("{:.12g}".format))
+        key = cells["problem"].fillna("") + "\n" + cells["algorithm"].fillna("") + "\n"
+        key = key + texts(few, shared_names, "\n".join)[place]
+        unit = cells["facet"] + "\n" + cells["method"]
+        unit = unit if by == "method" else cells["group"].fillna(cells["facet"] + cells["series"])
+        cells = cells.assign(
+            key=key + "\n" + step if by == "step" else key,
+            unit=unit,
+            side=texts(few, several, side)[place],
+        )
+        sides.append(cells[cells["status"] != "skipped"].reset_index(drop=True))
+    return sides
+
+
+def _paired(sides: list[pd.DataFrame]) -> list[pd.DataFrame]:
+    """Return cells with a key for each pair of units, one of each side: a unit that is in both is a pair by itself."""
+    units = [side[["key", "unit"]].drop_duplicates() for side in sides]
+    if not any(part["key"].duplicated().any() for part in units):
+        return sides
+    pairs = units[0].merge(units[1], "outer", on="key", suffixes=("_a", "_b"))
+    in_both = pairs["unit_a"].isin(units[1]["unit"]) | pairs["unit_b"].isin(units[0]["unit"])
+    pairs = pairs[(pairs["unit_a"] == pairs["unit_b"]) | ~in_both]
+    pairs["pair"] = pairs.fillna("").agg("\n".join, axis=1)
+    keyed = []
+    for side, name in zip(sides, ("unit_a", "unit_b"), strict=True):
+        part = pairs[["key", name, "pair"]].dropna().rename(columns={name: "unit"})
+        cells = side.merge(part, on=["key", "unit"])
+        keyed.append(cells.assign(key=cells["pair"]).drop(columns="pair"))
+    return keyed
+
+
+def _renamed(right: pd.DataFrame, left: pd.DataFrame, by: str) -> pd.DataFrame:
+    """Return cells with the names that the other side has for what they share."""
+    names = left.drop_duplicates("key").set_index("key")
+    # by method a key has several series
+    for column in ("facet", "method", *["series"] * (by != "method")):
+        other = right["key"].map(names[column])
+        right = right.assign(**{column: other.where(other.notna(), right[column])})
+    return right
+
+
+def _tuned(
+    found: Frames, cells: pd.DataFrame, by: str, goals: list[tuple[str, float]], x: str
+) -> pd.DataFrame:
+    """Return the cells of each key's best step, or best K and step; all where steps are compared."""
+    if by == "step":
+        return cells
+    pieces = [cells.iloc[:0]]
+    rows = found.held.columns([x, found.metric])
+    several = cells.groupby("cell").cumcount()  # a cell may stand in several pairs
+    for facet, goal in goals:
+        for _, part in cells[cells["facet"] == facet].groupby(several, sort=False):
+            apart = set_apart(part, "key", found.tuning_seeds or None)
+            ranked = candidates(rows, part[~apart], goal, "key", found.metric, x)
+            if len(ranked):
+                best = ranked.drop_duplicates("key")[["key", "series", "step"]]
+                others = apart | ~apart.groupby(part["key"]).transform("any")
+                pieces.append(part[others].merge(best, on=["key", "series", "step"]))
+    return pd.concat(pieces, ignore_index=True)
+
+
+def _rows(a: pd.DataFrame, b: pd.DataFrame, y: str) -> Iterator[dict[str, Any]]:
+    """Yield a row of ``compare`` for each key of either side, without what all rows decide together."""
+    parts = [dict(list(side.groupby("key", sort=False))) for side in (a, b)]
+    for key in dict.fromkeys([*parts[0], *parts[1]]):
+        sides = [part.get(key, a.iloc[:0]) for part in parts]
+        ran = [side for side in sides if len(side)]
+        row: dict[str, Any] = dict(ran[0].iloc[0][["facet", "method", "k", "target"]])
+        for name, side in zip("ab", sides, strict=True):
+            row[f"step_{name}"] = side["step"].iloc[0] if len(side) else ""
+            row |= {f"cells_{name}": len(side), f"cost_{name}": side["cost"].median()}
+            row[f"reached_{name}"] = int(np.isfinite(side["cost"]).sum())
+        row["apart"] = " → ".join(dict.fromkeys(str(side["side"].iloc[0]) for side in ran))
+        row |= {"pairs": 0, "identical": 0, **Verdict(math.nan, math.nan, math.nan)._asdict()}
+        if len(ran) == 2:
+            one, two = sides
+            pairs = one.drop_duplicates("seed").merge(two.drop_duplicates("seed"), on="seed")
+            same = (pairs["cost_x"] == pairs["cost_y"]) & (pairs[f"{y}_x"] == pairs[f"{y}_y"])
+            row |= {"pairs": len(pairs), "identical": int(same.sum())}
+            costs = (pairs["cost_x"], pairs["cost_y"]) if len(pairs) else (one["cost"], two["cost"])
+            test = paired if len(pairs) else unpaired
+            row |= test(*(cost.to_numpy() for cost in costs))._asdict()
+        yield row
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    if not row["cells_a"] or not row["cells_b"]:
+        return "only a" if row["cells_a"] else "only b"
+    if row["pairs"] and row["identical"] == row["pairs"]:
+        return "same"
+    if row["p_adjusted"] < ENOUGH:
+        return "cheaper" if row["effect"] < 0 else "dearer"
+    return "not shown"
+
+
+# One folder, read in every way --------------------------------------------------------------------------
+#
+# A reading is a choice of: how many bits a value costs; which code of the indices is charged; whether messages before
+# the first round count; whether the downlink counts; and which step of a method is shown. Under each reading a method has
+# a cost of the target, and so each pair of methods has an order.
+
+FACTORS = ("values", "indices", "first", "side", "steps")
+"""Columns of ``Audit.readings`` that say what a reading is."""
+
+STEPS = ("tuned", "theory", "lowest end")
+PAIRS = [
+    *("facet", "better", "worse", "cost_better", "cost_worse", "decided", "flipped", "unless"),
+    *("absent", "missed", "equal"),
+]
+Term = tuple[tuple[str, str], ...]
+"""Conditions (column, value) that hold together."""
+MOST_TERMS = 3  # of the shortest rule that is looked for among all
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The readings of a results folder, and what they say of each pair of methods.
+
+    readings: a row per facet, reading and method: facet, ``FACTORS``, method, cost (bits per client to the target, inf
+    where the median seed misses it), rank (1 is cheapest; NaN where it misses), own (whether this is how the folder is
+    read unless told). pairs: a row per facet and pair of methods: facet, better and worse (in the folder's own reading),
+    cost_better, cost_worse, decided (readings in which they differ), flipped (those with the other order), unless (the
+    readings that turn them round, as a rule; empty where none does). The readings that do not tell them apart are absent (one of them has no such
+    step), missed (neither arrives) or equal.
+    """
+
+    readings: pd.DataFrame
+    pairs: pd.DataFrame
+
+
+def audit(source: str | os.PathLike[str] | Frames) -> Audit:
+    """Return how the order of methods depends on how bits are booked and steps are chosen.
+
+    values: ``dtype``, or 32 where cells are wider. indices: each code of ``Accounting.index_bits``.
+    first: whether the messages before round 1 are ``counted`` or ``free``. side: ``up``, or ``up + down``. steps: the one that is
+    ``tuned``, one times ``theory``, or the one with the ``lowest end``. The target is that of the folder in all of them.
+    Raises InputError where no cell ended ok.
+    """
+    found = source if isinstance(source, Frames) else frames(source)
+    if not (found.cells["status"] == "ok").any():
+        fix = "; ".join(found.earlier) or "a folder with results"
+        raise InputError.of("audit", "no cell ended ok", fix)
+    readings = pd.concat(_readings(found), ignore_index=True)
+    return Audit(readings, _pairs(readings))
+
+
+def _readings(found: Frames) -> Iterator[pd.DataFrame]:
+    goals, own = found.goals, parse(found.accounting)
+    by_facet = {f: goals if isinstance(goals, float) else goals[f] for f in found.cells["facet"]}
+    curves = found.curves.reset_index(drop=True)
+    narrow = _telling(curves, curves["facet"].map(by_facet), found.metric)
+    ran = found.cells[found.cells["cell"].isin(curves["cell"])]
+    wide = bool((ran["config"].map(dtype_bits) > 32).any())
+    widths: list[str | int] = ["dtype", 32] if wide else ["dtype"]
+    for values, code, counted in itertools.product(widths, INDEX_BITS, [True, False]):
+        how = Accounting(values, code, counted)
+        booked, cells = booking.rebook(narrow, found.cells, how)
+        both = booked["bits_up"] + booked["bits_down"].fillna(0.0)
+        for side, x in (("up", "bits_up"), ("up + down", "bits")):
+            rows = ordered(booked.assign(bits=both), [x, found.metric])
+            for facet, part in cells.assign(bits=np.nan).groupby("facet", sort=False):
+                table = candidates(rows, part, by_facet[facet], "method", found.metric, x)
+                table = table[table["eligible"]] if len(table) else table
+                for steps in STEPS:
+                    best = _chosen(table, steps, found.metric)
+                    reading = (str(values), code, "counted" if counted else "free", side, steps)
+                    facts = {"facet": facet, **dict(zip(FACTORS, reading, strict=True))}
+                    is_own = how == own and side == "up" and steps == "tuned"
+                    rank = best["cost"].replace(np.inf, np.nan).rank(method="min")
+                    yield best[["method", "cost"]].assign(rank=rank, own=is_own, **facts)
+
+
+def _telling(curves: pd.DataFrame, goals: pd.Series, y: str) -> pd.DataFrame:
+    """Return the rows of curves that a cost can hang on: of each cell the first, the one that comes down to the goal, the last.
+
+    Which row comes down to the goal hangs on no accounting, so that readings need not look at the others.
+    """
+    curves = curves.sort_values(["cell", "round"], kind="stable")
+    there = curves[curves[y] <= goals.loc[curves.index]]
+    ends = [curves.drop_duplicates("cell", keep=end).index for end in ("first", "last")]
+    keep = there.drop_duplicates("cell").index.union(ends[0]).union(ends[1])
+    return curves[curves.index.isin(keep)]
+
+
+def _chosen(table: pd.DataFrame, steps: str, y: str) -> pd.DataFrame:
+    """Return a candidate per method. table: as ``candidates`` orders them."""
+    if steps == "theory":
+        table = table[table["step_multiple"] == 1]
+    elif steps == "lowest end":
+        table = table.sort_values(y, kind="stable")
+    return table.drop_duplicates("method")
+
+
+def _pairs(readings: pd.DataFrame) -> pd.DataFrame:
+    rows = []
+    for facet, part in readings.groupby("facet", sort=False):
+        costs = part.set_index([*FACTORS, "own", "method"])["cost"].unstack()
+        own = costs[costs.index.get_level_values("own")]
+        if own.empty:  # such as a width that no reading has: then the first one stands for it
+            own = costs.iloc[:1]
+        first = own.iloc[0]
+        order = first.dropna().sort_values(kind="stable").index
+        for better, worse in itertools.combinations(order, 2):
+            if not first[better] < first[worse]:
+                continue  # neither arrives: there is no order to turn round
+            both = costs[[better, worse]]
+            absent = both.isna().any(axis=1)
+            missed = ~absent & ~np.isfinite(both).any(axis=1)
+            gap = (both[worse] - both[better])[~absent & ~missed]
+            decided = gap[gap != 0]
+            flipped = (decided < 0).to_numpy()
+            table = decided.index.to_frame(index=False)[list(FACTORS)]
+            ends = (facet, better, worse, first[better], first[worse])
+            counts = (int(absent.sum()), int(missed.sum()), len(gap) - len(decided))
+            flips = (len(decided), int(flipped.sum()), explained(table, flipped))
+            rows.append((*ends, *flips, *counts))
+    return pd.DataFrame(rows, columns=PAIRS)
+
+
+def explained(table: pd.DataFrame, hit: np.ndarray) -> str:
+    """Return a rule for the rows of a table that are hit, empty where none is. The rows differ from one another.
+
+    A rule is some terms, joined by ``or``, each of some conditions ``column = value``: together they hold for the rows that
+    are hit, and for no others. Of those with one to three terms of one or two conditions the one with the fewest; where
+    there is none, the terms that hold for most of what is left, one after the other.
+    """
+    if not hit.any():
+        return ""
+    pure = dict(_pure(table, hit, 1, 2))
+    for count in range(1, MOST_TERMS + 1):
+        for terms in itertools.combinations(pure, count):
+            if (np.logical_or.reduce([pure[term] for term in terms]) == hit).all():
+                return _worded(terms)
+    pure |= _pure(table, hit, 3, table.shape[1])
+    chosen, left = [], hit.copy()
+    while left.any() and pure:
+        # the first of equals is the shortest
+        chosen.append(max(pure, key=lambda term: (pure[term] & left).sum()))
+        left = left & ~pure[chosen[-1]]
+    return _worded(tuple(chosen))
+
+
+def _pure(table: pd.DataFrame, hit: np.ndarray, least: int, most: int) -> dict[Term, np.ndarray]:
+    """Return the terms of so many conditions that hold for rows which are hit alone, and for which rows."""
+    columns = {c: list(dict.fromkeys(table[c])) for c in table if table[c].nunique() > 1}
+    holds = {(c, v): (table[c] == v).to_numpy() for c in columns for v in columns[c]}
+    found = {}
+    for size in range(least, most + 1):
+        for names in itertools.combinations(columns, size):
+            for values in itertools.product(*(columns[name] for name in names)):
+                term = tuple(zip(names, values, strict=True))
+                rows = np.logical_and.reduce([holds[condition] for condition in term])
+                if rows.any() and not (rows & ~hit).any():
+                    found[term] = rows
+    return found
+
+
+def _worded(terms: tuple[Term, ...]) -> str:
+    """Return terms as text, those of one column alone together: ``indices = explicit or bitmask``."""
+    alone: dict[str, list[str]] = {}
+    rest = []
+    for term in terms:
+        if len(term) == 1:
+            alone.setdefault(term[0][0], []).append(term[0][1])
+        else:
+            rest.append(" and ".join(f"{column} = {value}" for column, value in term))
+    return ", or ".join([f"{c} = {' or '.join(values)}" for c, values in alone.items()] + rest)

@@ -1,0 +1,268 @@
+"""Figures of rankings: performance profiles, costs after some trials, the fastest by bandwidth, an audit's ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from raybench.analysis import Frames, Network, by_bandwidth, profile, trials
+from raybench.analysis.rankings import DRAWS, FACTORS, Audit
+from raybench.core.errors import InputError
+from raybench.report import words
+from raybench.report.content import MOST_SERIES, Figure, Look, all_methods, build, looks
+from raybench.report.rankings import percent, targets_word
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+MARGIN = 1.3  # by how much the axis of profiles goes on beyond the largest ratio
+ROOM = 2.0  # how far above the largest finite cost the figure of trials ends
+MOST_EVEN = 40  # more trials read best on a logarithmic axis
+MISSED = "not reached"
+BEHIND = (
+    *("panel", "method", "series", "x", "y", "low", "high", "grid", "seeds", "reach"),
+    *("cost_low", "cost_high", "coverage", "expected", "target"),
+)
+"""The rows behind the figure of trials."""
+
+
+def profiles(found: Frames, methods: Sequence[str], every: Sequence[str]) -> Figure:
+    """Return the figure of ``analysis.profile`` of some methods. every: ``all_methods`` of the results.
+
+    Raises InputError where no method reaches the target on any problem.
+    """
+    table = profile(found, where={"method": list(methods)})
+    if table.empty or not (table["share"] > 0).any():
+        raise InputError.of("plot", "no method reaches the target", "another --target")
+    heads = found.cells.drop_duplicates("method").assign(k=np.nan)
+    heads = heads.assign(series=heads["method"])
+    plain = looks(heads[heads["method"].isin(methods)], every)
+    style = {name: replace(look, label=name) for name, look in plain.items()}
+    # of few instances the intervals cover all: they are in the rows behind the figure, and not drawn
+    names = {"tau": "x", "share": "y", "low": "interval_low", "high": "interval_high"}
+    data = table.rename(columns=names).assign(series=table["method"], panel="")
+    data = data.assign(low=data["y"], high=data["y"])
+    end = MARGIN * float(data["x"].max())  # so that the last step is seen
+    last = data.groupby("series", sort=False).tail(1).assign(x=end)
+    data = pd.concat([data, last]).sort_values(["series", "x"], kind="stable", ignore_index=True)
+    count = int(table["instances"].iloc[0])
+    goals = sorted({float(t) for t in found.tuned("method")["target"].dropna()})
+    goal = f"≤ {goals[0]:g}" if len(goals) == 1 else "≤ the target of its problem"
+    return Figure(
+        name="profile",
+        x="tau",
+        y="share",
+        title="Performance profiles",
+        x_label="Cost ÷ that of the cheapest method",
+        y_label="Share of problems and seeds",
+        data=data,
+        looks=style,
+        panels=[""],
+        band=f"{words.COLUMNS[found.metric]} {goal}; {words.count(count, 'pair')} of problem and seed",
+        log_x=end > 4,
+        x_from=1.0,
+        log_y=False,
+        stairs=True,
+    )
+
+
+def against_trials(found: Frames, cells: pd.DataFrame, every: Sequence[str], x: str) -> Figure:
+    """Return the figure of ``analysis.trials``: what the target costs against the number of trials, of some cells' methods.
+
+    every: ``all_methods`` of the results. Raises InputError where no method reaches the target in half of all draws.
+    """
+    table = trials(found, where={"method": sorted(cells["method"].unique())}, x=x)
+    finite = table["cost"].replace(np.inf, np.nan)
+    if not finite.notna().any():
+        raise InputError.of("plot", "no method reaches the target", "another --target")
+    heads = found.cells.drop_duplicates("method").assign(k=np.nan, series=lambda t: t["method"])
+    heads = heads[heads["method"].isin(table["method"])]
+    grids = table.groupby("method")["grid"].max()
+    style: dict[str, Look] = {
+        name: replace(look, label=f"{name}, {words.count(int(grids[name]), 'cell')}")
+        for name, look in looks(heads, every).items()
+    }
+    data = table.rename(columns={"facet": "panel", "trials": "x", "cost": "y"})
+    data = data.assign(series=data["method"], low=data["draws_low"], high=data["draws_high"])
+    never = sorted(
+        name for name in style if not np.isfinite(table.loc[table["method"] == name, "cost"]).any()
+    )
+    top = ROOM * float(table[["cost", "draws_high"]].replace(np.inf, np.nan).max().max())
+    unit = words.time_unit_of if x.startswith("seconds") else words.unit_of
+    size, name = unit(float(finite.min())) if x.startswith(("seconds", "bits")) else (1.0, "")
+    data = data[~data["series"].isin(never)]
+    tail = percent((1 - DRAWS) / 2)
+    said = [
+        f"median over draws and seeds; bands: {percent(DRAWS)} of them, open above where more than {tail} miss the target",
+        f"missed in half of the draws or more: {', '.join(never)}" if never else "",
+    ]
+    return Figure(
+        name="trials",
+        x="trials",
+        y=x,
+        title="What the target costs after some random trials of the grid",
+        x_label="Random trials of the method's own grid",
+        y_label=f"{words.axis(x, name)}\nto {words.COLUMNS[found.metric]} ≤ "
+        + (targets_word(table) if table["target"].nunique() == 1 else "its target"),
+        data=data[[*BEHIND]],
+        looks=style,
+        panels=sorted(table["facet"].unique()),
+        band="; ".join(filter(None, said)),
+        y_unit=size,
+        log_x=bool(grids.max() > MOST_EVEN),
+        y_to=top,
+    )
+
+
+def every(found: Frames) -> list[Figure]:
+    """Return the figures of a report: those of ``build``, and with a link the chart of bandwidths."""
+    figures = build(found)
+    chart = None if found.link is None else best_by_bandwidth(found, found.link)
+    return figures + ([chart] if chart is not None else [])
+
+
+def best_by_bandwidth(found: Frames, network: Network) -> Figure | None:
+    """Return the chart of simulated seconds to the target of every method, None where none reaches it.
+
+    Each method has, at each bandwidth, the K and step that are best there; thick where no method is faster.
+    """
+    best = found.tuned("method")
+    if best.empty:
+        return None
+    targets = dict(best.drop_duplicates("facet")[["facet", "target"]].itertuples(index=False))
+    table = by_bandwidth(
+        found.curves,
+        found.cells,
+        network,
+        targets,
+        found.metric,
+        tuning_seeds=found.tuning_seeds or None,
+    )
+    table = table[np.isfinite(table["seconds"].astype(float))]
+    if table.empty:
+        return None
+    least = table.groupby("method")["seconds"].min().sort_values(kind="stable")
+    plain = table.drop_duplicates("method").set_index("method")["dense"].astype(bool)
+    drawn = [m for i, m in enumerate(least.index) if i < MOST_SERIES or plain[m]]
+    left = sorted(set(least.index) - set(drawn))
+    table = table[table["method"].isin(drawn)]
+    heads = best[best["method"].isin(drawn)].drop_duplicates("method")
+    style = looks(heads.assign(series=heads["method"], k=np.nan), all_methods(found))
+    data = table.rename(columns={"facet": "panel", "bandwidth": "x", "seconds": "y"})
+    data = data.drop(columns="series").assign(best=table["series"], series=table["method"])
+    name = words.COLUMNS[found.metric]
+    goals = sorted(set(table["target"]))
+    goal = f"{name} ≤ {goals[0]:g}" if len(goals) == 1 else f"the target of {name} of its problem"
+    return Figure(
+        name="seconds_to_target_vs_bandwidth",
+        x="bandwidth",
+        y="seconds_simulated",
+        title="Simulated seconds to the target against bandwidth",
+        x_label="Bandwidth of a link (Gbit/s)",
+        y_label="Simulated time to target (s)",
+        data=data.reset_index(drop=True),
+        looks={m: _look(style[m], m, bool(plain[m])) for m in drawn},
+        panels=sorted(found.cells["facet"].unique()),
+        band=_caption(network, goal, table, plain),
+        x_unit=1e9,
+        log_x=True,
+        x_from=float(table["bandwidth"].min()),
+        log_y=True,
+        marked="fastest",
+        notes=[f"not in the chart of bandwidths: {', '.join(left)}"] if left else [],
+    )
+
+
+def _look(look: Look, method: str, plain: bool) -> Look:
+    return replace(look, label=f"{method} (dense messages)" if plain else method)
+
+
+def _caption(network: Network, goal: str, table: pd.DataFrame, plain: pd.Series) -> str:
+    """Return what the chart shows and assumes."""
+    latency = words.seconds(network.link.latency)
+    said = f"simulated: {network.form}, latency {latency}, to {goal}; gradients and operators as measured, "
+    said += "each client on a machine of its own; K and step are the best at each bandwidth; "
+    said += "thick: no method is faster"
+    if not plain.any():
+        said += "; no method with dense messages reaches the target"
+    spread = words.band(int(n) for n in table["seeds"])
+    return f"{said}; {spread}" if spread else said
+
+
+def shares(readings: pd.DataFrame) -> pd.DataFrame:
+    """Return per facet and method (rows) the share of the readings in which it has each rank (columns).
+
+    The last column is the share in which it misses the target. Rows are ordered by mean rank.
+    """
+    rank = readings["rank"].map(lambda r: MISSED if math.isnan(r) else int(r))
+    table = (
+        readings.assign(rank=rank).groupby(["facet", "method"])["rank"].value_counts(normalize=True)
+    )
+    table = table.unstack(fill_value=0.0)
+    ranks = sorted(c for c in table if c != MISSED)
+    table = table.reindex(columns=[*ranks, MISSED], fill_value=0.0)
+    mean = (
+        readings.assign(rank=readings["rank"].fillna(len(ranks) + 1))
+        .groupby(["facet", "method"])["rank"]
+        .mean()
+    )
+    return (
+        table.assign(mean=mean).sort_values(["facet", "mean"], kind="stable").drop(columns="mean")
+    )
+
+
+def audit_figure(found: Audit) -> Canvas:
+    """Return the figure: a panel per problem, a row per method, the share of readings in each rank.
+
+    The rank in the folder's own reading is framed.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Canvas
+
+    table = shares(found.readings)
+    facets = list(dict.fromkeys(table.index.get_level_values("facet")))
+    rows = [len(table.loc[facet]) for facet in facets]
+    widest = max(len(name) for name in table.index.get_level_values("method"))
+    width = 0.09 * widest + 0.55 * len(table.columns) + 0.4
+    canvas = Canvas(
+        figsize=(width, 0.27 * sum(rows) + 0.75 * len(facets) + 0.35), layout="constrained"
+    )
+    FigureCanvasAgg(canvas)
+    axes = canvas.subplots(len(facets), 1, squeeze=False, gridspec_kw={"height_ratios": rows})
+    own = found.readings[found.readings["own"]].set_index(["facet", "method"])["rank"]
+    for axis, facet in zip(axes.flatten(), facets, strict=True):
+        _matrix(axis, table.loc[facet], own.get(facet, pd.Series(dtype=float)))
+        axis.set_title(facet, pad=4)
+    count = len(found.readings.drop_duplicates([*FACTORS]))
+    canvas.supxlabel(
+        f"Rank by bits to the target: % of {count} readings; framed: as the folder is read",
+        fontsize=7.5,
+    )
+    return canvas
+
+
+def _matrix(axis: Axes, table: pd.DataFrame, own: pd.Series) -> None:
+    from matplotlib.patches import Rectangle
+
+    values = 100 * table.to_numpy(float)
+    axis.imshow(values, cmap="Blues", vmin=0, vmax=100, aspect="auto")
+    axis.grid(False)
+    for (i, j), value in np.ndenumerate(values):
+        if value:
+            colour = "white" if value > 55 else "black"
+            axis.text(j, i, f"{value:.0f}", ha="center", va="center", fontsize=7.5, color=colour)
+    for i, method in enumerate(table.index):
+        rank = own.get(method, math.nan)
+        at = len(table.columns) - 1 if math.isnan(rank) else list(table.columns).index(int(rank))
+        if method in own.index:
+            axis.add_patch(Rectangle((at - 0.5, i - 0.5), 1, 1, fill=False, ec="#D55E00", lw=1.4))
+    axis.set_yticks(range(len(table)), table.index)
+    axis.set_xticks(range(len(table.columns)), [str(c).replace(" ", "\n") for c in table.columns])
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)

@@ -1,0 +1,411 @@
+"""Rankings spelled for reading: over problems and seeds, after some trials, of two folders, and what an audit found."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from raybench.analysis import Frames, How, Where, audit, compare, differences, opened, rank, trials
+from raybench.analysis.rankings import DRAWS, FACTORS, Audit
+from raybench.core.errors import InputError
+from raybench.report import words
+from raybench.report.content import open_frames
+from raybench.report.sheet import Field, Row, Sheet, Unit, column
+
+SHOWN = 6  # keys that two folders differ in
+MOST_FLIPS_TOLD, MOST_TERMS_TOLD = 12, 4
+MOST_ROWS = 100_000  # of curves, whose readings take some seconds
+
+
+# Over problems and seeds -------------------------------------------------------------------------------
+
+
+def ranking(
+    source: str | os.PathLike[str] | Frames,
+    accounting: How = None,
+    target: float | str | None = None,
+    by: str = "method",
+    link: str | None = None,
+    x: str | None = None,
+    tuning_seeds: Sequence[int] = (),
+    where: Where | None = None,
+) -> Sheet:
+    """Return ``analysis.rank`` of a results folder, spelled for reading. Raises InputError as it does."""
+    found = opened(open_frames(source, accounting, link, target, tuning_seeds), where)
+    table = rank(found, by=by, x=x)
+    rows = table.to_dict("records")
+    for place, row in enumerate(rows):
+        row["behind"] = "–" if not place else "not shown" if row["tied"] else "yes"
+
+    def ratio(row: Row) -> str:
+        return words.number(row["ratio"], 3) + "×" * (row["ratio"] < math.inf)
+
+    fields = [
+        column(rows, by, "Method", left=True),
+        column(rows, "rank", "Mean rank", _two_digits, behind=["rank"], better="low"),
+        column(rows, "wins", "Wins"),
+        column(rows, "reached", "Reach", lambda row: f"{row['reached']}/{row['instances']}"),
+        column(rows, "ratio", "Cost ÷ least", ratio),
+        column(rows, "tied", "Worse than first", lambda row: str(row["behind"])),
+    ]
+    notes = _rank_notes(found, table, by, x or found.cost)
+    return Sheet(fields=fields, sections=[0] * len(rows), data=table, notes=notes)
+
+
+def _two_digits(row: Row) -> str:
+    return f"{row['rank']:.2f}"
+
+
+def _rank_notes(found: Frames, table: pd.DataFrame, by: str, x: str) -> list[str]:
+    if table.empty:
+        return ["nothing to rank: no cell ran", *found.earlier]
+    cost = words.COLUMNS.get(x, x.replace("_", " "))
+    cost += "" if found.link is None else f" for {found.link}"
+    goals = found.tuned(by, cost=x).drop_duplicates("facet")
+    first, problems = table.iloc[0], len(goals)
+    notes = [
+        f"Cost: {cost} to {words.COLUMNS[found.metric]} ≤ {targets_word(goals)}, each method at its best "
+        + ("K and step" if by == "method" else "step"),
+        f"Over {words.count(int(first['instances']), 'instance')}: seeds of {words.count(problems, 'problem')}",
+    ]
+    if words.known(first["critical"]):
+        p, apart = words.number(first["p_value"], 2), words.number(first["critical"], 3)
+        notes.append(
+            f"All methods alike: p = {p} (Friedman); mean ranks less than {apart} apart may be luck (Nemenyi, 95 %)"
+        )
+    if problems == 1:
+        notes.append("Seeds of one problem tell about this problem alone")
+    if found.accounting:
+        notes.append(f"Accounting: {found.accounting}")
+    return [*notes, *found.chosen_on, *(words.sentence(note) for note in found.notes)]
+
+
+def targets_word(rows: pd.DataFrame) -> str:
+    """Return the target of rows with facet and target; each with its facet where they differ."""
+    goals = rows.drop_duplicates("facet")[["facet", "target"]].dropna()
+    if goals.empty:
+        return "–"
+    if goals["target"].nunique() == 1:
+        return f"{goals['target'].iloc[0]:g}"
+    return ", ".join(f"{t:g} ({f})" if f else f"{t:g}" for f, t in goals.itertuples(index=False))
+
+
+# After some trials of each method's grid ----------------------------------------------------------------
+
+
+def after_trials(
+    source: str | os.PathLike[str] | Frames,
+    count: int,
+    accounting: How = None,
+    target: float | str | None = None,
+    by: str = "method",
+    link: str | None = None,
+    x: str | None = None,
+    tuning_seeds: Sequence[int] = (),
+    where: Where | None = None,
+) -> Sheet:
+    """Return ``analysis.trials`` after so many trials, cheapest first, spelled for reading.
+
+    A method whose grid is smaller is shown after its whole grid. Raises InputError as ``trials`` does, and for a number below 1.
+    """
+    if count < 1:
+        raise InputError.of("--trials", f"{count} is out of range", "a whole number from 1")
+    found = opened(open_frames(source, accounting, link, target, tuning_seeds), where)
+    x = x or found.cost
+    table = trials(found, by=by, x=x)
+    own = table[table["trials"] == np.minimum(count, table["grid"])]
+    own = own.assign(missed=-own["reach"])
+    own = own.sort_values(["facet", "cost", "missed"], kind="stable", ignore_index=True)
+    own = own.drop(columns="missed")
+    whole = table[table["trials"] == table["grid"]].set_index(["facet", by])["cost"]
+    own["whole_grid"] = whole.reindex(pd.MultiIndex.from_frame(own[["facet", by]])).to_numpy()
+    rows = own.to_dict("records")
+    sections = own.groupby("facet", sort=False).ngroup().tolist()
+    fields = _trial_fields(rows, by, x, count)
+    if own["facet"].nunique() > 1:
+        fields.insert(0, column(rows, "facet", "Problem", left=True))
+    return Sheet(
+        fields=fields, sections=sections, data=own, notes=_trial_notes(found, own, by, x, count)
+    )
+
+
+def _trial_fields(rows: Sequence[Row], by: str, x: str, count: int) -> list[Field]:
+    spell, spelled, unit = _spelling(x)
+    head = f"{words.sentence(words.COLUMNS.get(x, x.replace('_', ' ')))} after {words.count(count, 'trial')}"
+    ends = ["cost", "cost_low", "cost_high"]
+
+    def cost(row: Row) -> str:
+        return spelled(*(row[end] for end in ends))
+
+    def end(value: float) -> str:
+        return "∞" if np.isinf(value) else spell(value)
+
+    def draws(row: Row) -> str:
+        low, high = row["draws_low"], row["draws_high"]
+        return f"{end(low)} to {end(high)}" if low < high else end(low)
+
+    whole = "whole_grid"
+    return [
+        column(rows, by, "Method", left=True),
+        column(rows, "grid", "Grid"),
+        column(rows, "cost", head, cost, behind=ends, unit=unit, better="low"),
+        column(rows, "draws", f"{percent(DRAWS)} of draws", draws),
+        column(rows, "reach", "Reach", lambda row: _share(row["reach"]), behind=["reach"]),
+        column(rows, "expected", "Mean", lambda row: end(row["expected"])),
+        column(
+            rows,
+            whole,
+            "After the whole grid",
+            lambda row: spell(row[whole]),
+            behind=[whole],
+            unit=unit,
+            better="low",
+        ),
+    ]
+
+
+def _spelling(
+    x: str,
+) -> tuple[Callable[[float], str], Callable[[float, float, float], str], Unit | None]:
+    """Return how numbers of a column are spelled, how with their interval, and in which unit."""
+    if x.startswith("bits"):
+        return words.bits, words.bits_interval, words.unit_of
+    if x.startswith("seconds"):
+        return words.seconds, words.seconds_interval, words.time_unit_of
+
+    def plain(value: float) -> str:
+        return "not reached" if np.isinf(value) else words.number(value, 4)
+
+    def interval(middle: float, low: float, high: float) -> str:
+        if not words.known(low) or np.isinf(low):
+            return plain(middle)
+        return f"{plain(middle)} [{words.number(low, 4)}, {words.number(high, 4)}]"
+
+    return plain, interval, None
+
+
+def _share(value: float) -> str:
+    """Return a share in percent, never rounded to all or none where it is neither."""
+    if 0.999 <= value < 1 - 1e-9:
+        return "> 99.9 %"
+    return "< 0.1 %" if 1e-9 < value < 0.001 else f"{100 * value:.3g} %"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _trial_notes(found: Frames, own: pd.DataFrame, by: str, x: str, count: int) -> list[str]:
+    if own.empty:
+        return ["nothing to rank: no cell ran", *found.earlier]
+    what = {"method": "a K and a step", "series": "a step", "algorithm": "a cell, seeds apart"}[by]
+    paid = words.COLUMNS.get(x, x) + (f" for {found.link}" if found.link is not None else "")
+    sure = words.intervals(int(n) for n in own["seeds"])
+    notes = [
+        f"Cost: {paid} to {words.COLUMNS[found.metric]} ≤ {targets_word(own)}, of the best of "
+        f"{words.count(count, 'random trial')} ({what}) of the method's own grid, drawn without replacement",
+        "Median over draws, exact, and over seeds"
+        + (
+            f", in brackets an interval that holds the true median with probability {sure}"
+            if sure
+            else ""
+        )
+        + "; mean: over draws, infinite if one of them misses; reach: share of draws and seeds that get there",
+    ]
+    small = own[own["grid"] < count]
+    if len(small):
+        named = ", ".join(f"{row[by]} ({row['grid']})" for row in small.to_dict("records"))
+        notes.append(f"After their whole grid, which is smaller: {named}")
+    if own["facet"].nunique() > 1:
+        place = own["cost"].groupby(own["facet"]).rank(method="average")
+        mean = place.groupby(own[by]).mean().sort_values()
+        said = ", ".join(f"{name} {value:.3g}" for name, value in mean.items())
+        notes.append(f"Mean place over {words.count(own['facet'].nunique(), 'problem')}: {said}")
+    notes += [words.sentence(note) for note in found.tuning]
+    if found.tuning:
+        notes.append(
+            "Steps that were not tried, or ended early, were not drawn from a grid: do not trust this table"
+        )
+    if found.accounting and x.startswith("bits"):
+        notes.append(f"Accounting: {found.accounting}")
+    return [*notes, *found.chosen_on, *(words.sentence(note) for note in found.notes)]
+
+
+# Two folders -----------------------------------------------------------------------------------------
+
+
+def comparison(
+    a: str | os.PathLike[str] | Frames,
+    b: str | os.PathLike[str] | Frames,
+    accounting: How = None,
+    target: float | str | None = None,
+    by: str = "series",
+    link: str | None = None,
+    tuning_seeds: Sequence[int] = (),
+) -> Sheet:
+    """Return ``analysis.compare`` of two results folders, spelled for reading. Raises InputError as it does."""
+    one, two = (open_frames(folder, accounting, link, target, tuning_seeds) for folder in (a, b))
+    table = compare(one, two, by=by)
+    rows = table.to_dict("records")
+    paid = "Bits" if one.link is None else "Seconds"
+    spell, _, unit = _spelling(paid.lower())
+    fields = [
+        *[column(rows, "facet", "Problem", left=True)] * (table["facet"].nunique() > 1),
+        column(rows, "method", "Method", left=True),
+        column(rows, "k", "K", lambda row: f"{row['k']:.0f}" if words.known(row["k"]) else "–"),
+        *[column(rows, "apart", "A → B", left=True)] * bool(table["apart"].any()),
+        column(rows, "step", "Step", _steps),
+    ]
+    for side in ("cost_a", "cost_b"):
+        head = f"{paid} in {side[-1].upper()}"
+        texts = [spell(row[side]) for row in rows]
+        numbers = [float(row[side]) for row in rows]
+        fields.append(Field(name=side, head=head, texts=texts, numbers=numbers, unit=unit))
+    fields += [
+        column(rows, "ratio", "B ÷ A", _ratio),
+        column(rows, "pairs", "Pairs"),
+        column(rows, "p_adjusted", "p", lambda row: words.number(row["p_adjusted"], 2)),
+        column(rows, "verdict", "Difference", lambda row: _verdict(row["verdict"])),
+    ]
+    sections = table.groupby("facet", sort=False).ngroup().tolist()
+    return Sheet(fields=fields, sections=sections, data=table, notes=_notes(one, two, table))
+
+
+def _steps(row: Row) -> str:
+    sides = (row["step_a"], row["step_b"])
+    one, two = (f"{s[1:]}×" if s.startswith("x") and " " not in s else s for s in sides)
+    return one or two if one == two or not (one and two) else f"{one} → {two}"
+
+
+def _ratio(row: Row) -> str:
+    ratio = row["ratio"]
+    if not words.known(ratio) or not (row["reached_a"] or row["reached_b"]):
+        return "–"
+    if ratio == 0 or math.isinf(ratio):
+        return "B alone" if ratio == 0 else "A alone"  # reaches the target
+    return f"{words.number(ratio, 3)}×"
+
+
+def _verdict(said: str) -> str:
+    return {"same": "identical", "only a": "only in A", "only b": "only in B"}.get(said, said)
+
+
+def _notes(one: Frames, two: Frames, table: pd.DataFrame) -> list[str]:
+    notes = [
+        f"{name}: {frames.folder}" for name, frames in (("A", one), ("B", two)) if frames.folder
+    ]
+    apart = differences(one, two)
+    said = [f"{key} {a} → {b}" for key, (a, b) in list(apart.items())[:SHOWN]]
+    more = f", and {len(apart) - SHOWN} more keys" if len(apart) > SHOWN else ""
+    if said:
+        notes.append(f"They differ in {'; '.join(said)}{more}")
+    goal = targets_word(table)
+    notes.append(f"Cost: median over seeds, to {words.COLUMNS[one.metric]} ≤ {goal}")
+    counts = [f"{n} {_verdict(verdict)}" for verdict, n in table["verdict"].value_counts().items()]
+    notes.append(f"{words.count(len(table), 'row')}: {', '.join(counts)}")
+    pairs = int(table["pairs"].max())
+    notes.append(
+        "p: of no difference, over pairs of equal seeds (Wilcoxon), corrected for all rows (Holm)"
+        if pairs
+        else "p: of no difference, over seeds, none of which are in both (Mann and Whitney), corrected for all rows (Holm)"
+    )
+    if 0 < pairs < 6:
+        notes.append(
+            f"{words.count(pairs, 'pair')} cannot show a difference at 5 %: it takes 6 seeds at least"
+        )
+    notes += one.chosen_on
+    notes += [
+        f"{name}: {line}" for name, found in (("A", one), ("B", two)) for line in found.earlier
+    ]
+    if one.accounting:
+        other = f"; B: {two.accounting}" if one.accounting != two.accounting else ""
+        notes.append(f"Accounting: {one.accounting}{other}")
+    return notes
+
+
+# One folder, read in every way --------------------------------------------------------------------------
+
+
+def audit_lines(found: Audit) -> list[str]:
+    """Return what an audit found as lines, the orders that readings turn round first."""
+    count = len(found.readings.drop_duplicates([*FACTORS]))
+    lines = [f"{count} readings: {_what(found.readings)}"]
+    for facet, pairs in found.pairs.groupby("facet", sort=False):
+        lines += ["", *([f"{facet}:"] if facet else [])]
+        moved = pairs[pairs["flipped"] > 0].sort_values("flipped", kind="stable")
+        for row in moved.head(MOST_FLIPS_TOLD).itertuples():
+            better, worse = words.bits(row.cost_better), words.bits(row.cost_worse)
+            lines.append(
+                f"{row.better} ({better}) beats {row.worse} ({worse}) unless {_short(row.unless)} "
+                f"({row.flipped} of {row.decided} readings{_others(row)})"
+            )
+        if len(moved) > MOST_FLIPS_TOLD:
+            lines.append(
+                f"{len(moved) - MOST_FLIPS_TOLD} more orders that some readings turn round: see the CSV"
+            )
+        firm = pairs[pairs["flipped"] == 0]
+        for better, own in firm.groupby("better", sort=False):
+            lines.append(
+                f"{better} beats {_listed(own['worse'])} in every reading that tells them apart"
+            )
+        if (pairs["decided"] < count).any():
+            lines.append(
+                "a reading does not tell two methods apart where one of them has no such step, neither arrives, or both need the same"
+            )
+    if found.pairs.empty:
+        lines += [
+            "",
+            "no method is cheaper than another: none reaches the target, or there is one method alone",
+        ]
+    return lines
+
+
+def _short(rule: str) -> str:
+    """Return a rule with its first terms alone where it has many."""
+    terms = rule.split(", or ")
+    if len(terms) <= MOST_TERMS_TOLD:
+        return rule
+    more = f"in {len(terms) - MOST_TERMS_TOLD} cases more, see audit_pairs.csv"
+    return ", or ".join([*terms[:MOST_TERMS_TOLD], more])
+
+
+def _others(row: Any) -> str:
+    """Return why the other readings do not tell two methods apart."""
+    said = {
+        "one has no such step": row.absent,
+        "neither arrives": row.missed,
+        "both are equal": row.equal,
+    }
+    return "".join(f"; in {n} more {what}" for what, n in said.items() if n)
+
+
+def firmness(found: Frames) -> str:
+    """Return in which share of its readings the method comes first that a folder's own reading puts first.
+
+    Empty where that is not told: of one method, of several problems, of simulated seconds, and of more than
+    ``MOST_ROWS`` rows of curves, which take long.
+    """
+    alone = found.cells["facet"].nunique() == 1 and found.link is None
+    if not alone or len(found.curves) > MOST_ROWS:
+        return ""
+    readings = audit(found).readings
+    own = readings[readings["own"] & (readings["rank"] == 1)]["method"]
+    if own.empty or readings["method"].nunique() < 2:
+        return ""
+    count = len(readings.drop_duplicates([*FACTORS]))
+    first = ((readings["method"] == own.iloc[0]) & (readings["rank"] == 1)).sum()
+    return f"{own.iloc[0]} is first in {first / count:.0%} of {count} readings: raybench audit {found.folder}"
+
+
+def _what(readings: pd.DataFrame) -> str:
+    return "; ".join(f"{name}: {', '.join(dict.fromkeys(readings[name]))}" for name in FACTORS)
+
+
+def _listed(names: pd.Series) -> str:
+    *rest, last = names
+    return f"{', '.join(rest)} and {last}" if rest else str(last)

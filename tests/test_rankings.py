@@ -1,0 +1,653 @@
+"""Rankings against loops over cells and against every subset there is, matching by what was asked for, and the verbs."""
+
+import io
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from cli_kit import SWEEP, cli, tidy
+from fake_runs import make, reaching
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
+
+import raybench
+from raybench.analysis import (
+    closing_table,
+    compare,
+    differences,
+    first_crossing,
+    frames,
+    instances,
+    opened,
+    profile,
+    rank,
+    scaling,
+    to_target,
+    trials,
+    tuned,
+)
+from raybench.analysis.examples import example
+from raybench.analysis.frames import choosing_on
+from raybench.analysis.rankings import DRAWS, after, chosen
+from raybench.core.errors import InputError
+from raybench.report.explorer import explorer
+from raybench.report.own import figure
+
+COSTS = st.sampled_from([1.0, 2.0, 3.0, 5.0, 8.0, math.inf])
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    """Return the results of the same sweep with more clients and seeds of which one is the same."""
+    out = tmp_path_factory.mktemp("swept") / "results"
+    raybench.sweep(SWEEP, out, inline=True, sets=["problem.clients=6", "seed=1..2"])
+    return out
+
+
+BAD = [
+    (["rank", "A", "--by", "methd"], "did you mean method"),
+    (["rank", "A", "--target", "-1"], "a number > 0"),
+    (["rank", "A", "--format", "latx"], "did you mean latex"),
+    (["rank", "A", "--accounting", "paper:ef12"], "did you mean"),
+    (["rank", "A", "--trials", "0"], "a whole number from 1"),
+    (["rank", "A", "--trials", "2", "--by", "algoritm"], "did you mean algorithm"),
+    (["compare", "A", "A", "--by", "serie"], "did you mean series"),
+    (["compare", "A", "A", "--target", "nan"], "a number > 0"),
+    (["compare", "A", "A", "--format", "latx"], "did you mean latex"),
+    (["compare", "A", "none"], "none"),
+    *[(["table", "A", "--tuning-seeds", s], "seeds") for s in ("0,1", "7", "x", "", "0.5")],
+    *[
+        ([*verb, "--tuning-seeds", "0,1"], "all of the seeds")
+        for verb in (["rank", "A"], ["rank", "A", "--trials", "2"], ["compare", "A", "A"])
+    ],
+    *[
+        ([*verb, "--tuning-seeds", "0,1"], "all of the seeds")
+        for verb in (["plot", "A"], ["plot", "A", "--kind", "k"], ["report", "A"])
+    ],
+    *[
+        (["plot", "A", *asked, "--tuning-seeds", "0"], "none is chosen")
+        for asked in (["--kind", "steps"], ["--kind", "heatmap"], ["--by", "step"])
+    ],
+]
+
+
+@pytest.mark.parametrize(("asked", "says"), BAD, ids=[" ".join(asked) for asked, _ in BAD])
+def test_bad_questions(swept, asked, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    wrong = cli(*(swept if part == "A" else part for part in asked))
+    assert (wrong.code, wrong.complaints, wrong.out) == (2, 1, "")
+    assert says in wrong.err
+    assert not (swept / "figures").exists()
+
+
+# -- over problems and seeds -----------------------------------------------------------------------
+
+
+def test_instances_and_ranks_by_loops():
+    curves, cells = example(("a", "b", "c"), seeds=4)
+    found = opened((curves, cells))
+    best = found.tuned("method", 1e-3)
+    table = instances(found, 1e-3)
+    cost = first_crossing(curves, 1e-3, settled=True)
+    for row in best.to_dict("records"):
+        own = found.cells[
+            (found.cells["facet"] == row["facet"])
+            & (found.cells["series"] == row["series"])
+            & (found.cells["step"] == row["step"])
+        ]
+        for cell in own.to_dict("records"):
+            assert table.loc[(row["facet"], cell["seed"]), row["method"]] == cost[cell["cell"]]
+    said = rank((curves, cells), 1e-3).set_index("method")
+    ranks = np.array([stats.rankdata(row) for row in table.to_numpy()])
+    np.testing.assert_allclose(said["rank"][table.columns], ranks.mean(axis=0))
+    ratios = table.div(table.min(axis=1), axis=0)
+    want = {name: stats.gmean(column) for name, column in ratios.items()}
+    assert said["ratio"].to_dict() == pytest.approx(want)
+    assert said["wins"].sum() == len(table)
+    assert (said["instances"] == 12).all()
+
+
+def test_methods_that_miss_the_target_share_the_last_rank():
+    runs = [
+        *({"g": [1, 0.01], "seed": s} for s in range(3)),
+        *({"g": [1, 1], "seed": s, "algorithm": "diana"} for s in range(3)),
+        *({"g": [1, 1], "seed": s, "algorithm": "marina", "status": "diverged"} for s in range(3)),
+        *({"g": [1, 0.5, 0.01], "algorithm": "gd", "k": None, "compressor": None} for _ in "1"),
+    ]
+    found = rank(make(runs), 0.1).set_index("method")
+    assert found["rank"].to_dict() == {
+        "EF21 Top-K": 1.0,
+        "GD": 2.0,  # its one seed counts on each instance
+        "DIANA Top-K": 3.5,
+        "MARINA Top-K": 3.5,
+    }
+    assert found["reached"].to_dict() == {
+        "EF21 Top-K": 3,
+        "GD": 3,
+        "DIANA Top-K": 0,
+        "MARINA Top-K": 0,
+    }
+    assert found.loc["GD", "ratio"] == 2.0
+    assert found.loc["DIANA Top-K", "ratio"] == math.inf
+
+
+def test_an_instance_that_none_solves_decides_nothing():
+    runs = [{"g": [1, 1], "seed": 0}, {"g": [1, 1], "algorithm": "diana"}]
+    found = rank(make(runs), 0.1)
+    assert found["rank"].tolist() == [1.5, 1.5]
+    assert found["wins"].tolist() == [0, 0]
+    assert found["ratio"].isna().all()
+
+
+def test_one_method():
+    (row,) = rank(make([{"g": [1, 0.1]}]), 0.5).to_dict("records")
+    assert (row["rank"], row["wins"], row["tied"]) == (1.0, 1, True)
+    assert math.isnan(row["p_value"])
+
+
+def test_more_seeds_tell_methods_apart():
+    few, many = (rank(example(seeds=n), 1e-3)["tied"].tolist() for n in (2, 10))
+    assert few == [True, True, True]
+    assert many == [True, False, False]
+
+
+def test_rank_the_verb(swept):
+    said = cli("rank", swept)
+    assert said.code == 0
+    tidy(said.out)
+    want = rank(swept)
+    lines = said.out.splitlines()
+    places = [
+        next(i for i, line in enumerate(lines) if line.startswith(f" {m} ")) for m in want["method"]
+    ]
+    assert places == sorted(places)
+    raw = pd.read_csv(io.StringIO(cli("rank", swept, "--format", "csv").out))
+    np.testing.assert_allclose(raw["rank"], want["rank"])
+    own = pd.read_csv(io.StringIO(cli("rank", swept, "--format", "csv", "--target", 1e300).out))
+    assert (own["reached"] == own["instances"]).all()
+    assert "Rand-3" in cli("rank", swept, "--by", "series").out
+
+
+def test_a_profile_by_its_definition():
+    source = example(("a", "b", "c"), seeds=4)
+    costs = instances(opened(source), 1e-4)
+    assert np.isinf(costs.to_numpy()).any()
+    found = profile(source, 1e-4)
+    for row in found.to_dict("records"):
+        hits = 0
+        for _, one in costs.iterrows():
+            best = min(one)
+            hits += math.isfinite(one[row["method"]]) and one[row["method"]] / best <= row["tau"]
+        assert row["share"] == pytest.approx(hits / len(costs))
+        ends = stats.binomtest(hits, len(costs)).proportion_ci(0.95, method="exact")
+        assert (row["low"], row["high"]) == pytest.approx((ends.low, ends.high))
+    assert set(found["instances"]) == {12}
+    assert found.groupby("method")["share"].apply(lambda s: s.is_monotonic_increasing).all()
+    assert found[found["tau"] == 1]["share"].sum() >= 1
+
+
+def test_instances_that_none_solves_are_missed_by_all():
+    runs = [{"g": [1, 0.01]}, {"g": [1, 1], "seed": 1}]
+    runs += [{**run, "algorithm": "diana"} for run in runs]
+    assert profile(make(runs), 0.1)["share"].tolist() == [0.5, 0.5]
+
+
+# -- powers of n, d and K ---------------------------------------------------------------------------
+
+
+def test_a_power_is_found():
+    """A target costs n^1.5 rounds here."""
+    runs, counts = [], (4, 16, 64)
+    for n in counts:
+        length = round(n**1.5)
+        runs += [{"g": [1.0] * length + [0.01], "seed": s} for s in (0, 1)]
+    made, cells = make(runs)
+    for i, cell in enumerate(cells["cell"]):
+        n = counts[i // 2]
+        made.loc[made["cell"] == cell, "clients"] = n
+        cells.loc[i, "clients"] = n
+        cells.loc[i, "config"] = cells.loc[i, "config"].replace('"a"', f'"a", "clients": {n}')
+    found = scaling((made, cells), "n", 0.1)
+    assert found["clients"].tolist() == [4, 16, 64]
+    assert found["cost"].tolist() == [80.0, 640.0, 5120.0]
+    np.testing.assert_allclose(found["exponent"], 1.5)
+    assert found["problem"].tolist() == [""] * 3
+    np.testing.assert_allclose([found["exponent_low"], found["exponent_high"]], 1.5)
+
+
+def test_points_of_a_line_have_one_target():
+    runs = example(("a", "b", "c"))
+    for table in runs:
+        table["clients"] = 10
+    runs[1]["d"] = runs[1]["dataset"].map({"a": 10, "b": 20, "c": 40})
+    found = scaling(runs, "d")
+    assert found["d"].tolist() == [10, 20, 40] * 3
+    assert found.groupby("problem")["target"].nunique().tolist() == [1]
+    by_k = scaling(example(("a", "b")), "k")
+    assert set(by_k["method"]) == {"EF21 Top-K", "MARINA Rand-K"}
+    assert by_k["problem"].nunique() == 2
+
+
+def test_unknown_ways_are_refused():
+    with pytest.raises(InputError, match="allowed: d, k, n"):
+        scaling(example(), "clients")
+    with pytest.raises(InputError, match="did you mean series"):
+        compare(example(), example(), by="serie")
+    for analysis in (profile, scaling, rank, trials):
+        assert analysis(example(), where={"algorithm": "none of them"}).empty
+
+
+# -- after some trials ------------------------------------------------------------------------------
+
+
+def drawn(costs, m):
+    """Return the costs of the seeds (draws, seeds) of the first candidate of each set of m."""
+    return np.array([costs[min(subset)] for subset in itertools.combinations(range(len(costs)), m)])
+
+
+@settings(deadline=None, max_examples=80)
+@given(arrays(float, st.tuples(st.integers(1, 7), st.integers(1, 4)), elements=COSTS))
+def test_means_medians_and_shares_are_those_of_all_subsets(costs):
+    found = after(costs)
+    for m in range(1, len(costs) + 1):
+        every = drawn(costs, m)
+        at = {name: values[m - 1] for name, values in found.items()}
+        assert at["reach"] == pytest.approx(np.isfinite(every).mean())
+        assert at["expected"] == pytest.approx(np.median(every.mean(axis=0)))
+        middle = np.median(every, axis=0)
+        assert at["cost"] == np.median(middle)
+        if costs.shape[1] > 1:  # up to five seeds the interval is their range
+            assert (at["cost_low"], at["cost_high"]) == (middle.min(), middle.max())
+        both = np.sort(every.ravel())
+        for name, share in (("draws_low", (1 - DRAWS) / 2), ("draws_high", (1 + DRAWS) / 2)):
+            assert at[name] == both[math.ceil(share * len(both) - 1e-9) - 1]
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 40, 300])
+def test_the_first_of_those_drawn_has_the_law_of_an_order_statistic(count):
+    weights = chosen(count)
+    for m in {1, min(2, count), count // 2 or 1, count}:
+        ways = [math.comb(count - j, m - 1) for j in range(1, count + 1)]
+        want = [way / math.comb(count, m) for way in ways]
+        np.testing.assert_allclose(weights[m - 1], want, rtol=1e-9, atol=1e-300)
+    np.testing.assert_allclose(weights.sum(axis=1), 1.0, rtol=1e-12)
+
+
+def test_the_expected_minimum_never_rises():
+    """One seed, candidates by cost: the first drawn is the cheapest drawn."""
+    costs = np.sort(np.random.default_rng(0).lognormal(size=30))[:, None]
+    found = after(costs)
+    for name in ("expected", "cost", "draws_low", "draws_high"):
+        assert (np.diff(found[name]) <= 1e-12).all(), name
+    assert found["expected"][0] == pytest.approx(costs.mean())
+    assert found["expected"][-1] == costs.min()
+
+
+def grid(algorithm, *rounds, seeds=1, **more):
+    """Return runs, a step for each number of rounds that 0.1 takes it; of None it is never reached."""
+    more = {"algorithm": algorithm, **more}
+    for j, count in enumerate(rounds):
+        g = [1.0] * 40 if count is None else [1.0] * count + [0.01] * (40 - count)
+        for seed in range(seeds):
+            yield {"g": g, "multiple": 2.0**j, "seed": seed, **more}
+
+
+def test_a_narrow_range_of_good_steps_does_not_win_by_a_larger_grid():
+    narrow = grid(
+        "ef21", *[None] * 7, 5, *[None] * 4
+    )  # one step of twelve, and the cheapest of all
+    wide = grid("diana", 10, 11, 12)  # every step of three
+    found = trials(make([*narrow, *wide]), 0.1).set_index(["method", "trials"])
+    assert found.loc[("EF21 Top-K", 12), "cost"] == 50 < found.loc[("DIANA Top-K", 3), "cost"]
+    for m in (1, 2, 3):
+        assert found.loc[("EF21 Top-K", m), "cost"] == math.inf
+        assert found.loc[("EF21 Top-K", m), "reach"] == pytest.approx(m / 12)
+        assert found.loc[("DIANA Top-K", m), "reach"] == 1.0
+    assert [found.loc[("DIANA Top-K", m), "expected"] for m in (1, 2, 3)] == pytest.approx(
+        [110.0, (100 * 2 + 110) / 3, 100.0]
+    )
+
+
+def test_more_cells_of_the_same_kind_change_nothing():
+    """Of each step twice as many: after one trial a method is where it was."""
+    once = trials(make(list(grid("ef21", 5, 10, 20, None))), 0.1)
+    twice = [*grid("ef21", 5, 10, 20, None), *grid("ef21", 5, 10, 20, None, k=2)]
+    found = trials(make(twice), 0.1)
+    assert found["reach"].iloc[0] == once["reach"].iloc[0] == 0.75
+    assert found["cost"].iloc[0] == once["cost"].iloc[0] == 150.0
+
+
+def test_a_step_that_diverges_or_fails_is_a_trial_that_costs_infinitely_much():
+    runs = [
+        *grid("ef21", 5, 10, seeds=2),
+        *grid("ef21", 1, seeds=2, k=2, status="diverged"),
+        *grid("ef21", 1, k=3, status="failed"),
+        *grid("ef21", 1, k=4, status="skipped"),  # was never one
+    ]
+    found = trials(make(runs), 0.1)
+    assert found["grid"].tolist() == [4] * 4
+    assert found["reach"].tolist() == pytest.approx([2 / 4, 1 - 1 / 6, 1.0, 1.0])
+    assert found["expected"].tolist() == [math.inf, math.inf, 62.5, 50.0]
+
+
+def test_a_step_that_diverges_for_one_seed_is_chosen_for_none():
+    half = [
+        *grid("ef21", 1, k=2),
+        *({**run, "seed": 1} for run in grid("ef21", 1, k=2, status="diverged")),
+    ]
+    found = trials(make([*grid("ef21", 5, 10, seeds=2), *half]), 0.1)
+    assert found["reach"].tolist() == pytest.approx([2 / 3, 1.0, 1.0])
+    assert found["draws_low"].tolist() == [50.0] * 3
+
+
+def test_after_the_whole_grid_it_is_what_the_table_says():
+    source = opened(example(("a", "b"), seeds=4))
+    best = source.tuned("method", 1e-3).set_index(["facet", "method"])
+    found = trials(source, 1e-3)
+    last = found[found["trials"] == found["grid"]].set_index(["facet", "method"])
+    for name in ("cost", "cost_low", "cost_high", "coverage"):
+        assert last[name].to_dict() == best[name].to_dict()
+
+
+def test_trials_are_chosen_on_tuning_seeds_and_cost_what_others_pay():
+    made = make([*reaching(1.0, 5, 20), *reaching(2.0, 10, 3)])
+    table = trials(made, 0.1, tuning_seeds=[0])
+    assert table["expected"].tolist() == [(200 + 30) / 2, 200.0]
+    assert table["seeds"].tolist() == [1, 1]
+    assert trials(made, 0.1, tuning_seeds=[1])["expected"].tolist() == [75.0, 100.0]
+
+
+def test_rounds_series_and_algorithms():
+    made = make([*grid("ef21", 5, 10), *grid("ef21", 7, k=2)])
+    assert trials(made, 0.1, x="round")["cost"].tolist() == [7.0, 5.0, 5.0]
+    assert trials(made, 0.1, by="series")["grid"].tolist() == [2, 2, 1]
+    assert trials(made, 0.1, by="algorithm")["grid"].tolist() == [3, 3, 3]
+    with pytest.raises(InputError, match="bits_up"):
+        trials(made, x="bits_upp")
+
+
+def test_trials_the_verb(swept):
+    said = cli("rank", swept, "--trials", 2)
+    assert said.code == 0
+    tidy(said.out)
+    raw = pd.read_csv(io.StringIO(cli("rank", swept, "--trials", 2, "--format", "csv").out))
+    want = trials(swept)
+    want = want[want["trials"] == np.minimum(2, want["grid"])].set_index("method")
+    assert set(raw["method"]) == set(want.index)
+    np.testing.assert_allclose(raw["cost"], want.loc[raw["method"], "cost"])
+    assert raw["cost"].is_monotonic_increasing
+    best = frames(swept).tuned("method").set_index("method")
+    np.testing.assert_allclose(raw["whole_grid"], best.loc[raw["method"], "cost"])
+    assert "marina" in cli("rank", swept, "--trials", 2, "--by", "algorithm").out
+    assert "Round after 3 trials" in cli("rank", swept, "--trials", 3, "--x", "round").out
+    assert "imulated" in cli("rank", swept, "--trials", 3, "--link", "1Gbit,ring").out
+    assert "which is smaller" in cli("rank", swept, "--trials", 99).out
+
+
+def test_the_figure_is_that_table(swept, tmp_path):
+    made = figure(swept, kind="trials")
+    want = trials(swept).set_index(["method", "trials"])
+    assert len(made.data) == len(want)
+    for row in made.data.itertuples():
+        own = want.loc[(row.series, row.x)]
+        assert (row.y, row.low, row.high) == (own["cost"], own["draws_low"], own["draws_high"])
+    assert (
+        cli("plot", swept, "--kind", "trials", "--format", "csv,png", "--out", tmp_path).code == 0
+    )
+    written = pd.read_csv(tmp_path / "trials.csv")
+    np.testing.assert_allclose(written["bits_up"], made.data["y"])
+    one = figure(swept, kind="trials", methods=["EF21 Top-K"], x="round", labels={"ef21": "ours"})
+    assert {look.label for look in one.looks.values()} == {"ours, 6 cells"}
+    assert one.y == "round"
+
+
+def test_a_band_that_misses_the_target_is_open_above():
+    runs = [*grid("ef21", 5, 10, 20, 30, None), *grid("diana", None, None)]
+    made = figure(make(runs), kind="trials", target=0.1)
+    assert made.data["high"].tolist() == [math.inf, 200.0, 100.0, 100.0, 50.0]
+    assert "DIANA Top-K" in made.band
+    assert set(made.data["series"]) == {"EF21 Top-K"}
+    canvas = raybench.plot(make(runs), kind="trials", target=0.1)
+    (axis,) = canvas.axes
+    (band,) = axis.collections
+    top = axis.get_ylim()[1]
+    assert band.get_paths()[0].vertices[:, 1].max() == pytest.approx(top)
+    with pytest.raises(InputError, match="no method reaches the target"):
+        figure(make(list(grid("diana", None, None))), kind="trials", target=0.1)
+
+
+# -- two sources ------------------------------------------------------------------------------------
+
+
+def test_a_source_is_the_same_as_itself():
+    runs = example(("a", "b"))
+    for by in ("step", "series", "method"):
+        found = compare(runs, runs, 1e-3, by=by)
+        assert (found["verdict"] == "same").all()
+        assert (found["identical"] == found["pairs"]).all()
+        assert (found["ratio"] == 1).all()
+    assert differences(runs, runs) == {}
+    assert len(compare(runs, runs, by="step")) == 16
+
+
+def test_costs_and_pairs_by_hand():
+    one, two = make(reaching(1.0, 4, 5, 6)), make(reaching(1.0, 2, 2, 3, 9))
+    (row,) = compare(one, two, 0.1).to_dict("records")
+    assert (row["cells_a"], row["cells_b"], row["pairs"]) == (3, 4, 3)
+    assert (row["cost_a"], row["cost_b"]) == (50.0, 25.0)
+    assert row["ratio"] == pytest.approx(0.5)
+    assert (row["effect"], row["p_value"], row["verdict"]) == (-1.0, 0.25, "not shown")
+    fast, slow = make(reaching(1.0, *[2] * 8)), reaching(1.0, *[3] * 8)
+    slower = compare(fast, make(slow), 0.1).iloc[0]
+    assert (slower["verdict"], slower["p_value"]) == ("dearer", 2 / 256)
+    lost = compare(fast, make([{**run, "status": "diverged"} for run in slow]), 0.1).iloc[0]
+    assert (lost["reached_b"], lost["ratio"], lost["verdict"]) == (0, math.inf, "dearer")
+
+
+def test_what_all_cells_differ_in_does_not_keep_them_apart():
+    a = make(
+        [{"g": [1, 0.01], "params": {"p": 0.1}}, {"g": [1, 0.1], "k": 2, "params": {"p": 0.1}}]
+    )
+    b = make(
+        [{"g": [1, 0.01], "params": {"p": 0.5}}, {"g": [1, 0.1], "k": 3, "params": {"p": 0.5}}]
+    )
+    assert differences(a, b) == {"algorithm.p": ("0.1", "0.5")}
+    found = compare(a, b, 0.5)
+    assert dict(zip(found["k"], found["verdict"], strict=True)) == {
+        1: "same",
+        2: "only a",
+        3: "only b",
+    }
+    with pytest.raises(InputError, match="in common"):
+        compare(a, make([{"g": [1], "algorithm": "gd"}, {"g": [1], "algorithm": "sgd"}]))
+
+
+def test_best_steps_are_compared_though_they_differ():
+    fast, slow = [1, 0.01, 0.01], [1, 1, 0.01]
+    a = make([{"g": fast, "multiple": 1.0}, {"g": slow, "multiple": 2.0}])
+    b = make([{"g": slow, "multiple": 1.0}, {"g": fast, "multiple": 2.0}])
+    (row,) = compare(a, b, 0.1, by="series").to_dict("records")
+    assert (row["step_a"], row["step_b"], row["ratio"]) == ("x1", "x2", 1.0)
+    assert compare(a, b, 0.1)["ratio"].tolist() == pytest.approx([2.0, 0.5])
+
+
+def test_compare_the_verb(swept, other):
+    table = cli("compare", swept, other)
+    assert table.code == 0
+    tidy(table.out)
+    assert "They differ in problem.clients 4 → 6" in table.out
+    want = compare(swept, other, by="series")
+    assert want["pairs"].max() == 1
+    raw = pd.read_csv(io.StringIO(cli("compare", swept, other, "--format", "csv").out))
+    np.testing.assert_allclose(raw["ratio"], want["ratio"])
+    same = cli("compare", swept, swept, "--by", "step")
+    assert same.out.count("identical") == len(compare(swept, swept)) + 1
+    assert "\\toprule" in cli("compare", swept, other, "--format", "latex").out
+
+
+def test_groups_that_the_differing_key_alone_tells_apart_are_never_pooled(tmp_path):
+    """A swept with two splits against one with a third: each row is that of one split."""
+    text = """
+name: splits
+problem: {name: logistic, dataset: breast_cancer, scale: columns, clients: 5, lambda: 0.1, split: SPLIT}
+algorithm: {name: ef21, compressor: {name: top_k, k: 3}, step_size: {theory: [1, 4]}}
+seed: 0..2
+x0: {normal: 1.0}
+rounds: 40
+"""
+    for name, split in (("two", "[contiguous, sorted_by_label]"), ("third", "shuffled")):
+        (tmp_path / f"{name}.yaml").write_text(text.replace("SPLIT", split))
+        out = tmp_path / name
+        assert cli("sweep", tmp_path / f"{name}.yaml", "--out", out, "--inline").code == 0
+    two, third = frames(tmp_path / "two"), frames(tmp_path / "third")
+    own = to_target(two, 0.1, by=("facet", "step"))
+    costs = own.set_index(["facet", "step"])["bits_up"].to_dict()
+    for by in ("series", "method", "step"):
+        there, back = compare(two, third, 0.1, by=by), compare(third, two, 0.1, by=by)
+        assert (there[["cells_a", "cells_b", "pairs"]] == 3).all(axis=None)
+        for row in there.to_dict("records"):
+            split = row["facet"].removeprefix("split=")
+            assert row["apart"] == f"{split} → shuffled"
+            assert row["cost_a"] == costs[row["facet"], row["step_a"]]
+        assert len(back) == len(there) == (4 if by == "step" else 2)
+        for row in back.to_dict("records"):
+            split = row["apart"].removeprefix("shuffled → ")
+            assert row["cost_b"] == costs[f"split={split}", row["step_b"]]
+        alone = compare(two, two, 0.1, by=by)
+        assert (alone["verdict"] == "same").all()
+        assert (alone["apart"] == "").all()
+    assert " A → B " in cli("compare", tmp_path / "two", tmp_path / "third").out
+    assert " A → B " not in cli("compare", tmp_path / "two", tmp_path / "two").out
+
+
+# -- steps that are chosen on some seeds and reported on the others ------------------------------------
+
+
+def test_the_step_is_that_of_the_tuning_seeds_and_the_cost_that_of_others():
+    made = make(
+        [*reaching(1.0, 10, 11, 12, 13), *reaching(2.0, 5, 6, 40, 41), *reaching(4.0, 30, 30, 1, 1)]
+    )
+    (row,) = tuned(*made, target=0.1, tuning_seeds=[0, 1]).to_dict("records")
+    assert (row["step_multiple"], row["cost"], row["seeds"], row["edge"]) == (2.0, 405.0, 2, "")
+    assert row["held_out"]
+    assert (row["cost_low"], row["cost_high"], row["coverage"]) == (400.0, 410.0, 0.5)
+    (all_,) = tuned(*made, target=0.1).to_dict("records")
+    assert (all_["step_multiple"], all_["cost"], all_["seeds"]) == (1.0, 115.0, 4)
+    assert "held_out" not in all_
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(st.lists(st.integers(1, 50), min_size=4, max_size=4), min_size=2, max_size=4),
+    st.sets(st.integers(0, 3), min_size=1, max_size=3),
+)
+def test_it_is_what_loops_find(costs, seeds):
+    made = make([run for j, own in enumerate(costs) for run in reaching(2.0**j, *own)])
+    (row,) = tuned(*made, target=0.1, tuning_seeds=seeds).to_dict("records")
+    chooses = [np.median([own[s] for s in seeds]) for own in costs]
+    j = int(np.log2(row["step_multiple"]))
+    assert chooses[j] == min(chooses)
+    others = [costs[j][s] for s in range(4) if s not in seeds]
+    assert row["cost"] == 10 * np.median(others)
+    assert row["seeds"] == len(others)
+
+
+def test_a_step_that_fails_on_other_seeds_is_shown_with_its_failure():
+    fast = reaching(2.0, 5, 5, 5)
+    fast[2]["status"] = "diverged"
+    made = make([*reaching(1.0, 10, 10, 10), *fast])
+    (row,) = tuned(*made, target=0.1, tuning_seeds=[0, 1]).to_dict("records")
+    assert (row["step_multiple"], row["diverged"], row["eligible"]) == (2.0, 1, False)
+    assert np.isnan(row["cost"])
+    table = closing_table(made, target=0.1, tuning_seeds=[0, 1]).iloc[0]
+    assert (table["step_multiple"], table["diverged"]) == (2.0, 1)
+
+
+def test_a_method_that_ran_once_is_reported_on_its_only_seed():
+    once = {"algorithm": "gd", "compressor": None, "k": None}
+    made = make([*reaching(1.0, 10, 20, 30), *reaching(1.0, 40, **once)])
+    for seeds in ([0], [1, 2]):
+        found = tuned(*made, target=0.1, tuning_seeds=seeds).set_index("algorithm")
+        assert found["held_out"].to_dict() == {"ef21": True, "gd": False}
+        assert found.loc["gd", "cost"] == 400.0
+        assert found.loc["ef21", "cost"] == (250.0 if seeds == [0] else 100.0)
+
+
+def test_without_other_seeds_nothing_changes():
+    made = make(reaching(1.0, 10, 20))
+    found = tuned(*made, target=0.1, tuning_seeds=[0, 1])
+    assert not found["held_out"].any()
+    pd.testing.assert_frame_equal(found.drop(columns="held_out"), tuned(*made, target=0.1))
+
+
+def test_the_option(swept):
+    said = cli("table", swept, "--tuning-seeds", "0")
+    assert "chosen on seeds 0; results: of the other seeds" in " ".join(said.out.split())
+    raw = pd.read_csv(
+        io.StringIO(cli("table", swept, "--tuning-seeds", "0", "--format", "csv").out)
+    )
+    want = closing_table(swept, tuning_seeds=[0])
+    np.testing.assert_allclose(raw["bits_to_target"], want["bits_to_target"])
+    assert set(want["seeds"]) == {1}
+
+
+def test_frames_choose_for_all_that_is_made_of_them():
+    """Seed 0 prefers the second step, seeds 1 and 2 the first: all is reported of the second, on seeds 1 and 2."""
+    other = {"algorithm": "diana"}
+    made = make(
+        [
+            *reaching(1.0, 30, 10, 10),
+            *reaching(2.0, 20, 40, 44),
+            *reaching(1.0, 25, 25, 25, **other),
+        ]
+    )
+    found = replace(opened(made), asked=0.1)
+    assert instances(found)["EF21 Top-K"].tolist() == [300.0, 100.0, 100.0]
+    held = choosing_on(found, [0])
+    table = instances(held)
+    assert table.index.tolist() == [("", 1), ("", 2)]
+    assert table["EF21 Top-K"].tolist() == [400.0, 440.0]
+    assert rank(found)["method"].iloc[0] == "EF21 Top-K"
+    assert rank(held)["method"].iloc[0] == "DIANA Top-K"
+    assert (rank(held)["instances"] == 2).all()
+    own = trials(held)
+    assert own.loc[own["method"] == "EF21 Top-K", "expected"].tolist()[-1] == 420.0
+    drawn = figure(held, x="round", methods=["ef21"])
+    assert set(drawn.data["step"]) == {"x2"}
+    assert drawn.data["cells"].max() == 2
+    assert "chosen on seeds 0" in drawn.band
+    page = explorer(held)
+    assert [len(line["cells"]) for line in page["lines"]] == [2, 2]
+
+
+def test_two_folders_on_the_seeds_that_have_not_chosen():
+    one = make([*reaching(1.0, 30, 10, 10), *reaching(2.0, 20, 40, 44)])
+    two = make([*reaching(1.0, 30, 12, 12), *reaching(2.0, 40, 44, 44)])
+    before, after = (choosing_on(opened(made), [0]) for made in (one, two))
+    (row,) = compare(before, after, 0.1, by="series").to_dict("records")
+    assert (row["step_a"], row["step_b"]) == ("x2", "x1")
+    assert (row["cost_a"], row["cost_b"], row["pairs"]) == (420.0, 120.0, 2)
+    with pytest.raises(InputError, match="every step is compared"):
+        compare(before, after, 0.1)
+
+
+def test_the_option_of_every_verb_that_chooses(swept, tmp_path):
+    seeds = ["--tuning-seeds", "0"]
+    for verb in (["rank", swept], ["rank", swept, "--trials", "2"], ["compare", swept, swept]):
+        said = cli(*verb, *seeds)
+        assert (said.code, said.err) == (0, "")
+        assert "chosen on seeds 0" in " ".join(said.out.split()), verb
+    raw = pd.read_csv(io.StringIO(cli("rank", swept, *seeds, "--format", "csv").out))
+    assert set(raw["instances"]) == {1}
+    out = ["--out", tmp_path, "--format", "csv"]
+    assert cli("plot", swept, *seeds, *out, "--methods", "ef21").code == 0
+    assert cli("plot", swept, *seeds, *out).code == 0
+    for name in ("grad_norm_sq_vs_bits_up", "loss_vs_round"):
+        assert pd.read_csv(tmp_path / f"{name}.csv")["cells"].max() == 1
+    assert cli("report", swept, *seeds, "--out", tmp_path / "page.html").code == 0
+    assert "chosen on seeds 0" in (tmp_path / "page.html").read_text("utf-8")
