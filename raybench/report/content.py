@@ -177,14 +177,18 @@ def step_word(multiple: float, size: float, step: str = "") -> str:
     return f"{words.times(multiple)}× theory" + (f" ({rest})" if rest else "")
 
 
+def cells_of(found: Frames, best: pd.DataFrame) -> list[str]:
+    """Return the ids of the cells that ended ok behind the tuned series, eligible ones only."""
+    keys = pd.MultiIndex.from_frame(best.loc[best["eligible"], ["facet", "series", "step"]])
+    cells = found.cells[found.reporting("series") & (found.cells["status"] == "ok")]
+    behind = pd.MultiIndex.from_frame(cells[["facet", "series", "step"]]).isin(keys)
+    return cells.loc[behind, "cell"].tolist()
+
+
 def rows_of(found: Frames, best: pd.DataFrame, names: Sequence[str] = SHOWN) -> pd.DataFrame:
     """Return the curves of the tuned series, eligible ones only; names: their columns of numbers."""
-    best = best[best["eligible"]]
-    keys = pd.MultiIndex.from_frame(best[["facet", "series", "step"]])
-    own = pd.MultiIndex.from_frame(found.cells[["facet", "series", "step"]]).isin(keys)
-    own &= found.reporting("series") & (found.cells["status"] == "ok")
-    cells = set(found.cells.loc[own, "cell"])
-    return found.rows(cells, names if found.link is None else [*names, SECONDS])
+    names = names if found.link is None else [*names, SECONDS]
+    return found.rows(cells_of(found, best), names)
 
 
 def build(found: Frames) -> list[Figure]:
@@ -243,8 +247,7 @@ def curve(
     data = data.assign(step_size=data["series"].map(sizes) if len(data) else [])
     data = data.rename(columns={"facet": "panel", x: "x", y: "y"})
     name, unit, wide, start = scale(data, x)
-    falls = y.endswith(("_sq", "suboptimality", "_error"))
-    log_y = falls or (y.endswith("loss") and spans(data["y"]))
+    log_y = falls(y) or (y.endswith("loss") and spans(data["y"]))
     return Figure(
         name=f"{y}_vs_{x}",
         x=x,
@@ -303,6 +306,11 @@ KINDS = {"bits_up": "bit", "bits_down": "bit", SECONDS: "s"}
 def _placed(data: pd.DataFrame, log_x: bool) -> pd.DataFrame:
     """Return the rows that the axis of x has a place for: on a logarithmic one, from beyond 0."""
     return data[data["x"] > 0] if log_x else data
+
+
+def falls(y: str) -> bool:
+    """Return whether a column goes down to 0, so that a logarithmic axis always shows it best."""
+    return y.endswith(("_sq", "suboptimality", "_error"))
 
 
 def spans(values: pd.Series) -> bool:

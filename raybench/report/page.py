@@ -19,11 +19,10 @@ from jinja2 import Environment
 from raybench.analysis import SECONDS, Frames, How
 from raybench.report import words
 from raybench.report.bandwidth import best_by_bandwidth
-from raybench.report.cellrows import cell_table, last_line
+from raybench.report.cellrows import ENDINGS, cell_table, last_line
 from raybench.report.content import against_step, default_out, open_frames
-from raybench.report.explorer import explorer
+from raybench.report.explorer import explorer, panels
 from raybench.report.growth import grown_rows, growth_notes
-from raybench.report.interactive import panels
 from raybench.report.tables import closing
 
 CONSTANTS = {
@@ -78,35 +77,32 @@ def packed(text: str) -> str:
 
 def content(found: Frames) -> dict[str, object]:
     """Return what the template shows, all spelled for reading."""
-    sheet = closing(found)
-    head, rows, notes = sheet.head, sheet.rows, sheet.notes
-    more = [against_step(found)]
+    sheet, grown = closing(found), found.growth
+    figures = [against_step(found)]
     if found.link is not None:
-        more.append(best_by_bandwidth(found, found.link))
-    figures = [figure for figure in more if figure is not None]
-    drawn: dict[str, object] = {}
-    sections: list[dict[str, Any]] = []
+        figures.append(best_by_bandwidth(found, found.link))
+    figures = [figure for figure in figures if figure is not None]
+    drawn: dict[str, dict[str, Any]] = {}
     for figure in figures:
-        boxes = []
-        for i, panel in enumerate(panels(figure)):
-            key = f"{figure.name}-{i}"
-            drawn[key] = {"data": panel["data"], "layout": panel["layout"]}
-            boxes.append({"key": key, "title": panel["title"], "band": words.sentence(figure.band)})
-        sections.append({"title": figure.title, "boxes": boxes})
+        drawn |= {f"{figure.name}-{i}": panel for i, panel in enumerate(panels(figure))}
     curves = explorer(found)
-    grown = found.growth
+    columns, endings, count = cell_table(found)
     return {
         "name": found.sweep.get("name") or Path(found.folder).name or "raybench",
         "facts": _facts(found),
         "constants": _constants(found.cells),
         "status": _status(found.cells, int((grown != "").sum())),
         "reasons": _reasons(found.cells),
-        "closing": {"head": head, "rows": rows, "notes": notes},
+        "closing": sheet,
         "grown": growth_notes(found),
         "final": _final(found),
-        "sections": sections,
+        "figures": figures,
+        "drawn": drawn,
         "curves": curves,
-        "cells": cell_table(found),
+        "columns": columns,
+        "endings": endings,
+        "cell_count": count,
+        "said": ENDINGS,
         "notes": sorted({note for figure in figures for note in figure.notes}),
         "data": packed(json.dumps([curves, drawn], separators=(",", ":"), allow_nan=False)),
         "accounting": found.accounting,
@@ -179,42 +175,30 @@ def _final(found: Frames) -> dict[str, object]:
     best = found.tuned("series")
     if best.empty:
         return {"head": [], "rows": []}
-    facets = best["facet"].nunique() > 1
-    columns = {
-        "grad_norm_sq": "‖∇f‖²",
-        "loss": "f",
-        "test_loss": "test loss",
-        "accuracy": "accuracy",
-        "bits_up": "bits up",
-        "rounds": "rounds",
-        "seconds": "seconds",
-        SECONDS: "simulated",
-    }
-    columns = {c: w for c, w in columns.items() if c in best and best[c].notna().any()}
-    head = (["problem"] if facets else []) + [
-        "method",
-        "step",
-        "step size",
-        "seeds",
-        *columns.values(),
-    ]
+    best = best.sort_values(["facet", "method", "k"], kind="stable").reset_index(drop=True)
     spelled = {
-        "bits_up": words.bits,
-        SECONDS: words.seconds,
-        "loss": lambda v: words.number(v, 6),
-        "rounds": lambda v: f"{v:,.0f}" if words.known(v) else "–",
+        "facet": ("problem", str),
+        "series": ("method", str),
+        "step_multiple": ("step", lambda v: words.step(v, math.nan)),
+        "step_size": ("step size", words.number),
+        "seeds": ("seeds", str),
+        "grad_norm_sq": ("‖∇f‖²", words.number),
+        "loss": ("f", lambda v: words.number(v, 6)),
+        "test_loss": ("test loss", words.number),
+        "accuracy": ("accuracy", words.number),
+        "bits_up": ("bits up", words.bits),
+        "rounds": ("rounds", words.whole),
+        "seconds": ("seconds", words.seconds),
+        SECONDS: ("simulated", words.seconds),
     }
-    rows = []
-    best = best.sort_values(["facet", "method", "k"], kind="stable")
-    for row, grew in zip(best.to_dict("records"), grown_rows(found, best), strict=True):
-        line = [row["facet"]] if facets else []
-        line += [row["series"], words.step(row["step_multiple"], math.nan)]
-        line += [words.number(row["step_size"]), str(row["seeds"])]
-        for column in columns:
-            said = spelled.get(column, words.number)(row[column])
-            line.append(f"{said} {words.GREW_MARK}" if grew and column == "loss" else said)
-        rows.append(line)
-    return {"head": head, "rows": rows, "left": 2 if facets else 1}
+    first = "facet" if best["facet"].nunique() > 1 else "series"
+    shown = [c for c in spelled if c in best and (c[:4] == "step" or best[c].notna().any())]
+    shown = shown[shown.index(first) :]
+    texts = best[shown].apply(lambda column: column.map(spelled[column.name][1])).astype(object)
+    if "loss" in texts:
+        texts.loc[grown_rows(found, best), "loss"] += f" {words.GREW_MARK}"
+    head = [spelled[name][0] for name in shown]
+    return {"head": head, "rows": texts.to_numpy().tolist(), "left": 1 + (first == "facet")}
 
 
 def _versions(cells: pd.DataFrame) -> list[tuple[str, str]]:
