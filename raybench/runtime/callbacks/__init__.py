@@ -21,7 +21,7 @@ from raybench.core.registry import module_of
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raybench.planning.plan import Plan
+    from raybench.execution.plan import Plan
 
 GROUP = "raybench.callbacks"
 BUILTIN = tuple(

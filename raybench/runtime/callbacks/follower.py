@@ -13,14 +13,14 @@ import pyarrow as pa
 
 from raybench.core.errors import Notice
 from raybench.runtime.callbacks import Callback
-from raybench.store import seal
+from raybench.store import log
 from raybench.store.files import Files
 from raybench.store.remote import Mark
 from raybench.store.schema import CELLS, CURVES
 from raybench.store.table import expand_extra
 
 if TYPE_CHECKING:
-    from raybench.planning.plan import Plan
+    from raybench.execution.plan import Plan
 
 EVERY = 2.0  # seconds between two looks at the folder, and ten times as long as a look takes
 READING = "reading results for callbacks"
@@ -96,15 +96,15 @@ class Follower:
         if data is None:
             return None
         try:
-            said, file = seal.opened(data)
-            cells = seal.rows(file, CELLS)
+            said, file = log.opened(data)
+            cells = log.rows(file, CELLS)
             if not said.curves:
                 return cells, CURVES.empty_table()
             held = self.files.read(f"curves/{name}")
             if held is None or not said.fits(held):
                 return None
-            return cells, seal.rows(seal.parquet(held), CURVES)
-        except (seal.Damaged, seal.Foreign, seal.OtherVersion):
+            return cells, log.rows(log.parquet(held), CURVES)
+        except log.Unsound:
             return None
 
     def _pass_on(self, shard: str, cells: pa.Table, curves: pa.Table) -> None:

@@ -19,7 +19,7 @@ from raybench.store.files import open_folder
 from raybench.store.reader import flatten
 
 if TYPE_CHECKING:
-    from raybench.planning.plan import Plan
+    from raybench.execution.plan import Plan
 
 MEASURES = ("loss", "grad_norm_sq", "suboptimality", "accuracy", "test_loss")
 FINALS = (
