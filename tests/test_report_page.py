@@ -304,4 +304,6 @@ def test_nothing_to_draw(tmp_path):
     assert drawn(text) == [{}, {}]
     assert "No cell ended ok" in text
     assert len(table_rows(text, "cell-table")) == 3
-    assert cell_table(frames(tmp_path / "results"))["methods"]
+    columns, endings, count = cell_table(frames(tmp_path / "results"))
+    assert (len(endings), count) == (3, 3)
+    assert next(c for c in columns if c.title == "Method").options

@@ -34,7 +34,7 @@ from raybench.compressors.sign import OneBit, ScaledSign, Sign
 from raybench.core import parallel
 from raybench.core.errors import InputError
 from raybench.core.streams import stream
-from raybench.testing.moments import SIGMAS, moments
+from raybench.testing.claims import SIGMAS, moments
 from raybench.testing.vectors import families, gaussian
 from raybench.wire import unpack
 

@@ -16,7 +16,7 @@ from raybench.report.growth import grown_rows, growth_notes
 from raybench.report.sheet import Sheet
 
 if TYPE_CHECKING:
-    from raybench.report.fitted import Fitted
+    from raybench.report.formats import Fitted
 
 
 def closing(
@@ -117,7 +117,7 @@ def table(
     ``1Gbit,ring``, for which seconds are simulated; they take the place of bits. names: of the columns, those of
     ``closing_table`` and ``step``. Raises InputError as ``raybench.load`` does, and for an unknown link or column.
     """
-    from raybench.report.fitted import Fitted
+    from raybench.report.formats import Fitted
 
     return Fitted(closing(source, accounting, target, by, link, names))
 
