@@ -203,9 +203,11 @@ def test_methods_and_k_are_chosen(page):
     assert sum(n.startswith("EF21") for n in page.run(names)) == 3
     said = "document.getElementById('said').textContent"
     assert "5 of 5 methods drawn" in page.run(said)
-    page.run("toggle(data.methods.map(m => m.name))")
+    page.run("for (const m of data.methods) if (m.on) { last = {}; clicked(m.name); }")
     assert page.run(names) == []
     assert "Nothing to draw" in page.run(said)
+    page.run("for (const _ of [0, 1]) clicked('GD')")  # a double click on what is hidden
+    assert set(page.run(names)) > {"GD"}
 
 
 def test_a_problem_is_chosen(page):

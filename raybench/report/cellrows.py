@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -48,12 +49,16 @@ def cell_table(found: Frames) -> tuple[list[Column], list[str], int]:
     columns: list[Column] = []
 
     def add(
-        title: str, texts: pd.Series, numbers: pd.Series | None = None, key=None, **more
+        title: str,
+        texts: pd.Series,
+        numbers: pd.Series | None = None,
+        key: Callable[[str], Any] | None = None,
+        **more: Any,
     ) -> None:
         if key is not None:
             more["options"] = [(value, value) for value in sorted({*texts} - {"–"}, key=key)]
-        known = () if numbers is None else numbers.astype(float).astype(object)
-        known = known.where(known.notna(), None).tolist() if len(known) else ()
+        values = [] if numbers is None else numbers.astype(float).tolist()
+        known = [value if words.known(value) else None for value in values]
         columns.append(Column(title, texts.tolist(), known, **more))
 
     def amount(title: str, name: str, spell: Callable[[float], str]) -> None:

@@ -38,8 +38,10 @@ DIGITS = 6
 XS = {"bits_up": "bit", "bits": "bit", "round": "", "epoch": "", "grad_evals": "", "seconds": "s"}
 XS |= {SECONDS: "s"}
 """Columns of x, and their units."""
-YS = ("grad_norm_sq", "loss", "suboptimality", "test_loss", "accuracy")
-YS += ("mean_client_grad_norm_sq", "consensus_error", "estimator_error_sq")
+YS = (
+    *("grad_norm_sq", "loss", "suboptimality", "test_loss", "accuracy"),
+    *("mean_client_grad_norm_sq", "consensus_error", "estimator_error_sq"),
+)
 LINE = ["facet", "series", "step"]
 SECOND_AXIS = {
     **{"domain": [0.82, 1], "range": [0, 1], "fixedrange": True, "zeroline": False},
@@ -156,7 +158,7 @@ def _arrays(
     distinct = {part[n].to_numpy(float).tobytes() for _, part in parts for n in names}
     points = int(np.clip(MOST_NUMBERS // len(distinct), FEWEST_POINTS, MOST_POINTS))
     place: dict[tuple[float | None, ...], int] = {}
-    lines = {}
+    lines: dict[Any, list[dict[str, int]]] = {}
     for key, line in rows.groupby(LINE, sort=False):
         kept = _kept(np.unique(line["round"].to_numpy(float)), points)
         cells = lines[key] = []

@@ -78,10 +78,10 @@ def packed(text: str) -> str:
 def content(found: Frames) -> dict[str, object]:
     """Return what the template shows, all spelled for reading."""
     sheet, grown = closing(found), found.growth
-    figures = [against_step(found)]
+    more = [against_step(found)]
     if found.link is not None:
-        figures.append(best_by_bandwidth(found, found.link))
-    figures = [figure for figure in figures if figure is not None]
+        more.append(best_by_bandwidth(found, found.link))
+    figures = [figure for figure in more if figure is not None]
     drawn: dict[str, dict[str, Any]] = {}
     for figure in figures:
         drawn |= {f"{figure.name}-{i}": panel for i, panel in enumerate(panels(figure))}

@@ -106,11 +106,8 @@ function paintCurves(print) {
     layout.legend = {orientation: "h", x: 0, y: -60 / AREA, yanchor: "top", entrywidth: Math.max(...named, 1) - 45};
     layout.margin = {l: 60, r: 16, t: 34, b: 70 + room};
     draw(plot, drawn[j], layout, print);
-    plot.on("plotly_legendclick", (click) => toggle([click.data[click.curveNumber].meta]));
-    plot.on("plotly_legenddoubleclick", (click) => {
-      const name = click.data[click.curveNumber].meta, alone = data.methods.every((m) => m.on === (m.name === name));
-      return toggle(data.methods.filter((m) => m.on !== (alone || m.name === name)).map((m) => m.name));
-    });
+    plot.on("plotly_legendclick", (event) => clicked(event.data[event.curveNumber].meta));
+    plot.on("plotly_legenddoubleclick", () => false);
   });
   const seeds = [...new Set(all.filter((t) => t.seeds > 1).map((t) => t.seeds))].sort((a, b) => a - b);
   const ends = (n) => data.ranks[n][0] === 1 ? `range of ${n} seeds` : `number ${data.ranks[n][0]} from below to number ${data.ranks[n][0]} from above of ${n} seeds`;
@@ -123,8 +120,12 @@ function paintCurves(print) {
     data.left_out ? `${data.left_out} lines of the dearest K are not in this page.` : "",
     "Drag to zoom, double-click to zoom out."].filter((s) => s).join(" ");
 }
-function toggle(names) { // in all panels, for whatever axes and K
-  for (const method of data.methods) if (names.includes(method.name)) method.on = !method.on;
+let last = {};
+function clicked(name) { // shows or hides a method in all panels, for whatever axes and K; twice: it alone, or all
+  const at = Date.now(), twice = last.name === name && at - last.at < 350;
+  const alone = data.methods.every((m) => m.name === name || !m.on);
+  for (const m of data.methods) m.on = twice ? alone || m.name === name : m.on !== (m.name === name);
+  last = {name, at};
   paintCurves();
   return false;
 }
