@@ -24,8 +24,8 @@ from raybench.testing.compressors import assert_bytes_suffice, examples, label_o
 from raybench.testing.leaks import Heard, Spy, difference, fence, tensors
 from raybench.testing.trial import WILD, Method, compressors_for, finished, on_ranks, started
 from raybench.wire import Message, unpack
+from raybench.wire.compound import MeansMessage, PartsMessage
 from raybench.wire.ledger import COLUMNS
-from raybench.wire.parts import MeansMessage, PartsMessage
 from raybench.wire.transport import Transport, on_virtual_ranks
 
 CHECKS = Checks()

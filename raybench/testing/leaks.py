@@ -15,8 +15,8 @@ from raybench.execution.run import Run
 from raybench.testing.compressors import same_bits, sent
 from raybench.wire import CasesMessage, Message
 from raybench.wire.collectives import GATHER, combines
-from raybench.wire.parts import MeansMessage, PartsMessage
-from raybench.wire.received import Each, Received
+from raybench.wire.compound import MeansMessage, PartsMessage
+from raybench.wire.wire import Each, Received
 
 # What methods may call -----------------------------------------------------------------------------
 
