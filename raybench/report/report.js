@@ -103,7 +103,7 @@ function paintCurves(print) {
     const named = drawn[j].filter((t) => t.name).map((t) => 60 + 6.5 * t.name.length); // about the pixels of each name
     const across = Math.max(1, Math.floor((plot.clientWidth - 90) / Math.max(...named, 1))), room = 22 * Math.ceil(named.length / across);
     plot.style.height = `${AREA + 104 + room}px`;
-    layout.legend = {orientation: "h", x: 0, y: -60 / AREA, yanchor: "top", entrywidth: Math.max(...named, 1) - 45};
+    layout.legend = {orientation: "h", traceorder: "normal", x: 0, y: -60 / AREA, yanchor: "top", entrywidth: Math.max(...named, 1) - 45};
     layout.margin = {l: 60, r: 16, t: 34, b: 70 + room};
     draw(plot, drawn[j], layout, print);
     plot.on("plotly_legendclick", (event) => clicked(event.data[event.curveNumber].meta));
