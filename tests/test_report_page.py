@@ -13,10 +13,10 @@ from raybench.analysis import bands, describe, frames
 from raybench.analysis.closing import framed
 from raybench.analysis.shares import k_words
 from raybench.report import html, render
-from raybench.report.cellrows import MOST_ROWS, cell_table, last_line
 from raybench.report.content import build
 from raybench.report.explorer import MOST_NUMBERS, explorer
 from raybench.report.growth import growth_notes
+from raybench.report.page import MOST_ROWS, cell_table, last_line
 from raybench.store import CELLS, CURVES, Store, to_table
 
 
@@ -48,7 +48,7 @@ def test_every_cell_has_a_row_and_those_that_did_not_end_well_come_first(tmp_pat
 
 
 def test_a_huge_sweep_shows_as_many_cells_as_a_page_has_room_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("raybench.report.cellrows.MOST_ROWS", 5)
+    monkeypatch.setattr("raybench.report.page.MOST_ROWS", 5)
     assert MOST_ROWS > 500
     text = page_of(tmp_path)
     rows = table_rows(text, "cell-table")
