@@ -22,8 +22,7 @@ from torch import Tensor
 
 from raybench.core.streams import stream
 from raybench.testing.bench import Measured, busy, measure, named, usual
-from raybench.testing.gradient import SIZE, resnet18
-from raybench.testing.vectors import gaussian
+from raybench.testing.vectors import SIZE, gaussian, resnet18
 
 WIRE = 4.0  # copies that pack and unpack may take together
 TARGETS = {

@@ -23,7 +23,7 @@ from raybench.compressors import by_size
 from raybench.compressors.selection import at_least
 from raybench.core import gpu
 from raybench.core.streams import Stream, stream
-from raybench.testing.gradient import SIZE
+from raybench.testing.vectors import SIZE
 from raybench.wire import bitpack
 from raybench.wire.sparse import SparseMessage
 

@@ -128,8 +128,8 @@ def descendants() -> dict[int, str]:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail the session if a process that a test started is still there."""
-    if "raybench.testing.elsewhere" in sys.modules:
-        sys.modules["raybench.testing.elsewhere"].close()
+    if "raybench.testing.subprocess" in sys.modules:
+        sys.modules["raybench.testing.subprocess"].close()
     if hasattr(session.config, "workerinput") or not Path("/proc").is_dir():
         return
     until = time.monotonic() + PATIENCE

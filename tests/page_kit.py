@@ -49,6 +49,6 @@ def table_rows(page: str, name: str) -> list[dict[str, str]]:
     rows = []
     for attributes, row in re.findall(r"<tr([^>]*)>(.*?)</tr>", found, re.S)[1:]:
         cells = dict(re.findall(r'<td data-l="([^"]*)"[^>]*>(.*?)</td>', row, re.S))
-        ending = re.search(r'data-ending="([^"]*)"', attributes)
+        ending = re.search(r'class="([^"]*)"', attributes)
         rows.append({**cells, "ending": ending.group(1) if ending else ""})
     return rows

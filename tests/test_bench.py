@@ -17,7 +17,7 @@ import raybench
 from raybench.compressors import Compressor, Dense
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.testing import bench, claims, gradient
+from raybench.testing import bench, claims, vectors
 from raybench.testing.vectors import families, gaussian
 
 
@@ -186,9 +186,9 @@ def test_every_operator_can_be_measured():
 def test_gradient_of_resnet(tmp_path, monkeypatch):
     monkeypatch.setenv("RAYBENCH_DATA", str(tmp_path))
     state = torch.get_rng_state()
-    one, two = (gradient.resnet18(batch=4, steps=steps) for steps in (0, 0))
+    one, two = (vectors.resnet18(batch=4, steps=steps) for steps in (0, 0))
     assert torch.equal(torch.get_rng_state(), state)
-    assert one.vector.shape == (gradient.SIZE,)
+    assert one.vector.shape == (vectors.SIZE,)
     assert one.vector.dtype == torch.float32
     assert one.about == "gradient of ResNet-18 on 4 images of digits after 0 steps"
     assert torch.equal(one.vector, two.vector)
@@ -204,7 +204,7 @@ def test_images_come_from_the_data_folder(tmp_path, monkeypatch):
     labels = np.array([3, 1, 4, 1, 5, 9, 2], np.uint8)
     np.savez(folder / "a.npz", other=labels)  # nothing to use
     np.savez(folder / "part.npz", one_images=pixels, one_labels_all=labels)
-    images, found, source = gradient._images(4)
+    images, found, source = vectors._images(4)
     assert (tuple(images.shape), source) == ((4, 3, 64, 64), "CIFAR-10")
     assert found.tolist() == [3, 1, 4, 1]
     assert float(images.mean()) == pytest.approx(0, abs=1e-5)
@@ -214,11 +214,11 @@ def test_images_come_from_the_data_folder(tmp_path, monkeypatch):
 
 def test_thinned_takes_evenly():
     x = torch.arange(1000.0)
-    assert gradient.thinned(x, 1000) is x
-    assert gradient.thinned(x, 10).tolist() == [100.0 * i for i in range(10)]
-    assert gradient.thinned(x, 3).tolist() == [0, 333, 666]
+    assert vectors.thinned(x, 1000) is x
+    assert vectors.thinned(x, 10).tolist() == [100.0 * i for i in range(10)]
+    assert vectors.thinned(x, 3).tolist() == [0, 333, 666]
     long = torch.arange(11_181_642)
-    some = gradient.thinned(long, 4_000_001)
+    some = vectors.thinned(long, 4_000_001)
     assert (some.diff() >= 2).all()  # distinct, in order
     assert some.shape == (4_000_001,)
 

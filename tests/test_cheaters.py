@@ -17,8 +17,7 @@ from raybench.compressors import Compressor
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.registry import lookup, names
-from raybench.testing import algorithms
-from raybench.testing.checks import Checks, findings
+from raybench.testing import Checks, algorithms, findings
 from raybench.testing.trial import Method, finished
 from raybench.wire import DenseMessage
 

@@ -14,9 +14,9 @@ from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.spec.sections import default
-from raybench.testing.moments import draws
+from raybench.testing.claims import draws
+from raybench.testing.compressors import same_bits
 from raybench.testing.vectors import cells_and_clients, families, gaussian
-from raybench.testing.wire import same_bits
 
 D = 24
 COUNT = 20_000

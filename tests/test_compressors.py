@@ -22,9 +22,9 @@ from raybench.compressors.sparsification import RandK
 from raybench.core.errors import InputError
 from raybench.core.registry import lookup, names
 from raybench.core.streams import stream
-from raybench.testing.checks import NotClaimed
+from raybench.testing import NotClaimed
+from raybench.testing.claims import SIGMAS, draws, moments
 from raybench.testing.compressors import CHECKS, Subject, examples
-from raybench.testing.moments import SIGMAS, draws, moments
 from raybench.testing.vectors import cells_and_clients, families, gaussian
 from raybench.wire import (
     LevelsMessage,

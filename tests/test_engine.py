@@ -24,7 +24,7 @@ from raybench.execution.recorder import RecordedRounds
 from raybench.execution.run import Options, Run
 from raybench.spec.model import Evaluate, Record
 from raybench.store.accounting import Accounting
-from raybench.testing.spy import Spy
+from raybench.testing.leaks import Spy
 from raybench.testing.trial import DATA, Method, batch_of, finished, started
 from raybench.wire.ledger import COLUMNS
 from raybench.wire.transport import Transport

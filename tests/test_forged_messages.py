@@ -13,7 +13,7 @@ import torch
 
 import raybench
 from raybench.core.streams import stream
-from raybench.testing.wire import same_bits
+from raybench.testing.compressors import same_bits
 from raybench.wire import Dense, unpack
 from raybench.wire.base import MAGIC, PREFIX, checksum
 

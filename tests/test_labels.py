@@ -15,8 +15,8 @@ from scipy.optimize import LinearConstraint, minimize
 from raybench import plot
 from raybench.analysis import frames
 from raybench.core.errors import InputError
-from raybench.report.labels import spread
 from raybench.report.own import figure
+from raybench.report.plots import spread
 from raybench.store import Store
 
 HEIGHTS = st.lists(st.floats(0, 1), min_size=1, max_size=8)

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from raybench.core.registry import lookup, names
 from raybench.core.streams import stream
-from raybench.testing.compressors import examples
+from raybench.testing.compressors import assert_bits_fit_bytes, examples, same_bits
 from raybench.testing.vectors import cells_and_clients, gaussian
-from raybench.testing.wire import assert_bits_fit_bytes, same_bits
 from raybench.wire import (
     CasesMessage,
     ConcatMessage,

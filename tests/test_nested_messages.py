@@ -20,8 +20,8 @@ from raybench.compressors.composed import (
     best_factor,
 )
 from raybench.core.streams import stream
+from raybench.testing.compressors import same_bits
 from raybench.testing.vectors import cells_and_clients, gaussian
-from raybench.testing.wire import same_bits
 from raybench.wire import DenseMessage, SeededMessage, SparseMessage, index_cost
 from raybench.wire.transport import on_virtual_ranks, share_of
 

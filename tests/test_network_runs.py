@@ -11,8 +11,7 @@ from torch.nn import functional as F
 import raybench
 from raybench.core.counts import Counts
 from raybench.core.errors import InputError
-from raybench.testing.resume import recorded
-from raybench.testing.trial import Method, finished, started
+from raybench.testing.trial import Method, finished, recorded, started
 from raybench.wire.transport import on_virtual_ranks
 
 

@@ -108,44 +108,42 @@ def test_all_a_plugin_needs_is_in_one_place(kind):
 # Faults are found ----------------------------------------------------------------------------------
 
 
-def faulty(name: str, old: str, new: str, here: Path) -> str:
-    """Return what ``check`` prints of an example with a fault, after asserting that it fails."""
+FAULTS = {
+    "a biased operator": (
+        *("rand_block.py", "scale=d / k", "scale=1.0"),
+        r"rand_block:k=25%: unbiased: \S",
+    ),
+    "unbooked means": (
+        *("heavy_ball.py", "wire.up(m).mean()", "m.decode().mean(1)"),
+        "ef21_heavy_ball.*: ranks change nothing",
+    ),
+    "a wrong gradient": (
+        *("pseudo_huber.py", "return away /", "return 2 * away /"),
+        "pseudo_huber: gradients match finite differences",
+    ),
+    "a wrong constant": (
+        *("pseudo_huber.py", "self.L, self.L_i = 1.0,", "self.L, self.L_i = 0.1,"),
+        "pseudo_huber: smoothness constants hold",
+    ),
+    "a metric without cells": (*("largest.py", "x.abs().amax(-1)", "x.abs().amax()"), "largest: "),
+    "what cannot be made": (
+        *("pseudo_huber.py", "noise = torch", "noise = tolch"),
+        "pseudo_huber: can be made: NameError",
+    ),
+}
+"""Faults in examples, and what ``check`` says of them: file, text, text in its place, finding."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_check_finds(here, fault):
+    name, old, new, finding = FAULTS[fault]
     text = (EXAMPLES / name).read_text()
     assert old in text
     (here / "p.py").write_text(text.replace(old, new))
     said = cli("check", "p.py")
     assert said.code == 1
     assert re.search(r"^\d+ checks?, \d+ failed$", said.out, re.M)
-    return said.out
-
-
-def test_check_finds_a_biased_operator(here):
-    out = faulty("rand_block.py", "scale=d / k", "scale=1.0", here)
-    assert re.search(r"^  FAIL  rand_block:k=25%: unbiased: \S", out, re.M)
-
-
-def test_check_finds_unbooked_means(here):
-    out = faulty("heavy_ball.py", "wire.up(m).mean()", "m.decode().mean(1)", here)
-    assert re.search(r"^  FAIL  ef21_heavy_ball.*: ranks change nothing", out, re.M)
-
-
-def test_check_finds_a_wrong_gradient(here):
-    out = faulty("pseudo_huber.py", "return away /", "return 2 * away /", here)
-    assert re.search(r"^  FAIL  pseudo_huber: gradients match finite differences", out, re.M)
-
-
-def test_check_finds_a_wrong_constant(here):
-    out = faulty("pseudo_huber.py", "self.L, self.L_i = 1.0,", "self.L, self.L_i = 0.1,", here)
-    assert re.search(r"^  FAIL  pseudo_huber: smoothness constants hold", out, re.M)
-
-
-def test_check_finds_a_metric_without_cells(here):
-    faulty("largest.py", "x.abs().amax(-1)", "x.abs().amax()", here)
-
-
-def test_check_of_what_cannot_be_made(here):
-    out = faulty("pseudo_huber.py", "noise = torch", "noise = tolch", here)
-    assert "FAIL  pseudo_huber: can be made: NameError" in out
+    assert re.search(rf"^  FAIL  {finding}", said.out, re.M)
 
 
 # What registers, and what ids depend on ------------------------------------------------------------

@@ -24,9 +24,9 @@ from raybench.compressors.rounding import ExponentialRounding, Natural, Rounding
 from raybench.core import parallel
 from raybench.core.registry import lookup
 from raybench.core.streams import stream
-from raybench.testing.checks import NotClaimed
+from raybench.testing import NotClaimed
+from raybench.testing.claims import SIGMAS, draws, moments
 from raybench.testing.compressors import CHECKS, Subject
-from raybench.testing.moments import SIGMAS, draws, moments
 from raybench.testing.vectors import cells_and_clients, families, gaussian
 from raybench.wire import unpack
 from raybench.wire.levels import (

@@ -31,15 +31,31 @@ ODD = {
 }
 
 
-def folder_of(tmp_path, **kw):
-    store = Store(tmp_path / "results")
-    fake_store.fill(store, **{"rounds": 60, "multiples": (1.0, 8.0, 64.0), "seeds": 2, **kw})
-    return tmp_path / "results"
+def filled(folder, **kw):
+    """Return a folder of made-up results."""
+    fake_store.fill(
+        Store(folder), **{"rounds": 60, "multiples": (1.0, 8.0, 64.0), "seeds": 2, **kw}
+    )
+    return folder
 
 
-def test_rounds_are_spelled_out(tmp_path):
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """Return a function that makes up results, once for the same arguments: they are read only."""
+    folders = {}
+
+    def folder_of(**kw):
+        key = repr(kw)
+        if key not in folders:
+            folders[key] = filled(tmp_path_factory.mktemp("results"), **kw)
+        return folders[key]
+
+    return folder_of
+
+
+def test_rounds_are_spelled_out(folder_of):
     """1,000 rounds, not 1e+03."""
-    folder = folder_of(tmp_path, rounds=1000, every=100)
+    folder = folder_of(rounds=1000, every=100)
     text = html(folder).read_text("utf-8")
     final = text[text.index("Final values") : text.index("Constants")]
     assert "1,000" in final
@@ -49,8 +65,8 @@ def test_rounds_are_spelled_out(tmp_path):
 # -- tables ----------------------------------------------------------------------------------
 
 
-def test_render_forms_agree(tmp_path):
-    folder = folder_of(tmp_path)
+def test_render_forms_agree(folder_of):
+    folder = folder_of()
     want = closing_table(folder)
     raw = pd.read_csv(io.StringIO(render(folder, "csv")))
     pd.testing.assert_series_equal(raw["bits_to_target"], want["bits_to_target"])
@@ -68,36 +84,36 @@ def test_render_forms_agree(tmp_path):
         render(folder, "markdwn")
 
 
-def test_rich_table_fits_a_terminal(tmp_path):
+def test_rich_table_fits_a_terminal(folder_of):
     out = io.StringIO()
-    Console(file=out, width=80).print(table(folder_of(tmp_path)))
+    Console(file=out, width=80).print(table(folder_of()))
     assert "…" not in out.getvalue()
     assert "‖∇f‖²" in out.getvalue()
 
 
-def test_edges_are_marked(tmp_path):
-    text = render(folder_of(tmp_path, methods=(GD,), multiples=(0.5, 1.0, 2.0)))
+def test_edges_are_marked(folder_of):
+    text = render(folder_of(methods=(GD,), multiples=(0.5, 1.0, 2.0)))
     assert "2× ↑" in text
     assert "the best step is the largest of its grid" in text
 
 
 @pytest.mark.parametrize("form", ["plain", "markdown"])
-def test_the_table_says_what_stands_in_brackets(tmp_path, form):
-    def said(name, **kw):
-        return " ".join(render(folder_of(tmp_path / name, **kw), form).split())
+def test_the_table_says_what_stands_in_brackets(folder_of, form):
+    def said(**kw):
+        return " ".join(render(folder_of(**kw), form).split())
 
     held = "in brackets an interval that holds the true median with probability"
-    assert f"{held} 75 % (range of 3 seeds)" in said("three", seeds=3)
+    assert f"{held} 75 % (range of 3 seeds)" in said(seeds=3)
     nine = "96.1 % (2nd smallest to 2nd largest of 9 seeds)"
-    assert f"{held} {nine}" in said("nine", seeds=9, methods=fake_store.METHODS[:2])
-    alone = said("alone", seeds=1)
+    assert f"{held} {nine}" in said(seeds=9, methods=fake_store.METHODS[:2])
+    alone = said(seeds=1)
     assert "Bits: upstream per client" in alone
     assert "median" not in alone
     assert "mean over seeds" not in alone
 
 
 def test_texts_in_brackets_are_no_markup(tmp_path):
-    store = Store(folder_of(tmp_path, methods=(GD,), failed=0, skipped=0))
+    store = Store(filled(tmp_path / "results", methods=(GD,), failed=0, skipped=0))
     row = {"status": "failed", "algorithm": "x[bold]", "label": "x", "problem": "logistic"}
     store.commit("x", None, to_table({**row, "cell": ["x"], "seed": 0}, CELLS))
     assert "X[BOLD]" in render(store.folder)
@@ -125,8 +141,8 @@ def test_unknown_and_unreached_bits():
 # -- figures ---------------------------------------------------------------------------------
 
 
-def test_figures_are_png_pdf_and_csv(tmp_path):
-    folder = folder_of(tmp_path)
+def test_figures_are_png_pdf_and_csv(folder_of, tmp_path):
+    folder = folder_of()
     paths = figures(folder, tmp_path / "out")
     assert {p.parent for p in paths} == {tmp_path / "out"}
     stems = {p.stem for p in paths}
@@ -143,9 +159,9 @@ def test_figures_are_png_pdf_and_csv(tmp_path):
     assert len(paths) == 3 * len(stems)
 
 
-def test_the_csv_behind_a_figure_is_the_curve(tmp_path):
+def test_the_csv_behind_a_figure_is_the_curve(folder_of, tmp_path):
     """With one seed the drawn line is the tuned cell's own curve, in bits."""
-    folder = folder_of(tmp_path, seeds=1, methods=(GD,))
+    folder = folder_of(seeds=1, methods=(GD,))
     figures(folder, tmp_path / "out")
     rows = pd.read_csv(tmp_path / "out/grad_norm_sq_vs_bits_up.csv")
     found = frames(folder)
@@ -157,9 +173,9 @@ def test_the_csv_behind_a_figure_is_the_curve(tmp_path):
 
 
 @pytest.mark.parametrize("methods", [fake_store.METHODS, (GD,)], ids=["several", "one"])
-def test_figures_say_what_their_bands_are(tmp_path, methods):
+def test_figures_say_what_their_bands_are(folder_of, methods):
     """With a legend of several series, and below the panel of a lone one."""
-    folder = folder_of(tmp_path, seeds=3, methods=methods)
+    folder = folder_of(seeds=3, methods=methods)
     found = build(frames(folder))
     assert {f.band for f in found} == {"median and range of 3 seeds, pointwise coverage 75 %"}
     for figure in found:
@@ -173,9 +189,9 @@ def test_figures_say_what_their_bands_are(tmp_path, methods):
     assert curves["ranks"]["3"] == [1, 0.75]
 
 
-def test_on_a_logarithmic_axis_a_curve_begins_at_its_first_point_beyond_zero(tmp_path):
+def test_on_a_logarithmic_axis_a_curve_begins_at_its_first_point_beyond_zero(folder_of):
     """Round 0 costs EF21 bits and gd none: drawn from the axis' end, gd would be flat up to its first row."""
-    folder = folder_of(tmp_path, every=10)
+    folder = folder_of(every=10)
     figure = next(f for f in build(frames(folder)) if f.name == "grad_norm_sq_vs_bits_up")
     assert figure.log_x
     first = figure.data.groupby("series")["x"].min()
@@ -185,7 +201,7 @@ def test_on_a_logarithmic_axis_a_curve_begins_at_its_first_point_beyond_zero(tmp
         assert all(min(line.get_xdata()) > 0 for line in axis.lines)
 
 
-def test_networks_are_judged_by_the_test_loss_where_f_is_not_measured(tmp_path):
+def test_networks_are_judged_by_the_test_loss_where_f_is_not_measured():
     runs = [{"g": [2, 1, 0.5], "algorithm": "dcgd"}, {"g": [2, 1.5, 1.25], "algorithm": "dgc"}]
     curves, cells = made_runs(runs)
     curves["test_loss"] = curves["loss"].where(curves["round"] != 1)  # measured now and then
@@ -201,8 +217,8 @@ def test_networks_are_judged_by_the_test_loss_where_f_is_not_measured(tmp_path):
     assert {f.y for f in build(store)} == {"test_loss"}
 
 
-def test_figures_of_one_seed_have_no_bands(tmp_path):
-    folder = folder_of(tmp_path, seeds=1)
+def test_figures_of_one_seed_have_no_bands(folder_of):
+    folder = folder_of(seeds=1)
     for figure in build(frames(folder)):
         assert figure.band == ""
         assert all(not a.collections for a in draw(figure).axes)
@@ -211,12 +227,12 @@ def test_figures_of_one_seed_have_no_bands(tmp_path):
 
 
 @pytest.mark.parametrize("case", ODD)
-def test_odd_folders_are_drawn(tmp_path, case):
-    folder = folder_of(tmp_path, **ODD[case])
-    names = {p.name for p in figures(folder)}
-    assert "grad_norm_sq_vs_bits_up.png" in names
-    assert ("grad_norm_sq_vs_seconds.png" in names) == (case not in ("no seconds", "all diverged"))
-    assert ("grad_norm_sq_vs_step.png" in names) == (case != "one cell")
+def test_odd_folders_are_drawn(folder_of, case):
+    folder = folder_of(**ODD[case])
+    names = {p.stem for p in figures(folder, kinds=["png"])}
+    assert "grad_norm_sq_vs_bits_up" in names
+    assert ("grad_norm_sq_vs_seconds" in names) == (case not in ("no seconds", "all diverged"))
+    assert ("grad_norm_sq_vs_step" in names) == (case != "one cell")
     page = html(folder)
     assert page == folder / "report.html"
     curves, others = drawn(page.read_text("utf-8"))
@@ -227,8 +243,8 @@ def test_odd_folders_are_drawn(tmp_path, case):
     assert render(folder)
 
 
-def test_steps_at_which_cells_diverged_are_marked(tmp_path):
-    folder = folder_of(tmp_path, methods=(GD,), multiples=(1.0, 2.0, 4.0, 8.0))
+def test_steps_at_which_cells_diverged_are_marked(folder_of):
+    folder = folder_of(methods=(GD,), multiples=(1.0, 2.0, 4.0, 8.0))
     figure = next(f for f in build(frames(folder)) if f.steps)
     gone = figure.data[figure.data["diverged"] > 0]
     assert gone["x"].tolist() == [4.0, 8.0]
@@ -238,15 +254,15 @@ def test_steps_at_which_cells_diverged_are_marked(tmp_path):
     assert marks["yaxis"] == "y2"
 
 
-def test_zero_and_rounding_stop_at_the_floor(tmp_path):
-    folder = folder_of(tmp_path, methods=(fake_store.METHODS[1],), rounds=900)
+def test_zero_and_rounding_stop_at_the_floor(folder_of):
+    folder = folder_of(methods=(fake_store.METHODS[1],), rounds=900)
     figure = next(f for f in build(frames(folder)) if f.name == "grad_norm_sq_vs_round")
     lines = [line for axis in draw(figure).axes for line in axis.lines]
     assert min(min(line.get_ydata()) for line in lines) == LOWEST_SHOWN
 
 
-def test_series_are_told_apart_without_colour(tmp_path):
-    for figure in build(frames(folder_of(tmp_path))):
+def test_series_are_told_apart_without_colour(folder_of):
+    for figure in build(frames(folder_of())):
         looks = [(s.colour, s.dash) for s in figure.looks.values()]
         assert len(set(looks)) == len(looks)
         dashes = [s.dash for s in figure.looks.values() if s.colour != "#6E6E6E"]
@@ -256,8 +272,8 @@ def test_series_are_told_apart_without_colour(tmp_path):
 # -- the page --------------------------------------------------------------------------------
 
 
-def test_page_is_self_contained_and_complete(tmp_path):
-    folder = folder_of(tmp_path)
+def test_page_is_self_contained_and_complete(folder_of, tmp_path):
+    folder = folder_of()
     text = html(folder, tmp_path / "deep/er/page.html").read_text("utf-8")
     page = Page(text)
     assert all(link.startswith("#") for link in page.loads)
@@ -276,7 +292,7 @@ def test_page_is_self_contained_and_complete(tmp_path):
 
 
 def test_page_escapes_what_users_wrote(tmp_path):
-    folder = folder_of(tmp_path, methods=(GD,), failed=0, skipped=0)
+    folder = filled(tmp_path / "results", methods=(GD,), failed=0, skipped=0)
     bad = "</script><script>alert(1)</script>"
     row = {"cell": "x", "status": "failed", "error": bad, "algorithm": bad, "label": bad}
     row |= {"problem": "logistic", "dataset": "mushrooms", "step_multiple": 1.0, "seed": 0}
@@ -302,7 +318,43 @@ def test_a_folder_of_failures_only(tmp_path):
     assert "RuntimeError: out of memory" in Page(html(tmp_path).read_text("utf-8")).cells
 
 
-def test_csv_has_one_row_per_line(tmp_path):
-    rows = list(csv.reader(io.StringIO(render(folder_of(tmp_path), "csv", by="series"))))
+def test_csv_has_one_row_per_line(folder_of):
+    rows = list(csv.reader(io.StringIO(render(folder_of(), "csv", by="series"))))
     assert len({len(r) for r in rows}) == 1
     assert rows[0][:2] == ["facet", "method"]
+
+
+# -- units on the axes of files ------------------------------------------------------------------
+
+
+def axis_of(*per_round):
+    """Return (figure, texts of the ticks in sight, label) of the axis of bits, of runs of 100 rounds."""
+    g = [10 ** (-i / 20) for i in range(101)]
+    runs = [{"g": g, "per_round": p, "k": i + 1} for i, p in enumerate(per_round)]
+    figure = next(f for f in build(framed(*made_runs(runs))) if f.name == "grad_norm_sq_vs_bits_up")
+    canvas = draw(figure)
+    canvas.canvas.draw()
+    axis = canvas.axes[0]
+    low, high = axis.get_xlim()
+    ticks = [t for t in axis.xaxis.get_major_ticks() if low <= t.get_loc() <= high]
+    return figure, [t.label1.get_text() for t in ticks], axis.get_xlabel()
+
+
+def test_a_logarithmic_axis_names_the_unit_at_each_tick():
+    """It read 10000 kbit where one method needs 11 kbit and another 10 Mbit."""
+    figure, ticks, label = axis_of(110.0, 1e5, 3e7)
+    assert figure.log_x
+    assert label == "Upstream per client"
+    assert len(ticks) >= 2
+    assert {t.split()[1] for t in ticks} >= {"kbit", "Mbit"}
+    assert all(float(t.split()[0]) in (1, 10, 100) for t in ticks)
+
+
+@pytest.mark.parametrize(
+    ("end", "unit"), [(9e2, "bit"), (4e5, "kbit"), (4e6, "Mbit"), (3e9, "Gbit")]
+)
+def test_a_linear_axis_has_the_unit_of_its_end(end, unit):
+    figure, ticks, label = axis_of(end / 100, end / 400)
+    assert not figure.log_x
+    assert label == f"Upstream per client ({unit})"
+    assert 0 < max(float(t) for t in ticks) < 1000

@@ -13,9 +13,9 @@ from raybench.analysis import bands, describe, frames
 from raybench.analysis.frames import framed
 from raybench.analysis.methods import k_words
 from raybench.report import html, render
-from raybench.report.cellrows import MOST_ROWS, cell_table, last_line
 from raybench.report.content import build
 from raybench.report.explorer import MOST_NUMBERS, explorer
+from raybench.report.page import MOST_ROWS, cell_table, last_line
 from raybench.report.tables import growth_notes
 from raybench.store import CELLS, CURVES, Store, to_table
 
@@ -48,7 +48,7 @@ def test_every_cell_has_a_row_and_those_that_did_not_end_well_come_first(tmp_pat
 
 
 def test_a_huge_sweep_shows_as_many_cells_as_a_page_has_room_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("raybench.report.cellrows.MOST_ROWS", 5)
+    monkeypatch.setattr("raybench.report.page.MOST_ROWS", 5)
     assert MOST_ROWS > 500
     text = page_of(tmp_path)
     rows = table_rows(text, "cell-table")
@@ -304,4 +304,6 @@ def test_nothing_to_draw(tmp_path):
     assert drawn(text) == [{}, {}]
     assert "No cell ended ok" in text
     assert len(table_rows(text, "cell-table")) == 3
-    assert cell_table(frames(tmp_path / "results"))["methods"]
+    columns, endings, count = cell_table(frames(tmp_path / "results"))
+    assert (len(endings), count) == (3, 3)
+    assert next(c for c in columns if c.title == "Method").options

@@ -35,7 +35,7 @@ from raybench.compressors.rounding import (
 from raybench.core import parallel
 from raybench.core.errors import InputError
 from raybench.core.streams import stream
-from raybench.testing.moments import SIGMAS, moments
+from raybench.testing.claims import SIGMAS, moments
 from raybench.testing.vectors import families, gaussian
 from raybench.wire import unpack
 

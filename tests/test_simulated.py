@@ -254,11 +254,11 @@ def test_plot_draws_time_and_bandwidth(swept, tmp_path):
 
 def test_the_chart_says_what_it_assumes(swept):
     found = frames(swept, link="1Gbit,ring")
-    chart = bandwidth.best_by_bandwidth(found, found.link)
+    chart = charts.best_by_bandwidth(found, found.link)
     for word in ("simulated", "ring", "latency 100 µs", "as measured", "a machine of its own"):
         assert word in chart.band
     assert any("dense messages" in look.label for look in chart.looks.values())
-    assert [f.name for f in bandwidth.every(frames(swept))].count(chart.name) == 0
+    assert [f.name for f in charts.every(frames(swept))].count(chart.name) == 0
 
 
 def test_the_page_says_for_which_link(swept, tmp_path):

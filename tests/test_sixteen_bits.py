@@ -10,9 +10,8 @@ import torch
 from raybench import compressor
 from raybench.compressors import Compressor
 from raybench.core.registry import lookup, names
-from raybench.testing.compressors import examples
+from raybench.testing.compressors import assert_bits_fit_bytes, examples, same_bits
 from raybench.testing.vectors import cells_and_clients, gaussian
-from raybench.testing.wire import assert_bits_fit_bytes, same_bits
 from raybench.wire import HALVES, Dense, DenseMessage, RaggedMessage, unpack
 
 OPERATORS = [

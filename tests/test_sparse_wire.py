@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from raybench.compressors import Compressor
 from raybench.core import parallel
 from raybench.core.streams import stream
-from raybench.testing.subject import Subject
+from raybench.testing.compressors import Subject, modelled_bits_fit_the_bytes
 from raybench.testing.vectors import cells_and_clients, gaussian
-from raybench.testing.wire import modelled_bits_fit_the_bytes
 from raybench.wire import (
     RaggedMessage,
     SeededMessage,

@@ -20,8 +20,7 @@ from raybench.problems.base import Measured
 from raybench.problems.quadratic import Quadratic
 from raybench.spec.model import Record
 from raybench.store.accounting import Accounting
-from raybench.testing.resume import recorded
-from raybench.testing.trial import Method, finished, started
+from raybench.testing.trial import Method, finished, recorded, started
 from raybench.wire.transport import on_virtual_ranks, share_of
 
 TOP, RAND = {"name": "top_k", "k": 3}, {"name": "rand_k", "k": 3}

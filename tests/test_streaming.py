@@ -7,8 +7,7 @@ import torch
 
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
-from raybench.testing.resume import recorded
-from raybench.testing.trial import Method, finished, started
+from raybench.testing.trial import Method, finished, recorded, started
 from raybench.wire.transport import on_virtual_ranks
 
 NET = {"model": "mlp:hidden=[6]", "dataset": "digits", "clients": 3, "rows": 90}

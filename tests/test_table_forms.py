@@ -18,8 +18,7 @@ from rich.console import Console
 
 from raybench.analysis import closing_table
 from raybench.analysis.frames import framed
-from raybench.report.fitted import Fitted, narrowed
-from raybench.report.formats import escaped, latex, markdown
+from raybench.report.formats import Fitted, escaped, latex, markdown, narrowed
 from raybench.report.sheet import Field, Sheet
 from raybench.report.tables import closing
 from raybench.store import CELLS, Store, to_table

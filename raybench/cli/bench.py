@@ -135,7 +135,7 @@ def _cases(d: int | None, batch: str, vector: str, gradient: str | None) -> Iter
     elif vector not in (*VECTORS, NONE):
         raise InputError.of("--vector", f"unknown vector {vector!r}", nearest(vector, VECTORS))
     elif vector != NONE:
-        from raybench.testing.gradient import SIZE
+        from raybench.testing.vectors import SIZE
 
         if vector == "resnet18" and d is not None and d > SIZE:
             fix = "--vector gaussian has any length"
@@ -166,7 +166,7 @@ def _shipped(vector: str, d: int) -> Case:
 
     if vector == "gaussian":
         return "Gaussian", gaussian(d, dtype=torch.float32)
-    from raybench.testing.gradient import resnet18
+    from raybench.testing.vectors import resnet18
 
     found = resnet18()
     return _long(found.about, found.vector, d)
@@ -197,7 +197,7 @@ def _own(file: str) -> Case:
 
 def _long(about: str, x: Tensor, d: int | None) -> Case:
     from raybench.core.errors import InputError
-    from raybench.testing.gradient import thinned
+    from raybench.testing.vectors import thinned
 
     if d is None or d == x.numel():
         return about, x

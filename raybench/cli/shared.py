@@ -117,7 +117,7 @@ def show(sheet: Sheet, form: str, out: Path | None) -> None:
         out.write_text(written(sheet, form), encoding="utf-8")
         print(out)
     elif form == "terminal":
-        from raybench.report.fitted import Fitted
+        from raybench.report.formats import Fitted
 
         console().print(Fitted(sheet))
     else:

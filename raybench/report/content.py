@@ -176,14 +176,18 @@ def step_word(multiple: float, size: float, step: str = "") -> str:
     return f"{words.times(multiple)}× theory" + (f" ({rest})" if rest else "")
 
 
+def cells_of(found: Frames, best: pd.DataFrame) -> list[str]:
+    """Return the ids of the cells that ended ok behind the tuned series, eligible ones only."""
+    keys = pd.MultiIndex.from_frame(best.loc[best["eligible"], ["facet", "series", "step"]])
+    cells = found.cells[found.reporting("series") & (found.cells["status"] == "ok")]
+    behind = pd.MultiIndex.from_frame(cells[["facet", "series", "step"]]).isin(keys)
+    return cells.loc[behind, "cell"].tolist()
+
+
 def rows_of(found: Frames, best: pd.DataFrame, names: Sequence[str] = SHOWN) -> pd.DataFrame:
     """Return the curves of the tuned series, eligible ones only; names: their columns of numbers."""
-    best = best[best["eligible"]]
-    keys = pd.MultiIndex.from_frame(best[["facet", "series", "step"]])
-    own = pd.MultiIndex.from_frame(found.cells[["facet", "series", "step"]]).isin(keys)
-    own &= found.reporting("series") & (found.cells["status"] == "ok")
-    cells = set(found.cells.loc[own, "cell"])
-    return found.rows(cells, names if found.link is None else [*names, SECONDS])
+    names = names if found.link is None else [*names, SECONDS]
+    return found.rows(cells_of(found, best), names)
 
 
 def build(found: Frames) -> list[Figure]:
@@ -204,13 +208,12 @@ def build(found: Frames) -> list[Figure]:
     xs = [x for x in ("bits_up", "round", clock) if rows[x].notna().any()] or ["bits_up"]
     pairs = [(x, y) for y in ys or [found.metric] for x in xs]
     figures += [curve(rows, style, facets, x, y, notes, found.link) for x, y in pairs]
-    main = found.metric
-    figures.append(final_by_step(found, best, style, facets, main))
+    figures.append(against_step(found))
     every = found.tuned("series")
     every = every[every["eligible"]]
     several = every.groupby("method")["series"].nunique()
     if (several > 1).any() and len(every["series"].unique()) > MOST_SERIES:
-        figures.append(_by_k(found, every, several, main))
+        figures.append(_by_k(found, every[every["method"].map(several) > 1]))
     return [f for f in figures if f is not None]
 
 
@@ -238,12 +241,11 @@ def curve(
     """Return the figure of y against x of the rows of tuned curves (``rows_of``), a panel per facet of ``panels``."""
     by = ["facet", "method", "series", "k", "step", "group"]
     data = bands(rows, x, y, by)
-    sizes = rows.groupby("series")["step_size"].mean()
-    data = data.assign(step_size=data["series"].map(sizes) if len(data) else [])
+    sizes = rows.groupby(["facet", "series"])["step_size"].mean().reset_index()
+    data = data.merge(sizes, how="left") if len(data) else data.assign(step_size=[])
     data = data.rename(columns={"facet": "panel", x: "x", y: "y"})
     name, unit, wide, start = scale(data, x)
-    falls = y.endswith(("_sq", "suboptimality", "_error"))
-    log_y = falls or (y.endswith("loss") and spans(data["y"]))
+    log_y = falls(y) or (y.endswith("loss") and spans(data["y"]))
     return Figure(
         name=f"{y}_vs_{x}",
         x=x,
@@ -304,43 +306,30 @@ def _placed(data: pd.DataFrame, log_x: bool) -> pd.DataFrame:
     return data[data["x"] > 0] if log_x else data
 
 
+def falls(y: str) -> bool:
+    """Return whether a column goes down to 0, so that a logarithmic axis always shows it best."""
+    return y.endswith(("_sq", "suboptimality", "_error"))
+
+
 def spans(values: pd.Series) -> bool:
     """Return whether positive values span so much that a logarithmic axis shows them best."""
     return bool(len(values) and values.min() > 0 and values.max() / values.min() > 20)
 
 
-def _by_k(found: Frames, every: pd.DataFrame, several: pd.Series, y: str) -> Figure:
-    """Return the figure with a panel per problem and method, a line per K."""
-    best = every[every["method"].map(several) > 1]
-    best = best.sort_values(["method", "facet", "k"], kind="stable")
+def _by_k(found: Frames, best: pd.DataFrame) -> Figure:
+    """Return the figure of the metric against bits with a panel per problem and method, a line per K."""
+    y = found.metric
     rows = rows_of(found, best, ["bits_up", y])
-    panel = [f"{m}, {f}" if f else m for m, f in zip(rows["method"], rows["facet"], strict=True)]
     asked = found.cells.set_index("cell")[[]].assign(k=k_words(found.cells).to_numpy())["k"]
-    rows = rows.assign(panel=panel, word=[f"K = {k}" for k in rows["cell"].map(asked)])
-    data = bands(rows, "bits_up", y, ["panel", "word", "series", "k", "step"])
-    data = data.drop(columns="series").rename(columns={"word": "series", "bits_up": "x", y: "y"})
-    ks = sorted(dict.fromkeys(rows["cell"].map(asked)), key=k_order)
+    ks = rows["cell"].map(asked)
+    panel = [f"{m}, {f}" if f else m for m, f in zip(rows["method"], rows["facet"], strict=True)]
+    rows = rows.assign(facet=panel, series="K = " + ks)
     style = {
-        f"K = {k}": Look(PALETTE[i % 8], DASHES[i % 6], f"$K$ = {k}") for i, k in enumerate(ks)
+        f"K = {k}": Look(PALETTE[i % len(PALETTE)], DASHES[i % len(DASHES)], f"$K$ = {k}")
+        for i, k in enumerate(sorted(ks.unique(), key=k_order))
     }
-    name, unit, wide, start = scale(data, "bits_up")
-    panels = sorted(dict.fromkeys(data["panel"]))
-    return Figure(
-        name=f"{y}_vs_bits_up_by_k",
-        x="bits_up",
-        y=y,
-        title=f"{words.COLUMNS[y]} against {words.COLUMNS['bits_up']}, by K",
-        x_label=words.axis("bits_up", name),
-        y_label=words.axis(y),
-        data=_placed(data, wide),
-        looks=style,
-        panels=panels,
-        band=_band(data),
-        x_unit=unit,
-        x_kind="bit" if wide else "",
-        log_x=wide,
-        x_from=start,
-    )
+    made = curve(rows, style, sorted(set(panel)), "bits_up", y, [], None)
+    return replace(made, name=f"{made.name}_by_k", title=f"{made.title}, by K")
 
 
 def final_by_step(

@@ -8,7 +8,8 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,11 @@ import pandas as pd
 from jinja2 import Environment
 
 from raybench.analysis import SECONDS, Frames, How
+from raybench.analysis.methods import k_order, k_words
 from raybench.report import words
-from raybench.report.cellrows import cell_table, last_line
 from raybench.report.charts import best_by_bandwidth
 from raybench.report.content import against_step, default_out, open_frames
-from raybench.report.explorer import explorer
-from raybench.report.interactive import panels
+from raybench.report.explorer import explorer, panels
 from raybench.report.tables import closing, grown_rows, growth_notes
 
 CONSTANTS = {
@@ -34,6 +34,11 @@ CONSTANTS = {
     "f_star": "f*",
     "heterogeneity": "mean ‖∇fᵢ(x*)‖²",
 }
+MOST_ROWS = 2000
+"""Rows a page has room for; of more cells those are left out that have least to tell."""
+ENDINGS = {e: e for e in ("failed", "grew", "diverged", "pruned", "skipped", "ok")}
+ENDINGS["grew"] = "ok, but f grew"
+"""How cells end, in the order in which they stand, and in which words."""
 MOST_REASONS, MOST_LETTERS = 20, 6000  # of distinct reasons for each status, and of one of them
 
 
@@ -77,35 +82,32 @@ def packed(text: str) -> str:
 
 def content(found: Frames) -> dict[str, object]:
     """Return what the template shows, all spelled for reading."""
-    sheet = closing(found)
-    head, rows, notes = sheet.head, sheet.rows, sheet.notes
+    sheet, grown = closing(found), found.growth
     more = [against_step(found)]
     if found.link is not None:
         more.append(best_by_bandwidth(found, found.link))
     figures = [figure for figure in more if figure is not None]
-    drawn: dict[str, object] = {}
-    sections: list[dict[str, Any]] = []
+    drawn: dict[str, dict[str, Any]] = {}
     for figure in figures:
-        boxes = []
-        for i, panel in enumerate(panels(figure)):
-            key = f"{figure.name}-{i}"
-            drawn[key] = {"data": panel["data"], "layout": panel["layout"]}
-            boxes.append({"key": key, "title": panel["title"], "band": words.sentence(figure.band)})
-        sections.append({"title": figure.title, "boxes": boxes})
+        drawn |= {f"{figure.name}-{i}": panel for i, panel in enumerate(panels(figure))}
     curves = explorer(found)
-    grown = found.growth
+    columns, endings, count = cell_table(found)
     return {
         "name": found.sweep.get("name") or Path(found.folder).name or "raybench",
         "facts": _facts(found),
         "constants": _constants(found.cells),
         "status": _status(found.cells, int((grown != "").sum())),
         "reasons": _reasons(found.cells),
-        "closing": {"head": head, "rows": rows, "notes": notes},
+        "closing": sheet,
         "grown": growth_notes(found),
         "final": _final(found),
-        "sections": sections,
+        "figures": figures,
+        "drawn": drawn,
         "curves": curves,
-        "cells": cell_table(found),
+        "columns": columns,
+        "endings": endings,
+        "cell_count": count,
+        "said": ENDINGS,
         "notes": sorted({note for figure in figures for note in figure.notes}),
         "data": packed(json.dumps([curves, drawn], separators=(",", ":"), allow_nan=False)),
         "accounting": found.accounting,
@@ -178,42 +180,30 @@ def _final(found: Frames) -> dict[str, object]:
     best = found.tuned("series")
     if best.empty:
         return {"head": [], "rows": []}
-    facets = best["facet"].nunique() > 1
-    columns = {
-        "grad_norm_sq": "‖∇f‖²",
-        "loss": "f",
-        "test_loss": "test loss",
-        "accuracy": "accuracy",
-        "bits_up": "bits up",
-        "rounds": "rounds",
-        "seconds": "seconds",
-        SECONDS: "simulated",
-    }
-    columns = {c: w for c, w in columns.items() if c in best and best[c].notna().any()}
-    head = (["problem"] if facets else []) + [
-        "method",
-        "step",
-        "step size",
-        "seeds",
-        *columns.values(),
-    ]
+    best = best.sort_values(["facet", "method", "k"], kind="stable").reset_index(drop=True)
     spelled = {
-        "bits_up": words.bits,
-        SECONDS: words.seconds,
-        "loss": lambda v: words.number(v, 6),
-        "rounds": lambda v: f"{v:,.0f}" if words.known(v) else "–",
+        "facet": ("problem", str),
+        "series": ("method", str),
+        "step_multiple": ("step", lambda v: words.step(v, math.nan)),
+        "step_size": ("step size", words.number),
+        "seeds": ("seeds", str),
+        "grad_norm_sq": ("‖∇f‖²", words.number),
+        "loss": ("f", lambda v: words.number(v, 6)),
+        "test_loss": ("test loss", words.number),
+        "accuracy": ("accuracy", words.number),
+        "bits_up": ("bits up", words.bits),
+        "rounds": ("rounds", words.whole),
+        "seconds": ("seconds", words.seconds),
+        SECONDS: ("simulated", words.seconds),
     }
-    rows = []
-    best = best.sort_values(["facet", "method", "k"], kind="stable")
-    for row, grew in zip(best.to_dict("records"), grown_rows(found, best), strict=True):
-        line = [row["facet"]] if facets else []
-        line += [row["series"], words.step(row["step_multiple"], math.nan)]
-        line += [words.number(row["step_size"]), str(row["seeds"])]
-        for column in columns:
-            said = spelled.get(column, words.number)(row[column])
-            line.append(f"{said} {words.GREW_MARK}" if grew and column == "loss" else said)
-        rows.append(line)
-    return {"head": head, "rows": rows, "left": 2 if facets else 1}
+    first = "facet" if best["facet"].nunique() > 1 else "series"
+    shown = [c for c in spelled if c in best and (c[:4] == "step" or best[c].notna().any())]
+    shown = shown[shown.index(first) :]
+    texts = best[shown].apply(lambda column: column.map(spelled[column.name][1])).astype(object)
+    if "loss" in texts:
+        texts.loc[grown_rows(found, best), "loss"] += f" {words.GREW_MARK}"
+    head = [spelled[name][0] for name in shown]
+    return {"head": head, "rows": texts.to_numpy().tolist(), "left": 1 + (first == "facet")}
 
 
 def _versions(cells: pd.DataFrame) -> list[tuple[str, str]]:
@@ -223,3 +213,93 @@ def _versions(cells: pd.DataFrame) -> list[tuple[str, str]]:
     started = cells["started"].dropna()
     when = [("started", f"{started.min():%Y-%m-%d %H:%M} UTC")] if len(started) else []
     return [(n, v) for n, v in [*spelled, *when] if v]
+
+
+# -- the table of cells: every cell with how it ended, those that did not end well first ---------
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table: its title and texts. numbers: to sort by, None where unknown; () for words.
+
+    options: (value, text) of a filter; keys: what the filter compares where that is not the text.
+    """
+
+    title: str
+    texts: Sequence[str]
+    numbers: Sequence[float | None] = ()
+    options: Sequence[tuple[str, str]] = ()
+    keys: Sequence[str] = ()
+
+
+def cell_table(found: Frames) -> tuple[list[Column], list[str], int]:
+    """Return the columns for the template, how each row's cell ended, and how many cells there are.
+
+    Cells that failed, were skipped, diverged, were pruned or whose f grew come first. Of more than ``MOST_ROWS`` the
+    last are left out.
+    """
+    cells = found.cells.assign(grew=found.growth, word=k_words(found.cells))
+    cells["ending"] = cells["status"].where(
+        (cells["grew"] == "") | (cells["status"] != "ok"), "grew"
+    )
+    cells["place"] = cells["ending"].map({name: i for i, name in enumerate(ENDINGS)})
+    order = ["place", "facet", "method", "k", "step_multiple", "step_size", "seed"]
+    rows = cells.sort_values(order, kind="stable").head(MOST_ROWS)
+    columns: list[Column] = []
+
+    def add(
+        title: str,
+        texts: pd.Series,
+        numbers: pd.Series | None = None,
+        key: Callable[[str], Any] | None = None,
+        **more: Any,
+    ) -> None:
+        if key is not None:
+            more["options"] = [(value, value) for value in sorted({*texts} - {"–"}, key=key)]
+        values = [] if numbers is None else numbers.astype(float).tolist()
+        known = [value if words.known(value) else None for value in values]
+        columns.append(Column(title, texts.tolist(), known, **more))
+
+    def amount(title: str, name: str, spell: Callable[[float], str]) -> None:
+        if name in rows and rows[name].notna().any():
+            add(title, rows[name].map(spell), rows[name])
+
+    if cells["facet"].nunique() > 1:
+        add("Problem", rows["facet"], key=str)
+    add("Method", rows["method"], key=str)
+    add("K", rows["word"].replace("", "–"), rows["k"], key=k_order)
+    steps = [
+        " ".join(filter(None, (words.step(multiple, size), str(step).partition(" ")[2])))
+        for multiple, size, step in zip(rows["step_multiple"], rows["step_size"], rows["step"])
+    ]
+    add("Step", pd.Series(steps), rows["step_multiple"].fillna(rows["step_size"]))
+    add("Seed", rows["seed"].map(words.whole), rows["seed"])
+    count = cells["ending"].value_counts()
+    options = [(e, f"{said} ({count[e]})") for e, said in ENDINGS.items() if e in count]
+    add("Status", rows["status"], options=options, keys=rows["ending"].tolist())
+    if set(count.index) != {"ok"}:
+        said = _reason(rows).where(rows["grew"] == "", rows["grew"])
+        add("What happened", said)
+    amount("Rounds", "rounds", words.whole)
+    for name in ("grad_norm_sq", "loss", "test_loss", "accuracy"):
+        title = words.COLUMNS[name]
+        title = title if len(title) == 1 else words.sentence(title)
+        amount(title, name, lambda value: words.number(value, 4))
+    amount("Bits up", "bits_up", words.bits)
+    amount("Seconds", "seconds", words.seconds)
+    amount("Simulated", SECONDS, words.seconds)
+    return columns, rows["ending"].tolist(), len(cells)
+
+
+def _reason(cells: pd.DataFrame) -> pd.Series:
+    """Return why each cell ended as it did, one line, empty where there is nothing to say."""
+    said = cells["reason"].where(
+        (cells["status"] != "failed") | cells["error"].isna(), cells["error"]
+    )
+    return said.astype(object).where(said.notna(), "").map(last_line)
+
+
+def last_line(text: object) -> str:
+    """Return the last line of a text that is not empty, cut: that of a traceback names the error."""
+    lines = [line for line in str(text).splitlines() if line.strip()]
+    return words.one_line(lines[-1] if lines else "")

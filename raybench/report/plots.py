@@ -20,10 +20,11 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from scipy.optimize import isotonic_regression
 
 from raybench.analysis import Frames, How
 from raybench.core.errors import InputError, nearest
-from raybench.report import heatmap, labels, words
+from raybench.report import heatmap, words
 from raybench.report.charts import every
 from raybench.report.content import LOWEST_SHOWN, Figure, default_out, open_frames, shown, told
 from raybench.report.formats import separated
@@ -60,6 +61,9 @@ DASH: dict[str, str | tuple[int, tuple[float, ...]]] = {
 }
 PANELS_PER_LINE = 3
 WHOLE = ("trials", "round")  # columns without anything between two whole numbers
+BESIDE = 0.03  # of the width of a panel, from its right edge to the names
+APART = 1.15  # heights of a line of text from one name to the next
+SMALLER = 0.9  # than the font of the legend
 LETTERS_PER_INCH = 18  # of the line below a figure that says what lines and bands are
 
 SIZES = {"column": 3.3, "text": 6.8, "slide": 9.0}
@@ -220,7 +224,7 @@ def draw(
             title_fontsize=7.5,
         )
     if labelled:
-        labels.at_ends(canvas, list(axes), figure)
+        at_ends(canvas, list(axes), figure)
     if len(names) == 1 and panels == [""]:
         axes[0].set_title(figure.looks[names[0]].label, pad=4)
     return canvas
@@ -338,3 +342,83 @@ def _diverged(axes: np.ndarray, figure: Figure, names: list[str]) -> None:
         if axis is axes[-1]:
             said = {"transform": axis.transAxes, "va": "center", "fontsize": 7, "color": "#555555"}
             axis.text(1.015, 1 - strip / 2, "diverged", **said)
+
+
+# -- names at the ends of lines, in place of a legend --------------------------------------------
+
+
+def at_ends(canvas: Canvas, axes: Sequence[Axes], figure: Figure) -> None:
+    """Write to the right of each panel the names of its lines, at the heights at which these end.
+
+    axes: one for each panel, drawn and with their limits. A thin dotted line leads from the end of a line to its name.
+    """
+    size = (
+        SMALLER
+        * mpl.font_manager.FontProperties(size=mpl.rcParams["legend.fontsize"]).get_size_in_points()
+    )
+    canvas.draw_without_rendering()  # the layout settles, and heights are known
+    for axis, panel in zip(axes, figure.panels or [""], strict=False):
+        ends = _ends(figure, panel)
+        if ends.empty:
+            continue
+        low, high = axis.get_ylim()
+        scale = axis.transScale.transform
+        bottom, top = scale((1, low))[1], scale((1, high))[1]
+        wanted = np.array(
+            [(scale((1, y))[1] - bottom) / (top - bottom) for y in ends["y"].clip(low, high)]
+        )
+        gap = APART * size / 72 * canvas.dpi / axis.get_window_extent().height
+        for row, at, own in zip(ends.itertuples(), spread(wanted, gap), wanted, strict=True):
+            look = figure.looks[row.series]
+            dark = tuple(0.8 * part for part in mpl.colors.to_rgb(look.colour))
+            end = (row.x, own)
+            axis.annotate(
+                "",
+                xy=end,
+                xycoords=axis.get_xaxis_transform(),
+                xytext=(1 + 0.8 * BESIDE, at),
+                textcoords="axes fraction",
+                annotation_clip=False,
+                arrowprops={
+                    "arrowstyle": "-",
+                    "lw": 0.6,
+                    "ls": ":",
+                    "color": look.colour,
+                    "shrinkA": 0,
+                    "shrinkB": 2,
+                },
+            )
+            place: dict[str, Any] = {
+                "transform": axis.transAxes,
+                "va": "center",
+                "ha": "left",
+                "clip_on": False,
+            }
+            axis.text(1 + BESIDE, at, look.label, color=dark, fontsize=size, **place)
+
+
+def spread(wanted: np.ndarray, gap: float) -> np.ndarray:
+    """Return heights that are ``gap`` apart at least, in the order of those wanted, as near to them as can be (least squares).
+
+    They stay between 0 and 1 where there is room for all, else they go beyond both by the same.
+    """
+    order = np.argsort(wanted, kind="stable")
+    steps = gap * np.arange(len(wanted))
+    # heights less their steps need only not fall: what isotonic regression solves
+    free = isotonic_regression(wanted[order] - steps).x
+    room = 1 - gap * (len(wanted) - 1)
+    free = (
+        np.clip(free, min(0, room / 2), max(room, room / 2))
+        if room > 0
+        else np.full(len(free), room / 2)
+    )
+    found = np.empty(len(wanted))
+    found[order] = free + steps
+    return found
+
+
+def _ends(figure: Figure, panel: str) -> pd.DataFrame:
+    """Return the last drawn point of each line of a panel: series, x, y, in the units of the axes."""
+    rows = figure.data[(figure.data["panel"] == panel) & np.isfinite(figure.data["y"])]
+    last = rows.groupby("series", sort=False).tail(1)
+    return last[["series"]].assign(x=last["x"] / figure.x_unit, y=last["y"] / figure.y_unit)

@@ -3,181 +3,13 @@
 "use strict";
 const byId = (id) => document.getElementById(id);
 const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
-const UNITS = {
-  bit: [[1e12, "Tbit"], [1e9, "Gbit"], [1e6, "Mbit"], [1e3, "kbit"], [1, "bit"]],
-  s: [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]],
-  "": [[1e9, "G"], [1e6, "M"], [1, ""]],
-};
+const unescaped = (label) => label.replaceAll("<sup>t</sup>", "ᵗ").replaceAll("<sub>i</sub>", "ᵢ")
+  .replaceAll("&lt;", "<").replaceAll("&amp;", "&");
 
 async function unpacked(id) { // gzip in base64: what is large is packed
   const bytes = Uint8Array.from(atob(byId(id).textContent.trim()), (c) => c.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return await new Response(stream).text();
-}
-
-// -- numbers, units, ticks -----------------------------------------------------------------------
-
-function unitOf(value, kind) {
-  const units = UNITS[kind];
-  return units.find(([size]) => Math.abs(value) >= size * (1 - 1e-9)) || units[units.length - 1];
-}
-function digits(value, count) {
-  const short = Number(value.toPrecision(count));
-  return Math.abs(short) >= 1e6 || (short && Math.abs(short) < 1e-4) ? short.toExponential().replace("e+", "e")
-    : short.toLocaleString("en-US", {maximumFractionDigits: 12});
-}
-function spelled(value, kind, count = 3) {
-  const [size, name] = unitOf(value, kind);
-  return digits(value / size, count) + (name && " " + name);
-}
-function logTicks([low, high], kind, room) { // low, high: powers of ten, as Plotly has the ends of a logarithmic axis
-  const powers = [];
-  for (let p = Math.ceil(low - 1e-9); p <= high + 1e-9; p += 1) powers.push(p);
-  const every = Math.ceil(powers.length / room);
-  let ticks = powers.filter((_, i) => (powers.length - 1 - i) % every === 0).map((p) => 10 ** p);
-  if (high - low < Math.max(1, room / 3)) { // few powers of ten are in sight
-    ticks = [];
-    for (let p = Math.floor(low); p <= high; p += 1) ticks.push(...[1, 2, 5].map((f) => f * 10 ** p));
-    ticks = ticks.filter((t) => Math.log10(t) >= low - 1e-9 && Math.log10(t) <= high + 1e-9);
-  }
-  if (ticks.length < 2) return linearTicks([10 ** low, 10 ** high], kind, room);
-  return {tickvals: ticks, ticktext: ticks.map((t) => spelled(t, kind))};
-}
-function linearTicks([low, high], kind, room) {
-  const rough = (high - low) / room;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((f) => f * power >= rough * (1 - 1e-9));
-  const values = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high * (1 + 1e-9); i += 1) values.push(i * step);
-  const [size, name] = unitOf(Math.max(Math.abs(low), Math.abs(high)), kind);
-  const text = (v) => v === 0 ? "0" : digits(v / size, 6) + (name && " " + name);
-  return {tickvals: values, ticktext: values.map(text)};
-}
-
-// -- medians and bands: as raybench.analysis.bands defines them ----------------------------------
-
-const column = (cell, key) => cell[key] === undefined ? null : data.arrays[cell[key]];
-function median(values) {
-  const own = values.toSorted((a, b) => a - b), half = own.length >> 1;
-  return own.length % 2 ? own[half] : (own[half - 1] + own[half]) / 2;
-}
-function curve(cell, x, y) { // the rows in which both are known
-  const xs = column(cell, x), ys = column(cell, y), rounds = column(cell, "round");
-  if (!xs || !ys) return null;
-  const known = [...xs.keys()].filter((i) => xs[i] !== null && ys[i] !== null);
-  return known.length ? {x: known.map((i) => xs[i]), y: known.map((i) => ys[i]), round: known.map((i) => rounds[i])} : null;
-}
-function band(line, x, y) { // at each x the median over seeds, and between which seeds an interval lies
-  const seeds = line.cells.map((cell) => curve(cell, x, y)).filter((s) => s);
-  if (!seeds.length) return null;
-  const end = median(seeds.map((s) => s.x[s.x.length - 1]));
-  const byRound = new Map();
-  for (const seed of seeds) {
-    seed.round.forEach((t, i) => byRound.has(t) ? byRound.get(t).push(seed.x[i]) : byRound.set(t, [seed.x[i]]));
-  }
-  const middle = [...byRound.values()].map(median).filter((v) => v < end);
-  const found = {x: [...new Set([...middle, end])].sort((a, b) => a - b), y: [], low: [], high: [], seeds: seeds.length};
-  const at = seeds.map(() => -1);
-  for (const value of found.x) {
-    const values = [];
-    seeds.forEach((seed, j) => {
-      while (at[j] + 1 < seed.x.length && seed.x[at[j] + 1] <= value) at[j] += 1;
-      if (at[j] >= 0) values.push(seed.y[at[j]]);
-    });
-    values.sort((a, b) => a - b);
-    const rank = values.length ? data.ranks[values.length][0] : 0;
-    found.y.push(values.length ? median(values) : null);
-    found.low.push(values.length ? values[rank - 1] : null);
-    found.high.push(values.length ? values[values.length - rank] : null);
-  }
-  return found;
-}
-
-// -- curves, with axes, methods and K chosen in the page -----------------------------------------
-
-let data = {}, figures = {};
-const chosen = {x: "", y: "", k: "best", panel: "all", logX: false, logY: true};
-
-function linesOf(panel) {
-  return data.lines.filter((line) => line.panel === panel && data.methods[line.method].on
-    && (chosen.k === "all" || line.k === "" || (chosen.k === "best" ? line.best : line.k === chosen.k)));
-}
-function dashOf(line, lines) { // a dash for each K of a method where several are drawn, else for each method
-  const ks = [...new Set(lines.filter((l) => l.method === line.method).map((l) => l.k))];
-  return data.dashes[ks.length > 1 ? ks.indexOf(line.k) % data.dashes.length : data.methods[line.method].dash];
-}
-const shownY = (value) => value === null ? null : chosen.logY ? Math.max(value, data.lowest) : value;
-
-function drawn(panel) { // the traces of a problem's plot
-  const lines = linesOf(panel), traces = [], unit = data.xs.find((a) => a.key === chosen.x).unit;
-  for (const line of lines) {
-    const found = band(line, chosen.x, chosen.y);
-    if (!found) continue;
-    const kept = [...found.x.keys()].filter((i) => found.y[i] !== null && (!chosen.logX || found.x[i] > 0));
-    if (!kept.length) continue;
-    const pick = (values) => kept.map((i) => values[i]);
-    const x = pick(found.x), method = data.methods[line.method];
-    const edge = {type: "scatter", x, mode: "lines", line: {width: 0, color: method.colour}, hoverinfo: "skip"};
-    if (found.seeds > 1) {
-      traces.push({...edge, y: pick(found.low).map(shownY)},
-        {...edge, y: pick(found.high).map(shownY), fill: "tonexty", fillcolor: method.colour + "2e"});
-    }
-    traces.push({type: "scatter", x, y: pick(found.y).map(shownY), name: escaped(line.label), seeds: found.seeds,
-      mode: kept.length > 1 ? "lines" : "markers", marker: {size: 7},
-      line: {color: method.colour, width: 2, dash: dashOf(line, lines)},
-      text: kept.map((i) => `${spelled(found.x[i], unit, 4)}: ${digits(found.y[i], 3)}`),
-      hovertemplate: "%{text}<extra>%{fullData.name}</extra>"});
-  }
-  return traces;
-}
-function extent(traces, key, log, from = -Infinity) { // the range of an axis, in powers of ten if it is logarithmic
-  const values = traces.flatMap((t) => t[key]).filter((v) => v !== null && (!log || v > 0) && v >= from);
-  if (!values.length) return [0, 1];
-  const place = log ? Math.log10 : (v) => v;
-  const [low, high] = values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]).map(place);
-  const room = 0.04 * (high - low) || 0.1 * Math.abs(high) || 0.1;
-  return [key === "x" && !log ? Math.min(0, low) : low - room, high + room];
-}
-function startOf(traces) { // where a logarithmic axis of x starts, so that first rows do not take half of it
-  const lines = traces.filter((t) => t.name && t.x.length);
-  const ends = lines.map((t) => t.x[t.x.length - 1]), first = Math.min(...lines.map((t) => t.x[0]));
-  return Math.max(first, Math.min(Math.min(...ends) / 30, first * 1e3));
-}
-function ticks(plot, range) {
-  const unit = data.xs.find((a) => a.key === chosen.x).unit;
-  const room = Math.max(2, Math.floor((plot.clientWidth - 80) / 70));
-  return (chosen.logX ? logTicks : linearTicks)(range, unit, room);
-}
-function paintCurves(print) {
-  const y = data.ys.find((a) => a.key === chosen.y), x = data.xs.find((a) => a.key === chosen.x);
-  const panels = data.panels.map((_, i) => i).filter((i) => chosen.panel === "all" || chosen.panel === String(i));
-  const traces = panels.map(drawn), whole = traces.flat();
-  const yRange = extent(whole, "y", chosen.logY);
-  data.panels.forEach((_, i) => { byId(`curves-${i}`).parentElement.hidden = !panels.includes(i); });
-  panels.forEach((panel, j) => {
-    const plot = byId(`curves-${panel}`), own = traces[j];
-    const xRange = extent(own, "x", chosen.logX, chosen.logX && own.length ? startOf(own) : -Infinity);
-    const xaxis = {title: {text: x.label}, tickangle: 0, type: chosen.logX ? "log" : "linear", range: xRange, zeroline: false};
-    const yaxis = {title: {text: y.own ? escaped(y.label) : y.label, standoff: 12}, type: chosen.logY ? "log" : "linear", range: yRange, zeroline: false};
-    if (chosen.logY) yaxis.exponentformat = "power";
-    if (chosen.logY) yaxis.dtick = yRange[1] - yRange[0] < 1 ? "D1" : Math.ceil((yRange[1] - yRange[0]) / 6);
-    const layout = {xaxis: {...xaxis, ...ticks(plot, xRange)}, yaxis, showlegend: false};
-    if (!own.length) layout.annotations = [{text: "nothing to draw", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5}];
-    draw(plot, own, layout, print);
-    plot.on("plotly_relayout", (change) => { // ticks are made for what is in sight
-      if (Object.keys(change).some((k) => k.startsWith("xaxis.range") || k === "xaxis.autorange")) {
-        const made = ticks(plot, plot.layout.xaxis.range);
-        Plotly.relayout(plot, {"xaxis.tickvals": made.tickvals, "xaxis.ticktext": made.ticktext});
-      }
-    });
-  });
-  const seeds = [...new Set(whole.filter((t) => t.name).map((t) => t.seeds))].filter((n) => n > 1).sort((a, b) => a - b);
-  const ends = (n) => data.ranks[n][0] === 1 ? `range of ${n} seeds` : `number ${data.ranks[n][0]} from below to number ${data.ranks[n][0]} from above of ${n} seeds`;
-  byId("said").textContent = !whole.length ? "Nothing to draw: choose a method, or another K." : [
-    "Every method at its tuned step.", seeds.length ? `Lines are medians over seeds, bands ${seeds.map((n) =>
-      `the ${ends(n)} (pointwise coverage ${digits(100 * data.ranks[n][1], 3)} %)`).join(", ")}.` : "",
-    chosen.x === "seconds_simulated" ? `Simulated for ${data.link}, each client on a machine of its own.` : "",
-    "Drag to zoom, double-click to zoom out."].filter((s) => s).join(" ");
 }
 function option(select, value, text) {
   const made = document.createElement("option");
@@ -185,75 +17,154 @@ function option(select, value, text) {
   made.textContent = text;
   select.append(made);
 }
-function autoX() { // logarithmic where the curves end more than a factor of five apart
-  const ends = data.lines.filter((l) => data.methods[l.method].on && l.best)
-    .map((l) => band(l, chosen.x, chosen.y)).filter((b) => b).map((b) => b.x[b.x.length - 1]).filter((v) => v > 0);
-  chosen.logX = ends.length > 1 && Math.max(...ends) > 5 * Math.min(...ends);
-  byId("log-x").checked = chosen.logX;
+
+// -- medians and bands: as raybench.analysis.bands defines them ----------------------------------
+
+function median(values) {
+  const sorted = values.toSorted((a, b) => a - b), half = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 }
-function autoY() {
-  chosen.logY = data.ys.find((a) => a.key === chosen.y).log;
-  byId("log-y").checked = chosen.logY;
+function curve(cell, x, y) { // the rows in which both are known
+  if (cell[x] === undefined || cell[y] === undefined) return [];
+  const [xs, ys, rounds] = [x, y, "round"].map((key) => data.arrays[cell[key]]);
+  return xs.map((value, i) => ({x: value, y: ys[i], round: rounds[i]})).filter((p) => p.x !== null && p.y !== null);
+}
+function band(line, x, y) { // at each x the median over seeds, and between which seeds an interval lies
+  const seeds = line.cells.map((cell) => curve(cell, x, y)).filter((seed) => seed.length);
+  if (!seeds.length) return null;
+  const end = median(seeds.map((seed) => seed.at(-1).x));
+  const middle = [...Map.groupBy(seeds.flat(), (p) => p.round).values()].map((ps) => median(ps.map((p) => p.x)));
+  const xs = [...new Set([...middle.filter((v) => v < end), end])].sort((a, b) => a - b);
+  const made = {x: [], y: [], low: [], high: [], seeds: seeds.length}, at = seeds.map(() => -1);
+  for (const value of xs) {
+    seeds.forEach((seed, j) => { while (at[j] + 1 < seed.length && seed[at[j] + 1].x <= value) at[j] += 1; });
+    const ys = seeds.flatMap((seed, j) => at[j] < 0 ? [] : [seed[at[j]].y]).sort((a, b) => a - b);
+    if (!ys.length) continue;
+    const rank = data.ranks[ys.length][0];
+    made.x.push(value);
+    made.y.push(median(ys));
+    made.low.push(ys[rank - 1]);
+    made.high.push(ys[ys.length - rank]);
+  }
+  return made;
+}
+
+// -- curves, with axes, methods and K chosen in the page -----------------------------------------
+
+const AREA = 300; // pixels of a plot's height without its titles and legend
+let data = {}, figures = {};
+const chosen = {}, axisOf = (name) => data[`${name}s`].find((axis) => axis.key === chosen[name]);
+
+function bandsOf(panel) { // of the lines that are chosen: [line, method, band]
+  const lines = data.lines.filter((line) => line.panel === panel
+    && (chosen.k === "all" || line.k === "" || (chosen.k === "best" ? line.best : line.k === chosen.k)));
+  return lines.map((line) => [line, data.methods[line.method], band(line, chosen.x, chosen.y)]).filter(([, , b]) => b);
+}
+function traces(bands) {
+  const lowest = (values) => values.map((v) => chosen.logY ? Math.max(v, data.lowest) : v);
+  const dashes = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
+  return bands.flatMap(([line, method, found]) => {
+    const kept = [...found.x.keys()].filter((i) => !chosen.logX || found.x[i] > 0);
+    const pick = (key) => kept.map((i) => found[key][i]);
+    const same = bands.filter(([, other]) => other === method).map(([other]) => other.k); // a dash for each K of a method
+    const common = {type: "scatter", x: pick("x"), meta: method.name, visible: method.on || "legendonly"};
+    const edge = {...common, mode: "lines", line: {width: 0}, hoverinfo: "skip", showlegend: false};
+    const shade = found.seeds < 2 ? [] : [{...edge, y: lowest(pick("low"))},
+      {...edge, y: lowest(pick("high")), fill: "tonexty", fillcolor: `${method.colour}2e`}];
+    return [...shade, {...common, y: lowest(pick("y")), name: escaped(line.label), seeds: found.seeds,
+      mode: kept.length > 1 ? "lines" : "markers", marker: {size: 7},
+      line: {color: method.colour, width: 2, dash: same.length > 1 ? dashes[same.indexOf(line.k) % 6] : method.dash},
+      hovertemplate: `%{x:.4~${axisOf("x").unit === "bit" ? "s" : "g"}} ${axisOf("x").unit}: %{y:.3~g}<extra>%{fullData.name}</extra>`}];
+  });
+}
+function span(values, log) { // the range of an axis, in powers of ten if it is logarithmic
+  const ends = [Math.min, Math.max].map((f) => values.reduce((a, b) => f(a, b))).map(log ? Math.log10 : (v) => v);
+  const room = 0.04 * (ends[1] - ends[0]) || 0.1;
+  return [ends[0] - room, ends[1] + room];
+}
+function start(lines) { // where a logarithmic axis of x starts, so that first rows do not take half of it
+  const first = Math.min(...lines.map((t) => t.x[0])), end = Math.min(...lines.map((t) => t.x.at(-1)));
+  return Math.max(first, Math.min(end / 30, first * 1e3));
+}
+function paintCurves(print) {
+  const x = axisOf("x"), y = axisOf("y");
+  const panels = data.panels.map((_, i) => i).filter((i) => chosen.panel === "all" || chosen.panel === String(i));
+  const drawn = panels.map((panel) => traces(bandsOf(panel))), all = drawn.flat().filter((t) => t.visible === true && t.x.length);
+  data.panels.forEach((_, i) => { byId(`curves-${i}`).parentElement.hidden = !panels.includes(i); });
+  panels.forEach((panel, j) => {
+    const plot = byId(`curves-${panel}`), lines = drawn[j].filter((t) => t.name && t.visible === true && t.x.length);
+    const layout = {showlegend: true,
+      xaxis: {title: {text: x.label}, type: chosen.logX ? "log" : "linear", rangemode: "tozero", tickangle: 0, nticks: Math.floor((plot.clientWidth - 80) / 65)},
+      yaxis: {title: {text: y.label, standoff: 12}, type: chosen.logY ? "log" : "linear", exponentformat: "power", nticks: 8}};
+    if (x.unit) layout.xaxis.tickformat = x.unit === "bit" ? "~s" : "~g";
+    if (chosen.logX && lines.length) layout.xaxis.range = span([start(lines), ...lines.map((t) => t.x.at(-1))], true);
+    if (all.length) layout.yaxis.range = span(all.flatMap((t) => t.y), chosen.logY); // one for all panels, to compare them
+    if (!lines.length) layout.annotations = [{text: "nothing to draw", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5}];
+    const named = drawn[j].filter((t) => t.name).map((t) => 60 + 6.5 * t.name.length); // about the pixels of each name
+    const across = Math.max(1, Math.floor((plot.clientWidth - 90) / Math.max(...named, 1))), room = 22 * Math.ceil(named.length / across);
+    plot.style.height = `${AREA + 104 + room}px`;
+    layout.legend = {orientation: "h", traceorder: "normal", x: 0, y: -60 / AREA, yanchor: "top", entrywidth: Math.max(...named, 1) - 45};
+    layout.margin = {l: 60, r: 16, t: 34, b: 70 + room};
+    draw(plot, drawn[j], layout, print);
+    plot.on("plotly_legendclick", (event) => clicked(event.data[event.curveNumber].meta));
+    plot.on("plotly_legenddoubleclick", () => false);
+  });
+  const seeds = [...new Set(all.filter((t) => t.seeds > 1).map((t) => t.seeds))].sort((a, b) => a - b);
+  const ends = (n) => data.ranks[n][0] === 1 ? `range of ${n} seeds` : `number ${data.ranks[n][0]} from below to number ${data.ranks[n][0]} from above of ${n} seeds`;
+  const coverage = (n) => `the ${ends(n)} (pointwise coverage ${Number((100 * data.ranks[n][1]).toPrecision(3))} %)`;
+  byId("said").textContent = [
+    all.length ? "Every method at its tuned step." : "Nothing to draw: choose a method, or another K.",
+    seeds.length ? `Lines are medians over seeds, bands ${seeds.map(coverage).join(", ")}.` : "",
+    chosen.x === "seconds_simulated" ? `Simulated for ${data.link}, each client on a machine of its own.` : "",
+    `${data.methods.filter((m) => m.on).length} of ${data.methods.length} methods drawn: a click on a name in the legend shows or hides it, a double click it alone or all.`,
+    data.left_out ? `${data.left_out} lines of the dearest K are not in this page.` : "",
+    "Drag to zoom, double-click to zoom out."].filter((s) => s).join(" ");
+}
+let last = {};
+function clicked(name) { // shows or hides a method in all panels, for whatever axes and K; twice: it alone, or all
+  const at = Date.now(), twice = last.name === name && at - last.at < 350;
+  const alone = data.methods.every((m) => m.name === name || !m.on);
+  for (const m of data.methods) m.on = twice ? alone || m.name === name : m.on !== (m.name === name);
+  last = {name, at};
+  paintCurves();
+  return false;
+}
+function autoLog() { // x is logarithmic where the curves end more than a factor of five apart
+  const ends = data.panels.flatMap((_, i) => bandsOf(i)).filter(([, m, b]) => m.on && b.x.at(-1) > 0).map(([, , b]) => b.x.at(-1));
+  chosen.logX = byId("log-x").checked = ends.length > 1 && Math.max(...ends) > 5 * Math.min(...ends);
+  chosen.logY = byId("log-y").checked = axisOf("y").log;
 }
 function controls() {
-  for (const axis of data.xs) option(byId("x"), axis.key, axis.label);
-  const plain = (label) => label.replaceAll(/<sup>(.*?)<\/sup>/g, (_, t) => ({t: "ᵗ"})[t] ?? t).replaceAll(/<sub>i<\/sub>/g, "ᵢ");
-  for (const axis of data.ys) option(byId("y"), axis.key, axis.own ? axis.label : plain(axis.label));
+  for (const name of ["x", "y"]) for (const axis of data[`${name}s`]) option(byId(name), axis.key, unescaped(axis.label));
   option(byId("k"), "best", "best K of each method");
   if (data.ks.length > 1) option(byId("k"), "all", "all K");
   for (const k of data.ks) option(byId("k"), k, `K = ${k}`);
   option(byId("panel"), "all", "all problems");
   data.panels.forEach((name, i) => option(byId("panel"), String(i), name));
   byId("panel").parentElement.hidden = data.panels.length < 2;
-  chosen.x = data.xs[0].key;
-  chosen.y = (data.ys.find((a) => a.key === data.main) || data.ys[0]).key;
-  byId("y").value = chosen.y;
-  for (const [id, then] of [["x", autoX], ["y", autoY], ["k", null], ["panel", null]]) {
-    byId(id).addEventListener("change", (e) => { chosen[id] = e.target.value; if (then) then(); paintCurves(); });
+  if (data.ys.some((axis) => axis.key === data.main)) byId("y").value = data.main;
+  for (const id of ["x", "y", "k", "panel"]) {
+    chosen[id] = byId(id).value;
+    byId(id).addEventListener("change", (e) => { chosen[id] = e.target.value; if (id === "x" || id === "y") autoLog(); paintCurves(); });
   }
   byId("log-x").addEventListener("change", (e) => { chosen.logX = e.target.checked; paintCurves(); });
   byId("log-y").addEventListener("change", (e) => { chosen.logY = e.target.checked; paintCurves(); });
-  const chips = byId("methods");
-  data.methods.forEach((method) => {
-    const chip = document.createElement("button"), sample = document.createElement("i");
-    chip.type = "button";
-    chip.className = "chip";
-    sample.style.borderTopColor = method.colour;
-    sample.style.borderTopStyle = ["solid", "dashed", "dotted"][Math.min(method.dash, 2)];
-    chip.append(sample, method.name);
-    chip.addEventListener("click", () => { method.on = !method.on; press(); paintCurves(); });
-    chips.append(chip);
-  });
-  byId("every").addEventListener("click", () => { for (const m of data.methods) m.on = true; press(); paintCurves(); });
-  byId("none").addEventListener("click", () => { for (const m of data.methods) m.on = false; press(); paintCurves(); });
-  press();
-  autoX();
-  autoY();
-}
-function press() {
-  const on = data.methods.filter((m) => m.on).length;
-  document.querySelectorAll("#methods .chip").forEach((chip, i) => chip.setAttribute("aria-pressed", String(data.methods[i].on)));
-  byId("how-many").textContent = `${on} of ${data.methods.length} methods drawn`
-    + (data.left_out ? `; ${data.left_out} lines of the dearest K are not in this page` : "");
+  autoLog();
 }
 
 // -- drawing ---------------------------------------------------------------------------------------
 
-function colours(print) {
-  const style = getComputedStyle(document.documentElement), read = (name) => style.getPropertyValue(name).trim();
-  return print ? {ink: "#000", grid: "#e6e9ed", line: "#999"} : {ink: read("--ink"), grid: read("--grid"), line: read("--soft")};
-}
 function draw(plot, traces, layout, print) {
-  const c = colours(print);
-  const axis = (a) => ({automargin: true, gridcolor: c.grid, linecolor: c.line, tickcolor: c.line,
+  const style = getComputedStyle(document.documentElement), read = (name) => style.getPropertyValue(name).trim();
+  const [ink, grid, line] = print ? ["#000", "#e6e9ed", "#999"] : ["--ink", "--grid", "--soft"].map(read);
+  const axis = (a) => ({automargin: true, gridcolor: grid, linecolor: line, tickcolor: line, zeroline: false,
     ticks: "outside", ticklen: 4, tickfont: {size: 11}, showline: true, ...a});
-  const made = {...layout, xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis),
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "closest",
+  const made = {paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "closest",
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", // a finger on a plot scrolls the page
-    font: {color: c.ink, size: 12, family: "system-ui, sans-serif"}, margin: {l: 60, r: 16, t: 34, b: 50},
-    modebar: {bgcolor: "rgba(0,0,0,0)", color: c.line, activecolor: c.ink},
-    legend: {orientation: "h", x: 0, xanchor: "left", y: -0.3, yanchor: "top", font: {size: 12}}};
-  if (layout.yaxis2) made.yaxis2 = {...axis(layout.yaxis2), showline: false, ticks: ""};
+    font: {color: ink, size: 12, family: "system-ui, sans-serif"}, margin: {l: 60, r: 16, t: 34, b: 50},
+    modebar: {bgcolor: "rgba(0,0,0,0)", color: line, activecolor: ink},
+    legend: {orientation: "h", x: 0, xanchor: "left", y: -0.3, yanchor: "top", font: {size: 12}}, ...layout};
+  for (const key of Object.keys(layout)) if (/axis\d?$/.test(key)) made[key] = axis(layout[key]);
   // anew, not by react, which would go back to the first ranges when axes are reset
   Plotly.newPlot(plot, traces, made, {responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"]});
 }
@@ -266,25 +177,22 @@ function paint(print) {
 
 function cellTable() {
   const table = byId("cell-table"), rows = [...table.tBodies[0].rows], heads = [...table.tHead.rows[0].cells];
-  const wanted = {ending: "", method: "", k: "", facet: "", text: ""};
-  const texts = rows.map((row) => row.textContent.toLowerCase());
+  const texts = new Map(rows.map((row) => [row, row.textContent.toLowerCase()]));
+  const selects = [...document.querySelectorAll("select[data-column]")];
+  const value = (row, j) => row.cells[j].dataset.v ?? (heads[j].classList.contains("left") ? row.cells[j].textContent : "");
   function filter() {
-    const parts = wanted.text.toLowerCase().split(/\s+/).filter((w) => w);
-    let count = 0;
-    rows.forEach((row, i) => {
-      const own = ["ending", "method", "k", "facet"].every((key) => !wanted[key] || row.dataset[key] === wanted[key]);
-      row.hidden = !(own && parts.every((word) => texts[i].includes(word)));
-      count += !row.hidden;
-    });
-    byId("cell-count").textContent = `${count.toLocaleString("en-US")} of ${rows.length.toLocaleString("en-US")} cells`;
+    const parts = byId("filter-text").value.toLowerCase().split(/\s+/).filter((word) => word);
+    const wanted = selects.filter((select) => select.value).map((select) => [Number(select.dataset.column), select.value]);
+    for (const row of rows) {
+      row.hidden = !(wanted.every(([j, text]) => (row.cells[j].dataset.f ?? row.cells[j].textContent) === text)
+        && parts.every((word) => texts.get(row).includes(word)));
+    }
+    byId("cell-count").textContent = `${rows.filter((row) => !row.hidden).length.toLocaleString("en-US")} of ${rows.length.toLocaleString("en-US")} cells`;
   }
-  for (const key of ["ending", "method", "k", "facet"]) {
-    const select = byId(`filter-${key}`);
-    if (select) select.addEventListener("change", () => { wanted[key] = select.value; filter(); });
-  }
-  byId("filter-text").addEventListener("input", (e) => { wanted.text = e.target.value; filter(); });
+  for (const select of selects) select.addEventListener("change", filter);
+  byId("filter-text").addEventListener("input", filter);
   document.querySelectorAll("a[data-ending]").forEach((link) => link.addEventListener("click", () => {
-    byId("filter-ending").value = wanted.ending = link.dataset.ending;
+    byId("filter-Status").value = link.dataset.ending;
     filter();
   }));
   heads.forEach((head, j) => {
@@ -293,25 +201,22 @@ function cellTable() {
     button.textContent = head.textContent;
     head.replaceChildren(button);
     button.addEventListener("click", () => {
-      const down = head.getAttribute("aria-sort") === "ascending";
+      const down = head.getAttribute("aria-sort") === "ascending", number = !head.classList.contains("left");
       for (const other of heads) other.removeAttribute("aria-sort");
       head.setAttribute("aria-sort", down ? "descending" : "ascending");
-      const number = !head.classList.contains("left");
-      const value = (row) => number ? row.cells[j].dataset.v ?? "" : row.cells[j].textContent;
-      const keys = new Map(rows.map((row) => [row, value(row)]));
+      const keys = new Map(rows.map((row) => [row, value(row, j)]));
       rows.sort((a, b) => {
         const [p, q] = [keys.get(a), keys.get(b)];
         if (p === "" || q === "") return (p === "") - (q === ""); // what is not known comes last, either way
         return (down ? -1 : 1) * (number ? Number(p) - Number(q) : p.localeCompare(q, "en", {numeric: true}));
       });
-      rows.forEach((row, i) => { texts[i] = row.textContent.toLowerCase(); });
       table.tBodies[0].append(...rows);
     });
   });
   filter();
 }
 
-async function start() {
+async function begin() {
   document.documentElement.classList.add("js");
   cellTable();
   try {
@@ -330,4 +235,4 @@ async function start() {
   addEventListener("afterprint", () => paint(false));
   document.documentElement.classList.add("drawn");
 }
-start();
+begin();

@@ -21,7 +21,7 @@ from raybench.report.formats import check, written
 from raybench.report.sheet import Field, Row, Sheet, Unit, column
 
 if TYPE_CHECKING:
-    from raybench.report.fitted import Fitted
+    from raybench.report.formats import Fitted
 
 WORDS = {"facet": "Problem", "method": "Method", "algorithm": "Algorithm", "compressor": "Operator"}
 COUNTS = ("arrived", "ok", "diverged", "failed", "skipped", "pruned")
@@ -135,7 +135,7 @@ def table(
     ``1Gbit,ring``, for which seconds are simulated; they take the place of bits. names: of the columns, those of
     ``closing_table`` and ``step``. Raises InputError as ``raybench.load`` does, and for an unknown link or column.
     """
-    from raybench.report.fitted import Fitted
+    from raybench.report.formats import Fitted
 
     return Fitted(closing(source, accounting, target, by, link, names))
 

@@ -36,6 +36,7 @@ AXES = {
     "bytes_up": "Upstream per client (bytes)",
     "bytes_down": "Downstream (bytes)",
     "bits_up": "Upstream per client",
+    "bits": "Upstream and downstream per client",
     "round": "Communication round",
     "epoch": "Epoch",
     "grad_evals": "Gradient evaluations per client",
@@ -51,6 +52,12 @@ AXES = {
     "mean_client_grad_norm_sq": r"mean $\Vert\nabla f_i(x^t)\Vert^2$",
 }
 """How the axes of figures name the columns of curves."""
+
+FORMULA = {
+    **{r"\Vert": "‖", r"\nabla ": "∇", r"^\ast": "*", "^2": "²", " - ": " − "},
+    **{"^t": "<sup>t</sup>", "^T": "<sup>T</sup>", "_i": "<sub>i</sub>"},
+}
+"""Signs of TeX in the formulas of labels, as Plotly takes markup."""
 
 
 def known(value: object) -> bool:
@@ -157,6 +164,11 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:.{digits}g}"
 
 
+def whole(value: float) -> str:
+    """Return a whole number with its thousands apart, a dash where not known."""
+    return f"{value:,.0f}" if known(value) else "–"
+
+
 def step(multiple: float, size: float) -> str:
     """Return a step: ``8×`` for a multiple of the theoretical step, else its value."""
     return f"{times(multiple)}×" if known(multiple) else number(size)
@@ -202,6 +214,14 @@ def axis(column: str, unit: str = "") -> str:
     """Return how an axis names a column of curves, with its unit if it has one."""
     label = AXES.get(column, column.removeprefix("extra.").replace("_", " "))
     return f"{label} ({unit})" if unit else label
+
+
+def markup(label: str) -> str:
+    """Return a label with formulas in TeX as Plotly takes markup; what looks like markup in it stays text."""
+    parts = label.replace("&", "&amp;").replace("<", "&lt;").split("$")
+    for sign, mark in FORMULA.items():
+        parts[1::2] = [part.replace(sign, mark) for part in parts[1::2]]
+    return "".join(parts)
 
 
 def sentence(text: str) -> str:

@@ -17,7 +17,7 @@ from raybench.core.errors import InputError
 from raybench.core.streams import Stream, stream
 from raybench.spec import short
 from raybench.study.vectors import drawn, gradients
-from raybench.testing.moments import relative_error
+from raybench.testing.claims import relative_error
 
 SHARES = ("0.1%", "0.3%", "1%", "3%", "5%", "10%", "20%", "30%", "50%")
 

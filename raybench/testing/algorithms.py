@@ -16,17 +16,14 @@ from raybench.core.errors import InputError
 from raybench.core.registry import Entry
 from raybench.execution.checks import Skip
 from raybench.execution.run import Run
-from raybench.testing import elsewhere, resume
-from raybench.testing.allowed import fence
-from raybench.testing.checks import Checks, Finding, NotClaimed, findings, made
-from raybench.testing.compressors import examples, label_of
-from raybench.testing.secrets import Heard, difference
-from raybench.testing.spy import Spy
+from raybench.testing import Checks, Finding, NotClaimed, findings, made, subprocess, trial
+from raybench.testing.compressors import assert_bytes_suffice, examples, label_of, same_bits
+from raybench.testing.leaks import Heard, Spy, difference, fence, tensors
 from raybench.testing.trial import WILD, Method, compressors_for, finished, on_ranks, started
-from raybench.testing.wire import assert_bytes_suffice, same_bits
 from raybench.wire import Message, unpack
 from raybench.wire.compound import MeansMessage, PartsMessage
 from raybench.wire.ledger import COLUMNS
+from raybench.wire.transport import on_virtual_ranks
 
 CHECKS = Checks()
 MOST = 5  # local steps, rounds of a phase and the like with which methods are tried
@@ -34,7 +31,6 @@ MOST_RANKS = 3  # and no more than there are clients
 SLACK = 16  # bits of padding in a message: its fields are packed to whole bytes
 BOOKED = ("up", "down", "bytes_up_max")  # what a ledger holds
 ROUNDS = SECRET_ROUNDS = 12
-MEASURED = ("loss", "grad_norm_sq", "mean_client_grad_norm_sq", "estimator_error_sq")
 COMPARED = ("loss", "grad_norm_sq", "grad_evals", "bytes_up", "bytes_down", "bytes_up_max")
 
 
@@ -50,6 +46,19 @@ def close(a: Any, b: Any, rtol: float, what: str) -> None:
     size = np.abs(b).max(initial=0.0)
     gap = np.abs(a - b).max(initial=0.0)
     assert gap <= rtol * size, f"{what} by {gap:.3g}, of a size of {size:.3g}"
+
+
+def counts(run: Run) -> dict[str, np.ndarray]:
+    """Return what a run has booked, and its gradient evaluations."""
+    booked = {name: getattr(run.net.ledger, name).copy() for name in BOOKED}
+    return {**booked, "gradient evaluations": run.net.oracle.evals.copy()}
+
+
+def close_counts(run: Run, other: Run, rtol: float, what: str) -> None:
+    """Assert that two runs have counted the same."""
+    theirs = counts(other)
+    for name, count in counts(run).items():
+        close(count, theirs[name], rtol, f"counts of {name} {what}")
 
 
 @CHECKS
@@ -71,18 +80,12 @@ def state_has_cells_first(m: Method) -> None:
     """Tensors of ``s`` have the cells on axis 0, those of ``c`` cells and clients on axes 0 and 1."""
     run = finished(m.batch((1.0, 0.5, 0.25)))
     for name, value in run.s:
-        for part in _tensors(value):
+        for part in tensors(value):
             assert part.shape[:1] == (3,), f"s.{name} has shape {tuple(part.shape)} for 3 cells"
     for name, value in run.c:
-        for part in _tensors(value):
+        for part in tensors(value):
             lead = (3, run.net.n_here)
             assert part.shape[:2] == lead, f"c.{name} has shape {tuple(part.shape)}, not {lead}.."
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [t for v in value for t in _tensors(v)] if isinstance(value, list | tuple) else []
 
 
 @CHECKS
@@ -124,12 +127,10 @@ def counts_never_fall(m: Method) -> None:
     run = started(m.batch((1.0, 0.5), (0, 1)))
     before: dict[str, np.ndarray] = {}
     while not run.advance(1):
-        ledger = run.net.ledger
-        now = {name: getattr(ledger, name).copy() for name in BOOKED}
-        now["gradient evaluations"] = run.net.oracle.evals.copy()
-        for name, counts in now.items():
-            assert np.isfinite(counts).all(), f"{name} is {counts.tolist()} in round {run.t}"
-            fell = np.min(counts - before.get(name, np.zeros_like(counts)), initial=0.0)
+        now = counts(run)
+        for name, count in now.items():
+            assert np.isfinite(count).all(), f"{name} is {count.tolist()} in round {run.t}"
+            fell = np.min(count - before.get(name, np.zeros_like(count)), initial=0.0)
             assert fell >= 0, f"a count of {name} falls by {-fell:g} in round {run.t}"
         before = now
 
@@ -179,7 +180,7 @@ def messages_hold_no_more_than_their_bytes(m: Method) -> None:
 def _keeping(call: Callable[[Message], Any], kept: list[Message]) -> Callable[[Message], Any]:
     def send(message: Message) -> Any:
         # messages in parts stand for several, each of which is packed for another client
-        if not {PartsMessage, MeansMessage} & set(elsewhere.kinds_of(message)):
+        if not {PartsMessage, MeansMessage} & set(subprocess.kinds_of(message)):
             kept.append(message.select(torch.arange(message.lead[0])))
         return call(message)
 
@@ -229,18 +230,10 @@ def ranks_change_nothing(m: Method) -> None:
             who = f"rank {rank} of {size}"
             # every rank holds the same replicated state; point() would exchange messages
             for name, value in run.s:
-                for mine, theirs in zip(_tensors(value), _tensors(getattr(one.s, name))):
+                for mine, theirs in zip(tensors(value), tensors(getattr(one.s, name))):
                     close(mine, theirs, 1e-10, f"s.{name} on {who} differs from one process")
             close(losses, one.recorder.column("loss"), 1e-10, f"f on {who} differs")
-            for name in BOOKED:
-                ours, theirs = getattr(run.net.ledger, name), getattr(one.net.ledger, name)
-                close(ours, theirs, 1e-12, f"the ledger ({name}) on {who} differs")
-            close(
-                run.net.oracle.evals,
-                one.net.oracle.evals,
-                1e-12,
-                f"gradient evaluations on {who} differ",
-            )
+            close_counts(run, one, 1e-12, f"on {who} differ")
     assert x.isfinite().all(), "the iterates are not finite"
 
 
@@ -281,11 +274,7 @@ def recording_costs_nothing(m: Method) -> None:
     batch = m.batch((1.0, 0.5), (0, 1))
     often, seldom = finished(batch, 1), finished(batch, m.rounds)
     close(point(often), point(seldom), 1e-12, "recording each round changes the iterates")
-    for name in BOOKED:
-        ours, theirs = getattr(often.net.ledger, name), getattr(seldom.net.ledger, name)
-        close(ours, theirs, 0.0, f"recording each round changes what is booked ({name})")
-    ours, theirs = often.net.oracle.evals, seldom.net.oracle.evals
-    close(ours, theirs, 0.0, "recording each round changes grad_evals")
+    close_counts(often, seldom, 0.0, "change where each round is recorded,")
 
 
 @CHECKS
@@ -295,15 +284,16 @@ def goes_on_from_its_state(m: Method) -> None:
     Shared out to three ranks instead, the same to rounding. What a method remembers must be in ``s``
     and ``c``.
     """
-    run = finished(m.batch(resume.MULTIPLES, resume.SEEDS))
-    whole, ranks = resume.curves(run), min(MOST_RANKS, run.net.n)
-    saved = resume.interrupted(m)
-    anew = resume.in_another_process(m, saved)
+    run = finished(m.batch(trial.MULTIPLES, trial.SEEDS))
+    whole, ranks = trial.ending(run), min(MOST_RANKS, run.net.n)
+    saved = trial.interrupted(m)
+    anew = trial.in_another_process(m, saved)
     assert whole.keys() == anew.keys(), f"columns {sorted(whole.keys() ^ anew.keys())}"
     for name, want in whole.items():
         same = torch.equal(anew[name].nan_to_num(), want.nan_to_num())
         assert same, f"{name} differs once the run was interrupted and continued"
-    for rank, found in enumerate(resume.on_ranks(m, saved, ranks)):
+    shared = on_virtual_ranks(ranks, lambda t: trial.recorded(trial.continued(m, saved, t)))
+    for rank, found in enumerate(shared):
         for name, got in found.items():
             want = whole[name].nan_to_num()
             close(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raybench.core.registry import Entry
 from raybench.problems import Problem, build
-from raybench.testing.checks import Checks, Finding, findings
+from raybench.testing import Checks, Finding, findings
 from raybench.testing.vectors import gaussian
 
 CHECKS = Checks()

@@ -17,7 +17,7 @@ from torch import Tensor
 from raybench.core.draws import Sample
 from raybench.core.registry import REQUIRED, Entry
 from raybench.problems import Fact, Problem, build
-from raybench.testing.checks import Checks, Finding, NotClaimed, findings
+from raybench.testing import Checks, Finding, NotClaimed, findings
 from raybench.testing.compressors import label_of
 from raybench.testing.vectors import gaussian
 

@@ -1,15 +1,21 @@
-"""A method on a small problem: what the checks of algorithms run."""
+"""A method on a small problem, what the checks of algorithms run; and whether it goes on from its state."""
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from raybench import spec
 from raybench.compressors import Role
+from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.registry import Entry, lookup, state
 from raybench.execution.batch import Batch, Resolved
@@ -18,8 +24,10 @@ from raybench.execution.execute import hosted
 from raybench.execution.plan import facts_of
 from raybench.execution.resolve import Resolver, problem_of
 from raybench.execution.run import Options, Run
+from raybench.execution.saved import share
 from raybench.spec.model import Record
-from raybench.wire.transport import Transport, on_virtual_ranks
+from raybench.testing import subprocess
+from raybench.wire.transport import Transport, on_virtual_ranks, share_of
 
 DATA: dict[str, Any] = {"dataset": "breast_cancer", "rows": 60, "clients": 5, "scale": "columns"}
 PLAIN = {"name": "quadratic", "shape": [[4, 3]], "clients": 5, "heterogeneity": 0.3}
@@ -143,3 +151,61 @@ def finished(batch: Batch, every: int = 1, transport: Transport | None = None) -
 def on_ranks(size: int, batch: Batch, work: Callable[[Run], Any] = lambda run: run) -> list[Any]:
     """Return what ``work`` makes of the finished batch on each of so many virtual ranks."""
     return on_virtual_ranks(size, lambda transport: work(finished(batch, transport=transport)))
+
+
+# Going on from a state -----------------------------------------------------------------------------
+
+BEFORE = 5  # rounds until the run is interrupted
+MULTIPLES, SEEDS = (1.0, 0.5), (3, 4)
+TIMES = ("seconds", "seconds_gradient", "seconds_compress", "seconds_communicate")
+
+
+def interrupted(m: Method) -> bytes:
+    """Return the state of a run after a few rounds, as the bytes of a file."""
+    run = started(m.batch(MULTIPLES, SEEDS))
+    run.advance(BEFORE)
+    file = io.BytesIO()
+    torch.save(run.state(), file)
+    return file.getvalue()
+
+
+def continued(m: Method, saved: bytes, transport: Transport | None = None) -> Run:
+    """Return a run that took the state over and went on to the end."""
+    state = torch.load(io.BytesIO(saved), weights_only=True)
+    run = started(m.batch(MULTIPLES, SEEDS), transport=transport)
+    if transport is not None:
+        state = share(state, share_of(transport.rank, transport.size, run.problem.n))
+    run.load(state)
+    run.advance(run.rounds)
+    return run
+
+
+def ending(run: Run) -> dict[str, Tensor]:
+    """Return what a run ended with: what it recorded, and the last point."""
+    return {**recorded(run), "x": run.a.point(run.net, run.s, run.c).clone()}
+
+
+def recorded(run: Run) -> dict[str, Tensor]:
+    """Return every recorded column but the times."""
+    names = [name for name in run.recorder.names if name not in TIMES]
+    return {name: torch.from_numpy(run.recorder.column(name).copy()) for name in names}
+
+
+def in_another_process(m: Method, saved: bytes) -> dict[str, Tensor]:
+    """Return the curves of the run that a new process continues.
+
+    Methods that no other process could import (those of a test's own file) continue in this one.
+    """
+    module = m.entry.target.__module__
+    plugin = str(sys.modules[module].__file__) if m.entry.source else ""
+    if not plugin and not module.startswith("raybench."):
+        return ending(continued(m, saved))
+    return torch.load(io.BytesIO(subprocess.process().submit(_go_on, m, saved, plugin).result()))
+
+
+def _go_on(m: Method, saved: bytes, plugin: str) -> bytes:
+    if plugin:
+        registry.load_plugin(plugin)
+    file = io.BytesIO()
+    torch.save(ending(continued(m, saved)), file)
+    return file.getvalue()

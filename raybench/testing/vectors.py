@@ -1,9 +1,12 @@
-"""The vectors that operators are tried on."""
+"""The vectors that operators are tried on: families, Gaussians, and a real gradient, that of ResNet-18 on images."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,3 +40,86 @@ def gaussian(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> 
 def cells_and_clients(cells: int, clients: int, seed: int = 0) -> Stream:
     """Return streams of shape (cells, clients), as the engine hands them to operators."""
     return stream(seed).each(torch.arange(cells)).each(torch.arange(clients))
+
+
+# A real gradient -----------------------------------------------------------------------------------
+
+CLASSES = 10
+SIZE = 11_181_642  # parameters of torchvision's resnet18(num_classes=10)
+SIDE = 64  # at 32 the last layers see one pixel, and 62% of their gradient is zero by construction
+RATE = 0.05
+
+
+class Gradient(NamedTuple):
+    """A gradient (d,) float32 and a line that says what it is."""
+
+    vector: Tensor
+    about: str
+
+
+def resnet18(seed: int = 0, batch: int = 64, steps: int = 3) -> Gradient:
+    """Return the gradient of ResNet-18's cross-entropy on a batch of images, d = 11,181,642.
+
+    After ``steps`` steps of SGD from the usual random weights, on that batch. The images are those of
+    CIFAR-10 where the data folder holds ``cifar10/*.npz``, else scikit-learn's digits, either scaled
+    to 64 x 64. The same seed gives the same gradient on one machine.
+    """
+    from torchvision.models import resnet18 as build
+
+    images, labels, source = _images(batch)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build(num_classes=CLASSES)
+    parameters = list(model.parameters())
+    for step in range(steps + 1):
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        grads = torch.autograd.grad(loss, parameters)
+        if step < steps:
+            with torch.no_grad():
+                for parameter, grad in zip(parameters, grads, strict=True):
+                    parameter -= RATE * grad
+    vector = torch.cat([grad.flatten() for grad in grads])
+    return Gradient(
+        vector, f"gradient of ResNet-18 on {len(labels)} images of {source} after {steps} steps"
+    )
+
+
+def thinned(x: Tensor, d: int) -> Tensor:
+    """Return d evenly spaced coordinates of x (m,), d <= m: of every layer its share."""
+    if d == x.numel():
+        return x
+    return x[torch.arange(d, device=x.device) * x.numel() // d].contiguous()
+
+
+def _images(batch: int) -> tuple[Tensor, Tensor, str]:
+    """Return images (batch, 3, 64, 64) of mean 0 and deviation 1, labels (batch,), their source."""
+    from raybench.data import known
+
+    found = _cifar(known.folder() / "cifar10")
+    source = "CIFAR-10"
+    if found is None:
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        found, source = (digits.images[:, None], digits.target), "digits"
+    pixels, labels = (np.asarray(part[:batch]) for part in found)
+    images = torch.from_numpy(pixels).float()
+    images = torch.nn.functional.interpolate(images, size=(SIDE, SIDE), mode="bilinear")
+    images = (images - images.mean()) / images.std()
+    return images.expand(-1, 3, -1, -1), torch.from_numpy(labels).long(), source
+
+
+def _cifar(folder: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return images and labels of the first .npz below folder that holds both, None if none does.
+
+    Such a file has arrays ``images`` (m, 3, 32, 32) and ``labels``, or ``X_images``, ``X_labels...``.
+    """
+    for file in sorted(folder.glob("*.npz")):
+        with np.load(file) as held:
+            for name in (n for n in held.files if n.endswith("images")):
+                start = f"{name.removesuffix('images')}labels"
+                labels = [n for n in held.files if n.startswith(start)]
+                if labels and held[name].shape[1:] == (3, 32, 32):
+                    images = held[name]
+                    return images, held[labels[0]][: len(images)]
+    return None
