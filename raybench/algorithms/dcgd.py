@@ -44,7 +44,6 @@ STEPS = theory.StepSizes(
     proximal=True,
     blocks=True,
     robust=True,
-    cohorts=True,
     theory=STEPS,
 )
 class DCGD(Estimator):

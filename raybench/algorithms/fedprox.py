@@ -10,7 +10,6 @@ from raybench.algorithms.local_sgd import LocalSGD
     up=None,
     broadcast=Contractive,
     blocks=True,
-    cohorts=True,
     theory=None,
     stochastic=True,
     participation="p",

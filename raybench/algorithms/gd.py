@@ -36,7 +36,6 @@ STEPS = theory.StepSizes(
     proximal=True,
     blocks=True,
     robust=True,
-    cohorts=True,
     theory=STEPS,
 )
 class GD(Estimator):

@@ -49,7 +49,6 @@ STEPS = theory.StepSizes(
     proximal=True,
     blocks=True,
     robust=True,
-    cohorts=True,
     theory=STEPS,
     stochastic=True,
     batch=Integer(1, low=1),

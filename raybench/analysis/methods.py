@@ -74,7 +74,6 @@ _METHOD_KEYS = (
     "robust",
     "train",
     "participation",
-    "cohort",
     "prox",
     "graph",
     "step_size.schedule",

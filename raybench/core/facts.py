@@ -134,10 +134,6 @@ class AlgorithmFacts(Facts):
         bool,
         "nothing that its clients send or keep in a round depends on what came back in it, and it takes sums and means of messages only: many clients may take the round in blocks",
     ] = False
-    cohorts: Annotated[
-        bool,
-        "its clients keep nothing from one round to the next, and are sent the model: each round may have other ones, a `cohort`",
-    ] = False
     robust: Annotated[
         bool,
         "its server makes sums and multiples of `.mean()` of messages only, in `wire.kept()`, and steps along `a.pooled(net, g)`: it may keep clients apart and put a `robust` rule in place of the mean",

@@ -18,7 +18,6 @@ from raybench.core.parts import Robust
 from raybench.execution.build import collective_of, relays, unbound, uplink
 from raybench.problems.abilities import Labelled, Predicting, SplitByFeatures
 from raybench.problems.base import Constants, Fact, Problem
-from raybench.problems.crowd import Crowd
 from raybench.spec import Cell
 from raybench.wire.collectives import ALL_TO_ALL, GATHER, REDUCE
 
@@ -42,7 +41,6 @@ class SkipCode(StrEnum):
     NO_RELAY = "no_relay"  # ``downlink: aggregate``
     NO_COLLECTIVE = "no_collective"  # ``collective: reduce`` or ``all_to_all``
     NO_PARTICIPATION = "no_participation"
-    NO_COHORT = "no_cohort"
     NO_F_STAR = "no_f_star"
     NOT_ROBUST = "not_robust"  # ``robust`` for a method that makes no mean of its clients, or a problem without labels
     OWN_PARTS = "own_parts"  # local work, outer optimizer or delay for a method that has its own
@@ -151,9 +149,6 @@ def check_robust(cell: Cell, entry: Method, problem: Problem) -> None:
         )
         fix = "collective: gather, and no downlink: aggregate; or leave robust out"
         raise InputError.of("robust", what, fix)
-    if cell.cohort is not None:
-        what = "the server cannot keep an estimate of clients that are drawn anew in every round"
-        raise InputError.of("robust", what, "leave cohort or robust out")
 
 
 def _check_numbers(robust: Robust, n: int) -> None:
@@ -255,31 +250,6 @@ def check_problem(cell: Cell, entry: Method, problem: Problem) -> None:
             "stop.suboptimality needs f_star, which is unknown here",
             "give f_star, or stop at a grad_norm_sq",
         )
-
-
-def check_cohort(cell: Cell, entry: Method, problem: Problem) -> None:
-    """Raise where clients cannot be drawn anew in every round: Skip for a method, InputError for a problem."""
-    if isinstance(problem, Crowd) and cell.cohort is None:
-        what = f"is missing: there are {problem.everyone:,} clients, and a split with a number is for a few of them"
-        raise InputError.of("cohort", what, "such as cohort: 100, or a split without a number")
-    if cell.cohort is None:
-        return
-    if not isinstance(problem, Crowd):
-        what = "clients are drawn from many only where the split says how many rows each has"
-        raise InputError.of("cohort", what, "problem.split: {shuffled: 20}, or no cohort")
-    gathered = cell.downlink is None and collective_of(cell.compressor) == GATHER
-    inner = "sgd" if cell.local is None else cell.local["optimizer"]
-    if gathered and inner == "sgd" and entry.facts.cohorts:
-        return
-    who = entry.name if inner == "sgd" else f"local.optimizer: {inner}"
-    why = f"{who} relies on what a client keeps, and one of a cohort may never come again"
-    if not gathered:
-        why = "clients of a cohort must be sent the model as it is: they have missed its changes"
-    raise Skip(
-        SkipCode.NO_COHORT,
-        why,
-        "a method without memory, such as gd, dcgd or local_sgd; no downlink, collective: gather",
-    )
 
 
 def check_parts(cell: Cell, entry: Method, problem: Problem) -> None:

@@ -20,7 +20,7 @@ from raybench.core.facts import AlgorithmFacts
 from raybench.core.parallel import wide
 from raybench.core.process import give_back
 from raybench.execution.net import Net, vectors_of
-from raybench.execution.oracle import BlockOracle, BufferedOracle, CohortOracle, Oracle
+from raybench.execution.oracle import BlockOracle, BufferedOracle, Oracle
 from raybench.execution.recorder import SPREAD, Found
 from raybench.execution.saved import joined, part_of
 from raybench.problems.base import EVALUATED, Problem
@@ -51,11 +51,11 @@ def allows(net: Net) -> bool:
     """Return whether the clients of a net may take a round in blocks, if the method does not mind.
 
     Not where messages are averaged or relayed as one, nor where the server keeps clients apart or some of them lie,
-    nor where gradients leave something behind, nor a cohort, which is a block already.
+    nor where gradients leave something behind.
     """
     if net.apart or net.poisoned is not None:
         return False
-    kept = isinstance(net.oracle, BufferedOracle | BlockOracle | CohortOracle)
+    kept = isinstance(net.oracle, BufferedOracle | BlockOracle)
     return not kept and net.collective == GATHER and not net.aggregate and net.graph is None
 
 

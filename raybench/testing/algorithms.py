@@ -277,20 +277,6 @@ def blocks_change_nothing(m: Method) -> None:
                 close(ours, theirs, 1e-9, f"{name} {who} differs")
 
 
-@CHECKS
-def keeps_nothing_of_clients(m: Method) -> None:
-    """Where it says ``cohorts=True``: no client state after some rounds, and the model is told."""
-    if not m.entry.facts.cohorts:
-        raise NotClaimed
-    run = started(m.batch((1.0,)))
-    run.advance(BLOCK_ROUNDS)
-    kept = sorted(name for name, _ in run.c)
-    assert not kept, f"it says cohorts=True, and its clients keep {', '.join(kept)}"
-    sent = run.net.ledger.down[COLUMNS.index("bytes")]
-    size = run.problem.dim * run.problem.dtype.itemsize
-    assert (sent >= BLOCK_ROUNDS * size).all(), "it says cohorts=True, and does not send its model"
-
-
 def _in_blocks(batch: Batch, size: int, transport: Transport) -> Run:
     run = started(batch, transport=transport, block=size)
     run.advance(BLOCK_ROUNDS)
