@@ -26,7 +26,7 @@ from raybench.report import content
 from raybench.runtime.driver import drive
 from raybench.store import Store, load, reader
 from raybench.store.files import Local
-from raybench.store.tries import PLACE as TRIES
+from raybench.store.log import ATTEMPTS as TRIES
 
 GRID = {
     "problem": {"name": "quadratic", "dim": 12, "clients": 4, "seed": [0, 1]},

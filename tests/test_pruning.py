@@ -25,7 +25,7 @@ from raybench.execution.recorder import Recorder
 from raybench.execution.run import Options, Run
 from raybench.execution.search import JUDGED_BY, Halving, rounds_of, together
 from raybench.spec.model import Prune, Record
-from raybench.store import Store, verify
+from raybench.store import Store, log
 from raybench.wire.transport import Transport, on_virtual_ranks
 
 HALVE = Prune("halving", least=1)
@@ -342,7 +342,7 @@ def test_pruned_cells_are_done_until_nobody_prunes(tmp_path):
     assert cells["cell"].is_unique
     assert not curves.duplicated(["cell", "round"]).any()
     assert not (cells["status"] == "pruned").any()
-    assert not verify.verified(Store(out).files).harm
+    assert not log.verified(Store(out).files).harm
     want, found = (closing_table(f).sort_values("method", ignore_index=True) for f in (whole, out))
     pd.testing.assert_frame_equal(found[heads], want[heads])
 

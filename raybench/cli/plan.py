@@ -43,7 +43,7 @@ def plan(
     from raybench.execution.plan import as_booked, make_plan
     from raybench.execution.run import Options
     from raybench.store import Store
-    from raybench.store.reach import check_reachable
+    from raybench.store.files import check_reachable
 
     sweep = shared.read(file, sets, plugin)
     folder = results_of(sweep, out)

@@ -20,7 +20,7 @@ from raybench.execution.run import Options
 from raybench.execution.search import Best
 from raybench.spec import Sweep
 from raybench.store import Store
-from raybench.store.reach import check_reachable
+from raybench.store.files import check_reachable
 
 
 @dataclass(frozen=True)

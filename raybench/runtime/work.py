@@ -31,7 +31,7 @@ from raybench.runtime.scratch import scratch
 from raybench.runtime.shipping import unpack
 from raybench.spec import Section
 from raybench.store import Store
-from raybench.store.patience import heard
+from raybench.store.remote import heard
 from raybench.store.writer import Owner
 from raybench.wire.transport import Distributed, Transport
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import Counter
@@ -13,23 +12,16 @@ from typing import Any
 import numpy as np
 
 from raybench.core.errors import InputError
-from raybench.store import identity, lock, log, reader, tries
-from raybench.store.files import Files
+from raybench.store import identity, lock, log, reader
+from raybench.store.files import reached
 from raybench.store.lock import Holder
-from raybench.store.reach import reached
+from raybench.store.remote import Files
 
 LATELY = 300.0  # seconds over which the rate is taken
-COLUMNS = [
-    "cell",
-    "label",
-    "status",
-    "error",
-    "k",
-    "step_multiple",
-    "step_size",
-    "best_grad_norm_sq",
-]
-PLACE = "plan/batches.json"
+COLUMNS = (
+    *("cell", "label", "status", "error", "k", "step_multiple", "step_size"),
+    *("best_grad_norm_sq"),
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +36,7 @@ class Best:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Status:
     """How a sweep stands. counts: cells by status, and ``missing`` for those planned that are yet to end.
 
     begun: of the missing ones, how many were begun. holder: the driver at work, None without one.
@@ -83,7 +75,7 @@ class Standing:
         return 1 if stopped or self.counts.get("failed") else 0
 
 
-def standing(folder: str | os.PathLike[str]) -> Standing:
+def status_of(folder: str | os.PathLike[str]) -> Status:
     """Return how the sweep of a results folder stands. Reads only.
 
     Raises InputError if there is no sweep in the folder, or it cannot be reached.
@@ -100,44 +92,36 @@ def standing(folder: str | os.PathLike[str]) -> Standing:
     files.check()
     holder = lock.holder(files)  # before the cells: who has ended meanwhile has committed all
     planned = _planned(files)
-    found = log.look(files, columns=COLUMNS)
-    table = found.cells().to_pandas()
-    table = table.assign(rank=table["status"].map(log.rank)).sort_values("rank", kind="stable")
-    table = table.drop_duplicates("cell")
+    commits = log.look(files, columns=COLUMNS)
+    table = commits.cells().to_pandas()
     missing = planned - set(table["cell"])
     shown = reader.planned(files.name)
     of_sweep = table["cell"].isin(table["cell"] if shown is None else shown)
     earlier, table = int((~of_sweep).sum()), table[of_sweep]
     counts = Counter(table["status"].tolist())
     counts["missing"] = len(missing)
-    tried = tries.read(files) if missing else {}
-    last, rate = _rate(files, {s.name: len(s.cells) for s in found.shards})
+    attempts = log.attempts_of(files) if missing else {}
+    last, rate = _rate(files, {s.name: len(s.cells) for s in commits.shards})
     failed = table.loc[table["status"] == "failed", "error"].fillna("").astype(str)
     errors = Counter((error.strip().splitlines() or ["?"])[-1] for error in failed)
-    return Standing(
+    return Status(
         folder=files.name,
         sweep={} if text is None else identity.parse(identity.decoded(text, files.name)),
         counts={status: n for status, n in counts.items() if n},
-        begun=sum(cell in tried for cell in missing),
+        begun=sum(cell in attempts for cell in missing),
         holder=holder,
         last=last,
         rate=rate,
         best=_best(table),
         errors=dict(errors.most_common()),
-        damaged=len(found.of(log.DAMAGED, log.OTHER_VERSION)),
+        damaged=len(commits.of(log.DAMAGED, log.OTHER_VERSION)),
         earlier=earlier,
     )
 
 
 def _planned(files: Files) -> set[str]:
     """Return the cells that the last driver was to run, by the batch list it saved."""
-    try:
-        batches = json.loads(files.read(PLACE) or b"{}")
-    except ValueError:
-        return set()
-    if not isinstance(batches, dict):
-        return set()
-    lists = [ids for ids in batches.values() if isinstance(ids, list)]
+    lists = [ids for ids in log.noted(files, log.BATCHES).values() if isinstance(ids, list)]
     return {cell for ids in lists for cell in ids if isinstance(cell, str)}
 
 
