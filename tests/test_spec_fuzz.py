@@ -116,7 +116,6 @@ CELL = {
     "graph": axis("ring", "star", {"name": ["path", "complete"]}),
     "prox": axis("none"),
     "participation": axis(1, "50%", 0.5),
-    "cohort": axis(5, "2..3"),
     "exclude": st.lists(
         st.fixed_dictionaries(
             {},

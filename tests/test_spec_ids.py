@@ -99,7 +99,7 @@ def test_spelling_does_not_change_an_id(data):
         "algorithm.p=auto", "algorithm.batch=2", "compressor.k=6", "compressor.k=5%",
         "compressor.mask=common", "compressor=natural", "step_size.theory=8", "step_size.value=4",
         "step_size.rule=pl", "step_size.of=gd", "seed=4", "rounds=501", "stop.bits_up=1001",
-        "stop.seconds=5", "x0={normal: 1}", "x0=problem", "participation=0.5", "cohort=9",
+        "stop.seconds=5", "x0={normal: 1}", "x0=problem", "participation=0.5",
         "f_star=0", "algorithm=diana",
     ],
 )  # fmt: skip

@@ -43,7 +43,6 @@ STEPS = theory.StepSizes(
     broadcast=Contractive,
     proximal=True,
     robust=True,
-    cohorts=True,
     theory=STEPS,
 )
 class DCGD(Estimator):

@@ -35,7 +35,6 @@ STEPS = theory.StepSizes(
     broadcast=Contractive,
     proximal=True,
     robust=True,
-    cohorts=True,
     theory=STEPS,
 )
 class GD(Estimator):
@@ -92,7 +91,6 @@ SGD_STEPS = theory.StepSizes(
     broadcast=Contractive,
     proximal=True,
     robust=True,
-    cohorts=True,
     theory=SGD_STEPS,
     stochastic=True,
     batch=Integer(1, low=1),

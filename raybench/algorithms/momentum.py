@@ -42,7 +42,6 @@ CODE = theory.Convention(released, "IgorSokoloff/ef21_b-w_experiements_source_co
     broadcast=Contractive,
     proximal=True,
     robust=True,
-    cohorts=True,
     theory=theory.recursive(heavy_ball, SOURCE, released=CODE),
     momentum=Number(0.9, low=0, high=0.999, per_cell=True, help="eta"),
     nesterov=Flag(help="step along g + eta v in place of v"),
@@ -75,7 +74,6 @@ class HeavyBall(GD):
     broadcast=Contractive,
     proximal=True,
     robust=True,
-    cohorts=True,
     theory=theory.recursive(
         heavy_ball,
         SOURCE,

@@ -23,7 +23,6 @@ _METHOD_KEYS = (
     "robust",
     "train",
     "participation",
-    "cohort",
     "prox",
     "graph",
     "step_size.schedule",

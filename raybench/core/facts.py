@@ -132,10 +132,6 @@ class AlgorithmFacts(Facts):
         bool,
         "it takes nothing of its messages but their mean or sum, so that another `collective` than `gather` makes sense for it",
     ] = True
-    cohorts: Annotated[
-        bool,
-        "its clients keep nothing from one round to the next, and are sent the model: each round may have other ones, a `cohort`",
-    ] = False
     robust: Annotated[
         bool,
         "its server makes sums and multiples of `.mean()` of messages only, in `wire.server_zeros()`, and steps along `a.pooled(net, g)`: it may keep clients apart and put a `robust` rule in place of the mean",

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from raybench.core.errors import InputError, nearest
-from raybench.core.params import Integer, Number, Param
+from raybench.core.params import Number, Param
 
 PLAIN = ("contiguous", "shuffled", "sorted_by_label")
 TAGS = ("dirichlet", "holdout_mix")
 TAG_PARAMS: Mapping[str, Param] = {
     "dirichlet": Number(low=0, open_low=True),
     "holdout_mix": Number(low=0, high=1),
-    **{name: Integer(low=1, help="rows of each of many clients, for a `cohort`") for name in PLAIN},
 }
 MOST_DIRICHLET_DRAWS = 1000
 

@@ -19,7 +19,6 @@ from raybench.core.parts import Robust
 from raybench.execution.build import collective_of, relays, unbound, uplink
 from raybench.problems.abilities import Labelled, Predicting, SplitByFeatures
 from raybench.problems.base import Constants, Fact, Problem
-from raybench.problems.crowd import Crowd
 from raybench.spec import Cell
 from raybench.wire.collectives import ALL_TO_ALL, GATHER, REDUCE
 
@@ -43,7 +42,6 @@ class SkipCode(StrEnum):
     NO_RELAY = "no_relay"  # ``downlink: aggregate``
     NO_COLLECTIVE = "no_collective"  # ``collective: reduce`` or ``all_to_all``
     NO_PARTICIPATION = "no_participation"
-    NO_COHORT = "no_cohort"
     NO_F_STAR = "no_f_star"
     NOT_ROBUST = "not_robust"  # ``robust`` for a method that makes no mean of its clients, or a problem without labels
     OWN_PARTS = "own_parts"  # local work, outer optimizer or delay for a method that has its own
@@ -169,27 +167,6 @@ def check(cell: Cell, entry: Method, problem: Problem, checks: Sequence[Check] =
             raise InputError.of(code, text, fix)
 
 
-def about_cohort(cell: Cell, entry: Method, problem: Problem) -> Iterator[Reason]:
-    """Yield why clients cannot be drawn anew in every round."""
-    if isinstance(problem, Crowd) and cell.cohort is None:
-        what = f"is missing: there are {problem.everyone:,} clients, and a split with a number is for a few of them"
-        yield "cohort", what, "such as cohort: 100, or a split without a number"
-    if cell.cohort is None:
-        return
-    if not isinstance(problem, Crowd):
-        what = "clients are drawn from many only where the split says how many rows each has"
-        yield "cohort", what, "problem.split: {shuffled: 20}, or no cohort"
-    gathered = cell.downlink is None and collective_of(cell.compressor) == GATHER
-    inner = "sgd" if cell.local is None else cell.local["optimizer"]
-    who = entry.name if inner == "sgd" else f"local.optimizer: {inner}"
-    why = f"{who} relies on what a client keeps, and one of a cohort may never come again"
-    if not gathered:
-        why = "clients of a cohort must be sent the model as it is: they have missed its changes"
-    if not gathered or inner != "sgd" or not entry.facts.cohorts:
-        fix = "a method without memory, such as gd, dcgd or local_sgd; no downlink, collective: gather"
-        yield SkipCode.NO_COHORT, why, fix
-
-
 def about_problem(cell: Cell, entry: Method, problem: Problem) -> Iterator[Reason]:
     """Yield why the method cannot do with the problem, or with what the cell asks of it."""
     facts, vertical = entry.facts, isinstance(problem, SplitByFeatures)
@@ -279,9 +256,6 @@ def about_robust(cell: Cell, entry: Method, problem: Problem) -> Iterator[Reason
             f"needs every client's message by itself, and by {key} the server has their sum alone"
         )
         yield "robust", what, "collective: gather, and no downlink: aggregate; or leave robust out"
-    if cell.cohort is not None:
-        what = "the server cannot keep an estimate of clients that are drawn anew in every round"
-        yield "robust", what, "leave cohort or robust out"
 
 
 def about_collective(cell: Cell, entry: Method, problem: Problem) -> Iterator[Reason]:
@@ -321,5 +295,5 @@ def about_start(cell: Cell, entry: Method, problem: Problem) -> Iterator[Reason]
         yield "x0", what, f"save {problem.dim} numbers with numpy.save"
 
 
-CHECKS = (about_cohort, about_problem, about_parts, about_robust, about_collective, about_start)
+CHECKS = (about_problem, about_parts, about_robust, about_collective, about_start)
 """What is asked of every cell, in this order."""

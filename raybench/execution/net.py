@@ -20,7 +20,7 @@ from raybench.wire.wire import Cells, Vectors, Wire
 def vectors_of(problem: Problem) -> Vectors:
     """Return what the vectors of a problem's clients are like."""
     p = problem
-    return Vectors(p.n, p.clients, p.layout, p.message_dim, p.dtype, p.device, p.turnout)
+    return Vectors(p.n, p.clients, p.layout, p.message_dim, p.dtype, p.device)
 
 
 class Net(Wire):

@@ -23,7 +23,6 @@ from raybench.core.layout import Layout
 from raybench.core.parallel import wide
 from raybench.problems.abilities import Buffered, Predicting, SplitByFeatures
 from raybench.problems.base import EVALUATED, OF_LOSSES, Measured, Problem
-from raybench.problems.crowd import Crowd
 from raybench.wire.wire import Cells, Wire
 
 
@@ -424,54 +423,8 @@ class BufferedOracle(Oracle):
         self.buffers, self._after = dict(saved["buffers"]), {}
 
 
-class CohortOracle(Oracle):
-    """The oracle of a cohort, drawn anew in every round; f is measured over everyone's rows.
-
-    A client's gradient is that of its own rows, or of a sample of them.
-    """
-
-    pooled = True
-
-    def __init__(self, problem: Problem, wire: Wire) -> None:
-        super().__init__(problem, wire)
-        self._drawn: tuple[int, Tensor] | None = None  # a round, and its cohort
-
-    @property
-    def _crowd(self) -> Crowd:
-        assert isinstance(self.problem, Crowd)
-        return self.problem
-
-    def cohort(self) -> Tensor:
-        """Return which clients take part in this round, of those at the places here: (B, n_here)."""
-        if self._drawn is None or self._drawn[0] != self.wire.t:
-            source = self.wire.shared_stream("cohort")
-            ids = self.wire.here(source.subset(self._crowd.everyone, self._crowd.n))
-            self._drawn = self.wire.t, ids
-        return self._drawn[1]
-
-    def _asked(self, sample: Sample | None) -> Sample:
-        if sample is not None:
-            return sample
-        rows = torch.arange(self._crowd.each, device=self.problem.device)
-        return Sample.at(rows.expand(self.wire.B, self.wire.n_here, -1))
-
-    def _at(self, x: Tensor, sample: Sample | None, cells: Cells, clients: Tensor | None) -> Tensor:
-        assert sample is not None
-        return self._crowd.grad_of(self.cohort()[cells], x, sample)
-
-    def _pay(self, cost: float | np.ndarray, cells: Cells | None = None) -> None:
-        super()._pay(cost * self.problem.turnout, cells)
-
-    def select(self, cells: Tensor) -> None:
-        """Keep some cells only."""
-        super().select(cells)
-        self._drawn = None
-
-
 def oracle_for(problem: Problem, wire: Wire) -> Oracle:
     """Return the oracle with what the problem is able to do."""
-    if isinstance(problem, Crowd):
-        return CohortOracle(problem, wire)
     if isinstance(problem, SplitByFeatures):
         return VerticalOracle(problem, wire)
     if isinstance(problem, Buffered) and problem.buffers(1):

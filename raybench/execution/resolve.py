@@ -31,7 +31,6 @@ from raybench.execution.build import (
 from raybench.execution.checks import Skip, SkipCode
 from raybench.problems.abilities import Trained
 from raybench.problems.base import Problem
-from raybench.problems.crowd import Crowd
 from raybench.spec import Cell, Section, document
 from raybench.spec.sections import default
 from raybench.wire.collectives import ALL_TO_ALL
@@ -55,7 +54,7 @@ def problem_of(section: Section) -> Problem:
 
 
 def problem_of_cell(cell: Cell) -> Problem:
-    """Return the problem of a cell, with its settings of training and the size of its cohorts.
+    """Return the problem of a cell, with its settings of training.
 
     Raises InputError as ``problem_of`` does, and where those do not fit.
     """
@@ -63,8 +62,6 @@ def problem_of_cell(cell: Cell) -> Problem:
     if cell.train is not None:
         assert isinstance(problem, Trained)
         problem = problem.trained(Train(**cell.train))
-    if isinstance(problem, Crowd) and cell.cohort is not None:
-        return problem.cohort(cell.cohort)
     return problem
 
 

@@ -7,21 +7,16 @@ import importlib
 import keyword
 import pkgutil
 from collections.abc import Mapping
-from typing import cast
 
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
-from raybench.data import split_names
 from raybench.problems.base import Constants, Fact, Problem
-from raybench.problems.crowd import Crowd
 
-__all__ = ["Constants", "Crowd", "Fact", "Layout", "Problem", "build", "read"]
+__all__ = ["Constants", "Fact", "Layout", "Problem", "build", "read"]
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
-
-SPLITS = frozenset(split_names)  # with a number of rows they make a crowd
 
 
 def build(name: str, params: Mapping[str, object]) -> Problem:
@@ -30,11 +25,6 @@ def build(name: str, params: Mapping[str, object]) -> Problem:
     ``params`` are keys of the sweep file; a key that is a Python keyword reaches the problem with
     an underscore appended (``lambda`` as ``lambda_``). Raises InputError for bad input.
     """
-    split = params.get("split")
-    if isinstance(split, Mapping) and not SPLITS.isdisjoint(split):
-        ((order, each),) = split.items()
-        pool = build(name, {**params, "clients": 1, "split": order, "remainder": "drop"})
-        return Crowd(pool, int(cast(int, params["clients"])), each)
     target = registry.lookup("problem", name, "problem.name").target
     return target(**{k + "_" if keyword.iskeyword(k) else k: v for k, v in params.items()})
 

@@ -122,7 +122,6 @@ class Problem:
         False  # whether a full gradient takes so long that few rows of a curve measure it
     )
     batch: int | None = None  # samples of a gradient, unless a method says how many; None: all
-    turnout: float = 1.0  # share of all clients that a round has: below 1 those of a cohort
     clip: float | None = None  # norm to which a client's gradient is scaled down for methods
     weight_decay: float = 0.0  # w of w/2 ||x||^2, which is a part of f and is not clipped
 

@@ -15,7 +15,7 @@ import torch
 from raybench import data
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
-from raybench.core.registry import REQUIRED, Choice, Flag, Integer, List, Number, Param, Text
+from raybench.core.registry import REQUIRED, Choice, Flag, Integer, List, Number, Text
 from raybench.core.room import check_fits
 from raybench.data.dataset import Features
 from raybench.problems.base import DTYPES, Constants, Fact, Problem
@@ -145,48 +145,35 @@ class DataProblem(Problem):
     smoothness constant of the mean loss without regulariser. seed drives test part and split.
     """
 
-    __params__: ClassVar[Mapping[str, Param]] = {
-        "dataset": Text(help="a known name, or a path to a CSV, Parquet, .npz or LIBSVM file"),
-        "clients": Integer(REQUIRED, low=1, help="number of clients n"),
-        "split": Choice(
-            *data.split_names,
-            tags={**data.split_tags, "column": Text(help="the column that tells the client")},
-            help="which rows each client holds",
-        ),
-        "remainder": Choice("drop", "last", help="rows left over by equal chunks"),
-        "regularizer": Choice("nonconvex", "l2", "l1", "none", help="what is added to the loss"),
-        "lambda": Number(0.1, low=0, tags={"times_L": Number(low=0)}, help="its factor"),
-        "dtype": Choice("float64", "float32", help="floating-point type"),
-        "seed": Integer(0, low=0, help="drives the split and the test part"),
-        "rows": Integer(None, low=1, help="only the first so many rows"),
-        "intercept": Flag(help="append a feature that is always 1"),
-        "scale": Choice("none", "rows", "columns", help="unit rows, or columns within [-1, 1]"),
-        "test_size": Number(0.0, low=0, high=0.99, help="share of the rows held out"),
-        "positive": List(None, help="labels that count as +1"),
-        "label": Text(None, help="the column of labels of a table of one's own"),
-        "test_set": Text(None, help="the test part: a known name or a path, as dataset"),
-    }
     per_client: ClassVar[tuple[str, ...]] = ("rows",)
     rows: Rows
 
     def __init__(
         self,
-        dataset: str,
-        clients: int,
+        dataset: str = Text(help="a known name, or a path to a CSV, Parquet, .npz or LIBSVM file"),
+        clients: int = Integer(REQUIRED, low=1, help="number of clients n"),
         *,
-        regularizer: str = "nonconvex",
-        lambda_: float | Mapping[str, float] = 0.1,
-        split: str | Mapping[str, Any] = "contiguous",
-        remainder: str = "drop",
-        dtype: str = "float64",
-        seed: int = 0,
-        rows: int | None = None,
-        intercept: bool = False,
-        scale: str = "none",
-        test_size: float = 0.0,
-        positive: Sequence[float | str] | None = None,
-        label: str | None = None,
-        test_set: str | None = None,
+        split: str | Mapping[str, Any] = Choice(
+            *data.split_names,
+            tags={**data.split_tags, "column": Text(help="the column that tells the client")},
+            help="which rows each client holds",
+        ),
+        remainder: str = Choice("drop", "last", help="rows left over by equal chunks"),
+        regularizer: str = Choice(
+            "nonconvex", "l2", "l1", "none", help="what is added to the loss"
+        ),
+        lambda_: float | Mapping[str, float] = Number(
+            0.1, low=0, tags={"times_L": Number(low=0)}, help="its factor"
+        ),
+        dtype: str = Choice("float64", "float32", help="floating-point type"),
+        seed: int = Integer(0, low=0, help="drives the split and the test part"),
+        rows: int | None = Integer(None, low=1, help="only the first so many rows"),
+        intercept: bool = Flag(help="append a feature that is always 1"),
+        scale: str = Choice("none", "rows", "columns", help="unit rows, or columns within [-1, 1]"),
+        test_size: float = Number(0.0, low=0, high=0.99, help="share of the rows held out"),
+        positive: Sequence[float | str] | None = List(None, help="labels that count as +1"),
+        label: str | None = Text(None, help="the column of labels of a table of one's own"),
+        test_set: str | None = Text(None, help="the test part: a known name or a path, as dataset"),
     ) -> None:
         column = str(split["column"]) if isinstance(split, Mapping) and "column" in split else None
         self.data = data.load(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -16,7 +15,7 @@ from raybench.core.capacity import need_memory
 from raybench.core.draws import Sample
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
-from raybench.core.registry import Choice, Param, problem
+from raybench.core.registry import Choice, problem
 from raybench.problems.base import Constants, Fact, share_right, share_signed
 from raybench.problems.clients import DataProblem
 from raybench.problems.minimum import MOST_BY_DENSE_SOLVER, lmax_gram, row_norms_sq
@@ -35,16 +34,19 @@ class LeastSquares(DataProblem):
     themselves. Raises InputError for bad input (see ``DataProblem``).
     """
 
-    __params__: ClassVar[Mapping[str, Param]] = {
-        **DataProblem.__params__,
-        "regularizer": Choice("none", "l2", "l1", "nonconvex", help="what is added to the loss"),
-    }
     per_client = ("rows", "H", "M", "half_square")
     H: torch.Tensor | None  # (n, p, p): A_i'A_i / N_i, where that is smaller than A_i
     M: torch.Tensor | None  # (n, p, c): A_i'b_i / N_i
 
     def __init__(
-        self, dataset: str, clients: int, *, regularizer: str = "none", **rest: Any
+        self,
+        dataset: str,
+        clients: int,
+        *,
+        regularizer: str = Choice(
+            "none", "l2", "l1", "nonconvex", help="what is added to the loss"
+        ),
+        **rest: Any,
     ) -> None:
         super().__init__(dataset, clients, regularizer=regularizer, **rest)
         self.p, self.c = self.rows.features.shape[1], self.rows.labels[:1].size

@@ -14,10 +14,10 @@ from torch.nn.functional import softplus
 
 from raybench.core.draws import Sample
 from raybench.core.parallel import run_shared
-from raybench.core.registry import Choice, Number, Param, problem
+from raybench.core.registry import Choice, Number, problem
 from raybench.problems import kernels
 from raybench.problems.base import share_signed
-from raybench.problems.clients import DataProblem, Rows, ScoreProblem, stored_entries
+from raybench.problems.clients import Rows, ScoreProblem, stored_entries
 from raybench.problems.minimum import logistic_minimum
 
 MOST_ENTRIES_BY_KERNEL = (
@@ -132,13 +132,6 @@ class NonconvexClassification(MarginProblem):
     of Gorbunov et al. 2021 (MARINA). Raises InputError for bad input (see ``DataProblem``).
     """
 
-    __params__: ClassVar[Mapping[str, Param]] = {
-        **DataProblem.__params__,
-        "regularizer": Choice("l2", "nonconvex", "l1", "none", help="what is added to the loss"),
-        "lambda": Number(
-            {"times_L": 1e-6}, low=0, tags={"times_L": Number(low=0)}, help="its factor"
-        ),
-    }
     loss = "sigmoid_sq"
     slope = 8 / 27  # |l'| = 2 s^2 (1-s) with s = sigma(-z), largest at s = 2/3
     curvature = _steepest()
@@ -148,12 +141,15 @@ class NonconvexClassification(MarginProblem):
         dataset: str,
         clients: int,
         *,
-        regularizer: str = "l2",
-        lambda_: float | Mapping[str, float] | None = None,
+        regularizer: str = Choice(
+            "l2", "nonconvex", "l1", "none", help="what is added to the loss"
+        ),
+        lambda_: float | Mapping[str, float] = Number(
+            {"times_L": 1e-6}, low=0, tags={"times_L": Number(low=0)}, help="its factor"
+        ),
         **rest: Any,
     ) -> None:
-        factor = {"times_L": 1e-6} if lambda_ is None else lambda_
-        super().__init__(dataset, clients, regularizer=regularizer, lambda_=factor, **rest)
+        super().__init__(dataset, clients, regularizer=regularizer, lambda_=lambda_, **rest)
 
 
 # Dense rows, in plain torch: every device's path, the CPU's reference -----------------------------

@@ -24,7 +24,6 @@ from raybench.core.registry import (
     Integer,
     List,
     Number,
-    Param,
     Text,
     problem,
 )
@@ -60,63 +59,47 @@ class NetworkProblem(Problem):
     in training mode. No constants are known. Raises InputError for bad input.
     """
 
-    __params__: ClassVar[Mapping[str, Param]] = {
-        "model": Text(help="a name with sizes, torchvision:NAME, or my_module:function"),
-        "dataset": Text(None, help="digits, mnist, cifar10, shakespeare, .., or a path"),
-        "clients": Integer(REQUIRED, low=1, help="number of clients n"),
-        "batch": Integer(32, low=1, words=("full",), help="samples per client of a gradient"),
-        "split": Choice(
-            *data.split_names,
-            default="shuffled",
-            tags=data.split_tags,
-            help="which examples each client holds",
-        ),
-        "remainder": Choice("drop", "last", help="examples left over by equal chunks"),
-        "batchnorm": Choice("server", "sync", "frozen", help="by what BatchNorm normalises"),
-        "init_seed": Integer(0, low=0, help="drives the initial weights"),
-        "init_from": Text(None, help="a file of weights, as torch.save(model.state_dict()) makes"),
-        "freeze": List((), help="patterns of parameters that stay, such as layer1.*"),
-        "augment": Choice("none", "shift_flip", help="shifts by up to 4 pixels, and mirrors"),
-        "scale": Choice(
-            "auto", "unit", "channels", help="images in [0, 1], or each channel normal"
-        ),
-        "length": Integer(64, low=1, help="tokens of a sequence"),
-        "level": Choice("character", "byte", help="what is a token"),
-        "dtype": Choice("float32", "float64", help="floating-point type"),
-        "seed": Integer(0, low=0, help="drives the split and the test part"),
-        "rows": Integer(None, low=1, help="only the first so many examples"),
-        "test_rows": Integer(None, low=1, help="only the first so many examples of the test part"),
-        "test_size": Number(
-            0.0, low=0, high=0.99, help="share held out where there is no test part"
-        ),
-        "chunk": Integer(256, low=1, help="samples of one pass, where many are evaluated"),
-    }
     per_client: ClassVar[tuple[str, ...]] = ("rows",)
     costly = True
 
     def __init__(
         self,
-        model: str,
-        dataset: str | None,
-        clients: int,
+        model: str = Text(help="a name with sizes, torchvision:NAME, or my_module:function"),
         *,
-        batch: int | str = 32,
-        split: str | Mapping[str, float] = "shuffled",
-        remainder: str = "drop",
-        batchnorm: str = "server",
-        init_seed: int = 0,
-        init_from: str | None = None,
-        freeze: Sequence[str] = (),
-        augment: str = "none",
-        scale: str = "auto",
-        length: int = 64,
-        level: str = "character",
-        dtype: str = "float32",
-        seed: int = 0,
-        rows: int | None = None,
-        test_rows: int | None = None,
-        test_size: float = 0.0,
-        chunk: int = 256,
+        dataset: str | None = Text(None, help="digits, mnist, cifar10, shakespeare, .., or a path"),
+        clients: int = Integer(REQUIRED, low=1, help="number of clients n"),
+        batch: int | str = Integer(
+            32, low=1, words=("full",), help="samples per client of a gradient"
+        ),
+        split: str | Mapping[str, float] = Choice(
+            *data.split_names,
+            default="shuffled",
+            tags=data.split_tags,
+            help="which examples each client holds",
+        ),
+        remainder: str = Choice("drop", "last", help="examples left over by equal chunks"),
+        batchnorm: str = Choice("server", "sync", "frozen", help="by what BatchNorm normalises"),
+        init_seed: int = Integer(0, low=0, help="drives the initial weights"),
+        init_from: str | None = Text(
+            None, help="a file of weights, as torch.save(model.state_dict()) makes"
+        ),
+        freeze: Sequence[str] = List((), help="patterns of parameters that stay, such as layer1.*"),
+        augment: str = Choice("none", "shift_flip", help="shifts by up to 4 pixels, and mirrors"),
+        scale: str = Choice(
+            "auto", "unit", "channels", help="images in [0, 1], or each channel normal"
+        ),
+        length: int = Integer(64, low=1, help="tokens of a sequence"),
+        level: str = Choice("character", "byte", help="what is a token"),
+        dtype: str = Choice("float32", "float64", help="floating-point type"),
+        seed: int = Integer(0, low=0, help="drives the split and the test part"),
+        rows: int | None = Integer(None, low=1, help="only the first so many examples"),
+        test_rows: int | None = Integer(
+            None, low=1, help="only the first so many examples of the test part"
+        ),
+        test_size: float = Number(
+            0.0, low=0, high=0.99, help="share held out where there is no test part"
+        ),
+        chunk: int = Integer(256, low=1, help="samples of one pass, where many are evaluated"),
     ) -> None:
         self.batch = batch if isinstance(batch, int) else None
         self.chunk, self.batchnorm = chunk, batchnorm

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from scipy.linalg import solveh_banded
 from raybench.core.capacity import need_memory
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
-from raybench.core.registry import Choice, Integer, List, Number, Param, problem
+from raybench.core.registry import Choice, Integer, List, Number, problem
 from raybench.problems.base import DTYPES, Constants, Fact, Problem
 
 
@@ -130,24 +129,15 @@ def minimum(A: np.ndarray, b: np.ndarray) -> tuple[float | None, float | None]:
     return float(-0.5 * (along[kept] ** 2 / values[kept]).sum()), float(values[kept].min())
 
 
-@problem(
-    "quadratic",
-    dim=Integer(None, low=1, help="d; default the product of shape, else 100"),
-    clients=Integer(10, low=1, help="number of clients n"),
-    mu=Number(0.01, low=0, help="smallest eigenvalue of the mean matrix"),
-    heterogeneity=Number(0.5, low=0, help="h: client i is scaled by exp(h N(0, 1))"),
-    shape=List(None, help="[a, b]: the variable is an a x b matrix"),
-    dtype=Choice("float64", "float32", help="floating-point type"),
-    seed=Integer(0, low=0, help="drives the matrices"),
-)
+@problem("quadratic")
 def quadratic(
-    dim: int | None = None,
-    clients: int = 10,
-    mu: float = 0.01,
-    heterogeneity: float = 0.5,
-    shape: Sequence[int] | None = None,
-    dtype: str = "float64",
-    seed: int = 0,
+    dim: int | None = Integer(None, low=1, help="d; default the product of shape, else 100"),
+    clients: int = Integer(10, low=1, help="number of clients n"),
+    mu: float = Number(0.01, low=0, help="smallest eigenvalue of the mean matrix"),
+    heterogeneity: float = Number(0.5, low=0, help="h: client i is scaled by exp(h N(0, 1))"),
+    shape: Sequence[int] | None = List(None, help="[a, b]: the variable is an a x b matrix"),
+    dtype: str = Choice("float64", "float32", help="floating-point type"),
+    seed: int = Integer(0, low=0, help="drives the matrices"),
 ) -> Quadratic:
     """Heterogeneous random quadratics: f_i(x) = x'A_i x / 2 - b_i'x.
 
@@ -196,24 +186,16 @@ class Tridiagonal(Problem):
     2022 (3PC).
     """
 
-    __params__: ClassVar[Mapping[str, Param]] = {
-        "dim": Integer(1000, low=1, help="number of coordinates d"),
-        "clients": Integer(10, low=1, help="number of clients n"),
-        "noise": Number(0.05, low=0, help="s: spread of the clients' scales"),
-        "lambda": Number(1e-6, low=0, open_low=True, help="smallest eigenvalue of the mean"),
-        "dtype": Choice("float64", "float32", help="floating-point type"),
-        "seed": Integer(0, low=0, help="drives scales and right-hand sides"),
-    }
     per_client = ("scale", "first")
 
     def __init__(
         self,
-        dim: int = 1000,
-        clients: int = 10,
-        noise: float = 0.05,
-        lambda_: float = 1e-6,
-        dtype: str = "float64",
-        seed: int = 0,
+        dim: int = Integer(1000, low=1, help="number of coordinates d"),
+        clients: int = Integer(10, low=1, help="number of clients n"),
+        noise: float = Number(0.05, low=0, help="s: spread of the clients' scales"),
+        lambda_: float = Number(1e-6, low=0, open_low=True, help="smallest eigenvalue of the mean"),
+        dtype: str = Choice("float64", "float32", help="floating-point type"),
+        seed: int = Integer(0, low=0, help="drives scales and right-hand sides"),
     ) -> None:
         need_memory(
             8 * (4 * dim + 2 * clients),

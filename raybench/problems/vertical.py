@@ -14,17 +14,85 @@ from raybench import data
 from raybench.core.capacity import need_memory
 from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
+from raybench.core.params import declared
 from raybench.core.registry import Choice, Integer, List, Number, Param, Text, problem
 from raybench.problems.base import DTYPES, Constants, Fact, Problem, share_right, share_signed
 from raybench.problems.clients import DataProblem, Rows
 from raybench.problems.minimum import lmax_gram
 from raybench.problems.networks.parties import LinearParty, Party, encoded, parties_of
 
-_SHARED = ("dataset", "clients", "dtype", "seed", "rows", "intercept", "scale", "test_size")
+_SHARED = (
+    *("dataset", "clients", "dtype", "seed", "rows", "intercept"),
+    *("scale", "test_size", "positive"),
+)
+
+
+class VerticalProblem(Problem):
+    """A problem whose clients hold features of all N samples, and send ``width`` entries for each of them.
+
+    f is no mean over clients: ``oracle`` gives every hosted client the full gradient and loss, so that means
+    over clients are right (and L_i = L).
+    """
+
+    width: int = 1
+
+    @property
+    def sample_count(self) -> int:
+        """Return N, the number of samples."""
+        raise NotImplementedError
+
+    @property
+    def message_dim(self) -> int:
+        """Return the number of entries of all samples, N width."""
+        return self.sample_count * self.width
+
+    def batch_size(self, batch: object) -> int:
+        """Return the samples of a message: of a minibatch, an integer, or all. Raises InputError for too many."""
+        size = batch if isinstance(batch, int) else self.sample_count
+        if size > self.sample_count:
+            what = f"{size:,} of {self.sample_count:,} samples"
+            raise InputError.of("algorithm.batch", what, f"at most {self.sample_count:,}")
+        return size
+
+    def everywhere(
+        self, x: Tensor, grads: Tensor, losses: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return gradients (.., d) and losses (..) at x (B, d) or (B, n_here, d) for every client here."""
+        if x.ndim == 3:
+            return grads.view(x.shape), None if losses is None else losses.view(x.shape[:2])
+        here = len(self.clients)
+        spread = grads[:, None].expand(-1, here, -1).contiguous()
+        return spread, None if losses is None else losses[:, None].expand(-1, here).contiguous()
+
+    def constants_of(
+        self,
+        L: float,
+        L_blk: float,
+        mu: float | None,
+        f_inf: float,
+        facts: set[Fact],
+        **more: float,
+    ) -> Constants:
+        """Return the constants of an L-smooth f that every client has whole; L_blk: the largest of a block."""
+        every = {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES, Fact.BOUNDED_CLIENTS}
+        return Constants(
+            L=L,
+            L_i=(L,) * self.n,
+            L_plus=L,
+            L_pm=0.0,
+            mu=mu,
+            f_inf=f_inf,
+            L_samples=L,
+            L_sample_i=(L,) * self.n,
+            sample_variance=0.0,
+            facts=frozenset(every | facts),
+            extra={"L_blk": L_blk},
+            **more,  # type: ignore[arg-type]
+        )
 
 
 @problem("vertical_least_squares", x0="problem")
-class VerticalLeastSquares(Problem):
+class VerticalLeastSquares(VerticalProblem):
     """Vertical least squares: F(x) = ||sum_j A_j x_j - b||^2, client j holding the columns A_j.
 
     Columns fall into contiguous blocks, as equal as may be; labels are -1 and +1; starts at
@@ -37,8 +105,7 @@ class VerticalLeastSquares(Problem):
     """
 
     __params__: ClassVar[Mapping[str, Param]] = {
-        **{k: DataProblem.__params__[k] for k in _SHARED},
-        "positive": DataProblem.__params__["positive"],
+        key: declared(DataProblem, as_record=False)[key] for key in _SHARED
     }
     per_client = ("blocks", "columns", "present")
 
@@ -84,21 +151,13 @@ class VerticalLeastSquares(Problem):
         self.first = np.random.default_rng([seed, *b"start"]).random(d)
 
     @property
-    def message_dim(self) -> int:
-        """Return N, the number of rows."""
-        return len(self.b)
-
-    @property
     def sample_count(self) -> int:
         """Return N, the number of rows."""
         return len(self.b)
 
     def message_layout(self, batch: object = None) -> Layout:
         """Return the layout of a vector with an entry per row of a message."""
-        b = batch if isinstance(batch, int) else len(self.b)
-        if b > len(self.b):
-            raise InputError.of("algorithm.batch", f"{b:,} of {len(self.b):,} rows", "fewer")
-        return Layout.vector(b)
+        return Layout.vector(self.batch_size(batch))
 
     def places(self, rows: Tensor) -> Tensor:
         """Return where the entries of rows (B, b) stand in a message of all rows: there."""
@@ -135,23 +194,15 @@ class VerticalLeastSquares(Problem):
         """Return x (B, d) from the blocks (B, n, w) of all clients."""
         whole = self.whole
         assert isinstance(whole, VerticalLeastSquares)
-        kept = whole.present.to(
-            blocks.device
-        ).bool()  # blocks hold consecutive columns, so this puts them in order
-        return blocks[:, kept]
+        # Blocks hold consecutive columns, so this puts them in order.
+        return blocks[:, whole.present.to(blocks.device).bool()]
 
     def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
         """Return grad F(x) and F(x), the same for every hosted client: (B, n_here, d), (B, n_here)."""
         residual = x @ self.At - self.b  # (B[, n], N)
         grads = 2 * residual @ self.At.T
         losses = residual.square().sum(-1) if loss else None
-        if x.ndim == 3:
-            return grads, losses
-        here = len(self.clients)
-        return (
-            grads[:, None].expand(-1, here, -1).contiguous(),
-            losses[:, None].expand(-1, here).contiguous() if losses is not None else None,
-        )
+        return self.everywhere(x, grads, losses)
 
     def find_constants(self) -> Constants:
         """L = 2 ||A||^2; extra L_blk = 2 max_j ||A_j||^2; mu = twice the smallest nonzero eigenvalue."""
@@ -159,24 +210,11 @@ class VerticalLeastSquares(Problem):
         x, _, rank, singular = np.linalg.lstsq(A, b, rcond=None)
         L = 2 * float(singular[0]) ** 2
         f_star = float(((A @ x - b) ** 2).sum())
-        facts = {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES, Fact.BOUNDED_CLIENTS}
-        if rank == self.dim:
-            facts.add(Fact.STRONGLY_CONVEX)
         blocks = (A[:, c[p > 0]] for c, p in zip(self.columns.numpy(), self.present.numpy()))
-        return Constants(
-            L=L,
-            L_i=(L,) * self.n,
-            L_plus=L,
-            L_pm=0.0,
-            mu=2 * float(singular[rank - 1]) ** 2 if rank else None,
-            f_inf=f_star,
-            f_star=f_star,
-            L_samples=L,
-            L_sample_i=(L,) * self.n,
-            sample_variance=0.0,
-            facts=frozenset(facts),
-            extra={"L_blk": 2 * max(lmax_gram(block) for block in blocks)},
-        )
+        L_blk = 2 * max(lmax_gram(block) for block in blocks)
+        mu = 2 * float(singular[rank - 1]) ** 2 if rank else None
+        facts = {Fact.STRONGLY_CONVEX} if rank == self.dim else set()
+        return self.constants_of(L, L_blk, mu, f_star, facts, f_star=f_star)
 
     def start(self) -> Tensor:
         """Return a draw from U(0,1)^d, seeded by the problem's seed."""
@@ -200,7 +238,7 @@ class VerticalLeastSquares(Problem):
 
 
 @problem("vertical_network", x0="problem")
-class VerticalNetwork(Problem):
+class VerticalNetwork(VerticalProblem):
     """Multimodal network: f(x) = mean_a -log p_y(a), p = softmax(sum_j W_j phi_j(a_j)), + weight_decay/2 ||x||^2.
 
     Client j holds view j of every sample, such as its picture or its text, an encoder phi_j of it and a linear
@@ -210,46 +248,41 @@ class VerticalNetwork(Problem):
     frozen, or features are precomputed, f is convex and its constants are known. Encoders run without dropout and
     BatchNorm by the statistics it starts with, so that the contribution of a sample depends on x alone.
 
-    f is no mean over clients: ``oracle`` gives every hosted client the full gradient and loss (as
-    ``vertical_least_squares``). Raises InputError for bad input.
+    Raises InputError for bad input.
     """
-
-    __params__: ClassVar[Mapping[str, Param]] = {
-        "dataset": Text(help="wikipedia, wikipedia_tfidf, cub, or a path to views"),
-        "views": List((), help="which views, a client each, in this order; all by default"),
-        "encoders": List((), help="an encoder per client: identity, mlp, torchvision:resnet18, bert, .."),
-        "init_from": List((), help="weights per client: a file of torch.save, a folder of BERT's, or null"),
-        "freeze": List((), help="patterns of parameters that stay, such as image.encoder.*"),
-        "batch": Integer("full", low=1, words=("full",), help="samples of a round, the same for all"),
-        "scale": Choice("normal", "none", "imagenet", help="of features and colours: mean 0 and variance 1"),
-        "size": Integer(224, low=1, help="pixels a side of a folder's pictures"),
-        "weight_decay": Number(0.0, low=0, help="w of w/2 ||x||^2, a part of f"),
-        "init_seed": Integer(0, low=0, help="drives the initial weights"),
-        "dtype": Choice("float32", "float64", help="floating-point type"),
-        "seed": Integer(0, low=0, help="drives the test part"),
-        "rows": Integer(None, low=1, help="only the first so many samples"),
-        "test_size": Number(0.0, low=0, high=0.99, help="share held out where there is no test part"),
-        "chunk": Integer(256, low=1, help="samples of one pass of an encoder"),
-    }  # fmt: skip
 
     def __init__(
         self,
-        dataset: str,
+        dataset: str = Text(help="wikipedia, wikipedia_tfidf, cub, or a path to views"),
         *,
-        views: Sequence[str] = (),
-        encoders: Sequence[str] = (),
-        init_from: Sequence[str | None] = (),
-        freeze: Sequence[str] = (),
-        batch: int | str = "full",
-        scale: str = "normal",
-        size: int = 224,
-        weight_decay: float = 0.0,
-        init_seed: int = 0,
-        dtype: str = "float32",
-        seed: int = 0,
-        rows: int | None = None,
-        test_size: float = 0.0,
-        chunk: int = 256,
+        views: Sequence[str] = List(
+            (), help="which views, a client each, in this order; all by default"
+        ),
+        encoders: Sequence[str] = List(
+            (), help="an encoder per client: identity, mlp, torchvision:resnet18, bert, .."
+        ),
+        init_from: Sequence[str | None] = List(
+            (), help="weights per client: a file of torch.save, a folder of BERT's, or null"
+        ),
+        freeze: Sequence[str] = List(
+            (), help="patterns of parameters that stay, such as image.encoder.*"
+        ),
+        batch: int | str = Integer(
+            "full", low=1, words=("full",), help="samples of a round, the same for all"
+        ),
+        scale: str = Choice(
+            "normal", "none", "imagenet", help="of features and colours: mean 0 and variance 1"
+        ),
+        size: int = Integer(224, low=1, help="pixels a side of a folder's pictures"),
+        weight_decay: float = Number(0.0, low=0, help="w of w/2 ||x||^2, a part of f"),
+        init_seed: int = Integer(0, low=0, help="drives the initial weights"),
+        dtype: str = Choice("float32", "float64", help="floating-point type"),
+        seed: int = Integer(0, low=0, help="drives the test part"),
+        rows: int | None = Integer(None, low=1, help="only the first so many samples"),
+        test_size: float = Number(
+            0.0, low=0, high=0.99, help="share held out where there is no test part"
+        ),
+        chunk: int = Integer(256, low=1, help="samples of one pass of an encoder"),
     ) -> None:
         pairs = _chosen(data.views(dataset, size=size), views)
         pairs = {name: _parted(pair, rows, test_size, seed) for name, pair in pairs.items()}
@@ -260,7 +293,8 @@ class VerticalNetwork(Problem):
             view: encoded(str(name), pair, scale, init_seed, own)
             for (view, pair), name, own in zip(pairs.items(), names, weights, strict=True)
         }
-        self.classes, self.weight_decay = first.train.classes, weight_decay
+        self.classes = self.width = first.train.classes
+        self.weight_decay = weight_decay
         self.parties = parties_of(made, self.classes, freeze, DTYPES[dtype], chunk)
         tensors = [tensor for party in self.parties for tensor in party.layout]
         super().__init__(len(self.parties), Layout(tuple(tensors)), dtype=DTYPES[dtype])
@@ -291,18 +325,9 @@ class VerticalNetwork(Problem):
         """Return N, the number of samples."""
         return len(self.labels)
 
-    @property
-    def message_dim(self) -> int:
-        """Return N C: an entry per sample and class."""
-        return self.sample_count * self.classes
-
     def message_layout(self, batch: object = None) -> Layout:
         """Return the layout of contributions: a matrix of samples by classes."""
-        b = batch if isinstance(batch, int) else self.sample_count
-        if b > self.sample_count:
-            what = f"{b:,} of {self.sample_count:,} samples"
-            raise InputError.of("algorithm.batch", what, f"at most {self.sample_count:,}")
-        return Layout((("contributions", (b, self.classes)),))
+        return Layout((("contributions", (self.batch_size(batch), self.classes)),))
 
     def places(self, rows: Tensor) -> Tensor:
         """Return where the entries of rows (B, b) stand in a message of all samples, (B, b C)."""
@@ -368,16 +393,13 @@ class VerticalNetwork(Problem):
 
     def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
         """Return grad f(x) (B, n_here, d) and f(x) (B, n_here), the same for every hosted client."""
-        at, here = x.flatten(0, -2), len(self.clients)
+        at = x.flatten(0, -2)
         scores = self._scores(at)
         r = self.residual(scores.flatten(1)).view(scores.shape)
         parts = zip(self.parties, at.split(self.sizes, -1), strict=True)
         grads = torch.cat([p.pullback(own, r) for p, own in parts], -1) + self.weight_decay * at
         losses = self._losses(scores, self.labels) + self._penalty(at) if loss else None
-        if x.ndim == 3:
-            return grads.view(x.shape), None if losses is None else losses.view(x.shape[:2])
-        spread = grads[:, None].expand(-1, here, -1).contiguous()
-        return spread, None if losses is None else losses[:, None].expand(-1, here).contiguous()
+        return self.everywhere(x, grads, losses)
 
     def losses(self, x: Tensor) -> Tensor:
         """Return f(x) (B, n_here) of x (B, d), the same for every hosted client, without gradients."""
@@ -402,28 +424,14 @@ class VerticalNetwork(Problem):
         Phi = [Phi_1, .., Phi_n] the features; extra L_blk = max_j ||Phi_j||^2/(2N) + weight_decay. Else only
         that f >= 0.
         """
-        facts, w = {Fact.BOUNDED_CLIENTS}, self.weight_decay
+        w, N = self.weight_decay, self.sample_count
         if not self.linear:
-            return Constants(f_inf=0.0, facts=frozenset(facts))
+            return Constants(f_inf=0.0, facts=frozenset({Fact.BOUNDED_CLIENTS}))
         features = [p.phi.double().numpy() for p in self.parties if isinstance(p, LinearParty)]
-        N = self.sample_count
         L = lmax_gram(np.concatenate(features, 1)) / (2 * N) + w
-        facts |= {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES} | (
-            {Fact.STRONGLY_CONVEX} if w else set()
-        )
-        return Constants(
-            L=L,
-            L_i=(L,) * self.n,
-            L_plus=L,
-            L_pm=0.0,
-            mu=w or None,
-            f_inf=0.0,
-            L_samples=L,
-            L_sample_i=(L,) * self.n,
-            sample_variance=0.0,
-            facts=frozenset(facts),
-            extra={"L_blk": max(map(lmax_gram, features)) / (2 * N) + w},
-        )
+        L_blk = max(map(lmax_gram, features)) / (2 * N) + w
+        facts = {Fact.STRONGLY_CONVEX} if w else set()
+        return self.constants_of(L, L_blk, w or None, 0.0, facts)
 
 
 def _chosen(pairs: dict[str, data.Pair], views: Sequence[str]) -> dict[str, data.Pair]:

@@ -143,10 +143,6 @@ class Cell:
         Scalar(Number(1.0, low=0, high=1, open_low=True)),
         "probability that a client joins a round",
     )
-    cohort: int | None = key(
-        Scalar(Integer(None, low=1)),
-        "how many clients, drawn anew in every round, take part, where the split says how many rows each has",
-    )
     f_star: float | None = key(
         Scalar(Number(None)), "minimum of f, where it is known and the problem does not know it"
     )

@@ -16,7 +16,7 @@ from raybench.core import registry, yaml
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.facts import USUAL_SHARE, AlgorithmFacts, ProblemFacts, Role
 from raybench.core.registry import Param
-from raybench.spec import document, sections
+from raybench.spec import cells, document, sections
 from raybench.spec.cells import Cell, Sweep
 from raybench.spec.keys import STEP, AxisKey, Plugin, Scalar, Sections, Table
 from raybench.spec.parts import Section, canonical
@@ -47,7 +47,7 @@ def load(
     if found:
         raise InputError(list(dict.fromkeys(found)))
     made, notes, excluded = expand(grids)
-    return Sweep(
+    return cells.Sweep(
         cells=made,
         notes=notes,
         excluded=excluded,
@@ -558,7 +558,7 @@ def _expanded(grid: Grid) -> Iterator[Cell]:
                 own, same = [*content, *step.content], digest([*group, *step.group])
                 for seed in seeds:
                     at = digest([*own, *seed.content])
-                    yield Cell(id=at, group=same, step=step.value, seed=seed.value, **values)
+                    yield cells.Cell(id=at, group=same, step=step.value, seed=seed.value, **values)
 
 
 def digest(members: Sequence[str]) -> str:

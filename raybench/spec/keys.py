@@ -40,9 +40,7 @@ class Kind:
     """What keys of every kind tell about how they are written."""
 
     named: ClassVar[bool] = False  # whether a bare name stands for a section
-    merges: ClassVar[bool] = (
-        True  # whether mappings that are laid over one another are merged key by key
-    )
+    merges: ClassVar[bool] = True  # whether mappings laid over one another are merged key by key
     either: tuple[str, ...] = ()  # keys that exclude each other: giving one removes the others
 
     def long_form(self, value: object) -> object:
@@ -134,15 +132,13 @@ class Scalar(AxisKind):
         return axis_schema(self.param)
 
 
-START_PARAM: Param = Text(None, tags={"normal": Number(low=0, open_low=True)})
-PROX_PARAM: Param = Choice("none")
-
-
 @dataclass(frozen=True)
 class Start(Scalar):
     """A starting point: ``zeros``, ``problem``, ``{normal: scale}``, or the path of an .npy file."""
 
-    param: Param = START_PARAM
+    param: Param = field(
+        default_factory=lambda: Text(None, tags={"normal": Number(low=0, open_low=True)})
+    )
 
     def read(self, value: object, where: str, found: Found) -> list[Option]:
         out = super().read(value, where, found)
@@ -159,9 +155,9 @@ class Start(Scalar):
         return out
 
     def located(self, value: object, find: Locate) -> object:
-        many = value if isinstance(value, list) else [value]
-        found = [find(x) if isinstance(x, str) and x.endswith(".npy") else x for x in many]
-        return found if isinstance(value, list) else found[0]
+        if isinstance(value, list):
+            return [self.located(item, find) for item in value]
+        return find(value) if isinstance(value, str) and value.endswith(".npy") else value
 
     def identity(self, value: Any) -> Any:
         if isinstance(value, str) and value.endswith(".npy"):
@@ -176,7 +172,7 @@ class Start(Scalar):
 class Prox(Scalar):
     """The nonsmooth term that is added to a problem: none so far."""
 
-    param: Param = PROX_PARAM
+    param: Param = field(default_factory=lambda: Choice("none"))
 
     def absent(self) -> object:
         return None
@@ -363,15 +359,13 @@ class Plugin(Sections):
         if not isinstance(value, Mapping) or self.kind != "problem":
             return value
 
-        def found(given: object) -> object:
+        def absolute(given: object) -> object:
             if isinstance(given, list):
-                return [found(item) for item in given]
-            if not isinstance(given, str):
-                return given
-            file, rest = parted(given)
-            return f"{find(file, folders=True)}{rest}"
+                return [absolute(item) for item in given]
+            file, rest = parted(given) if isinstance(given, str) else ("", "")
+            return f"{find(file, folders=True)}{rest}" if isinstance(given, str) else given
 
-        return {k: found(v) if k in FILES else v for k, v in value.items()}
+        return {k: absolute(v) if k in FILES else v for k, v in value.items()}
 
     def check_name(self, name: str, where: str) -> None:
         registry.lookup(self.kind, name, where)
@@ -462,11 +456,9 @@ class Steps(AxisKind):
         except InputError as error:
             found.extend(error.complaints)
             return []
-        if kind == "value":  # a plain number needs no rule of the theory
-            return [Step(kind, one[kind], **{n: one[n] for n in _SHAPE}) for one in every]
-        return [
-            Step(kind, one[kind], **{n: one[n] for n in ("rule", "of", *_SHAPE)}) for one in every
-        ]
+        # A plain number needs no rule of the theory.
+        names = _SHAPE if kind == "value" else ("rule", "of", *_SHAPE)
+        return [Step(kind, step[kind], **{n: step[n] for n in names}) for step in every]
 
     def plain(self, value: Step) -> Any:
         return value.config()
@@ -541,11 +533,6 @@ RANGE: Schema = {"type": "string", "pattern": r"^(-?\d+\.\.-?\d+|\d+\^-?\d+(\.\.
 SHARE: Schema = {"type": "string", "pattern": r"^\d+(\.\d+)?%$"}
 
 
-def any_of(ways: list[Schema]) -> Schema:
-    """Return the schema of what fits one of several; of a single one itself."""
-    return ways[0] if len(ways) == 1 else {"anyOf": ways}
-
-
 def or_list(one: Schema) -> Schema:
     """Return the schema of a value, or of a list of at least one: an axis."""
     return {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]}
@@ -606,7 +593,7 @@ def value_schema(param: Param) -> Schema:
         ways.append(closed({tag: axis_schema(inner)}, required=[tag]))
     if param.default is None and param.kind != "choice":
         ways.append({"type": "null"})
-    return any_of(ways)
+    return ways[0] if len(ways) == 1 else {"anyOf": ways}
 
 
 def closed(properties: Mapping[str, Schema], required: list[str] | None = None) -> Schema:

@@ -10,7 +10,7 @@ from typing import Any
 from raybench.core import registry
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.registry import Param
-from raybench.spec.keys import Kind, Locate, Schema, any_of, closed, single_schema
+from raybench.spec.keys import Kind, Locate, Schema, closed, single_schema
 from raybench.spec.sections import default
 from raybench.spec.values import Found, Wrong, allowed, scalar, show, tidy
 from raybench.store import accounting
@@ -208,7 +208,7 @@ class Booking(SettingKind):
         ]
         parts: dict[str, Schema] = {
             "preset": {"enum": [*accounting.PRESETS]},
-            "value_bits": {**any_of(widths), "default": usual.value_bits},
+            "value_bits": {"anyOf": widths, "default": usual.value_bits},
             "index_bits": {"enum": [*accounting.INDEX_BITS], "default": usual.index_bits},
             "count_init": {"type": "boolean", "default": usual.count_init},
         }

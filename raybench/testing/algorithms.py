@@ -16,7 +16,7 @@ from raybench.core.errors import InputError
 from raybench.core.registry import Entry
 from raybench.execution.checks import Skip
 from raybench.execution.run import Run
-from raybench.testing import Checks, Finding, NotClaimed, findings, made, subprocess, trial
+from raybench.testing import Checks, Finding, findings, made, subprocess, trial
 from raybench.testing.compressors import assert_bytes_suffice, examples, label_of, same_bits
 from raybench.testing.leaks import Heard, Spy, difference, fence, tensors
 from raybench.testing.trial import WILD, Method, compressors_for, finished, on_ranks, started
@@ -238,19 +238,6 @@ def ranks_change_nothing(m: Method) -> None:
 
 
 @CHECKS
-def keeps_nothing_of_clients(m: Method) -> None:
-    """Where it says ``cohorts=True``: no client state after some rounds, and the model is told."""
-    if not m.entry.facts.cohorts:
-        raise NotClaimed
-    run = started(m.batch((1.0,)))
-    run.advance(ROUNDS)
-    kept = sorted(name for name, _ in run.c)
-    assert not kept, f"it says cohorts=True, and its clients keep {', '.join(kept)}"
-    sent = run.net.ledger.down[COLUMNS.index("bytes")]
-    size = run.problem.dim * run.problem.dtype.itemsize
-    assert (sent >= ROUNDS * size).all(), "it says cohorts=True, and does not send its model"
-
-
 @CHECKS
 def alone_or_in_a_batch(m: Method) -> None:
     """A cell gives the same curve (1e-9) alone and among others, of which most diverge and leave."""
