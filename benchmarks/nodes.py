@@ -122,7 +122,7 @@ def asked(folder: Path) -> None:
     from raybench.execution.plan import make_plan
     from raybench.execution.run import Options
     from raybench.runtime.queue import Queue
-    from raybench.runtime.work import Writer
+    from raybench.runtime.worker import Writer
     from raybench.store import Store
 
     plan = make_plan(spec.load((SWEEP % (64, 1)) + "seed: 0..63\nrecord: {every: 1}\n"))

@@ -28,7 +28,7 @@ import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.serialize import dumps
 
-from raybench.core.kernel_folder import is_own, kernel_folder
+from raybench.core.process import is_own, kernel_folder
 
 DIGEST = 32  # bytes
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from raybench.core.errors import InputError
-from raybench.core.room import check_fits, check_growth
+from raybench.core.limits import check_fits, check_growth
 from raybench.data.tables import Table, of_frame
 
 DATASET_KEY = "problem.dataset"

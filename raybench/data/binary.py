@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from raybench.core.errors import InputError
-from raybench.core.room import check_fits, decompressed
+from raybench.core.limits import check_fits, decompressed
 
 DATASET_KEY = "problem.dataset"
 AGAIN = "fetch the file again"

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from raybench.core.errors import InputError, nearest
-from raybench.core.room import check_fits
+from raybench.core.limits import check_fits
 from raybench.data import binary, pictures
 from raybench.data.archive import Archive, kind, opened
 from raybench.data.examples import Examples, Pair, path_of

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse
 
 from raybench.core.errors import InputError
-from raybench.core.room import check_fits, decompressed
+from raybench.core.limits import check_fits, decompressed
 from raybench.data.download import download
 from raybench.data.known import KNOWN, folder
 

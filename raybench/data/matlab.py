@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from raybench.core.errors import InputError
-from raybench.core.room import check_fits, check_growth
+from raybench.core.limits import check_fits, check_growth
 
 DATASET_KEY = "problem.dataset"
 FIX = "save numeric matrices with save(file, ..., '-v7')"

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 
 from raybench.core.errors import InputError
-from raybench.core.room import check_fits, check_growth, decompressed
+from raybench.core.limits import check_fits, check_growth, decompressed
 
 if TYPE_CHECKING:
     from PIL.Image import Image

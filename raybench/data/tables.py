@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from raybench.core.errors import InputError, nearest
-from raybench.core.room import check_fits
+from raybench.core.limits import check_fits
 
 DATASET_KEY, LABEL_KEY, CLIENT_KEY = "problem.dataset", "problem.label", "problem.split.column"
 SEPARATORS = {".csv": ",", ".tsv": "\t"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from raybench.core.errors import InputError, nearest
-from raybench.core.room import check_fits, decompressed
+from raybench.core.limits import check_fits, decompressed
 from raybench.data.examples import Examples, Pair, path_of
 from raybench.data.known import ENDINGS, folder
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from raybench.core.errors import InputError, nearest
-from raybench.core.room import check_fits, decompressed
+from raybench.core.limits import check_fits, decompressed
 from raybench.data import captions
 from raybench.data.archive import kind, opened
 from raybench.data.examples import DATASET_KEY, Examples, Pair, path_of

@@ -21,11 +21,11 @@ from raybench.compressors.composed.per_part import PerPart
 from raybench.compressors.composed.per_tensor import PerTensor
 from raybench.compressors.identity import Identity
 from raybench.core import registry
-from raybench.core.capacity import need_memory
 from raybench.core.cells import PerCell
 from raybench.core.clock import Clock
 from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
+from raybench.core.limits import need_memory
 from raybench.core.parts import PARTS
 from raybench.core.streams import Stream
 from raybench.execution.batch import Resolved

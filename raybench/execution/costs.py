@@ -18,9 +18,9 @@ import scipy.sparse
 import torch
 
 from raybench.core import registry
-from raybench.core.capacity import disk_free, memory_here, size
 from raybench.core.cells import State
 from raybench.core.errors import Complaint, InputError
+from raybench.core.limits import disk_free, memory_here, size
 from raybench.execution.batch import Batch
 from raybench.execution.checks import robust_of
 from raybench.execution.chunks import MOST_BYTES_WHOLE, allows, clients_at_once

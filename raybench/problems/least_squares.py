@@ -12,10 +12,10 @@ import scipy.sparse
 import torch
 
 from raybench import data
-from raybench.core.capacity import need_memory
 from raybench.core.draws import Sample
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
+from raybench.core.limits import need_memory
 from raybench.core.registry import Choice, Param, problem
 from raybench.problems.accuracy import share_right, share_signed
 from raybench.problems.base import Constants, Fact

@@ -13,7 +13,7 @@ import numpy as np
 import scipy.sparse
 import torch
 
-from raybench.core.capacity import need_memory
+from raybench.core.limits import need_memory
 from raybench.problems.clients import Rows
 
 # called as slopes(scores (.., c), labels (..)): the loss's gradient in the scores (.., c)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from scipy.linalg import solveh_banded
 
-from raybench.core.capacity import need_memory
+from raybench.core.limits import need_memory
 from raybench.core.registry import Choice, Integer, Number, Param, problem
 from raybench.problems.base import DTYPES, Constants, Fact, Problem
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from raybench import data
-from raybench.core.capacity import need_memory
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
+from raybench.core.limits import need_memory
 from raybench.core.registry import Param, problem
 from raybench.problems.accuracy import share_signed
 from raybench.problems.base import DTYPES, Constants, Fact, Problem

@@ -23,7 +23,7 @@ import xxhash
 from raybench.execution.batch import Batch
 from raybench.execution.run import Options
 from raybench.execution.saved import Part
-from raybench.runtime.scratch import scratch
+from raybench.runtime.leftovers import scratch
 from raybench.store import Store
 from raybench.store.files import Files
 from raybench.store.schema import raybench_version

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from raybench.core.endings import disk_trouble_told
+from raybench.core.process import disk_trouble_told
 from raybench.execution.batch import Batch
 from raybench.execution.execute import Progress
 from raybench.spec import Section

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from raybench.core.errors import InputError
-from raybench.core.room import decompressed
+from raybench.core.limits import decompressed
 
 FILES = ("dataset", "test_set", "init_from", "model")
 """Parameters of a problem that may name a file, whose content then takes its name's place in ids."""

@@ -26,8 +26,8 @@ from raybench.runtime.checkpoints import (
     run_name,
     storage_of,
 )
-from raybench.runtime.gpus import backend_of
-from raybench.runtime.scratch import scratch
+from raybench.runtime.leftovers import scratch
+from raybench.runtime.resources import backend_of
 from raybench.runtime.shipping import unpack
 from raybench.spec import Section
 from raybench.store import Store
@@ -181,8 +181,8 @@ def checkpoints_of(shared: Shared, run: str, transport: Transport) -> Checkpoint
     return kind(store, shared.options, shared.checkpoint_every, run, transport)
 
 
-class Line:
-    """A worker's line to the queue: one rank's word once a second that it is there, and how far it is.
+class Heartbeat:
+    """A worker's heartbeat to the queue: one rank's word once a second that it is there, and how far it is.
 
     The word comes from a thread, so that a rank is silent when its process or its node is, not when a round
     takes long. stop: whether the queue has answered that the worker should stop.
@@ -229,11 +229,11 @@ def serve(
     first = transport.rank == 0
     where = {"mode": shared.mode, "workers": shared.workers}
     commit, keeper = committer(shared), checkpoints_of(shared, run, transport)
-    line = Line(shared.queue, worker, transport.rank)
+    heartbeat = Heartbeat(shared.queue, worker, transport.rank)
     done: Progress | None = None
     try:
         while True:
-            batch = transport.agree(line.take(done) if first else None)
+            batch = transport.agree(heartbeat.take(done) if first else None)
             if batch is None:
                 return
             done = Progress()
@@ -253,12 +253,12 @@ def serve(
             )
             with telling_losses(shared), heard(shared.queue.trouble.remote):
                 for done in steps:
-                    line.say(done)
-                    if transport.agree(line.stop):
+                    heartbeat.say(done)
+                    if transport.agree(heartbeat.stop):
                         return
                     yield
     finally:
-        line.over.set()
+        heartbeat.over.set()
 
 
 @contextmanager
