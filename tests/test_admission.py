@@ -126,9 +126,7 @@ def test_a_full_disk_is_foreseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     need = need_of(make_plan(sweep))
     monkeypatch.setattr(limits.shutil, "disk_usage", lambda _: SimpleNamespace(free=need.disk))
     assert drive(sweep, tmp_path / "fits", inline=True).exit_code == 0
-    monkeypatch.setattr(
-        limits.shutil, "disk_usage", lambda _: SimpleNamespace(free=need.disk - 1)
-    )
+    monkeypatch.setattr(limits.shutil, "disk_usage", lambda _: SimpleNamespace(free=need.disk - 1))
     with pytest.raises(InputError, match="of disk at least, and"):
         drive(sweep, tmp_path / "out", inline=True)
     assert not (tmp_path / "out").exists()

@@ -60,7 +60,7 @@ def test_without_gradient_norms_methods_are_judged_by_the_loss():
 
 
 def test_what_a_reader_of_the_bits_is_told(tmp_path):
-    """Nothing, where every cell knows what was packed (folders of version 1: ``test_upgrades``)."""
+    """Nothing, where every cell knows what was packed."""
     fake_store.fill(Store(tmp_path), rounds=10)
     assert frames(tmp_path).notes == []
     assert frames(tmp_path, "index_bits=list_or_bitmask").notes == []

@@ -15,8 +15,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
-from cli_kit import SWEEP, cli, tree
-from fsspec.implementations.memory import MemoryFileSystem
+from cli_kit import SWEEP, cli
 
 from raybench import spec
 from raybench.core import process
@@ -229,55 +228,6 @@ def test_other_errors_of_the_system_keep_their_codes(here: Path) -> None:
     assert process.disk_trouble(PermissionError(errno.EACCES, "no", "file")) is None
     assert process.disk_trouble_told(["x", "OSError: [Errno 28] No space left on device"]) == 28
     assert process.disk_trouble_told(["OSError: [Errno 13] denied", "[Errno 28] in a text"]) is None
-
-
-# Object stores -------------------------------------------------------------------------------------
-
-
-class Unreachable(MemoryFileSystem):
-    """An object store without an answer."""
-
-    protocol = "s3"
-
-    def exists(self, path: str, **_: object) -> bool:
-        raise ConnectionError("Could not connect to the endpoint URL: http://store\nmore\nof it")
-
-
-class WithoutBuckets(MemoryFileSystem):
-    """An object store that has no bucket but ``mine``, and ``mine`` is empty."""
-
-    protocol = "s3"
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return path.removeprefix("s3://").strip("/")
-
-    def exists(self, path: str, **_: object) -> bool:
-        return path.strip("/").endswith("mine")
-
-
-@pytest.mark.parametrize(
-    ("store", "says"),
-    [
-        (
-            Unreachable,
-            "s3://lost/x does not answer: Could not connect to the endpoint URL: http://",
-        ),
-        (WithoutBuckets, "s3://lost/x: there is no bucket lost"),
-    ],
-)
-@pytest.mark.parametrize("verb", [("plan",), ("sweep", "--inline"), ("sweep",)])
-def test_an_object_store_out_of_reach(
-    here: Path, monkeypatch: pytest.MonkeyPatch, store: type, says: str, verb: tuple[str, ...]
-) -> None:
-    monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "s3", store)
-    (here / "s.yaml").write_text(SWEEP)
-    before = tree(here)
-    said = cli(verb[0], "s.yaml", "--out", "s3://lost/x", *verb[1:])
-    assert said.code == 2
-    assert f"out: {says}" in said.err
-    assert sum(not line.startswith("note:") for line in said.err.splitlines()) == 2
-    assert tree(here) == before
 
 
 def test_memory_of_this_process_is_no_place_for_workers(here: Path) -> None:

@@ -59,11 +59,11 @@ class Layout:
             middle = (2 * at + size) * count // (2 * max(1, self.dim))
             groups.setdefault(min(middle, count - 1), []).append((tensor, at))
             at += size
-        found = [groups[j] for j in sorted(groups)]
-        starts = [group[0][1] for group in found]
+        ordered = [groups[j] for j in sorted(groups)]
+        starts = [group[0][1] for group in ordered]
         return [
             (slice(first, last), Layout(tuple(tensor for tensor, _ in group)))
-            for first, last, group in zip(starts, [*starts[1:], at], found, strict=True)
+            for first, last, group in zip(starts, [*starts[1:], at], ordered, strict=True)
         ]
 
 

@@ -58,17 +58,17 @@ def _swap() -> float:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return 0.0
-    found = [line.split()[1] for line in lines if line.startswith("SwapTotal:")]
-    return 1024 * float(found[0]) if found else 0.0
+    sizes = [line.split()[1] for line in lines if line.startswith("SwapTotal:")]
+    return 1024 * float(sizes[0]) if sizes else 0.0
 
 
 def _container() -> Iterator[float]:
     """Yield the limits of this process's control groups, of the second version or the first."""
     try:
-        own = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return
-    for line in own:
+    for line in lines:
         _, kinds, path = line.split(":", 2)
         if kinds and "memory" not in kinds.split(","):
             continue

@@ -99,13 +99,13 @@ def kernel_folder() -> Path | None:
     folder = Path(given).expanduser() if given else default
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
+        state = folder.stat()
     except OSError:  # a disk that is full or read-only: every process compiles for itself
         return None
-    if is_own(found):
+    if is_own(state):
         return folder
     where = KERNELS if given else str(folder)
-    if not is_owner(found):
+    if not is_owner(state):
         what = f"{folder} belongs to another user, who could replace the compiled kernels in it"
         raise InputError.of(where, what, f"set {KERNELS} to a folder of your own")
     what = f"others can write to {folder}, and so replace the compiled kernels in it"
@@ -113,14 +113,14 @@ def kernel_folder() -> Path | None:
     raise InputError.of(where, what, fix)
 
 
-def is_owner(found: os.stat_result) -> bool:
+def is_owner(state: os.stat_result) -> bool:
     """Return whether this process's user owns a file; true where files have no owners (Windows)."""
-    return not hasattr(os, "geteuid") or found.st_uid == os.geteuid()
+    return not hasattr(os, "geteuid") or state.st_uid == os.geteuid()
 
 
-def is_own(found: os.stat_result) -> bool:
+def is_own(state: os.stat_result) -> bool:
     """Return whether a file is this process's user's, and nobody else can write to it."""
-    return is_owner(found) and not (hasattr(os, "geteuid") and found.st_mode & OTHERS_WRITE)
+    return is_owner(state) and not (hasattr(os, "geteuid") and state.st_mode & OTHERS_WRITE)
 
 
 # Endings ------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def disk_trouble(error: OSError) -> str | None:
 def disk_trouble_told(lines: Iterable[str]) -> int | None:
     """Return the errno of a disk's trouble that a traceback from another process ends with, None without."""
     for line in lines:
-        found = re.search(r"\b\w*Error: \[Errno (\d+)\]", line)
-        if found and int(found[1]) in DISK_TROUBLE:
-            return int(found[1])
+        match = re.search(r"\b\w*Error: \[Errno (\d+)\]", line)
+        if match and int(match[1]) in DISK_TROUBLE:
+            return int(match[1])
     return None

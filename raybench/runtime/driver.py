@@ -246,5 +246,5 @@ def _account(plan: Plan, store: Store, whys: Mapping[str, str], attempts: Attemp
                 times = f"{tried} time{'' if tried == 1 else 's'}"
                 how = f"its worker ended {times}" if tried else "no worker lived to begin it"
                 error = f"{how}: {whys.get(cell.id) or 'killed, or out of memory'}"
-                own = replace(batch, attempts=tried - 1)
-                store.commit(cell.id, None, rows.failed_table(cell, own, error, host))
+                attempt = replace(batch, attempts=tried - 1)
+                store.commit(cell.id, None, rows.failed_table(cell, attempt, error, host))

@@ -236,9 +236,9 @@ class Queue:
         if not any(self.waiting.values()):
             return None
         longest = max((w for w in self.waiting.values() if w), key=lambda w: self._rank(w[-1]))
-        own = self.waiting.get(self.problems.get(worker))  # type: ignore[arg-type]
-        if own and SWITCH * self.work[own[-1]] >= self.work[longest[-1]]:
-            longest = own
+        same = self.waiting.get(self.problems.get(worker))  # type: ignore[arg-type]
+        if same and SWITCH * self.work[same[-1]] >= self.work[longest[-1]]:
+            longest = same
         return longest.pop()
 
 

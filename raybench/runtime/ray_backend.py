@@ -55,18 +55,18 @@ def through_ray(
 
     Return whether it was stopped early, and how the last worker ended of cells that were given up.
     """
-    resources, own = plan.sweep.resources, address in (None, "local")
+    resources, is_local = plan.sweep.resources, address in (None, "local")
     group = group_of(resources, mode)
     with ray_session(address, resources.cpus_per_worker * group) as ray:
         from raybench.runtime import worker
 
         def here() -> dict[str, float]:
-            found: dict[str, float] = ray.cluster_resources()
-            if own:
-                found["CPU"] -= 1  # a Ray of our own has one CPU too many: see ``ray_session``
-            return found
+            counts: dict[str, float] = ray.cluster_resources()
+            if is_local:
+                counts["CPU"] -= 1  # a Ray of our own has one CPU too many: see ``ray_session``
+            return counts
 
-        if own:
+        if is_local:
             check_gpus(resources, group, here().get("GPU", 0.0))
         assert store.owner is not None
         beside = _beside(ray)
@@ -78,8 +78,9 @@ def through_ray(
             attempts,
         )
         writer = None
-        if not own and "://" not in store.folder:  # a local folder, and there may be other nodes
-            writer = ray.remote(num_cpus=0, **beside)(worker.Writer).remote(
+        # a local folder, and there may be other nodes
+        if not is_local and "://" not in store.folder:
+            writer = ray.remote(num_cpus=0, **beside)(Store).remote(
                 _absolute(store.folder), store.owner, store.apart
             )
         sections = {b.cells[0].cell.problem for b in plan.batches}
@@ -100,9 +101,9 @@ def through_ray(
             checkpoint_every=plan.sweep.checkpoint.every,
         )
         with _telling_trouble():
-            stage = "starting Ray" if own else "waiting for a place on the cluster"
+            stage = "starting Ray" if is_local else "waiting for a place on the cluster"
             with _following(ray, queue, view, store, attempts, stage):
-                _fit(shared, plan.sweep, _most(resources, mode, here, own))
+                _fit(shared, plan.sweep, _most(resources, mode, here, is_local))
             news: News = ray.get(queue.news.remote())
             ending = ray.get(queue.ending.remote())
         attempts.take(news.attempts)
@@ -120,7 +121,7 @@ def through_ray(
 
 
 def _most(
-    resources: Resources, mode: str, here: Callable[[], Mapping[str, float]], own: bool
+    resources: Resources, mode: str, here: Callable[[], Mapping[str, float]], is_local: bool
 ) -> Callable[[], int]:
     """Return what tells how many trials there may be at once, those that wait for a place included.
 
@@ -128,7 +129,7 @@ def _most(
     workers more than fits is enough, since a trial that owns a group is a process that starts at once.
     """
     group = group_of(resources, mode)
-    if own or resources.timing == "exclusive":
+    if is_local or resources.timing == "exclusive":
         slots = slots_of(resources, here(), group)
         return lambda: slots
     if mode != "train":

@@ -52,10 +52,10 @@ def ray_session(address: str | None, slots_needed: float = 0) -> Iterator[Module
     slots_needed: CPUs that one trial's workers take together. A Ray that was running already, or is
     reached by address, is left running. Raises InputError where it cannot be reached.
     """
-    own = watched() if address in (None, "local") else nullcontext()
+    watch = watched() if address in (None, "local") else nullcontext()
     with (
         environment(_wanted(address)),
-        own,
+        watch,
     ):  # processes of a Ray of our own inherit these variables
         yield from _session(address, slots_needed)
 
