@@ -11,8 +11,8 @@ import pytest
 import torch
 from toys import descend, each_round, full_gradients, path
 
+from raybench.algorithms.build import own_operators
 from raybench.core import registry
-from raybench.execution.build import own_operators
 from raybench.execution.resolve import Skip
 from raybench.testing.trial import DATA, Method, finished, started
 

@@ -47,7 +47,7 @@ ONLY = {  # layers that may use less than all that lies below them
 LIGHT = ("torch", "ray", "pandas", "pyarrow", "numba", "numpy", "scipy", "matplotlib", "plotly")
 SLACK = 1.2
 BUDGET = {  # lines of Python: what is aimed at, and, above 1.2 times that, what is there and no more
-    "raybench/core": (2700, 4005),
+    "raybench/core": (2700, 4024),
     "raybench/wire": (3200, 4016),
     "raybench/compressors": (5500, 7362),
     "raybench/algorithms raybench/theory": (6000, 0),
@@ -55,8 +55,8 @@ BUDGET = {  # lines of Python: what is aimed at, and, above 1.2 times that, what
     "raybench/data": (1800, 3007),
     "raybench/spec": (2200, 3187),
     "raybench/execution": (3300, 4278),
-    "raybench/store": (2300, 3064),
-    "raybench/runtime": (2000, 2580),
+    "raybench/store": (2300, 3068),
+    "raybench/runtime": (2000, 2527),
     "raybench/torch": (1600, 2309),
     "raybench/analysis": (3300, 4391),
     "raybench/report": (3000, 3920),
@@ -69,7 +69,7 @@ BUDGET = {  # lines of Python: what is aimed at, and, above 1.2 times that, what
     "benchmarks": (3500, 0),
 }
 LINES_MOST = 700
-ALGORITHM_LINES = 130  # with the theory of its steps
+ALGORITHM_LINES = 190  # with the theory of its steps
 FOREIGN_TO_ALGORITHMS = {
     *("bits", "nbytes", "cost", "pack", "unpack", "ledger", "transport", "charge_bits"),
     *("world_size", "get_rank", "dist", "distributed", "is_initialized", "all_reduce"),
@@ -149,8 +149,7 @@ ALGORITHMS = [
         "__init__",
         "base",
         "protocols",
-        "local_work",
-        "outer",
+        "parts",
         "robust",
         "build",
         "autoencoder",
@@ -311,7 +310,7 @@ def test_an_algorithm_is_one_short_file_that_knows_no_ranks_no_bits_no_cells() -
         if lines > ALGORITHM_LINES:
             wrong.append(f"{names(file)}: {lines} lines")
         # what differs by a line or two shares a file; a base that several files share is one too
-        if source.count("@algorithm(") > 4:
+        if source.count("@algorithm(") > 5:
             wrong.append(f"{names(file)}: too many methods for one file")
         allowed = {"raybench.algorithms", "raybench.theory", "raybench.core", "torch", "math"}
         wrong += [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from raybench.compressors import Role
@@ -61,50 +62,16 @@ class Resolved:
         """Return the requested cell's id."""
         return self.cell.id
 
-    @property
-    def theory_step(self) -> float | None:
-        """One times the theoretical step size, None without one."""
-        return self.form.theory_step
-
-    @property
-    def basis(self) -> str | None:
-        """What the theoretical step size rests on."""
-        return self.form.basis
-
-    @property
-    def k(self) -> int | None:
-        """Coordinates kept by the uplink operator."""
-        return self.form.k
-
-    @property
-    def params(self) -> Mapping[str, Any]:
-        """The algorithm's parameters with every ``auto`` filled in."""
-        return self.form.params
-
-    @property
-    def numbers(self) -> tuple[str, ...]:
-        """Names of the parameters that may differ between the cells of a batch."""
-        return self.form.numbers
-
-    @property
-    def omega(self) -> float | None:
-        """omega of the uplink operator as bound."""
-        return self.form.omega
-
-    @property
-    def alpha(self) -> float | None:
-        """alpha of the uplink operator as bound."""
-        return self.form.alpha
-
-    @property
-    def label(self) -> str:
-        """How tables and figures name the method."""
-        return self.form.label
-
-    @property
-    def roles(self) -> tuple[Role, Role]:
-        """In which roles the uplink and the downlink operator serve."""
-        return self.form.roles
+    # what stands in the form, under the names that it has there
+    theory_step = property(attrgetter("form.theory_step"))
+    basis = property(attrgetter("form.basis"))
+    k = property(attrgetter("form.k"))
+    params = property(attrgetter("form.params"))
+    numbers = property(attrgetter("form.numbers"))
+    omega = property(attrgetter("form.omega"))
+    alpha = property(attrgetter("form.alpha"))
+    label = property(attrgetter("form.label"))
+    roles = property(attrgetter("form.roles"))
 
     def shape(self) -> str:
         """Return what must be equal within a batch: all but step size, seed and numbers."""

@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 
 from raybench.algorithms.base import Algorithm
+from raybench.algorithms.build import Dims, assembled
 from raybench.compressors import Bound, Compressor, Role
-from raybench.compressors.applied import Applied
-from raybench.compressors.compose import build, named
-from raybench.compressors.composed.per_part import PerPart
-from raybench.compressors.composed.per_tensor import PerTensor
-from raybench.compressors.identity import Identity
+from raybench.compressors.dense import Identity
+from raybench.compressors.per_tensor import PerPart, PerTensor
 from raybench.core import registry
 from raybench.core.cells import PerCell
 from raybench.core.clock import Clock
@@ -69,9 +67,7 @@ def operator(section: Section | None, d: int, n: int, layout: Layout, role: Role
 
 
 @lru_cache(maxsize=1024)  # cells of a plan differ in steps and seeds most of all
-def _operator(
-    section: Section | None, dims: tuple[int, int, Layout], role: Role, state: tuple[int, int]
-) -> Bound:
+def _operator(section: Section | None, dims: Dims, role: Role, state: tuple[int, int]) -> Bound:
     return unbound(section).bind(*dims, role)
 
 
@@ -93,24 +89,7 @@ def uplink(cell: Cell, entry: registry.Entry) -> Section | None:
     return Section("per_tensor", {**base.params, "groups": cell.groups, **told})
 
 
-def own_operators(
-    entry: registry.Entry, params: Mapping[str, Any], dims: tuple[int, int, Layout]
-) -> dict[str, Bound]:
-    """Return the bound operators that a method has as parameters, by name.
-
-    ``operators`` of its decorator gives their roles. Raises InputError where one cannot play its role.
-    """
-    roles = entry.facts.operators
-    out = {}
-    for name, param in entry.params.items():
-        if param.kind == "operator":
-            role = roles.get(name, Role.ANY)
-            with named(f"algorithm.{name}"):
-                out[name] = build(params[name], name).bind(*dims, role)
-    return out
-
-
-def dims_of(problem: Problem, params: Mapping[str, Any]) -> tuple[int, int, Layout]:
+def dims_of(problem: Problem, params: Mapping[str, Any]) -> Dims:
     """Return what operators are bound to: the length of a method's messages, the clients, and the layout.
 
     params: the method's, of which a minibatch may decide the length. Raises InputError where it does not fit.
@@ -185,14 +164,23 @@ def method_of(cells: Sequence[Resolved], problem: Problem, clock: Clock) -> Algo
     first = cells[0]
     entry = registry.lookup("algorithm", first.cell.algorithm.name)
     dims = dims_of(problem, first.params)
-    a: Algorithm = entry.target()
 
     def per_cell(values: Sequence[float]) -> PerCell:
         return PerCell(torch.tensor(values, dtype=problem.dtype, device=problem.device))
 
-    for name, value in first.params.items():
-        varies = name in first.numbers
-        setattr(a, name, per_cell([float(c.params[name]) for c in cells]) if varies else value)
+    def bound(section: Section | None, role: Role) -> tuple[Compressor, Bound]:
+        declared = unbound(section)
+        return declared, declared.bind(*dims, role)
+
+    numbers = {
+        name: per_cell([float(cell.params[name]) for cell in cells]) for name in first.numbers
+    }
+    up, down = first.roles
+    compressed = first.cell.downlink is not None and not relays(first.cell.downlink)
+    server = bound(first.cell.downlink, down) if entry.facts.down or compressed else None
+    uplink_of = bound(uplink(first.cell, entry), up)
+    a = assembled(entry, first.params, numbers, uplink_of, server, dims, clock)
+    a.gamma = per_cell([cell.step_size for cell in cells])
     if type(a).batch is None and "batch" not in first.params:
         a.batch = problem.batch
     for part, kind in PARTS.items():
@@ -201,17 +189,6 @@ def method_of(cells: Sequence[Resolved], problem: Problem, clock: Clock) -> Algo
             setattr(a, part, kind(**given))
     if a.robust is not None and a.robust.idle(problem.n):
         a.robust = None
-    a.gamma = per_cell([c.step_size for c in cells])
-    for name, bound in own_operators(entry, first.params, dims).items():
-        setattr(a, name, Applied(bound, clock, build(first.params[name], name), problem.n))
-    up, down = first.roles
-    declared = unbound(uplink(first.cell, entry))
-    a.C = a.Q = Applied(declared.bind(*dims, up), clock, declared, problem.n)
-    a.D = None
-    compressed = first.cell.downlink is not None and not relays(first.cell.downlink)
-    if entry.facts.down or compressed:
-        declared = unbound(first.cell.downlink)
-        a.D = Applied(declared.bind(*dims, down), clock, declared, problem.n)
     return a
 
 

@@ -1,16 +1,17 @@
-"""Why a cell makes no sense and is not run: a code for programs, a text and a fix for people."""
+"""Why a cell makes no sense and is not run: a code for programs, a text and a fix for people; and what is checked."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TypeAlias
 
 import numpy as np
 
-from raybench.algorithms.base import Estimator
+from raybench.algorithms.base import HOOKS, Estimator
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts
@@ -108,6 +109,7 @@ def grouped(reasons: Mapping[Why, int]) -> list[Reasons]:
 
 Method = registry.Entry[AlgorithmFacts]
 NOBODY = Robust(rule="mean")
+SMOOTH = "a smooth problem.regularizer: nonconvex, l2 or none"
 
 
 def robust_of(cell: Cell) -> Robust:
@@ -121,58 +123,6 @@ def robust_of(cell: Cell) -> Robust:
 def attackers(cell: Cell, problem: Problem) -> int:
     """Return how many of a cell's clients are Byzantine."""
     return robust_of(cell).attackers(problem.n)
-
-
-def check_robust(cell: Cell, entry: Method, problem: Problem) -> None:
-    """Raise where clients cannot be judged apart: Skip for a method or a problem, InputError for what is asked."""
-    robust, n = robust_of(cell), problem.n
-    if robust is NOBODY:
-        return
-    if not entry.facts.robust:
-        raise Skip(
-            SkipCode.NOT_ROBUST,
-            f"what the server of {entry.name} steps along is no mean of an estimate of each client",
-            "a method with robust: such as gd, dcgd, ef21, diana, marina, dasha or byz_vr_marina",
-        )
-    _check_numbers(robust, n)
-    if robust.poisons(n) and not (isinstance(problem, Labelled) and problem.labelled):
-        raise Skip(
-            SkipCode.NOT_ROBUST,
-            "robust.attack: label_flip needs labels that can be turned around, and the problem has none",
-            "logistic, nonconvex_classification, softmax, a network that tells classes apart; another attack",
-        )
-    if robust.idle(n):
-        return
-    how = collective_of(cell.compressor)
-    if how != GATHER or relays(cell.downlink):
-        key = f"compressor.collective: {how}" if how != GATHER else "downlink: aggregate"
-        what = (
-            f"needs every client's message by itself, and by {key} the server has their sum alone"
-        )
-        fix = "collective: gather, and no downlink: aggregate; or leave robust out"
-        raise InputError.of("robust", what, fix)
-    if cell.cohort is not None:
-        what = "the server cannot keep an estimate of clients that are drawn anew in every round"
-        raise InputError.of("robust", what, "leave cohort or robust out")
-
-
-def _check_numbers(robust: Robust, n: int) -> None:
-    """Raise InputError for numbers of clients that n clients, or their buckets, cannot have."""
-    bad, f, seen = robust.attackers(n), robust.tolerated(n), robust.judged(n)
-    if bad >= n:
-        what = f"{bad} of {n} clients leave nobody whose f could be minimised"
-        raise InputError.of("robust.byzantine", what, f"at most {n - 1}")
-    if robust.rule == "mean":
-        return
-    judged = f"{n} clients" if robust.bucket == 1 else f"{seen} buckets of {n} clients"
-    most = seen - 3 if robust.rule == "krum" else (seen - 1) // 2
-    if f > min(most, (seen - 1) // 2):
-        what = f"{robust.rule} cannot resist {f} of {judged}"
-        most = min(most, (seen - 1) // 2)
-        fix = (
-            f"at most {most}, or tolerate: {most}" if most >= 0 else "more clients, or another rule"
-        )
-        raise InputError.of("robust.byzantine", what, fix)
 
 
 def of_honest(constants: Constants, n: int, honest: int) -> Constants:
@@ -202,114 +152,140 @@ def of_honest(constants: Constants, n: int, honest: int) -> Constants:
     )
 
 
-def check_problem(cell: Cell, entry: Method, problem: Problem) -> None:
-    """Raise Skip where the method cannot do with the problem, or with what the cell asks of it."""
-    facts, vertical = entry.facts, isinstance(problem, SplitByFeatures)
-    if facts.vertical and not vertical:
-        raise Skip(
-            SkipCode.VERTICAL_METHOD,
-            "a method for features split over clients needs such a problem",
-            "problem: {name: vertical_least_squares, ...}, or vertical_network",
-        )
-    if vertical and not facts.vertical:
-        raise Skip(
-            SkipCode.VERTICAL_PROBLEM,
-            "a method for features split over clients is needed for such a problem",
-            "algorithm: vertical_gd or vertical_marina",
-        )
-    if facts.predicts and not isinstance(problem, Predicting):
-        raise Skip(
-            SkipCode.NO_PREDICTIONS,
-            "the method needs a problem with predictions",
-            "a problem on a data set, such as logistic",
-        )
-    if problem.has_prox and not facts.proximal:
-        raise Skip(
-            SkipCode.NONSMOOTH,
-            "the problem has a nonsmooth part and the method has no proximal step",
-            "a smooth problem.regularizer: nonconvex, l2 or none",
-        )
-    if facts.minimizer and problem.minimizer() is None:
-        raise Skip(
-            SkipCode.NO_MINIMIZER,
-            "the method needs the minimiser, which is not known here",
-            "a strongly convex problem, as by problem.regularizer: l2",
-        )
-    if relays(cell.downlink) and not facts.relay:
-        raise Skip(
-            SkipCode.NO_RELAY,
-            "the sum of the method's messages, which the server would relay, is not its step",
-            "another downlink than aggregate",
-        )
-    if cell.participation != 1 and facts.participation is None:
-        raise Skip(
-            SkipCode.NO_PARTICIPATION,
-            "the method has no partial participation",
-            "leave participation out, or give it in a case of its own",
-        )
-    whole = problem.constants.f_star is not None and not attackers(cell, problem)
-    known = cell.f_star is not None or whole
-    if "suboptimality" in cell.stop and not known:
-        raise Skip(
-            SkipCode.NO_F_STAR,
-            "stop.suboptimality needs f_star, which is unknown here",
-            "give f_star, or stop at a grad_norm_sq",
-        )
+Reason: TypeAlias = tuple[SkipCode | str, str, str]
+"""Code, text and fix of what is wrong. A code that is a text is the key of a sweep file that a user is to correct."""
+Check: TypeAlias = Callable[[Cell, Method, Problem], Iterator[Reason]]
 
 
-def check_cohort(cell: Cell, entry: Method, problem: Problem) -> None:
-    """Raise where clients cannot be drawn anew in every round: Skip for a method, InputError for a problem."""
+def check(cell: Cell, entry: Method, problem: Problem, checks: Sequence[Check] = ()) -> None:
+    """Raise the first reason that ``CHECKS``, or some of them, have against a cell with its method and problem.
+
+    Skip where the pair makes no sense, InputError for wrong input.
+    """
+    for reasons in checks or CHECKS:
+        for code, text, fix in reasons(cell, entry, problem):
+            if isinstance(code, SkipCode):
+                raise Skip(code, text, fix)
+            raise InputError.of(code, text, fix)
+
+
+def about_cohort(cell: Cell, entry: Method, problem: Problem) -> Iterator[Reason]:
+    """Yield why clients cannot be drawn anew in every round."""
     if isinstance(problem, Crowd) and cell.cohort is None:
         what = f"is missing: there are {problem.everyone:,} clients, and a split with a number is for a few of them"
-        raise InputError.of("cohort", what, "such as cohort: 100, or a split without a number")
+        yield "cohort", what, "such as cohort: 100, or a split without a number"
     if cell.cohort is None:
         return
     if not isinstance(problem, Crowd):
         what = "clients are drawn from many only where the split says how many rows each has"
-        raise InputError.of("cohort", what, "problem.split: {shuffled: 20}, or no cohort")
+        yield "cohort", what, "problem.split: {shuffled: 20}, or no cohort"
     gathered = cell.downlink is None and collective_of(cell.compressor) == GATHER
     inner = "sgd" if cell.local is None else cell.local["optimizer"]
-    if gathered and inner == "sgd" and entry.facts.cohorts:
-        return
     who = entry.name if inner == "sgd" else f"local.optimizer: {inner}"
     why = f"{who} relies on what a client keeps, and one of a cohort may never come again"
     if not gathered:
         why = "clients of a cohort must be sent the model as it is: they have missed its changes"
-    raise Skip(
-        SkipCode.NO_COHORT,
-        why,
-        "a method without memory, such as gd, dcgd or local_sgd; no downlink, collective: gather",
-    )
+    if not gathered or inner != "sgd" or not entry.facts.cohorts:
+        fix = "a method without memory, such as gd, dcgd or local_sgd; no downlink, collective: gather"
+        yield SkipCode.NO_COHORT, why, fix
 
 
-def check_parts(cell: Cell, entry: Method, problem: Problem) -> None:
-    """Raise Skip where a method's round has no place for the local work or the outer optimizer asked for."""
-    for part, hook in (("local", "source"), ("outer", "along"), ("delay", "along")):
+def about_problem(cell: Cell, entry: Method, problem: Problem) -> Iterator[Reason]:
+    """Yield why the method cannot do with the problem, or with what the cell asks of it."""
+    facts, vertical = entry.facts, isinstance(problem, SplitByFeatures)
+    if facts.vertical and not vertical:
+        what = "a method for features split over clients needs such a problem"
+        fix = "problem: {name: vertical_least_squares, ...}, or vertical_network"
+        yield SkipCode.VERTICAL_METHOD, what, fix
+    if vertical and not facts.vertical:
+        what = "a method for features split over clients is needed for such a problem"
+        yield SkipCode.VERTICAL_PROBLEM, what, "algorithm: vertical_gd or vertical_marina"
+    if facts.predicts and not isinstance(problem, Predicting):
+        what = "the method needs a problem with predictions"
+        yield SkipCode.NO_PREDICTIONS, what, "a problem on a data set, such as logistic"
+    if problem.has_prox and not facts.proximal:
+        what = "the problem has a nonsmooth part and the method has no proximal step"
+        yield SkipCode.NONSMOOTH, what, SMOOTH
+    if facts.minimizer and problem.minimizer() is None:
+        what = "the method needs the minimiser, which is not known here"
+        fix = "a strongly convex problem, as by problem.regularizer: l2"
+        yield SkipCode.NO_MINIMIZER, what, fix
+    if relays(cell.downlink) and not facts.relay:
+        what = "the sum of the method's messages, which the server would relay, is not its step"
+        yield SkipCode.NO_RELAY, what, "another downlink than aggregate"
+    if cell.participation != 1 and facts.participation is None:
+        fix = "leave participation out, or give it in a case of its own"
+        yield SkipCode.NO_PARTICIPATION, "the method has no partial participation", fix
+    known = problem.constants.f_star is not None and not attackers(cell, problem)
+    if "suboptimality" in cell.stop and cell.f_star is None and not known:
+        what = "stop.suboptimality needs f_star, which is unknown here"
+        yield SkipCode.NO_F_STAR, what, "give f_star, or stop at a grad_norm_sq"
+
+
+def about_parts(cell: Cell, entry: Method, problem: Problem) -> Iterator[Reason]:
+    """Yield why a method's round has no place for the local work, outer optimizer or delay asked for."""
+    target = entry.target
+    for part, hook in HOOKS.items():
         if getattr(cell, part) is None:
             continue
-        target = entry.target
         own_round = getattr(target, "round", None) is not Estimator.round
-        own_part = part in entry.target.presets if issubclass(target, Estimator) else True
-        if own_round or own_part or getattr(target, hook) is not getattr(Estimator, hook):
-            raise Skip(
-                SkipCode.OWN_PARTS,
-                f"{entry.name} has a round of its own, without a place for {part}",
-                "an estimator, such as gd, ef14, ef21 or diana",
-            )
+        if (
+            own_round
+            or part in target.presets
+            or getattr(target, hook) is not getattr(Estimator, hook)
+        ):
+            what = f"{entry.name} has a round of its own, without a place for {part}"
+            yield SkipCode.OWN_PARTS, what, "an estimator, such as gd, ef14, ef21 or diana"
         if problem.has_prox:
-            raise Skip(
-                SkipCode.OWN_PARTS,
-                f"{part} and a nonsmooth part of the problem do not go together",
-                "a smooth problem.regularizer: nonconvex, l2 or none",
-            )
+            what = f"{part} and a nonsmooth part of the problem do not go together"
+            yield SkipCode.OWN_PARTS, what, SMOOTH
     local = cell.local
     if local is not None and local["optimizer"] != "sgd" and local["step_size"] is None:
         what = f"{local['optimizer']} has steps of its own, and step_size is the outer one"
-        raise InputError.of("local.step_size", f"is missing: {what}", "such as 0.001")
+        yield "local.step_size", f"is missing: {what}", "such as 0.001"
 
 
-def check_collective(cell: Cell, entry: Method) -> None:
-    """Raise where messages cannot be averaged on the way: Skip for a method, InputError for an operator."""
+def about_robust(cell: Cell, entry: Method, problem: Problem) -> Iterator[Reason]:
+    """Yield why clients cannot be judged apart."""
+    robust, n = robust_of(cell), problem.n
+    if robust is NOBODY:
+        return
+    if not entry.facts.robust:
+        what = (
+            f"what the server of {entry.name} steps along is no mean of an estimate of each client"
+        )
+        fix = "a method with robust: such as gd, dcgd, ef21, diana, marina, dasha or byz_vr_marina"
+        yield SkipCode.NOT_ROBUST, what, fix
+    bad, f, seen = robust.attackers(n), robust.tolerated(n), robust.judged(n)
+    if bad >= n:
+        what = f"{bad} of {n} clients leave nobody whose f could be minimised"
+        yield "robust.byzantine", what, f"at most {n - 1}"
+    most = min(seen - 3 if robust.rule == "krum" else seen, (seen - 1) // 2)
+    if robust.rule != "mean" and f > most:
+        judged = f"{n} clients" if robust.bucket == 1 else f"{seen} buckets of {n} clients"
+        fix = f"at most {most}, or tolerate: {most}"
+        what = f"{robust.rule} cannot resist {f} of {judged}"
+        yield "robust.byzantine", what, fix if most >= 0 else "more clients, or another rule"
+    if robust.poisons(n) and not (isinstance(problem, Labelled) and problem.labelled):
+        what = "robust.attack: label_flip needs labels that can be turned around, and the problem has none"
+        fix = "logistic, nonconvex_classification, softmax, a network that tells classes apart; another attack"
+        yield SkipCode.NOT_ROBUST, what, fix
+    if robust.idle(n):
+        return
+    how = collective_of(cell.compressor)
+    if how != GATHER or relays(cell.downlink):
+        key = f"compressor.collective: {how}" if how != GATHER else "downlink: aggregate"
+        what = (
+            f"needs every client's message by itself, and by {key} the server has their sum alone"
+        )
+        yield "robust", what, "collective: gather, and no downlink: aggregate; or leave robust out"
+    if cell.cohort is not None:
+        what = "the server cannot keep an estimate of clients that are drawn anew in every round"
+        yield "robust", what, "leave cohort or robust out"
+
+
+def about_collective(cell: Cell, entry: Method, problem: Problem) -> Iterator[Reason]:
+    """Yield why messages cannot be averaged on the way."""
     section, how = uplink(cell, entry), collective_of(cell.compressor)
     if section is None or how == GATHER:
         return
@@ -317,30 +293,33 @@ def check_collective(cell: Cell, entry: Method) -> None:
     server = facts.down is not None or (cell.downlink is not None and not relays(cell.downlink))
     if facts.decentralised or facts.vertical or not facts.averaged or server:
         why = "its server sends compressed messages" if server else "it takes more than their mean"
-        raise Skip(
-            SkipCode.NO_COLLECTIVE,
-            f"messages of {entry.name} cannot be averaged on the way: {why}",
-            "compressor.collective: gather, and no downlink where messages are averaged on the way",
+        what = f"messages of {entry.name} cannot be averaged on the way: {why}"
+        fix = (
+            "compressor.collective: gather, and no downlink where messages are averaged on the way"
         )
+        yield SkipCode.NO_COLLECTIVE, what, fix
     at, whole = "compressor.collective", section.name == "per_tensor"
     if how == REDUCE and not unbound(section).additive:
-        what = f"{section.name}'s messages do not add up to one"
         fix = "gather or all_to_all; those of identity, bf16, fp16 and rand_k with mask: common do"
-        raise InputError.of(at, what, "gather" if whole else fix)
+        yield at, f"{section.name}'s messages do not add up to one", "gather" if whole else fix
     if how == ALL_TO_ALL and whole:
         what = "the parts that clients add up are cut across tensors"
-        raise InputError.of(at, what, "granularity: global, or collective: gather")
+        yield at, what, "granularity: global, or collective: gather"
 
 
-def check_start(cell: Cell, problem: Problem) -> None:
-    """Raise InputError where x0 is a file that cannot be read, or not of the problem's size."""
+def about_start(cell: Cell, entry: Method, problem: Problem) -> Iterator[Reason]:
+    """Yield why x0 cannot be read from its file, or is not of the problem's size."""
     if not isinstance(cell.x0, str) or cell.x0 in ("zeros", "problem"):
         return
     try:
         size = np.load(cell.x0, mmap_mode="r", allow_pickle=False).size
-    except (OSError, ValueError) as error:
-        what = f"cannot read {cell.x0}"
-        raise InputError.of("x0", what, "save numbers with numpy.save") from error
+    except (OSError, ValueError):
+        yield "x0", f"cannot read {cell.x0}", "save numbers with numpy.save"
+        return
     if size != problem.dim:
         what = f"{cell.x0} holds {size} numbers and x has {problem.dim}"
-        raise InputError.of("x0", what, f"save {problem.dim} numbers with numpy.save")
+        yield "x0", what, f"save {problem.dim} numbers with numpy.save"
+
+
+CHECKS = (about_cohort, about_problem, about_parts, about_robust, about_collective, about_start)
+"""What is asked of every cell, in this order."""

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
 from raybench import problems, theory
+from raybench.algorithms.base import HOOKS
+from raybench.algorithms.build import Dims, own_operators
 from raybench.algorithms.robust import kappa
 from raybench.compressors import Bound, Role, count_of
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts
-from raybench.core.layout import Layout
-from raybench.core.parts import PARTS, Local, Train
+from raybench.core.parts import PARTS, Train
 from raybench.execution import checks
 from raybench.execution.batch import Form, Resolved, texts_of
 from raybench.execution.build import (
@@ -23,7 +24,6 @@ from raybench.execution.build import (
     dims_of,
     graph_of,
     operator,
-    own_operators,
     relays,
     unbound,
     uplink,
@@ -89,13 +89,9 @@ def describe(section: Section, entry: registry.Entry[Any]) -> str:
 
 def _more_than_a_step(cell: Cell) -> str:
     """Return the part by which a round is more than one gradient and a step at once, or nothing."""
-    if cell.local is not None and not Local(**cell.local).plain:
-        return "local work (local)"
-    if cell.outer is not None and cell.outer["optimizer"] != "sgd":
-        return f"an outer optimizer (outer: {cell.outer['optimizer']})"
-    if cell.delay is not None and cell.delay["rounds"]:
-        return f"a delay (delay: {cell.delay['rounds']})"
-    return ""
+    given = ((name, getattr(cell, name)) for name in HOOKS)
+    parts = (PARTS[name](**settings) for name, settings in given if settings is not None)
+    return next((text for part in parts if (text := getattr(part, "beyond_a_step", ""))), "")
 
 
 def label_of(cell: Cell) -> str:
@@ -133,6 +129,18 @@ def _given(cell: Cell, entry: Method, problem: Problem) -> dict[str, object]:
     if cell.participation != 1 and entry.facts.participation is not None:
         params[entry.facts.participation] = cell.participation
     return params
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A cell's method with what its operators are bound to and serve as, and what its steps depend on."""
+
+    entry: Method
+    dims: Dims
+    k: int | None
+    role_up: Role
+    role_down: Role
+    setting: theory.Setting
 
 
 # what the cells of one form have in common: every key but seed and step
@@ -175,48 +183,35 @@ class Resolver:
             return why
 
     def _found(self, cell: Cell) -> Form:
-        entry = registry.lookup("algorithm", cell.algorithm.name)
-        problem = problem_of_cell(cell)
-        checks.check_cohort(cell, entry, problem)
-        checks.check_problem(cell, entry, problem)
-        checks.check_parts(cell, entry, problem)
-        checks.check_robust(cell, entry, problem)
-        checks.check_collective(cell, entry)
-        checks.check_start(cell, problem)
-        given = _given(cell, entry, problem)
-        dims = dims_of(problem, given)
-        d = dims[0]
-        k = self._count(cell.compressor, d, "compressor")
-        self._count(cell.downlink, d, "downlink")
-        up, role_up = self._bound(uplink(cell, entry), entry, "up", dims)
-        down, role_down = self._bound(cell.downlink, entry, "down", dims)
-        setting, params = self._setting(cell, entry, problem, given, up, down)
+        case = self._case(cell, checks.CHECKS)
+        entry, params, setting = case.entry, case.setting.numbers, case.setting
+        d, n, _ = case.dims
         entry.target.check(params, unbound(uplink(cell, entry)), d)
         if entry.facts.decentralised:
-            graph_of(cell.graph, problem.n)
-        covering, lack = self._covering(cell, entry, role_down, problem.n)
+            graph_of(cell.graph, n)
+        steps, lack = self._steps(cell, entry, case.role_down, n)
+        step, basis = None, None
         try:
-            if covering is None:
+            if steps is None:
                 raise theory.NoTheory(lack)
-            one, basis = _unit(covering, setting, cell)
+            step, basis = _unit(steps, setting, cell)
         except theory.NoTheory as why:
             if cell.step.kind == "theory":
-                fix = _other_steps(covering, setting)
+                fix = _other_steps(steps, setting)
                 text = f"no theoretical step size ({why})"
                 raise Skip(SkipCode.NO_STEP, text, f"give {fix}") from why
-            one, basis = None, None
         numbers = tuple(name for name, p in entry.params.items() if p.per_cell)
-        shape, run = texts_of(cell, k, params, numbers)
+        shape, run = texts_of(cell, case.k, params, numbers)
         return Form(
-            theory_step=one,
+            theory_step=step,
             basis=basis,
-            k=k,
+            k=case.k,
             params=params,
             numbers=numbers,
-            omega=up.omega,
-            alpha=up.alpha,
+            omega=setting.omega,
+            alpha=setting.alpha,
             label=label_of(cell),
-            roles=(role_up, role_down),
+            roles=(case.role_up, case.role_down),
             shape=shape,
             alone=cell.train is not None and cell.train["save"] != "none",
             run=run,
@@ -227,17 +222,25 @@ class Resolver:
 
         Raises as ``resolve`` does, but not for a step that theory does not give.
         """
+        case = self._case(cell, [checks.about_problem])
+        steps, _ = self._steps(cell, case.entry, case.role_down, case.dims[1])
+        return steps, case.setting
+
+    def _case(self, cell: Cell, asked: Sequence[checks.Check]) -> _Case:
+        """Return the method, operators and numbers of a cell. Raises what the checks say, and what does not fit."""
         entry = registry.lookup("algorithm", cell.algorithm.name)
         problem = problem_of_cell(cell)
-        checks.check_problem(cell, entry, problem)
-        given = _given(cell, entry, problem)
-        dims = dims_of(problem, given)
-        up, _ = self._bound(uplink(cell, entry), entry, "up", dims)
+        checks.check(cell, entry, problem, asked)
+        params = _given(cell, entry, problem)
+        dims = dims_of(problem, params)
+        k = _count(cell.compressor, dims[0], "compressor")
+        _count(cell.downlink, dims[0], "downlink")
+        up, role_up = self._bound(uplink(cell, entry), entry, "up", dims)
         down, role_down = self._bound(cell.downlink, entry, "down", dims)
-        setting, _ = self._setting(cell, entry, problem, given, up, down)
-        return self._covering(cell, entry, role_down, problem.n)[0], setting
+        setting = _setting(cell, entry, problem, params, up, down)
+        return _Case(entry, dims, k, role_up, role_down, setting)
 
-    def _covering(
+    def _steps(
         self, cell: Cell, entry: Method, role_down: Role, n: int
     ) -> tuple[theory.StepSizes | None, str]:
         """Return the step sizes that a cell may take, and why there are none where there are none."""
@@ -250,10 +253,8 @@ class Resolver:
             return None, f"no theorem covers the second compression of collective: {ALL_TO_ALL}"
         part = _more_than_a_step(cell)
         if part:
-            return (
-                None,
-                f"theorems are about a step along an estimate of the gradient, and here is {part}",
-            )
+            what = "theorems are about a step along an estimate of the gradient, and here is"
+            return None, f"{what} {part}"
         own = getattr(entry.target, "robust", None) is not None
         if not own and not checks.robust_of(cell).idle(n):
             return (
@@ -264,17 +265,12 @@ class Resolver:
             return None, "no theorem covers the method with this downlink"
         return theory.of(entry.facts.theory), ""
 
-    def _count(self, section: Section | None, d: int, where: str) -> int | None:
-        if section is None or "k" not in section.params:
-            return None
-        return count_of(section.params["k"], d, f"{where}.k")
-
     def _bound(
         self,
         section: Section | None,
         entry: Method,
         way: str,
-        dims: tuple[int, int, Layout],
+        dims: Dims,
     ) -> tuple[Bound, Role]:
         role = entry.facts.role(way) or Role.ANY
         if way == "down" and entry.facts.down is None and not relays(section):
@@ -295,68 +291,69 @@ class Resolver:
         role = Role.ANY if unfit else role
         return operator(section, *dims, role), role
 
-    def _setting(
-        self,
-        cell: Cell,
-        entry: Method,
-        problem: Problem,
-        given: Mapping[str, object],
-        up: Bound,
-        down: Bound,
-    ) -> tuple[theory.Setting, Mapping[str, object]]:
-        params, dims = dict(given), dims_of(problem, given)
-        auto = {n: rule for n, rule in entry.facts.auto.items() if params.get(n) == "auto"}
+
+def _count(section: Section | None, d: int, where: str) -> int | None:
+    """Return how many coordinates an operator keeps, None where it has no ``k``."""
+    if section is None or "k" not in section.params:
+        return None
+    return count_of(section.params["k"], d, f"{where}.k")
+
+
+def _setting(
+    cell: Cell,
+    entry: Method,
+    problem: Problem,
+    params: dict[str, object],
+    up: Bound,
+    down: Bound,
+) -> theory.Setting:
+    """Return what step sizes depend on; its ``numbers`` are ``params`` with every ``auto`` filled in."""
+    dims = dims_of(problem, params)
+    auto = {n: rule for n, rule in entry.facts.auto.items() if params.get(n) == "auto"}
+    try:
+        own = own_operators(entry, params, dims)
+    except InputError as why:
+        what = "; ".join(f"{c.where}: {c.what}" for c in why.complaints)
+        needs = [
+            f"{_an(role)} algorithm.{name}, such as {role.usual_form}"
+            for name, role in entry.facts.operators.items()
+        ]
+        raise Skip(SkipCode.OWN_OPERATOR, what, " and ".join(needs)) from None
+    robust = checks.robust_of(cell)
+    honest = problem.n - robust.attackers(problem.n)
+    # shares are asked for only where they are needed, as each compresses a vector
+    setting = theory.Setting(
+        constants=checks.of_honest(problem.constants, problem.n, honest),
+        n=honest,
+        d=dims[0],
+        m=sum(problem.samples) / len(problem.samples),
+        omega=up.omega,
+        alpha=up.alpha,
+        down_alpha=down.alpha,
+        down_omega=down.omega,
+        down_share=down.dense_share(problem.dtype) if auto and entry.facts.down else 1.0,
+        down_common=down.operator.correlated,
+        down_ab=down.operator.ab(dims[0], problem.n),
+        dense_share=up.dense_share(problem.dtype) if auto else 1.0,
+        common_mask=up.operator.correlated,
+        ab=up.operator.ab(dims[0], problem.n) if honest == problem.n else None,
+        kappa=kappa(robust, problem.n),
+        numbers=params,
+        operators=own,
+        nonsmooth=problem.has_prox,
+        rounds=cell.rounds,
+        constant_step=cell.step.schedule == "constant" and not cell.step.warmup,
+    )
+    for name, rule in auto.items():  # a rule sees the numbers that rules before it gave
         try:
-            own = own_operators(entry, params, dims)
-        except InputError as why:
-            what = "; ".join(f"{c.where}: {c.what}" for c in why.complaints)
-            needs = [
-                f"{_an(role)} algorithm.{name}, such as {role.usual_form}"
-                for name, role in entry.facts.operators.items()
-            ]
-            raise Skip(SkipCode.OWN_OPERATOR, what, " and ".join(needs)) from None
-        # asked for only where needed, as it compresses a vector
-        share = up.dense_share(problem.dtype) if auto else 1.0
-        compressed = auto and entry.facts.down is not None
-        down_share = down.dense_share(problem.dtype) if compressed else 1.0
-
-        robust = checks.robust_of(cell)
-        honest = problem.n - robust.attackers(problem.n)
-
-        def setting() -> theory.Setting:
-            return theory.Setting(
-                constants=checks.of_honest(problem.constants, problem.n, honest),
-                n=honest,
-                d=dims[0],
-                m=sum(problem.samples) / len(problem.samples),
-                omega=up.omega,
-                alpha=up.alpha,
-                down_alpha=down.alpha,
-                down_omega=down.omega,
-                down_share=down_share,
-                down_common=down.operator.correlated,
-                down_ab=down.operator.ab(dims[0], problem.n),
-                dense_share=share,
-                common_mask=up.operator.correlated,
-                ab=up.operator.ab(dims[0], problem.n) if honest == problem.n else None,
-                kappa=kappa(robust, problem.n),
-                numbers=params,
-                operators=own,
-                nonsmooth=problem.has_prox,
-                rounds=cell.rounds,
-                constant_step=cell.step.schedule == "constant" and not cell.step.warmup,
-            )
-
-        for name, rule in auto.items():
-            try:
-                params[name] = rule(setting())
-            except theory.NoTheory as why:
-                raise Skip(
-                    SkipCode.NO_VALUE,
-                    f"{name}: auto has no value here: {why}",
-                    f"give algorithm.{name} a number",
-                ) from None
-        return setting(), params
+            params[name] = rule(setting)
+        except theory.NoTheory as why:
+            raise Skip(
+                SkipCode.NO_VALUE,
+                f"{name}: auto has no value here: {why}",
+                f"give algorithm.{name} a number",
+            ) from None
+    return setting
 
 
 def _unit(steps: theory.StepSizes, setting: theory.Setting, cell: Cell) -> tuple[float, str]:

@@ -6,7 +6,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 EVERY = 2.0  # seconds between two looks at the folder, and ten times as long as a look takes
 READING = "reading results for callbacks"
-PATIENCE = 10  # looks at a shard whose files do not fit together, before it is left out
+PATIENCE = 10  # last looks for shards whose files do not fit together, before these are left out
 
 
 class Follower:
@@ -44,7 +43,6 @@ class Follower:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._seen: dict[str, Mark] = {}
-        self._tries: dict[str, int] = {}
 
     def __enter__(self) -> Follower:
         if self.callbacks:
@@ -53,12 +51,7 @@ class Follower:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self.callbacks:
             return
         self._over.set()
@@ -90,13 +83,11 @@ class Follower:
             if self._seen.get(name) == mark or not name.endswith(".parquet"):
                 continue
             pair = self._read(name)
-            self._tries[name] = self._tries.get(name, 0) + 1
-            if pair is None and self._tries[name] < PATIENCE:
+            if pair is None:
                 whole = False  # it is being replaced; the next look finds it whole
                 continue
             self._seen[name] = mark
-            if pair is not None:
-                self._pass_on(name.removesuffix(".parquet"), *pair)
+            self._pass_on(name.removesuffix(".parquet"), *pair)
         return whole
 
     def _read(self, name: str) -> tuple[pa.Table, pa.Table] | None:

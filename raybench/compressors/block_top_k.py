@@ -1,0 +1,456 @@
+"""Top-k of blocks: of every block or whole ones, of the coordinates or of their cosine transform."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from raybench.compressors import norms
+from raybench.compressors.base import Compressor, count_of, count_within
+from raybench.compressors.by_size import largest
+from raybench.core.compiled import compiled
+from raybench.core.counts import Counts
+from raybench.core.errors import InputError
+from raybench.core.layout import Layout
+from raybench.core.parallel import run_shared
+from raybench.core.registry import Choice, Count, Integer, compressor
+from raybench.core.streams import Stream
+from raybench.wire import DTYPES, ConcatMessage, Message, SparseMessage, bitpack, index_cost
+from raybench.wire.base import Header, natural
+from raybench.wire.indices import DAMAGED, code_of, decode, encode
+
+
+@compressor("block_top_k")
+class BlockTopK(Compressor):
+    """C(x) = the k largest entries of every block of B coordinates, or the k blocks of largest norm.
+
+    within: k <= B entries of each block, all of a shorter last block that has no more; contractive
+    with alpha = k/B (min(k, d)/d if d < B). An index takes ceil(log2 B) bits. blocks: of the
+    N = ceil(d/B) blocks those of largest l2 norm, alpha = k/N, tight also for a shorter last block;
+    an index per block. Ties go to the lowest index; a norm that is NaN counts as largest. B1 and B2
+    hold with (alpha, 1). Deterministic. Raises InputError where k or B do not fit.
+    """
+
+    k: int | float | str = Count(
+        help="within: entries kept of a block, or a share of it; blocks: blocks kept, or a share"
+    )
+    block: int = Integer(256, low=1, help="coordinates of a block")
+    form: str = Choice(
+        "within", "blocks", help="the largest entries of each block, or whole blocks"
+    )
+    deterministic = True
+    selection = True
+
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise InputError.of("block", f"{self.block} is below 1", "coordinates of a block")
+        if self.form not in ("within", "blocks"):
+            raise InputError.of("form", f"unknown form {self.form!r}", "allowed: within, blocks")
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        d, size = x.shape[-1], self.block
+        if self.form == "blocks":
+            blocks, _ = largest(block_energies(x, size), count_of(self.k, -(-d // size)))
+            return BlocksMessage(d, x.dtype, blocks, _take_blocks(x, blocks, size))
+        k, whole, lead = count_of(self.k, size), d // size, x.shape[:-1]
+        parts = []
+        if whole:
+            inside = x[..., : whole * size].reshape(*lead, whole, size)
+            where, values = largest(inside, k)
+            starts = torch.arange(whole, device=x.device)[:, None] * size
+            parts.append(((where + starts).flatten(-2), values.flatten(-2)))
+        if d > whole * size:
+            tail = x[..., whole * size :].contiguous()
+            where, values = largest(tail, min(k, tail.shape[-1]))
+            parts.append((where + whole * size, values))
+        indices, values = (torch.cat(both, -1) for both in zip(*parts, strict=True))
+        return BlockSparseMessage(d, x.dtype, indices, values, size, k)
+
+    def alpha(self, d: int) -> float:
+        if self.form == "blocks":
+            blocks = -(-d // self.block)
+            return count_of(self.k, blocks) / blocks
+        return min(1.0, count_of(self.k, self.block) / min(self.block, d))
+
+    def b1(self, d: int) -> tuple[float, float]:
+        return self.alpha(d), 1.0
+
+    def b2(self, d: int) -> tuple[float, float]:
+        return self.alpha(d), 1.0
+
+
+def block_energies(x: Tensor, block: int) -> Tensor:
+    """Return ||.||^2 of every block of x (*lead, d) in units of its row: (*lead, ceil(d/block)), float64.
+
+    The unit is a power of two near the row's largest, lest squares overflow or vanish. A block that is
+    not finite has an energy that is not.
+    """
+    most = norms.largest(x).double()
+    near = most.where(most > 0, 1.0).where(most.isfinite(), 1e160)
+    unit = near.frexp().exponent.clamp(-1000, 1000)
+    up = torch.ones_like(most).ldexp(-unit)
+    if x.device.type != "cpu":
+        return norms.sums_torch(x * up, norms.SQUARES, block)
+    d, count = x.shape[-1], -(-x.shape[-1] // block)
+    energies = torch.empty(*x.shape[:-1], count, dtype=torch.float64)
+    rows = x.reshape(math.prod(x.shape[:-1]), d).numpy()
+    out = energies.view(len(rows), count).numpy()
+    factors = up.view(-1).numpy()
+    run_shared(lambda a, b: _energies(rows, factors, block, a, b, out), len(rows), rows.size)
+    return energies
+
+
+@compiled(fastmath={"reassoc"})  # several at a time
+def _energies(rows, factors, block, r0, r1, out):
+    d = rows.shape[1]
+    for r in range(r0, r1):
+        for b in range(out.shape[1]):
+            total = 0.0
+            for j in range(b * block, min((b + 1) * block, d)):
+                part = rows[r, j] * factors[r]
+                total += part * part
+            out[r, b] = total
+
+
+def _take_blocks(x: Tensor, blocks: Tensor, block: int) -> Tensor:
+    """Return the blocks of x (*lead, d) as (*lead, J, block), a shorter last one filled with zeros."""
+    d, count = x.shape[-1], blocks.shape[-1]
+    flat, rows = x.view(-1, d), blocks.view(-1, count)
+    whole = d // block
+    out = x.new_zeros(len(rows), count, block)
+    r, j = (rows < whole).nonzero(as_tuple=True)
+    if whole:
+        out[r, j] = flat[:, : whole * block].unflatten(-1, (whole, block))[r, rows[r, j]]
+    if d > whole * block:
+        last = (rows[:, -1] == whole)[:, None]
+        out[:, -1, : d - whole * block] = torch.where(
+            last, flat[:, whole * block :], out[:, -1, : d - whole * block]
+        )
+    return out.view(*blocks.shape, block)
+
+
+# What is sent ----------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class BlockSparseMessage(SparseMessage):
+    """``each`` entries of every block of ``block`` coordinates (all of a last block that is shorter).
+
+    ``indices`` (*lead, k) ascend over the whole vector. Sends the values and the places within the
+    blocks, ceil(log2 block) bits each, or the code of all indices where that is shorter.
+    """
+
+    block: int = 1
+    each: int = 1
+    kind = "block_sparse"
+    static = ("block", "each")
+
+    def _cost(self) -> Counts:
+        k, (whole, rest) = self.values.shape[-1], divmod(self.d, self.block)
+        explicit = k * bitpack.width_of(self.block)
+        last = index_cost(rest, min(self.each, rest)).index_entropy if rest else 0
+        entropy = whole * index_cost(self.block, self.each).index_entropy if whole else 0
+        return Counts(
+            values=k,
+            index_explicit=explicit,
+            index_auto=min(explicit, code_of(self.d, k).bits),
+            index_list_or_bitmask=min(explicit, self.d),
+            index_bitmask=self.d,
+            index_entropy=entropy + last,
+        )
+
+    def _places(self) -> bool:
+        """Return whether the places within the blocks are sent, rather than the code of all indices."""
+        k = self.values.shape[-1]
+        return k * bitpack.width_of(self.block) <= code_of(self.d, k).bits
+
+    def _payload(self) -> Tensor:
+        if self._places():
+            where = bitpack.pack(self.indices % self.block, bitpack.width_of(self.block))
+        else:
+            where = encode(self.indices, self.d)
+        return torch.cat((bitpack.to_bytes(self.values), where), -1)
+
+    @classmethod
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> BlockSparseMessage:
+        d, k, dtype = known["d"], natural(known, "k"), DTYPES[known["dtype"]]
+        block, each = natural(known, "block", 1), natural(known, "each", 1)
+        whole, rest = divmod(d, block)
+        if each > block or k != whole * each + min(each, rest):
+            raise ValueError(f"{k} coordinates of {d}, {each} of every {block}")
+        values = bitpack.from_bytes(payload[..., : k * dtype.itemsize], dtype)
+        where = payload[..., k * dtype.itemsize :]
+        message = cls(d, dtype, values, values, block=block, each=each, scale=known["scale"])
+        if message._places():
+            starts = torch.arange(k, device=payload.device) // each * block
+            places = bitpack.unpack(where, bitpack.width_of(block), k)
+            if bool((places >= block).any()):
+                raise ValueError(DAMAGED)
+            message.indices = places + starts
+        else:
+            message.indices = decode(where, d, k)
+        if bool((message.indices >= d).any()):
+            raise ValueError(DAMAGED)
+        return message
+
+
+@dataclass(eq=False)
+class BlocksMessage(Message):
+    """Whole blocks: ``blocks`` (*lead, J) ascending, their ``values`` (*lead, J, block).
+
+    The last block of the vector may be shorter: its values end in zeros that are not sent. Sends the
+    code of the blocks' numbers, then the values.
+    """
+
+    blocks: Tensor
+    values: Tensor
+    kind = "blocks"
+    tensors = ("blocks", "values")
+
+    @property
+    def lead(self) -> torch.Size:
+        return self.blocks.shape[:-1]
+
+    @property
+    def block(self) -> int:
+        """Coordinates of a block."""
+        return self.values.shape[-1]
+
+    @property
+    def _of(self) -> int:
+        return -(-self.d // self.block)
+
+    def _parts(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """Return views of flat (R, d): its whole blocks (R, d // block, block), and what is left."""
+        whole = self.d // self.block * self.block
+        return flat[:, :whole].unflatten(-1, (-1, self.block)), flat[:, whole:]
+
+    def _scatter(self, out: Tensor, add: bool) -> None:
+        count = self.blocks.shape[-1]
+        rows, values = self.blocks.view(-1, count), self.values.view(-1, count, self.block)
+        if self.scale != 1.0:
+            values = values * self.scale
+        if self.present is not None:
+            values = values.masked_fill(~self.present.view(-1)[:, None, None], 0)
+        whole, rest = self._parts(out.view(-1, self.d))
+        r, j = (rows < whole.shape[1]).nonzero(as_tuple=True)
+        whole.index_put_((r, rows[r, j]), values[r, j], accumulate=add)
+        if rest.shape[-1]:  # only the highest block can be the shorter one
+            here = (rows[:, -1] == whole.shape[1])[:, None]
+            rest.add_(torch.where(here, values[:, -1, : rest.shape[-1]], 0))
+
+    def _write(self, out: Tensor) -> None:
+        self._scatter(out.zero_(), add=False)
+
+    def _add(self, target: Tensor) -> Tensor:
+        if not target.is_contiguous():
+            return target.add_(self.decode())
+        self._scatter(target, add=True)
+        return target
+
+    def _short(self) -> Tensor:
+        """Return how many values the last block chosen lacks, int64 of shape lead."""
+        return (self.blocks[..., -1] == self._of - 1).long() * (self._of * self.block - self.d)
+
+    def _cost(self) -> Counts:
+        count = self.blocks.shape[-1]
+        values = (count * self.block - self._short()).double()
+        return index_cost(self._of, count)._replace(values=values)
+
+    def _payload(self) -> Tensor:
+        where, values = encode(self.blocks, self._of), bitpack.to_bytes(self.values.flatten(-2))
+        size = torch.as_tensor(self._size())
+        return torch.cat((where, values), -1)[..., : int(size.max()) if size.numel() else 0]
+
+    def known(self) -> Header:
+        return {**super().known(), "block": self.block, "count": self.blocks.shape[-1]}
+
+    @classmethod
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> BlocksMessage:
+        d, dtype = known["d"], DTYPES[known["dtype"]]
+        block, count = natural(known, "block", 1), natural(known, "count", 1)
+        head, full = bitpack.bytes_of(code_of(-(-d // block), count).bits), count * block
+        blocks = decode(payload[..., :head], -(-d // block), count)
+        sent = payload[..., head:]
+        # without rows there are no bytes that could be too few
+        rows = math.prod(payload.shape[:-1])
+        if rows and not 0 <= full - sent.shape[-1] // dtype.itemsize < block:
+            raise ValueError(DAMAGED)
+        sent = torch.nn.functional.pad(sent, (0, full * dtype.itemsize - sent.shape[-1]))
+        values = bitpack.from_bytes(sent, dtype).unflatten(-1, (count, block))
+        return cls(d, dtype, blocks, values, scale=known["scale"])
+
+    @classmethod
+    def demand(cls, known: Header, width: int) -> int:
+        # blocks are held whole, also one that is longer than the vector
+        return 2 * width + 16 * natural(known, "count") * natural(known, "block")
+
+
+# The cosine transform -----------------------------------------------------------------------------
+
+
+Chunks = tuple[tuple[int, int, int, int], ...]
+"""(a, b, p, q) of every tensor: a matrix a x b, of which a chunk is p x q."""
+
+
+@compressor("dct_top_k")
+class DCTTopK(Compressor):
+    """C(x) = T' top-k(T x), T the orthonormal cosine transform of every chunk; k coefficients of each are sent.
+
+    A chunk of a matrix is p x q, p and q being the largest divisors of its sides up to ``chunk``; tensors of
+    more axes are folded to (first, rest), a vector has chunks of one row. As T keeps norms, C is contractive
+    with alpha = min over the tensors of k/(p q), at most 1. An index takes ceil(log2(p q)) bits. B1 and B2 hold
+    with (alpha, 1) as for top-k. Deterministic. Source: Peng, Quesnelle, Kingma 2024, DeMo; bloc97/DeMo.
+    """
+
+    k: int | float | str = Count(32, help="coefficients kept of a chunk, or a share of it")
+    chunk: int = Integer(64, low=1, high=4096, help="side of a chunk, at most")
+    fitted: Chunks = ()
+    deterministic = True
+
+    def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
+        fits = layout is not None and layout.dim == d
+        return replace(self, fitted=chunks_of(layout if fits else Layout.vector(d), self.chunk))  # type: ignore[arg-type]
+
+    def chunks(self, d: int) -> Chunks:
+        """Return the chunks of a vector of length d: those it was fitted to, or of a single row."""
+        fits = self.fitted and sum(a * b for a, b, _, _ in self.fitted) == d
+        return self.fitted if fits else chunks_of(Layout.vector(d), self.chunk)
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        chunks, d = self.chunks(x.shape[-1]), x.shape[-1]
+        z = transformed(x, chunks)
+        parts: list[Message] = []
+        for (_, _, p, q), piece in zip(chunks, z.split(_sizes(chunks), -1), strict=True):
+            op = BlockTopK(count_within(self.k, p * q), p * q)
+            parts.append(op.encode(piece.contiguous(), stream))
+        return DCTMessage(d, x.dtype, parts, chunks)
+
+    def alpha(self, d: int) -> float:
+        return min(count_within(self.k, p * q) / (p * q) for _, _, p, q in self.chunks(d))
+
+    def b1(self, d: int) -> tuple[float, float]:
+        return self.alpha(d), 1.0
+
+    def b2(self, d: int) -> tuple[float, float]:
+        return self.alpha(d), 1.0
+
+
+def chunks_of(layout: Layout, most: int) -> Chunks:
+    """Return the chunks of the tensors of a layout, with sides up to ``most``; empty tensors have none."""
+    sides = [(s[0], math.prod(s[1:])) if len(s) > 1 else (1, math.prod(s)) for _, s in layout]
+    return tuple((a, b, _divisor(a, most), _divisor(b, most)) for a, b in sides if a * b)
+
+
+def _divisor(size: int, most: int) -> int:
+    return next(c for c in range(min(size, most), 0, -1) if size % c == 0)
+
+
+def _sizes(chunks: Chunks) -> list[int]:
+    return [a * b for a, b, _, _ in chunks]
+
+
+@lru_cache(maxsize=256)
+def cosine(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the orthonormal cosine matrix (DCT-II): entry (i, j) is c_i cos(pi i (2 j + 1)/(2 size)).
+
+    c_0 = sqrt(1/size), the others sqrt(2/size). Its transpose is its inverse.
+    """
+    i = torch.arange(size, dtype=torch.float64)[:, None]
+    matrix = torch.cos(math.pi / (2 * size) * i * (2 * i.T + 1)) * math.sqrt(2 / size)
+    matrix[0] /= math.sqrt(2)
+    return matrix.to(device, dtype)
+
+
+def transformed(x: Tensor, chunks: Chunks) -> Tensor:
+    """Return the coefficients of x (*lead, d), (*lead, d): tensor after tensor, chunk after chunk."""
+
+    def of_tensor(piece: Tensor, a: int, b: int, p: int, q: int) -> Tensor:
+        tiles = piece.reshape(-1, a // p, p, b // q, q).transpose(2, 3).reshape(-1, p, q)
+        return _both_sides(tiles, False)
+
+    return _each(x, chunks, of_tensor)
+
+
+def restored(z: Tensor, chunks: Chunks) -> Tensor:
+    """Return x (*lead, d) of its coefficients z: the inverse of ``transformed``."""
+
+    def of_tensor(piece: Tensor, a: int, b: int, p: int, q: int) -> Tensor:
+        tiles = _both_sides(piece.reshape(-1, p, q), True)
+        return tiles.view(-1, a // p, b // q, p, q).transpose(2, 3)
+
+    return _each(z, chunks, of_tensor)
+
+
+def _each(x: Tensor, chunks: Chunks, of_tensor: Callable[..., Tensor]) -> Tensor:
+    pieces = x.split(_sizes(chunks), -1)
+    own = zip(pieces, chunks, strict=True)
+    return torch.cat([of_tensor(piece, *chunk).reshape(piece.shape) for piece, chunk in own], -1)
+
+
+def _both_sides(tiles: Tensor, back: bool) -> Tensor:
+    """Return A X B' of every chunk X (R, p, q), A and B the cosine matrices of its sides; or A' X B.
+
+    By scipy's transform on the CPU, which rounds a chunk in the same way wherever it lies in memory; a
+    product of matrices does not.
+    """
+    lower = tiles.dtype if tiles.dtype in (torch.float32, torch.float64) else torch.float32
+    if tiles.device.type == "cpu":
+        import scipy.fft  # takes a while to import, and few use it
+
+        function = scipy.fft.idctn if back else scipy.fft.dctn
+        out = torch.from_numpy(function(tiles.to(lower).numpy(), axes=(1, 2), norm="ortho"))
+    else:
+        A, B = (cosine(size, lower, tiles.device) for size in tiles.shape[1:])
+        out = A.T @ tiles.to(lower) @ B if back else A @ tiles.to(lower) @ B.T
+    return out.to(tiles.dtype)
+
+
+@dataclass(eq=False)
+class DCTMessage(ConcatMessage):
+    """Coefficients of the cosine transform: a part for every tensor, and the chunks that both sides know."""
+
+    chunks: Chunks
+    kind = "dct"
+
+    def _write(self, out: Tensor) -> None:
+        super()._write(out)
+        out.copy_(restored(out, self.chunks))
+
+    def _add(self, target: Tensor) -> Tensor:
+        return target.add_(self.decode())
+
+    def _sum(self) -> Tensor:
+        return restored(super()._sum(), self.chunks)
+
+    def mean_of_senders(self) -> Tensor:
+        return restored(super().mean_of_senders(), self.chunks)
+
+    def known(self) -> Header:
+        return {**super().known(), "chunks": [list(chunk) for chunk in self.chunks]}
+
+    @classmethod
+    def assemble(cls, head: Header, leaves: Iterator[Message]) -> Message:
+        parts = cls._parts(head, leaves)
+        found = head["chunks"]
+        whole = isinstance(found, list) and all(isinstance(c, list) and len(c) == 4 for c in found)
+        if not whole or not all(type(side) is int and side > 0 for c in found for side in c):
+            raise ValueError("chunks that are no lists of four sides")
+        if any(part.lead != parts[0].lead for part in parts):
+            raise ValueError("parts of several shapes")
+        chunks: Chunks = tuple((a, b, p, q) for a, b, p, q in found)
+        message = cls(head["d"], parts[0].dtype, parts, chunks, scale=head["scale"])
+        message.check()
+        return message
+
+    def check(self) -> None:
+        super().check()
+        if any(max(p, q) > 4096 or a % p or b % q for a, b, p, q in self.chunks):
+            raise ValueError("chunks that do not divide their tensors")
+        if [part.d for part in self.parts] != _sizes(self.chunks):
+            raise ValueError("parts that are not the tensors")

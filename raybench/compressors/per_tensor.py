@@ -1,0 +1,262 @@
+"""One operator applied to pieces of a vector: every tensor of a model, or a part for each client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from raybench.compressors.base import Composed, Compressor, Made, build, named
+from raybench.compressors.dense import Identity
+from raybench.core.errors import InputError, nearest
+from raybench.core.layout import Layout
+from raybench.core.registry import Choice, Integer, List, Operator, compressor
+from raybench.core.streams import Stream
+from raybench.wire import ConcatMessage, Message
+from raybench.wire.compound import PartsMessage
+
+T = TypeVar("T")
+Groups: TypeAlias = tuple[tuple[str, Made], ...]
+MOST_ENTRIES_STACKED = 1 << 16  # of each of equal tensors that are compressed in one call
+FEWEST_STACKED = 3  # equal tensors; fewer are not worth the copy
+
+
+@compressor("per_tensor")
+class PerTensor(Composed):
+    """C(x_1), .., C(x_T), x_l the tensors of x: independent messages, one after the other.
+
+    alpha = min_l alpha(d_l), omega = max_l omega(d_l), B1 and B2 likewise (sum over the tensors). A
+    share rho of top_k keeps ceil(rho d_l) entries of tensor l: alpha >= rho as for the whole vector,
+    but other coordinates. sizes: d_1, .., d_T in order, with sum d; ``auto`` takes those of the
+    problem's layout, one tensor where there is none. bucket: tensors are taken together, in order, up to so
+    many coordinates (a larger one stands alone). vectors: biases and the like may be sent dense.
+    groups: (pattern, operator) pairs, the key ``groups`` of a sweep file; a tensor has the operator of the
+    first pattern that its name matches.
+    Each tensor draws from its own stream. Raises InputError where the sizes do not sum to d, an operator does
+    not fit one of them, or a pattern names no tensor.
+    """
+
+    of: Made = Operator("top_k:k=25%", help="acts on each tensor; shares are of its size")
+    sizes: Sequence[int] | str = List(
+        "auto", words=("auto",), help="sizes of the tensors, or those of the problem"
+    )
+    bucket: int | None = Integer(
+        None, low=1, help="consecutive tensors together, up to so many coordinates"
+    )
+    vectors: str = Choice(
+        "compressed", "dense", help="dense: tensors of one axis are sent as they are"
+    )
+    groups: Groups = ()
+    fitted: tuple[Compressor, ...] = ()  # for each tensor, where they differ
+    made_of = ("of",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.sizes, str):
+            if self.sizes != "auto":
+                raise InputError.of("sizes", f"{self.sizes!r} is no list", "[[784, 10]], or auto")
+            return
+        wrong = [s for s in self.sizes if type(s) is not int or s < 1]
+        if wrong or not self.sizes:
+            what = f"{wrong[0]!r} is no size" if wrong else "there are none"
+            raise InputError.of("sizes", what, "integers >= 1 that sum to d")
+        object.__setattr__(self, "sizes", tuple(self.sizes))  # hashable
+
+    @property
+    def additive(self) -> bool:  # type: ignore[override]
+        return all(op.additive for op in self.parts)
+
+    def tensors(self, d: int) -> tuple[int, ...]:
+        """Return the sizes of the tensors of a vector of length d."""
+        if isinstance(self.sizes, str):
+            return (d,)
+        if sum(self.sizes) != d:
+            what = f"they sum to {sum(self.sizes):,} and the message has d = {d:,}"
+            raise InputError.of("sizes", what, "give every tensor's size, or auto")
+        return tuple(self.sizes)
+
+    def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
+        if self.fitted:  # to a layout and a number of clients: they stay
+            self.tensors(d)
+            return self
+        tensors: list[tuple[int, Layout | None]]
+        if isinstance(self.sizes, str):
+            tensors = [*self._bucketed(_tensors(layout, d))] or [(d, layout)]
+        else:
+            tensors = [(size, None) for size in self.tensors(d)]
+        self._check_groups(layout)
+        fitted = []
+        for size, own in tensors:
+            given = self._of_group(own)
+            with named("of" if given is None else "groups"):
+                dense = self.vectors == "dense" and own is not None and _only_vectors(own)
+                op = self.part("of") if given is None else given
+                op = Identity() if dense and given is None else op.fit(size, n, own)
+                op.omega(size), op.alpha(size)  # where parameters do not fit it, say so here
+                fitted.append(op)
+        return replace(self, sizes=tuple(size for size, _ in tensors), fitted=tuple(fitted))
+
+    def _groups(self) -> list[tuple[str, Compressor]]:
+        """Return pattern and operator of every group."""
+        return [(pattern, build(operator, "groups")) for pattern, operator in self.groups]
+
+    def _of_group(self, own: Layout | None) -> Compressor | None:
+        """Return the operator of the group of a tensor, None where it is in none."""
+        names = [name for name, _ in own] if own is not None else []
+        found = [op for p, op in self._groups() if len(names) == 1 and fnmatchcase(names[0], p)]
+        return found[0] if found else None
+
+    def _check_groups(self, layout: Layout | None) -> None:
+        names = [name for name, _ in layout or ()]
+        for pattern, _ in self._groups():
+            if layout is not None and not any(fnmatchcase(name, pattern) for name in names):
+                what = f"{pattern!r} names no tensor"
+                raise InputError.of("groups", what, nearest(pattern, names))
+        if self.groups and self.bucket is not None:
+            fix = "granularity: tensor"
+            raise InputError.of("groups", "they do not go with buckets of tensors", fix)
+
+    @property
+    def parts(self) -> list[Compressor]:
+        """The operators it is made of."""
+        return [*super().parts, *(op for _, op in self._groups())]
+
+    def _bucketed(self, tensors: list[tuple[int, Layout]]) -> Iterator[tuple[int, Layout]]:
+        """Yield size and layout of every bucket; what is sent dense is in buckets of its own."""
+        held: list[Layout] = []
+        for size, own in tensors:
+            mixed = self.vectors == "dense" and bool(held)
+            mixed = mixed and _only_vectors(held[0]) != _only_vectors(own)
+            total = sum(layout.dim for layout in held) + size
+            if held and (self.bucket is None or total > self.bucket or mixed):
+                yield _joined(held)
+                held = []
+            held.append(own)
+        if held:
+            yield _joined(held)
+
+    def operators(self, d: int) -> list[tuple[Compressor, int]]:
+        """Return every tensor's operator and size."""
+        sizes = self.tensors(d)
+        ops = self.fitted or (self.part("of"),) * len(sizes)
+        return list(zip(ops, sizes, strict=True))
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        d = x.shape[-1]
+        todo = self.operators(d)
+        pieces = x.split([size for _, size in todo], -1)
+        parts: dict[int, Message] = {}
+        for group in _equal(todo):
+            stacked = torch.stack([pieces[i] for i in group])
+            rows = Stream(stream.keys.expand(stacked.shape[:-1]))  # of no effect: deterministic
+            message = todo[group[0]][0].encode(stacked, rows)
+            for j, i in enumerate(group):
+                parts[i] = message.map(lambda t, j=j: t[j])  # type: ignore[misc]
+        for i, (op, _) in enumerate(todo):
+            if i not in parts:
+                parts[i] = op.encode(pieces[i].contiguous(), stream.fold(i))
+        return ConcatMessage(d, x.dtype, [parts[i] for i in range(len(todo))])
+
+    def _every(self, d: int, constant: Callable[[Compressor, int], T | None]) -> list[T] | None:
+        """Return a constant of every tensor; None where one has none."""
+        different = {(id(op), size): (op, size) for op, size in self.operators(d)}
+        found = [constant(op, size) for op, size in different.values()]
+        known = [value for value in found if value is not None]
+        return known if len(known) == len(found) else None
+
+    def omega(self, d: int) -> float | None:
+        return max(self._every(d, lambda op, size: op.omega(size)) or [], default=None)
+
+    def alpha(self, d: int) -> float | None:
+        return min(self._every(d, lambda op, size: op.alpha(size)) or [], default=None)
+
+    def b1(self, d: int) -> tuple[float, float] | None:
+        return _worst(self._every(d, lambda op, size: op.b1(size)))
+
+    def b2(self, d: int) -> tuple[float, float] | None:
+        return _worst(self._every(d, lambda op, size: op.b2(size)))
+
+
+def _worst(found: list[tuple[float, float]] | None) -> tuple[float, float] | None:
+    if found is None:
+        return None
+    return min(low for low, _ in found), max(beta for _, beta in found)
+
+
+def _tensors(layout: Layout | None, d: int) -> list[tuple[int, Layout]]:
+    """Return size and own layout of every tensor of a layout, none if it is not one of d coordinates."""
+    if layout is None or layout.dim != d:
+        return []
+    pairs = zip(layout.sizes, layout, strict=True)
+    return [(size, Layout((tensor,))) for size, tensor in pairs if size]
+
+
+def _joined(layouts: list[Layout]) -> tuple[int, Layout]:
+    whole = Layout(tuple(tensor for layout in layouts for tensor in layout))
+    return whole.dim, whole
+
+
+def _only_vectors(layout: Layout) -> bool:
+    return all(len(shape) < 2 for _, shape in layout)
+
+
+def _equal(todo: list[tuple[Compressor, int]]) -> list[list[int]]:
+    """Return the places of small tensors of one size whose deterministic operator may do all at once."""
+    groups: dict[int, list[int]] = {}
+    for i, (op, size) in enumerate(todo):
+        if op.deterministic and size <= MOST_ENTRIES_STACKED:
+            mates = groups.setdefault(size, [i])
+            if mates[0] != i and todo[mates[0]][0] == op:
+                mates.append(i)
+    return [mates for mates in groups.values() if len(mates) >= FEWEST_STACKED]
+
+
+@dataclass(frozen=True)
+class PerPart(Composed):
+    """C(x_1), .., C(x_n), of which message j goes to client j; ``of`` compresses their means again.
+
+    The parts are of ceil(d/n) coordinates, the last ones padded with zeros. Constants are those of ``of``
+    in that dimension, and of the first compression alone. The result of both is, for ``of`` unbiased with
+    omega and independent between clients, unbiased, and with a = mean x_i its variance is at most
+    omega ||a||^2 + (1 + omega) (omega/n) mean ||x_i||^2. clients: n, once it is fitted to a problem.
+    """
+
+    of: Made
+    clients: int = 1
+    made_of = ("of",)
+
+    def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
+        part = replace(self, clients=n)
+        return replace(part, of=self.part("of").fit(part.width(d), n))
+
+    def width(self, d: int) -> int:
+        """Return the coordinates of a part of a vector of length d."""
+        return -(-d // self.clients)
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        d, n, w = x.shape[-1], self.clients, self.width(x.shape[-1])
+        if stream.ids is None:  # a vector of no client: it is the first one's
+            x, stream = x[..., None, :], stream.each([0])
+        padded = x if d == n * w else torch.nn.functional.pad(x, (0, n * w - d))
+        parts = padded.unflatten(-1, (n, w)).transpose(-3, -2).contiguous()
+        # clients come last, so that what they share is shared part by part
+        roots = stream.shared().fold("part").each(range(n)).keys
+        op = self.part("of")
+        inner = op.encode(parts, Stream(roots, (), stream.ids))
+        return PartsMessage(d, x.dtype, inner, stream, op.encode)
+
+    def omega(self, d: int) -> float | None:
+        return self.part("of").omega(self.width(d))
+
+    def alpha(self, d: int) -> float | None:
+        return self.part("of").alpha(self.width(d))
+
+    def b1(self, d: int) -> tuple[float, float] | None:
+        return self.part("of").b1(self.width(d))
+
+    def b2(self, d: int) -> tuple[float, float] | None:
+        return self.part("of").b2(self.width(d))
