@@ -33,7 +33,7 @@ compressor: {name: top_k, k: 1..%d}
 rounds: 3
 resources: {cpus_per_worker: 1}
 """  # each K is a batch
-TOLD = {"driver": "", "queue": "ray::Queue", "writer": "ray::Writer", "gcs": "gcs_server"}
+TOLD = {"driver": "", "queue": "ray::Queue", "writer": "ray::Store", "gcs": "gcs_server"}
 SECONDS_ASKED = 4.0
 
 
@@ -122,7 +122,6 @@ def asked(folder: Path) -> None:
     from raybench.execution.plan import make_plan
     from raybench.execution.run import Options
     from raybench.runtime.queue import Queue
-    from raybench.runtime.work import Writer
     from raybench.store import Store
 
     plan = make_plan(spec.load((SWEEP % (64, 1)) + "seed: 0..63\nrecord: {every: 1}\n"))
@@ -140,7 +139,7 @@ def asked(folder: Path) -> None:
             heard = rate(lambda j: queue.post.remote("me", 0, 1, word))
             print(f"the queue hears {heard:,.0f} words a second; each worker says one")
             assert store.owner is not None
-            writer = ray.remote(num_cpus=0)(Writer).remote(
+            writer = ray.remote(num_cpus=0)(Store).remote(
                 str(folder / "asked"), store.owner, frozenset()
             )
             shard = ray.put(kept[0][1]), ray.put(kept[0][2])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from raybench.compressors import Compressor
     from raybench.runtime.callbacks import Callback
-    from raybench.runtime.outcome import Outcome
+    from raybench.runtime.driver import Outcome
 
 Source = str | os.PathLike[str] | Mapping[str, object]
 RESULTS_FOLDER = "results"

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raybench
+from raybench import report, spec
 from raybench.core.counts import Counts
 from raybench.core.errors import InputError
+from raybench.execution.plan import as_booked
 from raybench.spec import json_schema
 from raybench.store import (
     CELLS,
@@ -21,10 +23,12 @@ from raybench.store import (
     Store,
     cells,
     load,
+    merge,
     rebook,
     to_table,
 )
 from raybench.store.accounting import INDEX_BITS, PRESETS, dtype_bits, parse
+from raybench.store.reader import accounting_of
 
 
 @pytest.fixture
@@ -274,3 +278,70 @@ def test_booking_anew_leaves_what_it_is_given():
     assert not found["bits_up"].equals(curves["bits_up"])
     pd.testing.assert_frame_equal(curves, before[0])
     pd.testing.assert_frame_equal(ends, before[1])
+
+
+REAL = {
+    "name": "old",
+    "problem": {"name": "quadratic", "dim": 200, "clients": 3},
+    "algorithm": ["gd", {"name": "ef21", "step_size": {"theory": [1, 4]}}],
+    "compressor": {"name": "top_k", "k": [2, 150]},
+    "seed": [0, 1],
+    "rounds": 5,
+    "x0": {"normal": 1.0},
+}
+WIDER = {**REAL, "compressor": {"name": "top_k", "k": [2, 7, 150]}}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "out"
+    raybench.sweep(REAL, folder, inline=True)
+    return folder
+
+
+# -- one accounting per folder ---------------------------------------------------------------
+
+
+def test_a_folder_keeps_the_accounting_that_it_was_begun_with(tmp_path):
+    out = tmp_path / "out"
+    raybench.sweep({**REAL, "accounting": "paper:ef21"}, out, inline=True)
+    before = load(out)
+    asked = spec.load(WIDER)
+    kept = as_booked(asked, out)
+    assert kept.accounting == Accounting(32, "none", False)
+    assert kept.notes[: len(asked.notes)] == asked.notes
+    assert "--accounting HOW shows them by another" in kept.notes[-1]
+    assert spec.load(kept.text).cells == asked.cells
+    assert as_booked(kept, out) is kept
+    assert as_booked(asked, tmp_path / "none") is asked
+    raybench.sweep(WIDER, out, inline=True)
+    assert load(out)["bits_up"].tolist() == load(out, "paper:ef21")["bits_up"].tolist()
+    assert load(out)["cell"].nunique() > before["cell"].nunique()
+    assert "value_bits=32, index_bits=none, count_init=false" in report.render(out, "markdown")
+
+
+def test_a_folder_without_curves_has_no_accounting_yet(tmp_path):
+    store = Store(tmp_path)
+    store.claim({**REAL, "accounting": "paper:ef21"})
+    asked = Accounting(index_bits="list_or_bitmask")
+    assert accounting_of(tmp_path, asked) == asked
+    assert accounting_of(tmp_path) == Accounting()
+
+
+def test_merged_folders_have_the_accounting_of_the_first(whole, tmp_path):
+    other = {**REAL, "compressor": {"name": "top_k", "k": 7}, "accounting": "paper:ef21"}
+    raybench.sweep(other, tmp_path / "paper", inline=True)
+    pairs = [
+        ((whole, tmp_path / "paper"), Accounting()),
+        ((tmp_path / "paper", whole), Accounting(32, "none", False)),
+    ]
+    for j, (pair, how) in enumerate(pairs):
+        out = tmp_path / f"out{j}"
+        merge(*pair, out)
+        assert accounting_of(out) == how
+        found, ends = load(out), cells(out)
+        assert len(found) == 14 * 6  # cells times rows; gd is in both
+        assert found["bits_up"].tolist() == load(out, how)["bits_up"].tolist()
+        assert found["bits_down"].tolist() == load(out, how)["bits_down"].tolist()
+        assert ends["bits_up"].tolist() == cells(out, how)["bits_up"].tolist()
+        assert ends["bits_up"].notna().all()

@@ -12,7 +12,7 @@ import pytest
 from cli_kit import SWEEP, cli, tree
 
 from raybench import spec
-from raybench.core import capacity
+from raybench.core import limits
 from raybench.core.errors import InputError
 from raybench.execution import costs as admission
 from raybench.execution.costs import DISK_PER_ROW, admit, need_of
@@ -78,7 +78,7 @@ def test_what_cannot_fit_is_refused(
     text, says = TOO_LARGE[what]
     if what in ONLY_SMALL:
         sparse_rows(here / "data.txt", 2000 if what == "wide" else 4000)
-        monkeypatch.setattr(capacity, "memory_here", lambda: SMALL)
+        monkeypatch.setattr(limits, "memory_here", lambda: SMALL)
     (here / "s.yaml").write_text(text.replace("DATA", str(here / "data.txt")))
     before, most = tree(here), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.monotonic()
@@ -124,11 +124,9 @@ def test_an_estimate_is_below_what_a_run_takes(tmp_path: Path) -> None:
 def test_a_full_disk_is_foreseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = spec.load(SWEEP)
     need = need_of(make_plan(sweep))
-    monkeypatch.setattr(capacity.shutil, "disk_usage", lambda _: SimpleNamespace(free=need.disk))
+    monkeypatch.setattr(limits.shutil, "disk_usage", lambda _: SimpleNamespace(free=need.disk))
     assert drive(sweep, tmp_path / "fits", inline=True).exit_code == 0
-    monkeypatch.setattr(
-        capacity.shutil, "disk_usage", lambda _: SimpleNamespace(free=need.disk - 1)
-    )
+    monkeypatch.setattr(limits.shutil, "disk_usage", lambda _: SimpleNamespace(free=need.disk - 1))
     with pytest.raises(InputError, match="of disk at least, and"):
         drive(sweep, tmp_path / "out", inline=True)
     assert not (tmp_path / "out").exists()
@@ -168,10 +166,10 @@ def test_a_plug_in_that_runs_out_of_memory_is_no_traceback(here: Path) -> None:
 
 
 def test_limits_of_a_container_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = capacity.memory_here()
+    machine = limits.memory_here()
     assert 1 << 28 < machine < math.inf
-    monkeypatch.setattr(capacity, "CGROUP", tmp_path)
-    monkeypatch.setattr(capacity, "_swap", lambda: 0.0)
+    monkeypatch.setattr(limits, "CGROUP", tmp_path)
+    monkeypatch.setattr(limits, "_swap", lambda: 0.0)
     outer = tmp_path / "pod"
     (outer / "job").mkdir(parents=True)
     real = Path.read_text
@@ -179,13 +177,13 @@ def test_limits_of_a_container_are_seen(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(Path, "read_text", lambda self: own.get(str(self)) or real(self))
     (outer / "job" / "memory.max").write_text("max\n")
     (outer / "memory.max").write_text("104857600\n")
-    assert capacity.memory_here() == 100 << 20
+    assert limits.memory_here() == 100 << 20
     (outer / "job" / "memory.max").write_text("52428800\n")
-    assert capacity.memory_here() == 50 << 20
+    assert limits.memory_here() == 50 << 20
 
 
 def test_sizes_are_readable() -> None:
-    assert [capacity.size(c) for c in (12, 2048, 1.5 * 2**30, 10.0**16)] == [
+    assert [limits.size(c) for c in (12, 2048, 1.5 * 2**30, 10.0**16)] == [
         "12 bytes",
         "2 KiB",
         "1.5 GiB",

@@ -15,7 +15,7 @@ import pytest
 from raybench.cli import main as cli
 from raybench.core.compiled import compiled
 from raybench.core.errors import InputError
-from raybench.core.kernel_folder import kernel_folder
+from raybench.core.process import kernel_folder
 
 KINDS = ("int32", "int64", "float32", "float64")
 FUNCTIONS = 6

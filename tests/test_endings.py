@@ -15,11 +15,10 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
-from cli_kit import SWEEP, cli, tree
-from fsspec.implementations.memory import MemoryFileSystem
+from cli_kit import SWEEP, cli
 
 from raybench import spec
-from raybench.core import endings
+from raybench.core import process
 from raybench.core.errors import InputError
 from raybench.runtime.driver import drive
 from raybench.store import Store
@@ -69,12 +68,12 @@ def test_a_handler_of_the_users_own_stays() -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     try:
-        with endings.stopping_on_sigterm():
+        with process.stopping_on_sigterm():
             os.kill(os.getpid(), signal.SIGTERM)
         assert heard == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
-    with pytest.raises(endings.Terminated), endings.stopping_on_sigterm():
+    with pytest.raises(process.Terminated), process.stopping_on_sigterm():
         os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
@@ -84,18 +83,18 @@ def test_a_sigterm_while_ray_starts_is_heard_when_it_has_started() -> None:
         sys.exit(number)
 
     done = []
-    with endings.stopping_on_sigterm():
+    with process.stopping_on_sigterm():
         ours = signal.getsignal(signal.SIGTERM)
-        with endings.deferring_sigterm():
+        with process.deferring_sigterm():
             signal.signal(signal.SIGTERM, rude)
         assert signal.getsignal(signal.SIGTERM) is ours
-        with pytest.raises(endings.Terminated):
+        with pytest.raises(process.Terminated):
             told_meanwhile(done)
     assert done == ["in order"]
 
 
 def told_meanwhile(done: list[str]) -> None:
-    with endings.deferring_sigterm():
+    with process.deferring_sigterm():
         os.kill(os.getpid(), signal.SIGTERM)
         done.append("in order")
 
@@ -104,11 +103,11 @@ def told_meanwhile(done: list[str]) -> None:
 def test_the_second_signal_ends_what_hears_none(number: int, code: int) -> None:
     """The main thread is held below Python, as by a Ray that does not answer; the same wish twice is one."""
     program = (
-        "import ctypes, signal\nfrom raybench.core import endings\n"
-        "endings.SAME_WISH = 0.3\n"
+        "import ctypes, signal\nfrom raybench.core import process\n"
+        "process.SAME_WISH = 0.3\n"
         "for number in (signal.SIGINT, signal.SIGTERM):\n"
         "    signal.signal(number, lambda *_: None)\n"
-        "with endings.ending_on_the_second_signal():\n"
+        "with process.ending_on_the_second_signal():\n"
         "    print('held', flush=True)\n"
         "    for _ in range(5):\n"
         "        ctypes.CDLL(None).sleep(60)\n"
@@ -226,58 +225,9 @@ def test_a_full_disk_is_a_short_message_and_exit_1(
 
 
 def test_other_errors_of_the_system_keep_their_codes(here: Path) -> None:
-    assert endings.disk_trouble(PermissionError(errno.EACCES, "no", "file")) is None
-    assert endings.disk_trouble_told(["x", "OSError: [Errno 28] No space left on device"]) == 28
-    assert endings.disk_trouble_told(["OSError: [Errno 13] denied", "[Errno 28] in a text"]) is None
-
-
-# Object stores -------------------------------------------------------------------------------------
-
-
-class Unreachable(MemoryFileSystem):
-    """An object store without an answer."""
-
-    protocol = "s3"
-
-    def exists(self, path: str, **_: object) -> bool:
-        raise ConnectionError("Could not connect to the endpoint URL: http://store\nmore\nof it")
-
-
-class WithoutBuckets(MemoryFileSystem):
-    """An object store that has no bucket but ``mine``, and ``mine`` is empty."""
-
-    protocol = "s3"
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return path.removeprefix("s3://").strip("/")
-
-    def exists(self, path: str, **_: object) -> bool:
-        return path.strip("/").endswith("mine")
-
-
-@pytest.mark.parametrize(
-    ("store", "says"),
-    [
-        (
-            Unreachable,
-            "s3://lost/x does not answer: Could not connect to the endpoint URL: http://",
-        ),
-        (WithoutBuckets, "s3://lost/x: there is no bucket lost"),
-    ],
-)
-@pytest.mark.parametrize("verb", [("plan",), ("sweep", "--inline"), ("sweep",)])
-def test_an_object_store_out_of_reach(
-    here: Path, monkeypatch: pytest.MonkeyPatch, store: type, says: str, verb: tuple[str, ...]
-) -> None:
-    monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "s3", store)
-    (here / "s.yaml").write_text(SWEEP)
-    before = tree(here)
-    said = cli(verb[0], "s.yaml", "--out", "s3://lost/x", *verb[1:])
-    assert said.code == 2
-    assert f"out: {says}" in said.err
-    assert sum(not line.startswith("note:") for line in said.err.splitlines()) == 2
-    assert tree(here) == before
+    assert process.disk_trouble(PermissionError(errno.EACCES, "no", "file")) is None
+    assert process.disk_trouble_told(["x", "OSError: [Errno 28] No space left on device"]) == 28
+    assert process.disk_trouble_told(["OSError: [Errno 13] denied", "[Errno 28] in a text"]) is None
 
 
 def test_memory_of_this_process_is_no_place_for_workers(here: Path) -> None:

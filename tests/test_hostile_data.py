@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from npz_kit import forged_npz, npy
 
-from raybench.core import room
+from raybench.core import limits
 from raybench.core.errors import InputError
 from raybench.data import load
 from raybench.problems.clients import Rows
@@ -59,7 +59,7 @@ def test_files_larger_than_a_quarter_of_the_memory(tmp_path, monkeypatch, ending
     path.write_bytes(PACK.get(ending, bytes)(b"1 1:1\n-1 1:2\n" * 1000))
     assert load(str(path)).shape == (2000, 1)
     again = path.rename(tmp_path / f"again{ending}")
-    monkeypatch.setattr(room, "memory_here", lambda: 40 << 10)
+    monkeypatch.setattr(limits, "memory_here", lambda: 40 << 10)
     refused(again, "a data set may take 10 KiB here", "fewer rows")
 
 
@@ -81,7 +81,7 @@ def test_files_larger_than_a_quarter_of_the_memory(tmp_path, monkeypatch, ending
     ],
 )
 def test_libsvm_files(tmp_path, monkeypatch, text, words):
-    monkeypatch.setattr(room, "memory_here", lambda: 2**36)
+    monkeypatch.setattr(limits, "memory_here", lambda: 2**36)
     path = tmp_path / "file"
     path.write_bytes(text)
     refused(path, *words)

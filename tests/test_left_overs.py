@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from raybench.runtime import access
-from raybench.runtime.scratch import LOCK, remove_orphans, scratch
+from raybench.runtime import session
+from raybench.runtime.leftovers import LOCK, remove_orphans, scratch
 
 SOON = 5.0  # seconds after which nothing of a killed driver may be there
 TRAIN = """
@@ -45,7 +45,7 @@ def test_a_folder_lives_as_long_as_its_owner(place: Path) -> None:
     with scratch("tune") as folder:
         assert Path(folder).name.startswith("raybench-tune-")
         assert remove_orphans() == []
-        owner = "import sys; from raybench.runtime.scratch import scratch\n"
+        owner = "import sys; from raybench.runtime.leftovers import scratch\n"
         owner += "with scratch('train') as f: print(f, flush=True); sys.stdin.read()"
         other = subprocess.Popen(
             [sys.executable, "-c", owner],
@@ -103,7 +103,7 @@ def test_folders_of_other_users_stay(place: Path, monkeypatch: pytest.MonkeyPatc
 DRIVER = """
 import os, subprocess, sys
 from pathlib import Path
-from raybench.runtime.watchdog import watched
+from raybench.runtime.leftovers import watched
 
 sleep = "import sys, time; f = open(sys.argv[1], sys.argv[2]); print('open', flush=True); time.sleep(60)"
 with watched():
@@ -162,20 +162,20 @@ def test_the_token_is_this_users_alone(place: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
     file = place / ".ray" / "auth_token"
-    access.guard_token()
+    session.guard_token()
     written = file.read_text()
     assert len(written) == 64
     assert modes(file) == (0o600, 0o700)
     file.chmod(0o644)  # as Ray writes it
     file.parent.chmod(0o755)
-    access.guard_token()
+    session.guard_token()
     assert modes(file) == (0o600, 0o700)
     assert file.read_text() == written
     own = place / "own"
     own.write_text("x" * 64)
     own.chmod(0o644)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(own))
-    access.guard_token()
+    session.guard_token()
     assert modes(own)[0] == 0o600
 
 
@@ -380,7 +380,7 @@ def test_sigterm_while_ray_starts_is_143(place: Path, when: str) -> None:
 def test_a_raylet_that_is_stopped_is_told_and_the_second_signal_ends(place: Path) -> None:
     (place / "s.yaml").write_text(TRAIN.replace("workers: 2", "workers: 1"))
     program = (
-        "import sys, raybench.runtime.crew as crew; crew.SILENCE = 20.0\n"
+        "import sys, raybench.runtime.ray_backend as backend; backend.SILENCE = 20.0\n"
         "sys.argv[1:] = ['sweep', 's.yaml']\nfrom raybench.cli import main; main()"
     )
     driver = subprocess.Popen(
@@ -423,7 +423,7 @@ def test_a_raylet_that_is_stopped_is_told_and_the_second_signal_ends(place: Path
 
 def test_what_a_killed_worker_left_is_an_orphan(place: Path) -> None:
     """Parts of checkpoints and plug-ins that travelled lie in folders that the end of the sweep, or the next, removes."""
-    owner = "import sys; from raybench.runtime.scratch import scratch\n"
+    owner = "import sys; from raybench.runtime.leftovers import scratch\n"
     owner += "with scratch('part'), scratch('plugin'): print('made', flush=True); sys.stdin.read()"
     other = subprocess.Popen(
         [sys.executable, "-c", owner], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

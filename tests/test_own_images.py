@@ -11,7 +11,7 @@ from npz_kit import forged_npz, npy
 from PIL import Image
 from test_images import refused
 
-from raybench.core import room
+from raybench.core import limits
 from raybench.core.errors import InputError
 from raybench.data import Examples, images
 from raybench.data.images import archived
@@ -124,7 +124,7 @@ def test_archives_that_lie(tmp_path):
 
 def test_images_larger_than_a_quarter_of_the_memory(tmp_path, monkeypatch):
     path = saved(tmp_path / "a.npz", images=np.zeros((6, 3, 32, 32), "f2"))
-    monkeypatch.setattr(room, "memory_here", lambda: 4 * 40_000)
+    monkeypatch.setattr(limits, "memory_here", lambda: 4 * 40_000)
     refused(path, "in float32 takes 72 KiB", "39.1 KiB")
 
 

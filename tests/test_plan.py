@@ -460,9 +460,9 @@ def test_a_batch_larger_than_a_clients_data_is_told():
 
 
 def test_more_workers_than_cores_are_told(monkeypatch):
-    from raybench.runtime import gpus
+    from raybench.runtime import resources
 
-    monkeypatch.setattr(gpus.os, "cpu_count", lambda: 2)
-    (said,) = gpus.crowded(sweep(resources={"workers": 100}).resources)
+    monkeypatch.setattr(resources.os, "cpu_count", lambda: 2)
+    (said,) = resources.crowded(sweep(resources={"workers": 100}).resources)
     assert "100 workers take 100 CPUs, and this machine has 2" in said
-    assert gpus.crowded(sweep(resources={"workers": 2}).resources) == []
+    assert resources.crowded(sweep(resources={"workers": 2}).resources) == []

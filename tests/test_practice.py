@@ -14,8 +14,7 @@ from toys import each_round, full_gradients, registered
 from raybench.compressors.base import keeping, kept_by, shares
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.core.groups import clipped, matrices
-from raybench.core.layout import Layout
+from raybench.core.layout import Layout, clipped, matrices
 from raybench.execution.resolve import problem_of
 from raybench.problems.quadratic import Quadratic
 from raybench.testing.trial import Method, finished, started

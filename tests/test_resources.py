@@ -10,9 +10,8 @@ from spec_plugins import BASE, registered, wrong
 import raybench
 from raybench.core.errors import InputError
 from raybench.execution.run import Options
-from raybench.runtime.crew import slots_of
-from raybench.runtime.gpus import gpus_for, workers_on
-from raybench.runtime.work import Shared
+from raybench.runtime.resources import gpus_for, slots_of, workers_on
+from raybench.runtime.worker import Shared
 from raybench.spec.model import Resources
 from raybench.store.writer import Owner
 from raybench.wire.transport import Distributed

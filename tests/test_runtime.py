@@ -18,8 +18,8 @@ import pytest
 
 from raybench import spec
 from raybench.execution.plan import make_plan
-from raybench.runtime.crew import slots_of
 from raybench.runtime.driver import drive
+from raybench.runtime.resources import slots_of
 from raybench.spec.model import Resources
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]

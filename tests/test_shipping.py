@@ -19,7 +19,7 @@ from raybench.execution.execute import execute
 from raybench.execution.plan import Plan, make_plan
 from raybench.execution.run import Options
 from raybench.runtime.shipping import SHARED_FROM, pack, unpack
-from raybench.runtime.work import load_shipped
+from raybench.runtime.worker import load_shipped
 from raybench.spec import load
 
 MANY = SHARED_FROM // 8  # float64

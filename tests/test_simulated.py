@@ -14,7 +14,7 @@ from raybench.analysis import by_bandwidth, closing_table, frames
 from raybench.analysis.links import Link, Network, all_gather, all_reduce
 from raybench.analysis.simulated import SECONDS, simulated, unmeasured, work
 from raybench.core.errors import InputError
-from raybench.report import figures, html, render
+from raybench.report import charts, figures, html, render
 from raybench.store import Store
 
 A, B = 1e-3, 1e6

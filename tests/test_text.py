@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raybench.core import room
+from raybench.core import limits
 from raybench.core.errors import InputError
 from raybench.data import Vocabulary, text, vocabulary
 
@@ -158,10 +158,10 @@ def test_files_that_are_damaged_or_no_text(tmp_path):
 
 
 def test_texts_larger_than_a_quarter_of_the_memory(file, monkeypatch):
-    monkeypatch.setattr(room, "memory_here", lambda: 4 * 1000)
+    monkeypatch.setattr(limits, "memory_here", lambda: 4 * 1000)
     assert "as characters takes 1.72 KiB" in complaint(file, 4)
     assert "targets takes 1.69 KiB" in complaint(file, 4, "byte")
-    monkeypatch.setattr(room, "memory_here", lambda: 4 * 100)
+    monkeypatch.setattr(limits, "memory_here", lambda: 4 * 100)
     assert "takes 220 bytes" in complaint(file, 4)
 
 

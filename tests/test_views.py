@@ -19,7 +19,7 @@ from npz_kit import forged_npz, npy
 from PIL import Image
 from views_kit import CLASSES, SAMPLES, TESTED, WIDTHS, made
 
-from raybench.core import room
+from raybench.core import limits
 from raybench.core.errors import InputError
 from raybench.data import Words, views
 
@@ -166,7 +166,7 @@ def test_matlab_bombs(tmp_path):
 
 def test_matrices_larger_than_a_quarter_of_the_memory(tmp_path, monkeypatch):
     path = saved(tmp_path / "a.mat", image=np.random.default_rng(0).random((SAMPLES, 5000)))
-    monkeypatch.setattr(room, "memory_here", lambda: 1 << 20)
+    monkeypatch.setattr(limits, "memory_here", lambda: 1 << 20)
     refused(path, "takes", "a quarter of the memory")
 
 

@@ -25,7 +25,7 @@ from raybench.compressors.sparsification import SharedMask
 from raybench.core import facts
 from raybench.core.cells import PerCell, State, chosen
 from raybench.core.errors import InputError
-from raybench.core.groups import clipped, matrices
+from raybench.core.layout import clipped, matrices
 from raybench.core.parts import Delay, Local, Outer, Robust
 from raybench.core.registry import (
     Choice,

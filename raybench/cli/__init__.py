@@ -33,9 +33,12 @@ from raybench.cli.study import study
 from raybench.cli.sweep import sweep
 from raybench.cli.table import table
 from raybench.cli.verify import verify
-from raybench.core.endings import ending_on_the_second_signal, stopping_on_sigterm
-from raybench.core.kernel_folder import kernel_folder
-from raybench.core.process import tune_process
+from raybench.core.process import (
+    ending_on_the_second_signal,
+    kernel_folder,
+    stopping_on_sigterm,
+    tune_process,
+)
 from raybench.core.terminal import terminal
 
 VERBS: dict[str, tuple[Callable[..., None], ...]] = {

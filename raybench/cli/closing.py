@@ -86,9 +86,9 @@ def close(ending: Ending, file: str) -> None:
     head = Text(ending.name, style="bold")
     said = "  nothing was missing"
     if ending.run:
-        from raybench.core.durations import clock
+        from raybench.core.clock import duration
 
-        said = f"  {shared.count(ending.run, 'cell')} run in {clock(ending.seconds)}"
+        said = f"  {shared.count(ending.run, 'cell')} run in {duration(ending.seconds)}"
     head.append(said, style="not bold")
     before = f", {ending.before:,} were there already" if ending.before else ""
     head.append(before, style="not bold")

@@ -297,7 +297,7 @@ def _show_offer(made: Offer, cluster: ClusterFile, results: str, one: Launch) ->
     from rich.text import Text
 
     from raybench.cluster.price import money
-    from raybench.core.durations import clock
+    from raybench.core.clock import duration
 
     plan, cost = made.plan, made.price
     screen = console()
@@ -318,7 +318,7 @@ def _show_offer(made: Offer, cluster: ClusterFile, results: str, one: Launch) ->
             if cost.slots is None
             else str(cost.slots),
         ),
-        ("time", f"about {clock(cost.hours * 3600)}, as fast as this machine per slot"),
+        ("time", f"about {duration(cost.hours * 3600)}, as fast as this machine per slot"),
     ]
     if cluster.kind != "ray":
         rows.append(("cost", "that of the cluster, which this file does not tell"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 import warnings
@@ -11,8 +10,8 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from raybench.cli.shared import complain, note
-from raybench.core import endings
-from raybench.core.errors import InputError, Notice, SweepStopped
+from raybench.core.errors import Notice
+from raybench.core.process import ending
 
 
 @contextmanager
@@ -25,24 +24,13 @@ def leaving() -> Iterator[None]:
     try:
         with _notices_as_notes(), _store_trouble_told():
             yield
-    except InputError as error:
-        complain(error.shown())
-        sys.exit(2)
-    except SweepStopped as error:
-        complain([str(error)])
-        sys.exit(1)
-    except OSError as error:  # such as a folder that cannot be written, or a full disk
-        trouble = endings.disk_trouble(error)
-        if trouble is None and error.filename is None:
+    except BaseException as error:
+        code_and_text = ending(error)
+        if code_and_text is None:
             raise
-        complain([trouble or f"{os.fspath(error.filename)!s}: {error.strerror}"])
-        sys.exit(1 if trouble else 2)
-    except MemoryError as error:
-        complain([f"out of memory: {str(error).rstrip('.') or 'there is not enough'}"])
-        sys.exit(1)
-    except KeyboardInterrupt as stop:
-        complain(["interrupted"])
-        sys.exit(endings.exit_code(stop))
+        code, text = code_and_text
+        complain(text)
+        sys.exit(code)
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def _print(
     from rich.text import Text
 
     from raybench.execution.checks import counted
-    from raybench.runtime.gpus import crowded
+    from raybench.runtime.resources import crowded
 
     sweep, screen = made.sweep, console()
     head = Text(sweep.name, style="bold")
@@ -139,7 +139,7 @@ def _fewer(made: Plan) -> list[tuple[str, str]]:
 
 def _needs(need: Need, folder: str) -> list[tuple[str, str]]:
     """Return lines on memory and disk: what the missing cells need, and what there is."""
-    from raybench.core.capacity import disk_free, memory_here, size
+    from raybench.core.limits import disk_free, memory_here, size
 
     until = "" if need.sure else ", if no stop rule ends cells before"
     apart = f"{size(need.server)} of a batch are n d values a cell that a robust server keeps of its clients"
@@ -284,6 +284,6 @@ def _time(made: Plan, known: dict[str, Estimate]) -> str:
 
 
 def _clock(seconds: float) -> str:
-    from raybench.core.durations import clock
+    from raybench.core.clock import duration
 
-    return clock(seconds) if seconds >= 1 else "< 1 s"
+    return duration(seconds) if seconds >= 1 else "< 1 s"

@@ -82,8 +82,8 @@ def run(
 
 
 def _work(sweep: Sweep, folder: str, fresh: bool) -> None:
-    from raybench.core.endings import Terminated
     from raybench.core.errors import InputError
+    from raybench.core.process import Terminated
     from raybench.execution.plan import make_plan
     from raybench.runtime.driver import drive
 

@@ -1,4 +1,4 @@
-"""Where the seconds of a round go."""
+"""Seconds: where those of a round go, and how people write them."""
 
 from __future__ import annotations
 
@@ -34,3 +34,13 @@ class Clock:
         finally:
             counted = sum(self.parts) - before
             setattr(self, part, getattr(self, part) + perf_counter() - began - counted)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as people write it: 8 s, 3:07, 1:02:03."""
+    s = round(seconds)
+    if s < 60:
+        return f"{s} s"
+    return (
+        f"{s // 60}:{s % 60:02d}" if s < 3600 else f"{s // 3600}:{s % 3600 // 60:02d}:{s % 60:02d}"
+    )

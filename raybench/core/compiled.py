@@ -52,9 +52,9 @@ class Kernel:
 
         given, uses = self.py_func, repr(_meaning(self.py_func))
         names = {name: value for name, value in _outside(given) if isinstance(value, Kernel)}
-        known = {**given.__globals__, **{name: held.dispatcher for name, held in names.items()}}
+        scope = {**given.__globals__, **{name: used.dispatcher for name, used in names.items()}}
         cells = tuple(CellType(_resolved(c.cell_contents)) for c in given.__closure__ or ())
-        function = FunctionType(given.__code__, known, None, given.__defaults__, cells or None)
+        function = FunctionType(given.__code__, scope, None, given.__defaults__, cells or None)
         function.__qualname__ = given.__qualname__
         return machine_code.dispatcher(function, self.options, uses)
 

@@ -41,7 +41,7 @@ class Sample:
     def split(self, size: int) -> list[Sample]:
         """Return the consecutive parts of so many samples each, with streams of their own."""
         parts = self.indices.split(size, -1)
-        return [Sample(own, self.stream.fold(j)) for j, own in enumerate(parts)]
+        return [Sample(indices, self.stream.fold(j)) for j, indices in enumerate(parts)]
 
     def __getitem__(self, cells: Tensor | slice) -> Sample:
         return Sample(self.indices[cells], self.stream[cells])

@@ -327,15 +327,17 @@ def _attributes(target: type, root: type, free: frozenset[str]) -> dict[str, str
     """
     taken: dict[str, str] = {}
     for part in reversed(target.__mro__[:-1]):
-        own = {n for n, v in vars(part).items() if isinstance(v, property) or inspect.isroutine(v)}
+        names = {
+            n for n, v in vars(part).items() if isinstance(v, property) or inspect.isroutine(v)
+        }
         if part is not target:
             open_ = {
                 *free,
                 *vars(part).get("__params__", {}),
                 *getattr(part, "__dataclass_fields__", {}),
             }
-            own |= {n for n in vars(part) if not n.startswith("_")} - open_
+            names |= {n for n in vars(part) if not n.startswith("_")} - open_
         if part is root:
-            own |= {*vars(part).get("__annotations__", {})} - free
-        taken |= dict.fromkeys(own, part.__name__)
+            names |= {*vars(part).get("__annotations__", {})} - free
+        taken |= dict.fromkeys(names, part.__name__)
     return taken

@@ -28,7 +28,7 @@ import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.serialize import dumps
 
-from raybench.core.kernel_folder import is_own, kernel_folder
+from raybench.core.process import is_own, kernel_folder
 
 DIGEST = 32  # bytes
 
@@ -120,8 +120,8 @@ def _stamp(function: Callable[..., Any]) -> str | None:
     """Return a digest of the file or text that a function was written in; None where neither is there."""
     path = function.__code__.co_filename
     try:
-        found = os.stat(path)
-        return _digest_of(path, found.st_mtime_ns, found.st_size)
+        state = os.stat(path)
+        return _digest_of(path, state.st_mtime_ns, state.st_size)
     except OSError:
         try:
             return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()

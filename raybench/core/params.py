@@ -145,12 +145,12 @@ def record(target: type[T]) -> type[T]:
     A parameter without a default is required. ``__params__`` of the class keeps the declarations, those
     of its bases first. Raises InputError for a parameter without a type annotation.
     """
-    found = _in_body(target)
-    bare = [name for name in found if name not in vars(target).get("__annotations__", {})]
-    if bare:
-        fix = f"write {bare[0]}: float = Number(...), so that type checkers know it"
-        raise InputError.of(target.__name__, f"parameter {bare[0]} has no type", fix)
-    for name, param in found.items():
+    declarations = _in_body(target)
+    untyped = [name for name in declarations if name not in vars(target).get("__annotations__", {})]
+    if untyped:
+        fix = f"write {untyped[0]}: float = Number(...), so that type checkers know it"
+        raise InputError.of(target.__name__, f"parameter {untyped[0]} has no type", fix)
+    for name, param in declarations.items():
         if isinstance(param.default, list | dict):
             _set(target, name, field(default_factory=_copier(param.default)))
     return dataclass(frozen=True)(target)
@@ -178,8 +178,8 @@ def declared(target: object, *, as_record: bool) -> dict[str, Param]:
         _in_body(target)
     init = vars(target).get("__init__")
     if inspect.isfunction(init):
-        found = _in_signature(init)
-        _add(target, found)
+        declarations = _in_signature(init)
+        _add(target, declarations)
     return dict(getattr(target, "__params__", {}))
 
 
@@ -192,11 +192,11 @@ def _has_declarations(target: type) -> bool:
 
 def _in_body(target: object) -> dict[str, Param]:
     """Return the parameters among a class's attributes, after putting their defaults there."""
-    found = {name: value for name, value in vars(target).items() if isinstance(value, Param)}
-    for name, param in found.items():
+    declarations = {name: value for name, value in vars(target).items() if isinstance(value, Param)}
+    for name, param in declarations.items():
         _set(target, name, param.default)
-    _add(target, found)
-    return found
+    _add(target, declarations)
+    return declarations
 
 
 def _add(target: Any, found: Mapping[str, Param]) -> None:
@@ -217,20 +217,20 @@ def _copier(value: Any) -> Callable[[], Any]:
 
 def _in_signature(function: Any) -> dict[str, Param]:
     """Return the parameters among a function's defaults, after putting their own defaults there."""
-    found: dict[str, Param] = {}
+    declarations: dict[str, Param] = {}
     by_position: list[tuple[str, Any]] = []
     by_name: dict[str, Any] = {}
-    for name, one in inspect.signature(function).parameters.items():
-        value = one.default
+    for name, parameter in inspect.signature(function).parameters.items():
+        value = parameter.default
         if isinstance(value, Param):
-            found[_plain(name)] = value
+            declarations[_plain(name)] = value
             value = value.default
         missing = value is REQUIRED or value is inspect.Parameter.empty
-        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD):
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             by_position.append((name, REQUIRED if missing else value))
-        elif one.kind is one.KEYWORD_ONLY and not missing:
+        elif parameter.kind is parameter.KEYWORD_ONLY and not missing:
             by_name[name] = value
-    if not found:
+    if not declarations:
         return {}
     while by_position and by_position[0][1] is REQUIRED:
         by_position.pop(0)
@@ -240,7 +240,7 @@ def _in_signature(function: Any) -> dict[str, Param]:
             raise InputError.of(function.__qualname__, what, "required parameters come first")
     function.__defaults__ = tuple(value for _, value in by_position) or None
     function.__kwdefaults__ = by_name or None
-    return found
+    return declarations
 
 
 def _plain(name: str) -> str:
@@ -268,7 +268,7 @@ def numbers(target: object, given: Mapping[str, object], ours: str) -> dict[str,
     declares besides; none that a base of the package ``ours`` has. In a signature: every default. To be
     asked before ``declared``.
     """
-    found: dict[str, object] = {}
+    numbers_by_name: dict[str, object] = {}
     if isinstance(target, type):
         theirs = [part for part in target.__mro__ if part.__module__.partition(".")[0] == ours]
         taken = {name for part in theirs for name in (*vars(part), *_annotated(part))}
@@ -281,14 +281,16 @@ def numbers(target: object, given: Mapping[str, object], ours: str) -> dict[str,
                 meant = (typed or name in given) and not name.startswith("_")
                 twice = isinstance(given.get(name), Param) and name in fields
                 if bare(value) and meant and name not in taken and not twice:
-                    found[name] = value
+                    numbers_by_name[name] = value
     function = vars(target).get("__init__") if isinstance(target, type) else target
     if inspect.isfunction(function):
         every = inspect.signature(function).parameters.items()
-        held = {_plain(name): one.default for name, one in every if bare(one.default)}
-        found |= {name: value for name, value in held.items() if name not in given}
+        held = {
+            _plain(name): parameter.default for name, parameter in every if bare(parameter.default)
+        }
+        numbers_by_name |= {name: value for name, value in held.items() if name not in given}
     inherited = getattr(target, "__params__", {})
-    return {name: value for name, value in found.items() if name not in inherited}
+    return {name: value for name, value in numbers_by_name.items() if name not in inherited}
 
 
 def _annotated(part: type) -> Mapping[str, object]:
@@ -302,6 +304,6 @@ def differing(target: object, params: Mapping[str, Param]) -> list[str]:
     """
     if not is_dataclass(target):
         return []
-    own = {f.name: f.default for f in fields(target) if f.default is not MISSING}
-    both = [name for name in params if name in own and params[name].default is not REQUIRED]
-    return [name for name in both if own[name] != params[name].default]
+    defaults = {f.name: f.default for f in fields(target) if f.default is not MISSING}
+    both = [name for name in params if name in defaults and params[name].default is not REQUIRED]
+    return [name for name in both if defaults[name] != params[name].default]

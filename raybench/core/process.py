@@ -1,4 +1,4 @@
-"""What a process of our own sets for itself: how idle threads wait, and memory that is kept.
+"""This process: how its idle threads wait, memory that is kept, where its kernels are kept, signals, and exit codes.
 
 Nothing here happens by importing raybench, by ``compress`` or by a run: a user's process stays as it
 is. The command line calls ``tune_process`` for the verbs that compute, Ray's workers do when they start
@@ -8,9 +8,20 @@ to work, and so do the benchmarks; a program of yours may call it as well.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
-from collections.abc import Callable
+import re
+import signal
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
+from types import FrameType
+
+from raybench.core.errors import InputError, SweepStopped
 
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Read by OpenMP when torch is loaded, without effect afterwards. Idle threads of torch spin by
@@ -63,3 +74,213 @@ def _trim() -> Callable[[int], int] | None:
         return ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError, TypeError):
         return None
+
+
+# Compiled kernels ---------------------------------------------------------------------------------
+
+
+# A kept kernel is machine code in a pickle: whoever can put a file in its place runs what he likes as
+# whoever loads it. So kernels never lie beside a source file, which others may share, but in a folder of
+# the user's own, and a folder that others own or can write to is refused.
+KERNELS = "NUMBA_CACHE_DIR"
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def kernel_folder() -> Path | None:
+    """Return the folder of compiled kernels: $NUMBA_CACHE_DIR, else one in the user's cache.
+
+    It is made where it is missing, with mode 0700; None where it cannot be made. Raises InputError
+    where another user owns it, or others can write to it.
+    """
+    import platformdirs
+
+    given = os.environ.get(KERNELS, "")
+    default = Path(platformdirs.user_cache_dir("raybench")) / "kernels"
+    folder = Path(given).expanduser() if given else default
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = folder.stat()
+    except OSError:  # a disk that is full or read-only: every process compiles for itself
+        return None
+    if is_own(state):
+        return folder
+    where = KERNELS if given else str(folder)
+    if not is_owner(state):
+        what = f"{folder} belongs to another user, who could replace the compiled kernels in it"
+        raise InputError.of(where, what, f"set {KERNELS} to a folder of your own")
+    what = f"others can write to {folder}, and so replace the compiled kernels in it"
+    fix = f"chmod go-w {folder}; or set {KERNELS} to a folder of your own"
+    raise InputError.of(where, what, fix)
+
+
+def is_owner(state: os.stat_result) -> bool:
+    """Return whether this process's user owns a file; true where files have no owners (Windows)."""
+    return not hasattr(os, "geteuid") or state.st_uid == os.geteuid()
+
+
+def is_own(state: os.stat_result) -> bool:
+    """Return whether a file is this process's user's, and nobody else can write to it."""
+    return is_owner(state) and not (hasattr(os, "geteuid") and state.st_mode & OTHERS_WRITE)
+
+
+# Endings ------------------------------------------------------------------------------------------
+
+
+INTERRUPTED = 130  # exit codes by the custom of shells: 128 and the number of the signal
+TERMINATED = 143
+SAME_WISH = 1.0  # seconds within which a signal that comes again says nothing new
+DISK_TROUBLE = {
+    errno.ENOSPC: "free some of it",
+    errno.EDQUOT: "free some of it",
+    errno.EIO: "look at the disk",
+    errno.EROFS: "give --out on another disk",
+    errno.ETIMEDOUT: "look at the network and the store",
+    errno.EREMOTEIO: "look at what the store's permissions allow",
+}
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has come: the work stops as it does by Ctrl-C."""
+
+
+@contextmanager
+def stopping_on_sigterm() -> Iterator[None]:
+    """Raise Terminated in the main thread when SIGTERM comes, unless the program has a handler of its own.
+
+    By default SIGTERM ends a process without a word and without its ``finally`` parts.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM) if main else None
+    home = getattr(before, "__module__", "")
+    ours = before == signal.SIG_DFL or home == __name__ or home.split(".")[0] == "ray"
+    if not (main and ours):
+        yield
+        return
+    heard: list[int] = []
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        # what a handler raises while Ray waits comes out of it as a plain KeyboardInterrupt
+        if heard:
+            raise Terminated from stop
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def deferring_sigterm() -> Iterator[None]:
+    """Hear a SIGTERM at the end: what starts Ray is not left in the middle, where it crashes or leaves processes.
+
+    Whatever handler was installed meanwhile, below Python too, is replaced by the one that was there before.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if heard:
+            # Ray's handler below Python's sets an alarm that aborts the process three seconds after a SIGTERM.
+            signal.alarm(0)
+        if heard and callable(before):
+            before(signal.SIGTERM, None)  # raised once more it would count as a second signal
+        elif heard:
+            signal.raise_signal(signal.SIGTERM)
+
+
+@contextmanager
+def ending_on_the_second_signal() -> Iterator[None]:
+    """Leave with the exit code of a second SIGINT or SIGTERM as it comes, whatever the main thread waits for.
+
+    For a process that is a command's own: what of Ray's does not answer keeps the main thread from running any
+    handler. What arrives within a second of the first is the same wish, as of a shell that tells the whole group.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+
+    def listen() -> None:
+        first = 0.0
+        while number := os.read(ours, 1):
+            if number[0] not in (signal.SIGINT, signal.SIGTERM):
+                continue
+            if not first:
+                first = time.monotonic()
+            elif time.monotonic() - first > SAME_WISH:
+                os.write(
+                    2,
+                    b"\x1b[?25h" * os.isatty(2)
+                    + b"note: left without waiting for what still runs\n",
+                )
+                os._exit(128 + number[0])
+
+    before = signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(theirs)
+        thread.join()
+        os.close(ours)
+
+
+def exit_code(stop: KeyboardInterrupt) -> int:
+    """Return 143 after SIGTERM, 130 after Ctrl-C."""
+    return TERMINATED if isinstance(stop, Terminated) else INTERRUPTED
+
+
+def ending(error: BaseException) -> tuple[int, list[str]] | None:
+    """Return the exit code of a command that an error ends, and what to say of it; None for a defect of ours.
+
+    1: the disk is full, or the sweep had to stop; 2: the input is wrong; 130: Ctrl-C; 143: SIGTERM.
+    """
+    if isinstance(error, InputError):
+        return 2, error.shown()
+    if isinstance(error, SweepStopped):
+        return 1, [str(error)]
+    if isinstance(error, MemoryError):
+        return 1, [f"out of memory: {str(error).rstrip('.') or 'there is not enough'}"]
+    if isinstance(error, KeyboardInterrupt):
+        return exit_code(error), ["interrupted"]
+    if isinstance(error, OSError):  # such as a folder that cannot be written, or a full disk
+        trouble = disk_trouble(error)
+        if trouble is not None:
+            return 1, [trouble]
+        if error.filename is not None:
+            return 2, [f"{os.fspath(error.filename)!s}: {error.strerror}"]
+    return None
+
+
+def disk_trouble(error: OSError) -> str | None:
+    """Return what to tell of an error that is the disk's, or the object store's; None for any other."""
+    if error.errno not in DISK_TROUBLE:
+        return None
+    where = f"{os.fspath(error.filename)!s}: " if error.filename is not None else ""
+    said = error.strerror or os.strerror(error.errno)
+    return (
+        f"{where}{said}\n    {DISK_TROUBLE[error.errno]}: what is committed stays, and the same command "
+        "goes on"
+    )
+
+
+def disk_trouble_told(lines: Iterable[str]) -> int | None:
+    """Return the errno of a disk's trouble that a traceback from another process ends with, None without."""
+    for line in lines:
+        match = re.search(r"\b\w*Error: \[Errno (\d+)\]", line)
+        if match and int(match[1]) in DISK_TROUBLE:
+            return int(match[1])
+    return None

@@ -121,18 +121,20 @@ def _register(
             # metrics have no parameters: in their signatures a number is a number
             slips = params.numbers(target, given, OURS).items() if kind != "metric" else ()
             if slips:
-                raise InputError([params.undeclared(f"{kind} {name}", *one) for one in slips])
+                raise InputError([params.undeclared(f"{kind} {name}", *slip) for slip in slips])
         _generation += 1
-        known = params.declared(target, as_record=kind == "compressor")
-        known |= {key: value for key, value in given.items() if isinstance(value, Param)}
-        facts.check_names(kind, name, target, known)
-        if twice := params.differing(target, known):
+        declarations = params.declared(target, as_record=kind == "compressor")
+        declarations |= {key: value for key, value in given.items() if isinstance(value, Param)}
+        facts.check_names(kind, name, target, declarations)
+        if twice := params.differing(target, declarations):
             fix = "declare it once, as an attribute of the class: k: int = Integer(1)"
             raise InputError.of(f"{kind} {name}", f"{twice[0]} has two different defaults", fix)
         said = {key: value for key, value in given.items() if not isinstance(value, Param)}
-        record = facts.facts_of(kind, name, said, known)
-        target.__params__ = known  # type: ignore[attr-defined]  # what is built on this one inherits them
-        _entries[kind, name] = Entry(kind, name, target, known, record, version, _source, overrides)
+        record = facts.facts_of(kind, name, said, declarations)
+        target.__params__ = declarations  # type: ignore[attr-defined]  # what is built on this one inherits them
+        _entries[kind, name] = Entry(
+            kind, name, target, declarations, record, version, _source, overrides
+        )
         return target
 
     return decorate
@@ -292,8 +294,8 @@ def load_plugin(path: str | Path) -> list[Entry[Facts]]:
             sys.modules[module_name] = module_of(file, module_name)
         except InputError as error:  # a decorator refused the plug-in
             at = f"{where}, line {_line_in(error, str(file))}"
-            found = [Complaint(f"{at}: {c.where}", c.what, c.fix) for c in error.complaints]
-            raise InputError(found) from error
+            complaints = [Complaint(f"{at}: {c.where}", c.what, c.fix) for c in error.complaints]
+            raise InputError(complaints) from error
         except Exception as error:
             line = error.lineno if isinstance(error, SyntaxError) else _line_in(error, str(file))
             what = f"line {line}: {type(error).__name__}: {error}"

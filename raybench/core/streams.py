@@ -207,8 +207,8 @@ class Stream:
     @property
     def shape(self) -> torch.Size:
         """The shape of ``keys``."""
-        own = () if self.ids is None else (len(self.ids),)
-        return torch.Size((*self.root.shape, *own))
+        clients = () if self.ids is None else (len(self.ids),)
+        return torch.Size((*self.root.shape, *clients))
 
     @property
     def device(self) -> torch.device:
@@ -373,6 +373,6 @@ class Stream:
 
 def stream(seed: int | Iterable[int] = 0, device: str | torch.device = "cpu") -> Stream:
     """Return the root stream of a seed, or of one seed per cell (then of shape (B,))."""
-    one = isinstance(seed, numbers.Integral)
-    seeds = torch.as_tensor(seed if one else list(seed), dtype=torch.int64)  # type: ignore[arg-type]
+    is_single = isinstance(seed, numbers.Integral)
+    seeds = torch.as_tensor(seed if is_single else list(seed), dtype=torch.int64)  # type: ignore[arg-type]
     return Stream(hash_torch(seeds.to(device), tag_of("raybench")))

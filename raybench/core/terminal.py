@@ -100,8 +100,8 @@ def console(**settings: Any) -> Console:
     class Console(plain.Console):
         @property
         def file(self) -> Any:  # codes of its own are for the terminal
-            found = super().file
-            return getattr(found, "through", found)
+            stream = super().file
+            return getattr(stream, "through", stream)
 
         @file.setter
         def file(self, new: Any) -> None:

@@ -52,7 +52,7 @@ class _CoreResolver(VersionedResolver):
 
     @property
     def versioned_resolver(self) -> object:
-        return {key: list(found) for key, found in _TABLE.items()}
+        return {key: list(patterns) for key, patterns in _TABLE.items()}
 
 
 class _Composer(Composer):
@@ -95,7 +95,7 @@ def _yaml() -> YAML:
 def parse(text: str, source: str = "") -> Any:
     """Return the plain value of one YAML document: dict, list, str, int, float, bool or None.
 
-    source names the text in complaints. Raises InputError with line and column, and where the
+    source names the text in wrong. Raises InputError with line and column, and where the
     document is longer, deeper or larger than any sweep.
     """
     if len(text) > MAX_LETTERS:
@@ -134,7 +134,7 @@ def plain(value: object, where: str = "") -> Any:
 
     Raises InputError for other types, keys that are not text, and structures that are too large.
     """
-    found: list[Complaint] = []
+    wrong: list[Complaint] = []
     count = 0
 
     def walk(item: object, at: str, depth: int) -> object:
@@ -147,7 +147,7 @@ def plain(value: object, where: str = "") -> Any:
             for key in item:
                 if not isinstance(key, str):
                     shown = repr(key)[:40]
-                    found.append(Complaint(at or where, f"key {shown} is not text", "quote it?"))
+                    wrong.append(Complaint(at or where, f"key {shown} is not text", "quote it?"))
             keys = [key for key in item if isinstance(key, str)]
             return {str(k): walk(item[k], f"{at}.{k}" if at else k, depth + 1) for k in keys}
         if isinstance(item, (str, bool, int, float)) or item is None:
@@ -162,12 +162,12 @@ def plain(value: object, where: str = "") -> Any:
         if hasattr(item, "tolist"):  # numpy scalars and arrays
             return walk(item.tolist(), at, depth + 1)
         what = f"a value of type {type(item).__name__} is not allowed"
-        found.append(Complaint(at or where, what, "allowed: text, numbers, true, false, lists"))
+        wrong.append(Complaint(at or where, what, "allowed: text, numbers, true, false, lists"))
         return None
 
     result = walk(value, "", 0)
-    if found:
-        raise InputError(found)
+    if wrong:
+        raise InputError(wrong)
     return result
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import scipy.sparse
 
 from raybench.core.errors import InputError, nearest
-from raybench.core.room import decompressed
+from raybench.core.limits import decompressed
 from raybench.data import tables
 from raybench.data.files import DATASET_KEY, cached, data_error
 from raybench.data.known import EMBEDDED, KNOWN, fetch, find, folder

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from raybench.core.errors import InputError
-from raybench.core.room import check_fits, check_growth
+from raybench.core.limits import check_fits, check_growth
 
 DATASET_KEY = "problem.dataset"
 NPZ_FIX = "save it with numpy.savez(file, X=..., y=...)"

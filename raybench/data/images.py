@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 
 from raybench.core.errors import InputError, nearest
-from raybench.core.room import check_fits, check_growth, decompressed
+from raybench.core.limits import check_fits, check_growth, decompressed
 from raybench.data.examples import Examples, Pair
 from raybench.data.files import (
     AGAIN,

@@ -36,7 +36,7 @@ def matrices(path: Path, names: Collection[str] | None = None) -> dict[str, np.n
     Nothing of a file is run. Raises InputError where the file is damaged, of another version than 5 to 7, holds
     something asked for that is no matrix of real numbers, or takes more memory than a data set may.
     """
-    from raybench.core.room import FREE, GROWTH, SHARE, check_fits, memory_here
+    from raybench.core.limits import FREE, GROWTH, SHARE, check_fits, memory_here
     from raybench.data.files import DATASET_KEY, data_error
 
     try:

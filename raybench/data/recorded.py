@@ -1,6 +1,6 @@
 """Gradients that ``raybench.torch.record`` kept of somebody's training run: checked before they are read.
 
-The format is described in ``raybench.core.recording``. A folder may come from anybody: nothing in it is
+The format is described in ``raybench.core.layout``. A folder may come from anybody: nothing in it is
 unpickled, and sizes are found from headers before memory is taken.
 """
 
@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.core.layout import Layout
-from raybench.core.recording import FORMAT, INDEX, step_file
-from raybench.core.room import check_fits
+from raybench.core.layout import FORMAT, INDEX, Layout, step_file
+from raybench.core.limits import check_fits
 from raybench.data.files import data_error, opened
 
 KEY = "gradients"

@@ -13,7 +13,7 @@ import numpy as np
 import scipy.sparse
 
 from raybench.core.errors import InputError, nearest
-from raybench.core.room import check_fits
+from raybench.core.limits import check_fits
 from raybench.data.files import DATASET_KEY, NPZ_FIX, Archive, data_error, opened
 
 LABEL_KEY, CLIENT_KEY = "problem.label", "problem.split.column"

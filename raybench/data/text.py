@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from raybench.core.errors import nearest
-from raybench.core.room import check_fits, decompressed
+from raybench.core.limits import check_fits, decompressed
 from raybench.data.examples import Examples, Pair
 from raybench.data.files import DATASET_KEY, cached, data_error, path_of
 from raybench.data.known import KNOWN_TEXTS, find_text, folder, texts_there

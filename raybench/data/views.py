@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from raybench.core.errors import nearest
-from raybench.core.room import check_fits, decompressed
+from raybench.core.limits import check_fits, decompressed
 from raybench.data.examples import Examples, Pair
 from raybench.data.files import AGAIN, DATASET_KEY, cached, data_error, kind, opened, path_of
 from raybench.data.images import Listing, inputs_of, read_pictures

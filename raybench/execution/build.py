@@ -19,11 +19,11 @@ from raybench.compressors import Bound, Compressor, Role
 from raybench.compressors.dense import Identity
 from raybench.compressors.per_tensor import PerPart, PerTensor
 from raybench.core import registry
-from raybench.core.capacity import need_memory
 from raybench.core.cells import PerCell
 from raybench.core.clock import Clock
 from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
+from raybench.core.limits import need_memory
 from raybench.core.parts import PARTS
 from raybench.core.streams import Stream
 from raybench.execution.batch import Resolved

@@ -17,9 +17,9 @@ import numpy as np
 import scipy.sparse
 import torch
 
-from raybench.core.capacity import disk_free, memory_here, size
 from raybench.core.cells import State
 from raybench.core.errors import Complaint, InputError
+from raybench.core.limits import disk_free, memory_here, size
 from raybench.execution.batch import MOST_BYTES_PER_TENSOR, Batch
 from raybench.execution.checks import robust_of
 from raybench.execution.execute import hosted

@@ -18,8 +18,7 @@ from torch import Tensor
 from raybench.core.cells import PerCell
 from raybench.core.draws import Sample
 from raybench.core.errors import InputError
-from raybench.core.groups import clipped
-from raybench.core.layout import Layout
+from raybench.core.layout import Layout, clipped
 from raybench.core.parallel import wide
 from raybench.problems.abilities import Buffered, Predicting, SplitByFeatures
 from raybench.problems.base import EVALUATED, OF_LOSSES, Measured, Problem

@@ -15,8 +15,8 @@ import torch
 from raybench import data
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
+from raybench.core.limits import check_fits
 from raybench.core.registry import REQUIRED, Choice, Flag, Integer, List, Number, Text
-from raybench.core.room import check_fits
 from raybench.data.dataset import Features
 from raybench.problems.base import DTYPES, Constants, Fact, Problem
 from raybench.problems.kernels import nonconvex_kernel

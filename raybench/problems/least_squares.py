@@ -11,10 +11,10 @@ import scipy.sparse
 import torch
 
 from raybench import data
-from raybench.core.capacity import need_memory
 from raybench.core.draws import Sample
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
+from raybench.core.limits import need_memory
 from raybench.core.registry import Choice, problem
 from raybench.problems.base import Constants, Fact, share_right, share_signed
 from raybench.problems.clients import DataProblem

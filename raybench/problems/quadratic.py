@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from scipy.linalg import solveh_banded
 
-from raybench.core.capacity import need_memory
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
+from raybench.core.limits import need_memory
 from raybench.core.registry import Choice, Integer, List, Number, problem
 from raybench.problems.base import DTYPES, Constants, Fact, Problem
 

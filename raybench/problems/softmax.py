@@ -10,9 +10,9 @@ import scipy.sparse
 import torch
 
 from raybench import data
-from raybench.core.capacity import need_memory
 from raybench.core.draws import Sample
 from raybench.core.layout import Layout
+from raybench.core.limits import need_memory
 from raybench.core.registry import problem
 from raybench.problems.base import share_right
 from raybench.problems.clients import Rows, ScoreProblem, stored_entries

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from raybench import data
-from raybench.core.capacity import need_memory
 from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
+from raybench.core.limits import need_memory
 from raybench.core.params import declared
 from raybench.core.registry import Choice, Integer, List, Number, Param, Text, problem
 from raybench.problems.base import DTYPES, Constants, Fact, Problem, share_right, share_signed

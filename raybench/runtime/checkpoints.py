@@ -23,7 +23,7 @@ import xxhash
 from raybench.execution.batch import Batch
 from raybench.execution.run import Options
 from raybench.execution.saved import Part
-from raybench.runtime.scratch import scratch
+from raybench.runtime.leftovers import scratch
 from raybench.store import Store
 from raybench.store.files import Files
 from raybench.store.schema import raybench_version
@@ -83,7 +83,7 @@ class Checkpoints:
         folder = f"{key}-{t}"
         self._write(folder, name, data)
         whole = 1 if size == 1 else 2  # other ranks may still be writing the last one
-        self._saved = [*(own for own in self._saved if own.startswith(key)), folder][-whole:]
+        self._saved = [*(f for f in self._saved if f.startswith(key)), folder][-whole:]
         if rank == 0 and len(self._saved) == whole:
             for _, rel in self._all(key):
                 if not self._spares(rel):
@@ -94,7 +94,7 @@ class Checkpoints:
 
     def _spares(self, rel: str) -> bool:
         """Return whether a checkpoint is not to be removed, though there is a newer one."""
-        return rel in [f"{FOLDER}/{self.run}/{own}" for own in self._saved]
+        return rel in [f"{FOLDER}/{self.run}/{name}" for name in self._saved]
 
     def _key(self, batch: Batch) -> str:
         said = f"{batch.name} {raybench_version()} {self.options!r}"
@@ -102,23 +102,23 @@ class Checkpoints:
 
     def _all(self, key: str) -> list[tuple[int, str]]:
         """Return the round and the folder of every checkpoint of a batch, complete or not."""
-        found = []
+        checkpoints = []
         for run in self.files.folders(FOLDER):
             for name in self.files.folders(f"{FOLDER}/{run}"):
-                own, _, t = name.rpartition("-")
-                if own == key and t.isdigit():
-                    found.append((int(t), f"{FOLDER}/{run}/{name}"))
-        return found
+                key_of, _, t = name.rpartition("-")
+                if key_of == key and t.isdigit():
+                    checkpoints.append((int(t), f"{FOLDER}/{run}/{name}"))
+        return checkpoints
 
     def _newest(self, key: str) -> list[str] | None:
         """Return the parts of the newest checkpoint that is whole, in rank order."""
         for _, rel in sorted(self._all(key), reverse=True):
-            found = [m for m in map(PART.fullmatch, self.files.names(rel)) if m]
-            parts = {int(m[1]): m for m in found}
-            if not parts or sorted(parts) != list(range(int(found[0][2]))):
+            matches = [m for m in map(PART.fullmatch, self.files.names(rel)) if m]
+            parts = {int(m[1]): m for m in matches}
+            if not parts or sorted(parts) != list(range(int(matches[0][2]))):
                 continue
             names = [f"{rel}/{parts[rank][0]}" for rank in sorted(parts)]
-            if all(self._sound(f"{rel}/{m[0]}", m[3]) for m in found):
+            if all(self._sound(f"{rel}/{m[0]}", m[3]) for m in matches):
                 return names
         return None
 

@@ -8,13 +8,13 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raybench.core.endings import Terminated, stopping_on_sigterm
-from raybench.core.errors import InputError, Notice
+from raybench.core.errors import Notice
+from raybench.core.process import INTERRUPTED, TERMINATED, Terminated, stopping_on_sigterm
 from raybench.execution import rows
 from raybench.execution.batch import Batch
 from raybench.execution.costs import admit
@@ -24,11 +24,10 @@ from raybench.execution.search import Best
 from raybench.runtime.callbacks import Callback, opened
 from raybench.runtime.callbacks.follower import Follower
 from raybench.runtime.checkpoints import FOLDER, Checkpoints, run_name
-from raybench.runtime.crew import group_of, options_of, through_ray
-from raybench.runtime.gpus import check_gpus, count_here, crowded
-from raybench.runtime.outcome import Outcome
 from raybench.runtime.progress import View
 from raybench.runtime.queue import Attempts
+from raybench.runtime.ray_backend import options_of, through_ray
+from raybench.runtime.resources import check_gpus, count_here, crowded, group_of, mode_of
 from raybench.runtime.session import ray_session
 from raybench.spec import Sweep
 from raybench.store import Store
@@ -37,6 +36,34 @@ from raybench.store.log import BATCHES
 from raybench.store.reader import GRID, planned
 from raybench.store.remote import heard
 from raybench.store.writer import SET_ASIDE
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a sweep ended.
+
+    counts: planned cells by status (``missing`` for those that did not get their turn). seconds: of
+    this run. plan: what was planned. terminated: whether SIGTERM interrupted it, rather than Ctrl-C.
+    repairs: what was found in the folder that was not as it was written, and what became of it.
+    """
+
+    folder: str
+    counts: dict[str, int]
+    seconds: float
+    interrupted: bool
+    plan: Plan
+    terminated: bool = False
+    repairs: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """Return 0 if every cell ended, 1 if some failed or are missing or all were skipped, 130 if
+        interrupted by Ctrl-C, 143 by SIGTERM.
+        """
+        if self.interrupted:
+            return TERMINATED if self.terminated else INTERRUPTED
+        idle = not self.plan.cells  # every cell was skipped
+        return 1 if idle or self.counts.get("failed") or self.counts.get("missing") else 0
 
 
 def drive(
@@ -177,26 +204,6 @@ def _keep(attempts: Attempts, store: Store, ended: Mapping[str, str]) -> None:
         store.save_attempts(left)
 
 
-def mode_of(plan: Plan) -> str:
-    """Return ``simulate`` or ``train``, after checking that the workers can host the clients.
-
-    Raises InputError where there are more workers than clients.
-    """
-    resources = plan.sweep.resources
-    mode = resources.mode
-    if mode == "auto":
-        mode = "train" if resources.workers > 1 else "simulate"
-    if mode == "train":
-        fewest = min((b.facts["clients"] for b in plan.batches), default=1 << 30)
-        if resources.workers > fewest:
-            what = f"{resources.workers} workers for {fewest} clients"
-            raise InputError.of("resources.workers", what, f"at most {fewest}: each hosts a client")
-    elif resources.workers > 1:
-        what = f"mode simulate runs all clients in one process, not on {resources.workers} workers"
-        raise InputError.of("resources.workers", what, "set resources.mode: train")
-    return mode
-
-
 def _inline(plan: Plan, store: Store, view: View, fail_fast: bool, attempts: Attempts) -> bool:
     def begin(batch: Batch) -> int:
         before = attempts.begin([c.id for c in batch.cells])
@@ -239,5 +246,5 @@ def _account(plan: Plan, store: Store, whys: Mapping[str, str], attempts: Attemp
                 times = f"{tried} time{'' if tried == 1 else 's'}"
                 how = f"its worker ended {times}" if tried else "no worker lived to begin it"
                 error = f"{how}: {whys.get(cell.id) or 'killed, or out of memory'}"
-                own = replace(batch, attempts=tried - 1)
-                store.commit(cell.id, None, rows.failed_table(cell, own, error, host))
+                attempt = replace(batch, attempts=tried - 1)
+                store.commit(cell.id, None, rows.failed_table(cell, attempt, error, host))

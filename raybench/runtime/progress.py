@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raybench.core import terminal
-from raybench.core.durations import clock
+from raybench.core.clock import duration
 from raybench.execution.execute import Progress
 
 PROGRESS_VARIABLE = "RAYBENCH_PROGRESS"
@@ -128,18 +128,18 @@ class View:
         if now.rounds:
             parts.append(f"{now.rounds / max(elapsed, 1e-9):,.0f} cell-rounds/s")
             left = elapsed * (self.rounds - now.rounds) / now.rounds
-            parts.append(f"{clock(max(left, 0))} left")
+            parts.append(f"{duration(max(left, 0))} left")
         else:
             parts.append(self.stage)
         if self.silent:
             who = "1 worker" if len(self.silent) == 1 else f"{len(self.silent)} workers"
-            parts.append(f"{who} silent for {clock(self.silent[0])}")
+            parts.append(f"{who} silent for {duration(self.silent[0])}")
         return ", ".join(parts)
 
     def _block(self) -> Group:
         share = self._share()
         head = Table.grid(padding=(0, 2))
-        elapsed = clock(time.monotonic() - self.began)
+        elapsed = duration(time.monotonic() - self.began)
         bar = ProgressBar(total=1.0, completed=share, width=30)
         head.add_row(Text(self.name, style="bold"), bar, f"{share:4.0%}", elapsed)
         lines: list[Table | Text] = [head, Text("  " + self._words(), style="dim")]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from raybench.core.endings import disk_trouble_told
+from raybench.core.process import disk_trouble_told
 from raybench.execution.batch import Batch
 from raybench.execution.execute import Progress
 from raybench.spec import Section
@@ -236,9 +236,9 @@ class Queue:
         if not any(self.waiting.values()):
             return None
         longest = max((w for w in self.waiting.values() if w), key=lambda w: self._rank(w[-1]))
-        own = self.waiting.get(self.problems.get(worker))  # type: ignore[arg-type]
-        if own and SWITCH * self.work[own[-1]] >= self.work[longest[-1]]:
-            longest = own
+        same = self.waiting.get(self.problems.get(worker))  # type: ignore[arg-type]
+        if same and SWITCH * self.work[same[-1]] >= self.work[longest[-1]]:
+            longest = same
         return longest.pop()
 
 

@@ -21,9 +21,9 @@ from typing import Any
 
 from raybench.core import registry, yaml
 from raybench.core.errors import Complaint, InputError, nearest
+from raybench.core.limits import decompressed
 from raybench.core.parts import BUCKET_OF_SWEEPS
 from raybench.core.registry import REQUIRED, Choice, Param
-from raybench.core.room import decompressed
 from raybench.spec.parts import Operator, Section, canonical
 from raybench.spec.values import (
     NUMERIC_KINDS,

@@ -44,5 +44,5 @@ def _count(curves: pd.DataFrame, name: str) -> np.ndarray:
         return curves[f"extra.{name}"].fillna(0.0).to_numpy(float)
     if "extra" not in curves:
         return np.zeros(len(curves))
-    found = curves["extra"].map(lambda pairs: dict(pairs).get(name, 0.0), na_action="ignore")
-    return found.fillna(0.0).to_numpy(float)
+    counts = curves["extra"].map(lambda pairs: dict(pairs).get(name, 0.0), na_action="ignore")
+    return counts.fillna(0.0).to_numpy(float)

@@ -135,7 +135,7 @@ def _write(
     every = best(pa.concat_tables(cells))
     goal.own()
     sweeps = [reader.sweep_texts(source.name) for source in sources]
-    texts = [text for own in sweeps for text in reversed(own.values())]  # the last one first
+    texts = [text for files in sweeps for text in reversed(files.values())]  # the last one first
     if texts:
         goal.write("sweep.yaml", identity.with_accounting(texts[0], how))
         for text in reversed(dict.fromkeys(texts)):
@@ -143,8 +143,8 @@ def _write(
                 goal.keep_sweep(text.encode())
     status = every["status"].to_pylist()
     goal.skip(every.filter(pc.equal(every["status"], "skipped")))
-    for i, own in enumerate(status):
-        if own == "failed":
+    for i, ending in enumerate(status):
+        if ending == "failed":
             goal.commit(every["cell"][i].as_py(), None, every.slice(i, 1))
     rest = every.filter(pc.invert(pc.is_in(every["status"], pa.array(["skipped", "failed"]))))
     if len(rest):

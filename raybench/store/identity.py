@@ -23,10 +23,10 @@ def decoded(data: bytes, folder: str) -> str:
 
 def parse(text: str, where: str = "sweep.yaml") -> dict[str, Any]:
     """Return a saved sweep as a mapping, read as a sweep file is. Raises InputError if it is none."""
-    found = yaml.parse(text, where)
-    if not isinstance(found, Mapping):
+    sweep = yaml.parse(text, where)
+    if not isinstance(sweep, Mapping):
         raise InputError.of(where, "holds no sweep", "it should map keys such as name and problem")
-    return dict(found)
+    return dict(sweep)
 
 
 def dump(sweep: Mapping[str, object]) -> str:

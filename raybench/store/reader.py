@@ -124,8 +124,8 @@ class Results:
         in ``cells``. ``extra.NAME`` is an entry of the map ``extra``, NaN where absent.
         """
         names = list(dict.fromkeys(names))
-        own = [name for name in names if name.startswith(EXTRA)]
-        read = list(dict.fromkeys(["extra" if name in own else name for name in [*names, "round"]]))
+        extras = [name for name in names if name.startswith(EXTRA)]
+        read = dict.fromkeys("extra" if name in extras else name for name in [*names, "round"])
         asked = None if cells is None else {self._places[cell] for cell in cells}
 
         def block(table: pa.Table) -> dict[str, np.ndarray]:
@@ -140,19 +140,19 @@ class Results:
                 for name in (*names, "round")
                 if name in table.column_names
             }
-            rest |= {name: np.full(len(code), np.nan) for name in own if name not in rest}
-            found = _in_order({"cell": code, **rest})
-            return {name: found[name] for name in ("cell", *names)}
+            rest |= {name: np.full(len(code), np.nan) for name in extras if name not in rest}
+            blocks = _in_order({"cell": code, **rest})
+            return {name: blocks[name] for name in ("cell", *names)}
 
         only = None if cells is None else {s.name for s in self._with(cells)}
-        found, seen = [], np.zeros(len(self.cells), bool)
+        blocks, seen = [], np.zeros(len(self.cells), bool)
         for part in log.each_curves(self.files, self.log, ["cell", *read], block, only):
             double = seen[part["cell"]]
             if double.any():  # a cell that stands in two shards is read once
                 part = {name: values[~double] for name, values in part.items()}
             seen[part["cell"]] = True
-            found.append(part)
-        return found
+            blocks.append(part)
+        return blocks
 
     def some(self, cells: Collection[str], names: Sequence[str]) -> pd.DataFrame:
         """Return the ids of cells and columns of numbers of the rows of some cells, by id and round."""
@@ -197,8 +197,8 @@ def _in_order(block: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         code, at = code[order], at[order]
         first = np.append(True, (code[1:] != code[:-1]) | (at[1:] != at[:-1]))[: len(code)]
         block = {name: values[order][first] for name, values in block.items()}
-    known = block["cell"] >= 0
-    return block if known.all() else {name: values[known] for name, values in block.items()}
+    of_cell = block["cell"] >= 0
+    return block if of_cell.all() else {name: values[of_cell] for name, values in block.items()}
 
 
 def part(folder: Source, columns: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -227,9 +227,9 @@ def sweep_texts(folder: Source) -> dict[str, str]:
     """
     files, last = open_results(folder), sweep_text(folder)
     before = {f"{SWEEPS}/{name}": files.read(f"{SWEEPS}/{name}") for name in files.names(SWEEPS)}
-    found = {name: identity.decoded(text or b"", files.name) for name, text in before.items()}
-    found = {name: text for name, text in found.items() if text != last}
-    return {**found, "sweep.yaml": last} if last else found
+    texts = {name: identity.decoded(text or b"", files.name) for name, text in before.items()}
+    texts = {name: text for name, text in texts.items() if text != last}
+    return {**texts, "sweep.yaml": last} if last else texts
 
 
 def sweep(folder: Source) -> dict[str, Any]:
@@ -257,11 +257,11 @@ def planned(folder: Source) -> frozenset[str] | None:
     """
     files = open_folder(folder)
     try:
-        found = json.loads(files.read(PLANNED) or b"null")
+        ids = json.loads(files.read(PLANNED) or b"null")
     except ValueError as error:
         fix = "remove it: the sweep's own command writes it anew"
         raise InputError.of(f"{files.name}/{PLANNED}", "is not as it was written", fix) from error
-    return frozenset(map(str, found)) if isinstance(found, list) else None
+    return frozenset(map(str, ids)) if isinstance(ids, list) else None
 
 
 def grid(folder: Source) -> dict[str, int]:

@@ -180,8 +180,8 @@ class Store:
         ids = cells["cell"].to_pylist()
         if len(ids) > 1 and self.apart.intersection(ids):
             for cell in ids:
-                own = None if curves is None else _of(curves, cell)
-                self.commit(cell, own or None, _of(cells, cell))
+                rows_of = None if curves is None else _of(curves, cell)
+                self.commit(cell, rows_of or None, _of(cells, cell))
             return
         data = None if curves is None else encode(curves)
         self.put(shard, data, self.seal(shard, data, cells))

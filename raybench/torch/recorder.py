@@ -20,7 +20,7 @@ from numpy.lib import format as npy
 from torch import Tensor, nn
 
 from raybench.core.errors import InputError
-from raybench.core.recording import FORMAT, INDEX, step_file
+from raybench.core.layout import FORMAT, INDEX, step_file
 
 TIMED = 16
 """Backward passes that are timed, the first one not counted: it allocates memory and compiles."""

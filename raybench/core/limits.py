@@ -1,20 +1,32 @@
-"""What this machine can hold, and a refusal of what cannot fit before any of it is allocated.
+"""What this machine can hold, and a refusal of what cannot fit before any of it is allocated or read.
 
 Without it a size mistyped by some zeros ends as a MemoryError, or, since Linux grants memory that it
-does not have, as a process that the kernel kills.
+does not have, as a process that the kernel kills. A compressed file says nothing of its size either: ten kilobytes
+of bz2 may be four gigabytes. So what is decompressed is bounded by the file's own size and by the machine's
+memory, as it is read.
 """
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import os
 import shutil
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, Any, cast
 
 from raybench.core.errors import InputError
 
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 CGROUP = Path("/sys/fs/cgroup")
+SHARE = 4  # a data set may fill a quarter of the memory: it is copied while it is read
+GROWTH = 100  # times that a compressed file may grow; text of numbers grows 3 to 30 times
+FREE = 16 * 2**20  # bytes that any file may become
+CHUNK = 1 << 20
+OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 
 def size(count: float) -> str:
@@ -46,17 +58,17 @@ def _swap() -> float:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return 0.0
-    found = [line.split()[1] for line in lines if line.startswith("SwapTotal:")]
-    return 1024 * float(found[0]) if found else 0.0
+    sizes = [line.split()[1] for line in lines if line.startswith("SwapTotal:")]
+    return 1024 * float(sizes[0]) if sizes else 0.0
 
 
 def _container() -> Iterator[float]:
     """Yield the limits of this process's control groups, of the second version or the first."""
     try:
-        own = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return
-    for line in own:
+    for line in lines:
         _, kinds, path = line.split(":", 2)
         if kinds and "memory" not in kinds.split(","):
             continue
@@ -102,3 +114,43 @@ def need_memory(count: float, what: str, fix: str, where: str = "problem") -> No
     if count > here:
         text = f"{what} take {size(count)} of memory at least, and this machine has {size(here)}"
         raise InputError.of(where, text, fix)
+
+
+# Files --------------------------------------------------------------------------------------------
+
+
+def check_fits(where: str, what: str, count: int, fix: str) -> None:
+    """Raise InputError, with the numbers, where ``count`` bytes are more than a data set may fill."""
+    most = memory_here() / SHARE
+    if count > most:
+        have = f"a data set may take {size(most)} here, a quarter of the memory"
+        raise InputError.of(where, f"{what} takes {size(count)}; {have}", fix)
+
+
+def check_growth(where: str, what: str, packed: int, count: int) -> None:
+    """Raise InputError where ``packed`` bytes decompress to more than a file may become."""
+    if count > max(FREE, GROWTH * packed):
+        grown = f"{what} decompresses to more than {GROWTH} times its {size(packed)}"
+        fix = "no data set is as repetitive as that; if this one is, decompress it yourself"
+        raise InputError.of(where, grown, fix)
+
+
+def decompressed(path: Path, where: str) -> Iterator[bytes]:
+    """Yield the content of a file (.gz, .bz2, .xz by its ending) in pieces, none beyond its bounds.
+
+    Raises InputError, naming the key ``where``, if the file cannot be read, is not what its ending
+    says, grows more than a hundredfold, or does not fit into a quarter of the memory.
+    """
+    opener, seen = OPENERS.get(path.suffix, open), 0
+    try:
+        packed = path.stat().st_size
+        with cast(IO[bytes], opener(path, "rb")) as stream:
+            while chunk := stream.read(CHUNK):
+                seen += len(chunk)
+                check_fits(where, str(path), seen, "take fewer rows, or a larger machine")
+                if opener is not open:
+                    check_growth(where, str(path), packed, seen)
+                yield chunk
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        fix = "fetch the file again" if opener is not open else "check the path and its permissions"
+        raise InputError.of(where, f"cannot read {path}: {error}", fix) from error

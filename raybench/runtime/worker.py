@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +15,7 @@ from raybench.core import registry
 from raybench.core.errors import FolderLost
 from raybench.core.process import tune_process
 from raybench.execution.batch import Batch
-from raybench.execution.execute import Commit, Progress, execute
+from raybench.execution.execute import Progress, execute
 from raybench.execution.resolve import adopt
 from raybench.execution.run import Options
 from raybench.problems.base import Problem
@@ -26,8 +26,8 @@ from raybench.runtime.checkpoints import (
     run_name,
     storage_of,
 )
-from raybench.runtime.gpus import backend_of
-from raybench.runtime.scratch import scratch
+from raybench.runtime.leftovers import scratch
+from raybench.runtime.resources import backend_of
 from raybench.runtime.shipping import unpack
 from raybench.spec import Section
 from raybench.store import Store
@@ -50,8 +50,8 @@ class Shared:
     owner: whose the results folder is while this sweep runs. apart: cells that had failed and run again.
     plugins: what is in the plug-in files, by their paths on the driver's node.
     problems: references to the built problems (``runtime/shipping.py``), so that workers on other nodes need no data files.
-    queue: handle of the actor that hands out batches (``runtime/queue.py``). writer: of the one below, None
-    unless the folder is the disk of the driver's node and there are other nodes. cpus, gpus: of a worker, as asked; a fraction of a GPU is
+    queue: handle of the actor that hands out batches (``runtime/queue.py``). writer: of an actor that is the
+    store on the driver's node, None unless the folder is the disk of the driver's node and there are other nodes. cpus, gpus: of a worker, as asked; a fraction of a GPU is
     shared with others.
     """
 
@@ -99,21 +99,6 @@ class Shared:
         return {"CPU": 0.01} if self.mode == "train" else self.per_worker()
 
 
-class Writer:
-    """An actor that writes the shards which other nodes send as tables."""
-
-    def __init__(self, folder: str, owner: Owner, apart: frozenset[str]) -> None:
-        self.store = Store(folder, owner, apart)
-
-    def commit(self, *shard: Any) -> None:
-        """Write one shard, as ``Store.commit``."""
-        self.store.commit(*shard)
-
-    def done(self) -> dict[str, str]:
-        """Return the cells that are committed, by status."""
-        return self.store.done()
-
-
 def set_threads(threads: int) -> None:
     """Let torch, and with it the compiled kernels, use so many threads."""
     import torch
@@ -121,26 +106,26 @@ def set_threads(threads: int) -> None:
     torch.set_num_threads(max(1, threads))
 
 
-def committer(shared: Shared) -> Commit:
-    """Return the function that writes a shard, here or through the driver's node."""
+def stored(shared: Shared, method: str) -> Callable[..., Any]:
+    """Return a method of the store, which is called here or on the driver's node."""
     if shared.writer is None:
-        return Store(shared.folder, shared.owner, shared.apart).commit
+        bound: Callable[..., Any] = getattr(
+            Store(shared.folder, shared.owner, shared.apart), method
+        )
+        return bound
 
-    def send(*shard: Any) -> None:
+    def send(*given: Any) -> Any:
         import ray
 
-        ray.get(shared.writer.commit.remote(*shard))
+        return ray.get(getattr(shared.writer, method).remote(*given))
 
     return send
 
 
 def committed(shared: Shared) -> set[str]:
     """Return the cells that need not run: those committed, but for failed ones that run again."""
-    import ray
-
-    done = Store(shared.folder).done if shared.writer is None else None
-    found = done() if done else ray.get(shared.writer.done.remote())
-    return {c for c, status in found.items() if status != "failed" or c not in shared.apart}
+    statuses = stored(shared, "done")()
+    return {c for c, status in statuses.items() if status != "failed" or c not in shared.apart}
 
 
 def prepare(shared: Shared) -> None:
@@ -181,8 +166,8 @@ def checkpoints_of(shared: Shared, run: str, transport: Transport) -> Checkpoint
     return kind(store, shared.options, shared.checkpoint_every, run, transport)
 
 
-class Line:
-    """A worker's line to the queue: one rank's word once a second that it is there, and how far it is.
+class Heartbeat:
+    """A worker's heartbeat to the queue: one rank's word once a second that it is there, and how far it is.
 
     The word comes from a thread, so that a rank is silent when its process or its node is, not when a round
     takes long. stop: whether the queue has answered that the worker should stop.
@@ -228,12 +213,12 @@ def serve(
     """
     first = transport.rank == 0
     where = {"mode": shared.mode, "workers": shared.workers}
-    commit, keeper = committer(shared), checkpoints_of(shared, run, transport)
-    line = Line(shared.queue, worker, transport.rank)
+    commit, keeper = stored(shared, "commit"), checkpoints_of(shared, run, transport)
+    heartbeat = Heartbeat(shared.queue, worker, transport.rank)
     done: Progress | None = None
     try:
         while True:
-            batch = transport.agree(line.take(done) if first else None)
+            batch = transport.agree(heartbeat.take(done) if first else None)
             if batch is None:
                 return
             done = Progress()
@@ -253,12 +238,12 @@ def serve(
             )
             with telling_losses(shared), heard(shared.queue.trouble.remote):
                 for done in steps:
-                    line.say(done)
-                    if transport.agree(line.stop):
+                    heartbeat.say(done)
+                    if transport.agree(heartbeat.stop):
                         return
                     yield
     finally:
-        line.over.set()
+        heartbeat.over.set()
 
 
 @contextmanager

@@ -1,11 +1,13 @@
-"""CPUs and shares of GPUs: how many workers they take, how ranks that have them talk, and whether they are here."""
+"""CPUs and shares of GPUs: what the workers of a sweep take of them, how ranks talk, and whether they are here."""
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 
 from raybench.core.errors import InputError
+from raybench.execution.plan import Plan
 from raybench.spec.model import Resources
 
 
@@ -59,3 +61,41 @@ def count_here() -> int:
     import torch
 
     return torch.cuda.device_count()
+
+
+def mode_of(plan: Plan) -> str:
+    """Return ``simulate`` or ``train``, after checking that the workers can host the clients.
+
+    Raises InputError where there are more workers than clients.
+    """
+    resources = plan.sweep.resources
+    mode = resources.mode
+    if mode == "auto":
+        mode = "train" if resources.workers > 1 else "simulate"
+    if mode == "train":
+        fewest = min((b.facts["clients"] for b in plan.batches), default=1 << 30)
+        if resources.workers > fewest:
+            what = f"{resources.workers} workers for {fewest} clients"
+            raise InputError.of("resources.workers", what, f"at most {fewest}: each hosts a client")
+    elif resources.workers > 1:
+        what = f"mode simulate runs all clients in one process, not on {resources.workers} workers"
+        raise InputError.of("resources.workers", what, "set resources.mode: train")
+    return mode
+
+
+def group_of(resources: Resources, mode: str) -> int:
+    """Return how many processes a trial has that take CPUs and GPUs."""
+    return resources.workers if mode == "train" else 1
+
+
+def slots_of(resources: Resources, here: Mapping[str, float], workers: int) -> int:
+    """Return how many trials of so many workers run at once with the CPUs and GPUs that are here.
+
+    One at least, and no more where wall-clock time is studied.
+    """
+    if resources.timing == "exclusive":
+        return 1
+    fits = here.get("CPU", 0.0) / (workers * resources.cpus_per_worker) + 1e-9
+    if resources.gpus_per_worker:
+        fits = min(fits, workers_on(here.get("GPU", 0.0), resources.gpus_per_worker) / workers)
+    return max(1, int(fits))  # 1 / 0.1 workers are 10, not 9.999

@@ -1,4 +1,4 @@
-"""The workers of a sweep: Ray started or joined, the queue and its data set up, Tune run, progress shown."""
+"""The workers of a sweep in Ray: Ray started or joined, the queue and its data set up, Tune run, progress shown."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raybench.core.endings import disk_trouble_told
 from raybench.core.errors import FolderLost, SweepStopped
+from raybench.core.process import disk_trouble_told
 from raybench.execution.plan import Plan
 from raybench.execution.resolve import problem_of
 from raybench.execution.run import Options
-from raybench.runtime.gpus import check_gpus, workers_on
+from raybench.runtime.leftovers import scratch
 from raybench.runtime.progress import View
 from raybench.runtime.queue import Attempts, News, Queue
-from raybench.runtime.scratch import scratch
+from raybench.runtime.resources import check_gpus, group_of, slots_of
 from raybench.runtime.session import ray_session
 from raybench.runtime.shipping import pack
 from raybench.spec import Sweep
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ray.actor import ActorHandle
 
-    from raybench.runtime.work import Shared
+    from raybench.runtime.worker import Shared
 
 MOST_WORKERS = 1000  # pending or at work, on a cluster that may grow: what one Tune run handles
 SILENCE = 60.0  # seconds after which it is told that Ray does not answer
@@ -40,11 +40,6 @@ COUNTED_EVERY = 5.0  # seconds between looks at what a cluster has
 def options_of(sweep: Sweep) -> Options:
     """Return how a sweep records and accounts."""
     return Options(sweep.record, sweep.accounting, sweep.evaluate, sweep.prune)
-
-
-def group_of(resources: Resources, mode: str) -> int:
-    """Return how many processes a trial has that take CPUs and GPUs."""
-    return resources.workers if mode == "train" else 1
 
 
 def through_ray(
@@ -60,18 +55,18 @@ def through_ray(
 
     Return whether it was stopped early, and how the last worker ended of cells that were given up.
     """
-    resources, own = plan.sweep.resources, address in (None, "local")
+    resources, is_local = plan.sweep.resources, address in (None, "local")
     group = group_of(resources, mode)
     with ray_session(address, resources.cpus_per_worker * group) as ray:
-        from raybench.runtime import work
+        from raybench.runtime import worker
 
         def here() -> dict[str, float]:
-            found: dict[str, float] = ray.cluster_resources()
-            if own:
-                found["CPU"] -= 1  # a Ray of our own has one CPU too many: see ``ray_session``
-            return found
+            counts: dict[str, float] = ray.cluster_resources()
+            if is_local:
+                counts["CPU"] -= 1  # a Ray of our own has one CPU too many: see ``ray_session``
+            return counts
 
-        if own:
+        if is_local:
             check_gpus(resources, group, here().get("GPU", 0.0))
         assert store.owner is not None
         beside = _beside(ray)
@@ -83,12 +78,13 @@ def through_ray(
             attempts,
         )
         writer = None
-        if not own and "://" not in store.folder:  # a local folder, and there may be other nodes
-            writer = ray.remote(num_cpus=0, **beside)(work.Writer).remote(
+        # a local folder, and there may be other nodes
+        if not is_local and "://" not in store.folder:
+            writer = ray.remote(num_cpus=0, **beside)(Store).remote(
                 _absolute(store.folder), store.owner, store.apart
             )
         sections = {b.cells[0].cell.problem for b in plan.batches}
-        shared = work.Shared(
+        shared = worker.Shared(
             options=options_of(plan.sweep),
             folder=_absolute(store.folder),
             owner=store.owner,
@@ -105,9 +101,9 @@ def through_ray(
             checkpoint_every=plan.sweep.checkpoint.every,
         )
         with _telling_trouble():
-            stage = "starting Ray" if own else "waiting for a place on the cluster"
+            stage = "starting Ray" if is_local else "waiting for a place on the cluster"
             with _following(ray, queue, view, store, attempts, stage):
-                _fit(shared, plan.sweep, _most(resources, mode, here, own))
+                _fit(shared, plan.sweep, _most(resources, mode, here, is_local))
             news: News = ray.get(queue.news.remote())
             ending = ray.get(queue.ending.remote())
         attempts.take(news.attempts)
@@ -124,21 +120,8 @@ def through_ray(
     return fail_fast and bool(news.progress.failed), whys
 
 
-def slots_of(resources: Resources, here: Mapping[str, float], workers: int) -> int:
-    """Return how many trials of so many workers run at once with the CPUs and GPUs that are here.
-
-    One at least, and no more where wall-clock time is studied.
-    """
-    if resources.timing == "exclusive":
-        return 1
-    fits = here.get("CPU", 0.0) / (workers * resources.cpus_per_worker) + 1e-9
-    if resources.gpus_per_worker:
-        fits = min(fits, workers_on(here.get("GPU", 0.0), resources.gpus_per_worker) / workers)
-    return max(1, int(fits))  # 1 / 0.1 workers are 10, not 9.999
-
-
 def _most(
-    resources: Resources, mode: str, here: Callable[[], Mapping[str, float]], own: bool
+    resources: Resources, mode: str, here: Callable[[], Mapping[str, float]], is_local: bool
 ) -> Callable[[], int]:
     """Return what tells how many trials there may be at once, those that wait for a place included.
 
@@ -146,7 +129,7 @@ def _most(
     workers more than fits is enough, since a trial that owns a group is a process that starts at once.
     """
     group = group_of(resources, mode)
-    if own or resources.timing == "exclusive":
+    if is_local or resources.timing == "exclusive":
         slots = slots_of(resources, here(), group)
         return lambda: slots
     if mode != "train":
@@ -165,10 +148,10 @@ def _fit(shared: Shared, sweep: Sweep, most: Callable[[], int]) -> None:
     from ray import tune
     from ray.tune import CheckpointConfig, FailureConfig, RunConfig, TuneConfig, Tuner
 
-    from raybench.runtime import work
-    from raybench.runtime.supply import Supply, Withdrawal
+    from raybench.runtime import worker
+    from raybench.runtime.tune_search import Supply, Withdrawal
 
-    trainable = work.train_trial if shared.mode == "train" else work.worker_trial()
+    trainable = worker.train_trial if shared.mode == "train" else worker.worker_trial()
     with scratch("tune") as folder:
         Tuner(
             tune.with_resources(tune.with_parameters(trainable, shared=shared), shared.per_trial()),
