@@ -25,8 +25,8 @@ from raybench.testing.spy import Spy
 from raybench.testing.trial import WILD, Method, compressors_for, finished, on_ranks, started
 from raybench.testing.wire import assert_bytes_suffice, same_bits
 from raybench.wire import Message, unpack
+from raybench.wire.compound import MeansMessage, PartsMessage
 from raybench.wire.ledger import COLUMNS
-from raybench.wire.parts import MeansMessage, PartsMessage
 
 CHECKS = Checks()
 MOST = 5  # local steps, rounds of a phase and the like with which methods are tried

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from raybench.algorithms.build import check_loop
-from raybench.compressors.compose import Made
+from raybench.compressors.base import Made
 from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
 from raybench.torch.exchange import Exchange, Plan, planned

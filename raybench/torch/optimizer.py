@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raybench.algorithms.build import check_loop, part
 from raybench.algorithms.parts import outer_step
-from raybench.compressors.compose import Made
+from raybench.compressors.base import Made
 from raybench.core import registry
 from raybench.core.cells import PerCell, State
 from raybench.core.errors import InputError
