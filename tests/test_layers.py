@@ -47,17 +47,17 @@ ONLY = {  # layers that may use less than all that lies below them
 LIGHT = ("torch", "ray", "pandas", "pyarrow", "numba", "numpy", "scipy", "matplotlib", "plotly")
 SLACK = 1.2
 BUDGET = {  # lines of Python: what is aimed at, and, above 1.2 times that, what is there and no more
-    "raybench/core": (2700, 4011),
+    "raybench/core": (2700, 4040),
     "raybench/wire": (3200, 4016),
     "raybench/compressors": (5500, 7362),
     "raybench/algorithms raybench/theory.py": (6000, 0),
     "raybench/problems": (4000, 4898),
     "raybench/data": (1800, 3007),
     "raybench/spec": (2200, 3187),
-    "raybench/execution": (3300, 4278),
+    "raybench/execution": (3300, 0),
     "raybench/store": (2300, 3297),
     "raybench/runtime": (2000, 2584),
-    "raybench/torch": (1600, 2309),
+    "raybench/torch": (1600, 2280),
     "raybench/analysis": (3300, 4391),
     "raybench/report": (3000, 3920),
     "raybench/cli raybench/api.py raybench/plugins.py raybench/__main__.py": (3000, 4732),
