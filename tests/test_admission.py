@@ -48,7 +48,7 @@ TOO_LARGE = {
     "state": (
         "problem: {name: tridiagonal, dim: 2000000, clients: 300000}\n"
         "algorithm: ef21\ncompressor: {name: top_k, k: 1}\n",
-        ("problem:", "4.37 TiB", "what the clients remember", "fewer problem.clients"),
+        ("problem:", "8.73 TiB", "what the clients remember", "fewer problem.clients"),
     ),
     "rows": (
         SWEEP.replace("rounds: 20", "rounds: 1000000000000"),

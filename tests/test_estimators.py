@@ -18,7 +18,7 @@ from raybench.wire.wire import Wire
 
 def plain(kind: type[Algorithm]) -> bool:
     """Return whether a training loop of one's own could hold the method: it replaces both ends of a round."""
-    own = ("source", "along", "start", "round", "follow", "step")
+    own = ("source", "outer_step", "start", "round", "apply", "step")
     if not issubclass(kind, Estimator) or kind.presets:
         return False
     return all(getattr(kind, name) is getattr(Estimator, name) for name in own)

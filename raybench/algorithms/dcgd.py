@@ -11,26 +11,26 @@ def nonconvex(k: theory.Setting) -> float:
     place of omega/n. Where some f_i has no lower bound it says nothing: with Hessians 11 I and -9 I,
     Rand-1 and d = 2 the step 1/(L + 2 A) of the convex case lets E||x||^2 grow by 1.19 a round.
     """
-    return theory.expected_smoothness.nonconvex(k, k.mean_omega * k.need("L_max"))
+    return theory.expected_nonconvex(k, k.mean_omega * k.need("L_max"))
 
 
 def strongly_convex(k: theory.Setting) -> float:
     """1/(L + 2 A), A = L_max omega/n: (omega/n) mean||grad f_i||^2 is at most twice that of differences to x*,
     each at most 2 L_i D_i as f_i is convex, plus 2 S, S = (omega/n) mean||grad f_i(x*)||^2.
     """
-    return theory.expected_smoothness.strongly_convex(k, k.mean_omega * k.need("L_max"))
+    return theory.expected_strong(k, k.mean_omega * k.need("L_max"))
 
 
 STEPS = theory.StepSizes(
     nonconvex=theory.Theorem(
         nonconvex,
-        f"{theory.expected_smoothness.NONCONVEX}, f_low = mean inf f_i",
+        f"{theory.EXPECTED_NONCONVEX}, f_low = mean inf f_i",
         (theory.SMOOTH, theory.UNBIASED, theory.BOUNDED_CLIENTS),
         "Khaled, Richtarik 2020, Better Theory for SGD in the Nonconvex World; derived here",
     ),
     pl=theory.Theorem(
         strongly_convex,
-        f"{theory.expected_smoothness.STRONG}, S = (omega/n) mean||grad f_i(x*)||^2",
+        f"{theory.EXPECTED_STRONG}, S = (omega/n) mean||grad f_i(x*)||^2",
         (theory.PROXIMABLE, theory.UNBIASED, theory.STRONGLY_CONVEX, theory.CONVEX_CLIENTS),
         "Khirirat, Feyzmahdavian, Johansson 2018; Gorbunov, Hanzely, Richtarik 2020; derived here",
     ),

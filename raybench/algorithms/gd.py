@@ -65,7 +65,7 @@ def strongly_convex(k: theory.Setting) -> float:
     """
     b = k.minibatch
     A = 0.0 if b is None else k.need("L_sample_max") / (k.n * b)
-    return theory.expected_smoothness.strongly_convex(k, A)
+    return theory.expected_strong(k, A)
 
 
 SGD_STEPS = theory.StepSizes(
@@ -78,7 +78,7 @@ SGD_STEPS = theory.StepSizes(
     ),
     pl=theory.Theorem(
         strongly_convex,
-        f"{theory.expected_smoothness.STRONG}, S = C/(n b)",
+        f"{theory.EXPECTED_STRONG}, S = C/(n b)",
         (theory.PROXIMABLE, theory.STRONGLY_CONVEX, theory.CONVEX_SAMPLES),
         "Gower et al. 2019, SGD: General Analysis and Improved Rates; derived here",
     ),

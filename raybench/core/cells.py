@@ -144,3 +144,15 @@ def _plain(value: object, name: str) -> object:
     raise TypeError(
         f"state {name} is a {type(value).__name__}: tensors, lists and numbers can be saved"
     )
+
+
+def joined(values: Sequence[Any]) -> Any:
+    """Return a value of the clients' state from those of consecutive stretches of clients."""
+    first = values[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(values), 1)
+    if isinstance(first, list):
+        return [joined(group) for group in zip(*values, strict=True)]
+    if isinstance(first, dict):
+        return {name: joined([v[name] for v in values]) for name in first}
+    return first

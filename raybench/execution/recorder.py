@@ -207,51 +207,39 @@ SPREAD = "mean_client_grad_norm_sq"
 COSTLY_MEASURES = frozenset({SPREAD, "accuracy", "test_loss"})
 
 
-@dataclass(frozen=True)
-class Found:
-    """What is known of f at points: f (B,), its gradient (B, d), mean ||grad f_i||^2 (B,); None where unknown.
-
-    values: further columns, (B,) each.
-    """
-
-    loss: Tensor | None
-    grad: Tensor | None
-    spread: Tensor | None
-    values: Mapping[str, Tensor]
-
-
-def found_at(net: Net, x: Tensor, what: frozenset[str], bad: int = 0) -> Found:
-    """Return what the problem measures at x (B, d), from what it measures of every client but the last ``bad``."""
-    found = net.oracle.measure(x, what)
-    if net.oracle.pooled:
-        loss, grad = (None if v is None else v[:, 0] for v in (found.losses, found.grads))
-        return Found(loss, grad, None, found.values)
-    loss = None if found.losses is None else _mean(net, found.losses, bad)
-    if found.grads is None:
-        return Found(loss, None, None, found.values)
-    spread = _mean(net, found.grads.square().sum(-1), bad) if SPREAD in what else None
-    return Found(loss, _mean(net, found.grads, bad), spread, found.values)
-
-
 def measured(
-    problem: Problem,
+    net: Net,
     x: Tensor,
-    found: Found,
+    what: frozenset[str],
     facts: Mapping[str, Any],
     *,
+    bad: int = 0,
     estimate: Tensor | None = None,
     metrics: Sequence[str] = (),
 ) -> dict[str, np.ndarray]:
     """Return the columns of a row at x (B, d), (B,) each; what is not known is left out.
 
+    what: the columns that are asked for; f and its gradient are means over every client but the last ``bad``.
     facts: the problem's constants; f_star for the suboptimality, L for the step 1/L of the gradient
     mapping, which takes the gradient's place where f has a nonsmooth part. estimate: the method's g (B, d),
     whose error is recorded. metrics: names of plug-ins.
     """
+    problem, found = net.oracle.problem, net.oracle.measure(x, what)
     values: dict[str, Tensor] = dict(found.values)
-    loss, grad = found.loss, found.grad
-    if found.spread is not None:
-        values[SPREAD] = found.spread
+
+    def mean(each: Tensor | None) -> Tensor | None:
+        """Return the mean over the clients of what is measured of each, (B, n_here, ..)."""
+        if each is None or net.oracle.pooled:
+            return None if each is None else each[:, 0]
+        every = net.transport.gather_rows(each, net.n)
+        return (every[:, : net.n - bad] if bad else every).mean(1)
+
+    loss, grad = mean(found.losses), mean(found.grads)
+    spread = None
+    if found.grads is not None and SPREAD in what and not net.oracle.pooled:
+        spread = mean(found.grads.square().sum(-1))
+    if spread is not None:
+        values[SPREAD] = spread
     if problem.has_prox:
         loss = None if loss is None else loss + problem.penalty(x)
         if grad is not None:
@@ -268,12 +256,6 @@ def measured(
     for name in metrics:
         values[name] = registry.lookup("metric", name).target(problem, x)
     return {name: value.double().cpu().numpy() for name, value in values.items()}
-
-
-def _mean(net: Net, x: Tensor, bad: int) -> Tensor:
-    """Return the mean over all clients but the last ``bad`` of x (B, n_here, ..)."""
-    every = net.transport.gather_rows(x, net.n)
-    return (every[:, : net.n - bad] if bad else every).mean(1)
 
 
 @metric("iterate_norm")

@@ -37,7 +37,6 @@ from raybench.execution.recorder import (
     COSTLY_MEASURES,
     RecordedRounds,
     Recorder,
-    found_at,
     measured,
 )
 from raybench.execution.saved import on
@@ -187,13 +186,12 @@ class Run:
         f_star = self.first.f_star
         known = f_star is None and not self.bad
         facts = self.batch.facts if known else {**self.batch.facts, "f_star": f_star}
-        what = self._what(fully)
-        found = found_at(net, x, what, self.bad)
         row = measured(
-            self.problem,
+            net,
             x,
-            found,
+            self._what(fully),
             facts,
+            bad=self.bad,
             estimate=estimate if isinstance(estimate, Tensor) else None,
             metrics=self.options.evaluate.metrics if fully else (),
         )

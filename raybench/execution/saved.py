@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from raybench.core.cells import joined
 from raybench.execution.batch import Batch
 
 Part: TypeAlias = Callable[[], dict[str, Any]]  # reads the state that one rank has saved
@@ -54,18 +55,6 @@ def _with_clients(
         "c": made(lambda part: part["c"]),
         "oracle": {**state["oracle"], "buffers": made(lambda part: part["oracle"]["buffers"])},
     }
-
-
-def joined(values: Sequence[Any]) -> Any:
-    """Return a value of the clients' state from those of consecutive stretches of clients."""
-    first = values[0]
-    if isinstance(first, Tensor):
-        return torch.cat(list(values), 1)
-    if isinstance(first, list):
-        return [joined(group) for group in zip(*values, strict=True)]
-    if isinstance(first, dict):
-        return {name: joined([v[name] for v in values]) for name in first}
-    return first
 
 
 def part_of(value: object, clients: range) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raybench.core.cells import joined
 from raybench.core.errors import InputError
 
 ALL_PARTS = "the parts of all ranks, in rank order: raybench.torch.whole([...])"
@@ -53,18 +54,9 @@ def of_rank(
         return parts[0]
     if before == n:
         return parts[rank]
-    stacked = {name: _together([p["c"][name] for p in parts]) for name in parts[0]["c"]}
+    stacked = {name: joined([p["c"][name] for p in parts]) for name in parts[0]["c"]}
     c = {name: _resized(x, n, rank, name in errors) for name, x in stacked.items()}
     return {**parts[0], "n": n, "rank": rank, "c": c}
-
-
-def _together(values: Sequence[Any]) -> Any:
-    """Return the clients' values in one: tensors (1, n, ..), or lists of them."""
-    if isinstance(values[0], Tensor):
-        return torch.cat(list(values), 1)
-    if isinstance(values[0], list):
-        return [_together(group) for group in zip(*values, strict=True)]
-    return values[0]
 
 
 def _resized(x: Any, n: int, rank: int, error: bool) -> Any:

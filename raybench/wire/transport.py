@@ -37,11 +37,8 @@ class Transport:
     rank = 0
     size = 1
 
-    def gather(self, message: Message, n: int, ids: Tensor | None = None) -> Message:
-        """Return the message with all n clients on axis 1, from those hosted here.
-
-        ids: the clients' numbers, int64 (n,), where they are a block of all; else they are 0 .. n - 1.
-        """
+    def gather(self, message: Message, n: int) -> Message:
+        """Return the message with all n clients on axis 1, from those hosted here."""
         return message
 
     def gather_rows(self, x: Tensor, n: int) -> Tensor:
@@ -99,12 +96,12 @@ class Ranks(Transport):
         """Return every rank's rows (same shape and dtype everywhere) in one tensor, in rank order."""
         return torch.cat(self.exchange(rows))
 
-    def gather(self, message: Message, n: int, ids: Tensor | None = None) -> Message:
+    def gather(self, message: Message, n: int) -> Message:
         leaves = message.leaves()
         blocks = self._framed(leaves)  # (cells of the leaf, n_here, bytes)
         rows = self.gather_rows(_side_by_side(blocks)[None], n)[0]
-        who = torch.arange(n) if ids is None else ids
-        return self._read(message, leaves, _apart(rows, blocks), slice(None), who)
+        everyone = torch.arange(n)
+        return self._read(message, leaves, _apart(rows, blocks), slice(None), everyone)
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         alike: dict[torch.dtype, list[int]] = {}
