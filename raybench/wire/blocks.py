@@ -91,14 +91,7 @@ class Passing(Received):
     def weighted(self, w: Tensor) -> Tensor:
         return self._added(self._own(w))
 
-    def mean_of_senders(self) -> NoReturn:
-        raise TypeError(NOT_KEPT)
-
-    def decode(self) -> NoReturn:
-        raise TypeError(NOT_KEPT)
-
-    @property
-    def flags(self) -> NoReturn:
+    def _apart(self) -> NoReturn:
         raise TypeError(NOT_KEPT)
 
     def _own(self, weights: Tensor) -> Tensor:
