@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raybench.algorithms import protocols
-from raybench.engine.run import Run
+from raybench.execution.run import Run
 
 RECORD = ("oracle_mean", "oracle_spread", "assemble")  # for ``point`` and ``disagreement`` alone
 PAGE = "docs/plugins.md lists what may be called"
@@ -22,7 +22,7 @@ def _fields(part: type) -> list[str]:
 
 
 OF_NET = named(protocols.Net)
-OF_ORACLE = named(protocols.Oracle, protocols.Predictions, protocols.Blocks)
+OF_ORACLE = named(protocols.Oracle, protocols.Predictions, protocols.Vertical)
 
 
 class Only:
