@@ -202,8 +202,8 @@ class BlockSparseMessage(SparseMessage):
         values, _ = super().fields(head, width)
         d, block, each = natural(head, "d"), natural(head, "block", 1), natural(head, "each", 1)
         whole, rest = divmod(d, block)
-        if each > block or values.count != whole * each + min(each, rest):
-            raise ValueError(f"{values.count} coordinates of {d}, {each} of every {block}")
+        if each > block or values.entries != whole * each + min(each, rest):
+            raise ValueError(f"{values.entries} coordinates of {d}, {each} of every {block}")
         return [values, Field("indices", IndicesInBlocks(d, block, each), values.shape)]
 
 

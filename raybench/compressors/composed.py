@@ -120,9 +120,7 @@ class SeededSupportMessage(SeededMessage):
     @classmethod
     def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> SeededSupportMessage:
         own = payload.new_ones(()).expand(*payload.shape[:-1], natural(known, "k"))
-        made = super().read(known, payload, stream, values=own)
-        assert isinstance(made, SeededSupportMessage)
-        return made
+        return cls._read(known, payload, stream, values=own)
 
 
 @dataclass(eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -446,8 +446,8 @@ class PermMessage(PlacedMessage):
     @classmethod
     def fields(cls, head: Header, width: int) -> Sequence[Field]:
         (values,) = super().fields(head, width)
-        if values.count not in cls._lengths(head):
-            raise ValueError(f"{values.count} values of {head['d']} coordinates")
+        if values.entries not in cls._lengths(head):
+            raise ValueError(f"{values.entries} values of {head['d']} coordinates")
         return [values]
 
     @classmethod
@@ -457,16 +457,12 @@ class PermMessage(PlacedMessage):
         return max(d // _clients_that_fit(d, n), 1), max(-(-d // n), 1)
 
     @classmethod
-    def read(
-        cls, known: Header, payload: Tensor, stream: Stream | None, **more: Any
-    ) -> PermMessage:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> PermMessage:
         slots = None  # of rows that stand alone
         if "slots" in known:
             slots = torch.tensor(naturals(known, "slots"), device=payload.device)
             slots = slots.long().view(payload.shape[:-1])
-        made = super().read(known, payload, stream, slots=slots)
-        assert isinstance(made, PermMessage)
-        return made
+        return cls._read(known, payload, stream, slots=slots)
 
     @classmethod
     def demand(cls, known: Header, width: int) -> int:

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 import xxhash
@@ -119,7 +119,7 @@ class Message:
         at = len(self.lead)
         shapes = tuple(getattr(self, name).shape[at:] for name in self.tensors)
         values = tuple(getattr(self, name) for name in (*self.static, *self.shaped))
-        return _layout(type(self), self.d, self.dtype, values, shapes)
+        return _layout(type(self), self.d, self.dtype, values, shapes)  # type: ignore[arg-type]
 
     def _cost(self) -> Counts:
         """Return values, index and raw bits of each row: numbers if all are alike, else of shape lead."""
@@ -137,11 +137,16 @@ class Message:
         return pack_fields(fields, [getattr(self, f.name) for f in fields], self.lead)
 
     @classmethod
-    def read(cls, known: Header, payload: Tensor, stream: Stream | None, **more: Any) -> Message:
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> Message:
         """Return the message of a payload (*lead, P); ``known`` is the sender's ``known()``.
 
-        more: what a kind gives beside its fields.        Raises ValueError (or any other Exception) where they do not fit each other.
+        Raises ValueError (or any other Exception) where they do not fit each other.
         """
+        return cls._read(known, payload, stream)
+
+    @classmethod
+    def _read(cls, known: Header, payload: Tensor, stream: Stream | None, **more: Any) -> Self:
+        """Return the message of a payload by its fields, and what a kind gives beside them."""
         made: Header = more | read_fields(cls.fields(known, payload.shape[-1]) or (), payload)
         made |= {name: known[name] for name in cls.static}
         if stream is not None:
@@ -163,7 +168,7 @@ class Message:
             return 10 * width
         if row_size(fields) != width:
             raise ValueError("rows of another size than the message takes")
-        return 2 * width + sum(field.coding.memory(field.count) for field in fields)
+        return 2 * width + sum(field.coding.memory(field.entries) for field in fields)
 
     def check(self) -> None:
         """Raise ValueError where the message's parts do not fit each other, so that it cannot decode.

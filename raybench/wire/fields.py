@@ -122,7 +122,7 @@ class Field(NamedTuple):
     shape: tuple[int, ...]
 
     @property
-    def count(self) -> int:
+    def entries(self) -> int:
         """Entries of a row."""
         return math.prod(self.shape)
 
@@ -131,26 +131,26 @@ def row_cost(fields: Sequence[Field]) -> Counts:
     """Return what a row of these fields costs."""
     total = Counts()
     for field in fields:
-        total = total.plus(field.coding.cost(field.count))
+        total = total.plus(field.coding.cost(field.entries))
     return total
 
 
 def row_size(fields: Sequence[Field]) -> int:
     """Return the bytes of a row of these fields, one after the other."""
-    return sum(field.coding.size(field.count) for field in fields)
+    return sum(field.coding.size(field.entries) for field in fields)
 
 
 def pack_fields(fields: Sequence[Field], arrays: Sequence[Tensor], lead: torch.Size) -> Tensor:
     """Return the packed rows, uint8 (*lead, P), of arrays (*lead, *shape)."""
-    flat = [x.reshape(*lead, f.count) for x, f in zip(arrays, fields, strict=True)]
+    flat = [x.reshape(*lead, f.entries) for x, f in zip(arrays, fields, strict=True)]
     if len(flat) == 1 and isinstance(fields[0].coding, Numbers):
         return bitpack.to_bytes(flat[0])  # a long row is sent from where it lies
     out = torch.empty(*lead, row_size(fields), dtype=torch.uint8, device=flat[0].device)
     at = 0
     for field, values in zip(fields, flat, strict=True):
-        if field.count:
+        if field.entries:
             field.coding.write(values, out, at)
-        at += field.coding.size(field.count)
+        at += field.coding.size(field.entries)
     return out
 
 
