@@ -11,6 +11,12 @@ from hypothesis import strategies as st
 
 from raybench.compressors import count_of
 from raybench.core.errors import InputError
+from raybench.core.registry import lookup, names
+from raybench.testing.vectors import gaussian
+
+
+def made(name):
+    return lookup("compressor", name).target
 
 
 @pytest.mark.parametrize(
@@ -68,3 +74,14 @@ def test_a_share_is_rounded_up(share, d):
     count, exact = count_of(share, d), share * d
     assert exact * (1 - 1e-12) <= count
     assert count - 1 < exact * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("name", [n for n in names("compressor") if made(n).counted])
+def test_fit_makes_integers_of_shares(name):
+    target, x = made(name), gaussian(2, 30)
+    own = target(**dict.fromkeys(target.counted, "10%"))
+    fitted = own.fit(30, 2)
+    assert [getattr(fitted, parameter) for parameter in target.counted] == [3] * len(target.counted)
+    assert fitted.compress(x).pack() == own.compress(x).pack()
+    with pytest.raises(InputError, match="31 of 30"):
+        target(**dict.fromkeys(target.counted, 31)).fit(30, 2)

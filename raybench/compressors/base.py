@@ -76,7 +76,8 @@ class Compressor:
 
     deterministic: the message is a function of x alone. correlated: the clients of a cell draw
     common random numbers, so that averaging over them does not reduce the variance by n. selection:
-    the message is some of x's coordinates as they are, so that <C(x), x> = ||C(x)||^2. zero_to_zero:
+    the message is some of x's coordinates as they are, so that <C(x), x> = ||C(x)||^2; projection: that
+    holds without the first. zero_to_zero:
     C(0) = 0; false for a bare sign, which has no symbol for it. relay: as a downlink operator the
     server passes on the sum of what it receives, and clients step themselves. additive: the clients'
     messages add up to one of the same kind and size, so that one all-reduce exchanges them.
@@ -84,9 +85,13 @@ class Compressor:
 
     deterministic: bool = False
     selection: bool = False
+    projection: bool = False
     zero_to_zero: bool = True
     relay: bool = False
     additive: bool = False
+    counted: ClassVar[
+        tuple[str, ...]
+    ] = ()  # parameters that are a number of the d coordinates, or a share
 
     @property
     def correlated(self) -> bool:
@@ -134,23 +139,25 @@ class Compressor:
     def b1(self, d: int) -> tuple[float, float] | None:
         """Return (alpha, beta) of B1: alpha ||x||^2 <= E||C(x)||^2 <= beta <E C(x), x>; None if none.
 
-        By default what omega or alpha imply: (1, omega + 1), or (alpha^2/4, 2). A subclass may know
-        better, or know it where neither is claimed.
+        By default what omega or alpha imply: (1, omega + 1), or (alpha^2/4, 2), and (alpha, 1) where
+        <C(x), x> = ||C(x)||^2. A subclass may know better, or know it where neither is claimed.
         """
-        omega, alpha = self.omega(d), self.alpha(d)
-        if omega is not None:
-            return 1.0, omega + 1
-        return None if alpha is None else (alpha**2 / 4, 2.0)
+        return self._implied(d, 2)
 
     def b2(self, d: int) -> tuple[float, float] | None:
         """Return (gamma, beta) of B2: max(gamma ||x||^2, E||C(x)||^2 / beta) <= <E C(x), x>.
 
-        By default what omega or alpha imply: (1, omega + 1), or (alpha/2, 2).
+        By default what omega or alpha imply: (1, omega + 1), or (alpha/2, 2), and (alpha, 1) as above.
         """
+        return self._implied(d, 1)
+
+    def _implied(self, d: int, power: int) -> tuple[float, float] | None:
         omega, alpha = self.omega(d), self.alpha(d)
+        if alpha is not None and (self.selection or self.projection):
+            return alpha, 1.0
         if omega is not None:
             return 1.0, omega + 1
-        return None if alpha is None else (alpha / 2, 2.0)
+        return None if alpha is None else ((alpha / 2) ** power, 2.0)
 
     def b3(self, d: int) -> tuple[float, float] | None:
         """Return (delta, factor): factor C is in B3(delta), E||factor C(x) - x||^2 <= (1 - 1/delta) ||x||^2.
@@ -176,8 +183,12 @@ class Compressor:
         return None
 
     def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
-        """Return the operator for dimension d, n clients and a problem's layout; itself by default."""
-        return self
+        """Return the operator for dimension d, n clients and a problem's layout.
+
+        By default itself, with the parameters that ``counted`` names as integers: how many of d they mean.
+        """
+        counts = {name: count_of(getattr(self, name), d, name) for name in self.counted}
+        return replace(self, **counts) if counts else self  # type: ignore[type-var]
 
     def bind(self, d: int, n: int = 1, layout: Layout | None = None, role: Role = Any_) -> Bound:
         """Return the operator fixed for dimension d and n clients, rescaled if its role needs it.
@@ -278,11 +289,11 @@ class Composed(Compressor):
 
     def __post_init__(self) -> None:
         for name in self.made_of:
-            self.part(name)
+            object.__setattr__(self, name, build(getattr(self, name), name))
 
     def part(self, name: str) -> Compressor:
         """Return the operator that a field holds."""
-        return build(getattr(self, name), name)
+        return cast(Compressor, getattr(self, name))
 
     @property
     def parts(self) -> list[Compressor]:
@@ -309,6 +320,30 @@ class Composed(Compressor):
             op = self.part(name).fit(d, n, layout)
             op.omega(d), op.alpha(d)  # where parameters do not fit d, name their path
             return op
+
+
+class Delegated(Compressor):
+    """Base of operators whose class and constants are those of another, in a dimension of its own."""
+
+    def _other(self, d: int) -> tuple[Compressor, int]:
+        """Return the other operator and the dimension that it acts in."""
+        raise NotImplementedError
+
+    def omega(self, d: int) -> float | None:
+        other, length = self._other(d)
+        return other.omega(length)
+
+    def alpha(self, d: int) -> float | None:
+        other, length = self._other(d)
+        return other.alpha(length)
+
+    def b1(self, d: int) -> tuple[float, float] | None:
+        other, length = self._other(d)
+        return other.b1(length)
+
+    def b2(self, d: int) -> tuple[float, float] | None:
+        other, length = self._other(d)
+        return other.b2(length)
 
 
 # How many coordinates are kept --------------------------------------------------------------------

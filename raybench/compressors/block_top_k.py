@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from raybench.core.parallel import run_shared
 from raybench.core.registry import Choice, Count, Integer, compressor
 from raybench.core.streams import Stream
 from raybench.wire import DTYPES, ConcatMessage, Message, SparseMessage, bitpack, index_cost
-from raybench.wire.base import Header, natural
+from raybench.wire.fields import Field, Header, Indices, Symbols, natural
 from raybench.wire.indices import DAMAGED, code_of, decode, encode
 
 
@@ -77,12 +78,6 @@ class BlockTopK(Compressor):
             return count_of(self.k, blocks) / blocks
         return min(1.0, count_of(self.k, self.block) / min(self.block, d))
 
-    def b1(self, d: int) -> tuple[float, float]:
-        return self.alpha(d), 1.0
-
-    def b2(self, d: int) -> tuple[float, float]:
-        return self.alpha(d), 1.0
-
 
 def block_energies(x: Tensor, block: int) -> Tensor:
     """Return ||.||^2 of every block of x (*lead, d) in units of its row: (*lead, ceil(d/block)), float64.
@@ -137,12 +132,64 @@ def _take_blocks(x: Tensor, blocks: Tensor, block: int) -> Tensor:
 # What is sent ----------------------------------------------------------------------------------
 
 
+class IndicesInBlocks(NamedTuple):
+    """``each`` ascending places of every block, ceil(log2 block) bits each within it.
+
+    Or the code of all places among d, where that is shorter.
+    """
+
+    d: int
+    block: int
+    each: int
+
+    def cost(self, count: int) -> Counts:
+        whole, rest = divmod(self.d, self.block)
+        explicit = count * bitpack.width_of(self.block)
+        last = index_cost(rest, min(self.each, rest)).index_entropy if rest else 0
+        entropy = whole * index_cost(self.block, self.each).index_entropy if whole else 0
+        return Counts(
+            index_explicit=explicit,
+            index_auto=min(explicit, code_of(self.d, count).bits),
+            index_list_or_bitmask=min(explicit, self.d),
+            index_bitmask=self.d,
+            index_entropy=entropy + last,
+        )
+
+    def size(self, count: int) -> int:
+        return bitpack.bytes_of(self.cost(count).index_auto)
+
+    def memory(self, count: int) -> int:
+        return 16 * count
+
+    def _within(self, count: int) -> Symbols | None:
+        """Return how places within the blocks are sent; None where all places are, as they are shorter."""
+        wide = bitpack.width_of(self.block)
+        short = count * wide <= code_of(self.d, count).bits
+        return Symbols(wide, torch.int64) if short else None
+
+    def write(self, values: Tensor, out: Tensor, at: int) -> None:
+        within = self._within(values.shape[-1])
+        if within is None:
+            Indices(self.d).write(values, out, at)
+        else:
+            within.write(values % self.block, out, at)
+
+    def read(self, data: Tensor, at: int, count: int) -> Tensor:
+        within = self._within(count)
+        if within is None:
+            return Indices(self.d).read(data, at, count)
+        places = within.read(data, at, count)
+        where = places + torch.arange(count, device=data.device) // self.each * self.block
+        if bool((places >= self.block).any()) or bool((where >= self.d).any()):
+            raise ValueError(DAMAGED)
+        return where
+
+
 @dataclass(eq=False)
 class BlockSparseMessage(SparseMessage):
     """``each`` entries of every block of ``block`` coordinates (all of a last block that is shorter).
 
-    ``indices`` (*lead, k) ascend over the whole vector. Sends the values and the places within the
-    blocks, ceil(log2 block) bits each, or the code of all indices where that is shorter.
+    ``indices`` (*lead, k) ascend over the whole vector.
     """
 
     block: int = 1
@@ -150,53 +197,14 @@ class BlockSparseMessage(SparseMessage):
     kind = "block_sparse"
     static = ("block", "each")
 
-    def _cost(self) -> Counts:
-        k, (whole, rest) = self.values.shape[-1], divmod(self.d, self.block)
-        explicit = k * bitpack.width_of(self.block)
-        last = index_cost(rest, min(self.each, rest)).index_entropy if rest else 0
-        entropy = whole * index_cost(self.block, self.each).index_entropy if whole else 0
-        return Counts(
-            values=k,
-            index_explicit=explicit,
-            index_auto=min(explicit, code_of(self.d, k).bits),
-            index_list_or_bitmask=min(explicit, self.d),
-            index_bitmask=self.d,
-            index_entropy=entropy + last,
-        )
-
-    def _places(self) -> bool:
-        """Return whether the places within the blocks are sent, rather than the code of all indices."""
-        k = self.values.shape[-1]
-        return k * bitpack.width_of(self.block) <= code_of(self.d, k).bits
-
-    def _payload(self) -> Tensor:
-        if self._places():
-            where = bitpack.pack(self.indices % self.block, bitpack.width_of(self.block))
-        else:
-            where = encode(self.indices, self.d)
-        return torch.cat((bitpack.to_bytes(self.values), where), -1)
-
     @classmethod
-    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> BlockSparseMessage:
-        d, k, dtype = known["d"], natural(known, "k"), DTYPES[known["dtype"]]
-        block, each = natural(known, "block", 1), natural(known, "each", 1)
+    def fields(cls, head: Header, width: int) -> Sequence[Field]:
+        values, _ = super().fields(head, width)
+        d, block, each = natural(head, "d"), natural(head, "block", 1), natural(head, "each", 1)
         whole, rest = divmod(d, block)
-        if each > block or k != whole * each + min(each, rest):
-            raise ValueError(f"{k} coordinates of {d}, {each} of every {block}")
-        values = bitpack.from_bytes(payload[..., : k * dtype.itemsize], dtype)
-        where = payload[..., k * dtype.itemsize :]
-        message = cls(d, dtype, values, values, block=block, each=each, scale=known["scale"])
-        if message._places():
-            starts = torch.arange(k, device=payload.device) // each * block
-            places = bitpack.unpack(where, bitpack.width_of(block), k)
-            if bool((places >= block).any()):
-                raise ValueError(DAMAGED)
-            message.indices = places + starts
-        else:
-            message.indices = decode(where, d, k)
-        if bool((message.indices >= d).any()):
-            raise ValueError(DAMAGED)
-        return message
+        if each > block or values.entries != whole * each + min(each, rest):
+            raise ValueError(f"{values.entries} coordinates of {d}, {each} of every {block}")
+        return [values, Field("indices", IndicesInBlocks(d, block, each), values.shape)]
 
 
 @dataclass(eq=False)
@@ -211,10 +219,6 @@ class BlocksMessage(Message):
     values: Tensor
     kind = "blocks"
     tensors = ("blocks", "values")
-
-    @property
-    def lead(self) -> torch.Size:
-        return self.blocks.shape[:-1]
 
     @property
     def block(self) -> int:
@@ -312,6 +316,7 @@ class DCTTopK(Compressor):
     chunk: int = Integer(64, low=1, high=4096, help="side of a chunk, at most")
     fitted: Chunks = ()
     deterministic = True
+    projection = True
 
     def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
         fits = layout is not None and layout.dim == d
@@ -333,12 +338,6 @@ class DCTTopK(Compressor):
 
     def alpha(self, d: int) -> float:
         return min(count_within(self.k, p * q) / (p * q) for _, _, p, q in self.chunks(d))
-
-    def b1(self, d: int) -> tuple[float, float]:
-        return self.alpha(d), 1.0
-
-    def b2(self, d: int) -> tuple[float, float]:
-        return self.alpha(d), 1.0
 
 
 def chunks_of(layout: Layout, most: int) -> Chunks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compressors.base import Composed, Compressor, Made, build
+from raybench.compressors.base import Composed, Compressor, Delegated, Made
+from raybench.compressors.dithering import Dithering, ExponentialDithering, NaturalDithering
+from raybench.compressors.rounding import Natural
 from raybench.compressors.selection import TopK
 from raybench.core.compiled import compiled
 from raybench.core.counts import Counts
@@ -20,11 +22,11 @@ from raybench.core.layout import Layout
 from raybench.core.parallel import run_shared
 from raybench.core.registry import Count, Flag, Integer, Number, Operator, compressor
 from raybench.core.streams import Stream
-from raybench.wire import indices
-from raybench.wire.base import DTYPES, Header, Message, natural
+from raybench.wire.base import Message
 from raybench.wire.compound import ConcatMessage
 from raybench.wire.dense import DenseMessage
-from raybench.wire.sparse import SeededMessage, SparseMessage, index_cost
+from raybench.wire.fields import Field, Header, Indices, natural
+from raybench.wire.sparse import SeededMessage, SparseMessage
 
 # Messages -----------------------------------------------------------------------------------------
 
@@ -39,10 +41,11 @@ class SupportMessage(Message):
     indices: Tensor
     kind = "support"
     tensors = ("indices",)
+    shaped = ("k",)
 
-    @property
-    def lead(self) -> torch.Size:
-        return self.indices.shape[:-1]
+    @classmethod
+    def fields(cls, head: Header, width: int) -> Sequence[Field]:
+        return [Field("indices", Indices(natural(head, "d")), (natural(head, "k"),))]
 
     @property
     def k(self) -> int:
@@ -56,25 +59,6 @@ class SupportMessage(Message):
     def _decode(self) -> Tensor:
         ones = torch.ones_like(self.indices, dtype=self.dtype)
         return self.holding(ones, 1.0).decode()
-
-    def _cost(self) -> Counts:
-        return index_cost(self.d, self.k)
-
-    def _payload(self) -> Tensor:
-        return indices.encode(self.indices, self.d)
-
-    def known(self) -> Header:
-        return {**super().known(), "k": self.k}
-
-    @classmethod
-    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> SupportMessage:
-        where = indices.decode(payload, known["d"], natural(known, "k"))
-        return cls(known["d"], DTYPES[known["dtype"]], where, scale=known["scale"])
-
-    @classmethod
-    def demand(cls, known: Header, width: int) -> int:
-        # a bit may stand for an index of 64
-        return 2 * width + 8 * natural(known, "k")
 
 
 def Support(message: Message) -> SupportMessage:
@@ -103,6 +87,18 @@ class SeededSupportMessage(SeededMessage):
     """
 
     kind = "seeded_support"
+    shaped = ("k",)
+
+    @classmethod
+    def fields(cls, head: Header, width: int) -> Sequence[Field]:
+        if natural(head, "k") > natural(head, "d"):
+            raise ValueError(f"{head['k']} of {head['d']} coordinates")
+        return []
+
+    @property
+    def k(self) -> int:
+        """How many coordinates a row has."""
+        return self.values.shape[-1]
 
     @classmethod
     def of(cls, message: SeededMessage) -> SeededSupportMessage:
@@ -118,22 +114,13 @@ class SeededSupportMessage(SeededMessage):
     def _write(self, out: Tensor) -> None:
         self.holding(self.values.to(self.dtype), self.scale)._write(out)
 
-    def _cost(self) -> Counts:
-        return Counts()
-
     def _payload(self) -> Tensor:
         return self.values.new_empty(*self.lead, 0)
 
-    def known(self) -> Header:
-        return {**super().known(), "k": self.values.shape[-1]}
-
     @classmethod
     def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> SeededSupportMessage:
-        assert stream is not None
         own = payload.new_ones(()).expand(*payload.shape[:-1], natural(known, "k"))
-        common = known.get("common", False) is True
-        dtype = DTYPES[known["dtype"]]
-        return cls(known["d"], dtype, own, stream, common, scale=known["scale"])
+        return cls._read(known, payload, stream, values=own)
 
 
 @dataclass(eq=False)
@@ -146,9 +133,8 @@ class NestedMessage(ConcatMessage):
         where, message = self.parts
         if not isinstance(where, SupportMessage | SeededSupportMessage) or where.d != self.d:
             raise ValueError("not a support and a message")
-        k = where.k if isinstance(where, SupportMessage) else where.values.shape[-1]
-        if message.d != k:
-            raise ValueError(f"{message.d} values at {k} coordinates")
+        if message.d != where.k:
+            raise ValueError(f"{message.d} values at {where.k} coordinates")
 
     def plain(self) -> Scattered:
         """Return the sparse or seeded message that stands for the same vector, at full width."""
@@ -458,19 +444,20 @@ class Induced(TwoShot):
 # Top-k with quantised values ----------------------------------------------------------------------
 
 
-class _TopKThen(Compressor):
-    """Top-k, then the quantiser that a subclass names by its short form."""
+class _TopKThen(Delegated):
+    """Top-k, then the quantiser of a subclass."""
 
     k: int | float | str
+    counted = ("k",)
 
-    def quantiser(self) -> str:
-        """Return the short form of what acts on the kept values."""
+    def quantiser(self) -> Compressor:
+        """Return what acts on the kept values."""
         raise NotImplementedError
 
     @cached_property
     def chain(self) -> Chain:
         """The composition."""
-        return Chain(TopK(self.k), build(self.quantiser()))
+        return Chain(TopK(self.k), self.quantiser())
 
     @property
     def deterministic(self) -> bool:  # type: ignore[override]
@@ -479,17 +466,8 @@ class _TopKThen(Compressor):
     def encode(self, x: Tensor, stream: Stream) -> Message:
         return self.chain.encode(x, stream)
 
-    def omega(self, d: int) -> float | None:
-        return self.chain.omega(d)
-
-    def alpha(self, d: int) -> float | None:
-        return self.chain.alpha(d)
-
-    def b1(self, d: int) -> tuple[float, float] | None:
-        return self.chain.b1(d)
-
-    def b2(self, d: int) -> tuple[float, float] | None:
-        return self.chain.b2(d)
+    def _other(self, d: int) -> tuple[Compressor, int]:
+        return self.chain, d
 
 
 def _count() -> Any:
@@ -505,8 +483,8 @@ class TopKNatural(_TopKThen):
 
     k: int | float | str = _count()
 
-    def quantiser(self) -> str:
-        return "natural"
+    def quantiser(self) -> Compressor:
+        return Natural()
 
 
 @compressor("top_k_dithering")
@@ -525,10 +503,10 @@ class TopKDithering(_TopKThen):
         None, low=1, open_low=True, help="levels base^-i; null for i/s, equally spaced"
     )
 
-    def quantiser(self) -> str:
+    def quantiser(self) -> Compressor:
         if self.base is None:
-            return f"dithering:p={self.p},s={self.s}"
-        return f"exponential_dithering:base={self.base},p={self.p},s={self.s}"
+            return Dithering(self.s, self.p)
+        return ExponentialDithering(self.s, self.p, self.base)
 
 
 @compressor("top_k_natural_dithering")
@@ -543,8 +521,8 @@ class TopKNaturalDithering(_TopKThen):
     s: int = Integer(3, low=1, high=1000, help="levels above zero: 2^(1-s), .., 1/2, 1")
     p: float | str = Number(2.0, low=1, words=("inf",), help="norm of the kept values: 2 or inf")
 
-    def quantiser(self) -> str:
-        return f"natural_dithering:p={self.p},s={self.s}"
+    def quantiser(self) -> Compressor:
+        return NaturalDithering(self.s, self.p)
 
 
 # Multiples ----------------------------------------------------------------------------------------

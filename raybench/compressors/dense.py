@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,12 +11,19 @@ from torch import Tensor
 
 from raybench.compressors.base import Compressor
 from raybench.compressors.formats import HALVES, nonzero, shared_max, small_codes
-from raybench.core.counts import Counts
 from raybench.core.params import record
 from raybench.core.registry import Choice, compressor
 from raybench.core.streams import Stream
-from raybench.wire import Dense, Message, SparseMessage, bitpack
-from raybench.wire.base import DTYPES, Additive, Header
+from raybench.wire import Dense, Message, SparseMessage
+from raybench.wire.base import Additive
+from raybench.wire.fields import (
+    Field,
+    Header,
+    Numbers,
+    dtype_of,
+    natural,
+    yes_or_no,
+)
 
 
 @compressor("identity")
@@ -81,9 +89,11 @@ class HalfMessage(Additive):
     tensors = ("values", "scales")
     static = ("format", "scaled_by_max")
 
-    @property
-    def lead(self) -> torch.Size:
-        return self.values.shape[:-1]
+    @classmethod
+    def fields(cls, head: Header, width: int) -> Sequence[Field]:
+        half, scales = Numbers(TYPES[head["format"]], raw=True), yes_or_no(head, "scaled_by_max")
+        full, d = Numbers(dtype_of(head)), natural(head, "d")
+        return [Field("scales", full, (int(scales),)), Field("values", half, (d,))]
 
     def _write(self, out: Tensor) -> None:
         out.copy_(self.values)
@@ -96,26 +106,9 @@ class HalfMessage(Additive):
     def additive(self) -> bool:
         return not self.scaled_by_max
 
-    def summands(self) -> Tensor:
-        return self.values
-
     def of_summands(self, values: Tensor) -> HalfMessage:
         none = self.scales.new_empty(*values.shape[:-1], 0)
         return HalfMessage(self.d, self.dtype, values, none, self.format, False, scale=self.scale)
-
-    def _cost(self) -> Counts:
-        return Counts(values=int(self.scaled_by_max), raw=16 * self.d)
-
-    def _payload(self) -> Tensor:
-        return torch.cat((bitpack.to_bytes(self.scales), bitpack.to_bytes(self.values)), -1)
-
-    @classmethod
-    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> HalfMessage:
-        d, dtype, by_max = known["d"], DTYPES[known["dtype"]], known["scaled_by_max"] is True
-        head = dtype.itemsize if by_max else 0
-        scales = bitpack.from_bytes(payload[..., :head], dtype)
-        values = bitpack.from_bytes(payload[..., head : head + 2 * d], TYPES[known["format"]])
-        return cls(d, dtype, values, scales, known["format"], by_max, scale=known["scale"])
 
 
 @record

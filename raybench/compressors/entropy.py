@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.compressors.base import Composed, Compressor, Made
+from raybench.compressors.base import Composed, Compressor, Delegated, Made
 from raybench.core.compiled import compiled
 from raybench.core.counts import Counts
 from raybench.core.errors import InputError
 from raybench.core.registry import Operator, compressor
 from raybench.core.streams import Stream
 from raybench.wire import bitpack
-from raybench.wire.base import DTYPES, KINDS, Header, Message, natural
+from raybench.wire.base import KINDS, Message
+from raybench.wire.fields import DTYPES, Header, natural
 
 PLAIN, BYTES, WORDS = 0, 1, 2  # the first byte of a row: not coded, frequencies of 1 or 2 bytes
 WIDEST = 1 << 17  # symbols further apart are not coded
@@ -292,7 +293,7 @@ def _unleb(data: bytes, at: int) -> tuple[int, int]:
 
 
 @compressor("entropy_coded")
-class EntropyCoded(Composed):
+class EntropyCoded(Composed, Delegated):
     """C(x) of another operator, its symbols entropy-coded by a range coder: same values, fewer bits.
 
     Each row has a static model: the frequencies of its symbols, rounded to 8 or 16 bits, are sent in
@@ -310,12 +311,8 @@ class EntropyCoded(Composed):
         library()
         super().__post_init__()
 
-    @property
-    def _own(self) -> Compressor:
-        return self.part("of")
-
     def encode(self, x: Tensor, stream: Stream) -> Message:
-        message = self._own.encode(x, stream)
+        message = self.part("of").encode(x, stream)
         leaves = message.leaves()
         found = [coded(leaf) for leaf in leaves]
         if not any(found):
@@ -325,14 +322,5 @@ class EntropyCoded(Composed):
             iter([leaf if new is None else new for leaf, new in zip(leaves, found, strict=True)])
         )
 
-    def omega(self, d: int) -> float | None:
-        return self._own.omega(d)
-
-    def alpha(self, d: int) -> float | None:
-        return self._own.alpha(d)
-
-    def b1(self, d: int) -> tuple[float, float] | None:
-        return self._own.b1(d)
-
-    def b2(self, d: int) -> tuple[float, float] | None:
-        return self._own.b2(d)
+    def _other(self, d: int) -> tuple[Compressor, int]:
+        return self.part("of"), d

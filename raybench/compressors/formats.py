@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -14,13 +15,20 @@ from torch import Tensor
 from raybench.compressors.base import Compressor
 from raybench.compressors.norms import buckets, in_buckets, largest
 from raybench.core.compiled import compiled
-from raybench.core.counts import Counts
 from raybench.core.parallel import run_tiled
 from raybench.core.params import record
 from raybench.core.registry import Choice, Flag, Integer, compressor
 from raybench.core.streams import Stream
-from raybench.wire import Message, bitpack
-from raybench.wire.base import DTYPES, Header, natural
+from raybench.wire import Message
+from raybench.wire.fields import (
+    Field,
+    Header,
+    Numbers,
+    Symbols,
+    dtype_of,
+    natural,
+    yes_or_no,
+)
 from raybench.wire.levels import FLOATS, aligned, decode_levels, spread
 
 # Small floats -------------------------------------------------------------------------------------
@@ -308,14 +316,6 @@ def factors_of(scales: Tensor, tops: Tensor, dtype: torch.dtype, double: bool) -
     return shares * spread(tops, SCALES_PER_TOP, scales.shape[-1])
 
 
-def _scale_counts(d: int, block: int, name: str, double: bool) -> tuple[int, int]:
-    """Return how many numbers of full width, and how many bytes, the scales take."""
-    count = blocks_of(d, block)
-    if double:
-        return blocks_of(count, SCALES_PER_TOP), count
-    return (0, count) if FORMATS[name].top is not None else (count, 0)
-
-
 # The message --------------------------------------------------------------------------------------
 
 
@@ -337,14 +337,17 @@ class BlockMessage(Message):
     tensors = ("codes", "scales", "tops")
     static = ("format", "block", "double")
 
-    @property
-    def lead(self) -> torch.Size:
-        return self.codes.shape[:-1]
-
-    @property
-    def width(self) -> int:
-        """Bits of a code."""
-        return FORMATS[self.format].width
+    @classmethod
+    def fields(cls, head: Header, width: int) -> Sequence[Field]:
+        d, name, double = natural(head, "d"), head["format"], yes_or_no(head, "double")
+        full, symbols = Numbers(dtype_of(head)), Symbols(FORMATS[name].width, torch.uint8)
+        count = blocks_of(d, natural(head, "block", 1))
+        small = double or FORMATS[name].top is not None
+        return [
+            Field("tops", full, (blocks_of(count, SCALES_PER_TOP) if double else 0,)),
+            Field("scales", Numbers(torch.uint8, raw=True) if small else full, (count,)),
+            Field("codes", symbols, (d,)),
+        ]
 
     def _write(self, out: Tensor) -> None:
         factors = factors_of(self.scales, self.tops, self.dtype, self.double)
@@ -354,31 +357,6 @@ class BlockMessage(Message):
         else:
             levels = table_of(self.format, self.dtype, out.device)[self.codes.long()]
             out.copy_(levels * spread(factors, self.block, self.d))
-
-    def _cost(self) -> Counts:
-        values, small = _scale_counts(self.d, self.block, self.format, self.double)
-        return Counts(values=values, raw=self.width * self.d + 8 * small)
-
-    def _payload(self) -> Tensor:
-        parts = [bitpack.to_bytes(x) for x in (self.tops, self.scales)]
-        head = sum(part.shape[-1] for part in parts)
-        size = head + bitpack.bytes_of(self.width * self.d)
-        out = torch.empty(*self.lead, size, dtype=torch.uint8, device=self.device)
-        out[..., :head] = torch.cat(parts, -1)
-        return bitpack.pack_into(self.codes, self.width, out, head)
-
-    @classmethod
-    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> BlockMessage:
-        d, dtype, name = known["d"], DTYPES[known["dtype"]], known["format"]
-        block, double = natural(known, "block", 1), known["double"] is True
-        values, small = _scale_counts(d, block, name, double)
-        head = values * dtype.itemsize
-        full = bitpack.from_bytes(payload[..., :head], dtype)
-        scales, tops = (
-            (payload[..., head : head + small].clone(), full) if small else (full, full[..., :0])
-        )
-        codes = bitpack.unpack(payload, FORMATS[name].width, d, torch.uint8, head + small)
-        return cls(d, dtype, codes, scales, tops, name, block, double, scale=known["scale"])
 
 
 # Operators ----------------------------------------------------------------------------------------

@@ -44,12 +44,6 @@ class AdaptiveSparsification(Compressor):
     def alpha(self, d: int) -> float:
         return 1 / d
 
-    def b1(self, d: int) -> tuple[float, float]:
-        return 1 / d, 1.0
-
-    def b2(self, d: int) -> tuple[float, float]:
-        return 1 / d, 1.0
-
 
 @compressor("l1_sampling")
 @dataclass(frozen=True)
@@ -85,6 +79,7 @@ class Wangni(Compressor):
     """
 
     k: int | float | str = Count("10%", help="expected number of coordinates sent, or a share")
+    counted = ("k",)
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d = x.shape[-1]

@@ -241,19 +241,15 @@ class Projection(Compressor):
     it was projected: ||C(x)||^2 <= <C(x), x> still, but only ||C(x)|| >= alpha ||x||: B1(alpha^2, 1).
     """
 
+    projection = True
+
     def entries(self, d: int) -> int:
         """Return the entries of the matrix or tensor that x fills, padding included."""
         raise NotImplementedError
 
     def b1(self, d: int) -> tuple[float, float] | None:
         alpha = self.alpha(d)
-        if alpha is None:
-            return None
-        return alpha if self.entries(d) == d else alpha**2, 1.0
-
-    def b2(self, d: int) -> tuple[float, float] | None:
-        alpha = self.alpha(d)
-        return None if alpha is None else (alpha, 1.0)
+        return super().b1(d) if alpha is None or self.entries(d) == d else (alpha**2, 1.0)
 
 
 @record

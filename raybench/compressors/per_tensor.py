@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from raybench.compressors.base import Composed, Compressor, Made, build, named
+from raybench.compressors.base import Composed, Compressor, Delegated, Made, build, named
 from raybench.compressors.dense import Identity
 from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
@@ -216,7 +216,7 @@ def _equal(todo: list[tuple[Compressor, int]]) -> list[list[int]]:
 
 
 @dataclass(frozen=True)
-class PerPart(Composed):
+class PerPart(Composed, Delegated):
     """C(x_1), .., C(x_n), of which message j goes to client j; ``of`` compresses their means again.
 
     The parts are of ceil(d/n) coordinates, the last ones padded with zeros. Constants are those of ``of``
@@ -249,14 +249,5 @@ class PerPart(Composed):
         inner = op.encode(parts, Stream(roots, (), stream.ids))
         return PartsMessage(d, x.dtype, inner, stream, op.encode)
 
-    def omega(self, d: int) -> float | None:
-        return self.part("of").omega(self.width(d))
-
-    def alpha(self, d: int) -> float | None:
-        return self.part("of").alpha(self.width(d))
-
-    def b1(self, d: int) -> tuple[float, float] | None:
-        return self.part("of").b1(self.width(d))
-
-    def b2(self, d: int) -> tuple[float, float] | None:
-        return self.part("of").b2(self.width(d))
+    def _other(self, d: int) -> tuple[Compressor, int]:
+        return self.part("of"), self.width(d)

@@ -30,7 +30,7 @@ from raybench.core.parallel import run_shared
 from raybench.core.registry import Choice, Count, compressor
 from raybench.core.streams import Stream
 from raybench.wire import DTYPES, Message, RaggedMessage, bitpack, index_cost
-from raybench.wire.base import Header
+from raybench.wire.fields import Header
 from raybench.wire.indices import DAMAGED, decode_rows, encode_rows, per_count
 
 
@@ -54,6 +54,7 @@ class PosNegTopK(Compressor):
         "exact", "means", help="what is sent of them: themselves, or a mean of each sign"
     )
     deterministic = True
+    projection = True
 
     def __post_init__(self) -> None:
         if self.values not in ("exact", "means"):
@@ -87,12 +88,6 @@ class PosNegTopK(Compressor):
         kept = count_of(self.k, d)
         least = kept / d if self._of(2 * d) == kept else max(self._share(), 1 / d)
         return least if self.values == "exact" else min(1 / kept, least)
-
-    def b1(self, d: int) -> tuple[float, float]:
-        return self.alpha(d), 1.0
-
-    def b2(self, d: int) -> tuple[float, float]:
-        return self.alpha(d), 1.0
 
     def _share(self) -> float:
         text = str(self.k).strip()

@@ -15,13 +15,20 @@ from torch import Tensor
 from raybench.compressors.base import Compressor
 from raybench.core import gpu
 from raybench.core.compiled import compiled
-from raybench.core.counts import Counts
 from raybench.core.errors import InputError
 from raybench.core.parallel import run_tiled
 from raybench.core.registry import Flag, Integer, List, Number, compressor
 from raybench.core.streams import Stream, hash_numba
 from raybench.wire import ExponentsMessage, Message, bitpack
-from raybench.wire.base import DTYPES, HALVES, Header, finite
+from raybench.wire.fields import (
+    HALVES,
+    Field,
+    Header,
+    Symbols,
+    dtype_of,
+    finite,
+    natural,
+)
 from raybench.wire.levels import FLOATS, code_dtype, decode_levels, exponent_width, integers_of
 
 # Few significant bits -----------------------------------------------------------------------------
@@ -212,13 +219,17 @@ class RoundedMessage(Message):
     tensors = ("codes",)
     static = ("levels", "base")
 
-    def __post_init__(self) -> None:
-        self.levels = tuple(self.levels)
-        self.codes = self.codes.to(code_dtype(2**self.width))
+    @classmethod
+    def fields(cls, head: Header, width: int) -> Sequence[Field]:
+        levels, base = head["levels"], finite(head, "base")
+        if base <= 1 or not isinstance(levels, list | tuple) or not 0 < len(levels) <= MOST_LEVELS:
+            raise ValueError(f"no grid of powers of {base}")
+        own = rounded_width(tuple(map(float, levels)), base, dtype_of(head))
+        return [Field("codes", Symbols(own, code_dtype(2**own)), (natural(head, "d"),))]
 
-    @property
-    def lead(self) -> torch.Size:
-        return self.codes.shape[:-1]
+    def __post_init__(self) -> None:
+        self.levels = tuple(map(float, self.levels))
+        self.codes = self.codes.to(code_dtype(2**self.width))
 
     @property
     def width(self) -> int:
@@ -231,22 +242,6 @@ class RoundedMessage(Message):
             decode_levels(self.codes, values, out.new_full((*self.lead, 1), self.scale), 0, out)
         else:
             out.copy_(values.to(self.device)[self.codes.long()] * self.scale)
-
-    def _cost(self) -> Counts:
-        return Counts(raw=self.d * self.width)
-
-    def _payload(self) -> Tensor:
-        return bitpack.pack(self.codes, self.width)
-
-    @classmethod
-    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> RoundedMessage:
-        dtype, levels, base = DTYPES[known["dtype"]], known["levels"], finite(known, "base")
-        if base <= 1 or not isinstance(levels, list | tuple) or not 0 < len(levels) <= MOST_LEVELS:
-            raise ValueError(f"no grid of powers of {base}")
-        levels = tuple(map(float, levels))
-        width = rounded_width(levels, base, dtype)
-        codes = bitpack.unpack(payload, width, known["d"], code_dtype(2**width))
-        return cls(known["d"], dtype, codes, levels, base, scale=known["scale"])
 
 
 # Rounding -----------------------------------------------------------------------------------------

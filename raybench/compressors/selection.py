@@ -44,18 +44,13 @@ class _Selection(Compressor):
 
     k: int | float | str
     selection = True
+    counted = ("k",)
 
     def alpha(self, d: int) -> float:
         return count_of(self.k, d) / d
 
     def omega(self, d: int) -> float | None:
         return 0.0 if count_of(self.k, d) == d else None
-
-    def b1(self, d: int) -> tuple[float, float]:
-        return self.alpha(d), 1.0
-
-    def b2(self, d: int) -> tuple[float, float]:
-        return self.alpha(d), 1.0
 
 
 @compressor("top_k")
@@ -184,12 +179,6 @@ class AdaptiveThreshold(Compressor):
         if self.rule == "max":
             return 1 / (1 + (d - 1) * self.c**2)
         return max(self.energy, 1 / d) if self.rule == "energy" else count_of(self.k, d) / d
-
-    def b1(self, d: int) -> tuple[float, float]:
-        return self.alpha(d), 1.0
-
-    def b2(self, d: int) -> tuple[float, float]:
-        return self.alpha(d), 1.0
 
 
 def at_least(x: Tensor, cut: Tensor) -> RaggedMessage:
@@ -336,12 +325,6 @@ class Masking(Compressor):
         shares = [count_within(self.k, size) / size for size in sizes]
         return 1 / d if self.threshold == "first" and len(sizes) > 1 else min(shares)
 
-    def b1(self, d: int) -> tuple[float, float]:
-        return self.alpha(d), 1.0
-
-    def b2(self, d: int) -> tuple[float, float]:
-        return self.alpha(d), 1.0
-
 
 # Deep gradient compression ------------------------------------------------------------------------
 
@@ -372,6 +355,7 @@ class DGC(Compressor):
         "magnitude", "random", help="which are left out where more than k exceed it"
     )
     selection = True
+    counted = ("k", "sample")
 
     def __post_init__(self) -> None:
         if self.truncate not in ("magnitude", "random"):

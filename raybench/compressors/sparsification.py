@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from raybench.core.parallel import run_shared
 from raybench.core.registry import Choice, Count, Flag, Integer, Number, compressor
 from raybench.core.streams import MOST_SORTED, Stream, hash_numba
 from raybench.wire import (
-    DTYPES,
     DenseMessage,
     FlaggedMessage,
     Message,
@@ -29,13 +28,15 @@ from raybench.wire import (
     bitpack,
     support_of,
 )
-from raybench.wire.base import Header, natural, naturals, zero_absent, zero_rows
+from raybench.wire.base import zero_absent, zero_rows
 from raybench.wire.compound import FlagMessage
+from raybench.wire.fields import Field, Header, Numbers, dtype_of, natural, naturals
+from raybench.wire.sparse import Drawn, shared_keys
 
 Places = tuple[Tensor, Tensor]  # coordinates (*lead, m), zero beyond a row's own; counts (*lead)
 
 
-class DrawnMessage(Message):
+class PlacedMessage(Drawn):
     """Base: only values travel, the first counts (*lead) of ``values`` (*lead, m), zeros beyond.
 
     ``source`` is the stream that the places come from; ``held`` are the places, once they are drawn.
@@ -55,13 +56,20 @@ class DrawnMessage(Message):
             self.held = self._draw()
         return self.held
 
-    @property
-    def lead(self) -> torch.Size:
-        return self.values.shape[:-1]
+    @classmethod
+    def fields(cls, head: Header, width: int) -> Sequence[Field]:
+        full = Numbers(dtype_of(head))
+        return [Field("values", full, (width // full.dtype.itemsize,))]
 
-    @property
-    def stream(self) -> Stream:
-        return self.source
+    def map(self, of_tensor: Callable[[Tensor], Tensor]) -> Self:
+        changed = super().map(of_tensor)
+        changed.held = None
+        return changed
+
+    def select(self, cells: Tensor) -> Self:
+        changed = super().select(cells)
+        changed.held = None
+        return changed
 
     def _weighted(self) -> tuple[Tensor, Tensor]:
         where, _ = self.places()
@@ -118,6 +126,7 @@ class RandK(Compressor):
     k: int | float | str = Count(help="coordinates kept, or a share such as 10%")
     mask: str = Choice("independent", "common", help="whether clients draw their own coordinates")
     scaled: bool = Flag(True, help="times d/K, which makes it unbiased; without, it is contractive")
+    counted = ("k",)
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d = x.shape[-1]
@@ -146,12 +155,6 @@ class RandK(Compressor):
     def alpha(self, d: int) -> float | None:
         k = count_of(self.k, d)
         return None if self.scaled and k < d else k / d
-
-    def b1(self, d: int) -> tuple[float, float] | None:
-        return super().b1(d) if self.scaled else (count_of(self.k, d) / d, 1.0)
-
-    def b2(self, d: int) -> tuple[float, float] | None:
-        return super().b2(d) if self.scaled else (count_of(self.k, d) / d, 1.0)
 
 
 # A coin for every coordinate, or one for all ------------------------------------------------------
@@ -202,18 +205,12 @@ class RandomSparsification(Compressor):
     def alpha(self, d: int) -> float | None:
         return None if self.scaled and self.p < 1 else float(self.p)
 
-    def b1(self, d: int) -> tuple[float, float] | None:
-        return super().b1(d) if self.scaled else (float(self.p), 1.0)
-
-    def b2(self, d: int) -> tuple[float, float] | None:
-        return super().b2(d) if self.scaled else (float(self.p), 1.0)
-
 
 # What is sent ----------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
-class BernoulliMessage(DrawnMessage):
+class BernoulliMessage(PlacedMessage):
     """Coordinate j is sent where the j-th number of the stream is below p: no indices, no length."""
 
     values: Tensor
@@ -227,31 +224,11 @@ class BernoulliMessage(DrawnMessage):
     def _draw(self) -> Places:
         return bernoulli(self.source, self.d, self.p)
 
-    def map(self, of_tensor: Callable[[Tensor], Tensor]) -> BernoulliMessage:
-        changed = super().map(of_tensor)
-        assert isinstance(changed, BernoulliMessage)
-        changed.source, changed.held = Stream(of_tensor(self.source.keys)), None
-        return changed
-
-    def select(self, cells: Tensor) -> BernoulliMessage:
-        changed = super().map(lambda x: x[cells])
-        assert isinstance(changed, BernoulliMessage)
-        changed.source, changed.held = self.source[cells], None
-        return changed
-
-    @classmethod
-    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> BernoulliMessage:
-        assert stream is not None
-        dtype = DTYPES[known["dtype"]]
-        values = bitpack.from_bytes(payload, dtype)
-        p = probability(known["p"])
-        return cls(known["d"], dtype, values, stream, p, scale=known["scale"])
-
     @classmethod
     def demand(cls, known: Header, width: int) -> int:
         # every coordinate is looked at, for every row, and those that are kept are listed
         d = known["d"]
-        return 10 * width + 5 * d + int(9 * probability(known["p"]) * d)
+        return super().demand(known, width) + 5 * d + int(9 * probability(known["p"]) * d)
 
 
 def bernoulli(source: Stream, d: int, p: float) -> Places:
@@ -411,7 +388,7 @@ def _clients_that_fit(d: int, n: int | str) -> int:
 
 
 @dataclass(eq=False)
-class PermMessage(DrawnMessage):
+class PermMessage(PlacedMessage):
     """A client's block of a permutation that all clients of a cell draw from their shared stream.
 
     slots None: ``source`` is the cell's and the clients' stream, and its ids are the clients (0
@@ -444,25 +421,16 @@ class PermMessage(DrawnMessage):
     def _most(self) -> int:
         return -(-self.d // self.n)
 
-    def map(self, of_tensor: Callable[[Tensor], Tensor]) -> PermMessage:
-        keys, slots = self.source.keys, self.slots
-        if slots is None:
-            slots = clients_of(self.source)
-            shared = self.source.shared().keys
-            keys = (shared if self.source.ids is None else shared[..., None]).expand(self.lead)
-        changed = super().map(of_tensor)
-        assert isinstance(changed, PermMessage)
-        changed.source, changed.slots = Stream(of_tensor(keys)), of_tensor(slots)
-        changed.held = None
+    def _keys(self) -> Tensor:
+        return shared_keys(self.source) if self.slots is None else self.source.keys
+
+    def map(self, of_tensor: Callable[[Tensor], Tensor]) -> Self:
+        changed, slots = super().map(of_tensor), self.slots
+        changed.slots = of_tensor(clients_of(self.source) if slots is None else slots)
         return changed
 
-    def select(self, cells: Tensor) -> PermMessage:
-        if self.slots is not None:
-            return self.map(lambda x: x[cells])
-        changed = super().map(lambda x: x[cells])
-        assert isinstance(changed, PermMessage)
-        changed.source, changed.held = self.source[cells], None
-        return changed
+    def select(self, cells: Tensor) -> Self:
+        return super().select(cells) if self.slots is None else self.map(lambda x: x[cells])
 
     def known(self) -> Header:
         alone = {} if self.slots is None else {"slots": self.slots.flatten().tolist()}
@@ -476,29 +444,31 @@ class PermMessage(DrawnMessage):
         return alone.describe()
 
     @classmethod
-    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> PermMessage:
-        assert stream is not None
-        dtype, d, n = DTYPES[known["dtype"]], known["d"], natural(known, "n", 1)
-        values = bitpack.from_bytes(payload, dtype)
-        length = max(d // _clients_that_fit(d, n), 1)
-        if values.shape[-1] not in (length, max(-(-d // n), 1)):
-            raise ValueError(f"{values.shape[-1]} values of {d} coordinates, {n} clients")
-        slots = cls._slots(known, values)
-        return cls(d, dtype, values, stream, n, scale=known["scale"], slots=slots)
+    def fields(cls, head: Header, width: int) -> Sequence[Field]:
+        (values,) = super().fields(head, width)
+        if values.entries not in cls._lengths(head):
+            raise ValueError(f"{values.entries} values of {head['d']} coordinates")
+        return [values]
 
-    @staticmethod
-    def _slots(known: Header, values: Tensor) -> Tensor | None:
-        """Return the clients of rows that stand alone, of the shape of values (*lead, m) without m."""
-        if "slots" not in known:
-            return None
-        slots = torch.tensor(naturals(known, "slots"), dtype=torch.int64, device=values.device)
-        return slots.view(values.shape[:-1])
+    @classmethod
+    def _lengths(cls, head: Header) -> tuple[int, int]:
+        """Return how many values a client sends, the fewest and the most."""
+        d, n = natural(head, "d"), natural(head, "n", 1)
+        return max(d // _clients_that_fit(d, n), 1), max(-(-d // n), 1)
+
+    @classmethod
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> PermMessage:
+        slots = None  # of rows that stand alone
+        if "slots" in known:
+            slots = torch.tensor(naturals(known, "slots"), device=payload.device)
+            slots = slots.long().view(payload.shape[:-1])
+        return cls._read(known, payload, stream, slots=slots)
 
     @classmethod
     def demand(cls, known: Header, width: int) -> int:
         # few coordinates are sorted for every row
         few = min(max(known["d"], natural(known, "n", 1)), MOST_SORTED)
-        return 10 * width + 4 * few
+        return super().demand(known, width) + 8 * width + 4 * few
 
 
 def clients_of(source: Stream) -> Tensor:
@@ -665,15 +635,10 @@ class MaskMessage(PermMessage):
         return -(-self.d * self.senders // self.n)
 
     @classmethod
-    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> MaskMessage:
-        assert stream is not None
-        d, n = known["d"], natural(known, "n", 1)
-        s = natural(known, "senders", 1, n)
-        values = bitpack.from_bytes(payload, DTYPES[known["dtype"]])
-        if values.shape[-1] not in (d * s // n, -(-d * s // n)):
-            raise ValueError(f"{values.shape[-1]} values of {d} coordinates, {s} of {n} clients")
-        slots = cls._slots(known, values)
-        return cls(d, values.dtype, values, stream, n, s, scale=known["scale"], slots=slots)
+    def _lengths(cls, head: Header) -> tuple[int, int]:
+        d, n = natural(head, "d"), natural(head, "n", 1)
+        s = natural(head, "senders", 1, n)
+        return d * s // n, -(-d * s // n)
 
 
 def columns(shared: Stream, clients: Tensor, d: int, n: int, s: int) -> Places:

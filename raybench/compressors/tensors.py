@@ -26,14 +26,13 @@ from raybench.compressors.low_rank import (
     truncated_svd,
     without_nonfinite,
 )
-from raybench.core.counts import Counts
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.params import record
 from raybench.core.registry import Integer, List, compressor
 from raybench.core.streams import Stream, stream
-from raybench.wire import Dense, Message, bitpack
-from raybench.wire.base import DTYPES, Header, naturals
+from raybench.wire import Dense, Message
+from raybench.wire.fields import Field, Header, Numbers, dtype_of, natural, naturals
 
 # Messages -----------------------------------------------------------------------------------------
 
@@ -127,9 +126,22 @@ class TensorMessage(Message):
     tensors = ("values",)
     static = ("form", "dims", "ranks")
 
-    @property
-    def lead(self) -> torch.Size:
-        return self.values.shape[:-1]
+    @classmethod
+    def fields(cls, head: Header, width: int) -> Sequence[Field]:
+        d, form = natural(head, "d"), head["form"]
+        dims, ranks = tuple(naturals(head, "dims")), tuple(naturals(head, "ranks"))
+        if form not in FORMS or len(dims) > MOST_AXES or len(ranks) > MOST_AXES or not all(dims):
+            raise ValueError(f"no {form} of {dims}")
+        held, what = math.prod(dims), f"{form} of {dims} with ranks {ranks}"
+        if len(dims) < 2 or not held - held // dims[0] < d <= held:
+            raise ValueError(f"{what} is no message of {d} coordinates")
+        most = _largest_within(form, dims, ranks)
+        if held > 2 * d + MOST_PADDED or most > MOST_WITHIN * held + 2**20:
+            raise ValueError(f"{what} is larger than {d} coordinates")
+        return [Field("values", Numbers(dtype_of(head)), (values_of(form, dims, ranks),))]
+
+    def __post_init__(self) -> None:
+        self.dims, self.ranks = tuple(self.dims), tuple(self.ranks)
 
     def parts(self) -> list[Tensor]:
         """Return the parts, each (R, *shape), R rows in all."""
@@ -140,30 +152,6 @@ class TensorMessage(Message):
 
     def _decode(self) -> Tensor:
         return rebuilt(self.form, self.parts())[:, : self.d].reshape(*self.lead, self.d)
-
-    def _cost(self) -> Counts:
-        return Counts(values=self.values.shape[-1])
-
-    def _payload(self) -> Tensor:
-        return bitpack.to_bytes(self.values)
-
-    @classmethod
-    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> TensorMessage:
-        dtype = DTYPES[known["dtype"]]
-        values = bitpack.from_bytes(payload, dtype)
-        d, form = known["d"], known["form"]
-        dims, ranks = tuple(naturals(known, "dims")), tuple(naturals(known, "ranks"))
-        if form not in FORMS or len(dims) > MOST_AXES or len(ranks) > MOST_AXES or not all(dims):
-            raise ValueError(f"no {form} of {dims}")
-        held, sent = math.prod(dims), values_of(form, dims, ranks)
-        most = _largest_within(form, dims, ranks)
-        if len(dims) < 2 or not held - held // dims[0] < d <= held or sent != values.shape[-1]:
-            raise ValueError(
-                f"{form} of {dims} with ranks {ranks} is no message of {d} coordinates"
-            )
-        if held > 2 * d + MOST_PADDED or most > MOST_WITHIN * held + 2**20:
-            raise ValueError(f"{form} of {dims} with ranks {ranks} is larger than {d} coordinates")
-        return cls(d, dtype, values, form, dims, ranks, scale=known["scale"])
 
 
 # Decompositions -----------------------------------------------------------------------------------

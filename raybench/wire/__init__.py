@@ -1,7 +1,7 @@
 """Message kinds and their packing: bytes in, the same message out, bit for bit."""
 
 from raybench.core.counts import Counts
-from raybench.wire.base import DTYPES, HALVES, KINDS, Message
+from raybench.wire.base import KINDS, Message
 from raybench.wire.compound import (
     CasesMessage,
     ConcatMessage,
@@ -9,12 +9,13 @@ from raybench.wire.compound import (
     choose,
 )
 from raybench.wire.dense import Dense, DenseMessage, FactorsMessage
+from raybench.wire.fields import DTYPES, HALVES
+from raybench.wire.indices import index_cost
 from raybench.wire.levels import ExponentsMessage, LevelsMessage, exponent_width
 from raybench.wire.sparse import (
     RaggedMessage,
     SeededMessage,
     SparseMessage,
-    index_cost,
     support_of,
 )
 from raybench.wire.unpacking import unpack

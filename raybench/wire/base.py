@@ -13,7 +13,8 @@ import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 import xxhash
@@ -21,15 +22,21 @@ from torch import Tensor
 
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
+from raybench.wire.fields import (
+    HALVES,
+    Field,
+    Header,
+    dtype_of,
+    pack_fields,
+    read_fields,
+    row_cost,
+    row_size,
+)
 
 MAGIC = b"RBM2"
 # magic, XXH3 of the rest (seeded with the header's length), that length
 PREFIX = struct.Struct("<4sQI")
 KINDS: dict[str, type[Message]] = {}
-HALVES = (torch.float16, torch.bfloat16)
-Header = dict[str, Any]  # what the sender and the receiver know beforehand, in JSON
-MOST_NATURAL = 2**53  # of a header's integers: what is computed from them stays within 64 bits
-DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float64, torch.float32, *HALVES)}
 
 
 @dataclass(eq=False)
@@ -50,6 +57,7 @@ class Message:
     kind: ClassVar[str] = ""
     tensors: ClassVar[tuple[str, ...]] = ()  # fields whose first axes are the leading axes
     static: ClassVar[tuple[str, ...]] = ()  # JSON-able fields that both sides know beforehand
+    shaped: ClassVar[tuple[str, ...]] = ()  # properties, sizes of the arrays, that they know too
 
     def __init_subclass__(cls) -> None:
         there = KINDS.get(cls.kind, cls).__module__.startswith("raybench.")
@@ -60,10 +68,20 @@ class Message:
 
     # What a kind defines ---------------------------------------------------------------------
 
+    @classmethod
+    def fields(cls, head: Header, width: int) -> Sequence[Field] | None:
+        """Return how the arrays lie in a row of ``width`` bytes, by what both sides know.
+
+        Cost, size, packing and reading follow. None: the kind defines ``_cost``, ``_payload`` and ``read``
+        itself, and ``demand`` where reading takes more. Raises ValueError (or any other Exception) where
+        the header says what cannot be. Asked about a message that is there, width is 0.
+        """
+        return None
+
     @property
     def lead(self) -> torch.Size:
         """The leading shape, usually (B, n)."""
-        raise NotImplementedError
+        return getattr(self, self.tensors[0]).shape[:-1]
 
     def _decode(self) -> Tensor:
         """Return what the message stands for, without ``scale``; or define ``_write``."""
@@ -96,9 +114,16 @@ class Message:
         value = self.decode()
         return value.sum(-2) / (value != 0).sum(-2).clamp(min=1)
 
+    def _layout(self) -> Layout:
+        """Return the fields of a row, what they cost, and its bytes."""
+        at = len(self.lead)
+        shapes = tuple(getattr(self, name).shape[at:] for name in self.tensors)
+        values = tuple(getattr(self, name) for name in (*self.static, *self.shaped))
+        return _layout(type(self), self.d, self.dtype, values, shapes)  # type: ignore[arg-type]
+
     def _cost(self) -> Counts:
         """Return values, index and raw bits of each row: numbers if all are alike, else of shape lead."""
-        raise NotImplementedError
+        return self._layout().cost
 
     def _size(self) -> int | Tensor:
         """Return the bytes of each row's payload, a number if all are alike, else int64 of shape lead.
@@ -108,7 +133,8 @@ class Message:
         return packed_bytes(self._cost(), self.dtype)
 
     def _payload(self) -> Tensor:
-        raise NotImplementedError
+        fields = self._layout().fields
+        return pack_fields(fields, [getattr(self, f.name) for f in fields], self.lead)
 
     @classmethod
     def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> Message:
@@ -116,7 +142,16 @@ class Message:
 
         Raises ValueError (or any other Exception) where they do not fit each other.
         """
-        raise NotImplementedError
+        return cls._read(known, payload, stream)
+
+    @classmethod
+    def _read(cls, known: Header, payload: Tensor, stream: Stream | None, **more: Any) -> Self:
+        """Return the message of a payload by its fields, and what a kind gives beside them."""
+        made: Header = more | read_fields(cls.fields(known, payload.shape[-1]) or (), payload)
+        made |= {name: known[name] for name in cls.static}
+        if stream is not None:
+            made["source"] = stream
+        return cls(d=known["d"], dtype=dtype_of(known), scale=known["scale"], **made)
 
     # What a kind may define, for messages from anybody (see ``unpacking``) -------------------
 
@@ -124,10 +159,16 @@ class Message:
     def demand(cls, known: Header, width: int) -> int:
         """Return the bytes that ``read`` and ``check`` take for a row of ``width`` bytes, at most.
 
-        Ten times the payload by default, as where a bit becomes a byte. A kind that makes more of
-        its bytes, or makes numbers without any, says so here.
+        Ten times the payload for a kind without fields, as where a bit becomes a byte: one that makes more
+        of its bytes, or makes numbers without any, says so here. Raises ValueError where the fields take
+        another width.
         """
-        return 10 * width
+        fields = cls.fields(known, width)
+        if fields is None:
+            return 10 * width
+        if row_size(fields) != width:
+            raise ValueError("rows of another size than the message takes")
+        return 2 * width + sum(field.coding.memory(field.entries) for field in fields)
 
     def check(self) -> None:
         """Raise ValueError where the message's parts do not fit each other, so that it cannot decode.
@@ -266,12 +307,9 @@ class Message:
     def known(self) -> Header:
         """Return what both sides know beforehand, JSON-able."""
         own = {name: getattr(self, name) for name in self.static}
-        return {
-            **own,
-            "d": self.d,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "scale": self.scale,
-        }
+        sizes = {name: getattr(self, name) for name in self.shaped}
+        dtype = str(self.dtype).removeprefix("torch.")
+        return {**own, "d": self.d, "dtype": dtype, "scale": self.scale, **sizes}
 
     def payload(self) -> Tensor:
         """Return the packed rows, uint8 of shape (*lead, P), shorter rows padded with zeros."""
@@ -334,6 +372,28 @@ class Message:
         return b"".join((PREFIX.pack(MAGIC, checksum(text, rows), len(text)), text, *rows))
 
 
+class Layout(NamedTuple):
+    """The fields of a message's rows, what a row costs, and its bytes."""
+
+    fields: tuple[Field, ...]
+    cost: Counts
+
+
+@lru_cache(maxsize=4096)
+def _layout(
+    kind: type[Message],
+    d: int,
+    dtype: torch.dtype,
+    values: tuple[Any, ...],
+    shapes: tuple[torch.Size, ...],
+) -> Layout:
+    head = {"d": d, "dtype": str(dtype).removeprefix("torch.")}
+    head |= zip((*kind.static, *kind.shaped), values, strict=True)
+    own = dict(zip(kind.tensors, shapes, strict=True))
+    fields = tuple(field._replace(shape=own[field.name]) for field in kind.fields(head, 0) or ())
+    return Layout(fields, row_cost(fields))
+
+
 def _json(head: Header) -> str:
     return json.dumps(head, separators=(",", ":"))
 
@@ -378,40 +438,10 @@ def zero_rows(value: Tensor, which: Tensor) -> Tensor:
     return value
 
 
-# What is read from a header, which anybody may have written ---------------------------------------
-
-
-def natural(head: Header, name: str, least: int = 0, most: int = MOST_NATURAL) -> int:
-    """Return an integer of a header. Raises ValueError unless it is one in [least, most]."""
-    value = head[name]
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{name} is no integer from {least} to {most}")
-    return value
-
-
-def naturals(head: Header, name: str, most: int = MOST_NATURAL) -> Sequence[int]:
-    """Return a list of integers of a header. Raises ValueError unless all are in [0, most]."""
-    values = head[name]
-    if not is_list_of(values, int) or not all(0 <= value <= most for value in values):
-        raise ValueError(f"{name} is no list of integers from 0 to {most}")
-    return values
-
-
-def is_list_of(values: object, kind: type) -> bool:
-    """Return whether this is a list of nothing but that type (True is no int)."""
-    return isinstance(values, list | tuple) and set(map(type, values)) <= {kind}
-
-
-def finite(head: Header, name: str) -> float:
-    """Return a number of a header as a float. Raises ValueError unless it is finite."""
-    value = head[name]
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError(f"{name} is no finite number")
-    return float(value)
-
-
 class Additive(Message):
     """Base of kinds whose messages add up, all of them or those for which ``additive`` holds."""
+
+    values: Tensor
 
     @property
     def additive(self) -> bool:
@@ -420,7 +450,7 @@ class Additive(Message):
 
     def summands(self) -> Tensor:
         """Return the numbers (*lead, m) that are added, in the format in which they are sent."""
-        raise NotImplementedError
+        return self.values
 
     def of_summands(self, values: Tensor) -> Message:
         """Return the message with these numbers (.., m), whose leading axes are without the clients."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
-from raybench.wire.base import DTYPES, KINDS, Header, Message, finite, is_list_of, natural
+from raybench.wire.base import KINDS, Message
+from raybench.wire.fields import Field, Header, Symbols, finite, is_list_of, natural
 
 
 class _Compound(Message):
@@ -281,25 +282,12 @@ class FlagMessage(Message):
     kind = "flag"
     tensors = ("flags",)
 
-    @property
-    def lead(self) -> torch.Size:
-        return self.flags.shape[:-1]
+    @classmethod
+    def fields(cls, head: Header, width: int) -> Sequence[Field]:
+        return [Field("flags", Symbols(1, torch.uint8), (natural(head, "d", 1, 1),))]
 
     def _decode(self) -> Tensor:
         return self.flags.to(self.dtype)
-
-    def _cost(self) -> Counts:
-        return Counts(raw=1)
-
-    def _payload(self) -> Tensor:
-        return self.flags
-
-    @classmethod
-    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> FlagMessage:
-        flags = payload[..., :1].clone()
-        if bool((flags > 1).any()):
-            raise ValueError("a flag is 0 or 1")
-        return cls(natural(known, "d", 1, 1), DTYPES[known["dtype"]], flags)
 
 
 @dataclass(eq=False)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from raybench.core.compiled import compiled
-from raybench.core.counts import Counts
 from raybench.core.parallel import run_shared
-from raybench.core.streams import Stream
-from raybench.wire import bitpack
-from raybench.wire.base import DTYPES, Additive, Header, Message, natural
+from raybench.wire.base import Additive, Message
+from raybench.wire.fields import Field, Header, Numbers, dtype_of, natural
 
 
 @dataclass(eq=False)
@@ -23,9 +22,9 @@ class DenseMessage(Additive):
     kind = "dense"
     tensors = ("values",)
 
-    @property
-    def lead(self) -> torch.Size:
-        return self.values.shape[:-1]
+    @classmethod
+    def fields(cls, head: Header, width: int) -> Sequence[Field]:
+        return [Field("values", Numbers(dtype_of(head)), (natural(head, "d"),))]
 
     def _write(self, out: Tensor) -> None:
         if self.scale == 1.0:
@@ -43,27 +42,8 @@ class DenseMessage(Additive):
             return super()._sum()
         return self.values.sum(-2)
 
-    def summands(self) -> Tensor:
-        return self.values
-
     def of_summands(self, values: Tensor) -> DenseMessage:
         return DenseMessage(self.d, self.dtype, values, scale=self.scale)
-
-    def _cost(self) -> Counts:
-        return Counts(values=self.d)
-
-    def _payload(self) -> Tensor:
-        return bitpack.to_bytes(self.values)
-
-    @classmethod
-    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> DenseMessage:
-        dtype = DTYPES[known["dtype"]]
-        values = bitpack.from_bytes(payload, dtype)
-        return cls(known["d"], dtype, values, scale=known["scale"])
-
-    @classmethod
-    def demand(cls, known: Header, width: int) -> int:
-        return 2 * width  # the payload and a copy
 
 
 def Dense(values: Tensor) -> DenseMessage:
@@ -91,6 +71,26 @@ class FactorsMessage(Message):
     right: Tensor
     kind = "factors"
     tensors = ("left", "right")
+    shaped = ("a", "b")
+
+    @classmethod
+    def fields(cls, head: Header, width: int) -> Sequence[Field]:
+        full, d = Numbers(dtype_of(head)), natural(head, "d")
+        a, b = natural(head, "a", 1), natural(head, "b", 1)
+        if a * b > 2 * d + MOST_PADDED:  # decoded in many parts it is made as a whole
+            raise ValueError(f"{a} x {b} entries for {d} coordinates")
+        r = width // full.dtype.itemsize // (a + b)
+        return [Field("left", full, (a, r)), Field("right", full, (b, r))]
+
+    @property
+    def a(self) -> int:
+        """Rows of the matrix."""
+        return self.left.shape[-2]
+
+    @property
+    def b(self) -> int:
+        """Columns of the matrix."""
+        return self.right.shape[-2]
 
     @property
     def lead(self) -> torch.Size:
@@ -118,33 +118,9 @@ class FactorsMessage(Message):
 
     def _factors(self) -> tuple[Tensor, Tensor]:
         """Return left (.., a, r) times the scale, and right transposed (.., r, b)."""
-        a, b = self.left.shape[-2], self.right.shape[-2]
-        if a * b < self.d:
-            raise ValueError(f"{a} x {b} entries for {self.d} coordinates")
+        if self.a * self.b < self.d:
+            raise ValueError(f"{self.a} x {self.b} entries for {self.d} coordinates")
         return self.left if self.scale == 1.0 else self.left * self.scale, self.right.mT
-
-    def _cost(self) -> Counts:
-        (a, r), b = self.left.shape[-2:], self.right.shape[-2]
-        return Counts(values=r * (a + b))
-
-    def _payload(self) -> Tensor:
-        flat = torch.cat((self.left.flatten(-2), self.right.flatten(-2)), -1)
-        return bitpack.to_bytes(flat)
-
-    def known(self) -> Header:
-        return {**super().known(), "a": self.left.shape[-2], "b": self.right.shape[-2]}
-
-    @classmethod
-    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> FactorsMessage:
-        dtype = DTYPES[known["dtype"]]
-        a, b = natural(known, "a", 1), natural(known, "b", 1)
-        if a * b > 2 * known["d"] + MOST_PADDED:  # decoded in many parts it is made as a whole
-            raise ValueError(f"{a} x {b} entries for {known['d']} coordinates")
-        values = bitpack.from_bytes(payload, dtype)
-        r = values.shape[-1] // (a + b)
-        left = values[..., : a * r].unflatten(-1, (a, r))
-        right = values[..., a * r :].unflatten(-1, (b, r))
-        return cls(known["d"], dtype, left, right, scale=known["scale"])
 
     def check(self) -> None:
         self._factors()

@@ -16,6 +16,7 @@ torch version beside it is the reference and serves every other device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -25,11 +26,13 @@ import torch
 from torch import Tensor
 
 from raybench.core.compiled import compiled
+from raybench.core.counts import Counts
 from raybench.core.parallel import run_shared
 from raybench.wire import bitpack
 
 LIST, MASK, ELIAS = range(3)
 MOST_TABLED = 1024  # dimension up to which the codes of all counts are kept
+MOST_COUNTED_EXACTLY = 4096  # k up to which the entropy is that of the exact binomial coefficient
 COST_OF_CODING = 12  # of an index, in additions
 DAMAGED = "the packed indices are damaged or cut short"
 UNSOUND = "indices must ascend, be distinct, and lie in [0, {})"
@@ -58,6 +61,29 @@ def code_of(d: int, k: int) -> Code:
     plain = Code(MASK, 0, d) if d < k * wide else Code(LIST, wide, k * wide)
     saves = bitpack.bytes_of(elias[0]) < bitpack.bytes_of(plain.bits)
     return Code(ELIAS, elias[1], elias[0]) if saves else plain
+
+
+@lru_cache(maxsize=2**16)
+def index_cost(d: int, k: int) -> Counts:
+    """Return the bits of a k-subset of d: as packed, explicit, bitmask, the shorter of them, and entropy.
+
+    auto: the code of (d, k), see above; explicit = k ceil(log2 d); bitmask = d (0 for k = 0);
+    entropy = ceil(log2 C(d, k)), a lower bound (exact for min(k, d - k) <= 4096, beyond that up to a
+    bit).
+    """
+    explicit, bitmask = k * bitpack.width_of(d), d if k else 0
+    if min(k, d - k) <= MOST_COUNTED_EXACTLY:
+        entropy = bitpack.width_of(math.comb(d, k))
+    else:
+        nats = math.lgamma(d + 1) - math.lgamma(k + 1) - math.lgamma(d - k + 1)
+        entropy = math.ceil(nats / math.log(2))
+    return Counts(
+        index_explicit=explicit,
+        index_auto=code_of(d, k).bits,
+        index_list_or_bitmask=min(explicit, bitmask),
+        index_bitmask=bitmask,
+        index_entropy=entropy,
+    )
 
 
 def tabled(counts: Tensor, d: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -58,15 +58,30 @@ class Ledger:
 
     def book_up(self, message: Message, weight: Tensor | None = None) -> None:
         """Book the messages (B, n) of all clients; weight (n,): how often each is sent, else once."""
-        self._book_up(message, weight, slice(None))
+        times = None if weight is None else weight.double().cpu().numpy()
+        for cells, part in _by_cells(message):
+            cost = part.cost
+            if times is None and _alike(cost):
+                self._add(self.up, cells, cost)
+                self._alike[cells] += cost.bytes
+                continue
+            self._add(self.up, cells, [_mean(_plain(count), times) for count in cost])
+            size = _plain(cost.bytes)
+            if self._own is None:
+                self._own = np.zeros((self.up.shape[1], part.lead[-1]))
+            self._own[cells] += size if times is None else size * times
 
     def book_down(self, message: Message) -> None:
         """Book the server's broadcast (B,)."""
-        self._book_down(message, slice(None))
+        for cells, part in _by_cells(message):
+            cost = part.cost
+            rows = cost if _alike(cost) else [_plain(count) for count in cost]
+            self._add(self.down, cells, rows)
 
     def book_each(self, message: Message) -> None:
         """Book messages (B, n) of the server's, one for each client: what a client is sent, their mean."""
-        self._book_each(message, slice(None))
+        for cells, part in _by_cells(message):
+            self._add(self.down, cells, [_mean(_plain(count), None) for count in part.cost])
 
     def book_union(self, message: Message) -> None:
         """Book the broadcast (B,) of the sum of all clients' messages (B, n), as sparse as it is."""
@@ -110,41 +125,6 @@ class Ledger:
         self._largest = saved["bytes_up_max"].numpy()  # replaced, never written to
         self._alike, self._own = np.zeros_like(self._largest), None
 
-    def _book_up(self, message: Message, weight: Tensor | None, cells: Cells) -> None:
-        if isinstance(message, CasesMessage):
-            for own, part in zip(message.cells, message.parts, strict=True):
-                self._book_up(part, weight, own.cpu().numpy())
-            return
-        cost = message.cost
-        if weight is None and _alike(cost):
-            self._add(self.up, cells, cost)
-            self._alike[cells] += cost.bytes
-            return
-        times = None if weight is None else weight.double().cpu().numpy()
-        self._add(self.up, cells, [_mean(_plain(count), times) for count in cost])
-        size = _plain(cost.bytes)
-        if self._own is None:
-            self._own = np.zeros((self.up.shape[1], message.lead[-1]))
-        self._own[cells] += size if times is None else size * times
-
-    def _book_down(self, message: Message, cells: Cells) -> None:
-        if isinstance(message, CasesMessage):
-            for own, part in zip(message.cells, message.parts, strict=True):
-                self._book_down(part, own.cpu().numpy())
-            return
-        cost = message.cost
-        if _alike(cost):
-            self._add(self.down, cells, cost)
-        else:
-            self._add(self.down, cells, [_plain(count) for count in cost])
-
-    def _book_each(self, message: Message, cells: Cells) -> None:
-        if isinstance(message, CasesMessage):
-            for own, part in zip(message.cells, message.parts, strict=True):
-                self._book_each(part, own.cpu().numpy())
-            return
-        self._add(self.down, cells, [_mean(_plain(count), None) for count in message.cost])
-
     def _add(self, side: np.ndarray, cells: Cells, rows: Sequence[Count | Tensor]) -> None:
         """Add counts, a number or an array over the cells each, to those cells of one side."""
         arrays = [i for i, row in enumerate(rows) if isinstance(row, np.ndarray)]
@@ -152,6 +132,16 @@ class Ledger:
             side[i, cells] += rows[i] * self.turnout
         plain = [0.0 if i in arrays else row for i, row in enumerate(rows)] if arrays else rows
         side[:, cells] += np.array(plain, float)[:, None] * self.turnout
+
+
+def _by_cells(message: Message, cells: Cells = slice(None)) -> Iterator[tuple[Cells, Message]]:
+    """Yield the cells that send the same kind of message, and that message."""
+    if not isinstance(message, CasesMessage):
+        yield cells, message
+        return
+    for own, part in zip(message.cells, message.parts, strict=True):
+        at = own.cpu().numpy()
+        yield from _by_cells(part, at if isinstance(cells, slice) else cells[at])
 
 
 def _alike(cost: Counts) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -12,11 +13,19 @@ from torch import Tensor
 
 from raybench.core import gpu
 from raybench.core.compiled import compiled
-from raybench.core.counts import Counts
 from raybench.core.parallel import ALIGN, run_shared, run_tiled
-from raybench.core.streams import Stream
 from raybench.wire import bitpack
-from raybench.wire.base import DTYPES, HALVES, Header, Message, finite, natural
+from raybench.wire.base import Message
+from raybench.wire.fields import (
+    HALVES,
+    Field,
+    Header,
+    Numbers,
+    Symbols,
+    dtype_of,
+    finite,
+    natural,
+)
 
 COST_OF_DECODING = 2.0  # of a coordinate, in additions
 UNSCALED = -1  # the ``bucket`` of messages without scales
@@ -121,22 +130,21 @@ class LevelsMessage(Message):
     tensors = ("codes", "scales")
     static = ("table", "s", "base", "bucket")
 
+    @classmethod
+    def fields(cls, head: Header, width: int) -> Sequence[Field]:
+        d, table, bucket = natural(head, "d"), head["table"], natural(head, "bucket", UNSCALED)
+        symbols = _checked(table, natural(head, "s"), finite(head, "base"), bucket)
+        coding = Symbols(bitpack.width_of(symbols), code_dtype(symbols), symbols == 3)
+        scales = scales_of(table, bucket, d)
+        return [Field("scales", Numbers(dtype_of(head)), (scales,)), Field("codes", coding, (d,))]
+
     def __post_init__(self) -> None:
         self.codes = self.codes.to(code_dtype(self.symbols))
-
-    @property
-    def lead(self) -> torch.Size:
-        return self.codes.shape[:-1]
 
     @property
     def symbols(self) -> int:
         """How many symbols there are."""
         return symbols_of(self.table, self.s)
-
-    @property
-    def width(self) -> int:
-        """Bits of a symbol (where they are not three)."""
-        return bitpack.width_of(self.symbols)
 
     def _write(self, out: Tensor) -> None:
         if self.bucket == UNSCALED:
@@ -153,39 +161,6 @@ class LevelsMessage(Message):
                 scales = torch.stack((-scales, scales), -1).flatten(-2)
             table = None if pair else _padded(self.table, self.s, self.base, self.dtype)
             decode_levels(self.codes, table, scales, self.bucket, out)
-
-    def _cost(self) -> Counts:
-        return Counts(values=self.scales.shape[-1], raw=self._raw())
-
-    def _raw(self) -> int:
-        return 8 * bitpack.trit_bytes(self.d) if self.symbols == 3 else self.d * self.width
-
-    def _size(self) -> int:
-        return self.scales.shape[-1] * self.dtype.itemsize + bitpack.bytes_of(self._raw())
-
-    def _payload(self) -> Tensor:
-        head = self.scales.shape[-1] * self.dtype.itemsize
-        out = torch.empty(*self.lead, self._size(), dtype=torch.uint8, device=self.device)
-        if head:
-            out[..., :head] = bitpack.to_bytes(self.scales)
-        if self.symbols == 3:
-            return bitpack.pack_trits_into(self.codes, out, head)
-        return bitpack.pack_into(self.codes, self.width, out, head)
-
-    @classmethod
-    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> LevelsMessage:
-        d, dtype, table, s = known["d"], DTYPES[known["dtype"]], known["table"], known["s"]
-        bucket = natural(known, "bucket", UNSCALED)
-        base = finite(known, "base")
-        symbols = _checked(table, natural(known, "s"), base, bucket)
-        head = scales_of(table, bucket, d) * dtype.itemsize
-        scales = bitpack.from_bytes(payload[..., :head], dtype)
-        if symbols == 3:
-            codes = bitpack.unpack_trits(payload, d, torch.uint8, head)
-        else:
-            width = bitpack.width_of(symbols)
-            codes = bitpack.unpack(payload, width, d, code_dtype(symbols), head)
-        return cls(d, dtype, codes, scales, table, s, base, bucket, scale=known["scale"])
 
 
 def _checked(table: str, s: int, base: float, bucket: int) -> int:
@@ -281,12 +256,13 @@ class ExponentsMessage(Message):
     tensors = ("codes",)
     static = ("p",)
 
+    @classmethod
+    def fields(cls, head: Header, width: int) -> Sequence[Field]:
+        own = exponent_width(dtype_of(head), natural(head, "p", 1))
+        return [Field("codes", Symbols(own, integers_of(own)), (natural(head, "d"),))]
+
     def __post_init__(self) -> None:
         self.codes = self.codes.to(integers_of(self.width))
-
-    @property
-    def lead(self) -> torch.Size:
-        return self.codes.shape[:-1]
 
     @property
     def width(self) -> int:
@@ -303,19 +279,6 @@ class ExponentsMessage(Message):
             bits.bitwise_left_shift_(by)
         if self.scale != 1.0:
             out.mul_(self.scale)
-
-    def _cost(self) -> Counts:
-        return Counts(raw=self.d * self.width)
-
-    def _payload(self) -> Tensor:
-        return bitpack.pack(self.codes, self.width)
-
-    @classmethod
-    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> ExponentsMessage:
-        d, dtype, p = known["d"], DTYPES[known["dtype"]], natural(known, "p", 1)
-        width = exponent_width(dtype, p)
-        codes = bitpack.unpack(payload, width, d, integers_of(width))
-        return cls(d, dtype, codes, p, scale=known["scale"])
 
 
 @compiled

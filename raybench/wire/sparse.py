@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -16,43 +16,50 @@ from raybench.core import gpu
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
 from raybench.wire import bitpack
-from raybench.wire.base import DTYPES, Additive, Header, Message, natural, zero_absent
+from raybench.wire.base import Additive, Message, zero_absent
+from raybench.wire.fields import (
+    DTYPES,
+    Field,
+    Header,
+    Indices,
+    Numbers,
+    dtype_of,
+    natural,
+    yes_or_no,
+)
 from raybench.wire.indices import (
     DAMAGED,
-    code_of,
     codes_of,
-    decode,
     decode_rows,
-    encode,
     encode_rows,
+    index_cost,
     per_count,
     tabled,
 )
 
-MOST_COUNTED_EXACTLY = 4096  # k up to which the entropy is that of the exact binomial coefficient
 
+class Drawn(Message):
+    """A message whose places both ends draw from ``source``, a stream of shape lead: no indices are sent."""
 
-@lru_cache(maxsize=2**16)
-def index_cost(d: int, k: int) -> Counts:
-    """Return the bits of a k-subset of d: as packed, explicit, bitmask, the shorter of them, and entropy.
+    source: Stream
 
-    auto: the code of (d, k), see ``indices``; explicit = k ceil(log2 d); bitmask = d (0 for k = 0);
-    entropy = ceil(log2 C(d, k)), a lower bound (exact for min(k, d - k) <= 4096, beyond that up to a
-    bit).
-    """
-    explicit, bitmask = k * bitpack.width_of(d), d if k else 0
-    if min(k, d - k) <= MOST_COUNTED_EXACTLY:
-        entropy = bitpack.width_of(math.comb(d, k))
-    else:
-        nats = math.lgamma(d + 1) - math.lgamma(k + 1) - math.lgamma(d - k + 1)
-        entropy = math.ceil(nats / math.log(2))
-    return Counts(
-        index_explicit=explicit,
-        index_auto=code_of(d, k).bits,
-        index_list_or_bitmask=min(explicit, bitmask),
-        index_bitmask=bitmask,
-        index_entropy=entropy,
-    )
+    @property
+    def stream(self) -> Stream:
+        return self.source
+
+    def _keys(self) -> Tensor:
+        """Return the key of every row (*lead), with which it stands alone beyond its sender."""
+        return self.source.keys
+
+    def map(self, of_tensor: Callable[[Tensor], Tensor]) -> Self:
+        changed = cast(Self, super().map(of_tensor))
+        changed.source = Stream(of_tensor(self._keys()))
+        return changed
+
+    def select(self, cells: Tensor) -> Self:
+        changed = cast(Self, super().map(lambda x: x[cells]))
+        changed.source = self.source[cells]
+        return changed
 
 
 class _Scattered(Message):
@@ -137,39 +144,25 @@ class SparseMessage(_Scattered):
     values: Tensor
     kind = "sparse"
     tensors = ("indices", "values")
+    shaped = ("k",)
     ascending = True
+
+    @classmethod
+    def fields(cls, head: Header, width: int) -> Sequence[Field]:
+        d, k = natural(head, "d"), natural(head, "k")
+        return [Field("values", Numbers(dtype_of(head)), (k,)), Field("indices", Indices(d), (k,))]
+
+    @property
+    def k(self) -> int:
+        """How many coordinates a row has."""
+        return self.values.shape[-1]
 
     def support(self) -> Tensor:
         return self.indices
 
-    def _cost(self) -> Counts:
-        k = self.values.shape[-1]
-        return index_cost(self.d, k)._replace(values=k)
-
-    def _payload(self) -> Tensor:
-        return torch.cat((bitpack.to_bytes(self.values), encode(self.indices, self.d)), -1)
-
-    def known(self) -> Header:
-        return {**super().known(), "k": self.values.shape[-1]}
-
-    @classmethod
-    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> SparseMessage:
-        d, k, dtype = known["d"], natural(known, "k"), DTYPES[known["dtype"]]
-        values = bitpack.from_bytes(payload[..., : k * dtype.itemsize], dtype)
-        indices = decode(payload[..., k * dtype.itemsize :], d, k)
-        return cls(d, dtype, indices, values, scale=known["scale"])
-
-    @classmethod
-    def demand(cls, known: Header, width: int) -> int:
-        return 2 * width + 8 * natural(known, "k")
-
-    def check(self) -> None:
-        if self.values.shape != self.indices.shape:
-            raise ValueError(f"{self.values.shape[-1]} values at {self.indices.shape[-1]} places")
-
 
 @dataclass(eq=False)
-class SeededMessage(_Scattered, Additive):
+class SeededMessage(_Scattered, Drawn, Additive):
     """k values at coordinates that both sides draw from a stream: no indices are sent."""
 
     values: Tensor
@@ -179,68 +172,40 @@ class SeededMessage(_Scattered, Additive):
     tensors = ("values",)
     static = ("common",)
 
+    @classmethod
+    def fields(cls, head: Header, width: int) -> Sequence[Field]:
+        full, _ = Numbers(dtype_of(head)), yes_or_no(head, "common")
+        k = width // full.dtype.itemsize
+        if k > natural(head, "d"):
+            raise ValueError(f"{k} of {head['d']} coordinates")
+        return [Field("values", full, (k,))]
+
     def support(self) -> Tensor:
         return support_of(self.source, self.d, self.values.shape[-1], self.common)
-
-    @property
-    def stream(self) -> Stream:
-        return self.source
 
     @property
     def additive(self) -> bool:
         return self.common
 
-    def summands(self) -> Tensor:
-        return self.values
-
     def of_summands(self, values: Tensor) -> SeededMessage:
         cells = Stream(self.source.root, self.source.tags)  # the support is theirs
         return SeededMessage(self.d, self.dtype, values, cells, True, scale=self.scale)
 
-    def _cost(self) -> Counts:
-        return Counts(values=self.values.shape[-1])
+    def _keys(self) -> Tensor:
+        return shared_keys(self.source) if self.common else self.source.keys
 
-    def _payload(self) -> Tensor:
-        return bitpack.to_bytes(self.values)
-
-    def map(self, of_tensor: Callable[[Tensor], Tensor]) -> SeededMessage:
+    def map(self, of_tensor: Callable[[Tensor], Tensor]) -> Self:
         changed = super().map(of_tensor)
-        assert isinstance(changed, SeededMessage)
-        # beyond the sender a row stands alone: its own key, common or not, gives its support
-        keys = self.source.keys
-        if self.common:
-            shared = self.source.shared().keys
-            keys = _over_clients(shared, self.source).expand(self.lead)
-        changed.source = Stream(of_tensor(keys))
-        changed.common = False
-        return changed
-
-    def select(self, cells: Tensor) -> SeededMessage:
-        changed = super().map(lambda x: x[cells])
-        assert isinstance(changed, SeededMessage)
-        changed.source = self.source[cells]
+        changed.common = False  # a row's own key, common or not, gives its support
         return changed
 
     def describe(self) -> Header:
-        if self.common:
-            return self.map(lambda x: x).describe()
-        return super().describe()
+        return self.map(lambda x: x).describe() if self.common else super().describe()
 
-    @classmethod
-    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> SeededMessage:
-        assert stream is not None
-        dtype = DTYPES[known["dtype"]]
-        values = bitpack.from_bytes(payload, dtype)
-        common = known.get("common", False) is True
-        return cls(known["d"], dtype, values, stream, common, scale=known["scale"])
 
-    @classmethod
-    def demand(cls, known: Header, width: int) -> int:
-        return 2 * width
-
-    def check(self) -> None:
-        if self.values.shape[-1] > self.d:
-            raise ValueError(f"{self.values.shape[-1]} of {self.d} coordinates")
+def shared_keys(source: Stream) -> Tensor:
+    """Return the key that the clients of a cell share for every one of them, of the stream's shape."""
+    return _over_clients(source.shared().keys, source).expand(source.shape)
 
 
 def support_of(source: Stream, d: int, k: int, common: bool) -> Tensor:

@@ -22,18 +22,8 @@ import torch
 from torch import Tensor
 
 from raybench.core.streams import Stream
-from raybench.wire.base import (
-    KINDS,
-    MAGIC,
-    PREFIX,
-    Header,
-    Message,
-    checksum,
-    finite,
-    is_list_of,
-    natural,
-    naturals,
-)
+from raybench.wire.base import KINDS, MAGIC, PREFIX, Message, checksum
+from raybench.wire.fields import Header, finite, is_list_of, natural, naturals
 
 FREE = 2**26  # bytes that reading any message may take, however short it is
 GROWTH = 10  # and for each byte of it

@@ -42,10 +42,18 @@ class Received:
     n: int
     clock: Clock
 
+    def _together(self) -> Message:
+        """Return the messages where they may be combined. Raises TypeError elsewhere."""
+        return self._apart()
+
+    def _apart(self) -> Message:
+        """Return the messages where each may be looked at. Raises TypeError elsewhere."""
+        return self.message
+
     def sum(self) -> Tensor:
         """Return the sum over clients, (B, d)."""
         with self.clock.on("communicate"):
-            return self.message.sum_clients()
+            return self._together().sum_clients()
 
     def mean(self) -> Tensor:
         """Return the mean over all n clients, absent ones as zero, (B, d)."""
@@ -56,7 +64,7 @@ class Received:
 
         weights: (n,) or (B, n), positive; equal by default.
         """
-        who = self.message.present
+        who = self._together().present
         if weights is not None:
             w = weights.expand(self.message.lead) if who is None else weights * who
             return self.weighted(w / w.sum(1, keepdim=True).clamp(min=weights.min()))
@@ -71,28 +79,28 @@ class Received:
         Zero where none did. Sent is what a sparse message lists; of other kinds, what is not zero.
         """
         with self.clock.on("communicate"):
-            return self.message.mean_of_senders()
+            return self._together().mean_of_senders()
 
     def weighted(self, w: Tensor) -> Tensor:
         """Return sum_i w_i m_i, (B, d), for weights (B, n)."""
-        return (w[..., None] * self.decode()).sum(1)
+        with self.clock.on("communicate"):
+            values = self._together().decode()
+        return (w[..., None] * values).sum(1)
 
     def decode(self) -> Tensor:
         """Return every client's decoded message, (B, n, d)."""
         with self.clock.on("communicate"):
-            return self.message.decode()
+            return self._apart().decode()
 
     @property
     def flags(self) -> Tensor:
         """Return the flags of ``choose``, bool (B, n). Raises TypeError for messages without flags."""
-        if not isinstance(self.message, FlaggedMessage):
-            raise TypeError(
-                f"a {type(self.message).__name__} has no flags: send what choose() makes"
-            )
-        return self.message.flags
+        message = self._apart()
+        if not isinstance(message, FlaggedMessage):
+            raise TypeError(f"a {type(message).__name__} has no flags: send what choose() makes")
+        return message.flags
 
 
-@dataclass(frozen=True)
 class Each(Received):
     """The messages of all n clients, of which the server takes no mean: it goes on with each by itself.
 
@@ -104,16 +112,7 @@ class Each(Received):
         """Return every client's message, absent ones as zero, (B, n, d)."""
         return self.decode()
 
-    def sum(self) -> NoReturn:
-        raise TypeError(NOT_APART)
-
-    def mean_sent(self, weights: Tensor | None = None) -> NoReturn:
-        raise TypeError(NOT_APART)
-
-    def mean_of_senders(self) -> NoReturn:
-        raise TypeError(NOT_APART)
-
-    def weighted(self, w: Tensor) -> NoReturn:
+    def _together(self) -> NoReturn:
         raise TypeError(NOT_APART)
 
 
@@ -135,20 +134,7 @@ class Averaged(Received):
         """Return the mean over all n clients, absent ones as zero, (B, d)."""
         return self.average
 
-    def mean_sent(self, weights: Tensor | None = None) -> NoReturn:
-        raise TypeError(NOT_KNOWN)
-
-    def mean_of_senders(self) -> NoReturn:
-        raise TypeError(NOT_KNOWN)
-
-    def weighted(self, w: Tensor) -> NoReturn:
-        raise TypeError(NOT_KNOWN)
-
-    def decode(self) -> NoReturn:
-        raise TypeError(NOT_KNOWN)
-
-    @property
-    def flags(self) -> NoReturn:
+    def _apart(self) -> NoReturn:
         raise TypeError(NOT_KNOWN)
 
 
