@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from raybench.core.streams import stream
-from raybench.testing.bench import Measured, busy, measure, named, usual
+from raybench.measure.timing import Measured, busy, measure, named, usual
 from raybench.testing.gradient import SIZE, resnet18
 from raybench.testing.vectors import gaussian
 

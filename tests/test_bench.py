@@ -17,7 +17,8 @@ import raybench
 from raybench.compressors import Compressor, Dense
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.testing import bench, claims, gradient
+from raybench.measure import timing as bench
+from raybench.testing import claims, gradient
 from raybench.testing.vectors import families, gaussian
 
 
@@ -256,7 +257,7 @@ def test_a_busy_machine_is_told(monkeypatch):
 
 
 def test_a_narrow_page_does_without_bytes(monkeypatch):
-    verb = importlib.import_module("raybench.cli.bench")
+    verb = importlib.import_module("raybench.cli.measure")
     monkeypatch.setattr(verb, "NARROW_SCREEN", 121)
     said = cli("bench", "natural", "--vector", "none", "--batch", "2,3,50", "--repeats", 1)
     assert "bits/d" in said.out

@@ -21,7 +21,7 @@ PACKAGE = ROOT / "raybench"
 
 LAYERS = (  # from the top; what shares a line may import each other, but files form no circle
     ("cli", "__main__"),
-    ("__init__", "api", "testing", "plugins", "study", "reproduce"),
+    ("__init__", "api", "testing", "plugins", "measure", "reproduce"),
     ("report",),
     ("analysis",),
     ("runtime", "cluster"),

@@ -9,9 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from raybench.cli.advise import advise
 from raybench.cli.audit import audit
-from raybench.cli.bench import bench
 from raybench.cli.check import check
 from raybench.cli.compare import compare
 from raybench.cli.cp import cp
@@ -19,6 +17,7 @@ from raybench.cli.doctor import doctor
 from raybench.cli.launch import attach, down, launch
 from raybench.cli.leaving import leaving
 from raybench.cli.ls import ls
+from raybench.cli.measure import advise, bench, study
 from raybench.cli.merge import merge
 from raybench.cli.plan import plan
 from raybench.cli.plot import plot
@@ -29,7 +28,6 @@ from raybench.cli.run import run
 from raybench.cli.schema import schema
 from raybench.cli.show import show
 from raybench.cli.status import status
-from raybench.cli.study import study
 from raybench.cli.sweep import sweep
 from raybench.cli.table import table
 from raybench.cli.verify import verify

@@ -103,6 +103,19 @@ class Screen:
         lines = kept.get().splitlines()
         sys.stdout.write("".join(f"{line.rstrip()}\n" for line in lines))
 
+    def head(self, text: str, more: str = "", dim: bool = False) -> None:
+        """Print a bold line, and more that is not bold behind it."""
+        from rich.text import Text
+
+        line = Text(text, style="bold")
+        self.print(line.append(more, style="not bold dim" if dim else "not bold"))
+
+    def dim(self, text: str) -> None:
+        """Print what is read second."""
+        from rich.text import Text
+
+        self.print(Text(text, style="dim"))
+
 
 def console() -> Screen:
     """Return the screen that verbs print their results on."""
@@ -208,6 +221,14 @@ def span(numbers: Sequence[float], most: int = 6) -> str:
     if len(numbers) <= most:
         return ", ".join(f"{n:g}" for n in numbers)
     return f"{numbers[0]:g} .. {numbers[-1]:g} ({len(numbers)})"
+
+
+def load_plugins(files: Iterable[str] | None) -> None:
+    """Register the plug-ins of files. Raises InputError for a file that is none."""
+    from raybench.core import registry
+
+    for file in files or ():
+        registry.load_plugin(file)
 
 
 def read(file: str, sets: list[str] | None, plugins: list[str] | None) -> Sweep:
