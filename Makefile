@@ -1,11 +1,11 @@
-# make demo    install into .venv, run sweeps/quickstart.yaml through Ray Tune, print the best cells
-# make test    install into .venv, run the tests
-# make slow    the tests that kill processes of a Ray at work, for some minutes
-# make fuzz    forged messages, data files and sweep files, for some minutes (MESSAGES=, FILES=, RESULTS=)
-# make chaos   install into .venv, kill processes of running sweeps at random, compare the results
-# make lint    formatter, linter, type checker
-# make docs    build the documentation site into build/site, and check all its links
-# make clean   remove .venv and everything that was built; results/ stays
+# make demo      install into .venv, run sweeps/quickstart.yaml through Ray Tune, print the best cells
+# make test      install into .venv, run the fast tests: an answer in five minutes on two cores
+# make test-all  all tests, those that kill processes of a Ray at work last: an hour
+# make fuzz      forged messages, data files and sweep files, for some minutes (MESSAGES=, FILES=, RESULTS=)
+# make chaos     install into .venv, kill processes of running sweeps at random, compare the results
+# make lint      formatter, linter, type checker
+# make docs      build the documentation site into build/site, and check all its links
+# make clean     remove .venv and everything that was built; results/ stays
 
 PYTHON ?= python3
 VENV := .venv
@@ -15,7 +15,8 @@ WORKERS ?= 2
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow chaos invariants fuzz docs lint check format types clean
+.NOTPARALLEL:
+.PHONY: help install demo test test-all most slow chaos invariants fuzz docs lint check format types clean
 
 help:
 	@sed -n 's/^# //p' $(firstword $(MAKEFILE_LIST)) | head -8
@@ -36,10 +37,18 @@ demo: $(STAMP)
 
 # tests/conftest.py groups the tests: each file stays on one worker, and those that start Ray run one
 # after the other, first, because they take longest.
-test: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m "not slow" $(PYTEST)
+PARALLEL := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-# What the job client of `raybench launch` needs makes every start of Ray slower: it is installed for these alone.
+test: $(STAMP)
+	$(PARALLEL) -m "not thorough" $(PYTEST)
+
+test-all: most slow
+
+most: $(STAMP)
+	$(PARALLEL) -m "not slow" $(PYTEST)
+
+# What is slow kills processes and measures time: it runs alone. What the job client of `raybench launch` needs makes
+# every start of Ray slower: it is installed for these, after the others.
 $(VENV)/cluster: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,cluster]'
 	@touch $@
@@ -56,9 +65,9 @@ chaos: $(STAMP)
 INVARIANTS := $(addprefix tests/test_,invariants.py references.py references_practice.py differences.py \
               streams.py kernels.py selection.py rounding.py theory.py tightness.py)
 invariants: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(INVARIANTS) $(PYTEST)
+	$(PARALLEL) -m "not slow" $(INVARIANTS) $(PYTEST)
 
-# make test tries a small sample of these; a hundred thousand messages: make fuzz MESSAGES=100000
+# make test-all tries a small sample of these; a hundred thousand messages: make fuzz MESSAGES=100000
 MESSAGES ?= 10000
 FILES ?= 10000
 RESULTS ?= 1000

@@ -34,6 +34,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[MARK] = uuid.uuid4().hex
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What is slow is thorough as well: make test runs neither."""
+    if item.get_closest_marker("slow"):
+        item.add_marker(pytest.mark.thorough)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep a file on one worker, and all tests that start Ray on one, first: they take longest."""

@@ -13,12 +13,12 @@ import raybench.torch
 from raybench import spec
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
-from raybench.engine.execute import hosted
-from raybench.engine.run import Options, Run
+from raybench.execution.execute import hosted
+from raybench.execution.plan import make_plan
+from raybench.execution.run import Options, Run
 from raybench.measure.advise import CATALOGUE, STEPS, chosen, gradients, replay, sweep_text
 from raybench.measure.payoff import BUCKETS
 from raybench.measure.study import measure
-from raybench.planning.plan import make_plan
 from raybench.spec import short
 from raybench.testing.vectors import gaussian
 from raybench.wire.transport import Transport

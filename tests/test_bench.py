@@ -257,7 +257,7 @@ def test_a_busy_machine_is_told(monkeypatch):
 
 
 def test_a_narrow_page_does_without_bytes(monkeypatch):
-    verb = importlib.import_module("raybench.cli.measure")
+    verb = importlib.import_module("raybench.cli.bench")
     monkeypatch.setattr(verb, "NARROW_SCREEN", 121)
     said = cli("bench", "natural", "--vector", "none", "--batch", "2,3,50", "--repeats", 1)
     assert "bits/d" in said.out

@@ -12,7 +12,7 @@ from toys import each_round, full_gradients
 
 from raybench import theory
 from raybench.core import registry
-from raybench.planning.resolve import Resolver
+from raybench.execution.resolve import Resolver
 from raybench.testing.trial import DATA, Method, started
 
 P1 = {"name": "quadratic", "dim": 12, "clients": 6, "mu": 0.05, "heterogeneity": 0.7, "seed": 3}

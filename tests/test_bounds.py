@@ -12,7 +12,7 @@ from toys import ConvexL1, Stretched, each_round, full_gradients, registered
 
 from raybench import theory
 from raybench.core import registry
-from raybench.planning.resolve import Resolver, Skip, problem_of
+from raybench.execution.resolve import Resolver, Skip, problem_of
 from raybench.spec import Step
 from raybench.testing.trial import DATA, Method, compressors_for, finished, started
 

@@ -165,7 +165,7 @@ def test_pl_bound_with_a_nonsmooth_part(saddle, name, params, compressor, downli
 
 
 def setting_of(method: Method):
-    from raybench.planning.resolve import Resolver
+    from raybench.execution.resolve import Resolver
 
     return Resolver(allow_unproven=True).backing(method.cell().cell)[1]
 

@@ -9,7 +9,7 @@ from reference_world import LAMBDA
 from test_references import EXTREMES, GAMMA, PROBLEM, RAND, TOP, compare
 
 from raybench.compressors.sparsification import SharedMask
-from raybench.planning.resolve import problem_of
+from raybench.execution.resolve import problem_of
 from raybench.testing.trial import Method
 
 UNBIASED_DOWN = {"name": "rand_k", "k": 4}

@@ -10,7 +10,7 @@ import torch
 from toys import ConvexL1, Counterexample, each_round, registered
 
 from raybench.core.draws import Sample
-from raybench.planning.resolve import Skip, problem_of
+from raybench.execution.resolve import Skip, problem_of
 from raybench.problems.quadratic import Quadratic
 from raybench.testing.trial import DATA, Method, finished, started
 

@@ -1,4 +1,4 @@
-"""The command line: one verb per file, nothing heavy imported before a verb is at work."""
+"""The command line: one file a subject, nothing heavy imported before a verb is at work."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from raybench.cli.audit import audit
-from raybench.cli.check import check
-from raybench.cli.compare import compare
-from raybench.cli.cp import cp
-from raybench.cli.doctor import doctor
+from raybench.cli.advise import advise
+from raybench.cli.bench import bench, study
+from raybench.cli.check import check, doctor
 from raybench.cli.launch import attach, down, launch
-from raybench.cli.leaving import leaving
-from raybench.cli.ls import ls
-from raybench.cli.measure import advise, bench, study
-from raybench.cli.merge import merge
+from raybench.cli.lookup import cp, ls, schema
 from raybench.cli.plan import plan
-from raybench.cli.plot import plot
-from raybench.cli.rank import rank
-from raybench.cli.report import report
 from raybench.cli.reproduce import reproduce
+from raybench.cli.results import (
+    audit,
+    compare,
+    merge,
+    plot,
+    rank,
+    report,
+    status,
+    table,
+    verify,
+)
 from raybench.cli.run import run
-from raybench.cli.schema import schema
+from raybench.cli.shared import leaving
 from raybench.cli.show import show
-from raybench.cli.status import status
 from raybench.cli.sweep import sweep
-from raybench.cli.table import table
-from raybench.cli.verify import verify
 from raybench.core.endings import ending_on_the_second_signal, stopping_on_sigterm
 from raybench.core.kernel_folder import kernel_folder
 from raybench.core.process import tune_process
@@ -98,7 +98,7 @@ def top(
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line and leave with its exit code (``raybench.cli.leaving``)."""
+    """Run the command line and leave with its exit code (``raybench.cli.shared.leaving``)."""
     signals = ending_on_the_second_signal() if args is None else nullcontext()
     with terminal(), signals, leaving(), stopping_on_sigterm():
         try:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from raybench.core import terminal
+from raybench.core import endings, terminal
+from raybench.core.errors import InputError, Notice, SweepStopped, nearest
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from raybench.planning.skip import Why
+    from raybench.execution.checks import Why
     from raybench.report.sheet import Sheet
     from raybench.spec import Sweep
 
@@ -195,7 +200,7 @@ def reasons(skipped: Mapping[Why, int], most: int = 3) -> list[tuple[str, str]]:
 
     skipped: how many cells by reason. most: how many texts of a kind are shown, the commonest first.
     """
-    from raybench.planning.skip import grouped
+    from raybench.execution.checks import grouped
 
     rows = []
     for kind in grouped(skipped):
@@ -241,19 +246,32 @@ def read(file: str, sets: list[str] | None, plugins: list[str] | None) -> Sweep:
 
 def check_file(file: str) -> None:
     """Raise InputError where there is no such file, but a shipped sweep of that name."""
-    from raybench.cli.shipped import sweeps
-    from raybench.core.errors import InputError
-
     if not Path(file).expanduser().exists() and Path(file).stem in sweeps():
         name = Path(file).stem
         fix = f"{name} is a shipped sweep: raybench cp {name} {name}.yaml"
         raise InputError.of(file, "no such file", fix)
 
 
+def sweeps() -> dict[str, str]:
+    """Return the text of every shipped sweep by name."""
+    try:
+        files = list(resources.files("raybench.sweeps").iterdir())
+    except (ImportError, OSError):
+        folder = Path(__file__).resolve().parents[2] / "sweeps"
+        files = list(folder.iterdir()) if folder.is_dir() else []
+    found = {f.name.removesuffix(".yaml"): f for f in files if f.name.endswith(".yaml")}
+    return {name: found[name].read_text(encoding="utf-8") for name in sorted(found)}
+
+
+def check_word(key: str, word: str, allowed: Iterable[str], what: str = "") -> None:
+    """Raise InputError for a word that is none of those allowed, with the nearest."""
+    if word not in allowed:
+        said = " ".join(filter(None, ("unknown", what, repr(word))))
+        raise InputError.of(key, said, nearest(word, allowed))
+
+
 def goal(text: str | None) -> float | str | None:
     """Return a target as ``analysis.frames`` takes it. Raises InputError for what is none."""
-    from raybench.core.errors import InputError
-
     if text is None or text == "auto":
         return text
     try:
@@ -267,8 +285,6 @@ def goal(text: str | None) -> float | str | None:
 
 def seeds_of(text: str | None) -> list[int]:
     """Return the seeds that ``--tuning-seeds`` names. Raises InputError for a text that is no list of whole numbers."""
-    from raybench.core.errors import InputError
-
     try:
         return [] if text is None else [int(part) for part in text.split(",")]
     except ValueError:
@@ -279,3 +295,75 @@ def seeds_of(text: str | None) -> list[int]:
 def results_of(sweep: Sweep, out: str | None) -> str:
     """Return the folder of a sweep's results."""
     return out or str(RESULTS_FOLDER / sweep.name)
+
+
+# How a command leaves -----------------------------------------------------------------------
+
+
+@contextmanager
+def leaving() -> Iterator[None]:
+    """Tell of what goes wrong within and leave with the exit code of a command.
+
+    0: all went well; 1: some cells or checks failed, or the disk is full; 2: the input is wrong;
+    130: interrupted by Ctrl-C; 143: by SIGTERM.
+    """
+    try:
+        with _notices_as_notes(), _store_trouble_told():
+            yield
+    except InputError as error:
+        complain(error.shown())
+        sys.exit(2)
+    except SweepStopped as error:
+        complain([str(error)])
+        sys.exit(1)
+    except OSError as error:  # such as a folder that cannot be written, or a full disk
+        trouble = endings.disk_trouble(error)
+        if trouble is None and error.filename is None:
+            raise
+        complain([trouble or f"{os.fspath(error.filename)!s}: {error.strerror}"])
+        sys.exit(1 if trouble else 2)
+    except MemoryError as error:
+        complain([f"out of memory: {str(error).rstrip('.') or 'there is not enough'}"])
+        sys.exit(1)
+    except KeyboardInterrupt as stop:
+        complain(["interrupted"])
+        sys.exit(endings.exit_code(stop))
+
+
+@contextmanager
+def _store_trouble_told() -> Iterator[None]:
+    """Say that an object store failed at something that is tried again, now and then."""
+    from raybench.store.remote import heard
+
+    said = [-10.0]
+
+    def tell(text: str) -> None:
+        if time.monotonic() - said[0] > 10.0:
+            said[0] = time.monotonic()
+            note(text)
+
+    with heard(tell):
+        yield
+
+
+@contextmanager
+def _notices_as_notes() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("once", Notice)
+        shown = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if issubclass(category, Notice):
+                note(str(message))
+            else:
+                shown(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        yield

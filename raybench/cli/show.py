@@ -1,18 +1,36 @@
-"""raybench show: a plug-in's text, parameters, class and constants."""
+"""The verb ``show``: a plug-in's text and parameters, an operator's constants, what a method's step sizes rest on."""
 
 from __future__ import annotations
 
 import inspect
+import math
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raybench.cli import cell, guarantee, operators
-from raybench.cli.shared import Plugins, console, listing, pairs, prose
+from raybench.cli.run import (
+    USUAL_PROBLEM,
+    ClientsFlag,
+    CompressorFlag,
+    DatasetFlag,
+    DownlinkFlag,
+    ProblemFlag,
+    config,
+    usual_operator,
+)
+from raybench.cli.shared import Plugins, Screen, console, listing, load_plugins, pairs, prose
 
 if TYPE_CHECKING:
-    from raybench.cli.shared import Screen
+    from collections.abc import Mapping
+
+    from rich.padding import Padding
+
+    from raybench.compressors import Compressor, Message
     from raybench.core.registry import Entry
+    from raybench.problems.base import Problem
+    from raybench.spec import Cell
+    from raybench.theory import Convention, Rate, Setting, StepSizes, Theorem
 
 USUAL_CLIENTS = 10  # operators whose messages depend on each other need a number; others ignore it
 KINDS = ("algorithm", "compressor", "problem", "metric")
@@ -26,11 +44,11 @@ def show(
         int | None,
         typer.Option("--d", metavar="D", min=1, help="The dimension an operator is shown for."),
     ] = None,
-    problem: cell.Problem = None,
-    dataset: cell.Dataset = None,
-    clients: cell.Clients = None,
-    compressor: cell.Compressor = None,
-    downlink: cell.Downlink = None,
+    problem: ProblemFlag = None,
+    dataset: DatasetFlag = None,
+    clients: ClientsFlag = None,
+    compressor: CompressorFlag = None,
+    downlink: DownlinkFlag = None,
     plugin: Plugins = None,
 ) -> None:
     """Show what a plug-in does, its parameters and constants.
@@ -43,8 +61,7 @@ def show(
     from raybench.core.errors import InputError, nearest
     from raybench.spec import short
 
-    for file in plugin or ():
-        registry.load_plugin(file)
+    load_plugins(plugin)
     plain = short.parse(name, "show")["name"]
     kinds = [kind for kind in KINDS if plain in registry.names(kind)]
     if not kinds:
@@ -58,21 +75,20 @@ def show(
         entry = registry.lookup(kind, plain)
         _describe(out, entry)
         if kind == "compressor" and (d is not None or ":" in name):
-            operators.describe(out, entry, name, d or 1000, clients or USUAL_CLIENTS)
+            _operator(out, entry, name, d or 1000, clients or USUAL_CLIENTS)
         if kind == "algorithm" and (given or compressor is not None or downlink is not None):
-            operator = compressor or cell.usual_operator(plain)
+            operator = compressor or usual_operator(plain)
             share = _clients(problem, clients)
-            config = cell.config(name, problem, dataset, share, operator, downlink)
-            _steps(out, config, operator, downlink)
+            content = config(name, problem, dataset, share, operator, downlink)
+            _steps(out, content, operator, downlink)
         elif kind == "algorithm":
             from raybench import theory
             from raybench.core.facts import AlgorithmFacts
 
             assert isinstance(entry.facts, AlgorithmFacts)
-            guarantee.outline(out, theory.of(entry.facts.theory))
+            outline(out, theory.of(entry.facts.theory))
         if kind == "problem" and (given or ":" in name or not _required(entry)):
-            config = cell.config("gd", name, dataset, _clients(name, clients), None)
-            _constants(out, config)
+            _constants(out, config("gd", name, dataset, _clients(name, clients), None))
 
 
 def _clients(problem: str | None, given: int | None) -> int | None:
@@ -85,7 +101,7 @@ def _clients(problem: str | None, given: int | None) -> int | None:
     section = short.parse(problem, "problem")
     entry = registry.lookup("problem", section["name"])
     asked = "clients" in section or "clients" not in _required(entry)
-    return None if asked else int(short.parse(cell.USUAL_PROBLEM, "problem")["clients"])
+    return None if asked else int(short.parse(USUAL_PROBLEM, "problem")["clients"])
 
 
 def _required(entry: Entry) -> list[str]:
@@ -141,18 +157,18 @@ def _needs(role: str | None) -> str:
     return words.get(role, f"needs {'an' if str(role)[0] in 'aeiou' else 'a'} {role} compressor")
 
 
-def _constants(out: Screen, config: dict[str, object]) -> None:
+def _constants(out: Screen, content: dict[str, object]) -> None:
     """Print the constants of the problem of a one-cell sweep file."""
     import json
 
     from rich.text import Text
 
     from raybench import spec
-    from raybench.planning.plan import facts_of
-    from raybench.planning.resolve import problem_of
+    from raybench.execution.plan import facts_of
+    from raybench.execution.resolve import problem_of
     from raybench.report import words
 
-    section = spec.load(config).cells[0].problem
+    section = spec.load(content).cells[0].problem
     facts = facts_of(problem_of(section))
     known = {**facts, **json.loads(facts["constants"])}
     names = {
@@ -202,24 +218,24 @@ def _constants(out: Screen, config: dict[str, object]) -> None:
 
 
 def _steps(
-    out: Screen, config: dict[str, object], operator: str | None, downlink: str | None
+    out: Screen, content: dict[str, object], operator: str | None, downlink: str | None
 ) -> None:
     """Print the constants and the algorithm's theoretical steps under every rule."""
     from rich.text import Text
 
     from raybench import spec
-    from raybench.planning.resolve import Resolver
-    from raybench.planning.skip import Skip
+    from raybench.execution.checks import Skip
+    from raybench.execution.resolve import Resolver
     from raybench.report import words
     from raybench.theory import RULES
 
-    _constants(out, config)
+    _constants(out, content)
     rows: list[tuple[str, object]] = []
     facts: list[tuple[str, object]] = []
     steps: dict[str, float] = {}
     for rule in RULES:
         step = {"theory": 1, "rule": rule}
-        for one in spec.load({**config, "step_size": step}).cells:
+        for one in spec.load({**content, "step_size": step}).cells:
             try:
                 found = Resolver().resolve(one)
             except Skip as why:
@@ -230,7 +246,7 @@ def _steps(
             numbers = [(n, v) for n, v in (("ω", found.omega), ("α", found.alpha)) if v is not None]
             down = one.downlink is not None
             if operator is not None or down:
-                numbers += guarantee.operator_numbers(Resolver().backing(one)[1], down)
+                numbers += operator_numbers(Resolver().backing(one)[1], down)
             if operator is None and down:  # the method compresses the downlink only
                 numbers = [(n, v) for n, v in numbers if "downlink" in n]
             numbers += [(k, v) for k, v in found.params.items() if isinstance(v, int | float)]
@@ -244,4 +260,347 @@ def _steps(
     with_it = "" if facts or operator is None else f", with {operator}"
     out.print(Text(f"\n  theoretical step size by rule{with_it}", style="bold"))
     out.print(pairs(rows))
-    guarantee.explain(out, one, steps)
+    explain(out, one, steps)
+
+
+# Operators -----------------------------------------------------------------------------------
+
+# values that are shown for a count that is required and was not given
+COUNTS_SHOWN = (1, "1%", "10%")
+COUNT_CHECKED = "1%"  # the value for which the operator is drawn and compared with its constants
+FIGURES = (
+    *("ω", "α", "B1: α, β", "B2: γ, β", "B3: δ", "  of C times", "bits", "  values", "  index"),
+    *("  raw", "of dense", "bytes", "  with header"),
+)
+
+
+def _operator(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) -> None:
+    """Print class, constants, bits and a Monte Carlo check of an operator in dimension d, for several K if none is given.
+
+    name: the operator with its parameters, ``top_k:k=5``. clients: how many there are of them, for
+    operators that draw together.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    from raybench.core.registry import REQUIRED
+    from raybench.core.streams import stream
+    from raybench.spec import short
+
+    counts = [n for n, p in entry.params.items() if p.kind == "count" and p.default is REQUIRED]
+    given = short.parse(name, "show")
+    free = [n for n in counts if n not in given]
+    tries: list[dict[str, object]] = (
+        [dict.fromkeys(free, k) for k in COUNTS_SHOWN] if free else [{}]
+    )
+    x = stream(0).normal(d)
+    ops, columns = {}, []
+    for more in tries:
+        section = short.section("compressor", name, more)
+        op = entry.target(**section.params).bind(d, n=clients).operator
+        label = ", ".join(str(section.params[n]) for n in counts)
+        ops[label] = op
+        columns.append([label, *_figures(op, op.compress(x), d)])
+    if not entry.params:
+        out.print("")
+    out.print(_line(f"d = {d:,}, a Gaussian float64 vector; {_kind(op, d)}"))
+    heads = ["K", *FIGURES]
+    table = Table.grid(padding=(0, 3, 0, 0))
+    for n in range(1 + len(columns)):
+        table.add_column(justify="right" if n else "left")
+    for row in zip(heads, *columns, strict=True):
+        if any(row[1:]):
+            table.add_row(Text(f"  {row[0]}", style="dim"), *row[1:])
+    out.print(table)
+    drawn = COUNT_CHECKED if COUNT_CHECKED in ops else next(iter(ops))
+    _check(out, ops[drawn], d, f"K = {drawn}, " if len(ops) > 1 else "")
+
+
+def _line(text: str) -> Padding:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    return Padding(Text(text, style="dim"), (0, 0, 0, 2))
+
+
+def _kind(op: Compressor, d: int) -> str:
+    kind = []
+    if op.omega(d) is not None:
+        kind.append("unbiased: E C(x) = x, E‖C(x) − x‖² ≤ ω‖x‖²")
+    if op.alpha(d) is not None:
+        kind.append("contractive: E‖C(x) − x‖² ≤ (1 − α)‖x‖²")
+    kind.append("deterministic" if op.deterministic else "random")
+    return "; ".join(kind)
+
+
+def _figures(op: Compressor, message: Message, d: int) -> list[str]:
+    """Return what FIGURES names, spelled."""
+
+    def both(constants: tuple[float, float] | None) -> str:
+        return "–" if constants is None else ", ".join(_number(c, 5) for c in constants)
+
+    wider = op.b3(d)
+    cost, bits = message.cost, int(message.bits)
+    parts = (cost.values * message.dtype.itemsize * 8, cost.index_auto, cost.raw)
+    return [
+        _number(op.omega(d), 6),
+        _number(op.alpha(d), 6),
+        both(op.b1(d)),
+        both(op.b2(d)),
+        _number(wider[0], 6) if wider else "–",
+        _number(wider[1], 4) if wider else "–",
+        f"{bits:,}",
+        *(f"{round(float(part)):,}" for part in parts),
+        f"{bits / (64 * d):.3%}",
+        f"{int(message.nbytes):,}",
+        f"{len(message.pack()):,}",
+    ]
+
+
+def _check(out: Screen, op: Compressor, d: int, label: str) -> None:
+    """Print what draws show about the claims, a line per family of vectors."""
+    from rich.text import Text
+
+    from raybench.testing import claims
+
+    found = claims.check(op, d)
+    unbiased = op.omega(d) is not None
+    bound, factor = claims.claim(op, d)
+    what = "C(x)" if factor == 1.0 else f"{_number(factor, 4)} C(x)"
+    count = found[0].draws
+    text = f"measured, {label}{count:,} {'draw' if count == 1 else 'draws'} each: "
+    text += f"‖{what} − x‖²/‖x‖² beside its bound"
+    if unbiased and count > 1:
+        text += "; bias: ‖mean C(x) − x‖/‖x‖ beside chance"
+    out.print("", _line(text))
+    bias = ["bias", "by chance"] if unbiased and count > 1 else []
+    heads = ["error", "± s.e.", "bound", *bias]
+    table = listing("  vector", *heads, "", right=heads, fold="")
+    for one in found:
+        mean, error = one.error
+        row = [_number(mean, 4), _number(error if error > 1e-9 * mean else 0.0, 2)]
+        row.append(_number(bound, 4))
+        if bias and one.bias is not None:
+            row += [_number(part, 3) for part in one.bias]
+        style = "red" if one.faults else ""
+        table.add_row(f"  {one.family}", *row, Text(one.verdict, style=style))
+    out.print(table)
+
+
+def _number(value: float | None, digits: int) -> str:
+    from raybench.report.words import number
+
+    return "–" if value is None else number(value, digits)
+
+
+# What a step size rests on ---------------------------------------------------------------------
+
+PROVED = "the largest step proved here under this rule"
+SIGNS = {
+    "grad": "∇",
+    "sum": "Σ",
+    "gamma": "γ",
+    "rho": "ρ",
+    "mu": "μ",
+    "sigma": "σ",
+    "omega": "ω",
+    "theta": "θ",
+    "beta": "β",
+    "delta": "δ",
+    "eta": "η",
+    "Psi": "Ψ",
+    "Phi": "Φ",
+    "Delta0": "Δ₀",
+}
+MARKS = (
+    ("||", "‖"),
+    ("<=", "≤"),
+    ("∇ ", "∇"),
+    ("^2", "²"),
+    ("^0", "⁰"),
+    ("^t", "ᵗ"),
+    (" - ", " − "),
+)
+
+
+def pretty(formula: str) -> str:
+    """Return a formula in signs: ``E||grad f(x^t)||^2`` is ``E‖∇f(xᵗ)‖²``."""
+    words = rf"(?<![A-Za-z])({'|'.join(SIGNS)})(?![A-Za-z])"
+    text = re.sub(words, lambda m: SIGNS[m[0]], formula)
+    for plain, sign in MARKS:
+        text = text.replace(plain, sign)
+    return text
+
+
+def operator_numbers(setting: Setting, down: bool) -> list[tuple[str, float]]:
+    """Return what the step makes of the operator: theta and beta, or omega of the mean."""
+    from raybench.theory import contraction
+
+    rows: list[tuple[str, float]] = []
+    if setting.alpha is not None and setting.alpha > 0:
+        theta, beta = contraction(setting.alpha)
+        rows += [("θ = 1 − √(1−α)", theta), ("β = (1−α)/θ", beta)]
+    if down and setting.down_alpha is not None:
+        rows.append(("α of the downlink", setting.down_alpha))
+    if setting.omega is not None:
+        name = "ω of the mean, one mask" if setting.common_mask else "ω/n"
+        rows.append(("A of (A, B)" if setting.ab else name, setting.mean_omega))
+    return rows
+
+
+def outline(out: Screen, steps: StepSizes | None) -> None:
+    """Print what a method's step sizes rest on, without a problem: theorem, assumptions, source."""
+    from rich.text import Text
+
+    from raybench.theory import RULES
+
+    out.print(Text("\n  step size", style="bold"))
+    if steps is None:
+        _say(out, "no theorem: give step_size.value, or multiples of another method's with .of")
+        return
+    seen: dict[str, Theorem | Convention] = {}
+    for rule in RULES:
+        found = steps.under(rule)
+        if found is not None:
+            _section(out, rule, found, seen)
+
+
+def explain(out: Screen, cell: Cell, found: Mapping[str, float]) -> None:
+    """Print what the step sizes of a one-cell sweep rest on and promise; ``found``: those there are, by rule."""
+    from raybench.execution.resolve import Resolver, problem_of
+    from raybench.theory import RULES
+
+    steps, setting = Resolver().backing(cell)
+    if steps is None:
+        return
+    start = _start(cell, problem_of(cell.problem))
+    seen: dict[str, Theorem | Convention] = {}
+    for rule in RULES:
+        one = steps.under(rule)
+        if one is not None:
+            _section(out, rule, one, seen, setting, found.get(rule), start)
+    if setting.nonsmooth and found:
+        _say(out, "The problem has a nonsmooth part: for ∇f read the gradient mapping.", "dim")
+
+
+def _section(
+    out: Screen,
+    rule: str,
+    found: Theorem | Convention,
+    seen: dict[str, Theorem | Convention],
+    setting: Setting | None = None,
+    step: float | None = None,
+    start: float | None = None,
+) -> None:
+    """Print a rule's theorem or convention; ``seen`` are those printed before, by rule, and not repeated."""
+    from rich.text import Text
+
+    from raybench.theory import Theorem, explained
+
+    out.print(Text(f"\n  {rule}", style="bold"))
+    same = [other for other, known in seen.items() if known is found]
+    if same:
+        _say(out, f"the same as {same[0]}")
+        return
+    if isinstance(found, Theorem):
+        how = "" if rule == "paper" else f" ({PROVED})"
+        if found.recalled:
+            how = " (its constants as recalled; neither proved nor checked here)"
+        _say(out, f"theorem{how}: {found.source}")
+    else:
+        _say(out, f"{found.kind}, no theorem: {found.source}")
+    if setting is not None and step is not None:
+        for line in _lines(found, step, setting, start):
+            _say(out, line)
+    if isinstance(found, Theorem):
+        if setting is None or step is None or not found.recursive(setting):
+            _say(out, pretty(found.promises))
+        for one in found.assumes:
+            if setting is None:
+                mark = "assumes that"
+            else:
+                mark = "holds:" if one.holds(setting) else "does not hold here:"
+            _say(out, f"{mark} {one.text}")
+    if not any(known.formula is found.formula for known in seen.values()):
+        _say(out, "where it comes from: " + " ".join(explained(found).split()), "dim")
+    seen[rule] = found
+
+
+def _say(out: Screen, line: str, style: str = "") -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    out.print(Padding(Text(prose(line), style=style), (0, 0, 0, 2)))
+
+
+def _start(cell: Cell, problem: Problem) -> float | None:
+    """Return a bound of f(x^0) - inf f at the sweep's starting point, None where there is none."""
+    import torch
+
+    c = problem.constants
+    least = c.f_star if c.f_star is not None else c.f_inf
+    if least is None or cell.x0 not in ("zeros", "problem"):
+        return None
+    x = problem.start() if cell.x0 == "problem" else torch.zeros(problem.dim, dtype=problem.dtype)
+    losses = problem.oracle(x[None])[1]
+    assert losses is not None, "asked for by default"
+    return float(losses.mean() + problem.penalty(x[None]).mean()) - float(least)
+
+
+def _lines(found: Theorem | Convention, step: float, k: Setting, start: float | None) -> list[str]:
+    """Return the step with its factors and, for the generic rule, the inequality with its numbers."""
+    from raybench.report.words import number as n
+    from raybench.theory import Rate, Theorem
+
+    rate = found.formula(k)
+    if not isinstance(rate, Rate) or not isinstance(found, Theorem):
+        return [f"γ = {n(step, 6)}"]
+    L = k.need("L")
+    times = "" if rate.scale == 1 else f"{n(rate.scale, 4)} · "
+    lines = []
+    if rate.B:
+        ratio = math.sqrt(rate.B / rate.rho)
+        lines.append(
+            "E G⁺ ≤ (1 − ρ) G + B ‖x⁺ − x‖², where ‖g − ∇f‖² ≤ G: "
+            f"ρ = {n(rate.rho, 6)}, B = {n(rate.B, 6)}, √(B/ρ) = {n(ratio, 6)}"
+        )
+    if found.linear:
+        root = math.sqrt(2 * rate.B / rate.rho)
+        ends = f"1/({n(L, 4)} + {n(root, 4)}), {n(rate.rho, 4)}/(2 · {n(k.need('mu'), 4)})"
+        lines.append(
+            f"γ = {times}min{{1/(L + √(2B/ρ)), ρ/(2μ)}} = {times}min{{{ends}}} = {n(step, 6)}"
+        )
+    elif rate.B:
+        root = math.sqrt(rate.B / rate.rho)
+        lines.append(
+            f"γ = {times}1/(L + √(B/ρ)) = {times}1/({n(L, 4)} + {n(root, 4)}) = {n(step, 6)}"
+        )
+    else:
+        lines.append(f"γ = {times}1/L = {n(step, 6)}")
+    lines.append(pretty(found.promises))
+    return [*lines, *_in_words(found, rate, step / rate.scale, k, start)]
+
+
+def _in_words(
+    found: Theorem, rate: Rate, step: float, k: Setting, start: float | None
+) -> list[str]:
+    """Return what the inequality of the generic rule says with this problem's numbers."""
+    from raybench.report.words import number as n
+
+    exact = "G^0" not in found.promises
+    noisy = "sigma" in found.promises and k.noise != 0
+    beside = " beside the floor of the noise" if noisy else ""
+    if not found.linear:
+        if start is None:
+            return []
+        first = 2 * start / step
+        sums = n(first, 4) if exact else f"({n(first, 4)} + {n(1 / rate.rho, 4)} G⁰)"
+        return [
+            f"Here Δ₀ ≤ {n(start, 4)}: over T rounds the mean of ‖∇f‖² is at most {sums}/T{beside}, "
+            f"below 1e-6 from T = {n(1e6 * first, 2)} on{'' if exact else ' if G⁰ = 0'}."
+        ]
+    shrink = step * k.need("mu")
+    tenth = (
+        f"{math.ceil(math.log(10) / -math.log1p(-shrink)):,} rounds" if shrink < 1 else "a round"
+    )
+    return [f"Here γμ = {n(shrink, 4)}: the bound falls tenfold every {tenth}{beside}."]

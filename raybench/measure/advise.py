@@ -22,7 +22,7 @@ from raybench.core.draws import Sample
 from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
 from raybench.core.streams import stream
-from raybench.data.known_images import KNOWN_IMAGES, there
+from raybench.data.known import KNOWN_IMAGES, there
 from raybench.data.recorded import is_record, recorded
 from raybench.measure.payoff import ALL_TO_ALL, GATHER, REDUCE, Exchange
 from raybench.measure.timing import Clock, affordable, in_a_line, relative_error

@@ -220,13 +220,13 @@ def fit(timings: Sequence[Timing], seed: int = 0) -> Fitted:
 
 def _solve(timings: Sequence[Timing], measured: Sequence[float]) -> tuple[float, float]:
     """Return latency and bandwidth; in logarithms, so that both are positive."""
+    kind, n, sizes = timings[0].what, timings[0].n, np.array([t.size for t in timings])
     times = np.log(np.maximum(measured, 1e-9))
     size, spent = max((t.size, m) for t, m in zip(timings, measured, strict=True))
     start = np.log([max(min(measured), 1e-9), max(size, 1) / max(spent, 1e-9)])
 
     def errors(at: np.ndarray) -> np.ndarray:
-        link = Link(*map(float, np.exp(at)))
-        seconds = [float(expected(t.what, link, t.n, t.size)) for t in timings]
+        seconds = expected(kind, Link(*map(float, np.exp(at))), n, sizes)
         return np.log(np.maximum(seconds, 1e-12)) - times
 
     bounds = (np.log([1e-9, 1.0]), np.log([1e4, 1e15]))

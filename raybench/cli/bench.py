@@ -1,0 +1,402 @@
+"""The verbs that measure compressors by themselves: ``bench`` (time and bytes, and links) and ``study`` (error)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from raybench.cli.shared import (
+    RESULTS_FOLDER,
+    Plugins,
+    Screen,
+    console,
+    count,
+    listing,
+    load_plugins,
+    note,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Tensor
+
+    from raybench.measure.timing import Measured
+
+VECTORS = ("resnet18", "gaussian")
+DEVICES = ("cpu", "cuda")
+NONE = "none"
+USUAL_BATCH = "64,20,112"
+CLONE = "x.clone()"
+COLUMN_HEADS = ("compress", "decode", "pack", "unpack", "error", "bytes", "bits/d", "of dense")
+NARROW_SCREEN = 96  # a terminal of fewer columns gets a table without the bytes
+Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
+
+
+def bench(
+    operators: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME[:KEY=VALUE,...]|link", help="Operators, or the link. [default: the usual]"
+        ),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every operator there is.")] = False,
+    d: Annotated[
+        int | None,
+        typer.Option("--d", metavar="D", min=1, help="Length of the long vector. [default: all]"),
+    ] = None,
+    batch: Annotated[
+        str, typer.Option(metavar="B,n,d", help="Shape of the batch of short ones, or none.")
+    ] = USUAL_BATCH,
+    vector: Annotated[
+        str, typer.Option(metavar="NAME", help="The long vector: resnet18, gaussian or none.")
+    ] = VECTORS[0],
+    gradient: Annotated[
+        str | None, typer.Option(metavar="FILE.npy", help="A long vector of your own.")
+    ] = None,
+    processes: Annotated[
+        int, typer.Option(metavar="N", min=2, max=64, help="Of `link`: processes here.")
+    ] = 2,
+    repeats: Annotated[int, typer.Option(min=1, help="Turns; the best of each counts.")] = 10,
+    limit: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="Time for one operator on one vector.")
+    ] = 5.0,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads. [default: torch's choice]")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = DEVICES[0],
+    json: Json = False,
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE.parquet", help="Save the figures.")
+    ] = None,
+    plugin: Plugins = None,
+) -> None:
+    """Time operators on a real gradient and on short vectors; or, as `bench link`, messages between processes.
+
+    Times of compress, decode, pack and unpack are multiples of copying the vector into a buffer. The
+    gradient is one of ResNet-18, 11,181,642 numbers. Beside them: error, bytes and modelled bits.
+
+    `bench link` times exchanges over gloo between --processes of this machine, or between those that torchrun has
+    started on several, and prints latency and bandwidth as texts for --link.
+    """
+    if operators == ["link"]:
+        _bench_link(processes, repeats, json)
+        return
+    import pandas as pd
+    import torch
+
+    from raybench.core import registry
+    from raybench.core.errors import InputError, nearest
+    from raybench.measure.timing import busy, frame, measure, named, usual
+
+    load_plugins(plugin)
+    if device not in DEVICES:
+        raise InputError.of("--device", f"unknown device {device!r}", nearest(device, DEVICES))
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError.of("--device", "there is no GPU here", "raybench doctor tells more")
+    if out is not None and not Path(out).expanduser().resolve().parent.is_dir():
+        raise InputError.of("--out", f"no folder {Path(out).parent}", "make it first")
+    if operators and every:
+        raise InputError.of("--all", "and names together", "give one of them")
+    texts = registry.names("compressor") if every else operators or usual()
+    chosen = dict(map(named, texts))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    facts = {"threads": torch.get_num_threads(), "device": device, "torch": torch.__version__}
+    where = device if device != "cpu" else count(torch.get_num_threads(), "thread")
+    screen, doubt, figures = console(), busy(), pd.DataFrame()
+    try:
+        for about, x in _vectors(d, batch, vector, gradient):
+            x = x.to(device)
+            shape = " × ".join(f"{n:,}" for n in x.shape)
+            if not json:
+                head = f"{shape} {str(x.dtype).removeprefix('torch.')}"
+                screen.head(head, f"  {about}; {where}", dim=True)
+            *rows, clone = measure(chosen, x, repeats, limit, {CLONE: x.clone})
+            table = frame(rows, vector=about, shape=str(tuple(x.shape)), **facts)
+            figures = pd.concat((figures, table), ignore_index=True) if len(figures) else table
+            if not json:
+                _timed(screen, rows, x, clone)
+    finally:
+        torch.set_num_threads(before)
+    if json:
+        print(figures.to_json(orient="records", indent=1, double_precision=15))
+    elif len(figures):
+        screen.dim(TIMED)
+    if out is not None:
+        figures.to_parquet(out, index=False)
+    if doubt:
+        note(doubt)
+
+
+def _vectors(
+    d: int | None, batch: str, vector: str, gradient: str | None
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield names and vectors to measure on; all options are checked before the first one is made."""
+    import torch
+
+    from raybench.core.errors import InputError, nearest
+    from raybench.testing.gradient import SIZE, resnet18, thinned
+    from raybench.testing.vectors import gaussian
+
+    parts = [] if batch == NONE else [p.strip() for p in batch.split(",")]
+    if batch != NONE and (len(parts) != 3 or not all(p.isdigit() and int(p) > 0 for p in parts)):
+        fix = f"cells, clients, coordinates such as {USUAL_BATCH}, or none"
+        raise InputError.of("--batch", f"{batch!r} is no shape", fix)
+    if gradient is None and vector not in (*VECTORS, NONE):
+        raise InputError.of("--vector", f"unknown vector {vector!r}", nearest(vector, VECTORS))
+    if gradient is None and vector == "resnet18" and (d or 0) > SIZE:
+        fix = "--vector gaussian has any length"
+        raise InputError.of("--d", f"ResNet-18 has {SIZE:,} parameters", fix)
+    if gradient is None and vector == "gaussian":
+        yield "Gaussian", gaussian(d or SIZE, dtype=torch.float32)
+    elif gradient is not None or vector != NONE:
+        about, x = _read(gradient) if gradient is not None else reversed(resnet18())
+        if (d or 0) > x.numel():
+            raise InputError.of("--d", f"the vector has {x.numel():,} coordinates", "ask for fewer")
+        if d not in (None, x.numel()):
+            about, x = f"{about}, {d:,} of {x.numel():,} coordinates", thinned(x, d)
+        yield about, x
+    if parts:
+        yield "Gaussian", gaussian(*map(int, parts))
+
+
+def _read(file: str) -> tuple[str, Tensor]:
+    """Return the name and the vector in a .npy file, as float32 unless it holds float64."""
+    import numpy as np
+    import torch
+
+    from raybench.core.errors import InputError
+
+    try:
+        values = np.asarray(np.load(Path(file).expanduser(), allow_pickle=False)).ravel()
+        values = values.astype(np.float64 if values.dtype == np.float64 else np.float32)
+    except FileNotFoundError:
+        raise InputError.of("--gradient", f"no such file {file}", "give a .npy file") from None
+    except (ValueError, TypeError, EOFError) as error:
+        what = f"{file} cannot be read: {error}"
+        raise InputError.of("--gradient", what, "save numbers with numpy.save") from None
+    if values.size == 0 or not np.isfinite(values).all():
+        raise InputError.of("--gradient", f"{file} is empty or not finite", "give finite numbers")
+    return Path(file).name, torch.from_numpy(values)
+
+
+def _timed(screen: Screen, rows: list[Measured], x: Tensor, clone: Measured) -> None:
+    """Print the copy's time, the table, and what was left out."""
+    moved, took = 2 * x.numel() * x.element_size(), clone.copy_s
+    said = f"{took * 1e3:.3g} ms" if took >= 1e-3 else f"{took * 1e6:.3g} µs"
+    text = f"  a copy takes {said}, {moved / took / 1e9:.3g} GB/s read and written; "
+    screen.dim(f"{text}a fresh clone {_ratio(clone.compress)} copies")
+    heads = [h for h in COLUMN_HEADS if h != "bytes" or screen.console.width >= NARROW_SCREEN]
+    table = listing("operator", *heads, right=heads, fold="operator")
+    for row in [row for row in rows if not row.left_out]:
+        cells = {action: _ratio(getattr(row, action)) for action in COLUMN_HEADS[:4]}
+        cells |= {"error": f"{row.error:.3g}", "bytes": _size(row.bytes or 0)}
+        cells |= {"bits/d": f"{row.bits_each:.3g}", "of dense": f"{row.of_dense:.2%}"}
+        table.add_row(row.operator, *(cells[head] for head in heads))
+    if table.row_count:
+        screen.print(table)
+    for row in [row for row in rows if row.left_out]:
+        screen.dim(f"  left out: {row.operator}: {row.left_out}")
+
+
+def _ratio(value: float | None) -> str:
+    """Return a ratio in three digits or fewer: 0.07, 3.42, 12.5, 214."""
+    if value is None:
+        return "–"
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def _size(amount: int) -> str:
+    """Return bytes in short: 975 B, 782 kB, 44.7 MB."""
+    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if amount >= size:
+            return f"{amount / size:.{0 if amount >= 100 * size else 1}f} {unit}"
+    return f"{amount} B"
+
+
+TIMED = (
+    "Times are multiples of buffer.copy_(x), the best of interleaved turns; error is "
+    "‖C(x) − x‖²/‖x‖² of one draw; bytes are the payload of all rows, of dense their share of x's; "
+    "bits/d are modelled bits per coordinate. Buffers are reused: a fresh clone of a long vector "
+    "mostly measures page faults. A seeded support is drawn in compress and serves decode too; a "
+    "receiver elsewhere draws it again."
+)
+
+
+# bench link ----------------------------------------------------------------------------------
+
+WORDS = {"pair": "point to point", "gather": "gather", "all_reduce": "all-reduce"}
+FORMS = {"pair": "ring", "gather": "gather", "all_reduce": "gather"}  # what the text of a fit says
+
+
+def _bench_link(processes: int, repeats: int, json: bool) -> None:
+    """Time exchanges between processes here, or as one of those that torchrun started; print what fits.
+
+    Raises InputError if the processes do not find each other.
+    """
+    from dataclasses import asdict
+    from json import dumps
+
+    from raybench.analysis.links import rate_word, time_word, written
+    from raybench.core.errors import InputError
+    from raybench.measure import link
+    from raybench.measure.timing import busy
+
+    doubt, several = busy(), link.joined()
+    try:
+        rank, times = link.measure_joined(repeats) if several else (0, [])
+        times = times or link.measure_here(processes, repeats)
+    except RuntimeError as error:
+        what = f"the processes did not measure: {str(error).strip().splitlines()[-1]}"
+        fix = "are MASTER_ADDR and GLOO_SOCKET_IFNAME right?" if several else "is gloo usable here?"
+        raise InputError.of("bench link", what, fix) from error
+    if rank:  # one of them speaks
+        return
+    kinds = dict.fromkeys(t.what for t in times)
+    fits = {kind: link.fit([t for t in times if t.what == kind]) for kind in kinds}
+    texts = {k: written(f.link.latency, f.link.bandwidth, FORMS[k]) for k, f in fits.items()}
+    if json:
+        rows = {kind: {**asdict(fit), "text": texts[kind]} for kind, fit in fits.items()}
+        print(dumps({"timings": [asdict(t) for t in times], "fits": rows}, indent=1))
+        return
+    screen, where = console(), "of torchrun" if several else "of this machine"
+    screen.head(f"{times[0].n} processes {where}, over gloo")
+    heads = ("exchange", "bytes of each", "measured", "fitted")
+    table = listing(*heads, right=heads[1:], fold="exchange")
+    for t in times:
+        fitted = float(link.expected(t.what, fits[t.what].link, t.n, t.size))
+        table.add_row(WORDS[t.what], f"{t.size:,}", time_word(t.median), time_word(fitted))
+    screen.print(table)
+    heads = ("exchange", "latency", "bandwidth", "misfit", "--link")
+    table = listing(*heads, right=heads[1:4], fold="exchange")
+    for kind, fit in fits.items():
+        latency = f"{time_word(fit.link.latency)} [{', '.join(map(time_word, fit.latency))}]"
+        rate = f"{rate_word(fit.link.bandwidth)} [{', '.join(map(rate_word, fit.bandwidth))}]"
+        table.add_row(WORDS[kind], latency, rate, f"{fit.misfit:.0%}", texts[kind])
+    screen.print(table)
+    screen.dim(
+        "gather: every process broadcasts its message, as raybench's train mode does; all-reduce: gloo's ring. "
+        "Medians of turns, as the slowest process saw them; in brackets 95 % of fits to sizes and turns drawn "
+        "anew; misfit is the median error over sizes. Which text: gather for raybench's own train mode, ring "
+        "for machines joined by such links. Between processes of one machine this is its memory and its "
+        "processors, not a network: start torchrun -m raybench bench link on several."
+    )
+    if doubt:
+        note(doubt)
+
+
+# study ---------------------------------------------------------------------------------------
+
+STUDIES = ("compressors",)
+SHORT_HEADS = {
+    "scaled sign": "sign",
+    "Top-k + natural": "+ nat.",
+    "Top-k + natural dithering": "+ nat. dith.",
+    "dithering": "dith.",
+    "natural dithering": "nat. dith.",
+}
+
+
+def study(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="compressors.")],
+    operators: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[OPERATOR]...", help="top_k:k=1% ... [default: all of the study]"),
+    ] = None,
+    d: Annotated[
+        int, typer.Option("--d", metavar="D", help="Length of the drawn vectors.")
+    ] = 10_000,
+    draws: Annotated[int, typer.Option(metavar="N", help="Vectors of each family.")] = 20,
+    seed: Annotated[int, typer.Option(metavar="S", help="Of vectors and operators.")] = 0,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="DIR", help="[default: results/compressor-study]"),
+    ] = None,
+    plugin: Plugins = None,
+) -> None:
+    """Measure error against bits of operators on random vectors and gradients.
+
+    Writes study.parquet and figures: Gaussian, Laplace, uniform, exponential and heavy-tailed
+    vectors, and gradients of a network at the start and in training.
+    """
+    from raybench.core.errors import InputError, nearest
+    from raybench.measure import study as studies
+
+    if what not in STUDIES:
+        raise InputError.of("study", f"no study is named {what!r}", nearest(what, STUDIES))
+    load_plugins(plugin)
+    grids = {text: [text] for text in operators} if operators else None
+    folder = out or str(RESULTS_FOLDER / "compressor-study")
+    rows = studies.compressors(folder, d, draws, grids, seed)
+    paths = studies.figures(rows, folder)
+    screen = console()
+    if grids:
+        _errors(screen, rows)
+    else:
+        _sign(screen, studies.against_sign(rows))
+        _energy(screen, studies.top_k_energy(rows))
+    screen.print(f"\nrows     {folder}/study.parquet")
+    for path in paths:
+        if path.suffix == ".png":
+            screen.print(f"figure   {path.with_suffix('')}.{{png,pdf,csv}}")
+
+
+def _number(value: float) -> str:
+    return "–" if not math.isfinite(value) else f"{value:.3g}"
+
+
+def _errors(out: Screen, rows: pd.DataFrame) -> None:
+    """Print every operator's error and bits a coordinate, family by family."""
+    families = list(rows["family"].unique())
+    table = listing("operator", "bits", *families, right=("bits", *families))
+    for operator, part in rows.groupby("operator", sort=False):
+        errors = part.set_index("family")["error_best"]
+        bits = f"{part['wire_per_coordinate'].mean():.3g}"
+        table.add_row(str(operator), bits, *(_number(errors[f]) for f in families))
+    out.head("‖c C(x) − x‖² / ‖x‖² with the best c; bits a coordinate as packed")
+    out.print(table)
+
+
+def _sign(out: Screen, rows: pd.DataFrame) -> None:
+    """Print what others pay for scaled sign's error."""
+    from rich.text import Text
+
+    names = [c for c in rows.columns if c not in ("family", "error", "below", "cheapest")]
+    heads = [SHORT_HEADS.get(n, n) for n in names]
+    table = listing("vectors", "error", *heads, right=("error", *heads))
+    for row in rows.to_dict("records"):
+        cells = [
+            Text(
+                ("< " if n in row["below"] else "") + _number(row[n]),
+                style="bold" if n == row["cheapest"] else "",
+            )
+            for n in names
+        ]
+        table.add_row(row["family"], _number(row["error"]), *cells)
+    out.head("Bits a coordinate for the error of scaled sign (bold: the least)")
+    out.print(table)
+    wins = list(rows.loc[rows["cheapest"] == "scaled sign", "family"])
+    if wins:
+        out.print(f"Nothing here beats scaled sign at its own error on: {', '.join(wins)}.")
+
+
+def _energy(out: Screen, energy: pd.DataFrame) -> None:
+    """Print Top-k's residuals beside the formulas of order statistics."""
+    energy = energy.assign(share=energy["share"].round(4))
+    shares = [s for s in (0.01, 0.03, 0.1, 0.3) if s in set(energy["share"])]
+    heads = [f"{s:.0%}" for s in shares]
+    table = listing("vectors", *heads, right=heads)
+    for family, part in energy.groupby("family", sort=False):
+        by_share = part.set_index("share")
+        cells = []
+        for share in shares:
+            error, formula = by_share.loc[share, ["error", "formula"]]
+            cells.append(f"{error:.4f}" + (f" ({formula:.4f})" if math.isfinite(formula) else ""))
+        table.add_row(str(family), *cells)
+    table.add_row("Rand-k, any", *(f"{1 - s:.4f}" for s in shares))
+    out.head("\nWhat Top-k leaves of ‖x‖², by k/d (in brackets: the formula)")
+    out.print(table)
