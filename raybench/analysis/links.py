@@ -207,17 +207,17 @@ def parse(text: str) -> Network:
     return Network(link, form or "ring")
 
 
-def _once(found: object, what: str, text: str) -> None:
-    if found is not None:
+def _once(value: object, what: str, text: str) -> None:
+    if value is not None:
         raise InputError.of(WHERE, f"{text!r} has a second {what}", f"give one {what}")
 
 
 def _link(word: str) -> Link:
     """Return the preset of a name, or a link of a rate without a name and latency."""
-    known = {name.lower(): link for name, link in PRESETS.items()}
+    names = {name.lower(): link for name, link in PRESETS.items()}
     lowered = word.lower().removesuffix("/s") if "bit" in word.lower() else word.lower()
-    if lowered in known:
-        return known[lowered]
+    if lowered in names:
+        return names[lowered]
     rate = _RATE.fullmatch(word.lower())
     if rate is None or not 0 < float(rate[1]) < 1e15:
         what = f"unknown link {word!r}"
@@ -464,5 +464,5 @@ def _hierarchical_gather(network: Network, n: Number, message: Number) -> Number
 
 def _alone(n: Number, spent: Number) -> Number:
     """Return the seconds, none for a machine alone; a float for floats."""
-    found = np.where(np.asarray(n) > 1, spent, 0.0)
-    return float(found) if found.ndim == 0 else found
+    seconds = np.where(np.asarray(n) > 1, spent, 0.0)
+    return float(seconds) if seconds.ndim == 0 else seconds

@@ -54,8 +54,8 @@ class Group(TyperGroup):
         limit = formatter.width - 14
         for heading, verbs in VERBS.items():
             with formatter.section(heading):
-                found = [(v.__name__, self.commands[v.__name__]) for v in verbs]
-                formatter.write_dl([(n, c.get_short_help_str(limit)) for n, c in found])
+                rows = [(v.__name__, self.commands[v.__name__]) for v in verbs]
+                formatter.write_dl([(n, c.get_short_help_str(limit)) for n, c in rows])
 
 
 # Help pages are printed without rich: it costs 0.1 s, and its markup takes [brackets] for styles.

@@ -154,7 +154,7 @@ def _vectors(
     if gradient is None and vector == "gaussian":
         yield "Gaussian", gaussian(d or SIZE, dtype=torch.float32)
     elif gradient is not None or vector != NONE:
-        about, x = _read(gradient) if gradient is not None else reversed(resnet18())
+        about, x = _read(gradient) if gradient is not None else resnet18()[::-1]
         if (d or 0) > x.numel():
             raise InputError.of("--d", f"the vector has {x.numel():,} coordinates", "ask for fewer")
         if d not in (None, x.numel()):
@@ -271,8 +271,8 @@ def _bench_link(processes: int, repeats: int, json: bool) -> None:
         fitted = float(link.expected(t.what, fits[t.what].link, t.n, t.size))
         table.add_row(WORDS[t.what], f"{t.size:,}", time_word(t.median), time_word(fitted))
     screen.print(table)
-    heads = ("exchange", "latency", "bandwidth", "misfit", "--link")
-    table = listing(*heads, right=heads[1:4], fold="exchange")
+    names = ("exchange", "latency", "bandwidth", "misfit", "--link")
+    table = listing(*names, right=names[1:4], fold="exchange")
     for kind, fit in fits.items():
         latency = f"{time_word(fit.link.latency)} [{', '.join(map(time_word, fit.latency))}]"
         rate = f"{rate_word(fit.link.bandwidth)} [{', '.join(map(rate_word, fit.bandwidth))}]"

@@ -63,13 +63,17 @@ def check(
         kit = import_module(f"raybench.testing.{entry.kind}s")
         told: set[str] = set()
         try:
-            for about, group in groupby(kit.check_entry(entry, **more), lambda one: one.about):
-                found = list(group)
-                for line in map(str, found) if verbose else _summary(about, found, told, quiet):
+            for about, group in groupby(
+                kit.check_entry(entry, **more), lambda finding: finding.about
+            ):
+                findings = list(group)
+                for line in (
+                    map(str, findings) if verbose else _summary(about, findings, told, quiet)
+                ):
                     print(f"  {line}", flush=True)
-                failed += sum(not one.ok for one in found)
-                unclaimed += sum(not one.claimed for one in found)
-                made += sum(one.claimed for one in found)
+                failed += sum(not finding.ok for finding in findings)
+                unclaimed += sum(not finding.claimed for finding in findings)
+                made += sum(finding.claimed for finding in findings)
         except InputError:
             raise
         except Exception as error:  # the user's own code raised before a check could begin
@@ -83,21 +87,21 @@ def check(
     raise typer.Exit(1 if failed else 0)
 
 
-def _summary(about: str, found: Sequence[Finding], told: set[str], quiet: bool) -> Iterable[str]:
+def _summary(about: str, findings: Sequence[Finding], told: set[str], quiet: bool) -> Iterable[str]:
     """Yield what is said of one set of parameters; told: checks whose failure has been printed, each once."""
-    wrong = [one for one in found if not one.ok]
+    failures = [finding for finding in findings if not finding.ok]
     again: list[str] = []
-    for one in wrong:
-        if one.check in told:
-            again.append(one.check)
+    for finding in failures:
+        if finding.check in told:
+            again.append(finding.check)
         else:
-            told.add(one.check)
-            yield str(one)
+            told.add(finding.check)
+            yield str(finding)
     if again:
         yield f"FAIL  {about}, too: {', '.join(dict.fromkeys(again))}"
-    if not wrong and not quiet:
-        unclaimed = ", ".join(one.check for one in found if not one.claimed)
-        made = count(sum(one.claimed for one in found), "check")
+    if not failures and not quiet:
+        unclaimed = ", ".join(finding.check for finding in findings if not finding.claimed)
+        made = count(sum(finding.claimed for finding in findings), "check")
         yield f"ok    {about}: {made}{f'; not claimed: {unclaimed}' if unclaimed else ''}"
 
 
@@ -112,27 +116,27 @@ def _options(
     from raybench.spec import short
 
     given = [short.parse(f"set:{text}", "--set") for text in sets]
-    values = {key: value for one in given for key, value in one.items() if key != "name"}
-    known = sorted({name for entry in entries for name in entry.params})
+    values = {key: value for parsed in given for key, value in parsed.items() if key != "name"}
+    names = sorted({name for entry in entries for name in entry.params})
     for key in values:
-        if key not in known:
-            fix = nearest(key, known) if known else "the file's plug-ins have no parameters"
+        if key not in names:
+            fix = nearest(key, names) if names else "the file's plug-ins have no parameters"
             raise InputError.of(f"--set {key}", "no plug-in of the file has it", fix)
     if problem is not None and not any(entry.kind in ON_A_PROBLEM for entry in entries):
         raise InputError.of(
             "--problem", "only methods and metrics are tried on one", "leave it out"
         )
-    found: list[dict[str, Any]] = []
+    options: list[dict[str, Any]] = []
     for entry in entries:
-        own = {key: value for key, value in values.items() if key in entry.params}
+        fitting = {key: value for key, value in values.items() if key in entry.params}
         more: dict[str, Any] = {}
-        if own:
-            more["given"] = short.mapping({k: entry.params[k] for k in own}, own, "--set")
+        if fitting:
+            more["given"] = short.mapping({k: entry.params[k] for k in fitting}, fitting, "--set")
         if problem is not None and entry.kind in ON_A_PROBLEM:
             section = short.section("problem", problem, where="--problem")
             more["problem"] = {"name": section.name, **section.params}
-        found.append(more)
-    return found
+        options.append(more)
+    return options
 
 
 # doctor --------------------------------------------------------------------------------------
@@ -162,13 +166,13 @@ def doctor() -> None:
     out = console()
     problems = 0
     table = Table.grid(padding=(0, 2, 0, 0))
-    for one in findings():
-        bad = bool(one.fix)
+    for look in findings():
+        bad = bool(look.fix)
         problems += bad
         mark = Text("problem", style="red") if bad else Text("ok", style="green")
-        table.add_row(mark, one.what, one.found)
+        table.add_row(mark, look.what, look.found)
         if bad:
-            table.add_row("", "", Text(one.fix, style="bold"))
+            table.add_row("", "", Text(look.fix, style="bold"))
     out.print(table)
     if problems:
         out.print(f"{problems} in the way")
@@ -195,14 +199,14 @@ def _package(name: str) -> Look:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        found = version(name)
+        installed = version(name)
         if name != "ray":  # importing ray takes a second, and where the others work it does too
             import_module(name)
     except PackageNotFoundError:
         return Look(name, "not installed", "install raybench anew: it requires this package")
     except (ImportError, OSError) as error:
         return Look(name, f"does not import: {error}", f"install {name} anew")
-    return Look(name, found)
+    return Look(name, installed)
 
 
 def _cores() -> Look:

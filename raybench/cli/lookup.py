@@ -72,15 +72,15 @@ def _datasets(every: bool) -> Table:
     for name in known.KNOWN_TEXTS:
         file = known.find_text(name)
         table.add_row(name, "", "text", str(file) if file else f"put text/{name}.txt there")
-    for name, held in known.KNOWN_VIEWS.items():
-        where = str(held.file) if held.file.exists() else f"put it at {held.file}"
-        table.add_row(name, f"{held.train:,}", "image, text", where)
+    for name, views in known.KNOWN_VIEWS.items():
+        where = str(views.file) if views.file.exists() else f"put it at {views.file}"
+        table.add_row(name, f"{views.train:,}", "image, text", where)
     files = {name: known.find(name) for name in known.KNOWN}
-    shown = {name: one for name, one in known.KNOWN.items() if every or files[name]}
-    for name, one in shown.items():
+    shown = {name: dataset for name, dataset in known.KNOWN.items() if every or files[name]}
+    for name, dataset in shown.items():
         file = files[name]
         where = str(file) if file else "downloaded when first used"
-        table.add_row(name, f"{one.rows:,}", f"{one.d:,}", where)
+        table.add_row(name, f"{dataset.rows:,}", f"{dataset.d:,}", where)
     if more := len(known.KNOWN) - len(shown):
         table.add_row(f"and {more} more", "", "", "raybench ls datasets")
     return table
@@ -102,17 +102,17 @@ def cp(
     """Copy a shipped sweep file to edit."""
     from raybench.core.errors import InputError, nearest
 
-    known = sweeps()
+    shipped = sweeps()
     name = name.removesuffix(".yaml")
-    if name not in known:
-        raise InputError.of("cp", f"no shipped sweep {name!r}", nearest(name, known))
+    if name not in shipped:
+        raise InputError.of("cp", f"no shipped sweep {name!r}", nearest(name, shipped))
     goal = goal or Path(f"{name}.yaml")
     goal = goal / f"{name}.yaml" if goal.is_dir() else goal
     if not goal.parent.is_dir():
         raise InputError.of("cp", f"no folder {goal.parent}", "make it first")
     try:
         with goal.open("x", encoding="utf-8") as file:
-            file.write(known[name])
+            file.write(shipped[name])
     except FileExistsError:
         raise InputError.of("cp", f"{goal} exists", "give another name") from None
     print(f"{goal}\nnext: raybench plan {goal}")

@@ -67,8 +67,8 @@ def table(
     from raybench.report.tables import closing
 
     form, names = check(format), None if columns is None else columns.split(",")
-    found = open_frames(folder, accounting, link, value, seeds_of(tuning_seeds), every)
-    show(closing(found, by=by, names=names), form, out)
+    frames = open_frames(folder, accounting, link, value, seeds_of(tuning_seeds), every)
+    show(closing(frames, by=by, names=names), form, out)
 
 
 def rank(
@@ -107,11 +107,11 @@ def rank(
     from raybench.report.trials import after_trials
 
     form = check(format)
-    found = open_frames(folder, accounting, link, value, seeds_of(tuning_seeds), every)
+    frames = open_frames(folder, accounting, link, value, seeds_of(tuning_seeds), every)
     if trials is None:
-        sheet = ranking(found, by=by, x=x)
+        sheet = ranking(frames, by=by, x=x)
     else:
-        sheet = after_trials(found, trials, by=by, x=x)
+        sheet = after_trials(frames, trials, by=by, x=x)
     show(sheet, form, out)
 
 
@@ -141,8 +141,8 @@ def compare(
     from raybench.report.formats import check
 
     form = check(format)
-    one, two = (open_frames(f, accounting, link, value, seeds, every) for f in (a, b))
-    show(comparison(one, two, by=by), form, out)
+    first, second = (open_frames(f, accounting, link, value, seeds, every) for f in (a, b))
+    show(comparison(first, second, by=by), form, out)
 
 
 def report(
@@ -160,8 +160,8 @@ def report(
     from raybench.report import html
     from raybench.report.content import open_frames
 
-    found = open_frames(folder, accounting, link, goal(target), seeds_of(tuning_seeds), every)
-    print(html(found, out))
+    frames = open_frames(folder, accounting, link, goal(target), seeds_of(tuning_seeds), every)
+    print(html(frames, out))
 
 
 def plot(
@@ -233,22 +233,22 @@ def plot(
     given = {"kind": kind, "x": x, "y": y, "by": by, "best": best}
     asked: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     drawn_methods = [method.strip() for method in methods.split(",")] if methods else []
-    found = open_frames(folder, accounting, link, goal(target), seeds_of(tuning_seeds), every)
-    note(*found.earlier)
+    frames = open_frames(folder, accounting, link, goal(target), seeds_of(tuning_seeds), every)
+    note(*frames.earlier)
     if not (asked or drawn_methods or names):
         from raybench.report.plots import figures
 
-        paths = figures(found, out, kinds=kinds, size=size, style=style, label_lines=label_lines)
-        left = [text for text in chosen(found)[1] if "not drawn" in text]
+        paths = figures(frames, out, kinds=kinds, size=size, style=style, label_lines=label_lines)
+        left = [text for text in chosen(frames)[1] if "not drawn" in text]
         note(*(f"{text}; --methods A,B draws others" for text in left))
     else:
         from raybench.report.own import behind, drawn, figure
         from raybench.report.plots import save, size_of, styled
 
         with styled(style):
-            made = figure(found, methods=drawn_methods, labels=names, **asked)
+            made = figure(frames, methods=drawn_methods, labels=names, **asked)
             canvas = drawn(made, size_of(size), label_lines)
-            place = Path(out) if out is not None else default_out(found.folder, "figures")
+            place = Path(out) if out is not None else default_out(frames.folder, "figures")
             place.mkdir(parents=True, exist_ok=True)
             paths = save(place / made.name, canvas, behind(made), kinds)
     endings: dict[str, list[str]] = {}
@@ -279,17 +279,17 @@ def audit(
     from raybench.report.plots import save, styled
 
     read = frames(folder, target=goal(target), every=every)
-    found = audited(read)
-    for line in shown.told(found):
+    reading = audited(read)
+    for line in shown.told(reading):
         print(line)
     for line in read.earlier:
         print(f"\n{line}")
     place = Path(out) if out is not None else default_out(folder, "figures")
     place.mkdir(parents=True, exist_ok=True)
     with styled(None):
-        paths = save(place / "audit", shown.draw(found), found.readings, ("png", "pdf", "csv"))
+        paths = save(place / "audit", shown.draw(reading), reading.readings, ("png", "pdf", "csv"))
     pairs = place / "audit_pairs.csv"
-    pairs.write_text(separated(found.pairs), encoding="utf-8")
+    pairs.write_text(separated(reading.pairs), encoding="utf-8")
     print()
     print(f"{paths[0].with_suffix('')}.{{png,pdf,csv}}\n{pairs}")
 
@@ -323,22 +323,22 @@ def verify(
     from raybench.store.log import HARMLESS, verified
 
     files = reader.open_results(folder)
-    found = verified(files)
+    state = verified(files)
     out = console()
-    shards, cells = len(found.log.shards), len(found.log.statuses())
+    shards, cells = len(state.log.shards), len(state.log.statuses())
     said = f"{count(shards, 'shard')} with {count(cells, 'cell')} as they were written"
     head = Text(files.name, style="bold")
     out.print(head.append(f"  {said}", style="not bold"))
-    for kind, own in found.by_kind().items():
+    for kind, findings in state.by_kind().items():
         out.print()
         table = Table.grid(padding=(0, 2, 0, 0))
-        for finding in own:
+        for finding in findings:
             table.add_row(
                 Text(kind, style="dim" if kind in HARMLESS else "red"), finding.rel, finding.what
             )
         out.print(table)
-        out.print(Text(own[0].fix, style="bold"))
-    raise typer.Exit(1 if found.harm else 0)
+        out.print(Text(findings[0].fix, style="bold"))
+    raise typer.Exit(1 if state.harm else 0)
 
 
 def status(
@@ -354,7 +354,7 @@ def status(
     from raybench.store.status import status_of
 
     try:
-        found = status_of(folder)
+        state = status_of(folder)
     except InputError:
         from raybench.cluster.states import Launch
 
@@ -364,10 +364,10 @@ def status(
         console().print(pairs([("folder", folder), *lines]))  # nothing was fetched yet
         raise typer.Exit(0) from None
     if json:
-        print(_as_json(found))
+        print(_as_json(state))
     else:
-        _show(found)
-    raise typer.Exit(found.exit_code)
+        _show(state)
+    raise typer.Exit(state.exit_code)
 
 
 def launch_lines(folder: str) -> list[tuple[str, str]]:
@@ -375,64 +375,64 @@ def launch_lines(folder: str) -> list[tuple[str, str]]:
     from raybench.cluster.states import STATES, Launch
     from raybench.core.errors import InputError
 
-    one = Launch(folder)
+    begun = Launch(folder)
     try:
-        if "://" in folder or one.order() is None:
+        if "://" in folder or begun.order() is None:
             return []
     except InputError as error:  # begun elsewhere; what the folder holds can be read all the same
         return [("launch", error.complaints[0].what), ("", error.complaints[0].fix)]
-    reached = [(state, one.reached(state)) for state in STATES]
+    reached = [(state, begun.reached(state)) for state in STATES]
     said = [f"{state} {_ago(float(facts['at']))}" for state, facts in reached if facts is not None]
     lines = [("launch", ", ".join(said) or "ordered, not up yet")]
-    if one.state != "down":
+    if begun.state != "down":
         lines.append(("", f"raybench attach {folder} follows it, raybench down {folder} ends it"))
     return lines
 
 
-def _show(found: Status) -> None:
+def _show(state: Status) -> None:
     from rich.text import Text
 
     out = console()
-    counts = found.counts
+    counts = state.counts
     planned = sum(counts.values())
-    ended = planned - found.missing
-    head = Text(str(found.sweep.get("name") or found.folder), style="bold")
+    ended = planned - state.missing
+    head = Text(str(state.sweep.get("name") or state.folder), style="bold")
     out.print(head.append(f"  {ended:,} of {count(planned, 'cell')} ended", style="not bold"))
-    rows: list[tuple[str, object]] = [("folder", found.folder)]
-    problem = _problem(found)
+    rows: list[tuple[str, object]] = [("folder", state.folder)]
+    problem = _problem(state)
     if problem:
         rows.append(("problem", problem))
     ends = [f"{n:,} {kind}" for kind, n in counts.items() if kind != "missing"]
-    if found.missing:
+    if state.missing:
         ends.append(
-            f"{found.missing:,} missing" + (f" ({found.begun:,} begun)" if found.begun else "")
+            f"{state.missing:,} missing" + (f" ({state.begun:,} begun)" if state.begun else "")
         )
     rows.append(("cells", ", ".join(ends) or "none yet"))
-    if found.holder is not None:
-        since = f", since {_ago(found.holder.since)}" if found.holder.since else ""
-        rows.append(("running", f"{found.holder.who}{since}"))
-    elif found.missing:
+    if state.holder is not None:
+        since = f", since {_ago(state.holder.since)}" if state.holder.since else ""
+        rows.append(("running", f"{state.holder.who}{since}"))
+    elif state.missing:
         rows.append(("running", "nobody: the sweep's own command goes on"))
     else:
         rows.append(("running", "nobody, and nothing is missing"))
-    if found.last is not None:
-        rows.append(("last result", _ago(found.last)))
-    if found.rate is not None and found.holder is not None:
-        left = f", {_span(60 * found.left)} left" if found.left else ""
-        rows.append(("rate", f"{found.rate:,.1f} cells a minute{left}"))
-    rows += launch_lines(found.folder)
-    if found.earlier:
-        said = f"{count(found.earlier, 'cell')} of earlier versions of this sweep: raybench table {found.folder} --all"
+    if state.last is not None:
+        rows.append(("last result", _ago(state.last)))
+    if state.rate is not None and state.holder is not None:
+        left = f", {_span(60 * state.left)} left" if state.left else ""
+        rows.append(("rate", f"{state.rate:,.1f} cells a minute{left}"))
+    rows += launch_lines(state.folder)
+    if state.earlier:
+        said = f"{count(state.earlier, 'cell')} of earlier versions of this sweep: raybench table {state.folder} --all"
         rows.append(("besides", said))
-    if found.damaged:
-        said = f"{count(found.damaged, 'file')} not as written: raybench verify {found.folder}"
+    if state.damaged:
+        said = f"{count(state.damaged, 'file')} not as written: raybench verify {state.folder}"
         rows.append(("damaged", said))
-    for i, (error, n) in enumerate(list(found.errors.items())[:3]):
+    for i, (error, n) in enumerate(list(state.errors.items())[:3]):
         rows.append(("" if i else "failed", f"{count(n, 'cell')}: {error[:200]}"))
     out.print(pairs(rows))
-    if found.best:
+    if state.best:
         table = listing("best so far", "K", "step", "‖∇f‖²", right=("K", "step", "‖∇f‖²"))
-        for best in found.best[:MOST_METHODS]:
+        for best in state.best[:MOST_METHODS]:
             step = "–"
             if best.step_multiple is not None:
                 step = f"{best.step_multiple:g}×"
@@ -442,14 +442,14 @@ def _show(found: Status) -> None:
                 best.label, "–" if best.k is None else str(best.k), step, f"{best.value:.2e}"
             )
         out.print(table)
-        if len(found.best) > MOST_METHODS:
+        if len(state.best) > MOST_METHODS:
             out.print(
-                f"{len(found.best) - MOST_METHODS} methods more: raybench table {found.folder}"
+                f"{len(state.best) - MOST_METHODS} methods more: raybench table {state.folder}"
             )
 
 
-def _problem(found: Status) -> str:
-    problem = found.sweep.get("problem")
+def _problem(state: Status) -> str:
+    problem = state.sweep.get("problem")
     if not isinstance(problem, dict):
         return str(problem or "")
     name = str(problem.get("name", ""))
@@ -475,10 +475,10 @@ def _span(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
-def _as_json(found: Status) -> str:
+def _as_json(state: Status) -> str:
     import dataclasses
     import json
 
-    said = dataclasses.asdict(found)
-    more = {"missing": found.missing, "minutes_left": found.left, "exit_code": found.exit_code}
+    said = dataclasses.asdict(state)
+    more = {"missing": state.missing, "minutes_left": state.left, "exit_code": state.exit_code}
     return json.dumps({**said, **more}, indent=1, default=str)

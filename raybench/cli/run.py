@@ -66,8 +66,8 @@ def config(
     section = short.parse(problem or USUAL_PROBLEM, "problem")
     if problem is None and dataset is not None:
         section = {"name": section["name"], "clients": section["clients"]}
-    own = {"dataset": dataset, "clients": clients}
-    section |= {key: value for key, value in own.items() if value is not None}
+    flags = {"dataset": dataset, "clients": clients}
+    section |= {key: value for key, value in flags.items() if value is not None}
     parts = {"compressor": compressor, "downlink": downlink}
     return {
         "problem": section,
@@ -168,8 +168,8 @@ def _work(sweep: Sweep, folder: str, fresh: bool) -> None:
     from raybench.runtime.driver import drive
 
     plan = make_plan(sweep)
-    for one in plan.skipped:
-        raise InputError.of("run", one.why.text, _way_out(one))
+    for cell in plan.skipped:
+        raise InputError.of("run", cell.why.text, _way_out(cell))
     outcome = drive(sweep, folder, inline=True, fresh=fresh, beside=True)
     note(*outcome.plan.notes[len(sweep.notes) :])
     if outcome.interrupted:
@@ -212,8 +212,8 @@ def _show(resolved: Resolved, folder: str, before: bool) -> None:
     row = cells[cells["cell"] == resolved.id].iloc[0]
     out = console()
     head = Text(f"{row['label']} on {row['problem']}", style="bold")
-    known = [row["dataset"] if words.known(row["dataset"]) else "", f"{row['clients']:.0f} clients"]
-    head.append(f"  {', '.join(k for k in known if k)}, d = {row['d']:,.0f}", style="not bold dim")
+    data = [row["dataset"] if words.known(row["dataset"]) else "", f"{row['clients']:.0f} clients"]
+    head.append(f"  {', '.join(k for k in data if k)}, d = {row['d']:,.0f}", style="not bold dim")
     out.print(head)
     if row["status"] == "failed":
         out.print(pairs([("failed", _cause(str(row["error"]))), ("saved in", folder)]))
@@ -226,8 +226,8 @@ def _show(resolved: Resolved, folder: str, before: bool) -> None:
     step = words.number(row["step_size"])
     if words.known(row["theory_step"]):
         what = {"theorem": "theory", "borrowed": f"theory of {resolved.cell.step.of}"}
-        one = what.get(str(resolved.basis), str(resolved.basis))
-        step += f"  ({row['step_size'] / row['theory_step']:.4g} x {one})"
+        basis = what.get(str(resolved.basis), str(resolved.basis))
+        step += f"  ({row['step_size'] / row['theory_step']:.4g} x {basis})"
     rows: list[tuple[str, object]] = [
         ("ended", f"{row['status']} after {row['rounds']:,.0f} rounds, {row['seconds']:.3g} s"),
         ("step size", step),

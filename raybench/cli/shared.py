@@ -121,6 +121,13 @@ class Screen:
 
         self.print(Text(text, style="dim"))
 
+    def set_in(self, text: str, style: str = "") -> None:
+        """Print a paragraph two columns to the right, without the marks of literals."""
+        from rich.padding import Padding
+        from rich.text import Text
+
+        self.print(Padding(Text(prose(text), style=style), (0, 0, 0, 2)))
+
 
 def console() -> Screen:
     """Return the screen that verbs print their results on."""
@@ -259,8 +266,8 @@ def sweeps() -> dict[str, str]:
     except (ImportError, OSError):
         folder = Path(__file__).resolve().parents[2] / "sweeps"
         files = list(folder.iterdir()) if folder.is_dir() else []
-    found = {f.name.removesuffix(".yaml"): f for f in files if f.name.endswith(".yaml")}
-    return {name: found[name].read_text(encoding="utf-8") for name in sorted(found)}
+    texts = {f.name.removesuffix(".yaml"): f for f in files if f.name.endswith(".yaml")}
+    return {name: texts[name].read_text(encoding="utf-8") for name in sorted(texts)}
 
 
 def check_word(key: str, word: str, allowed: Iterable[str], what: str = "") -> None:

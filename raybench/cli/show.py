@@ -24,14 +24,35 @@ from raybench.cli.shared import Plugins, Screen, console, listing, load_plugins,
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rich.padding import Padding
-
     from raybench.compressors import Compressor, Message
     from raybench.core.registry import Entry
     from raybench.problems.base import Problem
     from raybench.spec import Cell
     from raybench.theory import Convention, Rate, Setting, StepSizes, Theorem
 
+CONSTANTS = {
+    "clients": "n",
+    "d": "d",
+    "message_dim": "message length",
+    "samples": "samples per client",
+    "L": "L",
+    "L_max": "L_max = max L_i",
+    "L_tilde": "L_tilde = √mean L_i²",
+    "L_AM": "mean L_i",
+    "L_plus": "L_plus",
+    "L_pm": "L_pm, Hessian variance",
+    "L_samples": "L of the samples",
+    "L_sample_max": "L of one sample, at most",
+    "sample_variance": "σ² of a sample, at most",
+    "mu": "mu",
+    "mu_min": "mu of every f_i, at least",
+    "f_inf": "f_inf ≤ f",
+    "f_star": "f*",
+    "heterogeneity": "D = mean ‖∇fᵢ(x*)‖²",
+    "noise_at_minimizer": "C, noise of a sample at x*",
+    "facts": "known to hold",
+}
+"""The constants of a problem, as ``show`` names them, in their order."""
 USUAL_CLIENTS = 10  # operators whose messages depend on each other need a number; others ignore it
 KINDS = ("algorithm", "compressor", "problem", "metric")
 
@@ -65,8 +86,8 @@ def show(
     plain = short.parse(name, "show")["name"]
     kinds = [kind for kind in KINDS if plain in registry.names(kind)]
     if not kinds:
-        known = [n for kind in KINDS for n in registry.names(kind)]
-        raise InputError.of("show", f"nothing is named {plain!r}", nearest(plain, known))
+        names = [n for kind in KINDS for n in registry.names(kind)]
+        raise InputError.of("show", f"nothing is named {plain!r}", nearest(plain, names))
     given = any(value is not None for value in (problem, dataset, clients))
     out = console()
     for i, kind in enumerate(kinds):
@@ -112,28 +133,22 @@ def _required(entry: Entry) -> list[str]:
 
 def _describe(out: Screen, entry: Entry) -> None:
     """Print the name, the docstring and the parameters."""
-    from rich.padding import Padding
-    from rich.text import Text
-
     from raybench.core.facts import AlgorithmFacts
     from raybench.core.registry import REQUIRED
     from raybench.spec.sections import default
     from raybench.spec.values import allowed
     from raybench.spec.values import show as spelled
 
-    head = Text(entry.name, style="bold")
-    head.append(f"  {entry.kind}", style="not bold dim")
+    about = f"  {entry.kind}"
     if isinstance(entry.facts, AlgorithmFacts):
-        head.append(f", {_needs(entry.facts.up)}", style="not bold dim")
-    if entry.source:
-        head.append(", from a plug-in file", style="not bold dim")
-    out.print(head)
-    text = prose(inspect.getdoc(entry.target) or "no description")
-    if max(map(len, text.splitlines())) + 2 > out.console.width:
+        about += f", {_needs(entry.facts.up)}"
+    out.head(entry.name, about + (", from a plug-in file" if entry.source else ""), dim=True)
+    text = inspect.getdoc(entry.target) or "no description"
+    if max(map(len, prose(text).splitlines())) + 2 > out.console.width:
         text = "\n\n".join(map(_flowing, text.split("\n\n")))
-    out.print(Padding(Text(text), (0, 0, 0, 2)))
+    out.set_in(text)
     if not entry.params:
-        out.print(Text("\n  no parameters\n", style="dim"))
+        out.dim("\n  no parameters\n")
         return
     table = listing("  parameter", "default", "allowed", "meaning", fold="allowed")
     for name, param in entry.params.items():
@@ -161,60 +176,32 @@ def _constants(out: Screen, content: dict[str, object]) -> None:
     """Print the constants of the problem of a one-cell sweep file."""
     import json
 
-    from rich.text import Text
-
     from raybench import spec
     from raybench.execution.plan import facts_of
     from raybench.execution.resolve import problem_of
-    from raybench.report import words
 
     section = spec.load(content).cells[0].problem
     facts = facts_of(problem_of(section))
-    known = {**facts, **json.loads(facts["constants"])}
-    names = {
-        "clients": "n",
-        "d": "d",
-        "message_dim": "message length",
-        "samples": "samples per client",
-        "L": "L",
-        "L_max": "L_max = max L_i",
-        "L_tilde": "L_tilde = √mean L_i²",
-        "L_AM": "mean L_i",
-        "L_plus": "L_plus",
-        "L_pm": "L_pm, Hessian variance",
-        "L_samples": "L of the samples",
-        "L_sample_max": "L of one sample, at most",
-        "sample_variance": "σ² of a sample, at most",
-        "mu": "mu",
-        "mu_min": "mu of every f_i, at least",
-        "f_inf": "f_inf ≤ f",
-        "f_star": "f*",
-        "heterogeneity": "D = mean ‖∇fᵢ(x*)‖²",
-        "noise_at_minimizer": "C, noise of a sample at x*",
-        "facts": "known to hold",
-    }
-    known = {k: v for k, v in known.items() if v is not None and k != "constants"}
-    if known.get("message_dim") == known.get("d"):
-        known.pop("message_dim", None)
-    least, most = known["samples"]
-    known["samples"] = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    known["facts"] = ", ".join(fact.replace("_", " ") for fact in known["facts"]) or "none"
-    rows = [(word, known.pop(key)) for key, word in names.items() if key in known]
-    rows += sorted(known.items())
+    values = {**facts, **json.loads(facts["constants"])}
+    values = {k: v for k, v in values.items() if v is not None and k != "constants"}
+    if values.get("message_dim") == values.get("d"):
+        values.pop("message_dim", None)
+    least, most = values["samples"]
+    values["samples"] = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    values["facts"] = ", ".join(fact.replace("_", " ") for fact in values["facts"]) or "none"
+    rows = [(word, values.pop(key)) for key, word in CONSTANTS.items() if key in values]
+    rows += sorted(values.items())
     dataset = section.params.get("dataset")
-    out.print(Text(f"  {section.name}{f' on {dataset}' if dataset else ''}", style="bold"))
-    spelled = [
-        (
-            k,
-            f"{v:,}"
-            if isinstance(v, int)
-            else words.number(v, 6)
-            if isinstance(v, float)
-            else str(v),
-        )
-        for k, v in rows
-    ]
-    out.print(pairs(spelled, indent=2))
+    out.head(f"  {section.name}{f' on {dataset}' if dataset else ''}")
+    out.print(pairs([(name, _spelled(value)) for name, value in rows]))
+
+
+def _spelled(value: object) -> str:
+    from raybench.report.words import number
+
+    if isinstance(value, int):
+        return f"{value:,}"
+    return number(value, 6) if isinstance(value, float) else str(value)
 
 
 def _steps(
@@ -235,32 +222,34 @@ def _steps(
     steps: dict[str, float] = {}
     for rule in RULES:
         step = {"theory": 1, "rule": rule}
-        for one in spec.load({**content, "step_size": step}).cells:
+        for cell in spec.load({**content, "step_size": step}).cells:
             try:
-                found = Resolver().resolve(one)
+                resolved = Resolver().resolve(cell)
             except Skip as why:
                 rows.append((rule, Text(f"none: {why.__cause__ or why}", style="dim")))
                 continue
-            steps[rule] = found.step_size
-            rows.append((rule, words.number(found.step_size, 6)))
-            numbers = [(n, v) for n, v in (("ω", found.omega), ("α", found.alpha)) if v is not None]
-            down = one.downlink is not None
+            steps[rule] = resolved.step_size
+            rows.append((rule, words.number(resolved.step_size, 6)))
+            numbers = [
+                (n, v) for n, v in (("ω", resolved.omega), ("α", resolved.alpha)) if v is not None
+            ]
+            down = cell.downlink is not None
             if operator is not None or down:
-                numbers += operator_numbers(Resolver().backing(one)[1], down)
+                numbers += operator_numbers(Resolver().backing(cell)[1], down)
             if operator is None and down:  # the method compresses the downlink only
                 numbers = [(n, v) for n, v in numbers if "downlink" in n]
-            numbers += [(k, v) for k, v in found.params.items() if isinstance(v, int | float)]
-            facts = [("K", found.k)] if found.k is not None else []
+            numbers += [(k, v) for k, v in resolved.params.items() if isinstance(v, int | float)]
+            facts = [("K", resolved.k)] if resolved.k is not None else []
             facts += [(n, words.number(v, 6)) for n, v in numbers]
     used = operator or "dense messages"
     used += f", downlink {downlink}" if downlink is not None else ""
     if facts:
-        out.print(Text(f"\n  numbers, with {used}", style="bold"))
+        out.head(f"\n  numbers, with {used}")
         out.print(pairs(facts))
     with_it = "" if facts or operator is None else f", with {operator}"
-    out.print(Text(f"\n  theoretical step size by rule{with_it}", style="bold"))
+    out.head(f"\n  theoretical step size by rule{with_it}")
     out.print(pairs(rows))
-    explain(out, one, steps)
+    explain(out, cell, steps)
 
 
 # Operators -----------------------------------------------------------------------------------
@@ -290,9 +279,7 @@ def _operator(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) ->
     counts = [n for n, p in entry.params.items() if p.kind == "count" and p.default is REQUIRED]
     given = short.parse(name, "show")
     free = [n for n in counts if n not in given]
-    tries: list[dict[str, object]] = (
-        [dict.fromkeys(free, k) for k in COUNTS_SHOWN] if free else [{}]
-    )
+    tries = [dict.fromkeys(free, k) for k in COUNTS_SHOWN] if free else [{}]
     x = stream(0).normal(d)
     ops, columns = {}, []
     for more in tries:
@@ -303,7 +290,7 @@ def _operator(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) ->
         columns.append([label, *_figures(op, op.compress(x), d)])
     if not entry.params:
         out.print("")
-    out.print(_line(f"d = {d:,}, a Gaussian float64 vector; {_kind(op, d)}"))
+    out.set_in(f"d = {d:,}, a Gaussian float64 vector; {_kind(op, d)}", "dim")
     heads = ["K", *FIGURES]
     table = Table.grid(padding=(0, 3, 0, 0))
     for n in range(1 + len(columns)):
@@ -314,13 +301,6 @@ def _operator(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) ->
     out.print(table)
     drawn = COUNT_CHECKED if COUNT_CHECKED in ops else next(iter(ops))
     _check(out, ops[drawn], d, f"K = {drawn}, " if len(ops) > 1 else "")
-
-
-def _line(text: str) -> Padding:
-    from rich.padding import Padding
-    from rich.text import Text
-
-    return Padding(Text(text, style="dim"), (0, 0, 0, 2))
 
 
 def _kind(op: Compressor, d: int) -> str:
@@ -363,27 +343,28 @@ def _check(out: Screen, op: Compressor, d: int, label: str) -> None:
 
     from raybench.testing import claims
 
-    found = claims.check(op, d)
+    families = claims.check(op, d)
     unbiased = op.omega(d) is not None
     bound, factor = claims.claim(op, d)
     what = "C(x)" if factor == 1.0 else f"{_number(factor, 4)} C(x)"
-    count = found[0].draws
+    count = families[0].draws
     text = f"measured, {label}{count:,} {'draw' if count == 1 else 'draws'} each: "
     text += f"‖{what} − x‖²/‖x‖² beside its bound"
     if unbiased and count > 1:
         text += "; bias: ‖mean C(x) − x‖/‖x‖ beside chance"
-    out.print("", _line(text))
+    out.print("")
+    out.set_in(text, "dim")
     bias = ["bias", "by chance"] if unbiased and count > 1 else []
     heads = ["error", "± s.e.", "bound", *bias]
     table = listing("  vector", *heads, "", right=heads, fold="")
-    for one in found:
-        mean, error = one.error
+    for family in families:
+        mean, error = family.error
         row = [_number(mean, 4), _number(error if error > 1e-9 * mean else 0.0, 2)]
         row.append(_number(bound, 4))
-        if bias and one.bias is not None:
-            row += [_number(part, 3) for part in one.bias]
-        style = "red" if one.faults else ""
-        table.add_row(f"  {one.family}", *row, Text(one.verdict, style=style))
+        if bias and family.bias is not None:
+            row += [_number(part, 3) for part in family.bias]
+        style = "red" if family.faults else ""
+        table.add_row(f"  {family.family}", *row, Text(family.verdict, style=style))
     out.print(table)
 
 
@@ -450,23 +431,21 @@ def operator_numbers(setting: Setting, down: bool) -> list[tuple[str, float]]:
 
 def outline(out: Screen, steps: StepSizes | None) -> None:
     """Print what a method's step sizes rest on, without a problem: theorem, assumptions, source."""
-    from rich.text import Text
-
     from raybench.theory import RULES
 
-    out.print(Text("\n  step size", style="bold"))
+    out.head("\n  step size")
     if steps is None:
-        _say(out, "no theorem: give step_size.value, or multiples of another method's with .of")
+        out.set_in("no theorem: give step_size.value, or multiples of another method's with .of")
         return
     seen: dict[str, Theorem | Convention] = {}
     for rule in RULES:
-        found = steps.under(rule)
-        if found is not None:
-            _section(out, rule, found, seen)
+        backing = steps.under(rule)
+        if backing is not None:
+            _section(out, rule, backing, seen)
 
 
-def explain(out: Screen, cell: Cell, found: Mapping[str, float]) -> None:
-    """Print what the step sizes of a one-cell sweep rest on and promise; ``found``: those there are, by rule."""
+def explain(out: Screen, cell: Cell, sizes: Mapping[str, float]) -> None:
+    """Print what the step sizes of a one-cell sweep rest on and promise; ``sizes``: those there are, by rule."""
     from raybench.execution.resolve import Resolver, problem_of
     from raybench.theory import RULES
 
@@ -476,61 +455,52 @@ def explain(out: Screen, cell: Cell, found: Mapping[str, float]) -> None:
     start = _start(cell, problem_of(cell.problem))
     seen: dict[str, Theorem | Convention] = {}
     for rule in RULES:
-        one = steps.under(rule)
-        if one is not None:
-            _section(out, rule, one, seen, setting, found.get(rule), start)
-    if setting.nonsmooth and found:
-        _say(out, "The problem has a nonsmooth part: for ∇f read the gradient mapping.", "dim")
+        backing = steps.under(rule)
+        if backing is not None:
+            _section(out, rule, backing, seen, setting, sizes.get(rule), start)
+    if setting.nonsmooth and sizes:
+        out.set_in("The problem has a nonsmooth part: for ∇f read the gradient mapping.", "dim")
 
 
 def _section(
     out: Screen,
     rule: str,
-    found: Theorem | Convention,
+    backing: Theorem | Convention,
     seen: dict[str, Theorem | Convention],
     setting: Setting | None = None,
     step: float | None = None,
     start: float | None = None,
 ) -> None:
     """Print a rule's theorem or convention; ``seen`` are those printed before, by rule, and not repeated."""
-    from rich.text import Text
-
     from raybench.theory import Theorem, explained
 
-    out.print(Text(f"\n  {rule}", style="bold"))
-    same = [other for other, known in seen.items() if known is found]
+    out.head(f"\n  {rule}")
+    same = [other for other, other_backing in seen.items() if other_backing is backing]
     if same:
-        _say(out, f"the same as {same[0]}")
+        out.set_in(f"the same as {same[0]}")
         return
-    if isinstance(found, Theorem):
+    if isinstance(backing, Theorem):
         how = "" if rule == "paper" else f" ({PROVED})"
-        if found.recalled:
+        if backing.recalled:
             how = " (its constants as recalled; neither proved nor checked here)"
-        _say(out, f"theorem{how}: {found.source}")
+        out.set_in(f"theorem{how}: {backing.source}")
     else:
-        _say(out, f"{found.kind}, no theorem: {found.source}")
+        out.set_in(f"{backing.kind}, no theorem: {backing.source}")
     if setting is not None and step is not None:
-        for line in _lines(found, step, setting, start):
-            _say(out, line)
-    if isinstance(found, Theorem):
-        if setting is None or step is None or not found.recursive(setting):
-            _say(out, pretty(found.promises))
-        for one in found.assumes:
+        for line in _lines(backing, step, setting, start):
+            out.set_in(line)
+    if isinstance(backing, Theorem):
+        if setting is None or step is None or not backing.recursive(setting):
+            out.set_in(pretty(backing.promises))
+        for assumption in backing.assumes:
             if setting is None:
                 mark = "assumes that"
             else:
-                mark = "holds:" if one.holds(setting) else "does not hold here:"
-            _say(out, f"{mark} {one.text}")
-    if not any(known.formula is found.formula for known in seen.values()):
-        _say(out, "where it comes from: " + " ".join(explained(found).split()), "dim")
-    seen[rule] = found
-
-
-def _say(out: Screen, line: str, style: str = "") -> None:
-    from rich.padding import Padding
-    from rich.text import Text
-
-    out.print(Padding(Text(prose(line), style=style), (0, 0, 0, 2)))
+                mark = "holds:" if assumption.holds(setting) else "does not hold here:"
+            out.set_in(f"{mark} {assumption.text}")
+    if not any(other_backing.formula is backing.formula for other_backing in seen.values()):
+        out.set_in("where it comes from: " + " ".join(explained(backing).split()), "dim")
+    seen[rule] = backing
 
 
 def _start(cell: Cell, problem: Problem) -> float | None:
@@ -547,13 +517,15 @@ def _start(cell: Cell, problem: Problem) -> float | None:
     return float(losses.mean() + problem.penalty(x[None]).mean()) - float(least)
 
 
-def _lines(found: Theorem | Convention, step: float, k: Setting, start: float | None) -> list[str]:
+def _lines(
+    backing: Theorem | Convention, step: float, k: Setting, start: float | None
+) -> list[str]:
     """Return the step with its factors and, for the generic rule, the inequality with its numbers."""
     from raybench.report.words import number as n
     from raybench.theory import Rate, Theorem
 
-    rate = found.formula(k)
-    if not isinstance(rate, Rate) or not isinstance(found, Theorem):
+    rate = backing.formula(k)
+    if not isinstance(rate, Rate) or not isinstance(backing, Theorem):
         return [f"γ = {n(step, 6)}"]
     L = k.need("L")
     times = "" if rate.scale == 1 else f"{n(rate.scale, 4)} · "
@@ -564,7 +536,7 @@ def _lines(found: Theorem | Convention, step: float, k: Setting, start: float | 
             "E G⁺ ≤ (1 − ρ) G + B ‖x⁺ − x‖², where ‖g − ∇f‖² ≤ G: "
             f"ρ = {n(rate.rho, 6)}, B = {n(rate.B, 6)}, √(B/ρ) = {n(ratio, 6)}"
         )
-    if found.linear:
+    if backing.linear:
         root = math.sqrt(2 * rate.B / rate.rho)
         ends = f"1/({n(L, 4)} + {n(root, 4)}), {n(rate.rho, 4)}/(2 · {n(k.need('mu'), 4)})"
         lines.append(
@@ -577,20 +549,20 @@ def _lines(found: Theorem | Convention, step: float, k: Setting, start: float | 
         )
     else:
         lines.append(f"γ = {times}1/L = {n(step, 6)}")
-    lines.append(pretty(found.promises))
-    return [*lines, *_in_words(found, rate, step / rate.scale, k, start)]
+    lines.append(pretty(backing.promises))
+    return [*lines, *_in_words(backing, rate, step / rate.scale, k, start)]
 
 
 def _in_words(
-    found: Theorem, rate: Rate, step: float, k: Setting, start: float | None
+    theorem: Theorem, rate: Rate, step: float, k: Setting, start: float | None
 ) -> list[str]:
     """Return what the inequality of the generic rule says with this problem's numbers."""
     from raybench.report.words import number as n
 
-    exact = "G^0" not in found.promises
-    noisy = "sigma" in found.promises and k.noise != 0
+    exact = "G^0" not in theorem.promises
+    noisy = "sigma" in theorem.promises and k.noise != 0
     beside = " beside the floor of the noise" if noisy else ""
-    if not found.linear:
+    if not theorem.linear:
         if start is None:
             return []
         first = 2 * start / step

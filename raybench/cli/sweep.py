@@ -60,11 +60,11 @@ def sweep(
     from raybench.execution.checks import counted
     from raybench.runtime.driver import drive
 
-    found = shared.read(file, sets, plugin)
-    folder = results_of(found, out)
-    note(*found.notes)
+    planned = shared.read(file, sets, plugin)
+    folder = results_of(planned, out)
+    note(*planned.notes)
     outcome = drive(
-        found,
+        planned,
         folder,
         inline=inline,
         address=address,
@@ -74,7 +74,7 @@ def sweep(
         best=BestSteps(folder),
         callbacks=callback or (),
     )
-    note(*outcome.plan.notes[len(found.notes) :], *outcome.repairs)
+    note(*outcome.plan.notes[len(planned.notes) :], *outcome.repairs)
     if outcome.interrupted:
         left = outcome.counts.get("missing", 0)
         how = "stopped by SIGTERM" if outcome.terminated else "interrupted"
@@ -83,7 +83,7 @@ def sweep(
         raise typer.Exit(outcome.exit_code)
     plan = outcome.plan
     ending = Ending(
-        found.name,
+        planned.name,
         folder,
         outcome.counts,
         counted(plan.skipped),
@@ -94,7 +94,7 @@ def sweep(
     )
     if context.obj and ending.before + ending.run > MANY:
         hand_over(ending, file)
-    del found, plan, outcome  # with all cells that were planned, before all that ended are read
+    del planned, plan, outcome  # with all cells that were planned, before all that ended are read
     give_back()
     close(ending, file)
     raise typer.Exit(ending.exit_code)

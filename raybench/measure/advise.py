@@ -79,15 +79,11 @@ def _dense(label: str, compressor: str, error: str = "lost") -> Candidate:
     return Candidate(label, compressor, {"name": "dcgd"}, (REDUCE,), error=error, overlaps=True)
 
 
-def _feedback(compressor: str, *collectives: str, **more: Any) -> Candidate:
-    more = {"method": {"name": "ef14"}, "memory": 1, "error": "kept"} | more
-    return Candidate(
-        more.pop("label", compressor),
-        compressor,
-        collectives=collectives,
-        role=Role.CONTRACTIVE,
-        **more,
-    )
+def _feedback(
+    compressor: str, *collectives: str, label: str = "", method: str = "ef14", memory: int = 1
+) -> Candidate:
+    role, name = Role.CONTRACTIVE, {"name": method}
+    return Candidate(label or compressor, compressor, name, collectives, memory, role, "kept")
 
 
 BASELINE = _dense("bf16", "bf16")
@@ -97,7 +93,7 @@ CATALOGUE: tuple[Candidate, ...] = (
     _dense("float32", "identity", "none"),
     _dense("fp16", "fp16"),
     *(_feedback(f"top_k:k={share}", GATHER) for share in ("10%", "1%", "0.1%")),
-    _feedback("dgc:k=0.1%", GATHER, method={"name": "dgc"}, memory=2),
+    _feedback("dgc:k=0.1%", GATHER, method="dgc", memory=2),
     _feedback("rand_k:k=1%,mask=common", REDUCE),
     *(
         _feedback(name, GATHER, ALL_TO_ALL)
@@ -349,11 +345,19 @@ class Replayed:
     @property
     def exchange(self) -> Exchange:
         """What the model of a step needs; casts that travel in buckets are free, see ``docs/advise.md``."""
-        of = self.candidate
-        codec = (0.0, 0.0) if of.overlaps or of.every > 1 else (self.encode, self.decode)
-        shape = (of.parts, of.every, of.overlaps)
-        dense = HALF * self.d
-        return Exchange(of.label, self.size, of.collectives, dense, *codec, *shape, self.error)
+        of, free = self.candidate, self.candidate.overlaps or self.candidate.every > 1
+        return Exchange(
+            of.label,
+            self.size,
+            of.collectives,
+            HALF * self.d,
+            0.0 if free else self.encode,
+            0.0 if free else self.decode,
+            of.parts,
+            of.every,
+            of.overlaps,
+            self.error,
+        )
 
 
 def baseline(d: int) -> Exchange:

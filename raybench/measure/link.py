@@ -226,7 +226,8 @@ def _solve(timings: Sequence[Timing], measured: Sequence[float]) -> tuple[float,
     start = np.log([max(min(measured), 1e-9), max(size, 1) / max(spent, 1e-9)])
 
     def errors(at: np.ndarray) -> np.ndarray:
-        seconds = expected(kind, Link(*map(float, np.exp(at))), n, sizes)
+        latency, bandwidth = np.exp(at)
+        seconds = expected(kind, Link(float(latency), float(bandwidth)), n, sizes)
         return np.log(np.maximum(seconds, 1e-12)) - times
 
     bounds = (np.log([1e-9, 1.0]), np.log([1e4, 1e15]))
