@@ -17,7 +17,7 @@ from torch import Tensor
 from raybench import api, problems
 from raybench.compressors import Compressor, unpack
 from raybench.compressors.base import Role
-from raybench.compressors.low_rank.operators import Projection
+from raybench.compressors.low_rank import Projection
 from raybench.core.draws import Sample
 from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
