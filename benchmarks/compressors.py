@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from raybench.core.streams import stream
-from raybench.testing.bench import Measured, busy, measure, named, usual
+from raybench.measure.timing import Measured, busy, measure, named, usual
 from raybench.testing.vectors import SIZE, gaussian, resnet18
 
 WIRE = 4.0  # copies that pack and unpack may take together

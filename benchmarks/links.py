@@ -93,7 +93,7 @@ def _measured(which: int, ask: dict[str, Any]) -> list[dict[str, Any]]:
 
     import torch.distributed as dist
 
-    from raybench.testing.link import timed
+    from raybench.measure.link import timed
     from raybench.wire.transport import Distributed
 
     dist.init_process_group(
@@ -202,8 +202,8 @@ class Ranks:
 
 def predicted(one: dict[str, Any], latency: float, bandwidth: float) -> float:
     """Return the model's seconds of what was measured, without what software takes."""
-    from raybench.analysis.link_fit import expected
     from raybench.analysis.links import Link, Network, seconds_of_round
+    from raybench.measure.link import expected
 
     link = Link(latency, bandwidth)
     if "computed" not in one:

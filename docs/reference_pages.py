@@ -189,7 +189,7 @@ def steps(known: Any) -> Iterator[str]:
 def explained(rule: str, found: Theorem | Convention) -> Iterator[str]:
     """Yield the source of a step, what it promises, what it assumes and the formula."""
     from raybench import theory
-    from raybench.cli.guarantee import pretty
+    from raybench.cli.show import pretty
 
     if isinstance(found, theory.Theorem):
         kind = "a theorem recalled from the paper" if found.recalled else "a theorem"

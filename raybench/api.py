@@ -110,10 +110,10 @@ def sweep(
     from raybench.analysis import BestSteps, frames, keep_targets
     from raybench.runtime.driver import drive
 
-    found = _read(config, sets, plugins) if not data else _saved(config, sets, plugins, data, out)
-    folder = out if out is not None else Path(RESULTS_FOLDER) / found.name
+    planned = _read(config, sets, plugins) if not data else _saved(config, sets, plugins, data, out)
+    folder = out if out is not None else Path(RESULTS_FOLDER) / planned.name
     outcome = drive(
-        found,
+        planned,
         folder,
         inline=inline,
         address=address,
@@ -161,9 +161,11 @@ def _with_data(
     absent = [folder for folder in (place, *place.parents) if not folder.exists()]
     files, new = own.save(data, place)
     try:
-        found = _read(config, sets, plugins, files)
+        planned = _read(config, sets, plugins, files)
         for name, path in files.items():
-            if not any(str(path.resolve()) in cell.problem.params.values() for cell in found.cells):
+            if not any(
+                str(path.resolve()) in cell.problem.params.values() for cell in planned.cells
+            ):
                 fix = f"write dataset: {name}, or test_set: {name}"
                 raise InputError.of(f"data.{name}", "no problem names it", fix)
     except InputError:
@@ -173,7 +175,7 @@ def _with_data(
         for folder in absent:
             folder.rmdir()
         raise
-    return found
+    return planned
 
 
 def _read(

@@ -11,18 +11,15 @@ from cli_kit import cli, tidy, tree
 
 import raybench.torch
 from raybench import spec
-from raybench.analysis.payoff import BUCKETS
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.execution.execute import hosted
 from raybench.execution.plan import make_plan
 from raybench.execution.run import Options, Run
+from raybench.measure.advise import CATALOGUE, STEPS, chosen, gradients, replay, sweep_text
+from raybench.measure.payoff import BUCKETS
+from raybench.measure.study import measure
 from raybench.spec import short
-from raybench.study.candidate_sweep import sweep_text
-from raybench.study.candidates import CATALOGUE, chosen
-from raybench.study.measure import measure
-from raybench.study.replay import replay
-from raybench.study.walk import STEPS, gradients
 from raybench.testing.vectors import gaussian
 from raybench.wire.transport import Transport
 
@@ -116,7 +113,7 @@ def test_digits_stand_in_for_images_that_are_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("RAYBENCH_DATA", str(tmp_path))
     found = gradients("resnet20:depth=8", batch=2, steps=(0,))
     assert found.problem["dataset"] == "digits"
-    assert "cifar10_part is not in the data folder" in found.notes[0]
+    assert "cifar10_part is not in the data folder" in found.note
     with pytest.raises(InputError, match="cifar10_part is not in the data folder"):
         gradients("torchvision:squeezenet1_1", batch=2, steps=(0,))
     with pytest.raises(InputError, match="shakespeare"):

@@ -17,7 +17,8 @@ import raybench
 from raybench.compressors import Compressor, Dense
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.testing import bench, claims, vectors
+from raybench.measure import timing as bench
+from raybench.testing import claims, vectors
 from raybench.testing.vectors import families, gaussian
 
 

@@ -10,9 +10,8 @@ import pytest
 from cli_kit import cli, tidy
 
 from raybench.analysis import links
-from raybench.analysis.link_fit import Timing, expected, fit
 from raybench.analysis.links import Link, parse
-from raybench.testing.link import SIZES
+from raybench.measure.link import SIZES, Timing, expected, fit
 
 TRUE = Link(2e-4, 50e6)
 
@@ -85,7 +84,7 @@ def test_bench_link_measures_fits_and_writes_a_link(monkeypatch):
 
 def test_bench_link_prints_tables(monkeypatch):
     times = [t for what in ("pair", "gather", "all_reduce") for t in made(what, 4, noise=0.01)]
-    monkeypatch.setattr("raybench.testing.link.measure_here", lambda *a, **k: times)
+    monkeypatch.setattr("raybench.measure.link.measure_here", lambda *a, **k: times)
     said = cli("bench", "link", "--processes", "4")
     assert said.code == 0, said.err
     tidy(said.out)
@@ -99,7 +98,7 @@ def test_processes_that_fail_are_an_input_error(monkeypatch):
     def fail(*a, **k):
         raise RuntimeError("no such interface")
 
-    monkeypatch.setattr("raybench.testing.link.measure_here", fail)
+    monkeypatch.setattr("raybench.measure.link.measure_here", fail)
     said = cli("bench", "link")
     assert (said.code, said.complaints) == (2, 1)
     assert "no such interface" in said.err

@@ -16,7 +16,7 @@ from cli_kit import cli
 
 from raybench import theory
 from raybench.cli import main
-from raybench.cli.guarantee import PROVED
+from raybench.cli.show import PROVED
 from raybench.core import registry
 from raybench.core.draws import Sample
 from raybench.execution.plan import facts_of

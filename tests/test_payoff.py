@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from raybench.analysis.link_kinds import Link, Network
-from raybench.analysis.links import all_gather, all_reduce
-from raybench.analysis.payoff import (
+from raybench.analysis.links import Link, Network, all_gather, all_reduce
+from raybench.measure.payoff import (
     ALL_TO_ALL,
     BUCKETS,
     GATHER,
@@ -18,8 +17,8 @@ from raybench.analysis.payoff import (
     WORTH,
     Compute,
     Exchange,
-    advice,
     break_even,
+    case_of,
     sparse_share,
     step_of,
     verdict,
@@ -116,39 +115,35 @@ def test_within_a_node_the_inner_link_counts():
     own = [step_of(replace(FORMAT, collectives=(ALL_TO_ALL,)), net, 16, COMPUTE)]
     n, a, B = 16, 1e-4, 1e9  # eight processes share a node's link
     assert own[0].exchange == pytest.approx(2 * ((n - 1) * a + (n - 1) / n * 8 * D / 2 / B))
-    said = advice(
-        step_of(BASELINE, net, 8, COMPUTE),
-        [verdict(x, BASELINE, net, 8, COMPUTE, 0.5) for x in (TOP, FORMAT)],
-    )
+    said = case_of("node", net, 8, COMPUTE, BASELINE, [TOP, FORMAT])
     assert said.fastest is None
     assert said.nearest is not None
 
 
 def judged(bandwidth: float, n: int = 8):
-    net = ring(bandwidth, 1e-4)
-    given = [(TOP, 0.9), (FORMAT, 0.01), (LOCAL, None), (BASELINE, 0.0)]
-    said = [verdict(x, BASELINE, net, n, COMPUTE, error) for x, error in given]
-    return said, advice(step_of(BASELINE, net, n, COMPUTE), said)
+    errors = [(TOP, 0.9), (FORMAT, 0.01), (LOCAL, None), (BASELINE, 0.0)]
+    exchanges = [replace(x, error=error) for x, error in errors]
+    return case_of("ring", ring(bandwidth, 1e-4), n, COMPUTE, BASELINE, exchanges)
 
 
 def test_the_advice_turns_with_the_bandwidth():
-    said, slow = judged(1e7)
+    slow = judged(1e7)
     assert slow.fastest is not None
     assert slow.gentlest is not None
     assert (slow.fastest.name, slow.gentlest.name) == ("top", "four bits")
     assert slow.fastest.speedup > 10
     assert slow.local is not None
     assert slow.local.name == "local"
-    said, fast = judged(1e11)
+    fast = judged(1e11)
     assert (fast.fastest, fast.gentlest, fast.local) == (None, None, None)
     assert fast.nearest is not None
-    assert not any(v.pays for v in said)
+    assert not any(v.pays for v in fast.verdicts)
     assert fast.nearest.name == "top"  # the baseline's own format is no compression
 
 
 @pytest.mark.parametrize("n", [2, 8, 64])
 def test_a_method_pays_up_to_where_it_is_said_to(n):
-    for one in judged(1e9, n)[0][:2]:
+    for one in judged(1e9, n).verdicts[:2]:
         exchange = {x.name: x for x in (TOP, FORMAT)}[one.name]
         assert 0 < one.pays_below < math.inf
         for factor, pays in ((0.99, True), (1.01, False)):

@@ -8,12 +8,9 @@ import pandas as pd
 import pytest
 import torch
 
-from raybench import study
 from raybench.core.errors import InputError
-from raybench.study.figures import against_bits
-from raybench.study.formulas import KNOWN
-from raybench.study.summary import against_sign, top_k_energy
-from raybench.study.vectors import drawn, gradients
+from raybench.measure import study
+from raybench.measure.study import KNOWN, against_bits, against_sign, drawn, gradients, top_k_energy
 
 SMALL = {"Top-k": ["top_k:k=1%", "top_k:k=10%", "top_k:k=100%"], "scaled sign": ["scaled_sign"]}
 

@@ -22,7 +22,7 @@ from raybench.compressors import rounding as exponents
 from raybench.core import gpu, registry
 from raybench.core.gpu import streams
 from raybench.core.streams import FEISTEL_ROUNDS, MOST_SORTED, Stream, stream
-from raybench.testing.bench import named
+from raybench.measure.timing import named
 from raybench.wire import RaggedMessage, SparseMessage, bitpack, unpack
 from raybench.wire.levels import code_dtype
 

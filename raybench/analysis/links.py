@@ -26,30 +26,232 @@ Functions of numbers broadcast over numpy arrays. One machine needs no network: 
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+import re
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 
-from raybench.analysis.link_kinds import FORMS, PRESETS, Link, Network, nccl
-from raybench.analysis.link_text import parse
-
-__all__ = [
-    "FORMS",
-    "PRESETS",
-    "Link",
-    "Network",
-    "all_gather",
-    "all_reduce",
-    "nccl",
-    "overlapped",
-    "parse",
-    "seconds_of_round",
-    "server",
-    "two_shot",
-]
+from raybench.core.errors import InputError, nearest
 
 Number = Any  # a float, or a numpy array of floats
+
+FORMS = ("ring", "tree", "server", "gather", "two_shot", "hierarchical")
+"""How machines exchange what they have."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One link: a message of m bytes takes ``latency`` + m / ``bandwidth`` seconds.
+
+    latency: seconds for each message. bandwidth: bytes per second, in each direction. start: seconds that each
+    collective takes before its first message (NCCL's launch of a kernel). Raises ValueError for numbers that no
+    link has.
+    """
+
+    latency: float
+    bandwidth: float
+    name: str = ""
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.latency < math.inf and self.bandwidth > 0 and 0 <= self.start < math.inf):
+            raise ValueError(f"no link has latency {self.latency}, bandwidth {self.bandwidth}")
+
+    def __str__(self) -> str:
+        return f"{rate_word(self.bandwidth)}, {time_word(self.latency)}"
+
+
+@dataclass(frozen=True)
+class Network:
+    """Equal links between machines, and how these exchange what they have.
+
+    form: one of ``FORMS``. Of ``hierarchical``: ``per_node`` processes share a node and talk by ``inner``; ``link``
+    is then the link of a node. Raises ValueError for an unknown form or a node without an inner link.
+    """
+
+    link: Link
+    form: str = "ring"
+    inner: Link | None = None
+    per_node: int = 1
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise ValueError(f"form {self.form!r} is none of {', '.join(FORMS)}")
+        if self.form == "hierarchical" and (self.inner is None or self.per_node < 1):
+            raise ValueError("a hierarchical network needs the inner link of its nodes")
+
+    def __str__(self) -> str:
+        name = f"{self.link.name}: " if self.link.name else ""
+        text = f"{name}{self.link}, {self.form}"
+        if self.inner is not None:
+            text += f", {self.per_node} x {self.inner.name or 'inner'} ({self.inner})"
+        return text
+
+
+NCCL_START = 8.4e-6
+"""Seconds that NCCL's own model charges a ring before its first step (NVIDIA/nccl, src/graph/tuning.cc)."""
+NCCL_STEP = {"nvlink": 3.4e-6, "pcie": 5.7e-6, "network": 14.0e-6}
+"""Seconds that it charges a step of a ring by the protocol ``Simple``, which carries long messages."""
+
+
+def nccl(kind: str, bandwidth: float, name: str = "") -> Link:
+    """Return a link of NCCL: its published latencies, with a bandwidth in bytes per second.
+
+    kind: ``nvlink``, ``pcie`` or ``network``.
+    """
+    return Link(NCCL_STEP[kind], bandwidth, name, NCCL_START)
+
+
+_PRESETS = (
+    Link(50e-3, 40e6, "internet"),
+    Link(20e-3, 11e6, "100Mbit"),
+    Link(100e-6, 110e6, "1Gbit"),
+    Link(50e-6, 1.1e9, "10Gbit"),
+    Link(40e-6, 2.5e9, "25Gbit"),
+    nccl("network", 11e9, "100Gbit"),
+    nccl("network", 45e9, "400Gbit-rdma"),
+    nccl("pcie", 20e9, "pcie4"),
+    nccl("nvlink", 360e9, "nvlink4"),
+)
+PRESETS: dict[str, Link] = {link.name: link for link in _PRESETS}
+"""Links by name: what gets through (some 90 % of the line's rate), with a usual latency for one way.
+
+``100Mbit`` is a wide-area link, ``internet`` a path between sites; the latencies of TCP links up to 25 Gbit/s are
+assumptions, to be replaced by what ``raybench bench link`` measures; the others are NCCL's.
+"""
+
+
+def rate_word(bandwidth: float) -> str:
+    """Return a bandwidth in bytes per second as bits per second: ``880 Mbit/s``."""
+    bits = 8 * bandwidth
+    for size, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
+        if bits >= size:
+            return f"{bits / size:.3g} {unit}" if bits < 1e12 else f"{bits / size:,.0f} {unit}"
+    return f"{bits:.3g} bit/s"
+
+
+def time_word(seconds: float) -> str:
+    """Return seconds in a unit that reads well: ``50 ms``, ``3.4 µs``."""
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns" if seconds else "0 s"
+
+
+# How a network is written ----------------------------------------------------------------
+
+WHERE = "--link"
+EXAMPLE = "1Gbit,ring or 10Gbit,20ms,server or 31MB/s,80us,gather or 100Gbit,hierarchical,8xnvlink4"
+TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+RATES = {
+    "bit": 0.125,
+    "kbit": 125.0,
+    "mbit": 125e3,
+    "gbit": 125e6,
+    "tbit": 125e9,
+    "kb/s": 1e3,
+    "mb/s": 1e6,
+    "gb/s": 1e9,
+}
+_NUMBER = r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?)"
+_TIME = re.compile(_NUMBER + r"\s*(s|ms|us|µs|ns)")
+_RATE = re.compile(_NUMBER + r"\s*([kmgt]?bit|[kmg]b/s)(?:/s)?")
+_NODE = re.compile(r"(\d+)\s*[x×*]\s*(.+)")
+
+
+def parse(text: str) -> Network:
+    """Return the network that a text names: ``1Gbit``, ``10Gbit,20ms,server``, ``100Gbit,hierarchical,8xnvlink4``.
+
+    First a link: one of ``PRESETS``, or a rate (``250Mbit``, ``31MB/s``) with a latency; then, in any order and
+    each at most once, a latency (``20ms``, ``80us``), a form of ``FORMS``, and how many processes share a node
+    by which inner link. The form is ``ring`` unless given. Raises InputError that names the nearest name.
+    """
+    words = [word.strip() for word in str(text).split(",")]
+    if not words[0]:
+        raise InputError.of(WHERE, "no link is named", f"such as {EXAMPLE}")
+    link, latency, form = _link(words[0]), None, None
+    inner: tuple[int, Link] | None = None
+    for word in words[1:]:
+        lowered = word.lower()
+        time, node = _TIME.fullmatch(lowered), _NODE.fullmatch(word)
+        if lowered.replace("-", "_") in FORMS:
+            _once(form, "form", text)
+            form = lowered.replace("-", "_")
+        elif time is not None:
+            _once(latency, "latency", text)
+            latency = float(time[1]) * TIMES[time[2]]
+            if not math.isfinite(latency):
+                raise InputError.of(WHERE, f"{word} is no latency", "such as 20ms")
+        elif node is not None:
+            _once(inner, "inner link", text)
+            inner = _inner(int(node[1]), node[2])
+        else:
+            fix = nearest(lowered, FORMS)
+            raise InputError.of(WHERE, f"{word!r} is no form and no latency such as 20ms", fix)
+    if latency is not None:
+        link = replace(link, latency=latency)
+    elif not link.name:
+        fix = f"add a latency, such as {words[0]},0.1ms, or take one of {', '.join(PRESETS)}"
+        raise InputError.of(WHERE, f"{words[0]} has no latency", fix)
+    if inner is not None and form not in (None, "hierarchical"):
+        raise InputError.of(WHERE, f"{form} has no nodes", "leave out the inner link")
+    if form == "hierarchical" and inner is None:
+        raise InputError.of(
+            WHERE, "hierarchical has no inner link", f"{words[0]},hierarchical,8xnvlink4"
+        )
+    if inner is not None:
+        return Network(link, "hierarchical", inner[1], inner[0])
+    return Network(link, form or "ring")
+
+
+def _once(value: object, what: str, text: str) -> None:
+    if value is not None:
+        raise InputError.of(WHERE, f"{text!r} has a second {what}", f"give one {what}")
+
+
+def _link(word: str) -> Link:
+    """Return the preset of a name, or a link of a rate without a name and latency."""
+    names = {name.lower(): link for name, link in PRESETS.items()}
+    lowered = word.lower().removesuffix("/s") if "bit" in word.lower() else word.lower()
+    if lowered in names:
+        return names[lowered]
+    rate = _RATE.fullmatch(word.lower())
+    if rate is None or not 0 < float(rate[1]) < 1e15:
+        what = f"unknown link {word!r}"
+        raise InputError.of(WHERE, what, f"{_near(word)}; or a rate with a latency: 250Mbit,2ms")
+    return Link(0.0, float(rate[1]) * RATES[rate[2]])
+
+
+def _near(word: str) -> str:
+    """Return ``did you mean X``, whatever the case of the letters, or all names."""
+    names = {name.lower(): name for name in PRESETS}
+    close = get_close_matches(word.lower(), names, n=1, cutoff=0.55)
+    return f"did you mean {names[close[0]]}" if close else nearest(word, PRESETS)
+
+
+def _inner(count: int, word: str) -> tuple[int, Link]:
+    if count < 1:
+        raise InputError.of(WHERE, f"{count}x{word}: a node has one process at least", "8xnvlink4")
+    link = _link(word)
+    if not link.name:
+        raise InputError.of(
+            WHERE, f"the inner link {word!r} has no latency", f"take one of {', '.join(PRESETS)}"
+        )
+    return count, link
+
+
+def written(latency: float, bandwidth: float, form: str) -> str:
+    """Return the text of a measured link for ``--link``: ``118MB/s,85us,gather``."""
+    size, unit = next(
+        ((s, u) for s, u in ((1e9, "GB/s"), (1e6, "MB/s")) if bandwidth >= s), (1e3, "kB/s")
+    )
+    return f"{bandwidth / size:.4g}{unit},{latency * 1e6:.4g}us,{form}"
+
+
+# The times of collectives ------------------------------------------------------------------
 
 GLOO_SEGMENT = 2**20
 """Bytes at most of a segment in gloo's ring all-reduce, of which two are under way at a time."""
@@ -221,24 +423,16 @@ def seconds_of_round(
     return np.asarray(gradient, float) + codec + travel
 
 
-def overlapped(
-    backward: Number,
-    per_bucket_seconds: Number,
-    buckets: Number,
-    last: Number | None = None,
-    slowdown: Number = 1.0,
-) -> Number:
+def overlapped(backward: Number, per_bucket_seconds: Number, buckets: Number) -> Number:
     """Return the seconds of backward pass and exchange when buckets are exchanged while later ones are computed.
 
-    max(slowdown T_backward, (b - 1) T_bucket) + T_last: of b buckets all but the last one can hide behind the
-    backward pass, which the exchange slows down by a factor. last: seconds of the last bucket, if it differs.
+    max(T_backward, (b - 1) T_bucket) + T_bucket: of b buckets all but the last one can hide behind the backward pass.
     Without overlap, as where an operator needs the whole gradient, it is T_backward + b T_bucket.
     Source: S. Agarwal, H. Wang, S. Venkataraman, D. Papailiopoulos, On the utility of gradient compression in
     distributed training systems, 2022.
     """
     hidden = (np.asarray(buckets, float) - 1) * per_bucket_seconds
-    end = per_bucket_seconds if last is None else last
-    return np.maximum(np.asarray(slowdown, float) * backward, hidden) + end
+    return np.maximum(backward, hidden) + per_bucket_seconds
 
 
 def _nodes(network: Network, n: Number) -> tuple[Link, Number, Number]:
@@ -270,5 +464,5 @@ def _hierarchical_gather(network: Network, n: Number, message: Number) -> Number
 
 def _alone(n: Number, spent: Number) -> Number:
     """Return the seconds, none for a machine alone; a float for floats."""
-    found = np.where(np.asarray(n) > 1, spent, 0.0)
-    return float(found) if found.ndim == 0 else found
+    seconds = np.where(np.asarray(n) > 1, spent, 0.0)
+    return float(seconds) if seconds.ndim == 0 else seconds

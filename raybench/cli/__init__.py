@@ -1,4 +1,4 @@
-"""The command line: one verb per file, nothing heavy imported before a verb is at work."""
+"""The command line: one file a subject, nothing heavy imported before a verb is at work."""
 
 from __future__ import annotations
 
@@ -10,29 +10,27 @@ import typer
 from typer.core import TyperGroup
 
 from raybench.cli.advise import advise
-from raybench.cli.audit import audit
-from raybench.cli.bench import bench
-from raybench.cli.check import check
-from raybench.cli.compare import compare
-from raybench.cli.cp import cp
-from raybench.cli.doctor import doctor
+from raybench.cli.bench import bench, study
+from raybench.cli.check import check, doctor
 from raybench.cli.launch import attach, down, launch
-from raybench.cli.leaving import leaving
-from raybench.cli.ls import ls
-from raybench.cli.merge import merge
+from raybench.cli.lookup import cp, ls, schema
 from raybench.cli.plan import plan
-from raybench.cli.plot import plot
-from raybench.cli.rank import rank
-from raybench.cli.report import report
 from raybench.cli.reproduce import reproduce
+from raybench.cli.results import (
+    audit,
+    compare,
+    merge,
+    plot,
+    rank,
+    report,
+    status,
+    table,
+    verify,
+)
 from raybench.cli.run import run
-from raybench.cli.schema import schema
+from raybench.cli.shared import leaving
 from raybench.cli.show import show
-from raybench.cli.status import status
-from raybench.cli.study import study
 from raybench.cli.sweep import sweep
-from raybench.cli.table import table
-from raybench.cli.verify import verify
 from raybench.core.process import (
     ending_on_the_second_signal,
     kernel_folder,
@@ -59,8 +57,8 @@ class Group(TyperGroup):
         limit = formatter.width - 14
         for heading, verbs in VERBS.items():
             with formatter.section(heading):
-                found = [(v.__name__, self.commands[v.__name__]) for v in verbs]
-                formatter.write_dl([(n, c.get_short_help_str(limit)) for n, c in found])
+                rows = [(v.__name__, self.commands[v.__name__]) for v in verbs]
+                formatter.write_dl([(n, c.get_short_help_str(limit)) for n, c in rows])
 
 
 # Help pages are printed without rich: it costs 0.1 s, and its markup takes [brackets] for styles.
@@ -103,7 +101,7 @@ def top(
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line and leave with its exit code (``raybench.cli.leaving``)."""
+    """Run the command line and leave with its exit code (``raybench.cli.shared.leaving``)."""
     signals = ending_on_the_second_signal() if args is None else nullcontext()
     with terminal(), signals, leaving(), stopping_on_sigterm():
         try:

@@ -1,28 +1,49 @@
-"""raybench advise: whether compression pays for a model on a network."""
+"""The verb ``advise``: whether compression pays for a model on a network."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raybench.cli.shared import Plugins, console, note
+from raybench.cli.shared import (
+    Plugins,
+    Screen,
+    console,
+    count,
+    listing,
+    load_plugins,
+    note,
+    pairs,
+)
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from rich.table import Table
 
-    from raybench.analysis.link_kinds import Network
-    from raybench.analysis.payoff import Compute, Verdict
-    from raybench.cli.advice import Case
-    from raybench.study.candidates import Candidate
-    from raybench.study.replay import Replayed
-    from raybench.study.walk import Gradients
+    from raybench.analysis.links import Network
+    from raybench.measure.advise import Gradients, Replayed
+    from raybench.measure.payoff import Case, Compute
 
 GPUS = ("2", "8", "64")
 LINKS = ("100Mbit", "1Gbit", "10Gbit", "100Gbit")
 MOST_WORKERS = 1_000_000
 FORWARD_SHARE = 0.5  # of the backward pass, which takes about twice the operations
+NARROW = 76  # columns below which a table does without what matters less
+LINKS_AT_ONCE = 4
+LABEL = 17
+WIDEST_LINK = 8  # letters of a column's head
+RULE_BY = "top_k:k=1%"
+LEGEND = (
+    "* pays: saves 5 % of the step or more. pays below: up to which bit/s of the link, at the latency of the "
+    "fastest link shown; free codec: the same if encoding and decoding took no time. Errors are "
+    "‖C(g) − g‖²/‖g‖², kept by error feedback and sent later, or lost. via: messages are gathered, summed on "
+    "the way (reduce), or either gathered or averaged in parts (all_to_all), by what is faster. State: what a "
+    "method keeps on a worker. Casts to 16 bits are not charged; as float32 they travel in buckets behind the "
+    "backward pass."
+)
 
 
 def advise(
@@ -76,110 +97,93 @@ def advise(
     Replays operators on real gradients, times their codecs here, and compares a step with that of
     data-parallel training in bfloat16 by a model of the network.
     """
-    from raybench.core import registry
-    from raybench.study import candidates
-    from raybench.study.replay import replay
-    from raybench.study.walk import BATCH, gradients
-    from raybench.testing.bench import busy
+    from raybench.analysis.links import parse
+    from raybench.measure.advise import BATCH, baseline, chosen, gradients, replay, sweep_text
+    from raybench.measure.payoff import case_of
+    from raybench.measure.timing import busy
 
-    for file in plugin or ():
-        registry.load_plugin(file)
-    workers, networks = _workers(gpus or GPUS), _networks(link or LINKS)
-    asked = candidates.chosen(compressor)
-    times = [_seconds("--forward", forward), _seconds("--backward", backward)]
-    goal = _goal(sweep, model)
+    load_plugins(plugin)
+    workers, networks = _workers(gpus or GPUS), {text: parse(text) for text in link or LINKS}
+    asked, goal = chosen(compressor), _goal(sweep, model)
+    for key, seconds in (("--forward", forward), ("--backward", backward)):
+        _check_seconds(key, seconds)
     doubt = busy()
-    found = gradients(model, dataset, BATCH if batch is None else batch)
-    compute, whose = _compute(found, *times)
-    rows = replay(asked, found.layout, found.vectors)
-    cases = _cases(rows, workers, networks, found.layout.dim, compute)
-    for one in found.notes:
-        note(one)
-    if goal is not None:
-        _write(goal, rows, cases, found, workers[0])
+    source = gradients(model, dataset, BATCH if batch is None else batch)
+    compute, whose = _compute(source, forward, backward)
+    rows = replay(asked, source.layout, source.vectors)
+    base = baseline(source.layout.dim)
+    measured = [row for row in rows if not row.left_out]
+    cases = [
+        case_of(name, network, n, compute, base, [row.exchange for row in measured])
+        for n in workers
+        for name, network in networks.items()
+    ]
+    if source.note:
+        note(source.note)
+    if goal is not None:  # messages travel as is fastest on the first network
+        assert source.problem is not None
+        ways = [v.step.collective for v in cases[0].verdicts]
+        candidates = zip((row.candidate for row in measured), ways, strict=True)
+        with goal.open("x", encoding="utf-8") as file:
+            file.write(sweep_text(candidates, source.problem, workers[0]))
     if json:
-        _json(found, compute, whose, rows, cases)
+        _print_json(source, compute, whose, rows, cases)
     else:
-        from raybench.cli.advice import show
-
-        show(console(), found, compute, whose, rows, cases, networks, goal)
+        _print(console(), source, compute, whose, rows, cases, networks)
+        text = "\nHow many steps a method needs to a target is unknown: only training tells. "
+        if goal is not None:
+            text += f"Next: raybench plan {goal}"
+        elif source.problem is None:
+            text += "With the model, --sweep FILE.yaml writes a sweep."
+        else:
+            text += "--sweep FILE.yaml writes the sweep."
+        console().print(text)
     if doubt:
         note(doubt)
 
 
-def _cases(
-    rows: list[Replayed], workers: list[int], networks: dict[str, Network], d: int, own: Compute
-) -> list[Case]:
-    from raybench.analysis.payoff import advice, step_of, verdict
-    from raybench.cli.advice import Case
-    from raybench.study.replay import baseline
-
-    base, cases = baseline(d), []
-    measured = [row for row in rows if not row.left_out]
-    for n in workers:
-        for name, network in networks.items():
-            said = [verdict(row.exchange, base, network, n, own, row.error) for row in measured]
-            found = advice(step_of(base, network, n, own), said)
-            cases.append(Case(n, name, network, said, found))
-    return cases
-
-
-def _workers(given: list[str] | tuple[str, ...]) -> list[int]:
+def _workers(given: Sequence[str]) -> list[int]:
     from raybench.core.errors import InputError
 
-    found: list[int] = []
-    for word in (w.strip() for text in given for w in text.split(",")):
+    words = [word.strip() for text in given for word in text.split(",")]
+    for word in words:
         if not word.isdigit() or not 2 <= int(word) <= MOST_WORKERS:
-            what = (
-                f"{word!r} workers have nothing to exchange" if word in ("0", "1") else repr(word)
-            )
-            raise InputError.of("--gpus", f"{what}", "an integer >= 2, or several: 2,8,64")
-        found.append(int(word))
-    return list(dict.fromkeys(found))
+            few = f"{word!r} workers have nothing to exchange"
+            what = few if word in ("0", "1") else repr(word)
+            raise InputError.of("--gpus", what, "an integer >= 2, or several: 2,8,64")
+    return list(dict.fromkeys(map(int, words)))
 
 
-def _networks(given: list[str] | tuple[str, ...]) -> dict[str, Network]:
-    from raybench.analysis.links import parse
-
-    return {text: parse(text) for text in given}
-
-
-def _seconds(key: str, value: float | None) -> float | None:
+def _check_seconds(key: str, value: float | None) -> None:
     from raybench.core.errors import InputError
 
     if value is not None and not 0 < value < math.inf:
         raise InputError.of(key, f"{value:g} is out of range", "seconds > 0, such as 0.12")
-    return value
 
 
 def _compute(
-    found: Gradients, forward: float | None, backward: float | None
+    source: Gradients, forward: float | None, backward: float | None
 ) -> tuple[Compute, str]:
     """Return the seconds of a step's passes, and whose they are."""
-    from raybench.analysis.payoff import Compute
     from raybench.core.errors import InputError
+    from raybench.measure.payoff import Compute
 
-    if backward is not None:
-        ahead, whose = forward or FORWARD_SHARE * backward, "as given"
-        if forward is None:
-            whose = "backward as given, forward taken to be half of it"
-    elif found.backward is None:
+    back = backward if backward is not None else source.backward
+    if back is None:
         what = "is missing: the record does not tell how long a backward pass takes"
         raise InputError.of("--backward", what, "such as --backward 0.12")
-    else:
-        backward = found.backward
-        if found.problem is not None:
-            ahead, whose = forward or found.forward or 0.0, "measured on this machine's CPU"
-        else:
-            ahead, whose = forward or FORWARD_SHARE * backward, "backward as the run recorded it"
-            whose += "" if forward else ", forward taken to be half of it"
-    return Compute(ahead, backward), whose
+    if backward is None and source.problem is not None:
+        return Compute(forward or source.forward or 0.0, back), "measured on this machine's CPU"
+    whose = "backward as given" if backward is not None else "backward as the run recorded it"
+    if forward is None:
+        whose += ", forward taken to be half of it"
+    elif backward is not None:
+        whose = "as given"
+    return Compute(forward or FORWARD_SHARE * back, back), whose
 
 
 def _goal(sweep: str | None, model: str) -> Path | None:
     """Return where the sweep file goes; whatever is in the way is said before anything is measured."""
-    from pathlib import Path
-
     from raybench.core.errors import InputError
     from raybench.data.recorded import is_record
 
@@ -196,29 +200,12 @@ def _goal(sweep: str | None, model: str) -> Path | None:
     return goal
 
 
-def _write(
-    goal: Path, rows: list[Replayed], cases: list[Case], found: Gradients, workers: int
-) -> None:
-    """Write the sweep file; messages travel as is fastest on the first network."""
-    from raybench.study.candidate_sweep import sweep_text
-
-    how = {v.name: v.step.collective for v in cases[0].verdicts}
-    pairs: list[tuple[Candidate, str]] = [
-        (row.candidate, how[row.candidate.label]) for row in rows if not row.left_out
-    ]
-    assert found.problem is not None
-    with goal.open("x", encoding="utf-8") as file:
-        file.write(sweep_text(pairs, found.problem, workers))
-
-
-def _json(
-    found: Gradients, compute: Compute, whose: str, rows: list[Replayed], cases: list[Case]
+def _print_json(
+    source: Gradients, compute: Compute, whose: str, rows: list[Replayed], cases: list[Case]
 ) -> None:
     """Print everything as JSON: seconds, bytes, bytes per second; infinite and unknown numbers are null."""
-    import dataclasses
-    import json
-
-    from raybench.cli.advice import sentence
+    from dataclasses import asdict
+    from json import dumps
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -227,35 +214,177 @@ def _json(
             return [plain(v) for v in value]
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    def measured(row: Replayed) -> dict[str, Any]:
-        one = {f.name: getattr(row, f.name) for f in dataclasses.fields(row)}
-        own = one.pop("candidate")
-        about = {"name": own.label, "compressor": own.compressor, "method": dict(own.method)}
-        return about | one | {"dropped": own.error, "collectives": own.collectives}
-
-    def judged(v: Verdict) -> dict[str, Any]:
-        always = {"pays_at_any_bandwidth": math.isinf(v.pays_below), "pays": v.pays}
-        return dataclasses.asdict(v) | always
-
-    said = {
-        "gradients": found.about,
-        "parameters": found.layout.dim,
-        "steps": found.steps,
+    figures = {
+        "gradients": source.about,
+        "parameters": source.layout.dim,
+        "steps": source.steps,
         "forward": compute.forward,
         "backward": compute.backward,
         "passes": whose,
-        "operators": [measured(row) for row in rows],
+        "operators": [
+            {"name": of.label, "compressor": of.compressor, "method": dict(of.method)}
+            | {key: value for key, value in vars(row).items() if key != "candidate"}
+            | {"dropped": of.error, "collectives": of.collectives}
+            for row in rows
+            for of in [row.candidate]
+        ],
         "networks": [
             {
                 "gpus": case.n,
-                "link": case.name,
+                "link": case.link,
                 "network": str(case.network),
-                "baseline": dataclasses.asdict(case.advice.baseline),
-                "methods": [judged(v) for v in case.verdicts],
-                "recommendation": sentence(case),
+                "baseline": asdict(case.baseline),
+                "methods": [
+                    asdict(v) | {"pays_at_any_bandwidth": math.isinf(v.pays_below), "pays": v.pays}
+                    for v in case.verdicts
+                ],
+                "recommendation": _sentence(case),
             }
             for case in cases
         ],
         "steps_to_target": None,
     }
-    print(json.dumps(plain(said), indent=1))
+    print(dumps(plain(figures), indent=1))
+
+
+def _print(
+    out: Screen,
+    source: Gradients,
+    compute: Compute,
+    whose: str,
+    rows: list[Replayed],
+    cases: list[Case],
+    networks: Mapping[str, Network],
+) -> None:
+    """Print the rule for sparse messages, the figures, the seconds of a step, and the advice."""
+    out.head(source.about)
+    out.dim(f"  {count(source.layout.dim, 'parameter')}")
+    out.dim(f"  forward {_time(compute.forward)}, backward {_time(compute.backward)}: {whose}")
+    out.dim("  encode and decode: measured on this machine's CPU")
+    workers = list(dict.fromkeys(case.n for case in cases))
+    out.print(f"\n{_rule(rows, workers)}")
+    narrow = out.console.width < NARROW
+    out.head("\nWhat operators do to these gradients")
+    out.print(_operators(rows, narrow))
+    for row in rows:
+        if row.left_out:
+            out.dim(f"  left out: {row.candidate.label}: {row.left_out}")
+    names = list(networks)
+    labels = {n: n if len(n) <= WIDEST_LINK else f"link {i}" for i, n in enumerate(names, 1)}
+    for n in workers:
+        for first in range(0, len(names), LINKS_AT_ONCE):
+            some = names[first : first + LINKS_AT_ONCE]
+            out.head(f"\nSeconds a step, {n} workers")
+            out.print(_steps([c for c in cases if c.n == n and c.link in some], labels, narrow))
+    for name, network in networks.items():
+        about = str(network).removeprefix(f"{network.link.name}: ")
+        out.dim(f"  {labels[name]}: {'' if labels[name] == name else f'{name}: '}{about}")
+    out.dim(LEGEND)
+    out.head("\nAdvice")
+    out.print(pairs([(f"{c.n} workers, {labels[c.link]}", _sentence(c)) for c in cases]))
+
+
+def _rule(rows: list[Replayed], workers: list[int]) -> str:
+    """Return the rule that says from bytes alone when gathered sparse messages are fewer than a ring's."""
+    from raybench.measure.payoff import GATHER, sparse_share
+
+    sparse = {
+        row.candidate.label: row.size / row.entries
+        for row in rows
+        if not row.left_out and row.entries > 0
+        if GATHER in row.candidate.collectives and row.candidate.operator.selection
+    }
+    text = "In bytes alone, k of d entries that are gathered beat a bf16 ring only if k/d < 4/(c n)"
+    if not sparse:
+        return f"{text}, with c bytes an entry and n workers."
+    label = RULE_BY if RULE_BY in sparse else next(iter(sparse))
+    c = sparse[label]
+    limits = [(n, sparse_share(n, c)) for n in workers]
+    shares = [f"{f'{s:.3g}' if s >= 1 else f'{100 * s:.2g} %'} for {n}" for n, s in limits]
+    return f"{text}: here, with c = {c:.2f} bytes ({label}), below {', '.join(shares)} workers."
+
+
+def _operators(rows: list[Replayed], narrow: bool) -> Table:
+    heads = ["via", "MB", "enc. ms", "dec. ms", "error", "state MB"]
+    heads = heads[1:-1] if narrow else heads
+    table = _by_compressor(heads, [h for h in heads if h != "via"])
+    for row in [row for row in rows if not row.left_out]:
+        of = row.candidate
+        error = of.error if row.error is None else f"{row.error:.2g} {of.error}"
+        cells = {
+            "via": of.collectives[0] if len(of.collectives) == 1 else "either",
+            "MB": f"{row.size / 1e6:.3g}",
+            "enc. ms": f"{1e3 * row.encode:.3g}",
+            "dec. ms": f"{1e3 * row.decode:.3g}",
+            "error": "0" if of.error == "none" else error,
+            "state MB": f"{row.state / 1e6:.3g}",
+        }
+        table.add_row(of.label, *(cells[h] for h in heads))
+    return table
+
+
+def _by_compressor(heads: list[str], right: list[str]) -> Table:
+    table = listing("compressor", *heads, right=right, fold="compressor")
+    table.columns[0].min_width = LABEL
+    return table
+
+
+def _steps(cases: list[Case], labels: Mapping[str, str], narrow: bool) -> Table:
+    """Return the seconds of a step by link; break-even is that at the latency of the fastest of them."""
+    reference = max(cases, key=lambda case: case.network.link.bandwidth)
+    limits = ["pays below", "free codec"][: 1 if narrow else 2]
+    heads = [*limits, *(labels[case.link] for case in cases)]
+    table = _by_compressor(heads, heads)
+    base = [f"{_digits(case.baseline.seconds)} " for case in cases]
+    table.add_row("bf16, the baseline", *([""] * len(limits)), *base)
+    for i, verdict in enumerate(reference.verdicts):
+        bounds = [verdict.pays_below, verdict.pays_below_free][: len(limits)]
+        here = [case.verdicts[i] for case in cases]
+        cells = [f"{_digits(v.step.seconds)}{'*' if v.pays else ' '}" for v in here]
+        table.add_row(verdict.name, *map(_rate, bounds), *cells)
+    return table
+
+
+def _sentence(case: Case) -> str:
+    """Return what to do on a network, in one sentence."""
+    base, best, near, local = case.baseline.seconds, case.fastest, case.nearest, ""
+    if case.local is not None:
+        local = f"; {case.local.every} local steps between exchanges are "
+        local += f"{_digits(case.local.speedup)} times as fast"
+    if best is None and near is None:
+        return f"nothing to compare; bf16 takes {_time(base)} a step{local}."
+    if best is not None:
+        text = f"{best.name} takes {_time(best.step.seconds)} a step, bf16 {_time(base)}: it pays "
+        text += f"unless it needs {_digits(best.speedup)} times the steps"
+        gentle = case.gentlest
+        if gentle is not None and gentle.name != best.name:
+            text += f"; with the least error {gentle.name}, {_digits(gentle.speedup)} times as fast"
+        return f"{text}{local}."
+    assert near is not None
+    text = f"none pays; bf16 takes {_time(base)} a step, the next best, {near.name}, "
+    text += _time(near.step.seconds) + (" (less than 5 % saved)" if near.speedup > 1 else "")
+    free = max(case.verdicts, key=lambda v: v.speedup_free if v.every == 1 else 0.0)
+    if 1 / free.speedup_free > 0.95:
+        return f"{text}, and a codec that takes no time would not change that{local}."
+    text += f"; with a codec that takes no time {free.name} would be {_digits(free.speedup_free)}"
+    return f"{text} times as fast{local}."
+
+
+def _digits(value: float) -> str:
+    """Return seconds in three digits: 0.0123, 1.23, 123."""
+    return f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:,.0f}"
+
+
+def _time(seconds: float) -> str:
+    return f"{_digits(seconds)} s" if seconds >= 0.1 else f"{_digits(1e3 * seconds)} ms"
+
+
+def _rate(bandwidth: float) -> str:
+    """Return bytes per second as bit/s in short: 350M, 1.2G, any, never."""
+    if math.isinf(bandwidth) or bandwidth == 0:
+        return "any" if bandwidth else "never"
+    bits = 8 * bandwidth
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if bits >= size:
+            return f"{bits / size:.3g}{unit}" if bits < 1000 * size else f"{bits / size:.0f}{unit}"
+    return f"{bits:.3g}"

@@ -1,24 +1,31 @@
-"""raybench bench: what operators cost in time and bytes, as multiples of a copy; and what a link takes."""
+"""The verbs that measure compressors by themselves: ``bench`` (time and bytes, and links) and ``study`` (error)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raybench.cli.shared import Plugins, console, count, listing, note
+from raybench.cli.shared import (
+    RESULTS_FOLDER,
+    Plugins,
+    Screen,
+    console,
+    count,
+    listing,
+    load_plugins,
+    note,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.table import Table
-    from rich.text import Text
     from torch import Tensor
 
-    from raybench.cli.shared import Screen
-    from raybench.testing.bench import Measured
+    from raybench.measure.timing import Measured
 
-Case = tuple[str, "Tensor"]  # what the vector is, and the vector
 VECTORS = ("resnet18", "gaussian")
 DEVICES = ("cpu", "cuda")
 NONE = "none"
@@ -26,6 +33,7 @@ USUAL_BATCH = "64,20,112"
 CLONE = "x.clone()"
 COLUMN_HEADS = ("compress", "decode", "pack", "unpack", "error", "bytes", "bits/d", "of dense")
 NARROW_SCREEN = 96  # a terminal of fewer columns gets a table without the bytes
+Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
 
 
 def bench(
@@ -60,7 +68,7 @@ def bench(
         int | None, typer.Option(min=1, help="Threads. [default: torch's choice]")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = DEVICES[0],
-    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    json: Json = False,
     out: Annotated[
         str | None, typer.Option(metavar="FILE.parquet", help="Save the figures.")
     ] = None,
@@ -75,20 +83,16 @@ def bench(
     started on several, and prints latency and bandwidth as texts for --link.
     """
     if operators == ["link"]:
-        from raybench.cli.bench_link import bench_link
-
-        bench_link(processes, repeats, json)
+        _bench_link(processes, repeats, json)
         return
-    from pathlib import Path
-
+    import pandas as pd
     import torch
 
     from raybench.core import registry
     from raybench.core.errors import InputError, nearest
-    from raybench.testing.bench import busy, frame, measure, named, usual
+    from raybench.measure.timing import busy, frame, measure, named, usual
 
-    for file in plugin or ():
-        registry.load_plugin(file)
+    load_plugins(plugin)
     if device not in DEVICES:
         raise InputError.of("--device", f"unknown device {device!r}", nearest(device, DEVICES))
     if device == "cuda" and not torch.cuda.is_available():
@@ -98,92 +102,76 @@ def bench(
     if operators and every:
         raise InputError.of("--all", "and names together", "give one of them")
     texts = registry.names("compressor") if every else operators or usual()
-    chosen = dict(named(text) for text in texts)
+    chosen = dict(map(named, texts))
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     facts = {"threads": torch.get_num_threads(), "device": device, "torch": torch.__version__}
     where = device if device != "cpu" else count(torch.get_num_threads(), "thread")
-    screen, frames, doubt = console(), [], busy()
+    screen, doubt, figures = console(), busy(), pd.DataFrame()
     try:
-        for about, x in _cases(d, batch, vector, gradient):
+        for about, x in _vectors(d, batch, vector, gradient):
             x = x.to(device)
+            shape = " × ".join(f"{n:,}" for n in x.shape)
             if not json:
-                screen.print(_head(about, x, where))
-            rows = measure(chosen, x, repeats, limit, {CLONE: x.clone})
-            clone = rows.pop()
-            frames.append(frame(rows, vector=about, shape=str(tuple(x.shape)), **facts))
+                head = f"{shape} {str(x.dtype).removeprefix('torch.')}"
+                screen.head(head, f"  {about}; {where}", dim=True)
+            *rows, clone = measure(chosen, x, repeats, limit, {CLONE: x.clone})
+            table = frame(rows, vector=about, shape=str(tuple(x.shape)), **facts)
+            figures = pd.concat((figures, table), ignore_index=True) if len(figures) else table
             if not json:
-                _print(screen, rows, x, clone)
+                _timed(screen, rows, x, clone)
     finally:
         torch.set_num_threads(before)
-    if not json and frames:
-        screen.print(_legend())
-    _save(frames, json, out)
+    if json:
+        print(figures.to_json(orient="records", indent=1, double_precision=15))
+    elif len(figures):
+        screen.dim(TIMED)
+    if out is not None:
+        figures.to_parquet(out, index=False)
     if doubt:
         note(doubt)
 
 
-def _cases(d: int | None, batch: str, vector: str, gradient: str | None) -> Iterator[Case]:
-    """Yield what there is to measure; everything is checked before the first vector is made."""
-    from raybench.core.errors import InputError, nearest
-    from raybench.testing.vectors import gaussian
-
-    shape = _shape(batch)
-    long = None
-    if gradient is not None:
-        long = _long(*_own(gradient), d)
-    elif vector not in (*VECTORS, NONE):
-        raise InputError.of("--vector", f"unknown vector {vector!r}", nearest(vector, VECTORS))
-    elif vector != NONE:
-        from raybench.testing.vectors import SIZE
-
-        if vector == "resnet18" and d is not None and d > SIZE:
-            fix = "--vector gaussian has any length"
-            raise InputError.of("--d", f"ResNet-18 has {SIZE:,} parameters", fix)
-        long = _shipped(vector, d or SIZE)
-    if long is not None:
-        yield long
-    if shape is not None:
-        yield "Gaussian", gaussian(*shape)
-
-
-def _shape(batch: str) -> tuple[int, ...] | None:
-    from raybench.core.errors import InputError
-
-    if batch == NONE:
-        return None
-    parts = batch.split(",")
-    if len(parts) != 3 or not all(p.strip().isdigit() and int(p) > 0 for p in parts):
-        fix = f"cells, clients, coordinates such as {USUAL_BATCH}, or none"
-        raise InputError.of("--batch", f"{batch!r} is no shape", fix)
-    return tuple(int(p) for p in parts)
-
-
-def _shipped(vector: str, d: int) -> Case:
+def _vectors(
+    d: int | None, batch: str, vector: str, gradient: str | None
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield names and vectors to measure on; all options are checked before the first one is made."""
     import torch
 
-    from raybench.testing.vectors import gaussian
+    from raybench.core.errors import InputError, nearest
+    from raybench.testing.vectors import SIZE, gaussian, resnet18, thinned
 
-    if vector == "gaussian":
-        return "Gaussian", gaussian(d, dtype=torch.float32)
-    from raybench.testing.vectors import resnet18
+    parts = [] if batch == NONE else [p.strip() for p in batch.split(",")]
+    if batch != NONE and (len(parts) != 3 or not all(p.isdigit() and int(p) > 0 for p in parts)):
+        fix = f"cells, clients, coordinates such as {USUAL_BATCH}, or none"
+        raise InputError.of("--batch", f"{batch!r} is no shape", fix)
+    if gradient is None and vector not in (*VECTORS, NONE):
+        raise InputError.of("--vector", f"unknown vector {vector!r}", nearest(vector, VECTORS))
+    if gradient is None and vector == "resnet18" and (d or 0) > SIZE:
+        fix = "--vector gaussian has any length"
+        raise InputError.of("--d", f"ResNet-18 has {SIZE:,} parameters", fix)
+    if gradient is None and vector == "gaussian":
+        yield "Gaussian", gaussian(d or SIZE, dtype=torch.float32)
+    elif gradient is not None or vector != NONE:
+        about, x = _read(gradient) if gradient is not None else resnet18()[::-1]
+        if (d or 0) > x.numel():
+            raise InputError.of("--d", f"the vector has {x.numel():,} coordinates", "ask for fewer")
+        if d not in (None, x.numel()):
+            about, x = f"{about}, {d:,} of {x.numel():,} coordinates", thinned(x, d)
+        yield about, x
+    if parts:
+        yield "Gaussian", gaussian(*map(int, parts))
 
-    found = resnet18()
-    return _long(found.about, found.vector, d)
 
-
-def _own(file: str) -> Case:
-    """Return the vector in a .npy file, as float32 unless it holds float64."""
-    from pathlib import Path
-
+def _read(file: str) -> tuple[str, Tensor]:
+    """Return the name and the vector in a .npy file, as float32 unless it holds float64."""
     import numpy as np
     import torch
 
     from raybench.core.errors import InputError
 
     try:
-        held = np.load(Path(file).expanduser(), allow_pickle=False)
-        values = np.asarray(held).ravel()
+        values = np.asarray(np.load(Path(file).expanduser(), allow_pickle=False)).ravel()
         values = values.astype(np.float64 if values.dtype == np.float64 else np.float32)
     except FileNotFoundError:
         raise InputError.of("--gradient", f"no such file {file}", "give a .npy file") from None
@@ -195,58 +183,23 @@ def _own(file: str) -> Case:
     return Path(file).name, torch.from_numpy(values)
 
 
-def _long(about: str, x: Tensor, d: int | None) -> Case:
-    from raybench.core.errors import InputError
-    from raybench.testing.vectors import thinned
-
-    if d is None or d == x.numel():
-        return about, x
-    if d > x.numel():
-        raise InputError.of("--d", f"the vector has {x.numel():,} coordinates", "ask for fewer")
-    return f"{about}, {d:,} of {x.numel():,} coordinates", thinned(x, d)
-
-
-def _head(about: str, x: Tensor, where: str) -> Text:
-    """Return the line above a table; where: the device, or the threads of the processor."""
-    from rich.text import Text
-
-    shape = " × ".join(f"{n:,}" for n in x.shape)
-    kind = str(x.dtype).removeprefix("torch.")
-    head = Text(f"{shape} {kind}", style="bold")
-    head.append(f"  {about}; {where}", style="not bold dim")
-    return head
-
-
-def _print(screen: Screen, rows: list[Measured], x: Tensor, clone: Measured) -> None:
+def _timed(screen: Screen, rows: list[Measured], x: Tensor, clone: Measured) -> None:
     """Print the copy's time, the table, and what was left out."""
-    from rich.text import Text
-
-    moved = 2 * x.numel() * x.element_size()
-    took = clone.copy_s
+    moved, took = 2 * x.numel() * x.element_size(), clone.copy_s
     said = f"{took * 1e3:.3g} ms" if took >= 1e-3 else f"{took * 1e6:.3g} µs"
     text = f"  a copy takes {said}, {moved / took / 1e9:.3g} GB/s read and written; "
-    text += f"a fresh clone {_ratio(clone.compress)} copies"
-    screen.print(Text(text, style="dim"))
-    measured = [row for row in rows if not row.left_out]
-    if measured:
-        screen.print(_table(measured, narrow=screen.console.width < NARROW_SCREEN))
-    for row in rows:
-        if row.left_out:
-            screen.print(Text(f"  left out: {row.operator}: {row.left_out}", style="dim"))
-
-
-def _table(rows: list[Measured], narrow: bool) -> Table:
-    heads = [head for head in COLUMN_HEADS if not (narrow and head == "bytes")]
+    screen.dim(f"{text}a fresh clone {_ratio(clone.compress)} copies")
+    heads = [h for h in COLUMN_HEADS if h != "bytes" or screen.console.width >= NARROW_SCREEN]
     table = listing("operator", *heads, right=heads, fold="operator")
-    for row in rows:
-        times = (row.compress, row.decode, row.pack, row.unpack)
-        cells = dict(zip(COLUMN_HEADS, map(_ratio, times)))
-        cells["error"] = f"{row.error:.3g}"
-        cells["bytes"] = _size(row.bytes or 0)
-        cells["bits/d"] = f"{row.bits_each:.3g}"
-        cells["of dense"] = f"{row.of_dense:.2%}"
+    for row in [row for row in rows if not row.left_out]:
+        cells = {action: _ratio(getattr(row, action)) for action in COLUMN_HEADS[:4]}
+        cells |= {"error": f"{row.error:.3g}", "bytes": _size(row.bytes or 0)}
+        cells |= {"bits/d": f"{row.bits_each:.3g}", "of dense": f"{row.of_dense:.2%}"}
         table.add_row(row.operator, *(cells[head] for head in heads))
-    return table
+    if table.row_count:
+        screen.print(table)
+    for row in [row for row in rows if row.left_out]:
+        screen.dim(f"  left out: {row.operator}: {row.left_out}")
 
 
 def _ratio(value: float | None) -> str:
@@ -264,25 +217,185 @@ def _size(amount: int) -> str:
     return f"{amount} B"
 
 
-def _legend() -> Text:
+TIMED = (
+    "Times are multiples of buffer.copy_(x), the best of interleaved turns; error is "
+    "‖C(x) − x‖²/‖x‖² of one draw; bytes are the payload of all rows, of dense their share of x's; "
+    "bits/d are modelled bits per coordinate. Buffers are reused: a fresh clone of a long vector "
+    "mostly measures page faults. A seeded support is drawn in compress and serves decode too; a "
+    "receiver elsewhere draws it again."
+)
+
+
+# bench link ----------------------------------------------------------------------------------
+
+WORDS = {"pair": "point to point", "gather": "gather", "all_reduce": "all-reduce"}
+FORMS = {"pair": "ring", "gather": "gather", "all_reduce": "gather"}  # what the text of a fit says
+
+
+def _bench_link(processes: int, repeats: int, json: bool) -> None:
+    """Time exchanges between processes here, or as one of those that torchrun started; print what fits.
+
+    Raises InputError if the processes do not find each other.
+    """
+    from dataclasses import asdict
+    from json import dumps
+
+    from raybench.analysis.links import rate_word, time_word, written
+    from raybench.core.errors import InputError
+    from raybench.measure import link
+    from raybench.measure.timing import busy
+
+    doubt, several = busy(), link.joined()
+    try:
+        rank, times = link.measure_joined(repeats) if several else (0, [])
+        times = times or link.measure_here(processes, repeats)
+    except RuntimeError as error:
+        what = f"the processes did not measure: {str(error).strip().splitlines()[-1]}"
+        fix = "are MASTER_ADDR and GLOO_SOCKET_IFNAME right?" if several else "is gloo usable here?"
+        raise InputError.of("bench link", what, fix) from error
+    if rank:  # one of them speaks
+        return
+    kinds = dict.fromkeys(t.what for t in times)
+    fits = {kind: link.fit([t for t in times if t.what == kind]) for kind in kinds}
+    texts = {k: written(f.link.latency, f.link.bandwidth, FORMS[k]) for k, f in fits.items()}
+    if json:
+        rows = {kind: {**asdict(fit), "text": texts[kind]} for kind, fit in fits.items()}
+        print(dumps({"timings": [asdict(t) for t in times], "fits": rows}, indent=1))
+        return
+    screen, where = console(), "of torchrun" if several else "of this machine"
+    screen.head(f"{times[0].n} processes {where}, over gloo")
+    heads = ("exchange", "bytes of each", "measured", "fitted")
+    table = listing(*heads, right=heads[1:], fold="exchange")
+    for t in times:
+        fitted = float(link.expected(t.what, fits[t.what].link, t.n, t.size))
+        table.add_row(WORDS[t.what], f"{t.size:,}", time_word(t.median), time_word(fitted))
+    screen.print(table)
+    names = ("exchange", "latency", "bandwidth", "misfit", "--link")
+    table = listing(*names, right=names[1:4], fold="exchange")
+    for kind, fit in fits.items():
+        latency = f"{time_word(fit.link.latency)} [{', '.join(map(time_word, fit.latency))}]"
+        rate = f"{rate_word(fit.link.bandwidth)} [{', '.join(map(rate_word, fit.bandwidth))}]"
+        table.add_row(WORDS[kind], latency, rate, f"{fit.misfit:.0%}", texts[kind])
+    screen.print(table)
+    screen.dim(
+        "gather: every process broadcasts its message, as raybench's train mode does; all-reduce: gloo's ring. "
+        "Medians of turns, as the slowest process saw them; in brackets 95 % of fits to sizes and turns drawn "
+        "anew; misfit is the median error over sizes. Which text: gather for raybench's own train mode, ring "
+        "for machines joined by such links. Between processes of one machine this is its memory and its "
+        "processors, not a network: start torchrun -m raybench bench link on several."
+    )
+    if doubt:
+        note(doubt)
+
+
+# study ---------------------------------------------------------------------------------------
+
+STUDIES = ("compressors",)
+SHORT_HEADS = {
+    "scaled sign": "sign",
+    "Top-k + natural": "+ nat.",
+    "Top-k + natural dithering": "+ nat. dith.",
+    "dithering": "dith.",
+    "natural dithering": "nat. dith.",
+}
+
+
+def study(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="compressors.")],
+    operators: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[OPERATOR]...", help="top_k:k=1% ... [default: all of the study]"),
+    ] = None,
+    d: Annotated[
+        int, typer.Option("--d", metavar="D", help="Length of the drawn vectors.")
+    ] = 10_000,
+    draws: Annotated[int, typer.Option(metavar="N", help="Vectors of each family.")] = 20,
+    seed: Annotated[int, typer.Option(metavar="S", help="Of vectors and operators.")] = 0,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="DIR", help="[default: results/compressor-study]"),
+    ] = None,
+    plugin: Plugins = None,
+) -> None:
+    """Measure error against bits of operators on random vectors and gradients.
+
+    Writes study.parquet and figures: Gaussian, Laplace, uniform, exponential and heavy-tailed
+    vectors, and gradients of a network at the start and in training.
+    """
+    from raybench.core.errors import InputError, nearest
+    from raybench.measure import study as studies
+
+    if what not in STUDIES:
+        raise InputError.of("study", f"no study is named {what!r}", nearest(what, STUDIES))
+    load_plugins(plugin)
+    grids = {text: [text] for text in operators} if operators else None
+    folder = out or str(RESULTS_FOLDER / "compressor-study")
+    rows = studies.compressors(folder, d, draws, grids, seed)
+    paths = studies.figures(rows, folder)
+    screen = console()
+    if grids:
+        _errors(screen, rows)
+    else:
+        _sign(screen, studies.against_sign(rows))
+        _energy(screen, studies.top_k_energy(rows))
+    screen.print(f"\nrows     {folder}/study.parquet")
+    for path in paths:
+        if path.suffix == ".png":
+            screen.print(f"figure   {path.with_suffix('')}.{{png,pdf,csv}}")
+
+
+def _number(value: float) -> str:
+    return "–" if not math.isfinite(value) else f"{value:.3g}"
+
+
+def _errors(out: Screen, rows: pd.DataFrame) -> None:
+    """Print every operator's error and bits a coordinate, family by family."""
+    families = list(rows["family"].unique())
+    table = listing("operator", "bits", *families, right=("bits", *families))
+    for operator, part in rows.groupby("operator", sort=False):
+        errors = part.set_index("family")["error_best"]
+        bits = f"{part['wire_per_coordinate'].mean():.3g}"
+        table.add_row(str(operator), bits, *(_number(errors[f]) for f in families))
+    out.head("‖c C(x) − x‖² / ‖x‖² with the best c; bits a coordinate as packed")
+    out.print(table)
+
+
+def _sign(out: Screen, rows: pd.DataFrame) -> None:
+    """Print what others pay for scaled sign's error."""
     from rich.text import Text
 
-    return Text(
-        "Times are multiples of buffer.copy_(x), the best of interleaved turns; error is "
-        "‖C(x) − x‖²/‖x‖² of one draw; bytes are the payload of all rows, of dense their share of x's; "
-        "bits/d are modelled bits per coordinate. Buffers are reused: a fresh clone of a long vector "
-        "mostly measures page faults. A seeded support is drawn in compress and serves decode too; a "
-        "receiver elsewhere draws it again.",
-        style="dim",
-    )
+    names = [c for c in rows.columns if c not in ("family", "error", "below", "cheapest")]
+    heads = [SHORT_HEADS.get(n, n) for n in names]
+    table = listing("vectors", "error", *heads, right=("error", *heads))
+    for row in rows.to_dict("records"):
+        cells = [
+            Text(
+                ("< " if n in row["below"] else "") + _number(row[n]),
+                style="bold" if n == row["cheapest"] else "",
+            )
+            for n in names
+        ]
+        table.add_row(row["family"], _number(row["error"]), *cells)
+    out.head("Bits a coordinate for the error of scaled sign (bold: the least)")
+    out.print(table)
+    wins = list(rows.loc[rows["cheapest"] == "scaled sign", "family"])
+    if wins:
+        out.print(f"Nothing here beats scaled sign at its own error on: {', '.join(wins)}.")
 
 
-def _save(frames: list[pd.DataFrame], json: bool, out: str | None) -> None:
-    """Print the figures as JSON, or save them."""
-    import pandas as pd
-
-    table = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-    if json:
-        print(table.to_json(orient="records", indent=1, double_precision=15))
-    if out is not None:
-        table.to_parquet(out, index=False)
+def _energy(out: Screen, energy: pd.DataFrame) -> None:
+    """Print Top-k's residuals beside the formulas of order statistics."""
+    energy = energy.assign(share=energy["share"].round(4))
+    shares = [s for s in (0.01, 0.03, 0.1, 0.3) if s in set(energy["share"])]
+    heads = [f"{s:.0%}" for s in shares]
+    table = listing("vectors", *heads, right=heads)
+    for family, part in energy.groupby("family", sort=False):
+        by_share = part.set_index("share")
+        cells = []
+        for share in shares:
+            error, formula = by_share.loc[share, ["error", "formula"]]
+            cells.append(f"{error:.4f}" + (f" ({formula:.4f})" if math.isfinite(formula) else ""))
+        table.add_row(str(family), *cells)
+    table.add_row("Rand-k, any", *(f"{1 - s:.4f}" for s in shares))
+    out.head("\nWhat Top-k leaves of ‖x‖², by k/d (in brackets: the formula)")
+    out.print(table)

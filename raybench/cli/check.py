@@ -1,13 +1,20 @@
-"""raybench check: the conformance kit on a user's plug-ins."""
+"""The verbs that check: ``check`` plug-ins by the conformance kit, ``doctor`` this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raybench.cli.shared import count
+from raybench.cli.shared import RESULTS_FOLDER, console, count
 
 if TYPE_CHECKING:
     from raybench.core.registry import Entry
@@ -56,13 +63,17 @@ def check(
         kit = import_module(f"raybench.testing.{entry.kind}s")
         told: set[str] = set()
         try:
-            for about, group in groupby(kit.check_entry(entry, **more), lambda one: one.about):
-                found = list(group)
-                for line in map(str, found) if verbose else _summary(about, found, told, quiet):
+            for about, group in groupby(
+                kit.check_entry(entry, **more), lambda finding: finding.about
+            ):
+                findings = list(group)
+                for line in (
+                    map(str, findings) if verbose else _summary(about, findings, told, quiet)
+                ):
                     print(f"  {line}", flush=True)
-                failed += sum(not one.ok for one in found)
-                unclaimed += sum(not one.claimed for one in found)
-                made += sum(one.claimed for one in found)
+                failed += sum(not finding.ok for finding in findings)
+                unclaimed += sum(not finding.claimed for finding in findings)
+                made += sum(finding.claimed for finding in findings)
         except InputError:
             raise
         except Exception as error:  # the user's own code raised before a check could begin
@@ -76,21 +87,21 @@ def check(
     raise typer.Exit(1 if failed else 0)
 
 
-def _summary(about: str, found: Sequence[Finding], told: set[str], quiet: bool) -> Iterable[str]:
+def _summary(about: str, findings: Sequence[Finding], told: set[str], quiet: bool) -> Iterable[str]:
     """Yield what is said of one set of parameters; told: checks whose failure has been printed, each once."""
-    wrong = [one for one in found if not one.ok]
+    failures = [finding for finding in findings if not finding.ok]
     again: list[str] = []
-    for one in wrong:
-        if one.check in told:
-            again.append(one.check)
+    for finding in failures:
+        if finding.check in told:
+            again.append(finding.check)
         else:
-            told.add(one.check)
-            yield str(one)
+            told.add(finding.check)
+            yield str(finding)
     if again:
         yield f"FAIL  {about}, too: {', '.join(dict.fromkeys(again))}"
-    if not wrong and not quiet:
-        unclaimed = ", ".join(one.check for one in found if not one.claimed)
-        made = count(sum(one.claimed for one in found), "check")
+    if not failures and not quiet:
+        unclaimed = ", ".join(finding.check for finding in findings if not finding.claimed)
+        made = count(sum(finding.claimed for finding in findings), "check")
         yield f"ok    {about}: {made}{f'; not claimed: {unclaimed}' if unclaimed else ''}"
 
 
@@ -105,24 +116,180 @@ def _options(
     from raybench.spec import short
 
     given = [short.parse(f"set:{text}", "--set") for text in sets]
-    values = {key: value for one in given for key, value in one.items() if key != "name"}
-    known = sorted({name for entry in entries for name in entry.params})
+    values = {key: value for parsed in given for key, value in parsed.items() if key != "name"}
+    names = sorted({name for entry in entries for name in entry.params})
     for key in values:
-        if key not in known:
-            fix = nearest(key, known) if known else "the file's plug-ins have no parameters"
+        if key not in names:
+            fix = nearest(key, names) if names else "the file's plug-ins have no parameters"
             raise InputError.of(f"--set {key}", "no plug-in of the file has it", fix)
     if problem is not None and not any(entry.kind in ON_A_PROBLEM for entry in entries):
         raise InputError.of(
             "--problem", "only methods and metrics are tried on one", "leave it out"
         )
-    found: list[dict[str, Any]] = []
+    options: list[dict[str, Any]] = []
     for entry in entries:
-        own = {key: value for key, value in values.items() if key in entry.params}
+        fitting = {key: value for key, value in values.items() if key in entry.params}
         more: dict[str, Any] = {}
-        if own:
-            more["given"] = short.mapping({k: entry.params[k] for k in own}, own, "--set")
+        if fitting:
+            more["given"] = short.mapping({k: entry.params[k] for k in fitting}, fitting, "--set")
         if problem is not None and entry.kind in ON_A_PROBLEM:
             section = short.section("problem", problem, where="--problem")
             more["problem"] = {"name": section.name, **section.params}
-        found.append(more)
-    return found
+        options.append(more)
+    return options
+
+
+# doctor --------------------------------------------------------------------------------------
+
+PACKAGES = ("torch", "ray", "numba", "numpy", "pandas", "pyarrow")
+LEAST_DISK = 1 << 30
+LEAST_SHM = 1 << 28
+
+
+@dataclass(frozen=True)
+class Look:
+    """One line: what was looked at, what was found, and the fix where it is a problem."""
+
+    what: str
+    found: str
+    fix: str = ""
+
+
+def doctor() -> None:
+    """Look at this machine: versions, data, results, kernels.
+
+    Exit code 1 if something is in the way; each problem comes with its fix.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    out = console()
+    problems = 0
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for look in findings():
+        bad = bool(look.fix)
+        problems += bad
+        mark = Text("problem", style="red") if bad else Text("ok", style="green")
+        table.add_row(mark, look.what, look.found)
+        if bad:
+            table.add_row("", "", Text(look.fix, style="bold"))
+    out.print(table)
+    if problems:
+        out.print(f"{problems} in the way")
+    raise typer.Exit(1 if problems else 0)
+
+
+def findings() -> Iterator[Look]:
+    """Yield what is found, in the order a user would ask."""
+    wanted = sys.version_info >= (3, 11)
+    fix = "" if wanted else "raybench needs Python 3.11 or newer"
+    yield Look("python", f"{platform.python_version()} ({sys.executable})", fix)
+    for name in PACKAGES:
+        yield _package(name)
+    yield _cores()
+    yield _cuda()
+    yield _shared_memory()
+    yield _data()
+    yield _results()
+    yield _kernels()
+
+
+def _package(name: str) -> Look:
+    from importlib import import_module
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        installed = version(name)
+        if name != "ray":  # importing ray takes a second, and where the others work it does too
+            import_module(name)
+    except PackageNotFoundError:
+        return Look(name, "not installed", "install raybench anew: it requires this package")
+    except (ImportError, OSError) as error:
+        return Look(name, f"does not import: {error}", f"install {name} anew")
+    return Look(name, installed)
+
+
+def _cores() -> Look:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    text = f"{os.cpu_count()} cores"
+    if usable != os.cpu_count():
+        text += f", {usable} of them usable"
+    if hasattr(os, "sysconf"):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        text += f", {memory / 2**30:.1f} GiB of memory"
+    return Look("machine", text)
+
+
+def _cuda() -> Look:
+    try:
+        import torch
+    except (ImportError, OSError):
+        return Look("cuda", "not looked for: torch does not import")
+    if not torch.cuda.is_available():
+        return Look("cuda", "none: everything runs on the processor")
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return Look("cuda", f"{torch.version.cuda}: {', '.join(names)}")
+
+
+def _shared_memory() -> Look:
+    place = Path("/dev/shm")
+    if not place.is_dir():
+        return Look("shared memory", "no /dev/shm: Ray uses the disk")
+    free = shutil.disk_usage(place).free
+    text = f"{free / 2**30:.1f} GiB free in {place}"
+    fix = "" if free >= LEAST_SHM else "Ray keeps objects there: give it 256 MiB or use --inline"
+    return Look("shared memory", text, fix)
+
+
+def _data() -> Look:
+    from raybench.data import known
+
+    folder = known.folder()
+    source = (
+        "RAYBENCH_DATA" if os.environ.get("RAYBENCH_DATA") else "default; RAYBENCH_DATA sets it"
+    )
+    if not folder.is_dir():
+        if os.environ.get("RAYBENCH_DATA"):
+            return Look("data", f"no folder {folder}", "make it, or correct RAYBENCH_DATA")
+        return Look("data", f"{folder} ({source}), empty: sets are downloaded when first used")
+    have = [name for name in known.KNOWN if known.find(name)]
+    shown = ", ".join(have) if have else "no LIBSVM set yet"
+    fix = ""
+    if not os.access(folder, os.W_OK):
+        shown += " (cannot be written: nothing can be downloaded)"
+    return Look("data", f"{folder} ({source}): {shown}", fix)
+
+
+def _results() -> Look:
+    folder = RESULTS_FOLDER if RESULTS_FOLDER.is_dir() else Path()
+    shown = str(RESULTS_FOLDER.resolve())
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        fix = "work in a folder that you may write, or give --out"
+        return Look("results", f"{shown}: {error.strerror}", fix)
+    free = shutil.disk_usage(folder).free
+    fix = "" if free >= LEAST_DISK else "less than 1 GiB free: give --out on another disk"
+    return Look("results", f"{shown}, {free / 2**30:.0f} GiB free", fix)
+
+
+def _kernels() -> Look:
+    from time import perf_counter
+
+    began = perf_counter()
+    try:
+        import torch
+
+        from raybench import api
+        from raybench.core.streams import stream
+
+        x = torch.arange(1.0, 31.0, dtype=torch.float64)
+        kept = api.compressor("top_k", k=3).compress(x).decode().nonzero().flatten().tolist()
+        drawn = api.compressor("rand_k", k=30).compress(x, stream(0)).decode()
+        works = kept == [27, 28, 29] and bool(torch.equal(drawn, x))
+    except Exception as error:  # whatever is broken here, the user must see it as one line
+        return Look("kernels", f"{type(error).__name__}: {error}", "install numba and torch anew")
+    fix = "" if works else "install numba and torch anew: they compute wrong results"
+    text = "compile and compute" if works else "wrong results"
+    return Look("kernels", f"{text} ({perf_counter() - began:.1f} s)", fix)

@@ -54,24 +54,24 @@ def plan(
     sweep = as_booked(sweep, folder)
     made = make_plan(sweep, done, retry_failed, BestSteps(folder))
     need = admit(made, folder)
-    known = {}
+    estimates = {}
     if measure and made.batches:
         options = Options(sweep.record, sweep.accounting, sweep.evaluate, sweep.prune)
-        known = estimate(made.batches, options)
-    costs = _costs(made, known)
+        estimates = estimate(made.batches, options)
+    costs = _costs(made, estimates)
     if made.done:
         from raybench.store import cells
 
         ended = cells(folder).set_index("cell")["bits_up"].dropna()
         costs |= {i: (float(bits), None) for i, bits in ended.items() if i in made.done}
-    _print(made, folder, file, known, costs, need)
+    _print(made, folder, file, estimates, costs, need)
 
 
 def _print(
     made: Plan,
     folder: str,
     file: str,
-    known: dict[str, Estimate],
+    estimates: dict[str, Estimate],
     costs: dict[str, Cost],
     need: Need,
 ) -> None:
@@ -95,14 +95,14 @@ def _print(
     if made.cells:
         screen.print(_methods(made, costs))
     rows: list[tuple[str, object]] = [*shared.reasons(counted(made.skipped))]
-    errors = Counter(e.error for e in known.values() if e.error)
+    errors = Counter(e.error for e in estimates.values() if e.error)
     rows += [("raises", Text(f"{error}", style="red")) for error in errors]
     rows += _fewer(made)
     if made.batches:
         rows.append(("batches", f"{len(made.batches):,}"))
         rows += _needs(need, folder)
-    if known:
-        rows.append(("time", _time(made, known)))
+    if estimates:
+        rows.append(("time", _time(made, estimates)))
         rows.append(("bits up", "per client at the end, extrapolated from the first rounds"))
     rows += [("results", folder), ("accounting", str(sweep.accounting))]
     rows.append(
@@ -112,7 +112,7 @@ def _print(
         )
     )
     screen.print(pairs(rows))
-    note(*made.notes, *dict.fromkeys(e.warning for e in known.values() if e.warning))
+    note(*made.notes, *dict.fromkeys(e.warning for e in estimates.values() if e.warning))
     note(*crowded(made.sweep.resources))
 
 
@@ -168,8 +168,9 @@ def _problems(made: Plan) -> list[tuple[str, str]]:
     told = {"dataset", "clients", "problem"}  # in the line anyway
     differing = [
         key
-        for key in dict.fromkeys(key for one in values for key in one)
-        if key not in told and len({canonical(one.get(key)) for one in values}) > 1
+        for key in dict.fromkeys(key for section_values in values for key in section_values)
+        if key not in told
+        and len({canonical(section_values.get(key)) for section_values in values}) > 1
     ]
     for section in list(sections)[:12]:
         facts = made.facts[canonical(section.config())]
@@ -249,12 +250,12 @@ def _data(cell: Resolved) -> str:
     return str(problem.params.get("dataset") or problem.name).rsplit("/", 1)[-1]
 
 
-def _costs(made: Plan, known: dict[str, Estimate]) -> dict[str, Cost]:
+def _costs(made: Plan, estimates: dict[str, Estimate]) -> dict[str, Cost]:
     """Return (bits up, seconds) of every cell yet to run that has an estimate."""
     return {
-        cell.id: (known[batch.name].bits_up, known[batch.name].seconds / len(batch.cells))
+        cell.id: (estimates[batch.name].bits_up, estimates[batch.name].seconds / len(batch.cells))
         for batch in made.batches
-        if batch.name in known and not known[batch.name].error
+        if batch.name in estimates and not estimates[batch.name].error
         for cell in batch.cells
     }
 
@@ -268,13 +269,13 @@ def _between(low: float, high: float) -> str:
     return most if most.startswith(f"{least} ") else f"{least}–{most}"
 
 
-def _time(made: Plan, known: dict[str, Estimate]) -> str:
+def _time(made: Plan, estimates: dict[str, Estimate]) -> str:
     """Return the estimated time of all that is missing, on this machine."""
     import os
 
     work = {batch.name: made.work(batch) for batch in made.batches}
-    tried = sum(work[name] for name in known)
-    total = sum(e.seconds for e in known.values()) * sum(work.values()) / tried
+    tried = sum(work[name] for name in estimates)
+    total = sum(e.seconds for e in estimates.values()) * sum(work.values()) / tried
     slots = max(1, int((os.cpu_count() or 1) // made.sweep.resources.cpus_per_worker))
     slots = min(slots, len(made.batches))
     through = SECONDS_TO_START_RAY + total / slots

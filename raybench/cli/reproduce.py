@@ -64,29 +64,31 @@ def reproduce(
         folder = out / (f"{what.name}-full" if full else what.name)
         if not no_run and (networks or what.kind == "convex"):
             _run(what, folder, full, inline, address)
-        own = of_folder(folder)
-        if own is not None and what.sweep is not None and status_of(folder).missing:
+        here = of_folder(folder)
+        if here is not None and what.sweep is not None and status_of(folder).missing:
             note(f"{what.name}: its sweep has not ended, what is there is judged")
-        found = own if own is not None or full else kept(what, KEPT)
-        verdicts = judge(what, found)
-        _tell(what, verdicts, found, details)
+        evidence = here if here is not None or full else kept(what, KEPT)
+        verdicts = judge(what, evidence)
+        _tell(what, verdicts, evidence, details)
         failed = (
-            0 if found is None or found.curves.empty else (found.cells["status"] == "failed").sum()
+            0
+            if evidence is None or evidence.curves.empty
+            else (evidence.cells["status"] == "failed").sum()
         )
         if failed:
             note(
                 f"{what.name}: {failed} cells failed"
-                + f": raybench status {folder}" * (own is not None)
+                + f": raybench status {folder}" * (here is not None)
             )
         wrong = wrong or failed > 0 or any(verdict.word == DISAGREES for verdict in verdicts)
-        judged.append((what, verdicts, found))
-        if page is not None and own is not None:
-            keep(what, own, page.with_suffix(""))
+        judged.append((what, verdicts, evidence))
+        if page is not None and here is not None:
+            keep(what, here, page.with_suffix(""))
     _count([verdict for _, verdicts, _ in judged for verdict in verdicts])
     if page is not None:
         from raybench.reproduce.page import Judged, write
 
-        print(*write([Judged(*one) for one in judged], page), sep="\n")
+        print(*write([Judged(*parts) for parts in judged], page), sep="\n")
     raise typer.Exit(int(wrong))
 
 
@@ -108,7 +110,7 @@ def _run(what: Reproduction, folder: Path, full: bool, inline: bool, address: st
 
 
 def _tell(
-    what: Reproduction, verdicts: list[Verdict], found: Evidence | None, details: bool
+    what: Reproduction, verdicts: list[Verdict], evidence: Evidence | None, details: bool
 ) -> None:
     """Print the verdicts of a reproduction, with their figures."""
     from rich.text import Text
@@ -118,7 +120,7 @@ def _tell(
 
     styles = {AGREES: "green", DISAGREES: "bold red"}
     screen = console()
-    origin = f" (judged on {found.origin})" if found is not None else ""
+    origin = f" (judged on {evidence.origin})" if evidence is not None else ""
     screen.print(Text(f"{what.name}: {what.title}{origin}", style="bold"))
     table = listing("", "", "claim", "measured", fold="measured")
     table.show_header = False

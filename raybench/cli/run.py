@@ -1,13 +1,23 @@
-"""raybench run: one cell from flags, here and now."""
+"""The verb ``run``: one cell from flags, here and now; and those flags, which ``show`` has too."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raybench.cli import cell
-from raybench.cli.shared import Fresh, Out, Plugins, Sets, console, note, pairs, results_of
+from raybench.cli.shared import (
+    Fresh,
+    Out,
+    Plugins,
+    Sets,
+    console,
+    load_plugins,
+    note,
+    pairs,
+    results_of,
+)
+from raybench.core.facts import Role
 
 if TYPE_CHECKING:
     from raybench.execution.batch import Resolved
@@ -15,17 +25,89 @@ if TYPE_CHECKING:
     from raybench.spec import Sweep
 
 Number = dict[str, object]
+USUAL_PROBLEM = "logistic:dataset=breast_cancer,scale=columns,clients=10"
+
+ProblemFlag = Annotated[
+    str | None,
+    typer.Option(metavar="NAME[:KEY=VALUE,...]", help=f"The problem. [default: {USUAL_PROBLEM}]"),
+]
+DatasetFlag = Annotated[
+    str | None, typer.Option(metavar="NAME|PATH", help="Its data set; raybench ls datasets.")
+]
+ClientsFlag = Annotated[int | None, typer.Option(metavar="N", help="How many clients share it.")]
+CompressorFlag = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME[:KEY=VALUE,...]",
+        help=f"The operator. [default: {' or '.join(sorted({r.usual_form for r in Role}))}]",
+    ),
+]
+DownlinkFlag = Annotated[
+    str | None, typer.Option(metavar="NAME[:KEY=VALUE,...]", help="The server's operator.")
+]
+
+
+def config(
+    algorithm: str,
+    problem: str | None,
+    dataset: str | None,
+    clients: int | None,
+    compressor: str | None,
+    downlink: str | None = None,
+    **more: object,
+) -> dict[str, Any]:
+    """Return the sweep file of one cell; further keys that are None are left out.
+
+    Without a problem the default one is meant; a data set alone replaces that of the default, with
+    its features as they are. Raises InputError for a malformed short form.
+    """
+    from raybench.spec import short
+
+    section = short.parse(problem or USUAL_PROBLEM, "problem")
+    if problem is None and dataset is not None:
+        section = {"name": section["name"], "clients": section["clients"]}
+    flags = {"dataset": dataset, "clients": clients}
+    section |= {key: value for key, value in flags.items() if value is not None}
+    parts = {"compressor": compressor, "downlink": downlink}
+    return {
+        "problem": section,
+        "algorithm": short.parse(algorithm, "algorithm"),
+        **{key: short.parse(text, key) for key, text in parts.items() if text is not None},
+        **{key: value for key, value in more.items() if value is not None},
+    }
+
+
+def usual_operator(algorithm: str) -> str | None:
+    """Return the operator of a method that takes one where none is given; None where it takes none."""
+    from raybench.core import registry
+
+    role = registry.lookup("algorithm", algorithm).facts.up
+    return None if role is None else role.usual_form
+
+
+def folder_name(sweep: Sweep) -> str:
+    """Return the name under which runs on a problem are kept together: ``run-<problem>-<hash>``."""
+    import hashlib
+    import re
+
+    from raybench.spec.parts import canonical
+
+    problem = sweep.cells[0].problem
+    digest = hashlib.sha256(canonical(problem.config()).encode()).hexdigest()[:6]
+    words = [problem.name, str(problem.params.get("dataset") or "").rsplit("/", 1)[-1], digest]
+    plain = (re.sub(r"[^A-Za-z0-9._]+", "_", word)[:40] for word in words if word)
+    return "-".join(["run", *plain])
 
 
 def run(
-    problem: cell.Problem = None,
-    dataset: cell.Dataset = None,
-    clients: cell.Clients = None,
+    problem: ProblemFlag = None,
+    dataset: DatasetFlag = None,
+    clients: ClientsFlag = None,
     algorithm: Annotated[
         str, typer.Option(metavar="NAME[:KEY=VALUE,...]", help="The method.")
     ] = "ef21",
-    compressor: cell.Compressor = None,
-    downlink: cell.Downlink = None,
+    compressor: CompressorFlag = None,
+    downlink: DownlinkFlag = None,
     step: Annotated[
         float | None, typer.Option(metavar="X", help="Step size as a multiple of the theory's.")
     ] = None,
@@ -47,7 +129,6 @@ def run(
     Runs on one problem share a folder, so that raybench table and raybench report compare them.
     """
     from raybench import spec
-    from raybench.core import registry
     from raybench.core.errors import InputError
     from raybench.spec import short
 
@@ -57,10 +138,9 @@ def run(
     steps = {"value": step_value} if step_value is not None else steps
     name = short.parse(algorithm, "algorithm")["name"]
     if compressor is None:
-        for file in plugin or ():
-            registry.load_plugin(file)
-        compressor = cell.usual_operator(name)
-    given = cell.config(
+        load_plugins(plugin)
+        compressor = usual_operator(name)
+    given = config(
         algorithm,
         problem,
         dataset,
@@ -76,7 +156,7 @@ def run(
         what = f"this is a grid of {len(sweep.cells)} cells"
         raise InputError.of("run", what, "write a sweep file: raybench sweep FILE")
     if sweep.name == "sweep":  # a name given by --set stays
-        named = cell.folder_name(sweep)
+        named = folder_name(sweep)
         sweep = spec.load(given, sets=sets or (), plugins=plugin or (), name=named)
     _work(sweep, results_of(sweep, out), fresh)
 
@@ -88,8 +168,8 @@ def _work(sweep: Sweep, folder: str, fresh: bool) -> None:
     from raybench.runtime.driver import drive
 
     plan = make_plan(sweep)
-    for one in plan.skipped:
-        raise InputError.of("run", one.why.text, _way_out(one))
+    for cell in plan.skipped:
+        raise InputError.of("run", cell.why.text, _way_out(cell))
     outcome = drive(sweep, folder, inline=True, fresh=fresh, beside=True)
     note(*outcome.plan.notes[len(sweep.notes) :])
     if outcome.interrupted:
@@ -102,10 +182,10 @@ def _way_out(skipped: Skipped) -> str:
     """Return the flags that would run what is skipped, or else the keys of a sweep file that would."""
     from raybench.execution.checks import SkipCode
 
-    usual = cell.usual_operator(skipped.cell.algorithm.name)
+    usual = usual_operator(skipped.cell.algorithm.name)
     flags = {
         SkipCode.NO_STEP: "--step-value 0.1, or --set step_size.of=gd for multiples of gd's step",
-        SkipCode.VERTICAL_METHOD: f"--problem vertical_least_squares:{cell.USUAL_PROBLEM.partition(':')[2]}",
+        SkipCode.VERTICAL_METHOD: f"--problem vertical_least_squares:{USUAL_PROBLEM.partition(':')[2]}",
         SkipCode.OPERATOR: f"--compressor {usual}; "
         "--set allow_unproven=true runs what no theory covers",
     }
@@ -132,8 +212,8 @@ def _show(resolved: Resolved, folder: str, before: bool) -> None:
     row = cells[cells["cell"] == resolved.id].iloc[0]
     out = console()
     head = Text(f"{row['label']} on {row['problem']}", style="bold")
-    known = [row["dataset"] if words.known(row["dataset"]) else "", f"{row['clients']:.0f} clients"]
-    head.append(f"  {', '.join(k for k in known if k)}, d = {row['d']:,.0f}", style="not bold dim")
+    data = [row["dataset"] if words.known(row["dataset"]) else "", f"{row['clients']:.0f} clients"]
+    head.append(f"  {', '.join(k for k in data if k)}, d = {row['d']:,.0f}", style="not bold dim")
     out.print(head)
     if row["status"] == "failed":
         out.print(pairs([("failed", _cause(str(row["error"]))), ("saved in", folder)]))
@@ -146,8 +226,8 @@ def _show(resolved: Resolved, folder: str, before: bool) -> None:
     step = words.number(row["step_size"])
     if words.known(row["theory_step"]):
         what = {"theorem": "theory", "borrowed": f"theory of {resolved.cell.step.of}"}
-        one = what.get(str(resolved.basis), str(resolved.basis))
-        step += f"  ({row['step_size'] / row['theory_step']:.4g} x {one})"
+        basis = what.get(str(resolved.basis), str(resolved.basis))
+        step += f"  ({row['step_size'] / row['theory_step']:.4g} x {basis})"
     rows: list[tuple[str, object]] = [
         ("ended", f"{row['status']} after {row['rounds']:,.0f} rounds, {row['seconds']:.3g} s"),
         ("step size", step),

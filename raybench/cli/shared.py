@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from raybench.core import terminal
+from raybench.core.errors import InputError, Notice, nearest
+from raybench.core.process import ending
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -102,6 +108,26 @@ class Screen:
             self.console.print(*things)
         lines = kept.get().splitlines()
         sys.stdout.write("".join(f"{line.rstrip()}\n" for line in lines))
+
+    def head(self, text: str, more: str = "", dim: bool = False) -> None:
+        """Print a bold line, and more that is not bold behind it."""
+        from rich.text import Text
+
+        line = Text(text, style="bold")
+        self.print(line.append(more, style="not bold dim" if dim else "not bold"))
+
+    def dim(self, text: str) -> None:
+        """Print what is read second."""
+        from rich.text import Text
+
+        self.print(Text(text, style="dim"))
+
+    def set_in(self, text: str, style: str = "") -> None:
+        """Print a paragraph two columns to the right, without the marks of literals."""
+        from rich.padding import Padding
+        from rich.text import Text
+
+        self.print(Padding(Text(prose(text), style=style), (0, 0, 0, 2)))
 
 
 def console() -> Screen:
@@ -210,6 +236,14 @@ def span(numbers: Sequence[float], most: int = 6) -> str:
     return f"{numbers[0]:g} .. {numbers[-1]:g} ({len(numbers)})"
 
 
+def load_plugins(files: Iterable[str] | None) -> None:
+    """Register the plug-ins of files. Raises InputError for a file that is none."""
+    from raybench.core import registry
+
+    for file in files or ():
+        registry.load_plugin(file)
+
+
 def read(file: str, sets: list[str] | None, plugins: list[str] | None) -> Sweep:
     """Return a sweep file's sweep; where there is no such file, say which shipped one is meant."""
     from raybench import spec
@@ -220,19 +254,32 @@ def read(file: str, sets: list[str] | None, plugins: list[str] | None) -> Sweep:
 
 def check_file(file: str) -> None:
     """Raise InputError where there is no such file, but a shipped sweep of that name."""
-    from raybench.cli.shipped import sweeps
-    from raybench.core.errors import InputError
-
     if not Path(file).expanduser().exists() and Path(file).stem in sweeps():
         name = Path(file).stem
         fix = f"{name} is a shipped sweep: raybench cp {name} {name}.yaml"
         raise InputError.of(file, "no such file", fix)
 
 
+def sweeps() -> dict[str, str]:
+    """Return the text of every shipped sweep by name."""
+    try:
+        files = list(resources.files("raybench.sweeps").iterdir())
+    except (ImportError, OSError):
+        folder = Path(__file__).resolve().parents[2] / "sweeps"
+        files = list(folder.iterdir()) if folder.is_dir() else []
+    texts = {f.name.removesuffix(".yaml"): f for f in files if f.name.endswith(".yaml")}
+    return {name: texts[name].read_text(encoding="utf-8") for name in sorted(texts)}
+
+
+def check_word(key: str, word: str, allowed: Iterable[str], what: str = "") -> None:
+    """Raise InputError for a word that is none of those allowed, with the nearest."""
+    if word not in allowed:
+        said = " ".join(filter(None, ("unknown", what, repr(word))))
+        raise InputError.of(key, said, nearest(word, allowed))
+
+
 def goal(text: str | None) -> float | str | None:
     """Return a target as ``analysis.frames`` takes it. Raises InputError for what is none."""
-    from raybench.core.errors import InputError
-
     if text is None or text == "auto":
         return text
     try:
@@ -246,8 +293,6 @@ def goal(text: str | None) -> float | str | None:
 
 def seeds_of(text: str | None) -> list[int]:
     """Return the seeds that ``--tuning-seeds`` names. Raises InputError for a text that is no list of whole numbers."""
-    from raybench.core.errors import InputError
-
     try:
         return [] if text is None else [int(part) for part in text.split(",")]
     except ValueError:
@@ -258,3 +303,64 @@ def seeds_of(text: str | None) -> list[int]:
 def results_of(sweep: Sweep, out: str | None) -> str:
     """Return the folder of a sweep's results."""
     return out or str(RESULTS_FOLDER / sweep.name)
+
+
+# How a command leaves -----------------------------------------------------------------------
+
+
+@contextmanager
+def leaving() -> Iterator[None]:
+    """Tell of what goes wrong within and leave with the exit code of a command.
+
+    0: all went well; 1: some cells or checks failed, or the disk is full; 2: the input is wrong;
+    130: interrupted by Ctrl-C; 143: by SIGTERM.
+    """
+    try:
+        with _notices_as_notes(), _store_trouble_told():
+            yield
+    except BaseException as error:
+        code_and_text = ending(error)
+        if code_and_text is None:
+            raise
+        code, text = code_and_text
+        complain(text)
+        sys.exit(code)
+
+
+@contextmanager
+def _store_trouble_told() -> Iterator[None]:
+    """Say that an object store failed at something that is tried again, now and then."""
+    from raybench.store.remote import heard
+
+    said = [-10.0]
+
+    def tell(text: str) -> None:
+        if time.monotonic() - said[0] > 10.0:
+            said[0] = time.monotonic()
+            note(text)
+
+    with heard(tell):
+        yield
+
+
+@contextmanager
+def _notices_as_notes() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("once", Notice)
+        shown = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if issubclass(category, Notice):
+                note(str(message))
+            else:
+                shown(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        yield

@@ -1,19 +1,58 @@
-"""raybench show: a plug-in's text, parameters, class and constants."""
+"""The verb ``show``: a plug-in's text and parameters, an operator's constants, what a method's step sizes rest on."""
 
 from __future__ import annotations
 
 import inspect
+import math
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raybench.cli import cell, guarantee, operators
-from raybench.cli.shared import Plugins, console, listing, pairs, prose
+from raybench.cli.run import (
+    USUAL_PROBLEM,
+    ClientsFlag,
+    CompressorFlag,
+    DatasetFlag,
+    DownlinkFlag,
+    ProblemFlag,
+    config,
+    usual_operator,
+)
+from raybench.cli.shared import Plugins, Screen, console, listing, load_plugins, pairs, prose
 
 if TYPE_CHECKING:
-    from raybench.cli.shared import Screen
-    from raybench.core.registry import Entry
+    from collections.abc import Mapping
 
+    from raybench.compressors import Compressor, Message
+    from raybench.core.registry import Entry
+    from raybench.problems.base import Problem
+    from raybench.spec import Cell
+    from raybench.theory import Convention, Rate, Setting, StepSizes, Theorem
+
+CONSTANTS = {
+    "clients": "n",
+    "d": "d",
+    "message_dim": "message length",
+    "samples": "samples per client",
+    "L": "L",
+    "L_max": "L_max = max L_i",
+    "L_tilde": "L_tilde = √mean L_i²",
+    "L_AM": "mean L_i",
+    "L_plus": "L_plus",
+    "L_pm": "L_pm, Hessian variance",
+    "L_samples": "L of the samples",
+    "L_sample_max": "L of one sample, at most",
+    "sample_variance": "σ² of a sample, at most",
+    "mu": "mu",
+    "mu_min": "mu of every f_i, at least",
+    "f_inf": "f_inf ≤ f",
+    "f_star": "f*",
+    "heterogeneity": "D = mean ‖∇fᵢ(x*)‖²",
+    "noise_at_minimizer": "C, noise of a sample at x*",
+    "facts": "known to hold",
+}
+"""The constants of a problem, as ``show`` names them, in their order."""
 USUAL_CLIENTS = 10  # operators whose messages depend on each other need a number; others ignore it
 KINDS = ("algorithm", "compressor", "problem", "metric")
 
@@ -26,11 +65,11 @@ def show(
         int | None,
         typer.Option("--d", metavar="D", min=1, help="The dimension an operator is shown for."),
     ] = None,
-    problem: cell.Problem = None,
-    dataset: cell.Dataset = None,
-    clients: cell.Clients = None,
-    compressor: cell.Compressor = None,
-    downlink: cell.Downlink = None,
+    problem: ProblemFlag = None,
+    dataset: DatasetFlag = None,
+    clients: ClientsFlag = None,
+    compressor: CompressorFlag = None,
+    downlink: DownlinkFlag = None,
     plugin: Plugins = None,
 ) -> None:
     """Show what a plug-in does, its parameters and constants.
@@ -43,13 +82,12 @@ def show(
     from raybench.core.errors import InputError, nearest
     from raybench.spec import short
 
-    for file in plugin or ():
-        registry.load_plugin(file)
+    load_plugins(plugin)
     plain = short.parse(name, "show")["name"]
     kinds = [kind for kind in KINDS if plain in registry.names(kind)]
     if not kinds:
-        known = [n for kind in KINDS for n in registry.names(kind)]
-        raise InputError.of("show", f"nothing is named {plain!r}", nearest(plain, known))
+        names = [n for kind in KINDS for n in registry.names(kind)]
+        raise InputError.of("show", f"nothing is named {plain!r}", nearest(plain, names))
     given = any(value is not None for value in (problem, dataset, clients))
     out = console()
     for i, kind in enumerate(kinds):
@@ -58,21 +96,20 @@ def show(
         entry = registry.lookup(kind, plain)
         _describe(out, entry)
         if kind == "compressor" and (d is not None or ":" in name):
-            operators.describe(out, entry, name, d or 1000, clients or USUAL_CLIENTS)
+            _operator(out, entry, name, d or 1000, clients or USUAL_CLIENTS)
         if kind == "algorithm" and (given or compressor is not None or downlink is not None):
-            operator = compressor or cell.usual_operator(plain)
+            operator = compressor or usual_operator(plain)
             share = _clients(problem, clients)
-            config = cell.config(name, problem, dataset, share, operator, downlink)
-            _steps(out, config, operator, downlink)
+            content = config(name, problem, dataset, share, operator, downlink)
+            _steps(out, content, operator, downlink)
         elif kind == "algorithm":
             from raybench import theory
             from raybench.core.facts import AlgorithmFacts
 
             assert isinstance(entry.facts, AlgorithmFacts)
-            guarantee.outline(out, theory.of(entry.facts.theory))
+            outline(out, theory.of(entry.facts.theory))
         if kind == "problem" and (given or ":" in name or not _required(entry)):
-            config = cell.config("gd", name, dataset, _clients(name, clients), None)
-            _constants(out, config)
+            _constants(out, config("gd", name, dataset, _clients(name, clients), None))
 
 
 def _clients(problem: str | None, given: int | None) -> int | None:
@@ -85,7 +122,7 @@ def _clients(problem: str | None, given: int | None) -> int | None:
     section = short.parse(problem, "problem")
     entry = registry.lookup("problem", section["name"])
     asked = "clients" in section or "clients" not in _required(entry)
-    return None if asked else int(short.parse(cell.USUAL_PROBLEM, "problem")["clients"])
+    return None if asked else int(short.parse(USUAL_PROBLEM, "problem")["clients"])
 
 
 def _required(entry: Entry) -> list[str]:
@@ -96,28 +133,22 @@ def _required(entry: Entry) -> list[str]:
 
 def _describe(out: Screen, entry: Entry) -> None:
     """Print the name, the docstring and the parameters."""
-    from rich.padding import Padding
-    from rich.text import Text
-
     from raybench.core.facts import AlgorithmFacts
     from raybench.core.registry import REQUIRED
     from raybench.spec.sections import default
     from raybench.spec.values import allowed
     from raybench.spec.values import show as spelled
 
-    head = Text(entry.name, style="bold")
-    head.append(f"  {entry.kind}", style="not bold dim")
+    about = f"  {entry.kind}"
     if isinstance(entry.facts, AlgorithmFacts):
-        head.append(f", {_needs(entry.facts.up)}", style="not bold dim")
-    if entry.source:
-        head.append(", from a plug-in file", style="not bold dim")
-    out.print(head)
-    text = prose(inspect.getdoc(entry.target) or "no description")
-    if max(map(len, text.splitlines())) + 2 > out.console.width:
+        about += f", {_needs(entry.facts.up)}"
+    out.head(entry.name, about + (", from a plug-in file" if entry.source else ""), dim=True)
+    text = inspect.getdoc(entry.target) or "no description"
+    if max(map(len, prose(text).splitlines())) + 2 > out.console.width:
         text = "\n\n".join(map(_flowing, text.split("\n\n")))
-    out.print(Padding(Text(text), (0, 0, 0, 2)))
+    out.set_in(text)
     if not entry.params:
-        out.print(Text("\n  no parameters\n", style="dim"))
+        out.dim("\n  no parameters\n")
         return
     table = listing("  parameter", "default", "allowed", "meaning", fold="allowed")
     for name, param in entry.params.items():
@@ -141,68 +172,40 @@ def _needs(role: str | None) -> str:
     return words.get(role, f"needs {'an' if str(role)[0] in 'aeiou' else 'a'} {role} compressor")
 
 
-def _constants(out: Screen, config: dict[str, object]) -> None:
+def _constants(out: Screen, content: dict[str, object]) -> None:
     """Print the constants of the problem of a one-cell sweep file."""
     import json
-
-    from rich.text import Text
 
     from raybench import spec
     from raybench.execution.plan import facts_of
     from raybench.execution.resolve import problem_of
-    from raybench.report import words
 
-    section = spec.load(config).cells[0].problem
+    section = spec.load(content).cells[0].problem
     facts = facts_of(problem_of(section))
-    known = {**facts, **json.loads(facts["constants"])}
-    names = {
-        "clients": "n",
-        "d": "d",
-        "message_dim": "message length",
-        "samples": "samples per client",
-        "L": "L",
-        "L_max": "L_max = max L_i",
-        "L_tilde": "L_tilde = √mean L_i²",
-        "L_AM": "mean L_i",
-        "L_plus": "L_plus",
-        "L_pm": "L_pm, Hessian variance",
-        "L_samples": "L of the samples",
-        "L_sample_max": "L of one sample, at most",
-        "sample_variance": "σ² of a sample, at most",
-        "mu": "mu",
-        "mu_min": "mu of every f_i, at least",
-        "f_inf": "f_inf ≤ f",
-        "f_star": "f*",
-        "heterogeneity": "D = mean ‖∇fᵢ(x*)‖²",
-        "noise_at_minimizer": "C, noise of a sample at x*",
-        "facts": "known to hold",
-    }
-    known = {k: v for k, v in known.items() if v is not None and k != "constants"}
-    if known.get("message_dim") == known.get("d"):
-        known.pop("message_dim", None)
-    least, most = known["samples"]
-    known["samples"] = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    known["facts"] = ", ".join(fact.replace("_", " ") for fact in known["facts"]) or "none"
-    rows = [(word, known.pop(key)) for key, word in names.items() if key in known]
-    rows += sorted(known.items())
+    values = {**facts, **json.loads(facts["constants"])}
+    values = {k: v for k, v in values.items() if v is not None and k != "constants"}
+    if values.get("message_dim") == values.get("d"):
+        values.pop("message_dim", None)
+    least, most = values["samples"]
+    values["samples"] = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    values["facts"] = ", ".join(fact.replace("_", " ") for fact in values["facts"]) or "none"
+    rows = [(word, values.pop(key)) for key, word in CONSTANTS.items() if key in values]
+    rows += sorted(values.items())
     dataset = section.params.get("dataset")
-    out.print(Text(f"  {section.name}{f' on {dataset}' if dataset else ''}", style="bold"))
-    spelled = [
-        (
-            k,
-            f"{v:,}"
-            if isinstance(v, int)
-            else words.number(v, 6)
-            if isinstance(v, float)
-            else str(v),
-        )
-        for k, v in rows
-    ]
-    out.print(pairs(spelled, indent=2))
+    out.head(f"  {section.name}{f' on {dataset}' if dataset else ''}")
+    out.print(pairs([(name, _spelled(value)) for name, value in rows]))
+
+
+def _spelled(value: object) -> str:
+    from raybench.report.words import number
+
+    if isinstance(value, int):
+        return f"{value:,}"
+    return number(value, 6) if isinstance(value, float) else str(value)
 
 
 def _steps(
-    out: Screen, config: dict[str, object], operator: str | None, downlink: str | None
+    out: Screen, content: dict[str, object], operator: str | None, downlink: str | None
 ) -> None:
     """Print the constants and the algorithm's theoretical steps under every rule."""
     from rich.text import Text
@@ -213,35 +216,363 @@ def _steps(
     from raybench.report import words
     from raybench.theory import RULES
 
-    _constants(out, config)
+    _constants(out, content)
     rows: list[tuple[str, object]] = []
     facts: list[tuple[str, object]] = []
     steps: dict[str, float] = {}
     for rule in RULES:
         step = {"theory": 1, "rule": rule}
-        for one in spec.load({**config, "step_size": step}).cells:
+        for cell in spec.load({**content, "step_size": step}).cells:
             try:
-                found = Resolver().resolve(one)
+                resolved = Resolver().resolve(cell)
             except Skip as why:
                 rows.append((rule, Text(f"none: {why.__cause__ or why}", style="dim")))
                 continue
-            steps[rule] = found.step_size
-            rows.append((rule, words.number(found.step_size, 6)))
-            numbers = [(n, v) for n, v in (("ω", found.omega), ("α", found.alpha)) if v is not None]
-            down = one.downlink is not None
+            steps[rule] = resolved.step_size
+            rows.append((rule, words.number(resolved.step_size, 6)))
+            numbers = [
+                (n, v) for n, v in (("ω", resolved.omega), ("α", resolved.alpha)) if v is not None
+            ]
+            down = cell.downlink is not None
             if operator is not None or down:
-                numbers += guarantee.operator_numbers(Resolver().backing(one)[1], down)
+                numbers += operator_numbers(Resolver().backing(cell)[1], down)
             if operator is None and down:  # the method compresses the downlink only
                 numbers = [(n, v) for n, v in numbers if "downlink" in n]
-            numbers += [(k, v) for k, v in found.params.items() if isinstance(v, int | float)]
-            facts = [("K", found.k)] if found.k is not None else []
+            numbers += [(k, v) for k, v in resolved.params.items() if isinstance(v, int | float)]
+            facts = [("K", resolved.k)] if resolved.k is not None else []
             facts += [(n, words.number(v, 6)) for n, v in numbers]
     used = operator or "dense messages"
     used += f", downlink {downlink}" if downlink is not None else ""
     if facts:
-        out.print(Text(f"\n  numbers, with {used}", style="bold"))
+        out.head(f"\n  numbers, with {used}")
         out.print(pairs(facts))
     with_it = "" if facts or operator is None else f", with {operator}"
-    out.print(Text(f"\n  theoretical step size by rule{with_it}", style="bold"))
+    out.head(f"\n  theoretical step size by rule{with_it}")
     out.print(pairs(rows))
-    guarantee.explain(out, one, steps)
+    explain(out, cell, steps)
+
+
+# Operators -----------------------------------------------------------------------------------
+
+# values that are shown for a count that is required and was not given
+COUNTS_SHOWN = (1, "1%", "10%")
+COUNT_CHECKED = "1%"  # the value for which the operator is drawn and compared with its constants
+FIGURES = (
+    *("ω", "α", "B1: α, β", "B2: γ, β", "B3: δ", "  of C times", "bits", "  values", "  index"),
+    *("  raw", "of dense", "bytes", "  with header"),
+)
+
+
+def _operator(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) -> None:
+    """Print class, constants, bits and a Monte Carlo check of an operator in dimension d, for several K if none is given.
+
+    name: the operator with its parameters, ``top_k:k=5``. clients: how many there are of them, for
+    operators that draw together.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    from raybench.core.registry import REQUIRED
+    from raybench.core.streams import stream
+    from raybench.spec import short
+
+    counts = [n for n, p in entry.params.items() if p.kind == "count" and p.default is REQUIRED]
+    given = short.parse(name, "show")
+    free = [n for n in counts if n not in given]
+    tries = [dict.fromkeys(free, k) for k in COUNTS_SHOWN] if free else [{}]
+    x = stream(0).normal(d)
+    ops, columns = {}, []
+    for more in tries:
+        section = short.section("compressor", name, more)
+        op = entry.target(**section.params).bind(d, n=clients).operator
+        label = ", ".join(str(section.params[n]) for n in counts)
+        ops[label] = op
+        columns.append([label, *_figures(op, op.compress(x), d)])
+    if not entry.params:
+        out.print("")
+    out.set_in(f"d = {d:,}, a Gaussian float64 vector; {_kind(op, d)}", "dim")
+    heads = ["K", *FIGURES]
+    table = Table.grid(padding=(0, 3, 0, 0))
+    for n in range(1 + len(columns)):
+        table.add_column(justify="right" if n else "left")
+    for row in zip(heads, *columns, strict=True):
+        if any(row[1:]):
+            table.add_row(Text(f"  {row[0]}", style="dim"), *row[1:])
+    out.print(table)
+    drawn = COUNT_CHECKED if COUNT_CHECKED in ops else next(iter(ops))
+    _check(out, ops[drawn], d, f"K = {drawn}, " if len(ops) > 1 else "")
+
+
+def _kind(op: Compressor, d: int) -> str:
+    kind = []
+    if op.omega(d) is not None:
+        kind.append("unbiased: E C(x) = x, E‖C(x) − x‖² ≤ ω‖x‖²")
+    if op.alpha(d) is not None:
+        kind.append("contractive: E‖C(x) − x‖² ≤ (1 − α)‖x‖²")
+    kind.append("deterministic" if op.deterministic else "random")
+    return "; ".join(kind)
+
+
+def _figures(op: Compressor, message: Message, d: int) -> list[str]:
+    """Return what FIGURES names, spelled."""
+
+    def both(constants: tuple[float, float] | None) -> str:
+        return "–" if constants is None else ", ".join(_number(c, 5) for c in constants)
+
+    wider = op.b3(d)
+    cost, bits = message.cost, int(message.bits)
+    parts = (cost.values * message.dtype.itemsize * 8, cost.index_auto, cost.raw)
+    return [
+        _number(op.omega(d), 6),
+        _number(op.alpha(d), 6),
+        both(op.b1(d)),
+        both(op.b2(d)),
+        _number(wider[0], 6) if wider else "–",
+        _number(wider[1], 4) if wider else "–",
+        f"{bits:,}",
+        *(f"{round(float(part)):,}" for part in parts),
+        f"{bits / (64 * d):.3%}",
+        f"{int(message.nbytes):,}",
+        f"{len(message.pack()):,}",
+    ]
+
+
+def _check(out: Screen, op: Compressor, d: int, label: str) -> None:
+    """Print what draws show about the claims, a line per family of vectors."""
+    from rich.text import Text
+
+    from raybench.testing import claims
+
+    families = claims.check(op, d)
+    unbiased = op.omega(d) is not None
+    bound, factor = claims.claim(op, d)
+    what = "C(x)" if factor == 1.0 else f"{_number(factor, 4)} C(x)"
+    count = families[0].draws
+    text = f"measured, {label}{count:,} {'draw' if count == 1 else 'draws'} each: "
+    text += f"‖{what} − x‖²/‖x‖² beside its bound"
+    if unbiased and count > 1:
+        text += "; bias: ‖mean C(x) − x‖/‖x‖ beside chance"
+    out.print("")
+    out.set_in(text, "dim")
+    bias = ["bias", "by chance"] if unbiased and count > 1 else []
+    heads = ["error", "± s.e.", "bound", *bias]
+    table = listing("  vector", *heads, "", right=heads, fold="")
+    for family in families:
+        mean, error = family.error
+        row = [_number(mean, 4), _number(error if error > 1e-9 * mean else 0.0, 2)]
+        row.append(_number(bound, 4))
+        if bias and family.bias is not None:
+            row += [_number(part, 3) for part in family.bias]
+        style = "red" if family.faults else ""
+        table.add_row(f"  {family.family}", *row, Text(family.verdict, style=style))
+    out.print(table)
+
+
+def _number(value: float | None, digits: int) -> str:
+    from raybench.report.words import number
+
+    return "–" if value is None else number(value, digits)
+
+
+# What a step size rests on ---------------------------------------------------------------------
+
+PROVED = "the largest step proved here under this rule"
+SIGNS = {
+    "grad": "∇",
+    "sum": "Σ",
+    "gamma": "γ",
+    "rho": "ρ",
+    "mu": "μ",
+    "sigma": "σ",
+    "omega": "ω",
+    "theta": "θ",
+    "beta": "β",
+    "delta": "δ",
+    "eta": "η",
+    "Psi": "Ψ",
+    "Phi": "Φ",
+    "Delta0": "Δ₀",
+}
+MARKS = (
+    ("||", "‖"),
+    ("<=", "≤"),
+    ("∇ ", "∇"),
+    ("^2", "²"),
+    ("^0", "⁰"),
+    ("^t", "ᵗ"),
+    (" - ", " − "),
+)
+
+
+def pretty(formula: str) -> str:
+    """Return a formula in signs: ``E||grad f(x^t)||^2`` is ``E‖∇f(xᵗ)‖²``."""
+    words = rf"(?<![A-Za-z])({'|'.join(SIGNS)})(?![A-Za-z])"
+    text = re.sub(words, lambda m: SIGNS[m[0]], formula)
+    for plain, sign in MARKS:
+        text = text.replace(plain, sign)
+    return text
+
+
+def operator_numbers(setting: Setting, down: bool) -> list[tuple[str, float]]:
+    """Return what the step makes of the operator: theta and beta, or omega of the mean."""
+    from raybench.theory import contraction
+
+    rows: list[tuple[str, float]] = []
+    if setting.alpha is not None and setting.alpha > 0:
+        theta, beta = contraction(setting.alpha)
+        rows += [("θ = 1 − √(1−α)", theta), ("β = (1−α)/θ", beta)]
+    if down and setting.down_alpha is not None:
+        rows.append(("α of the downlink", setting.down_alpha))
+    if setting.omega is not None:
+        name = "ω of the mean, one mask" if setting.common_mask else "ω/n"
+        rows.append(("A of (A, B)" if setting.ab else name, setting.mean_omega))
+    return rows
+
+
+def outline(out: Screen, steps: StepSizes | None) -> None:
+    """Print what a method's step sizes rest on, without a problem: theorem, assumptions, source."""
+    from raybench.theory import RULES
+
+    out.head("\n  step size")
+    if steps is None:
+        out.set_in("no theorem: give step_size.value, or multiples of another method's with .of")
+        return
+    seen: dict[str, Theorem | Convention] = {}
+    for rule in RULES:
+        backing = steps.under(rule)
+        if backing is not None:
+            _section(out, rule, backing, seen)
+
+
+def explain(out: Screen, cell: Cell, sizes: Mapping[str, float]) -> None:
+    """Print what the step sizes of a one-cell sweep rest on and promise; ``sizes``: those there are, by rule."""
+    from raybench.execution.resolve import Resolver, problem_of
+    from raybench.theory import RULES
+
+    steps, setting = Resolver().backing(cell)
+    if steps is None:
+        return
+    start = _start(cell, problem_of(cell.problem))
+    seen: dict[str, Theorem | Convention] = {}
+    for rule in RULES:
+        backing = steps.under(rule)
+        if backing is not None:
+            _section(out, rule, backing, seen, setting, sizes.get(rule), start)
+    if setting.nonsmooth and sizes:
+        out.set_in("The problem has a nonsmooth part: for ∇f read the gradient mapping.", "dim")
+
+
+def _section(
+    out: Screen,
+    rule: str,
+    backing: Theorem | Convention,
+    seen: dict[str, Theorem | Convention],
+    setting: Setting | None = None,
+    step: float | None = None,
+    start: float | None = None,
+) -> None:
+    """Print a rule's theorem or convention; ``seen`` are those printed before, by rule, and not repeated."""
+    from raybench.theory import Theorem, explained
+
+    out.head(f"\n  {rule}")
+    same = [other for other, other_backing in seen.items() if other_backing is backing]
+    if same:
+        out.set_in(f"the same as {same[0]}")
+        return
+    if isinstance(backing, Theorem):
+        how = "" if rule == "paper" else f" ({PROVED})"
+        if backing.recalled:
+            how = " (its constants as recalled; neither proved nor checked here)"
+        out.set_in(f"theorem{how}: {backing.source}")
+    else:
+        out.set_in(f"{backing.kind}, no theorem: {backing.source}")
+    if setting is not None and step is not None:
+        for line in _lines(backing, step, setting, start):
+            out.set_in(line)
+    if isinstance(backing, Theorem):
+        if setting is None or step is None or not backing.recursive(setting):
+            out.set_in(pretty(backing.promises))
+        for assumption in backing.assumes:
+            if setting is None:
+                mark = "assumes that"
+            else:
+                mark = "holds:" if assumption.holds(setting) else "does not hold here:"
+            out.set_in(f"{mark} {assumption.text}")
+    if not any(other_backing.formula is backing.formula for other_backing in seen.values()):
+        out.set_in("where it comes from: " + " ".join(explained(backing).split()), "dim")
+    seen[rule] = backing
+
+
+def _start(cell: Cell, problem: Problem) -> float | None:
+    """Return a bound of f(x^0) - inf f at the sweep's starting point, None where there is none."""
+    import torch
+
+    c = problem.constants
+    least = c.f_star if c.f_star is not None else c.f_inf
+    if least is None or cell.x0 not in ("zeros", "problem"):
+        return None
+    x = problem.start() if cell.x0 == "problem" else torch.zeros(problem.dim, dtype=problem.dtype)
+    losses = problem.oracle(x[None])[1]
+    assert losses is not None, "asked for by default"
+    return float(losses.mean() + problem.penalty(x[None]).mean()) - float(least)
+
+
+def _lines(
+    backing: Theorem | Convention, step: float, k: Setting, start: float | None
+) -> list[str]:
+    """Return the step with its factors and, for the generic rule, the inequality with its numbers."""
+    from raybench.report.words import number as n
+    from raybench.theory import Rate, Theorem
+
+    rate = backing.formula(k)
+    if not isinstance(rate, Rate) or not isinstance(backing, Theorem):
+        return [f"γ = {n(step, 6)}"]
+    L = k.need("L")
+    times = "" if rate.scale == 1 else f"{n(rate.scale, 4)} · "
+    lines = []
+    if rate.B:
+        ratio = math.sqrt(rate.B / rate.rho)
+        lines.append(
+            "E G⁺ ≤ (1 − ρ) G + B ‖x⁺ − x‖², where ‖g − ∇f‖² ≤ G: "
+            f"ρ = {n(rate.rho, 6)}, B = {n(rate.B, 6)}, √(B/ρ) = {n(ratio, 6)}"
+        )
+    if backing.linear:
+        root = math.sqrt(2 * rate.B / rate.rho)
+        ends = f"1/({n(L, 4)} + {n(root, 4)}), {n(rate.rho, 4)}/(2 · {n(k.need('mu'), 4)})"
+        lines.append(
+            f"γ = {times}min{{1/(L + √(2B/ρ)), ρ/(2μ)}} = {times}min{{{ends}}} = {n(step, 6)}"
+        )
+    elif rate.B:
+        root = math.sqrt(rate.B / rate.rho)
+        lines.append(
+            f"γ = {times}1/(L + √(B/ρ)) = {times}1/({n(L, 4)} + {n(root, 4)}) = {n(step, 6)}"
+        )
+    else:
+        lines.append(f"γ = {times}1/L = {n(step, 6)}")
+    lines.append(pretty(backing.promises))
+    return [*lines, *_in_words(backing, rate, step / rate.scale, k, start)]
+
+
+def _in_words(
+    theorem: Theorem, rate: Rate, step: float, k: Setting, start: float | None
+) -> list[str]:
+    """Return what the inequality of the generic rule says with this problem's numbers."""
+    from raybench.report.words import number as n
+
+    exact = "G^0" not in theorem.promises
+    noisy = "sigma" in theorem.promises and k.noise != 0
+    beside = " beside the floor of the noise" if noisy else ""
+    if not theorem.linear:
+        if start is None:
+            return []
+        first = 2 * start / step
+        sums = n(first, 4) if exact else f"({n(first, 4)} + {n(1 / rate.rho, 4)} G⁰)"
+        return [
+            f"Here Δ₀ ≤ {n(start, 4)}: over T rounds the mean of ‖∇f‖² is at most {sums}/T{beside}, "
+            f"below 1e-6 from T = {n(1e6 * first, 2)} on{'' if exact else ' if G⁰ = 0'}."
+        ]
+    shrink = step * k.need("mu")
+    tenth = (
+        f"{math.ceil(math.log(10) / -math.log1p(-shrink)):,} rounds" if shrink < 1 else "a round"
+    )
+    return [f"Here γμ = {n(shrink, 4)}: the bound falls tenfold every {tenth}{beside}."]

@@ -12,8 +12,9 @@ one is decoded. ``all_to_all``: worker j adds up part j of all messages, compres
 the means: n parts are decoded twice and 1/n of a message is encoded again. Local steps exchange once in H steps.
 
 A method breaks even at the bandwidth below which its step is the shorter one, latency and form of the network being
-kept; it pays where it saves at least the share ``WORTH`` of the baseline's step. In bytes alone: k of d entries of c bytes each, gathered by a ring, are fewer than a ring's all-reduce in
-16 bits where (n - 1) c k < 2 (n - 1)/n 2 d, that is k/d < 4/(c n).
+kept; it pays where it saves at least the share ``WORTH`` of the baseline's step. In bytes alone: k of d entries of c
+bytes each, gathered by a ring, are fewer than a ring's all-reduce in 16 bits where (n - 1) c k < 2 (n - 1)/n 2 d, that
+is k/d < 4/(c n).
 
 Source: S. Agarwal, H. Wang, S. Venkataraman, D. Papailiopoulos, On the utility of gradient compression in
 distributed training systems, MLSys 2022 (the baseline with overlap, and the sum of a compressed step's times).
@@ -22,22 +23,22 @@ distributed training systems, MLSys 2022 (the baseline with overlap, and the sum
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+from scipy.optimize import brentq
 
-from raybench.analysis.link_kinds import Network
-from raybench.analysis.links import all_gather, all_reduce, overlapped, server, two_shot
+from raybench.analysis.links import Network, all_gather, all_reduce, overlapped, server, two_shot
 
 GATHER, REDUCE, ALL_TO_ALL = "gather", "reduce", "all_to_all"
 BUCKETS = 2.0 ** np.arange(8)
 """Numbers of buckets that the baseline is tuned over."""
 WORTH = 0.05
 """Share of the baseline's step that must be saved for a method to be recommended: less is within the noise."""
-SLOWEST, FASTEST = 1e2, 1e15  # bytes per second between which break-even is looked for
-PER_DECADE = 8
+BANDWIDTHS = np.geomspace(1e15, 1e2, 8 * 13 + 1)
+"""Bytes per second between which break-even is looked for, from the fastest on, eight a decade."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,10 @@ class Exchange:
     """What a method's step sends and computes on a worker, whatever the network.
 
     size: bytes of a message. collectives: the ways in which messages can become a mean, of which the fastest is
-    taken. encode, decode: seconds of making a message from a gradient, and of adding one message up. parts:
-    exchanges one after the other in which the message travels. every: steps between exchanges. overlaps: whether
-    it travels in buckets while the backward pass runs. dense: bytes of a gradient in 16 bits, what a
-    server sends at most.
+    taken. dense: bytes of a gradient in 16 bits, what a server sends at most. encode, decode: seconds of making a
+    message from a gradient, and of adding one message up. parts: exchanges one after the other in which the message
+    travels. every: steps between exchanges. overlaps: whether it travels in buckets while the backward pass runs.
+    error: of the operator, None where unknown.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Exchange:
     parts: int = 1
     every: int = 1
     overlaps: bool = False
+    error: float | None = None
 
     def free(self) -> Exchange:
         """Return the same with a codec that takes no time: what faster hardware could reach at best."""
@@ -109,19 +111,55 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Advice:
-    """What to take on a network: the fastest operator that pays and the one that loses least, None where none pays.
+class Case:
+    """n workers on a network: the baseline's step, the verdicts on all methods, and what follows.
 
-    nearest: the fastest of those that compress, whether it pays or not. local: the fastest of the methods with local
-    steps, where it pays. Whether more steps are needed is not known here: a method pays only while it needs
-    fewer than ``speedup`` times the steps of the baseline.
+    link: the network as it was named. Whether more steps are needed is not known here: a method pays only while it
+    needs fewer than ``speedup`` times the steps of the baseline.
     """
 
+    n: int
+    link: str
+    network: Network
     baseline: Step
-    fastest: Verdict | None
-    gentlest: Verdict | None
-    nearest: Verdict | None
-    local: Verdict | None
+    verdicts: Sequence[Verdict]
+
+    def _fastest(self, choose: Callable[[Verdict], bool]) -> Verdict | None:
+        return max(filter(choose, self.verdicts), key=lambda v: v.speedup, default=None)
+
+    @property
+    def fastest(self) -> Verdict | None:
+        """The fastest operator that pays, None where none does."""
+        return self._fastest(lambda v: v.every == 1 and v.pays)
+
+    @property
+    def gentlest(self) -> Verdict | None:
+        """The one of least error of those that pay."""
+        paying = [v for v in self.verdicts if v.every == 1 and v.pays and v.error is not None]
+        return min(paying, key=lambda v: v.error or 0.0, default=None)
+
+    @property
+    def nearest(self) -> Verdict | None:
+        """The fastest of those that compress, whether it pays or not."""
+        return self._fastest(lambda v: v.every == 1 and not v.dense)
+
+    @property
+    def local(self) -> Verdict | None:
+        """The fastest of the methods with local steps, where it pays."""
+        return self._fastest(lambda v: v.every > 1 and v.pays)
+
+
+def case_of(
+    link: str,
+    network: Network,
+    n: int,
+    compute: Compute,
+    baseline: Exchange,
+    exchanges: Sequence[Exchange],
+) -> Case:
+    """Return how exchanges do beside the baseline's for n workers on a network, named ``link``."""
+    verdicts = [verdict(x, baseline, network, n, compute) for x in exchanges]
+    return Case(n, link, network, step_of(baseline, network, n, compute), verdicts)
 
 
 def sparse_share(n: int, entry_bytes: float) -> float:
@@ -146,17 +184,13 @@ def _by(x: Exchange, how: str, network: Network, n: int, compute: Compute) -> St
         buckets = all_reduce(network, n, x.size / BUCKETS)
         spent = overlapped(compute.backward, buckets, BUCKETS)
         at = int(np.argmin(spent))
-        alone = float(BUCKETS[at] * buckets[at])
-        return Step(compute.forward + float(spent[at]), alone, how)
+        return Step(compute.forward + float(spent[at]), float(BUCKETS[at] * buckets[at]), how)
     if how == REDUCE:
-        travel = x.parts * all_reduce(network, n, x.size / x.parts)
-        codec = x.encode + x.decode
+        travel, codec = x.parts * all_reduce(network, n, x.size / x.parts), x.encode + x.decode
     elif how == GATHER:
-        travel = _gathered(x, network, n)
-        codec = x.encode + n * x.decode
+        travel, codec = _gathered(x, network, n), x.encode + n * x.decode
     else:
-        travel = _in_parts(network, n, x.size)
-        codec = (1 + 1 / n) * x.encode + 2 * x.decode
+        travel, codec = _in_parts(network, n, x.size), (1 + 1 / n) * x.encode + 2 * x.decode
     spent = (codec + float(travel)) / x.every
     return Step(compute.forward + compute.backward + spent, float(travel) / x.every, how)
 
@@ -172,12 +206,9 @@ def _in_parts(network: Network, n: int, size: float) -> float:
     """Return the seconds of two exchanges of all with all; the processes of a node share its link."""
     if network.form == "server":
         return server(network, n, size, size)
-    if network.form == "hierarchical":
-        assert network.inner is not None
-        if n <= network.per_node:
-            return two_shot(Network(network.inner), n, size)
-        return two_shot(network, n, network.per_node * size)
-    return two_shot(network, n, size)
+    if network.inner is not None and n <= network.per_node:
+        return two_shot(Network(network.inner), n, size)
+    return two_shot(network, n, size * (network.per_node if network.inner is not None else 1))
 
 
 def break_even(
@@ -185,81 +216,42 @@ def break_even(
 ) -> float:
     """Return the largest bandwidth at which ``first`` saves that share of ``second``, both seconds at a bandwidth.
 
-    Bytes per second: infinite where it does at the fastest bandwidth tried, 0 where it does at none. Found on a
-    logarithmic grid from ``SLOWEST`` to ``FASTEST`` and refined by halving intervals.
+    Bytes per second: infinite where it does at the fastest of ``BANDWIDTHS``, 0 where it does at none; between two
+    of them it is found to 1e-12 (Brent's method).
     """
-    left = 1 - max(saved, 1e-9)  # equal times differ by rounding
-    decades = math.log10(FASTEST / SLOWEST)
-    grid = np.geomspace(FASTEST, SLOWEST, round(decades * PER_DECADE) + 1)
-    above = math.inf
-    for bandwidth in map(float, grid):
-        if first(bandwidth) < left * second(bandwidth):
-            break
-        above = bandwidth
-    else:
-        return 0.0
-    if above == math.inf:
-        return math.inf
-    below = bandwidth
-    for _ in range(40):
-        middle = math.sqrt(below * above)
-        if first(middle) < left * second(middle):
-            below = middle
-        else:
-            above = middle
-    return below
+
+    def lost(log: float) -> float:  # equal times differ by rounding
+        return first(math.exp(log)) - (1 - max(saved, 1e-9)) * second(math.exp(log))
+
+    logs = np.log(BANDWIDTHS)
+    at = next((i for i, log in enumerate(logs) if lost(log) < 0), None)
+    if at is None or at == 0:
+        return 0.0 if at is None else math.inf
+    return math.exp(brentq(lost, logs[at], logs[at - 1], xtol=1e-12))
 
 
 def verdict(
-    exchange: Exchange,
-    baseline: Exchange,
-    network: Network,
-    n: int,
-    compute: Compute,
-    error: float | None = None,
+    exchange: Exchange, baseline: Exchange, network: Network, n: int, compute: Compute
 ) -> Verdict:
     """Return how a method does beside the baseline on a network of n workers."""
-    own, base = (step_of(x, network, n, compute) for x in (exchange, baseline))
 
     def at(x: Exchange) -> Callable[[float], float]:
-        return lambda bandwidth: step_of(x, _with(network, bandwidth), n, compute).seconds
+        def seconds(bandwidth: float) -> float:
+            link = replace(network.link, bandwidth=bandwidth)
+            return step_of(x, replace(network, link=link), n, compute).seconds
 
-    known, known_free = (
-        break_even(at(x), at(baseline), WORTH) for x in (exchange, exchange.free())
-    )
-    best = step_of(exchange.free(), network, n, compute)
+        return seconds
+
+    free = exchange.free()
+    base, step, least = (step_of(x, network, n, compute) for x in (baseline, exchange, free))
     return Verdict(
         exchange.name,
-        own,
-        base.seconds / own.seconds,
-        known,
-        known_free,
-        base.seconds / best.seconds,
-        error,
+        step,
+        base.seconds / step.seconds,
+        break_even(at(exchange), at(baseline), WORTH),
+        break_even(at(free), at(baseline), WORTH),
+        base.seconds / least.seconds,
+        exchange.error,
         exchange.every,
         exchange.overlaps,
     )
-
-
-def _with(network: Network, bandwidth: float) -> Network:
-    return replace(network, link=replace(network.link, bandwidth=bandwidth))
-
-
-def advice(baseline: Step, verdicts: Iterable[Verdict]) -> Advice:
-    """Return what to take of methods beside the baseline's step on one network."""
-    given = list(verdicts)
-    single = [v for v in given if v.every == 1]
-    paying = [v for v in single if v.pays]
-    local = [v for v in given if v.every > 1 and v.pays]
-    known = [v for v in paying if v.error is not None]
-    return Advice(
-        baseline,
-        max(paying, key=_speed, default=None),
-        min(known, key=lambda v: v.error or 0.0, default=None),
-        max((v for v in single if not v.dense), key=_speed, default=None),
-        max(local, key=_speed, default=None),
-    )
-
-
-def _speed(one: Verdict) -> float:
-    return one.speedup

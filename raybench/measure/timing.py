@@ -1,4 +1,4 @@
-"""What operators cost in time and bytes, beside a copy of the same vector in the same run."""
+"""What compressors cost in time and bytes, beside a copy of the same vector in the same run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from raybench import api
-from raybench.compressors import Compressor, Message, unpack
+from raybench.compressors import Compressor, unpack
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.streams import stream
 from raybench.spec import short
+from raybench.testing import moments
 from raybench.testing.compressors import examples, label_of
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ STEEPEST = 1.5  # time grows like d^1.5 at most: the SVD of a square matrix
 
 @dataclass(frozen=True)
 class Measured:
-    """An operator's figures on x (*lead, d).
+    """A compressor's figures on x (*lead, d).
 
     copy_s: seconds of ``buffer.copy_(x)``. compress, decode, pack, unpack: best times over copy_s; None
     where not measured. error: ||C(x) - x||^2 / ||x||^2 of one draw, the mean over rows. bytes: payload
@@ -64,14 +65,10 @@ class Measured:
     left_out: str = ""
 
     @property
-    def dense(self) -> int:
-        """Bytes of x."""
-        return self.rows * self.d * getattr(torch, self.dtype).itemsize
-
-    @property
     def of_dense(self) -> float | None:
         """Return the payload's bytes over those of x."""
-        return None if self.bytes is None else self.bytes / self.dense
+        dense = self.rows * self.d * getattr(torch, self.dtype).itemsize
+        return None if self.bytes is None else self.bytes / dense
 
     @property
     def bits_each(self) -> float | None:
@@ -100,27 +97,25 @@ class Clock:
 
 
 def named(text: str) -> tuple[str, Compressor]:
-    """Return the label and operator of ``top_k:k=1%``; what it requires and lacks is filled in.
+    """Return the label and compressor of ``top_k:k=1%``; what it requires and lacks is filled in.
 
     A missing count is 1%, any other required parameter its simplest value. Raises InputError for a
     wrong name or value.
     """
     given = short.parse(text, "compressor")
-    entry = registry.lookup("compressor", given["name"])
+    entry = registry.lookup("compressor", given.pop("name"))
     simple = next(iter(examples(entry).values()))
     missing = {
         name: SHARE if param.kind == "count" else simple[name]
         for name, param in entry.params.items()
         if param.default is registry.REQUIRED and name not in given
     }
-    label = text
-    if missing:
-        label = label_of(entry.name, {k: v for k, v in given.items() if k != "name"} | missing)
+    label = label_of(entry.name, given | missing) if missing else text
     return label, api.compressor(text, **missing)
 
 
 def usual() -> list[str]:
-    """Return the operators of ``USUAL`` that are registered."""
+    """Return the compressors of ``USUAL`` that are registered."""
     have = set(registry.names("compressor"))
     return [text for text in USUAL if text.partition(":")[0] in have]
 
@@ -132,105 +127,99 @@ def measure(
     limit: float = 5.0,
     floors: Mapping[str, Callable[[], Any]] | None = None,
 ) -> list[Measured]:
-    """Return the figures of every operator on x (*lead, d), float32 or float64, in order.
+    """Return the figures of every compressor on x (*lead, d), float32 or float64, in order.
 
-    All operators and the copy take turns, ``repeats`` times, and the best time of each counts; what
+    All compressors and the copy take turns, ``repeats`` times, and the best time of each counts; what
     compiles is not counted. Messages are decoded into one buffer, by the stream that made them (a
-    seeded support is drawn once). limit: seconds spent on an operator; one whose single call would
+    seeded support is drawn once). limit: seconds spent on a compressor; one whose single call would
     take longer is left out, with the reason, as is one whose parameters do not fit. floors: other
     actions timed in the same run, as ``compress``. Raises InputError for a wrong name, TypeError and
     ValueError where ``compress`` would.
     """
     given = operators if isinstance(operators, Mapping) else dict(map(named, operators))
-    x, repeats = x.detach().contiguous(), max(1, repeats)
+    x, repeats, floors = x.detach().contiguous(), max(1, repeats), floors or {}
     clock, buffer = Clock(x.device), torch.empty_like(x)
     head = (math.prod(x.shape[:-1]), x.shape[-1], str(x.dtype).removeprefix("torch."))
-    found: dict[str, Measured] = {}
+    rows: dict[str, Measured] = {}
     laps: dict[str, _Lap] = {}
     for name, op in given.items():
+        rows[name] = Measured(name, *head)
         try:
             fixed = op.bind(x.shape[-1], n=x.shape[-2] if x.ndim > 1 else 1).operator
-            guess = guess_seconds(fixed, x, limit)
-            if guess > limit:
-                raise InputError.of("", f"a call takes about {guess:.0f} s", "raise the limit")
-            laps[name] = _Lap(name, fixed, x, buffer, limit)
+            affordable(fixed, x, limit, "a call", "raise the limit")
+            laps[name] = _Lap(name, fixed, x, buffer)
         except InputError as error:
-            found[name] = Measured(name, *head, left_out=_plain(error))
+            rows[name] = replace(rows[name], left_out=in_a_line(error))
     for lap in laps.values():
         lap.run(clock, 0)
     clock.best.clear()  # the first turn compiled, and met memory that was not there yet
     for turn in range(1, repeats + 1):
-        for name, action in (floors or {}).items():
+        for name, action in floors.items():
             clock((name, "compress"), action)
         for lap in laps.values():
             clock("copy", lambda: buffer.copy_(x))
-            if not lap.slow:
+            if lap.spent <= limit:
                 lap.run(clock, turn)
         clock("copy", lambda: buffer.copy_(x))
-    one = clock.best.get("copy", math.nan)
+    copy = clock.best.get("copy", math.nan)
     for name, lap in laps.items():
-        times: dict[str, Any] = {a: clock.best[name, a] / one for a in ACTIONS}
-        plain = Measured(name, *head, one, repeats=lap.turns)
-        found[name] = replace(plain, **times, **lap.facts)
-    rows = [found[name] for name in given]
-    for name in floors or {}:
-        ratio = clock.best[name, "compress"] / one
-        rows.append(Measured(name, *head, one, compress=ratio, repeats=repeats))
-    return rows
+        times: dict[str, Any] = {a: clock.best[name, a] / copy for a in ACTIONS}
+        rows[name] = replace(rows[name], copy_s=copy, repeats=lap.turns, **times, **lap.facts)
+    return [
+        *rows.values(),
+        *(
+            Measured(n, *head, copy, compress=clock.best[n, "compress"] / copy, repeats=repeats)
+            for n in floors
+        ),
+    ]
 
 
 @dataclass
 class _Lap:
-    """An operator's four actions in turn; ``facts`` are those of its first message."""
+    """A compressor's four actions in turn; ``facts`` are those of its first message."""
 
     name: str
     op: Compressor
     x: Tensor
     buffer: Tensor
-    limit: float
     spent: float = 0.0
     turns: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def slow(self) -> bool:
-        """Whether the limit leaves no time for another turn."""
-        return self.spent > self.limit
-
     def run(self, clock: Clock, turn: int) -> None:
-        begin = perf_counter()
-        shape = tuple(self.x.shape)
-        source = stream(turn, self.x.device).spread(tuple(self.x.shape[:-1]))
+        begin, shape = perf_counter(), tuple(self.x.shape)
+        source = stream(turn, self.x.device).spread(shape[:-1])
         message = clock((self.name, "compress"), lambda: self.op.compress(self.x, source))
         clock((self.name, "decode"), lambda: message.decode(out=self.buffer))
         data = clock((self.name, "pack"), message.pack)
         clock((self.name, "unpack"), lambda: unpack(data, shape))
         took = perf_counter() - begin
-        if not self.facts:
-            self.facts = _facts(message, data, self.x, self.buffer)
-        else:  # the first turn, which may have compiled, does not count
+        if self.facts:  # the first turn, which may have compiled, does not count
             self.spent, self.turns = self.spent + took, self.turns + 1
+            return
+        self.facts = {
+            "error": relative_error(self.buffer, self.x),
+            "bytes": int(torch.as_tensor(message.nbytes).expand(message.lead).sum()),
+            "packed": len(data),
+            "bits": int(message.bits.sum()),
+        }
 
 
-def _plain(error: InputError) -> str:
+def in_a_line(error: InputError) -> str:
+    """Return what an error says, in one line."""
     return "; ".join(line.strip(" :") for line in str(error).splitlines())
 
 
-def _facts(message: Message, data: bytes, x: Tensor, value: Tensor) -> dict[str, Any]:
-    sizes = torch.as_tensor(message.nbytes).expand(message.lead)
-    return {
-        "error": relative_error(x, value),
-        "bytes": int(sizes.sum()),
-        "packed": len(data),
-        "bits": int(message.bits.sum()),
-    }
+def relative_error(value: Tensor, x: Tensor) -> float:
+    """Return the mean over rows of ||value - x||^2 / ||x||^2, in float64; 0 of a zero row that stays zero."""
+    return float(moments.relative_error(value.double(), x.double()).nan_to_num(nan=0.0).mean())
 
 
-def relative_error(x: Tensor, value: Tensor) -> float:
-    """Return the mean over rows of ||value - x||^2 / ||x||^2, in float64; a zero row counts as 0 / 1."""
-    size = x.double().square().sum(-1)
-    off = (value.double() - x.double()).square().sum(-1)
-    return float((off / size.where(size > 0, 1.0)).mean())
+def affordable(op: Compressor, x: Tensor, limit: float, what: str, fix: str = "") -> None:
+    """Raise InputError if a message of x would take longer than ``limit`` seconds, as far as pieces of x tell."""
+    guess = guess_seconds(op, x, limit)
+    if guess > limit:
+        raise InputError.of("", f"{what} takes about {guess:.0f} s", fix)
 
 
 def guess_seconds(op: Compressor, x: Tensor, limit: float) -> float:
@@ -278,10 +267,9 @@ def busy() -> str:
 
 
 def frame(rows: Iterable[Measured], **facts: Any) -> pd.DataFrame:
-    """Return the figures as a table, one row per operator, with ``facts`` about the run as columns."""
+    """Return the figures as a table, one row per compressor, with ``facts`` about the run as columns."""
     import pandas as pd
 
-    records = [
+    return pd.DataFrame.from_records(
         asdict(row) | {"bits_each": row.bits_each, "of_dense": row.of_dense} | facts for row in rows
-    ]
-    return pd.DataFrame.from_records(records)
+    )

@@ -1,0 +1,486 @@
+"""The verbs that read a results folder: status, table, rank, compare, report, plot, audit, merge, verify."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raybench.cli.shared import (
+    Accounting,
+    All,
+    Folder,
+    Format,
+    Link,
+    Target,
+    TuningSeeds,
+    check_word,
+    console,
+    count,
+    goal,
+    listing,
+    note,
+    pairs,
+    seeds_of,
+    show,
+)
+
+if TYPE_CHECKING:
+    from raybench.store.status import Status
+
+FIGURE_FORMATS = ("png", "pdf", "svg", "csv")
+MOST_METHODS = 12  # that ``status`` shows
+Written = Annotated[Path | None, typer.Option(metavar="FILE", help="Write it to a file.")]
+
+
+def table(
+    folder: Folder,
+    accounting: Accounting = None,
+    link: Link = None,
+    target: Target = None,
+    by: Annotated[
+        str,
+        typer.Option(
+            metavar="method|series|k",
+            help="The best K of each method, every K of each, or the methods at each K.",
+        ),
+    ] = "method",
+    format: Format = "terminal",
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME",
+            help="Which columns, in this order: step, and those of --format csv.",
+        ),
+    ] = None,
+    tuning_seeds: TuningSeeds = None,
+    every: All = False,
+    out: Written = None,
+) -> None:
+    """Print per method the best K and step, and what the target costs."""
+    check_word("--by", by, ("method", "series", "k"))
+    value = goal(target)
+    from raybench.report.content import open_frames
+    from raybench.report.formats import check
+    from raybench.report.tables import closing
+
+    form, names = check(format), None if columns is None else columns.split(",")
+    frames = open_frames(folder, accounting, link, value, seeds_of(tuning_seeds), every)
+    show(closing(frames, by=by, names=names), form, out)
+
+
+def rank(
+    folder: Folder,
+    accounting: Accounting = None,
+    link: Link = None,
+    target: Target = None,
+    tuning_seeds: TuningSeeds = None,
+    every: All = False,
+    by: Annotated[
+        str,
+        typer.Option(
+            metavar="method|series",
+            help="The best K of each method, or every K; with --trials also algorithm.",
+        ),
+    ] = "method",
+    x: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="What is paid: round, say. [default: bits]")
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            metavar="M",
+            help="What the target costs after M random trials of each method's own grid.",
+        ),
+    ] = None,
+    format: Format = "terminal",
+    out: Written = None,
+) -> None:
+    """Rank methods over problems and seeds by what the target costs."""
+    check_word("--by", by, ("method", "series", *(["algorithm"] if trials is not None else [])))
+    value = goal(target)
+    from raybench.report.content import open_frames
+    from raybench.report.formats import check
+    from raybench.report.rankings import after_trials, ranking
+
+    form = check(format)
+    frames = open_frames(folder, accounting, link, value, seeds_of(tuning_seeds), every)
+    if trials is None:
+        sheet = ranking(frames, by=by, x=x)
+    else:
+        sheet = after_trials(frames, trials, by=by, x=x)
+    show(sheet, form, out)
+
+
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="A results folder.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The results folder to compare it with.")],
+    accounting: Accounting = None,
+    link: Link = None,
+    target: Target = None,
+    tuning_seeds: TuningSeeds = None,
+    every: All = False,
+    by: Annotated[
+        str,
+        typer.Option(
+            metavar="step|series|method",
+            help="Every step of every method and K, the best step, or the best K and step.",
+        ),
+    ] = "series",
+    format: Format = "terminal",
+    out: Written = None,
+) -> None:
+    """Compare what the target costs in two results folders: ratios, and which are more than luck."""
+    check_word("--by", by, ("step", "series", "method"))
+    value, seeds = goal(target), seeds_of(tuning_seeds)
+    from raybench.report.content import open_frames
+    from raybench.report.formats import check
+    from raybench.report.rankings import comparison
+
+    form = check(format)
+    first, second = (open_frames(f, accounting, link, value, seeds, every) for f in (a, b))
+    show(comparison(first, second, by=by), form, out)
+
+
+def report(
+    folder: Folder,
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Where to. [default: DIR/report.html]")
+    ] = None,
+    accounting: Accounting = None,
+    link: Link = None,
+    target: Target = None,
+    tuning_seeds: TuningSeeds = None,
+    every: All = False,
+) -> None:
+    """Write the report, one HTML file that needs no network."""
+    from raybench.report import html
+    from raybench.report.content import open_frames
+
+    frames = open_frames(folder, accounting, link, goal(target), seeds_of(tuning_seeds), every)
+    print(html(frames, out))
+
+
+def plot(
+    folder: Folder,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Where to. [default: DIR/figures]")
+    ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            metavar="curves|steps|k|heatmap|profile|trials",
+            help="One figure: curves, the final y by step, what the target costs by K, by K and step, as a profile, or "
+            "after m random trials of the grid.",
+        ),
+    ] = None,
+    x: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="One figure, against this.")
+    ] = None,
+    y: Annotated[str | None, typer.Option(metavar="COLUMN", help="One figure, of this.")] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="One figure, of these methods alone, in this order."),
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(metavar="method|k|step", help="One figure, with a line for each of these."),
+    ] = None,
+    best: Annotated[
+        str | None,
+        typer.Option(
+            metavar="step_size|theory", help="One figure, at the tuned step or at theory's."
+        ),
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="METHOD=NAME", help="What to call a method. Repeat.")
+    ] = None,
+    label_lines: Annotated[
+        bool,
+        typer.Option("--label-lines", help="Names at the ends of lines instead of a legend."),
+    ] = False,
+    size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="column, text, slide, or inches: 3.3x2.5.")
+    ] = None,
+    style: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A matplotlib style, over raybench's own.")
+    ] = None,
+    format: Annotated[
+        str, typer.Option(metavar="A,B", help="Of png, pdf, svg and csv, the rows behind a figure.")
+    ] = "png,pdf,csv",
+    accounting: Accounting = None,
+    link: Link = None,
+    target: Target = None,
+    tuning_seeds: TuningSeeds = None,
+    every: All = False,
+) -> None:
+    """Draw the figures of a sweep, with the CSV behind each, or one figure of your own."""
+    from raybench.core.errors import InputError
+    from raybench.report.content import chosen, default_out, open_frames
+
+    kinds = [kind.strip() for kind in format.split(",")]
+    for ending in kinds:
+        check_word("--format", ending, FIGURE_FORMATS)
+    names = {}
+    for text in label or ():
+        key, equals, name = text.partition("=")
+        if not (key and equals and name):
+            raise InputError.of("--label", f"{text!r} names no method", "ef21=EF21 (ours)")
+        names[key] = name
+    given = {"kind": kind, "x": x, "y": y, "by": by, "best": best}
+    asked: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    drawn_methods = [method.strip() for method in methods.split(",")] if methods else []
+    frames = open_frames(folder, accounting, link, goal(target), seeds_of(tuning_seeds), every)
+    note(*frames.earlier)
+    if not (asked or drawn_methods or names):
+        from raybench.report.plots import figures
+
+        paths = figures(frames, out, kinds=kinds, size=size, style=style, label_lines=label_lines)
+        left = [text for text in chosen(frames)[1] if "not drawn" in text]
+        note(*(f"{text}; --methods A,B draws others" for text in left))
+    else:
+        from raybench.report.own import behind, drawn, figure
+        from raybench.report.plots import save, size_of, styled
+
+        with styled(style):
+            made = figure(frames, methods=drawn_methods, labels=names, **asked)
+            canvas = drawn(made, size_of(size), label_lines)
+            place = Path(out) if out is not None else default_out(frames.folder, "figures")
+            place.mkdir(parents=True, exist_ok=True)
+            paths = save(place / made.name, canvas, behind(made), kinds)
+    endings: dict[str, list[str]] = {}
+    for path in paths:
+        endings.setdefault(str(path.with_suffix("")), []).append(path.suffix.removeprefix("."))
+    for stem, ends in endings.items():
+        print(f"{stem}.{{{','.join(ends)}}}" if len(ends) > 1 else f"{stem}.{ends[0]}")
+
+
+def audit(
+    folder: Folder,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Where to. [default: DIR/figures]")
+    ] = None,
+    target: Target = None,
+    every: All = False,
+) -> None:
+    """Say which orders of methods depend on how bits are booked and steps are chosen.
+
+    Reads DIR under every accounting of values, indices and first messages, with and without the downlink, at tuned and
+    theoretical steps; prints what turns the order of two methods round, and draws how often a method has which rank.
+    """
+    from raybench.analysis import frames
+    from raybench.analysis.rankings import audit as audited
+    from raybench.report.charts import audit_figure
+    from raybench.report.content import default_out
+    from raybench.report.formats import separated
+    from raybench.report.plots import save, styled
+    from raybench.report.rankings import audit_lines
+
+    read = frames(folder, target=goal(target), every=every)
+    reading = audited(read)
+    for line in audit_lines(reading):
+        print(line)
+    for line in read.earlier:
+        print(f"\n{line}")
+    place = Path(out) if out is not None else default_out(folder, "figures")
+    place.mkdir(parents=True, exist_ok=True)
+    with styled(None):
+        paths = save(
+            place / "audit", audit_figure(reading), reading.readings, ("png", "pdf", "csv")
+        )
+    pairs = place / "audit_pairs.csv"
+    pairs.write_text(separated(reading.pairs), encoding="utf-8")
+    print()
+    print(f"{paths[0].with_suffix('')}.{{png,pdf,csv}}\n{pairs}")
+
+
+def merge(
+    first: Annotated[str, typer.Argument(metavar="A", help="A results folder.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another of the same problem.")],
+    out: Annotated[str, typer.Option("--out", metavar="C", help="A new folder for both.")],
+) -> None:
+    """Merge two results folders into a new one.
+
+    A cell in both is taken from where it ended better.
+    """
+    from raybench import store
+
+    store.merge(first, second, out)
+    print(f"{out}\nnext: raybench table {out}")
+
+
+def verify(
+    folder: Folder,
+) -> None:
+    """Compare every file of a results folder with its digest, and say what to do.
+
+    Changes nothing. Exit code 1 if a file is damaged, missing, or not this folder's.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    from raybench.store import reader
+    from raybench.store.log import HARMLESS, verified
+
+    files = reader.open_results(folder)
+    state = verified(files)
+    out = console()
+    shards, cells = len(state.log.shards), len(state.log.statuses())
+    said = f"{count(shards, 'shard')} with {count(cells, 'cell')} as they were written"
+    head = Text(files.name, style="bold")
+    out.print(head.append(f"  {said}", style="not bold"))
+    for kind, findings in state.by_kind().items():
+        out.print()
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for finding in findings:
+            table.add_row(
+                Text(kind, style="dim" if kind in HARMLESS else "red"), finding.rel, finding.what
+            )
+        out.print(table)
+        out.print(Text(findings[0].fix, style="bold"))
+    raise typer.Exit(1 if state.harm else 0)
+
+
+def status(
+    folder: Folder,
+    json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+) -> None:
+    """Show how a sweep stands: who works on it, what is done, how fast, what is best so far.
+
+    Reads DIR, a folder or s3://bucket/path, and changes nothing. Exit code 1 if cells failed, or are missing
+    while nobody works on them.
+    """
+    from raybench.core.errors import InputError
+    from raybench.store.status import status_of
+
+    try:
+        state = status_of(folder)
+    except InputError:
+        from raybench.cluster.states import Launch
+
+        if "://" in folder or Launch(folder).order() is None:  # raises where it was begun elsewhere
+            raise
+        lines = launch_lines(folder)
+        console().print(pairs([("folder", folder), *lines]))  # nothing was fetched yet
+        raise typer.Exit(0) from None
+    if json:
+        print(_as_json(state))
+    else:
+        _show(state)
+    raise typer.Exit(state.exit_code)
+
+
+def launch_lines(folder: str) -> list[tuple[str, str]]:
+    """Return what `raybench launch` noted of this folder: the states that it reached, and how long ago."""
+    from raybench.cluster.states import STATES, Launch
+    from raybench.core.errors import InputError
+
+    begun = Launch(folder)
+    try:
+        if "://" in folder or begun.order() is None:
+            return []
+    except InputError as error:  # begun elsewhere; what the folder holds can be read all the same
+        return [("launch", error.complaints[0].what), ("", error.complaints[0].fix)]
+    reached = [(state, begun.reached(state)) for state in STATES]
+    said = [f"{state} {_ago(float(facts['at']))}" for state, facts in reached if facts is not None]
+    lines = [("launch", ", ".join(said) or "ordered, not up yet")]
+    if begun.state != "down":
+        lines.append(("", f"raybench attach {folder} follows it, raybench down {folder} ends it"))
+    return lines
+
+
+def _show(state: Status) -> None:
+    from rich.text import Text
+
+    out = console()
+    counts = state.counts
+    planned = sum(counts.values())
+    ended = planned - state.missing
+    head = Text(str(state.sweep.get("name") or state.folder), style="bold")
+    out.print(head.append(f"  {ended:,} of {count(planned, 'cell')} ended", style="not bold"))
+    rows: list[tuple[str, object]] = [("folder", state.folder)]
+    problem = _problem(state)
+    if problem:
+        rows.append(("problem", problem))
+    ends = [f"{n:,} {kind}" for kind, n in counts.items() if kind != "missing"]
+    if state.missing:
+        ends.append(
+            f"{state.missing:,} missing" + (f" ({state.begun:,} begun)" if state.begun else "")
+        )
+    rows.append(("cells", ", ".join(ends) or "none yet"))
+    if state.holder is not None:
+        since = f", since {_ago(state.holder.since)}" if state.holder.since else ""
+        rows.append(("running", f"{state.holder.who}{since}"))
+    elif state.missing:
+        rows.append(("running", "nobody: the sweep's own command goes on"))
+    else:
+        rows.append(("running", "nobody, and nothing is missing"))
+    if state.last is not None:
+        rows.append(("last result", _ago(state.last)))
+    if state.rate is not None and state.holder is not None:
+        left = f", {_span(60 * state.left)} left" if state.left else ""
+        rows.append(("rate", f"{state.rate:,.1f} cells a minute{left}"))
+    rows += launch_lines(state.folder)
+    if state.earlier:
+        said = f"{count(state.earlier, 'cell')} of earlier versions of this sweep: raybench table {state.folder} --all"
+        rows.append(("besides", said))
+    if state.damaged:
+        said = f"{count(state.damaged, 'file')} not as written: raybench verify {state.folder}"
+        rows.append(("damaged", said))
+    for i, (error, n) in enumerate(list(state.errors.items())[:3]):
+        rows.append(("" if i else "failed", f"{count(n, 'cell')}: {error[:200]}"))
+    out.print(pairs(rows))
+    if state.best:
+        table = listing("best so far", "K", "step", "‖∇f‖²", right=("K", "step", "‖∇f‖²"))
+        for best in state.best[:MOST_METHODS]:
+            step = "–"
+            if best.step_multiple is not None:
+                step = f"{best.step_multiple:g}×"
+            elif best.step_size is not None:
+                step = f"{best.step_size:.3g}"
+            table.add_row(
+                best.label, "–" if best.k is None else str(best.k), step, f"{best.value:.2e}"
+            )
+        out.print(table)
+        if len(state.best) > MOST_METHODS:
+            out.print(
+                f"{len(state.best) - MOST_METHODS} methods more: raybench table {state.folder}"
+            )
+
+
+def _problem(state: Status) -> str:
+    problem = state.sweep.get("problem")
+    if not isinstance(problem, dict):
+        return str(problem or "")
+    name = str(problem.get("name", ""))
+    data = problem.get("dataset")
+    clients = problem.get("clients")
+    parts = [f"{name} on {data}" if data else name, f"{clients} clients" if clients else ""]
+    return ", ".join(part for part in parts if part)
+
+
+def _ago(when: float) -> str:
+    seconds = max(0.0, time.time() - when)
+    return (
+        f"{_span(seconds)} ago"
+        if seconds < 86400
+        else time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
+    )
+
+
+def _span(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+def _as_json(state: Status) -> str:
+    import dataclasses
+    import json
+
+    said = dataclasses.asdict(state)
+    more = {"missing": state.missing, "minutes_left": state.left, "exit_code": state.exit_code}
+    return json.dumps({**said, **more}, indent=1, default=str)

@@ -1,0 +1,501 @@
+"""What ``raybench advise`` compares: compressors with the methods that use them, replayed on real gradients."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raybench import api, problems
+from raybench.compressors import Compressor, unpack
+from raybench.compressors.base import Role
+from raybench.compressors.low_rank import Projection
+from raybench.core.draws import Sample
+from raybench.core.errors import InputError, nearest
+from raybench.core.layout import Layout
+from raybench.core.streams import stream
+from raybench.data.known import KNOWN_IMAGES, there
+from raybench.data.recorded import is_record, recorded
+from raybench.measure.payoff import ALL_TO_ALL, GATHER, REDUCE, Exchange
+from raybench.measure.timing import Clock, affordable, in_a_line, relative_error
+from raybench.problems.networks.models import NAMED
+from raybench.spec import short
+
+LOCAL_STEPS = 30
+RANK = 4
+DIMENSIONS = (1000, 2**31)  # at which a compressor is asked for its class
+FLOAT, HALF = 4, 2  # bytes of a number
+
+
+# Candidates ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A compressor with the method that uses it.
+
+    compressor: its short form. method: the algorithm's entry in a sweep file. collectives: how its messages can
+    become a mean. memory: vectors of d float32 numbers that the method keeps on each worker. role: what the method
+    needs the compressor to be. error: what becomes of what the compressor drops: ``kept`` by error feedback
+    and sent later, ``lost``, or ``none`` where nothing is dropped. parts, every, overlaps: as in
+    ``raybench.measure.payoff.Exchange``.
+    """
+
+    label: str
+    compressor: str
+    method: Mapping[str, Any]
+    collectives: tuple[str, ...]
+    memory: int = 0
+    role: Role = Role.ANY
+    error: str = "lost"
+    parts: int = 1
+    every: int = 1
+    overlaps: bool = False
+
+    @property
+    def operator(self) -> Compressor:
+        """The compressor, not yet fitted to a vector."""
+        return api.compressor(self.compressor)
+
+    def state(self, layout: Layout) -> int:
+        """Return the bytes that the method keeps on a worker: its memory, and PowerSGD's bases, min(r, a, b)
+        columns of b numbers for every matrix a x b."""
+        bases = 0
+        for shape in [s for _, s in layout if len(s) > 1 and self.method["name"] == "power_sgd"]:
+            b = math.prod(shape[1:])
+            bases += min(self.method["rank"], shape[0], b) * b
+        return FLOAT * (self.memory * layout.dim + bases)
+
+
+def _dense(label: str, compressor: str, error: str = "lost") -> Candidate:
+    return Candidate(label, compressor, {"name": "dcgd"}, (REDUCE,), error=error, overlaps=True)
+
+
+def _feedback(
+    compressor: str, *collectives: str, label: str = "", method: str = "ef14", memory: int = 1
+) -> Candidate:
+    role, name = Role.CONTRACTIVE, {"name": method}
+    return Candidate(label or compressor, compressor, name, collectives, memory, role, "kept")
+
+
+BASELINE = _dense("bf16", "bf16")
+"""Data-parallel training in 16 bits: what everything is compared with."""
+
+CATALOGUE: tuple[Candidate, ...] = (
+    _dense("float32", "identity", "none"),
+    _dense("fp16", "fp16"),
+    *(_feedback(f"top_k:k={share}", GATHER) for share in ("10%", "1%", "0.1%")),
+    _feedback("dgc:k=0.1%", GATHER, method="dgc", memory=2),
+    _feedback("rand_k:k=1%,mask=common", REDUCE),
+    *(
+        _feedback(name, GATHER, ALL_TO_ALL)
+        for name in ("scaled_sign", "int8", "mxfp8", "nf4", "mxfp4")
+    ),
+    Candidate("qsgd:s=7", "qsgd:s=7", {"name": "dcgd"}, (GATHER, ALL_TO_ALL)),
+    Candidate(
+        f"power_sgd:rank={RANK}",
+        f"per_tensor:of=(power_step:rank={RANK}),vectors=dense",
+        {"name": "power_sgd", "rank": RANK},
+        (REDUCE,),
+        1,
+        error="kept",
+        parts=2,
+    ),
+    Candidate(
+        f"diloco:steps={LOCAL_STEPS}",
+        "identity",
+        {"name": "diloco", "steps": LOCAL_STEPS, "inner_step": 0.001},
+        (REDUCE,),
+        2,
+        error="unknown",
+        every=LOCAL_STEPS,
+    ),
+)
+"""Usual formats, sparsifiers, signs, quantisers of 8 and 4 bits, block formats, low rank, and local steps.
+
+PowerSGD is stood for by ``power_step``, one step of subspace iteration from a fresh start: the same messages and work,
+and an error that its warm start lowers.
+"""
+
+
+def chosen(texts: Iterable[str] | None) -> list[Candidate]:
+    """Return the candidates of short forms such as ``top_k:k=5%``; those of the catalogue if none is given.
+
+    A name of the catalogue (``power_sgd:rank=4``) means it. Any other compressor is used with error feedback if it
+    is contractive or can be scaled to be, else without memory; low-rank ones act on every tensor. Messages that add up
+    go through one all-reduce, selections are gathered, and others travel by whichever way is faster. Raises
+    InputError for a wrong name or value.
+    """
+    if not texts:
+        return list(CATALOGUE)
+    named = {c.compressor: c for c in (*CATALOGUE, BASELINE) if c.overlaps}
+    named |= {c.label: c for c in (*CATALOGUE, BASELINE)}
+    return [named.get(text) or _candidate(text) for text in dict.fromkeys(texts)]
+
+
+def _candidate(text: str) -> Candidate:
+    form, section = text, short.section("compressor", text, where="--compressor")
+    operator = api.compressor(text)
+    if isinstance(operator, Projection):
+        form = f"per_tensor:of=({text}),vectors=dense"
+        operator = api.compressor(form)
+    ways: tuple[str, ...] = (GATHER, ALL_TO_ALL)
+    if operator.additive:
+        ways = (REDUCE,)
+    elif operator.selection or section.name == "per_tensor" or form != text:
+        ways = (GATHER,)
+    if _contracts(operator):
+        return _feedback(form, *ways, label=text)
+    return Candidate(text, form, {"name": "dcgd"}, ways)
+
+
+def _contracts(operator: Compressor) -> bool:
+    """Return whether a compressor is contractive, or is when scaled; asked for a dimension that it takes, if any."""
+    for d in DIMENSIONS:
+        try:
+            return operator.b3(d) is not None
+        except InputError:  # fixed to a dimension of its own, or keeps more entries
+            continue
+    return True
+
+
+# Gradients -----------------------------------------------------------------------------------
+
+STEPS = (0, 3, 10)
+"""Steps of SGD at which gradients are kept: the first one is not typical of training."""
+RATE = 0.05
+BATCH = 16
+TIMED = 3
+"""Steps whose forward pass is timed by itself; the least counts."""
+FALLBACK, IMAGES = "digits", "cifar10_part"
+USUAL = {
+    "transformer": "shakespeare",
+    "mlp": "digits",
+    "mnist_cnn": "mnist",
+    "autoencoder": "mnist",
+}
+"""The data set on which a model is tried; of other models with images ``IMAGES``."""
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients (d,) float32 of one worker at some steps, and the seconds in which they were computed.
+
+    forward, backward: seconds on this machine, or of the run that recorded them; None where nobody timed it.
+    problem: the section of a sweep file that stands for the same model and data; None for recorded ones.
+    note: what the reader should know, such as another data set.
+    """
+
+    about: str
+    layout: Layout
+    steps: tuple[int, ...]
+    vectors: tuple[Tensor, ...]
+    forward: float | None
+    backward: float | None
+    problem: dict[str, Any] | None
+    note: str = ""
+
+
+def gradients(
+    model: str,
+    dataset: str | None = None,
+    batch: int = BATCH,
+    steps: Sequence[int] = STEPS,
+    seed: int = 0,
+) -> Gradients:
+    """Return gradients of a model, or those in a folder that ``raybench.torch.record`` wrote.
+
+    model: as in ``problem.model``, or the folder. Of a model: minibatches of ``batch`` samples of ``dataset`` (by
+    default a usual one of ``USUAL``; scikit-learn's digits where its files are missing), at some ``steps``
+    of plain SGD with step size ``RATE`` from the initial weights. forward and backward are the least seconds of
+    all steps. Raises InputError for an unknown model, data that do not fit it or are
+    missing, a bad folder, and a batch below 1.
+    """
+    if is_record(model):
+        if dataset is not None:
+            what = "recorded gradients need no data set"
+            raise InputError.of("--dataset", what, "leave it out")
+        return _recorded(model)
+    if "/" in model and ".py:" not in model:
+        fix = "record gradients there first: raybench.torch.record(path, model)"
+        raise InputError.of("model", f"no folder {model}", fix)
+    if batch < 1:
+        raise InputError.of("--batch", f"{batch} is out of range", "an integer >= 1")
+    if ":" not in model and model not in NAMED:
+        fix = f"{nearest(model, NAMED)}; or torchvision:NAME, my_module:function, or a folder"
+        raise InputError.of("model", f"unknown model {model!r}", fix)
+    return _walked(model, dataset, batch, steps, seed)
+
+
+def _recorded(path: str) -> Gradients:
+    held = recorded(path)
+    seen = f"step{'s' if len(held.steps) > 1 else ''} {', '.join(map(str, held.steps))}"
+    about, note = f"gradients recorded in {path} at {seen}", ""
+    if held.world_size > 1:
+        about += f" of a run with {held.world_size} processes"
+        note = "if the gradients are means over the workers, those of one worker are noisier"
+    vectors, backward = tuple(held.gradients()), held.seconds_backward
+    return Gradients(about, held.layout, held.steps, vectors, None, backward, None, note)
+
+
+def _walked(
+    model: str, dataset: str | None, batch: int, steps: Sequence[int], seed: int
+) -> Gradients:
+    data, note = (dataset, "") if dataset is not None else _usual(model)
+    params: dict[str, Any] = {"model": model} | ({} if data is None else {"dataset": data})
+    params |= {"clients": 1, "batch": batch}
+    problem = _problem(params, note)
+    draws = stream(seed).fold("advise")
+    x, vectors = problem.start()[None], []
+    forward, whole = [], []
+    for t in range(max(steps) + 1):
+        indices = draws.fold(t).integers(batch, problem.samples[0])[None, None]
+        if t <= TIMED:
+            inputs, _ = problem.examples(problem.train, problem.rows[0][indices[0, 0]])
+            forward.append(_timed(partial(problem.passes.outputs, x[0], inputs))[0])
+        sample = Sample(indices, draws.fold(t).spread((1, 1)))
+        seconds, gradients = _timed(partial(problem.grad, x, sample))
+        whole.append(seconds)
+        gradient = gradients[0, 0]
+        if not bool(gradient.isfinite().all()):
+            fix = "record gradients of a run of your own: raybench.torch.record"
+            raise InputError.of("model", f"{model} diverges in plain SGD with step {RATE}", fix)
+        if t in steps:
+            vectors.append(gradient.float().clone())
+        x = x - RATE * gradient
+    about = f"{model}: gradients of {batch} samples of {data or 'its own data'}, "
+    about += f"steps {', '.join(map(str, steps))} of SGD"
+    ahead, back = min(forward), max(min(whole) - min(forward), min(whole) / 10)
+    section = {"name": "network", **params}
+    return Gradients(
+        about, problem.layout, tuple(steps), tuple(vectors), ahead, back, section, note
+    )
+
+
+def _problem(params: Mapping[str, Any], note: str) -> Any:
+    """Return the network of ``params``; note: which data set stands in for the usual one."""
+    try:
+        return problems.build("network", {"dataset": None, **params})
+    except InputError as error:
+        if not note:
+            raise
+        fix = f"put {IMAGES} into the data folder, or give --dataset"
+        raise InputError.of("--dataset", f"{note}; but {error}", fix) from error
+    except Exception as error:  # whatever a user's function raises without the data it is made for
+        if "dataset" in params:
+            raise
+        what = (
+            f"is missing, and {params['model']} cannot do without: {type(error).__name__}: {error}"
+        )
+        raise InputError.of("--dataset", what, "such as --dataset digits") from error
+
+
+def _timed(action: Callable[[], Any]) -> tuple[float, Any]:
+    begin = perf_counter()
+    result = action()
+    return perf_counter() - begin, result
+
+
+def _usual(model: str) -> tuple[str | None, str]:
+    """Return the data set for a model, and a note where another one stands in for what is missing."""
+    kind = model.partition(":")[0]
+    if kind not in NAMED and kind != "torchvision":
+        return None, ""  # a user's function may bring its own
+    name = USUAL.get(kind, IMAGES)
+    files = KNOWN_IMAGES[name].files if name in KNOWN_IMAGES else ()
+    if all(there(file) is not None for file in files):
+        return name, ""
+    return FALLBACK, f"{name} is not in the data folder: scikit-learn's {FALLBACK} instead"
+
+
+# Replay --------------------------------------------------------------------------------------
+
+WORKERS = 2  # that compressors which share their work out are fitted for
+LIMIT = 10.0  # seconds that one message of a candidate may take
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A candidate on the gradients: means over them, and the best times.
+
+    size: bytes of a message, without the header. entries: full-width values in it. encode: seconds from a gradient
+    to packed bytes, error feedback included; decode: from the bytes of one message to the sum in which it is added.
+    error: ||C(g) - g||^2 / ||g||^2, None for local steps, where only training tells. state: bytes that the method
+    keeps on a worker. left_out: why nothing was measured.
+    """
+
+    candidate: Candidate
+    d: int
+    size: float = math.nan
+    entries: float = math.nan
+    encode: float = math.nan
+    decode: float = math.nan
+    error: float | None = None
+    state: int = 0
+    left_out: str = ""
+
+    @property
+    def exchange(self) -> Exchange:
+        """What the model of a step needs; casts that travel in buckets are free, see ``docs/advise.md``."""
+        of, free = self.candidate, self.candidate.overlaps or self.candidate.every > 1
+        return Exchange(
+            of.label,
+            self.size,
+            of.collectives,
+            HALF * self.d,
+            0.0 if free else self.encode,
+            0.0 if free else self.decode,
+            of.parts,
+            of.every,
+            of.overlaps,
+            self.error,
+        )
+
+
+def baseline(d: int) -> Exchange:
+    """Return the exchange of d gradients in bfloat16, in buckets behind the backward pass."""
+    return Replayed(BASELINE, d, HALF * d).exchange
+
+
+def replay(
+    candidates: Iterable[Candidate],
+    layout: Layout,
+    vectors: Sequence[Tensor],
+    seed: int = 0,
+    limit: float = LIMIT,
+) -> list[Replayed]:
+    """Return what each candidate does to the gradients (d,), one after the other as in training.
+
+    limit: seconds; a compressor whose message would take longer is left out, with the reason, as is one that does not
+    fit the gradients.
+    """
+    rows = []
+    for candidate in candidates:
+        try:
+            rows.append(_replayed(candidate, layout, vectors, seed, limit))
+        except InputError as error:
+            rows.append(Replayed(candidate, layout.dim, left_out=in_a_line(error)))
+    return rows
+
+
+def _replayed(
+    candidate: Candidate, layout: Layout, vectors: Sequence[Tensor], seed: int, limit: float
+) -> Replayed:
+    bound = candidate.operator.bind(layout.dim, WORKERS, layout, candidate.role)
+    affordable(bound.operator, vectors[0][None], limit, "a message")
+    memory, total = (torch.zeros_like(vectors[0][None]) for _ in range(2))
+    figures: list[tuple[float, float, float]] = []
+
+    def turn(clock: Clock, x: Tensor, seed: int) -> None:
+        """Compress a gradient as the method does, and decode it."""
+        source = stream(seed).fold("advise").spread((1,))
+
+        def encode() -> bytes:
+            if candidate.error != "kept":
+                return bound(x, source).pack()
+            memory.add_(x)
+            message = bound(memory, source)
+            packed = message.pack()
+            message.scaled(-1.0).add_to(memory)
+            return packed
+
+        packed = clock("encode", encode)
+        clock("decode", lambda: unpack(packed, tuple(x.shape)).add_to(total))
+
+    turn(Clock(), vectors[0][None], seed)  # compiles, and touches memory
+    memory.zero_()
+    clock = Clock()
+    for t, gradient in enumerate(vectors):
+        x = gradient[None]
+        turn(clock, x, seed + t)
+        alone = bound(x, stream(seed + t).fold("advise").spread((1,)))
+        size, entries = (
+            float(torch.as_tensor(count).double().mean())
+            for count in (alone.nbytes, alone.cost.values)
+        )
+        figures.append((size, entries, relative_error(alone.decode(), x)))
+    size, entries, error = (sum(column) / len(vectors) for column in zip(*figures, strict=True))
+    return Replayed(
+        candidate,
+        layout.dim,
+        size,
+        entries,
+        clock.best["encode"],
+        clock.best["decode"],
+        error if candidate.every == 1 else None,
+        candidate.state(layout),
+    )
+
+
+# The sweep that tells how many steps each candidate needs ---------------------------------------
+
+ROUNDS = 300
+STEP_SIZES = (0.02, 0.05, 0.1, 0.2)
+OUTER_STEPS = (0.3, 0.5, 0.7, 1.0)  # of methods with local steps
+SWEEP = """\
+# How many steps does each method need? Written by raybench advise, to be edited: step sizes, rounds, seeds.
+#
+# Seconds to a loss are the rounds that a method needs for it times the seconds a step that advise prints.
+#   raybench sweep FILE, then raybench table results/{name}
+name: {name}
+problem: {problem}
+algorithm:
+{entries}
+step_size: {{value: {steps}}}
+rounds: {rounds}
+seed: 0..2
+evaluate: {{every: 20, gradient: false}}
+"""
+_PLAIN = re.compile(r"[A-Za-z_][\w.%/+-]*|\d+(\.\d+)?%")
+_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "none", "y", "n"}
+
+
+def sweep_text(
+    candidates: Iterable[tuple[Candidate, str]], problem: Mapping[str, Any], clients: int
+) -> str:
+    """Return a sweep file that trains the model with bfloat16 and with every candidate.
+
+    candidates: each with the collective by which its messages travel. problem: the section of the model, whose
+    number of clients becomes ``clients``. Every method has as many step sizes to choose from and as many seeds; a
+    method with local steps has as many gradients and so fewer rounds.
+    """
+    model = re.sub(r"[^A-Za-z0-9]+", "-", str(problem["model"])).strip("-")
+    pairs = [(BASELINE, REDUCE), *candidates]
+    entries = dict.fromkeys(f"  - {_flow(_entry(*p))}" for p in pairs if p[0].label != "float32")
+    return SWEEP.format(
+        name=f"advise-{model}",
+        problem=_flow({**problem, "clients": clients}),
+        entries="\n".join(entries),
+        steps=_flow(STEP_SIZES),
+        rounds=ROUNDS,
+    )
+
+
+def _entry(candidate: Candidate, how: str) -> dict[str, Any]:
+    entry = dict(candidate.method)
+    if candidate.every > 1:
+        entry["rounds"] = max(1, ROUNDS // candidate.every)
+        entry["step_size"] = {"value": OUTER_STEPS}
+    if entry["name"] in ("power_sgd", "diloco"):  # these have no compressor to choose
+        return entry
+    given = short.parse(candidate.compressor, "compressor")
+    return {**entry, "compressor": given | ({} if how == GATHER else {"collective": how})}
+
+
+def _flow(value: Any) -> str:
+    """Return a value in the flow style of YAML."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k}: {_flow(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
+        return value
+    return json.dumps(value)

@@ -1,0 +1,236 @@
+"""``raybench bench link``: exchanges between processes over gloo, timed, and the link that explains their times best."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from scipy.optimize import least_squares
+
+from raybench.analysis.links import Link, Network, all_gather, all_reduce
+from raybench.wire.transport import Distributed
+
+SIZES = (64, 4096, 65536, 524288, 2**22, 2**24)
+"""Bytes of a message, from latency alone to bandwidth alone."""
+EXCHANGES = ("pair", "gather", "all_reduce")
+REPEATS = 7
+BURST_SECONDS, BURST_MOST = 0.02, 50
+SHORT_BURST = 3  # exchanges in a row at least: then the ranks need not start together
+TIMEOUT = datetime.timedelta(seconds=120)
+OUTLYING = 0.1  # relative errors beyond about this count less than by their square
+DRAWS, TAIL = (
+    200,
+    2.5,
+)  # fits to drawn times, and the percentiles of theirs that an interval leaves out at each end
+SHORT, LONG = 64, 8  # a draw has a size within these factors of the shortest and of the longest one
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What an exchange took: ``pair``, ``gather``, ``all_reduce`` or ``server``; n machines, bytes of each, seconds."""
+
+    what: str
+    n: int
+    size: int
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The median of the repeats."""
+        return float(np.median(self.seconds))
+
+
+# Timing --------------------------------------------------------------------------------------
+
+
+def exchange(what: str, size: int, transport: Distributed) -> Callable[[], object]:
+    """Return a function that exchanges ``size`` bytes of each rank; ``pair`` goes to rank 1 and back."""
+    rank, n = transport.rank, transport.size
+    data, rows = torch.zeros(size, dtype=torch.uint8), torch.zeros(n, size, dtype=torch.uint8)
+    vector = torch.zeros(max(1, size // 4))
+
+    def there_and_back() -> None:
+        if rank < 2:
+            turns = (dist.send, dist.recv) if rank == 0 else (dist.recv, dist.send)
+            for turn in turns:
+                turn(data, 1 - rank)
+
+    def serve() -> None:
+        if rank:
+            dist.send(data, 0)
+            dist.recv(data, 0)
+            return
+        for post in (dist.irecv, dist.isend):
+            for work in [post(rows[r], r) for r in range(1, n)]:
+                assert work is not None
+                work.wait()
+
+    return {
+        "pair": there_and_back,
+        "gather": lambda: transport.gathered(data[None]),
+        "all_reduce": lambda: dist.all_reduce(vector),
+        "server": serve,
+    }[what]
+
+
+def timed(
+    what: str, size: int, transport: Distributed, repeats: int = REPEATS, warm: int = 1
+) -> Timing:
+    """Return the seconds of an exchange, of several in a row, as the slowest rank sees them.
+
+    A row lasts 20 ms or three exchanges at least, after one that does not count. A ``pair`` counts half, as it goes
+    there and back. Rounds of a ``server`` begin together: a barrier ends each, and its own time is taken off.
+    """
+    go = exchange(what, size, transport)
+    if what == "server":
+
+        def go_and_meet() -> None:
+            go()
+            dist.barrier()
+
+        spent = [
+            _row(go_and_meet, SHORT_BURST) - _row(dist.barrier, SHORT_BURST) for _ in range(repeats)
+        ]
+        return Timing(what, transport.size, size, tuple(max(s, 1e-9) for s in spent))
+    dist.barrier()
+    for _ in range(warm):
+        go()
+    began = time.perf_counter()
+    go()
+    once = max(time.perf_counter() - began, 1e-6)
+    burst = transport.agree(min(BURST_MOST, max(SHORT_BURST, round(BURST_SECONDS / once))))
+    ways = 2 if what == "pair" else 1
+    seconds = tuple(_row(go, burst) / ways for _ in range(repeats))
+    return Timing(what, transport.size, size, seconds)
+
+
+def _row(go: Callable[[], object], burst: int) -> float:
+    """Return the seconds of one of so many calls in a row, as the slowest rank sees them."""
+    dist.barrier()
+    go()
+    began = time.perf_counter()
+    for _ in range(burst):
+        go()
+    spent = torch.tensor((time.perf_counter() - began) / burst, dtype=torch.float64)
+    dist.all_reduce(spent, dist.ReduceOp.MAX)
+    return float(spent)
+
+
+def joined() -> bool:
+    """Return whether this process was started as one of several, by torchrun or by hand: RANK, WORLD_SIZE, ..."""
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(os.environ)
+
+
+def measure_joined(
+    repeats: int = REPEATS, meet: str = "env://", rank: int = -1, size: int = -1
+) -> tuple[int, list[Timing]]:
+    """Return this process's rank and the times of every exchange at every size, having met the others.
+
+    meet: where. rank, size: of this process and of all, by default those in the environment.
+    """
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=meet, timeout=TIMEOUT, rank=rank, world_size=size)
+    try:
+        transport = Distributed()
+        times = [timed(what, s, transport, repeats) for what in EXCHANGES for s in SIZES]
+        dist.barrier()
+        return transport.rank, times
+    finally:
+        dist.destroy_process_group()
+
+
+def measure_here(processes: int, repeats: int = REPEATS) -> list[Timing]:
+    """Return the times between so many processes of this machine. Raises RuntimeError if one of them fails."""
+    with (
+        tempfile.TemporaryDirectory(prefix="raybench-link-") as folder,
+        ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool,
+    ):
+        meet = f"file://{folder}/meet"
+        ranks = [
+            pool.submit(measure_joined, repeats, meet, rank, processes) for rank in range(processes)
+        ]
+        (_, times), *_ = [rank.result() for rank in ranks]
+        return times
+
+
+# Fitting -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A link as it was measured: latency (s) and bandwidth (bytes/s), each with a 95 % interval.
+
+    misfit: the median over the sizes of |predicted/measured - 1|.
+    """
+
+    link: Link
+    latency: tuple[float, float]
+    bandwidth: tuple[float, float]
+    misfit: float
+
+
+def expected(what: str, link: Link, n: int, size: float | np.ndarray) -> float | np.ndarray:
+    """Return the seconds that the model gives an exchange of ``size`` bytes for each of n machines.
+
+    pair: one message from one machine to another. gather, all_reduce: raybench's train mode over gloo. server: all
+    to the first one, and as much back.
+    """
+    if what == "pair":
+        return link.latency + np.asarray(size, float) / link.bandwidth
+    if what == "server":  # the first machine is the server, the others are its clients
+        return 0.0 if n < 2 else 2 * link.latency + 2 * (n - 1) * np.asarray(size) / link.bandwidth
+    net = Network(link, "gather")
+    return all_gather(net, n, size) if what == "gather" else all_reduce(net, n, size)
+
+
+def fit(timings: Sequence[Timing], seed: int = 0) -> Fitted:
+    """Return the link that explains the times of one kind of exchange best.
+
+    Minimises sum_j rho(log(predicted_j / measured_j)) over latency and bandwidth, measured_j the median of the
+    repeats at a size and rho(r) = 2 s^2 (sqrt(1 + (r/s)^2) - 1) with s = 0.1: squares for small errors, absolute
+    values for outliers; relative errors, as times span orders of magnitude. The intervals are percentiles of 200 fits
+    to sizes (short and long ones) and repeats drawn with replacement. Raises ValueError below two sizes.
+    """
+    sizes = {t.size for t in timings}
+    if len(sizes) < 2:
+        raise ValueError("two sizes at least are needed to tell latency from bandwidth")
+    link = Link(*_solve(timings, [t.median for t in timings]))
+    generator, draws = np.random.default_rng(seed), list[tuple[float, float]]()
+    while len(draws) < DRAWS:
+        some = [timings[i] for i in generator.integers(len(timings), size=len(timings))]
+        drawn = {t.size for t in some}
+        if min(drawn) > SHORT * min(sizes) or max(drawn) * LONG < max(sizes) or len(drawn) < 2:
+            continue  # short messages tell the latency, long ones the bandwidth: both are needed
+        repeats = [float(np.median(generator.choice(t.seconds, len(t.seconds)))) for t in some]
+        draws.append(_solve(some, repeats))
+    (a_low, b_low), (a_high, b_high) = np.percentile(draws, [TAIL, 100 - TAIL], axis=0)
+    errors = [abs(float(expected(t.what, link, t.n, t.size)) / t.median - 1) for t in timings]
+    bounds = (float(a_low), float(a_high)), (float(b_low), float(b_high))
+    return Fitted(link, *bounds, float(np.median(errors)))
+
+
+def _solve(timings: Sequence[Timing], measured: Sequence[float]) -> tuple[float, float]:
+    """Return latency and bandwidth; in logarithms, so that both are positive."""
+    kind, n, sizes = timings[0].what, timings[0].n, np.array([t.size for t in timings])
+    times = np.log(np.maximum(measured, 1e-9))
+    size, spent = max((t.size, m) for t, m in zip(timings, measured, strict=True))
+    start = np.log([max(min(measured), 1e-9), max(size, 1) / max(spent, 1e-9)])
+
+    def errors(at: np.ndarray) -> np.ndarray:
+        latency, bandwidth = np.exp(at)
+        seconds = expected(kind, Link(float(latency), float(bandwidth)), n, sizes)
+        return np.log(np.maximum(seconds, 1e-12)) - times
+
+    bounds = (np.log([1e-9, 1.0]), np.log([1e4, 1e15]))
+    best = least_squares(errors, start, loss="soft_l1", f_scale=OUTLYING, bounds=bounds)
+    latency, bandwidth = np.exp(best.x)
+    return float(latency), float(bandwidth)
