@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
-from functools import lru_cache
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import first_of_each
 
 from raybench.compressors import Role, unpack
 from raybench.compressors.dithering import Dithering, NaturalDithering, TernGrad
@@ -23,7 +22,7 @@ from raybench.compressors.sparsification.rand_k import RandK
 from raybench.core.errors import InputError
 from raybench.core.registry import lookup, names
 from raybench.core.streams import stream
-from raybench.testing.checks import NotClaimed
+from raybench.testing.checks import findings
 from raybench.testing.compressors import CHECKS, Subject, examples
 from raybench.testing.moments import SIGMAS, draws, moments
 from raybench.testing.vectors import cells_and_clients, families, gaussian
@@ -57,17 +56,18 @@ CASES["exponential_rounding:base=3,unbiased=False"] = (
 )
 
 
-@lru_cache(maxsize=2)
-def subject(label: str) -> Subject:
+def subject(label: str, samples: int = SAMPLES) -> Subject:
     name, params = CASES[label]
     target = lookup("compressor", name).target
-    return Subject(lambda d: target(**params), samples=SAMPLES)
+    return Subject(lambda d: target(**params), samples=samples)
 
 
-@pytest.mark.parametrize(("label", "check"), [(c, k) for c in CASES for k in CHECKS])
-def test_conformance(label, check):
-    with suppress(NotClaimed):
-        CHECKS[check](subject(label))
+@pytest.mark.parametrize("samples", first_of_each([4_000, SAMPLES]))
+@pytest.mark.parametrize("label", CASES)
+def test_conformance(label, samples):
+    """All checks of the kit; each tells what it finds."""
+    wrong = [str(f) for f in findings(CHECKS, subject(label, samples), label) if not f.ok]
+    assert not wrong, "\n".join(wrong)
 
 
 # Roles and the entry point ----------------------------------------------------------------------
@@ -339,7 +339,7 @@ def test_bound_call_is_the_operator(name):
 # Devices ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.gpu
 @pytest.mark.parametrize("label", [c for c in CASES if "p=" not in c])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_cuda_agrees_with_the_cpu(label, dtype):

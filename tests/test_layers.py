@@ -15,6 +15,7 @@ from pathlib import Path
 
 import networkx
 import pytest
+from tiers import ON_RAY, THOROUGH
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "raybench"
@@ -319,6 +320,13 @@ def test_an_algorithm_is_one_short_file_that_knows_no_ranks_no_bits_no_cells() -
             for word in sorted(used & FOREIGN_TO_ALGORITHMS | words)
         ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_tiers_name_tests_that_exist() -> None:
+    gone = [name for name in THOROUGH if not (ROOT / "tests" / f"test_{name}.py").is_file()]
+    every = "".join(f.read_text() for f in (ROOT / "tests").glob("test_*.py"))
+    gone += [name for name in ON_RAY if f"def {name}(" not in every]
+    assert not gone, f"tests/thorough.txt or tiers.py names {gone}, which are not there"
 
 
 def test_the_checks_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from reference_world import LAMBDA, compare
+from tiers import first_of_each
 
 from raybench.testing.trial import DATA, Method
 
@@ -72,7 +73,7 @@ CASES = [  # method, parameters, operator, downlink, reference
 EXTREMES = {"usual": {}, "one client": {"clients": 1}, "one sample each": {"clients": 57}}
 
 
-@pytest.mark.parametrize("extreme", EXTREMES)
+@pytest.mark.parametrize("extreme", first_of_each(EXTREMES))
 @pytest.mark.parametrize(
     ("name", "params", "compressor", "downlink", "reference"),
     CASES,
