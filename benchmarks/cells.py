@@ -189,7 +189,7 @@ def serve(plain: bool) -> None:
     import torch
 
     import raybench
-    from raybench.engine.run import Run
+    from raybench.execution.run import Run
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     if plain:

@@ -59,8 +59,8 @@ def one(name: str, clients: int, dim: int, rounds: int, block: int | None = None
     """Measure a method in this process. block: clients at a time, by default as many as a run takes."""
     tune_process()
     from raybench import spec
-    from raybench.planning.admission import need_of
-    from raybench.planning.plan import make_plan
+    from raybench.execution.costs import need_of
+    from raybench.execution.plan import make_plan
     from raybench.testing.trial import Method, started
 
     plain = name in (FLOOR, "gd")
@@ -84,7 +84,7 @@ def _gradients(run: Any) -> Callable[[], object]:
     """Return what takes the clients' gradients in blocks and adds them up."""
     import torch
 
-    from raybench.engine.blocks import BYTES_OF_BLOCK
+    from raybench.execution.chunks import BYTES_OF_BLOCK
 
     problem, x = run.problem, run.s.x
     size = max(1, BYTES_OF_BLOCK // (problem.dim * problem.dtype.itemsize))

@@ -30,8 +30,8 @@ import torch.distributed as dist
 from torch import nn
 
 from raybench.core.process import tune_process
-from raybench.engine.execute import hosted
-from raybench.engine.run import Options, Run
+from raybench.execution.execute import hosted
+from raybench.execution.run import Options, Run
 from raybench.problems.network import NetworkProblem
 from raybench.spec.model import Evaluate, Record
 from raybench.testing.trial import Method

@@ -33,9 +33,8 @@ import pandas as pd
 import raybench
 from raybench.core.errors import FolderLost
 from raybench.store import Store, log
-from raybench.store.disk import Disk
-from raybench.store.files import open_folder
-from raybench.store.verify import verified
+from raybench.store.files import Disk, open_folder
+from raybench.store.log import verified
 
 KINDS = ("full", "broken", "crash")
 FIRST = {

@@ -58,7 +58,7 @@ def forged(
     pick: random.Random, folder: Path, change: Callable[[random.Random, bytes], bytes]
 ) -> str:
     """Change one file of a folder; return which, and how."""
-    from raybench.store.seal import sealed
+    from raybench.store.log import sealed
 
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "lock")
     file = pick.choice(files)
@@ -89,7 +89,7 @@ def read_folder(folder: Path) -> str:
     from raybench.core.errors import InputError
     from raybench.store import Store, cells, load
     from raybench.store.files import open_folder
-    from raybench.store.verify import verified
+    from raybench.store.log import verified
 
     answer = "read"
     with warnings.catch_warnings():

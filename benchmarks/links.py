@@ -123,8 +123,8 @@ def _rounds(name: str, transport: Any, rounds: int) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from raybench.engine.execute import hosted
-    from raybench.engine.run import Options, Run
+    from raybench.execution.execute import hosted
+    from raybench.execution.run import Options, Run
     from raybench.spec.model import Evaluate, Record
     from raybench.testing.trial import Method
 

@@ -118,9 +118,9 @@ def asked(folder: Path) -> None:
     """Print what the queue and the writer answer in a second."""
     import ray
 
-    from raybench.engine.execute import Progress, execute
-    from raybench.engine.run import Options
-    from raybench.planning.plan import make_plan
+    from raybench.execution.execute import Progress, execute
+    from raybench.execution.plan import make_plan
+    from raybench.execution.run import Options
     from raybench.runtime.queue import Queue
     from raybench.runtime.work import Writer
     from raybench.store import Store

@@ -89,8 +89,8 @@ def expand(file: Path, out: Path) -> Found:
 
 def plan(file: Path, out: Path) -> Found:
     from raybench import spec
-    from raybench.planning.admission import admit
-    from raybench.planning.plan import make_plan
+    from raybench.execution.costs import admit
+    from raybench.execution.plan import make_plan
 
     make_plan(spec.load(file, sets=["seed=0"]))  # the data, and kernels
     sweep = spec.load(file)

@@ -46,7 +46,7 @@ def main() -> None:
         from raybench import spec
         from raybench.runtime.driver import drive
         from raybench.store import compact
-        from raybench.store.standing import standing
+        from raybench.store.status import status_of
 
         print(
             f"{'shards':>6}  {'what':<12} {'GET':>6} {'LIST':>5} {'PUT':>5} {'HEAD':>5} {'DELETE':>6}  a shard"
@@ -57,7 +57,7 @@ def main() -> None:
             steps: dict[str, Callable[[], object]] = {
                 "sweep": lambda s=sweep, u=url: drive(s, u, inline=True),
                 "the same again": lambda s=sweep, u=url: drive(s, u, inline=True),
-                "status": lambda u=url: standing(u),
+                "status": lambda u=url: status_of(u),
                 "load": lambda u=url: raybench.load(u),
                 "compact": lambda u=url: compact(u, f"{u}-compact"),
             }

@@ -58,11 +58,11 @@ def run(
 
 def _run(sweep: spec.Sweep, params: bool) -> pd.DataFrame:
     from raybench import store
-    from raybench.engine import rows
-    from raybench.engine.execute import hosted
-    from raybench.engine.run import Options, Run
-    from raybench.planning.admission import admit
-    from raybench.planning.plan import make_plan
+    from raybench.execution import rows
+    from raybench.execution.costs import admit
+    from raybench.execution.execute import hosted
+    from raybench.execution.plan import make_plan
+    from raybench.execution.run import Options, Run
     from raybench.wire.transport import Transport
 
     if len(sweep.cells) != 1:

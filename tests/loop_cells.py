@@ -11,9 +11,9 @@ from torch import Tensor
 
 import raybench.torch as rt
 from raybench import spec
-from raybench.engine.execute import hosted
-from raybench.engine.run import Options, Run
-from raybench.planning.plan import make_plan
+from raybench.execution.execute import hosted
+from raybench.execution.plan import make_plan
+from raybench.execution.run import Options, Run
 from raybench.wire.transport import Transport
 
 ROUNDS = 20

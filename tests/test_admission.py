@@ -14,9 +14,9 @@ from cli_kit import SWEEP, cli, tree
 from raybench import spec
 from raybench.core import capacity
 from raybench.core.errors import InputError
-from raybench.planning import admission
-from raybench.planning.admission import DISK_PER_ROW, admit, need_of
-from raybench.planning.plan import make_plan
+from raybench.execution import costs as admission
+from raybench.execution.costs import DISK_PER_ROW, admit, need_of
+from raybench.execution.plan import make_plan
 from raybench.runtime.driver import drive
 
 TOO_LARGE = {
@@ -196,9 +196,9 @@ def test_sizes_are_readable() -> None:
 def test_few_problems_are_built_for_many_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planning, admission and queueing build each of 12 problems a few times, not once for every batch."""
     from raybench import problems
-    from raybench.planning import resolve
-    from raybench.planning.admission import admit
-    from raybench.planning.plan import make_plan
+    from raybench.execution import resolve
+    from raybench.execution.costs import admit
+    from raybench.execution.plan import make_plan
     from raybench.runtime.driver import mode_of
     from raybench.runtime.queue import Queue
     from raybench.spec import load

@@ -14,9 +14,9 @@ from raybench import spec
 from raybench.analysis.payoff import BUCKETS
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
-from raybench.engine.execute import hosted
-from raybench.engine.run import Options, Run
-from raybench.planning.plan import make_plan
+from raybench.execution.execute import hosted
+from raybench.execution.plan import make_plan
+from raybench.execution.run import Options, Run
 from raybench.spec import short
 from raybench.study.candidate_sweep import sweep_text
 from raybench.study.candidates import CATALOGUE, chosen

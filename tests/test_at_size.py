@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from raybench import problems, spec
 from raybench.analysis import closing_table, frames
 from raybench.analysis.closing import framed
-from raybench.engine.rows import resolved
-from raybench.planning import operators, resolve
-from raybench.planning.plan import make_plan
-from raybench.planning.resolve import Resolver
+from raybench.execution import build, resolve
+from raybench.execution.plan import make_plan
+from raybench.execution.resolve import Resolver
+from raybench.execution.rows import resolved
 from raybench.report import content
 from raybench.runtime.driver import drive
 from raybench.store import Store, load, reader
 from raybench.store.files import Local
-from raybench.store.tries import PLACE as TRIES
+from raybench.store.log import ATTEMPTS as TRIES
 
 GRID = {
     "problem": {"name": "quadratic", "dim": 12, "clients": 4, "seed": [0, 1]},
@@ -53,9 +53,9 @@ def test_a_plan_builds_problems_and_operators_and_resolves_forms_once(monkeypatc
     resolve.problem_of.cache_clear()
     count(problems, "build", built)
     count(Resolver, "_found", found)
-    operators._operator.cache_clear()
+    build._operator.cache_clear()
     plan = make_plan(asked)
-    bound = operators._operator.cache_info().misses
+    bound = build._operator.cache_info().misses
     assert len(built) == 2
     assert len(found) == 2 * 3 * 3  # of each problem, method and operator
     assert bound <= 2 * 3 * 3

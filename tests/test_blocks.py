@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench.algorithms.base import Dense, Estimator, algorithm
-from raybench.engine import blocks
-from raybench.engine.run import Run
-from raybench.engine.saved import share, whole
+from raybench.execution import chunks as blocks
+from raybench.execution.run import Run
+from raybench.execution.saved import share, whole
 from raybench.testing.algorithms import blocks_change_nothing
 from raybench.testing.trial import Method, started
 from raybench.wire.transport import Transport, on_virtual_ranks, share_of

@@ -10,7 +10,7 @@ import torch
 from toys import descend, each_round, full_gradients, path
 
 from raybench import spec
-from raybench.planning.resolve import Resolver, Skip
+from raybench.execution.resolve import Resolver, Skip
 from raybench.testing.algorithms import conformance
 from raybench.testing.trial import DATA, Method, finished, started
 from raybench.wire import CasesMessage

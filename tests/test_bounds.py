@@ -17,7 +17,7 @@ from tiers import first_of_each
 from toys import SaddleL1, each_round, full_gradients, registered
 
 from raybench import theory
-from raybench.planning.resolve import Resolver
+from raybench.execution.resolve import Resolver
 from raybench.testing.trial import DATA, Method, started
 
 SEEDS = 48  # where the bound holds in expectation; else it holds path by path, and three are run

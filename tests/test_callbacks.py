@@ -15,7 +15,8 @@ from cli_kit import cli, tree
 import raybench
 from raybench import spec
 from raybench.plugins import Callback
-from raybench.runtime.callbacks import curves_of, finals_of, follower, params_of
+from raybench.runtime.callbacks import follower
+from raybench.runtime.callbacks.loggers import curves_of, finals_of, params_of
 from raybench.runtime.driver import drive
 
 SMALL = """
@@ -210,7 +211,7 @@ def test_failed_cells_are_told_too_and_again_when_they_are_retried(here: Path) -
         ("bad.py:Number", "bad.py:Number is no class"),
         ("bad.py:Other", "is no callback"),
         ("bad.py:Sulky", "Sulky cannot be made: RuntimeError: not today"),
-        ("broken.py:X", "broken.py cannot be read: SyntaxError"),
+        ("broken.py:X", "broken.py:X cannot be made: SyntaxError"),
         ("absent_package.x:X", "needs the package absent_package"),
     ],
 )

@@ -16,8 +16,8 @@ import pytest
 
 import raybench
 from raybench.core.errors import FolderLost
-from raybench.engine.execute import execute
-from raybench.engine.run import Options, Run
+from raybench.execution.execute import execute
+from raybench.execution.run import Options, Run
 from raybench.runtime.checkpoints import FOLDER, Checkpoints, run_name
 from raybench.spec.model import Record
 from raybench.store import Store

@@ -15,7 +15,7 @@ from cli_kit import cli, own_plugins, tidy
 
 from raybench import spec
 from raybench.core import registry
-from raybench.planning.resolve import Resolver
+from raybench.execution.resolve import Resolver
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from toys import each_round, registered
 
-from raybench.planning.resolve import Skip, problem_of
+from raybench.execution.resolve import Skip, problem_of
 from raybench.problems.base import Problem
 from raybench.testing.trial import DATA, Method, batch_of, finished, started
 

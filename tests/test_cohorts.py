@@ -17,10 +17,10 @@ from raybench.algorithms.base import Dense, Estimator, algorithm
 from raybench.core import registry
 from raybench.core.draws import Sample
 from raybench.core.errors import InputError
-from raybench.engine.oracles import CohortOracle
-from raybench.engine.run import Run
-from raybench.engine.saved import share, whole
-from raybench.planning.plan import make_plan
+from raybench.execution.oracle import CohortOracle
+from raybench.execution.plan import make_plan
+from raybench.execution.run import Run
+from raybench.execution.saved import share, whole
 from raybench.testing.algorithms import keeps_nothing_of_clients
 from raybench.testing.trial import Method, started
 from raybench.wire.transport import Transport, on_virtual_ranks

@@ -18,8 +18,8 @@ from raybench.core.counts import Counts
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.streams import stream
-from raybench.planning.resolve import Resolver
-from raybench.planning.skip import Skip
+from raybench.execution.checks import Skip
+from raybench.execution.resolve import Resolver
 from raybench.store import cells
 from raybench.testing.algorithms import CHECKS, conformance
 from raybench.testing.trial import Method, finished

@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 
 from raybench import problems
 from raybench.core.draws import Sample
-from raybench.problems import spectra
+from raybench.problems import minimum
 from raybench.problems.base import Fact
 from raybench.problems.least_squares import LeastSquares
 from raybench.problems.quadratic import Quadratic
@@ -327,13 +327,13 @@ def test_curvature_of_the_squared_sigmoid():
 @pytest.mark.parametrize("dense", [5, 1000])
 @pytest.mark.parametrize("shape", [(60, 40), (40, 60)])
 def test_largest_eigenvalue_by_every_way(monkeypatch, shape, dense):
-    monkeypatch.setattr(spectra, "MOST_BY_DENSE_SOLVER", dense)  # 5: by Lanczos
+    monkeypatch.setattr(minimum, "MOST_BY_DENSE_SOLVER", dense)  # 5: by Lanczos
     random = np.random.default_rng(0)
     A, w = random.standard_normal(shape), random.random(shape[0])
     want = np.linalg.norm(A * np.sqrt(w)[:, None], 2) ** 2
     for given in (A, scipy.sparse.csr_array(A)):
-        assert spectra.lmax_gram(given, w) == pytest.approx(want, rel=1e-9)
-    assert np.allclose(spectra.row_norms_sq(scipy.sparse.csr_array(A)), (A**2).sum(1))
+        assert minimum.lmax_gram(given, w) == pytest.approx(want, rel=1e-9)
+    assert np.allclose(minimum.row_norms_sq(scipy.sparse.csr_array(A)), (A**2).sum(1))
 
 
 def test_logistic_constants_are_reached_at_zero():

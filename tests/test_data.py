@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from raybench import data
 from raybench.core.errors import InputError
-from raybench.data import known, libsvm
+from raybench.data import known, tables
 
 TEXT = b"+1 1:0.5 3:-2\n-1\n-1 2:1e-3 # a comment\n+1 1:1 2:2 3:3\n"
 DENSE = np.array([[0.5, 0, -2], [0, 0, 0], [0, 1e-3, 0], [1, 2, 3]])
@@ -81,7 +81,7 @@ def test_compressed_files_are_the_same_data(tmp_path, file, ending, pack):
 )
 def test_corrupt_line_is_named(line, what):
     text = f"+1 1:1\n\n-1 2:1\n{line}\n+1 1:1\n".encode()
-    said = complaint(libsvm.parse, text, "some.file", 3)
+    said = complaint(tables.libsvm, text, "some.file", 3)
     assert "some.file, line 4" in said
     assert what in said
     assert line in said
@@ -101,7 +101,7 @@ def test_parser_reads_what_was_written(rows):
     text = "\n".join(
         " ".join([f"{y!r}", *(f"{k}:{v!r}" for k, v in sorted(row.items()))]) for y, row in rows
     )
-    features, labels = libsvm.parse(text.encode(), "text", 40)
+    features, labels = tables.libsvm(text.encode(), "text", 40)
     want = np.zeros((len(rows), 40))
     for i, (_, row) in enumerate(rows):
         for k, v in row.items():
@@ -114,7 +114,7 @@ def test_parser_reads_what_was_written(rows):
 @given(st.text("0123456789 :.+-e\nqid#nan,", max_size=60) | st.binary(max_size=40).map(repr))
 def test_garbage_is_read_or_refused(text):
     with contextlib.suppress(InputError):  # any other error fails
-        features, labels = libsvm.parse(text.encode(), "text", None)
+        features, labels = tables.libsvm(text.encode(), "text", None)
         assert features.shape[0] == len(labels) > 0
         assert np.isfinite(labels).all()
 

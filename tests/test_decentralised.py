@@ -10,7 +10,7 @@ import torch
 from toys import ConvexL1, descend, each_round, path, registered
 
 from raybench import problems
-from raybench.planning.graph import GRAPHS, mixing
+from raybench.execution.build import GRAPHS, mixing
 from raybench.testing.trial import DATA, Method, finished, started
 from raybench.wire.neighbours import Neighbours
 

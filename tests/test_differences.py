@@ -10,7 +10,7 @@ import torch
 from toys import descend, each_round, full_gradients, path
 
 from raybench.core.errors import InputError
-from raybench.planning.resolve import Skip, problem_of
+from raybench.execution.resolve import Skip, problem_of
 from raybench.testing.trial import DATA, Method, finished, started
 from raybench.wire.ledger import COLUMNS
 

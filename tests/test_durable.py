@@ -19,10 +19,9 @@ from fake_store import batch, put
 import raybench
 from raybench.core.errors import FolderLost, InputError
 from raybench.runtime import driver
-from raybench.store import CELLS, CURVES, Store, load, log, seal, shard_name, to_table
+from raybench.store import CELLS, Store, load, log, shard_name, to_table
 from raybench.store.files import open_folder
-from raybench.store.standing import standing
-from raybench.store.tries import PLACE
+from raybench.store.status import status_of
 
 SWEEP = {
     "name": "small",
@@ -161,10 +160,10 @@ def test_curves_that_were_no_table_from_the_start_are_damaged(mine):
     rows = pq.read_table(mine / "cells" / name)
     owner = json.loads((mine / "plan/owner.json").read_text())["folder"]
     (mine / "curves" / name).write_bytes(b"no table")
-    sealed = seal.sealed(rows, name.removesuffix(".parquet"), owner, b"no table")
+    sealed = log.sealed(rows, name.removesuffix(".parquet"), owner, b"no table")
     (mine / "cells" / name).write_bytes(sealed)
-    (found,) = log.look(open_folder(mine), curves=CURVES.names).findings
-    assert (found.rel, found.kind) == (f"curves/{name}", log.DAMAGED)
+    with pytest.raises(InputError, match=f"curves/{name}: it is not a readable Parquet file"):
+        load(mine)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +286,7 @@ def test_a_pipe_in_a_folder_is_refused_at_once(mine, rel):
     said = []
 
     def ask():
-        for call in (lambda: sweep(mine, WIDER, fresh=True), lambda: standing(mine)):
+        for call in (lambda: sweep(mine, WIDER, fresh=True), lambda: status_of(mine)):
             try:
                 call()
                 said.append("")
@@ -420,7 +419,7 @@ def test_tries_outlast_a_driver_that_dies(tmp_path, monkeypatch):
     monkeypatch.setattr(Store, "commit", die)
     with pytest.raises(Died):
         sweep(folder)
-    first = json.loads((folder / PLACE).read_text())
+    first = json.loads((folder / log.ATTEMPTS).read_text())
     assert set(first.values()) == {1}
     monkeypatch.setattr(Store, "commit", commit)
     sweep(folder)
@@ -428,7 +427,7 @@ def test_tries_outlast_a_driver_that_dies(tmp_path, monkeypatch):
     tried = cells.set_index("cell")["attempts"]
     assert all(tried[cell] == 2 for cell in first)
     assert sorted(tried.unique()) == [1, 2]
-    assert json.loads((folder / PLACE).read_text()) == {}
+    assert json.loads((folder / log.ATTEMPTS).read_text()) == {}
 
 
 def test_an_object_store_holds_the_same_results(whole, tmp_path):

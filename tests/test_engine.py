@@ -15,13 +15,13 @@ from toys import each_round, registered
 from raybench.algorithms.base import Algorithm, Dense, PerCell
 from raybench.core import clock as clocks
 from raybench.core import registry
-from raybench.engine import oracle as oracles
-from raybench.engine import run as engine_run
-from raybench.engine.execute import execute, hosted
-from raybench.engine.recorded import RecordedRounds
-from raybench.engine.run import Options, Run
-from raybench.planning.batch import Batch
-from raybench.planning.graph import mixing
+from raybench.execution import oracle as oracles
+from raybench.execution import run as engine_run
+from raybench.execution.batch import Batch
+from raybench.execution.build import mixing
+from raybench.execution.execute import execute, hosted
+from raybench.execution.recorder import RecordedRounds
+from raybench.execution.run import Options, Run
 from raybench.spec.model import Evaluate, Record
 from raybench.store.accounting import Accounting
 from raybench.testing.spy import Spy

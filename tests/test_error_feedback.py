@@ -11,9 +11,9 @@ import pytest
 import torch
 from toys import descend, each_round, full_gradients, path
 
+from raybench.algorithms.build import own_operators
 from raybench.core import registry
-from raybench.planning.operators import own_operators
-from raybench.planning.resolve import Skip
+from raybench.execution.resolve import Skip
 from raybench.testing.trial import DATA, Method, finished, started
 
 P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "seed": 3}

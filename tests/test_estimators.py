@@ -9,8 +9,8 @@ from raybench.algorithms.base import Algorithm, Estimator
 from raybench.core import registry
 from raybench.core.cells import State
 from raybench.core.clock import Clock
-from raybench.engine.net import vectors_of
-from raybench.engine.setup import method_of
+from raybench.execution.build import method_of
+from raybench.execution.net import vectors_of
 from raybench.testing.algorithms import methods
 from raybench.testing.trial import PLAIN, Method, started
 from raybench.wire.wire import Wire

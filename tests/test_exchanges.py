@@ -7,7 +7,7 @@ import pytest
 import torch
 from toys import each_round
 
-from raybench.planning.resolve import Skip
+from raybench.execution.resolve import Skip
 from raybench.testing.algorithms import conformance
 from raybench.testing.trial import DATA, Method, finished, started
 

@@ -17,9 +17,9 @@ from raybench import spec
 from raybench.core import registry
 from raybench.algorithms.gd import GD
 from raybench.wire import transport
-from raybench.engine.execute import execute
-from raybench.planning.plan import make_plan
-from raybench.engine.run import Options
+from raybench.execution.execute import execute
+from raybench.execution.plan import make_plan
+from raybench.execution.run import Options
 
 rank, store, who, out = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
 transport.FAILURE_WAIT = 3

@@ -22,7 +22,7 @@ from raybench import theory
 from raybench.algorithms.vr_marina import VRMarina
 from raybench.core import registry
 from raybench.core.draws import Sample
-from raybench.planning.resolve import Resolver, Skip, problem_of
+from raybench.execution.resolve import Resolver, Skip, problem_of
 from raybench.problems.base import Fact
 from raybench.problems.quadratic import Quadratic
 from raybench.spec import Step
@@ -424,7 +424,7 @@ def test_prox_is_exact(convex):
 
 
 def setting_of(method: Method):
-    from raybench.planning.resolve import Resolver
+    from raybench.execution.resolve import Resolver
 
     return Resolver(allow_unproven=True).backing(method.cell().cell)[1]
 

@@ -11,7 +11,7 @@ from raybench import spec
 from raybench.compressors.composed import PerTensor
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
-from raybench.planning.resolve import Resolver
+from raybench.execution.resolve import Resolver
 from raybench.testing.trial import Method, batch_of, finished
 from raybench.testing.vectors import gaussian
 

@@ -17,7 +17,7 @@ from raybench.core import room
 from raybench.core.errors import InputError
 from raybench.data import load
 from raybench.problems.clients import Rows
-from raybench.spec import files
+from raybench.spec import sections
 
 PATIENCE = 2.0  # seconds
 MOST = 100 * 10**6  # bytes of memory
@@ -49,7 +49,7 @@ def test_bombs(tmp_path, ending):
     # the plan hashes the file before it is loaded
     begin = time.monotonic()
     with pytest.raises(InputError, match="more than 100 times"):
-        files.content_hash(str(path), "problem.dataset")
+        sections.content_hash(str(path), "problem.dataset")
     assert time.monotonic() - begin < PATIENCE
 
 

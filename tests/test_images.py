@@ -15,7 +15,7 @@ import requests
 import torchvision
 
 from raybench.core.errors import InputError
-from raybench.data import KNOWN_IMAGES, KnownImages, images, known_images
+from raybench.data import KNOWN_IMAGES, KnownImages, images, known
 
 TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]  # digits in MNIST
 TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
@@ -193,9 +193,9 @@ def test_mnist_is_fetched_once_and_only_what_lacks(tiny, monkeypatch):
             for path, data in zip(tiny, FILES):
                 (root / "MNIST" / "raw" / path.name).write_bytes(gzip.compress(data, mtime=1))
 
-    url = {"url": known_images.MIRRORS[0]}
-    known = KnownImages(**{**KNOWN_IMAGES["mnist"].__dict__, **url})
-    monkeypatch.setitem(KNOWN_IMAGES, "mnist", known)
+    url = {"url": known.MIRRORS[0]}
+    listed = KnownImages(**{**KNOWN_IMAGES["mnist"].__dict__, **url})
+    monkeypatch.setitem(KNOWN_IMAGES, "mnist", listed)
     monkeypatch.setattr(torchvision.datasets, "MNIST", Fetched)
     before = tiny[0].read_bytes()
     tiny[1].unlink()

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from toys import ConvexL1, Counterexample, descend, each_round, full_gradients, path, registered
 
 from raybench.algorithms.power_sgd import orthonormal
-from raybench.planning.graph import GRAPHS, mixing
-from raybench.planning.resolve import problem_of
+from raybench.execution.build import GRAPHS, mixing
+from raybench.execution.resolve import problem_of
 from raybench.testing.trial import DATA, Method, finished, started
 from raybench.wire.ledger import COLUMNS
 

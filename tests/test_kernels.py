@@ -15,8 +15,7 @@ from numba import njit
 from raybench.core import parallel
 from raybench.problems import kernels
 from raybench.problems.clients import Rows
-from raybench.problems.dense import DenseMargins
-from raybench.problems.sparse import SparseMargins
+from raybench.problems.margins import DenseMargins, SparseMargins
 
 
 def rows(d=37, counts=(5, 1, 300, 140), density=0.2, pattern=False, seed=0):

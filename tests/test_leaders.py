@@ -9,7 +9,7 @@ from test_decentralised import P1, TOY, largest, method, points, scatter
 from toys import ConvexL1, each_round, registered
 
 from raybench import problems
-from raybench.planning.resolve import Skip
+from raybench.execution.resolve import Skip
 from raybench.problems.quadratic import Quadratic
 from raybench.testing.trial import DATA, finished, started
 from raybench.wire.ledger import COLUMNS

@@ -8,7 +8,6 @@ from contextlib import suppress
 import fake_store
 import fsspec
 import pandas as pd
-import pyarrow.compute as pc
 import pytest
 from fake_store import batch, put
 
@@ -21,9 +20,7 @@ from raybench.store import (
     compact,
     load,
     merge,
-    schema,
     to_table,
-    upgrades,
 )
 from raybench.store.remote import Remote
 
@@ -85,33 +82,6 @@ def test_a_torn_file_is_named(store, tmp_path):
         load(tmp_path / "results")
 
 
-def test_older_files_are_upgraded_and_newer_refused(store, tmp_path, monkeypatch):
-    """A version to come, in which a column is renamed and another is new."""
-    put(store, ["a", "b"])  # of today's version
-    tomorrow = schema.SCHEMA_VERSION + 1
-
-    def rename(table):
-        if "round" in table.column_names:
-            loss = pc.add(table["loss"], 100.0)
-            table = table.set_column(table.column_names.index("loss"), "loss", loss)
-        return table.drop_columns([n for n in table.column_names if n == "test_loss"])
-
-    monkeypatch.setitem(upgrades.UPGRADES, schema.SCHEMA_VERSION, rename)
-    for module in ("schema", "seal", "upgrades"):
-        monkeypatch.setattr(f"raybench.store.{module}.SCHEMA_VERSION", tomorrow)
-    put(store, ["c"])
-    found = load(tmp_path / "results").groupby("cell")["loss"].apply(list).to_dict()
-    assert found == {
-        "a": [100.0, 101.0, 102.0, 103.0],
-        "b": [101.0, 102.0, 103.0, 104.0],
-        "c": [0.0, 1.0, 2.0, 3.0],
-    }
-    assert load(tmp_path / "results")["test_loss"].isna().all()
-    monkeypatch.undo()
-    with pytest.raises(InputError, match=f"schema version {tomorrow}"):
-        load(tmp_path / "results")
-
-
 # -- merge and compact -----------------------------------------------------------------------
 
 
@@ -148,11 +118,11 @@ def test_merge_takes_each_cell_where_it_ended_best(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from raybench.store import disk, load, merge
+from raybench.store import files, load, merge
 
 def dying(left):
     def step(name):
-        plain = getattr(disk.Disk, name)
+        plain = getattr(files.Disk, name)
 
         def counted(self, *words):
             nonlocal left
@@ -164,7 +134,7 @@ def dying(left):
         return counted
 
     for name in ("mkdir", "write", "rename", "sync"):
-        setattr(disk.Disk, name, step(name))
+        setattr(files.Disk, name, step(name))
 
 for steps in range(1, 1000):
     child = os.fork()

@@ -19,8 +19,8 @@ from raybench.cli import main
 from raybench.cli.guarantee import PROVED
 from raybench.core import registry
 from raybench.core.draws import Sample
-from raybench.planning.plan import facts_of
-from raybench.planning.resolve import problem_of
+from raybench.execution.plan import facts_of
+from raybench.execution.resolve import problem_of
 from raybench.problems import build, minimum
 from raybench.testing.trial import Method, finished
 

@@ -20,7 +20,7 @@ from raybench.core.draws import Sample
 from raybench.core.errors import InputError
 from raybench.core.streams import Stream, stream
 from raybench.problems import build
-from raybench.problems.networks import passes, tasks
+from raybench.problems.networks import passes
 from raybench.problems.networks.models import NAMED, Seen
 from raybench.problems.networks.passes import shifted_and_flipped
 
@@ -406,9 +406,9 @@ def test_initial_weights_follow_their_seed_and_leave_torch_alone():
 def test_classes_that_share_the_largest_score_count_in_part():
     scores = torch.tensor([[1.0, 1.0, 0.0], [0.0, 2.0, 2.0], [3.0, 1.0, 2.0], [0.0, 0.0, 0.0]])
     labels = torch.tensor([0, 0, 0, 2])
-    found = tasks.accuracy(scores, labels)["accuracy"]
+    found = passes.accuracy(scores, labels)["accuracy"]
     assert found.tolist() == pytest.approx([0.5, 0.0, 1.0, 1 / 3])
     assert found.dtype == torch.float32
-    texts = tasks.accuracy(scores[None].expand(2, 4, 3), torch.stack([labels, labels]))
+    texts = passes.accuracy(scores[None].expand(2, 4, 3), torch.stack([labels, labels]))
     assert texts["accuracy"].tolist() == pytest.approx([float(found.mean())] * 2)
-    assert tasks.accuracy(scores * torch.nan, labels)["accuracy"].tolist() == [0.0] * 4
+    assert passes.accuracy(scores * torch.nan, labels)["accuracy"].tolist() == [0.0] * 4

@@ -23,9 +23,9 @@ import raybench
 from raybench import spec
 from raybench.core.errors import InputError
 from raybench.runtime.driver import drive
-from raybench.store import Store, lock, patience
+from raybench.store import Store, lock, remote
 from raybench.store.files import open_folder
-from raybench.store.verify import verified
+from raybench.store.log import verified
 
 pytest.importorskip("s3fs", reason="s3fs is not installed: pip install 'raybench[s3]'")
 pytest.importorskip("moto", reason="moto is not installed: pip install 'moto[s3]' flask flask-cors")
@@ -60,7 +60,7 @@ def store(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
     for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": proxy.address}.items():
         monkeypatch.setenv(name, value)
     S3FileSystem.clear_instance_cache()  # one that was opened before knows another address
-    monkeypatch.setattr(patience, "FIRST", 0.01)
+    monkeypatch.setattr(remote, "FIRST", 0.01)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.yaml").write_text(SWEEP)
     yield proxy
@@ -246,7 +246,7 @@ def test_a_store_that_fails_for_good(
 ) -> None:
     """The sweep stops with a message; nothing is torn, no cell is blamed, and the same command goes on."""
     expected = undisturbed(tmp_path / "local")
-    monkeypatch.setenv(patience.VARIABLE, "0.3")
+    monkeypatch.setenv(remote.VARIABLE, "0.3")
     puts: list[str] = []
 
     def full(method: str, path: str) -> Fault:
@@ -316,7 +316,7 @@ def test_out_of_reach_is_a_short_message_and_exit_2(
         store.rule = lambda method, path: 403
     else:
         store.rule = lambda method, path: 503
-    monkeypatch.setenv(patience.VARIABLE, "0.5")
+    monkeypatch.setenv(remote.VARIABLE, "0.5")
     before = tree(tmp_path)
     for verb in VERBS:
         said = cli(*(url if part == "URL" else part for part in verb))
@@ -382,7 +382,7 @@ def test_requests_of_a_commit_are_few(store: FaultyProxy, url: str) -> None:
     own.put(shard.removesuffix(".parquet"), data[0], data[1] or b"")
     assert sum(store.asked.values()) == 4
     store.asked.clear()
-    assert files.sizes("cells")
+    assert files.names("cells")
     assert sum(store.asked.values()) == 1
     store.asked.clear()
     assert files.read(f"cells/{shard}") == data[1]

@@ -13,7 +13,8 @@ from test_images import refused
 
 from raybench.core import room
 from raybench.core.errors import InputError
-from raybench.data import Examples, images, pictures
+from raybench.data import Examples, images
+from raybench.data.images import archived
 
 RANDOM = np.random.default_rng(0)
 PIXELS = RANDOM.integers(0, 256, (6, 3, 5, 4), np.uint8)
@@ -206,7 +207,7 @@ def test_archives_of_pictures(tmp_path):
 
     def refuses(path, *words):
         with pytest.raises(InputError) as found:
-            pictures.archived(path, ("cat", "dog"), {"train": 2}, 4)
+            archived(path, ("cat", "dog"), {"train": 2}, 4)
         assert all(word in str(found.value) for word in words), found.value
 
     out, large = io.BytesIO(), io.BytesIO()
@@ -215,7 +216,7 @@ def test_archives_of_pictures(tmp_path):
     Image.new("RGB", (5000, 5000)).save(large, "PNG")
     cat, dog = (f"any/train/{name}/0.png" for name in ("cat", "dog"))
     good = packed("good.tar.xz", (dog, out.getvalue()), (cat, out.getvalue()))
-    found, labels = pictures.archived(good, ("cat", "dog"), {"train": 2}, 4)["train"]
+    found, labels = archived(good, ("cat", "dog"), {"train": 2}, 4)["train"]
     assert np.array_equal(found, np.stack([pixels.transpose(2, 0, 1)] * 2))
     assert list(labels) == [1, 0]
     refuses(packed("1.tar.xz", (dog, out.getvalue())), "has 1 pictures in train, not 2")

@@ -12,7 +12,7 @@ import pytest
 import raybench
 from raybench import spec
 from raybench.data.known import EMBEDDED
-from raybench.planning.plan import make_plan
+from raybench.execution.plan import make_plan
 from raybench.reproduce import catalogue, find, judge
 from raybench.reproduce.claims import Side
 from raybench.reproduce.evidence import Evidence, kept

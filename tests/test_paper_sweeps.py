@@ -12,7 +12,7 @@ import torch
 
 from raybench import spec
 from raybench.core.registry import load_plugin, lookup
-from raybench.planning.plan import make_plan
+from raybench.execution.plan import make_plan
 
 FOLDER = Path(__file__).parent.parent / "sweeps" / "paper"
 ON_DATA = (

@@ -11,9 +11,9 @@ from torch import nn
 from raybench import spec
 from raybench.algorithms.local_work import orthogonalised
 from raybench.core.errors import InputError
-from raybench.engine.saved import share, whole
-from raybench.planning.resolve import Resolver
-from raybench.planning.skip import Skip
+from raybench.execution.checks import Skip
+from raybench.execution.resolve import Resolver
+from raybench.execution.saved import share, whole
 from raybench.testing.trial import DATA, Method, finished, started
 from raybench.wire.transport import on_virtual_ranks, share_of
 

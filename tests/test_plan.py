@@ -17,18 +17,18 @@ from raybench import spec
 from raybench.compressors import Role
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.engine.run import Options, Run
-from raybench.planning import estimate as estimates
-from raybench.planning.batch import (
+from raybench.execution import costs as estimates
+from raybench.execution.batch import (
     MOST_BYTES_PER_TENSOR,
     MOST_CELLS_PER_BATCH,
     MOST_ROWS_PER_BATCH,
     batches_of,
     most_cells,
 )
-from raybench.planning.plan import facts_of, make_plan
-from raybench.planning.resolve import problem_of
-from raybench.planning.skip import SkipCode, counted, grouped
+from raybench.execution.checks import SkipCode, counted, grouped
+from raybench.execution.plan import facts_of, make_plan
+from raybench.execution.resolve import problem_of
+from raybench.execution.run import Options, Run
 from raybench.spec.parts import canonical
 
 P1 = {"name": "quadratic", "dim": 50, "clients": 4}

@@ -16,7 +16,7 @@ from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.groups import clipped, matrices
 from raybench.core.layout import Layout
-from raybench.planning.resolve import problem_of
+from raybench.execution.resolve import problem_of
 from raybench.problems.quadratic import Quadratic
 from raybench.testing.trial import Method, finished, started
 

@@ -13,7 +13,7 @@ from raybench.core import registry
 from raybench.core.draws import Sample
 from raybench.core.errors import InputError
 from raybench.problems import Layout, Problem
-from raybench.problems.regularizers import Regularizer
+from raybench.problems.clients import Regularizer
 
 
 class OnlyLosses(Problem):

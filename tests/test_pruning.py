@@ -19,14 +19,13 @@ from raybench import spec
 from raybench.analysis import closing_table
 from raybench.analysis.tuned import METRICS
 from raybench.core.errors import InputError
-from raybench.engine.execute import hosted
-from raybench.engine.halving import JUDGED_BY, Halving
-from raybench.engine.recorder import Recorder
-from raybench.engine.run import Options, Run
-from raybench.planning.plan import make_plan
-from raybench.planning.pruning import rounds_of, together
+from raybench.execution.execute import hosted
+from raybench.execution.plan import make_plan
+from raybench.execution.recorder import Recorder
+from raybench.execution.run import Options, Run
+from raybench.execution.search import JUDGED_BY, Halving, rounds_of, together
 from raybench.spec.model import Prune, Record
-from raybench.store import Store, verify
+from raybench.store import Store, log
 from raybench.wire.transport import Transport, on_virtual_ranks
 
 HALVE = Prune("halving", least=1)
@@ -343,7 +342,7 @@ def test_pruned_cells_are_done_until_nobody_prunes(tmp_path):
     assert cells["cell"].is_unique
     assert not curves.duplicated(["cell", "round"]).any()
     assert not (cells["status"] == "pruned").any()
-    assert not verify.verified(Store(out).files).harm
+    assert not log.verified(Store(out).files).harm
     want, found = (closing_table(f).sort_values("method", ignore_index=True) for f in (whole, out))
     pd.testing.assert_frame_equal(found[heads], want[heads])
 

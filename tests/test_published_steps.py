@@ -14,7 +14,7 @@ import pytest
 import sklearn.datasets
 
 from raybench import data, spec
-from raybench.planning.resolve import Resolver
+from raybench.execution.resolve import Resolver
 
 LIBSVM = Path(os.environ.get("RAYBENCH_DATA", "")) / "libsvm"
 SETS = {"breast_cancer": 30, "mushrooms": 112, "a9a": 123, "w8a": 300}

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raybench.engine.execute import Progress
-from raybench.planning.batch import Batch
+from raybench.execution.batch import Batch
+from raybench.execution.execute import Progress
 from raybench.runtime.queue import SILENT, VAIN_DEATHS, Queue
 
 
@@ -25,7 +25,7 @@ def batch(name: str, problem: str = "p", cells: int = 2) -> Batch:
 def queue_of(work: dict[str, float], attempts: int = 3, **more: Any) -> Queue:
     """Return a queue of batches by name, where ``A.x`` is of problem A."""
     batches = [batch(name, name.split(".")[0]) for name in work]
-    options: dict[str, Any] = {"fail_fast": False, "tries": {}, **more}
+    options: dict[str, Any] = {"fail_fast": False, "before": {}, **more}
     return Queue(batches, list(work.values()), attempts, **options)
 
 
@@ -66,18 +66,18 @@ def test_a_lost_worker_costs_its_batch_a_try_and_no_other_any() -> None:
     assert (name_of(last), last.attempts) == ("p.c", 0)
     assert queue.take("y", Progress(ok=2)) is None
     assert queue.news().progress.ok == 6
-    assert queue.news().tries == {}  # all ended well
+    assert queue.news().attempts == {}  # all ended well
 
 
 def test_what_was_tried_before_counts_in_the_table_but_not_against_the_limit() -> None:
-    queue = queue_of({"p.a": 1}, attempts=1, tries={"p.a0": 4, "p.a1": 4})
+    queue = queue_of({"p.a": 1}, attempts=1, before={"p.a0": 4, "p.a1": 4})
     got = queue.take("x", None)
     assert got is not None
     assert got.attempts == 4
     queue.release("x", ["it died"])
     assert queue.take("y", None) is None
     assert queue.ending().given_up == {"p.a0": "it died", "p.a1": "it died"}
-    assert queue.news().tries == {"p.a0": 5, "p.a1": 5}
+    assert queue.news().attempts == {"p.a0": 5, "p.a1": 5}
     assert queue.demand(0) == "over"
 
 
@@ -86,7 +86,7 @@ def test_tries_of_failed_cells_are_kept_for_the_next_time() -> None:
     queue.take("x", None)
     queue.take("x", Progress(ok=1, failed=1))
     queue.take("x", Progress(ok=2))
-    assert queue.news().tries == {"p.a0": 1, "p.a1": 1}
+    assert queue.news().attempts == {"p.a0": 1, "p.a1": 1}
 
 
 def test_progress_on_a_lost_batch_counts_once() -> None:

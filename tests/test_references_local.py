@@ -10,7 +10,7 @@ from test_references import EXTREMES, GAMMA, PROBLEM, RAND, TOP, compare
 from tiers import first_of_each
 
 from raybench.compressors.sparsification import SharedMask
-from raybench.planning.resolve import problem_of
+from raybench.execution.resolve import problem_of
 from raybench.testing.trial import Method
 
 UNBIASED_DOWN = {"name": "rand_k", "k": 4}

@@ -42,9 +42,9 @@ from numpy_methods import (
 )
 from toys import ConvexL1, path, registered
 
-from raybench.engine.schedule import factor
-from raybench.planning.graph import GRAPHS as NAMES
-from raybench.planning.graph import mixing
+from raybench.execution.build import GRAPHS as NAMES
+from raybench.execution.build import mixing
+from raybench.execution.run import factor
 from raybench.problems.quadratic import Quadratic
 from raybench.testing.trial import DATA, Method, finished, started
 from raybench.wire.ledger import COLUMNS

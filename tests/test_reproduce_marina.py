@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from raybench import spec
-from raybench.planning.plan import Plan, make_plan
+from raybench.execution.plan import Plan, make_plan
 from raybench.reproduce import find
 from raybench.reproduce.claims import Side
 

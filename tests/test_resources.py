@@ -9,7 +9,7 @@ from spec_plugins import BASE, registered, wrong
 
 import raybench
 from raybench.core.errors import InputError
-from raybench.engine.run import Options
+from raybench.execution.run import Options
 from raybench.runtime.crew import slots_of
 from raybench.runtime.gpus import gpus_for, workers_on
 from raybench.runtime.work import Shared

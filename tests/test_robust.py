@@ -11,7 +11,7 @@ from toys import Alike, each_round, registered
 
 from raybench.algorithms.robust import RULES
 from raybench.core import registry
-from raybench.engine.saved import share, whole
+from raybench.execution.saved import share, whole
 from raybench.testing.algorithms import methods
 from raybench.testing.trial import DATA, Method, finished, started
 from raybench.wire.transport import on_virtual_ranks, share_of

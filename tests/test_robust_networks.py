@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from raybench.planning.skip import Skip
+from raybench.execution.checks import Skip
 from raybench.testing.trial import Method, started
 
 MLP = {"model": "mlp:hidden=[8]", "dataset": "digits", "clients": 5, "rows": 150, "batch": 6}

@@ -12,10 +12,10 @@ from raybench import spec
 from raybench.analysis import describe
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.planning.admission import need_of
-from raybench.planning.plan import make_plan
-from raybench.planning.resolve import Resolver
-from raybench.planning.skip import Skip
+from raybench.execution.checks import Skip
+from raybench.execution.costs import need_of
+from raybench.execution.plan import make_plan
+from raybench.execution.resolve import Resolver
 from raybench.store import cells
 from raybench.testing.trial import Method, finished
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from raybench import spec
-from raybench.planning.plan import make_plan
+from raybench.execution.plan import make_plan
 from raybench.runtime.crew import slots_of
 from raybench.runtime.driver import drive
 from raybench.spec.model import Resources

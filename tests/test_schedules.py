@@ -10,10 +10,9 @@ import torch
 from toys import descend, each_round, path
 
 from raybench.core.errors import InputError
-from raybench.engine.average import Average
-from raybench.engine.schedule import factor
-from raybench.planning.graph import GRAPHS, mixing
-from raybench.planning.resolve import Skip
+from raybench.execution.build import GRAPHS, mixing
+from raybench.execution.resolve import Skip
+from raybench.execution.run import Average, factor
 from raybench.testing.trial import Method, finished, started
 from raybench.wire import RaggedMessage, SparseMessage
 
@@ -28,7 +27,7 @@ def gd(step, **more) -> Method:
 
 def run_of(method):
     from raybench import spec
-    from raybench.planning.resolve import Resolver
+    from raybench.execution.resolve import Resolver
     from raybench.testing.trial import batch_of
 
     config = {**method.config({}, 0), **method.more}

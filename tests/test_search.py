@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 import raybench
 from raybench import spec
 from raybench.analysis import BestSteps, best_steps, closing_table, frames
-from raybench.planning.plan import make_plan
-from raybench.planning.search import around, coarse, foreseen, ladders, stage_of, ways
+from raybench.execution.plan import make_plan
+from raybench.execution.search import around, coarse, foreseen, ladders, stage_of, ways
 from raybench.runtime.driver import drive
 
 REFINE = {"search": {"step_size": "refine"}}

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench.core import registry
-from raybench.engine.execute import execute
-from raybench.engine.run import Options
-from raybench.planning import resolve
-from raybench.planning.plan import Plan, make_plan
+from raybench.execution import resolve
+from raybench.execution.execute import execute
+from raybench.execution.plan import Plan, make_plan
+from raybench.execution.run import Options
 from raybench.runtime.shipping import SHARED_FROM, pack, unpack
 from raybench.runtime.work import load_shipped
 from raybench.spec import load

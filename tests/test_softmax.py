@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 
 from raybench import problems
 from raybench.core.draws import Sample
-from raybench.problems.accuracy import share_right, share_signed
-from raybench.problems.linear import DenseScores, SparseScores
+from raybench.problems.base import share_right, share_signed
+from raybench.problems.softmax import DenseScores, SparseScores
 from raybench.testing.problems import conformance
 
 DIGITS = {"dataset": "digits", "clients": 4, "scale": "columns", "rows": 120}

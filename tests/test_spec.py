@@ -10,7 +10,7 @@ import pytest
 from spec_plugins import BASE, registered, wrong
 
 from raybench.core import registry, yaml
-from raybench.planning.graph import mixing
+from raybench.execution.build import mixing
 from raybench.spec import Section, Step, json_schema, load
 from raybench.spec.cells import GRAPHS, STOP_PARAMS
 from raybench.spec.grid import load as grid_load

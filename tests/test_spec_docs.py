@@ -9,7 +9,7 @@ import pytest
 
 from raybench.core import yaml
 from raybench.core.errors import InputError
-from raybench.spec import cells, document, load, merge, steps
+from raybench.spec import cells, document, keys, load
 from raybench.spec.settings import Group
 
 TEXT = (Path(__file__).parent.parent / "docs" / "sweep-file.md").read_text(encoding="utf-8")
@@ -24,7 +24,7 @@ def laid_over_the_first(text: str) -> dict:
     given = yaml.parse(text)
     if "problem" in given:  # an example of a problem stands for itself
         base.pop("problem")
-    return merge.overlay(base, given)
+    return document.overlay(base, given)
 
 
 def test_there_are_examples():
@@ -59,9 +59,9 @@ def groups() -> dict[str, Group]:
 
 
 def test_every_key_is_described():
-    keys = [*document.every_key(), *steps.STEP, *cells.STOP_PARAMS, *cells.GRAPHS]
-    keys += [name for group in groups().values() for name in group.params]
-    missing = [key for key in keys if not re.search(rf"\b{key}\b", TEXT)]
+    names = [*document.every_key(), *keys.STEP, *cells.STOP_PARAMS, *cells.GRAPHS]
+    names += [name for group in groups().values() for name in group.params]
+    missing = [name for name in names if not re.search(rf"\b{name}\b", TEXT)]
     assert not missing
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from raybench.core import yaml
 from raybench.core.errors import InputError
 from raybench.core.registry import Choice, Count, Flag, Integer, List, Number, Text
-from raybench.spec import ranges
+from raybench.spec import values
 from raybench.spec.sections import options
 
 
@@ -142,25 +142,27 @@ def test_dump_and_parse_are_inverse(value):
 
 @given(st.integers(-50, 50), st.integers(0, 40))
 def test_integer_ranges(first, length):
-    assert ranges.parse(f"{first}..{first + length}") == list(range(first, first + length + 1))
+    assert values.parse_range(f"{first}..{first + length}") == list(
+        range(first, first + length + 1)
+    )
 
 
 @given(st.integers(2, 12), st.integers(-30, 30), st.integers(0, 20))
 def test_powers(base, first, length):
-    got = ranges.parse(f"{base}^{first}..{base}^{first + length}")
+    got = values.parse_range(f"{base}^{first}..{base}^{first + length}")
     assert len(got) == length + 1
     for exponent, value in zip(range(first, first + length + 1), got):
         exact = Decimal(base) ** exponent
         assert value == (base**exponent if exponent >= 0 else float(exact))
         assert isinstance(value, int if exponent >= 0 else float)
-    assert ranges.parse(f"{base}^{first}") == got[:1]
+    assert values.parse_range(f"{base}^{first}") == got[:1]
 
 
 @pytest.mark.parametrize(
     "text", ["", "a..b", "1", "1..", "..2", "1...2", "2^", "2^1..3", "1.5..2", "10%"]
 )
 def test_what_is_no_range(text):
-    assert ranges.parse(text) is None
+    assert values.parse_range(text) is None
 
 
 @pytest.mark.parametrize(
@@ -168,16 +170,16 @@ def test_what_is_no_range(text):
 )
 def test_bad_ranges(text):
     with pytest.raises(ValueError):
-        ranges.parse(text)
+        values.parse_range(text)
 
 
 @given(st.text(alphabet="0123456789.^-+ ", max_size=12))
 def test_any_text_is_a_range_or_not(text):
     try:
-        got = ranges.parse(text)
+        got = values.parse_range(text)
     except ValueError:
         return
-    assert got is None or (got and len(got) <= ranges.MAX_VALUES)
+    assert got is None or (got and len(got) <= values.MAX_VALUES)
 
 
 # ------------------------------------------------------------------ values

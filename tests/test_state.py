@@ -13,8 +13,8 @@ from toys import registered
 
 from raybench.core.cells import State
 from raybench.core.draws import Sample
-from raybench.engine.run import Options, Run
-from raybench.engine.saved import share, whole
+from raybench.execution.run import Options, Run
+from raybench.execution.saved import share, whole
 from raybench.problems.abilities import Buffered
 from raybench.problems.base import Measured
 from raybench.problems.quadratic import Quadratic

@@ -318,7 +318,7 @@ def test_a_write_that_fails_leaves_no_part_of_a_file(store, tmp_path, monkeypatc
 
     with monkeypatch.context() as patch:
         if moment == "write":
-            patch.setattr("raybench.store.disk.open", torn, raising=False)
+            patch.setattr("raybench.store.files.open", torn, raising=False)
         else:
             patch.setattr(os, "fsync", unsynced)
         with pytest.raises(OSError, match="No space"):

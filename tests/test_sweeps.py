@@ -9,7 +9,7 @@ import pytest
 
 from raybench import spec
 from raybench.data.known import EMBEDDED
-from raybench.planning.plan import Plan, make_plan
+from raybench.execution.plan import Plan, make_plan
 
 FOLDER = Path(__file__).parent.parent / "sweeps"
 SWEEPS = sorted(FOLDER.glob("*.yaml"))

@@ -21,7 +21,7 @@ from known_problem import BREAKS, MOST, C, L, easy, setting
 
 from raybench import theory
 from raybench.core import registry
-from raybench.planning.resolve import Skip, problem_of
+from raybench.execution.resolve import Skip, problem_of
 from raybench.problems.base import Constants, Fact
 from raybench.testing.trial import DATA, Method, started
 from raybench.theory import Setting

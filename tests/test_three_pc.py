@@ -16,7 +16,7 @@ from raybench.compressors import Role
 from raybench.compressors.compose import build
 from raybench.core.registry import lookup
 from raybench.core.streams import stream
-from raybench.planning.resolve import Skip, problem_of
+from raybench.execution.resolve import Skip, problem_of
 from raybench.testing.trial import Method, batch_of, finished, started
 from raybench.theory import Setting
 from raybench.wire import wire as wires

@@ -13,7 +13,7 @@ from raybench import store
 from raybench.analysis import frames, to_target
 from raybench.analysis.examples import example
 from raybench.core.errors import InputError
-from raybench.store import Store, seal
+from raybench.store import Store, log
 from raybench.store.files import open_folder
 
 
@@ -84,7 +84,7 @@ def test_passing_by_counts_where_asked():
 
 def test_only_files_and_columns_that_are_asked_for_are_read(folder, monkeypatch):
     read, names = [], []
-    rows, plain = seal.rows, type(open_folder(folder)).read
+    rows, plain = log.rows, type(open_folder(folder)).read
 
     def noted_rows(file, schema, columns):
         names.append(set(columns))
@@ -94,7 +94,7 @@ def test_only_files_and_columns_that_are_asked_for_are_read(folder, monkeypatch)
         read.append(rel)
         return plain(self, rel)
 
-    monkeypatch.setattr(seal, "rows", noted_rows)
+    monkeypatch.setattr(log, "rows", noted_rows)
     monkeypatch.setattr(type(open_folder(folder)), "read", noted_read)
     found = to_target(folder, 1e-3, where={"algorithm": "ef21", "k": [1, 5]})
     assert set(found["series"]) == {"EF21 Top-1", "EF21 Top-5"}

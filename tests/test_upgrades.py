@@ -14,7 +14,7 @@ from fake_store import put
 import raybench
 from raybench import report, spec
 from raybench.core.errors import InputError
-from raybench.planning.booking import as_booked
+from raybench.execution.plan import as_booked
 from raybench.store import (
     CELLS,
     CURVES,
@@ -24,8 +24,8 @@ from raybench.store import (
     compact,
     encode,
     load,
+    log,
     merge,
-    seal,
 )
 from raybench.store.reader import accounting_of
 from raybench.store.schema import SCHEMA_VERSION, version_of
@@ -60,7 +60,7 @@ def as_version(folder, version: int) -> None:
         for file in sorted((folder / "cells").iterdir()):
             curves = folder / "curves" / file.name
             curves.write_bytes(encode(pq.read_table(curves)))
-            data = seal.sealed(pq.read_table(file), file.stem, owner, curves.read_bytes())
+            data = log.sealed(pq.read_table(file), file.stem, owner, curves.read_bytes())
             file.write_bytes(data)
 
 
@@ -98,9 +98,9 @@ def test_a_file_without_a_seal_is_damaged(whole, tmp_path):
 def test_a_text_column_that_is_missing_is_damage():
     types = {"cell": pa.string(), "round": CURVES.field("round").type}
     data = encode(pa.table({"cell": ["c"], "round": [0]}, schema=pa.schema(types)))
-    file = seal.parquet(data, coded=["cell", "compressor"])
-    with pytest.raises(seal.Damaged, match="cannot be read"):
-        seal.rows(file, CURVES, ["cell", "compressor"])
+    for columns in (["cell", "compressor"], []):
+        with pytest.raises(log.Unsound, match=r"cannot be read|not a readable"):
+            log.rows(log.parquet(data, columns), CURVES, ["cell", "compressor"])
 
 
 def test_every_file_that_is_written_describes_its_columns(whole, tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from toys import each_round, path
 
-from raybench.planning.resolve import Resolver, Skip, problem_of
+from raybench.execution.resolve import Resolver, Skip, problem_of
 from raybench.spec import Step
 from raybench.testing.trial import DATA, Method, finished, started
 

@@ -23,7 +23,7 @@ from views_kit import (
     standard,
 )
 
-from raybench.engine.run import Run
+from raybench.execution.run import Run
 from raybench.problems import build
 from raybench.testing.algorithms import conformance
 from raybench.testing.trial import Method, finished, on_ranks, started

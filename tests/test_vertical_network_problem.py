@@ -22,7 +22,7 @@ from views_kit import (
 
 from raybench.core.errors import InputError
 from raybench.core.registry import lookup
-from raybench.planning.resolve import Resolver, Skip
+from raybench.execution.resolve import Resolver, Skip
 from raybench.problems import build
 from raybench.spec import Step
 from raybench.testing.problems import conformance as problem_conformance

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.io
+import scipy.sparse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from npz_kit import forged_npz, npy
@@ -42,7 +43,7 @@ def refused(path: Path, *words: str) -> None:
     assert text.startswith("problem.dataset: ")
     assert all(word in text for word in words), text
     assert len(text) < 1000
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < (30 if path.suffix == ".mat" else 2)  # a process of its own
 
 
 @pytest.mark.parametrize("ending", [".npz", ".mat"])
@@ -97,7 +98,6 @@ def test_a_changed_file_is_read_again(tmp_path):
 SHORT = np.zeros((SAMPLES - 1, 2))
 
 
-@pytest.mark.parametrize("ending", [".npz", ".mat"])
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -121,11 +121,22 @@ SHORT = np.zeros((SAMPLES - 1, 2))
     ],
     ids=lambda v: "-".join(v) if isinstance(v, (dict, list)) else None,
 )  # fmt: skip
-def test_arrays_that_do_not_fit(tmp_path, ending, changes, words):
-    image = changes.get("image")
-    if ending == ".mat" and image is not None and image.dtype.hasobject:
-        changes = {"image": np.array([1, "a"], object)}  # a cell array
-    refused(saved(tmp_path / f"bad{ending}", **changes), *words)
+def test_arrays_that_do_not_fit(tmp_path, changes, words):
+    refused(saved(tmp_path / "bad.npz", **changes), *words)
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        (None, "image is in one part only"),
+        (np.zeros((SAMPLES, 2)) + 1j, "image is complex"),
+        (np.array([1, "a"], object), "image is cell"),
+        (scipy.sparse.eye_array(SAMPLES).tocsc(), "image is sparse"),
+        ("words", "image is char"),
+    ],
+)
+def test_matrices_that_do_not_fit(tmp_path, image, words):
+    refused(saved(tmp_path / "bad.mat", image=image), words)
 
 
 def test_names_that_mean_nothing(tmp_path, monkeypatch):
@@ -147,7 +158,7 @@ def test_matlab_bombs(tmp_path):
     head = b"MATLAB 5.0 MAT-file".ljust(124) + struct.pack("<H", 0x0100) + b"IM"
     zeros = zlib.compress(bytes(150 << 20), 9)
     path.write_bytes(head + struct.pack("<II", 15, len(zeros)) + zeros)
-    refused(path, "decompresses to more than 100 times")
+    refused(path, "cannot read bomb.mat")
     # a length that lies: there is no more than the file has
     path.write_bytes(head + struct.pack("<II", 15, 2**32 - 8) + zeros[:1000])
     refused(path, "bomb.mat")
@@ -185,7 +196,7 @@ WHOLE = {packed: raw_mat(packed) for packed in (False, True)}
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.booleans(), st.floats(0, 1, exclude_max=True), st.integers(1, 255), st.booleans())
 def test_damaged_matlab_files_are_refused_or_sound(tmp_path, packed, where, bits, cut):

@@ -8,10 +8,10 @@ import torch
 from toys import registered
 
 from raybench.algorithms.base import Algorithm, Dense
-from raybench.engine import run as engine_run
-from raybench.engine import warm
-from raybench.engine.execute import execute
-from raybench.engine.run import Options
+from raybench.execution import execute as warm
+from raybench.execution import run as engine_run
+from raybench.execution.execute import execute
+from raybench.execution.run import Options
 from raybench.spec.model import Evaluate, Record
 from raybench.testing.trial import Method
 from raybench.wire.transport import Transport, on_virtual_ranks
@@ -72,7 +72,7 @@ def test_a_kind_is_warmed_up_once(cold):
 def test_a_run_is_the_same_as_without(cold, monkeypatch):
     with registered("algorithm", late=Late):
         ((warmed, _),) = curves_of()
-        monkeypatch.setattr("raybench.engine.execute.warm_up", lambda *_: None)
+        monkeypatch.setattr("raybench.execution.execute.warm_up", lambda *_: None)
         ((plain, _),) = curves_of()
     drop = ["seconds", "seconds_gradient", "seconds_compress", "seconds_communicate"]
     pd.testing.assert_frame_equal(warmed.drop(drop).to_pandas(), plain.drop(drop).to_pandas())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from raybench.core import registry
-from raybench.engine.run import Run
+from raybench.execution.run import Run
 from raybench.problems.base import Constants, Fact
 from raybench.problems.quadratic import Quadratic, quadratic
 

@@ -259,6 +259,10 @@ class Estimator(Algorithm):
         return kept
 
 
+HOOKS = {"local": "source", "outer": "along", "delay": "along"}
+"""In which method of ``Estimator`` a part of a round that a sweep may ask for takes place."""
+
+
 class Points(Algorithm):
     """Base of methods in which every client has a point x_i of its own: c.X, (B, n_here, d).
 

@@ -1,4 +1,4 @@
-"""A method outside a sweep: its numbers and operators from a name, for a training loop of a user's own."""
+"""The builder of methods: numbers set and operators bound, for a sweep or for a training loop of a user's own."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from raybench.core.layout import Layout
 from raybench.core.parts import PARTS
 from raybench.problems.base import Constants
 
+Dims = tuple[int, int, Layout]
 OWN_LOOP = "run it in a sweep, or take an estimator such as ef21, ef14, diana or power_sgd"
 
 
@@ -88,6 +89,47 @@ def _home(kind: type, name: str) -> type:
     return next(c for c in kind.__mro__ if name in vars(c))
 
 
+def own_operators(
+    entry: registry.Entry[AlgorithmFacts], params: Mapping[str, Any], dims: Dims
+) -> dict[str, Bound]:
+    """Return the bound operators that a method has as parameters, by name.
+
+    ``operators`` of its decorator gives their roles. Raises InputError where one cannot play its role.
+    """
+    bound = {}
+    for name, param in entry.params.items():
+        if param.kind == "operator":
+            with named(f"algorithm.{name}"):
+                role = entry.facts.operators.get(name, Role.ANY)
+                bound[name] = build(params[name], name).bind(*dims, role)
+    return bound
+
+
+def assembled(
+    entry: registry.Entry[AlgorithmFacts],
+    params: Mapping[str, Any],
+    numbers: Mapping[str, PerCell],
+    up: tuple[Compressor, Bound],
+    down: tuple[Compressor, Bound] | None,
+    dims: Dims,
+    clock: Clock,
+) -> Algorithm:
+    """Return a method with its parameters and operators set, for a sweep or a loop; gamma is left to the caller.
+
+    numbers: the parameters that have a value per cell, in place of those in ``params``. up, down: operators as
+    declared and as bound. dims: the length of messages, the number of clients and the layout.
+    """
+    a: Algorithm = entry.target()
+    for name, value in params.items():
+        setattr(a, name, numbers.get(name, value))
+    n = dims[1]
+    for name, bound in own_operators(entry, params, dims).items():
+        setattr(a, name, Applied(bound, clock, build(params[name], name), n))
+    a.C = a.Q = Applied(up[1], clock, up[0], n)
+    a.D = None if down is None else Applied(down[1], clock, down[0], n)
+    return a
+
+
 def method(
     entry: registry.Entry[AlgorithmFacts],
     params: Mapping[str, Any],
@@ -105,9 +147,10 @@ def method(
     Raises InputError where they do not fit.
     """
     facts, d = entry.facts, layout.dim
+    dims = d, n, layout
     up, down = operators
     own = _uplink(entry, up)
-    bound = _bound(own, (d, n, layout), facts.up or Role.ANY, unproven)
+    bound = _bound(own, dims, facts.up or Role.ANY, unproven)
     setting = theory.Setting(
         constants=Constants(),
         n=n,
@@ -118,28 +161,24 @@ def method(
         common_mask=bound.operator.correlated,
         numbers=params,
     )
-    a: Algorithm = entry.target()
-    for name, value in params.items():
-        param = entry.params[name]
-        if value == "auto" and name in facts.auto:
-            value = _automatic(entry, name, setting)
-        if param.kind == "operator":
-            op = build(value, name)
-            with named(f"algorithm.{name}"):
-                role = facts.operators.get(name, Role.ANY)
-                value = Applied(op.bind(d, n, layout, role), clock, op, n)
-        elif param.per_cell and isinstance(value, int | float):
-            value = PerCell(torch.tensor([float(value)], dtype=like.dtype, device=like.device))
-        setattr(a, name, value)
-    a.check(params, own, d)
-    a.C = a.Q = Applied(bound, clock, own, n)
-    a.D = None
+    settled = {
+        name: _automatic(entry, name, setting) if value == "auto" and name in facts.auto else value
+        for name, value in params.items()
+    }
+    numbers = {
+        name: PerCell(torch.tensor([float(value)], dtype=like.dtype, device=like.device))
+        for name, value in settled.items()
+        if entry.params[name].per_cell and isinstance(value, int | float)
+    }
     if down is not None and facts.down is None:
         what = "your loop sends no model: only methods whose server compresses its sum take one"
         raise InputError.of("downlink", what, "double_squeeze or ef21_bc, or leave it out")
+    server = None
     if facts.down is not None:
         op = build(facts.down.usual_form if down is None else down, "downlink")
-        a.D = Applied(op.bind(d, n, layout, facts.down), clock, op, n)
+        server = op, op.bind(*dims, facts.down)
+    a = assembled(entry, settled, numbers, (own, bound), server, dims, clock)
+    a.check(params, own, d)
     assert isinstance(a, Estimator)
     return a
 
@@ -157,7 +196,7 @@ def _uplink(entry: registry.Entry[AlgorithmFacts], given: Any) -> Any:
     return build(given)
 
 
-def _bound(own: Compressor, dims: tuple[int, int, Layout], role: Role, unproven: bool) -> Bound:
+def _bound(own: Compressor, dims: Dims, role: Role, unproven: bool) -> Bound:
     try:
         return own.bind(*dims, role)
     except InputError as error:

@@ -17,7 +17,7 @@ from raybench.core.terminal import terminal
 
 if TYPE_CHECKING:
     from raybench.cli.shared import Screen
-    from raybench.planning.skip import Why
+    from raybench.execution.checks import Why
 
 
 @dataclass(frozen=True)

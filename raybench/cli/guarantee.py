@@ -86,7 +86,7 @@ def outline(out: Screen, steps: StepSizes | None) -> None:
 
 def explain(out: Screen, cell: Cell, found: Mapping[str, float]) -> None:
     """Print what the step sizes of a one-cell sweep rest on and promise; ``found``: those there are, by rule."""
-    from raybench.planning.resolve import Resolver, problem_of
+    from raybench.execution.resolve import Resolver, problem_of
     from raybench.theory import RULES
 
     steps, setting = Resolver().backing(cell)

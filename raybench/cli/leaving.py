@@ -48,7 +48,7 @@ def leaving() -> Iterator[None]:
 @contextmanager
 def _store_trouble_told() -> Iterator[None]:
     """Say that an object store failed at something that is tried again, now and then."""
-    from raybench.store.patience import heard
+    from raybench.store.remote import heard
 
     said = [-10.0]
 

@@ -53,28 +53,26 @@ def _plugins(kind: str) -> Table:
 
 
 def _datasets(every: bool) -> Table:
-    from raybench.data import known, known_images
-    from raybench.data.text import KNOWN_TEXTS, find_text
-    from raybench.data.views import KNOWN_VIEWS
+    from raybench.data import known
 
     table = listing(
         "datasets", "rows", "features", "where", right=("rows", "features"), fold="where"
     )
     for name, (rows, d) in {"breast_cancer": (569, 30), "digits": (1797, 64)}.items():
         table.add_row(name, f"{rows:,}", f"{d:,}", "comes with scikit-learn")
-    for name, images in known_images.KNOWN_IMAGES.items():
+    for name, images in known.KNOWN_IMAGES.items():
         if name == "digits":
             continue
-        place = known_images.there(images.files[0]) if images.files else None
+        place = known.there(images.files[0]) if images.files else None
         where = str(place.parent) if place else "downloaded when first used"
         if not place and not images.url and not name.endswith("mnist"):
             where = f"put {images.files[0]} into the data folder"
         size = "x".join(map(str, images.shape))
         table.add_row(name, f"{images.train:,}", size, where)
-    for name in KNOWN_TEXTS:
-        file = find_text(name)
+    for name in known.KNOWN_TEXTS:
+        file = known.find_text(name)
         table.add_row(name, "", "text", str(file) if file else f"put text/{name}.txt there")
-    for name, held in KNOWN_VIEWS.items():
+    for name, held in known.KNOWN_VIEWS.items():
         where = str(held.file) if held.file.exists() else f"put it at {held.file}"
         table.add_row(name, f"{held.train:,}", "image, text", where)
     files = {name: known.find(name) for name in known.KNOWN}

@@ -14,10 +14,9 @@ from raybench.cli.shared import console, count, listing, note, pairs, results_of
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from raybench.planning.admission import Need
-    from raybench.planning.batch import Resolved
-    from raybench.planning.estimate import Estimate
-    from raybench.planning.plan import Plan
+    from raybench.execution.batch import Resolved
+    from raybench.execution.costs import Estimate, Need
+    from raybench.execution.plan import Plan
 
 SECONDS_TO_START_RAY = 6.0
 Cost = tuple[float, float | None]  # bits up per client at the end, seconds on one core
@@ -40,13 +39,11 @@ def plan(
     Nothing is saved. Prints every error at once. Bits and time come from the first rounds of each method.
     """
     from raybench.analysis import BestSteps
-    from raybench.engine.run import Options
-    from raybench.planning.admission import admit
-    from raybench.planning.booking import as_booked
-    from raybench.planning.estimate import estimate
-    from raybench.planning.plan import make_plan
+    from raybench.execution.costs import admit, estimate
+    from raybench.execution.plan import as_booked, make_plan
+    from raybench.execution.run import Options
     from raybench.store import Store
-    from raybench.store.reach import check_reachable
+    from raybench.store.files import check_reachable
 
     sweep = shared.read(file, sets, plugin)
     folder = results_of(sweep, out)
@@ -80,7 +77,7 @@ def _print(
 ) -> None:
     from rich.text import Text
 
-    from raybench.planning.skip import counted
+    from raybench.execution.checks import counted
     from raybench.runtime.gpus import crowded
 
     sweep, screen = made.sweep, console()
@@ -121,7 +118,7 @@ def _print(
 
 def _fewer(made: Plan) -> list[tuple[str, str]]:
     """Return lines on how a sweep does with less than its grid: by a search over steps, by pruning."""
-    from raybench.planning.search import foreseen, ladders
+    from raybench.execution.search import foreseen, ladders
 
     rows, grid = [], f"{len(made.grid):,} cells"
     if made.stage is not None:
@@ -232,7 +229,7 @@ def _of(part: int, whole: int) -> str:
 def _method(cell: Resolved) -> str:
     """Return how the method and its operators are named, K left out."""
     from raybench.core import registry
-    from raybench.planning.resolve import describe
+    from raybench.execution.resolve import describe
     from raybench.spec import Section
 
     def named(kind: str, section: Section | None) -> str:

@@ -52,7 +52,7 @@ def reproduce(
     from raybench.reproduce import catalogue, find, judge
     from raybench.reproduce.evidence import keep, kept, of_folder
     from raybench.reproduce.judge import DISAGREES
-    from raybench.store.standing import standing
+    from raybench.store.status import status_of
 
     if not (names or every):
         _list()
@@ -65,7 +65,7 @@ def reproduce(
         if not no_run and (networks or what.kind == "convex"):
             _run(what, folder, full, inline, address)
         own = of_folder(folder)
-        if own is not None and what.sweep is not None and standing(folder).missing:
+        if own is not None and what.sweep is not None and status_of(folder).missing:
             note(f"{what.name}: its sweep has not ended, what is there is judged")
         found = own if own is not None or full else kept(what, KEPT)
         verdicts = judge(what, found)

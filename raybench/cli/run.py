@@ -10,8 +10,8 @@ from raybench.cli import cell
 from raybench.cli.shared import Fresh, Out, Plugins, Sets, console, note, pairs, results_of
 
 if TYPE_CHECKING:
-    from raybench.planning.batch import Resolved
-    from raybench.planning.skip import Skipped
+    from raybench.execution.batch import Resolved
+    from raybench.execution.checks import Skipped
     from raybench.spec import Sweep
 
 Number = dict[str, object]
@@ -84,7 +84,7 @@ def run(
 def _work(sweep: Sweep, folder: str, fresh: bool) -> None:
     from raybench.core.endings import Terminated
     from raybench.core.errors import InputError
-    from raybench.planning.plan import make_plan
+    from raybench.execution.plan import make_plan
     from raybench.runtime.driver import drive
 
     plan = make_plan(sweep)
@@ -100,7 +100,7 @@ def _work(sweep: Sweep, folder: str, fresh: bool) -> None:
 
 def _way_out(skipped: Skipped) -> str:
     """Return the flags that would run what is skipped, or else the keys of a sweep file that would."""
-    from raybench.planning.skip import SkipCode
+    from raybench.execution.checks import SkipCode
 
     usual = cell.usual_operator(skipped.cell.algorithm.name)
     flags = {

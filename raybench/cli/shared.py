@@ -15,7 +15,7 @@ from raybench.core import terminal
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from raybench.planning.skip import Why
+    from raybench.execution.checks import Why
     from raybench.report.sheet import Sheet
     from raybench.spec import Sweep
 
@@ -182,7 +182,7 @@ def reasons(skipped: Mapping[Why, int], most: int = 3) -> list[tuple[str, str]]:
 
     skipped: how many cells by reason. most: how many texts of a kind are shown, the commonest first.
     """
-    from raybench.planning.skip import grouped
+    from raybench.execution.checks import grouped
 
     rows = []
     for kind in grouped(skipped):

@@ -148,8 +148,8 @@ def _constants(out: Screen, config: dict[str, object]) -> None:
     from rich.text import Text
 
     from raybench import spec
-    from raybench.planning.plan import facts_of
-    from raybench.planning.resolve import problem_of
+    from raybench.execution.plan import facts_of
+    from raybench.execution.resolve import problem_of
     from raybench.report import words
 
     section = spec.load(config).cells[0].problem
@@ -208,8 +208,8 @@ def _steps(
     from rich.text import Text
 
     from raybench import spec
-    from raybench.planning.resolve import Resolver
-    from raybench.planning.skip import Skip
+    from raybench.execution.checks import Skip
+    from raybench.execution.resolve import Resolver
     from raybench.report import words
     from raybench.theory import RULES
 

@@ -10,7 +10,7 @@ import typer
 from raybench.cli.shared import Folder, console, count, listing, pairs
 
 if TYPE_CHECKING:
-    from raybench.store.standing import Standing
+    from raybench.store.status import Status
 
 MOST = 12  # methods that are shown
 
@@ -25,10 +25,10 @@ def status(
     while nobody works on them.
     """
     from raybench.core.errors import InputError
-    from raybench.store.standing import standing
+    from raybench.store.status import status_of
 
     try:
-        found = standing(folder)
+        found = status_of(folder)
     except InputError:
         from raybench.cluster.states import Launch
 
@@ -63,7 +63,7 @@ def launch_lines(folder: str) -> list[tuple[str, str]]:
     return lines
 
 
-def _show(found: Standing) -> None:
+def _show(found: Status) -> None:
     from rich.text import Text
 
     out = console()
@@ -120,7 +120,7 @@ def _show(found: Standing) -> None:
             out.print(f"{len(found.best) - MOST} methods more: raybench table {found.folder}")
 
 
-def _problem(found: Standing) -> str:
+def _problem(found: Status) -> str:
     problem = found.sweep.get("problem")
     if not isinstance(problem, dict):
         return str(problem or "")
@@ -147,7 +147,7 @@ def _span(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
-def _as_json(found: Standing) -> str:
+def _as_json(found: Status) -> str:
     import dataclasses
     import json
 

@@ -46,7 +46,7 @@ def sweep(
     shared.check_file(file)
     from raybench.analysis import BestSteps
     from raybench.core.process import give_back
-    from raybench.planning.skip import counted
+    from raybench.execution.checks import counted
     from raybench.runtime.driver import drive
 
     found = shared.read(file, sets, plugin)

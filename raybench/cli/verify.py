@@ -20,7 +20,7 @@ def verify(
     from rich.text import Text
 
     from raybench.store import reader
-    from raybench.store.verify import HARMLESS, verified
+    from raybench.store.log import HARMLESS, verified
 
     files = reader.open_results(folder)
     found = verified(files)

@@ -14,15 +14,13 @@ from raybench.cluster.file import ClusterFile
 from raybench.cluster.price import Price, price
 from raybench.cluster.render import folder_there
 from raybench.cluster.states import Launch
-from raybench.engine.run import Options
-from raybench.planning.admission import admit
-from raybench.planning.booking import as_booked
-from raybench.planning.estimate import estimate
-from raybench.planning.plan import Plan, make_plan
-from raybench.planning.search import Best
+from raybench.execution.costs import admit, estimate
+from raybench.execution.plan import Plan, as_booked, make_plan
+from raybench.execution.run import Options
+from raybench.execution.search import Best
 from raybench.spec import Sweep
 from raybench.store import Store
-from raybench.store.reach import check_reachable
+from raybench.store.files import check_reachable
 
 
 @dataclass(frozen=True)

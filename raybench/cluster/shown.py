@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from raybench.engine.execute import Progress
+from raybench.execution.execute import Progress
 from raybench.runtime.progress import View
 
 

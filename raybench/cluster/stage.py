@@ -16,7 +16,6 @@ from raybench.cluster import switch, wheel
 from raybench.core import yaml
 from raybench.core.errors import InputError
 from raybench.data import known
-from raybench.data.local import files_of
 from raybench.spec import Sweep
 
 THERE = "raybench-launch"  # the folder on every host, in the home of the user who runs Ray
@@ -68,7 +67,7 @@ def gather(
     data = _Files(folder)
     (folder / "sweep.yaml").write_text(yaml.dump(data.moved(raw)))
     for name in sorted(data_sets(sweep)):
-        for file in files_of(name):
+        for file in known.files_of(name):
             data.copy(file, Path("data") / file.relative_to(known.folder().absolute()))
     (folder / "data").mkdir(exist_ok=True)
     words = [python, "-m", "raybench", "sweep", "sweep.yaml", "--out", out, "--address", "auto"]

@@ -41,9 +41,10 @@ class Local:
         return MOMENTA.get(self.optimizer, 0.0) if self.momentum is None else self.momentum
 
     @property
-    def plain(self) -> bool:
-        """Whether it is one step along a gradient."""
-        return self.steps == 1 and self.optimizer == "sgd" and not self.weight_decay
+    def beyond_a_step(self) -> str:
+        """By what a round is more than one gradient and a step along it at once; empty where by nothing."""
+        plain = self.steps == 1 and self.optimizer == "sgd" and not self.weight_decay
+        return "" if plain else "local work (local)"
 
 
 @record
@@ -66,12 +67,22 @@ class Outer:
         """Whether what x moves along holds gamma already."""
         return self.momentum_of == "steps" and self.optimizer in ("momentum", "nesterov")
 
+    @property
+    def beyond_a_step(self) -> str:
+        """As that of ``Local``."""
+        return "" if self.optimizer == "sgd" else f"an outer optimizer (outer: {self.optimizer})"
+
 
 @record
 class Delay:
     """How many rounds late x moves along an estimate: what is sent overlaps with the work after it."""
 
     rounds: int = Integer(1, low=0, help="rounds between an estimate and the step along it")
+
+    @property
+    def beyond_a_step(self) -> str:
+        """As that of ``Local``."""
+        return f"a delay (delay: {self.rounds})" if self.rounds else ""
 
 
 @record

@@ -64,7 +64,7 @@ BUILTIN_PACKAGES = {
     "compressor": "raybench.compressors",
     "algorithm": "raybench.algorithms",
     "problem": "raybench.problems",
-    "metric": "raybench.engine.metrics",
+    "metric": "raybench.execution.recorder",
 }
 
 F = TypeVar("F", bound=Facts, covariant=True)

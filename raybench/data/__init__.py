@@ -3,14 +3,20 @@
 from raybench.data.dataset import Dataset, binary_labels, load, load_test
 from raybench.data.examples import Examples, Pair
 from raybench.data.images import images
-from raybench.data.known import KNOWN, Known, folder
-from raybench.data.known_images import KNOWN_IMAGES, KnownImages
+from raybench.data.known import (
+    KNOWN,
+    KNOWN_IMAGES,
+    KNOWN_TEXTS,
+    KNOWN_VIEWS,
+    Known,
+    KnownImages,
+    folder,
+)
 from raybench.data.split import PLAIN as split_names
 from raybench.data.split import TAG_PARAMS as split_tags
 from raybench.data.split import by_column, hold_out, split
-from raybench.data.text import KNOWN_TEXTS, Vocabulary, text, vocabulary
-from raybench.data.views import KNOWN_VIEWS, views
-from raybench.data.words import Words
+from raybench.data.text import Vocabulary, Words, text, vocabulary
+from raybench.data.views import views
 
 __all__ = [
     "KNOWN",

@@ -15,11 +15,13 @@ import numpy as np
 import scipy.sparse
 
 from raybench.core.errors import InputError, nearest
-from raybench.data import archive, libsvm, tables
-from raybench.data.known import EMBEDDED, KNOWN, find, folder
+from raybench.core.room import decompressed
+from raybench.data import tables
+from raybench.data.files import DATASET_KEY, cached, data_error
+from raybench.data.known import EMBEDDED, KNOWN, fetch, find, folder
 from raybench.data.tables import CLIENT_KEY, LABEL_KEY
 
-DATASET_KEY, TEST_KEY = "problem.dataset", "problem.test_set"
+TEST_KEY = "problem.test_set"
 SCALES = ("none", "rows", "columns")
 Features: TypeAlias = Any  # ndarray or scipy.sparse.csr_array, (rows, d) in float64
 
@@ -83,15 +85,15 @@ def load(
     if rows is not None:
         if not 1 <= rows <= len(data.labels):
             fix = f"{data.name} has {len(data.labels):,} rows"
-            raise InputError.of("problem.rows", f"cannot take the first {rows} rows", fix)
+            raise data_error(f"cannot take the first {rows} rows", fix, "problem.rows")
         clients = None if data.clients is None else data.clients[:rows]
-        first = data.features[:rows], data.labels[:rows]
-        data = replace(data, features=first[0], labels=first[1], clients=clients)
+        features, labels = data.features[:rows], data.labels[:rows]
+        data = replace(data, features=features, labels=labels, clients=clients)
     classes = np.unique(data.labels)
     if len(classes) < 2:
         fix = "take more rows" if rows is not None else "the labels must differ"
         what = f"{data.name} has a single class ({shown(classes[:1])})"
-        raise InputError.of("problem.rows" if rows is not None else DATASET_KEY, what, fix)
+        raise data_error(what, fix, DATASET_KEY if rows is None else "problem.rows")
     sizes = _sizes(data.features, scale)
     features = _prepared(data.features, scale, intercept, sizes)
     chosen = None if positive is None else tuple(positive)
@@ -116,16 +118,15 @@ def load_test(
     try:
         data = _read(os.fspath(name_or_path), label, client, optional=True)
     except InputError as error:
-        found = [
-            replace(c, where=TEST_KEY) if c.where == DATASET_KEY else c for c in error.complaints
-        ]
-        raise InputError(found) from error
+        keys = {DATASET_KEY: TEST_KEY}
+        moved = [replace(c, where=keys.get(c.where, c.where)) for c in error.complaints]
+        raise InputError(moved) from error
     features, d = data.features, like.features.shape[1] - intercept
     if like.names is not None and data.names is not None:
         odd = sorted(set(like.names) ^ set(data.names))
         if odd:
             what = f"column {odd[0]!r} is in one of {like.name} and {data.name} only"
-            raise InputError.of(TEST_KEY, what, "give the test set the same columns")
+            raise data_error(what, "give the test set the same columns", TEST_KEY)
         features = features[:, [data.names.index(name) for name in like.names]]
     if scipy.sparse.issparse(features) and features.shape[1] < d:
         features = scipy.sparse.csr_array(
@@ -133,7 +134,7 @@ def load_test(
         )
     if features.shape[1] != d:
         what = f"{data.name} has {features.shape[1]:,} features, and {like.name} {d:,}"
-        raise InputError.of(TEST_KEY, what, "a test set has the features of the training set")
+        raise data_error(what, "a test set has the features of the training set", TEST_KEY)
     if scipy.sparse.issparse(features) != scipy.sparse.issparse(like.features):
         features = (
             scipy.sparse.csr_array(features)
@@ -143,7 +144,7 @@ def load_test(
     new = [value for value in np.unique(data.labels) if value not in set(like.classes.tolist())]
     if new:
         what = f"{data.name} has the label {shown(new[:1])}, which {like.name} lacks"
-        raise InputError.of(TEST_KEY, what, f"the labels are {shown(like.classes)}")
+        raise data_error(what, f"the labels are {shown(like.classes)}", TEST_KEY)
     return _prepared(features, scale, intercept, like.sizes), data.labels
 
 
@@ -182,25 +183,25 @@ def binary_labels(
             fix = f"say which count as +1, for example positive: [{shown(classes[-1:])}]"
             fix += "; or take problem softmax, for any number of classes"
             what = f"two classes are needed, not {len(classes)} ({shown(classes)})"
-            raise InputError.of(key, what, fix)
+            raise data_error(what, fix, key)
         return np.where(labels == classes[0], -1.0, 1.0)
-    known = {(str(c) if isinstance(c, str) else float(c)) for c in classes.tolist()}
+    values = {(str(c) if isinstance(c, str) else float(c)) for c in classes.tolist()}
     words = labels.dtype.kind == "U"
     wanted = [str(p) if words else p for p in positive]
-    unknown = [p for p in wanted if p not in known]
+    unknown = [p for p in wanted if p not in values]
     if unknown or not wanted:
         what = f"no label {shown(unknown[:1])}" if unknown else "the list is empty"
-        raise InputError.of(key, what, f"the labels are {shown(classes)}")
+        raise data_error(what, f"the labels are {shown(classes)}", key)
     chosen = np.asarray(wanted, str if words else float)
     if np.isin(classes, chosen).all():
-        raise InputError.of(key, "every row would be +1", f"the labels are {shown(classes)}")
+        raise data_error("every row would be +1", f"the labels are {shown(classes)}", key)
     return np.where(np.isin(labels, chosen), 1.0, -1.0)
 
 
 def _sizes(features: Features, scale: str) -> np.ndarray | None:
     """Return the largest absolute value of each column (d,) where columns are scaled by it."""
     if scale not in SCALES:
-        raise InputError.of("problem.scale", f"unknown scale {scale!r}", nearest(scale, SCALES))
+        raise data_error(f"unknown scale {scale!r}", nearest(scale, SCALES), "problem.scale")
     if scale != "columns":
         return None
     top = abs(features).max(axis=0)
@@ -237,13 +238,14 @@ def _read(
     if not path.is_file():
         what = f"{given} is a folder" if path.is_dir() else f"no file {given}"
         fix = "give a known name, or the path of a CSV, Parquet, .npz or LIBSVM file"
-        raise InputError.of(DATASET_KEY, what, fix)
+        raise data_error(what, fix)
+    files = (path.absolute(),)
     try:
-        return _file(path, path.name, None, label, client)
+        return _file(files, path.name, None, label, client)
     except InputError as error:
         if not optional or client is None or error.complaints[0].where != CLIENT_KEY:
             raise
-    return _file(path, path.name, None, label)
+    return _file(files, path.name, None, label, None)
 
 
 def _without_columns(name: str, label: str | None, client: str | None) -> None:
@@ -251,65 +253,46 @@ def _without_columns(name: str, label: str | None, client: str | None) -> None:
     for key, column in ((LABEL_KEY, label), (CLIENT_KEY, client)):
         if column is not None:
             fix = "columns have names in CSV and Parquet, arrays in .npz"
-            raise InputError.of(key, f"{name} has no column {column!r}", fix)
+            raise data_error(f"{name} has no column {column!r}", fix, key)
 
 
 def _named(name: str) -> Dataset:
-    known = KNOWN.get(name)
+    listed = KNOWN.get(name)
     file = find(name)
     if file is None:
-        if known is None:
+        if listed is None:
             fix = nearest(name, [*KNOWN, *EMBEDDED])
             fix += f"; or give a path, or put the file into {folder() / 'libsvm'}"
-            raise InputError.of(DATASET_KEY, f"unknown data set {name!r}", fix)
-        file = libsvm.fetch(name)
-    data = _file(file, name, known.d if known else None)
-    if known and data.shape != (known.rows, known.d):
-        has, want = (f"{r:,} x {d:,}" for r, d in (data.shape, (known.rows, known.d)))
-        fix = f"fetch {file.name} again from {known.url}"
-        raise InputError.of(
-            DATASET_KEY, f"{file} has {has} rows x features, {name} has {want}", fix
-        )
+            raise data_error(f"unknown data set {name!r}", fix)
+        file = fetch(name)
+    data = _file((file.absolute(),), name, listed.d if listed else None, None, None)
+    if listed and data.shape != (listed.rows, listed.d):
+        has, want = (f"{r:,} x {d:,}" for r, d in (data.shape, (listed.rows, listed.d)))
+        what = f"{file} has {has} rows x features, {name} has {want}"
+        raise data_error(what, f"fetch {file.name} again from {listed.url}")
     return data
 
 
+@cached(4)
 def _file(
-    path: Path,
-    name: str,
-    d: int | None = None,
-    label: str | None = None,
-    client: str | None = None,
+    files: tuple[Path], name: str, d: int | None, label: str | None, client: str | None
 ) -> Dataset:
-    stat = path.stat()
-    return _parsed(path.absolute(), name, d, label, client, stat.st_mtime_ns, stat.st_size)
-
-
-@functools.lru_cache(maxsize=4)  # all cells of a sweep ask for the same few files
-def _parsed(
-    path: Path,
-    name: str,
-    d: int | None,
-    label: str | None,
-    client: str | None,
-    mtime: int,
-    size: int,
-) -> Dataset:
-    del mtime, size  # arguments only so that a changed file is read anew
-    text = libsvm.content(path)
+    (path,) = files
+    content = b"".join(decompressed(path, DATASET_KEY))
     if path.suffix == ".npz":
-        table = archive.arrays(path, label, client)
+        table = tables.arrays(path, label, client)
     elif tables.kind_of(path) in tables.KINDS:
-        table = tables.parse(text, path, label, client)
+        table = tables.parse(content, path, label, client)
     else:
         _without_columns(path.name, label, client)
-        table = tables.Table(*libsvm.parse(text, path.name, d))
+        table = tables.Table(*tables.libsvm(content, path.name, d))
     return Dataset(
         name,
         table.features,
         table.labels,
         np.unique(table.labels),
         str(path),
-        hashlib.sha256(text).hexdigest(),
+        hashlib.sha256(content).hexdigest(),
         clients=table.clients,
         names=table.names,
     )
@@ -333,8 +316,8 @@ def _shipped(name: str) -> np.ndarray | None:
 
     To import scikit-learn for it takes half a second.
     """
-    found = importlib.util.find_spec("sklearn")
-    for root in (found.submodule_search_locations if found else None) or ():
+    package = importlib.util.find_spec("sklearn")
+    for root in (package.submodule_search_locations if package else None) or ():
         for ending, heads in ((".csv", 1), (".csv.gz", 0)):
             file = Path(root, "datasets", "data", f"{name}{ending}")
             if file.is_file():

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from raybench.core.errors import InputError
+from raybench.data.files import data_error
 
-DATASET_KEY = "problem.dataset"
 CHUNK = 1 << 22  # values that are taken to float64 at a time
 
 
@@ -63,7 +60,7 @@ class Examples:
         """Return the first n examples; raises InputError unless there are as many."""
         if not 1 <= n <= len(self):
             what = f"cannot take the first {n} examples"
-            raise InputError.of(DATASET_KEY, what, f"{self.name} has {len(self):,} of them")
+            raise data_error(what, f"{self.name} has {len(self):,} of them")
         return self[:n]
 
     @property
@@ -109,19 +106,3 @@ def digest(*arrays: np.ndarray) -> str:
         whole.update(f"{little.dtype.str} {little.shape}\n".encode())
         whole.update(little.data)
     return whole.hexdigest()
-
-
-def path_of(given: str | os.PathLike[str]) -> Path | None:
-    """Return the path that is meant: with a separator, or of an existing file. Else None: a name.
-
-    Raises InputError where the text cannot be a path.
-    """
-    text = os.fspath(given)
-    try:
-        path = Path(text).expanduser()
-        if path.is_file() or "/" in text or os.sep in text:
-            return path
-    except (OSError, ValueError, RuntimeError) as error:  # too long, a zero in it, an unknown user
-        what = f"{text!r} cannot be a path: {error}"
-        raise InputError.of(DATASET_KEY, what, "give a known name, or a path") from error
-    return None

@@ -1,23 +1,39 @@
-"""Images by name or path, as a training and a test part. Nothing is fetched that already lies there."""
+"""Images by name or path, as a training and a test part: arrays, binary files, and pictures that Pillow decodes.
+
+Nothing is fetched that already lies there. What a file becomes is bounded before it is read.
+"""
 
 from __future__ import annotations
 
-import functools
-import hashlib
+import io
 import math
 import os
-from pathlib import Path
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
 from raybench.core.errors import InputError, nearest
-from raybench.core.room import check_fits
-from raybench.data import binary, pictures
-from raybench.data.archive import Archive, kind, opened
-from raybench.data.examples import Examples, Pair, path_of
-from raybench.data.known_images import KNOWN_IMAGES, SPELLINGS, needed
+from raybench.core.room import check_fits, check_growth, decompressed
+from raybench.data.examples import Examples, Pair
+from raybench.data.files import (
+    AGAIN,
+    DATASET_KEY,
+    Archive,
+    cached,
+    data_error,
+    kind,
+    opened,
+    path_of,
+)
+from raybench.data.known import BATCHES, KNOWN_IMAGES, SPELLINGS, needed
 
-DATASET_KEY = "problem.dataset"
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 FIX = "save it with numpy.savez(file, images=..., labels=...), uint8 or floats in [0, 1]"
 LAYOUTS = "images are (N, C, H, W) or (N, H, W, C) with C = 1 or 3, or (N, H, W)"
 MOST_CLASSES = 1 << 16  # a label beyond that is a mistake, and a last layer of that size no network
@@ -26,7 +42,7 @@ THINGS = (
     *("airplane", "automobile", "bird", "cat", "deer"),
     *("dog", "frog", "horse", "ship", "truck"),
 )
-Part = tuple[np.ndarray, np.ndarray]  # images and labels as they were stored
+Part = tuple[np.ndarray, np.ndarray]  # images (N, C, H, W) and labels (N,), as they were stored
 
 
 def images(name_or_path: str | os.PathLike[str], *, size: int | None = None) -> Pair:
@@ -43,38 +59,22 @@ def images(name_or_path: str | os.PathLike[str], *, size: int | None = None) -> 
     """
     if size is not None and not (type(size) is int and 1 <= size <= MOST_SIDE):
         what = f"size is {size!r}, not a number of pixels"
-        raise InputError.of(DATASET_KEY, what, f"allowed: 1 to {MOST_SIDE}")
+        raise data_error(what, f"allowed: 1 to {MOST_SIDE}")
     given = os.fspath(name_or_path)
     path = None if given == "digits" else path_of(given)
     if path is not None and path.is_dir():
-        found = pictures.listing(path)
-        files = [file for file, _ in (*found.train, *found.test)]
-        return _folder(path.absolute(), found, size, stamp_of(files))
+        pictures = listing(path)
+        return _folder(pictures.files, path.absolute(), pictures, size)
     if size is not None:
         what = f"size is for folders of pictures; {given} is none"
-        raise InputError.of(DATASET_KEY, what, "leave size out")
+        raise data_error(what, "leave size out")
     if path is None:
         return _named(SPELLINGS.get(given, given))
     if path.suffix != ".npz" or not path.is_file():
         what = f"{given} is no image data" if path.exists() else f"no file {given}"
         fix = "give a known name, an .npz, or a folder of pictures"
-        raise InputError.of(DATASET_KEY, what, fix)
-    return _own_npz(path.absolute(), stamp_of([path]))
-
-
-def stamp_of(files: list[Path]) -> str:
-    """Return a text that changes when one of the files does, so that changed files are read anew."""
-    whole = hashlib.sha256()
-    for file in files:
-        try:
-            stat = file.stat()
-        except OSError as error:
-            fix = "check the path and its permissions"
-            raise InputError.of(DATASET_KEY, f"cannot read {file}: {error}", fix) from error
-        whole.update(
-            f"{file}\0{stat.st_mtime_ns} {stat.st_size}\n".encode(errors="surrogateescape")
-        )
-    return whole.hexdigest()
+        raise data_error(what, fix)
+    return _npz((path.absolute(),))
 
 
 def _pair(name: str, source: str, classes: int, train: Part, test: Part | None) -> Pair:
@@ -85,10 +85,10 @@ def _pair(name: str, source: str, classes: int, train: Part, test: Part | None) 
         if low < 0 or high >= classes:
             what = f"{source} has labels from {low:,} to {high:,}"
             fix = f"number the classes from 0 to {classes - 1:,}"
-            raise InputError.of(DATASET_KEY, what, fix)
+            raise data_error(what, fix)
     if len(np.unique(train[1])) < 2:
         what = f"{source} has a single class ({train[1][0]}) to train on"
-        raise InputError.of(DATASET_KEY, what, "the labels must differ")
+        raise data_error(what, "the labels must differ")
     made = [
         Examples.of(name, inputs, labels, classes=classes, source=source, kind="image")
         for inputs, labels in parts
@@ -100,48 +100,38 @@ def _pair(name: str, source: str, classes: int, train: Part, test: Part | None) 
 
 
 def _named(name: str) -> Pair:
-    known = KNOWN_IMAGES.get(name)
-    if known is None:
-        fix = nearest(name, [*KNOWN_IMAGES, *SPELLINGS])
-        raise InputError.of(
-            DATASET_KEY, f"unknown images {name!r}", f"{fix}; or give a path: ./{name}"
-        )
-    files = needed(name)
-    pair = _read_named(name, tuple(files), stamp_of(files))
+    if name not in KNOWN_IMAGES:
+        fix = f"{nearest(name, [*KNOWN_IMAGES, *SPELLINGS])}; or give a path: ./{name}"
+        raise data_error(f"unknown images {name!r}", fix)
+    listed = KNOWN_IMAGES[name]
+    pair = _read_named(tuple(needed(name)), name)
     has = tuple(0 if part is None else len(part) for part in (pair.train, pair.test))
-    if has != (known.train, known.test) or pair.train.inputs.shape[1:] != known.shape:
+    if has != (listed.train, listed.test) or pair.train.inputs.shape[1:] != listed.shape:
         what = f"{name} has {has[0]:,} + {has[1]:,} images {pair.train.inputs.shape[1:]}"
-        fix = (
-            f"{known.train:,} + {known.test:,} of {known.shape} are expected; fetch the files again"
-        )
-        raise InputError.of(DATASET_KEY, what, fix)
+        want = f"{listed.train:,} + {listed.test:,} of {listed.shape} are expected"
+        raise data_error(what, f"{want}; fetch the files again")
     return pair
 
 
-@functools.lru_cache(maxsize=2)  # all cells of a sweep ask for the same few, of up to 180 MB each
-def _read_named(name: str, files: tuple[Path, ...], stamp: str) -> Pair:
-    del stamp  # an argument only so that changed files are read anew
-    known = KNOWN_IMAGES[name]
-    train: Part
-    test: Part | None
+@cached(2)  # of up to 180 MB each
+def _read_named(files: tuple[Path, ...], name: str) -> Pair:
+    listed, test = KNOWN_IMAGES[name], None
     if name == "digits":
-        train, test, source = _digits(), None, "scikit-learn"
+        train, source = _digits(), "scikit-learn"
     elif name == "cifar10_part":
         (train, test), source = _prefixes(files[0]), str(files[0])
     elif name == "cifar10_jpeg":
-        counts = {"train": known.train, "test": known.test}
-        found = pictures.archived(files[0], THINGS, counts, known.shape[1])
-        train, test, source = found["train"], found["test"], str(files[0])
+        counts = {"train": listed.train, "test": listed.test}
+        parts = archived(files[0], THINGS, counts, listed.shape[1])
+        train, test, source = parts["train"], parts["test"], str(files[0])
     elif name.startswith("cifar"):
-        each = known.train // (len(files) - 1)
-        coarse = 1 if name == "cifar100" else 0
-        read = [binary.cifar(file, each, 1 + coarse) for file in files[:-1]]
-        train = _joined(read)
-        test, source = binary.cifar(files[-1], known.test, 1 + coarse), str(files[0].parent)
+        each = listed.train // (len(files) - 1)
+        width = 2 if name == "cifar100" else 1
+        train = _joined([cifar(file, each, width) for file in files[:-1]])
+        test, source = cifar(files[-1], listed.test, width), str(files[0].parent)
     else:
-        read = [_idx(*files[:2]), _idx(*files[2:])]
-        (train, test), source = read, str(files[0].parent)
-    return _pair(name, source, known.classes, train, test)
+        train, test, source = _idx(*files[:2]), _idx(*files[2:]), str(files[0].parent)
+    return _pair(name, source, listed.classes, train, test)
 
 
 def _digits() -> Part:
@@ -153,11 +143,11 @@ def _digits() -> Part:
 
 
 def _idx(inputs: Path, labels: Path) -> Part:
-    found = binary.idx(inputs, 3)[:, None], binary.idx(labels, 1)
-    if len(found[0]) != len(found[1]) or not found[0].size:
-        what = f"{inputs} has {len(found[0]):,} images, and {labels.name} {len(found[1]):,} labels"
-        raise InputError.of(DATASET_KEY, what, "fetch the files again")
-    return found
+    images, classes = idx(inputs, 3)[:, None], idx(labels, 1)
+    if len(images) != len(classes) or not images.size:
+        what = f"{inputs} has {len(images):,} images, and {labels.name} {len(classes):,} labels"
+        raise data_error(what, "fetch the files again")
+    return images, classes
 
 
 def _joined(parts: list[Part]) -> Part:
@@ -166,25 +156,72 @@ def _joined(parts: list[Part]) -> Part:
 
 def _prefixes(path: Path) -> tuple[Part, Part]:
     """Return (train, test) of the first images of each of CIFAR-10's files; labels are of all."""
-    fix = "fetch the file again"
-    with opened(path, fix) as archive:
+    with opened(path, AGAIN) as archive:
         parts = []
-        for batch in (*(f"data_batch_{j}" for j in range(1, 6)), "test_batch"):
+        for batch in BATCHES:
             inputs = inputs_of(archive, f"{batch}_images")
             labels = _labels(archive, f"{batch}_labels_all10000")
             if len(labels) < len(inputs):
                 what = f"{path.name}: {batch} has {len(inputs)} images and {len(labels)} labels"
-                raise InputError.of(DATASET_KEY, what, fix)
+                raise data_error(what, AGAIN)
             parts.append((inputs, labels[: len(inputs)]))
     return _joined(parts[:5]), parts[5]
 
 
-# Of one's own ---------------------------------------------------------------------------------------
+def idx(path: Path, axes: int) -> np.ndarray:
+    """Return the uint8 array with so many axes of an IDX file, plain or compressed: MNIST's format.
+
+    The header is two zeros, the type (8: bytes), the number of axes, and the length of each as a
+    big-endian 32-bit integer; the values follow. Raises InputError where that is not what the file
+    holds: a header that promises too much is refused before anything is allocated for it.
+    """
+    raw, size = _content(path), 4 + 4 * axes
+    if len(raw) < size:
+        raise data_error(f"{path} ends after {len(raw)} bytes, within its header", AGAIN)
+    if raw[:4] != bytes((0, 0, 8, axes)):
+        what = f"is no IDX file of bytes with {axes} axes: it starts with {bytes(raw[:4]).hex()}"
+        raise data_error(f"{path} {what}", AGAIN)
+    shape = tuple(int(n) for n in np.frombuffer(raw, ">u4", axes, 4))
+    count = math.prod(shape)
+    lengths = " x ".join(f"{n:,}" for n in shape)
+    check_fits(DATASET_KEY, f"{path}: a header of {lengths} bytes", count, AGAIN)
+    return _exactly(path, count, raw, size).reshape(shape)
 
 
-@functools.lru_cache(maxsize=2)
-def _own_npz(path: Path, stamp: str) -> Pair:
-    del stamp  # an argument only so that a changed file is read anew
+def cifar(path: Path, rows: int, labels: int) -> Part:
+    """Return (images (rows, 3, 32, 32), labels (rows)) in uint8 of a CIFAR file in the binary version.
+
+    A row is ``labels`` bytes, of which the last is the label that is meant (CIFAR-100 has a coarse one
+    before it), and the image's red, green and blue. Raises InputError for a file of another size.
+    """
+    table = _exactly(path, rows * (labels + 3 * 32 * 32), _content(path)).reshape(rows, -1)
+    images = np.ascontiguousarray(table[:, labels:]).reshape(rows, 3, 32, 32)
+    return images, table[:, labels - 1].copy()
+
+
+def _content(path: Path) -> bytearray:
+    """Return the decompressed bytes of a file, in a form that can be written to, as torch wants it."""
+    raw = bytearray()
+    for chunk in decompressed(path, DATASET_KEY):
+        raw += chunk
+    return raw
+
+
+def _exactly(path: Path, count: int, raw: bytearray, start: int = 0) -> np.ndarray:
+    """Return the ``count`` bytes from ``start`` to the end; InputError for fewer or for more."""
+    size = len(raw) - start
+    if size != count:
+        has = "more" if size > count else f"{size:,}"
+        raise data_error(f"{path} should have {count:,} bytes of values and has {has}", AGAIN)
+    return np.frombuffer(raw, np.uint8, count, start)
+
+
+# A user's own ---------------------------------------------------------------------------------------
+
+
+@cached(2)
+def _npz(files: tuple[Path]) -> Pair:
+    (path,) = files
     with opened(path, FIX) as archive:
         train = _pictured(archive, "")
         wants_test = archive.names & {"test_images", "test_labels"}
@@ -192,7 +229,7 @@ def _own_npz(path: Path, stamp: str) -> Pair:
     if test is not None and test[0].shape[1:] != train[0].shape[1:]:
         shapes = " and ".join(str(part[0].shape[1:]) for part in (train, test))
         what = f"{path.name}: images and test_images differ, {shapes}"
-        raise InputError.of(DATASET_KEY, what, "all images must have one shape (C, H, W)")
+        raise data_error(what, "all images must have one shape (C, H, W)")
     most = max(int(part[1].max()) for part in (train, test) if part is not None)
     return _pair(path.name, str(path), min(most + 1, MOST_CLASSES), train, test)
 
@@ -201,7 +238,7 @@ def _pictured(archive: Archive, prefix: str) -> Part:
     inputs, labels = inputs_of(archive, f"{prefix}images"), _labels(archive, f"{prefix}labels")
     if len(inputs) != len(labels):
         what = f"{archive.name} has {len(inputs):,} {prefix}images and {len(labels):,} labels"
-        raise InputError.of(DATASET_KEY, what, "give one label per image")
+        raise data_error(what, "give one label per image")
     return inputs, labels
 
 
@@ -211,10 +248,10 @@ def inputs_of(archive: Archive, name: str) -> np.ndarray:
     whole = f"{archive.name}: {name}"
     if dtype != np.uint8 and dtype.kind != "f":
         what = f"{whole} holds {kind(dtype)}, not uint8 or floats in [0, 1]"
-        raise InputError.of(DATASET_KEY, what, archive.fix)
+        raise data_error(what, archive.fix)
     first, last = (len(shape) == 4 and shape[axis] in (1, 3) for axis in (1, 3))
     if not (len(shape) == 3 or first or last) or 0 in shape:
-        raise InputError.of(DATASET_KEY, f"{whole} has the shape {shape}", LAYOUTS)
+        raise data_error(f"{whole} has the shape {shape}", LAYOUTS)
     if dtype.kind == "f":
         check_fits(DATASET_KEY, f"{whole} in float32", 4 * math.prod(shape), "save fewer images")
     values = archive.read(name)
@@ -222,7 +259,7 @@ def inputs_of(archive: Archive, name: str) -> np.ndarray:
         # A value that is not a number is not in the interval either.
         if not (values.min() >= 0 and values.max() <= 1):
             what = f"{whole} has values outside of [0, 1], or not finite"
-            raise InputError.of(DATASET_KEY, what, "divide them by their largest, or save uint8")
+            raise data_error(what, "divide them by their largest, or save uint8")
         values = values.astype(np.float32)
     if len(shape) == 3:
         values = values[:, None]
@@ -236,12 +273,237 @@ def _labels(archive: Archive, name: str) -> np.ndarray:
     shape, dtype = archive.measure(name)
     if dtype.kind not in "iu" or len(shape) != 1 or not math.prod(shape):
         what = f"{archive.name}: {name} is {kind(dtype)} of shape {shape}"
-        raise InputError.of(DATASET_KEY, what, "labels are integers, one per image")
+        raise data_error(what, "labels are integers, one per image")
     return archive.read(name)
 
 
-@functools.lru_cache(maxsize=2)
-def _folder(path: Path, found: pictures.Listing, size: int | None, stamp: str) -> Pair:
-    del stamp  # an argument only so that changed files are read anew
-    train, test = pictures.read(found, size)
-    return _pair(path.name, str(path), len(found.classes), train, test)
+@cached(2)
+def _folder(files: tuple[Path, ...], folder: Path, pictures: Listing, size: int | None) -> Pair:
+    train, test = read_pictures(pictures, size)
+    return _pair(folder.name, str(folder), len(pictures.classes), train, test)
+
+
+# Pictures -------------------------------------------------------------------------------------------
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".webp")
+# What Pillow may take a file for, whatever its ending; it knows dozens of formats more.
+FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP")
+GREY = ("1", "L", "LA")  # Pillow's names for pictures without colour
+COLOUR = ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # all become red, green and blue
+LAYOUT = "a data set is FOLDER/CLASS/PICTURES, or FOLDER/train/CLASS/... and FOLDER/test/CLASS/..."
+MOST_PACKED = 1 << 20  # bytes of a picture in an archive
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The pictures of a folder: (file, class) of each part in order, and the names of the classes."""
+
+    train: tuple[tuple[Path, int], ...]
+    test: tuple[tuple[Path, int], ...]
+    classes: tuple[str, ...]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Return all files, those of the training part first."""
+        return tuple(file for file, _ in (*self.train, *self.test))
+
+
+def listing(folder: Path) -> Listing:
+    """Return the pictures of a folder, classes and files in the order of their names.
+
+    Names that start with a dot are passed over. Raises InputError where there is no class, or where a
+    class has none or holds anything but pictures.
+    """
+    try:
+        parted = [name for name in ("train", "test") if (folder / name).is_dir()]
+        if parted == ["test"]:
+            raise data_error(f"{folder} has a folder test and no train", LAYOUT)
+        top = folder / "train" if parted else folder
+        names = _folders(top)
+        if not names:
+            raise data_error(f"{top} has no folder of a class in it", LAYOUT)
+        test: tuple[tuple[Path, int], ...] = ()
+        if len(parted) == 2:
+            alien = sorted(set(_folders(folder / "test")) - set(names))
+            if alien:
+                what = f"{folder / 'test'} has the class {alien[0]}, which train lacks"
+                raise data_error(what, LAYOUT)
+            test = tuple(_files(folder / "test", names, needed=False))
+        return Listing(tuple(_files(top, names)), test, tuple(names))
+    except OSError as error:
+        raise data_error(f"cannot read {folder}: {error}", LAYOUT) from error
+
+
+def _folders(top: Path) -> list[str]:
+    return sorted(p.name for p in top.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _files(top: Path, names: list[str], needed: bool = True) -> Iterator[tuple[Path, int]]:
+    for label, name in enumerate(names):
+        place = top / name
+        files = sorted(place.iterdir()) if needed or place.is_dir() else []
+        files = [file for file in files if not file.name.startswith(".")]
+        for file in files:
+            if file.suffix.lower() not in ENDINGS or not file.is_file():
+                fix = f"move it away; pictures end with {', '.join(ENDINGS)}"
+                raise data_error(f"{file} is no picture", fix)
+        if needed and not files:
+            raise data_error(f"the class {place} has no pictures", LAYOUT)
+        yield from ((file, label) for file in files)
+
+
+def read_pictures(pictures: Listing, size: int | None) -> tuple[Part, Part | None]:
+    """Return the training part of a listing, and the test part unless it is empty.
+
+    All pictures are grey (C = 1) where all files are, else all are in colour (C = 3). With ``size``
+    each is resized to so many pixels a side; without, all must have one size already. Raises
+    InputError for a file that is damaged, of another size, of more than 8 bits, or too large.
+    """
+    files = pictures.files
+    # Headers first: they say what the pictures will take before any of them is decoded.
+    sides, colour = None if size is None else (size, size), False
+    for file in files:
+        with file.open("rb") as stream:
+            has, mode = _header(stream, file)
+        colour = colour or mode in COLOUR
+        sides = sides or has
+        if size is None and has != sides:
+            what = f"{file} has {has[0]} x {has[1]} pixels, and {files[0]} {sides[0]} x {sides[1]}"
+            raise data_error(what, "give a size to resize all to, such as size=32")
+    assert sides is not None
+    channels = 3 if colour else 1
+    what = f"{len(files):,} pictures of {sides[0]} x {sides[1]} pixels"
+    fix = "take fewer pictures, or a smaller size"
+    check_fits(DATASET_KEY, what, len(files) * channels * sides[0] * sides[1], fix)
+    train, test = (
+        _stacked([file for file, _ in part], [label for _, label in part], channels, sides)
+        for part in (pictures.train, pictures.test)
+    )
+    return train, test if pictures.test else None
+
+
+def _stacked(files: list[Path], labels: list[int], channels: int, sides: tuple[int, int]) -> Part:
+    images = np.empty((len(files), channels, sides[1], sides[0]), np.uint8)
+    for image, file in zip(images, files):
+        with file.open("rb") as stream:
+            image[:] = _pixels(stream, file, channels, sides, resized=True)
+    return images, np.array(labels, np.int64)
+
+
+def _open(stream: IO[bytes], file: Path | str) -> Image:
+    from PIL import Image
+
+    try:
+        return Image.open(stream, formats=FORMATS)
+    except Exception as error:  # Pillow raises a dozen kinds on files that are damaged
+        raise _damaged(file, error) from error
+
+
+def _damaged(file: Path | str, error: Exception) -> InputError:
+    # Pillow's own words name the stream's address where it cannot tell the format.
+    said = str(error) if "identify" not in str(error) else "it is of no format that is read"
+    what = f"cannot read {file}: {said or type(error).__name__}"
+    return data_error(what[:400], f"pictures are {', '.join(FORMATS)}")
+
+
+def _header(stream: IO[bytes], file: Path) -> tuple[tuple[int, int], str]:
+    """Return ((width, height), mode) of a picture that is not decoded yet."""
+    packed = file.stat().st_size
+    with _open(stream, file) as picture:
+        (width, height), mode = picture.size, picture.mode
+    if mode not in GREY + COLOUR:
+        fix = "save it with 8 bits per channel"
+        raise data_error(f"{file} is in Pillow's mode {mode}", fix)
+    check_growth(
+        DATASET_KEY, f"{file}, a picture of {width} x {height} pixels,", packed, 3 * width * height
+    )
+    return (width, height), mode
+
+
+def _pixels(
+    stream: IO[bytes],
+    file: Path | str,
+    channels: int,
+    sides: tuple[int, int],
+    resized: bool = False,
+) -> np.ndarray:
+    """Return a picture of ``sides`` (width, height), or resized to them, as uint8 (C, H, W)."""
+    from PIL import Image
+
+    with _open(stream, file) as picture:
+        if not resized and picture.size != sides:
+            has, want = (f"{w} x {h}" for w, h in (picture.size, sides))
+            raise data_error(f"{file} has {has} pixels", f"they must have {want}")
+        try:
+            decoded = picture.convert("L" if channels == 1 else "RGB")
+            if decoded.size != sides:
+                decoded = decoded.resize(sides, Image.Resampling.BILINEAR)
+        except Exception as error:  # Pillow raises a dozen kinds on files that are damaged
+            raise _damaged(file, error) from error
+        return np.asarray(decoded).reshape(sides[1], sides[0], channels).transpose(2, 0, 1)
+
+
+class _Flow:
+    """The decompressed bytes of a file, for a reader that asks for so many at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._chunks, self._held = decompressed(path, DATASET_KEY), b""
+
+    def read(self, count: int) -> bytes:
+        parts, have = [self._held], len(self._held)
+        while have < count and (chunk := next(self._chunks, b"")):
+            parts.append(chunk)
+            have += len(chunk)
+        whole = b"".join(parts)
+        self._held = whole[count:]
+        return whole[:count]
+
+
+def archived(
+    path: Path, classes: tuple[str, ...], parts: dict[str, int], side: int
+) -> dict[str, Part]:
+    """Return the parts of a tar archive of pictures ``ANY/PART/CLASS/FILE``, in the archive's order.
+
+    parts: how many pictures each has, as is known beforehand; all are in colour, ``side`` pixels wide
+    and high. Nothing is unpacked to the disk. Raises InputError where anything else is found.
+    """
+    images = {name: np.empty((n, 3, side, side), np.uint8) for name, n in parts.items()}
+    labels = {name: np.empty(n, np.int64) for name, n in parts.items()}
+    seen, numbers = dict.fromkeys(parts, 0), {name: j for j, name in enumerate(classes)}
+    for place, data in _members(path):
+        part, name = place.parts[-3:-1] if len(place.parts) > 2 else ("", "")
+        at, where = seen.get(part, 0), f"{path}: {place}"
+        if name not in numbers or at >= parts.get(part, 0):
+            known = f"{'/'.join(parts)} of the classes {', '.join(classes)}"
+            what = f"{where} is none of the {sum(parts.values()):,} pictures expected"
+            raise data_error(what, f"the archive has the parts {known}")
+        images[part][at] = _pixels(io.BytesIO(data), where, 3, (side, side))
+        labels[part][at] = numbers[name]
+        seen[part] = at + 1
+    for part, count in parts.items():
+        if seen[part] != count:
+            what = f"{path} has {seen[part]:,} pictures in {part}, not {count:,}"
+            raise data_error(what, AGAIN)
+    return {part: (images[part], labels[part]) for part in parts}
+
+
+def _members(path: Path) -> Iterator[tuple[PurePosixPath, bytes]]:
+    """Yield the name and the bytes of each file of a tar archive."""
+    try:
+        with tarfile.open(fileobj=_Flow(path), mode="r|") as archive:  # type: ignore[call-overload]
+            for member in archive:
+                # Else tarfile keeps what it knows of every file, of which there may be millions.
+                archive.members = []
+                if member.isdir():
+                    continue
+                if not member.isreg() or member.size > MOST_PACKED:
+                    what = f"{path}: {member.name} is no small file"
+                    raise data_error(what, "fetch the archive again")
+                stream = archive.extractfile(member)
+                assert stream is not None
+                yield PurePosixPath(member.name), stream.read()
+    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        what = f"cannot read {path}: {error}"
+        raise data_error(what, "fetch the archive again") from error

@@ -1,15 +1,52 @@
-"""The data sets known by name: their true shapes, and where each lies or is fetched from."""
+"""The data sets known by name: what they hold, where they lie in the data folder, and how they are fetched."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tarfile
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
 
-SITE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
+from raybench.core import terminal
+from raybench.data.files import data_error
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 ENDINGS = ("", ".bz2", ".gz", ".xz")
+SECONDS = 30  # that a site may stay without an answer
+
+
+def folder() -> Path:
+    """Return the data folder: $RAYBENCH_DATA, or the user's cache where it is unset."""
+    given = os.environ.get("RAYBENCH_DATA", "")
+    return Path(given).expanduser() if given else Path(platformdirs.user_cache_dir("raybench"))
+
+
+def files_of(name: str) -> list[Path]:
+    """Return the files in the data folder that the set ``name`` is read from, for taking it to other machines.
+
+    Empty for sets that need none, for names of no set, for paths, and where the
+    files are not there yet.
+    """
+    if name in EMBEDDED or "/" in name:
+        return []
+    if name in KNOWN_IMAGES:
+        return [path for file in KNOWN_IMAGES[name].files if (path := there(file)) is not None]
+    if name in KNOWN_VIEWS:
+        place = folder() / KNOWN_VIEWS[name].place
+        return sorted(path for path in place.rglob("*") if path.is_file())
+    return [path for path in (find(name), find_text(name)) if path is not None]
+
+
+# LIBSVM sets ----------------------------------------------------------------------------------------
+
+SITE = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 EMBEDDED = ("breast_cancer", "digits")
 
 
@@ -22,43 +59,256 @@ class Known:
     url: str
 
 
-def _table() -> dict[str, Known]:
-    plain = {
-        "a1a": (1605, 123), "a2a": (2265, 123), "a3a": (3185, 123), "a4a": (4781, 123),
-        "a5a": (6414, 123), "a6a": (11220, 123), "a7a": (16100, 123), "a8a": (22696, 123),
-        "a9a": (32561, 123), "a9a.t": (16281, 123),
-        "w1a": (2477, 300), "w2a": (3470, 300), "w3a": (4912, 300), "w4a": (7366, 300),
-        "w5a": (9888, 300), "w6a": (17188, 300), "w7a": (24692, 300), "w8a": (49749, 300),
-        "w8a.t": (14951, 300),
-        "mushrooms": (8124, 112), "phishing": (11055, 68), "australian": (690, 14),
-        "australian_scale": (690, 14), "diabetes": (768, 8), "german.numer": (1000, 24),
-        "heart": (270, 13), "ionosphere_scale": (351, 34), "sonar_scale": (208, 60),
-        "splice": (1000, 60), "svmguide1": (3089, 4), "madelon": (2000, 500),
-        "cod-rna": (59535, 8),
-    }  # fmt: skip
-    packed = {
-        "covtype.libsvm.binary.scale": (581012, 54), "duke": (44, 7129),
-        "gisette_scale": (6000, 5000), "ijcnn1": (49990, 22), "news20.binary": (19996, 1355191),
-        "rcv1_train.binary": (20242, 47236), "real-sim": (72309, 20958),
-    }  # fmt: skip
-    table = {name: Known(*shape, SITE + name) for name, shape in plain.items()}
-    table |= {name: Known(*shape, SITE + name + ".bz2") for name, shape in packed.items()}
-    return dict(sorted(table.items()))
-
-
-KNOWN = _table()
-
-
-def folder() -> Path:
-    """Return the data folder: $RAYBENCH_DATA, or the user's cache where it is unset."""
-    given = os.environ.get("RAYBENCH_DATA", "")
-    return Path(given).expanduser() if given else Path(platformdirs.user_cache_dir("raybench"))
+PLAIN = {
+    "a1a": (1605, 123), "a2a": (2265, 123), "a3a": (3185, 123), "a4a": (4781, 123),
+    "a5a": (6414, 123), "a6a": (11220, 123), "a7a": (16100, 123), "a8a": (22696, 123),
+    "a9a": (32561, 123), "a9a.t": (16281, 123),
+    "w1a": (2477, 300), "w2a": (3470, 300), "w3a": (4912, 300), "w4a": (7366, 300),
+    "w5a": (9888, 300), "w6a": (17188, 300), "w7a": (24692, 300), "w8a": (49749, 300),
+    "w8a.t": (14951, 300),
+    "mushrooms": (8124, 112), "phishing": (11055, 68), "australian": (690, 14),
+    "australian_scale": (690, 14), "diabetes": (768, 8), "german.numer": (1000, 24),
+    "heart": (270, 13), "ionosphere_scale": (351, 34), "sonar_scale": (208, 60),
+    "splice": (1000, 60), "svmguide1": (3089, 4), "madelon": (2000, 500),
+    "cod-rna": (59535, 8),
+}  # fmt: skip
+PACKED = {
+    "covtype.libsvm.binary.scale": (581012, 54), "duke": (44, 7129),
+    "gisette_scale": (6000, 5000), "ijcnn1": (49990, 22), "news20.binary": (19996, 1355191),
+    "rcv1_train.binary": (20242, 47236), "real-sim": (72309, 20958),
+}  # fmt: skip
+KNOWN = {name: Known(*shape, SITE + name) for name, shape in PLAIN.items()}
+KNOWN |= {name: Known(*shape, SITE + name + ".bz2") for name, shape in PACKED.items()}
+KNOWN = dict(sorted(KNOWN.items()))
 
 
 def find(name: str) -> Path | None:
     """Return the file of the LIBSVM set ``name`` in the data folder, None where there is none."""
-    for ending in ENDINGS:
-        file = folder() / "libsvm" / f"{name}{ending}"
-        if file.is_file():
-            return file
-    return None
+    files = (folder() / "libsvm" / f"{name}{ending}" for ending in ENDINGS)
+    return next((file for file in files if file.is_file()), None)
+
+
+def fetch(name: str) -> Path:
+    """Return the path of the LIBSVM set ``name`` after downloading it into the data folder.
+
+    The file appears by an atomic rename. Raises InputError naming the folder and the file to put
+    there where it cannot be fetched.
+    """
+    url = KNOWN[name].url
+    target = folder() / "libsvm" / url.rsplit("/", 1)[1]
+    try:
+        return download(url, target, name)
+    except (OSError, ValueError) as error:
+        fix = f"put the file {target.name} into {target.parent} (from {url})"
+        raise data_error(f"cannot download {name} ({type(error).__name__})", fix) from error
+
+
+# Images ---------------------------------------------------------------------------------------------
+
+MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+)
+TORONTO = "https://www.cs.toronto.edu/~kriz/"
+# The names of torchvision's classes mean the same data.
+SPELLINGS = {
+    "MNIST": "mnist",
+    "FashionMNIST": "fashion_mnist",
+    "CIFAR10": "cifar10",
+    "CIFAR100": "cifar100",
+}
+
+
+@dataclass(frozen=True)
+class KnownImages:
+    """How many images there are, their shape (C, H, W), how many classes, and files in the data folder.
+
+    url: the site of the files, or of an archive of them with its ``checksum``; empty where there is
+    none.
+    """
+
+    train: int
+    test: int
+    shape: tuple[int, int, int]
+    classes: int
+    files: tuple[str, ...] = ()
+    url: str = ""
+    checksum: str = ""
+
+
+RAW = tuple(
+    f"raw/{part}-{what}-ubyte.gz"
+    for part in ("train", "t10k")
+    for what in ("images-idx3", "labels-idx1")
+)
+BATCHES = (*(f"data_batch_{j}" for j in range(1, 6)), "test_batch")  # of CIFAR-10
+TEN = tuple(f"cifar-10-batches-bin/{batch}.bin" for batch in BATCHES)
+HUNDRED = ("cifar-100-binary/train.bin", "cifar-100-binary/test.bin")
+GREY, COLOUR = (1, 28, 28), (3, 32, 32)
+TEN_SITE = (f"{TORONTO}cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530")
+HUNDRED_SITE = (f"{TORONTO}cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8")
+PART, JPEG = "cifar10/cifar10_exact_prefix_subset.npz", "cifar10/cifar10-images-jpeg.tar.xz"
+MNIST, FASHION = (tuple(f"{name}/{file}" for file in RAW) for name in ("MNIST", "FashionMNIST"))
+KNOWN_IMAGES = {
+    "cifar10": KnownImages(50000, 10000, COLOUR, 10, TEN, *TEN_SITE),
+    "cifar100": KnownImages(50000, 10000, COLOUR, 100, HUNDRED, *HUNDRED_SITE),
+    "cifar10_jpeg": KnownImages(50000, 10000, COLOUR, 10, (JPEG,)),
+    "cifar10_part": KnownImages(5085, 1017, COLOUR, 10, (PART,)),
+    "digits": KnownImages(1797, 0, (1, 8, 8), 10),
+    "fashion_mnist": KnownImages(60000, 10000, GREY, 10, FASHION, MIRRORS[1]),
+    "mnist": KnownImages(60000, 10000, GREY, 10, MNIST, MIRRORS[0]),
+}
+
+
+def there(name: str) -> Path | None:
+    """Return a file of the data folder if it is there; for a ``.gz`` an unpacked one will do."""
+    file = folder() / name
+    plain = file.with_suffix("") if file.suffix == ".gz" else file
+    return next((path for path in (file, plain) if path.is_file()), None)
+
+
+def needed(name: str) -> list[Path]:
+    """Return the files of the images of that name, after fetching those that are not there.
+
+    What is there is left alone; what is fetched appears by a rename. Raises InputError that names the
+    files and the folder to put them in where they cannot be fetched.
+    """
+    images = KNOWN_IMAGES[name]
+    absent = [file for file in images.files if there(file) is None]
+    if absent:
+        _fetch_images(name, images, absent)
+    return [path for file in images.files if (path := there(file)) is not None]
+
+
+def _fetch_images(name: str, images: KnownImages, absent: list[str]) -> None:
+    source = f" (from {images.url})" if images.url else ""
+    fix = f"put {', '.join(absent)} into {folder()}{source}"
+    if not images.url:
+        raise data_error(f"{name} is not there and has no site to fetch it from", fix)
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder(), prefix=f".{name}-") as spare:
+            place = Path(spare)
+            if images.checksum:
+                archive = folder() / images.url.rsplit("/", 1)[1]
+                _unpack(download(images.url, archive, name, images.checksum), absent, place)
+            else:
+                from torchvision import datasets
+
+                getattr(datasets, absent[0].split("/")[0])(root=place, download=True)
+            for file in absent:
+                (folder() / file).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(place / file, folder() / file)
+    # requests' errors and those of files are OSErrors; torchvision raises RuntimeError for its own.
+    except (OSError, EOFError, ValueError, KeyError, RuntimeError, tarfile.TarError) as error:
+        raise data_error(f"cannot download {name} ({type(error).__name__})", fix) from error
+
+
+def _unpack(archive: Path, names: list[str], place: Path) -> None:
+    """Write the members of these names, and nothing else that an archive may hold."""
+    with tarfile.open(archive) as packed:
+        for name in names:
+            stream = packed.extractfile(name)
+            if stream is None:
+                raise ValueError(f"{name} is no file")
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            with stream, (place / name).open("wb") as out:
+                shutil.copyfileobj(stream, out)
+
+
+# Texts and views ------------------------------------------------------------------------------------
+
+KNOWN_TEXTS = ("shakespeare", "wikitext2_test", "wikitext2_valid")
+FEATURES = "raw_features.mat"
+
+
+def find_text(name: str) -> Path | None:
+    """Return the file of a text in the data folder, None where there is none."""
+    names = texts_there()
+    files = (f"{name}.txt{ending}" for ending in ENDINGS)
+    return next(((folder() / "text" / n).absolute() for n in files if n in names), None)
+
+
+def texts_there() -> set[str]:
+    """Return the names of the files in the data folder's ``text``. Raises InputError if it cannot be read."""
+    place = folder() / "text"
+    try:
+        return {file.name for file in place.iterdir()} if place.is_dir() else set()
+    except OSError as error:
+        raise data_error(
+            f"cannot read {place}: {error}", "check the folder's permissions"
+        ) from error
+
+
+@dataclass(frozen=True)
+class KnownViews:
+    """A data set of views known by name: its folder, its samples, and the file's arrays by view."""
+
+    place: str
+    train: int
+    test: int
+    arrays: tuple[tuple[str, str], ...] = ()  # (view, start of the arrays' names)
+
+    @property
+    def file(self) -> Path:
+        """Return what must be there: the file of the arrays, or the folder of a set of pictures."""
+        place = folder() / self.place
+        return place / FEATURES if self.arrays else place
+
+
+WIKIPEDIA = ("wikipedia_image_text", 2173, 693)
+KNOWN_VIEWS = {
+    "cub": KnownViews("CUB_200_2011", 5994, 5794),
+    "wikipedia": KnownViews(*WIKIPEDIA, (("image", "I"), ("text", "T"))),
+    "wikipedia_tfidf": KnownViews(*WIKIPEDIA, (("image", "I"), ("text", "T_tfidf"))),
+}
+
+
+# Downloads ------------------------------------------------------------------------------------------
+
+
+def download(url: str, target: Path, name: str, checksum: str | None = None) -> Path:
+    """Fetch ``url`` to ``target``, which appears by an atomic rename; return ``target``.
+
+    name: what the bar calls it. A file that is there with the right checksum is left alone. Raises
+    OSError (requests' errors are) or ValueError where it cannot be fetched or has another checksum.
+    """
+    import pooch
+
+    bar = Bar(name)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        pooch.get_logger().setLevel("WARNING")
+        downloader = pooch.HTTPDownloader(progressbar=bar, timeout=SECONDS)
+        pooch.retrieve(url, checksum, fname=target.name, path=target.parent, downloader=downloader)
+    finally:
+        bar.close()
+    return target
+
+
+class Bar:
+    """The progress bar that pooch drives, drawn on standard error by rich."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.total = name, 0
+        self._progress: Progress | None = None
+
+    def update(self, done: int) -> None:
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+        if self._progress is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+            self._progress = Progress(*columns, console=terminal.console(stderr=True))
+            text = f"downloading {self.name}"
+            self._task = self._progress.add_task(text, total=self.total or None)
+            self._progress.start()
+        self._progress.update(self._task, advance=done)
+
+    def reset(self) -> None:
+        if self._progress is not None:
+            self._progress.reset(self._task)
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None

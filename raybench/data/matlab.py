@@ -1,155 +1,95 @@
-"""Matrices of a MATLAB file that anybody may have made: versions 5 to 7, every length checked before it is used.
+"""Matrices of a MATLAB file that anybody may have made, read by scipy in a process of its own.
 
-``scipy.io.loadmat`` ends the process on some damaged files, so the few kinds of elements that a matrix of numbers
-is made of are read here. Format: MATLAB, MAT-File Format, R2024.
+``scipy.io.loadmat`` ends the process on some damaged files, and takes what memory a file's lengths promise. So this
+file is also a program, which reads with bounded memory and writes what it read as an ``.npz``.
 """
 
 from __future__ import annotations
 
-import math
-import struct
-import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 
-from raybench.core.errors import InputError
-from raybench.core.room import check_fits, check_growth
-
-DATASET_KEY = "problem.dataset"
 FIX = "save numeric matrices with save(file, ..., '-v7')"
-HEADER, TAG = 128, 8  # bytes of the file's header, and of the tag of an element
-MATRIX, PACKED = 14, 15  # types of elements: a matrix, and one that is compressed
-STORED = {
-    1: "i1",
-    2: "u1",
-    3: "i2",
-    4: "u2",
-    5: "i4",
-    6: "u4",
-    7: "f4",
-    9: "f8",
-    12: "i8",
-    13: "u8",
+SECONDS = 600  # that reading may take
+VERSIONS = (b"\0\1IM", b"\1\0MI")  # of the formats 5 to 7, in both byte orders
+WIDTHS = (8, 16, 32, 64)
+TYPES = {
+    "double": "f8",
+    "single": "f4",
+    "logical": "u1",
+}  # of matrices; files may hold narrower ones
+TYPES |= {
+    f"{sign}int{width}": f"{sign or 'i'}{width // 8}" for sign in ("", "u") for width in WIDTHS
 }
-CLASSES = {6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2", 12: "i4", 13: "u4", 14: "i8", 15: "u8"}  # fmt: skip
-OTHERS = {1: "cells", 2: "a structure", 3: "an object", 4: "text", 5: "a sparse matrix"}
-COMPLEX = 0x800  # a bit of the flags
-PIECE = 1 << 20
+COPIES = 3  # of the matrices that are in memory while they are read
 
 
-class _Damaged(Exception):
-    """What is wrong with a file."""
+def matrices(path: Path, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
+    """Return the real matrices of a file, by default all, as MATLAB stored them: two axes or more.
 
-
-def matrices(path: Path, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]:
-    """Return the real matrices of a file whose names are wanted, as MATLAB stored them: two axes or more.
-
-    What else the file holds (text, cells, structures, objects) is neither read nor run. Raises InputError
-    where the file is damaged, of another version, holds something wanted that is no matrix of real
-    numbers, or takes more memory than a data set may.
+    Nothing of a file is run. Raises InputError where the file is damaged, of another version than 5 to 7, holds
+    something asked for that is no matrix of real numbers, or takes more memory than a data set may.
     """
-    found: dict[str, np.ndarray] = {}
+    from raybench.core.room import FREE, GROWTH, SHARE, check_fits, memory_here
+    from raybench.data.files import DATASET_KEY, data_error
+
     try:
-        check_fits(DATASET_KEY, str(path), path.stat().st_size, "save fewer rows")
-        for order, raw in _elements(path):
-            matrix = _Matrix.of(raw, order)
-            if not wanted(matrix.name):
-                continue
-            whole = f"{path.name}: {matrix.name}"
-            if matrix.kind not in CLASSES or matrix.flags & COMPLEX:
-                kind = OTHERS.get(matrix.kind, f"a matrix of class {matrix.kind}")
-                what = (
-                    f"{whole} is {'complex' if matrix.kind in CLASSES else kind}, not real numbers"
-                )
-                raise InputError.of(DATASET_KEY, what, FIX)
-            check_fits(DATASET_KEY, whole, 8 * math.prod(matrix.shape), "save fewer rows")
-            found[matrix.name] = matrix.values()
-    except (OSError, zlib.error, struct.error, _Damaged) as error:
-        what = f"cannot read {path.name}: {error}"
-        raise InputError.of(DATASET_KEY, what[:300], FIX) from error
-    return found
+        size = path.stat().st_size
+        check_fits(DATASET_KEY, str(path), size, "save fewer rows")
+        with path.open("rb") as file:
+            version = file.read(128)[124:]
+    except OSError as error:
+        raise data_error(f"cannot read {path.name}: {error}", FIX) from error
+    if version not in VERSIONS:
+        what = f"cannot read {path.name}: it is in another format of MATLAB, or in none"
+        raise data_error(what, FIX)
+    most = COPIES * min(max(FREE, GROWTH * size), memory_here() // SHARE)
+    asked = json.dumps(None if names is None else sorted(names))
+    command = [sys.executable, "-I", __file__, str(path), str(most), asked]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise data_error(f"cannot read {path.name} in {SECONDS} seconds", FIX) from error
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        reason = said[-1] if said and done.returncode == 1 else "the file is damaged"
+        raise data_error(f"cannot read {path.name}: {reason}"[:300], FIX)
+    with np.load(io.BytesIO(done.stdout), allow_pickle=False) as stored:
+        return dict(stored)
 
 
-def _elements(path: Path) -> Iterator[tuple[str, memoryview]]:
-    """Yield (byte order, content) of every matrix of a file, unpacked to no more than a file may become."""
-    packed, seen = path.stat().st_size, 0
-    with path.open("rb") as file:
-        header = file.read(HEADER)
-        order = {b"IM": "<", b"MI": ">"}.get(header[126:128], "")
-        if not order or struct.unpack(f"{order}H", header[124:126]) != (0x0100,):
-            raise _Damaged("it is in another format of MATLAB, or in none")
-        while tag := file.read(TAG):
-            kind, length = struct.unpack(f"{order}II", tag)
-            if length > packed - file.tell():
-                raise _Damaged("it ends within a matrix")
-            content: bytes | bytearray = file.read(length)
-            if kind == PACKED:
-                unpacker, whole, rest = zlib.decompressobj(), bytearray(), content
-                while piece := unpacker.decompress(rest, PIECE):
-                    whole += piece
-                    seen += len(piece)
-                    check_growth(DATASET_KEY, path.name, packed, seen)
-                    check_fits(DATASET_KEY, path.name, seen, "save fewer rows")
-                    rest = unpacker.unconsumed_tail
-                kind, at = struct.unpack(f"{order}II", whole[:TAG])
-                if not unpacker.eof or at > len(whole) - TAG:
-                    raise _Damaged("a compressed matrix is cut off")
-                content = whole[TAG:]
-            if kind == MATRIX:
-                yield order, memoryview(content)
+def _main(path: str, most: str, asked: str) -> str | None:
+    """Write the matrices of a file to standard output; return what is wrong with it."""
+    import resource
+
+    import psutil
+    import scipy.io
+
+    limit = psutil.Process().memory_info().vms + int(most)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    names = json.loads(asked)
+    try:
+        classes = {name: kind for name, _, kind in scipy.io.whosmat(path)}
+        arrays = scipy.io.loadmat(path, variable_names=[*classes] if names is None else names)
+    except MemoryError:
+        return "it takes more memory than a data set may"
+    except Exception as error:  # scipy raises a dozen kinds on files that are damaged
+        return " ".join(f"{type(error).__name__}: {error}".split())
+    matrices = {}
+    for name in classes.keys() & arrays.keys():
+        value, kind = arrays[name], classes[name]
+        if kind not in TYPES or value.dtype.kind == "c":
+            return f"{name} is {'complex' if kind in TYPES else kind}, not real numbers"
+        matrices[name] = value.astype(TYPES[kind])
+    np.savez(sys.stdout.buffer, **matrices)
+    return None
 
 
-@dataclass(frozen=True)
-class _Matrix:
-    """A matrix whose numbers are not read yet; data: (what they are stored as, their bytes)."""
-
-    name: str
-    kind: int
-    flags: int
-    shape: tuple[int, ...]
-    data: tuple[int, memoryview] | None
-    order: str
-
-    @classmethod
-    def of(cls, raw: memoryview, order: str) -> _Matrix:
-        parts = _parts(raw, order)
-        try:
-            (_, flags), (_, sizes), (_, name) = (next(parts) for _ in range(3))
-        except (ValueError, RuntimeError):  # fewer than three
-            raise _Damaged("a matrix lacks its header") from None
-        (bits,) = struct.unpack(f"{order}I", flags[:4])
-        shape = tuple(np.frombuffer(sizes, f"{order}i4").tolist()) if len(sizes) % 4 == 0 else ()
-        if not 2 <= len(shape) <= 32 or min(shape) < 0:
-            raise _Damaged(f"a matrix has the shape {shape}")
-        text = bytes(name).decode("latin-1")
-        kind = bits & 0xFF
-        data = next(parts, None) if kind in CLASSES else None
-        return cls(text, kind, bits, shape, data, order)
-
-    def values(self) -> np.ndarray:
-        """Return the numbers in the type of their class; MATLAB may store them in a narrower one."""
-        stored, data = self.data or (0, memoryview(b""))
-        width = np.dtype(STORED.get(stored, "V1")).itemsize
-        if stored not in STORED or len(data) != math.prod(self.shape) * width:
-            what = f"{self.name} has {len(data):,} bytes of type {stored} for {self.shape}"
-            raise _Damaged(what)
-        flat = np.frombuffer(data, f"{self.order}{STORED[stored]}").astype(CLASSES[self.kind])
-        return flat.reshape(self.shape, order="F")
-
-
-def _parts(raw: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
-    """Yield (type, content) of the elements within one; up to four bytes stand in the tag itself."""
-    at = 0
-    while at + TAG <= len(raw):
-        kind, length = struct.unpack(f"{order}II", raw[at : at + TAG])
-        if kind >> 16:
-            yield kind & 0xFFFF, raw[at + 4 : at + 4 + min(kind >> 16, 4)]
-            at += TAG
-            continue
-        if length > len(raw) - at - TAG:
-            raise _Damaged("an element is longer than its matrix")
-        yield kind, raw[at + TAG : at + TAG + length]
-        at += TAG + length + -length % 8
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))

@@ -17,11 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.recording import FORMAT, INDEX, step_file
 from raybench.core.room import check_fits
-from raybench.data.archive import opened
+from raybench.data.files import data_error, opened
 
 KEY = "gradients"
 FIX = "record them anew: raybench.torch.record(path, model)"
@@ -56,11 +55,11 @@ class Recorded:
                 found, dtype = archive.measure(name)
                 if tuple(found) != shape or dtype != np.dtype(np.float32):
                     what = f"{path.name}: {name} is {dtype} {tuple(found)}, not float32 {shape}"
-                    raise InputError.of(KEY, what, FIX)
+                    raise data_error(what, FIX, KEY)
                 view.copy_(torch.from_numpy(np.array(archive.read(name), np.float32)))
         if not bool(out.isfinite().all()):
             what = f"{path.name} holds numbers that are not finite"
-            raise InputError.of(KEY, what, "record steps at which the run had not diverged")
+            raise data_error(what, "record steps at which the run had not diverged", KEY)
         return out
 
     def gradients(self) -> Iterator[Tensor]:
@@ -81,43 +80,43 @@ def recorded(path: str) -> Recorded:
     folder = Path(path).expanduser()
     file = folder / INDEX
     if not file.is_file():
-        raise InputError.of(KEY, f"{path} holds no {INDEX}", FIX)
+        raise data_error(f"{path} holds no {INDEX}", FIX, KEY)
     if file.stat().st_size > MOST_INDEX:
-        raise InputError.of(KEY, f"{file} is larger than {MOST_INDEX:,} bytes", FIX)
+        raise data_error(f"{file} is larger than {MOST_INDEX:,} bytes", FIX, KEY)
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError.of(KEY, f"cannot read {file}: {error}", FIX) from error
+        raise data_error(f"cannot read {file}: {error}", FIX, KEY) from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         said = found.get("format") if isinstance(found, dict) else type(found).__name__
-        raise InputError.of(KEY, f"{file} has format {said!r}", f"format {FORMAT}: {FIX}")
+        raise data_error(f"{file} has format {said!r}", f"format {FORMAT}: {FIX}", KEY)
     layout = Layout(tuple(_tensors(file, found.get("tensors"))))
     check_fits(KEY, f"a gradient of {path}", 4 * layout.dim, "a machine with more memory")
     steps = found.get("steps")
     if not (isinstance(steps, list) and steps and all(_whole(t, 0) for t in steps)):
-        raise InputError.of(KEY, f"{file} names no steps", FIX)
+        raise data_error(f"{file} names no steps", FIX, KEY)
     if len(set(steps)) < len(steps):
-        raise InputError.of(KEY, f"{file} names a step twice", FIX)
+        raise data_error(f"{file} names a step twice", FIX, KEY)
     seconds, world = found.get("seconds_backward"), found.get("world_size", 1)
     if not (seconds is None or _seconds(seconds)) or not _whole(world, 1):
         what = f"{file}: seconds_backward {seconds!r}, world_size {world!r}"
-        raise InputError.of(KEY, what, "a positive number or null, and an integer >= 1")
+        raise data_error(what, "a positive number or null, and an integer >= 1", KEY)
     return Recorded(folder, tuple(sorted(steps)), layout, seconds, world)
 
 
 def _tensors(file: Path, listed: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
     if not isinstance(listed, list) or not 0 < len(listed) <= MOST_TENSORS:
-        raise InputError.of(KEY, f"{file} lists no tensors", FIX)
+        raise data_error(f"{file} lists no tensors", FIX, KEY)
     seen = set()
     for one in listed:
         fine = isinstance(one, list) and len(one) == 2 and isinstance(one[0], str)
         if not (fine and isinstance(one[1], list) and all(_whole(n, 1) for n in one[1])):
-            raise InputError.of(KEY, f"{file}: {str(one)[:60]} is no tensor", FIX)
+            raise data_error(f"{file}: {str(one)[:60]} is no tensor", FIX, KEY)
         if one[0] in seen:
-            raise InputError.of(KEY, f"{file} names {one[0]!r} twice", FIX)
+            raise data_error(f"{file} names {one[0]!r} twice", FIX, KEY)
         seen.add(one[0])
         if math.prod(one[1]) >= 2**53:
-            raise InputError.of(KEY, f"{file}: {one[0]!r} has {math.prod(one[1])} entries", FIX)
+            raise data_error(f"{file}: {one[0]!r} has {math.prod(one[1])} entries", FIX, KEY)
         yield one[0], tuple(one[1])
 
 

@@ -1,31 +1,37 @@
-"""Tables of a user's own, CSV or Parquet: which column is the label, which tells the client, which are features."""
+"""Rows with labels from a file: CSV, Parquet, ``.npz`` and LIBSVM, with the row or column that is wrong."""
 
 from __future__ import annotations
 
 import io
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 
 from raybench.core.errors import InputError, nearest
 from raybench.core.room import check_fits
+from raybench.data.files import DATASET_KEY, NPZ_FIX, Archive, data_error, opened
 
-DATASET_KEY, LABEL_KEY, CLIENT_KEY = "problem.dataset", "problem.label", "problem.split.column"
+LABEL_KEY, CLIENT_KEY = "problem.label", "problem.split.column"
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 PARQUET = (".parquet", ".pq")
 KINDS = (*SEPARATORS, *PARQUET)
-INDEX = re.compile(
-    r"__index_level_\d+__"
-)  # how pandas saves the names of rows, which are no feature
+INDEX = re.compile(r"__index_level_\d+__")  # how pandas saves the names of rows: no feature
 LABELS = ("label", "target", "y")  # columns that are the label where nobody says which is
 NOT_TEXT = {
     b"PAR1": "Parquet",
     b"ARROW1": "Arrow",
     b"PK\x03\x04": "a zip archive, as .npz and .xlsx are",
 }
+NPZ_FEATURES, NPZ_LABELS = ("X", "features", "images"), ("y", "labels")
+VECTORS = 8  # of d numbers that the smallest run holds: iterate, gradients, memory, messages
+NO_LIBSVM = (b"PAR1", b"ARROW1", b"SQLite format 3")  # how files begin that people have tables in
+LIBSVM_FIX = "give a LIBSVM file: label index:value ..."
+MOST_SEARCHED = 1 << 24  # bytes of a file that are looked through for the line that is wrong
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,25 +78,25 @@ def of_frame(
     names = list(frame.columns)
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        fail(f"{where} has two columns {twice!r}", "give each a name of its own")
+        raise data_error(f"{where} has two columns {twice!r}", "give each a name of its own")
     if not len(frame):
-        fail(f"{where} has columns and no rows", "give it rows")
+        raise data_error(f"{where} has columns and no rows", "give it rows")
     asked = _label(names, where, label)
     if client is not None and client not in names:
-        fail(f"{where} has no column {client!r}", _columns(client, names), CLIENT_KEY)
+        raise data_error(f"{where} has no column {client!r}", _columns(client, names), CLIENT_KEY)
     if client == asked:
         what = f"column {asked!r} of {where} is the label, and cannot tell the client as well"
-        fail(what, "name another with label", CLIENT_KEY)
+        raise data_error(what, "name another with label", CLIENT_KEY)
     frame = frame.reset_index(drop=True)
     for name in names:
         missing = np.flatnonzero(frame[name].isna().to_numpy())
         if len(missing):
             what = f"column {name!r} of {where} lacks a value in row {missing[0] + first}"
             more = f" ({len(missing):,} rows in all)" if len(missing) > 1 else ""
-            fail(what + more, "fill it, or leave the row or the column out")
+            raise data_error(what + more, "fill it, or leave the row or the column out")
     values = {name: frame[name] for name in names if name not in (asked, client)}
     if not values:
-        fail(f"{where} has no column of features", "a row is a label and numbers")
+        raise data_error(f"{where} has no column of features", "a row is a label and numbers")
     wide = sum(len(v.cat.categories) if _categorical(v) else 1 for v in values.values())
     what = f"{where}: {len(frame):,} rows and {wide:,} features in float64"
     check_fits(DATASET_KEY, what, 8 * len(frame) * wide, "take fewer rows")
@@ -105,27 +111,24 @@ def of_frame(
             parts.append(_numbers(column, name, where, first)[:, None])
     labels = _plain(frame[asked])
     if labels.dtype.kind == "f" and not np.isfinite(labels).all():
-        fail(f"column {asked!r} of {where} holds a label that is not finite", "clean it first")
+        raise data_error(
+            f"column {asked!r} of {where} holds a label that is not finite", "clean it first"
+        )
     clients = None if client is None else _plain(frame[client])
     return Table(np.hstack(parts), labels, clients, tuple(heads))
-
-
-def fail(what: str, fix: str, key: str = DATASET_KEY) -> None:
-    """Raise InputError."""
-    raise InputError.of(key, what, fix)
 
 
 def _label(names: list[str], where: str, label: str | None) -> str:
     if label is not None:
         if label not in names:
-            fail(f"{where} has no column {label!r}", _columns(label, names), LABEL_KEY)
+            raise data_error(f"{where} has no column {label!r}", _columns(label, names), LABEL_KEY)
         return label
-    found = next((name for name in LABELS if name in names), None)
-    if found is None:
+    usual = next((name for name in LABELS if name in names), None)
+    if usual is None:
         what = f"{where} has no column {', '.join(LABELS[:-1])} or {LABELS[-1]}"
-        fail(what, f"say which is the label, label: NAME; {_columns('', names)}", LABEL_KEY)
-    assert found is not None
-    return found
+        fix = f"say which is the label, label: NAME; {_columns('', names)}"
+        raise data_error(what, fix, LABEL_KEY)
+    return usual
 
 
 def _columns(asked: str, names: list[str]) -> str:
@@ -158,12 +161,14 @@ def _numbers(column: Any, name: str, where: str, first: int) -> np.ndarray:
             f"label: {name} if it is the label, split: {{column: {name}}} if it tells the client; "
         )
         dummies = f"pandas.get_dummies(frame, columns=[{name!r}], dtype=float)"
-        fail(what, f"{fix}else a column of 0 and 1 for each text, {dummies}, or leave it out")
+        raise data_error(
+            what, f"{fix}else a column of 0 and 1 for each text, {dummies}, or leave it out"
+        )
     values = column.to_numpy(dtype=float)
     odd = np.flatnonzero(~np.isfinite(values))
     if len(odd):
         what = f"column {name!r} of {where} is not finite in row {odd[0] + first}"
-        fail(what, "clean it first")
+        raise data_error(what, "clean it first")
     return values
 
 
@@ -186,25 +191,28 @@ def _text(content: bytes, path: Path, separator: str) -> Any:
     start = next((kind for magic, kind in NOT_TEXT.items() if content.startswith(magic)), None)
     if start or b"\0" in content[:4096]:
         what = f"{where} is no text" + (f", but {start}" if start else "")
-        fail(what, "name the file by what it is: .csv, .tsv, .parquet or .npz")
+        raise data_error(what, "name the file by what it is: .csv, .tsv, .parquet or .npz")
     if not content.strip():
-        fail(f"{where} is empty", "give a line of column names, and a line per row")
+        raise data_error(f"{where} is empty", "give a line of column names, and a line per row")
     try:
         frame = pd.read_csv(
             io.BytesIO(content), sep=separator, encoding="utf-8-sig", index_col=False
         )
-    except UnicodeDecodeError:
-        fail(f"{where} is not UTF-8 text", "save it in UTF-8")
+    except UnicodeDecodeError as error:
+        raise data_error(f"{where} is not UTF-8 text", "save it in UTF-8") from error
     except (ValueError, OverflowError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         said = re.sub(r"\s+", " ", str(error)).removeprefix("Error tokenizing data. C error: ")
-        fail(f"{where}: {said[:150]}", "every line has as many entries as the line of names")
+        fix = "every line has as many entries as the line of names"
+        raise data_error(f"{where}: {said[:150]}", fix) from error
     blank = next((i for i, n in enumerate(frame, 1) if str(n).startswith("Unnamed: ")), None)
     if blank is not None:
         what = f"column {blank} of {where} has no name"
-        fail(what, "name it; if it numbers the rows leave it out: to_csv(file, index=False)")
+        raise data_error(
+            what, "name it; if it numbers the rows leave it out: to_csv(file, index=False)"
+        )
     if len(frame.columns) > 1 and all(_numeric(name) for name in frame.columns):
         what = f"{where} starts with a line of numbers, not of column names"
-        fail(what, "write the names into its first line, the label's as label")
+        raise data_error(what, "write the names into its first line, the label's as label")
     return frame
 
 
@@ -222,7 +230,9 @@ def _parquet(content: bytes, path: Path) -> Any:
 
     where = path.name
     if not content.startswith(b"PAR1"):
-        fail(f"{where} is not Parquet", "write it with to_parquet, or name it .csv if it is text")
+        raise data_error(
+            f"{where} is not Parquet", "write it with to_parquet, or name it .csv if it is text"
+        )
     try:
         file = pq.ParquetFile(io.BytesIO(content))
         told = file.metadata
@@ -235,6 +245,150 @@ def _parquet(content: bytes, path: Path) -> Any:
         if isinstance(error, InputError):
             raise
         said = re.sub(r"\s+", " ", str(error))
-        raise InputError.of(
-            DATASET_KEY, f"cannot read {where}: {said[:150]}", "write it again"
-        ) from error
+        raise data_error(f"cannot read {where}: {said[:150]}", "write it again") from error
+
+
+# Arrays of an .npz ----------------------------------------------------------------------------------
+
+
+def arrays(path: Path, label: str | None = None, client: str | None = None) -> Table:
+    """Return the table of an ``.npz``: ``X`` (or ``features``, ``images``) and ``y`` (or ``labels``).
+
+    An ``.npz`` of neither is a table: every array is a column (see ``of_frame``).
+
+    label, client: names of other arrays of one entry per row, for the label and for the client. Labels
+    and clients are real numbers or text. Raises InputError where an array is missing, is not of real
+    finite numbers, does not fit the others, or takes more memory than a data set may.
+    """
+    with opened(path, NPZ_FIX) as archive:
+        if not archive.names & {*NPZ_FEATURES, "labels"}:
+            return _columns_of(archive, label, client)
+        key = _first(archive, NPZ_FEATURES)
+        order = NPZ_LABELS if key == "X" else NPZ_LABELS[::-1]
+        target = _first(archive, order) if label is None else _there(archive, label, LABEL_KEY)
+        raw, labels = archive.numbers(key), _text_or_numbers(archive, target)
+        clients = None
+        if client is not None:
+            clients = _text_or_numbers(archive, _there(archive, client, CLIENT_KEY))
+        features = raw.reshape(len(raw), -1) if raw.ndim else raw.reshape(0, 0)
+    for name, word, column in ((target, "label", labels), (client, "client", clients)):
+        if column is not None and (column.shape != (len(features),) or features.size == 0):
+            what = f"{path.name} has {len(features)} rows and {name} of shape {column.shape}"
+            raise data_error(what, f"give one {word} per row")
+    for name, values in ((key, features), (target, labels), (client, clients)):
+        if values is not None and values.dtype.kind == "f" and not np.isfinite(values).all():
+            what = f"{path.name} holds values that are not finite, in {name}"
+            raise data_error(what, "clean them first")
+    return Table(features, labels, clients)
+
+
+def _columns_of(archive: Archive, label: str | None, client: str | None) -> Table:
+    """Return the table of an archive whose arrays are columns."""
+    import pandas as pd
+
+    columns, rows = {}, None
+    for name in archive.order:
+        shape, _ = archive.measure(name)
+        rows = shape if rows is None else rows
+        if len(shape) != 1 or shape != rows:
+            lacks = f"{archive.name} lacks the arrays X and y"
+            raise data_error(f"{lacks}, and {name} of shape {shape} is no column", archive.fix)
+        columns[name] = _text_or_numbers(archive, name)
+    if not columns:
+        raise data_error(f"{archive.name} lacks the arrays X and y", archive.fix)
+    return of_frame(pd.DataFrame(columns), archive.name, label, client)
+
+
+def _first(archive: Archive, names: tuple[str, ...]) -> str:
+    """Return the first of some names that an archive has, else the first."""
+    return next((name for name in names if name in archive.names), names[0])
+
+
+def _there(archive: Archive, name: str, key: str) -> str:
+    if name not in archive.names:
+        fix = "its arrays are " + ", ".join(sorted(archive.names)[:12])
+        raise data_error(f"{archive.name} has no array {name!r}", fix, key)
+    return name
+
+
+def _text_or_numbers(archive: Archive, name: str) -> np.ndarray:
+    """Return labels or clients of an archive: text as it is, numbers in float64."""
+    _, dtype = archive.measure(name)
+    return archive.read(name) if dtype.kind == "U" else archive.numbers(name)
+
+
+# LIBSVM ---------------------------------------------------------------------------------------------
+
+
+def libsvm(
+    text: bytes, where: str, d: int | None = None
+) -> tuple[scipy.sparse.csr_array, np.ndarray]:
+    """Return (features, labels) of LIBSVM text: ``label index:value ...``, indices from 1.
+
+    Rows without features are kept. ``d`` is the number of features where it is known: a file may
+    lack the last ones. Raises InputError that names the first corrupt line.
+    """
+    from sklearn.datasets import load_svmlight_file
+
+    if text.startswith(NO_LIBSVM):
+        what = f"{where} is no text" + (", but Parquet" if text.startswith(b"PAR1") else "")
+        fix = "a LIBSVM file is text, label index:value ...; others by their ending: .parquet, .csv, .npz"
+        raise data_error(what, fix)
+    if not text.strip():
+        raise data_error(f"{where} is empty", LIBSVM_FIX)
+    try:
+        features, labels = load_svmlight_file(io.BytesIO(text), n_features=d, zero_based=False)
+    except (ValueError, OverflowError) as error:
+        raise _complaint(text, where, d, error) from error
+    if len(labels) == 0:
+        raise data_error(f"{where} has no rows", LIBSVM_FIX)
+    if not (np.isfinite(labels).all() and np.isfinite(features.data).all()):
+        raise _complaint(text, where, d, ValueError("a value is not finite"))
+    what = f"{where} has {features.shape[1]:,} features: the {VECTORS} vectors of a run"
+    fix = "is the last index right? Else number the features from 1 without gaps"
+    check_fits(DATASET_KEY, what, 8 * VECTORS * features.shape[1], fix)
+    return scipy.sparse.csr_array(features), labels
+
+
+def _complaint(text: bytes, where: str, d: int | None, error: Exception) -> InputError:
+    for number, raw in enumerate(text[:MOST_SEARCHED].split(b"\n"), 1):
+        line = raw.decode("utf-8", "replace").split("#")[0].strip()
+        what = _wrong(line, d)
+        if what:
+            shown = _short(line, 80)
+            fix = "a line is: label index:value index:value ... (indices rise from 1)"
+            return data_error(f"{where}, line {number}: {what}: {shown!r}", fix)
+    return data_error(f"{where}: {error}", LIBSVM_FIX)
+
+
+def _wrong(line: str, d: int | None) -> str:
+    if not line:
+        return ""
+    label, *pairs = line.split()
+    if not _finite(label):
+        return f"the label {_short(label)!r} is not a finite number"
+    last = 0
+    for pair in pairs:
+        match = re.fullmatch(r"(\d{1,20}):(\S+)", pair)
+        if match is None or not _finite(match[2]):
+            return f"{_short(pair)!r} is not index:value"
+        index = int(match[1])
+        if index <= last:
+            return "indices start at 1" if index == 0 else "indices do not rise"
+        if index > 2**31 - 1:
+            return f"index {index} is too large"
+        if d is not None and index > d:
+            return f"index {index} exceeds the {d} features of this data set"
+        last = index
+    return ""
+
+
+def _short(text: str, most: int = 40) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def _finite(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

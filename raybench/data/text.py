@@ -1,22 +1,22 @@
-"""Text as sequences of tokens, each with its next token as target: what a language model learns from."""
+"""Text as sequences of tokens, each with its next token as target; and texts as words or shares of words."""
 
 from __future__ import annotations
 
-import functools
 import os
+import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from raybench.core.errors import InputError, nearest
+from raybench.core.errors import nearest
 from raybench.core.room import check_fits, decompressed
-from raybench.data.examples import Examples, Pair, path_of
-from raybench.data.known import ENDINGS, folder
+from raybench.data.examples import Examples, Pair
+from raybench.data.files import DATASET_KEY, cached, data_error, path_of
+from raybench.data.known import KNOWN_TEXTS, find_text, folder, texts_there
 
-DATASET_KEY = "problem.dataset"
-KNOWN_TEXTS = ("shakespeare", "wikitext2_test", "wikitext2_valid")
 LEVELS = ("byte", "character")
 CODES = 0x110000  # of Unicode
 
@@ -57,10 +57,10 @@ def text(
     """
     if not (isinstance(length, int) and not isinstance(length, bool) and length >= 1):
         what = f"length is {length!r}, not a number of tokens"
-        raise InputError.of(DATASET_KEY, what, "allowed: 1 and more")
+        raise data_error(what, "allowed: 1 and more")
     if not (isinstance(test_share, int | float) and 0 <= test_share < 1):
         what = f"test_share is {test_share!r}"
-        raise InputError.of(DATASET_KEY, what, "allowed: a share in [0, 1), such as 0.1")
+        raise data_error(what, "allowed: a share in [0, 1), such as 0.1")
     file, name = _found(name_or_path)
     tokens, words = _read(file, level)
     count = max(len(tokens) - 1, 0) // length
@@ -68,11 +68,11 @@ def text(
         what = (
             f"{name} has {len(tokens):,} tokens, and a sequence of length {length:,} needs one more"
         )
-        raise InputError.of(DATASET_KEY, what, f"the length may be at most {len(tokens) - 1:,}")
+        raise data_error(what, f"the length may be at most {len(tokens) - 1:,}")
     held = round(count * test_share)
     if test_share > 0 and not 0 < held < count:
         what = f"a test_share of {test_share:g} of {count:,} sequences leaves a part empty"
-        raise InputError.of(DATASET_KEY, what, "use a smaller length, or test_share 0")
+        raise data_error(what, "use a smaller length, or test_share 0")
     end = count * length
     check_fits(DATASET_KEY, f"{file}: targets", 8 * end, "take a shorter text")
     inputs, targets = (tokens[at : at + end].reshape(count, length) for at in (0, 1))
@@ -96,47 +96,28 @@ def _found(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
     if path is not None:
         if not path.is_file():
             what = f"{given} is a folder" if path.is_dir() else f"no file {given}"
-            raise InputError.of(DATASET_KEY, what, "give a known name, or the path of a text file")
+            raise data_error(what, "give a known name, or the path of a text file")
         return path.absolute(), path.name
-    place = folder() / "text"
-    there = _texts(place)
     if (file := find_text(given)) is not None:
         return file, given
-    put = f"put {given}.txt (or with .bz2, .gz or .xz behind it) into {place}"
+    put = f"put {given}.txt (or with .bz2, .gz or .xz behind it) into {folder() / 'text'}"
     if given in KNOWN_TEXTS:
-        raise InputError.of(DATASET_KEY, f"no file of the text {given}", put)
-    names = {name.split(".txt")[0] for name in there if ".txt" in name}
+        raise data_error(f"no file of the text {given}", put)
+    names = {name.split(".txt")[0] for name in texts_there() if ".txt" in name}
     fix = f"{nearest(given, names.union(KNOWN_TEXTS))}; or give a path, or {put}"
-    raise InputError.of(DATASET_KEY, f"unknown text {given!r}", fix)
-
-
-def find_text(name: str) -> Path | None:
-    """Return the file of a text in the data folder, None where there is none."""
-    place = folder() / "text"
-    there = _texts(place)
-    names = (f"{name}.txt{ending}" for ending in ENDINGS)
-    return next(((place / n).absolute() for n in names if n in there), None)
-
-
-def _texts(place: Path) -> set[str]:
-    try:
-        return {file.name for file in place.iterdir()} if place.is_dir() else set()
-    except OSError as error:
-        fix = "check the folder's permissions"
-        raise InputError.of(DATASET_KEY, f"cannot read {place}: {error}", fix) from error
+    raise data_error(f"unknown text {given!r}", fix)
 
 
 def _read(file: Path, level: str) -> tuple[np.ndarray, Vocabulary]:
     if level not in LEVELS:
-        raise InputError.of(DATASET_KEY, f"unknown level {level!r}", nearest(str(level), LEVELS))
-    stat = file.stat()
-    return _tokens(file, level, stat.st_mtime_ns, stat.st_size)
+        raise data_error(f"unknown level {level!r}", nearest(str(level), LEVELS))
+    return _tokens((file,), level)
 
 
-@functools.lru_cache(maxsize=4)  # all cells of a sweep ask for the same few files
-def _tokens(file: Path, level: str, mtime: int, size: int) -> tuple[np.ndarray, Vocabulary]:
+@cached(4)
+def _tokens(files: tuple[Path], level: str) -> tuple[np.ndarray, Vocabulary]:
     """Return all tokens of a file, (T,), uint8 where the vocabulary allows and else int64."""
-    del mtime, size  # arguments only so that a changed file is read anew
+    (file,) = files
     raw = bytearray()
     for chunk in decompressed(file, DATASET_KEY):
         raw += chunk
@@ -147,7 +128,7 @@ def _tokens(file: Path, level: str, mtime: int, size: int) -> tuple[np.ndarray, 
         whole = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         what = f"{file} is not UTF-8 text: byte {error.start:,} is {raw[error.start]:#04x}"
-        raise InputError.of(DATASET_KEY, what, "save it as UTF-8, or use level byte") from error
+        raise data_error(what, "save it as UTF-8, or use level byte") from error
     codes = np.frombuffer(whole.encode("utf-32-le"), "<u4")
     # A table of all of Unicode makes this linear: sorting the text would take longer than reading it.
     occurs = np.zeros(CODES, bool)
@@ -156,3 +137,55 @@ def _tokens(file: Path, level: str, mtime: int, size: int) -> tuple[np.ndarray, 
     place = np.cumsum(occurs) - 1
     tokens = place.astype(np.uint8 if len(characters) <= 256 else np.int64)[codes]
     return tokens, Vocabulary(level, characters)
+
+
+# Words ----------------------------------------------------------------------------------------------
+
+PAD, UNKNOWN, START, END = range(4)  # what the first four tokens stand for
+_WORD = re.compile(r"\w+", re.UNICODE)
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text in lower case; what is neither letter nor digit separates them."""
+    return _WORD.findall(text.lower())
+
+
+@dataclass(frozen=True)
+class Words:
+    """The most frequent words of some texts, the most frequent first (of equal ones by the alphabet)."""
+
+    known: tuple[str, ...]
+
+    @classmethod
+    def of(cls, texts: Iterable[str], most: int) -> Words:
+        """Return at most so many words of texts."""
+        counts = Counter(word for text in texts for word in words_of(text))
+        order = sorted(counts, key=lambda word: (-counts[word], word))
+        return cls(tuple(order[:most]))
+
+    def __len__(self) -> int:
+        """Return the number of tokens: the words, and four that mark."""
+        return len(self.known) + 4
+
+    def tokens(self, texts: Iterable[str], length: int) -> np.ndarray:
+        """Return int64 (N, length): a start, the first length - 2 words, an end, and padding."""
+        places = {word: j + 4 for j, word in enumerate(self.known)}
+        texts = list(texts)
+        out = np.full((len(texts), length), PAD, np.int64)
+        for row, text in zip(out, texts, strict=True):
+            own = [places.get(word, UNKNOWN) for word in words_of(text)[: max(0, length - 2)]]
+            marked = [START, *own, END][:length]
+            row[: len(marked)] = marked
+        return out
+
+    def shares(self, texts: Iterable[str]) -> np.ndarray:
+        """Return float32 (N, words): how often each known word occurs, over all words of its text."""
+        places = {word: j for j, word in enumerate(self.known)}
+        texts = list(texts)
+        out = np.zeros((len(texts), len(self.known)), np.float32)
+        for row, text in zip(out, texts, strict=True):
+            own = words_of(text)
+            for word in own:
+                if word in places:
+                    row[places[word]] += 1 / len(own)
+        return out

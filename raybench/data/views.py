@@ -2,55 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from raybench.core.errors import InputError, nearest
+from raybench.core.errors import nearest
 from raybench.core.room import check_fits, decompressed
-from raybench.data import captions
-from raybench.data.archive import kind, opened
-from raybench.data.examples import DATASET_KEY, Examples, Pair, path_of
-from raybench.data.images import inputs_of, stamp_of
-from raybench.data.known import folder
+from raybench.data.examples import Examples, Pair
+from raybench.data.files import AGAIN, DATASET_KEY, cached, data_error, kind, opened, path_of
+from raybench.data.images import Listing, inputs_of, read_pictures
+from raybench.data.known import FEATURES, KNOWN_VIEWS, folder
 from raybench.data.matlab import matrices
 
 LABELS, TEST = "labels", "test_"
 FIX = "save matrices of equal rows by name, such as image and text, and labels"
 NPZ_FIX = "save it with numpy.savez(file, image=..., text=..., labels=...)"
-FEATURES = "raw_features.mat"
 SITE = "svcl.ucsd.edu/projects/crossmodal"
 LISTS = ("trainset_txt_img_cat.list", "testset_txt_img_cat.list")
 Arrays = Mapping[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class KnownViews:
-    """A data set of views known by name: its folder, its samples, and the file's arrays by view."""
-
-    place: str
-    train: int
-    test: int
-    arrays: tuple[tuple[str, str], ...] = ()  # (view, start of the arrays' names)
-
-    @property
-    def file(self) -> Path:
-        """Return what must be there: the file of the arrays, or the folder of a set of pictures."""
-        place = folder() / self.place
-        return place / FEATURES if self.arrays else place
-
-
-KNOWN_VIEWS = {
-    "cub": KnownViews("CUB_200_2011", 5994, 5794),
-    "wikipedia": KnownViews("wikipedia_image_text", 2173, 693, (("image", "I"), ("text", "T"))),
-    "wikipedia_tfidf": KnownViews(
-        "wikipedia_image_text", 2173, 693, (("image", "I"), ("text", "T_tfidf"))
-    ),
-}
 
 
 def views(name_or_path: str | os.PathLike[str], *, size: int = 224) -> dict[str, Pair]:
@@ -73,48 +45,46 @@ def views(name_or_path: str | os.PathLike[str], *, size: int = 224) -> dict[str,
         path = Path(given)
         if not path.is_dir():
             fix = f"{nearest(given, KNOWN_VIEWS)}; or give a path: ./{given}"
-            raise InputError.of(DATASET_KEY, f"unknown views {given!r}", fix)
+            raise data_error(f"unknown views {given!r}", fix)
     if path.is_dir():
-        return _folder(path.absolute(), size, stamp_of(captions.listing(path).every()))
+        return _of_folder(path, size)
     if path.suffix not in (".npz", ".mat") or not path.is_file():
         what = f"{given} holds no views" if path.exists() else f"no file {given}"
-        raise InputError.of(DATASET_KEY, what, "give a known name, an .npz, a .mat or a folder")
-    return _own(path.absolute(), stamp_of([path]))
+        raise data_error(what, "give a known name, an .npz, a .mat or a folder")
+    return _file((path.absolute(),))
 
 
 def _named(name: str, size: int) -> dict[str, Pair]:
-    known = KNOWN_VIEWS[name]
-    place = (folder() / known.place).absolute()
-    if not known.arrays:
+    listed = KNOWN_VIEWS[name]
+    place = (folder() / listed.place).absolute()
+    if not listed.arrays:
         if not place.is_dir():
-            fix = f"put {known.place} there, with the texts in its folder text_c10"
-            raise InputError.of(DATASET_KEY, f"no folder {place}", fix)
-        return _folder(place, size, stamp_of(captions.listing(place).every()))
-    files = [place / file for file in (FEATURES, *LISTS)]
+            fix = f"put {listed.place} there, with the texts in its folder text_c10"
+            raise data_error(f"no folder {place}", fix)
+        return _of_folder(place, size)
+    files = tuple(place / file for file in (FEATURES, *LISTS))
     for file in files:
         if not file.is_file():
-            raise InputError.of(DATASET_KEY, f"no file {file}", f"put it there (from {SITE})")
-    return _wikipedia(name, place, stamp_of(files))
+            raise data_error(f"no file {file}", f"put it there (from {SITE})")
+    return _wikipedia(files, name)
 
 
-@functools.lru_cache(maxsize=2)
-def _wikipedia(name: str, place: Path, stamp: str) -> dict[str, Pair]:
+@cached(2)
+def _wikipedia(files: tuple[Path, ...], name: str) -> dict[str, Pair]:
     """Return features of Wikipedia's articles and their pictures; classes from the lists' third column."""
-    del stamp  # an argument only so that changed files are read anew
-    known, file = KNOWN_VIEWS[name], place / FEATURES
+    file, *lists = files
     ends = {"": "tr", TEST: "te"}
     stored = {
         f"{prefix}{view}": f"{start}_{end}"
-        for view, start in known.arrays
+        for view, start in KNOWN_VIEWS[name].arrays
         for prefix, end in ends.items()
     }
-    read = matrices(file, set(stored.values()).__contains__)
+    read = matrices(file, stored.values())
     for array in stored.values():
         if array not in read:
-            raise InputError.of(DATASET_KEY, f"{file} lacks {array}", "fetch the file again")
+            raise data_error(f"{file} lacks {array}", AGAIN)
     arrays = {view: read[array] for view, array in stored.items()}
-    for prefix, part in zip(ends, LISTS, strict=True):
-        arrays[f"{prefix}{LABELS}"] = _categories(place / part)
+    arrays |= {f"{p}{LABELS}": _categories(part) for p, part in zip(ends, lists, strict=True)}
     return _pairs(name, str(file), arrays)
 
 
@@ -125,74 +95,63 @@ def _categories(path: Path) -> np.ndarray:
         return np.array([int(line.split(b"\t")[2]) for line in lines], np.int64)
     except (IndexError, ValueError, OverflowError) as error:
         what = f"{path} has a line that is not text, picture and category"
-        raise InputError.of(DATASET_KEY, what, "fetch the file again") from error
+        raise data_error(what, AGAIN) from error
 
 
-# Of one's own ---------------------------------------------------------------------------------------
+# A user's own ---------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=2)
-def _own(path: Path, stamp: str) -> dict[str, Pair]:
-    del stamp  # an argument only so that a changed file is read anew
+@cached(2)
+def _file(files: tuple[Path]) -> dict[str, Pair]:
+    (path,) = files
     if path.suffix == ".mat":
-        arrays: Arrays = matrices(path, lambda name: not name.startswith("_"))
-    else:
-        with opened(path, NPZ_FIX) as archive:
-            arrays = {}
-            for name in sorted(archive.names):
-                shape, dtype = archive.measure(name)
-                if dtype.kind in "fiuU" and len(shape) == 4:
-                    arrays[name] = inputs_of(archive, name)
-                elif dtype.kind in "fiuU":
-                    arrays[name] = archive.read(name)
-                else:
-                    what = f"{path.name}: {name} holds {kind(dtype)}"
-                    raise InputError.of(DATASET_KEY, what, "real numbers, or text")
+        return _pairs(path.name, str(path), matrices(path))
+    arrays = {}
+    with opened(path, NPZ_FIX) as archive:
+        for name in sorted(archive.names):
+            shape, dtype = archive.measure(name)
+            if dtype.kind not in "fiuU":
+                what = f"{path.name}: {name} holds {kind(dtype)}"
+                raise data_error(what, "real numbers, or text")
+            pictures = len(shape) == 4
+            arrays[name] = inputs_of(archive, name) if pictures else archive.read(name)
     return _pairs(path.name, str(path), arrays)
-
-
-@functools.lru_cache(maxsize=1)  # the pictures of CUB take 1.8 GB at 224 pixels
-def _folder(path: Path, size: int, stamp: str) -> dict[str, Pair]:
-    del stamp  # an argument only so that changed files are read anew
-    return _pairs(path.name, str(path), captions.read(captions.listing(path), size))
 
 
 def _pairs(name: str, source: str, arrays: Arrays) -> dict[str, Pair]:
     """Return the views among arrays, once they have been found to fit each other and their labels."""
     if LABELS not in arrays:
-        raise InputError.of(DATASET_KEY, f"{name} lacks the array {LABELS}", FIX)
+        raise data_error(f"{name} lacks the array {LABELS}", FIX)
     chosen = sorted(n for n in arrays if n != LABELS and not n.startswith(TEST))
     tested = {n.removeprefix(TEST) for n in arrays if n.startswith(TEST)}
     if not chosen:
-        raise InputError.of(DATASET_KEY, f"{name} has labels, and no view", FIX)
+        raise data_error(f"{name} has labels, and no view", FIX)
     if tested and tested != {*chosen, LABELS}:
         odd = sorted(tested ^ {*chosen, LABELS})[0]
         what = f"{name} has a test part, and {odd} is in one part only"
-        raise InputError.of(DATASET_KEY, what, f"give every view and {LABELS} twice, as {TEST}..")
+        raise data_error(what, f"give every view and {LABELS} twice, as {TEST}..")
     labels = {p: _labels(name, arrays[f"{p}{LABELS}"]) for p in (("", TEST) if tested else ("",))}
     classes = np.unique(labels[""])
     if len(classes) < 2:
-        raise InputError.of(DATASET_KEY, f"{name} has a single class", "the labels must differ")
+        raise data_error(f"{name} has a single class", "the labels must differ")
     for values in labels.values():
         alien = values[~np.isin(values, classes)]
         if len(alien):
             what = f"{name} has the label {alien[0]} in its test part, which training lacks"
-            raise InputError.of(DATASET_KEY, what, "every class needs a sample to train on")
+            raise data_error(what, "every class needs a sample to train on")
 
     def examples(view: str, prefix: str) -> Examples:
         inputs, kind = _inputs(name, f"{prefix}{view}", arrays[f"{prefix}{view}"])
         if len(inputs) != len(labels[prefix]):
             what = f"{name}: {prefix}{view} has {len(inputs):,} rows, and {prefix}{LABELS} {len(labels[prefix]):,}"
-            raise InputError.of(DATASET_KEY, what, "all views have a row per sample, in one order")
+            raise data_error(what, "all views have a row per sample, in one order")
         places = np.searchsorted(classes, labels[prefix])
         return Examples.of(name, inputs, places, classes=len(classes), source=source, kind=kind)
 
-    found = {
-        view: Pair(examples(view, ""), examples(view, TEST) if tested else None) for view in chosen
-    }
-    for view, pair in found.items():
+    pairs = {v: Pair(examples(v, ""), examples(v, TEST) if tested else None) for v in chosen}
+    for view, pair in pairs.items():
         _same(f"{name}: {view}", [part for part in (pair.train, pair.test) if part is not None])
-    return found
+    return pairs
 
 
 def _same(what: str, parts: Iterable[Examples]) -> None:
@@ -200,7 +159,7 @@ def _same(what: str, parts: Iterable[Examples]) -> None:
     kinds = {(part.kind, part.inputs.shape[1:]) for part in parts}
     if len(kinds) > 1:
         shapes = " and ".join(f"{kind} {shape}" for kind, shape in sorted(kinds))
-        raise InputError.of(DATASET_KEY, f"{what} has two shapes, {shapes}", "give it one")
+        raise data_error(f"{what} has two shapes, {shapes}", "give it one")
 
 
 def _labels(name: str, values: np.ndarray) -> np.ndarray:
@@ -208,7 +167,7 @@ def _labels(name: str, values: np.ndarray) -> np.ndarray:
     right = flat.size == max(values.shape, default=0) and flat.dtype.kind in "iuf" and flat.size
     if not right or not (np.isfinite(flat).all() and (flat == np.rint(flat)).all()):
         what = f"{name}: {LABELS} of shape {values.shape} and type {values.dtype}"
-        raise InputError.of(DATASET_KEY, what, "labels are integers, one per sample")
+        raise data_error(what, "labels are integers, one per sample")
     return flat.astype(np.int64)
 
 
@@ -222,11 +181,120 @@ def _inputs(name: str, view: str, values: np.ndarray) -> tuple[np.ndarray, str]:
     if values.ndim != 2 or values.dtype.kind not in "iuf" or 0 in values.shape:
         what = f"{whole} is {kind(values.dtype)} of shape {values.shape}"
         fix = "a view is features (N, p), pictures (N, C, H, W) or text (N,)"
-        raise InputError.of(DATASET_KEY, what, fix)
+        raise data_error(what, fix)
     check_fits(DATASET_KEY, f"{whole} in float32", 4 * values.size, "save fewer rows")
     with np.errstate(over="ignore"):  # beyond float32 it is infinite, and refused
         single = np.ascontiguousarray(values, np.float32)
     if not np.isfinite(single).all():
         what = f"{whole} has values that are not finite"
-        raise InputError.of(DATASET_KEY, what, "clean them first")
+        raise data_error(what, "clean them first")
     return single, "features"
+
+
+# A folder as CUB-200-2011's, with the texts of Reed et al. 2016 -------------------------------------
+
+CUB_LISTS = ("images.txt", "image_class_labels.txt", "train_test_split.txt")
+LAYOUT = f"a folder with images/, text_c10/ (CLASS/PICTURE.txt) and {', '.join(CUB_LISTS)}"
+MOST_TEXT = 1 << 16  # bytes of the captions of a picture; ten of them take about 700
+
+Samples = tuple[tuple[Path, Path, int], ...]  # picture, captions, label
+
+
+@dataclass(frozen=True)
+class Captioned:
+    """The samples of a folder in the order of images.txt, of each part."""
+
+    folder: Path
+    train: Samples
+    test: Samples
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Return all files that are read."""
+        samples = (file for *files, _ in (*self.train, *self.test) for file in files)
+        return (*(self.folder / name for name in CUB_LISTS), *samples)
+
+
+def _listing(folder: Path) -> Captioned:
+    """Return the samples of a folder: pictures, their captions, labels and parts by the folder's lists.
+
+    Raises InputError where a list is missing or damaged, the lists do not number the same pictures, or a
+    name in them leads out of the folder.
+    """
+    names, labels, trains = (dict(_lines(folder / name)) for name in CUB_LISTS)
+    if not names or names.keys() != labels.keys() or names.keys() != trains.keys():
+        what = (
+            f"the lists of {folder} number {len(names)}, {len(labels)} and {len(trains)} pictures"
+        )
+        raise data_error(what, LAYOUT)
+    parts: dict[str, list[tuple[Path, Path, int]]] = {"1": [], "0": []}
+    for number, name in names.items():
+        inner = PurePosixPath(name)
+        if inner.is_absolute() or ".." in inner.parts or "\0" in name or len(inner.parts) != 2:
+            what = f"{folder / CUB_LISTS[0]} names {name!r}, which is not CLASS/PICTURE"
+            raise data_error(what[:300], LAYOUT)
+        if trains[number] not in parts or not labels[number].isdecimal():
+            what = (
+                f"{folder}: picture {number} has label {labels[number]!r}, part {trains[number]!r}"
+            )
+            raise data_error(what[:300], "labels are numbers, parts 0 (test) or 1")
+        words = folder / "text_c10" / inner.with_suffix(".txt")
+        sample = (folder / "images" / inner, words, int(labels[number][:9]))
+        parts[trains[number]].append(sample)
+    if not parts["1"]:
+        raise data_error(f"{folder} has no picture to train on", LAYOUT)
+    return Captioned(folder, tuple(parts["1"]), tuple(parts["0"]))
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield number and value of every line ``NUMBER VALUE`` of a list."""
+    if not path.is_file():
+        raise data_error(f"no file {path}", LAYOUT)
+    whole = b"".join(decompressed(path, DATASET_KEY)).decode("utf-8", "replace")
+    for at, line in enumerate(whole.splitlines(), 1):
+        number, _, value = line.strip().partition(" ")
+        if line.strip() and not value:
+            raise data_error(f"{path}, line {at}: not NUMBER VALUE", LAYOUT)
+        if value:
+            yield number, value.strip()
+
+
+def _of_folder(path: Path, size: int) -> dict[str, Pair]:
+    samples = _listing(path.absolute())
+    return _captioned(samples.files, samples, size)
+
+
+@cached(1)  # the pictures of CUB take 1.8 GB at 224 pixels
+def _captioned(files: tuple[Path, ...], samples: Captioned, size: int) -> dict[str, Pair]:
+    """Return image and text of a folder's samples, pictures resized to ``size`` pixels a side.
+
+    Captions, one a line, are joined by spaces; bytes that are no UTF-8 become replacement characters. Raises
+    InputError for a file that is missing, damaged or too large.
+    """
+    parts = {"": samples.train, TEST: samples.test}
+    for picture, _, _ in (*samples.train, *samples.test):
+        if not picture.is_file():
+            raise data_error(f"no file {picture}", LAYOUT)
+    train, test = (tuple((file, label) for file, _, label in part) for part in parts.values())
+    pictures = read_pictures(Listing(train, test, ()), size)
+    arrays: dict[str, np.ndarray] = {}
+    for (prefix, part), read in zip(parts.items(), pictures, strict=True):
+        if read is not None:
+            arrays[f"{prefix}image"], arrays[f"{prefix}{LABELS}"] = read
+            arrays[f"{prefix}text"] = _texts([captions for _, captions, _ in part])
+    return _pairs(samples.folder.name, str(samples.folder), arrays)
+
+
+def _texts(files: list[Path]) -> np.ndarray:
+    texts = []
+    for file in files:
+        if not file.is_file():
+            raise data_error(f"no file {file}", LAYOUT)
+        raw = b"".join(decompressed(file, DATASET_KEY))
+        if len(raw) > MOST_TEXT:
+            what = f"{file} has {len(raw):,} bytes"
+            raise data_error(what, f"captions have at most {MOST_TEXT:,}")
+        texts.append(" ".join(raw.decode("utf-8", "replace").split()))
+    longest = max(map(len, texts))
+    check_fits(DATASET_KEY, f"{len(texts):,} texts", 4 * longest * len(texts), "shorter captions")
+    return np.array(texts, dtype=f"<U{max(1, longest)}")

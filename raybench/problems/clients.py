@@ -1,10 +1,12 @@
-"""Rows dealt out to clients, and the parameters that every problem on a data set has."""
+"""Rows dealt out to clients, regularisers, and what losses of linear scores have in common."""
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import scipy.sparse
@@ -16,8 +18,9 @@ from raybench.core.layout import Layout
 from raybench.core.registry import REQUIRED, Choice, Flag, Integer, List, Number, Param, Text
 from raybench.core.room import check_fits
 from raybench.data.dataset import Features
-from raybench.problems.base import DTYPES, Fact, Problem
-from raybench.problems.regularizers import Regularizer
+from raybench.problems.base import DTYPES, Constants, Fact, Problem
+from raybench.problems.kernels import nonconvex_kernel
+from raybench.problems.minimum import lmax_gram, row_norms_sq
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +62,78 @@ class Rows:
             "problem.dataset", what, 8 * rows * d, "take fewer rows (rows), or another problem"
         )
         return self.features.toarray()
+
+
+@dataclass(frozen=True)
+class Regularizer:
+    """lam * r(x), with r one of
+
+    nonconvex: sum_l x_l^2 / (1 + x_l^2), whose r'' lies in [-1/2, 2]; l2: ||x||^2 / 2;
+    l1: ||x||_1 (nonsmooth: no part of f_i, see ``prox`` and ``penalty``); none: 0.
+    """
+
+    kind: str
+    lam: float
+
+    @property
+    def smooth(self) -> bool:
+        """Return whether something is added to f_i."""
+        return self.kind in ("nonconvex", "l2") and self.lam > 0
+
+    @property
+    def nonsmooth(self) -> bool:
+        """Return whether there is a proximal step."""
+        return self.kind == "l1" and self.lam > 0
+
+    @property
+    def convex(self) -> bool:
+        """Return whether it is convex."""
+        return self.kind != "nonconvex" or self.lam == 0
+
+    @property
+    def L(self) -> float:
+        """Return the smoothness constant of the smooth part."""
+        return {"nonconvex": 2.0, "l2": 1.0}.get(self.kind, 0.0) * self.lam
+
+    @property
+    def mu(self) -> float:
+        """Return the strong convexity constant of the smooth part (0 if it has none)."""
+        return self.lam if self.kind == "l2" else 0.0
+
+    def value(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the smooth part at x (..., d) as (...)."""
+        if self.kind == "l2":
+            return (0.5 * self.lam) * (x * x).sum(-1)
+        square = x * x  # overflows to infinity at huge x, where the term's limit is 1
+        terms = torch.where(square.isinf(), 1.0, square / (1 + square))
+        return self.lam * terms.sum(-1)
+
+    def grad(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of the smooth part at x (..., d)."""
+        if self.kind == "l2":
+            return self.lam * x
+        root = 1 + x * x
+        return (2 * self.lam) * x / root / root
+
+    def both(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (grad, value) at x (..., d): in one pass on the CPU, where small calls cost most."""
+        if self.kind != "nonconvex" or x.device.type != "cpu":
+            return self.grad(x), self.value(x)
+        at = x.detach().contiguous()
+        grads, values = torch.empty_like(at), at.new_empty(at.shape[:-1])
+        d = at.shape[-1]
+        nonconvex_kernel(
+            self.lam, at.view(-1, d).numpy(), grads.view(-1, d).numpy(), values.view(-1).numpy()
+        )
+        return grads, values
+
+    def penalty(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the nonsmooth part at x (..., d) as (...)."""
+        return self.lam * x.abs().sum(-1) if self.nonsmooth else x.new_zeros(x.shape[:-1])
+
+    def prox(self, v: torch.Tensor, gamma: torch.Tensor | float) -> torch.Tensor:
+        """Return the soft threshold of v at gamma lam (l1), else v."""
+        return v.sign() * (v.abs() - gamma * self.lam).clamp(min=0) if self.nonsmooth else v
 
 
 class DataProblem(Problem):
@@ -225,3 +300,105 @@ class DataProblem(Problem):
         p, n = A.shape[-1], x.shape[1]
         X = x.unflatten(-1, (p, -1)).permute(0, 2, 1, 3).flatten(-2)  # (B, p, n c)
         return self.link((A @ X).unflatten(-1, (n, -1)).permute(0, 2, 1, 3))
+
+
+# Losses of linear scores --------------------------------------------------------------------------
+
+
+class ScoreProblem(DataProblem):
+    """f_i(X) = mean_j l_j(X'a_j) + regulariser, where l_j >= 0 is the loss of row j at its scores.
+
+    ``slope`` is sup ||grad l_j||, ``curvature`` sup ||Hessian of l_j||, and ``convex`` says whether l_j is
+    convex. Every constant follows from these and from the rows: the Hessian of the mean loss is
+    mean_j (Hessian of l_j) (x) a_j a_j', which is at most curvature I (x) mean_j a_j a_j'.
+    """
+
+    slope: ClassVar[float]
+    curvature: ClassVar[float]
+    convex: ClassVar[bool] = False
+    labelled: ClassVar[bool] = True
+
+    def loss_L(self) -> float:
+        """Return curvature * lmax(mean_i A_i'A_i / N_i)."""
+        return self.curvature * lmax_gram(self.rows.features, self.weights())
+
+    def find_constants(self) -> Constants:
+        """L_i = curvature * lmax(A_i'A_i) / N_i + L of the regulariser, and alike for L.
+
+        f* where a strongly convex f is quickly minimised. L_plus is bounded by L_tilde. L_samples is
+        the root mean square over clients of curvature * sqrt(lmax(mean_j ||a_j||^2 a_j a_j')) + L of
+        the regulariser (Minkowski). A single sample has the constant curvature ||a_j||^2 + L of the
+        regulariser, and its gradient is at most slope ||a_j|| away from the regulariser's: hence
+        sample_variance.
+        """
+        reg, c = self.regularizer, self.curvature
+        each, samples, single, squares = [], [], [], []
+        for features, labels in self.rows.parts():
+            count = len(labels)
+            each.append(c * lmax_gram(features) / count + reg.L)
+            norms = row_norms_sq(features)
+            samples.append(c * math.sqrt(lmax_gram(features, norms / count)) + reg.L)
+            single.append(c * float(norms.max()) + reg.L)
+            squares.append(float(norms.mean()))
+        found = Constants(L_i=tuple(each))
+        least, mu = self._minimum(), self.strong_convexity()
+        return Constants(
+            L=self.loss_L() + reg.L,
+            L_i=tuple(each),
+            L_plus=found.L_tilde,
+            L_pm=0.0 if self.n == 1 else None,
+            mu=mu,
+            mu_i=(mu,) * self.n if mu else (),
+            f_inf=least[0] if least else 0.0,
+            f_star=least[0] if least else None,
+            L_samples=math.sqrt(float(np.mean(np.square(samples)))),
+            L_sample_i=tuple(single),
+            sample_variance=self.slope**2 * float(np.mean(squares)),
+            facts=self.facts_where(convex=self.convex, strongly_convex=bool(mu)),
+        )
+
+    def strong_convexity(self) -> float | None:
+        """Return lambda of l2 where the loss is convex: mu, None where there is none."""
+        return (self.regularizer.mu or None) if self.convex else None
+
+    def minimizer(self) -> torch.Tensor | None:
+        """Return the minimiser of a strongly convex f, by Newton's method; None where d or N is large."""
+        whole = self.whole
+        assert isinstance(whole, ScoreProblem)
+        found = whole._minimum()
+        if found is None:
+            return None
+        return torch.from_numpy(found[1]).to(self.dtype).to(self.device)
+
+    def least(self, mu: float) -> tuple[float, np.ndarray] | None:
+        """Return (min f, x* (d,)) with the regulariser mu ||x||^2/2, mu > 0, in float64; None where unknown."""
+        return None
+
+    def _minimum(self) -> tuple[float, np.ndarray] | None:
+        mu = self.strong_convexity()
+        if not mu:
+            return None
+        if "minimum" not in self._kept:
+            self._kept["minimum"] = self.least(mu)
+        return self._kept["minimum"]
+
+    def flipped(self) -> Self:
+        """Return the same problem with wrong labels, see ``turned``; its constants are those of the right ones."""
+        other = copy.copy(self)
+        other._whole, other._kept = self.whole, {}
+        other.rows = replace(self.rows, labels=self.turned(self.rows.labels))
+        return other
+
+    def turned(self, labels: np.ndarray) -> np.ndarray:
+        """Return wrong labels: signs are turned around, by default."""
+        return -labels
+
+    def weights(self) -> np.ndarray:
+        """Return each row's weight in f, (N,): 1 / (n N_i)."""
+        counts = np.asarray(self.rows.counts)
+        return np.repeat(1 / (len(counts) * counts), counts)
+
+
+def stored_entries(features: Features) -> int:
+    """Return how many entries of a matrix are stored: all of a dense one."""
+    return features.nnz if scipy.sparse.issparse(features) else features.size

@@ -17,11 +17,10 @@ from raybench.core.draws import Sample
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.registry import Choice, Param, problem
-from raybench.problems.accuracy import share_right, share_signed
-from raybench.problems.base import Constants, Fact
+from raybench.problems.base import Constants, Fact, share_right, share_signed
 from raybench.problems.clients import DataProblem
+from raybench.problems.minimum import MOST_BY_DENSE_SOLVER, lmax_gram, row_norms_sq
 from raybench.problems.quadratic import quadratic_constants
-from raybench.problems.spectra import MOST_BY_DENSE_SOLVER, lmax_gram, row_norms_sq
 
 MOST_CLASSES = 1000  # a data set with more labels, or with fractions, is a regression
 

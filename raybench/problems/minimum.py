@@ -1,4 +1,4 @@
-"""Where f is least, found once where that is quick; noise and heterogeneity of the gradients there."""
+"""Largest eigenvalues of data, where f is least where that is quick, and what gradients are like there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import scipy.linalg
 import scipy.sparse
+import scipy.sparse.linalg
 import scipy.special
 import torch
 
@@ -15,13 +16,40 @@ from raybench.core.draws import Sample
 from raybench.core.process import give_back
 from raybench.data.dataset import Features
 from raybench.problems.base import Problem
-from raybench.problems.spectra import MOST_BY_DENSE_SOLVER
 
 MOST_NEWTON_STEPS = 100  # ten to twenty are usual
 # a Hessian of more products takes over a second
 MOST_PRODUCTS_DENSE, MOST_PRODUCTS_SPARSE = 2e9, 2e8
 MOST_GRADIENT_VALUES = 1e8  # of gradients that are computed at x*: n d, or N d of samples
 VALUES_AT_ONCE = 1 << 22  # values of sample gradients that are held in memory together
+# Up to this size all eigenvalues are computed, above only the largest (Lanczos).
+MOST_BY_DENSE_SOLVER = 2000
+
+
+def lmax_gram(features: Features, weights: np.ndarray | None = None) -> float:
+    """Return lmax(A' diag(w) A) of a (N, d) matrix, w >= 0 (default 1)."""
+    if weights is not None:
+        root = np.sqrt(weights)[:, None]
+        scaled = features.multiply(root) if scipy.sparse.issparse(features) else features * root
+        features = scipy.sparse.csr_array(scaled) if scipy.sparse.issparse(scaled) else scaled
+    rows, d = features.shape
+    if min(rows, d) > MOST_BY_DENSE_SOLVER:
+        operator = scipy.sparse.linalg.aslinearoperator(features)
+        gram = operator.H @ operator
+        # a fixed start, since that of svds is random and results would vary
+        start = np.random.default_rng(0).random(d)
+        return float(scipy.sparse.linalg.eigsh(gram, k=1, which="LA", v0=start)[0][0])
+    gram = features.T @ features if d <= rows else features @ features.T
+    if scipy.sparse.issparse(gram):
+        gram = gram.toarray()
+    return max(float(np.linalg.eigvalsh(gram)[-1]), 0.0)
+
+
+def row_norms_sq(features: Features) -> np.ndarray:
+    """Return the squared 2-norm of each row."""
+    if scipy.sparse.issparse(features):
+        return np.asarray(features.power(2).sum(axis=1)).ravel()
+    return np.einsum("nd,nd->n", features, features)
 
 
 def logistic_minimum(

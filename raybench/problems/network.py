@@ -32,9 +32,13 @@ from raybench.core.streams import Stream
 from raybench.data import Examples
 from raybench.problems.base import DTYPES, Problem
 from raybench.problems.networks.build import load_weights, network_of, trainable
-from raybench.problems.networks.drawn import check_repeatable, with_streams
-from raybench.problems.networks.inputs import examples_of, scaling
-from raybench.problems.networks.passes import Passes, Work, shifted_and_flipped
+from raybench.problems.networks.passes import (
+    Passes,
+    Work,
+    check_repeatable,
+    shifted_and_flipped,
+    with_streams,
+)
 
 Buffers = Mapping[str, Tensor]
 
@@ -416,3 +420,20 @@ class NetworkProblem(Problem):
 
 def _flat(streams: Stream) -> Stream:
     return Stream(streams.keys.flatten())
+
+
+def examples_of(dataset: str, model: str, length: int, level: str) -> data.Pair:
+    """Return a data set for networks: a text for transformers and known texts, else images."""
+    text = (
+        model.partition(":")[0] == "transformer" or dataset in data.KNOWN_TEXTS or ".txt" in dataset
+    )
+    return data.text(dataset, length, level) if text else data.images(dataset)
+
+
+def scaling(train: Examples, scale: str) -> tuple[Tensor, Tensor]:
+    """Return what is subtracted from images in [0, 1], and what they are multiplied by, (C, 1, 1) each."""
+    if train.kind != "image" or scale == "unit" or (scale == "auto" and train.inputs.shape[1] == 1):
+        return torch.zeros(()), torch.ones(())
+    std = np.where(train.std > 0, train.std, 1.0)
+    shift, factor = (torch.from_numpy(v)[:, None, None] for v in (train.mean, 1 / std))
+    return shift, factor

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 import xxhash
 
-from raybench.engine.run import Options
-from raybench.engine.saved import Part
-from raybench.planning.batch import Batch
+from raybench.execution.batch import Batch
+from raybench.execution.run import Options
+from raybench.execution.saved import Part
 from raybench.runtime.scratch import scratch
 from raybench.store import Store
 from raybench.store.files import Files

@@ -12,20 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from raybench.core.endings import disk_trouble_told
 from raybench.core.errors import FolderLost, SweepStopped
-from raybench.engine.run import Options
-from raybench.planning.plan import Plan
-from raybench.planning.resolve import problem_of
+from raybench.execution.plan import Plan
+from raybench.execution.resolve import problem_of
+from raybench.execution.run import Options
 from raybench.runtime.gpus import check_gpus, workers_on
 from raybench.runtime.progress import View
-from raybench.runtime.queue import News, Queue
+from raybench.runtime.queue import Attempts, News, Queue
 from raybench.runtime.scratch import scratch
 from raybench.runtime.session import ray_session
 from raybench.runtime.shipping import pack
 from raybench.spec import Sweep
 from raybench.spec.model import Resources
 from raybench.store import Store
-from raybench.store.tries import Tries
-from raybench.store.tries import save as save_tries
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -56,7 +54,7 @@ def through_ray(
     mode: str,
     address: str | None,
     fail_fast: bool,
-    tries: Tries,
+    attempts: Attempts,
 ) -> tuple[bool, Mapping[str, str]]:
     """Run the plan's batches on workers that are Tune trials.
 
@@ -82,7 +80,7 @@ def through_ray(
             [plan.work(b) for b in plan.batches],
             plan.sweep.attempts,
             fail_fast,
-            tries.counts,
+            attempts,
         )
         writer = None
         if not own and "://" not in store.folder:  # a local folder, and there may be other nodes
@@ -108,11 +106,11 @@ def through_ray(
         )
         with _telling_trouble():
             stage = "starting Ray" if own else "waiting for a place on the cluster"
-            with _following(ray, queue, view, store, tries, stage):
+            with _following(ray, queue, view, store, attempts, stage):
                 _fit(shared, plan.sweep, _most(resources, mode, here, own))
             news: News = ray.get(queue.news.remote())
             ending = ray.get(queue.ending.remote())
-        tries.counts = news.tries
+        attempts.take(news.attempts)
         view.update(news.progress)
     if ending.folder_lost:
         raise FolderLost(ending.folder_lost)
@@ -227,9 +225,9 @@ def _absolute(folder: str) -> str:
 
 @contextmanager
 def _following(
-    ray: ModuleType, queue: ActorHandle, view: View, store: Store, tries: Tries, stage: str
+    ray: ModuleType, queue: ActorHandle, view: View, store: Store, attempts: Attempts, stage: str
 ) -> Iterator[None]:
-    """Show the sweep's progress, and save its counts of tries, while the trials run; from a thread.
+    """Show the sweep's progress, and save its counts of attempts, while the trials run; from a thread.
 
     stage: what is going on until a first batch is taken.
     """
@@ -250,10 +248,10 @@ def _following(
                 continue
             if not stopped:
                 heard, answered = time.monotonic(), True
-            if news.tries != tries.counts:
-                tries.counts = news.tries
+            if news.attempts != attempts:
+                attempts.take(news.attempts)
                 with suppress(OSError):  # a full disk: what commits results tells of it
-                    save_tries(store.files, news.tries)
+                    store.save_attempts(attempts)
             for text in news.troubles:
                 view.trouble(text)
             view.update(news.progress, "running" if news.begun else stage, news.silent)

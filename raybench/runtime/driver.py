@@ -15,13 +15,12 @@ import pyarrow.compute as pc
 
 from raybench.core.endings import Terminated, stopping_on_sigterm
 from raybench.core.errors import InputError, Notice
-from raybench.engine import rows
-from raybench.engine.execute import execute
-from raybench.planning.admission import admit
-from raybench.planning.batch import Batch
-from raybench.planning.booking import as_booked
-from raybench.planning.plan import Plan, make_plan
-from raybench.planning.search import Best
+from raybench.execution import rows
+from raybench.execution.batch import Batch
+from raybench.execution.costs import admit
+from raybench.execution.execute import execute
+from raybench.execution.plan import Plan, as_booked, make_plan
+from raybench.execution.search import Best
 from raybench.runtime.callbacks import Callback, opened
 from raybench.runtime.callbacks.follower import Follower
 from raybench.runtime.checkpoints import FOLDER, Checkpoints, run_name
@@ -29,15 +28,14 @@ from raybench.runtime.crew import group_of, options_of, through_ray
 from raybench.runtime.gpus import check_gpus, count_here, crowded
 from raybench.runtime.outcome import Outcome
 from raybench.runtime.progress import View
+from raybench.runtime.queue import Attempts
 from raybench.runtime.session import ray_session
 from raybench.spec import Sweep
 from raybench.store import Store
-from raybench.store.patience import heard
-from raybench.store.reach import check_reachable
+from raybench.store.files import check_reachable
+from raybench.store.log import BATCHES
 from raybench.store.reader import GRID, planned
-from raybench.store.tries import Tries
-from raybench.store.tries import read as read_tries
-from raybench.store.tries import save as save_tries
+from raybench.store.remote import heard
 from raybench.store.writer import SET_ASIDE
 
 
@@ -95,7 +93,7 @@ def drive(
             store.plan(before_this | skips | {c.id for c in plan.grid})
         if plan.stage is not None:
             store.write(GRID, plan.grid_text())
-        tries = Tries(read_tries(store.files))
+        attempts = Attempts(store.attempts())
         interrupted, terminated, stopped = False, False, False
         whys: Mapping[str, str] = {}
         before, ran = plan.done, plan.batches
@@ -103,19 +101,19 @@ def drive(
         try:
             with stopping_on_sigterm(), follower, _session_of(plan, mode, address, inline):
                 while plan.batches:
-                    store.write("plan/batches.json", plan.text())
+                    store.write(BATCHES, plan.text())
                     store.forget(plan.unpruned)
                     view = View(plan.title, plan.missing, plan.rounds, len(plan.done))
                     with view, heard(view.trouble):
                         if inline:
-                            stopped = _inline(plan, store, view, fail_fast, tries)
+                            stopped = _inline(plan, store, view, fail_fast, attempts)
                         else:
                             stopped, whys = through_ray(
-                                plan, store, view, mode, address, fail_fast, tries
+                                plan, store, view, mode, address, fail_fast, attempts
                             )
                     if stopped:
                         break
-                    _account(plan, store, whys, tries)
+                    _account(plan, store, whys, attempts)
                     if plan.stage is None:
                         break
                     plan = plan.after(store.done(), best)
@@ -125,7 +123,7 @@ def drive(
         plan = replace(plan, batches=ran, done=before)
         store.check_owner()
         ended = store.done()
-        _keep(tries, store, ended)
+        _keep(attempts, store, ended)
         if all(ended.get(c.id, "failed") != "failed" for c in plan.cells):
             store.files.clear(FOLDER)
     counts = Counter(ended.get(c.id, "missing") for c in plan.cells)
@@ -172,11 +170,11 @@ def _planned(
     return plan
 
 
-def _keep(tries: Tries, store: Store, ended: Mapping[str, str]) -> None:
+def _keep(attempts: Attempts, store: Store, ended: Mapping[str, str]) -> None:
     """Save how often cells were tried that may be tried again."""
-    left = {c: n for c, n in tries.counts.items() if ended.get(c, "failed") == "failed"}
-    if left != read_tries(store.files):
-        save_tries(store.files, left)
+    left = {c: n for c, n in attempts.items() if ended.get(c, "failed") == "failed"}
+    if left != store.attempts():
+        store.save_attempts(left)
 
 
 def mode_of(plan: Plan) -> str:
@@ -199,17 +197,17 @@ def mode_of(plan: Plan) -> str:
     return mode
 
 
-def _inline(plan: Plan, store: Store, view: View, fail_fast: bool, tries: Tries) -> bool:
+def _inline(plan: Plan, store: Store, view: View, fail_fast: bool, attempts: Attempts) -> bool:
     def begin(batch: Batch) -> int:
-        before = tries.begin([c.id for c in batch.cells])
-        save_tries(store.files, tries.counts)
+        before = attempts.begin([c.id for c in batch.cells])
+        store.save_attempts(attempts)
         return before
 
     def commit(
         shard: str, curves: pa.Table | None, cells: pa.Table, files: Mapping[str, bytes]
     ) -> None:
         store.commit(shard, curves, cells, files)
-        tries.end(cells.filter(pc.not_equal(cells["status"], "failed"))["cell"].to_pylist())
+        attempts.end(cells.filter(pc.not_equal(cells["status"], "failed"))["cell"].to_pylist())
 
     options = options_of(plan.sweep)
     every = plan.sweep.checkpoint.every
@@ -230,14 +228,14 @@ def _inline(plan: Plan, store: Store, view: View, fail_fast: bool, tries: Tries)
     return False
 
 
-def _account(plan: Plan, store: Store, whys: Mapping[str, str], tries: Tries) -> None:
+def _account(plan: Plan, store: Store, whys: Mapping[str, str], attempts: Attempts) -> None:
     """Write a failed row for each cell that no worker lived to end; whys: how the last one ended, by cell."""
     done = store.done()
     host = {**rows.host_facts(), "mode": mode_of(plan)}
     for batch in plan.batches:
         for cell in batch.cells:
             if cell.id not in done:
-                tried = tries.counts.get(cell.id, 0)
+                tried = attempts.get(cell.id, 0)
                 times = f"{tried} time{'' if tried == 1 else 's'}"
                 how = f"its worker ended {times}" if tried else "no worker lived to begin it"
                 error = f"{how}: {whys.get(cell.id) or 'killed, or out of memory'}"

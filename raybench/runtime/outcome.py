@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raybench.core.endings import INTERRUPTED, TERMINATED
-from raybench.planning.plan import Plan
+from raybench.execution.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from raybench.core import terminal
 from raybench.core.durations import clock
-from raybench.engine.execute import Progress
+from raybench.execution.execute import Progress
 
 PROGRESS_VARIABLE = "RAYBENCH_PROGRESS"
 TOLD_EVERY = 1.0  # seconds between two writes of that file

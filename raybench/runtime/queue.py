@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from raybench.core.endings import disk_trouble_told
-from raybench.engine.execute import Progress
-from raybench.planning.batch import Batch
+from raybench.execution.batch import Batch
+from raybench.execution.execute import Progress
 from raybench.spec import Section
-from raybench.store.tries import Tries
 
 SILENT = (
     10.0  # seconds without a word after which a worker is shown as silent; it speaks once a second
@@ -28,6 +27,26 @@ VAIN_DEATHS = (
 )
 
 Demand = Literal["more", "enough", "over"]
+
+
+class Attempts(dict[str, int]):
+    """How often each cell was tried that has not ended, by id."""
+
+    def begin(self, cells: Sequence[str]) -> int:
+        """Note that cells are tried once more; return how often one of them was before, at most."""
+        before = max((self.get(cell, 0) for cell in cells), default=0)
+        self.update({cell: self.get(cell, 0) + 1 for cell in cells})
+        return before
+
+    def end(self, cells: Sequence[str]) -> None:
+        """Forget cells that have ended, so that what is saved for each batch does not grow with the sweep."""
+        for cell in cells:
+            self.pop(cell, None)
+
+    def take(self, counts: Mapping[str, int]) -> None:
+        """Take counts in place of these."""
+        self.clear()
+        self.update(counts)
 
 
 @dataclass
@@ -44,13 +63,13 @@ class Held:
 class News:
     """How a sweep stands.
 
-    progress: of all workers. tries: how often each cell was tried that has not ended well. silent: seconds
+    progress: of all workers. attempts: how often each cell was tried that has not ended well. silent: seconds
     since the last word of workers that hold a batch and have said nothing for long. begun: whether any batch
     was taken yet. troubles: what an object store failed at since the news before, which is tried again.
     """
 
     progress: Progress
-    tries: dict[str, int]
+    attempts: Mapping[str, int]
     silent: tuple[float, ...]
     begun: bool
     troubles: tuple[str, ...] = ()
@@ -74,7 +93,7 @@ class Queue:
     """The batches of a sweep and who is at which.
 
     work: a rough measure of each batch's time. attempts: how often a batch is handed out, at most.
-    fail_fast: whether to stop at the first failed cell. tries: how often each cell was tried before.
+    fail_fast: whether to stop at the first failed cell. before: how often each cell was tried before.
     """
 
     def __init__(
@@ -83,11 +102,11 @@ class Queue:
         work: Sequence[float],
         attempts: int,
         fail_fast: bool,
-        tries: Mapping[str, int],
+        before: Mapping[str, int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.batches, self.work, self.attempts = batches, work, attempts
-        self.fail_fast, self.tries, self.clock = fail_fast, Tries(tries), clock
+        self.batches, self.work, self.most = batches, work, attempts
+        self.fail_fast, self.attempts, self.clock = fail_fast, Attempts(before), clock
         self.handed = [0] * len(batches)  # how often each was handed out
         self.waiting: dict[Section, list[int]] = {}  # by problem, the longest last
         for number, batch in enumerate(batches):
@@ -117,7 +136,7 @@ class Queue:
         if before is not None and done is not None:
             add(self.ended, done)
             if not done.failed:
-                self.tries.end([c.id for c in self.batches[before.number].cells])
+                self.attempts.end([c.id for c in self.batches[before.number].cells])
         number = None if self.closed() else self._next(worker)
         if number is None:
             return None
@@ -127,7 +146,7 @@ class Queue:
         self.problems[worker] = _problem(batch)
         turn = self.turns[worker] = self.turns.get(worker, 0) + 1
         self.held[worker] = Held(number, turn, {0: self.clock()})
-        return Batch(batch.cells, self.tries.begin([c.id for c in batch.cells]), batch.facts)
+        return Batch(batch.cells, self.attempts.begin([c.id for c in batch.cells]), batch.facts)
 
     def post(self, worker: str, rank: int, turn: int, progress: Progress | None) -> bool:
         """Hear a worker; return whether it should stop.
@@ -162,7 +181,7 @@ class Queue:
             self.in_vain += 1
             if self.in_vain >= VAIN_DEATHS * self.most_live:
                 self.vain = last or "killed, or out of memory"
-        elif self.handed[held.number] < self.attempts:
+        elif self.handed[held.number] < self.most:
             same = self.waiting.setdefault(_problem(self.batches[held.number]), [])
             insort(same, held.number, key=self._rank)
         else:
@@ -193,7 +212,7 @@ class Queue:
         quiet = [now - min(h.heard.values()) for h in self.held.values()]
         return News(
             total([self.ended, *(h.progress for h in self.held.values())]),
-            dict(self.tries.counts),
+            dict(self.attempts),
             tuple(sorted((s for s in quiet if s > SILENT), reverse=True)),
             bool(self.turns),
             tuple(troubles),

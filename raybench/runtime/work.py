@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from raybench.core import registry
 from raybench.core.errors import FolderLost
 from raybench.core.process import tune_process
-from raybench.engine.execute import Commit, Progress, execute
-from raybench.engine.run import Options
-from raybench.planning.batch import Batch
-from raybench.planning.resolve import adopt
+from raybench.execution.batch import Batch
+from raybench.execution.execute import Commit, Progress, execute
+from raybench.execution.resolve import adopt
+from raybench.execution.run import Options
 from raybench.problems.base import Problem
 from raybench.runtime.checkpoints import (
     FOLDER,
@@ -31,7 +31,7 @@ from raybench.runtime.scratch import scratch
 from raybench.runtime.shipping import unpack
 from raybench.spec import Section
 from raybench.store import Store
-from raybench.store.patience import heard
+from raybench.store.remote import heard
 from raybench.store.writer import Owner
 from raybench.wire.transport import Distributed, Transport
 

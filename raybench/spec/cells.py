@@ -13,9 +13,18 @@ from typing import Any
 from raybench.core.facts import AlgorithmFacts, ProblemFacts
 from raybench.core.parts import Delay, Local, Outer, Robust, Train
 from raybench.core.registry import Choice, Flag, Integer, Number, Param
-from raybench.spec.groups import Groups
-from raybench.spec.keys import key, keys_of
-from raybench.spec.kinds import Named, Plugin, Prox, Scalar, Start, Table
+from raybench.spec.keys import (
+    Groups,
+    Named,
+    Plugin,
+    Prox,
+    Scalar,
+    Start,
+    Steps,
+    Table,
+    key,
+    keys_of,
+)
 from raybench.spec.model import Checkpoint, Evaluate, Prune, Record, Resources, Search
 from raybench.spec.parts import Section, Step
 from raybench.spec.sections import COLLECTIVE
@@ -28,7 +37,6 @@ from raybench.spec.settings import (
     Ruled,
     Single,
 )
-from raybench.spec.steps import Steps
 from raybench.store.accounting import Accounting
 
 MOST_ROUNDS = 10**12
@@ -51,7 +59,7 @@ GRAPHS: Mapping[str, Mapping[str, Param]] = {
         **_WEIGHTS,
     },
 }
-"""The communication graphs there are, with their parameters; ``raybench.planning.graph`` makes them."""
+"""The communication graphs there are, with their parameters; ``raybench.execution.build`` makes them."""
 
 
 def _has_server(problem: ProblemFacts, method: AlgorithmFacts) -> bool:

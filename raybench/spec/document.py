@@ -1,16 +1,29 @@
-"""A sweep file as a whole: all of its keys, and its JSON schema."""
+"""A sweep file as a whole: all of its keys, its JSON schema, cases laid over the base, and ``--set``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from raybench.spec import cells, schema
-from raybench.spec.keys import AxisKey, Key, keys_of
-from raybench.spec.kinds import Plugin
-from raybench.spec.schema import Schema
+from raybench.core import yaml
+from raybench.core.errors import Complaint, InputError, nearest
+from raybench.spec import cells
+from raybench.spec.keys import (
+    AxisKey,
+    Key,
+    Kind,
+    Plugin,
+    Schema,
+    axis_schema,
+    closed,
+    keys_of,
+    plugins_schema,
+)
 from raybench.spec.sections import COLLECTIVE, GRANULARITY
 from raybench.spec.settings import SettingKind, Shaping
+from raybench.spec.values import Found, show
 
 
 def axes() -> Mapping[str, AxisKey]:
@@ -51,11 +64,11 @@ def overrides() -> list[str]:
 def json_schema() -> Schema:
     """Return the JSON schema (draft 2020-12) of a sweep file, for editors and ``raybench schema``."""
     own = {name: _property(name) for name in overrides()}
-    beside = {name: schema.axis(param) for name, param in COLLECTIVE.items()}
-    beside["granularity"] = schema.axis(GRANULARITY)
+    beside = {name: axis_schema(param) for name, param in COLLECTIVE.items()}
+    beside["granularity"] = axis_schema(GRANULARITY)
     plugins = {key.kind.kind for key in axes().values() if isinstance(key.kind, Plugin)}
     also = {"algorithm": own, "compressor": beside}
-    parts = {kind: schema.plugins(kind, also.get(kind, {})) for kind in sorted(plugins)}
+    parts = {kind: plugins_schema(kind, also.get(kind, {})) for kind in sorted(plugins)}
     parts["compressor"] = {"anyOf": [parts["compressor"], {"type": "null"}]}
     for name, key in axes().items():
         if not isinstance(key.kind, Plugin):
@@ -63,7 +76,7 @@ def json_schema() -> Schema:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "raybench sweep",
-        **schema.closed({name: _property(name) for name in every_key()}),
+        **closed({name: _property(name) for name in every_key()}),
         "$defs": parts,
     }
 
@@ -76,7 +89,7 @@ def _case() -> Schema:
         name: {"anyOf": [one, part]} if every_key()[name].kind.named else one
         for name, one in whole.items()
     }
-    return schema.closed(parts)
+    return closed(parts)
 
 
 def _property(name: str) -> Schema:
@@ -88,3 +101,185 @@ def _property(name: str) -> Schema:
     one = kind.schema() if isinstance(kind, Plugin) else {"$ref": f"#/$defs/{name}"}
     out = {**one, "description": key.help}
     return out if key.required else {**out, "default": kind.written()}
+
+
+# Cases over the base, and overrides ---------------------------------------------------------------
+
+
+_TOKEN = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
+
+
+def overlay(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
+    """Return ``base`` with ``over`` laid on it: sections are merged key by key, the rest replaced.
+
+    Lists and tags (``{dirichlet: 0.5}``) are replaced. Another ``name`` in an algorithm, compressor,
+    downlink or graph replaces the section, since its parameters are others; ``theory`` replaces
+    ``value`` and ``every`` replaces ``points``, and the other way round.
+    """
+    out = dict(base)
+    for key, new in over.items():
+        kind = _kind(key)
+        old = kind.long_form(out.get(key))
+        if not (isinstance(new, Mapping) and isinstance(old, Mapping) and kind.merges):
+            out[key] = new
+        elif kind.named and kind.renews() and new.get("name", old.get("name")) != old.get("name"):
+            out[key] = dict(new)
+        else:
+            drop = _replaced(kind, new)
+            out[key] = {**{k: v for k, v in old.items() if k not in drop}, **new}
+    return out
+
+
+def _kind(key: str) -> Kind:
+    """Return how a key is written; one that is unknown, and complained about elsewhere, just merges."""
+    known = every_key().get(key)
+    return Kind() if known is None else known.kind
+
+
+def _replaced(kind: Kind, new: Iterable[str]) -> list[str]:
+    """Return the keys of a mapping whose place is taken by one that is new."""
+    given = set(new) & set(kind.either)
+    return [key for key in kind.either if key not in given] if given else []
+
+
+def cases(raw: Mapping[str, object], found: Found) -> list[tuple[str, dict[str, Any], Any]]:
+    """Return (path, merged sweep, the case itself) of every case, or the base alone without any.
+
+    Cases that are no mappings and keys that hold for the whole sweep are complained about.
+    """
+    allowed = of_cases()
+    base = {key: raw.get(key) for key in allowed if raw.get(key) is not None}
+    given = raw.get("cases")
+    if given is None or given == []:
+        return [("", base, {})]
+    if not isinstance(given, list):
+        found.append(Complaint("cases", f"expected a list of mappings, not {show(given)}"))
+        return [("", base, {})]
+    out = []
+    for i, case in enumerate(given):
+        where = f"cases[{i}]"
+        if not isinstance(case, Mapping):
+            found.append(Complaint(where, f"expected a mapping, not {show(case)}"))
+            continue
+        for key in [key for key in case if key not in allowed]:
+            if key in every_key():
+                fix = "it holds for the whole sweep: move it to the top level"
+                found.append(Complaint(f"{where}.{key}", "cannot differ between cases", fix))
+            else:
+                found.append(Complaint(f"{where}.{key}", "unknown key", nearest(key, allowed)))
+        known = {key: value for key, value in case.items() if key in allowed}
+        out.append((where, overlay(base, known), known))
+    return out
+
+
+def blame(complaint: Complaint, where: str, case: Mapping[str, object]) -> Complaint:
+    """Return the complaint about a merged case with the path of where the user wrote the key."""
+    if not where or not _covers(case, _tokens(complaint.where)):
+        return complaint
+    return Complaint(f"{where}.{complaint.where}", complaint.what, complaint.fix)
+
+
+def _tokens(path: str) -> list[str | int]:
+    out: list[str | int] = []
+    end = 0
+    while found := _TOKEN.match(path, end):
+        out.append(found[1] if found[1] is not None else int(found[2]))
+        end = found.end()
+    return out if end == len(path) else []
+
+
+def _covers(node: object, tokens: Sequence[str | int]) -> bool:
+    """Tell whether a case says anything at that path, itself or in a value that contains it."""
+    for token in tokens:
+        if not isinstance(node, Mapping):
+            return True
+        if token not in node:
+            return False
+        node = node[token]
+    return True
+
+
+def assign(raw: dict[str, object], text: str) -> dict[str, object]:
+    """Return the document with ``a.b=value`` applied, in the base and in every case and entry of ``algorithm`` that sets it.
+
+    The value is read as YAML. Raises InputError that names the option.
+    """
+    where = f"--set {shlex.quote(text)}"
+    left, equals, right = text.partition("=")
+    tokens = _tokens(left.strip())
+    if not equals or not tokens:
+        raise InputError.of(where, "expected key=value", "for example --set problem.clients=50")
+    if tokens[0] not in every_key():
+        fix = nearest(str(tokens[0]), every_key())
+        raise InputError.of(where, f"unknown key {tokens[0]!r}", fix)
+    value = yaml.parse(right, where)
+    out = _entries_placed(_placed(raw, tokens, value, where), tokens, value, where)
+    given = out.get("cases")
+    if tokens[0] != "cases" and isinstance(given, list):
+        out["cases"] = [
+            _entries_placed(
+                _placed(case, tokens, value, where) if _covers(case, tokens) else case,
+                tokens, value, where,
+            )
+            if isinstance(case, Mapping)
+            else case
+            for case in given
+        ]  # fmt: skip
+    return out
+
+
+def _entries_placed(
+    node: Mapping[str, Any], tokens: Sequence[str | int], value: object, where: str
+) -> dict[str, Any]:
+    """Return a sweep or a case in which entries of ``algorithm`` that have this very key for themselves have the value."""
+    out, given = dict(node), node.get("algorithm")
+    if tokens[0] not in overrides() or given is None:
+        return out
+    entries = given if isinstance(given, list) else [given]
+    placed = [
+        _placed(entry, tokens, value, where) if _holds(entry, tokens) else entry
+        for entry in entries
+    ]
+    out["algorithm"] = placed if isinstance(given, list) else placed[0]
+    return out
+
+
+def _holds(entry: object, tokens: Sequence[str | int]) -> bool:
+    """Tell whether an entry has something at exactly that path, which a list on the way, other than ``_covers``, hides."""
+    node = entry
+    for depth, token in enumerate(tokens):
+        if not isinstance(node, Mapping) or token not in node:
+            return False
+        node = node[token] if depth else _kind(str(token)).long_form(node[token])
+    return True
+
+
+def _placed(
+    node: object, tokens: Sequence[str | int], value: object, where: str, at: str = ""
+) -> Any:
+    """Return ``node`` with the value put at the path, mappings on the way made as needed."""
+    if not tokens:
+        return value
+    token, rest = tokens[0], tokens[1:]
+    if isinstance(token, int):
+        if not isinstance(node, list) or token >= len(node):
+            size = f"it has {len(node)} entries, from 0" if isinstance(node, list) else ""
+            raise InputError.of(where, f"{at or 'the sweep'} has no entry [{token}]", size)
+        entries = list(node)
+        entries[token] = _placed(node[token], rest, value, where, f"{at}[{token}]")
+        return entries
+    if at:
+        node = _kind(at).long_form(node)
+    if isinstance(node, list):
+        fix = f"name the entry, for example {at}[0].{token}"
+        raise InputError.of(where, f"{at} is a list of {len(node)}", fix)
+    if isinstance(node, str):  # a bare word stands for the section of that name
+        node = {"name": node}
+    if node is not None and not isinstance(node, Mapping):
+        raise InputError.of(where, f"{at} is {show(node)}, not a mapping")
+    new = dict(node or {})
+    path = f"{at}.{token}" if at else token
+    for other in _replaced(_kind(at), [token]) if at else []:
+        new.pop(other, None)
+    new[token] = _placed(new.get(token), rest, value, where, path)
+    return new

@@ -1,16 +1,26 @@
-"""From a sweep file to its cells: read, merge, check, multiply out, and give every cell its id."""
+"""From a sweep file to its cells: read, merge, check, multiply axes out, exclude, and give every cell its id."""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from raybench.core import yaml
+from raybench.core import registry, yaml
 from raybench.core.errors import Complaint, InputError, nearest
-from raybench.spec import axes, cells, document, expand, files, merge
-from raybench.spec.cells import Sweep
+from raybench.core.facts import USUAL_SHARE, AlgorithmFacts, ProblemFacts, Role
+from raybench.core.registry import Param
+from raybench.spec import document, sections
+from raybench.spec.cells import Cell, Sweep
+from raybench.spec.keys import STEP, AxisKey, Plugin, Scalar, Sections, Table
+from raybench.spec.parts import Section, canonical
+from raybench.spec.sections import MAX_CELLS, Option, locate, options
 from raybench.spec.values import Found, show
 
 
@@ -33,11 +43,11 @@ def load(
     raw, origin = _whole(source, sets, plugins, name, data)
     found: Found = []
     settings = _settings(raw, found)
-    grids = axes.read(raw, found)
+    grids = read_grids(raw, found)
     if found:
         raise InputError(list(dict.fromkeys(found)))
-    made, notes, excluded = expand.cells(grids)
-    return cells.Sweep(
+    made, notes, excluded = expand(grids)
+    return Sweep(
         cells=made,
         notes=notes,
         excluded=excluded,
@@ -75,7 +85,7 @@ def _whole(
     """Return a sweep's document with all that is laid over it, paths made absolute, and where it is from."""
     raw, origin, base, stem = _raw(source)
     for text in sets:
-        raw = merge.assign(raw, text)
+        raw = document.assign(raw, text)
     raw["name"] = name or raw.get("name") or stem
     if plugins:
         own = raw.get("plugins") or []
@@ -131,7 +141,7 @@ def _located(raw: Mapping[str, object], base: Path, data: Mapping[str, Path]) ->
             return value
         if value in data:
             return str(data[value].resolve())
-        file = files.locate(value, Path.cwd(), base)
+        file = locate(value, Path.cwd(), base)
         if file is None or not (file.is_file() or (folders and "/" in value)):
             return value
         return str(file.resolve())
@@ -145,3 +155,412 @@ def _located(raw: Mapping[str, object], base: Path, data: Mapping[str, Path]) ->
     if isinstance(cases, list):
         out["cases"] = [within(case) if isinstance(case, Mapping) else case for case in cases]
     return out
+
+
+# Patterns that take cells out: a cell is excluded where every key of a pattern matches ------------
+
+
+# sections in which a parameter without a section's name is looked up
+_BARE = ("algorithm", "compressor", "problem", "graph")
+_STEPS: Mapping[str, Param] = {
+    "step": STEP["value"],
+    "step.theory": STEP["theory"],
+    "step.value": STEP["value"],
+}
+_ALIASES = {"step_size": "step.value", "step_multiple": "step.theory"}
+
+
+def _kinds(*kinds: type) -> dict[str, Any]:
+    """Return the kinds of the keys that are of some kinds, by the names of the keys."""
+    axes = document.axes().items()
+    return {name: key.kind for name, key in axes if isinstance(key.kind, kinds)}
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One entry of ``exclude``: raw values by key, dotted where a section is named."""
+
+    where: str
+    raw: Mapping[str, Any]
+    _seen: dict[tuple[str, int], set[str]] = field(default_factory=dict, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return show(dict(self.raw), bare=True)
+
+    def matches(self, cell: Cell) -> bool:
+        """Tell whether every key of the pattern matches the cell."""
+        return all(self._match(key, cell) for key in self.raw)
+
+    def _match(self, key: str, cell: Cell) -> bool:
+        if key in _STEPS:
+            fits = key in ("step", f"step.{cell.step.kind}")
+            return fits and self._accepts(key, _STEPS[key], cell.step.number)
+        axes = document.axes()
+        if key in axes:
+            kind, value = axes[key].kind, getattr(cell, axes[key].field)
+            if isinstance(kind, Scalar):
+                return self._accepts(key, kind.param, kind.spelled(value))
+            wanted = self.raw[key] if isinstance(self.raw[key], list) else [self.raw[key]]
+            name = None if value is None else value.name
+            return name in [None if one == "none" else one for one in wanted]
+        head, dot, inner = key.partition(".")
+        name = inner or key
+        for part in [head] if dot else _BARE:
+            kind, value = axes[part].kind, getattr(cell, axes[part].field)
+            held = kind.settings(value)
+            if name in held:
+                return self._accepts(key, kind.params(value)[name], held[name])
+        return False
+
+    def _accepts(self, key: str, param: Param, value: object) -> bool:
+        at = (key, id(param))
+        if at not in self._seen:
+            self._seen[at] = set(map(canonical, _wanted(param, self.raw[key], key, [])))
+        return canonical(value) in self._seen[at]
+
+
+def read_patterns(value: object, where: str, found: Found) -> list[Pattern]:
+    """Return the patterns of an ``exclude`` key: a list of mappings, or a single one."""
+    if value is None:
+        return []
+    out = []
+    for i, item in enumerate(value if isinstance(value, list) else [value]):
+        at = f"{where}[{i}]" if isinstance(value, list) else where
+        if isinstance(item, Mapping) and item:
+            out.append(Pattern(at, _flat(item)))
+        else:
+            what = f"expected a mapping, not {show(item)}"
+            found.append(Complaint(at, what, "for example {algorithm: diana, k: 1}"))
+    return out
+
+
+def _flat(raw: Mapping[str, object]) -> dict[str, object]:
+    """Return the pattern with nested mappings dotted and the names of the step's keys unified."""
+    out: dict[str, Any] = {}
+    for key, value in raw.items():
+        if key in ("step", "step_size") and isinstance(value, Mapping):
+            out.update({f"step.{kind}": number for kind, number in value.items()})
+        elif key in _kinds(Sections, Table) and isinstance(value, Mapping):
+            out.update({key if k == "name" else f"{key}.{k}": v for k, v in value.items()})
+        else:
+            out[_ALIASES.get(key, key)] = value
+    return out
+
+
+def check_patterns(patterns: Iterable[Pattern], cells: Sequence[Cell], found: Found) -> None:
+    """Complain about keys that no cell has, unknown names, and values that no parameter takes."""
+    known: dict[str, list[Param]] = {}
+    for name, param in _params(cells):
+        known.setdefault(name, []).append(param)
+    sections, plain = _kinds(Sections), _kinds(Scalar)
+    for pattern in patterns:
+        for key, value in pattern.raw.items():
+            at = f"{pattern.where}.{key}"
+            if key in sections:
+                _names(sections[key], value, at, found)
+            elif key in plain or key in _STEPS:
+                _wanted(_STEPS[key] if key in _STEPS else plain[key].param, value, at, found)
+            elif key in known:
+                tries: list[Found] = []
+                for param in known[key]:
+                    tries.append([])
+                    _wanted(param, value, at, tries[-1])
+                if all(tries):
+                    found.extend(tries[0])
+            else:
+                names = [*sections, *plain, *_STEPS, *known]
+                found.append(Complaint(at, "unknown key", nearest(key, names)))
+
+
+def _params(cells: Sequence[Cell]) -> Iterator[tuple[str, Param]]:
+    """Yield the parameters that patterns may name, as ``compressor.k`` and, where that is enough, ``k``."""
+    for name, kind in _kinds(Sections, Table).items():
+        values = [getattr(cell, document.axes()[name].field) for cell in cells]
+        # one value for each name
+        every = {getattr(v, "name", ""): v for v in values if v is not None}
+        for value in every.values():
+            for inner, param in kind.params(value).items():
+                yield f"{name}.{inner}", param
+                if name in _BARE:
+                    yield inner, param
+
+
+def _names(kind: Sections, value: object, where: str, found: Found) -> None:
+    """Complain about names of sections that there are none of."""
+    for name in value if isinstance(value, list) else [value]:
+        if name is None or name == "none":
+            continue
+        try:
+            kind.check_name(name if isinstance(name, str) else show(name), where)
+        except InputError as error:
+            found.extend(error.complaints)
+
+
+def _wanted(param: Param, value: object, where: str, found: Found) -> list[object]:
+    """Return the values a pattern accepts; for a list-valued parameter a flat list is one value."""
+    if param.kind == "list" and isinstance(value, list):
+        nested = value and all(isinstance(item, list) for item in value)
+        value = value if nested else [value]
+    return options(param, value, where, found)
+
+
+# The axes of every case ---------------------------------------------------------------------------
+
+
+Axes = Mapping[str, list[Option]]  # the options of an axis, by its key
+
+
+@dataclass(frozen=True)
+class Method:
+    """An entry of ``algorithm`` with the axes that it may set for itself, its own or the sweep's."""
+
+    section: Section
+    axes: Axes
+
+    @property
+    def facts(self) -> AlgorithmFacts:
+        """What the method says about itself."""
+        return registry.lookup("algorithm", self.section.name).facts
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The axes of one case: problems, methods with their own axes, and those all have in common."""
+
+    problems: list[Section]
+    methods: list[Method]
+    axes: Axes
+    patterns: list[Pattern]
+    where: str = ""
+    case: Mapping[str, Any] = field(default_factory=dict)
+
+    def blame(self, complaints: Found) -> Found:
+        """Return complaints with the paths of where the user wrote the keys."""
+        return [document.blame(complaint, self.where, self.case) for complaint in complaints]
+
+    def of(self, method: Method) -> Axes:
+        """Return every axis of a method's cells, by key, in the order of the grid."""
+        both = {**self.axes, **method.axes}
+        return {name: both[name] for name in document.axes() if name in both}
+
+    def __len__(self) -> int:
+        methods = sum(math.prod(map(len, self.of(m).values())) for m in self.methods)
+        return len(self.problems) * methods
+
+
+def read_grids(raw: Mapping[str, object], found: Found) -> list[Grid]:
+    """Return the grid of every case; complaints name the path where the user wrote the key."""
+    grids = []
+    for where, merged, case in document.cases(raw, found):
+        wrong: Found = []
+        grid = replace(_grid(merged, wrong), where=where, case=case)
+        grids.append(grid)
+        found.extend(grid.blame(wrong))
+    size = sum(map(len, grids))
+    if size > MAX_CELLS:
+        found.append(Complaint("", f"the grid has {size:,} cells", f"at most {MAX_CELLS:,}"))
+    return grids
+
+
+def _grid(raw: Mapping[str, object], found: Found) -> Grid:
+    keys = document.axes()
+    for name, key in keys.items():
+        if key.required and raw.get(name) is None:
+            found.append(Complaint(name, "required", sections.choices(name)))
+    problems = _named("problem", raw, found)
+    rest = [name for name, key in keys.items() if not key.required]
+    own = document.overrides()
+    common = {name: read_axis(keys[name], raw.get(name), name, found) for name in rest}
+    methods = []
+    for option in _named("algorithm", raw, found):
+        axes = {
+            name: read_axis(keys[name], value, f"{option.where}.{name}", found)
+            for name, value in option.overrides.items()
+        }
+        method = Method(option.value, {name: axes.get(name, common[name]) for name in own})
+        methods.append(method)
+        _lacking(method, found)
+    shared = {name: axis for name, axis in common.items() if name not in own}
+    patterns = read_patterns(raw.get("exclude"), "exclude", found)
+    return Grid([option.value for option in problems], methods, shared, patterns)
+
+
+def read_axis(key: AxisKey, value: object, where: str, found: Found) -> list[Option]:
+    """Return the points of a key's axis: a single one, its default, where it is not given."""
+    if value is None:
+        return [Option(key.kind.absent(), where)]
+    return key.kind.read(value, where, found)
+
+
+def _named(name: str, raw: Mapping[str, object], found: Found) -> list[Option]:
+    if raw.get(name) is None:
+        return []
+    kind = document.axes()[name].kind
+    if name == "algorithm":
+        kind = Plugin("algorithm", overrides=tuple(document.overrides()))
+    return kind.read(raw[name], name, found)
+
+
+def _lacking(method: Method, found: Found) -> None:
+    """Complain where a method is given none of an operator that it cannot do without."""
+    for name, axis in method.axes.items():
+        needs = document.axes()[name].needs
+        role = None if needs is None else needs(method.facts)
+        missing = [option for option in axis if option.value is None]
+        if role is not None and missing:
+            what = f"{method.section.name} needs a {name}"
+            found.append(Complaint(missing[0].where, what, _proposal(name, role)))
+
+
+def _proposal(name: str, role: Role) -> str:
+    """Return how to give the operator that is missing: its key with one of the right class."""
+    one = "an operator" if role == Role.ANY else f"{sections.a(role)} one"
+    form = f"{{name: {role.usual}, k: {USUAL_SHARE}}}"
+    return f"{one}, as {name}: {form}; raybench ls compressors lists all"
+
+
+# Axes multiplied out into unique cells ------------------------------------------------------------
+
+
+def expand(grids: Sequence[Grid]) -> tuple[tuple[Cell, ...], tuple[str, ...], int]:
+    """Return (unique cells in grid order, notes, number of excluded cells).
+
+    Raises InputError where nothing remains, and for patterns that cannot match.
+    """
+    asked: Counter[str] = Counter()
+    every: dict[str, Cell] = {}
+    out: dict[str, Cell] = {}
+    used: dict[str, bool] = {}
+    found: Found = []
+    for grid in grids:
+        mine = list(_expanded(grid))
+        wrong: Found = []
+        check_patterns(grid.patterns, mine, wrong)
+        if wrong:
+            found += grid.blame(wrong)
+            continue
+        used.update({str(p): used.get(str(p), False) for p in grid.patterns})
+        asked.update(cell.algorithm.name for cell in mine)
+        for cell in mine:
+            every.setdefault(cell.id, cell)
+            hits = [pattern for pattern in grid.patterns if pattern.matches(cell)]
+            used.update({str(pattern): True for pattern in hits})
+            if not hits:
+                out.setdefault(cell.id, cell)
+    if found:
+        raise InputError(list(dict.fromkeys(found)))
+    if not out:
+        raise InputError.of(
+            "exclude", "the grid is empty: every cell is excluded", "loosen a pattern"
+        )
+    kept = Counter(cell.algorithm.name for cell in every.values())
+    notes = [
+        f"{name}{_unheard(grids, name)}: {count} cells merged to {kept[name]}"
+        for name, count in asked.items()
+        if count > kept[name]
+    ]
+    notes += dict.fromkeys(itertools.chain.from_iterable(map(_ignored, grids)))
+    notes += [f"exclude {text} matches no cell" for text, hit in used.items() if not hit]
+    return tuple(out.values()), tuple(notes), len(every) - len(out)
+
+
+def _unheard(grids: Sequence[Grid], name: str) -> str:
+    """Return the axes that make no difference to a method, as `` x 3 compressors``."""
+    sizes: dict[str, int] = {}
+    for grid in grids:
+        for method in grid.methods:
+            if method.section.name == name:
+                for key, axis in grid.of(method).items():
+                    if not _heard(document.axes()[key], grid, method):
+                        sizes[key] = max(len(axis), sizes.get(key, 1))
+    return "".join(f" x {size} {key}s" for key, size in sizes.items() if size > 1)
+
+
+def _ignored(grid: Grid) -> Iterator[str]:
+    """Yield notes on keys that are given and make no difference to a method."""
+    for key in document.axes().values():
+        for method in grid.methods if key.ignored else ():
+            given = any(option.value is not None for option in grid.of(method)[key.name])
+            if given and not _heard(key, grid, method):
+                yield f"{method.section.name} {key.ignored}: {key.name} ignored"
+
+
+def _heard(key: AxisKey, grid: Grid, method: Method) -> bool:
+    """Return whether a key makes a difference to a method on some problem of its grid."""
+    facts = (registry.lookup("problem", problem.name).facts for problem in grid.problems)
+    return any(key.hears(problem, method.facts) for problem in facts)
+
+
+# From options to cells -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A point of an axis: the value of a cell's field, and what of it the ids of cell and group hold.
+
+    content, group: canonical texts of key and value, so that no value is written twice.
+    """
+
+    name: str
+    value: Any
+    content: tuple[str, ...] = ()
+    group: tuple[str, ...] = ()
+
+
+class _Identities:
+    """What identifies the values of options, found once for each: data files are read for it."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {}
+
+    def point(
+        self, key: AxisKey, value: object, problem: ProblemFacts, method: AlgorithmFacts
+    ) -> _Point:
+        """Return the point of a value as a method on a problem takes it."""
+        usual = key.kind.absent() if key.usual is None else key.usual(problem, method)
+        if not key.hears(problem, method):
+            return _Point(key.field, None)
+        value = usual if value is None else value
+        if value is None or (value == usual and not key.in_every_id):
+            return _Point(key.field, value)
+        at = (key.name, canonical(key.kind.plain(value)))
+        if at not in self._known:
+            grouped = key.kind.in_group(value, key.field) if key.in_group else {}
+            own = {key.field: key.kind.identity(value)}
+            self._known[at] = _members(own), _members(grouped)
+        return _Point(key.field, value, *self._known[at])
+
+
+def _members(content: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the members of a plain mapping as canonical JSON has them between its braces."""
+    return tuple(f"{canonical(key)}:{canonical(value)}" for key, value in content.items())
+
+
+def _expanded(grid: Grid) -> Iterator[Cell]:
+    """Yield the cells of a grid in order, what is ignored set to None.
+
+    All but step and seed, the two fastest axes, is put together once for all of their values.
+    """
+    keys, identities = document.axes(), _Identities()
+    for problem, method in itertools.product(grid.problems, grid.methods):
+        facts = registry.lookup("problem", problem.name).facts, method.facts
+        first = {"problem": [Option(problem, "")], "algorithm": [Option(method.section, "")]}
+        axes = {
+            name: [identities.point(keys[name], option.value, *facts) for option in axis]
+            for name, axis in {**first, **grid.of(method)}.items()
+        }
+        seeds, steps = axes.pop("seed"), axes.pop("step_size")
+        for points in itertools.product(*axes.values()):
+            content = [text for point in points for text in point.content]
+            group = [text for point in points for text in point.group]
+            values = {point.name: point.value for point in points}
+            for step in steps:
+                own, same = [*content, *step.content], digest([*group, *step.group])
+                for seed in seeds:
+                    at = digest([*own, *seed.content])
+                    yield Cell(id=at, group=same, step=step.value, seed=seed.value, **values)
+
+
+def digest(members: Sequence[str]) -> str:
+    """Return 16 hex digits for a plain mapping of such members."""
+    return hashlib.sha256(f"{{{','.join(sorted(members))}}}".encode()).hexdigest()[:16]

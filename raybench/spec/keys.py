@@ -1,18 +1,657 @@
-"""The declaration of a key of a sweep file: one per key, at the field that holds its value.
+"""The keys of a sweep file: how each is written, what of a value makes an id, its JSON schema, its declaration.
 
-``key(...)`` stands where a dataclass would have ``field(...)``. What reads sweep files, multiplies
-axes out, makes ids, lays cases over the base and writes the JSON schema goes through these
-declarations, so that a new key is declared once and nowhere else.
+A key (``key(...)`` at the field of a dataclass, where ``field(...)`` would stand) has a kind. All kinds take a list
+as an axis and report what is wrong with the key path of where it stands. What reads sweep files, multiplies axes
+out, makes ids, lays cases over the base and writes the JSON schema (draft 2020-12) goes through these declarations,
+so that a new key is declared once and nowhere else.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
+from raybench.core import registry
+from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.facts import AlgorithmFacts, ProblemFacts, Role
-from raybench.spec.kinds import AxisKind, Kind
+from raybench.core.registry import REQUIRED, Choice, Integer, Number, Param, Text
+from raybench.spec import sections, short
+from raybench.spec.parts import Section, Step, canonical
+from raybench.spec.sections import (
+    FILES,
+    Option,
+    content_hash,
+    default,
+    is_path,
+    locate,
+    options,
+    parted,
+    product,
+)
+from raybench.spec.values import Found, show
+
+# called as locate(path, folders=False); returns the path made absolute where it exists
+Locate = Callable[..., object]
+
+
+class Kind:
+    """What keys of every kind tell about how they are written."""
+
+    named: ClassVar[bool] = False  # whether a bare name stands for a section
+    merges: ClassVar[bool] = (
+        True  # whether mappings that are laid over one another are merged key by key
+    )
+    either: tuple[str, ...] = ()  # keys that exclude each other: giving one removes the others
+
+    def long_form(self, value: object) -> object:
+        """Return the mapping that a short form stands for, any other value as it is."""
+        return {"name": value} if self.named and isinstance(value, str) else value
+
+    def renews(self) -> bool:
+        """Tell whether another name makes a section another one, which keeps no parameters."""
+        return True
+
+    def located(self, value: object, find: Locate) -> object:
+        """Return the raw value with the paths of existing files made absolute."""
+        return value
+
+    def schema(self) -> Schema:
+        """Return the JSON schema of what may be written."""
+        raise NotImplementedError
+
+
+class AxisKind(Kind):
+    """A kind whose values, one or several, are axes of the grid."""
+
+    def absent(self) -> object:
+        """Return the value where the key is not given."""
+        return None
+
+    def written(self) -> object:
+        """Return what a sweep file would say for that value."""
+        return self.absent()
+
+    def read(self, value: object, where: str, found: Found) -> list[Option]:
+        """Return the points of the axis that a raw value stands for; it is not None."""
+        raise NotImplementedError
+
+    def plain(self, value: Any) -> Any:
+        """Return a value of a cell as plain JSON."""
+        return value
+
+    def identity(self, value: Any) -> Any:
+        """Return what identifies a value, as plain JSON: what is a default does not."""
+        return self.plain(value)
+
+    def in_group(self, value: Any, name: str) -> dict[str, Any]:
+        """Return what identifies a value among the cells that differ in seed and step only."""
+        return {name: self.identity(value)}
+
+    def params(self, value: Any) -> Mapping[str, Param]:
+        """Return the parameters that a value has, by name."""
+        return {}
+
+    def settings(self, value: Any) -> Mapping[str, Any]:
+        """Return what a value sets its parameters to, by name."""
+        return {}
+
+
+def each(
+    value: object, where: str, found: Found, read: Callable[[Any, str], list[Any]], example: str
+) -> list[Option]:
+    """Return the points of an axis of mappings: a single one, or a list of them."""
+    if not isinstance(value, list):
+        return [Option(one, where) for one in read(value, where)]
+    if not value:
+        found.append(Complaint(where, "an empty list leaves no cells", f"write {example}"))
+    return [
+        Option(one, f"{where}[{i}]")
+        for i, item in enumerate(value)
+        for one in read(item, f"{where}[{i}]")
+    ]
+
+
+@dataclass(frozen=True)
+class Scalar(AxisKind):
+    """A number, a word, a flag."""
+
+    param: Param
+    merges = False
+
+    def absent(self) -> object:
+        return self.param.default
+
+    def read(self, value: object, where: str, found: Found) -> list[Option]:
+        return [Option(one, where) for one in options(self.param, value, where, found)]
+
+    def spelled(self, value: object) -> object:
+        """Return what a sweep file would say for a value."""
+        return value
+
+    def schema(self) -> Schema:
+        return axis_schema(self.param)
+
+
+START_PARAM: Param = Text(None, tags={"normal": Number(low=0, open_low=True)})
+PROX_PARAM: Param = Choice("none")
+
+
+@dataclass(frozen=True)
+class Start(Scalar):
+    """A starting point: ``zeros``, ``problem``, ``{normal: scale}``, or the path of an .npy file."""
+
+    param: Param = START_PARAM
+
+    def read(self, value: object, where: str, found: Found) -> list[Option]:
+        out = super().read(value, where, found)
+        for start in (option.value for option in out):
+            if not isinstance(start, str) or start in ("zeros", "problem"):
+                continue
+            if start == "normal":
+                found.append(Complaint(where, "normal needs a scale", "write {normal: 1.0}"))
+            elif not start.endswith(".npy"):
+                fix = nearest(start, ["zeros", "problem", "{normal: 1.0}", "FILE.npy"])
+                found.append(Complaint(where, f"unknown start {start!r}", fix))
+            elif locate(start) is None:
+                found.append(Complaint(where, f"no file {start}", "save x0 with numpy.save"))
+        return out
+
+    def located(self, value: object, find: Locate) -> object:
+        many = value if isinstance(value, list) else [value]
+        found = [find(x) if isinstance(x, str) and x.endswith(".npy") else x for x in many]
+        return found if isinstance(value, list) else found[0]
+
+    def identity(self, value: Any) -> Any:
+        if isinstance(value, str) and value.endswith(".npy"):
+            return f"sha256:{content_hash(value, 'x0')}"
+        return value
+
+    def written(self) -> object:
+        return "zeros"
+
+
+@dataclass(frozen=True)
+class Prox(Scalar):
+    """The nonsmooth term that is added to a problem: none so far."""
+
+    param: Param = PROX_PARAM
+
+    def absent(self) -> object:
+        return None
+
+    def written(self) -> object:
+        return "none"
+
+    def read(self, value: object, where: str, found: Found) -> list[Option]:
+        if isinstance(value, Mapping) or value in ("l1", "l2"):
+            fix = "give the problem its term: problem: {regularizer: l1, lambda: 0.1}"
+            found.append(Complaint(where, f"{show(value)} is not known here", fix))
+            return []
+        return [
+            Option(None if one.value == "none" else one.value, one.where)
+            for one in super().read(value, where, found)
+        ]
+
+    def spelled(self, value: object) -> object:
+        return "none" if value is None else value
+
+
+@dataclass(frozen=True)
+class Table(AxisKind):
+    """A mapping of parameters.
+
+    sparse: those that are null are left out, and without any the mapping is empty, not null. idle: nothing
+    but defaults is the same as not given. either:
+    parameters of which one takes the place of another. beside: keys that users may look for in it.
+    """
+
+    table: Mapping[str, Param]
+    sparse: bool = False
+    idle: bool = False
+    either: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+
+    def absent(self) -> object:
+        return {} if self.sparse else None
+
+    def read(self, value: object, where: str, found: Found) -> list[Option]:
+        return each(value, where, found, lambda v, at: self._one(v, at, found), "{}")
+
+    def _one(self, value: object, where: str, found: Found) -> list[Any]:
+        if not isinstance(value, Mapping):
+            what = f"expected a mapping, not {show(value)}"
+            found.append(Complaint(where, what, f"keys: {', '.join(self.table)}"))
+            return []
+        also = tuple(key for key in self.beside if key in value)
+        every = product(self.table, value, where, found, also=also)
+        if self.idle:
+            return [one if _beside_defaults(self.table, one) else None for one in every]
+        if not self.sparse:
+            return every
+        return [{k: v for k, v in one.items() if v is not None} for one in every]
+
+    def plain(self, value: Any) -> Any:
+        return None if value is None else dict(value)
+
+    def identity(self, value: Any) -> Any:
+        return _beside_defaults(self.table, value)
+
+    def params(self, value: Any) -> Mapping[str, Param]:
+        return self.table
+
+    def settings(self, value: Any) -> Mapping[str, Any]:
+        return value or {}
+
+    def schema(self) -> Schema:
+        return or_list(mapping_schema(self.table))
+
+
+def _beside_defaults(params: Mapping[str, Param], given: Mapping[str, object]) -> dict[str, object]:
+    """Return the values that are no defaults; required ones always stay."""
+    return {
+        name: value
+        for name, value in given.items()
+        if params[name].default is REQUIRED or canonical(value) != canonical(default(params[name]))
+    }
+
+
+class Sections(AxisKind):
+    """A section: a name with parameters."""
+
+    named = True
+
+    def plain(self, value: Section | None) -> Any:
+        return None if value is None else value.config()
+
+    def settings(self, value: Section | None) -> Mapping[str, Any]:
+        return {} if value is None else value.params
+
+    def check_name(self, name: str, where: str) -> None:
+        """Raise InputError with the nearest name where there is no section of that name."""
+        raise NotImplementedError
+
+
+def _by_content(given: object, where: str) -> object:
+    """Return what a parameter names, files by the hash of what they hold; of a list each."""
+    if isinstance(given, list):
+        return [_by_content(item, where) for item in given]
+    file, rest = parted(given) if isinstance(given, str) else ("", "")
+    return f"sha256:{content_hash(file, where)}{rest}" if file and is_path(file) else given
+
+
+@dataclass(frozen=True)
+class Named(Sections):
+    """One of a few things with parameters, by name."""
+
+    noun: str
+    choices: Mapping[str, Mapping[str, Param]]
+    usual: str
+
+    def written(self) -> str:
+        return self.usual
+
+    def absent(self) -> Section:
+        return Section(self.usual, {n: default(p) for n, p in self.choices[self.usual].items()})
+
+    def read(self, value: object, where: str, found: Found) -> list[Option]:
+        return each(value, where, found, lambda v, at: self._one(v, at, found), self.usual)
+
+    def _one(self, value: Any, where: str, found: Found) -> list[Section]:
+        given = dict(value) if isinstance(value, Mapping) else {"name": value}
+        names = given.pop("name", None)
+        out = []
+        for name in names if isinstance(names, list) else [names]:
+            try:
+                self.check_name(name, where)
+            except InputError as error:
+                found.extend(error.complaints)
+                continue
+            every = product(self.choices[name], given, where, found)
+            out += [Section(name, params) for params in every]
+        return out
+
+    def check_name(self, name: object, where: str) -> None:
+        if not isinstance(name, str) or name not in self.choices:
+            fix = nearest(str(name), self.choices)
+            raise InputError.of(where, f"unknown {self.noun} {show(name)}", fix)
+
+    def identity(self, value: Section) -> Any:
+        params = _beside_defaults(self.choices[value.name], value.params)
+        return {"name": value.name, "params": params}
+
+    def params(self, value: Section | None) -> Mapping[str, Param]:
+        return {} if value is None else self.choices[value.name]
+
+    def schema(self) -> Schema:
+        ways = [mapping_schema(params, name) for name, params in self.choices.items()]
+        return or_list({"anyOf": [{"enum": [*self.choices]}, *ways]})
+
+
+@dataclass(frozen=True)
+class Plugin(Sections):
+    """A plug-in of the registry. overrides: keys that an entry may set for itself besides.
+
+    optional: whether the section may be left out, written as none. beside: parameters that every
+    plug-in has here.
+    """
+
+    kind: str
+    overrides: tuple[str, ...] = ()
+    optional: bool = False
+    beside: Mapping[str, Param] = field(default_factory=dict)
+
+    def renews(self) -> bool:
+        # problems keep theirs, as they share most of their parameters
+        return self.kind != "problem"
+
+    def read(self, value: object, where: str, found: Found) -> list[Option]:
+        more, beside = self.overrides, self.beside
+        out = sections.read(self.kind, value, where, found, overrides=more, beside=beside)
+        if self.optional:
+            return out
+        for option in out:
+            if option.value is None:
+                what = f"{sections.a(self.kind)} is needed"
+                found.append(Complaint(option.where, what, sections.choices(self.kind)))
+        return [option for option in out if option.value is not None]
+
+    def located(self, value: object, find: Locate) -> object:
+        if isinstance(value, list):
+            return [self.located(item, find) for item in value]
+        if not isinstance(value, Mapping) or self.kind != "problem":
+            return value
+
+        def found(given: object) -> object:
+            if isinstance(given, list):
+                return [found(item) for item in given]
+            if not isinstance(given, str):
+                return given
+            file, rest = parted(given)
+            return f"{find(file, folders=True)}{rest}"
+
+        return {k: found(v) if k in FILES else v for k, v in value.items()}
+
+    def check_name(self, name: str, where: str) -> None:
+        registry.lookup(self.kind, name, where)
+
+    def identity(self, value: Section) -> Any:
+        entry = registry.lookup(self.kind, value.name)
+        params = _beside_defaults(self.params(value), value.params)
+        for key in FILES if self.kind == "problem" else ():
+            if params.get(key):
+                params[key] = _by_content(params[key], f"problem.{key}")
+        out: dict[str, Any] = {"name": value.name, "version": entry.version, "params": params}
+        held = short.inside(value, self.kind)
+        if held:
+            out["operators"] = held
+        if entry.overrides and not entry.source:  # registered in Python, with no file to tell it by
+            out["overrides"] = True
+        return {**out, "source": entry.source} if entry.source else out
+
+    def params(self, value: Section | None) -> Mapping[str, Param]:
+        if value is None:
+            return {}
+        return {**self.beside, **registry.lookup(self.kind, value.name).params}
+
+    def settings(self, value: Section | None) -> Mapping[str, Any]:
+        usual = {name: default(param) for name, param in self.beside.items()}
+        return {} if value is None else {**usual, **value.params}
+
+    def schema(self) -> Schema:
+        return {"$ref": f"#/$defs/{self.kind}"}
+
+
+# Step sizes: multiples of a theory's, or numbers, and how they change -----------------------------
+
+
+STEP: Mapping[str, Param] = {
+    "theory": Number(None, low=0, open_low=True, help="multiples of the theoretical step"),
+    "value": Number(None, low=0, open_low=True, help="step sizes"),
+    "rule": Choice(
+        "nonconvex", "pl", "convex", "arithmetic", "paper", "released", help="which theory"
+    ),
+    "of": Text(None, help="the algorithm whose theory is meant, the cell's own if null"),
+    "schedule": Choice(
+        "constant", "sqrt", "inverse", "cosine", "linear", help="factor on the step in round t"
+    ),
+    "warmup": Integer(0, low=0, help="rounds over which the step grows to its size"),
+}
+# keys that cells of one group share, though they differ in seed and step size
+_SHAPE = ("schedule", "warmup")
+
+
+@dataclass(frozen=True)
+class Steps(AxisKind):
+    """Step sizes: ``{theory: ...}``, ``{value: ...}``, bare numbers (values), or a list of these."""
+
+    either: tuple[str, ...] = ("theory", "value")
+
+    def absent(self) -> Step:
+        return Step()
+
+    def written(self) -> Any:
+        return {"theory": 1}
+
+    def long_form(self, value: object) -> Any:
+        numbers = value if isinstance(value, list) else [value]
+        bare = value is not None and not any(isinstance(n, Mapping) for n in numbers)
+        return {"value": value} if bare else value
+
+    def read(self, value: object, where: str, found: Found) -> list[Option]:
+        return each(value, where, found, lambda v, at: self._one(v, at, found), "{theory: 1}")
+
+    def _one(self, value: object, where: str, found: Found) -> list[Step]:
+        if not isinstance(value, Mapping):
+            if isinstance(value, str) and value in STEP:
+                found.append(Complaint(where, f"{value} needs a number", f"write {{{value}: 1}}"))
+                return []
+            return [Step("value", number) for number in options(STEP["value"], value, where, found)]
+        kinds = [kind for kind in self.either if value.get(kind) is not None]
+        if len(kinds) == 2:
+            fix = "write a list of two mappings"
+            found.append(Complaint(where, "theory and value together", fix))
+            return []
+        kind = kinds[0] if kinds else "theory"
+        given = {k: v for k, v in value.items() if v is not None or k not in self.either}
+        every = product(STEP, {kind: 1, **given}, where, found)
+        try:
+            for name in {one["of"] for one in every if kind == "theory"} - {None}:
+                registry.lookup("algorithm", name, f"{where}.of")
+        except InputError as error:
+            found.extend(error.complaints)
+            return []
+        if kind == "value":  # a plain number needs no rule of the theory
+            return [Step(kind, one[kind], **{n: one[n] for n in _SHAPE}) for one in every]
+        return [
+            Step(kind, one[kind], **{n: one[n] for n in ("rule", "of", *_SHAPE)}) for one in every
+        ]
+
+    def plain(self, value: Step) -> Any:
+        return value.config()
+
+    def identity(self, value: Step) -> Any:
+        usual = Step(value.kind, value.number).config()
+        fixed = ("kind", "number")
+        return {k: v for k, v in value.config().items() if k in fixed or v != usual[k]}
+
+    def in_group(self, value: Step, name: str) -> dict[str, Any]:
+        return {k: v for k, v in self.identity(value).items() if k in _SHAPE}
+
+    def schema(self) -> Schema:
+        number, many = value_schema(STEP["value"]), mapping_schema(STEP)
+        return or_list({"anyOf": [number, many]})
+
+
+# Groups of tensors: operators by the names of the tensors that they are for -----------------------
+
+
+GROUP_FORM = 'such as groups: [{match: "*.bias", compressor: identity}]'
+
+
+@dataclass(frozen=True)
+class Groups(AxisKind):
+    """Operators of tensors by name: a list of ``{match: pattern, compressor: operator}``, and no axis."""
+
+    merges = False
+
+    def read(self, value: object, where: str, found: Found) -> list[Option]:
+        if not isinstance(value, list):
+            what = f"expected a list of groups, not {show(value)}"
+            found.append(Complaint(where, what, GROUP_FORM))
+            return []
+        groups = [self._one(one, f"{where}[{i}]", found) for i, one in enumerate(value)]
+        return [Option(groups or None, where)]
+
+    def _one(self, value: object, where: str, found: Found) -> dict[str, str]:
+        if not isinstance(value, Mapping) or set(value) != {"match", "compressor"}:
+            found.append(Complaint(where, "a group has a pattern and an operator", GROUP_FORM))
+            return {}
+        pattern, given = value["match"], value["compressor"]
+        if not isinstance(pattern, str) or not pattern:
+            what = f"{show(pattern)} is no pattern of names"
+            found.append(Complaint(f"{where}.match", what, "such as *.bias"))
+        at = f"{where}.compressor"
+        texts = sections.operators("identity" if given in (None, "none") else given, at, found)
+        if len(texts) > 1:
+            found.append(Complaint(at, "a group is no axis", "one operator with single values"))
+        return {"match": str(pattern), "compressor": texts[0] if texts else ""}
+
+    def identity(self, value: list[dict[str, str]]) -> Any:
+        return [{**group, "operators": self._held(group["compressor"])} for group in value]
+
+    def _held(self, text: str) -> dict[str, list[str]]:
+        """Return version and source of every operator of a text: a user's own may change."""
+        own = short.section("compressor", text)
+        entry = registry.lookup("compressor", own.name)
+        return {own.name: [entry.version, entry.source], **short.inside(own)}
+
+    def schema(self) -> Schema:
+        operator = {"anyOf": [{"type": ["string", "null"]}, {"type": "object"}]}
+        group = closed({"match": {"type": "string"}, "compressor": operator})
+        return {"type": "array", "items": group}
+
+
+# JSON schema of parameters, of groups of them, and of plug-ins by name ----------------------------
+
+
+Schema = dict[str, Any]
+RANGE: Schema = {"type": "string", "pattern": r"^(-?\d+\.\.-?\d+|\d+\^-?\d+(\.\.\d+\^-?\d+)?)$"}
+SHARE: Schema = {"type": "string", "pattern": r"^\d+(\.\d+)?%$"}
+
+
+def any_of(ways: list[Schema]) -> Schema:
+    """Return the schema of what fits one of several; of a single one itself."""
+    return ways[0] if len(ways) == 1 else {"anyOf": ways}
+
+
+def or_list(one: Schema) -> Schema:
+    """Return the schema of a value, or of a list of at least one: an axis."""
+    return {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]}
+
+
+def single_schema(param: Param) -> Schema:
+    """Return the schema of one value of a parameter, with what it means and its default."""
+    return {**value_schema(param), **_said(param)}
+
+
+def axis_schema(param: Param) -> Schema:
+    """Return the schema of one parameter: a value, or a list of values where it may be an axis."""
+    one = value_schema(param)
+    out = or_list(one)
+    if param.kind == "list":
+        ways: list[Schema] = [{"type": "array", "items": one, "minItems": 1}]
+        if param.default is None:
+            ways.append({"type": "null"})
+        if param.words:
+            ways.append({"enum": [*param.words]})
+        out = {"anyOf": ways}
+    return {**out, **_said(param)}
+
+
+def _said(param: Param) -> Schema:
+    out: Schema = {"description": param.help} if param.help else {}
+    if param.default is not REQUIRED:
+        out["default"] = default(param)
+    return out
+
+
+def value_schema(param: Param) -> Schema:
+    """Return the schema of one value of a parameter, ranges of numbers included."""
+    ways: list[Schema] = []
+    if param.kind == "list":
+        ways.append({"type": "array", "items": {"type": ["number", "string", "null"]}})
+    elif param.kind == "flag":
+        ways.append({"type": "boolean"})
+    elif param.kind == "text":
+        ways.append({"type": "string"})
+    elif param.kind == "operator":  # written as a short form or as a section
+        ways += [{"type": "string"}, {"$ref": "#/$defs/compressor"}]
+    elif param.kind == "choice":
+        ways.append({"enum": [*param.choices]})
+    else:
+        number: Schema = {"type": "number" if param.kind == "number" else "integer"}
+        if param.low > -math.inf:
+            number["exclusiveMinimum" if param.open_low else "minimum"] = param.low
+        if param.high < math.inf:
+            number["maximum"] = param.high
+        ways += [number, RANGE]
+        if param.kind == "count":
+            share = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+            ways += [share, SHARE]
+    if param.words:
+        ways.append({"enum": [*param.words]})
+    for tag, inner in param.tags.items():
+        ways.append(closed({tag: axis_schema(inner)}, required=[tag]))
+    if param.default is None and param.kind != "choice":
+        ways.append({"type": "null"})
+    return any_of(ways)
+
+
+def closed(properties: Mapping[str, Schema], required: list[str] | None = None) -> Schema:
+    """Return the schema of a mapping with these keys and no others."""
+    out: Schema = {
+        "type": "object",
+        "properties": dict(properties),
+        "additionalProperties": False,
+    }
+    return {**out, "required": required} if required else out
+
+
+def mapping_schema(params: Mapping[str, Param], name: str = "", summary: str = "") -> Schema:
+    """Return the schema of a mapping of parameters, with a ``name`` if one is given."""
+    properties = {key: axis_schema(param) for key, param in params.items()}
+    required = [key for key, param in params.items() if param.default is REQUIRED]
+    if name:
+        properties = {"name": {"const": name}, **properties}
+        required = ["name", *required]
+    out = closed(properties, required)
+    return {**out, "description": summary} if summary else out
+
+
+def plugins_schema(kind: str, overrides: Mapping[str, Schema]) -> Schema:
+    """Return the schema of a section: a plug-in's name, or its mapping; or a list of these.
+
+    overrides: further keys that every entry may carry. Where ``name`` is a list, the parameters are not
+    checked: they are those that all of its plug-ins have.
+    """
+    names = registry.names(kind)
+    ways: list[Schema] = [{"enum": names}]
+    for name in names:
+        entry = registry.lookup(kind, name)
+        way = mapping_schema(entry.params, name, entry.summary)
+        way["properties"] = {**overrides, **way["properties"]}
+        ways.append(way)
+    several = {"type": "array", "items": {"enum": names}, "minItems": 1}
+    ways.append(
+        {"type": "object", "properties": {"name": several, **overrides}, "required": ["name"]}
+    )
+    return or_list({"anyOf": ways})
+
+
+# The declaration of a key -------------------------------------------------------------------------
+
 
 K = TypeVar("K", bound=Kind, covariant=True)
 Told = Callable[[ProblemFacts, AlgorithmFacts], object]

@@ -43,6 +43,22 @@ class Section:
         return canonical(self.config())
 
 
+class Operator(str):
+    """An operator as a value of a parameter: its canonical short form, and the typed section that it stands for.
+
+    So what is typed once is not parsed again. Equal, hashed and written as text.
+    """
+
+    section: Section
+
+    @classmethod
+    def of(cls, text: str, section: Section) -> Operator:
+        """Return the operator of a section whose short form is ``text``."""
+        out = cls(text)
+        out.section = section
+        return out
+
+
 @dataclass(frozen=True)
 class Step:
     """A step size as requested: ``number`` times the theoretical one, or ``number`` itself.

@@ -7,20 +7,35 @@ stands beside ``read`` because a parameter may itself be an operator: a section 
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import itertools
 import math
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from raybench.core import registry
+from raybench.core import registry, yaml
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.registry import REQUIRED, Choice, Param
-from raybench.spec import grammar, ranges
-from raybench.spec.files import FILES, is_path, locate, parted
-from raybench.spec.parts import Section, canonical
-from raybench.spec.values import NUMERIC_KINDS, Found, Wrong, allowed, scalar, show, tags_of, tidy
+from raybench.core.room import decompressed
+from raybench.spec.parts import Operator, Section, canonical
+from raybench.spec.values import (
+    NUMERIC_KINDS,
+    RANGE_FORM,
+    Found,
+    Wrong,
+    allowed,
+    parse_range,
+    scalar,
+    show,
+    tags_of,
+    tidy,
+)
 
 MAX_CELLS = 200_000
 
@@ -80,9 +95,9 @@ def _spread(param: Param, value: object, where: str, found: Found) -> list[objec
 
 def _range(text: str) -> list[int | float] | None:
     try:
-        return ranges.parse(text)
+        return parse_range(text)
     except ValueError as error:
-        raise Wrong(str(error), ranges.RANGE_FORM) from error
+        raise Wrong(str(error), RANGE_FORM) from error
 
 
 def _tagged(param: Param, value: Mapping[str, object], where: str, found: Found) -> list[object]:
@@ -311,8 +326,8 @@ def choices(kind: str) -> str:
 # Operators as parameters ---------------------------------------------------------------------------
 
 
-def operators(value: object, where: str, found: Found) -> tuple[str, ...]:
-    """Return the canonical short forms of the operators that a value stands for.
+def operators(value: object, where: str, found: Found) -> tuple[Operator, ...]:
+    """Return the operators that a value stands for.
 
     value: a short form, or a mapping {name, parameters}, whose parameters may be axes. Equal
     operators have equal texts: names sorted, values typed, defaults left out. What is wrong is
@@ -327,7 +342,7 @@ def operators(value: object, where: str, found: Found) -> tuple[str, ...]:
     if isinstance(value, Mapping) and isinstance(value.get("name"), str) and ":" in value["name"]:
         try:  # {name: "top_k:k=1%", k: 5}: what an override of one parameter makes
             value = {
-                **grammar.parse(value["name"], where),
+                **parse(value["name"], where),
                 **{k: v for k, v in value.items() if k != "name"},
             }
         except InputError as error:
@@ -344,26 +359,200 @@ def operators(value: object, where: str, found: Found) -> tuple[str, ...]:
     return tuple(dict.fromkeys(spell(option.value) for option in choices if option.value))
 
 
-@lru_cache(maxsize=4096)
-def _spelled(text: str, where: str, state: tuple[int, int]) -> tuple[str, ...]:
+@functools.lru_cache(maxsize=4096)
+def _spelled(text: str, where: str, state: tuple[int, int]) -> tuple[Operator, ...]:
     """Return ``operators`` of a text; ``state`` is the registry's, on which it depends."""
     found: Found = []
     try:
-        out = operators(grammar.parse(text, where), where, found)
+        out = operators(parse(text, where), where, found)
     except RecursionError as error:
-        fix = f"at most {grammar.MAX_DEPTH} levels"
+        fix = f"at most {MAX_DEPTH} levels"
         raise InputError.of(where[:60], "nested too deeply", fix) from error
     if found:
         raise InputError(found)
     return out
 
 
-def spell(given: Section, kind: str = "compressor") -> str:
-    """Return the canonical short form of a typed section; ``short.section`` gives the same one back."""
-    params = registry.lookup(kind, given.name).params
+def spell(given: Section) -> Operator:
+    """Return the canonical short form of a typed operator; ``short.section`` gives the same one back."""
+    params = registry.lookup("compressor", given.name).params
     pairs = [
-        f"{key}={grammar.write(params[key], value)}"
+        f"{key}={write(params[key], value)}"
         for key, value in sorted(given.params.items())
         if params[key].default is REQUIRED or canonical(value) != canonical(default(params[key]))
     ]
-    return f"{given.name}:{','.join(pairs)}" if pairs else given.name
+    text = f"{given.name}:{','.join(pairs)}" if pairs else given.name
+    return Operator.of(text, given)
+
+
+# The short form ``top_k:k=1%``: to the mapping of a sweep file, and back --------------------------
+
+
+_PAIR = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)", re.DOTALL)
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./%+-]*", re.ASCII)
+_OPEN, _CLOSED = "[{(", "]})"
+MAX_DEPTH = 20
+
+
+def parse(text: str, where: str) -> dict[str, Any]:
+    """Return ``name:key=value,key=value`` as the mapping a sweep file would hold.
+
+    Values are YAML, so ``split={dirichlet: 0.5}`` works, or operators in parentheses, which stay
+    text; commas inside brackets and quotes do not separate. Raises InputError where a part is no
+    ``key=value``.
+    """
+    if not isinstance(text, str):
+        raise InputError.of(where, f"expected a name, not {show(text)}", "such as top_k:k=1%")
+    text = _bare(text, where)
+    name, _, rest = text.partition(":")
+    section: dict[str, Any] = {"name": name.strip()}
+    for part in _split(rest) if rest.strip() else []:
+        match = _PAIR.fullmatch(part)
+        if match is None:
+            fix = f"write {where} as name:key=value,key=value, such as top_k:k=1%"
+            raise InputError.of(where, f"{part.strip()!r} is not key=value", fix)
+        if match[1] in section:
+            raise InputError.of(f"{where}.{match[1]}", "given twice", "leave one out")
+        section[match[1]] = _value(match[2].strip(), f"{where}.{match[1]}")
+    return section
+
+
+def _value(text: str, where: str) -> object:
+    if text.startswith("("):
+        return f"({_bare(text, where)})"
+    if text.startswith("[") and text.endswith("]"):
+        items = [item.strip() for item in _split(text[1:-1])]
+        if any(item.startswith("(") for item in items):  # several operators make an axis
+            return [_value(item, f"{where}[{i}]") for i, item in enumerate(items)]
+    return yaml.parse(text, where)
+
+
+def _bare(text: str, where: str) -> str:
+    """Return the text without the parentheses around it."""
+    inner = text.strip()
+    if not inner.startswith("("):
+        return text
+    for _ in range(MAX_DEPTH):
+        if not inner.startswith("("):
+            return inner
+        ends = [i for i, depth, _ in _scan(inner) if not depth]
+        if not ends or ends[0] != len(inner) - 1 or inner[-1] != ")":
+            fix = "write (name:key=value,key=value)"
+            raise InputError.of(where, f"{show(text)}: parentheses do not match", fix)
+        inner = inner[1:-1].strip()
+    raise InputError.of(where, "nested too deeply", f"at most {MAX_DEPTH} levels")
+
+
+def _scan(text: str) -> Iterator[tuple[int, int, str]]:
+    """Yield (place, depth of brackets after it, character) of what is not in quotes."""
+    depth, quote, before, escaped = 0, "", "", False
+    for i, char in enumerate(text):
+        if quote:
+            if not escaped and char == quote:
+                quote = ""
+            escaped = not escaped and quote == '"' and char == "\\"
+            continue
+        # elsewhere it is an apostrophe, not a quotation
+        if char in "\"'" and before in ("", "=", ",", ":", *_OPEN):
+            quote = char
+        depth += (char in _OPEN) - (char in _CLOSED)
+        before = before if char.isspace() else char
+        yield i, depth, char
+
+
+def _split(text: str) -> list[str]:
+    commas = [i for i, depth, char in _scan(text) if char == "," and depth <= 0]
+    ends = [-1, *commas, len(text)]
+    return [text[a + 1 : b] for a, b in pairwise(ends)]
+
+
+def write(param: Param, value: object) -> str:
+    """Return a typed value of a parameter as a short form holds it."""
+    if param.kind == "operator" and isinstance(value, str):
+        return f"({value})" if ":" in value else value
+    if param.kind == "list" and isinstance(value, list):
+        return f"[{_yaml(value)}]"  # two brackets: the outer list would be an axis
+    return _yaml(value)
+
+
+def _yaml(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(map(_yaml, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{_yaml(key)}: {_yaml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, str):
+        if _PLAIN.fullmatch(value) and yaml.parse(f"[{value}]") == [value]:
+            return value
+        safe = (c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in value)
+        return f'"{"".join(safe)}"'
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return repr(tidy(value))
+
+
+# Files that a sweep names: where they are, and what they hold -------------------------------------
+
+
+FILES = ("dataset", "test_set", "init_from", "model")
+"""Parameters of a problem that may name a file, whose content then takes its name's place in ids."""
+
+
+def parted(text: str) -> tuple[str, str]:
+    """Return the file that a text names and what follows: ``own.py`` and ``:function``."""
+    file, colon, rest = text.rpartition(".py:")
+    return (f"{file}.py", f":{rest}") if colon else (text, "")
+
+
+def is_path(text: str) -> bool:
+    """Tell whether a data set is given by its path: a separator in it, or an existing file."""
+    if "/" in text or os.sep in text:
+        return True
+    file = locate(text)
+    return file is not None and file.is_file()
+
+
+def locate(text: str, *folders: Path) -> Path | None:
+    """Return the file or folder ``text`` names in the first of ``folders`` that has it, else None.
+
+    Without folders the working directory is meant.
+    """
+    for folder in folders or (Path(),):
+        try:
+            path = folder / Path(text).expanduser()
+            if path.exists():
+                return path
+        except (OSError, ValueError, RuntimeError):  # the text cannot be the name of a file
+            continue
+    return None
+
+
+def content_hash(path: str, where: str) -> str:
+    """Return the SHA-256 (hex) of a file's decompressed content, or of all files of a folder.
+
+    Raises InputError, naming the key ``where``, if it cannot be read.
+    """
+    file = Path(path).expanduser()
+    try:
+        if file.is_dir():
+            whole = hashlib.sha256()
+            for part in sorted(p for p in file.rglob("*") if p.is_file()):
+                name = part.relative_to(file).as_posix()
+                whole.update(f"{name}\0{_hash(part, where)}\n".encode(errors="surrogateescape"))
+            return whole.hexdigest()
+        return _hash(file, where)
+    except OSError as error:
+        raise InputError.of(where, f"cannot read {path}: {error}", "is the file whole?") from error
+
+
+def _hash(file: Path, where: str) -> str:
+    stat = file.stat()
+    return _hashed(file, where, stat.st_mtime_ns, stat.st_size)
+
+
+@functools.lru_cache(maxsize=256)
+def _hashed(file: Path, where: str, mtime: int, size: int) -> str:
+    del mtime, size  # arguments only so that a changed file is read anew
+    whole = hashlib.sha256()
+    for chunk in decompressed(file, where):
+        whole.update(chunk)
+    return whole.hexdigest()

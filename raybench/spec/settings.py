@@ -10,9 +10,7 @@ from typing import Any
 from raybench.core import registry
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.registry import Param
-from raybench.spec import schema
-from raybench.spec.kinds import Kind, Locate
-from raybench.spec.schema import Schema
+from raybench.spec.keys import Kind, Locate, Schema, any_of, closed, single_schema
 from raybench.spec.sections import default
 from raybench.spec.values import Found, Wrong, allowed, scalar, show, tidy
 from raybench.store import accounting
@@ -46,7 +44,7 @@ class Single(SettingKind):
         return one_value(self.param, value, where, found)
 
     def schema(self) -> Schema:
-        return schema.single(self.param)
+        return single_schema(self.param)
 
 
 def one_value(param: Param, value: object, where: str, found: Found) -> object:
@@ -105,8 +103,8 @@ class Group(SettingKind):
 
     def schema(self) -> Schema:
         said = (self.record.__doc__ or "").split("\n")[0]
-        parts = {name: schema.single(param) for name, param in self.params.items()}
-        return {**schema.closed(parts), "description": said}
+        parts = {name: single_schema(param) for name, param in self.params.items()}
+        return {**closed(parts), "description": said}
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ class Ruled(Group):
         return super().read(self.long_form(value), where, found)
 
     def schema(self) -> Schema:
-        return {"anyOf": [schema.single(self.params["rule"]), super().schema()]}
+        return {"anyOf": [single_schema(self.params["rule"]), super().schema()]}
 
 
 @dataclass(frozen=True)
@@ -210,12 +208,12 @@ class Booking(SettingKind):
         ]
         parts: dict[str, Schema] = {
             "preset": {"enum": [*accounting.PRESETS]},
-            "value_bits": {**schema.any_of(widths), "default": usual.value_bits},
+            "value_bits": {**any_of(widths), "default": usual.value_bits},
             "index_bits": {"enum": [*accounting.INDEX_BITS], "default": usual.index_bits},
             "count_init": {"type": "boolean", "default": usual.count_init},
         }
         preset = {"type": "string", "description": "a preset such as paper:ef21"}
-        return {"anyOf": [preset, schema.closed(parts)]}
+        return {"anyOf": [preset, closed(parts)]}
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from raybench.core import registry, yaml
 from raybench.core.errors import Complaint, InputError
 from raybench.core.params import Param
 from raybench.spec import sections
-from raybench.spec.grammar import parse
-from raybench.spec.parts import Section
-from raybench.spec.sections import product
+from raybench.spec.parts import Operator, Section
+from raybench.spec.sections import parse, product
 from raybench.spec.values import Found, show
 
 
@@ -23,6 +22,8 @@ def section(
     kind is the registry's; where is what complaints call it, the kind by default. Raises InputError
     with everything that is wrong, also where a value is an axis.
     """
+    if isinstance(text, Operator) and not params:
+        return text.section
     where = where or kind
     given = parse(text, where)
     # from Python a tuple is one list-valued parameter, while a list is an axis

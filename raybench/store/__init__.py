@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from raybench.store.reader import cells, load, sweep
     from raybench.store.schema import CELLS, CURVES, SCHEMA_VERSION
     from raybench.store.table import encode, to_table
-    from raybench.store.upgrades import UPGRADES
     from raybench.store.writer import Store, shard_name
 
 _WHERE = {
@@ -25,7 +24,6 @@ _WHERE = {
     "CELLS": "schema",
     "CURVES": "schema",
     "SCHEMA_VERSION": "schema",
-    "UPGRADES": "upgrades",
     "Store": "writer",
     "encode": "table",
     "shard_name": "writer",
@@ -40,7 +38,6 @@ __all__ = [
     "CELLS",
     "CURVES",
     "SCHEMA_VERSION",
-    "UPGRADES",
     "Accounting",
     "Store",
     "cells",

@@ -16,16 +16,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from raybench.core.errors import Complaint, InputError
-from raybench.store import booking, identity, reader
+from raybench.store import booking, identity, log, reader
 from raybench.store.accounting import Accounting
-from raybench.store.files import Files, Local
-from raybench.store.log import OWNER, STATUS_RANK, Log, rank
-from raybench.store.reach import reached
+from raybench.store.files import Local, reached
+from raybench.store.log import OWNER, Log, best, rank
+from raybench.store.remote import Files
 from raybench.store.schema import CURVES, SIDES
 from raybench.store.writer import Store, shard_name
 
@@ -45,11 +44,11 @@ def merge(first: reader.Source, second: reader.Source, out: reader.Source) -> No
         raise InputError([Complaint("merge", what), *wrong])
     books = [reader.accounting_of(folder) for folder in (first, second)]
     with _built(out) as goal:
-        logs = [reader.checked(source, CURVES.names) for source in sources]
-        taken = [found.statuses() for found in logs]
-        own = {c for c, s in taken[0].items() if c not in taken[1] or not _better(taken[1][c], s)}
-        _write(goal, sources, logs, [own, set(taken[1]) - own], books)
-        _plan(goal, sources, taken)
+        logs = [reader.checked(source) for source in sources]
+        taken, other = ended = [commits.statuses() for commits in logs]
+        ids = {c for c, s in taken.items() if c not in other or rank(s) <= rank(other[c])}
+        _write(goal, sources, logs, [ids, set(other) - ids], books)
+        _plan(goal, sources, ended)
 
 
 def compact(folder: reader.Source, out: reader.Source) -> None:
@@ -59,9 +58,9 @@ def compact(folder: reader.Source, out: reader.Source) -> None:
     """
     source = reader.open_results(folder)
     with _built(out) as goal:
-        found = reader.checked(source, CURVES.names)
-        ended = found.statuses()
-        _write(goal, [source], [found], [set(ended)], [reader.accounting_of(folder)])
+        commits = reader.checked(source)
+        ended = commits.statuses()
+        _write(goal, [source], [commits], [set(ended)], [reader.accounting_of(folder)])
         _plan(goal, [source], [ended])
 
 
@@ -70,10 +69,6 @@ def _plan(goal: Store, sources: list[Files], ended: list[dict[str, str]]) -> Non
     plans = [reader.planned(source.name) for source in sources]
     if any(plan is not None for plan in plans):
         goal.plan({c for p, e in zip(plans, ended, strict=True) for c in (e if p is None else p)})
-
-
-def _better(status: str, other: str) -> bool:
-    return rank(status) < rank(other)
 
 
 @contextmanager
@@ -125,16 +120,22 @@ def _write(
 
     Failed cells stand in shards of their own, as in every folder; skipped rows keep their own file.
     """
-    curves = [_rows(reader.joined(f, CURVES.names), own) for f, own in zip(logs, ids, strict=True)]
-    cells = [_rows(f.cells(), own) for f, own in zip(logs, ids, strict=True)]
+    curves, cells = [], []
     how = books[0]
-    for i, own in enumerate(books):
-        if own != how:
-            curves[i], cells[i] = _rebooked(curves[i], cells[i], how)
-    every = _best(pa.concat_tables(cells))
+    for files, commits, some, book in zip(sources, logs, ids, books, strict=True):
+        parts = log.each_curves(files, commits, CURVES.names, lambda table: table)
+        pair = (
+            pa.concat_tables([CURVES.empty_table(), *(p.cast(CURVES) for p in parts)]),
+            commits.cells(),
+        )
+        pair = _rows(pair[0], some), _rows(pair[1], some)
+        pair = pair if book == how else _rebooked(*pair, how)
+        curves.append(pair[0])
+        cells.append(pair[1])
+    every = best(pa.concat_tables(cells))
     goal.own()
-    found = [reader.sweep_texts(source.name) for source in sources]
-    texts = [text for own in found for text in reversed(own.values())]  # the last one first
+    sweeps = [reader.sweep_texts(source.name) for source in sources]
+    texts = [text for own in sweeps for text in reversed(own.values())]  # the last one first
     if texts:
         goal.write("sweep.yaml", identity.with_accounting(texts[0], how))
         for text in reversed(dict.fromkeys(texts)):
@@ -148,14 +149,6 @@ def _write(
     rest = every.filter(pc.invert(pc.is_in(every["status"], pa.array(["skipped", "failed"]))))
     if len(rest):
         goal.commit(shard_name(rest["cell"].to_pylist()), pa.concat_tables(curves), rest)
-
-
-def _best(cells: pa.Table) -> pa.Table:
-    """Return the cells without doubles, that which ended best first."""
-    place = pc.index_in(cells["status"], pa.array(STATUS_RANK))
-    cells = cells.take(pc.sort_indices(pa.table({"place": place}), [("place", "ascending")]))
-    first = np.unique(cells["cell"].to_numpy(), return_index=True)[1]
-    return cells.take(pa.array(np.sort(first)))
 
 
 def _rebooked(curves: pa.Table, cells: pa.Table, how: Accounting) -> tuple[pa.Table, pa.Table]:

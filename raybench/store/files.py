@@ -5,38 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import threading
 import uuid
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Protocol
 
 from raybench.core.errors import InputError
-from raybench.store.disk import DISK, Disk
-from raybench.store.remote import Mark, Remote
+from raybench.store.remote import Entry, Files, Remote, patience, reason
 
-
-class Files(Protocol):
-    """Whole-file access to one folder; ``rel`` is a path inside it with forward slashes."""
-
-    name: str
-    readers: int  # how many files are best read at once
-
-    def prepare(self) -> None: ...
-    def check(self) -> None: ...
-    def path(self, rel: str) -> str: ...
-    def marks(self, folder: str) -> dict[str, Mark]: ...
-    def sizes(self, folder: str) -> dict[str, int]: ...
-    def changed(self, folder: str) -> dict[str, float]: ...
-    def names(self, folder: str) -> list[str]: ...
-    def folders(self, folder: str) -> list[str]: ...
-    def exists(self, rel: str = "") -> bool: ...
-    def read(self, rel: str) -> bytes | None: ...
-    def write(self, rel: str, data: bytes) -> None: ...
-    def create(self, rel: str, data: bytes) -> bool: ...
-    def move(self, rel: str, to: str) -> None: ...
-    def remove(self, rel: str) -> None: ...
-    def clear(self, folder: str) -> None: ...
+WITH_BUCKETS = ("s3://", "s3a://", "gs://", "gcs://")
+FIRST_PATIENCE = 5.0  # seconds for which the first request of all is made again
+DEADLINE = 20.0  # seconds after which it is given up, whatever the driver still waits for
 
 
 def open_folder(folder: str | os.PathLike[str]) -> Files:
@@ -50,7 +29,61 @@ def open_folder(folder: str | os.PathLike[str]) -> Files:
     return Remote(text) if "://" in text else Local(Path(text).expanduser())
 
 
-class Local:
+class Disk:
+    """The few things a results folder does to a local disk, each durable when it returns.
+
+    They are gathered here so that a test can put a disk in their place that fails, or dies, at any of them.
+    """
+
+    def make(self, folder: Path) -> None:
+        """Make a folder, and those above it, and see to it that they outlast a power failure."""
+        if folder.is_dir():
+            return
+        self.make(folder.parent)
+        self.mkdir(folder)
+        self.sync(folder.parent)
+
+    def mkdir(self, folder: Path) -> None:
+        """Make one folder, in which there may be others by now."""
+        folder.mkdir(exist_ok=True)
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Write a new file and sync it."""
+        with open(path, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def create(self, path: Path, data: bytes) -> bool:
+        """Write a new file; return False where there is one of this name already."""
+        try:
+            with open(path, "xb") as file:
+                file.write(data)
+                return True
+        except FileExistsError:
+            return False
+
+    def rename(self, path: Path, goal: Path) -> None:
+        """Give a file another name, in place of a file that has it."""
+        os.replace(path, goal)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file if it is there."""
+        path.unlink(missing_ok=True)
+
+    def sync(self, folder: Path) -> None:
+        """Make what was created, renamed and removed in a folder outlast a power failure."""
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+DISK = Disk()
+
+
+class Local(Files):
     """A local (or mounted) folder: temporary file in ``tmp/``, fsync, rename, fsync of the folder.
 
     Only ``prepare`` makes the folder itself: one that was removed while a sweep runs is not made again
@@ -65,63 +98,43 @@ class Local:
         self.root, self.name, self.disk = root, str(root), disk or DISK
 
     def prepare(self) -> None:
-        """Make the folder where there is none."""
         self.disk.make(self.root)
 
     def check(self) -> None:
-        """Look at all that lies in the folder, so that nothing is half done when a method meets a link."""
-        places = [self.root]
+        places = [""]
         while places:
-            with suppress(FileNotFoundError, NotADirectoryError):
-                places += [Path(path) for _, path, _, folder in _entries(places.pop()) if folder]
+            place = places.pop()
+            places += [f"{place}/{name}".lstrip("/") for name in self.folders(place)]
 
     def path(self, rel: str) -> str:
-        """Return the path of a file or folder, which need not be there."""
         return str(self._place(rel))
 
-    def marks(self, folder: str) -> dict[str, Mark]:
-        """Return {name: mark} of the files in a folder of this folder, by name."""
-        found: dict[str, Mark] = {}
-        with suppress(FileNotFoundError, NotADirectoryError):
-            for name, _, held, is_folder in _entries(self._place(folder)):
-                if not is_folder:
-                    found[name] = held.st_size, held.st_mtime_ns, held.st_ino
-        return dict(sorted(found.items()))
-
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Return {name: bytes} of the files in a folder of this folder, by name."""
-        return sizes_of(self.marks(folder))
-
-    def changed(self, folder: str) -> dict[str, float]:
-        """Return {name: when it was written, in seconds since 1970} of the files in a folder."""
-        return {name: float(str(mark[1])) / 1e9 for name, mark in self.marks(folder).items()}
-
-    def names(self, folder: str) -> list[str]:
-        """Return the names of the files in a folder, sorted."""
-        return list(self.sizes(folder))
-
-    def folders(self, folder: str) -> list[str]:
-        """Return the names of the folders in a folder, sorted."""
-        try:
-            return sorted(
-                name for name, _, _, is_folder in _entries(self._place(folder)) if is_folder
-            )
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+    def entries(self, folder: str) -> list[Entry]:
+        entries: list[Entry] = []
+        with (
+            suppress(FileNotFoundError, NotADirectoryError),
+            os.scandir(self._place(folder)) as scan,
+        ):
+            for item in scan:
+                try:
+                    state = item.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue  # removed since it was listed
+                mark = state.st_size, state.st_mtime_ns, state.st_ino
+                is_folder = _is_folder(item.path, state)
+                entries.append(Entry(item.name, is_folder, mark, state.st_mtime_ns / 1e9))
+        return entries
 
     def exists(self, rel: str = "") -> bool:
-        """Return whether there is such a file or folder."""
         return self._place(rel).exists()
 
     def read(self, rel: str) -> bytes | None:
-        """Return a file's content, None where there is no such file."""
         try:
             return self._place(rel).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def write(self, rel: str, data: bytes) -> None:
-        """Write a file, which replaces one of the same name at once and whole."""
         goal = self._place(rel)
         temporary = self._place("tmp") / f"{goal.name}.{uuid.uuid4().hex}"
         self._folders(temporary.parent, goal.parent)
@@ -135,24 +148,20 @@ class Local:
         self.disk.sync(goal.parent)
 
     def create(self, rel: str, data: bytes) -> bool:
-        """Write a file unless there is one of this name; return whether it was written."""
         goal = self._place(rel)
         self._folders(goal.parent)
         return self.disk.create(goal, data)
 
     def move(self, rel: str, to: str) -> None:
-        """Give a file another name."""
         goal = self._place(to)
         self._folders(goal.parent)
         self.disk.rename(self._place(rel), goal)
         self.disk.sync(goal.parent)
 
     def remove(self, rel: str) -> None:
-        """Remove a file if it is there."""
         self.disk.unlink(self._place(rel))
 
     def clear(self, folder: str) -> None:
-        """Remove a folder and all that is in it, as far as that can be done."""
         shutil.rmtree(self._place(folder), ignore_errors=True)
 
     def _place(self, rel: str) -> Path:
@@ -173,26 +182,66 @@ class Local:
                 self.disk.sync(folder.parent)
 
 
-def _entries(place: Path) -> Iterator[tuple[str, str, os.stat_result, bool]]:
-    """Yield name, path and state of what lies in a folder, and whether it is a folder."""
-    with os.scandir(place) as entries:
-        for entry in entries:
-            try:
-                held = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                continue  # removed since it was listed
-            yield entry.name, entry.path, held, _is_folder(entry.path, held)
-
-
-def _is_folder(path: str | Path, held: os.stat_result) -> bool:
+def _is_folder(path: str | Path, state: os.stat_result) -> bool:
     """Return whether it is a folder, False for a file. Raises InputError where it is neither."""
-    if stat.S_ISREG(held.st_mode) or stat.S_ISDIR(held.st_mode):
-        return stat.S_ISDIR(held.st_mode)
-    kind = "a link" if stat.S_ISLNK(held.st_mode) else "neither a file nor a folder"
+    if stat.S_ISREG(state.st_mode) or stat.S_ISDIR(state.st_mode):
+        return stat.S_ISDIR(state.st_mode)
+    kind = "a link" if stat.S_ISLNK(state.st_mode) else "neither a file nor a folder"
     fix = "remove it: a results folder holds files and folders alone"
     raise InputError.of("folder", f"{path} is {kind}", fix)
 
 
-def sizes_of(marks: Mapping[str, Mark]) -> dict[str, int]:
-    """Return the bytes of files by their marks."""
-    return {name: int(str(mark[0])) for name, mark in marks.items()}
+# Whether a folder can be reached at all, told before any work is done for it ------------------------
+
+
+def check_reachable(folder: str | os.PathLike[str], processes: bool = False) -> None:
+    """Ask an object store whether it answers and has the bucket; a local folder passes unless it is a file.
+
+    processes: whether other processes than this one write there. Raises InputError with the reason.
+    """
+    text = os.fspath(folder)
+    if processes and text.startswith("memory://"):
+        what = f"{text} is memory of this process, and Ray's workers are others"
+        raise InputError.of("out", what, "--inline, or a folder on a disk or an object store")
+    reached(text)
+
+
+def reached(folder: str | os.PathLike[str], key: str = "out") -> tuple[Files, bool]:
+    """Return the files of a folder, and whether there are any, after asking an object store for them.
+
+    key: what the user gave the folder as. Raises InputError within seconds if the store does not answer,
+    refuses, or has no such bucket.
+    """
+    files = open_folder(folder)
+    if not isinstance(files, Remote):
+        if Path(files.name).is_file():
+            raise InputError.of(key, f"{files.name} is a file", "a folder, new or with results")
+        return files, files.exists()
+    first = Remote(files.name, min(FIRST_PATIENCE, patience()))
+    answers: list[bool | Exception] = []
+
+    def ask() -> None:
+        try:
+            answers.append(bool(first.entries("")) or not _check_bucket(first, key))
+        except Exception as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(DEADLINE)
+    answer = answers[0] if answers else TimeoutError(f"no answer within {DEADLINE:g} s")
+    if isinstance(answer, InputError):
+        raise answer
+    if isinstance(answer, Exception):
+        what = f"{files.name} does not answer: {reason(answer.__cause__ or answer)}"
+        raise InputError.of(key, what, "check address, network and credentials") from answer
+    return files, answer
+
+
+def _check_bucket(files: Remote, key: str) -> bool:
+    """Return True where the bucket of an empty folder is there. Raises InputError where it is not."""
+    bucket = files.name.split("://", 1)[1].split("/")[0]
+    if files.name.startswith(WITH_BUCKETS) and not files.has(bucket):
+        what = f"{files.name}: there is no bucket {bucket}"
+        raise InputError.of(key, what, "make it, or correct it")
+    return True

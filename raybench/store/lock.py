@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import IO
 
 from raybench.core.errors import InputError
-from raybench.store.files import Files, Local, Remote
-from raybench.store.patience import patience
+from raybench.store.files import Local
+from raybench.store.log import noted
+from raybench.store.remote import Files, Remote, patience
 
 PLACE, NUMBERED = "plan/lock", "lock."
 LEASE, RENEWED = 60.0, 15.0  # seconds that a lease holds, and after which it is renewed
@@ -48,14 +49,14 @@ def held(files: Files) -> Iterator[None]:
 def holder(files: Files) -> Holder | None:
     """Return who holds a folder now, None if nobody does. Changes nothing."""
     if not isinstance(files, Local):
-        own = [said for _, said in _leases(files) if _live(said)]
-        return _holder(own[-1]) if own else None
+        live = [lease for _, lease in _leases(files) if _is_live(lease)]
+        return _holder(live[-1]) if live else None
     try:
         with open(files.path(PLACE)) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return _holder(_parsed(file.read().encode()))
+                return _holder(noted(files, PLACE))
     except (FileNotFoundError, NotADirectoryError):
         return None
     return None
@@ -67,7 +68,7 @@ def _local(files: Local) -> Iterator[None]:
     files.create(PLACE, b"")
     with open(files.path(PLACE), "r+") as file:
         if not _locked(file):
-            raise _taken(files, _parsed(file.read().encode()))
+            raise _taken(files, noted(files, PLACE))
         file.truncate(0)
         file.write(json.dumps(_self()) + "\n")
         file.flush()
@@ -94,36 +95,38 @@ def _leased(files: Files) -> Iterator[None]:
     believe to have taken it: the next number is made. Its maker looks again before it relies on it, for
     a holder that was late may have ended meanwhile, and then another began to count anew.
     """
-    own = {"own": uuid.uuid4().hex, **_self()}
+    mine: dict[str, object] = {"own": uuid.uuid4().hex, **_self()}
     before = [name for name, _ in _free(files)]
     number = max((int(name.removeprefix(NUMBERED)) + 1 for name in before), default=0)
     place = f"{PLACE}.{number}"
-    if not files.create(place, _lease(own)):
-        raise _taken(files, _parsed(files.read(place)))
+    quick = Remote(files.name, min(RENEWED, patience()))
+
+    def is_mine(of: Files) -> bool:
+        return noted(of, place).get("own") == mine["own"]
+
+    if not files.create(place, _lease(mine)):
+        raise _taken(files, noted(files, place))
     try:
-        if files.create(
-            place, _lease({**own, "again": True})
-        ):  # made twice: the store knows no condition
+        # made twice: the store knows no condition
+        if files.create(place, _lease({**mine, "again": True})):
             time.sleep(SETTLED)
-            said = _parsed(files.read(place))
-            if said.get("own") != own["own"]:
-                raise _taken(files, said)
-        _free(files, own)
+            if not is_mine(files):
+                raise _taken(files, noted(files, place))
+        _free(files, mine)
     except InputError:
-        if _parsed(files.read(place)).get("own") == own["own"]:
+        if is_mine(files):
             files.remove(place)
         raise
     for name in before:
         files.remove(f"plan/{name}")
     over = threading.Event()
-    quick = Remote(files.name, min(RENEWED, patience()))
 
     def renew() -> None:
         while not over.wait(RENEWED):
             with suppress(OSError):  # a store in trouble: it is tried until the end
-                if _parsed(quick.read(place)).get("own") != own["own"]:
+                if not is_mine(quick):
                     return  # somebody took over after a long silence of ours; commits find that out
-                quick.write(place, _lease(own))
+                quick.write(place, _lease(mine))
 
     thread = threading.Thread(target=renew, daemon=True)
     thread.start()
@@ -133,19 +136,19 @@ def _leased(files: Files) -> Iterator[None]:
         over.set()
         thread.join(timeout=RENEWED)
         with suppress(OSError):  # it runs out by itself
-            if _parsed(quick.read(place)).get("own") == own["own"]:
+            if is_mine(quick):
                 quick.remove(place)
 
 
 def _free(
-    files: Files, own: dict[str, object] | None = None
+    files: Files, mine: dict[str, object] | None = None
 ) -> list[tuple[str, dict[str, object]]]:
-    """Return all leases. Raises InputError if one holds that is not our own."""
-    found = _leases(files)
-    for _, said in found:
-        if _live(said) and (own is None or said.get("own") != own["own"]):
-            raise _taken(files, said)
-    return found
+    """Return all leases. Raises InputError if one holds that is not this driver's."""
+    leases = _leases(files)
+    for _, lease in leases:
+        if _is_live(lease) and (mine is None or lease.get("own") != mine["own"]):
+            raise _taken(files, lease)
+    return leases
 
 
 def _leases(files: Files) -> list[tuple[str, dict[str, object]]]:
@@ -153,37 +156,29 @@ def _leases(files: Files) -> list[tuple[str, dict[str, object]]]:
     names = [n for n in files.names("plan") if n.startswith(NUMBERED)]
     names = [n for n in names if n.removeprefix(NUMBERED).isdigit()]
     names.sort(key=lambda name: int(name.removeprefix(NUMBERED)))
-    return [(name, _parsed(files.read(f"plan/{name}"))) for name in names]
+    return [(name, noted(files, f"plan/{name}")) for name in names]
 
 
-def _lease(own: dict[str, object]) -> bytes:
-    return json.dumps({**own, "until": time.time() + LEASE}).encode()
+def _lease(mine: dict[str, object]) -> bytes:
+    return json.dumps({**mine, "until": time.time() + LEASE}).encode()
 
 
-def _live(said: dict[str, object]) -> bool:
-    return _number(said.get("until")) > time.time()
-
-
-def _parsed(data: bytes | None) -> dict[str, object]:
-    try:
-        found = json.loads(data or b"{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+def _is_live(lease: dict[str, object]) -> bool:
+    return _number(lease.get("until")) > time.time()
 
 
 def _self() -> dict[str, object]:
     return {"who": f"pid {os.getpid()} on {socket.gethostname()}", "since": time.time()}
 
 
-def _holder(said: dict[str, object]) -> Holder:
-    return Holder(str(said.get("who") or "unknown"), _number(said.get("since")))
+def _holder(facts: dict[str, object]) -> Holder:
+    return Holder(str(facts.get("who") or "unknown"), _number(facts.get("since")))
 
 
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
 
 
-def _taken(files: Files, said: dict[str, object]) -> InputError:
-    what = f"another sweep is running in {files.name} ({_holder(said).who})"
+def _taken(files: Files, facts: dict[str, object]) -> InputError:
+    what = f"another sweep is running in {files.name} ({_holder(facts).who})"
     return InputError.of("out", what, "wait for it, stop it, or give another --out folder")

@@ -1,26 +1,34 @@
-"""The log: which shards of a folder count, and what is wrong with the files that do not.
+"""The log of a results folder: its commits, each with its hashes, and what is wrong with other files.
 
-The cells files are the log. A shard counts if its cells file is sound, was written into this folder under
-this name, and its curves file is the one that it names. What else lies there is found, named, never counted.
+The cells file of a shard is its commit record. Beside its rows it holds a *seal*: the shard's name, the results
+folder it was written into, size and SHA-256 of its curves file, and a SHA-256 of its own bytes, computed with
+zeros in the place of that digest. All pages bear checksums as well, for readers that look at them.
+
+A shard counts if its cells file is sound, was written into this folder under this name, and its curves file is
+the one that it names. What else lies there is named, never counted.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
-import sys
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from raybench.core.errors import Complaint, InputError
-from raybench.store import seal
-from raybench.store.files import Files, Mark, sizes_of
-from raybench.store.schema import CELLS, CURVES
-from raybench.store.seal import Damaged, Foreign, OtherVersion, Seal
+from raybench.store import identity
+from raybench.store.remote import Files, Mark
+from raybench.store.schema import CELLS, CURVES, SCHEMA_VERSION, version_of
+from raybench.store.table import encode
 
 T = TypeVar("T")
 
@@ -28,10 +36,12 @@ STATUS_RANK = ("ok", "diverged", "pruned", "failed", "skipped")
 """Which row counts where a cell has several: the one that ended best."""
 OWNER = "plan/owner.json"
 TARGETS = "plan/target.json"  # of each problem, fixed when a sweep first ended
-PLANNED = (
-    "plan/cells.json"  # the ids of all cells of the sweep that ran last, skipped ones included
-)
+BATCHES = "plan/batches.json"
+ATTEMPTS = "plan/attempts.json"  # how often cells were tried that have not ended
+PLANNED = "plan/cells.json"  # the ids of all cells of the last sweep, skipped ones included
 SWEEPS = "plan/sweeps"  # the sweeps that ran in a folder before the one of its sweep.yaml
+SEAL, DIGEST = "raybench_seal", "raybench_digest"
+BLANK = b"0" * 64
 LOOKS = 8  # at a pair of files that do not fit together, since it may be being replaced
 SHOWN = 6
 
@@ -52,6 +62,114 @@ FIXES = {
     NO_SWEEP: "restore it from a copy: without it the results can be read, but not extended",
 }
 """What to do about each kind of finding."""
+HARMLESS = (UNCOMMITTED,)
+"""Kinds of findings that take nothing from the results."""
+
+
+# Seals ---------------------------------------------------------------------------------------------
+
+
+class Unsound(ValueError):
+    """A file does not count: its kind is DAMAGED, FOREIGN or OTHER_VERSION."""
+
+    def __init__(self, kind: str, what: str) -> None:
+        super().__init__(what)
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What a cells file says: its shard, the folder's id (empty: any), its curves file's digest and size.
+
+    curves is empty where no cell of the shard has any.
+    """
+
+    shard: str
+    folder: str = ""
+    curves: str = ""
+    size: int = 0
+
+    def fits(self, data: bytes | None) -> bool:
+        """Return whether these are the bytes of its curves file."""
+        if not self.curves:
+            return True
+        return data is not None and len(data) == self.size and digest(data) == self.curves
+
+
+def digest(data: bytes) -> str:
+    """Return the SHA-256 of some bytes, 64 hex digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sealed(cells: pa.Table, shard: str, folder: str = "", curves: bytes | None = None) -> bytes:
+    """Return the file of a shard's cells with its seal; curves are the bytes of its curves file."""
+    seal = Seal(shard, folder)
+    if curves is not None:
+        seal = replace(seal, curves=digest(curves), size=len(curves))
+    data = encode(cells, {SEAL: json.dumps(dataclasses.asdict(seal)), DIGEST: BLANK.decode()})
+    at = data.rindex(BLANK)
+    return data[:at] + digest(data).encode() + data[at + len(BLANK) :]
+
+
+def opened(data: bytes) -> tuple[Seal, pq.ParquetFile]:
+    """Return the seal of a cells file and its reader. Raises Unsound."""
+    file = parquet(data)
+    facts = file.metadata.metadata or {}
+    stated = facts.get(DIGEST.encode(), b"")
+    at = data.rfind(stated)
+    blanked = data[:at] + BLANK + data[at + len(stated) :]
+    if len(stated) != len(BLANK) or digest(blanked) != stated.decode():
+        raise Unsound(DAMAGED, "its bytes are not those that were written")
+    try:
+        seal = Seal(**json.loads(facts[SEAL.encode()]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise Unsound(DAMAGED, "its seal cannot be read") from error
+    texts = (seal.shard, seal.folder, seal.curves)
+    if not all(isinstance(text, str) for text in texts) or not isinstance(seal.size, int):
+        raise Unsound(DAMAGED, "its seal cannot be read")
+    return seal, file
+
+
+def parquet(data: bytes, coded: Sequence[str] = ()) -> pq.ParquetFile:
+    """Return the reader of a file of raybench's. Raises Unsound.
+
+    coded: columns of texts that are to be read as places in a list of distinct texts.
+    """
+    try:
+        buffer = pa.BufferReader(data)
+        file = pq.ParquetFile(buffer, read_dictionary=coded, page_checksum_verification=True)
+        schema = file.schema_arrow  # made anew each time it is asked for
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise Unsound(DAMAGED, "it is not a readable Parquet file") from error
+    version = version_of(schema)
+    if not version or "cell" not in schema.names:
+        raise Unsound(FOREIGN, "raybench did not write it")
+    if version != SCHEMA_VERSION:
+        what = f"it has schema version {version}, this raybench reads {SCHEMA_VERSION}"
+        raise Unsound(OTHER_VERSION, what)
+    return file
+
+
+def rows(file: pq.ParquetFile, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return the rows of a file in today's schema, or some of its columns. Raises Unsound.
+
+    Columns that the file is read with as coded stay so.
+    """
+    names = list(columns or schema.names)
+    try:
+        table = file.read(names, use_threads=False).select(names).replace_schema_metadata(None)
+        read = [(schema.field(name), table.schema.field(name).type) for name in names]
+        wanted = pa.schema([f.with_type(kind) if _is_coded(f, kind) else f for f, kind in read])
+        return table if table.schema.equals(wanted) else table.cast(wanted)
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise Unsound(DAMAGED, "its pages cannot be read") from error
+
+
+def _is_coded(column: pa.Field, kind: pa.DataType) -> bool:
+    return pa.types.is_dictionary(kind) and kind.value_type == column.type
+
+
+# The log -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -79,7 +197,6 @@ class Shard:
     name: str
     seal: Seal
     cells: pa.Table
-    curves: pa.Table | None = None
 
 
 @dataclass(frozen=True)
@@ -98,20 +215,14 @@ class Log:
         return [f for f in self.findings if f.kind in kinds]
 
     def cells(self) -> pa.Table:
-        """Return the rows of all shards' cells."""
-        return pa.concat_tables([s.cells for s in self.shards] or [self.no_cells])
+        """Return the rows of all shards' cells, of a cell that stands in several the first that ended best."""
+        return best(pa.concat_tables([s.cells for s in self.shards] or [self.no_cells]))
 
     def statuses(self) -> dict[str, str]:
-        """Return {cell: status}, the best one where a cell stands in several shards."""
-        parts = [s.cells for s in self.shards] or [self.no_cells]
-        rows = pa.concat_tables([part.select(["cell", "status"]) for part in parts])
-        cells, statuses = rows["cell"].to_pylist(), rows["status"].to_pylist()
-        found = dict(zip(cells, map(sys.intern, statuses), strict=True))
-        if len(found) < len(cells):  # some stand in several shards
-            for cell, status in zip(cells, statuses, strict=True):
-                if rank(status) < rank(found[cell]):
-                    found[cell] = status
-        return found
+        """Return {cell: status}."""
+        few = [s.cells.select(["cell", "status"]) for s in self.shards]
+        table = best(pa.concat_tables(few or [self.no_cells.select(["cell", "status"])]))
+        return dict(zip(table["cell"].to_pylist(), table["status"].to_pylist(), strict=True))
 
 
 def rank(status: str) -> int:
@@ -119,41 +230,52 @@ def rank(status: str) -> int:
     return STATUS_RANK.index(status)
 
 
-def owner_of(files: Files) -> Mapping[str, str]:
-    """Return the ids of the folder and of the driver at work in it, empty where there are none."""
+def best(cells: pa.Table) -> pa.Table:
+    """Return rows of cells in their order, each cell once: the first row of it that ended best."""
+    if pc.count_distinct(cells["cell"]).as_py() == len(cells):
+        return cells
+    place = pc.index_in(cells["status"], pa.array(STATUS_RANK)).to_numpy()
+    order = np.argsort(place, kind="stable")
+    first = np.unique(cells["cell"].to_numpy()[order], return_index=True)[1]
+    return cells.take(pa.array(np.sort(order[first])))
+
+
+def noted(files: Files, rel: str) -> dict[str, Any]:
+    """Return the JSON object that a file of a folder holds, empty where there is none or it is damaged."""
     try:
-        found = json.loads(files.read(OWNER) or b"{}")
+        value = json.loads(files.read(rel) or b"{}")
     except ValueError:
         return {}
-    if not isinstance(found, dict):
-        return {}
-    return {k: found[k] for k in ("folder", "driver") if isinstance(found.get(k), str)}
+    return value if isinstance(value, dict) else {}
 
 
-@dataclass(frozen=True)
-class Kept:
-    """A shard as it was read once: the marks of its two files then, and whether its curves were compared."""
+def owner_of(files: Files) -> Mapping[str, str]:
+    """Return the ids of the folder and of the driver at work in it, empty where there are none."""
+    return {
+        key: value
+        for key, value in noted(files, OWNER).items()
+        if key in ("folder", "driver") and isinstance(value, str)
+    }
 
-    shard: Shard
-    marks: tuple[Mark, Mark]
-    deep: bool
+
+def attempts_of(files: Files) -> dict[str, int]:
+    """Return how often cells were tried that have not ended; damaged counts are none."""
+    return {cell: n for cell, n in noted(files, ATTEMPTS).items() if isinstance(n, int)}
+
+
+Marks = tuple[Mark, Mark]  # of the cells file and the curves file of a shard
 
 
 @dataclass
 class Memory:
-    """The shards of a folder that were read before, by name, so that only what has changed is read again.
+    """The shards of a folder that were read before, so that only what has changed is read again.
 
-    owner: whose the folder was. columns: those of the cells that are held.
+    owner: whose the folder was. shards: by name, with the marks of their files then, and whether their curves
+    were compared with their digest; of their cells ids and statuses.
     """
 
-    columns: tuple[str, ...] = ("cell", "status")
     owner: str = ""
-    kept: dict[str, Kept] = field(default_factory=dict)
-
-    def known(self, name: str, marks: tuple[Mark, Mark]) -> Kept | None:
-        """Return what is known of a shard whose files have these marks, None where it has to be read."""
-        kept = self.kept.get(name)
-        return kept if kept is not None and kept.marks == marks else None
+    shards: dict[str, tuple[Shard, Marks, bool]] = field(default_factory=dict)
 
 
 def look(
@@ -161,206 +283,245 @@ def look(
     *,
     deep: bool = False,
     columns: Sequence[str] | None = None,
-    curves: Sequence[str] | None = None,
-    coded: Sequence[str] = (),
     memory: Memory | None = None,
     reduce: Callable[[pa.Table], pa.Table] | None = None,
 ) -> Log:
     """Return the log of a folder.
 
     deep: read every curves file and compare its digest; else its size only. columns: those of the cells
-    that are wanted. curves: the columns of curves to read as well, which is deep; coded: those of them that
-    are to be places in a list of distinct texts. memory: of earlier looks with its columns and without
-    curves, whose unchanged shards are taken as they were. reduce: what is kept of the rows of a cells file.
+    that are wanted. memory: of earlier looks, whose unchanged shards are taken as they were; then columns are
+    ids and statuses. reduce: what is kept of the rows of a cells file.
     """
-    own = owner_of(files).get("folder", "")
+    folder = owner_of(files).get("folder", "")
     if memory is not None:
-        columns = memory.columns
-        if memory.owner != own:
-            memory.owner, memory.kept = own, {}
-    marks, listed = files.marks("curves"), files.marks("cells")
-    pairs = {n: (listed[n], marks.get(n, ())) for n in listed if _counts(n)}
-    known = {n: memory.known(n, pairs[n]) for n in pairs} if memory is not None else {}
-    sizes = sizes_of(marks)
+        columns = ("cell", "status")
+        if memory.owner != folder:
+            memory.owner, memory.shards = folder, {}
+    curves, cells = files.marks("curves"), files.marks("cells")
+    marks = {name: (cells[name], curves.get(name, ())) for name in cells if _is_shard(name)}
 
-    def check(name: str) -> Shard | Finding | None:
-        kept = known.get(name)
-        if kept is not None and (kept.deep or not deep or _compared(files, kept.shard)):
-            return kept.shard
-        found = _shard(files, own, sizes, deep, columns, curves, name, coded)
-        if reduce is None or not isinstance(found, Shard):
-            return found
-        return replace(found, cells=reduce(found.cells))
+    def read(name: str) -> Shard | Finding | None:
+        kept = memory.shards.get(name) if memory is not None else None
+        if kept is not None and kept[1] == marks[name]:
+            shard = kept[0]
+            if kept[2] or not deep or shard.seal.fits(_curves(files, shard)):
+                return shard
+        shard_or_finding = _shard(files, folder, name, deep, columns, curves)
+        if reduce is None or not isinstance(shard_or_finding, Shard):
+            return shard_or_finding
+        return replace(shard_or_finding, cells=reduce(shard_or_finding.cells))
 
     shards, findings = [], []
-    for name, found in zip(pairs, _each(files, check, pairs), strict=True):
-        if isinstance(found, Finding):
-            findings.append(found)
-        elif found is not None:
-            shards.append(found)
+    for name, item in zip(marks, _each(files, read, marks), strict=True):
+        if isinstance(item, Finding):
+            findings.append(item)
+        elif item is not None:
+            shards.append(item)
             # bytes alone do not tell one content from the next
-            if memory is not None and all(len(mark) != 1 for mark in pairs[name]):
-                kept = known.get(name)
-                compared = deep or (kept is not None and kept.shard is found and kept.deep)
-                memory.kept[name] = Kept(found, pairs[name], compared)
+            if memory is not None and all(len(mark) != 1 for mark in marks[name]):
+                kept = memory.shards.get(name)
+                is_compared = deep or (kept is not None and kept[0] is item and kept[2])
+                memory.shards[name] = item, marks[name], is_compared
     return Log(tuple(shards), tuple(findings), CELLS.empty_table().select(columns or CELLS.names))
 
 
 def each_curves(
     files: Files,
-    found: Log,
+    log: Log,
     columns: Sequence[str],
     reduce: Callable[[pa.Table], T],
     only: Container[str] | None = None,
+    lenient: bool = False,
 ) -> Iterator[T]:
     """Yield ``reduce`` of the curves of each shard of a log, whose tables are never held all at once.
 
-    columns: those that are read. only: names of shards. Raises InputError for a file that is damaged.
+    columns: those that are read; texts are coded. only: names of shards. lenient: leave out what is damaged.
+    Raises InputError in the end, unless lenient, for all files that are damaged.
     """
-    seals = {s.name: s.seal for s in found.shards if only is None or s.name in only}
-    own = owner_of(files).get("folder", "")
+    folder = owner_of(files).get("folder", "")
+    coded = [name for name in columns if CURVES.field(name).type == pa.string()]
 
-    def read(name: str) -> T | Finding | None:
-        if not seals[name].curves:
-            return None
-        held = files.read(f"curves/{name}.parquet")
-        if held is not None and seals[name].fits(held):
-            return reduce(seal.rows(seal.parquet(held), CURVES, columns))
-        # replaced since the log was read
-        again = _shard(files, own, {}, True, ["cell", "status"], columns, f"{name}.parquet")
-        if isinstance(again, Finding):
-            return again
-        return None if again is None or again.curves is None else reduce(again.curves)
+    def read(shard: Shard) -> T | Finding | None:
+        rel = f"curves/{shard.name}.parquet"
+        for _ in range(LOOKS):
+            if not shard.seal.curves:
+                return None
+            data = files.read(rel)
+            if data is not None and shard.seal.fits(data):
+                try:
+                    table = rows(parquet(data, coded), CURVES, columns)
+                except Unsound as error:
+                    return Finding(rel, DAMAGED, str(error))
+                return reduce(table)
+            # replaced since the log was read
+            again = _shard(files, folder, f"{shard.name}.parquet", True, ["cell", "status"])
+            if not isinstance(again, Shard):
+                return again
+            shard = again
+        return Finding(rel, DAMAGED, _fault(shard.seal, True, False))
 
-    for one in _each(files, read, seals):
-        if isinstance(one, Finding):
-            refuse(Log((), (one,)), files.name, one.kind)
-        elif one is not None:
-            yield one
-
-
-def _compared(files: Files, shard: Shard) -> bool:
-    """Return whether a shard's curves have the digest of its seal."""
-    held = files.read(f"curves/{shard.name}.parquet") if shard.seal.curves else None
-    return shard.seal.fits(held)
-
-
-def strays(files: Files, log: Log) -> Iterator[Finding]:
-    """Yield what else lies in the folders of results: curves that nothing commits, files of others."""
-    committed = {f"{s.name}.parquet" for s in log.shards if s.seal.curves}
-    known = {f.rel for f in log.findings}
-    for folder in ("cells", "curves"):
-        for name in files.names(folder):
-            if not _counts(name):
-                yield Finding(f"{folder}/{name}", STRAY, "it is not a shard")
-            elif folder == "curves" and not {f"{f}/{name}" for f in ("cells", "curves")} & known:
-                if name in committed:
-                    continue
-                yield Finding(f"curves/{name}", UNCOMMITTED, "no cells file commits it")
-
-
-def doubles(log: Log) -> dict[str, list[str]]:
-    """Return {shard: its cells that another shard holds, ended as well or better}.
-
-    Of equal ones that of the larger shard stays, then that of the smaller name.
-    """
-    best: dict[str, tuple[int, int, str]] = {}
-    places = [
-        (cell, (rank(status), -len(shard.cells), shard.name))
-        for shard in log.shards
-        for cell, status in zip(
-            shard.cells["cell"].to_pylist(), shard.cells["status"].to_pylist(), strict=True
-        )
-    ]
-    for cell, place in places:
-        best[cell] = min(place, best.get(cell, place))
-    found: dict[str, list[str]] = {}
-    for cell, place in places:
-        if place != best[cell]:
-            found.setdefault(place[2], []).append(cell)
-    return found
+    findings = []
+    for item in _each(files, read, [s for s in log.shards if only is None or s.name in only]):
+        if isinstance(item, Finding):
+            findings.append(item)
+        elif item is not None:
+            yield item
+    if not lenient:
+        refuse(Log((), tuple(findings)), files.name, *FIXES)
 
 
 def refuse(log: Log, folder: str, *kinds: str) -> None:
     """Raise InputError if there are findings of these kinds."""
-    found = log.of(*kinds)
-    if found:
-        more = f"{len(found) - SHOWN} more files: raybench verify {folder} lists all"
-        said = [f.complaint(folder) for f in found[:SHOWN]]
-        raise InputError(said + ([Complaint("results", more)] if len(found) > SHOWN else []))
+    findings = log.of(*kinds)
+    if findings:
+        more = f"{len(findings) - SHOWN} more files: raybench verify {folder} lists all"
+        complaints = [f.complaint(folder) for f in findings[:SHOWN]]
+        raise InputError(
+            complaints + ([Complaint("results", more)] if len(findings) > SHOWN else [])
+        )
 
 
-def _counts(name: str) -> bool:
+def _is_shard(name: str) -> bool:
     return name.endswith(".parquet") and not name.startswith((".", "_"))
 
 
-def _each(files: Files, check: Callable[[str], T], names: Iterable[str]) -> Iterator[T]:
+def _each(files: Files, read: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
     with ThreadPoolExecutor(files.readers) as pool:
-        yield from pool.map(check, names)
+        yield from pool.map(read, items)
+
+
+def _curves(files: Files, shard: Shard) -> bytes | None:
+    return files.read(f"curves/{shard.name}.parquet") if shard.seal.curves else None
 
 
 def _shard(
     files: Files,
-    own: str,
-    sizes: Mapping[str, int],
+    folder: str,
+    name: str,
     deep: bool,
     columns: Sequence[str] | None,
-    wanted: Sequence[str] | None,
-    name: str,
-    coded: Sequence[str] = (),
+    curves: Mapping[str, Mark] | None = None,
 ) -> Shard | Finding | None:
     """Return a shard that counts, or what is wrong with it; None where it has gone meanwhile.
 
-    A writer replaces the curves before the cells, so a pair that does not fit is looked at again.
+    A writer replaces the curves before the cells, so a pair that does not fit is looked at again. folder: the
+    id that shards bear here. curves: the marks of all curves files, as they were at the first look.
     """
-    rel, stem = f"cells/{name}", name.removesuffix(".parquet")
-    what = ""
+    stem, what = name.removesuffix(".parquet"), ""
     for attempt in range(LOOKS):
-        if attempt:
-            time.sleep(0.01 * attempt)
-        data = files.read(rel)
+        time.sleep(0.01 * attempt)
+        data = files.read(f"cells/{name}")
         if data is None:
             return None
         try:
-            said, file = seal.opened(data)
-            if said.shard != stem:
-                raise Foreign(f"a copy of {said.shard}.parquet")
-            if own and said.folder not in ("", own):
-                raise Foreign("it was written into another results folder")
-            cells = seal.rows(file, CELLS, columns)
-            strange = set(cells["status"].to_pylist()) - set(STATUS_RANK)
-            if strange or cells["cell"].null_count:
-                raise Damaged("it holds rows without an id or with an unknown status")
-            if wanted is None and not deep:
-                size = sizes.get(name) if attempt == 0 else files.sizes("curves").get(name)
-                what = _pair(said, size is not None, size == said.size)
-                if not what:
-                    return Shard(stem, said, cells)
-                continue
-            held = files.read(f"curves/{name}") if said.curves else None
-            what = _pair(said, held is not None, said.fits(held))
-            if what:
-                continue
-            table = None
-            if held is not None and wanted is not None:
-                try:
-                    table = seal.rows(seal.parquet(held, coded), CURVES, wanted)
-                except (Damaged, Foreign, OtherVersion) as error:
-                    return Finding(f"curves/{name}", DAMAGED, str(error))
-            return Shard(stem, said, cells, table)
-        except OtherVersion as error:
-            return Finding(rel, OTHER_VERSION, str(error))
-        except Foreign as error:
-            return Finding(rel, FOREIGN, str(error))
-        except Damaged as error:
-            return Finding(rel, DAMAGED, str(error))
+            shard = _opened(data, stem, folder, columns)
+        except Unsound as error:
+            return Finding(f"cells/{name}", error.kind, str(error))
+        if deep:
+            content = _curves(files, shard)
+            what = _fault(shard.seal, content is not None, shard.seal.fits(content))
+        else:
+            marks = files.marks("curves") if attempt or curves is None else curves
+            size = marks[name][0] if name in marks else None
+            what = _fault(shard.seal, size is not None, size == shard.seal.size)
+        if not what:
+            return shard
     return Finding(f"curves/{name}", DAMAGED, what)
 
 
-def _pair(said: Seal, there: bool, fits: bool) -> str:
+def _opened(data: bytes, stem: str, folder: str, columns: Sequence[str] | None) -> Shard:
+    """Return the shard of a cells file. Raises Unsound where it is not sound, or not of this folder and name."""
+    seal, file = opened(data)
+    if seal.shard != stem:
+        raise Unsound(FOREIGN, f"a copy of {seal.shard}.parquet")
+    if folder and seal.folder not in ("", folder):
+        raise Unsound(FOREIGN, "it was written into another results folder")
+    cells = rows(file, CELLS, columns)
+    if set(cells["status"].to_pylist()) - set(STATUS_RANK) or cells["cell"].null_count:
+        raise Unsound(DAMAGED, "it holds rows without an id or with an unknown status")
+    return Shard(stem, seal, cells)
+
+
+def _fault(seal: Seal, is_there: bool, fits: bool) -> str:
     """Return what is wrong between a seal and the curves file, empty if they belong together."""
-    if not said.curves:
+    if not seal.curves:
         return ""
-    if not there:
+    if not is_there:
         return "it is missing"
     return "" if fits else "it is not the file that its cells were committed with"
+
+
+# Verifying -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was found in a folder. log: the shards that count; findings: all that is not as it should be."""
+
+    log: Log
+    findings: tuple[Finding, ...]
+
+    @property
+    def harm(self) -> bool:
+        """Whether anything was found that is not harmless."""
+        return any(finding.kind not in HARMLESS for finding in self.findings)
+
+    def by_kind(self) -> dict[str, list[Finding]]:
+        """Return the findings by kind, harm first."""
+        kinds: dict[str, list[Finding]] = {}
+        for finding in sorted(self.findings, key=lambda f: f.kind in HARMLESS):
+            kinds.setdefault(finding.kind, []).append(finding)
+        return kinds
+
+
+def verified(files: Files) -> Verified:
+    """Return what is found in a results folder when every file is read."""
+    files.check()
+    log = look(files, deep=True)
+    findings = [*log.findings, *_strays(files, log), *doubles(log)]
+    text = files.read("sweep.yaml")
+    if text is None:
+        findings.append(Finding("sweep.yaml", NO_SWEEP, "it is missing"))
+    else:
+        try:
+            identity.parse(identity.decoded(text, files.name), "sweep.yaml")
+        except InputError as error:
+            findings.append(Finding("sweep.yaml", NO_SWEEP, error.complaints[0].what))
+    return Verified(log, tuple(findings))
+
+
+def doubles(log: Log) -> list[Finding]:
+    """Return the shards with cells that another shard holds, ended as well or better.
+
+    Of equal ones that of the larger shard stays, then that of the smaller name.
+    """
+    places = [
+        (cell, (rank(status), -len(shard.cells), shard.name))
+        for shard in log.shards
+        for cell, status in zip(
+            *(shard.cells[c].to_pylist() for c in ("cell", "status")), strict=True
+        )
+    ]
+    least: dict[str, tuple[int, int, str]] = {}
+    for cell, place in places:
+        least[cell] = min(place, least.get(cell, place))
+    counts: dict[str, int] = {}
+    for cell, place in places:
+        if place != least[cell]:
+            counts[place[2]] = counts.get(place[2], 0) + 1
+    what = "of its cells stand in another shard"
+    return [Finding(f"cells/{name}.parquet", DOUBLE, f"{n} {what}") for name, n in counts.items()]
+
+
+def _strays(files: Files, log: Log) -> Iterator[Finding]:
+    """Yield what else lies in the folders of results: curves that nothing commits, files of others."""
+    committed = {f"{s.name}.parquet" for s in log.shards if s.seal.curves}
+    told = {f.rel for f in log.findings}
+    for folder in ("cells", "curves"):
+        for name in files.names(folder):
+            if not _is_shard(name):
+                yield Finding(f"{folder}/{name}", STRAY, "it is not a shard")
+            elif folder == "curves" and not {f"{f}/{name}" for f in ("cells", "curves")} & told:
+                if name in committed:
+                    continue
+                yield Finding(f"curves/{name}", UNCOMMITTED, "no cells file commits it")

@@ -18,36 +18,18 @@ import pyarrow.compute as pc
 from raybench.core.errors import InputError, Notice
 from raybench.store import booking, identity, log
 from raybench.store.accounting import Accounting, parse
-from raybench.store.files import Files, open_folder
-from raybench.store.frames import cells_frame, curves_frame
+from raybench.store.files import open_folder, reached
 from raybench.store.log import DAMAGED, FOREIGN, OTHER_VERSION, PLANNED, SWEEPS, Log, Shard
-from raybench.store.reach import reached
+from raybench.store.remote import Files
 from raybench.store.schema import CELLS, CURVES, EXTRA_COUNTS
-from raybench.store.table import expand_extra
+from raybench.store.table import cells_frame, coded, curves_frame, expand_extra
 
-COLUMNS_JOINED = [
-    "status",
-    "compressor_params",
-    "downlink",
-    "theory_step",
-    "rounds",
-    "d",
-    "L",
-    "L_tilde",
-    "L_pm",
-    "mu",
-    "f_star",
-    "heterogeneity",
-    "omega",
-    "alpha",
-    "workers",
-    "mode",
-    "device",
-    "batch",
-]
+COLUMNS_JOINED = (
+    *("status", "compressor_params", "downlink", "theory_step", "rounds", "d", "L"),
+    *("L_tilde", "L_pm", "mu", "f_star", "heterogeneity", "omega", "alpha", "workers"),
+    *("mode", "device", "batch"),
+)
 """Columns of ``cells`` that ``load`` joins to every row of a curve."""
-
-TEXTS = [field.name for field in CURVES if field.type == pa.string()]
 
 EXTRA = "extra."  # and a name: a column of the map ``extra``
 
@@ -88,19 +70,23 @@ def frames(
     """Return ``load`` and ``cells`` of a folder from one reading of it."""
     how = None if accounting is None else parse(accounting)
     files = open_results(folder)
-    found = checked(files, curves=CURVES.names, coded=TEXTS)
-    table = cells_frame(found.cells())
-    tables = (s.curves for s in found.shards if s.curves is not None)
-    del found  # so that the tables go as the frame grows
-    curves = curves_frame(tables, table["cell"])
+    commits = checked(files)
+    table = cells_frame(commits.cells())
+    curves = _curves(files, commits, table)
     if how is not None:
         curves, table = booking.rebook(curves, table, how)
     return _with_cells(curves, table, params), table
 
 
+def _curves(files: Files, commits: Log, table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the curves of a table's cells."""
+    every = log.each_curves(files, commits, CURVES.names, lambda part: part)
+    return curves_frame(every, table["cell"])
+
+
 def _with_cells(curves: pd.DataFrame, table: pd.DataFrame, params: bool = False) -> pd.DataFrame:
     """Return the curves with the columns of their cells that ``load`` joins."""
-    extra = table.set_index("cell")[COLUMNS_JOINED]
+    extra = table.set_index("cell")[list(COLUMNS_JOINED)]
     if params:
         config = configs(table).set_index(extra.index)
         extra = extra.join(config.drop(columns=[c for c in config if c in extra or c in curves]))
@@ -143,12 +129,12 @@ class Results:
         asked = None if cells is None else {self._places[cell] for cell in cells}
 
         def block(table: pa.Table) -> dict[str, np.ndarray]:
-            cell = table["cell"].combine_chunks().dictionary_encode()
-            places = [self._places.get(name, -1) for name in cell.dictionary.to_pylist()]
+            codes, ids = coded(table["cell"])
+            places = [self._places.get(cell, -1) for cell in ids]
             if asked is not None:
                 places = [place if place in asked else -1 for place in places]
-            code = np.array(places, np.int32)[cell.indices.to_numpy()]
-            table = expand_extra(table) if own else table
+            code = np.array(places, np.int32)[codes]
+            table = expand_extra(table)
             rest = {
                 name: table[name].to_numpy()
                 for name in (*names, "round")
@@ -192,8 +178,7 @@ class Results:
 
     def curves(self) -> pd.DataFrame:
         """Return the curves as ``load`` does."""
-        tables = log.each_curves(self.files, self.log, CURVES.names, lambda table: table)
-        return _with_cells(curves_frame(tables, self.cells["cell"]), self.cells)
+        return _with_cells(_curves(self.files, self.log, self.cells), self.cells)
 
     def _with(self, cells: Collection[str]) -> list[Shard]:
         """Return the shards in which some cells stand."""
@@ -222,10 +207,11 @@ def part(folder: Source, columns: Sequence[str]) -> tuple[pd.DataFrame, pd.DataF
     columns: of the schema of curves, ``cell`` and ``round`` among them. Shards that are damaged are left out.
     """
     files = open_results(folder)
-    found = log.look(files, curves=columns)
-    log.refuse(found, files.name, OTHER_VERSION)
-    curves = joined(found, columns).to_pandas().drop_duplicates(["cell", "round"])
-    return curves, cells_frame(found.cells())
+    commits = log.look(files, deep=True)
+    log.refuse(commits, files.name, OTHER_VERSION)
+    table = cells_frame(commits.cells())
+    every = log.each_curves(files, commits, columns, lambda part: part, lenient=True)
+    return curves_frame(every, table["cell"]), table
 
 
 def sweep_text(folder: Source) -> str:
@@ -280,9 +266,7 @@ def planned(folder: Source) -> frozenset[str] | None:
 
 def grid(folder: Source) -> dict[str, int]:
     """Return how many cells the grid has by group, of a sweep that searches; empty of any other."""
-    files = open_results(folder)
-    found = json.loads(files.read(GRID) or b"{}")
-    return {str(group): int(count) for group, count in found.items()}
+    return {group: int(count) for group, count in log.noted(open_results(folder), GRID).items()}
 
 
 def flatten(config: str | None) -> dict[str, object]:
@@ -303,7 +287,7 @@ def flatten(config: str | None) -> dict[str, object]:
     return flat
 
 
-# as ``engine/rows.py`` writes it, keys sorted: what cells that differ in seed and step number alone do not share
+# as ``execution/rows.py`` writes it, keys sorted: what cells that differ in seed and step number alone do not share
 _OWN = (
     (
         r'"seed": \d+, "step_size": \{"kind": "(\w+)", "number": [^,{}]+, ',
@@ -353,26 +337,18 @@ def open_results(folder: Source) -> Files:
 
 def checked(
     files: Files,
-    curves: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
-    coded: Sequence[str] = (),
     reduce: Callable[[pa.Table], pa.Table] | None = None,
 ) -> Log:
     """Return the log of a folder, with a warning for each file of others.
 
-    curves, columns, coded, reduce: as ``log.look`` takes them. Raises InputError for a file that is damaged or
-    of a version of the schema that this raybench does not read.
+    columns, reduce: as ``log.look`` takes them. Raises InputError for a file that is damaged or of a version of
+    the schema that this raybench does not read.
     """
     files.check()
-    found = log.look(files, curves=curves, columns=columns, coded=coded, reduce=reduce)
-    log.refuse(found, files.name, DAMAGED, OTHER_VERSION)
-    for finding in found.of(FOREIGN):
+    commits = log.look(files, columns=columns, reduce=reduce)
+    log.refuse(commits, files.name, DAMAGED, OTHER_VERSION)
+    for finding in commits.of(FOREIGN):
         what = f"{files.name}/{finding.rel} is left out: {finding.what}"
         warnings.warn(what, Notice, stacklevel=4)
-    return found
-
-
-def joined(found: Log, columns: Sequence[str]) -> pa.Table:
-    """Return the curves of all shards, as they were read with these columns."""
-    empty = pa.schema([CURVES.field(name) for name in columns]).empty_table()
-    return pa.concat_tables([empty, *(s.curves for s in found.shards if s.curves is not None)])
+    return commits

@@ -1,44 +1,219 @@
-"""A folder of an object store, through fsspec: whole objects, each written by one PUT, asked for with patience."""
+"""A folder's files as the store asks for them, and those of an object store, which is asked with patience.
+
+An object store is reached through fsspec: whole objects, each written by one PUT. A request that fails is made
+again, less and less often, for a bounded time.
+"""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping
+import math
+import os
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
-
-import fsspec
+from typing import Any, ClassVar, TypeVar
 
 from raybench.core.errors import InputError, StoreError
-from raybench.store.patience import patiently, reason
 
+T = TypeVar("T")
 Mark = tuple[object, ...]
 """What tells one content of a file from the next without reading it: its bytes, then what changes with each
 write. Of bytes alone nothing can be told."""
 
-T = TypeVar("T")
+VARIABLE = "RAYBENCH_STORE_PATIENCE"
+SECONDS = 120.0
+FIRST, LONGEST = 0.2, 10.0  # seconds before the second request, and at most between two
+FINAL = (
+    *(FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError),
+    *(ImportError, TypeError, ValueError, AttributeError, NotImplementedError),
+)
+FINAL_NUMBERS = (errno.ENOSYS, errno.EPERM, errno.ENAMETOOLONG)
+FINAL_NAMES = ("Credential", "Profile", "Validation", "InvalidRegion", "Token", "DefaultCreds")
+"""Parts of the names of drivers' own errors that no second request mends."""
+
 ANSWER = 30  # seconds after which a connection that gives no byte is given up, and tried again
 CONNECT = 5
 DRIVERS = {
-    "s3": "s3fs",
-    "s3a": "s3fs",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "az": "adlfs",
-    "abfs": "adlfs",
+    **dict.fromkeys(("s3", "s3a"), "s3fs"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("az", "abfs"), "adlfs"),
 }
 
+_random = random.Random()  # jitter only; the user's generator stays as it is
+_listeners: list[Callable[[str], None]] = []
 
-class Remote:
+
+# Patience ------------------------------------------------------------------------------------------
+
+
+def patience() -> float:
+    """Return for how many seconds a request is made again: $RAYBENCH_STORE_PATIENCE, else two minutes.
+
+    Raises InputError where the variable is no number of seconds.
+    """
+    text = os.environ.get(VARIABLE, "")
+    try:
+        seconds = float(text) if text else SECONDS
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise InputError.of(VARIABLE, f"{text!r} is no number of seconds", "such as 120")
+    return seconds
+
+
+@contextmanager
+def heard(listener: Callable[[str], None]) -> Iterator[None]:
+    """Let ``listener`` be told, in a line, of each request that failed and is made again.
+
+    It takes the place of the one before it, and is called in the thread that waits.
+    """
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+def patiently(ask: Callable[[], T], where: str, seconds: float | None = None) -> T:
+    """Return what ``ask`` returns, which is called again while it fails as a store does that is in trouble.
+
+    where: what it asks for, to tell. seconds: how long, ``patience()`` by default. Raises what no second
+    try mends (``final``) as it is, and StoreError when the time is over.
+    """
+    seconds = patience() if seconds is None else seconds
+    until = time.monotonic() + seconds
+    attempts = 1
+    while True:
+        try:
+            return ask()
+        except Exception as error:
+            if final(error):
+                raise
+            wait = min(LONGEST, FIRST * 2 ** (attempts - 1)) * _random.uniform(0.5, 1.0)
+            if time.monotonic() + wait > until:
+                what = f"the store failed {attempts} times in {seconds:g} s, last: {reason(error)}"
+                raise StoreError(errno.ETIMEDOUT, what, where) from error
+            if _listeners:
+                _listeners[-1](f"{where}: {reason(error)}; trying again")
+            time.sleep(wait)
+            attempts += 1
+
+
+def final(error: Exception) -> bool:
+    """Return whether asking again would not help: what is not there, not allowed, or asked wrongly."""
+    if isinstance(error, OSError) and error.errno in FINAL_NUMBERS:
+        return True
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return isinstance(error, FINAL) or any(part in n for n in names for part in FINAL_NAMES)
+
+
+def reason(error: BaseException) -> str:
+    """Return in a line what a driver's error says."""
+    text = str(error.strerror) if isinstance(error, OSError) and error.strerror else str(error)
+    lines = text.strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
+
+
+# Files ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file or folder in a folder. when: it was written, in seconds since 1970, 0 where that is unknown."""
+
+    name: str
+    folder: bool
+    mark: Mark
+    when: float
+
+
+class Files(ABC):
+    """Whole-file access to one folder; ``rel`` is a path inside it with forward slashes."""
+
+    name: str
+    readers: ClassVar[int]  # how many files are best read at once
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Make the folder where there is none."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Look at all that lies in the folder, so that nothing is half done when a method meets a link."""
+
+    @abstractmethod
+    def path(self, rel: str) -> str:
+        """Return the path of a file or folder, which need not be there."""
+
+    @abstractmethod
+    def entries(self, folder: str) -> list[Entry]:
+        """Return what lies in a folder of this folder, in no order."""
+
+    @abstractmethod
+    def exists(self, rel: str = "") -> bool:
+        """Return whether there is such a file or folder."""
+
+    @abstractmethod
+    def read(self, rel: str) -> bytes | None:
+        """Return a file's content, None where there is no such file."""
+
+    @abstractmethod
+    def write(self, rel: str, data: bytes) -> None:
+        """Write a file, which replaces one of the same name at once and whole."""
+
+    @abstractmethod
+    def create(self, rel: str, data: bytes) -> bool:
+        """Write a file unless there is one of this name; return whether it was written."""
+
+    @abstractmethod
+    def move(self, rel: str, to: str) -> None:
+        """Give a file another name."""
+
+    @abstractmethod
+    def remove(self, rel: str) -> None:
+        """Remove a file if it is there."""
+
+    @abstractmethod
+    def clear(self, folder: str) -> None:
+        """Remove a folder and all that is in it, as far as that can be done."""
+
+    def marks(self, folder: str) -> dict[str, Mark]:
+        """Return {name: mark} of the files in a folder of this folder, by name."""
+        return {e.name: e.mark for e in self._sorted(folder) if not e.folder}
+
+    def changed(self, folder: str) -> dict[str, float]:
+        """Return {name: when it was written, in seconds since 1970} of the files in a folder."""
+        return {e.name: e.when for e in self._sorted(folder) if not e.folder}
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names of the files in a folder, sorted."""
+        return list(self.marks(folder))
+
+    def folders(self, folder: str) -> list[str]:
+        """Return the names of the folders in a folder, sorted."""
+        return [e.name for e in self._sorted(folder) if e.folder]
+
+    def _sorted(self, folder: str) -> list[Entry]:
+        return sorted(self.entries(folder), key=lambda entry: entry.name)
+
+
+class Remote(Files):
     """A folder of an object store: a write is one PUT, which is atomic there.
 
-    patience: seconds for which a request that fails is made again, ``patience.patience()`` by default.
+    patience: seconds for which a request that fails is made again, ``patience()`` by default.
     Every method raises StoreError when the store does not answer for so long, or refuses.
     """
 
     readers = 16  # many small reads take long one after the other
 
     def __init__(self, url: str, patience: float | None = None) -> None:
+        import fsspec
+
         self.name, self.patience = url.rstrip("/"), patience
         protocol = url.split("://", 1)[0]
         try:
@@ -46,8 +221,8 @@ class Remote:
         except (ImportError, ValueError) as error:
             extra = {"s3fs": "s3", "gcsfs": "gcs"}.get(DRIVERS.get(protocol, ""))
             driver = f"'raybench[{extra}]'" if extra else DRIVERS.get(protocol, "its fsspec driver")
-            known = isinstance(error, ImportError)
-            fix = f"pip install {driver}" if known else "s3://bucket/path or gs://bucket/path"
+            is_missing = isinstance(error, ImportError)
+            fix = f"pip install {driver}" if is_missing else "s3://bucket/path or gs://bucket/path"
             raise InputError.of("out", f"cannot open {url}: {reason(error)}", fix) from error
         if hasattr(self.filesystem, "retries"):
             self.filesystem.retries = 1  # it is ours alone, by its options; waiting is told here
@@ -63,46 +238,34 @@ class Remote:
         """Return the object's name, without the scheme."""
         return f"{self.root}/{rel}" if rel else self.root
 
-    def marks(self, folder: str) -> dict[str, Mark]:
-        """Return {name: mark} of the files in a folder of this folder, by name."""
-        return {e["name"].rsplit("/", 1)[-1]: _mark(e) for e in self._files(folder)}
-
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Return {name: bytes} of the files in a folder of this folder, by name."""
-        return {name: int(str(mark[0])) for name, mark in self.marks(folder).items()}
-
-    def changed(self, folder: str) -> dict[str, float]:
-        """Return {name: when it was written, in seconds since 1970} of the files in a folder."""
-        return {e["name"].rsplit("/", 1)[-1]: _when(e) for e in self._files(folder)}
-
-    def names(self, folder: str) -> list[str]:
-        """Return the names of the files in a folder, sorted."""
-        return list(self.sizes(folder))
-
-    def folders(self, folder: str) -> list[str]:
-        """Return the first parts of what names go on with after that of a folder, sorted."""
-        found = self._listed(folder)
-        names = {e["name"].rstrip("/").rsplit("/", 1)[-1] for e in found if e["type"] != "file"}
-        return sorted(names)
+    def entries(self, folder: str) -> list[Entry]:
+        self.filesystem.invalidate_cache()
+        try:
+            items: list[dict[str, Any]] = self._ask(
+                folder, lambda: self.filesystem.ls(self.path(folder), detail=True)
+            )
+        except FileNotFoundError:
+            return []
+        return [
+            Entry(e["name"].rstrip("/").rsplit("/", 1)[-1], e["type"] != "file", _mark(e), _when(e))
+            for e in items
+        ]
 
     def has(self, bucket: str) -> bool:
         """Return whether the store has a bucket."""
         return bool(self._ask("", lambda: self.filesystem.exists(bucket)))
 
     def exists(self, rel: str = "") -> bool:
-        """Return whether there is such an object, or any below that name."""
         return bool(self._ask(rel, lambda: self.filesystem.exists(self.path(rel))))
 
     def read(self, rel: str) -> bytes | None:
-        """Return an object's content, None where there is none."""
         try:
-            found: bytes = self._ask(rel, lambda: self.filesystem.cat_file(self.path(rel)))
+            data: bytes = self._ask(rel, lambda: self.filesystem.cat_file(self.path(rel)))
         except FileNotFoundError:
             return None
-        return found
+        return data
 
     def write(self, rel: str, data: bytes) -> None:
-        """Write an object, in place of one of the same name."""
         self._ask(rel, lambda: self.filesystem.pipe_file(self.path(rel), data))
 
     def create(self, rel: str, data: bytes) -> bool:
@@ -129,32 +292,12 @@ class Remote:
         self.remove(rel)
 
     def remove(self, rel: str) -> None:
-        """Remove an object if it is there."""
-        try:
+        with suppress(FileNotFoundError):
             self._ask(rel, lambda: self.filesystem.rm_file(self.path(rel)))
-        except FileNotFoundError:
-            return
 
     def clear(self, folder: str) -> None:
-        """Remove all objects whose names begin with that of a folder."""
-        try:
+        with suppress(FileNotFoundError):
             self._ask(folder, lambda: self.filesystem.rm(self.path(folder), recursive=True))
-        except FileNotFoundError:
-            return
-
-    def _files(self, folder: str) -> list[dict[str, Any]]:
-        found = [e for e in self._listed(folder) if e["type"] == "file"]
-        return sorted(found, key=lambda e: str(e["name"]))
-
-    def _listed(self, folder: str) -> list[dict[str, Any]]:
-        self.filesystem.invalidate_cache()
-        try:
-            found: list[dict[str, Any]] = self._ask(
-                folder, lambda: self.filesystem.ls(self.path(folder), detail=True)
-            )
-        except FileNotFoundError:
-            return []
-        return found
 
     def _ask(self, rel: str, ask: Callable[[], T]) -> T:
         where = f"{self.name}/{rel}" if rel else self.name
@@ -163,9 +306,8 @@ class Remote:
         except (FileNotFoundError, FileExistsError, StoreError):
             raise
         except Exception as error:  # every driver has errors of its own: credentials, network, name
-            raise StoreError(
-                errno.EREMOTEIO, f"the store refuses: {reason(error)}", where
-            ) from error
+            what = f"the store refuses: {reason(error)}"
+            raise StoreError(errno.EREMOTEIO, what, where) from error
 
 
 def _options(protocol: str) -> dict[str, Any]:
@@ -173,6 +315,8 @@ def _options(protocol: str) -> dict[str, Any]:
 
     What the user's fsspec configuration says of ``config_kwargs`` holds.
     """
+    import fsspec
+
     if protocol in ("gs", "gcs", "az", "abfs"):
         return {"use_listings_cache": False}
     if protocol not in ("s3", "s3a"):
@@ -197,13 +341,13 @@ def _mark(entry: Mapping[str, object]) -> Mark:
     return entry["size"] or 0, *(str(tag) for tag in tags if tag is not None)
 
 
-def _when(entry: dict[str, Any]) -> float:
+def _when(entry: Mapping[str, object]) -> float:
     for name in ("LastModified", "mtime", "updated", "last_modified", "created"):
-        found = entry.get(name)
-        if isinstance(found, datetime):
-            return found.timestamp()
-        if isinstance(found, int | float):
-            return float(found)
-        if isinstance(found, str):
-            return datetime.fromisoformat(found.replace("Z", "+00:00")).timestamp()
+        time_of = entry.get(name)
+        if isinstance(time_of, datetime):
+            return time_of.timestamp()
+        if isinstance(time_of, int | float):
+            return float(time_of)
+        if isinstance(time_of, str):
+            return datetime.fromisoformat(time_of.replace("Z", "+00:00")).timestamp()
     return 0.0

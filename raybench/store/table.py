@@ -1,17 +1,19 @@
-"""Arrays of a batch -> a table in the pinned schema -> Parquet bytes, without a Python loop per row."""
+"""Arrays of a batch -> a table in the pinned schema -> Parquet bytes, and tables -> pandas frames; no loop over rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pandas.api.extensions import ExtensionArray
 
 from raybench.core.errors import InputError, nearest
-from raybench.store.schema import EXTRA_COUNTS, stamped
+from raybench.store.schema import CURVES, EXTRA_COUNTS, stamped
 
 
 def to_table(
@@ -133,7 +135,9 @@ def encode(table: pa.Table, facts: Mapping[str, str] | None = None) -> bytes:
 
 
 def expand_extra(table: pa.Table) -> pa.Table:
-    """Return ``table`` with the ``extra`` map as float columns ``extra.<name>``, null where absent."""
+    """Return ``table`` with the ``extra`` map, if any, as float columns ``extra.<name>``, null where absent."""
+    if "extra" not in table.column_names:
+        return table
     at = table.column_names.index("extra")
     maps = table.column(at).combine_chunks()
     if isinstance(maps, pa.ChunkedArray):
@@ -150,3 +154,72 @@ def expand_extra(table: pa.Table) -> pa.Table:
         values[row[hit]], absent[row[hit]] = items[hit], False
         table = table.append_column(f"extra.{name}", pa.array(values, mask=absent))
     return table
+
+
+# Frames, in which each distinct text is held once: a curve repeats the texts of its cell in every row ---
+
+
+def cells_frame(rows: pa.Table) -> pd.DataFrame:
+    """Return rows of cells as a frame."""
+    # a plain config differs from cell to cell
+    plain = ("config", pa.string())
+    texts = [f.name for f in rows.schema if _is_text(f.type) and (f.name, f.type) != plain]
+    others = rows.drop_columns(texts).to_pandas()
+    columns = {n: _texts(rows[n]) if n in texts else others[n] for n in rows.column_names}
+    return pd.DataFrame(columns, copy=False)
+
+
+def curves_frame(tables: Iterable[pa.Table], cells: pd.Series) -> pd.DataFrame:
+    """Return the rows of some cells in order of cell and round, each once, ``extra`` as columns of its own.
+
+    Where nobody else holds the tables, each of their columns is let go when it stands in the frame.
+    """
+    parts = [expand_extra(table) for table in tables] or [expand_extra(CURVES.empty_table())]
+    table = pa.concat_tables(parts, promote_options="default")
+    del tables, parts
+    fixed = [name for name in CURVES.names if name in table.column_names]
+    names = fixed + sorted(set(table.column_names) - set(fixed))
+    order = _order(table["cell"], table["round"], cells)
+    held = {name: table[name] for name in names}
+    del table
+    columns: dict[str, object] = {}
+    for name in names:
+        values = held.pop(name)
+        is_text = _is_text(values.type)
+        columns[name] = _texts(values, order) if is_text else values.to_numpy()[order]
+    return pd.DataFrame(columns, copy=False)
+
+
+def _order(cells: pa.ChunkedArray, rounds: pa.ChunkedArray, ids: pd.Series) -> np.ndarray:
+    """Return the places of the rows of some cells in order of cell and round; of equal ones the first."""
+    place = {cell: j for j, cell in enumerate(sorted(ids))}
+    codes, texts = coded(cells)
+    cell = np.array([*(place.get(text, -1) for text in texts), -1], np.int32)[codes]
+    at = rounds.to_numpy()
+    order = np.lexsort((at, cell))
+    cell, at = cell[order], at[order]
+    first = np.ones(len(order), bool)  # a cell that stands in two shards is read once
+    first[1:] = (cell[1:] != cell[:-1]) | (at[1:] != at[:-1])
+    return order[first & (cell >= 0)]
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_dictionary(kind)
+
+
+def coded(values: pa.ChunkedArray) -> tuple[np.ndarray, list[str]]:
+    """Return a column of texts as places in a list of its distinct texts, -1 for null."""
+    values = values.dictionary_encode().unify_dictionaries()
+    if not values.num_chunks:
+        return np.empty(0, np.int32), []
+    codes = [c.indices.fill_null(-1).to_numpy(zero_copy_only=False) for c in values.chunks]
+    return np.concatenate(codes), values.chunk(0).dictionary.to_pylist()
+
+
+def _texts(values: pa.ChunkedArray, order: np.ndarray | None = None) -> ExtensionArray:
+    """Return texts, in an order, as pandas holds them; rows with the same text point to the same object."""
+    codes, texts = coded(values)
+    kind = pd.Series(["a"]).dtype  # object before pandas 3
+    if isinstance(kind, pd.StringDtype):
+        kind = pd.StringDtype("python", na_value=kind.na_value)
+    return pd.array([*texts, None], dtype=kind).take(codes if order is None else codes[order])

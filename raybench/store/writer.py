@@ -33,17 +33,19 @@ from raybench.core.errors import FolderLost, InputError
 from raybench.store import identity, lock, log
 from raybench.store.files import open_folder
 from raybench.store.log import (
+    ATTEMPTS,
     DAMAGED,
-    DOUBLE,
     OTHER_VERSION,
     OWNER,
     PLANNED,
     SWEEPS,
     TARGETS,
     Finding,
+    parquet,
+    rows,
+    sealed,
 )
 from raybench.store.schema import CELLS, CURVES
-from raybench.store.seal import parquet, rows, sealed
 from raybench.store.table import encode
 
 SKIPPED_SHARD = "skipped"
@@ -137,8 +139,8 @@ class Store:
         folder = "" if fresh else log.owner_of(self.files).get("folder", "")
         if not folder and not fresh:
             shards = log.look(self.files, memory=self._memory).shards
-            said = Counter(s.seal.folder for s in shards if s.seal.folder)
-            folder = said.most_common(1)[0][0] if said else ""
+            ids = Counter(s.seal.folder for s in shards if s.seal.folder)
+            folder = ids.most_common(1)[0][0] if ids else ""
         self.owner = Owner(folder or uuid.uuid4().hex[:16], uuid.uuid4().hex[:16])
         self.files.prepare()
         self.files.write(OWNER, json.dumps(vars(self.owner)).encode())
@@ -147,6 +149,14 @@ class Store:
     def write(self, rel: str, data: bytes | str) -> None:
         """Write a whole file (``plan/batches.json``) atomically."""
         self.files.write(rel, data.encode() if isinstance(data, str) else data)
+
+    def attempts(self) -> dict[str, int]:
+        """Return how often cells were tried that have not ended, by id."""
+        return log.attempts_of(self.files)
+
+    def save_attempts(self, counts: Mapping[str, int]) -> None:
+        """Keep how often cells were tried beside the batch list, so that it outlasts a killed driver."""
+        self.write(ATTEMPTS, json.dumps(dict(counts)))
 
     # -- shards ------------------------------------------------------------------------------
 
@@ -203,10 +213,10 @@ class Store:
         """Raise FolderLost unless the folder is still the owner's."""
         if self.owner is None:
             return
-        found = log.owner_of(self.files)
-        if not found:
+        owner = log.owner_of(self.files)
+        if not owner:
             raise FolderLost(f"{self.folder} was removed while the sweep was running")
-        if found != vars(self.owner):
+        if owner != vars(self.owner):
             raise FolderLost(f"another sweep has taken over {self.folder}")
 
     def skip(self, rows: pa.Table) -> None:
@@ -230,9 +240,9 @@ class Store:
 
         deep: compare every curves file with its digest, else its size only. Raises InputError as ``done``.
         """
-        found = log.look(self.files, deep=deep, memory=self._memory)
-        log.refuse(found, self.folder, OTHER_VERSION)
-        return found
+        commits = log.look(self.files, deep=deep, memory=self._memory)
+        log.refuse(commits, self.folder, OTHER_VERSION)
+        return commits
 
     def repair(self) -> list[Finding]:
         """Remove what was never committed and set aside what is damaged; return what was set aside.
@@ -243,11 +253,8 @@ class Store:
         """
         for name in self.files.names("tmp"):
             self.files.remove(f"tmp/{name}")
-        found = self.look(deep=True)
-        aside = list(found.of(DAMAGED))
-        for shard, cells in log.doubles(found).items():
-            what = f"{len(cells)} of its cells stand in another shard"
-            aside.append(Finding(f"cells/{shard}.parquet", DOUBLE, what))
+        commits = self.look(deep=True)
+        aside = [*commits.of(DAMAGED), *log.doubles(commits)]
         for finding in aside:
             self._set_aside(finding.rel.rsplit("/", 1)[1])
         committed = set(self.files.names("cells"))

@@ -10,7 +10,7 @@ from raybench.compressors import Compressor
 from raybench.compressors.base import Role
 from raybench.compressors.low_rank.operators import Projection
 from raybench.core.errors import InputError
-from raybench.planning.operators import unbound
+from raybench.execution.build import unbound
 from raybench.spec import short
 from raybench.spec.parts import Section
 from raybench.wire.collectives import ALL_TO_ALL, GATHER, REDUCE

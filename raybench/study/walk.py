@@ -15,7 +15,7 @@ from raybench.core.draws import Sample
 from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
 from raybench.core.streams import stream
-from raybench.data.known_images import KNOWN_IMAGES, there
+from raybench.data.known import KNOWN_IMAGES, there
 from raybench.data.recorded import is_record, recorded
 from raybench.problems.networks.models import NAMED
 

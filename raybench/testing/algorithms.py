@@ -15,10 +15,10 @@ from torch import Tensor
 
 from raybench.core.errors import InputError
 from raybench.core.registry import Entry
-from raybench.engine.run import Run
-from raybench.engine.saved import whole as of_all_clients
-from raybench.planning.batch import Batch
-from raybench.planning.skip import Skip
+from raybench.execution.batch import Batch
+from raybench.execution.checks import Skip
+from raybench.execution.run import Run
+from raybench.execution.saved import whole as of_all_clients
 from raybench.testing import elsewhere, resume
 from raybench.testing.allowed import fence
 from raybench.testing.checks import Checks, Finding, NotClaimed, findings, made

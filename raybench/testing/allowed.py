@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raybench.algorithms import protocols
-from raybench.engine.run import Run
+from raybench.execution.run import Run
 
 RECORD = ("oracle_mean", "oracle_spread", "assemble")  # for ``point`` and ``disagreement`` alone
 PAGE = "docs/plugins.md lists what may be called"

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from raybench.core import registry
-from raybench.engine.run import Run
-from raybench.engine.saved import share
+from raybench.execution.run import Run
+from raybench.execution.saved import share
 from raybench.testing import elsewhere
 from raybench.testing.trial import Method, started
 from raybench.wire.transport import Transport, on_virtual_ranks, share_of

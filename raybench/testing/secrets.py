@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raybench.engine.net import Net
-from raybench.engine.run import Run
+from raybench.execution.net import Net
+from raybench.execution.run import Run
 from raybench.wire import Message
 from raybench.wire.received import Each, Received
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from raybench.compressors import Message
-from raybench.engine.net import Net
+from raybench.execution.net import Net
 from raybench.testing.wire import sent
 from raybench.wire import CasesMessage
 from raybench.wire.collectives import GATHER, combines

@@ -12,12 +12,12 @@ from raybench import spec
 from raybench.compressors import Role
 from raybench.core.errors import InputError
 from raybench.core.registry import Entry, lookup, state
-from raybench.engine.execute import hosted
-from raybench.engine.run import Options, Run
-from raybench.planning.batch import Batch, Resolved
-from raybench.planning.plan import facts_of
-from raybench.planning.resolve import Resolver, problem_of
-from raybench.planning.skip import Skip
+from raybench.execution.batch import Batch, Resolved
+from raybench.execution.checks import Skip
+from raybench.execution.execute import hosted
+from raybench.execution.plan import facts_of
+from raybench.execution.resolve import Resolver, problem_of
+from raybench.execution.run import Options, Run
 from raybench.spec.model import Record
 from raybench.wire.transport import Transport, on_virtual_ranks
 

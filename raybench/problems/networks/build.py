@@ -18,8 +18,8 @@ from raybench.core.errors import InputError, nearest
 from raybench.core.registry import module_of
 from raybench.data import Examples
 from raybench.problems.networks.models import NAMED, Seen
-from raybench.problems.networks.tasks import Task, task_of
-from raybench.spec.grammar import parse
+from raybench.problems.networks.passes import Task, task_of
+from raybench.spec.sections import parse
 
 KEY = "problem.model"
 TORCHVISION = "torchvision:"

@@ -6,17 +6,22 @@ A row is a cell and a client: its point x (d,), its minibatch, its random number
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn import functional as F
+from torch.nn.modules.dropout import _DropoutNd
 
+from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.streams import Stream
-from raybench.problems.networks.drawn import StreamDropout, drawing
-from raybench.problems.networks.tasks import Task
+from raybench.data import Examples
+from raybench.problems.base import right
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 STATISTICS = ("running_mean", "running_var")
@@ -235,7 +240,7 @@ def _at(streams: Stream, j: int) -> Stream:
 def shifted_and_flipped(images: Tensor, stream: Stream, padding: int = 4) -> Tensor:
     """Return images (b, C, H, W) each shifted by up to ``padding`` pixels and mirrored or not, by a stream ()."""
     b, _, height, width = images.shape
-    wide = torch.nn.functional.pad(images, (padding,) * 4)
+    wide = F.pad(images, (padding,) * 4)
     down, right = stream.fold("shift").integers(2 * b, 2 * padding + 1).view(2, b)
     flip = stream.fold("flip").uniform(b) < 0.5
     at = images.device
@@ -244,3 +249,114 @@ def shifted_and_flipped(images: Tensor, stream: Stream, padding: int = 4) -> Ten
     columns = torch.where(flip[:, None], columns.flip(1), columns)
     which = torch.arange(b, device=at)[:, None, None]
     return wide[which, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+
+
+# What a network is trained for: losses and measures of every sample -------------------------------
+
+
+@dataclass(frozen=True)
+class Task:
+    """losses: outputs (b, ..), targets (b, ..) -> (b,), one per sample, whose mean is minimised.
+
+    metrics: outputs, targets -> values by name, (b,) each, whose means are measured on the test part.
+    on_inputs: the targets are the inputs themselves.
+    """
+
+    losses: Callable[[Tensor, Tensor], Tensor]
+    metrics: Callable[[Tensor, Tensor], Mapping[str, Tensor]] | None = None
+    on_inputs: bool = False
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return -log p(target), (b,), of scores (b, classes); of sequences (b, T, classes) the mean over T."""
+    each = F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
+    return each.view(targets.shape).flatten(1).mean(1) if targets.ndim > 1 else each
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """Return the share of right answers of every sample, (b,); classes that share the largest score count in part."""
+    found = right(outputs, targets).to(outputs.dtype)
+    return {"accuracy": found.flatten(1).mean(1) if found.ndim > 1 else found}
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean squared error over the entries, (b,)."""
+    return (outputs - targets.flatten(1)).square().mean(1)
+
+
+def task_of(model: str, train: Examples) -> Task:
+    """Return what a model is trained for on these data: autoencoders for their inputs, others for the class."""
+    if model == "autoencoder":
+        return Task(squared_error, None, on_inputs=True)
+    return Task(cross_entropy, accuracy)
+
+
+# Dropout from a stream: the same wherever the same sample is taken --------------------------------
+
+
+class _Source:
+    """A stream, and how many layers have drawn from it."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.calls = stream, 0
+
+
+_source: ContextVar[_Source | None] = ContextVar("source", default=None)
+
+
+@contextmanager
+def drawing(stream: Stream | None) -> Iterator[None]:
+    """Let dropout layers draw from a stream of shape (), layer after layer; None switches them off."""
+    before = _source.set(None if stream is None else _Source(stream))
+    try:
+        yield
+    finally:
+        _source.reset(before)
+
+
+class StreamDropout(nn.Module):
+    """Dropout whose mask is a function of the sample's stream and of the layer's turn."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x with each entry dropped with probability p, the others divided by 1 - p."""
+        source = _source.get()
+        if source is None or self.p == 0:
+            return x
+        source.calls += 1
+        kept = source.stream.fold(source.calls).uniform(x.numel()) >= self.p
+        return x * kept.view(x.shape).to(x) / (1 - self.p)
+
+
+def with_streams(model: nn.Module) -> nn.Module:
+    """Return the model with every ``Dropout`` exchanged for one that draws from the sample's stream.
+
+    Raises InputError for a layer of torch that draws random numbers in another way.
+    """
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, nn.Dropout):
+            parent, _, own = name.rpartition(".")
+            if not name:
+                return StreamDropout(layer.p)
+            setattr(model.get_submodule(parent), own, StreamDropout(layer.p))
+        elif isinstance(layer, _DropoutNd | nn.RReLU) or vars(layer).get("dropout", 0.0):
+            what = f"its layer {name} ({type(layer).__name__}) draws torch's random numbers"
+            raise InputError.of("problem.model", what, "nn.Dropout is the one that may draw")
+    return model
+
+
+def check_repeatable(model: nn.Module, inputs: Tensor) -> None:
+    """Raise InputError where the model gives two outputs for one input: it draws numbers of its own."""
+    state = torch.random.get_rng_state()
+    try:
+        with torch.no_grad():
+            outputs = [model(inputs) for _ in range(2)]
+        drew = not torch.equal(torch.random.get_rng_state(), state)
+    finally:
+        torch.random.set_rng_state(state)
+    if drew or not torch.equal(*outputs):
+        what = "its forward draws random numbers, so that a sample is not the same twice"
+        raise InputError.of("problem.model", what, "use nn.Dropout layers, which draw from streams")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +21,17 @@ from raybench.core.registry import module_of
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raybench.planning.plan import Plan
+    from raybench.execution.plan import Plan
 
-BUILTIN = {
-    "mlflow": "raybench.runtime.callbacks.mlflow:MLflow",
-    "tensorboard": "raybench.runtime.callbacks.tensorboard:TensorBoard",
-    "wandb": "raybench.runtime.callbacks.wandb:WeightsAndBiases",
-}
 GROUP = "raybench.callbacks"
+BUILTIN = tuple(
+    EntryPoint(name, f"raybench.runtime.callbacks.loggers:{kind}", GROUP)
+    for name, kind in (
+        ("mlflow", "MLflow"),
+        ("tensorboard", "TensorBoard"),
+        ("wandb", "WeightsAndBiases"),
+    )
+)
 
 
 class Callback:
@@ -43,7 +46,7 @@ class Callback:
     def cell(self, row: Mapping[str, Any], curve: pd.DataFrame) -> None:
         """Hear of a cell that this run has committed.
 
-        row: its columns of ``cells`` (None where unknown); ``params_of(row)`` are its settings. curve: its
+        row: its columns of ``cells`` (None where unknown), ``config`` its settings as JSON. curve: its
         rows of ``curves`` in the order of rounds, empty where it has none. A cell is told once.
         """
 
@@ -52,38 +55,6 @@ class Callback:
 
     def end(self, outcome: Any) -> None:
         """Hear how it ended: the ``Outcome`` that ``raybench.sweep`` returns, None where it broke off with an error."""
-
-
-def params_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a cell on one level: ``algorithm.name``, ``compressor.k``, ``problem.dataset``."""
-    from raybench.store.reader import flatten
-
-    return {key: value for key, value in flatten(row["config"]).items() if value is not None}
-
-
-def finals_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the last values of a cell that are known numbers."""
-    names = (
-        "loss",
-        "grad_norm_sq",
-        "best_grad_norm_sq",
-        "accuracy",
-        "bits_up",
-        "bits_down",
-        "seconds",
-    )
-    return {name: float(row[name]) for name in names if row[name] is not None}
-
-
-def curves_of(curve: pd.DataFrame) -> dict[str, tuple[list[int], list[float]]]:
-    """Return what a curve measures, each as (bits sent per client up to there, values), without what is unknown."""
-    found = {}
-    for name in ("loss", "grad_norm_sq", "suboptimality", "accuracy", "test_loss"):
-        known = curve[curve[name].notna() & curve["bits_up"].notna()]
-        if len(known):
-            bits = known["bits_up"].round().astype("int64").tolist()
-            found[name] = (bits, known[name].astype(float).tolist())
-    return found
 
 
 def opened(names: Sequence[str | Callback]) -> list[tuple[str, Callback]]:
@@ -98,56 +69,45 @@ def opened(names: Sequence[str | Callback]) -> list[tuple[str, Callback]]:
 
 
 def _made(name: str) -> Callback:
-    known = {point.name: point for point in entry_points(group=GROUP)}
+    """Return the callback of a name. Raises InputError that says what is wrong with it."""
+    points = {point.name: point for point in (*entry_points(group=GROUP), *BUILTIN)}
+    fix = "name a class with begin, cell, end, which is called without arguments"
     try:
-        if name in BUILTIN:
-            kind = _imported(BUILTIN[name])
-        elif name in known:
-            kind = known[name].load()
-        elif ":" in name:
-            kind = _imported(name)
-        else:
-            fix = f"{nearest(name, [*BUILTIN, *known])} or FILE.py:CLASS"
-            raise InputError.of("--callback", f"unknown {name!r}", fix)
+        kind = points[name].load() if name in points else _imported(name, points)
+        callback = kind() if inspect.isclass(kind) else None
+    except InputError:
+        raise
     except ModuleNotFoundError as error:
         what = f"{name} needs the package {error.name}, which is not installed"
-        fix = f"pip install 'raybench[{name}]'" if name in BUILTIN else f"pip install {error.name}"
+        brought = name in {point.name for point in BUILTIN}
+        fix = f"pip install 'raybench[{name}]'" if brought else f"pip install {error.name}"
         raise InputError.of("--callback", what, fix) from error
-    if not inspect.isclass(kind):
-        raise InputError.of(
-            "--callback", f"{name} is no class", "name a class with begin, cell, end"
-        )
-    try:
-        made = kind()
     except Exception as error:
         what = f"{name} cannot be made: {type(error).__name__}: {error}"
-        raise InputError.of("--callback", what, "its class is called without arguments") from error
-    if not isinstance(made, Callback):
-        what = f"{name} is no callback"
+        raise InputError.of("--callback", what, fix) from error
+    if callback is None:
+        raise InputError.of("--callback", f"{name} is no class", fix)
+    if not isinstance(callback, Callback):
         fix = "derive it from raybench.plugins.Callback"
-        raise InputError.of("--callback", what, fix)
-    return made
+        raise InputError.of("--callback", f"{name} is no callback", fix)
+    return callback
 
 
-def _imported(name: str) -> Any:
+def _imported(name: str, points: Mapping[str, EntryPoint]) -> Any:
     """Return the class that ``module:Class`` or ``file.py:Class`` names. Raises InputError if it is not there."""
-    place, _, attribute = name.rpartition(":")
-    if place.endswith(".py"):
-        path = Path(place).expanduser()
-        if not path.is_file():
-            raise InputError.of("--callback", f"no such file: {place}", "give FILE.py:CLASS")
-        try:
-            module = module_of(path, f"raybench_callback_{path.stem}")
-        except ModuleNotFoundError:
-            raise
-        except Exception as error:
-            what = f"{place} cannot be read: {type(error).__name__}: {error}"
-            raise InputError.of("--callback", what) from error
-    else:
+    place, colon, attribute = name.rpartition(":")
+    path = Path(place).expanduser()
+    if not colon:
+        fix = f"{nearest(name, list(points))} or FILE.py:CLASS"
+        raise InputError.of("--callback", f"unknown {name!r}", fix)
+    if path.suffix != ".py":
         module = importlib.import_module(place)
+    elif path.is_file():
+        module = module_of(path, f"raybench_callback_{path.stem}")
+    else:
+        raise InputError.of("--callback", f"no such file: {place}", "give FILE.py:CLASS")
     if not hasattr(module, attribute):
-        classes = [n for n, thing in vars(module).items() if inspect.isclass(thing)]
-        raise InputError.of(
-            "--callback", f"{place} has no {attribute}", nearest(attribute, classes)
-        )
+        classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
+        fix = nearest(attribute, classes)
+        raise InputError.of("--callback", f"{place} has no {attribute}", fix)
     return getattr(module, attribute)

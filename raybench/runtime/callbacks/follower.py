@@ -6,7 +6,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -14,18 +13,18 @@ import pyarrow as pa
 
 from raybench.core.errors import Notice
 from raybench.runtime.callbacks import Callback
-from raybench.store import seal
+from raybench.store import log
 from raybench.store.files import Files
 from raybench.store.remote import Mark
 from raybench.store.schema import CELLS, CURVES
 from raybench.store.table import expand_extra
 
 if TYPE_CHECKING:
-    from raybench.planning.plan import Plan
+    from raybench.execution.plan import Plan
 
 EVERY = 2.0  # seconds between two looks at the folder, and ten times as long as a look takes
 READING = "reading results for callbacks"
-PATIENCE = 10  # looks at a shard whose files do not fit together, before it is left out
+PATIENCE = 10  # last looks for shards whose files do not fit together, before these are left out
 
 
 class Follower:
@@ -44,7 +43,6 @@ class Follower:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._seen: dict[str, Mark] = {}
-        self._tries: dict[str, int] = {}
 
     def __enter__(self) -> Follower:
         if self.callbacks:
@@ -53,12 +51,7 @@ class Follower:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self.callbacks:
             return
         self._over.set()
@@ -90,13 +83,11 @@ class Follower:
             if self._seen.get(name) == mark or not name.endswith(".parquet"):
                 continue
             pair = self._read(name)
-            self._tries[name] = self._tries.get(name, 0) + 1
-            if pair is None and self._tries[name] < PATIENCE:
+            if pair is None:
                 whole = False  # it is being replaced; the next look finds it whole
                 continue
             self._seen[name] = mark
-            if pair is not None:
-                self._pass_on(name.removesuffix(".parquet"), *pair)
+            self._pass_on(name.removesuffix(".parquet"), *pair)
         return whole
 
     def _read(self, name: str) -> tuple[pa.Table, pa.Table] | None:
@@ -105,15 +96,15 @@ class Follower:
         if data is None:
             return None
         try:
-            said, file = seal.opened(data)
-            cells = seal.rows(file, CELLS)
+            said, file = log.opened(data)
+            cells = log.rows(file, CELLS)
             if not said.curves:
                 return cells, CURVES.empty_table()
             held = self.files.read(f"curves/{name}")
             if held is None or not said.fits(held):
                 return None
-            return cells, seal.rows(seal.parquet(held), CURVES)
-        except (seal.Damaged, seal.Foreign, seal.OtherVersion):
+            return cells, log.rows(log.parquet(held), CURVES)
+        except log.Unsound:
             return None
 
     def _pass_on(self, shard: str, cells: pa.Table, curves: pa.Table) -> None:

@@ -1,0 +1,149 @@
+"""What all readers of data files share: errors, one cache, and ``.npz`` archives measured before they are read."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import math
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.lib import format as npy
+
+from raybench.core.errors import InputError
+from raybench.core.room import check_fits, check_growth
+
+DATASET_KEY = "problem.dataset"
+NPZ_FIX = "save it with numpy.savez(file, X=..., y=...)"
+AGAIN = "fetch the file again"
+NUMBERS = "biuf"  # kinds of dtype that become float64 without loss of meaning
+HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+T = TypeVar("T")
+
+
+def data_error(what: str, fix: str, key: str = DATASET_KEY) -> InputError:
+    """Return the error about a data set: what is wrong with it, and what to do."""
+    return InputError.of(key, what, fix)
+
+
+def path_of(given: str | os.PathLike[str]) -> Path | None:
+    """Return the path that is meant: with a separator, or of an existing file. Else None: a name.
+
+    Raises InputError where the text cannot be a path.
+    """
+    text = os.fspath(given)
+    try:
+        path = Path(text).expanduser()
+        if path.is_file() or "/" in text or os.sep in text:
+            return path
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a zero in it, an unknown user
+        what = f"{text!r} cannot be a path: {error}"
+        raise data_error(what, "give a known name, or a path") from error
+    return None
+
+
+def cached(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Keep the last results of a reader ``read(files, *rest)``, and read anew what has changed.
+
+    files: paths; rest: hashable. All cells of a sweep ask for the same few files.
+    """
+
+    def decorate(read: Callable[..., T]) -> Callable[..., T]:
+        @functools.lru_cache(maxsize=most)
+        def keep(stamp: str, files: tuple[Path, ...], *rest: Any) -> T:
+            return read(files, *rest)
+
+        @functools.wraps(read)
+        def call(files: tuple[Path, ...], *rest: Any) -> T:
+            return keep(_stamp(files), files, *rest)
+
+        return call
+
+    return decorate
+
+
+def _stamp(files: tuple[Path, ...]) -> str:
+    """Return a text that changes when one of the files does."""
+    whole = hashlib.sha256()
+    for file in files:
+        try:
+            stat = file.stat()
+        except OSError as error:
+            fix = "check the path and its permissions"
+            raise data_error(f"cannot read {file}: {error}", fix) from error
+        line = f"{file}\0{stat.st_mtime_ns} {stat.st_size}\n"
+        whole.update(line.encode(errors="surrogateescape"))
+    return whole.hexdigest()
+
+
+class Archive:
+    """An open ``.npz``: the names of its arrays, their headers and, once those are sound, their values."""
+
+    def __init__(self, file: zipfile.ZipFile, name: str, fix: str, key: str = DATASET_KEY) -> None:
+        self.file, self.name, self.fix, self.key = file, name, fix, key
+        self.order = [n.removesuffix(".npy") for n in file.namelist() if n.endswith(".npy")]
+        self.names = set(self.order)
+
+    def measure(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
+        """Return the shape and dtype of an array; both are only what its header says.
+
+        Raises InputError where there is no such array, where it grows or takes more than it may, and
+        where shape and dtype do not take the bytes that are there.
+        """
+        if name not in self.names:
+            raise data_error(f"{self.name} lacks the array {name}", self.fix, self.key)
+        info = self.file.getinfo(f"{name}.npy")
+        whole = f"{self.name}: {name}"
+        check_growth(self.key, whole, info.compress_size, info.file_size)
+        check_fits(self.key, whole, info.file_size, "save fewer rows")
+        with self.file.open(info) as stream:
+            version = npy.read_magic(stream)
+            if version not in HEADERS:
+                raise data_error(f"{whole} is in npy format {version}", self.fix, self.key)
+            shape, _, dtype = HEADERS[version](stream)
+            size = info.file_size - stream.tell()
+        count = math.prod(shape)
+        if not dtype.hasobject and count * dtype.itemsize != size:
+            what = f"{whole} has a header of {count:,} values, and {info.file_size:,} bytes"
+            raise data_error(what, self.fix, self.key)
+        return shape, dtype
+
+    def read(self, name: str) -> np.ndarray:
+        """Return an array that was measured, in the dtype it was saved in."""
+        with self.file.open(f"{name}.npy") as stream:
+            return npy.read_array(stream, allow_pickle=False)
+
+    def numbers(self, name: str) -> np.ndarray:
+        """Return an array in float64, once its header has been seen to be sound."""
+        shape, dtype = self.measure(name)
+        whole = f"{self.name}: {name}"
+        check_fits(self.key, f"{whole} in float64", 8 * math.prod(shape), "save fewer rows")
+        if dtype.kind not in NUMBERS:
+            raise data_error(f"{whole} holds {kind(dtype)}, not real numbers", NPZ_FIX, self.key)
+        return np.asarray(self.read(name), dtype=float)
+
+
+@contextlib.contextmanager
+def opened(path: Path, fix: str, key: str = DATASET_KEY) -> Iterator[Archive]:
+    """Open an ``.npz``; whatever it turns out to be in the block, its errors are InputError with ``fix``.
+
+    key: what the errors name.
+    """
+    try:
+        with zipfile.ZipFile(path) as file:
+            yield Archive(file, path.name, fix, key)
+    except InputError:
+        raise
+    except Exception as error:  # zipfile and numpy raise a dozen kinds on files that are damaged
+        what = f"cannot read {path.name}: {str(error) or type(error).__name__}"
+        raise data_error(what[:300], fix, key) from error
+
+
+def kind(dtype: np.dtype) -> str:
+    """Return what values of a dtype are called in an error."""
+    return {"c": "complex numbers", "O": "Python objects"}.get(dtype.kind, f"{dtype}")

@@ -1,1 +1,0 @@
-"""The engine: plan, the round loop, transport, ledger, recorder."""

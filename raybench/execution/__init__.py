@@ -1,0 +1,1 @@
+"""From requested cells to committed rows: resolve, plan, run, record."""

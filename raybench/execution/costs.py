@@ -1,0 +1,309 @@
+"""What a plan needs of memory and disk at least, and the refusal of one that cannot fit."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain
+from math import ceil
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+
+from raybench.core import registry
+from raybench.core.capacity import disk_free, memory_here, size
+from raybench.core.cells import State
+from raybench.core.errors import Complaint, InputError
+from raybench.execution.batch import Batch
+from raybench.execution.checks import robust_of
+from raybench.execution.chunks import MOST_BYTES_WHOLE, allows, clients_at_once
+from raybench.execution.execute import hosted
+from raybench.execution.plan import Plan, recorded
+from raybench.execution.recorder import COLUMNS_OF_COUNTS, COLUMNS_OF_MEASURES
+from raybench.execution.resolve import problem_of, problem_of_cell
+from raybench.execution.run import Options, Run
+from raybench.execution.search import rounds_of
+from raybench.problems.base import Problem
+from raybench.spec import Cell, Section
+from raybench.spec.model import Record
+from raybench.wire.transport import Transport
+
+# A row is a float per column in the recorder, and again in the table that is made of it.
+MEMORY_PER_ROW = 2 * 8 * (len(COLUMNS_OF_MEASURES) + len(COLUMNS_OF_COUNTS))
+# Rows of 34 to 73 bytes were measured, on curves of 80,034 to 120,006 rows; half of the least.
+DISK_PER_ROW = 17
+FEWER_ROWS = "fewer rows by record: {points: 400}, fewer rounds"
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a plan needs at least, if its cells run all their rounds.
+
+    problem: of the largest problem, held by the driver. tensors: of the largest batch, what its clients
+    remember and a gradient of each client that takes the round at the same time, and what a robust server keeps of each.
+    server: the last of these, of the batch that keeps most, n d values a cell. rows: of the curves that a batch
+    holds until it is committed, the longest. disk: of all curves that are missing. sure: whether it comes to that,
+    false where a stop rule may end cells before.
+    """
+
+    problem: float = 0.0
+    tensors: float = 0.0
+    server: float = 0.0
+    rows: float = 0.0
+    disk: float = 0.0
+    sure: bool = True
+
+    @property
+    def memory(self) -> float:
+        """Return the bytes of memory, of one process that runs the largest batch."""
+        return self.problem + self.tensors + self.rows
+
+
+def need_of(plan: Plan) -> Need:
+    """Return what the missing cells of a plan need at least."""
+    largest, server, disk, sure = Need(), 0.0, 0.0, True
+    held = cache(_held)  # batches share problems
+    tensors: dict[tuple[str, int], float] = {}  # and shapes
+    by_problem: dict[
+        Section, list[Batch]
+    ] = {}  # one problem after the other: few are kept at a time
+    for batch in plan.batches:
+        by_problem.setdefault(batch.cells[0].cell.problem, []).append(batch)
+    for batch in chain.from_iterable(by_problem.values()):
+        problem = problem_of(batch.cells[0].cell.problem)
+        rows = (
+            len(batch.cells) * recorded(plan.sweep, batch.cells[0]).count
+        )  # of one shape, so alike
+        kind = batch.cells[0].shape(), len(batch.cells)
+        apart = _kept_apart(batch, problem_of_cell(batch.cells[0].cell))
+        if kind not in tensors:
+            tensors[kind] = apart + _tensors(batch, problem_of_cell(batch.cells[0].cell))
+        own = Need(held(problem), tensors[kind], apart, MEMORY_PER_ROW * rows)
+        server = max(server, apart)
+        largest = max(largest, own, key=lambda need: need.memory)
+        disk += DISK_PER_ROW * rows
+        sure = sure and not _may_stop(batch)
+    return Need(largest.problem, largest.tensors, server, largest.rows, disk, sure)
+
+
+def admit(plan: Plan, folder: str | os.PathLike[str]) -> Need:
+    """Return what a plan needs, after checking that this machine and the disk of the folder have it.
+
+    A cell that a stop rule may end early is refused for its tensors alone. Raises InputError with the
+    numbers and what to change.
+    """
+    need = need_of(plan)
+    certain = need
+    if not need.sure:
+        bound = tuple(b for b in plan.batches if not _may_stop(b))
+        certain = need_of(replace(plan, batches=bound))
+    here, free = memory_here(), disk_free(folder)
+    complaints = []
+    tensors = need.problem + need.tensors
+    if tensors > here:
+        complaints.append(
+            Complaint(
+                "problem",
+                f"a batch needs {size(tensors)} of memory at least, for the data, what the clients remember "
+                f"and the gradients of those at work, and this machine has {size(here)}",
+                "fewer problem.clients, or a smaller problem",
+            )
+        )
+    elif certain.memory > here:
+        complaints.append(
+            Complaint(
+                "record",
+                f"the rows of a batch's curves need {size(certain.rows)} of memory at least, and this "
+                f"machine has {size(here)}",
+                f"{FEWER_ROWS}, or a stop rule",
+            )
+        )
+    if certain.disk > free:
+        complaints.append(
+            Complaint(
+                "record",
+                f"the curves need {size(certain.disk)} of disk at least, and {size(free)} are free in "
+                f"{os.fspath(folder)}",
+                f"{FEWER_ROWS}, or --out on another disk",
+            )
+        )
+    if complaints:
+        raise InputError(complaints)
+    return need
+
+
+def _may_stop(batch: Batch) -> bool:
+    return any(cell.cell.stop for cell in batch.cells)
+
+
+def _kept_apart(batch: Batch, problem: Problem) -> float:
+    """Return the bytes of a robust server's estimates of all clients, (B, n, d): every process holds them whole."""
+    if robust_of(batch.cells[0].cell).idle(problem.n):
+        return 0.0
+    return len(batch.cells) * problem.n * problem.message_dim * problem.dtype.itemsize
+
+
+def _tensors(batch: Batch, problem: Problem) -> float:
+    """Return the bytes of what a batch's clients remember and of the gradients that are there at the same time.
+
+    What they remember is that of two clients after ``setup``, times n/2. Tensors too small for blocks of
+    clients count as one gradient of each client.
+    """
+    length = max(problem.dim, problem.message_dim)
+    each = len(batch.cells) * length * problem.dtype.itemsize
+    if problem.n * each <= MOST_BYTES_WHOLE:
+        return problem.n * each
+    first = batch.cells[0].cell
+    here = range(min(2, problem.n))
+    state, at_once = 0.0, None
+    try:
+        few = Options(record=Record(every=max(1, first.rounds)))
+        run = Run(batch, problem.part(here), few)
+        if allows(run.net):
+            entry = registry.lookup("algorithm", first.algorithm.name)
+            at_once = clients_at_once(problem, len(batch.cells), entry.facts)
+        run.net.apart = False  # what a robust server keeps is counted by itself
+        run.a.setup(run.net, run.s, run.c)
+        state = _held(run.c) / len(here)
+    except Exception:  # whatever a plug-in raises becomes a failed row when it runs
+        pass
+    return problem.n * state + (at_once or problem.n) * each
+
+
+def _held(thing: Problem | State) -> float:
+    """Return the bytes of the arrays that a thing holds, each counted once."""
+    return float(sum(dict(_arrays(thing, set())).values()))
+
+
+def _arrays(thing: Any, seen: set[int]) -> Iterator[tuple[int, int]]:
+    """Yield (address, bytes) of the arrays that a thing is made of."""
+    if id(thing) in seen:
+        return
+    seen.add(id(thing))
+    if isinstance(thing, torch.Tensor):
+        yield thing.untyped_storage().data_ptr(), thing.untyped_storage().nbytes()
+    elif isinstance(thing, np.ndarray):
+        yield thing.__array_interface__["data"][0], thing.nbytes
+    elif scipy.sparse.issparse(thing) or type(thing).__module__.startswith("raybench"):
+        for part in vars(thing).values():
+            yield from _arrays(part, seen)
+    elif isinstance(thing, Mapping):
+        for part in thing.values():
+            yield from _arrays(part, seen)
+    elif isinstance(thing, list | tuple):
+        for part in thing:
+            yield from _arrays(part, seen)
+
+
+MOST_SHAPES_TRIED = 60  # batches beyond so many are estimated from those that were tried
+SECONDS_IN_ALL = 1.0  # for all trials together
+MOST_SECONDS_EACH = 0.1
+LONG_ROUND = 5.0  # seconds, of a round that is not run again to be timed
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of one batch: seconds for its rounds, bits up per client at their end, first error if any, and a warning.
+
+    The bits are a mean over the batch's cells and, where messages are random, over few rounds.
+    """
+
+    seconds: float
+    bits_up: float
+    error: str = ""
+    warning: str = ""
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """The first rounds of a batch: its cells, seconds of a round of all, bits up at the start and of each round.
+
+    over: how many rounds it took where all its cells ended, None where they go on.
+    """
+
+    cells: int
+    seconds: float = 0.0
+    start: float = 0.0
+    each: float = 0.0
+    over: int | None = None
+    error: str = ""
+    warning: str = ""
+
+    def rounds(self, cell: Cell) -> float:
+        """Return after how many rounds a cell ends: by its number of them, its bits or its seconds.
+
+        What it stops at of the objective is not foreseen.
+        """
+        left = [float(cell.rounds), float(cell.rounds if self.over is None else self.over)]
+        if "bits_up" in cell.stop and self.each:
+            left.append(ceil(max(0.0, cell.stop["bits_up"] - self.start) / self.each))
+        if "seconds" in cell.stop and self.seconds:
+            left.append(ceil(cell.stop["seconds"] * self.cells / self.seconds))
+        return min(left)
+
+    def estimate(self, batch: Batch, options: Options) -> Estimate:
+        """Return what a batch of this shape takes."""
+        cells = [one.cell for one in batch.cells]
+        share = rounds_of(batch, options.prune) / sum(cell.rounds for cell in cells)
+        rounds = sum(self.rounds(cell) for cell in cells)
+        bits = self.start + self.each * rounds / len(cells)
+        return Estimate(self.seconds * rounds * share / self.cells, bits, self.error, self.warning)
+
+
+def estimate(batches: Sequence[Batch], options: Options) -> dict[str, Estimate]:
+    """Return estimates by batch name, from the first rounds of one batch of each shape.
+
+    Of many shapes ``MOST_SHAPES_TRIED``, evenly spaced, are tried, and batches of the others have no
+    estimate. What is pruned is left out, and so is what follows a stop at so many bits or seconds; one at a
+    value of the objective may end cells earlier.
+    """
+    shapes: dict[str, Batch] = {}
+    for batch in batches:
+        shapes.setdefault(batch.cells[0].shape(), batch)
+    every = list(shapes.values())
+    count = min(len(every), MOST_SHAPES_TRIED)
+    chosen = [every[len(every) * j // count] for j in range(count)]
+    each = min(MOST_SECONDS_EACH, SECONDS_IN_ALL / max(1, count))
+    trials = {batch.cells[0].shape(): _try(batch, options, each) for batch in chosen}
+    shaped = [(batch, trials.get(batch.cells[0].shape())) for batch in batches]
+    return {batch.name: t.estimate(batch, options) for batch, t in shaped if t is not None}
+
+
+def _try(batch: Batch, options: Options, seconds: float) -> _Trial:
+    count = len(batch.cells)
+    try:
+        run = Run(batch, hosted(batch, Transport(), "cpu"), options)
+        run.advance(0)
+        warning = _warning(run)
+        start = float(run.bits("up").mean())
+        began = perf_counter()
+        over = run.advance(1)
+        first = perf_counter() - began
+        # the first round loads compiled kernels, which is nothing in one that lasts long
+        laps = [first] if first > LONG_ROUND else []
+        until = perf_counter() + seconds
+        while not over and first <= LONG_ROUND and (not laps or perf_counter() < until):
+            began = perf_counter()
+            over = run.advance(1)
+            laps.append(perf_counter() - began)
+        # the median, as a lap in which a kernel is loaded would mislead
+        spent = median(laps) if laps else 0.0
+        each = (float(run.bits("up").mean()) - start) / max(1, run.t)
+        return _Trial(count, spent, start, each, run.t if over else None, warning=warning)
+    except Exception as error:  # whatever a user's plug-in raises is shown in the plan
+        return _Trial(count, error=traceback.format_exception_only(error)[-1].strip())
+
+
+def _warning(run: Run) -> str:
+    """Return what is wrong with a given f_star at the start, empty if nothing is."""
+    given, loss = run.first.f_star, float(np.nanmin(run.recorder.last("loss")))
+    if given is None or not loss < given:
+        return ""
+    return f"f_star: {given:g} lies above f(x0) = {loss:.6g}: no minimum does; suboptimality would be negative"

@@ -1,0 +1,105 @@
+"""``net``: the wire and the oracle in one, as methods with a round of their own see them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from raybench.core.cells import PerCell
+from raybench.core.draws import Sample
+from raybench.core.streams import Stream
+from raybench.execution.oracle import oracle_for
+from raybench.problems.abilities import Labelled
+from raybench.problems.base import Problem
+from raybench.wire.collectives import GATHER
+from raybench.wire.neighbours import Mixing
+from raybench.wire.transport import Transport
+from raybench.wire.wire import Cells, Vectors, Wire
+
+
+def vectors_of(problem: Problem) -> Vectors:
+    """Return what the vectors of a problem's clients are like."""
+    p = problem
+    return Vectors(p.n, p.clients, p.layout, p.message_dim, p.dtype, p.device, p.turnout)
+
+
+class Net(Wire):
+    """The wire of B cells between the clients of ``problem``, and its oracle.
+
+    Arguments as those of ``Wire``; ``oracle`` has what methods seldom ask for.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        roots: Stream,
+        transport: Transport | None = None,
+        graph: Mixing | None = None,
+        aggregate: bool = False,
+        collective: str = GATHER,
+    ) -> None:
+        vectors = vectors_of(problem)
+        super().__init__(vectors, roots, transport, graph, aggregate, collective=collective)
+        self.oracle = oracle_for(problem, self)
+        self.poisoned: Poisoned | None = None
+
+    def grad(
+        self,
+        x: Tensor,
+        sample: Sample | None = None,
+        *,
+        cells: Cells | None = None,
+        clients: Tensor | None = None,
+    ) -> Tensor:
+        """Return grad f_i(x) of the clients here, (B, n_here, d): see ``Oracle.grad``."""
+        grads = self.oracle.grad(x, sample, cells=cells, clients=clients)
+        if self.poisoned is None:
+            return grads
+        return self.poisoned.replaced(grads, x, sample, cells)
+
+    def sample(self, purpose: str, size: int) -> Sample:
+        """Return a minibatch of so many samples per client, drawn with replacement."""
+        return self.oracle.sample(purpose, size)
+
+    def prox(self, v: Tensor, gamma: PerCell) -> Tensor:
+        """Return prox_{gamma penalty}(v) of the problem's nonsmooth part."""
+        return self.oracle.prox(v, gamma)
+
+    def oracle_mean(self, X: Tensor) -> Tensor:
+        """Return the mean over all clients of X (B, n_here, d): for the record only, never booked."""
+        return self.transport.gather_rows(X, self.n).mean(1)
+
+    def oracle_spread(self, X: Tensor) -> Tensor:
+        """Return mean_i ||x_i - mean x||^2, (B,), of X (B, n_here, d): for the record, never booked."""
+        everyone = self.transport.gather_rows(X, self.n)
+        return (everyone - everyone.mean(1, keepdim=True)).square().sum(-1).mean(-1)
+
+    def select(self, cells: Tensor) -> None:
+        """Keep some cells only."""
+        super().select(cells)
+        self.oracle.select(cells)
+
+
+class Poisoned:
+    """The last ``count`` of n clients see the labels of ``problem`` turned around; what f is stays as it is."""
+
+    def __init__(self, problem: Problem, count: int) -> None:
+        here = problem.clients
+        bad = range(max(here.start, problem.n - count), here.stop)
+        self.honest = len(here) - len(bad)
+        self.problem: Problem | None = None
+        if len(bad):
+            part = problem.part(bad)
+            assert isinstance(part, Labelled)
+            self.problem = part.flipped()
+
+    def replaced(
+        self, grads: Tensor, x: Tensor, sample: Sample | None, cells: Cells | None
+    ) -> Tensor:
+        """Return the gradients (B, n_here, d) at x with those of these clients on wrong labels."""
+        if self.problem is None:
+            return grads
+        some = slice(None) if cells is None else cells
+        at = x[some] if x.ndim == 2 else x[some][:, self.honest :]
+        own = None if sample is None else sample[some].of(slice(self.honest, None))
+        return torch.cat((grads[:, : self.honest], self.problem.grad(at, own)), 1)

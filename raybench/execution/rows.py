@@ -1,0 +1,189 @@
+"""From batches to the columns of the results: what identifies a cell, where it ran, how it ended."""
+
+from __future__ import annotations
+
+import json
+import platform
+import socket
+import subprocess
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from raybench.core import registry
+from raybench.execution.batch import Batch, Resolved
+from raybench.spec import Cell, Section
+from raybench.store import CELLS, to_table
+
+
+def known(values: np.ndarray) -> np.ma.MaskedArray:
+    """Return the values with NaN as null."""
+    return np.ma.masked_invalid(np.asarray(values, float))
+
+
+def _name(section: Section | None) -> str | None:
+    return None if section is None else section.name
+
+
+def requested(cell: Cell) -> dict[str, Any]:
+    """Return the columns that the request alone decides."""
+    split = cell.problem.params.get("split")
+    return {
+        "cell": cell.id,
+        "group": cell.group,
+        "problem": cell.problem.name,
+        "dataset": cell.problem.params.get("dataset"),
+        "clients": cell.problem.params.get("clients"),
+        "split": json.dumps(split) if isinstance(split, Mapping) else split,
+        "algorithm": cell.algorithm.name,
+        "compressor": _name(cell.compressor),
+        "compressor_params": None
+        if cell.compressor is None
+        else json.dumps(dict(cell.compressor.params), sort_keys=True),
+        "downlink": _name(cell.downlink),
+        "step_multiple": cell.step.number if cell.step.kind == "theory" else None,
+        "seed": cell.seed,
+        "config": json.dumps(cell.config(), sort_keys=True),
+    }
+
+
+def own_plugins(cell: Cell) -> list[dict[str, Any]]:
+    """Return the plug-ins of a cell that do not come with raybench.
+
+    overrides: whether it stands in the place of one that does; source: hash of its file, if it has one.
+    """
+    named = (
+        ("problem", cell.problem),
+        ("algorithm", cell.algorithm),
+        ("compressor", cell.compressor),
+        ("compressor", cell.downlink),
+    )
+    entries = {
+        (kind, one.name): registry.lookup(kind, one.name) for kind, one in named if one is not None
+    }
+    return [
+        {
+            "kind": entry.kind,
+            "name": entry.name,
+            "version": entry.version,
+            "source": entry.source,
+            "overrides": entry.overrides,
+        }
+        for entry in entries.values()
+        if not entry.ours
+    ]
+
+
+def resolved(cell: Resolved) -> dict[str, Any]:
+    """Return the columns of a resolved cell."""
+    config = {
+        **cell.cell.config(),
+        "resolved": {
+            "step_size": cell.step_size,
+            "basis": cell.basis,
+            "k": cell.k,
+            "algorithm": dict(cell.params),
+        },
+    }
+    own = own_plugins(cell.cell)
+    if own:
+        config["plugins"] = own
+    return {
+        **requested(cell.cell),
+        "config": json.dumps(config, sort_keys=True),
+        "label": cell.label,
+        "k": cell.k,
+        "step_size": cell.step_size,
+        "theory_step": cell.theory_step,
+        "omega": cell.omega,
+        "alpha": cell.alpha,
+    }
+
+
+def _columns(rows: Iterable[Mapping[str, object]]) -> dict[str, list[Any]]:
+    rows = list(rows)
+    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+
+
+CURVE_FACTS = (
+    "cell",
+    "group",
+    "label",
+    "problem",
+    "dataset",
+    "clients",
+    "split",
+    "algorithm",
+    "compressor",
+    "k",
+    "step_size",
+    "step_multiple",
+    "seed",
+)
+
+
+def curve_facts(batch: Batch) -> dict[str, np.ndarray]:
+    """Return the columns that identify each curve, (B, 1) each."""
+    columns = _columns(resolved(cell) for cell in batch.cells)
+    columns["clients"] = [batch.facts.get("clients")] * len(batch.cells)
+    return {name: np.array(columns[name], object)[:, None] for name in CURVE_FACTS}
+
+
+def cell_table(batch: Batch, ending: Mapping[str, object]) -> pa.Table:
+    """Return the cells rows of a batch, given how it ended (scalars, or arrays over the cells)."""
+    columns: dict[str, Any] = _columns(resolved(cell) for cell in batch.cells)
+    shared = {
+        **batch.facts,
+        "batch": batch.name,
+        "batch_cells": len(batch.cells),
+        "attempts": batch.attempts + 1,
+        **ending,
+    }
+    columns.update(shared)
+    return to_table(columns, CELLS)
+
+
+def failed_table(cell: Resolved, batch: Batch, error: str, host: Mapping[str, object]) -> pa.Table:
+    """Return the row of a cell that raised."""
+    own = Batch((cell,), batch.attempts, batch.facts)
+    return cell_table(own, {**host, "status": "failed", "error": error})
+
+
+def skipped_table(cells: Iterable[tuple[Cell, str, str]]) -> pa.Table:
+    """Return the rows of skipped cells from (cell, label, reason)."""
+    rows = [
+        {**requested(cell), "label": label, "status": "skipped", "reason": reason}
+        for cell, label, reason in cells
+    ]
+    return to_table(_columns(rows), CELLS) if rows else CELLS.empty_table()
+
+
+@lru_cache(maxsize=1)
+def host_facts() -> dict[str, Any]:
+    """Return the columns of the machine and the software."""
+    return {
+        "host": socket.gethostname(),
+        "raybench_version": version("raybench"),
+        "git_commit": _git_commit(),
+        "ray_version": version("ray"),
+        "torch_version": version("torch"),
+        "python_version": platform.python_version(),
+    }
+
+
+def _git_commit() -> str | None:
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():  # raybench was installed, not run from its repository
+        return None
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None

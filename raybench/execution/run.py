@@ -1,0 +1,454 @@
+"""THE round loop: one batch of cells, any method, any transport."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import resource
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from raybench.core import registry
+from raybench.core.cells import PerCell, State
+from raybench.core.counts import Counts
+from raybench.core.parallel import narrow
+from raybench.core.streams import stream
+from raybench.execution import rows
+from raybench.execution.batch import Batch
+from raybench.execution.build import (
+    collective_of,
+    graph_of,
+    method_of,
+    relays,
+    start_of,
+    uplink,
+)
+from raybench.execution.checks import attackers, robust_of
+from raybench.execution.chunks import Blocks, allows, clients_at_once
+from raybench.execution.net import Net, Poisoned
+from raybench.execution.recorder import (
+    CHEAP_MEASURES,
+    COSTLY_MEASURES,
+    RecordedRounds,
+    Recorder,
+    found_at,
+    measured,
+)
+from raybench.execution.saved import on
+from raybench.execution.search import Halving
+from raybench.problems.abilities import Trained
+from raybench.problems.base import OF_GRADIENTS, OF_LOSSES, Problem
+from raybench.spec.model import Evaluate, Prune, Record
+from raybench.store.accounting import Accounting
+from raybench.wire.transport import Transport
+
+DIVERGENCE_FACTOR = (
+    1e12  # a cell whose loss or squared gradient norm grew by this factor has diverged
+)
+ROUNDS_BETWEEN_LOOKS = (
+    50  # in rounds that are not recorded, how often iterates are tested for infinities and NaN
+)
+EVALUATIONS_PER_CURVE = 50  # points of a curve at which accuracy and the like are evaluated: each is a pass over the data
+COLUMNS_OF_SECONDS = ("seconds", "seconds_gradient", "seconds_compress", "seconds_communicate")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a sweep records, accounts and prunes; the same for all its batches."""
+
+    record: Record = field(default_factory=Record)
+    accounting: Accounting = field(default_factory=Accounting)
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    prune: Prune = field(default_factory=Prune)
+
+
+class Run:
+    """A batch at work: ``advance`` until it says it is done, then ``tables``.
+
+    problem: hosting this rank's clients. block: clients that take a round at a time, by default all unless
+    they are many (``execution.chunks``). ``state`` after any round, and ``load`` in a new run of the same
+    batch, go on where it was. Raises what the method raises.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        problem: Problem,
+        options: Options | None = None,
+        transport: Transport | None = None,
+        block: int | None = None,
+    ) -> None:
+        self.batch, self.problem, self.options = batch, problem, options or Options()
+        self.started = datetime.datetime.now(datetime.UTC)
+        first = batch.cells[0].cell
+        self.first, self.rounds, self.B = first, first.rounds, len(batch.cells)
+        self.entry = registry.lookup("algorithm", first.algorithm.name)
+        roots = stream([c.cell.seed for c in batch.cells], problem.device)
+        graph = graph_of(first.graph, problem.n) if self.entry.facts.decentralised else None
+        own = uplink(first, self.entry)
+        how = relays(first.downlink), collective_of(own)
+        self.net = Net(problem, roots, transport, graph, *how)
+        self.a = method_of(batch.cells, problem, self.net.clock)
+        self.net.apart = self.a.robust is not None
+        self.bad = attackers(first, problem)  # f is the mean over the other clients
+        if robust_of(first).poisons(problem.n):
+            self.net.poisoned = Poisoned(problem, self.bad)
+        self.s, self.c = State(), State()
+        size = block or clients_at_once(problem, self.B, self.entry.facts)
+        blocks = allows(self.net) and not self.bad
+        self.blocks = Blocks(self.net, size) if size and blocks else None
+        self.s.x = start_of(first.x0, problem, roots)
+        if self.a.D is not None and self.entry.facts.broadcast:
+            self.s.y = self.s.x.clone()
+        self.gamma: PerCell = self.a.gamma  # the step size before the schedule's factor
+        self.average = self._average()
+        record = self.options.record
+        self._wanted = RecordedRounds.of(
+            self.rounds,
+            record.every,
+            record.points,
+            self.entry.facts.stochastic or problem.costly,
+        )
+        self.recorder = Recorder(self.B, self._wanted.count)
+        self._halving = Halving(batch, self.options.prune, self.rounds)
+        self._evaluate_each = max(1, self._wanted.count // EVALUATIONS_PER_CURVE)
+        self.index = np.arange(self.B)  # numbers of the cells that are in the tensors
+        self.live = np.ones(self.B, bool)  # by number: whether the cell still runs
+        self.status = np.full(self.B, "ok", object)
+        self.clock = np.zeros((len(COLUMNS_OF_SECONDS), self.B))
+        self.t = -1
+        self._first: np.ndarray | None = None  # ||grad f||^2 and |f| at x^0, at least 1
+        self._initial: dict[str, np.ndarray] = {}  # counts of the messages before round 1
+
+    def _average(self) -> Average | None:
+        """Return what averages the recorded points; weighted: w_t = (1 - gamma mu/2)^-(t+1)."""
+        if self.first.iterate == "last":
+            return None
+        mu = float(self.batch.facts.get("mu") or 0.0) if self.first.iterate == "weighted" else 0.0
+        return Average((self.gamma.values * mu / 2).clamp(max=0.5))
+
+    # The loop --------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def advance(self, rounds: int) -> bool:
+        """Run so many rounds (fewer at the end); return whether the batch is done.
+
+        Rounds, not seconds: all ranks must pause after the same round.
+        """
+        with narrow(self.net.B * self.net.n_here * self.problem.message_dim):
+            if self.t < 0:
+                self._step(self.a.start, 0)
+            until = min(self.t + rounds, self.rounds)
+            while self.live.any() and self.t < until:
+                self._begin(self.t + 1)
+                self._schedule(self.t + 1)
+                self._step(self.a.round, self.t + 1)
+        return not self.live.any() or self.t >= self.rounds
+
+    def _begin(self, t: int) -> None:
+        self.net.begin(t)
+        if self.blocks is not None:
+            self.blocks.begin(t)
+
+    def _schedule(self, t: int) -> None:
+        step = self.first.step
+        if step.schedule != "constant" or step.warmup:
+            self.a.gamma = self.gamma * factor(step.schedule, step.warmup, t, self.rounds)
+
+    def _step(self, work: Callable[[Net, State, State], None], t: int) -> None:
+        net = self.net
+        net.oracle.loss_wanted = wanted = t in self._wanted
+        before = np.array([net.oracle.spared, *net.clock.parts])
+        began = perf_counter()
+        if self.blocks is None:
+            work(net, self.s, self.c)
+        else:
+            self.blocks.run(work, self.s)
+        if t == 0:
+            self._initial = {"up": net.ledger.up.copy(), "down": net.ledger.down.copy()}
+        elapsed = perf_counter() - began + net.oracle.spared
+        spent = np.array([elapsed, *net.clock.parts]) - before
+        self.clock[:, self.index[self.live]] += spent[:, None] / max(1, self.live.sum())
+        self.t = t
+        if self.average is not None:
+            self.average.add(self.a.point(net, self.s, self.c))
+        if wanted:
+            self._record(t)
+        elif t % ROUNDS_BETWEEN_LOOKS == 0:
+            finite = torch.isfinite(self.a.point(net, self.s, self.c)).all(-1).cpu().numpy()
+            self._leave(self.live & ~finite, "diverged")
+        if 0 < self.live.sum() < len(self.index) / 2:
+            self._gather()
+
+    def _record(self, t: int) -> None:
+        net = self.net
+        x, estimate = self.a.point(net, self.s, self.c), None
+        if self.average is None:
+            # by convention s.g is a method's estimate of grad f(x); some keep none
+            estimate = vars(self.s).get("g")
+            if self.net.apart and estimate is not None:
+                estimate = self.a.pooled(net, estimate)
+        elif self.average.value is not None:
+            x = self.average.value
+        fully = self._fully(t)
+        f_star = self.first.f_star
+        known = f_star is None and not self.bad
+        facts = self.batch.facts if known else {**self.batch.facts, "f_star": f_star}
+        what = self._what(fully)
+        found = (
+            found_at(net, x, what, self.bad) if self.blocks is None else self.blocks.found(x, what)
+        )
+        row = measured(
+            self.problem,
+            x,
+            found,
+            facts,
+            estimate=estimate if isinstance(estimate, Tensor) else None,
+            metrics=self.options.evaluate.metrics if fully else (),
+        )
+        apart = self.a.disagreement(net, self.s, self.c)
+        if apart is not None:
+            row["consensus_error"] = apart.double().cpu().numpy()
+        row["grad_evals"] = net.oracle.evals
+        row.update(zip(COLUMNS_OF_SECONDS, self.clock[:, self.index], strict=True))
+        self.recorder.add(t, self.index, self.live, row)
+        self.recorder.add_counts(net.ledger, self.index)
+        self._judge(row)
+        due = self._halving.due(self.recorder.rounds)
+        if due and t < self.rounds:  # in the last round all have run anyway
+            pruned = self._halving.ends(due, self.recorder, self.status)
+            self._leave(self.live & np.isin(self.index, net.transport.agree(pruned)), "pruned")
+
+    def _fully(self, t: int) -> bool:
+        """Return whether the row of round t measures what takes a pass over the data."""
+        every = self.options.evaluate.every
+        if t == self.rounds:
+            return True
+        if every is None:
+            return len(self.recorder.rounds) % self._evaluate_each == 0
+        return t % every == 0
+
+    def _what(self, fully: bool) -> frozenset[str]:
+        """Return what a row measures: the columns that cost a pass over the data in some rows only."""
+        if not fully and self.problem.costly:
+            return frozenset()
+        what = CHEAP_MEASURES | COSTLY_MEASURES if fully else CHEAP_MEASURES
+        evaluate = self.options.evaluate
+        what = what if evaluate.gradient else what - OF_GRADIENTS
+        return what if evaluate.loss else what - OF_LOSSES
+
+    def _judge(self, row: Mapping[str, np.ndarray]) -> None:
+        unknown = np.ones(len(self.index))  # a quantity that is not measured cannot show divergence
+        size = np.stack((row.get("grad_norm_sq", unknown), np.abs(row.get("loss", unknown))))
+        if self._first is None:
+            self._first = np.maximum(size, 1.0)
+        sound = np.isfinite(size) & (size <= DIVERGENCE_FACTOR * self._first[:, self.index])
+        self._leave(self.live & ~sound.all(0), "diverged")
+        done = np.zeros(len(self.index), bool)
+        for name, threshold in self.first.stop.items():
+            if name in ("bits_up", "bits_down"):
+                done |= self.bits(name.removeprefix("bits_")) >= threshold
+            elif name == "seconds":
+                done |= self.net.transport.agree(row["seconds"] >= threshold)
+            elif name in row:
+                done |= row[name] <= threshold
+        self._leave(self.live & done, "ok")
+
+    def bits(self, side: str) -> np.ndarray:
+        """Return the bits (cells here,) booked so far under the sweep's accounting."""
+        accounting = self.options.accounting
+        counts = getattr(self.net.ledger, side)
+        if not accounting.count_init:
+            counts = counts - self._initial[side][:, self.index]
+        return accounting.bits(Counts(*counts), self.problem.dtype.itemsize * 8)
+
+    def _leave(self, who: np.ndarray, status: str) -> None:
+        self.status[self.index[who]] = status
+        self.live &= ~who
+
+    def _gather(self) -> None:
+        keep = torch.as_tensor(np.flatnonzero(self.live), device=self.problem.device)
+        self.index = self.index[self.live]
+        self.live = np.ones(len(self.index), bool)
+        self._select(keep)
+        self.s, self.c = self.s.select(keep), self.c.select(keep)
+
+    def _select(self, keep: Tensor) -> None:
+        """Keep some cells of everything but what the method remembers."""
+        self.net.select(keep)
+        if self.blocks is not None:
+            self.blocks.select(keep)
+        self.gamma = self.gamma[keep]
+        if self.average is not None:
+            self.average = self.average.select(keep)
+        self.a = self.a.select(keep)
+
+    # Going on elsewhere ------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return all that the run remembers: tensors, numbers and texts in dicts and lists.
+
+        Of several ranks each has the part of its clients: ``saved.whole`` puts the parts together.
+        """
+        return {
+            "t": self.t,
+            "index": torch.from_numpy(self.index.copy()),
+            "live": torch.from_numpy(self.live.copy()),
+            "status": self.status.tolist(),
+            "started": self.started.isoformat(),
+            "clock": torch.from_numpy(self.clock.copy()),
+            "first": None if self._first is None else torch.from_numpy(self._first.copy()),
+            "initial": {side: torch.from_numpy(v.copy()) for side, v in self._initial.items()},
+            "s": self.s.state(),
+            "c": (self.blocks or self.c).state(),
+            "ledger": self.net.ledger.state(),
+            "oracle": self.net.oracle.state(vars(self.s)),
+            "average": None if self.average is None else self.average.state(),
+            "recorder": self.recorder.state(),
+        }
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` returned, in a run of the same batch that has not begun.
+
+        The curve is the same, bit for bit on the same machine with the same clients hosted here.
+        """
+        assert self.t < 0, "only a run that has not begun can take over another's state"
+        saved = {**saved, **on({n: saved[n] for n in ("s", "c", "average")}, self.problem.device)}
+        oracle = saved["oracle"]
+        oracle = {**oracle, "buffers": on(oracle["buffers"], self.problem.device)}
+        self.index, self.live = saved["index"].numpy().copy(), saved["live"].numpy().copy()
+        self._select(saved["index"].to(self.problem.device))
+        # makes anew what a method keeps on ``a``
+        net = self.net if self.blocks is None else self.blocks.nets[0]
+        self.a.setup(net, State.of({"x": saved["s"]["x"]}), State())
+        self.s = State.of(saved["s"])
+        if self.blocks is None:
+            self.c = State.of(saved["c"])
+        else:
+            self.blocks.load(saved["c"])
+        self.t = saved["t"]
+        self._begin(max(self.t, 0))
+        self.status = np.array(saved["status"], object)
+        self.started = datetime.datetime.fromisoformat(saved["started"])
+        self.clock = saved["clock"].numpy().copy()
+        self._first = None if saved["first"] is None else saved["first"].numpy().copy()
+        self._initial = {side: v.numpy().copy() for side, v in saved["initial"].items()}
+        self.net.ledger.load(saved["ledger"])
+        self.net.oracle.load(oracle, vars(self.s))
+        if self.average is not None:
+            self.average.load(saved["average"])
+        self.recorder.load(saved["recorder"])
+
+    # Results ---------------------------------------------------------------------------------
+
+    def best(self) -> float:
+        """Return the smallest ||grad f||^2 recorded so far, over all cells."""
+        norms = self.recorder.column("grad_norm_sq")
+        return float(np.nanmin(norms, initial=math.inf)) if norms.size else math.inf
+
+    def files(self) -> dict[str, bytes]:
+        """Return what is kept beside the tables, by its place in the results folder; asked on every rank."""
+        if self.first.train is None or self.first.train["save"] == "none":
+            return {}
+        assert isinstance(self.problem, Trained)
+        x, means = self.a.point(self.net, self.s, self.c), self.net.oracle.means()
+        buffers = {name: mean[0] for name, mean in means.items()}
+        return {f"weights/{self.first.id}.pt": self.problem.weights(x[0], buffers)}
+
+    def tables(self, host: Mapping[str, object]) -> tuple[pa.Table, pa.Table]:
+        """Return the curves and the cells rows; ``host`` holds the columns of where it ran."""
+        recorder, accounting = self.recorder, self.options.accounting
+        width = self.problem.dtype.itemsize * 8
+        facts = rows.curve_facts(self.batch)
+        samples = float(np.mean(self.problem.samples))
+        curves = recorder.table(facts, accounting, width, samples)
+        at, cells = recorder.last_row(), np.arange(self.B)
+        norms = np.where(recorder.live, recorder.column("grad_norm_sq"), np.nan)
+        finite = np.where(np.isfinite(norms), norms, np.inf).min(1)
+        final = {
+            "status": self.status,
+            "reason": self._reasons(at),
+            "rounds": np.array(recorder.rounds)[at],
+            "best_grad_norm_sq": np.where(np.isfinite(finite), finite, np.nan),
+            **{name: recorder.last(name) for name in ("loss", "grad_norm_sq", "seconds")},
+            "accuracy": rows.known(recorder.newest("accuracy")),
+            **{f"bits_{w}": recorder.bits(w, accounting, width)[cells, at] for w in ("up", "down")},
+            **{f"bytes_{w}": recorder.last(f"bytes_{w}") for w in ("up", "down")},
+            "started": self.started,
+            "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "device": str(self.problem.device),
+        }
+        return curves, rows.cell_table(self.batch, {**final, **host})
+
+    def _reasons(self, at: np.ndarray) -> list[str | None]:
+        """Return why each cell ended early, None for those that were not pruned; at: their last rows."""
+        last = np.array(self.recorder.rounds)[at]
+        return [
+            f"halving: behind other steps after {t:,} of {self.rounds:,} rounds"
+            if status == "pruned"
+            else None
+            for status, t in zip(self.status, last, strict=True)
+        ]
+
+
+class Average:
+    """A running mean of points (B, d): sum_t w_t x^t / sum_t w_t.
+
+    decay (B,): w_t = (1 - decay)^-t, so later points weigh more; 0 is the plain average. The weights
+    are kept relative to the last one, so nothing overflows.
+    """
+
+    def __init__(self, decay: Tensor) -> None:
+        self.keep = (1 - decay)[:, None]
+        self.total = torch.zeros_like(self.keep)
+        self.value: Tensor | None = None
+
+    def add(self, x: Tensor) -> Tensor:
+        """Take in x (B, d) and return the mean so far."""
+        self.total = self.keep * self.total + 1
+        if self.value is None:
+            self.value = x.clone()
+        else:
+            self.value = torch.lerp(self.value, x, 1 / self.total)
+        return self.value
+
+    def select(self, cells: Tensor) -> Average:
+        """Return the averages of some cells."""
+        kept = Average(torch.zeros(0))
+        kept.keep, kept.total = self.keep[cells], self.total[cells]
+        kept.value = None if self.value is None else self.value[cells]
+        return kept
+
+    def state(self) -> dict[str, Tensor | None]:
+        """Return what the average remembers."""
+        value = None if self.value is None else self.value.clone()
+        return {"total": self.total.clone(), "value": value}
+
+    def load(self, saved: Mapping[str, Tensor | None]) -> None:
+        """Go on from what ``state`` returned."""
+        assert saved["total"] is not None
+        self.total, self.value = saved["total"], saved["value"]
+
+
+def factor(schedule: str, warmup: int, t: int, rounds: int) -> float:
+    """Return the factor of round t = 1..rounds: the schedule's, times t/warmup while that is below 1.
+
+    constant: 1. sqrt: 1/sqrt(t). inverse: 1/t. cosine: (1 + cos(pi (t-1)/rounds))/2, from 1 towards
+    0. linear: 1 - (t-1)/rounds.
+    """
+    past = (t - 1) / rounds
+    shape = {
+        "constant": 1.0,
+        "sqrt": 1 / math.sqrt(t),
+        "inverse": 1 / t,
+        "cosine": (1 + math.cos(math.pi * past)) / 2,
+        "linear": 1 - past,
+    }[schedule]
+    return shape * min(1.0, t / warmup) if warmup else shape

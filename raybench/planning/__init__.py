@@ -1,1 +1,0 @@
-"""Requested cells become resolved cells, and those become batches."""

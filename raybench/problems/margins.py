@@ -1,0 +1,328 @@
+"""Losses l(y a'x) of a margin: logistic regression and its nonconvex sister, by compiled kernels or dense torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch.nn.functional import softplus
+
+from raybench.core.draws import Sample
+from raybench.core.parallel import run_shared
+from raybench.core.registry import Choice, Number, Param, problem
+from raybench.problems import kernels
+from raybench.problems.base import share_signed
+from raybench.problems.clients import DataProblem, Rows, ScoreProblem, stored_entries
+from raybench.problems.minimum import logistic_minimum
+
+MOST_ENTRIES_BY_KERNEL = (
+    40_000  # up to so many stored entries the sparse kernel beats dense matrix products
+)
+
+
+class MarginProblem(ScoreProblem):
+    """f_i(x) = mean_j l(y_j a_j'x) + regulariser, y_j = -1 or +1 (smaller label: -1).
+
+    ``loss`` names l >= 0 among the kernels; see ``ScoreProblem`` for slope, curvature and convex.
+    """
+
+    loss: ClassVar[str]
+
+    def margins(self, batch: int | None = None) -> DenseMargins | SparseMargins:
+        """Return what computes losses and gradients of so many cells here, made on first use.
+
+        On the CPU the compiled kernels over compressed rows, but dense torch for one cell on data
+        that is large and mostly not zero (measured two to four times faster there); elsewhere
+        dense torch.
+        """
+        if "full" not in self._kept:
+            stored = stored_entries(self.rows.features)
+            self._kept["full"] = stored > max(
+                MOST_ENTRIES_BY_KERNEL, 0.5 * math.prod(self.rows.features.shape)
+            )
+        if self.device.type != "cpu" or (batch == 1 and self._kept["full"]):
+            if "dense" not in self._kept:
+                made = DenseMargins(self.rows, self.loss, self.dtype, self.device)
+                self._kept["dense"] = made
+            return self._kept["dense"]
+        if "sparse" not in self._kept:
+            self._kept["sparse"] = SparseMargins(self.rows, self.loss, self.dtype)
+        return self._kept["sparse"]
+
+    def oracle(
+        self, x: torch.Tensor, loss: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the clients' gradients (B, n_here, d) and losses (B, n_here)."""
+        smooth = self.regularizer.smooth
+        shift, value = self.regularizer.both(x) if smooth else (None, None)
+        grads, losses = self.margins(len(x)).oracle(x, shift, loss)
+        if losses is not None and value is not None:
+            losses += value if value.ndim == 2 else value[:, None]
+        return grads, losses
+
+    def grad(self, x: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
+        """Return the clients' gradients, or those of a sample."""
+        if sample is None:
+            return self.oracle(x, loss=False)[0]
+        shift = self.regularizer.both(x)[0] if self.regularizer.smooth else None
+        return self.margins().minibatch(x, sample.indices, shift)
+
+    def link(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return the probability of the label +1."""
+        return torch.sigmoid(scores)
+
+    def least(self, mu: float) -> tuple[float, np.ndarray] | None:
+        """Return (min f, x*) of logistic regression with mu ||x||^2/2, None of other losses."""
+        if self.loss != "logistic":
+            return None
+        return logistic_minimum(self.rows.features, self.rows.labels, self.weights(), mu)
+
+    def evaluate(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return accuracy on the test part (else on all clients' rows), and the mean test loss.
+
+        The test loss has no regulariser. A margin of 0 decides for neither class and counts as half
+        right, so x = 0 has accuracy 0.5: what a guess would have.
+        """
+        whole = self.whole
+        assert isinstance(whole, MarginProblem)
+        rows = whole.test or whole.rows
+        margins = torch.from_numpy(rows.labels * (rows.features @ _numpy(x).T).T)
+        found = {"accuracy": share_signed(margins)}
+        if whole.test is not None:
+            found["test_loss"] = DenseMargins.losses[self.loss](margins)[0].mean(-1)
+        return {k: v.to(x.device) for k, v in found.items()}
+
+
+def _numpy(x: torch.Tensor) -> np.ndarray:
+    return x.detach().cpu().double().numpy()
+
+
+@problem("logistic")
+class Logistic(MarginProblem):
+    """Logistic regression: f_i(x) = mean_j log(1 + exp(-y_j a_j'x)) + lambda r(x).
+
+    r: nonconvex (sum_l x_l^2 / (1 + x_l^2), the EF21 and 3PC setting with lambda = 0.1), l2
+    (||x||^2 / 2), l1 (||x||_1, by its proximal step) or none. L_i = lmax(A_i'A_i) / (4 N_i) plus
+    2 lambda (nonconvex) or lambda (l2). Raises InputError for bad input (see ``DataProblem``).
+    """
+
+    loss = "logistic"
+    slope = 1.0
+    curvature = 0.25
+    convex = True
+
+
+def _steepest() -> float:
+    # with s = sigma(-z): l'' = s^2 (1-s) (4-6s), largest where 12 s^2 - 15 s + 4 = 0
+    s = (15 - math.sqrt(33)) / 24
+    return s * s * (1 - s) * (4 - 6 * s)
+
+
+@problem("nonconvex_classification")
+class NonconvexClassification(MarginProblem):
+    """Squared sigmoid loss: f_i(x) = mean_j (1 - sigma(y_j a_j'x))^2 + lambda r(x).
+
+    r: l2 (||x||^2 / 2, with lambda = 1e-6 L by default), nonconvex, l1 or none, as in logistic
+    regression. L_i = 0.15406 lmax(A_i'A_i) / N_i + lambda (l2). Loss of Zhao et al. 2010, setting
+    of Gorbunov et al. 2021 (MARINA). Raises InputError for bad input (see ``DataProblem``).
+    """
+
+    __params__: ClassVar[Mapping[str, Param]] = {
+        **DataProblem.__params__,
+        "regularizer": Choice("l2", "nonconvex", "l1", "none", help="what is added to the loss"),
+        "lambda": Number(
+            {"times_L": 1e-6}, low=0, tags={"times_L": Number(low=0)}, help="its factor"
+        ),
+    }
+    loss = "sigmoid_sq"
+    slope = 8 / 27  # |l'| = 2 s^2 (1-s) with s = sigma(-z), largest at s = 2/3
+    curvature = _steepest()
+
+    def __init__(
+        self,
+        dataset: str,
+        clients: int,
+        *,
+        regularizer: str = "l2",
+        lambda_: float | Mapping[str, float] | None = None,
+        **rest: Any,
+    ) -> None:
+        factor = {"times_L": 1e-6} if lambda_ is None else lambda_
+        super().__init__(dataset, clients, regularizer=regularizer, lambda_=factor, **rest)
+
+
+# Dense rows, in plain torch: every device's path, the CPU's reference -----------------------------
+
+
+Scalar = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def logistic(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return l(z) = log(1 + exp(-z)) and l'(z) = -sigma(-z)."""
+    return softplus(-z, threshold=1e9), -torch.sigmoid(-z)
+
+
+def sigmoid_sq(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return l(z) = sigma(-z)^2 and l'(z) = -2 sigma(-z)^2 sigma(z)."""
+    s = torch.sigmoid(-z)
+    return s * s, -2 * s * s * torch.sigmoid(z)
+
+
+class DenseMargins:
+    """f_i(x) = mean_j l(y_j a_j'x) for rows held as a padded (n, N, d) tensor of y_j a_j."""
+
+    losses: ClassVar[dict[str, Scalar]] = {"logistic": logistic, "sigmoid_sq": sigmoid_sq}
+
+    def __init__(self, rows: Rows, loss: str, dtype: torch.dtype, device: torch.device) -> None:
+        counts = rows.counts
+        signed = torch.from_numpy(rows.dense() * rows.labels[:, None])
+        self.A = torch.zeros(len(counts), max(counts), signed.shape[1], dtype=dtype, device=device)
+        self.weights = torch.zeros(len(counts), max(counts), dtype=dtype, device=device)
+        for i, (count, start) in enumerate(zip(counts, rows.ends)):
+            self.A[i, :count] = signed[start : start + count]
+            self.weights[i, :count] = 1 / count
+        self.loss = self.losses[loss]
+
+    def oracle(
+        self, x: torch.Tensor, shift: torch.Tensor | None, loss: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return gradients (B, n, d) with ``shift`` added, and losses (B, n), at x (B[, n], d)."""
+        n, rows, d = self.A.shape
+        if x.ndim == 2:
+            z = (self.A.view(n * rows, d) @ x.T).view(n, rows, -1)
+        else:
+            z = self.A @ x.permute(1, 2, 0)
+        values, slopes = self.loss(z)  # (n, N, B)
+        # bmm(s, A) is 2.6 times as fast as bmm(A', s)
+        pulled = torch.bmm((slopes * self.weights[:, :, None]).transpose(1, 2), self.A)
+        grads = pulled.transpose(0, 1)
+        if shift is not None:
+            grads = grads + (shift if shift.ndim == 3 else shift[:, None])
+        losses = torch.einsum("nrb,nr->bn", values, self.weights) if loss else None
+        return grads.contiguous(), losses
+
+    def minibatch(
+        self, x: torch.Tensor, sample: torch.Tensor, shift: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the mean gradients (B, n, d) of the rows ``sample`` (B, n, b)."""
+        at = x if x.ndim == 3 else x[:, None]
+        client = torch.arange(self.A.shape[0], device=x.device)[None, :, None]
+        picked = self.A[client, sample]  # (B, n, b, d)
+        slopes = self.loss((picked * at[:, :, None]).sum(-1))[1]
+        grads = (slopes[..., None] * picked).mean(2)
+        if shift is not None:
+            grads = grads + (shift if shift.ndim == 3 else shift[:, None])
+        return grads
+
+
+# Compressed rows and columns on the CPU, for the compiled kernels ---------------------------------
+
+
+Arrays = tuple[np.ndarray, ...]
+
+KINDS = {"logistic": kernels.LOGISTIC, "sigmoid_sq": kernels.SIGMOID_SQ}
+
+
+class SparseMargins:
+    """f_i(x) = mean_j l(y_j a_j'x) by the kernels: the same calls as ``DenseMargins``."""
+
+    def __init__(self, rows: Rows, loss: str, dtype: torch.dtype) -> None:
+        A = scipy.sparse.csr_array(rows.features)
+        A.sum_duplicates()
+        self.shape, self.nnz = (len(rows.counts), A.shape[1]), A.nnz
+        self.dtype, self.kind = dtype, KINDS[loss]
+        self.weighted = not bool((A.data == 1).all())
+        small = np.uint16 if A.shape[1] < 2**16 else np.uint32
+        values = np.ascontiguousarray(A.data, dtype=float)
+        self.rows = A.indptr.astype(np.int64), A.indices.astype(small), values
+        self.labels = np.ascontiguousarray(rows.labels, dtype=float)
+        self.starts = rows.ends.astype(np.int64)
+        self._matrix = A
+        self._blocks: dict[int, tuple[Arrays, Arrays]] = {}  # kept by the number of rows per block
+
+    def _blocked(self, tile: int) -> tuple[Arrays, Arrays]:
+        size = kernels.block_size(tile)
+        if size not in self._blocks:
+            self._blocks[size] = _column_blocks(self._matrix, self.starts, size)
+        return self._blocks[size]
+
+    def oracle(
+        self, x: torch.Tensor, shift: torch.Tensor | None, loss: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return gradients (B, n, d) with ``shift`` added, and losses (B, n), at x (B[, n], d)."""
+        B, (n, d) = len(x), self.shape
+        tile = _tile(B)
+        kernel = kernels.margin_kernel(tile, self.weighted, self.kind)
+        blocks, columns = self._blocked(tile)
+        grads = torch.empty(B, n, d, dtype=self.dtype)
+        losses = torch.empty(B, n, dtype=self.dtype)
+        given = self.rows, columns, self.labels, blocks, _array(x), *_added(x, shift)
+        out = grads.numpy(), losses.numpy()
+
+        def work(lo: int, hi: int) -> None:
+            kernel(*given, *out, loss, lo, hi)
+
+        tiles = -(-B // tile)
+        run_shared(work, n * tiles, 2 * self.nnz * tiles * max(1, tile / 8))
+        return grads, losses if loss else None
+
+    def minibatch(
+        self, x: torch.Tensor, sample: torch.Tensor, shift: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the mean gradients (B, n, d) of the rows ``sample`` (B, n, b)."""
+        B, (n, d) = len(x), self.shape
+        kernel = kernels.minibatch_kernel(self.weighted, self.kind)
+        grads, chosen = torch.empty(B, n, d, dtype=self.dtype), sample.contiguous().numpy()
+        counts = np.diff(self.starts)[None, :, None]
+        if not ((chosen >= 0) & (chosen < counts)).all():
+            raise IndexError("a sample index lies outside its client's rows")
+        given = self.rows, self.labels, self.starts, _array(x), *_added(x, shift), chosen
+        out = grads.numpy()
+
+        def work(lo: int, hi: int) -> None:
+            kernel(*given, out, lo, hi)
+
+        per_row = self.nnz / max(len(self.labels), 1)
+        run_shared(work, B * n, B * n * (d + 2 * per_row * sample.shape[-1]))
+        return grads
+
+
+def _tile(B: int) -> int:
+    if B == 1:
+        return 1
+    return 16 if -B % 16 < 8 else 8  # tiles of 16 cells, unless half of the last tile were empty
+
+
+def _array(x: torch.Tensor) -> np.ndarray:
+    x = x.detach().contiguous()
+    return (x if x.ndim == 3 else x[:, None]).numpy()
+
+
+def _added(x: torch.Tensor, shift: torch.Tensor | None) -> tuple[np.ndarray, bool]:
+    return _array(x if shift is None else shift), shift is not None
+
+
+def _column_blocks(
+    A: scipy.sparse.csr_array, starts: np.ndarray, size: int
+) -> tuple[Arrays, Arrays]:
+    """Return blocks of at most ``size`` rows within clients, and each block's nonempty columns."""
+    edges = [np.arange(a, b, size) for a, b in pairwise(starts)]
+    client_blocks = np.cumsum([0, *map(len, edges)])
+    block_rows = np.append(np.concatenate(edges), starts[-1])
+    row = np.repeat(np.arange(A.shape[0]), np.diff(A.indptr))
+    block = np.searchsorted(block_rows, row, side="right") - 1
+    key = block * A.shape[1] + A.indices
+    order = np.argsort(key, kind="stable")
+    keys, first = np.unique(key[order], return_index=True)
+    names = keys % A.shape[1]
+    block_columns = np.searchsorted(keys // A.shape[1], np.arange(len(block_rows)))
+    local = (row - block_rows[block])[order].astype(np.uint16)
+    ends = np.append(first, len(order))
+    values = np.ascontiguousarray(A.data[order], dtype=float)
+    blocks = tuple(v.astype(np.int64) for v in (client_blocks, block_rows, block_columns))
+    return blocks, (ends.astype(np.int64), names.astype(np.int64), local, values)

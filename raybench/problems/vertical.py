@@ -1,0 +1,455 @@
+"""Problems split by features: clients hold columns, or views, of every sample, and send an entry per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from raybench import data
+from raybench.core.capacity import need_memory
+from raybench.core.errors import InputError, nearest
+from raybench.core.layout import Layout
+from raybench.core.registry import Choice, Integer, List, Number, Param, Text, problem
+from raybench.problems.base import DTYPES, Constants, Fact, Problem, share_right, share_signed
+from raybench.problems.clients import DataProblem, Rows
+from raybench.problems.minimum import lmax_gram
+from raybench.problems.networks.parties import LinearParty, Party, encoded, parties_of
+
+_SHARED = ("dataset", "clients", "dtype", "seed", "rows", "intercept", "scale", "test_size")
+
+
+@problem("vertical_least_squares", x0="problem")
+class VerticalLeastSquares(Problem):
+    """Vertical least squares: F(x) = ||sum_j A_j x_j - b||^2, client j holding the columns A_j.
+
+    Columns fall into contiguous blocks, as equal as may be; labels are -1 and +1; starts at
+    U(0,1)^d. Messages have length N, the number of rows (``message_dim``). F is no mean over
+    clients: ``oracle`` gives every hosted client the full gradient and the full loss, so that means
+    over clients are right (and L_i = L). A method works on blocks: ``split``, ``products``,
+    ``block_grad``, ``assemble``; blocks are padded with zeros to the widest, w. After the vertical
+    experiment of naryst/marina. A minibatch of b rows stands for N/b times its part of F. Raises InputError
+    for more clients than features.
+    """
+
+    __params__: ClassVar[Mapping[str, Param]] = {
+        **{k: DataProblem.__params__[k] for k in _SHARED},
+        "positive": DataProblem.__params__["positive"],
+    }
+    per_client = ("blocks", "columns", "present")
+
+    def __init__(
+        self,
+        dataset: str,
+        clients: int,
+        *,
+        dtype: str = "float64",
+        seed: int = 0,
+        rows: int | None = None,
+        intercept: bool = False,
+        scale: str = "none",
+        test_size: float = 0.0,
+        positive: Sequence[float] | None = None,
+    ) -> None:
+        loaded = data.load(dataset, rows=rows, scale=scale, intercept=intercept, positive=positive)
+        signs, d = loaded.binary(), loaded.shape[1]
+        if not 1 <= clients <= d:
+            fix = f"at most {d:,} clients can hold a feature"
+            raise InputError.of("problem.clients", f"{clients} clients on {d:,} features", fix)
+        train, test = data.hold_out(len(signs), test_size, seed)
+        need_memory(
+            2 * DTYPES[dtype].itemsize * len(train) * d,
+            f"{len(train):,} rows of {d:,} features without gaps, twice,",
+            "fewer problem.rows: features are split over clients as dense columns",
+        )
+        super().__init__(clients, d, dtype=DTYPES[dtype])
+        self.test = Rows.of(loaded.features, signs, [test]) if len(test) else None
+        self.train = Rows.of(loaded.features, signs, [train])
+        pieces = np.array_split(np.arange(d), clients)
+        columns = np.zeros((clients, max(map(len, pieces))), dtype=np.int64)
+        present = np.zeros(columns.shape)
+        for j, piece in enumerate(pieces):
+            columns[j, : len(piece)] = piece
+            present[j, : len(piece)] = 1
+        self.columns = torch.from_numpy(columns)  # (n, w)
+        # (n, w): 1, and 0 where a narrower block is padded
+        self.present = torch.from_numpy(present).to(self.dtype)
+        self.At = torch.from_numpy(np.ascontiguousarray(self.train.dense().T)).to(self.dtype)
+        self.b = torch.from_numpy(self.train.labels).to(self.dtype)
+        self.blocks = self.At[self.columns] * self.present[..., None]  # (n, w, N): A_j'
+        self.first = np.random.default_rng([seed, *b"start"]).random(d)
+
+    @property
+    def message_dim(self) -> int:
+        """Return N, the number of rows."""
+        return len(self.b)
+
+    @property
+    def sample_count(self) -> int:
+        """Return N, the number of rows."""
+        return len(self.b)
+
+    def message_layout(self, batch: object = None) -> Layout:
+        """Return the layout of a vector with an entry per row of a message."""
+        b = batch if isinstance(batch, int) else len(self.b)
+        if b > len(self.b):
+            raise InputError.of("algorithm.batch", f"{b:,} of {len(self.b):,} rows", "fewer")
+        return Layout.vector(b)
+
+    def places(self, rows: Tensor) -> Tensor:
+        """Return where the entries of rows (B, b) stand in a message of all rows: there."""
+        return rows
+
+    def products(self, blocks: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return A_j x_j, (B, n_here, b), of the hosted clients' blocks (B, n_here, w), at rows (B, b)."""
+        if rows is None:
+            return (blocks.transpose(0, 1) @ self.blocks).transpose(0, 1)
+        return torch.einsum("bnw,nwbk->bnk", blocks, self.blocks[..., rows])
+
+    def change(self, new: Tensor, old: Tensor) -> Tensor:
+        """Return A_j (new_j - old_j), (B, n_here, N)."""
+        return self.products(new - old)
+
+    def residual(self, v: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return 2 (v - b), (B, b), for v (B, b) that stands for Ax; of rows (B, b) N/b times that."""
+        if rows is None:
+            return 2 * (v - self.b)
+        return 2 * (v - self.b[rows]) * (len(self.b) / rows.shape[1])
+
+    def block_grad(self, blocks: Tensor, r: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return A_j' r, (B, n_here, w), for r (B, b)."""
+        n, w, N = self.blocks.shape
+        if rows is None:
+            return (r @ self.blocks.view(n * w, N).T).view(-1, n, w)
+        return torch.einsum("bk,nwbk->bnw", r, self.blocks[..., rows])
+
+    def split(self, x: Tensor) -> Tensor:
+        """Return the hosted clients' blocks (B, n_here, w) of x (B, d), padded with zeros."""
+        return x[:, self.columns] * self.present
+
+    def assemble(self, blocks: Tensor) -> Tensor:
+        """Return x (B, d) from the blocks (B, n, w) of all clients."""
+        whole = self.whole
+        assert isinstance(whole, VerticalLeastSquares)
+        kept = whole.present.to(
+            blocks.device
+        ).bool()  # blocks hold consecutive columns, so this puts them in order
+        return blocks[:, kept]
+
+    def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return grad F(x) and F(x), the same for every hosted client: (B, n_here, d), (B, n_here)."""
+        residual = x @ self.At - self.b  # (B[, n], N)
+        grads = 2 * residual @ self.At.T
+        losses = residual.square().sum(-1) if loss else None
+        if x.ndim == 3:
+            return grads, losses
+        here = len(self.clients)
+        return (
+            grads[:, None].expand(-1, here, -1).contiguous(),
+            losses[:, None].expand(-1, here).contiguous() if losses is not None else None,
+        )
+
+    def find_constants(self) -> Constants:
+        """L = 2 ||A||^2; extra L_blk = 2 max_j ||A_j||^2; mu = twice the smallest nonzero eigenvalue."""
+        A, b = self.train.dense(), self.train.labels
+        x, _, rank, singular = np.linalg.lstsq(A, b, rcond=None)
+        L = 2 * float(singular[0]) ** 2
+        f_star = float(((A @ x - b) ** 2).sum())
+        facts = {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES, Fact.BOUNDED_CLIENTS}
+        if rank == self.dim:
+            facts.add(Fact.STRONGLY_CONVEX)
+        blocks = (A[:, c[p > 0]] for c, p in zip(self.columns.numpy(), self.present.numpy()))
+        return Constants(
+            L=L,
+            L_i=(L,) * self.n,
+            L_plus=L,
+            L_pm=0.0,
+            mu=2 * float(singular[rank - 1]) ** 2 if rank else None,
+            f_inf=f_star,
+            f_star=f_star,
+            L_samples=L,
+            L_sample_i=(L,) * self.n,
+            sample_variance=0.0,
+            facts=frozenset(facts),
+            extra={"L_blk": 2 * max(lmax_gram(block) for block in blocks)},
+        )
+
+    def start(self) -> Tensor:
+        """Return a draw from U(0,1)^d, seeded by the problem's seed."""
+        return torch.from_numpy(self.first).to(self.dtype).to(self.device)
+
+    def evaluate(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the accuracy of sign(a'x) on the test part, else on all rows; mean squared test loss.
+
+        A score of 0 counts as half right.
+        """
+        rows = self.test or self.train
+        scores = torch.from_numpy(rows.features @ x.detach().cpu().double().numpy().T)
+        labels = torch.from_numpy(rows.labels)[:, None]
+        found = {"accuracy": share_signed((scores * labels).T)}
+        if self.test is not None:
+            found["test_loss"] = (scores - labels).square().mean(0)
+        return {k: v.to(x.device) for k, v in found.items()}
+
+
+# Views: encoders and linear heads -----------------------------------------------------------------
+
+
+@problem("vertical_network", x0="problem")
+class VerticalNetwork(Problem):
+    """Multimodal network: f(x) = mean_a -log p_y(a), p = softmax(sum_j W_j phi_j(a_j)), + weight_decay/2 ||x||^2.
+
+    Client j holds view j of every sample, such as its picture or its text, an encoder phi_j of it and a linear
+    head W_j. Its variable x_j is W_j and what of phi_j is not frozen; x is all of them. Clients send their
+    contributions W_j phi_j(a_j), so messages have an entry per sample and class, N C (``message_layout``). The
+    server has the labels and sends back the loss's gradient in the scores. Where all encoders are
+    frozen, or features are precomputed, f is convex and its constants are known. Encoders run without dropout and
+    BatchNorm by the statistics it starts with, so that the contribution of a sample depends on x alone.
+
+    f is no mean over clients: ``oracle`` gives every hosted client the full gradient and loss (as
+    ``vertical_least_squares``). Raises InputError for bad input.
+    """
+
+    __params__: ClassVar[Mapping[str, Param]] = {
+        "dataset": Text(help="wikipedia, wikipedia_tfidf, cub, or a path to views"),
+        "views": List((), help="which views, a client each, in this order; all by default"),
+        "encoders": List((), help="an encoder per client: identity, mlp, torchvision:resnet18, bert, .."),
+        "init_from": List((), help="weights per client: a file of torch.save, a folder of BERT's, or null"),
+        "freeze": List((), help="patterns of parameters that stay, such as image.encoder.*"),
+        "batch": Integer("full", low=1, words=("full",), help="samples of a round, the same for all"),
+        "scale": Choice("normal", "none", "imagenet", help="of features and colours: mean 0 and variance 1"),
+        "size": Integer(224, low=1, help="pixels a side of a folder's pictures"),
+        "weight_decay": Number(0.0, low=0, help="w of w/2 ||x||^2, a part of f"),
+        "init_seed": Integer(0, low=0, help="drives the initial weights"),
+        "dtype": Choice("float32", "float64", help="floating-point type"),
+        "seed": Integer(0, low=0, help="drives the test part"),
+        "rows": Integer(None, low=1, help="only the first so many samples"),
+        "test_size": Number(0.0, low=0, high=0.99, help="share held out where there is no test part"),
+        "chunk": Integer(256, low=1, help="samples of one pass of an encoder"),
+    }  # fmt: skip
+
+    def __init__(
+        self,
+        dataset: str,
+        *,
+        views: Sequence[str] = (),
+        encoders: Sequence[str] = (),
+        init_from: Sequence[str | None] = (),
+        freeze: Sequence[str] = (),
+        batch: int | str = "full",
+        scale: str = "normal",
+        size: int = 224,
+        weight_decay: float = 0.0,
+        init_seed: int = 0,
+        dtype: str = "float32",
+        seed: int = 0,
+        rows: int | None = None,
+        test_size: float = 0.0,
+        chunk: int = 256,
+    ) -> None:
+        pairs = _chosen(data.views(dataset, size=size), views)
+        pairs = {name: _parted(pair, rows, test_size, seed) for name, pair in pairs.items()}
+        first = next(iter(pairs.values()))
+        names = _each(encoders, len(pairs), "encoders", "identity")
+        weights = _each(init_from, len(pairs), "init_from", None)
+        made = {
+            view: encoded(str(name), pair, scale, init_seed, own)
+            for (view, pair), name, own in zip(pairs.items(), names, weights, strict=True)
+        }
+        self.classes, self.weight_decay = first.train.classes, weight_decay
+        self.parties = parties_of(made, self.classes, freeze, DTYPES[dtype], chunk)
+        tensors = [tensor for party in self.parties for tensor in party.layout]
+        super().__init__(len(self.parties), Layout(tuple(tensors)), dtype=DTYPES[dtype])
+        self.batch = batch if isinstance(batch, int) else None
+        self.labels = torch.from_numpy(first.train.targets)
+        self.test_labels = None if first.test is None else torch.from_numpy(first.test.targets)
+        self.linear = all(isinstance(party, LinearParty) for party in self.parties)
+        self.costly = not self.linear
+        self.sizes = [party.layout.dim for party in self.parties]
+
+    def host(self, clients: range) -> Self:
+        """Return the same problem for these clients, with modules of its own."""
+        part = super().host(clients)
+        part.parties = [party.apart() for party in part.parties]
+        return part
+
+    def to(self, device: torch.device | str) -> Self:
+        """Return the problem with its tensors, and those of its parties, on ``device``."""
+        moved = super().to(device)
+        if moved is not self:
+            moved.parties = [party.to(moved.device) for party in self.parties]
+        return moved
+
+    # What clients send ----------------------------------------------------------------------------
+
+    @property
+    def sample_count(self) -> int:
+        """Return N, the number of samples."""
+        return len(self.labels)
+
+    @property
+    def message_dim(self) -> int:
+        """Return N C: an entry per sample and class."""
+        return self.sample_count * self.classes
+
+    def message_layout(self, batch: object = None) -> Layout:
+        """Return the layout of contributions: a matrix of samples by classes."""
+        b = batch if isinstance(batch, int) else self.sample_count
+        if b > self.sample_count:
+            what = f"{b:,} of {self.sample_count:,} samples"
+            raise InputError.of("algorithm.batch", what, f"at most {self.sample_count:,}")
+        return Layout((("contributions", (b, self.classes)),))
+
+    def places(self, rows: Tensor) -> Tensor:
+        """Return where the entries of rows (B, b) stand in a message of all samples, (B, b C)."""
+        return (rows[..., None] * self.classes + torch.arange(self.classes).to(rows)).flatten(1)
+
+    def split(self, x: Tensor) -> Tensor:
+        """Return the hosted clients' x_j (B, n_here, w), padded with zeros to the widest, of x (B, d)."""
+        out = x.new_zeros(len(x), len(self.clients), max(self.sizes))
+        parts = x.split(self.sizes, -1)
+        for j, i in enumerate(self.clients):
+            out[:, j, : self.sizes[i]] = parts[i]
+        return out
+
+    def assemble(self, blocks: Tensor) -> Tensor:
+        """Return x (B, d) of all clients' blocks (B, n, w)."""
+        return torch.cat([blocks[:, j, :w] for j, w in enumerate(self.sizes)], -1)
+
+    def products(self, blocks: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return the contributions (B, n_here, b C) of rows (B, b), of all samples where None."""
+        found = [self._party(i).outputs(x, rows) for i, x in self._own(blocks)]
+        return torch.stack([u.flatten(1) for u in found], 1)
+
+    def change(self, new: Tensor, old: Tensor) -> Tensor:
+        """Return products(new) - products(old), which is products(new - old) where all are linear."""
+        return self.products(new - old) if self.linear else self.products(new) - self.products(old)
+
+    def residual(self, v: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return the gradient (B, b C) of the samples' mean loss in their scores v (B, b C)."""
+        scores = v.unflatten(-1, (-1, self.classes))
+        right = F.one_hot(self._targets(rows), self.classes).to(scores)
+        return ((scores.softmax(-1) - right) / scores.shape[1]).flatten(1)
+
+    def block_grad(self, blocks: Tensor, r: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return J_j' r + weight_decay x_j, (B, n_here, w), J_j of the contributions, r (B, b C)."""
+        out = self.weight_decay * blocks
+        r = r.unflatten(-1, (-1, self.classes))
+        for j, (i, x) in enumerate(self._own(blocks)):
+            out[:, j, : self.sizes[i]] += self._party(i).pullback(x, r, rows)
+        return out
+
+    def _own(self, blocks: Tensor) -> list[tuple[int, Tensor]]:
+        return [(i, blocks[:, j, : self.sizes[i]]) for j, i in enumerate(self.clients)]
+
+    def _party(self, i: int) -> Party:
+        return self.parties[i]
+
+    def _targets(self, rows: Tensor | None) -> Tensor:
+        return self.labels if rows is None else self.labels[rows]
+
+    # The whole, for the record ----------------------------------------------------------------------
+
+    def _scores(self, x: Tensor, test: bool = False) -> Tensor:
+        """Return the scores (B, N, C) of all training, or test, samples at x (B, d)."""
+        pairs = zip(self.parties, x.split(self.sizes, -1), strict=True)
+        return sum(p.tested(own) if test else p.outputs(own) for p, own in pairs)  # type: ignore[return-value]
+
+    def _losses(self, scores: Tensor, labels: Tensor) -> Tensor:
+        each = F.cross_entropy(scores.flatten(0, 1), labels.repeat(len(scores)), reduction="none")
+        return each.view(scores.shape[:2]).mean(1)
+
+    def _penalty(self, x: Tensor) -> Tensor:
+        return self.weight_decay / 2 * x.square().sum(-1)
+
+    def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return grad f(x) (B, n_here, d) and f(x) (B, n_here), the same for every hosted client."""
+        at, here = x.flatten(0, -2), len(self.clients)
+        scores = self._scores(at)
+        r = self.residual(scores.flatten(1)).view(scores.shape)
+        parts = zip(self.parties, at.split(self.sizes, -1), strict=True)
+        grads = torch.cat([p.pullback(own, r) for p, own in parts], -1) + self.weight_decay * at
+        losses = self._losses(scores, self.labels) + self._penalty(at) if loss else None
+        if x.ndim == 3:
+            return grads.view(x.shape), None if losses is None else losses.view(x.shape[:2])
+        spread = grads[:, None].expand(-1, here, -1).contiguous()
+        return spread, None if losses is None else losses[:, None].expand(-1, here).contiguous()
+
+    def losses(self, x: Tensor) -> Tensor:
+        """Return f(x) (B, n_here) of x (B, d), the same for every hosted client, without gradients."""
+        f = self._losses(self._scores(x), self.labels) + self._penalty(x)
+        return f[:, None].expand(-1, len(self.clients))
+
+    def evaluate(self, x: Tensor) -> dict[str, Tensor]:
+        """Return accuracy and test_loss on the test part; without one the accuracy on the training part."""
+        test = self.test_labels is not None
+        labels = self.labels if self.test_labels is None else self.test_labels
+        scores = self._scores(x, test)
+        found = {"accuracy": share_right(scores, labels)}
+        return {**found, "test_loss": self._losses(scores, labels)} if test else found
+
+    def start(self) -> Tensor:
+        """Return the initial weights of all encoders that are trained, and zeros for the heads."""
+        return torch.cat([party.start() for party in self.parties])
+
+    def find_constants(self) -> Constants:
+        """L = ||Phi||^2/(2N) + weight_decay where all parties are linear: softmax's Hessian is at most 1/2.
+
+        Phi = [Phi_1, .., Phi_n] the features; extra L_blk = max_j ||Phi_j||^2/(2N) + weight_decay. Else only
+        that f >= 0.
+        """
+        facts, w = {Fact.BOUNDED_CLIENTS}, self.weight_decay
+        if not self.linear:
+            return Constants(f_inf=0.0, facts=frozenset(facts))
+        features = [p.phi.double().numpy() for p in self.parties if isinstance(p, LinearParty)]
+        N = self.sample_count
+        L = lmax_gram(np.concatenate(features, 1)) / (2 * N) + w
+        facts |= {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES} | (
+            {Fact.STRONGLY_CONVEX} if w else set()
+        )
+        return Constants(
+            L=L,
+            L_i=(L,) * self.n,
+            L_plus=L,
+            L_pm=0.0,
+            mu=w or None,
+            f_inf=0.0,
+            L_samples=L,
+            L_sample_i=(L,) * self.n,
+            sample_variance=0.0,
+            facts=frozenset(facts),
+            extra={"L_blk": max(map(lmax_gram, features)) / (2 * N) + w},
+        )
+
+
+def _chosen(pairs: dict[str, data.Pair], views: Sequence[str]) -> dict[str, data.Pair]:
+    """Return the views that are asked for, in that order; raises InputError for one that is not there."""
+    for view in views:
+        if view not in pairs:
+            raise InputError.of("problem.views", f"no view {view!r}", nearest(str(view), pairs))
+    if len(set(views)) < len(views):
+        raise InputError.of("problem.views", "a view is named twice", "a client per view")
+    return {view: pairs[view] for view in views} if views else pairs
+
+
+def _parted(pair: data.Pair, rows: int | None, test_size: float, seed: int) -> data.Pair:
+    """Return the first rows of a view, and a test part where it has none and one is asked for."""
+    train = pair.train if rows is None else pair.train.first(rows)
+    if pair.test is not None or not test_size:
+        return data.Pair(train, pair.test)
+    kept, held = data.hold_out(len(train), test_size, seed)
+    return data.Pair(train[kept], train[held])
+
+
+def _each(given: Sequence[str | None], count: int, key: str, usual: str | None) -> list[str | None]:
+    """Return a value for every client. Raises InputError where there are more or fewer of them."""
+    if not given:
+        return [usual] * count
+    if len(given) != count or not all(v is None or isinstance(v, str) for v in given):
+        what = f"{len(given)} values for {count} views"
+        raise InputError.of(f"problem.{key}", what, f"a list of {count} texts in a list: [[..]]")
+    return [usual if v is None else v for v in given]

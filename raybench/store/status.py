@@ -1,0 +1,165 @@
+"""How a sweep stands, read from its results folder alone, while a driver works on it or after the end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from raybench.core.errors import InputError
+from raybench.store import identity, lock, log, reader
+from raybench.store.files import reached
+from raybench.store.lock import Holder
+from raybench.store.remote import Files
+
+LATELY = 300.0  # seconds over which the rate is taken
+COLUMNS = (
+    *("cell", "label", "status", "error", "k", "step_multiple", "step_size"),
+    *("best_grad_norm_sq"),
+)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The smallest ||grad f||^2 that a method has reached so far, with which K and step."""
+
+    label: str
+    value: float
+    k: int | None
+    step_size: float | None
+    step_multiple: float | None
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a sweep stands. counts: cells by status, and ``missing`` for those planned that are yet to end.
+
+    begun: of the missing ones, how many were begun. holder: the driver at work, None without one.
+    last: when a shard was last written, in seconds since 1970. rate: cells per minute over the last
+    minutes, None where its shards do not tell. errors: how often cells failed of what. damaged: files
+    that do not count, since they are not what was written; the cells of a damaged one count as missing. earlier: cells
+    of earlier versions of the sweep, of which the rest does not tell.
+    """
+
+    folder: str
+    sweep: Mapping[str, Any]
+    counts: Mapping[str, int]
+    begun: int
+    holder: Holder | None
+    last: float | None
+    rate: float | None
+    best: tuple[Best, ...]
+    errors: Mapping[str, int] = field(default_factory=dict)
+    damaged: int = 0
+    earlier: int = 0
+
+    @property
+    def missing(self) -> int:
+        """How many planned cells are yet to end."""
+        return self.counts.get("missing", 0)
+
+    @property
+    def left(self) -> float | None:
+        """Minutes until the missing cells have ended, if it goes on as lately."""
+        return self.missing / self.rate if self.rate and self.holder else None
+
+    @property
+    def exit_code(self) -> int:
+        """Return 1 if cells failed, or are missing while no driver is at work, else 0."""
+        stopped = self.missing and self.holder is None
+        return 1 if stopped or self.counts.get("failed") else 0
+
+
+def status_of(folder: str | os.PathLike[str]) -> Status:
+    """Return how the sweep of a results folder stands. Reads only.
+
+    Raises InputError if there is no sweep in the folder, or it cannot be reached.
+    """
+    files, there = reached(folder, "folder")
+    if not there:
+        raise InputError.of(
+            "folder", f"no such folder: {files.name}", "sweeps write to results/NAME"
+        )
+    text = files.read("sweep.yaml")
+    if text is None and not files.names("cells"):
+        what = f"{files.name} holds no sweep"
+        raise InputError.of("folder", what, "give the folder that holds sweep.yaml and cells/")
+    files.check()
+    holder = lock.holder(files)  # before the cells: who has ended meanwhile has committed all
+    planned = _planned(files)
+    commits = log.look(files, columns=COLUMNS)
+    table = commits.cells().to_pandas()
+    missing = planned - set(table["cell"])
+    shown = reader.planned(files.name)
+    of_sweep = table["cell"].isin(table["cell"] if shown is None else shown)
+    earlier, table = int((~of_sweep).sum()), table[of_sweep]
+    counts = Counter(table["status"].tolist())
+    counts["missing"] = len(missing)
+    attempts = log.attempts_of(files) if missing else {}
+    last, rate = _rate(files, {s.name: len(s.cells) for s in commits.shards})
+    failed = table.loc[table["status"] == "failed", "error"].fillna("").astype(str)
+    errors = Counter((error.strip().splitlines() or ["?"])[-1] for error in failed)
+    return Status(
+        folder=files.name,
+        sweep={} if text is None else identity.parse(identity.decoded(text, files.name)),
+        counts={status: n for status, n in counts.items() if n},
+        begun=sum(cell in attempts for cell in missing),
+        holder=holder,
+        last=last,
+        rate=rate,
+        best=_best(table),
+        errors=dict(errors.most_common()),
+        damaged=len(commits.of(log.DAMAGED, log.OTHER_VERSION)),
+        earlier=earlier,
+    )
+
+
+def _planned(files: Files) -> set[str]:
+    """Return the cells that the last driver was to run, by the batch list it saved."""
+    lists = [ids for ids in log.noted(files, log.BATCHES).values() if isinstance(ids, list)]
+    return {cell for ids in lists for cell in ids if isinstance(cell, str)}
+
+
+def _rate(files: Files, cells: Mapping[str, int]) -> tuple[float | None, float | None]:
+    """Return when the last shard was written, and how many cells ended per minute of the last few.
+
+    The rate counts from the first of those shards, which tells when, but not how long it took.
+    """
+    times = {
+        name.removesuffix(".parquet"): when
+        for name, when in files.changed("cells").items()
+        if name != "skipped.parquet" and when
+    }
+    if not times:
+        return None, None
+    last = max(times.values())
+    now = time.time()
+    late = sorted((when, cells.get(name, 0)) for name, when in times.items() if when > now - LATELY)
+    if len(late) < 2 or now - late[0][0] < 1.0:
+        return last, None
+    return last, 60.0 * sum(n for _, n in late[1:]) / (now - late[0][0])
+
+
+def _best(table: Any) -> tuple[Best, ...]:
+    ended = table[table["status"].isin(["ok", "pruned", "diverged"])]
+    ended = ended[ended["best_grad_norm_sq"].notna()].sort_values("best_grad_norm_sq")
+    rows = ended.drop_duplicates("label").to_dict("records")
+    return tuple(
+        Best(
+            row["label"],
+            float(row["best_grad_norm_sq"]),
+            None if np.isnan(row["k"]) else int(row["k"]),
+            _known(row["step_size"]),
+            _known(row["step_multiple"]),
+        )
+        for row in rows
+    )
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
