@@ -2,12 +2,17 @@
 
     python benchmarks/clients.py
     python benchmarks/clients.py --methods gd ef21 marina --clients 10000 100000 --dim 1000 --rounds 3
+    python benchmarks/clients.py --cohorts 100 1000 10000
 
 Each method takes a few rounds of one cell on `tridiagonal`, whose data is two numbers per client, in a process of
 its own for each n. ``gradients`` is the floor: the same gradients, in blocks of the same size, added up, and
 nothing else. Seconds are the median of the rounds, those of the processor their mean; peak is by how much the
 process grows over what it was before the first round, beside what `raybench plan` says. Below each method stand the slopes
 between the least and the largest n: what one client more costs, and the exponent p of n^p that fits both.
+
+With ``--cohorts`` only so many clients take part in a round: gradient descent on logistic regression, one cell, clients
+of 20 rows. It should not depend on the number of clients. The floor is the gradients of as many samples of the same
+data, with nothing drawn, sent or counted; medians of rounds taken in turn, and by how much the process grows.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from typing import Any
 from raybench.core.process import tune_process
 
 FLOOR = "gradients"
+ROWS, LAPS = 20, 30  # of a client of a cohort, and rounds that are timed
 STATUS, REFERENCES = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -111,20 +117,74 @@ def apart(*args: object) -> dict[str, Any]:
     return found
 
 
+def of_cohort(dataset: str, clients: int, cohort: int) -> tuple[float, float, float]:
+    """Return the seconds of a round and of its floor, and the bytes by which the process grows."""
+    import torch
+
+    from raybench.core.draws import Sample
+    from raybench.problems import Crowd
+    from raybench.testing.trial import Method, started
+
+    problem = {"name": "logistic", "dataset": dataset, "scale": "columns", "clients": clients}
+    before = kilobytes("VmRSS")
+    method = Method(
+        "gd",
+        problem={**problem, "split": {"shuffled": ROWS}},
+        step=0.1,
+        rounds=LAPS + 2,
+        more={"cohort": cohort},
+    )
+    run = started(method.batch(), every=LAPS + 2)
+    run.advance(1)
+    crowd = run.problem
+    assert isinstance(crowd, Crowd)
+    rows = torch.randint(crowd.count, (cohort, 1, ROWS))
+    sample, x = Sample.at(rows), run.s.x.expand(cohort, -1).contiguous()
+    rounds, floors = [], []
+    for _ in range(LAPS):
+        began = perf_counter()
+        run.advance(1)
+        half = perf_counter()
+        crowd.pool.grad(x, sample)
+        rounds.append(half - began)
+        floors.append(perf_counter() - half)
+    return median(rounds), median(floors), 1024.0 * (kilobytes("VmHWM") - before)
+
+
+def cohorts(asked: argparse.Namespace) -> None:
+    """Print a line for each size of a cohort and number of clients."""
+    tune_process()
+    of_cohort(asked.dataset, max(asked.clients), min(asked.cohorts))  # kernels are made
+    print("| cohort | clients | ms a round | ms of its gradients | ratio | MB more |")
+    print("|---:|---:|---:|---:|---:|---:|")
+    for cohort in asked.cohorts:
+        for clients in asked.clients:
+            seconds, floor, grown = of_cohort(asked.dataset, clients, cohort)
+            row = [f"{cohort:,}", f"{clients:,}", f"{1e3 * seconds:.2f}", f"{1e3 * floor:.2f}"]
+            print(f"| {' | '.join([*row, f'{seconds / floor:.2f}', f'{grown / 1e6:.0f}'])} |")
+
+
 def main() -> None:
     """Read the arguments, measure and print the table."""
     said = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     said.add_argument("--methods", nargs="+", default=["gd", "ef21", "diana"])
-    said.add_argument("--clients", nargs="+", type=int, default=[10_000, 20_000, 40_000, 80_000])
+    said.add_argument("--clients", nargs="+", type=int, help="by default 10,000 and more")
     said.add_argument("--dim", type=int, default=2000)
     said.add_argument("--rounds", type=int, default=5)
+    said.add_argument("--cohorts", nargs="+", type=int, help="clients of a round, out of --clients")
+    said.add_argument("--dataset", default="breast_cancer", help="of cohorts")
     said.add_argument("--one", help=argparse.SUPPRESS)
     args = said.parse_args()
     if args.one:
         print(json.dumps(one(*json.loads(args.one))))
         return
+    if args.cohorts:
+        args.clients = args.clients or [10**4, 10**6, 10**9]
+        cohorts(args)
+        return
+    args.clients = args.clients or [10_000, 20_000, 40_000, 80_000]
     print(
         "| method | clients | ms a round | of the processor | x gradients | peak MB | planned MB |"
     )
