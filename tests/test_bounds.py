@@ -76,6 +76,8 @@ def mean(name, params, compressor, problem=P2, down=None) -> Case:
 
 CASES = [
     sure("gd", {}, None),
+    sure("heavy_ball", {"momentum": 0.5}, None),
+    sure("heavy_ball", {"momentum": 0.97}, None),
     sure("ef21", {"init": "compressed"}, TOP),
     sure("ef21", ZERO, TOP),
     sure("ef21", FULL, "scaled_sign"),

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tiers import first_of_each
 from toys import (
     ConvexL1,
     Counterexample,
@@ -106,8 +107,8 @@ HARD_FOR_DIANA = [
 ]
 
 
-@pytest.mark.parametrize("mu", [0.0, 0.5])
-@pytest.mark.parametrize(("operator", "params"), HARD_FOR_DIANA, ids=title)
+@pytest.mark.parametrize("mu", first_of_each([0.0, 0.5]))
+@pytest.mark.parametrize(("operator", "params"), first_of_each(HARD_FOR_DIANA), ids=title)
 def test_diana_where_every_f_is_convex(stretched, operator, params, mu):
     """E V falls by 2 gamma D at least, so that D is V^0/(2 gamma T) on average, and with mu > 0 linearly."""
     method = Method(
@@ -122,6 +123,7 @@ def test_diana_where_every_f_is_convex(stretched, operator, params, mu):
     assert (V[0] * rate ** np.arange(301) * (1 + 1e-9) >= V).all()
 
 
+@pytest.mark.thorough
 def test_diana_breaks_the_inequality_beyond_that_step(stretched):
     method = Method(
         "diana", {}, {"name": "rand_k", "k": 1}, stretched, rule="convex", rounds=30, more=FAR
@@ -131,9 +133,11 @@ def test_diana_breaks_the_inequality_beyond_that_step(stretched):
     assert V.max() > 2 * V[0]
 
 
-@pytest.mark.parametrize("name", ["ef21", "ef21_plus"])
-@pytest.mark.parametrize("operator", [{"name": "top_k", "k": 1}, "scaled_sign"], ids=title)
-@pytest.mark.parametrize("init", ["compressed", "zero"])
+@pytest.mark.parametrize("name", first_of_each(["ef21", "ef21_plus"]))
+@pytest.mark.parametrize(
+    "operator", first_of_each([{"name": "top_k", "k": 1}, "scaled_sign"]), ids=title
+)
+@pytest.mark.parametrize("init", first_of_each(["compressed", "zero"]))
 def test_ef21_with_the_arithmetic_mean(stretched, name, operator, init):
     """f + gamma/(2 rho) G falls by gamma/2 ||grad f||^2 in every round, G weighted by 1/(n^2 w_i)."""
     if name == "ef21_plus" and init == "zero":
@@ -162,7 +166,9 @@ def test_ef21_with_the_arithmetic_mean(stretched, name, operator, init):
 # Error feedback ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("down", [TOP2, {"name": "top_k", "k": 6}, "identity"], ids=title)
+@pytest.mark.parametrize(
+    "down", first_of_each([TOP2, {"name": "top_k", "k": 6}, "identity"]), ids=title
+)
 def test_ef21_bc_nonconvex_bound(down):
     """With Phi0 = Delta0 + A P0 + B Q0; top-k on both sides, so path-wise."""
     method = Method("ef21_bc", {}, TOP2, P2, downlink=down, rounds=800, more=FAR)
@@ -225,8 +231,8 @@ def noise_of(method: Method) -> float:
     return 0.0 if batch == "full" else constants(method).sample_variance / batch
 
 
-@pytest.mark.parametrize("rounds", [10, 300])
-@pytest.mark.parametrize(("name", "params", "compressor"), EF14S, ids=str)
+@pytest.mark.parametrize("rounds", first_of_each([10, 300]))
+@pytest.mark.parametrize(("name", "params", "compressor"), first_of_each(EF14S), ids=str)
 def test_ef14_nonconvex_bound(name, params, compressor, rounds):
     """4 e (f(x^0) - f_low)/(gamma T) + (2/n + 4 L gamma beta) e L gamma sigma^2, f_low = mean inf f_i >= 0."""
     method = on(name, compressor, rounds, LOGISTIC, params=params)
@@ -240,7 +246,7 @@ def test_ef14_nonconvex_bound(name, params, compressor, rounds):
     assert norms.mean() <= 4 * math.e * first / (gamma * rounds) + floor
 
 
-@pytest.mark.parametrize(("name", "params", "compressor"), EF14S, ids=str)
+@pytest.mark.parametrize(("name", "params", "compressor"), first_of_each(EF14S), ids=str)
 def test_ef14_strongly_convex_bound(name, params, compressor):
     """f(x^) - f* <= 4 ||x^0 - x*||^2/(gamma W) + 48 L gamma^2 D/s + (4/n + 24 L gamma beta) gamma sigma^2.
 
@@ -290,6 +296,7 @@ def last_norms(method: Method, multiples=(1.0,), seeds=(0,), name="grad_norm_sq"
     return run.recorder.column(name)[:, -10:].mean(1)
 
 
+@pytest.mark.thorough
 def test_ec_methods_with_shifts_have_no_floor_where_plain_ones_do(convex):
     gamma, last = 1 / (8 * constants(on("ef14", problem=convex)).L_max), {}
     for name in ("ef14", "ec_gd_star", "ec_diana", "double_squeeze"):
@@ -304,6 +311,7 @@ def test_ec_methods_with_shifts_have_no_floor_where_plain_ones_do(convex):
         assert last[name][1] > 3 * last[name][0], last  # it grows with the step
 
 
+@pytest.mark.thorough
 def test_the_floor_of_ef21_variants_does_not_grow_with_the_step(convex):
     gamma = on("ef21", problem=convex).cell().step_size
     for name, params in (("ef21_hb", {"eta": 0.5}), ("ef21_w", {}), ("ef21_sgdm", {"eta": 0.5})):
@@ -311,6 +319,7 @@ def test_the_floor_of_ef21_variants_does_not_grow_with_the_step(convex):
         assert (last_norms(method, (1.0, 4.0)) < 1e-20).all(), name
 
 
+@pytest.mark.thorough
 def test_ec_lsvrg_removes_the_noise():
     args = {"problem": ROWS, "rounds": 1000, "step": 0.02, "params": {"batch": 2}}
     top = {"name": "top_k", "k": "30%"}
@@ -318,6 +327,7 @@ def test_ec_lsvrg_removes_the_noise():
     assert reduced[0] < plain[0] / 3
 
 
+@pytest.mark.thorough
 def test_momentum_lowers_the_error_of_minibatches():
     errors = []
     for eta in (1.0, 0.3, 0.1):
@@ -327,6 +337,7 @@ def test_momentum_lowers_the_error_of_minibatches():
     assert errors[0] > 2 * errors[1] > 4 * errors[2], errors
 
 
+@pytest.mark.thorough
 def test_ef21_page_has_a_lower_floor_than_minibatches():
     page = on("ef21_page", problem=ROWS, params={"batch": 2}, rounds=600)
     step = page.cell().step_size
@@ -334,6 +345,7 @@ def test_ef21_page_has_a_lower_floor_than_minibatches():
     assert last_norms(page, (8.0,)) < last_norms(sgd, (8.0,)) / 5
 
 
+@pytest.mark.thorough
 def test_scaled_rand_k_in_ef21_diverges_where_the_rescaled_one_does_not():
     """Why unbiased operators are rescaled: unscaled roles keep the factor d/K."""
     method = Method("ef21", {}, {"name": "rand_k", "k": 1}, P2, rounds=400)
@@ -344,6 +356,7 @@ def test_scaled_rand_k_in_ef21_diverges_where_the_rescaled_one_does_not():
     assert finished(method.batch()).status[0] == "ok"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["ef21_sgdm", "ef21_hb", "ef21_page", "ef21_w", "ef14"])
 def test_scaled_rand_k_is_rescaled(name):
     """Without the factor 1/(omega + 1) the members diverge; the contractive role puts it in."""
@@ -359,7 +372,7 @@ def test_scaled_rand_k_is_rescaled(name):
     assert run.status[0] == "diverged"
 
 
-@pytest.mark.parametrize(("eta", "batch"), [(1.0, 1), (0.3, 1), (0.05, 1), (0.3, 4)])
+@pytest.mark.parametrize(("eta", "batch"), first_of_each([(1.0, 1), (0.3, 1), (0.05, 1), (0.3, 4)]))
 def test_nonconvex_bound_with_noise(eta, batch):
     """EF21-SGDM: 2 Phi0/(gamma T) + 2 (eta + (eta^2 + 2 eta^3) beta/theta) sigma^2, sigma^2 along the path."""
     params = {"eta": eta, "batch": batch}
@@ -391,6 +404,7 @@ PROXIMAL = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PROXIMAL)
 def test_proximal_methods_end_at_the_minimiser_of_f_and_the_penalty(convex, name):
     """One sample per client, so no noise: the gradient mapping of f + 0.2 ||x||_1 vanishes."""
@@ -410,6 +424,7 @@ def largest(a, b) -> float:
     return float(np.abs(np.asarray(a) - np.asarray(b)).max())
 
 
+@pytest.mark.thorough
 def test_prox_is_exact(convex):
     """EF21-Prox, plain and with momentum, weights and PAGE: the same point, with zeros in it."""
     ends = {}
@@ -458,11 +473,13 @@ def test_a_step_without_theory_is_skipped_with_a_reason():
 
 @pytest.mark.parametrize(
     ("name", "params"),
-    [
-        ("dasha_mvr", {"momentum": 0.2, "batch": 2}),
-        ("dasha_mvr", {"momentum": 1.0}),
-        ("dasha_sync_mvr", {"p": 0.2, "big": 3}),
-    ],
+    first_of_each(
+        [
+            ("dasha_mvr", {"momentum": 0.2, "batch": 2}),
+            ("dasha_mvr", {"momentum": 1.0}),
+            ("dasha_sync_mvr", {"p": 0.2, "big": 3}),
+        ]
+    ),
 )
 def test_dasha_with_noise_has_a_floor(name, params):
     """MVR: (1/(gamma L))(sqrt(6 F q^2) + sqrt(2 q/((2-q) n)))^2 sigma^2/b; SYNC-MVR (1 + 1/(p T)) sigma^2/(gamma L n big)."""
@@ -484,7 +501,7 @@ def test_dasha_with_noise_has_a_floor(name, params):
         assert norms[:T].mean() <= 2 * gap / (gamma * T) + floor / (gamma * c.L)
 
 
-@pytest.mark.parametrize(("big", "p"), [(1, 0.3), (6, 0.1)])
+@pytest.mark.parametrize(("big", "p"), first_of_each([(1, 0.3), (6, 0.1)]))
 def test_online_bound_has_a_floor(big, p):
     """VR-MARINA: 2 Delta0/(gamma T) + (1 + 1/(p T)) sigma^2/(n big), sigma^2 of a sample, along the path."""
     method = on("vr_marina", RAND, 150, LOGISTIC, params={"big": big, "p": p, "batch": 2})
@@ -508,6 +525,7 @@ def last_norm(name, rounds=700, **params) -> float:
     return float(run.recorder.column("grad_norm_sq")[:, -4:].mean())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "params"),
     [
@@ -523,6 +541,7 @@ def test_variance_reduction_has_no_floor(name, params):
     assert last_norm(name, **params) < 1e-5
 
 
+@pytest.mark.thorough
 def test_online_methods_have_a_floor_that_falls():
     """With q^2 and more for MVR's momentum q, with the samples of a dense round for VR-MARINA."""
     wide, fine = (last_norm("dasha_mvr", momentum=q) for q in (0.3, 0.03))
@@ -531,6 +550,7 @@ def test_online_methods_have_a_floor_that_falls():
     assert 1e-4 < many < few / 4
 
 
+@pytest.mark.thorough
 def test_vr_marina_with_other_samples_at_the_old_point_stalls():
     """A difference must be of the same samples: the classic mistake."""
 
@@ -554,6 +574,7 @@ def test_vr_marina_with_other_samples_at_the_old_point_stalls():
     assert last_norm("vr_marina", p=0.3) < 1e-5
 
 
+@pytest.mark.thorough
 def test_adiana_accelerates():
     """On a chain with L/mu = 1000, all clients alike: about sqrt(L/mu) rounds, not L/mu."""
     problem = {**CHAIN, "dim": 30, "noise": 0.0, "lambda": 1e-3}
@@ -568,6 +589,7 @@ def test_adiana_accelerates():
     assert last["adiana"] < 1e-8
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("weight", "compressor"), [(0.0, RAND), (0.2, "natural")], ids=title)
 def test_adiana_is_exact(weight, compressor):
     with registered("problem", convex_l1=ConvexL1):
@@ -603,6 +625,7 @@ def minimiser(problem) -> torch.Tensor:
     return x
 
 
+@pytest.mark.thorough
 def test_the_convex_step_diverges_where_some_f_i_is_not_convex():
     """Exactly: E||x+||^2 = ((1 - gamma)^2 + gamma^2 omega (11^2 + 9^2)/4) ||x||^2, 1.19 at gamma = 1/12."""
     gamma, omega = 1 / 12, 1.0
@@ -623,7 +646,7 @@ def test_the_convex_step_diverges_where_some_f_i_is_not_convex():
                 far._resolved({"theory": 1.0, "rule": rule}, 0)
 
 
-@pytest.mark.parametrize("rule", ["nonconvex", "pl"])
+@pytest.mark.parametrize("rule", first_of_each(["nonconvex", "pl"]))
 def test_the_shipped_quadratics_have_no_theory_of_dcgd(rule):
     method = Method("dcgd", {}, {"name": "rand_k", "k": 2}, SHIPPED)
     with pytest.raises(Skip, match="no theoretical step size"):
@@ -632,10 +655,17 @@ def test_the_shipped_quadratics_have_no_theory_of_dcgd(rule):
 
 @pytest.mark.parametrize(
     "compressor",
-    [{"name": "rand_k", "k": 3}, {"name": "rand_k", "k": 3, "mask": "common"}, "natural", "perm_k"],
+    first_of_each(
+        [
+            {"name": "rand_k", "k": 3},
+            {"name": "rand_k", "k": 3, "mask": "common"},
+            "natural",
+            "perm_k",
+        ]
+    ),
     ids=title,
 )
-@pytest.mark.parametrize("rounds", [20, 400])
+@pytest.mark.parametrize("rounds", first_of_each([20, 400]))
 def test_dcgd_nonconvex_bound(compressor, rounds):
     """(1/T) sum_{t<T} E||grad f||^2 <= 2 e (f(x^0) - f_low)/(gamma T), f_low = mean inf f_i >= 0, T the rounds."""
     method = Method("dcgd", {}, compressor, LOGISTIC, rounds=rounds, more=FAR)
@@ -648,10 +678,12 @@ def test_dcgd_nonconvex_bound(compressor, rounds):
     assert norms.mean() <= 2 * math.e * first.mean() / (method.cell().step_size * rounds)
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.2])
+@pytest.mark.parametrize("weight", first_of_each([0.0, 0.2]))
 @pytest.mark.parametrize(
     "compressor",
-    [{"name": "rand_k", "k": 4}, {"name": "rand_k", "k": 4, "mask": "common"}, "natural"],
+    first_of_each(
+        [{"name": "rand_k", "k": 4}, {"name": "rand_k", "k": 4, "mask": "common"}, "natural"]
+    ),
     ids=title,
 )
 def test_dcgd_converges_to_its_floor(convex, compressor, weight):
@@ -680,6 +712,7 @@ def test_dcgd_converges_to_its_floor(convex, compressor, weight):
         assert 2 < floors[0] / floors[1] < 8  # it scales with gamma, times 4
 
 
+@pytest.mark.thorough
 def test_dcgd_has_no_floor_where_the_clients_agree_on_the_minimiser():
     one = {"name": "rand_k", "k": 1}
     with registered("problem", counterexample=Counterexample):
@@ -691,8 +724,8 @@ def test_dcgd_has_no_floor_where_the_clients_agree_on_the_minimiser():
     assert (run.recorder.column("grad_norm_sq")[:, -1] < 1e-20).all()
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("multiple", [1.0, 0.1])
+@pytest.mark.parametrize("batch", first_of_each([1, 4]))
+@pytest.mark.parametrize("multiple", first_of_each([1.0, 0.1]))
 def test_sgd_nonconvex_bound(batch, multiple):
     """2 Delta0/(gamma T) + gamma L sigma^2/n with sigma^2 = sample_variance/b; f >= 0."""
     method = Method("sgd", {"batch": batch}, None, LOGISTIC, rounds=150, more=FAR)
@@ -704,7 +737,7 @@ def test_sgd_nonconvex_bound(batch, multiple):
     assert norms.mean() <= 2 * first.mean() / (gamma * 150) + floor
 
 
-@pytest.mark.parametrize("name", ["sgd", "momentum_sgd"])
+@pytest.mark.parametrize("name", first_of_each(["sgd", "momentum_sgd"]))
 def test_nonconvex_bound_with_noise_and_a_nonsmooth_part(name):
     """2 Delta0/(h T) + M^0/((1-eta) T) + (1-eta) sigma^2/n for the gradient mapping; eta = 0 for SGD."""
     lasso = {**LOGISTIC, "regularizer": "l1", "lambda": 0.01}
@@ -728,7 +761,7 @@ def test_nonconvex_bound_with_noise_and_a_nonsmooth_part(name):
         assert norms[:T].mean() <= bound
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", first_of_each([1, 3]))
 def test_sgd_converges_to_its_floor(batch):
     """E||x^t - x*||^2 <= (1 - gamma mu)^t ||x^0 - x*||^2 + 2 gamma C/(n b mu), on ridge regression."""
     method = Method("sgd", {"batch": batch}, None, RIDGED, rule="pl", rounds=400, more=FAR)
@@ -744,6 +777,7 @@ def test_sgd_converges_to_its_floor(batch):
     assert have[-100:].mean() > 0.02 * floor  # of that order
 
 
+@pytest.mark.thorough
 def test_sgd_diverges_on_least_squares_at_the_step_of_bounded_noise():
     """Why that theorem is not applied there: 1/L, minibatches of one row, clients with one large row each."""
     squares = {
