@@ -118,7 +118,7 @@ def use_plain_torch() -> None:
     """Put the plain torch form in the place of every kernel that operators call and that has one."""
     from importlib import import_module
 
-    from raybench.compressors.selection.by_size import largest_torch, ragged, rank_of, sizes_torch
+    from raybench.compressors.by_size import largest_torch, ragged, rank_of, sizes_torch
     from raybench.wire.indices import per_count
 
     def largest(x: Any, k: int) -> Any:

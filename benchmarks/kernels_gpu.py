@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 import raybench
-from raybench.compressors.selection import by_size
-from raybench.compressors.selection.threshold import at_least
+from raybench.compressors import by_size
+from raybench.compressors.selection import at_least
 from raybench.core import gpu
 from raybench.core.streams import Stream, stream
 from raybench.testing.gradient import SIZE

@@ -22,8 +22,8 @@ from raybench.compressors import (
     choose,
     count_of,
 )
-from raybench.compressors.compose import build
-from raybench.compressors.composed.nested import NestedMessage, nest
+from raybench.compressors.base import build
+from raybench.compressors.composed import NestedMessage, nest
 from raybench.core.draws import Sample
 from raybench.core.errors import InputError
 from raybench.core.registry import (

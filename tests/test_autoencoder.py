@@ -8,7 +8,7 @@ from torch.nn import functional
 
 import raybench
 from raybench.algorithms import autoencoder
-from raybench.compressors.composed.nested import Support, SupportMessage
+from raybench.compressors.composed import Support, SupportMessage
 from raybench.core.streams import stream
 from raybench.testing.vectors import gaussian
 

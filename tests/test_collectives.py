@@ -12,7 +12,7 @@ import torch
 import raybench
 from raybench import spec
 from raybench.compressors import Dense
-from raybench.compressors.composed.per_part import PerPart
+from raybench.compressors.per_tensor import PerPart
 from raybench.core import registry
 from raybench.core.counts import Counts
 from raybench.core.errors import InputError

@@ -9,7 +9,7 @@ import torch
 
 import raybench
 from raybench.compressors import Role, unpack
-from raybench.compressors.compose import build
+from raybench.compressors.base import build
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from tiers import first_of_each
 
 from raybench.compressors import Role, unpack
-from raybench.compressors.dithering import Dithering, NaturalDithering, TernGrad
-from raybench.compressors.identity import Identity, Zero
+from raybench.compressors.by_size import largest, largest_torch
+from raybench.compressors.dense import Identity, Zero
+from raybench.compressors.dithering import Dithering, NaturalDithering, ScaledSign, TernGrad
 from raybench.compressors.rounding import Natural
-from raybench.compressors.selection.by_size import largest, largest_torch
-from raybench.compressors.selection.top_k import TopK
-from raybench.compressors.sign import ScaledSign
-from raybench.compressors.sparsification.rand_k import RandK
+from raybench.compressors.selection import TopK
+from raybench.compressors.sparsification import RandK
 from raybench.core.errors import InputError
 from raybench.core.registry import lookup, names
 from raybench.core.streams import stream

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from raybench.compressors import Compressor, Dense
-from raybench.compressors.selection.top_k import TopK
+from raybench.compressors.selection import TopK
 from raybench.core.registry import lookup
 from raybench.core.streams import stream
 from raybench.testing.compressors import CHECKS, Subject, check_entry, conformance, examples

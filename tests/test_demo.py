@@ -9,7 +9,7 @@ import torch
 from test_forged_messages import parts_of, signed
 
 import raybench
-from raybench.compressors.selection.dct_top_k import (
+from raybench.compressors.block_top_k import (
     DCTTopK,
     chunks_of,
     cosine,

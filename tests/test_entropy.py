@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raybench
+from raybench.compressors import entropy as wire
 from raybench.compressors import unpack
-from raybench.compressors.entropy import message as wire
 from raybench.core.errors import InputError
 from raybench.core.streams import stream
 from raybench.testing.compressors import conformance

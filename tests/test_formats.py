@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raybench
+from raybench.compressors import formats as blocks
+from raybench.compressors import formats as small
 from raybench.compressors import unpack
-from raybench.compressors.formats import NF4
-from raybench.compressors.formats import block_message as blocks
-from raybench.compressors.formats import small_floats as small
-from raybench.compressors.formats.blocks import nf4_codes, tight_alpha
+from raybench.compressors.formats import NF4, nf4_codes, tight_alpha
 from raybench.compressors.norms import in_buckets
 from raybench.core import parallel
 from raybench.core.streams import stream

@@ -8,7 +8,7 @@ import torch
 
 import raybench
 from raybench import spec
-from raybench.compressors.composed import PerTensor
+from raybench.compressors.per_tensor import PerTensor
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.execution.resolve import Resolver

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import raybench
-from raybench.compressors.sparsification import importance, perm_k
-from raybench.compressors.sparsification.bernoulli import bernoulli
-from raybench.compressors.sparsification.drawn import kept
-from raybench.compressors.sparsification.importance import (
+from raybench.compressors import importance
+from raybench.compressors import sparsification as perm_k
+from raybench.compressors.importance import (
     drawn,
     drawn_torch,
     one_by_size,
     threshold,
 )
+from raybench.compressors.sparsification import bernoulli, kept
 from raybench.core.streams import stream
 
 DTYPES = [torch.float32, torch.float64]

@@ -7,11 +7,8 @@ import pytest
 import torch
 
 import raybench
-from raybench.compressors.low_rank import SVD, PowerStep
-from raybench.compressors.low_rank.operators import near_square
-from raybench.compressors.low_rank.svd import truncated_svd
-from raybench.compressors.tensors import CP, HOSVD, STHOSVD, TensorTrain, Tucker
-from raybench.compressors.tensors.operators import near_cube
+from raybench.compressors.low_rank import SVD, PowerStep, near_square, truncated_svd
+from raybench.compressors.tensors import CP, HOSVD, STHOSVD, TensorTrain, Tucker, near_cube
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.streams import stream

@@ -10,10 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorly.decomposition import parafac, tensor_train, tucker
 
-from raybench.compressors.tensors import CP, HOSVD, STHOSVD, TensorMessage, TensorTrain, Tucker
-from raybench.compressors.tensors import decompositions as methods
-from raybench.compressors.tensors.message import values_of
-from raybench.compressors.tensors.operators import near_cube
+from raybench.compressors import tensors as methods
+from raybench.compressors.tensors import (
+    CP,
+    HOSVD,
+    STHOSVD,
+    TensorMessage,
+    TensorTrain,
+    Tucker,
+    near_cube,
+    values_of,
+)
 from raybench.core.streams import stream
 from raybench.wire import unpack
 

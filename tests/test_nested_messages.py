@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 import raybench
 from raybench.compressors import choose, unpack
-from raybench.compressors.composed.nested import (
+from raybench.compressors.composed import (
     NestedMessage,
     ScaledMessage,
     SeededSupportMessage,
     SumMessage,
     SupportMessage,
+    best_factor,
 )
-from raybench.compressors.composed.rescale import best_factor
 from raybench.core.streams import stream
 from raybench.testing.vectors import cells_and_clients, gaussian
 from raybench.testing.wire import same_bits

@@ -11,7 +11,7 @@ import torch
 from practice_kit import FAR, MATRIX, P1, SAMPLES, TOP, VALUES, largest, on_p1, paths
 from toys import each_round, full_gradients, registered
 
-from raybench.compressors.keeping import keeping, kept_by, shares
+from raybench.compressors.base import keeping, kept_by, shares
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.groups import clipped, matrices

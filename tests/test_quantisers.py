@@ -9,17 +9,18 @@ from fractions import Fraction
 import pytest
 import torch
 
+from raybench.compressors import dithering as kernels
 from raybench.compressors import norms as sizes
 from raybench.compressors.dithering import (
     Dithering,
     ExponentialDithering,
     NaturalDithering,
     Qsgd,
+    ScaledSign,
+    Sign,
     TernGrad,
 )
-from raybench.compressors.dithering import codes as kernels
 from raybench.compressors.rounding import ExponentialRounding, Natural, Rounding
-from raybench.compressors.sign import ScaledSign, Sign
 from raybench.core import parallel
 from raybench.core.registry import lookup
 from raybench.core.streams import stream

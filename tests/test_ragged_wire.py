@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.compressors.selection.pos_neg_top_k import PosNegTopK
+from raybench.compressors.pos_neg_top_k import PosNegTopK
 from raybench.core.streams import stream
 from raybench.testing.vectors import gaussian
 from raybench.wire import RaggedMessage, SparseMessage, unpack

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raybench
-from raybench.compressors.sparsification import importance, perm_k
-from raybench.compressors.sparsification.bernoulli import RandomSparsification
-from raybench.compressors.sparsification.perm_k import PermK
-from raybench.compressors.sparsification.rand_k import RandK
+from raybench.compressors import importance
+from raybench.compressors import sparsification as perm_k
+from raybench.compressors.sparsification import PermK, RandK, RandomSparsification
 from raybench.core import streams
 from raybench.core.errors import InputError
 from raybench.core.registry import lookup

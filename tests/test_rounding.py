@@ -13,24 +13,25 @@ from hypothesis import strategies as st
 from raybench.compressors.dithering import (
     Dithering,
     ExponentialDithering,
+    OneBit,
+    ScaledSign,
+    Sign,
     TernGrad,
 )
 from raybench.compressors.rounding import (
+    MOST_LEVELS,
     ExponentialRounding,
     Natural,
     RoundedMessage,
     Rounding,
     StochasticRounding,
-)
-from raybench.compressors.rounding.exponents import cut, cut_torch
-from raybench.compressors.rounding.levels import (
-    MOST_LEVELS,
+    cut,
+    cut_torch,
     grid,
     round_to,
     round_to_torch,
     rounded_width,
 )
-from raybench.compressors.sign import OneBit, ScaledSign, Sign
 from raybench.core import parallel
 from raybench.core.errors import InputError
 from raybench.core.streams import stream

@@ -11,8 +11,8 @@ from hard_vectors import DTYPES, INF, NAN, hard_vectors, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.compressors.selection import by_size as selection
-from raybench.compressors.selection.by_size import (
+from raybench.compressors import by_size as selection
+from raybench.compressors.by_size import (
     above,
     cut_of_largest,
     kth_largest,
@@ -20,7 +20,7 @@ from raybench.compressors.selection.by_size import (
     largest_torch,
     ragged,
 )
-from raybench.compressors.selection.top_k import RTopK, TopK
+from raybench.compressors.selection import RTopK, TopK
 from raybench.core.compiled import compiled
 from raybench.core.streams import stream
 from raybench.testing.vectors import families, gaussian

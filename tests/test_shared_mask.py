@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_random_sparsifiers import within
 
-from raybench.compressors.sparsification.shared_mask import SharedMask
+from raybench.compressors.sparsification import SharedMask
 from raybench.core.errors import InputError
 from raybench.testing.vectors import cells_and_clients, gaussian
 from raybench.wire import unpack

@@ -13,7 +13,7 @@ from toys import descend, each_round, full_gradients, path
 
 from raybench.algorithms.base import PerCell
 from raybench.compressors import Role
-from raybench.compressors.compose import build
+from raybench.compressors.base import build
 from raybench.core.registry import lookup
 from raybench.core.streams import stream
 from raybench.execution.resolve import Skip, problem_of

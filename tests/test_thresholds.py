@@ -11,18 +11,20 @@ from hard_vectors import DTYPES, INF, NAN, hard_vectors, same
 
 import raybench
 from raybench.compressors import unpack
-from raybench.compressors.selection.block_top_k import BlockTopK, block_energies
-from raybench.compressors.selection.by_size import ragged
-from raybench.compressors.selection.dgc import DGC, select_torch
-from raybench.compressors.selection.masking import Masking
-from raybench.compressors.selection.pos_neg_top_k import PosNegTopK, by_sign
-from raybench.compressors.selection.threshold import (
+from raybench.compressors.block_top_k import BlockTopK, block_energies
+from raybench.compressors.by_size import ragged
+from raybench.compressors.pos_neg_top_k import PosNegTopK, by_sign
+from raybench.compressors.selection import (
+    DGC,
     AdaptiveThreshold,
     HardThreshold,
+    Masking,
+    RTopK,
+    TopK,
+    dgc_torch,
     energy_kept,
     energy_kept_torch,
 )
-from raybench.compressors.selection.top_k import RTopK, TopK
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.registry import lookup
@@ -194,7 +196,7 @@ def test_dgc_kernel_equals_reference(d, random, dtype):
         op = DGC(k, sample, "random" if random else "magnitude")
         q = stream(5).spread((len(x),))
         m = op.compress(x, q)
-        counts, indices, values = select_torch(x, k, sample, random, q)
+        counts, indices, values = dgc_torch(x, k, sample, random, q)
         assert torch.equal(m.counts, counts), [
             n for n, a, b in zip(rows, m.counts, counts) if a != b
         ]

@@ -17,8 +17,8 @@ from triton_cases import HALF, HERE, MODULES, SINGLE, gaussian, same
 from triton_cases import launched as _launched  # noqa: F401
 
 import raybench
-from raybench.compressors.dithering import codes
-from raybench.compressors.rounding import exponents
+from raybench.compressors import dithering as codes
+from raybench.compressors import rounding as exponents
 from raybench.core import gpu, registry
 from raybench.core.gpu import streams
 from raybench.core.streams import FEISTEL_ROUNDS, MOST_SORTED, Stream, stream

@@ -7,7 +7,8 @@ import torch
 from triton_cases import BRAIN, HALF, HERE, SINGLE, gaussian, same
 from triton_cases import launched as _launched  # noqa: F401
 
-from raybench.compressors.selection import by_size, threshold
+from raybench.compressors import by_size
+from raybench.compressors import selection as threshold
 from raybench.core.gpu import selection
 
 

@@ -19,9 +19,8 @@ from raybench import theory
 from raybench.algorithms import local_work, outer, robust
 from raybench.algorithms.protocols import Net, Wire
 from raybench.compressors import Any_, Contractive, Dense, Unbiased, choose
-from raybench.compressors.applied import Applied
-from raybench.compressors.composed.nested import Support
-from raybench.compressors.keeping import keeping, shares
+from raybench.compressors.base import Applied, keeping, shares
+from raybench.compressors.composed import Support
 from raybench.compressors.sparsification import SharedMask
 from raybench.core import facts
 from raybench.core.cells import PerCell, State, chosen

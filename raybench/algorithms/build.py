@@ -10,9 +10,8 @@ import torch
 from raybench import theory
 from raybench.algorithms.base import Algorithm, Estimator
 from raybench.compressors import Bound, Compressor
-from raybench.compressors.applied import Applied
-from raybench.compressors.compose import build, named
-from raybench.compressors.identity import Identity
+from raybench.compressors.base import Applied, build, named
+from raybench.compressors.dense import Identity
 from raybench.core import registry
 from raybench.core.cells import PerCell
 from raybench.core.clock import Clock
@@ -142,7 +141,7 @@ def method(
 ) -> Estimator:
     """Return a method with its numbers set and its operators bound, for one cell; gamma is left to the caller.
 
-    operators: for messages up and down, as ``compressors.compose.build`` takes them, None for none. like:
+    operators: for messages up and down, as ``compressors.base.build`` takes them, None for none. like:
     a tensor of the type and device of the vectors. unproven: operators that no theory of the method covers, too.
     Raises InputError where they do not fit.
     """

@@ -18,8 +18,7 @@ from raybench.core.draws import Sample
 from raybench.core.layout import Layout
 from raybench.core.streams import Stream
 from raybench.wire import Message
-from raybench.wire.received import Received
-from raybench.wire.wire import Cells
+from raybench.wire.wire import Cells, Received
 
 
 class Draws(Protocol):

@@ -9,16 +9,20 @@ ones with delta = 1/alpha (Beznosikov et al., On Biased Compression for Distribu
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from functools import lru_cache
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
 
-from raybench.core import facts
-from raybench.core.errors import InputError
+from raybench.core import facts, registry
+from raybench.core.clock import Clock
+from raybench.core.errors import Complaint, InputError
 from raybench.core.facts import Role
 from raybench.core.layout import Layout
 from raybench.core.streams import Stream, stream
@@ -229,3 +233,163 @@ class Bound:
 
 def _seed_zero(device: torch.device) -> Stream:
     return stream(0, device)
+
+
+# Operators made of operators ----------------------------------------------------------------------
+
+
+Made = str | Compressor
+
+
+def build(of: Made, where: str = "compressor") -> Compressor:
+    """Return the operator of a short form such as ``top_k:k=1%``; an operator is returned as it is.
+
+    where: what complaints call it. Raises InputError for a wrong name or parameter.
+    """
+    return of if isinstance(of, Compressor) else _built(of, where, registry.state())
+
+
+@lru_cache(maxsize=1024)
+def _built(text: str, where: str, state: tuple[int, int]) -> Compressor:
+    # what reads sweep files is loaded when there is something to read
+    from raybench.spec import short
+
+    section = short.section("compressor", text, where=where)
+    return registry.lookup("compressor", section.name).target(**section.params)
+
+
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """Put the name of a parameter before the key path of every complaint."""
+    try:
+        yield
+    except InputError as error:
+        found = [Complaint(f"{name}.{c.where}", c.what, c.fix) for c in error.complaints]
+        raise InputError(found) from error
+
+
+class Composed(Compressor):
+    """What operators made of others share; ``made_of`` names the fields that hold them.
+
+    Deterministic where all of them are, correlated where one is, 0 at 0 where all are.
+    """
+
+    made_of: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.made_of:
+            self.part(name)
+
+    def part(self, name: str) -> Compressor:
+        """Return the operator that a field holds."""
+        return build(getattr(self, name), name)
+
+    @property
+    def parts(self) -> list[Compressor]:
+        """The operators it is made of."""
+        return [self.part(name) for name in self.made_of]
+
+    @property
+    def deterministic(self) -> bool:  # type: ignore[override]
+        return all(op.deterministic for op in self.parts)
+
+    @property
+    def zero_to_zero(self) -> bool:  # type: ignore[override]
+        return all(op.zero_to_zero for op in self.parts)
+
+    @property
+    def correlated(self) -> bool:
+        return any(op.correlated for op in self.parts)
+
+    def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
+        return replace(self, **{name: self._fitted(name, d, n, layout) for name in self.made_of})  # type: ignore[type-var]
+
+    def _fitted(self, name: str, d: int, n: int, layout: Layout | None) -> Compressor:
+        with named(name):
+            op = self.part(name).fit(d, n, layout)
+            op.omega(d), op.alpha(d)  # where parameters do not fit d, name their path
+            return op
+
+
+# How many coordinates are kept --------------------------------------------------------------------
+
+
+PAPER = ("25%", "6.25%", "1.5625%", "0.4%")  # shares of the first four epochs; 0.1% afterwards
+EPOCHS = 5  # of the geometric warm-up
+
+
+def kept_by(op: Compressor) -> int | float | str | None:
+    """Return the ``k`` of an operator or of the first of its parts that has one; None without any."""
+    if hasattr(op, "k"):
+        return op.k
+    parts = op.parts if isinstance(op, Composed) else []
+    return next((k for k in map(kept_by, parts) if k is not None), None)
+
+
+def keeping(op: Compressor, k: int | float | str) -> Compressor:
+    """Return the operator, not yet bound, with this ``k`` in place of every one that it has.
+
+    Raises InputError where there is none, or k is no count.
+    """
+    if kept_by(op) is None:
+        fix = "one that keeps k coordinates, such as top_k, dgc, or per_tensor of them"
+        raise InputError.of("compressor", "keeps no number of coordinates", fix)
+    return _kept(op, k)
+
+
+def _kept(op: Compressor, k: int | float | str) -> Compressor:
+    if hasattr(op, "k"):
+        return replace(op, k=k)  # type: ignore[type-var]
+    if kept_by(op) is None:
+        return op
+    assert isinstance(op, Composed)
+    return replace(op, **{name: _kept(op.part(name), k) for name in op.made_of})  # type: ignore[type-var]
+
+
+def shares(warmup: str | Sequence[float | str], op: Compressor, d: int) -> list[float | str]:
+    """Return the shares kept in the stages of a warm-up, before the ``k`` of the operator itself.
+
+    warmup: ``off``, ``paper``, ``geometric`` ((k/d)^(j/6), j = 1..5) or the shares. Raises InputError
+    where one is no share of d, or the operator has no ``k``. What keeps all of d is given as ``100%``.
+    """
+    if warmup == "off":
+        return []
+    keeping(op, 1)  # raises where it has none
+    if warmup == "geometric":
+        base = count_of(cast(str, kept_by(op)), d) / d
+        return [f"{100 * base ** (j / (EPOCHS + 1)):.6g}%" for j in range(1, EPOCHS + 1)]
+    out: list[float | str] = []
+    for j, share in enumerate(PAPER if warmup == "paper" else warmup):
+        whole = count_of(share, d, f"algorithm.warmup[{j}]") == d
+        out.append("100%" if whole else share)
+    return out
+
+
+# At work in a method ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What a method calls: a.C(x, stream) is the message of x.
+
+    declared, n: the operator before it was bound and the number of clients, for ``fitted``.
+    """
+
+    bound: Bound
+    clock: Clock
+    declared: Compressor
+    n: int
+
+    def __call__(self, x: Tensor, source: Stream) -> Message:
+        with self.clock.on("compress"):
+            return self.bound(x, source)
+
+    def fitted(self, layout: Layout, share: float | str | None = None) -> Applied:
+        """Return the same operator for vectors of this layout, keeping that share of them.
+
+        share: in place of its ``k``, wherever that is; None leaves it. Raises InputError where the
+        operator has no ``k``.
+        """
+        op = self.declared if share is None else keeping(self.declared, share)
+        bound = op.bind(layout.dim, self.n, layout, self.bound.role)
+        return Applied(bound, self.clock, op, self.n)

@@ -130,7 +130,7 @@ def Operator(default: object = REQUIRED, help: str = "") -> Any:
     """Return a parameter that is itself a compression operator: ``top_k:k=1%``, or its mapping.
 
     The plug-in gets a text, the short form with names sorted and defaults left out, for
-    ``compressors.compose.build``. Write ``default`` in that form.
+    ``compressors.base.build``. Write ``default`` in that form.
     """
     return Param("operator", default, help=help)
 

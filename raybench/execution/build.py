@@ -16,9 +16,8 @@ from torch import Tensor
 from raybench.algorithms.base import Algorithm
 from raybench.algorithms.build import Dims, assembled
 from raybench.compressors import Bound, Compressor, Role
-from raybench.compressors.composed.per_part import PerPart
-from raybench.compressors.composed.per_tensor import PerTensor
-from raybench.compressors.identity import Identity
+from raybench.compressors.dense import Identity
+from raybench.compressors.per_tensor import PerPart, PerTensor
 from raybench.core import registry
 from raybench.core.capacity import need_memory
 from raybench.core.cells import PerCell

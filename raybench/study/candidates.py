@@ -8,7 +8,7 @@ from typing import Any
 
 from raybench.compressors import Compressor
 from raybench.compressors.base import Role
-from raybench.compressors.low_rank.operators import Projection
+from raybench.compressors.low_rank import Projection
 from raybench.core.errors import InputError
 from raybench.execution.build import unbound
 from raybench.spec import short

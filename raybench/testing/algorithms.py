@@ -28,8 +28,8 @@ from raybench.testing.spy import Spy
 from raybench.testing.trial import WILD, Method, compressors_for, finished, on_ranks, started
 from raybench.testing.wire import assert_bytes_suffice, same_bits
 from raybench.wire import Message, unpack
+from raybench.wire.compound import MeansMessage, PartsMessage
 from raybench.wire.ledger import COLUMNS
-from raybench.wire.parts import MeansMessage, PartsMessage
 from raybench.wire.transport import Transport, on_virtual_ranks
 
 CHECKS = Checks()

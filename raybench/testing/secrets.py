@@ -17,7 +17,7 @@ from torch import Tensor
 from raybench.execution.net import Net
 from raybench.execution.run import Run
 from raybench.wire import Message
-from raybench.wire.received import Each, Received
+from raybench.wire.wire import Each, Received
 
 OTHER = -1.5  # times another cell's messages: what the server receives in the second run
 SENDING = ("up", "all_gather", "mix", "average")

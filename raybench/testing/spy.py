@@ -11,7 +11,7 @@ from raybench.execution.net import Net
 from raybench.testing.wire import sent
 from raybench.wire import CasesMessage
 from raybench.wire.collectives import GATHER, combines
-from raybench.wire.parts import MeansMessage, PartsMessage
+from raybench.wire.compound import MeansMessage, PartsMessage
 
 
 class Spy:

@@ -13,10 +13,8 @@ from torch import Tensor
 
 from raybench.algorithms import outer
 from raybench.algorithms.build import method, named_method, part
-from raybench.compressors.applied import Applied
-from raybench.compressors.compose import build
-from raybench.compressors.composed.per_part import PerPart
-from raybench.compressors.composed.per_tensor import PerTensor
+from raybench.compressors.base import Applied, build
+from raybench.compressors.per_tensor import PerPart, PerTensor
 from raybench.core.cells import PerCell, State, copied
 from raybench.core.clock import Clock
 from raybench.core.errors import InputError, nearest

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from raybench.algorithms.build import check_loop, named_method
-from raybench.compressors.compose import Made
+from raybench.compressors.base import Made
 from raybench.core.errors import InputError, nearest
 from raybench.torch.attached import Attached
 from raybench.torch.exchange import Exchange, Plan

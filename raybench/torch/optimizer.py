@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from raybench.algorithms.build import check_loop, named_method
-from raybench.compressors.compose import Made
+from raybench.compressors.base import Made
 from raybench.core.errors import InputError
 from raybench.torch.exchange import Exchange, Plan
 from raybench.torch.flat import Flat, named_parameters

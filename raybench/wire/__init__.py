@@ -8,10 +8,8 @@ from raybench.wire.compound import (
     FlaggedMessage,
     choose,
 )
-from raybench.wire.dense import Dense, DenseMessage
-from raybench.wire.exponents import ExponentsMessage, exponent_width
-from raybench.wire.factors import FactorsMessage
-from raybench.wire.levels import LevelsMessage
+from raybench.wire.dense import Dense, DenseMessage, FactorsMessage
+from raybench.wire.levels import ExponentsMessage, LevelsMessage, exponent_width
 from raybench.wire.sparse import (
     RaggedMessage,
     SeededMessage,

@@ -408,3 +408,20 @@ def finite(head: Header, name: str) -> float:
     if type(value) not in (int, float) or not math.isfinite(value):
         raise ValueError(f"{name} is no finite number")
     return float(value)
+
+
+class Additive(Message):
+    """Base of kinds whose messages add up, all of them or those for which ``additive`` holds."""
+
+    @property
+    def additive(self) -> bool:
+        """Whether these messages add up: their sum over clients is one of the kind and size."""
+        return True
+
+    def summands(self) -> Tensor:
+        """Return the numbers (*lead, m) that are added, in the format in which they are sent."""
+        raise NotImplementedError
+
+    def of_summands(self, values: Tensor) -> Message:
+        """Return the message with these numbers (.., m), whose leading axes are without the clients."""
+        raise NotImplementedError

@@ -18,7 +18,7 @@ from raybench.core.counts import Counts
 from raybench.wire.base import Message
 from raybench.wire.collectives import Stub
 from raybench.wire.compound import CasesMessage
-from raybench.wire.received import Received
+from raybench.wire.wire import Received
 
 NOT_KEPT = (
     "clients take the round in blocks: a method that needs more than sums does not say blocks=True"

@@ -14,10 +14,8 @@ from torch import Tensor
 
 from raybench.core.clock import Clock
 from raybench.core.counts import Counts
-from raybench.wire.additive import Additive
-from raybench.wire.base import HALVES, Message, zero_absent
-from raybench.wire.compound import CasesMessage
-from raybench.wire.parts import MeansMessage, PartsMessage
+from raybench.wire.base import HALVES, Additive, Message, zero_absent
+from raybench.wire.compound import CasesMessage, MeansMessage, PartsMessage
 from raybench.wire.transport import Transport
 
 GATHER, REDUCE, ALL_TO_ALL = "gather", "reduce", "all_to_all"

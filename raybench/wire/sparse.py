@@ -16,8 +16,7 @@ from raybench.core import gpu
 from raybench.core.counts import Counts
 from raybench.core.streams import Stream
 from raybench.wire import bitpack
-from raybench.wire.additive import Additive
-from raybench.wire.base import DTYPES, Header, Message, natural, zero_absent
+from raybench.wire.base import DTYPES, Additive, Header, Message, natural, zero_absent
 from raybench.wire.indices import (
     DAMAGED,
     code_of,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of
-from raybench.compressors.selection.by_size import (
+from raybench.compressors.by_size import (
     BLOCK,
     COST_OF_SELECTING,
     FORMS,

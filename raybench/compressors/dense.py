@@ -1,4 +1,4 @@
-"""Casts: the same numbers as two-byte floats, and their message."""
+"""Operators that keep all coordinates or none: identity, zero, and casts to floats of two bytes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,58 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor
-from raybench.compressors.formats.block_message import nonzero, shared_max
-from raybench.compressors.formats.small_floats import HALVES, small_codes
+from raybench.compressors.formats import HALVES, nonzero, shared_max, small_codes
 from raybench.core.counts import Counts
 from raybench.core.params import record
 from raybench.core.registry import Choice, compressor
 from raybench.core.streams import Stream
-from raybench.wire import Message, bitpack
-from raybench.wire.additive import Additive
-from raybench.wire.base import DTYPES, Header
+from raybench.wire import Dense, Message, SparseMessage, bitpack
+from raybench.wire.base import DTYPES, Additive, Header
+
+
+@compressor("identity")
+@dataclass(frozen=True)
+class Identity(Compressor):
+    """C(x) = x: omega = 0, alpha = 1, all d values; turns every method into its uncompressed form."""
+
+    deterministic = True
+    selection = True
+    additive = True
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        return Dense(x)
+
+    def omega(self, d: int) -> float:
+        return 0.0
+
+    def alpha(self, d: int) -> float:
+        return 1.0
+
+
+@compressor("aggregate")
+@dataclass(frozen=True)
+class Aggregate(Identity):
+    """For the downlink: the server passes on the sum of what it receives, as sparse as it is.
+
+    Every client then steps itself. Charged by the union of the clients' supports: values and indices
+    of at most n K coordinates (no indices where they come from seeds), d values at most. As an
+    uplink operator it is the identity.
+    """
+
+    relay = True
+
+
+@compressor("zero")
+@dataclass(frozen=True)
+class Zero(Compressor):
+    """C(x) = 0 and no bits: neither unbiased nor contractive; only where full synchronisations exist."""
+
+    deterministic = True
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        empty = x.new_zeros(*x.shape[:-1], 0)
+        return SparseMessage(x.shape[-1], x.dtype, empty.to(torch.int64), empty)
+
 
 TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 SCALE = Choice("none", "max", help="max: x / max|x_j| is cast, one number of full width is sent")

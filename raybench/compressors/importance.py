@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of
-from raybench.compressors.selection.by_size import Ragged, listed, ragged
+from raybench.compressors.by_size import Ragged, listed, ragged
 from raybench.core.compiled import compiled
 from raybench.core.parallel import run_shared
 from raybench.core.registry import Count, compressor

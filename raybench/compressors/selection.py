@@ -1,0 +1,467 @@
+"""Selections by size: top-k, rTop-k, thresholds, masks of tensors, and DGC's threshold from a sample."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raybench.compressors.base import Compressor, count_of, count_within
+from raybench.compressors.by_size import (
+    BLOCK,
+    COST_OF_SELECTING,
+    FORMS,
+    Ragged,
+    above,
+    bits_of,
+    count_in,
+    keep_largest,
+    kth_largest,
+    largest,
+    list_above,
+    places_of_sample,
+    ragged,
+    rank_of,
+    sizes_torch,
+)
+from raybench.core import gpu
+from raybench.core.compiled import compiled
+from raybench.core.errors import InputError
+from raybench.core.layout import Layout
+from raybench.core.parallel import run_shared
+from raybench.core.registry import Choice, Count, Number, compressor
+from raybench.core.streams import Stream, hash_numba
+from raybench.wire import ConcatMessage, Message, RaggedMessage, SparseMessage
+
+# Top-k --------------------------------------------------------------------------------------------
+
+
+class _Selection(Compressor):
+    """Keeps k of d coordinates as they are: <E C(x), x> = E||C(x)||^2 >= (k/d) ||x||^2."""
+
+    k: int | float | str
+    selection = True
+
+    def alpha(self, d: int) -> float:
+        return count_of(self.k, d) / d
+
+    def omega(self, d: int) -> float | None:
+        return 0.0 if count_of(self.k, d) == d else None
+
+    def b1(self, d: int) -> tuple[float, float]:
+        return self.alpha(d), 1.0
+
+    def b2(self, d: int) -> tuple[float, float]:
+        return self.alpha(d), 1.0
+
+
+@compressor("top_k")
+class TopK(_Selection):
+    """C(x) = the k coordinates of largest |x_j|: contractive with alpha = k/d, deterministic.
+
+    Ties go to the lowest index, NaN counts as largest (a diverged iterate shows). B1 and B2 hold with
+    (k/d, 1). Bits: k values and their indices. Source: Alistarh et al. 2018; Beznosikov et al. 2020.
+    """
+
+    k: int | float | str = Count(help="coordinates kept, or a share such as 10%")
+    deterministic = True
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        indices, values = largest(x, count_of(self.k, x.shape[-1]))
+        return SparseMessage(x.shape[-1], x.dtype, indices, values)
+
+
+@compressor("rtop_k")
+class RTopK(_Selection):
+    """C(x) = k coordinates drawn at random from the r = ceil(pool k) of largest |x_j|, unscaled.
+
+    Contractive with alpha = k/d: a coordinate of the pool is kept with probability k/r, and the pool
+    holds r/d of ||x||^2 at least. pool = 1 is top_k; r is at most d. B1 and B2 hold with (k/d, 1).
+    Bits: k values and their indices. Raises InputError for a pool below 1. Source: Barnes et al.
+    2020, rTop-k.
+    """
+
+    k: int | float | str = Count(help="coordinates kept, or a share such as 10%")
+    pool: float = Number(2.0, low=1, help="r/k: they are drawn from the r largest (at most all)")
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.pool < math.inf:
+            raise InputError.of("pool", f"{self.pool!r} is below 1 or not finite", "r/k, such as 2")
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        d = x.shape[-1]
+        k = count_of(self.k, d)
+        r = min(d, math.ceil(round(self.pool * k, 9)))  # 1.1 times 10 is 11, not 11.000000000000002
+        indices, values = largest(x, r)
+        if r > k:
+            drawn = torch.zeros(indices.shape, dtype=torch.bool, device=x.device)
+            drawn.scatter_(-1, stream.subset(r, k), True)
+            where = drawn.nonzero()[:, -1].view(*x.shape[:-1], k)
+            indices, values = indices.gather(-1, where), values.gather(-1, where)
+        return SparseMessage(d, x.dtype, indices, values)
+
+
+# Thresholds ---------------------------------------------------------------------------------------
+
+
+BUCKETS = 512  # of a histogram
+COST_OF_ENERGIES = 20.0  # of a coordinate, in additions
+
+
+@compressor("hard_threshold")
+class HardThreshold(Compressor):
+    """C(x) = the entries with |x_j| > lambda: deterministic, of a length that x decides.
+
+    ||C(x) - x||^2 <= d lambda^2, an absolute error: no alpha, for a small x all is lost. Bits: the
+    count, the values and their indices. Raises InputError for a negative threshold. Source: Sahu et
+    al. 2021.
+    """
+
+    threshold: float = Number(low=0, help="lambda: entries above it are kept")
+    deterministic = True
+    selection = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold < math.inf:
+            what = f"{self.threshold!r} is negative or not finite"
+            raise InputError.of("threshold", what, "a number of the size of the entries")
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        cut = torch.tensor(self.threshold, dtype=torch.float64).to(x.dtype)
+        if float(cut) <= self.threshold:  # the lowest number of x's type that is above
+            cut = torch.nextafter(cut, cut.new_tensor(torch.inf))
+        return at_least(x, cut.expand(x.shape[:-1]))
+
+
+@compressor("adaptive_threshold")
+class AdaptiveThreshold(Compressor):
+    """C(x) = the entries with |x_j| >= lambda(x), zeros never: deterministic, of varying length.
+
+    max: lambda = c ||x||_inf; what is lost is at most d - 1 entries below it, so alpha =
+    1/(1 + (d - 1) c^2). energy: the fewest entries that hold ``energy`` of ||x||^2, ties by lowest
+    index; alpha = max(energy, 1/d), up to rounding. percentile: lambda is the k-th largest |x_j|, so
+    top_k that keeps all ties; alpha = k/d. B1 and B2 hold with (alpha, 1). Bits: the count, the values
+    and their indices. Raises InputError for parameters outside their range. Source: Sahu et al. 2021;
+    Strom 2015.
+    """
+
+    rule: str = Choice("max", "energy", "percentile", help="what the threshold follows from")
+    c: float = Number(
+        0.5, low=0, high=1, open_low=True, help="rule max: the threshold over the largest |x_j|"
+    )
+    energy: float = Number(
+        0.9, low=0, high=1, open_low=True, help="rule energy: share of ||x||^2 kept"
+    )
+    k: int | float | str = Count(
+        "10%", help="rule percentile: entries kept at least, or their share"
+    )
+    deterministic = True
+    selection = True
+
+    def __post_init__(self) -> None:
+        if self.rule not in ("max", "energy", "percentile"):
+            fix = "allowed: max, energy, percentile"
+            raise InputError.of("rule", f"unknown rule {self.rule!r}", fix)
+        for name in ("c", "energy"):
+            if not 0 < getattr(self, name) <= 1:
+                raise InputError.of(name, f"{getattr(self, name)!r} is outside (0, 1]")
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        if self.rule == "energy":
+            return RaggedMessage(x.shape[-1], x.dtype, *energy_kept(x, self.energy))
+        if self.rule == "percentile":
+            cut = sizes_torch(largest(x, count_of(self.k, x.shape[-1]))[1]).amin(-1)
+            return at_least(x, cut)
+        most = sizes_torch(x.abs().amax(-1))
+        cut = (most.double() * self.c).to(x.dtype)
+        low = cut.double() < most.double() * self.c  # rounded to the type of x, but up
+        return at_least(x, torch.where(low, torch.nextafter(cut, most.new_tensor(torch.inf)), cut))
+
+    def alpha(self, d: int) -> float:
+        if self.rule == "max":
+            return 1 / (1 + (d - 1) * self.c**2)
+        return max(self.energy, 1 / d) if self.rule == "energy" else count_of(self.k, d) / d
+
+    def b1(self, d: int) -> tuple[float, float]:
+        return self.alpha(d), 1.0
+
+    def b2(self, d: int) -> tuple[float, float]:
+        return self.alpha(d), 1.0
+
+
+def at_least(x: Tensor, cut: Tensor) -> RaggedMessage:
+    """Return the message of the entries with |x_j| >= cut (*lead, of x's dtype) that are not zero.
+
+    A NaN is always sent.
+    """
+    if gpu.usable(x) and x.dtype != torch.float64:
+        from raybench.core.gpu import selection
+
+        below = (cut.float().contiguous().view(torch.int32) - 1).clamp(min=0)
+        return RaggedMessage(x.shape[-1], x.dtype, *selection.above(x, below))
+    if x.device.type != "cpu":
+        size = sizes_torch(x)
+        return RaggedMessage(
+            x.shape[-1], x.dtype, *ragged(x, (size >= cut[..., None]) & (size > 0))
+        )
+    form = FORMS[x.dtype]
+    least = cut.contiguous().view(-1).numpy().view(form.integer)
+    return RaggedMessage(x.shape[-1], x.dtype, *above(x, np.maximum(least - 1, 0)))
+
+
+def energy_kept(x: Tensor, share: float) -> Ragged:
+    """Return the fewest entries with that share of ||x||^2: counts, indices and values.
+
+    The largest first, ties by lowest index. In float64, relative to the largest entry. A row of zeros
+    keeps none; one with entries that are not finite keeps those, all of them.
+    """
+    if x.device.type != "cpu":
+        return energy_kept_torch(x, share)
+    rows, form = x.reshape(-1, x.shape[-1]).numpy(), FORMS[x.dtype]
+    cuts, ties = np.empty(len(rows), form.integer), np.empty(len(rows), np.int64)
+    run_shared(
+        lambda a, b: _cuts(rows[a:b], share, form.mask, form.inf, cuts[a:b], ties[a:b]),
+        len(rows),
+        COST_OF_ENERGIES * rows.size,
+    )
+    return above(x, cuts, ties)
+
+
+def energy_kept_torch(x: Tensor, share: float) -> Ragged:
+    """Return the same by a sort, up to the rounding of sums (on other devices)."""
+    size = sizes_torch(x)
+    most = size.amax(-1, keepdim=True).double()
+    part = size.double() / torch.where((most > 0) & most.isfinite(), most, 1.0)
+    energy = torch.where(size.isfinite(), part, 0.0).square()
+    needed = share * energy.sum(-1, keepdim=True)
+    rank = rank_of(size)
+    held = torch.zeros_like(energy).scatter_(-1, rank, energy).cumsum(-1)
+    kept = (held < needed).sum(-1, keepdim=True) + 1
+    keep = torch.where(most.isfinite(), (rank < kept) & (size > 0), size.isinf())
+    return ragged(x, keep)
+
+
+@compiled
+def _cuts(rows, share, mask, inf, cuts, ties):
+    d = rows.shape[1]
+    sizes, energies, weight = np.empty(d, cuts.dtype), np.empty(d), np.empty(BUCKETS)
+    for r in range(rows.shape[0]):
+        bits, n, above, needed = rows[r].view(cuts.dtype), d, 0.0, 0.0
+        for j in range(d):
+            sizes[j] = min(bits[j] & mask, inf)
+        low, high = sizes.min(), sizes.max()
+        cuts[r], ties[r] = min(high, inf - 1), 0
+        if high == 0 or high == inf:  # nothing to keep, or what is not finite
+            continue
+        scale = 1 / max(np.float64(np.abs(rows[r]).max()), 1e-300)
+        for j in range(d):
+            part = np.float64(rows[r, j]) * scale
+            energies[j] = part * part
+            needed += share * energies[j]
+        # the least size that is kept is among the n left, by histograms of energy
+        while low < high:
+            shift, left = 0, 0
+            while (high - low) >> shift >= BUCKETS:
+                shift += 1
+            bucket = (high - low) >> shift
+            weight[: bucket + 1] = 0
+            for j in range(n):
+                weight[(sizes[j] - low) >> shift] += energies[j]
+            while bucket > 0 and above + weight[bucket] < needed:
+                above += weight[bucket]
+                bucket -= 1
+            for j in range(n):
+                size = sizes[j]
+                sizes[left], energies[left] = size, energies[j]
+                left += (size - low) >> shift == bucket
+            n = left
+            low, high = sizes[:n].min(), sizes[:n].max()
+        cuts[r], ties[r] = high, n
+        if energies[0] > 0:
+            ties[r] = min(max(np.int64(np.ceil((needed - above) / energies[0])), 1), n)
+
+
+# A threshold for every tensor ---------------------------------------------------------------------
+
+
+@compressor("masking")
+class Masking(Compressor):
+    """C(x) = the entries with |x_j| >= tau_l, l the tensor of entry j; tau_l is its k_l-th largest |x_j|.
+
+    k_l: ``k``, all of a smaller tensor; or the share ``k`` of its size. With ``threshold: first`` the tau of the first
+    tensor holds for all of them, so that much more or much less than the share may be kept: the control of
+    the published experiments, which shows what a threshold for every tensor is worth. All ties are kept,
+    zeros never. alpha = min_l k_l/d_l, with ``first`` 1/d, as the largest entry of all is always kept; B1
+    and B2 hold with (alpha, 1). Deterministic. Bits: of every tensor the count, the values and their indices.
+    Raises InputError where k does not fit a tensor. Source: Tejalsjsu/DeepGradientCompression.
+    """
+
+    k: int | float | str = Count(help="entries kept at least of a tensor, or their share")
+    threshold: str = Choice("tensor", "first", help="whose k-th largest entry is the threshold")
+    sizes: tuple[int, ...] = ()  # of the tensors, once it is fitted to them
+    deterministic = True
+    selection = True
+
+    def __post_init__(self) -> None:
+        if self.threshold not in ("tensor", "first"):
+            fix = "allowed: tensor, first"
+            raise InputError.of("threshold", f"unknown {self.threshold!r}", fix)
+
+    def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
+        count_of(self.k, d)  # raises where it does not fit
+        fits = layout is not None and layout.dim == d
+        return replace(self, sizes=tuple(s for s in layout.sizes if s) if fits else (d,))  # type: ignore[union-attr]
+
+    def tensors(self, d: int) -> tuple[int, ...]:
+        """Return the sizes of the tensors of a vector of length d: those it was fitted to, or one."""
+        return self.sizes if sum(self.sizes) == d else (d,)
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        pieces = [piece.contiguous() for piece in x.split(self.tensors(x.shape[-1]), -1)]
+        cuts = [self._cut(piece) for piece in (pieces[:1] if self.threshold == "first" else pieces)]
+        cuts *= len(pieces) // len(cuts)
+        parts: list[Message] = [
+            at_least(piece, cut) for piece, cut in zip(pieces, cuts, strict=True)
+        ]
+        return ConcatMessage(x.shape[-1], x.dtype, parts)
+
+    def _cut(self, piece: Tensor) -> Tensor:
+        return sizes_torch(largest(piece, count_within(self.k, piece.shape[-1]))[1]).amin(-1)
+
+    def alpha(self, d: int) -> float:
+        sizes = self.tensors(d)
+        shares = [count_within(self.k, size) / size for size in sizes]
+        return 1 / d if self.threshold == "first" and len(sizes) > 1 else min(shares)
+
+    def b1(self, d: int) -> tuple[float, float]:
+        return self.alpha(d), 1.0
+
+    def b2(self, d: int) -> tuple[float, float]:
+        return self.alpha(d), 1.0
+
+
+# Deep gradient compression ------------------------------------------------------------------------
+
+
+MOST_LOWERINGS = 10  # of the threshold
+LOWERED_TO = 0.8  # of itself, while fewer than this share of k exceed it
+MOST_BEFORE_SELECTION = 1.3  # times k; if more exceed the threshold, the k largest of all are taken
+
+
+@compressor("dgc")
+class DGC(Compressor):
+    """C(x) = what exceeds a threshold estimated from a sample, at most k entries.
+
+    Of s sampled |x_j|, one from each of s equal stretches, the ceil(s k/d)-th largest is the threshold;
+    it is multiplied by 0.8 while fewer than 0.8 k reach it, at most 10 times. Where more than k do, k
+    of them are kept: the largest, or a random choice (the largest all the same beyond 1.3 k). Zeros
+    are never sent. Only the largest entry is sure to be among the candidates: alpha = 1/d, or 1/(1.3 d)
+    with a random choice, is all that holds for every x; in practice it is near top_k. Bits: the count,
+    the values and their indices. Raises InputError where k or ``sample`` do not fit d. Source: Lin et
+    al. 2018, Deep Gradient Compression.
+    """
+
+    k: int | float | str = Count(help="coordinates kept at most, or a share such as 0.1%")
+    sample: int | float | str = Count(
+        "1%", help="coordinates looked at for the threshold, or their share"
+    )
+    truncate: str = Choice(
+        "magnitude", "random", help="which are left out where more than k exceed it"
+    )
+    selection = True
+
+    def __post_init__(self) -> None:
+        if self.truncate not in ("magnitude", "random"):
+            fix = "allowed: magnitude, random"
+            raise InputError.of("truncate", f"unknown {self.truncate!r}", fix)
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        d = x.shape[-1]
+        k, count = count_of(self.k, d), count_of(self.sample, d, "sample")
+        select = _dgc if x.device.type == "cpu" else dgc_torch
+        return RaggedMessage(d, x.dtype, *select(x, k, count, self.truncate == "random", stream))
+
+    def alpha(self, d: int) -> float:
+        return 1 / d if self.truncate == "magnitude" or d == 1 else 1 / (MOST_BEFORE_SELECTION * d)
+
+
+def dgc_torch(x: Tensor, k: int, count: int, random: bool, stream: Stream) -> Ragged:
+    """Return counts, indices and values of DGC's selection in plain torch (on other devices)."""
+    d, size = x.shape[-1], sizes_torch(x)
+    places = torch.arange(count, device=x.device) + stream.uniform(count)
+    places = (places * (d / count)).long().clamp(max=d - 1)
+    rank = -(-count * k // d)
+    cut = size.gather(-1, places).sort(dim=-1, descending=True).values[..., rank - 1 : rank]
+    for _ in range(MOST_LOWERINGS):
+        found = ((size >= cut) & (size > 0)).sum(-1, keepdim=True)
+        cut = torch.where(found < LOWERED_TO * k, cut * LOWERED_TO, cut)
+    keep = (size >= cut) & (size > 0)
+    found = keep.sum(-1, keepdim=True)
+    by_size = rank_of(size.where(keep, -1.0)) < k
+    if random:
+        score = (stream.fold("truncate").bits(d) >> 1) & (2**63 - 1)
+        by_hash = rank_of(score.where(keep, -1)) < k
+        by_size = torch.where(found <= MOST_BEFORE_SELECTION * k, by_hash, by_size)
+    return ragged(x, keep & by_size)
+
+
+def _dgc(x: Tensor, k: int, count: int, random: bool, stream: Stream) -> Ragged:
+    rows, form, lead = bits_of(x), FORMS[x.dtype], x.shape[:-1]
+    keys, hashes = (
+        source.keys.contiguous().view(-1).numpy().view(np.uint64)
+        for source in (stream, stream.fold("truncate"))
+    )
+    rank = -(-count * k // x.shape[-1])
+    # up to so many are chosen from by hash
+    limit = math.floor(MOST_BEFORE_SELECTION * k) if random else 0
+    counts = np.empty(len(rows), np.int64)
+    where, values = torch.empty(len(rows), k, dtype=torch.int64), torch.empty(len(rows), k).to(x)
+    to, kept = where.numpy(), values.numpy()
+    lower = kept.dtype.type(LOWERED_TO)
+
+    def work(a: int, b: int) -> None:
+        sampling, held = (keys[a:b], count, rank, lower), (k, limit, hashes[a:b])
+        out = counts[a:b], to[a:b], kept[a:b].view(rows.dtype)
+        _dgc_rows(rows[a:b], *sampling, *held, form.mask, form.inf, np.empty(1, kept.dtype), *out)
+
+    run_shared(work, len(rows), COST_OF_SELECTING * rows.size)
+    most = int(counts.max(initial=0))
+    where, values = (part[:, :most].reshape(*lead, most) for part in (where, values))
+    return torch.from_numpy(counts).view(lead), where, values
+
+
+@compiled
+def _dgc_rows(
+    rows, keys, count, rank, lower, k, limit, hashes, mask, inf, value, counts, where, values
+):
+    cut = value.view(rows.dtype)  # (1,): the threshold seen as an integer
+    sizes, place = np.empty(rows.shape[1], rows.dtype), np.empty(rows.shape[1] + 1, np.int32)
+    scores, marks = np.empty(limit, np.int64), np.empty(BLOCK, np.uint8)
+    for r in range(rows.shape[0]):
+        row = rows[r]
+        sample = places_of_sample(row.shape[0], keys[r], count)
+        for i in range(count):
+            sizes[i] = min(row[sample[i]] & mask, inf)
+        cut[0] = kth_largest(sizes[:count], rank)
+        for _ in range(MOST_LOWERINGS):
+            found = count_in(row, max(cut[0] - 1, 0), mask, inf)
+            if found >= LOWERED_TO * k or cut[0] == 0:
+                break
+            value[0] *= lower
+        found = list_above(row, max(cut[0] - 1, 0), mask, inf, 0, 0, marks, place)
+        if k < found <= limit:
+            for i in range(found):
+                scores[i] = hash_numba(hashes[r], np.uint64(place[i])) >> np.uint64(1)
+            keep_largest(scores[:found], k, place)
+        elif found > k:
+            for i in range(found):
+                sizes[i] = min(row[place[i]] & mask, inf)
+            keep_largest(sizes[:found], k, place)
+        counts[r] = min(found, k)
+        for t in range(counts[r]):
+            where[r, t], values[r, t] = place[t], row[place[t]]
+        where[r, counts[r] :] = 0
+        values[r, counts[r] :] = 0

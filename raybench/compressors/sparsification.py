@@ -1,0 +1,692 @@
+"""Random sparsification: coordinates drawn from a seed that both ends share, by every client or for all of them together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raybench.compressors.base import Compressor, count_of
+from raybench.compressors.by_size import listed, ragged
+from raybench.core.compiled import compiled
+from raybench.core.counts import Counts
+from raybench.core.errors import InputError
+from raybench.core.layout import Layout
+from raybench.core.parallel import run_shared
+from raybench.core.registry import Choice, Count, Flag, Integer, Number, compressor
+from raybench.core.streams import MOST_SORTED, Stream, hash_numba
+from raybench.wire import (
+    DTYPES,
+    DenseMessage,
+    FlaggedMessage,
+    Message,
+    SeededMessage,
+    bitpack,
+    support_of,
+)
+from raybench.wire.base import Header, natural, naturals, zero_absent, zero_rows
+from raybench.wire.compound import FlagMessage
+
+Places = tuple[Tensor, Tensor]  # coordinates (*lead, m), zero beyond a row's own; counts (*lead)
+
+
+class DrawnMessage(Message):
+    """Base: only values travel, the first counts (*lead) of ``values`` (*lead, m), zeros beyond.
+
+    ``source`` is the stream that the places come from; ``held`` are the places, once they are drawn.
+    """
+
+    values: Tensor
+    source: Stream
+    held: Places | None
+
+    def _draw(self) -> Places:
+        """Return the places that the stream stands for."""
+        raise NotImplementedError
+
+    def places(self) -> Places:
+        """Return the coordinates, int64 (*lead, m), zeros beyond a row's own, and counts (*lead)."""
+        if self.held is None:
+            self.held = self._draw()
+        return self.held
+
+    @property
+    def lead(self) -> torch.Size:
+        return self.values.shape[:-1]
+
+    @property
+    def stream(self) -> Stream:
+        return self.source
+
+    def _weighted(self) -> tuple[Tensor, Tensor]:
+        where, _ = self.places()
+        value = self.values[..., : where.shape[-1]]
+        value = value if self.scale == 1.0 else value * self.scale
+        return where, value if self.present is None else zero_absent(value, self.present)
+
+    def _write(self, out: Tensor) -> None:
+        self.add_to(out.zero_())
+
+    def _add(self, target: Tensor) -> Tensor:
+        return target.scatter_add_(-1, *self._weighted())
+
+    def _sum(self) -> Tensor:
+        where, value = self._weighted()
+        out = torch.zeros(*where.shape[:-2], self.d, dtype=self.dtype, device=self.device)
+        return out.scatter_add_(-1, where.flatten(-2), value.flatten(-2))
+
+    def _cost(self) -> Counts:
+        return Counts(values=self.places()[1].double())
+
+    def check(self) -> None:
+        where, _ = self.places()
+        if self.values.shape[-1] < where.shape[-1]:
+            raise ValueError(f"{self.values.shape[-1]} values at {where.shape[-1]} places")
+
+    def _payload(self) -> Tensor:
+        return bitpack.to_bytes(self.values[..., : self.places()[0].shape[-1]])
+
+
+def kept(x: Tensor, where: Tensor, counts: Tensor) -> Tensor:
+    """Return x (*lead, d) at the first counts (*lead) of where (*lead, m), and zeros beyond."""
+    values = x.gather(-1, where)
+    if not counts.numel() or int(counts.min()) == where.shape[-1]:
+        return values
+    beyond = torch.arange(where.shape[-1], device=x.device) >= counts[..., None]
+    return values.masked_fill_(beyond, 0)
+
+
+# K coordinates ------------------------------------------------------------------------------------
+
+
+@compressor("rand_k")
+class RandK(Compressor):
+    """C(x) = (d/K) x_S, S a uniform K-subset: unbiased with omega = d/K - 1, exactly, for every x.
+
+    Without the scale C(x) = x_S: contractive with alpha = K/d, exactly, and B1, B2 (K/d, 1); methods
+    with error feedback need this one. S is drawn without replacement from a stream that the server
+    shares, so no indices are sent. With a common mask C is linear over clients but averaging gains
+    no 1/n. d/K is applied when decoding. Source: Gorbunov et al. 2021 (MARINA), section 1;
+    Beznosikov et al. 2020, On Biased Compression for Distributed Learning.
+    """
+
+    k: int | float | str = Count(help="coordinates kept, or a share such as 10%")
+    mask: str = Choice("independent", "common", help="whether clients draw their own coordinates")
+    scaled: bool = Flag(True, help="times d/K, which makes it unbiased; without, it is contractive")
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        d = x.shape[-1]
+        k, common = count_of(self.k, d), self.mask == "common"
+        values = x.gather(-1, support_of(stream, d, k, common))
+        return SeededMessage(
+            d, x.dtype, values, stream, common, scale=d / k if self.scaled else 1.0
+        )
+
+    @property
+    def correlated(self) -> bool:
+        return self.mask == "common"
+
+    @property
+    def additive(self) -> bool:  # type: ignore[override]
+        return self.mask == "common"
+
+    @property
+    def selection(self) -> bool:  # type: ignore[override]
+        return not self.scaled
+
+    def omega(self, d: int) -> float | None:
+        k = count_of(self.k, d)
+        return d / k - 1 if self.scaled or k == d else None
+
+    def alpha(self, d: int) -> float | None:
+        k = count_of(self.k, d)
+        return None if self.scaled and k < d else k / d
+
+    def b1(self, d: int) -> tuple[float, float] | None:
+        return super().b1(d) if self.scaled else (count_of(self.k, d) / d, 1.0)
+
+    def b2(self, d: int) -> tuple[float, float] | None:
+        return super().b2(d) if self.scaled else (count_of(self.k, d) / d, 1.0)
+
+
+# A coin for every coordinate, or one for all ------------------------------------------------------
+
+
+BLOCK = 512  # coordinates whose numbers are drawn at once
+COST_OF_HASHES = 8.0  # of a coordinate, in additions
+
+
+def probability(p: object, where: str = "p") -> float:
+    """Return p as a float. Raises InputError unless 0 < p <= 1."""
+    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 < p <= 1:
+        raise InputError.of(where, f"{p!r} is no such probability", "a number in (0, 1]")
+    return float(p)
+
+
+@compressor("random_sparsification")
+class RandomSparsification(Compressor):
+    """C(x)_j = x_j / p with probability p, else 0, independently: unbiased, omega = 1/p - 1, exactly.
+
+    Without the scale C(x)_j = x_j: contractive with alpha = p, exactly, and B1, B2 (p, 1). Both ends
+    draw the support from the shared seed: only the values kept travel, p d of them on average.
+    Source: Beznosikov et al. 2020, On Biased Compression for Distributed Learning.
+    """
+
+    p: float = Number(
+        0.25, low=0, high=1, open_low=True, help="probability of keeping a coordinate"
+    )
+    scaled: bool = Flag(True, help="times 1/p, which makes it unbiased; without, it is contractive")
+
+    def __post_init__(self) -> None:
+        probability(self.p)
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        d, p = x.shape[-1], float(self.p)
+        where, counts = places = bernoulli(stream, d, p)
+        values = kept(x, where, counts)
+        scale = 1 / p if self.scaled else 1.0
+        return BernoulliMessage(d, x.dtype, values, stream, p, scale=scale, held=places)
+
+    @property
+    def selection(self) -> bool:  # type: ignore[override]
+        return not self.scaled
+
+    def omega(self, d: int) -> float | None:
+        return 1 / self.p - 1 if self.scaled or self.p == 1 else None
+
+    def alpha(self, d: int) -> float | None:
+        return None if self.scaled and self.p < 1 else float(self.p)
+
+    def b1(self, d: int) -> tuple[float, float] | None:
+        return super().b1(d) if self.scaled else (float(self.p), 1.0)
+
+    def b2(self, d: int) -> tuple[float, float] | None:
+        return super().b2(d) if self.scaled else (float(self.p), 1.0)
+
+
+# What is sent ----------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class BernoulliMessage(DrawnMessage):
+    """Coordinate j is sent where the j-th number of the stream is below p: no indices, no length."""
+
+    values: Tensor
+    source: Stream  # of shape lead
+    p: float
+    held: Places | None = field(default=None, kw_only=True, repr=False)
+    kind = "bernoulli"
+    tensors = ("values",)
+    static = ("p",)
+
+    def _draw(self) -> Places:
+        return bernoulli(self.source, self.d, self.p)
+
+    def map(self, of_tensor: Callable[[Tensor], Tensor]) -> BernoulliMessage:
+        changed = super().map(of_tensor)
+        assert isinstance(changed, BernoulliMessage)
+        changed.source, changed.held = Stream(of_tensor(self.source.keys)), None
+        return changed
+
+    def select(self, cells: Tensor) -> BernoulliMessage:
+        changed = super().map(lambda x: x[cells])
+        assert isinstance(changed, BernoulliMessage)
+        changed.source, changed.held = self.source[cells], None
+        return changed
+
+    @classmethod
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> BernoulliMessage:
+        assert stream is not None
+        dtype = DTYPES[known["dtype"]]
+        values = bitpack.from_bytes(payload, dtype)
+        p = probability(known["p"])
+        return cls(known["d"], dtype, values, stream, p, scale=known["scale"])
+
+    @classmethod
+    def demand(cls, known: Header, width: int) -> int:
+        # every coordinate is looked at, for every row, and those that are kept are listed
+        d = known["d"]
+        return 10 * width + 5 * d + int(9 * probability(known["p"]) * d)
+
+
+def bernoulli(source: Stream, d: int, p: float) -> Places:
+    """Return the coordinates whose number of ``source`` is below p, ascending, and their counts."""
+    keys = source.keys
+    if keys.device.type != "cpu":
+        keep = source.uniform(d) < p
+        counts, where, _ = ragged(keep, keep)
+        return where, counts
+    flat, limit = keys.contiguous().view(-1).numpy().view(np.uint64), math.ceil(p * 2.0**53)
+    found = np.empty(len(flat), np.int64)
+
+    def look(most: int) -> Tensor:
+        where = torch.empty(len(flat), most, dtype=torch.int64)
+        to = where.numpy()
+        run_shared(
+            lambda a, b: _bernoulli(flat[a:b], np.uint64(limit), d, found[a:b], to[a:b]),
+            len(flat),
+            COST_OF_HASHES * len(flat) * d,
+        )
+        return where.view(*keys.shape, most)
+
+    # room enough but for one row in 10^15, which is drawn again
+    room = math.ceil(p * d + 8 * math.sqrt(p * (1 - p) * d)) + 8
+    where = look(min(room, d))
+    most = int(found.max(initial=0))
+    where = where[..., :most].contiguous() if most <= where.shape[-1] else look(most)
+    return where, torch.from_numpy(found).view(keys.shape)
+
+
+@compiled
+def _bernoulli(keys, limit, d, counts, where):
+    keep, place = np.empty(BLOCK, np.uint8), np.empty(d + 1, np.int32)
+    for r in range(keys.shape[0]):
+        found = 0
+        for start in range(0, d, BLOCK):
+            size = min(BLOCK, d - start)
+            for j in range(size):  # a loop of its own: the listing does not vectorise
+                keep[j] = (hash_numba(keys[r], np.uint64(start + j)) >> np.uint64(11)) < limit
+            found = listed(keep, size, start, found, place)
+        counts[r] = found
+        own = min(found, where.shape[1])
+        for t in range(own):
+            where[r, t] = place[t]
+        where[r, own:] = 0
+
+
+@compressor("lazy")
+class Lazy(Compressor):
+    """C(x) = x / p with probability p, else 0: the Bernoulli gate, unbiased, omega = 1/p - 1, exactly.
+
+    One bit says whether the vector follows, full width; it is sent and booked either way.
+    Source: the lazy communication of Condat & Richtarik 2022 (MURANA).
+    """
+
+    p: float = Number(0.5, low=0, high=1, open_low=True, help="probability of sending the vector")
+
+    def __post_init__(self) -> None:
+        probability(self.p)
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        sent = stream.uniform(1)[..., 0] < self.p
+        flag = FlagMessage(1, x.dtype, sent.to(torch.uint8)[..., None])
+        held = zero_rows(x.clone(), ~sent)
+        whole = DenseMessage(x.shape[-1], x.dtype, held, scale=1 / self.p, present=sent)
+        return FlaggedMessage(x.shape[-1], x.dtype, [flag, whole])
+
+    def omega(self, d: int) -> float:
+        return 1 / self.p - 1
+
+    def alpha(self, d: int) -> float | None:
+        return 1.0 if self.p == 1 else None
+
+
+# A permutation that the clients share -------------------------------------------------------------
+
+
+AUTO = "auto"
+COST_OF_PLACES = 64.0  # of giving a coordinate its place in a permutation, in additions
+
+
+@compressor("perm_k")
+class PermK(Compressor):
+    """C_i(x) = n x_(block i of a shared random permutation): unbiased, omega = n - 1, exactly.
+
+    d >= n: blocks of d/n coordinates; where n does not divide d some are one longer, and a random
+    turn decides whose. n > d: d must divide n; client i sends d x_j e_j, j drawn without replacement
+    from a list of every coordinate n/d times: omega = d - 1. The clients' errors cancel (``ab``):
+    none is left where all send the same vector. The support comes from the shared seed, so d/n
+    values travel and no indices.
+
+    clients auto: those of the problem; where the operator was not fitted to one, the size of the
+    last leading axis of x (1 for a vector), and no class is claimed. A client with an id i >= n has
+    the block of i mod n. Raises InputError where n > d and d does not divide n.
+    Source: Szlendak, Tyurin, Richtarik 2021, Permutation Compressors.
+    """
+
+    clients: int | str = Integer(
+        AUTO, low=1, words=(AUTO,), help="clients n that share a permutation"
+    )
+
+    def __post_init__(self) -> None:
+        n = self.clients
+        if n != AUTO and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
+            raise InputError.of("clients", f"{n!r} is no number of clients", "an integer, or auto")
+
+    def fit(self, d: int, n: int, layout: Layout | None = None) -> PermK:
+        own = replace(self, clients=n) if self.clients == AUTO else self
+        _clients_that_fit(d, own.clients)
+        return own
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        d = x.shape[-1]
+        auto = x.shape[-2] if x.ndim > 1 else 1
+        n = _clients_that_fit(d, auto if self.clients == AUTO else self.clients)
+        places = block_of(stream.shared(), clients_of(stream), d, n)
+        scale = float(min(n, d))
+        return PermMessage(d, x.dtype, kept(x, *places), stream, n, scale=scale, held=places)
+
+    @property
+    def correlated(self) -> bool:
+        return self.clients != 1
+
+    def omega(self, d: int) -> float | None:
+        return (
+            None if self.clients == AUTO else float(min(_clients_that_fit(d, self.clients), d) - 1)
+        )
+
+    def alpha(self, d: int) -> float | None:
+        return 1.0 if self.omega(d) == 0 else None
+
+    def ab(self, d: int, n: int | None = None) -> tuple[float, float]:
+        """Return (A, B) of E||mean C_i(a_i) - mean a_i||^2 <= A mean||a_i||^2 - B ||mean a_i||^2.
+
+        With equality. A = B = 1 for d >= n > 1, (d - 1)/(n - 1) for n > d, 0 for n = 1; independent
+        operators have (omega/n, 0). n None: the fitted clients. MARINA's step becomes
+        1/(L + sqrt((1 - p)/p ((A - B) L_+^2 + B L_pm^2))), L_pm^2 the Hessian variance: with A = B
+        the clients' likeness is all that counts, and identical clients allow that of gradient
+        descent. Raises InputError where n is not known, or does not fit d.
+        """
+        n = _clients_that_fit(d, self.clients if n is None else n)
+        both = 0.0 if n == 1 else min(1.0, (d - 1) / (n - 1))
+        return both, both
+
+
+def _clients_that_fit(d: int, n: int | str) -> int:
+    """Return n, if that many clients can share d coordinates."""
+    if not isinstance(n, int):
+        raise InputError.of("clients", "is auto: the number of clients is not known", "give it")
+    if n > d and n % d:
+        what = f"{n} clients for {d} coordinates"
+        raise InputError.of("clients", what, f"at most {d}, or a multiple of {d}")
+    return n
+
+
+# What is sent ----------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class PermMessage(DrawnMessage):
+    """A client's block of a permutation that all clients of a cell draw from their shared stream.
+
+    slots None: ``source`` is the cell's and the clients' stream, and its ids are the clients (0
+    where there are none). Else ``source`` has a shared key for every row, and ``slots`` (*lead)
+    the clients: a row that stands alone. Which client sends is known to both ends and costs nothing.
+    """
+
+    values: Tensor
+    source: Stream
+    n: int
+    slots: Tensor | None = field(default=None, kw_only=True)
+    held: Places | None = field(default=None, kw_only=True, repr=False)
+    kind = "perm"
+    tensors = ("values",)
+    static: ClassVar[tuple[str, ...]] = ("n",)
+
+    def _draw(self) -> Places:
+        if self.slots is None:
+            return block_of(self.source.shared(), clients_of(self.source), self.d, self.n)
+        return block_of(self.source, self.slots, self.d, self.n)
+
+    def _cost(self) -> Counts:
+        return super()._cost() if self._ragged else Counts(values=self._most)
+
+    @property
+    def _ragged(self) -> bool:
+        return self.d > self.n and self.d % self.n > 0
+
+    @property
+    def _most(self) -> int:
+        return -(-self.d // self.n)
+
+    def map(self, of_tensor: Callable[[Tensor], Tensor]) -> PermMessage:
+        keys, slots = self.source.keys, self.slots
+        if slots is None:
+            slots = clients_of(self.source)
+            shared = self.source.shared().keys
+            keys = (shared if self.source.ids is None else shared[..., None]).expand(self.lead)
+        changed = super().map(of_tensor)
+        assert isinstance(changed, PermMessage)
+        changed.source, changed.slots = Stream(of_tensor(keys)), of_tensor(slots)
+        changed.held = None
+        return changed
+
+    def select(self, cells: Tensor) -> PermMessage:
+        if self.slots is not None:
+            return self.map(lambda x: x[cells])
+        changed = super().map(lambda x: x[cells])
+        assert isinstance(changed, PermMessage)
+        changed.source, changed.held = self.source[cells], None
+        return changed
+
+    def known(self) -> Header:
+        alone = {} if self.slots is None else {"slots": self.slots.flatten().tolist()}
+        return {**super().known(), **alone}
+
+    def describe(self) -> Header:
+        if self.slots is not None:
+            return super().describe()
+        alone = self.map(lambda x: x)
+        alone.held = self.held
+        return alone.describe()
+
+    @classmethod
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> PermMessage:
+        assert stream is not None
+        dtype, d, n = DTYPES[known["dtype"]], known["d"], natural(known, "n", 1)
+        values = bitpack.from_bytes(payload, dtype)
+        length = max(d // _clients_that_fit(d, n), 1)
+        if values.shape[-1] not in (length, max(-(-d // n), 1)):
+            raise ValueError(f"{values.shape[-1]} values of {d} coordinates, {n} clients")
+        slots = cls._slots(known, values)
+        return cls(d, dtype, values, stream, n, scale=known["scale"], slots=slots)
+
+    @staticmethod
+    def _slots(known: Header, values: Tensor) -> Tensor | None:
+        """Return the clients of rows that stand alone, of the shape of values (*lead, m) without m."""
+        if "slots" not in known:
+            return None
+        slots = torch.tensor(naturals(known, "slots"), dtype=torch.int64, device=values.device)
+        return slots.view(values.shape[:-1])
+
+    @classmethod
+    def demand(cls, known: Header, width: int) -> int:
+        # few coordinates are sorted for every row
+        few = min(max(known["d"], natural(known, "n", 1)), MOST_SORTED)
+        return 10 * width + 4 * few
+
+
+def clients_of(source: Stream) -> Tensor:
+    """Return the clients that a stream is for, int64 of its shape: its ids, or 0 without."""
+    if source.ids is None:
+        return torch.zeros(source.shape, dtype=torch.int64, device=source.device)
+    return source.ids.expand(source.shape)
+
+
+def block_of(shared: Stream, clients: Tensor, d: int, n: int) -> Places:
+    """Return the coordinates of each client of n, drawn from what the clients share.
+
+    shared: of the shape of clients, int64 (*lead), or without its last axis. The answer has shapes
+    (*lead, m) and (*lead). d >= n: the blocks of one permutation of the coordinates; those one
+    longer, where n does not divide d, go to other clients by a random turn, so that every coordinate
+    is a client's with probability 1/n. n > d: entry i of a permutation of the multiset that holds
+    every coordinate n/d times.
+    """
+    turn = shared.fold("turn").integers(1, n)
+    slots = (clients + (turn if clients.ndim > len(shared.shape) else turn[..., 0])) % n
+    if n > d:
+        return shared.images(n, slots, 1) % d, torch.ones_like(slots)
+    if n == 1:
+        every = torch.arange(d, device=slots.device).expand(*slots.shape, d)
+        return every, torch.full_like(slots, d)
+    length, longer = divmod(d, n)
+    first = slots * length + slots.clamp(max=longer)
+    counts = length + (slots < longer).long()
+    most = int(counts.max()) if counts.numel() else length
+    where = _images(shared, d, first, most)
+    if most > length:
+        where[..., -1] *= counts > length
+    return where, counts
+
+
+def _images(shared: Stream, d: int, first: Tensor, count: int) -> Tensor:
+    """Return ``shared.images``; of few coordinates on the CPU a kernel sorts and cuts the blocks."""
+    keys = shared.keys
+    if d > MOST_SORTED or keys.device.type != "cpu" or not first.numel():
+        return shared.images(d, first, count)
+    where = torch.empty(*first.shape, count, dtype=torch.int64)
+    cells = keys.contiguous().view(-1).numpy().view(np.uint64)
+    begin = first.reshape(len(cells), -1).numpy()
+    out = where.numpy().reshape(*begin.shape, count)
+    run_shared(
+        lambda a, b: _blocks(cells[a:b], d, begin[a:b], out[a:b]),
+        len(cells),
+        COST_OF_PLACES * len(cells) * d,
+    )
+    return where
+
+
+@compiled
+def _blocks(keys, d, first, out):  # first (R, n), out (R, n, count): of 0..d-1 in order of hashes
+    hashes, bucket = np.empty(d, np.uint64), np.empty(d, np.int32)
+    ends, order = np.empty(d + 1, np.int32), np.empty(d, np.int32)
+    for r in range(keys.shape[0]):
+        for j in range(d):
+            hashes[j] = hash_numba(keys[r], np.uint64(j))
+            bucket[j] = ((hashes[j] >> np.uint64(32)) * np.uint64(d)) >> np.uint64(32)
+        ends[:] = 0
+        for j in range(d):
+            ends[bucket[j] + 1] += 1
+        for b in range(d):
+            ends[b + 1] += ends[b]
+        for j in range(d):  # hashes are uniform: a bucket holds one or a few
+            order[ends[bucket[j]]] = j
+            ends[bucket[j]] += 1
+        # the buckets are in order, each is sorted by insertion; equal hashes stay by number
+        for j in range(1, d):
+            own, at = order[j], j
+            while at > 0 and hashes[order[at - 1]] > hashes[own]:
+                order[at] = order[at - 1]
+                at -= 1
+            order[at] = own
+        for i in range(first.shape[1]):
+            for j in range(out.shape[2]):
+                out[r, i, j] = order[min(first[r, i] + j, d - 1)]
+
+
+# A mask that the clients share --------------------------------------------------------------------
+
+
+@compressor("shared_mask")
+class SharedMask(Compressor):
+    """C_i(x)_j = (n/s) x_j where client i is one of the s clients that send coordinate j, else 0.
+
+    Unbiased, omega = n/s - 1, exactly. The s clients of a coordinate are a random subset of the n, the same for
+    both ends; a client sends d s/n values, up to one more or less, and no indices. s = n sends all; with s = 1 every
+    coordinate has one sender, as in ``perm_k``. The clients' errors cancel (``ab``): none is left where all send
+    the same vector.
+
+    senders: s; n where there are fewer clients. clients: n, as in ``perm_k``.
+    Source: Condat, Agarsky, Richtarik 2022, CompressedScaffnew.
+    """
+
+    senders: int = Integer(2, low=1, help="clients s that send each coordinate")
+    clients: int | str = Integer(AUTO, low=1, words=(AUTO,), help="clients n that share a mask")
+
+    def fit(self, d: int, n: int, layout: Layout | None = None) -> SharedMask:
+        return replace(self, clients=n) if self.clients == AUTO else self
+
+    def _sizes(self, n: int | str) -> tuple[int, int]:
+        """Return n and s. Raises InputError where n is not known."""
+        if not isinstance(n, int):
+            raise InputError.of("clients", "is auto: the number of clients is not known", "give it")
+        return n, min(self.senders, n)
+
+    def encode(self, x: Tensor, stream: Stream) -> Message:
+        auto = x.shape[-2] if x.ndim > 1 else 1
+        n, s = self._sizes(auto if self.clients == AUTO else self.clients)
+        d = x.shape[-1]
+        places = columns(stream.shared(), clients_of(stream), d, n, s)
+        values = kept(x, *places)
+        return MaskMessage(d, x.dtype, values, stream, n, s, scale=n / s, held=places)
+
+    @property
+    def correlated(self) -> bool:
+        return not isinstance(self.clients, int) or self.clients > self.senders
+
+    def omega(self, d: int) -> float | None:
+        if self.clients == AUTO:
+            return None
+        n, s = self._sizes(self.clients)
+        return n / s - 1
+
+    def alpha(self, d: int) -> float | None:
+        return 1.0 if self.omega(d) == 0 else None
+
+    def ab(self, d: int, n: int | None = None) -> tuple[float, float]:
+        """Return (A, B) of E||mean C_i(a_i) - mean a_i||^2 <= A mean||a_i||^2 - B ||mean a_i||^2.
+
+        A = B = (n - s)/(s (n - 1)), with equality: the mean of s of n numbers drawn without replacement. Raises
+        InputError where n is not known.
+        """
+        n, s = self._sizes(self.clients if n is None else n)
+        both = 0.0 if n == 1 else (n - s) / (s * (n - 1))
+        return both, both
+
+
+# What is sent ----------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class MaskMessage(PermMessage):
+    """A client's column of a mask that all clients of a cell draw from their shared stream."""
+
+    senders: int = 1
+    kind = "mask"
+    static = ("n", "senders")
+
+    def _draw(self) -> Places:
+        n, s = self.n, self.senders
+        if self.slots is None:
+            return columns(self.source.shared(), clients_of(self.source), self.d, n, s)
+        return columns(self.source, self.slots, self.d, n, s)
+
+    @property
+    def _ragged(self) -> bool:
+        return self.d * self.senders % self.n > 0
+
+    @property
+    def _most(self) -> int:
+        return -(-self.d * self.senders // self.n)
+
+    @classmethod
+    def read(cls, known: Header, payload: Tensor, stream: Stream | None) -> MaskMessage:
+        assert stream is not None
+        d, n = known["d"], natural(known, "n", 1)
+        s = natural(known, "senders", 1, n)
+        values = bitpack.from_bytes(payload, DTYPES[known["dtype"]])
+        if values.shape[-1] not in (d * s // n, -(-d * s // n)):
+            raise ValueError(f"{values.shape[-1]} values of {d} coordinates, {s} of {n} clients")
+        slots = cls._slots(known, values)
+        return cls(d, values.dtype, values, stream, n, s, scale=known["scale"], slots=slots)
+
+
+def columns(shared: Stream, clients: Tensor, d: int, n: int, s: int) -> Places:
+    """Return the coordinates that each client of n sends, drawn from what the clients share.
+
+    shared: of the shape of clients, int64 (*lead), or without its last axis. The answer has shapes (*lead, m),
+    ascending and zeros beyond a row's own, and (*lead). Number the d s entries of the mask coordinate by
+    coordinate: column q of a template has every n-th of them from q on, and a random permutation gives the
+    columns to the clients.
+    """
+    column = shared.images(n, clients % n, 1)  # (*lead, 1)
+    entry = column + n * torch.arange(-(-d * s // n), device=column.device)
+    own = entry < d * s
+    counts = own.sum(-1)
+    most = int(counts.max()) if counts.numel() else entry.shape[-1]  # of short columns alone: less
+    return (entry // s).masked_fill(~own, 0)[..., :most], counts
