@@ -329,6 +329,22 @@ def test_an_algorithm_is_one_short_file_that_knows_no_ranks_no_bits_no_cells() -
     assert not wrong, "\n".join(wrong)
 
 
+def test_benchmarks_import_what_is_there() -> None:
+    """Nothing else runs most of them."""
+    wrong = []
+    for file in (ROOT / "benchmarks").glob("*.py"):
+        for one in imports(file):
+            if target(one) is None:
+                continue
+            place = ROOT.joinpath(*one.module.split("."))
+            place = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+            within = place.parent / f"{one.name}.py", place.parent / f"{one.name}"
+            said = place.is_file() and re.search(rf"\b{one.name or ''}\b", place.read_text())
+            if not (said or any(path.exists() for path in within)):
+                wrong.append(str(one))
+    assert not wrong, "\n".join(wrong)
+
+
 def test_tiers_name_tests_that_exist() -> None:
     gone = [name for name in THOROUGH if not (ROOT / "tests" / f"test_{name}.py").is_file()]
     every = "".join(f.read_text() for f in (ROOT / "tests").glob("test_*.py"))
