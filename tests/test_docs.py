@@ -113,6 +113,7 @@ def test_verbs_that_the_pages_mention_exist() -> None:
         assert mentioned <= verbs, f"{page.name}: {sorted(mentioned - verbs)}"
 
 
+@pytest.mark.thorough
 def test_python_blocks_of_the_pages_are_valid_and_the_short_ones_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -149,6 +150,7 @@ class InTenths(Compressor):
 """
 
 
+@pytest.mark.thorough
 def test_the_kind_of_message_of_the_page_conforms(tmp_path: Path) -> None:
     """All but its operator's behaviour on tiny, large and infinite numbers, of which it knows nothing."""
     (tmp_path / "p.py").write_text(OWN_KIND + ITS_OPERATOR)
