@@ -33,6 +33,7 @@ from raybench.core.process import tune_process
 
 FLOOR = "gradients"
 ROWS, LAPS = 20, 30  # of a client of a cohort, and rounds that are timed
+BYTES_OF_BLOCK = 1 << 22  # enough for threads and vector units
 STATUS, REFERENCES = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -89,8 +90,6 @@ def one(name: str, clients: int, dim: int, rounds: int, block: int | None = None
 def _gradients(run: Any) -> Callable[[], object]:
     """Return what takes the clients' gradients in blocks and adds them up."""
     import torch
-
-    from raybench.execution.chunks import BYTES_OF_BLOCK
 
     problem, x = run.problem, run.s.x
     size = max(1, BYTES_OF_BLOCK // (problem.dim * problem.dtype.itemsize))

@@ -19,6 +19,6 @@ class EF21HeavyBall(Estimator):
         m.add_to(c.g)
         return s.g + wire.up(m).mean()
 
-    def along(a, s, g):
+    def outer_step(a, s, g):
         s.v = a.momentum * s.v + g
         return s.v

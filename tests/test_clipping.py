@@ -135,7 +135,7 @@ def test_its_estimates_are_those_of_ef21_on_the_same_points():
 def test_at_a_zero_estimate_it_stays():
     run = started(Method("ef21_normalized", {}, TOP, SAMPLES, step=0.05, rounds=1).batch())
     zero = torch.zeros(2, 5)
-    assert torch.equal(run.a.along(None, zero), zero)
+    assert torch.equal(run.a.outer_step(None, zero), zero)
 
 
 @pytest.mark.parametrize("multiple", [0.1, 1.0, 10.0])

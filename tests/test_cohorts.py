@@ -256,7 +256,7 @@ def dishonest() -> Iterator[None]:
         class Untold(Estimator):
             """Its clients step themselves."""
 
-            told = False
+            broadcasts_model = False
 
             def estimate(a, wire, s, c, grad):
                 return wire.up(Dense(grad)).mean()

@@ -30,7 +30,7 @@ HELD = [
     if plain(registry.lookup("algorithm", name).target)
     for m in methods(registry.lookup("algorithm", name))
     if m.downlink is None
-    or not m.entry.target.told  # a loop of one's own has no compressed broadcast
+    or not m.entry.target.broadcasts_model  # a loop of one's own has no compressed broadcast
 ]
 
 
@@ -44,7 +44,10 @@ def test_the_estimators_are_those_that_the_docs_name():
     opens = {m.name for m in HELD if m.entry.target.opens}
     assert {"ef21", "marina", "dasha", "ef21_bc", "clag", "three_pc_v5"} <= opens
     assert {"gd", "dcgd", "diana", "ef14", "double_squeeze", "one_bit_adam"} <= names - opens
-    assert {m.name for m in HELD if not m.entry.target.told} >= {"ef21_bc", "double_squeeze"}
+    assert {m.name for m in HELD if not m.entry.target.broadcasts_model} >= {
+        "ef21_bc",
+        "double_squeeze",
+    }
     assert not names & {"adiana", "vr_marina", "scaffold", "gossip", "vertical_marina", "dgc"}
 
 
@@ -75,7 +78,7 @@ def test_a_loop_of_ones_own_takes_the_same_steps(method):
         run.advance(1)
         torch.testing.assert_close(x, run.a.point(run.net, run.s, run.c), rtol=1e-12, atol=1e-14)
     assert (wire.ledger.up == run.net.ledger.up).all()
-    if not a.told:  # the model is broadcast by the loop, where it is told
+    if not a.broadcasts_model:  # the model is broadcast by the loop, where it is told
         assert (wire.ledger.down == run.net.ledger.down).all()
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from raybench import spec
-from raybench.algorithms.local_work import orthogonalised
+from raybench.algorithms.parts import orthogonalised
 from raybench.core.errors import InputError
 from raybench.execution.checks import Skip
 from raybench.execution.resolve import Resolver

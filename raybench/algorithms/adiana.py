@@ -41,7 +41,6 @@ STEPS = theory.StepSizes(
     "adiana",
     up=Unbiased,
     proximal=True,
-    blocks=True,
     theory=STEPS,
     auto={"alpha": shift_rate, "p": refresh, "mu": strength},
     alpha=Number("auto", low=0, high=1, words=("auto",), per_cell=True, help="shift rate"),

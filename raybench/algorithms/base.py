@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, where, zeros_like
 
 from raybench import theory
-from raybench.algorithms import local_work, outer, robust
+from raybench.algorithms import parts, robust
 from raybench.algorithms.protocols import Net, Wire
 from raybench.compressors import Any_, Contractive, Dense, Unbiased, choose
 from raybench.compressors.base import Applied, keeping, shares
@@ -124,7 +124,9 @@ class Algorithm:
         """x^{t+1} = prox(x^t - gamma g), told to the clients; the prox is the problem's, if it has one."""
         x = s.x if a.D is None else s.y
         step = a.gamma * g
-        a.tell(net, s, net.prox(torch.sub(x, step, out=step), a.gamma))  # in the memory of the step
+        a.broadcast_model(
+            net, s, net.prox(torch.sub(x, step, out=step), a.gamma)
+        )  # in the memory of the step
 
     def pooled(a, wire: Wire, g: Tensor) -> Tensor:
         """Return the server's estimate (B, d): g itself, or what its rule makes of its estimates of each (B, n, d)."""
@@ -132,9 +134,9 @@ class Algorithm:
 
     def move(a, net: Net, s: State, u: Tensor) -> None:
         """x^{t+1} = x^t - u, told to the clients: for methods whose messages hold the step size."""
-        a.tell(net, s, (s.x if a.D is None else s.y) - u)
+        a.broadcast_model(net, s, (s.x if a.D is None else s.y) - u)
 
-    def tell(a, net: Net, s: State, x: Tensor) -> None:
+    def broadcast_model(a, net: Net, s: State, x: Tensor) -> None:
         """Broadcast the model x (B, d): dense, or compressed as in EF21-P.
 
         s.x is what the clients hold, where they take gradients and f is recorded. With a downlink
@@ -176,11 +178,11 @@ class Estimator(Algorithm):
 
     The three parts of a round are independent of each other: local work (``source``) gives every
     client a direction, the estimator (``estimate``) makes one direction of them by messages, the outer
-    optimizer (``along``) says how x moves along it. A training loop of a user's own replaces the first
+    optimizer (``outer_step``) says how x moves along it. A training loop of a user's own replaces the first
     and the last.
 
     opens: g^0 is exchanged at x^0, and a round is step, gradient, estimate; else a round is gradient,
-    estimate, step, and nothing is sent before the first. told: the server broadcasts the model; else
+    estimate, step, and nothing is sent before the first. broadcasts_model: the server broadcasts the model; else
     every client steps itself. in_steps: the step size is inside the messages, g is a displacement and
     x <- x - g, without a prox. local, outer, delay: what a sweep, or a preset, puts in place of a
     gradient, of a plain step, and of a step at once. presets: which of them a method sets itself, in ``setup``.
@@ -191,7 +193,7 @@ class Estimator(Algorithm):
     """
 
     opens: bool = False
-    told: bool = True
+    broadcasts_model: bool = True
     in_steps: bool = False
     presets: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
@@ -217,13 +219,17 @@ class Estimator(Algorithm):
         """Return the clients' directions at s.x, (B, n_here, d): local work, by default a gradient."""
         if a.local is None:
             return a.gradient(net, s.x)
-        return local_work.directions(a.local, net, s, c, a.batch, a.gamma)
+        return parts.directions(a.local, net, s, c, a.batch, a.gamma)
 
-    def along(a, s: State, g: Tensor) -> Tensor:
+    def outer_step(a, s: State, g: Tensor) -> Tensor:
         """Return what x moves along, given g: the outer optimizer, by default g itself."""
         if a.delay is not None:
-            g = outer.late(a.delay, s, g)
-        return g if a.outer is None else outer.along(a.outer, s, g, 1.0 if a.in_steps else a.gamma)
+            g = parts.late(a.delay, s, g)
+        return (
+            g
+            if a.outer is None
+            else parts.outer_step(a.outer, s, g, 1.0 if a.in_steps else a.gamma)
+        )
 
     def start(a, net: Net, s: State, c: State) -> None:
         a.setup(net, s, c)
@@ -232,19 +238,19 @@ class Estimator(Algorithm):
 
     def round(a, net: Net, s: State, c: State) -> None:
         if a.opens:
-            a.follow(net, s, a.along(s, a.pooled(net, s.g)))
+            a.apply(net, s, a.outer_step(s, a.pooled(net, s.g)))
             s.g = a.estimate(net, s, c, a.source(net, s, c))
         else:  # not kept as s.g: that would be recorded as an estimate of the gradient at the next point
             g = a.pooled(net, a.estimate(net, s, c, a.source(net, s, c)))
-            a.follow(net, s, a.along(s, g))
+            a.apply(net, s, a.outer_step(s, g))
 
-    def follow(a, net: Net, s: State, u: Tensor) -> None:
-        """Step x along u: x - gamma u with the problem's prox, or x - u; then broadcast it where told."""
+    def apply(a, net: Net, s: State, u: Tensor) -> None:
+        """Step x along u: x - gamma u with the problem's prox, or x - u; then broadcast it where clients are told."""
         in_steps = a.in_steps or (a.outer is not None and a.outer.in_steps)
         if a.outer is not None and a.outer.weight_decay:
             decay = a.outer.weight_decay * s.x
             u = u + (a.gamma * decay if in_steps else decay)
-        if not a.told:
+        if not a.broadcasts_model:
             s.x = s.x - (u if in_steps else a.gamma * u)
         elif in_steps:
             a.move(net, s, u)
@@ -258,7 +264,7 @@ class Estimator(Algorithm):
         return kept
 
 
-HOOKS = {"local": "source", "outer": "along", "delay": "along"}
+HOOKS = {"local": "source", "outer": "outer_step", "delay": "outer_step"}
 """In which method of ``Estimator`` a part of a round that a sweep may ask for takes place."""
 
 

@@ -62,7 +62,7 @@ def _hindrances(
     kind = entry.target
     if not issubclass(kind, Estimator) or kind.round is not Estimator.round:
         yield "is no estimator of the gradient: its rounds are its own", OWN_LOOP
-    if kind.follow is not Estimator.follow:
+    if kind.apply is not Estimator.apply:
         yield "needs gradients at further points in a step", OWN_LOOP
     if kind.start is not Estimator.start:
         yield "needs to know the problem before the first step", OWN_LOOP

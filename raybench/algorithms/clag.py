@@ -21,7 +21,6 @@ STEPS = three_point(lazy).with_rules(released=None)
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     theory=STEPS,
     z=Number(1.0, low=0, per_cell=True, help="how much staler than one step g_i may be"),

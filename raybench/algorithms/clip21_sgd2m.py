@@ -9,7 +9,6 @@ from raybench.algorithms.base import Contractive, Dense, Estimator, Integer, Num
     "clip21_sgd2m",
     up=None,
     broadcast=Contractive,
-    blocks=True,
     theory=None,
     stochastic=True,
     tau=Number(

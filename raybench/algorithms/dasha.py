@@ -79,7 +79,6 @@ STEPS = theory.recursive(
     up=Unbiased,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     theory=STEPS,
     auto={"alpha": follow_rate},

@@ -32,7 +32,6 @@ STEPS = theory.StepSizes(
     up=Unbiased,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     theory=STEPS,
     stochastic=True,
@@ -54,6 +53,6 @@ class DashaMVR(Dasha):
         J = net.sample("batch", a.batch)
         return net.grad(s.x, J) + (1 - a.momentum) * (c.h - net.grad(s.old, J))
 
-    def follow(a, net, s, u):
+    def apply(a, net, s, u):
         s.old = s.x
-        super().follow(net, s, u)
+        super().apply(net, s, u)

@@ -48,7 +48,6 @@ STEPS = theory.StepSizes(
     up=Unbiased,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     theory=STEPS,
     stochastic=True,
@@ -80,6 +79,6 @@ class DashaPage(Dasha):
         """Return who takes a full gradient, bool (cells, n): known everywhere, so that nobody else pays for one."""
         return net.shared_stream("refresh").uniform(net.n) < a.p.values[:, None]
 
-    def follow(a, net, s, u):
+    def apply(a, net, s, u):
         s.old = s.x
-        super().follow(net, s, u)
+        super().apply(net, s, u)

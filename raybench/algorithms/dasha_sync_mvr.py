@@ -41,7 +41,6 @@ STEPS = theory.StepSizes(
     up=Unbiased,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     theory=STEPS,
     stochastic=True,

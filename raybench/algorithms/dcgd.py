@@ -42,7 +42,6 @@ STEPS = theory.StepSizes(
     up=Any_,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     cohorts=True,
     theory=STEPS,

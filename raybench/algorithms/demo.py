@@ -27,7 +27,7 @@ class DeMo(Estimator):
     Quesnelle, Kingma 2024, DeMo, algorithm 1.
     """
 
-    told = False
+    broadcasts_model = False
     in_steps = True
     errors = ("m",)
     left_to_loops = {"decay": "the weight_decay of your optimizer"}
@@ -42,5 +42,5 @@ class DeMo(Estimator):
         got = wire.all_gather(sent)
         return a.gamma * torch.sign(got.mean() if a.combine == "mean" else got.mean_of_senders())
 
-    def along(a, s, g):
+    def outer_step(a, s, g):
         return g + a.gamma * a.decay * s.x

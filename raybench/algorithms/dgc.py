@@ -22,7 +22,6 @@ from raybench.algorithms.base import (
     "dgc",
     up=Contractive,
     broadcast=Contractive,
-    blocks=True,
     theory=None,
     stochastic=True,
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),

@@ -100,7 +100,6 @@ STEPS = theory.recursive(
     up=Unbiased,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     theory=STEPS,
     auto={"alpha": shift_rate},
@@ -115,7 +114,7 @@ class Diana(Estimator):
     """
 
     def setup(a, wire, s, c):
-        c.h, s.h = wire.zeros(), wire.kept()
+        c.h, s.h = wire.zeros(), wire.server_zeros()
 
     def estimate(a, wire, s, c, grad):
         m = a.Q(grad - c.h, wire.stream("up"))

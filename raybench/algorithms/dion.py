@@ -30,7 +30,7 @@ class Dion(Estimator):
     (a + b) values a matrix, in two exchanges of all of them. No guarantee here. Source: Ahn et al. 2025, Dion, algorithm 2 with the mean R removed by every client.
     """
 
-    told = False
+    broadcasts_model = False
     errors = ("M",)
     left_to_loops = {"decay": "the weight_decay of your optimizer"}
 
@@ -68,5 +68,5 @@ class Dion(Estimator):
         c.M, s.m = wire.layout.concat(left), wire.layout.concat(slow)
         return wire.layout.concat(steps)
 
-    def along(a, s, g):
+    def outer_step(a, s, g):
         return g + a.decay * s.x

@@ -19,7 +19,7 @@ class DoubleSqueeze(Estimator):
     al. 2019, algorithm 1.
     """
 
-    told = False
+    broadcasts_model = False
     errors = ("e",)
 
     def setup(a, wire, s, c):

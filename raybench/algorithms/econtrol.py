@@ -56,7 +56,6 @@ STEPS = theory.recursive(
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     theory=STEPS,
     stochastic=True,
     auto={"eta": strength},

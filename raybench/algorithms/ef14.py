@@ -1,8 +1,8 @@
-"""Error feedback, the classic form."""
+"""Error feedback, the classic form, and what differs from it by an operator or by minibatches."""
 
 from math import inf, sqrt
 
-from raybench.algorithms.base import Choice, Contractive, Estimator, algorithm, theory
+from raybench.algorithms.base import Choice, Contractive, Estimator, Integer, algorithm, theory
 from raybench.algorithms.ef21 import RELEASED
 
 
@@ -77,7 +77,6 @@ MEMORY = Choice("step", "gradient", help="the error is of gamma grad, or of grad
     "ef14",
     up=Contractive,
     broadcast=Contractive,
-    blocks=True,
     robust=True,
     theory=STEPS.with_rules(released=RELEASED),
     memory=MEMORY,
@@ -107,3 +106,55 @@ class EF14(Estimator):
     def shifted(a, wire, s, c, grad):
         """Return what the client would step along, (B, n_here, d)."""
         return grad
+
+
+@algorithm(
+    "ef_sign_sgd",
+    own="scaled_sign",
+    up=None,
+    broadcast=Contractive,
+    theory=STEPS,
+    stochastic=True,
+    batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
+)
+class EFSignSGD(EF14):
+    """EF14 whose operator is ``scaled_sign``, (||v||_1/d) sign(v).
+
+    Up: d signs and a value. Down: d values. Source: Karimireddy et al. 2019, Error Feedback Fixes
+    SignSGD, algorithm 1.
+    """
+
+
+@algorithm(
+    "one_bit_sgd",
+    own="one_bit",
+    up=None,
+    broadcast=Contractive,
+    theory=STEPS,
+    stochastic=True,
+    batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
+    memory=Choice("gradient", "step", help="the error is of grad, or of gamma grad"),
+)
+class OneBit(EF14):
+    """EF14 with a memory of gradients and the operator ``one_bit``: the two means of the signs.
+
+    The means are over all of v; the paper takes them per column of each matrix. Up: d signs and two
+    values. Down: d values. Source: Seide et al. 2014.
+    """
+
+
+@algorithm(
+    "ec_sgd",
+    up=Contractive,
+    broadcast=Contractive,
+    robust=True,
+    theory=STEPS,
+    stochastic=True,
+    batch=Integer(1, low=1, help="samples per client and round"),
+)
+class ECSGD(EF14):
+    """EF14 on minibatch gradients: error-compensated SGD.
+
+    Floor: gradient noise and heterogeneity, growing with gamma. Up: one message. Down: d values.
+    Source: Stich et al. 2018, Sparsified SGD with Memory.
+    """

@@ -67,7 +67,6 @@ STEPS = theory.recursive(
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     theory=STEPS,
     init=Choice("compressed", "full", "zero", help="first message: C(grad), grad, or none"),
@@ -83,7 +82,7 @@ class EF21(Estimator):
     opens = True
 
     def setup(a, wire, s, c):
-        c.g, s.g = wire.zeros(), wire.kept()
+        c.g, s.g = wire.zeros(), wire.server_zeros()
 
     def estimate(a, wire, s, c, grad):
         return a.send(wire, s, c, grad).add_(s.g)  # the mean is ours: no further (B, d) is made
@@ -104,7 +103,6 @@ class EF21(Estimator):
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     theory=STEPS.with_rules(released=None),
 )

@@ -32,7 +32,7 @@ STEPS = theory.StepSizes(
 )
 
 
-@algorithm("ef21_bc", up=Contractive, down=Contractive, blocks=True, theory=STEPS)
+@algorithm("ef21_bc", up=Contractive, down=Contractive, theory=STEPS)
 class EF21BC(EF21):
     """EF21 at the clients (its mean is s.w), and again from server to clients: g <- g + D(w - g).
 
@@ -40,7 +40,7 @@ class EF21BC(EF21):
     message of C. Down: one of D. Source: Fatkhullin et al. 2021, algorithm 5.
     """
 
-    told = False
+    broadcasts_model = False
 
     def setup(a, wire, s, c):
         super().setup(wire, s, c)

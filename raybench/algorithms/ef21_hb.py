@@ -33,7 +33,6 @@ STEPS = theory.StepSizes(
     "ef21_hb",
     up=Contractive,
     broadcast=Contractive,
-    blocks=True,
     robust=True,
     theory=STEPS,
     eta=Number(0.9, low=0, high=0.999, per_cell=True, help="momentum"),

@@ -4,14 +4,13 @@ import torch
 
 from raybench.algorithms.base import Choice, Contractive, Integer, Number, algorithm
 from raybench.algorithms.ef21 import EF21
-from raybench.algorithms.local_work import orthogonalised
+from raybench.algorithms.parts import orthogonalised
 
 
 @algorithm(
     "ef21_muon",
     up=Contractive,
     broadcast=Contractive,
-    blocks=True,
     theory=None,
     stochastic=True,
     eta=Number(0.1, low=0, high=1, open_low=True, per_cell=True, help="weight of a fresh gradient"),
@@ -40,7 +39,7 @@ class EF21Muon(EF21):
         c.m = (1 - a.eta) * c.m + a.eta * grad
         return super().estimate(wire, s, c, c.m)
 
-    def along(a, s, g):
+    def outer_step(a, s, g):
         return a.layout.concat([a.steepest(tensor) for tensor in a.layout.views(g)])
 
     def steepest(a, G):

@@ -32,7 +32,6 @@ STEPS = theory.StepSizes(
     "ef21_normalized",
     up=Contractive,
     broadcast=Contractive,
-    blocks=True,
     theory=STEPS,
     stochastic=True,
     eta=Number(1.0, low=0, high=1, open_low=True, per_cell=True, help="weight of new gradients"),
@@ -55,6 +54,6 @@ class EF21Normalized(EF21):
         c.v = (1 - a.eta) * c.v + a.eta * grad
         return super().estimate(wire, s, c, c.v)
 
-    def along(a, s, g):
+    def outer_step(a, s, g):
         size = torch.linalg.vector_norm(g, dim=-1, keepdim=True)
         return g / size.clamp(min=torch.finfo(g.dtype).tiny)

@@ -39,7 +39,6 @@ STEPS = theory.StepSizes(
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     theory=STEPS,
     stochastic=True,
@@ -66,6 +65,6 @@ class EF21PAGE(EF21):
             c.v = where(coin[..., None], full, c.v + near)
         return c.v
 
-    def follow(a, net, s, u):
+    def apply(a, net, s, u):
         s.old = s.x
-        super().follow(net, s, u)
+        super().apply(net, s, u)

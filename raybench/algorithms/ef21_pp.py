@@ -26,7 +26,6 @@ def recursion(k: theory.Setting) -> theory.Rate:
     broadcast=Contractive,
     proximal=True,
     participation="p",
-    blocks=True,
     robust=True,
     theory=theory.recursive(
         recursion,

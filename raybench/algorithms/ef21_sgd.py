@@ -1,6 +1,6 @@
-"""EF21-SGD: EF21 on minibatches."""
+"""EF21 on minibatches: EF21-SGD, and EF21-SGDM with momentum at the clients."""
 
-from raybench.algorithms.base import Contractive, Integer, algorithm, theory
+from raybench.algorithms.base import Contractive, Flag, Integer, Number, algorithm, theory
 from raybench.algorithms.ef21 import EF21, PLAIN
 
 
@@ -51,7 +51,6 @@ STEPS = theory.StepSizes(
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     theory=STEPS.with_rules(released=PLAIN),
     stochastic=True,
@@ -64,3 +63,35 @@ class EF21SGD(EF21):
     EF21-SGDM. Step: that of EF21-SGDM with eta = 1. Up: one message. Down: d values. Source:
     Fatkhullin et al. 2021, EF21 with Bells & Whistles.
     """
+
+
+@algorithm(
+    "ef21_sgdm",
+    up=Contractive,
+    broadcast=Contractive,
+    proximal=True,
+    robust=True,
+    theory=STEPS,
+    stochastic=True,
+    eta=Number(0.1, low=0, high=1, open_low=True, per_cell=True, help="weight of new gradients"),
+    double=Flag(help="average twice (SGD2M)"),
+)
+class EF21SGDM(EF21SGD):
+    """v_i <- (1-eta) v_i + eta grad f_i(x; J); c_i = C(v_i - g_i); g_i <- g_i + c_i; x <- x - gamma g.
+
+    eta = 1 is EF21-SGD. ``double``: u_i <- (1-eta) u_i + eta v_i is sent in place of v_i. v_i and u_i
+    begin as the first minibatch gradient. Up: one message. Down: d values. Source: Fatkhullin,
+    Tyurin, Richtarik 2023, Momentum Provably Improves Error Feedback, algorithms 1 and 4.
+    """
+
+    def open(a, wire, s, c, grad):
+        c.v = grad
+        if a.double:
+            c.u = grad
+        return super().open(wire, s, c, grad)
+
+    def estimate(a, wire, s, c, grad):
+        c.v = (1 - a.eta) * c.v + a.eta * grad
+        if a.double:
+            c.u = (1 - a.eta) * c.u + a.eta * c.v
+        return super().estimate(wire, s, c, c.u if a.double else c.v)

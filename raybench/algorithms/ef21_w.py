@@ -17,7 +17,6 @@ STEPS = theory.recursive(
     broadcast=Contractive,
     averaged=False,  # its mean is weighted
     proximal=True,
-    blocks=True,
     theory=STEPS,
 )
 class EF21W(EF21):

@@ -74,7 +74,6 @@ STEPS = theory.recursive(
     up=Any_,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     theory=STEPS,
     auto={"lam": shift_rate, "nu": mean_rate},
     lam=Number("auto", low=0, high=1, words=("auto",), per_cell=True, help="rate of the shifts"),

@@ -1,7 +1,8 @@
-"""Compressed gossip: consensus alone, and with gradient steps (CHOCO)."""
+"""Clients that talk to their neighbours: Choco-SGD and gossip, EXTRA, gradient tracking."""
 
 from raybench.algorithms.base import (
     Contractive,
+    Dense,
     Integer,
     Number,
     Points,
@@ -69,3 +70,47 @@ class ChocoSGD(Gossip):
 
     def direction(a, net, c):
         return a.gradient(net, c.X)
+
+
+@algorithm("extra", version="2", up=None, decentralised=True, proximal=True, theory=HALF)
+class Extra(Points):
+    """Z^{t+1} = W X^t + Z^t - (I + W)/2 X^{t-1} - gamma (G^t - G^{t-1}); X^{t+1} = prox(Z^{t+1}).
+
+    Begins with Z^1 = W X^0 - gamma G^0. With a schedule each gradient keeps the step of its round:
+    gamma_t G^t - gamma_{t-1} G^{t-1}. Without a penalty Z = X: EXTRA; with one PG-EXTRA. Exact:
+    the only fixed points have all x_i = x*. Convex f_i: gamma < (1 + lambda_min(W))/L_max. Rule of thumb:
+    0.5/L_max. Up: d values per neighbour. Source: Shi, Ling, Wu, Yin 2015.
+    """
+
+    def start(a, net, s, c):
+        super().start(net, s, c)
+        # everybody knows x^0, so W X^0 needs no message
+        c.Z, c.half, c.U = c.X, c.X, zeros_like(c.X)
+
+    def round(a, net, s, c):
+        WX, U = net.mix(Dense(c.X)), a.gamma * net.grad(c.X)
+        c.Z = WX + c.Z - c.half - (U - c.U)
+        c.half, c.U = (c.X + WX) / 2, U
+        c.X = net.prox(c.Z, a.gamma)
+
+
+@algorithm("gradient_tracking", up=None, decentralised=True, theory=HALF)
+class GradientTracking(Points):
+    """X <- V (X - gamma Y); Y <- V (Y + G(X) - G(X^old)), V = (I + W)/2, Y^0 = G(X^0).
+
+    mean Y = mean G in every round; exact. V in place of W: on a graph whose W has eigenvalues near -1
+    (expanders) steps of order 1/L would diverge. Rule of thumb: 0.5/L_max. Up: two messages of d values
+    per neighbour. Source: Xu, Zhu, Soh, Xie 2015 (the adapt-then-combine form).
+    """
+
+    def start(a, net, s, c):
+        super().start(net, s, c)
+        c.G = c.Y = net.grad(c.X)
+
+    def round(a, net, s, c):
+        def average(v):
+            return (v + net.mix(Dense(v))) / 2
+
+        c.X = average(c.X - a.gamma * c.Y)
+        G = net.grad(c.X)
+        c.Y, c.G = average(c.Y + G - c.G), G

@@ -61,7 +61,9 @@ class LGC(Estimator):
                 raise InputError.of("compressor", "sends no fixed number", "top_k") from None
 
     def setup(a, wire, s, c):
-        a.told = a.variant == "server"  # else every client knows the mean, and steps itself
+        a.broadcasts_model = (
+            a.variant == "server"
+        )  # else every client knows the mean, and steps itself
         a.T = None if a.innovation == "off" else a.C.fitted(wire.layout, a.innovation)
         c.u, c.v = wire.zeros(), wire.zeros()
         s.W = autoencoder.initial(wire.shared_stream("autoencoder"), a.width, wire.zero())
@@ -75,7 +77,7 @@ class LGC(Estimator):
         else:
             m = a.C(v, wire.stream("up")) if fits > 0 else Dense(v)
             sent, got = m.decode(), wire.up(m)
-            mean = got.mean() if a.told else wire.down(Dense(got.mean()))
+            mean = got.mean() if a.broadcasts_model else wire.down(Dense(got.mean()))
             if fits > 0:
                 a.fit(wire, s, got, fits)
         c.v = v - sent
@@ -86,10 +88,12 @@ class LGC(Estimator):
     def fit(a, wire, s, got, fits):
         """Fit E and D to the values received: of every client, or of all at the leader's coordinates."""
         S = Support(got.message).indices
-        S = S if a.told else S[:, a.leads(wire), None].expand_as(S)
+        S = S if a.broadcasts_model else S[:, a.leads(wire), None].expand_as(S)
         values = got.decode().gather(-1, S)
         for t in range((fits - 1) * a.fit_steps + 1, fits * a.fit_steps + 1):
-            s.W, s.moments = autoencoder.fitted(s.W, s.moments, values, not a.told, a.fit_step, t)
+            s.W, s.moments = autoencoder.fitted(
+                s.W, s.moments, values, not a.broadcasts_model, a.fit_step, t
+            )
 
     def learned(a, wire, s, v):
         """Return what every client sends of v (B, n_here, d), and the mean over all clients, (B, d)."""
@@ -98,16 +102,16 @@ class LGC(Estimator):
             s.moments = []
         S, own = a.shared(wire, a.C(v, wire.stream("up")), v)
         z = Dense(autoencoder.encoded(s.W, own))
-        z = a.passed_on(wire, z).decode() if a.told else wire.mean(z.values)
+        z = a.passed_on(wire, z).decode() if a.broadcasts_model else wire.mean(z.values)
         h = autoencoder.decoded(s.W, z[:, None], own.shape[-1])
         size = h.square().sum(-1, keepdim=True)
         factor = where(size != 0, (h * own).sum(-1, keepdim=True) / size, 0.0)
         sent = zeros_like(v).scatter(-1, S, factor * h)
-        both = wire.up(Dense(factor)).mean() if a.told else wire.mean(factor)
+        both = wire.up(Dense(factor)).mean() if a.broadcasts_model else wire.mean(factor)
         mean = wire.zero().scatter(-1, S[:, 0], both * h[:, 0])
         if a.T is not None:
             more = a.T(v - sent, wire.stream("innovation"))
-            if a.told:
+            if a.broadcasts_model:
                 return sent + more.decode(), mean + wire.up(more).mean()
             S, own = a.shared(wire, more, v - sent)
             sent, mean = sent.scatter_add(-1, S, own), mean.scatter_add(-1, S[:, 0], wire.mean(own))

@@ -1,8 +1,9 @@
-"""Local steps between the rounds: Local SGD and FedAvg."""
+"""Local steps between the rounds: Local SGD, FedAvg, FedProx, SCAFFOLD and EF21 on what they sum up to."""
 
-from raybench.algorithms.base import Contractive, Dense, Integer, Local, Number, algorithm
+from raybench.algorithms.base import Contractive, Dense, Integer, Local, Number, algorithm, where
+from raybench.algorithms.ef21 import EF21
 from raybench.algorithms.gd import GD
-from raybench.algorithms.local_work import directions
+from raybench.algorithms.parts import directions
 
 
 @algorithm(
@@ -10,7 +11,6 @@ from raybench.algorithms.local_work import directions
     version="2",
     up=None,
     broadcast=Contractive,
-    blocks=True,
     cohorts=True,
     theory=None,
     stochastic=True,
@@ -45,7 +45,7 @@ class LocalSGD(GD):
     def estimate(a, wire, s, c, grad):
         return wire.up(Dense(grad).masked(wire.participants(a.p))).mean_sent()
 
-    def along(a, s, g):
+    def outer_step(a, s, g):
         # a schedule's gamma of each round stays in v, as it stays in x - y_i
         s.v = a.momentum * s.v + a.gamma * g
         return a.server * s.v
@@ -56,7 +56,6 @@ class LocalSGD(GD):
     version="2",
     up=None,
     broadcast=Contractive,
-    blocks=True,
     cohorts=True,
     theory=None,
     stochastic=True,
@@ -75,3 +74,83 @@ class FedAvg(LocalSGD):
 
     def estimate(a, wire, s, c, grad):
         return wire.up(Dense(grad).masked(wire.participants(a.p))).mean_sent(s.shares)
+
+
+@algorithm(
+    "fedprox",
+    version="2",
+    up=None,
+    broadcast=Contractive,
+    cohorts=True,
+    theory=None,
+    stochastic=True,
+    participation="p",
+    mu=Number(0.1, low=0, per_cell=True, help="weight of the proximal term"),
+)
+class FedProx(LocalSGD):
+    """Local SGD on f_i(y) + mu/2 ||y - x||^2: the local steps are held near x. mu = 0 is Local SGD.
+
+    Up: d values. Down: d values. Source: Li et al. 2020, Federated Optimization in Heterogeneous
+    Networks.
+    """
+
+    def source(a, net, s, c):
+        S = net.participants(a.p)
+        return a.steps(net, s, c, S, lambda g, y: g + a.mu * (y - s.x[:, None]))
+
+
+@algorithm(
+    "scaffold",
+    version="2",
+    up=None,
+    broadcast=Contractive,
+    theory=None,
+    stochastic=True,
+    participation="p",
+)
+class Scaffold(LocalSGD):
+    """Local SGD along g_i(y) - c_i + c; c_i <- mean of the client's tau gradients; c <- c + mean (new c_i - old).
+
+    c_i estimates grad f_i, c their mean, so x* is a fixed point whatever tau and the clients'
+    differences. Clients that do not take part keep c_i; the change of c is divided by n. Up: d values
+    twice (the step and the change of c_i). Down: d values twice (x and c). Source: Karimireddy et al.
+    2020, algorithm 1, option II.
+    """
+
+    def setup(a, wire, s, c):
+        super().setup(wire, s, c)
+        c.h, s.h = wire.zeros(), wire.zero()
+
+    def round(a, net, s, c):
+        S = net.participants(a.p)
+        total = a.steps(net, s, c, S, lambda g, y: g - c.h + s.h[:, None])
+        # the mean of the client's gradients, less its control variate c_i
+        change = total / a.tau - s.h[:, None]
+        steps = net.up(Dense(total).masked(S)).mean_sent()
+        changes = net.up(Dense(change).masked(S)).mean()
+        c.h = where(S[..., None], c.h + change, c.h)
+        s.h = net.model(s.h + changes)
+        a.move(net, s, a.outer_step(s, steps))
+
+
+@algorithm(
+    "local_ef21",
+    up=Contractive,
+    broadcast=Contractive,
+    robust=True,
+    theory=None,
+    stochastic=True,
+    tau=Integer(5, low=1, help="local steps per round"),
+    batch=Integer("full", low=1, words=("full",), help="samples per client and local step"),
+)
+class LocalEF21(EF21):
+    """EF21 on what tau local steps sum up to: c_i = C((x - y_i)/gamma - g_i), y_i as in local_sgd.
+
+    tau = 1 is EF21. Up: one message. Down: d values. No guarantee here.
+    """
+
+    presets = ("local",)
+
+    def setup(a, wire, s, c):
+        super().setup(wire, s, c)
+        a.local = Local(a.tau)

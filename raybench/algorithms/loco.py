@@ -9,7 +9,6 @@ from raybench.algorithms.base import Any_, Contractive, Estimator, Integer, Numb
     "loco",
     up=Any_,
     broadcast=Contractive,
-    blocks=True,
     theory=None,
     stochastic=True,
     beta=Number(0.8, low=0, high=1, per_cell=True, help="what is kept of the error before"),

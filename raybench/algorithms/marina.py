@@ -79,7 +79,6 @@ STEPS = theory.recursive(
     up=Unbiased,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     theory=STEPS,
     auto={"p": sync_probability},

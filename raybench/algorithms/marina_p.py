@@ -45,7 +45,6 @@ STEPS = theory.recursive(
     down=Unbiased,
     relay=False,
     proximal=True,
-    blocks=True,
     theory=STEPS,
     auto={"p": sync_probability},
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),

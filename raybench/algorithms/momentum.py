@@ -40,7 +40,6 @@ CODE = theory.Convention(released, "IgorSokoloff/ef21_b-w_experiements_source_co
     up=None,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     cohorts=True,
     theory=theory.recursive(heavy_ball, SOURCE, released=CODE),
@@ -64,7 +63,7 @@ class HeavyBall(GD):
 
     def step(a, net, s, u):
         x = s.x if a.D is None else s.y
-        a.tell(net, s, net.prox(x - a.gamma * u, a.gamma / (1 - a.momentum)))
+        a.broadcast_model(net, s, net.prox(x - a.gamma * u, a.gamma / (1 - a.momentum)))
 
 
 @algorithm(
@@ -73,7 +72,6 @@ class HeavyBall(GD):
     up=None,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     cohorts=True,
     theory=theory.recursive(

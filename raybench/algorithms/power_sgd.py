@@ -29,7 +29,7 @@ class PowerSGD(Estimator):
     Karimireddy, Jaggi 2019.
     """
 
-    told = False
+    broadcasts_model = False
     errors = ("e",)
     left_to_loops = {
         "momentum": "the momentum of your optimizer",
@@ -71,7 +71,7 @@ class PowerSGD(Estimator):
                 left.zero_()
         return g
 
-    def along(a, s, g):
+    def outer_step(a, s, g):
         s.v *= a.momentum
         s.v += g
         if not a.nesterov:

@@ -64,7 +64,7 @@ class Wire(Draws, Protocol):
     def zero(self) -> Tensor:
         """Return zeros of the shape of what the server sends, (B, d)."""
 
-    def kept(self) -> Tensor:
+    def server_zeros(self) -> Tensor:
         """Return zeros of the shape of what the server adds up of messages, (B, d); (B, n, d) of a robust server."""
 
     def up(self, message: Message) -> Received:
@@ -140,7 +140,7 @@ class Predictions(Oracle, Protocol):
         """Return grad mean_b D(teacher_b, prediction_b), (B, n_here, d); counts b gradients."""
 
 
-class Blocks(Oracle, Protocol):
+class Vertical(Oracle, Protocol):
     """The oracle where clients hold features, for methods declared with ``vertical=True``."""
 
     def split(self, x: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from raybench.algorithms.base import (
     "sign_sgd",
     own="sign",
     up=None,
-    blocks=True,
     theory=None,
     stochastic=True,
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
@@ -29,7 +28,7 @@ class SignSGD(Estimator):
     step. Up: d signs. Down: d signs. Source: Bernstein et al. 2018, 2019, signSGD with Majority Vote.
     """
 
-    told = False
+    broadcasts_model = False
     left_to_loops = {"decay": "the weight_decay of your optimizer"}
 
     def estimate(a, wire, s, c, grad):
@@ -39,7 +38,7 @@ class SignSGD(Estimator):
             votes = where(votes == 0, coin.to(votes.dtype), votes)
         return wire.down(a.ballot(votes, wire.server_stream("down")))
 
-    def along(a, s, g):
+    def outer_step(a, s, g):
         return g + a.decay * s.x
 
     def ballot(a, v, stream):
@@ -52,7 +51,6 @@ class SignSGD(Estimator):
     "signum",
     own="sign",
     up=None,
-    blocks=True,
     theory=None,
     stochastic=True,
     momentum=Number(0.9, low=0, high=0.999, per_cell=True, help="weight of past gradients"),

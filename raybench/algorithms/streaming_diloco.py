@@ -4,7 +4,7 @@ import torch
 
 from raybench.algorithms.base import Any_, Dense, Estimator, Integer, Number, algorithm
 from raybench.algorithms.diloco import BATCH, DECAY, INNER_STEP, MOMENTUM, inner
-from raybench.algorithms.local_work import directions
+from raybench.algorithms.parts import directions
 from raybench.core.errors import InputError
 
 
@@ -37,7 +37,7 @@ class StreamingDiLoCo(Estimator):
     """
 
     presets = ("local",)
-    told = False
+    broadcasts_model = False
 
     @classmethod
     def check(cls, params, op, d):
@@ -56,14 +56,14 @@ class StreamingDiLoCo(Estimator):
         n = len(a.parts)
         if a.late and net.t > 1:
             a.work(net, s, c, a.late, "overlap")
-            a.apply(net, s, c, a.parts[(net.t - 2) % n][0])
+            a.move_fragment(net, s, c, a.parts[(net.t - 2) % n][0])
             a.work(net, s, c, a.steps - a.late, "batch")
         else:
             a.work(net, s, c, a.steps, "batch")
         part, C = a.parts[(net.t - 1) % n][0], a.operators[(net.t - 1) % n]
         s.waiting = net.up(C((s.x[:, None] - c.y)[..., part], net.stream("up"))).mean()
         if not a.late:
-            a.apply(net, s, c, part)
+            a.move_fragment(net, s, c, part)
 
     def work(a, net, s, c, steps, purpose):
         """Let the clients take so many steps of their own."""
@@ -71,7 +71,7 @@ class StreamingDiLoCo(Estimator):
         v = directions(local, net, s, c, a.batch, a.gamma, begin=c.y, purpose=purpose)
         c.y = c.y - v
 
-    def apply(a, net, s, c, part):
+    def move_fragment(a, net, s, c, part):
         """Move a fragment of x along what was exchanged, and mix it into the clients' points."""
         v = a.momentum * s.v[..., part] + s.waiting
         x = net.down(Dense(s.x[..., part] - a.gamma * (s.waiting + a.momentum * v)))

@@ -1,7 +1,16 @@
-"""Three point compressors: what the methods share, and the first variant."""
+"""Three point compressors: what the methods share, and the variants 1, 2, 4 and 5."""
 
-from raybench.algorithms.base import Contractive, Dense, algorithm, theory
+from raybench.algorithms.base import (
+    Contractive,
+    Dense,
+    Number,
+    Operator,
+    Unbiased,
+    algorithm,
+    theory,
+)
 from raybench.algorithms.ef21 import EF21
+from raybench.algorithms.marina import sync_probability
 
 
 def three_point(pair: theory.Pair) -> theory.StepSizes:
@@ -69,7 +78,6 @@ def v1(k: theory.Setting) -> tuple[float, float]:
     up=Contractive,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     theory=three_point(v1),
 )
@@ -84,3 +92,91 @@ class ThreePCv1(ThreePC):
     def update(a, wire, s, c, x):
         exact = a.add(wire, c, Dense(c.y - c.g))
         return exact + a.add(wire, c, a.C(x - c.y, wire.stream("up")))
+
+
+def v2(k: theory.Setting) -> tuple[float, float]:
+    """A = alpha, B = (1 - alpha) omega, omega of ``first``: C shrinks what Q's message leaves,
+    E||b - grad f_i(x+)||^2 = ||g_i - grad f_i(x)||^2 + omega ||grad f_i(x+) - grad f_i(x)||^2.
+    """
+    alpha = k.need("alpha")
+    return alpha, (1 - alpha) * k.operator("first").omega
+
+
+def v4(k: theory.Setting) -> tuple[float, float]:
+    """EF21's A = theta and B = beta, of alpha = 1 - (1 - alpha_1)(1 - alpha_2), alpha_1 of ``first``."""
+    left = (1 - k.operator("first").alpha) * (1 - k.need("alpha"))
+    return theory.contraction(1 - left)
+
+
+@algorithm(
+    "three_pc_v2",
+    up=Contractive,
+    broadcast=Contractive,
+    proximal=True,
+    robust=True,
+    theory=three_point(v2),
+    operators={"first": Unbiased},
+    first=Operator("rand_k:k=10%", help="unbiased operator of the difference of gradients"),
+)
+class ThreePCv2(ThreePC):
+    """b = g_i + Q(grad f_i(x) - y), y = grad f_i at the x before; g_i <- b + C(grad f_i(x) - b).
+
+    Q is ``first``. gamma = 1/(L + L_plus sqrt((1 - alpha) omega/alpha)). Up: both messages. Down: d
+    values. Source: Richtarik et al. 2022, 3PC, variant 2.
+    """
+
+    def update(a, wire, s, c, x):
+        first = a.add(wire, c, a.first(x - c.y, wire.stream("first")))
+        return first + a.add(wire, c, a.C(x - c.g, wire.stream("up")))
+
+
+@algorithm(
+    "three_pc_v4",
+    up=Contractive,
+    broadcast=Contractive,
+    proximal=True,
+    robust=True,
+    theory=three_point(v4),
+    operators={"first": Contractive},
+    first=Operator("top_k:k=10%", help="contractive operator that acts first"),
+)
+class ThreePCv4(ThreePC):
+    """b = g_i + C_1(grad f_i(x) - g_i); g_i <- b + C(grad f_i(x) - b).
+
+    C_1 is ``first``: EF21 with the operator ``two_shot``, and its step with L_plus for L_tilde. Up: both
+    messages. Down: d values. Source: Richtarik et al. 2022, 3PC, variant 4.
+    """
+
+    def update(a, wire, s, c, x):
+        first = a.add(wire, c, a.first(x - c.g, wire.stream("first")))
+        return first + a.add(wire, c, a.C(x - c.g, wire.stream("up")))
+
+
+def v5(k: theory.Setting) -> tuple[float, float]:
+    """A = 1 - sqrt(1-p), B = (1-p)(1-alpha)/A: EF21's split of the error, for the coin in place of the operator."""
+    theta, beta = theory.contraction(k.number("p"))
+    return theta, beta * (1 - k.need("alpha"))
+
+
+@algorithm(
+    "three_pc_v5",
+    up=Contractive,
+    broadcast=Contractive,
+    proximal=True,
+    theory=three_point(v5),
+    auto={"p": sync_probability},
+    p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
+)
+class ThreePCv5(ThreePC):
+    """With probability p g_i <- grad f_i(x), else g_i <- g_i + C(grad f_i(x) - y), y at the x before.
+
+    One coin for all clients. p = auto makes dense rounds cost what the others do. The errors of
+    biased messages add up between dense rounds, hence the step. With an unbiased operator that is
+    not rescaled it is MARINA, A = p and B = (1-p) omega: see ``marina``, whose clients keep no g_i.
+    Up: d values or one message. Down: d values. Source: Richtarik et al. 2022, 3PC, variant 5.
+    """
+
+    def update(a, wire, s, c, x):
+        coin, q, left, change = wire.coin("sync", a.p), wire.stream("up"), x - c.g, x - c.y
+        m = wire.cases(coin, lambda b: Dense(left[b]), lambda b: a.C(change[b], q[b]))
+        return a.add(wire, c, m)

@@ -77,7 +77,6 @@ STEPS = theory.StepSizes(
     up=Unbiased,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     theory=STEPS,
     stochastic=True,

@@ -78,7 +78,6 @@ STEPS = theory.recursive(
     up=Unbiased,
     broadcast=Contractive,
     proximal=True,
-    blocks=True,
     robust=True,
     theory=STEPS,
     stochastic=True,

@@ -121,7 +121,8 @@ class AlgorithmFacts(Facts):
         Role | None, "the operator it cannot do without for messages from the server"
     ] = None
     broadcast: Annotated[
-        Role | None, "it tells its model by `a.tell`, so that it takes a `downlink` of this role"
+        Role | None,
+        "it tells its model by `a.broadcast_model`, so that it takes a `downlink` of this role",
     ] = None
     relay: Annotated[
         bool, "`downlink: aggregate` makes sense for it: its step is the mean of its messages"
@@ -130,17 +131,13 @@ class AlgorithmFacts(Facts):
         bool,
         "it takes nothing of its messages but their mean or sum, so that another `collective` than `gather` makes sense for it",
     ] = True
-    blocks: Annotated[
-        bool,
-        "nothing that its clients send or keep in a round depends on what came back in it, and it takes sums and means of messages only: many clients may take the round in blocks",
-    ] = False
     cohorts: Annotated[
         bool,
         "its clients keep nothing from one round to the next, and are sent the model: each round may have other ones, a `cohort`",
     ] = False
     robust: Annotated[
         bool,
-        "its server makes sums and multiples of `.mean()` of messages only, in `wire.kept()`, and steps along `a.pooled(net, g)`: it may keep clients apart and put a `robust` rule in place of the mean",
+        "its server makes sums and multiples of `.mean()` of messages only, in `wire.server_zeros()`, and steps along `a.pooled(net, g)`: it may keep clients apart and put a `robust` rule in place of the mean",
     ] = False
     own: Annotated[str | None, "the one operator it is bound to, by name"] = None
     operators: Annotated[

@@ -181,3 +181,8 @@ PARTS: dict[str, type[Local] | type[Outer] | type[Delay] | type[Robust]] = {
     "robust": Robust,
 }
 """The parts by the key of a sweep file."""
+
+# Coordinates of tensors that share a message by ``granularity: bucket``. A sweep takes as many float32 as a bucket of
+# DistributedDataParallel holds. A training loop takes fewer: to change that would change the bytes of its messages.
+BUCKET_OF_SWEEPS = 25 * 2**20 // 4
+BUCKET_OF_LOOPS = 1 << 22

@@ -17,13 +17,11 @@ import numpy as np
 import scipy.sparse
 import torch
 
-from raybench.core import registry
 from raybench.core.capacity import disk_free, memory_here, size
 from raybench.core.cells import State
 from raybench.core.errors import Complaint, InputError
-from raybench.execution.batch import Batch
+from raybench.execution.batch import MOST_BYTES_PER_TENSOR, Batch
 from raybench.execution.checks import robust_of
-from raybench.execution.chunks import MOST_BYTES_WHOLE, allows, clients_at_once
 from raybench.execution.execute import hosted
 from raybench.execution.plan import Plan, recorded
 from raybench.execution.recorder import COLUMNS_OF_COUNTS, COLUMNS_OF_MEASURES
@@ -47,7 +45,7 @@ class Need:
     """Bytes that a plan needs at least, if its cells run all their rounds.
 
     problem: of the largest problem, held by the driver. tensors: of the largest batch, what its clients
-    remember and a gradient of each client that takes the round at the same time, and what a robust server keeps of each.
+    remember and a gradient of each client, and what a robust server keeps of each.
     server: the last of these, of the batch that keeps most, n d values a cell. rows: of the curves that a batch
     holds until it is committed, the longest. disk: of all curves that are missing. sure: whether it comes to that,
     false where a stop rule may end cells before.
@@ -105,35 +103,31 @@ def admit(plan: Plan, folder: str | os.PathLike[str]) -> Need:
         bound = tuple(b for b in plan.batches if not _may_stop(b))
         certain = need_of(replace(plan, batches=bound))
     here, free = memory_here(), disk_free(folder)
-    complaints = []
     tensors = need.problem + need.tensors
-    if tensors > here:
-        complaints.append(
-            Complaint(
-                "problem",
-                f"a batch needs {size(tensors)} of memory at least, for the data, what the clients remember "
-                f"and the gradients of those at work, and this machine has {size(here)}",
-                "fewer problem.clients, or a smaller problem",
-            )
-        )
-    elif certain.memory > here:
-        complaints.append(
-            Complaint(
-                "record",
-                f"the rows of a batch's curves need {size(certain.rows)} of memory at least, and this "
-                f"machine has {size(here)}",
-                f"{FEWER_ROWS}, or a stop rule",
-            )
-        )
-    if certain.disk > free:
-        complaints.append(
-            Complaint(
-                "record",
-                f"the curves need {size(certain.disk)} of disk at least, and {size(free)} are free in "
-                f"{os.fspath(folder)}",
-                f"{FEWER_ROWS}, or --out on another disk",
-            )
-        )
+    table = (
+        (
+            tensors > here,
+            "problem",
+            f"a batch needs {size(tensors)} of memory at least, for the data, what the clients remember "
+            f"and the gradients of those at work, and this machine has {size(here)}",
+            "fewer problem.clients, or a smaller problem",
+        ),
+        (
+            tensors <= here < certain.memory,
+            "record",
+            f"the rows of a batch's curves need {size(certain.rows)} of memory at least, and this "
+            f"machine has {size(here)}",
+            f"{FEWER_ROWS}, or a stop rule",
+        ),
+        (
+            certain.disk > free,
+            "record",
+            f"the curves need {size(certain.disk)} of disk at least, and {size(free)} are free in "
+            f"{os.fspath(folder)}",
+            f"{FEWER_ROWS}, or --out on another disk",
+        ),
+    )
+    complaints = [Complaint(key, text, fix) for fails, key, text, fix in table if fails]
     if complaints:
         raise InputError(complaints)
     return need
@@ -153,28 +147,24 @@ def _kept_apart(batch: Batch, problem: Problem) -> float:
 def _tensors(batch: Batch, problem: Problem) -> float:
     """Return the bytes of what a batch's clients remember and of the gradients that are there at the same time.
 
-    What they remember is that of two clients after ``setup``, times n/2. Tensors too small for blocks of
-    clients count as one gradient of each client.
+    What they remember is that of two clients after ``setup``, times n/2; of small tensors their gradients alone count.
     """
     length = max(problem.dim, problem.message_dim)
     each = len(batch.cells) * length * problem.dtype.itemsize
-    if problem.n * each <= MOST_BYTES_WHOLE:
+    if problem.n * each <= MOST_BYTES_PER_TENSOR:
         return problem.n * each
     first = batch.cells[0].cell
     here = range(min(2, problem.n))
-    state, at_once = 0.0, None
+    state = 0.0
     try:
         few = Options(record=Record(every=max(1, first.rounds)))
         run = Run(batch, problem.part(here), few)
-        if allows(run.net):
-            entry = registry.lookup("algorithm", first.algorithm.name)
-            at_once = clients_at_once(problem, len(batch.cells), entry.facts)
         run.net.apart = False  # what a robust server keeps is counted by itself
         run.a.setup(run.net, run.s, run.c)
         state = _held(run.c) / len(here)
     except Exception:  # whatever a plug-in raises becomes a failed row when it runs
         pass
-    return problem.n * state + (at_once or problem.n) * each
+    return problem.n * (state + each)
 
 
 def _held(thing: Problem | State) -> float:

@@ -86,6 +86,7 @@ class Oracle:
         again at the same x is remembered and costs nothing more.
         """
         began = perf_counter()
+        sample = self._asked(sample)
         if sample is None and x.ndim == 2 and cells is None:
             known = self._last
             last = self.full(x)
@@ -104,7 +105,15 @@ class Oracle:
         self.wire.clock.gradient += perf_counter() - began + owed
         if not paid:
             self._pay(self._cost(sample, clients), cells)
+        self._taken(cells, clients)
         return self._clipped(grads, at)
+
+    def _asked(self, sample: Sample | None) -> Sample | None:
+        """Return the samples that a gradient is of, None for all of each client."""
+        return sample
+
+    def _taken(self, cells: Cells | None, clients: Tensor | None) -> None:
+        """Take over what the gradients that a method has just got leave behind: here nothing."""
 
     def _clipped(self, grads: Tensor, x: Tensor) -> Tensor:
         """Return what methods get of gradients (B, n_here, d) at x: scaled down to ``clip``, others as they are.
@@ -281,7 +290,7 @@ class PredictionOracle(Oracle):
         return self._predicting.distill(X, rows, teacher)
 
 
-class BlockOracle(Oracle):
+class VerticalOracle(Oracle):
     """The oracle of a problem whose clients hold features."""
 
     @property
@@ -356,21 +365,6 @@ class BufferedOracle(Oracle):
         assert isinstance(self.problem, Buffered)
         return self.problem
 
-    def grad(
-        self,
-        x: Tensor,
-        sample: Sample | None = None,
-        *,
-        cells: Cells | None = None,
-        clients: Tensor | None = None,
-    ) -> Tensor:
-        """Return gradients as ``Oracle.grad``, and take over the buffers that they leave."""
-        grads = super().grad(x, sample, cells=cells, clients=clients)
-        if self._after:
-            self._take_over(self._after, cells, clients)
-            self._after = {}
-        return grads
-
     def _at(self, x: Tensor, sample: Sample | None, cells: Cells, clients: Tensor | None) -> Tensor:
         before = {name: buffer[cells] for name, buffer in self.buffers.items()}
         grads, self._after = self._buffered.grad_buffered(x, sample, before)
@@ -380,7 +374,10 @@ class BufferedOracle(Oracle):
         grads, losses, self._after = self._buffered.oracle_buffered(x, self.buffers)
         return grads, losses
 
-    def _take_over(self, after: Buffers, some: Cells | None, clients: Tensor | None) -> None:
+    def _taken(self, some: Cells | None, clients: Tensor | None) -> None:
+        if not self._after:
+            return
+        after, self._after = self._after, {}
         cells = slice(None) if some is None else some
         for name, new in after.items():
             if clients is not None:
@@ -452,19 +449,11 @@ class CohortOracle(Oracle):
             self._drawn = self.wire.t, ids
         return self._drawn[1]
 
-    def grad(
-        self,
-        x: Tensor,
-        sample: Sample | None = None,
-        *,
-        cells: Cells | None = None,
-        clients: Tensor | None = None,
-    ) -> Tensor:
-        """Return gradients as ``Oracle.grad``; without a sample those of all rows of each client."""
-        if sample is None:
-            own = torch.arange(self._crowd.each, device=self.problem.device)
-            sample = Sample.at(own.expand(self.wire.B, self.wire.n_here, -1))
-        return super().grad(x, sample, cells=cells, clients=clients)
+    def _asked(self, sample: Sample | None) -> Sample:
+        if sample is not None:
+            return sample
+        rows = torch.arange(self._crowd.each, device=self.problem.device)
+        return Sample.at(rows.expand(self.wire.B, self.wire.n_here, -1))
 
     def _at(self, x: Tensor, sample: Sample | None, cells: Cells, clients: Tensor | None) -> Tensor:
         assert sample is not None
@@ -484,7 +473,7 @@ def oracle_for(problem: Problem, wire: Wire) -> Oracle:
     if isinstance(problem, Crowd):
         return CohortOracle(problem, wire)
     if isinstance(problem, SplitByFeatures):
-        return BlockOracle(problem, wire)
+        return VerticalOracle(problem, wire)
     if isinstance(problem, Buffered) and problem.buffers(1):
         return BufferedOracle(problem, wire)
     if isinstance(problem, Predicting):

@@ -24,6 +24,10 @@ from raybench.spec.parts import canonical
 from raybench.store import identity, reader
 
 MOST_COMPLAINTS = 8
+CONSTANTS = (
+    *("L", "L_max", "L_tilde", "L_AM", "L_plus", "L_pm", "L_samples", "L_sample_max"),
+    *("sample_variance", "mu", "mu_min", "f_inf", "f_star"),
+)
 
 
 @dataclass(frozen=True)
@@ -134,19 +138,7 @@ def facts_of(problem: Problem) -> dict[str, Any]:
     """Return the columns of ``cells`` that the problem decides."""
     c = problem.constants
     constants = {
-        "L": c.L,
-        "L_max": c.L_max,
-        "L_tilde": c.L_tilde,
-        "L_AM": c.L_AM,
-        "L_plus": c.L_plus,
-        "L_pm": c.L_pm,
-        "L_samples": c.L_samples,
-        "L_sample_max": c.L_sample_max,
-        "sample_variance": c.sample_variance,
-        "mu": c.mu,
-        "mu_min": c.mu_min,
-        "f_inf": c.f_inf,
-        "f_star": c.f_star,
+        **{name: getattr(c, name) for name in CONSTANTS},
         "message_dim": problem.message_dim,
         "noise_at_minimizer": noise(problem),
         "samples": [min(problem.samples), max(problem.samples)],
@@ -156,11 +148,7 @@ def facts_of(problem: Problem) -> dict[str, Any]:
     return {
         "clients": problem.n,
         "d": problem.dim,
-        "L": c.L,
-        "L_tilde": c.L_tilde,
-        "L_pm": c.L_pm,
-        "mu": c.mu,
-        "f_star": c.f_star,
+        **{name: getattr(c, name) for name in ("L", "L_tilde", "L_pm", "mu", "f_star")},
         "heterogeneity": heterogeneity(problem),
         "constants": json.dumps(constants),
     }

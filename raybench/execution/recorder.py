@@ -107,10 +107,9 @@ class Recorder:
 
     def bits(self, side: str, accounting: Accounting, dtype_bits: int) -> np.ndarray:
         """Return cumulative bits (B, T) of ``up`` or ``down`` under an accounting."""
-        counts = np.stack([self.column(column(name, side)) for name in Counts._fields])
-        if not accounting.count_init:
-            counts = counts - counts[..., :1]
-        return accounting.bits(Counts(*counts), dtype_bits)
+        counts = Counts(*(self.column(column(name, side)) for name in Counts._fields))
+        start = Counts(*(count[:, :1] for count in counts))
+        return accounting.bits(counts, dtype_bits, start)
 
     def last(self, name: str) -> np.ndarray:
         """Return each cell's last recorded value, (B,)."""

@@ -31,7 +31,6 @@ from raybench.execution.build import (
     uplink,
 )
 from raybench.execution.checks import attackers, robust_of
-from raybench.execution.chunks import Blocks, allows, clients_at_once
 from raybench.execution.net import Net, Poisoned
 from raybench.execution.recorder import (
     CHEAP_MEASURES,
@@ -72,9 +71,8 @@ class Options:
 class Run:
     """A batch at work: ``advance`` until it says it is done, then ``tables``.
 
-    problem: hosting this rank's clients. block: clients that take a round at a time, by default all unless
-    they are many (``execution.chunks``). ``state`` after any round, and ``load`` in a new run of the same
-    batch, go on where it was. Raises what the method raises.
+    problem: hosting this rank's clients. ``state`` after any round, and ``load`` in a new run of the same batch, go
+    on where it was. Raises what the method raises.
     """
 
     def __init__(
@@ -83,7 +81,6 @@ class Run:
         problem: Problem,
         options: Options | None = None,
         transport: Transport | None = None,
-        block: int | None = None,
     ) -> None:
         self.batch, self.problem, self.options = batch, problem, options or Options()
         self.started = datetime.datetime.now(datetime.UTC)
@@ -101,9 +98,6 @@ class Run:
         if robust_of(first).poisons(problem.n):
             self.net.poisoned = Poisoned(problem, self.bad)
         self.s, self.c = State(), State()
-        size = block or clients_at_once(problem, self.B, self.entry.facts)
-        blocks = allows(self.net) and not self.bad
-        self.blocks = Blocks(self.net, size) if size and blocks else None
         self.s.x = start_of(first.x0, problem, roots)
         if self.a.D is not None and self.entry.facts.broadcast:
             self.s.y = self.s.x.clone()
@@ -147,15 +141,10 @@ class Run:
                 self._step(self.a.start, 0)
             until = min(self.t + rounds, self.rounds)
             while self.live.any() and self.t < until:
-                self._begin(self.t + 1)
+                self.net.begin(self.t + 1)
                 self._schedule(self.t + 1)
                 self._step(self.a.round, self.t + 1)
         return not self.live.any() or self.t >= self.rounds
-
-    def _begin(self, t: int) -> None:
-        self.net.begin(t)
-        if self.blocks is not None:
-            self.blocks.begin(t)
 
     def _schedule(self, t: int) -> None:
         step = self.first.step
@@ -167,10 +156,7 @@ class Run:
         net.oracle.loss_wanted = wanted = t in self._wanted
         before = np.array([net.oracle.spared, *net.clock.parts])
         began = perf_counter()
-        if self.blocks is None:
-            work(net, self.s, self.c)
-        else:
-            self.blocks.run(work, self.s)
+        work(net, self.s, self.c)
         if t == 0:
             self._initial = {"up": net.ledger.up.copy(), "down": net.ledger.down.copy()}
         elapsed = perf_counter() - began + net.oracle.spared
@@ -202,9 +188,7 @@ class Run:
         known = f_star is None and not self.bad
         facts = self.batch.facts if known else {**self.batch.facts, "f_star": f_star}
         what = self._what(fully)
-        found = (
-            found_at(net, x, what, self.bad) if self.blocks is None else self.blocks.found(x, what)
-        )
+        found = found_at(net, x, what, self.bad)
         row = measured(
             self.problem,
             x,
@@ -263,11 +247,9 @@ class Run:
 
     def bits(self, side: str) -> np.ndarray:
         """Return the bits (cells here,) booked so far under the sweep's accounting."""
-        accounting = self.options.accounting
-        counts = getattr(self.net.ledger, side)
-        if not accounting.count_init:
-            counts = counts - self._initial[side][:, self.index]
-        return accounting.bits(Counts(*counts), self.problem.dtype.itemsize * 8)
+        counts, start = getattr(self.net.ledger, side), self._initial[side][:, self.index]
+        width = self.problem.dtype.itemsize * 8
+        return self.options.accounting.bits(Counts(*counts), width, Counts(*start))
 
     def _leave(self, who: np.ndarray, status: str) -> None:
         self.status[self.index[who]] = status
@@ -283,8 +265,6 @@ class Run:
     def _select(self, keep: Tensor) -> None:
         """Keep some cells of everything but what the method remembers."""
         self.net.select(keep)
-        if self.blocks is not None:
-            self.blocks.select(keep)
         self.gamma = self.gamma[keep]
         if self.average is not None:
             self.average = self.average.select(keep)
@@ -307,7 +287,7 @@ class Run:
             "first": None if self._first is None else torch.from_numpy(self._first.copy()),
             "initial": {side: torch.from_numpy(v.copy()) for side, v in self._initial.items()},
             "s": self.s.state(),
-            "c": (self.blocks or self.c).state(),
+            "c": self.c.state(),
             "ledger": self.net.ledger.state(),
             "oracle": self.net.oracle.state(vars(self.s)),
             "average": None if self.average is None else self.average.state(),
@@ -326,15 +306,11 @@ class Run:
         self.index, self.live = saved["index"].numpy().copy(), saved["live"].numpy().copy()
         self._select(saved["index"].to(self.problem.device))
         # makes anew what a method keeps on ``a``
-        net = self.net if self.blocks is None else self.blocks.nets[0]
-        self.a.setup(net, State.of({"x": saved["s"]["x"]}), State())
+        self.a.setup(self.net, State.of({"x": saved["s"]["x"]}), State())
         self.s = State.of(saved["s"])
-        if self.blocks is None:
-            self.c = State.of(saved["c"])
-        else:
-            self.blocks.load(saved["c"])
+        self.c = State.of(saved["c"])
         self.t = saved["t"]
-        self._begin(max(self.t, 0))
+        self.net.begin(max(self.t, 0))
         self.status = np.array(saved["status"], object)
         self.started = datetime.datetime.fromisoformat(saved["started"])
         self.clock = saved["clock"].numpy().copy()

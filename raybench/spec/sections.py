@@ -21,6 +21,7 @@ from typing import Any
 
 from raybench.core import registry, yaml
 from raybench.core.errors import Complaint, InputError, nearest
+from raybench.core.parts import BUCKET_OF_SWEEPS
 from raybench.core.registry import REQUIRED, Choice, Param
 from raybench.core.room import decompressed
 from raybench.spec.parts import Operator, Section, canonical
@@ -47,9 +48,6 @@ COLLECTIVE: Mapping[str, Param] = {
         "gather", "reduce", "all_to_all", help="how messages become the mean that all step along"
     )
 }
-BUCKET = (
-    25 * 2**20 // 4
-)  # coordinates: as many float32 as a bucket of DistributedDataParallel holds
 
 
 # A parameter and its axis --------------------------------------------------------------------------
@@ -295,7 +293,7 @@ def grained(given: Section, grain: str) -> Section:
         return given
     params = registry.lookup("compressor", "per_tensor").params
     plain = {name: default(param) for name, param in params.items()}
-    bucket = {"bucket": BUCKET} if grain == "bucket" else {}
+    bucket = {"bucket": BUCKET_OF_SWEEPS} if grain == "bucket" else {}
     return Section("per_tensor", {**plain, "of": spell(given), **bucket})
 
 

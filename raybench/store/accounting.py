@@ -68,12 +68,16 @@ class Accounting:
         if wrong:
             raise InputError(wrong)
 
-    def bits(self, counts: Counts, dtype_bits: int | np.ndarray = 64) -> Any:
+    def bits(
+        self, counts: Counts, dtype_bits: int | np.ndarray = 64, start: Counts | None = None
+    ) -> Any:
         """Return bits, elementwise: ``value_bits * values + index + raw``.
 
         counts: floats, numpy arrays or torch tensors of shapes that broadcast. dtype_bits is the width
-        used for ``value_bits: dtype``.
+        used for ``value_bits: dtype``. start: counts of the messages before the first round, free by ``count_init: false``.
         """
+        if start is not None and not self.count_init:
+            counts = Counts(*(now - before for now, before in zip(counts, start, strict=True)))
         width = dtype_bits if self.value_bits == "dtype" else self.value_bits
         total = counts.values * width + counts.raw
         if self.index_bits == "none":

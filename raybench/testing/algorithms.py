@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,8 @@ from torch import Tensor
 
 from raybench.core.errors import InputError
 from raybench.core.registry import Entry
-from raybench.execution.batch import Batch
 from raybench.execution.checks import Skip
 from raybench.execution.run import Run
-from raybench.execution.saved import whole as of_all_clients
 from raybench.testing import elsewhere, resume
 from raybench.testing.allowed import fence
 from raybench.testing.checks import Checks, Finding, NotClaimed, findings, made
@@ -30,14 +27,13 @@ from raybench.testing.wire import assert_bytes_suffice, same_bits
 from raybench.wire import Message, unpack
 from raybench.wire.compound import MeansMessage, PartsMessage
 from raybench.wire.ledger import COLUMNS
-from raybench.wire.transport import Transport, on_virtual_ranks
 
 CHECKS = Checks()
 MOST = 5  # local steps, rounds of a phase and the like with which methods are tried
 MOST_RANKS = 3  # and no more than there are clients
 SLACK = 16  # bits of padding in a message: its fields are packed to whole bytes
 BOOKED = ("up", "down", "bytes_up_max")  # what a ledger holds
-BLOCK_ROUNDS = SECRET_ROUNDS = 12
+ROUNDS = SECRET_ROUNDS = 12
 MEASURED = ("loss", "grad_norm_sq", "mean_client_grad_norm_sq", "estimator_error_sq")
 COMPARED = ("loss", "grad_norm_sq", "grad_evals", "bytes_up", "bytes_down", "bytes_up_max")
 
@@ -158,7 +154,7 @@ def gradients_are_left_alone(m: Method) -> None:
 
     vars(run.net)["grad"] = keeping(run.net.grad)
     vars(run.net.oracle)["grad_and_loss"] = keeping(run.net.oracle.grad_and_loss)
-    for _ in range(BLOCK_ROUNDS):
+    for _ in range(ROUNDS):
         run.advance(1)
         for grads, kept, version in handed:
             changed = grads._version != version or not same_bits(grads, kept)
@@ -195,7 +191,7 @@ def calls_what_methods_may_call(m: Method) -> None:
     """In ``start`` and rounds: what ``algorithms.protocols`` lists, and nothing that is for the record only."""
     run = started(m.batch((1.0, 0.5), (0, 1)))
     fence(run)
-    run.advance(BLOCK_ROUNDS)
+    run.advance(ROUNDS)
 
 
 @CHECKS
@@ -249,59 +245,17 @@ def ranks_change_nothing(m: Method) -> None:
 
 
 @CHECKS
-def blocks_change_nothing(m: Method) -> None:
-    """Where it says ``blocks=True``: client by client, and in blocks on two ranks, the same (1e-9) as whole.
-
-    State of server and clients, counts, gradients and what is recorded, over a few rounds: sums are taken in
-    another order, and an operator that has to choose between nearly equal numbers may choose another one.
-    """
-    if not m.entry.facts.blocks:
-        raise NotClaimed
-    batch = m.batch((1.0, 0.5), (0, 1))
-    one = started(batch)
-    one.advance(BLOCK_ROUNDS)
-    for size, ranks in ((1, 1), (2, 1), (1, min(2, one.net.n))):
-        runs = on_virtual_ranks(ranks, partial(_in_blocks, batch, size))
-        c = of_all_clients([run.state() for run in runs])["c"]
-        assert isinstance(c, dict)
-        for run in runs:
-            who = f"in blocks of {size}, rank {run.net.transport.rank} of {ranks},"
-            _close_states(dict(run.s), dict(one.s), f"s of a run {who}")
-            _close_states(c, one.c.state(), f"c of a run {who}")
-            for name in BOOKED:
-                ours, theirs = getattr(run.net.ledger, name), getattr(one.net.ledger, name)
-                close(ours, theirs, 1e-12, f"the ledger ({name}) {who} differs")
-            close(run.net.oracle.evals, one.net.oracle.evals, 1e-12, f"gradients {who} differ")
-            for name in MEASURED:
-                ours, theirs = (np.nan_to_num(r.recorder.column(name)) for r in (run, one))
-                close(ours, theirs, 1e-9, f"{name} {who} differs")
-
-
-@CHECKS
 def keeps_nothing_of_clients(m: Method) -> None:
     """Where it says ``cohorts=True``: no client state after some rounds, and the model is told."""
     if not m.entry.facts.cohorts:
         raise NotClaimed
     run = started(m.batch((1.0,)))
-    run.advance(BLOCK_ROUNDS)
+    run.advance(ROUNDS)
     kept = sorted(name for name, _ in run.c)
     assert not kept, f"it says cohorts=True, and its clients keep {', '.join(kept)}"
     sent = run.net.ledger.down[COLUMNS.index("bytes")]
     size = run.problem.dim * run.problem.dtype.itemsize
-    assert (sent >= BLOCK_ROUNDS * size).all(), "it says cohorts=True, and does not send its model"
-
-
-def _in_blocks(batch: Batch, size: int, transport: Transport) -> Run:
-    run = started(batch, transport=transport, block=size)
-    run.advance(BLOCK_ROUNDS)
-    return run
-
-
-def _close_states(own: Mapping[str, Any], other: Mapping[str, Any], what: str) -> None:
-    assert own.keys() == other.keys(), f"{what} has {sorted(own)}, not {sorted(other)}"
-    for name, value in own.items():
-        for mine, theirs in zip(_tensors(value), _tensors(other[name]), strict=True):
-            close(mine, theirs, 1e-9, f"{name} in {what} differs")
+    assert (sent >= ROUNDS * size).all(), "it says cohorts=True, and does not send its model"
 
 
 @CHECKS

@@ -22,7 +22,7 @@ def _fields(part: type) -> list[str]:
 
 
 OF_NET = named(protocols.Net)
-OF_ORACLE = named(protocols.Oracle, protocols.Predictions, protocols.Blocks)
+OF_ORACLE = named(protocols.Oracle, protocols.Predictions, protocols.Vertical)
 
 
 class Only:

@@ -126,13 +126,11 @@ def batch_of(cells: Sequence[Resolved]) -> Batch:
     return Batch(tuple(cells), facts=facts_of(problem_of(cells[0].cell.problem)))
 
 
-def started(
-    batch: Batch, every: int = 1, transport: Transport | None = None, block: int | None = None
-) -> Run:
-    """Return the batch ready to run, recording each ``every``-th round; block: clients at a time."""
+def started(batch: Batch, every: int = 1, transport: Transport | None = None) -> Run:
+    """Return the batch ready to run, recording each ``every``-th round."""
     transport = transport or Transport()
     problem = hosted(batch, transport, "cpu")
-    return Run(batch, problem, Options(record=Record(every=every)), transport, block)
+    return Run(batch, problem, Options(record=Record(every=every)), transport)
 
 
 def finished(batch: Batch, every: int = 1, transport: Transport | None = None) -> Run:

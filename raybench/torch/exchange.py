@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -11,26 +11,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raybench.algorithms import outer
 from raybench.algorithms.build import method, named_method, part
+from raybench.algorithms.parts import late
 from raybench.compressors.base import Applied, build
 from raybench.compressors.per_tensor import PerPart, PerTensor
+from raybench.core import registry
 from raybench.core.cells import PerCell, State, copied
 from raybench.core.clock import Clock
 from raybench.core.errors import InputError, nearest
+from raybench.core.facts import AlgorithmFacts
 from raybench.core.layout import Layout
+from raybench.core.parts import BUCKET_OF_LOOPS
 from raybench.core.streams import Stream, stream
 from raybench.torch import saved
-from raybench.torch.replicas import Met, Replica
+from raybench.torch.replicas import Met, Replica, compare
 from raybench.torch.report import Log
 from raybench.wire import Message
 from raybench.wire.collectives import ALL_TO_ALL, GATHER, REDUCE
+from raybench.wire.transport import Transport
 from raybench.wire.wire import Vectors, Wire
 
 GRAINS = ("global", "tensor", "bucket")
-BUCKET = (
-    1 << 22
-)  # coordinates of tensors that share a message by ``granularity="bucket"``, as in sweeps
 SAVING = 2  # a tensor whose message is not smaller by this factor is sent as it is
 
 
@@ -87,7 +88,7 @@ class Plan:
             return None
         own = build(self.compressor)
         if self.granularity != "global":
-            bucket = BUCKET if self.granularity == "bucket" else None
+            bucket = BUCKET_OF_LOOPS if self.granularity == "bucket" else None
             groups = self.groups
             if self.granularity == "tensor":
                 small = [(_literal(name), "identity") for name in self._small(own, layout, dtype)]
@@ -112,6 +113,36 @@ class Plan:
             if known[shape]:
                 found.append(name)
         return found
+
+
+def method_given(algorithm: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the text and the further parameters of a method given as text or as a mapping."""
+    if isinstance(algorithm, str):
+        return algorithm, {}
+    if not isinstance(algorithm, Mapping) or not isinstance(algorithm.get("name"), str):
+        what = f"{algorithm!r} is no method"
+        raise InputError.of("algorithm", what, "'ef21', or {'name': 'diana', 'alpha': 0.1}")
+    return algorithm["name"], {k: v for k, v in algorithm.items() if k != "name"}
+
+
+def planned(
+    algorithm: str | Mapping[str, Any],
+    transport: Transport,
+    named: Iterable[tuple[str, Tensor]],
+    loop: Mapping[str, Any],
+    others: Sequence[Transport] = (),
+    **settings: Any,
+) -> tuple[Plan, registry.Entry[AlgorithmFacts], dict[str, Any]]:
+    """Return the plan of a user's settings, its method's entry and its typed parameters.
+
+    loop: settings that the plan does not hold. named: all parameters of the model. others: ranks that hold other parts
+    of it. Raises InputError for wrong settings; where what ranks say differs, on all of them.
+    """
+    name, params = method_given(algorithm)
+    plan = Plan(name, params=params, **settings)
+    compare(transport, {**plan.settings, **loop}, named, others)
+    plan.check()
+    return plan, *named_method(name, params)
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -191,7 +222,7 @@ class Exchange:
         self._begin()
 
     def _begin(self) -> None:
-        """Make the state anew: what ``along`` may read of x is 0, since decay is left to the loop."""
+        """Make the state anew: what ``outer_step`` may read of x is 0, since decay is left to the loop."""
         self.s, self.c = State(), State()
         self.a.setup(self.wire, self.s, self.c)
         self.presets = self.a.local, self.a.outer
@@ -263,8 +294,8 @@ class Exchange:
         if a.opens:
             s.g = u
         if self.delay is not None:
-            u = outer.late(self.delay, s, u)
-        return a.along(s, u)[0]
+            u = late(self.delay, s, u)
+        return a.outer_step(s, u)[0]
 
     def keeps(self, grad: Tensor) -> bool:
         """Return whether the method remembers this very tensor, and not a copy of it."""

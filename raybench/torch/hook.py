@@ -1,4 +1,4 @@
-"""raybench's methods as the communication hook of DistributedDataParallel, or across replicas of FSDP."""
+"""raybench's methods attached to a parallel model: the hook of DistributedDataParallel, or across replicas of FSDP2."""
 
 # No postponed annotations here: DistributedDataParallel compares those of a hook with types.
 import weakref
@@ -7,27 +7,181 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from fnmatch import fnmatchcase
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from raybench.algorithms.build import check_loop, named_method
+from raybench.algorithms.build import check_loop
 from raybench.compressors.base import Made
 from raybench.core.errors import InputError, nearest
-from raybench.torch.attached import Attached
-from raybench.torch.exchange import Exchange, Plan
+from raybench.core.layout import Layout
+from raybench.torch.exchange import Exchange, Plan, planned
 from raybench.torch.flat import Flat
-from raybench.torch.optimizer import method_given
-from raybench.torch.replicas import Replica, compare
-from raybench.torch.sharded import ShardedHook, shard_transports
+from raybench.torch.replicas import Replica, local
+from raybench.torch.report import Report, report
+from raybench.torch.saved import parts_of
 from raybench.wire.collectives import GATHER
 from raybench.wire.transport import Distributed, Transport
 
 PART = 25 << 20  # bytes of gradients that are exchanged together, the size of torch's own buckets
+IDLE = (
+    "the optimizer steps along gradients that were never exchanged, so the ranks would drift apart: the backward "
+    "pass before it ran under no_sync(), or there was none. Run the last one of a step outside no_sync()."
+)
+
+
+class Attached:
+    """Base of what ``attach`` returns. exchanges: those of the parts of the model, in a fixed order. scaler: the loop's.
+
+    An optimizer that steps along gradients of the model that were not exchanged raises RuntimeError. After a
+    backward pass in which any rank's gradients were not finite those that all ranks get are infinite, so that a
+    GradScaler sees it, and an optimizer that steps all the same finds none. As a context it is detached at the end.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: torch.nn.Module,
+        replica: Replica,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        self.plan, self.on, self.replica, self.scaler = plan, True, replica, scaler
+        self.exchanges: list[Exchange] = []
+        self.rounds = 0  # backward passes whose gradients were exchanged, or skipped
+        self.skipped = 0  # of these
+        self.skipped_at = 0  # the newest of them
+        self.dense = 0  # bytes that all gradients so far are as they are
+        self.done: list[Exchange] = []  # in this backward pass
+        self._own = {id(p) for p in model.parameters()}
+        self._seen: dict[int, int] = {}  # by optimizer: the rounds at its last step
+        self._checked = 0  # the rounds at the last comparison of parameters
+        mine = weakref.ref(self)  # torch keeps what it calls: the model must not live for that
+
+        def watch(optimizer: Any, args: Any, kwargs: Any) -> Any:
+            alive = mine()
+            return None if alive is None else alive._watched(optimizer, args, kwargs)
+
+        self._watch = register_optimizer_step_pre_hook(watch)
+        weakref.finalize(self, self._watch.remove)
+
+    def _watched(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Look at gradients before an optimizer steps: now, or after its closure has made them."""
+        if not self.on or not any(id(p) in self._own for p in optimizer.param_groups[0]["params"]):
+            return None
+        own, *rest = args
+        closure = rest[0] if rest else kwargs.get("closure")
+        if closure is None:
+            self._before_step(optimizer)
+            return None
+        if isinstance(optimizer, torch.optim.LBFGS):
+            what = "LBFGS searches along a line, on each rank by its own loss"
+            raise InputError.of(
+                "optimizer", what, "CompressedOptimizer(LBFGS(..)), without DistributedDataParallel"
+            )
+
+        def evaluate() -> Any:
+            loss = closure()
+            self._before_step(optimizer)
+            return loss
+
+        return (own, evaluate, *rest[1:]), {k: v for k, v in kwargs.items() if k != "closure"}
+
+    def _before_step(self, optimizer: Any) -> None:
+        groups = optimizer.param_groups
+        self.settle()
+        before, self._seen[id(optimizer)] = self._seen.get(id(optimizer), 0), self.rounds
+        if before == self.rounds:
+            raise RuntimeError(IDLE)
+        own = [p for group in groups for p in group["params"] if id(p) in self._own]
+        if self.skipped_at == self.rounds or (self.skipped_at > before and self._spoilt(own)):
+            for p in own:
+                p.grad = None
+        if self.replica.every and self.rounds - self._checked >= self.replica.every:
+            self._checked = self.rounds
+            self.replica.check(self.rounds)
+
+    def _spoilt(self, params: Sequence[Tensor]) -> bool:
+        """Return whether gradients still hold those of a pass that was skipped, to which others were added since."""
+        grads = [local(p.grad) for p in params if p.grad is not None]
+        return self.replica.anywhere(any(not bool(g.isfinite().all()) for g in grads))
+
+    def begin(self) -> None:
+        """Begin a backward pass."""
+        self.rounds += 1
+        self.done = []
+
+    def settle(self) -> None:
+        """End a backward pass, where more is to be done than the exchanges."""
+
+    def exchange(self, exchange: Exchange, grad: Tensor, undoable: bool) -> Tensor | None:
+        """Return the direction of one part of this backward pass's gradients, None where the pass is skipped.
+
+        The memories of all parts are then as they were before the pass.
+        """
+        if self.skipped_at == self.rounds:
+            exchange.log.skip()
+            return None
+        u = exchange(grad, undoable=undoable)
+        if u is None:
+            self.skip(exchange.met.bad)
+        else:
+            self.done.append(exchange)
+        return u
+
+    def skip(self, ranks: Sequence[int]) -> None:
+        """Skip this backward pass, for gradients of these ranks; undo what was exchanged in it."""
+        for exchange in self.done:
+            exchange.undo()
+        self.done, self.skipped_at = [], self.rounds
+        self.skipped += 1
+        if ranks and self.scaler is None:  # a scaler looks for infinities on purpose
+            self.replica.say_skipped(self.rounds - 1, ranks)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.detach()
+
+    def detach(self) -> None:
+        """Go back to averaging gradients as they are; memories are forgotten, and groups of its own given back."""
+        self.on, self.exchanges = False, []
+        self._watch.remove()
+
+    def report(self) -> Report:
+        """Return what the messages cost and did so far; ``print`` gives a line."""
+        plan, logs = self.plan, [exchange.log for exchange in self.exchanges]
+        names = plan.algorithm, "" if plan.compressor is None else str(plan.compressor)
+        return report(logs, names, self.rounds, self.skipped, self.dense)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank remembers, of the same shapes on every rank; each saves its own.
+
+        ``raybench.torch.whole`` puts those of all ranks together, for another number of ranks.
+        """
+        own = {"exchanges": [exchange.state() for exchange in self.exchanges]}
+        return {"raybench": {"format": 1, "algorithm": self.plan.algorithm, "parts": [own]}}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a rank's own ``state_dict``, or from the whole of any number of ranks.
+
+        Raises InputError where it does not fit.
+        """
+        parts = parts_of(state_dict, self.plan.algorithm)
+        counts = {len(part["exchanges"]) for part in parts}
+        if counts != {len(self.exchanges)}:
+            what = f"it has {max(counts)} parts, this model {len(self.exchanges)}"
+            fix = "the same model; with FSDP after its first backward pass"
+            raise InputError.of("state_dict", what, fix)
+        for i, exchange in enumerate(self.exchanges):
+            exchange.load([part["exchanges"][i] for part in parts])
 
 
 class Part:
@@ -247,6 +401,86 @@ class Slot:
 _slots: weakref.WeakKeyDictionary[DistributedDataParallel, Slot] = weakref.WeakKeyDictionary()
 
 
+# What is attached to a model, which holds it itself: from here it must not keep the model alive.
+_hooks: weakref.WeakKeyDictionary[nn.Module, weakref.ref["ShardedHook"]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class ShardedHook(Attached):
+    """What ``attach`` returns for a model of FSDP2: an exchange for every module that it shards.
+
+    A rank's shard of a module's gradients, reduced within its replica, is one vector, whose clients are the ranks
+    of ``group`` that hold the same shard. Exchanges are made at the first backward pass. It is skipped for the whole
+    model or not at all: see ``settle``.
+    """
+
+    def __init__(self, model: FSDPModule, plan: Plan, replica: Replica) -> None:
+        assert isinstance(model, nn.Module)
+        if plan.granularity == "tensor":
+            what = "a shard is one vector, without the model's tensors"
+            raise InputError.of("granularity", what, "bucket")
+        before = _hooks[model]() if model in _hooks else None
+        if before is not None and before.on:
+            raise InputError.of("model", "a method is attached to it", "detach() that one first")
+        super().__init__(plan, model, replica)
+        self.modules = [m for m in model.modules() if isinstance(m, FSDPModule)]
+        self._made: dict[int, Exchange] = {}
+        self._reduced: set[int] = set()  # modules of this backward pass
+        self._open = False  # whether one is going on
+        for i, module in enumerate(self.modules):
+            module.set_all_reduce_hook(partial(self._reduce, i))
+        _hooks[model] = weakref.ref(self)
+
+    def begin(self) -> None:
+        self.settle()
+        super().begin()
+        self._reduced, self._open = set(), True
+
+    def settle(self) -> None:
+        """End a backward pass: it is skipped where other shards were, whose ranks were not asked until now."""
+        if self._open:
+            self._open = False
+            skipped = self.skipped_at == self.rounds
+            if self.replica.anywhere(skipped) and not skipped:
+                self.skip([])
+
+    def _reduce(self, number: int, gradient: Tensor) -> None:
+        """Exchange one module's shard of gradients (d,), in place."""
+        transport = self.replica.transport
+        if not self.on:
+            gradient.copy_(transport.all_reduce([gradient / transport.size])[0])
+            return
+        if not self._open or number in self._reduced:
+            self.begin()
+        self._reduced.add(number)
+        self.dense += gradient.nbytes
+        exchange = self._made.get(number)
+        flat = gradient.flatten()
+        wide = flat if flat.dtype.itemsize >= 4 else flat.float()
+        if exchange is None:
+            exchange = Exchange(self.plan, Layout.vector(len(flat)), wide, self.replica)
+            self._made[number] = exchange
+            self.exchanges = [self._made[i] for i in sorted(self._made)]
+            if exchange.in_steps:
+                what = f"{self.plan.algorithm} needs the step size, which a hook does not know"
+                fix = "algorithm={'name': .., 'memory': 'gradient'}"
+                raise InputError.of("algorithm", what, fix)
+        # a copy: FSDP goes on with its own memory, which a method may want to keep
+        u = self.exchange(exchange, wide.clone(), undoable=True)
+        if u is None:
+            gradient.fill_(torch.inf)
+        else:
+            gradient.copy_(u.view_as(gradient))
+
+
+def shard_transports(model: nn.Module) -> list[Transport]:
+    """Return, for every axis of the meshes over which a model is sharded, the ranks along it."""
+    meshes = [p.device_mesh for p in model.parameters() if isinstance(p, DTensor)]
+    groups = {id(g): g for mesh in meshes for g in mesh.get_all_groups()}
+    return [Distributed(group) for group in groups.values()]
+
+
 def attach(
     model: nn.Module,
     algorithm: str | Mapping[str, Any] = "ef21",
@@ -279,22 +513,6 @@ def attach(
     as ``CompressedOptimizer`` has them. A backward pass in which any rank's gradients are not finite is skipped by all.
     Raises InputError where parts do not fit; where what ranks say differs, on all of them.
     """
-    name, params = method_given(algorithm)
-    plan = Plan(
-        name,
-        compressor,
-        granularity,
-        collective,
-        downlink,
-        tuple(groups),
-        min_numel,
-        start_after,
-        seed,
-        delay,
-        watch,
-        params,
-        allow_unproven,
-    )
     others: list[Transport] = []
     if isinstance(model, FSDPModule):
         if group is None:
@@ -308,9 +526,24 @@ def attach(
         fix = "DistributedDataParallel(model), fully_shard(model, ..), or CompressedOptimizer"
         raise InputError.of("model", what, fix)
     loop = {"check_every": check_every, "size": size, "scaler": type(scaler).__name__}
-    compare(transport, plan.settings | loop, model.named_parameters(), others)
-    plan.check()
-    entry, numbers = named_method(name, params)
+    plan, entry, numbers = planned(
+        algorithm,
+        transport,
+        model.named_parameters(),
+        loop,
+        others,
+        compressor=compressor,
+        granularity=granularity,
+        collective=collective,
+        downlink=downlink,
+        groups=tuple(groups),
+        min_numel=min_numel,
+        start_after=start_after,
+        seed=seed,
+        delay=delay,
+        watch=watch,
+        allow_unproven=allow_unproven,
+    )
     if "local" in getattr(entry.target, "presets", ()):
         what = f"{entry.name} takes local steps, and a hook sees every gradient"
         raise InputError.of("algorithm", what, "CompressedOptimizer(local={'steps': H})")

@@ -216,7 +216,7 @@ class Wire(Draws):
         """Return zeros of the shape of what the server sends, (B, d)."""
         return self._zeros(self.B, self.vectors.dim)
 
-    def kept(self) -> Tensor:
+    def server_zeros(self) -> Tensor:
         """Return zeros of the shape of what the server adds up of the clients' messages.
 
         (B, d) for their mean, (B, n, d) where it keeps clients apart.

@@ -5,10 +5,10 @@ from raybench.plugins import Contractive, Estimator, algorithm
 
 @algorithm("not_told", up=Contractive)
 class NotTold(Estimator):
-    """EF21 with ``told = False``: no broadcast is booked, of the model or of g."""
+    """EF21 with ``broadcasts_model = False``: no broadcast is booked, of the model or of g."""
 
     opens = True
-    told = False
+    broadcasts_model = False
 
     def setup(a, wire, s, c):
         c.g, s.g = wire.zeros(), wire.zero()

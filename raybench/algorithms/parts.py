@@ -1,8 +1,9 @@
-"""Local work: what a client does between two messages, and the direction that it sums up to.
+"""The parts of a round that a sweep or a preset may exchange: local work, the outer optimizer, delay.
 
-H steps of an inner optimizer from y = x. The direction is v = x - y, or (x - y)/gamma where the method's own
-step size is that of the clients. What the inner optimizer remembers, ``c.inner``, stays with the client. Any
-estimator takes the v in place of gradients.
+Local work is what a client does between two messages, and the direction that it sums up to: H steps of an inner
+optimizer from y = x. The direction is v = x - y, or (x - y)/gamma where the method's own step size is that of the
+clients. What the inner optimizer remembers, ``c.inner``, stays with the client. Any estimator takes the v in place of
+gradients.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from raybench.algorithms.protocols import Net
 from raybench.core.cells import PerCell, State
 from raybench.core.draws import Sample
 from raybench.core.layout import Layout
-from raybench.core.parts import MOMENTA, Local
+from raybench.core.parts import MOMENTA, Delay, Local, Outer
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
@@ -111,3 +112,36 @@ def orthogonalised(M: Tensor) -> Tensor:
         A = X @ X.mT
         X = a * X + (b * A + c * A @ A) @ X
     return X.mT if tall else X
+
+
+def outer_step(outer: Outer, s: State, g: Tensor, gamma: PerCell | float) -> Tensor:
+    """Return u (B, d) of g (B, d), or gamma u where ``outer.in_steps``; gamma is 1 if g holds it.
+
+    sgd: u = g. momentum: v <- mu v + g, u = v. nesterov: u = g + mu v. adam: as Adam. Remembers ``s.outer``.
+    """
+    if outer.optimizer == "sgd":
+        return g
+    if outer.optimizer == "adam":
+        zeros = torch.zeros_like(g)
+        m, v, t = vars(s).get("outer") or [zeros, zeros, g.new_zeros(len(g), 1)]
+        m = outer.momentum * m + (1 - outer.momentum) * g
+        v = outer.beta2 * v + (1 - outer.beta2) * g.square()
+        t = t + 1
+        s.outer = [m, v, t]
+        scale = (v / (1 - outer.beta2**t)).sqrt() + outer.epsilon
+        return m / (1 - outer.momentum**t) / scale
+    if outer.in_steps:
+        g = gamma * g
+    before = vars(s).get("outer")
+    s.outer = g if before is None else outer.momentum * before + g
+    return g + outer.momentum * s.outer if outer.optimizer == "nesterov" else s.outer
+
+
+def late(delay: Delay, s: State, g: Tensor) -> Tensor:
+    """Return the g of ``delay.rounds`` rounds before, zeros in the first of them; ``s.waiting`` holds them."""
+    waiting = [*vars(s).get("waiting", []), g]
+    if len(waiting) <= delay.rounds:
+        s.waiting = waiting
+        return torch.zeros_like(g)
+    s.waiting = waiting[1:]
+    return waiting[0]
