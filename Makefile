@@ -1,6 +1,6 @@
 # make demo      install into .venv, run sweeps/quickstart.yaml through Ray Tune, print the best cells
-# make test      install into .venv, run the fast tests: an answer in five minutes on two cores
-# make test-all  all tests, those that kill processes of a Ray at work last: an hour
+# make test      install into .venv, run the fast tests, meant to answer in five minutes on two cores
+# make test-all  all tests, those that kill processes of a Ray at work last
 # make fuzz      forged messages, data files and sweep files, for some minutes (MESSAGES=, FILES=, RESULTS=)
 # make chaos     install into .venv, kill processes of running sweeps at random, compare the results
 # make lint      formatter, linter, type checker

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from tiers import is_thorough
 
 THREADS = int(os.environ.get("RAYBENCH_TEST_THREADS", "1"))  # results must not depend on it
 MARK = "RAYBENCH_TEST_SESSION"  # inherited by every process that a test starts, orphans included
 PATIENCE = 15.0  # seconds that processes get to end after the last test
+
+GPU = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))
 
 _strays: list[str] = []
 
@@ -25,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ.setdefault(name, str(THREADS))
     # Read when Triton is imported: without a GPU its kernels are interpreted (tests/test_triton.py).
-    if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg")):
+    if not GPU:
         os.environ.setdefault("TRITON_INTERPRET", "1")
     # A deadline is a timed assertion: it fails on a busy machine.
     hypothesis.settings.register_profile("raybench", deadline=None)
@@ -35,14 +38,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """What is slow is thorough as well: make test runs neither."""
-    if item.get_closest_marker("slow"):
+    """Mark what make test leaves to make test-all."""
+    if is_thorough(item):
         item.add_marker(pytest.mark.thorough)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file on one worker, and all tests that start Ray on one, first: they take longest."""
+    """Keep a file on one worker, and all tests that start Ray on one, first; without a GPU leave out what needs one."""
+    items[:] = [item for item in items if GPU or item.get_closest_marker("gpu") is None]
     for item in items:
         ray = item.get_closest_marker("ray") is not None
         item.add_marker(pytest.mark.xdist_group("ray" if ray else item.path.name))

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from raybench.algorithms.base import Algorithm, Contractive, Dense, algorithm, zeros_like
 from raybench.core import registry
-from raybench.testing.algorithms import CHECKS, alone_or_in_a_batch, conformance, methods
-from raybench.testing.trial import Method
+from raybench.testing import trial
+from raybench.testing.algorithms import (
+    CHECKS,
+    alone_or_in_a_batch,
+    close,
+    conformance,
+    methods,
+)
+from raybench.testing.trial import Method, finished
+from raybench.wire.transport import on_virtual_ranks
 
 NAMES = registry.names("algorithm")
 SOUND = [m for name in NAMES for m in methods(registry.lookup("algorithm", name))]
@@ -26,12 +36,30 @@ def test_every_method_of_the_first_set_is_there():
     assert {m.name for m in SOUND} == set(NAMES)
 
 
+@pytest.mark.parametrize("method", {m.name: m for m in SOUND[::-1]}.values(), ids=title)
+def test_runs_goes_on_and_is_shared_out(method: Method):
+    """As it is used most: interrupted and continued bit for bit, and on two ranks to rounding. The kit has more."""
+    m = replace(method, rounds=12)
+    whole = trial.ending(finished(m.batch(trial.MULTIPLES, trial.SEEDS)))
+    assert whole["x"].isfinite().all()
+    saved = trial.interrupted(m)
+    anew = trial.ending(trial.continued(m, saved))
+    assert whole.keys() == anew.keys()
+    for name, want in whole.items():
+        assert torch.equal(anew[name].nan_to_num(), want.nan_to_num()), name
+    for found in on_virtual_ranks(2, lambda t: trial.recorded(trial.continued(m, saved, t))):
+        for name, got in found.items():
+            close(got.nan_to_num(), whole[name].nan_to_num(), 1e-9, f"{name} on two ranks")
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", SOUND, ids=title)
 def test_conforms(method: Method):
     wrong = [str(f) for f in conformance(method) if not f.ok]
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", {m.name: m for m in SOUND[::-1]}.values(), ids=title)
 def test_first_200_rounds_alone_and_in_a_batch(method: Method):
     alone_or_in_a_batch(Method(**{**vars(method), "rounds": 200}))

@@ -345,6 +345,7 @@ METHODS = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{m.name} {m.compressor['name']}")
 def test_methods_conform(method):
     found = conformance(method)

@@ -266,20 +266,6 @@ def test_numbers_left_to_the_methods():
     assert got["alpha"] == pytest.approx(1 / 4)
 
 
-def test_dasha_s_step():
-    cell = on(P1, "dasha", RAND).cell()
-    c = problem_of(cell.cell.problem).constants
-    assert cell.step_size == pytest.approx(1 / (c.L + c.L_tilde * math.sqrt(2 * 3 * 7 / 6)))
-    paper = on(P1, "dasha", RAND, rule="paper").cell()
-    assert paper.step_size == pytest.approx(1 / (c.L + c.L_tilde * math.sqrt(16 * 3 * 7 / 6)))
-    one = on(P1, "dasha", RAND).cell().theory_step
-    assert on(P1, "dasha", RAND, params={"alpha": 0.05}).cell().theory_step < one
-    below = on(P1, "dasha", RAND, params={"alpha": (1 - 1e-6) / 7}).cell().theory_step
-    assert below == pytest.approx(one, rel=1e-5)  # no jump
-    assert on(P1, "dasha", RAND, params={"alpha": 0.5}).cell().theory_step is None  # above 1/7
-    assert on(SAMPLES, "dasha_page", RAND, params={"alpha": 0.5}).cell().theory_step is None
-
-
 def test_adiana_needs_strong_convexity():
     with pytest.raises(Skip, match="mu: auto has no value here"):
         on({"name": "nonconvex_classification", **DATA}, "adiana", RAND, step=0.1).cell()

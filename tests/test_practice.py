@@ -15,7 +15,6 @@ from raybench.compressors.base import keeping, kept_by, shares
 from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout, clipped, matrices
-from raybench.execution.resolve import problem_of
 from raybench.problems.quadratic import Quadratic
 from raybench.testing.trial import Method, finished, started
 
@@ -42,18 +41,6 @@ def problems():
 # Momentum -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_heavy_ball_formula(nesterov):
-    look = each_round(
-        started(on_p1("heavy_ball", momentum=0.8, nesterov=nesterov).batch()),
-        lambda r: (r.s.x.clone(), full_gradients(r).mean(1)),
-    )
-    v = torch.zeros_like(look[0][0])
-    for (x, g), (then, _) in pairwise(look):
-        v = 0.8 * v + g
-        assert largest(then, x - 0.1 * (g + 0.8 * v if nesterov else v)) < 1e-13
-
-
 def test_no_momentum_is_sgd_on_the_same_samples():
     args = {"problem": SAMPLES, "step": 0.02}
     ours, theirs = paths(
@@ -61,20 +48,6 @@ def test_no_momentum_is_sgd_on_the_same_samples():
         Method("sgd", {"batch": 3}, **args),
     )
     assert np.array_equal(ours, theirs)
-
-
-@pytest.mark.parametrize("eta", [0.0, 0.5, 0.9, 0.97])
-def test_heavy_ball_nonconvex_bound(eta):
-    """(1/T) sum ||grad f||^2 <= 2 Delta0/(h T) + M^0/((1-eta) T), h = gamma/(1-eta), path-wise."""
-    method = Method("heavy_ball", {"momentum": eta}, None, P1, rounds=800, more=FAR)
-    run = finished(method.batch((1.0,), range(4)))
-    gamma, L = method.cell().step_size, problem_of(method.cell().cell.problem).constants.L
-    assert gamma == pytest.approx((1 - eta) ** 2 / L)
-    norms = run.recorder.column("grad_norm_sq")
-    gap = run.recorder.column("loss")[:, 0] - run.problem.constants.f_star
-    for T in (1, 10, 100, 800):
-        promised = (2 * gap * (1 - eta) / gamma + eta**2 * norms[:, 0] / (1 - eta)) / T
-        assert (norms[:, :T].mean(1) <= promised).all()
 
 
 @pytest.mark.parametrize("eta", [0.0, 0.5, 0.9])

@@ -323,7 +323,7 @@ def test_conformance_of_further_parameters(name, params):
             check(subject)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_gpu_makes_the_same_codes():
     x, q = gaussian(3, 4, 700, dtype=torch.float32), cells_and_clients(3, 4)
     there = stream(0, "cuda").each(torch.arange(3)).each(torch.arange(4))

@@ -12,6 +12,8 @@ import pytest
 import torch
 from reference_world import LAMBDA, compare
 
+from raybench.compressors.sparsification import SharedMask
+from raybench.execution.resolve import problem_of
 from raybench.testing.trial import DATA, Method
 
 GAMMA, ROUNDS = 0.03, 25
@@ -303,6 +305,144 @@ def with_kind(reference, **fixed):
     return lambda *args, **numbers: reference(*args, **fixed, **numbers)
 
 
+# Local steps and compressed exchanges, clipping -----------------------------------------------
+
+
+# Both ways -----------------------------------------------------------------------------------
+
+
+def ef_bv(w, x, gamma, lam, nu):
+    h = w.zero
+    while True:
+        yield x
+        d = w.C(w.grad(x) - h)
+        x = w.model(x - gamma * (h.mean(0) + nu * d.mean(0)))
+        h = h + lam * d
+
+
+def econtrol(w, x, gamma, eta, batch):
+    e, h = w.zero, w.zero
+    while True:
+        yield x
+        g = w.grad(x, None if batch == "full" else w.J(batch))
+        c = w.C(eta * e + g - h)
+        e = e + g - h - c
+        h = h + c
+        x = w.model(x - gamma * h.mean(0))
+
+
+def marina_p(w, x, gamma, p):
+    held = np.tile(x, (w.n, 1))
+    g = w.dense(w.grad(held)).mean(0)
+    while True:
+        yield x
+        new = x - gamma * g
+        if w.coin("sync", p):
+            held = np.tile(w.model(new), (w.n, 1))
+        else:
+            held = held + w.each(new - x)
+        x, g = new, w.dense(w.grad(held)).mean(0)
+
+
+def ef21_p_diana(w, x, gamma, alpha):
+    held, h = x, w.zero
+    while True:
+        yield x
+        m = w.C(w.grad(held) - h)
+        x = x - gamma * (h + m).mean(0)
+        h = h + alpha * m
+        held = held + w.D(x - held)
+
+
+SPARSE = {"name": "random_sparsification", "p": 0.3}
+UNBIASED_DOWN = {"name": "rand_k", "k": 4}
+OWN = {"name": "rand_k", "k": 4}
+
+
+def coins(w, p):
+    """Yield the numbers of local steps until the coin of exchanges falls."""
+    j = 0
+    while True:
+        yield j
+        if w.coin(f"exchange {j}" if j else "exchange", p):
+            return
+        j += 1
+
+
+def compressed_scaffnew(w, x, gamma, senders, p, chi):
+    h, s = w.zero, min(senders, w.n)
+    chi = (w.n * (s - 1) / (s * (w.n - 1)) if w.n > 1 else 1.0) if chi == "auto" else chi
+    while True:
+        yield x
+        X = x
+        for _ in coins(w, p):
+            X = X - gamma * (w.grad(X) - h)
+        ones = torch.ones(1, *w.zero.shape, dtype=torch.float64)
+        q = SharedMask(s, w.n).compress(ones, w.net.stream("up")).decode()[0].numpy() > 0
+        assert (q.sum(0) == s).all()
+        w.bits += 64 * q.sum() / w.n
+        x = (q * X).sum(0) / s
+        h = h + p * chi / gamma * q * (x - X)
+
+
+def locodl(w, x, gamma, p, lam, rho, eta):
+    u, v, X, y = w.zero, 0 * x, np.tile(x, (w.n, 1)), x
+    while True:
+        yield y
+        for _ in coins(w, p):
+            X, y = X - gamma * (w.grad(X) - lam * X - u), y - gamma * (lam * y - v)
+        each = w.C(X - y)
+        d = each.sum(0) / (2 * w.n)
+        u, v = u + p * eta / gamma * (d - each), v + p * eta / gamma * d
+        X, y = (1 - rho) * X + rho * (y + d), y + rho * d
+
+
+def bicolor(w, x, gamma, p, lam, rho, eta):
+    u, v, z_dual, X, y, z = w.zero, 0 * x, 0 * x, np.tile(x, (w.n, 1)), x, x
+    while True:
+        yield y
+        for _ in coins(w, p):
+            X = X - gamma * (w.grad(X) - 2 * lam * X - u)
+            y, z = y - gamma * (lam * y - v), z - gamma * (lam * z - z_dual)
+        up, down = w.C(X - y), w.D(z - y)
+        pace = p * eta / gamma
+        u, v = u + pace * (down - up), v + pace * down
+        z_dual = z_dual + pace * (up.mean(0) - 2 * down)
+        X, z = X + rho * (y + down - X), z + rho * (up.mean(0) - (z - y) - (z - y))
+        y = y + rho * down
+
+
+def clip21_sgd2m(w, x, gamma, tau, beta, beta_server, sigma, batch):
+    v, g, server = w.zero, w.zero, 0 * x
+    while True:
+        if batch == "full":
+            v = (1 - beta) * v + beta * w.grad(x)
+        else:
+            v = (1 - beta) * v + beta * w.grad(x, w.J(batch))
+        u = v - g
+        if tau != "off":
+            u = u * np.minimum(1, tau / np.maximum(np.linalg.norm(u, axis=1), 1e-300))[:, None]
+        g = g + beta_server * u
+        noise = sigma * w.net.stream("noise").normal(len(x))[0].numpy()
+        server = server + beta_server * w.dense(u + noise).mean(0)
+        yield x
+        x = x - gamma * server
+
+
+def ef21_normalized(w, x, gamma, eta, batch, init):
+    def gradient():
+        return w.grad(x) if batch == "full" else w.grad(x, w.J(batch))
+
+    v = gradient()
+    g = w.C(v)
+    while True:
+        yield x
+        x = x - gamma * g.mean(0) / np.linalg.norm(g.mean(0))
+        v = (1 - eta) * v + eta * gradient()
+        g = g + w.C(v - g)
+
+
+OWN = {"lam": 0.1, "rho": 0.6, "eta": 0.2}
 CASES = [  # method, parameters, operator, downlink, reference
     ("gd", {}, None, None, gd),
     ("sgd", {"batch": 2}, None, None, gd),
@@ -351,7 +491,28 @@ CASES = [  # method, parameters, operator, downlink, reference
     ("dasha_mvr", {"momentum": 0.2, "batch": 2}, RAND, None, with_kind(dasha, kind="mvr")),
     ("dasha_sync_mvr", {"p": 0.3, "batch": 2}, RAND, None, with_kind(dasha, kind="sync")),
     ("dasha_sync_mvr", {"p": 0.3, "batch": 2, "big": 5}, RAND, None, with_kind(dasha, kind="sync")),
+    ("compressed_scaffnew", {"p": 0.4}, None, None, compressed_scaffnew),
+    ("compressed_scaffnew", {"p": 0.7, "chi": 0.3, "senders": 4}, None, None, compressed_scaffnew),
+    ("locodl", {"p": 0.4, **OWN}, RAND, None, locodl),
+    ("locodl", {"p": 0.4, **OWN}, "natural", None, locodl),
+    ("bicolor", {"p": 0.4, **OWN, "rho": 0.2}, RAND, UNBIASED_DOWN, bicolor),
+    ("clip21_sgd2m", {"tau": 0.3, "beta": 0.4}, None, None, clip21_sgd2m),
+    ("clip21_sgd2m", {"sigma": 0.1, "batch": 3}, None, None, clip21_sgd2m),
+    ("clip21_sgd2m", {"tau": "off", "beta_server": 0.9}, None, None, clip21_sgd2m),
+    ("ef21_normalized", {}, TOP, None, ef21_normalized),
+    ("ef21_normalized", {"eta": 0.3, "batch": 2}, RAND, None, ef21_normalized),
+    ("ef_bv", {}, TOP, None, ef_bv),
+    ("ef_bv", {}, RAND, None, ef_bv),
+    ("ef_bv", {"lam": 0.3, "nu": 0.6}, "natural", None, ef_bv),
+    ("econtrol", {}, TOP, None, econtrol),
+    ("econtrol", {"eta": 0.02, "batch": 2}, RAND, None, econtrol),
+    ("marina_p", {}, None, RAND, marina_p),
+    ("marina_p", {"p": 0.3}, None, "perm_k", marina_p),
+    ("marina_p", {"p": 0.3}, None, SPARSE, marina_p),
+    ("ef21_p_diana", {}, RAND, {"name": "top_k", "k": 4}, ef21_p_diana),
+    ("ef21_p_diana", {"alpha": 0.02}, "natural", RAND, ef21_p_diana),
 ]
+BITS_DOWN = {ef_bv, econtrol, marina_p, ef21_p_diana}  # whose references count them
 
 
 EXTREMES = {  # what of the problem, of the method's parameters and of its operator is other
@@ -362,9 +523,25 @@ EXTREMES = {  # what of the problem, of the method's parameters and of its opera
 }
 
 
-@pytest.mark.parametrize("extreme", EXTREMES)
+def fits(case: tuple, extreme: str) -> bool:
+    """Whether a case has that extreme: what both ways share is fixed, and PermK needs a multiple of d clients."""
+    other = extreme == "all of everything" and case[-1] in BITS_DOWN
+    return not other and not (extreme == "one sample each" and case[3] == "perm_k")
+
+
+EVERY = [(*case, extreme) for extreme in EXTREMES for case in CASES if fits(case, extreme)]
+
+
 @pytest.mark.parametrize(
-    ("name", "params", "compressor", "downlink", "reference"), CASES, ids=[c[0] for c in CASES]
+    ("name", "params", "compressor", "downlink", "reference", "extreme"),
+    [
+        pytest.param(
+            *case,
+            id=f"{case[0]}-{case[-1]}",
+            marks=[] if case[-1] == "usual" else [pytest.mark.thorough],
+        )
+        for case in EVERY
+    ],
 )
 def test_method_is_its_reference(name, params, compressor, downlink, reference, extreme):
     other, numbers, operator = EXTREMES[extreme]
@@ -374,4 +551,9 @@ def test_method_is_its_reference(name, params, compressor, downlink, reference, 
     rounds = ROUNDS if extreme == "usual" else 6
     more, problem = {"x0": {"normal": 1.0}}, {**PROBLEM, **other}
     method = Method(name, params, compressor, problem, downlink, GAMMA, rounds=rounds, more=more)
-    compare(method, reference, GAMMA)
+    compare(method, reference, GAMMA, down=reference in BITS_DOWN)
+
+
+def test_the_problem_is_strongly_convex_for_every_client():
+    cell = Method("gd", {}, None, PROBLEM, rounds=1).cell()
+    assert problem_of(cell.cell.problem).constants.mu_min >= LAMBDA

@@ -242,13 +242,15 @@ def test_ctrl_c_leaves_a_valid_store(tmp_path: Path) -> None:
         assert set(done.cell) <= set(curves(out).cell)
         _, alive = psutil.wait_procs(family, timeout=30)
         assert not alive, "Ray was left running"
+        outcome = drive(spec.load(LONG), out)
+        assert outcome.counts == {"ok": 20, "skipped": 0}
+        assert outcome.plan.missing == 20 - len(done)
     finally:
         for process in family:
             if process.is_running():
                 process.kill()
 
 
-@pytest.mark.slow
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     out = tmp_path / "out"
     driver = start(tmp_path, LONG, out)

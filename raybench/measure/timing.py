@@ -18,7 +18,7 @@ from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.core.streams import stream
 from raybench.spec import short
-from raybench.testing import moments
+from raybench.testing import claims
 from raybench.testing.compressors import examples, label_of
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def in_a_line(error: InputError) -> str:
 
 def relative_error(value: Tensor, x: Tensor) -> float:
     """Return the mean over rows of ||value - x||^2 / ||x||^2, in float64; 0 of a zero row that stays zero."""
-    return float(moments.relative_error(value.double(), x.double()).nan_to_num(nan=0.0).mean())
+    return float(claims.relative_error(value.double(), x.double()).nan_to_num(nan=0.0).mean())
 
 
 def affordable(op: Compressor, x: Tensor, limit: float, what: str, fix: str = "") -> None:

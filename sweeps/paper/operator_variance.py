@@ -20,7 +20,7 @@ empirical variances. Takes 10 s on 2 cores.
 
 import pandas as pd
 
-from raybench import study
+from raybench.measure import study
 
 SHARES = (0.1, 0.3, 1, 2, 3, 5, 7, 10, 15, 20, 25, 30, 40, 50, 60, 70, 80)  # per cent
 LEVELS = (1, 3, 7)

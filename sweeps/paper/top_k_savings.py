@@ -16,7 +16,7 @@ import math
 
 import pandas as pd
 
-from raybench import study
+from raybench.measure import study
 
 LAWS = ("uniform", "exponential")
 

@@ -1,0 +1,796 @@
+"""What holds of single methods beside the bounds of the generic rule: floors, exactness, rates of their own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tiers import first_of_each
+from toys import (
+    ConvexL1,
+    Counterexample,
+    SaddleL1,
+    Stretched,
+    each_round,
+    full_gradients,
+    registered,
+)
+
+from raybench import theory
+from raybench.algorithms.vr_marina import VRMarina
+from raybench.core import registry
+from raybench.core.draws import Sample
+from raybench.execution.resolve import Resolver, Skip, problem_of
+from raybench.problems.base import Fact
+from raybench.problems.quadratic import Quadratic
+from raybench.spec import Step
+from raybench.testing.trial import DATA, Method, compressors_for, finished, started
+from raybench.theory import contraction
+
+P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "seed": 3}
+P2 = {**P1, "dim": 10, "clients": 6, "heterogeneity": 0.7, "seed": 2}
+CHAIN = {"name": "tridiagonal", "dim": 12, "clients": 4, "noise": 0.5, "lambda": 0.01}
+ROWS = {"name": "least_squares", **DATA}
+RIDGE_ROWS = {**ROWS, "regularizer": "l2", "lambda": 0.5}
+LOGISTIC = {"name": "logistic", **DATA, "regularizer": "nonconvex", "lambda": 0.1}  # bounded noise
+RIDGE = {**LOGISTIC, "regularizer": "l2"}
+TOP, RAND = {"name": "top_k", "k": 3}, {"name": "rand_k", "k": 3}
+TOP2, RAND2, COMMON2 = (
+    {"name": "top_k", "k": 2},
+    {"name": "rand_k", "k": 2},
+    {"name": "rand_k", "k": 2, "mask": "common"},
+)
+FAR = {"x0": {"normal": 2.0}, "record": {"every": 1}}
+
+
+def on(name, compressor=TOP, rounds=60, problem=P1, more=FAR, **rest) -> Method:
+    return Method(
+        name, rest.pop("params", {}), compressor, problem, rounds=rounds, more=more, **rest
+    )
+
+
+def title(value) -> str:
+    if isinstance(value, dict):
+        return "-".join(str(v) for v in value.values() if not isinstance(v, list))
+    return str(value)
+
+
+@pytest.fixture(scope="module")
+def convex():
+    with registered("problem", convex_l1=ConvexL1):
+        yield {"name": "convex_l1"}
+
+
+# Convex f_i: DIANA, and EF21 with the arithmetic mean -------------------------------------------
+
+
+def test_the_quadratics_are_hard():
+    """Single f_i are nonconvex, f is strongly convex and the clients differ."""
+    problem = problem_of(Method("gd", problem=P2).cell().cell.problem)
+    lowest = np.linalg.eigvalsh(problem.A.numpy())[:, 0]
+    assert lowest.min() < -0.01
+    assert problem.constants.mu == pytest.approx(0.05)
+    assert problem.constants.L_pm > 0.2 * problem.constants.L
+
+
+@pytest.fixture(scope="module")
+def stretched():
+    with registered("problem", stretched=Stretched):
+        yield {"name": "stretched"}
+
+
+def of_diana(method: Method) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
+    """V and D of the rule ``convex``, (rounds + 1,), means over seeds, and the method's numbers."""
+    run = started(method.batch((1.0,), range(200)))
+    cell, star = method.cell(), run.problem.minimizer()
+    gamma, alpha, mu = cell.step_size, cell.params["alpha"], run.problem.constants.mu or 0.0
+    w = cell.omega / (1 if method.compressor == COMMON2 else run.problem.n)
+    at_star = run.problem.oracle(star[None], loss=False)[0]
+
+    def look(run):
+        H = (run.c.h - at_star).square().sum(-1).mean(1)
+        return (run.s.x - star).square().sum(-1) + 4 * w / alpha * gamma**2 * H
+
+    V = torch.stack(each_round(run, look)).mean(1).numpy()
+    D = run.recorder.column("loss").mean(0) - run.problem.constants.f_star
+    return V, D, {"gamma": gamma, "alpha": alpha, "mu": mu, "w": w}
+
+
+HARD_FOR_DIANA = [
+    ({"name": "rand_k", "k": 1}, {}),
+    (COMMON2, {}),
+    (RAND2, {"alpha": 0.02}),
+    ("natural", {}),
+]
+
+
+@pytest.mark.parametrize("mu", first_of_each([0.0, 0.5]))
+@pytest.mark.parametrize(("operator", "params"), first_of_each(HARD_FOR_DIANA), ids=title)
+def test_diana_where_every_f_is_convex(stretched, operator, params, mu):
+    """E V falls by 2 gamma D at least, so that D is V^0/(2 gamma T) on average, and with mu > 0 linearly."""
+    method = Method(
+        "diana", params, operator, {**stretched, "mu": mu}, rule="convex", rounds=300, more=FAR
+    )
+    V, D, k = of_diana(method)
+    L = problem_of(method.cell().cell.problem).constants.L_max
+    assert k["gamma"] == pytest.approx(1 / ((1 + 6 * k["w"]) * L), rel=1e-12)
+    for T in (1, 3, 10, 30, 100, 300):
+        assert D[:T].mean() <= V[0] / (2 * k["gamma"] * T)
+    rate = 1 - min(k["gamma"] * k["mu"], k["alpha"] / 2)
+    assert (V[0] * rate ** np.arange(301) * (1 + 1e-9) >= V).all()
+
+
+@pytest.mark.thorough
+def test_diana_breaks_the_inequality_beyond_that_step(stretched):
+    method = Method(
+        "diana", {}, {"name": "rand_k", "k": 1}, stretched, rule="convex", rounds=30, more=FAR
+    )
+    wild = replace(method, step=32 * method.cell().step_size)
+    V, _, _ = of_diana(wild)
+    assert V.max() > 2 * V[0]
+
+
+@pytest.mark.parametrize("name", first_of_each(["ef21", "ef21_plus"]))
+@pytest.mark.parametrize(
+    "operator", first_of_each([{"name": "top_k", "k": 1}, "scaled_sign"]), ids=title
+)
+@pytest.mark.parametrize("init", first_of_each(["compressed", "zero"]))
+def test_ef21_with_the_arithmetic_mean(stretched, name, operator, init):
+    """f + gamma/(2 rho) G falls by gamma/2 ||grad f||^2 in every round, G weighted by 1/(n^2 w_i)."""
+    if name == "ef21_plus" and init == "zero":
+        pytest.skip("it opens with compressed gradients")
+    params = {"init": init} if name == "ef21" else {}
+    method = Method(name, params, operator, stretched, rule="arithmetic", rounds=400, more=FAR)
+    run = started(method.batch((1.0,), range(6)))
+    c = run.problem.constants
+    assert 0.6 * c.L_tilde > c.L_AM  # so the step is another one
+    theta, beta = theory.contraction(method.cell().alpha)
+    gamma = method.cell().step_size
+    assert gamma == pytest.approx(1 / (c.L + c.L_AM * math.sqrt(beta / theta)), rel=1e-6)
+    weights = 1 / (run.problem.n * torch.tensor(c.L_i).double() / c.L_AM)  # 1/(n^2 w_i)
+    assert gamma > 1.3 * replace(method, rule="nonconvex").cell().step_size
+
+    def look(run):
+        away = (run.c.g - full_gradients(run)).square().sum(-1)
+        return away @ weights
+
+    G = torch.stack(each_round(run, look)).numpy()
+    f, norms = run.recorder.column("loss").T, run.recorder.column("grad_norm_sq").T
+    phi = f - c.f_star + gamma / (2 * theta) * G
+    assert (phi[1:] <= phi[:-1] - gamma / 2 * norms[:-1] + 1e-11 * phi[0]).all()
+
+
+# Error feedback ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "down", first_of_each([TOP2, {"name": "top_k", "k": 6}, "identity"]), ids=title
+)
+def test_ef21_bc_nonconvex_bound(down):
+    """With Phi0 = Delta0 + A P0 + B Q0; top-k on both sides, so path-wise."""
+    method = Method("ef21_bc", {}, TOP2, P2, downlink=down, rounds=800, more=FAR)
+    run = started(method.batch((1.0,), range(4)))
+    run.advance(0)
+    gamma = method.cell().step_size
+    theta_w, _ = theory.contraction(0.2)
+    theta_m, beta_m = theory.contraction({"identity": 1.0}.get(str(down)) or down["k"] / 10)
+    A, B = gamma * (1 + 8 * beta_m / theta_m) / theta_w, gamma / theta_m
+    P0, Q0 = (
+        (run.c.g - full_gradients(run)).square().sum(-1).mean(1).numpy(),
+        (run.s.g - run.s.w).square().sum(-1).numpy(),
+    )
+    run.advance(run.rounds)
+    gaps = run.recorder.column("loss")[:, 0] - run.problem.constants.f_star
+    norms = run.recorder.column("grad_norm_sq")
+    for T in (1, 10, 100, 800):
+        assert (norms[:, :T].mean(1) <= 2 * (gaps + A * P0 + B * Q0) / (gamma * T)).all()
+
+
+def constants(method: Method):
+    return started(method.batch()).problem.constants
+
+
+def variance(run) -> torch.Tensor:
+    """Return the variance of one sample's gradient at s.x, mean over clients, (B,)."""
+    assert set(run.problem.samples) == {12}
+    shape, x = (len(run.s.x), run.problem.n, 1), run.s.x
+    ones = [Sample.at(torch.full(shape, j)) for j in range(12)]
+    each = torch.stack([run.problem.grad(x, one) for one in ones])
+    return (each - each.mean(0)).square().sum(-1).mean(0).mean(1)
+
+
+def test_steps_of_special_cases():
+    """Without momentum EF21-HB has EF21's step; wider memories and coarser operators shorter ones."""
+    ef21 = on("ef21").cell().step_size
+    assert on("ef21_hb", params={"eta": 0.0}).cell().step_size == pytest.approx(ef21)
+    steps = [on("ef21_hb", params={"eta": e}).cell().step_size / (1 - e) for e in (0, 0.5, 0.9)]
+    assert steps[0] > steps[1] > steps[2] > 0
+    L = constants(on("gd", None)).L
+    for name in ("ef21_sgdm", "ef21_page", "ef21_w"):
+        params = {"eta": 1.0} if name == "ef21_sgdm" else {}
+        one = on(name, "identity", params={**params, **({"p": 1.0} if "page" in name else {})})
+        assert one.cell().step_size == pytest.approx(1 / L)
+
+
+EF14S = [
+    ("ef14", {"memory": "step"}, TOP),
+    ("ef14", {"memory": "gradient"}, "scaled_sign"),
+    ("ef14", {}, RAND),
+    ("ec_sgd", {"batch": 2}, TOP),
+    ("ef_sign_sgd", {}, None),
+    ("one_bit_sgd", {"batch": 3}, None),
+]
+
+
+def noise_of(method: Method) -> float:
+    """sigma^2: a bound of the variance of a client's minibatch gradient."""
+    batch = method.cell().params.get("batch", "full")
+    return 0.0 if batch == "full" else constants(method).sample_variance / batch
+
+
+@pytest.mark.parametrize("rounds", first_of_each([10, 300]))
+@pytest.mark.parametrize(("name", "params", "compressor"), first_of_each(EF14S), ids=str)
+def test_ef14_nonconvex_bound(name, params, compressor, rounds):
+    """4 e (f(x^0) - f_low)/(gamma T) + (2/n + 4 L gamma beta) e L gamma sigma^2, f_low = mean inf f_i >= 0."""
+    method = on(name, compressor, rounds, LOGISTIC, params=params)
+    run = finished(method.batch((1.0,), range(16)))
+    cell, c, sigma2 = method.cell(), run.problem.constants, noise_of(method)
+    _, beta = contraction(cell.alpha)
+    gamma = cell.step_size
+    first = run.recorder.column("loss")[:, 0].mean()
+    floor = (2 / run.problem.n + 4 * c.L * gamma * beta) * math.e * c.L * gamma * sigma2
+    norms = run.recorder.column("grad_norm_sq")[:, :rounds]
+    assert norms.mean() <= 4 * math.e * first / (gamma * rounds) + floor
+
+
+@pytest.mark.parametrize(("name", "params", "compressor"), first_of_each(EF14S), ids=str)
+def test_ef14_strongly_convex_bound(name, params, compressor):
+    """f(x^) - f* <= 4 ||x^0 - x*||^2/(gamma W) + 48 L gamma^2 D/s + (4/n + 24 L gamma beta) gamma sigma^2.
+
+    x^ is the recorded point with ``iterate: weighted``, W the sum of its weights (1 - gamma mu/2)^-(t+1).
+    """
+    more = {**FAR, "iterate": "weighted"}
+    method = on(name, compressor, 400, RIDGE, params=params, more=more, rule="pl")
+    run = finished(method.batch((1.0,), range(16)))
+    cell, problem, sigma2 = method.cell(), run.problem, noise_of(method)
+    c, gamma = problem.constants, cell.step_size
+    theta, beta = contraction(cell.alpha)
+    star = problem.minimizer()
+    differ = float(problem.grad(star[None]).square().sum(-1).mean())
+    x0 = started(method.batch((1.0,), range(16)))
+    x0.advance(0)
+    first = float((x0.s.x - star).square().sum(-1).mean())
+    floor = 48 * c.L * gamma**2 * differ * beta / theta
+    floor += (4 / problem.n + 24 * c.L * gamma * beta) * gamma * sigma2
+    gaps = run.recorder.column("loss").mean(0) - c.f_star
+    for T in (1, 10, 100, 400):  # recorded in round T - 1: the mean of x^0 .. x^(T-1)
+        W = ((1 - gamma * c.mu / 2) ** -np.arange(1.0, T + 1)).sum()
+        assert gaps[T - 1] <= 4 * first / (gamma * W) + floor
+
+
+def test_ec_gd_star_converges_linearly(convex):
+    """||x - mean e - x*||^2 + (6 L gamma/theta) mean||e_i||^2 <= (1 - gamma mu/2)^t ||x^0 - x*||^2; top-k, so path-wise."""
+    method = on("ec_gd_star", TOP, 600, convex, rule="pl")
+    run = started(method.batch((1.0,), range(3)))
+    star, gamma = run.problem.minimizer(), method.cell().step_size
+    theta, _ = contraction(0.3)
+    c = run.problem.constants
+
+    def potential(r):
+        apart = (r.s.x - r.c.e.mean(1) - star).square().sum(-1)
+        return apart + 6 * c.L * gamma / theta * r.c.e.square().sum(-1).mean(1)
+
+    have = torch.stack(each_round(run, potential)).numpy()
+    rate = (1 - gamma * c.mu / 2) ** np.arange(len(have))[:, None]
+    assert (have <= rate * have[0] * (1 + 1e-9) + 1e-24).all()
+    assert have[-1].max() < 0.9 * have[0].min()
+
+
+def last_norms(method: Method, multiples=(1.0,), seeds=(0,), name="grad_norm_sq") -> np.ndarray:
+    """Return the mean of the last ten recorded values, per cell."""
+    run = finished(method.batch(multiples, seeds), every=20)
+    assert (run.status == "ok").all(), method.name
+    return run.recorder.column(name)[:, -10:].mean(1)
+
+
+@pytest.mark.thorough
+def test_ec_methods_with_shifts_have_no_floor_where_plain_ones_do(convex):
+    gamma, last = 1 / (8 * constants(on("ef14", problem=convex)).L_max), {}
+    for name in ("ef14", "ec_gd_star", "ec_diana", "double_squeeze"):
+        down = TOP if name == "double_squeeze" else None
+        params = {"shift": "rand_k:k=5"} if name == "ec_diana" else {}
+        method = on(name, TOP, 1500, convex, params=params, downlink=down, step=gamma)
+        last[name] = last_norms(method, (0.3, 1.2))
+    for name in ("ec_gd_star", "ec_diana"):
+        assert (last[name] < 1e-18).all(), last
+    for name in ("ef14", "double_squeeze"):
+        assert (last[name] > 1e-5).all(), last
+        assert last[name][1] > 3 * last[name][0], last  # it grows with the step
+
+
+@pytest.mark.thorough
+def test_the_floor_of_ef21_variants_does_not_grow_with_the_step(convex):
+    gamma = on("ef21", problem=convex).cell().step_size
+    for name, params in (("ef21_hb", {"eta": 0.5}), ("ef21_w", {}), ("ef21_sgdm", {"eta": 0.5})):
+        method = on(name, TOP, 1200, convex, params=params, step=gamma)
+        assert (last_norms(method, (1.0, 4.0)) < 1e-20).all(), name
+
+
+@pytest.mark.thorough
+def test_ec_lsvrg_removes_the_noise():
+    args = {"problem": ROWS, "rounds": 1000, "step": 0.02, "params": {"batch": 2}}
+    top = {"name": "top_k", "k": "30%"}
+    plain, reduced = (last_norms(on(n, top, **args)) for n in ("ec_sgd", "ec_lsvrg"))
+    assert reduced[0] < plain[0] / 3
+
+
+@pytest.mark.thorough
+def test_momentum_lowers_the_error_of_minibatches():
+    errors = []
+    for eta in (1.0, 0.3, 0.1):
+        params = {"eta": eta, "batch": 1}
+        method = on("ef21_sgdm", TOP, 500, ROWS, params=params, step=0.002)
+        errors.append(last_norms(method, (1.0,), range(6), "estimator_error_sq").mean())
+    assert errors[0] > 2 * errors[1] > 4 * errors[2], errors
+
+
+@pytest.mark.thorough
+def test_ef21_page_has_a_lower_floor_than_minibatches():
+    page = on("ef21_page", problem=ROWS, params={"batch": 2}, rounds=600)
+    step = page.cell().step_size
+    sgd = on("ef21_sgd", problem=ROWS, params={"batch": 2}, rounds=600, step=step)
+    assert last_norms(page, (8.0,)) < last_norms(sgd, (8.0,)) / 5
+
+
+@pytest.mark.thorough
+def test_scaled_rand_k_in_ef21_diverges_where_the_rescaled_one_does_not():
+    """Why unbiased operators are rescaled: unscaled roles keep the factor d/K."""
+    method = Method("ef21", {}, {"name": "rand_k", "k": 1}, P2, rounds=400)
+    run = started(method.batch((1.0,), (0,)))
+    run.a.C = registry.lookup("compressor", "rand_k").target(1).compress
+    run.advance(400)
+    assert run.status[0] == "diverged"
+    assert finished(method.batch()).status[0] == "ok"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["ef21_sgdm", "ef21_hb", "ef21_page", "ef21_w", "ef14"])
+def test_scaled_rand_k_is_rescaled(name):
+    """Without the factor 1/(omega + 1) the members diverge; the contractive role puts it in."""
+    params = {"ef21_sgdm": {"eta": 1.0}, "ef21_hb": {"eta": 0.5}}.get(name, {})
+    step = on("ef21", TOP, problem=P2).cell().step_size
+    one = {"name": "rand_k", "k": 1}
+    method = on(name, one, 400, P2, params=params, step=step / 4)
+    assert finished(method.batch(), every=50).status[0] == "ok"
+    assert method.cell().alpha == pytest.approx(0.1)
+    run = started(method.batch(), every=50)
+    run.a.C = registry.lookup("compressor", "rand_k").target(1).compress
+    run.advance(400)
+    assert run.status[0] == "diverged"
+
+
+@pytest.mark.parametrize(("eta", "batch"), first_of_each([(1.0, 1), (0.3, 1), (0.05, 1), (0.3, 4)]))
+def test_nonconvex_bound_with_noise(eta, batch):
+    """EF21-SGDM: 2 Phi0/(gamma T) + 2 (eta + (eta^2 + 2 eta^3) beta/theta) sigma^2, sigma^2 along the path."""
+    params = {"eta": eta, "batch": batch}
+    method = on("ef21_sgdm", TOP, 200, LOGISTIC, params=params)
+    assert method.cell().theory_step is not None
+    run = started(method.batch((1.0,), range(48)))
+    run.advance(0)
+    theta, beta = contraction(method.cell().alpha)
+    G = (run.c.g - run.c.v).square().sum(-1).mean(1)
+    P = (run.c.v - full_gradients(run)).square().sum(-1).mean(1)
+    extra = (2 * G / theta + 2 * (1 / eta + 2 * beta / theta * eta) * P).numpy()
+    seen = each_round(run, variance)
+    sigma2 = torch.stack(seen[1:]).mean().item() / batch
+    floor = 2 * (eta + (eta**2 + 2 * eta**3) * beta / theta) * sigma2
+    assert floor > 1e-4
+    norms = run.recorder.column("grad_norm_sq")[:, :200]
+    gaps = run.recorder.column("loss")[:, 0] - run.problem.constants.f_inf
+    promised = (2 * gaps / method.cell().step_size + extra) / 200 + floor
+    assert norms.mean() <= promised.mean()
+
+
+# Nonsmooth parts --------------------------------------------------------------------------------
+
+
+PROXIMAL = [
+    name
+    for name in registry.names("algorithm")
+    if registry.lookup("algorithm", name).facts.proximal
+]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", PROXIMAL)
+def test_proximal_methods_end_at_the_minimiser_of_f_and_the_penalty(convex, name):
+    """One sample per client, so no noise: the gradient mapping of f + 0.2 ||x||_1 vanishes."""
+    entry = registry.lookup("algorithm", name)
+    operator = "identity" if name == "dcgd" else compressors_for(entry)[0]  # DCGD has a floor
+    # on clients of unlike data a median leads beside the minimiser of the mean
+    more = {**FAR, "robust": {"rule": "mean"}} if name.startswith("byz_") else FAR
+    method = Method(name, {}, operator, {**convex, "weight": 0.2}, step=0.05, rounds=600, more=more)
+    if entry.facts.down:
+        method = replace(method, downlink={"name": "top_k", "k": 3})
+    run = finished(method.batch(), every=600)
+    assert run.recorder.column("grad_norm_sq")[0, -1] < 1e-12
+    assert run.recorder.column("loss")[0, -1] == pytest.approx(-0.1454849561387832, rel=1e-9)
+
+
+def largest(a, b) -> float:
+    return float(np.abs(np.asarray(a) - np.asarray(b)).max())
+
+
+@pytest.mark.thorough
+def test_prox_is_exact(convex):
+    """EF21-Prox, plain and with momentum, weights and PAGE: the same point, with zeros in it."""
+    ends = {}
+    for name in ("ef21", "ef21_w", "ef21_sgdm", "ef21_page", "ef21_plus"):
+        params = {"eta": 0.5} if name == "ef21_sgdm" else {}
+        method = on(name, TOP, 600, {**convex, "weight": 0.2}, params=params, step=0.2)
+        run = finished(method.batch(), every=100)
+        assert run.recorder.column("grad_norm_sq")[0, -1] < 1e-20, name
+        ends[name] = run.s.x
+    assert all(largest(x, ends["ef21"]) < 1e-9 for x in ends.values())
+    assert 0 < int((ends["ef21"].abs() < 1e-12).sum()) < 10
+
+
+def setting_of(method: Method):
+    from raybench.execution.resolve import Resolver
+
+    return Resolver(allow_unproven=True).backing(method.cell().cell)[1]
+
+
+def test_without_strong_convexity_there_is_no_linear_rate(saddle):
+    """Nor is a nonsmooth part taken for convex unless the problem says so."""
+
+    class Silent(SaddleL1):
+        def find_constants(self):
+            found = super().find_constants()
+            return type(found)(**{**vars(found), "facts": frozenset()})
+
+    with registered("problem", silent=Silent):
+        k = setting_of(Method("gd", {}, None, {"name": "silent", "weight": 1.0}, step=0.1))
+    steps = theory.of(registry.lookup("algorithm", "gd").facts.theory)
+    assert theory.PROXIMABLE in steps.nonconvex.failing(k)
+    assert theory.PL in steps.pl.failing(k)
+    known = setting_of(Method("gd", {}, None, saddle, step=0.1))
+    assert known.constants.facts == {Fact.QUADRATIC, Fact.CONVEX_PENALTY, Fact.STRONGLY_CONVEX}
+    assert steps.pl.failing(known) == []
+
+
+def test_a_step_without_theory_is_skipped_with_a_reason():
+    cell = Method("power_sgd", problem=P2).cell().cell
+    with pytest.raises(Skip, match="no theoretical step size"):
+        Resolver().resolve(replace(cell, step=Step("theory", 1.0)))
+
+
+# Gradient differences ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    first_of_each(
+        [
+            ("dasha_mvr", {"momentum": 0.2, "batch": 2}),
+            ("dasha_mvr", {"momentum": 1.0}),
+            ("dasha_sync_mvr", {"p": 0.2, "big": 3}),
+        ]
+    ),
+)
+def test_dasha_with_noise_has_a_floor(name, params):
+    """MVR: (1/(gamma L))(sqrt(6 F q^2) + sqrt(2 q/((2-q) n)))^2 sigma^2/b; SYNC-MVR (1 + 1/(p T)) sigma^2/(gamma L n big)."""
+    method = on(name, RAND, 150, LOGISTIC, params=params)
+    assert method.cell().theory_step is not None
+    run = started(method.batch((1.0,), range(32)))
+    sigma2 = float(torch.stack(each_round(run, variance)[:-1]).mean(1).max())
+    n, gamma, c = run.problem.n, method.cell().step_size, run.problem.constants
+    F = 2 * method.cell().omega * (2 * method.cell().omega + 1) / n
+    q = params.get("momentum", 0.0)
+    norms = run.recorder.column("grad_norm_sq")[:, :-1].mean(0)
+    for T in (1, 10, 150):
+        if name == "dasha_mvr":
+            root = np.sqrt(6 * F * q * q) + np.sqrt(2 * q / ((2 - q) * n))
+            floor = root**2 * sigma2 / params.get("batch", 1)
+        else:
+            floor = (1 + 1 / (params["p"] * T)) * sigma2 / (n * params["big"])
+        gap = run.recorder.column("loss")[:, 0].mean()
+        assert norms[:T].mean() <= 2 * gap / (gamma * T) + floor / (gamma * c.L)
+
+
+@pytest.mark.parametrize(("big", "p"), first_of_each([(1, 0.3), (6, 0.1)]))
+def test_online_bound_has_a_floor(big, p):
+    """VR-MARINA: 2 Delta0/(gamma T) + (1 + 1/(p T)) sigma^2/(n big), sigma^2 of a sample, along the path."""
+    method = on("vr_marina", RAND, 150, LOGISTIC, params={"big": big, "p": p, "batch": 2})
+    assert method.cell().theory_step is not None
+    run = started(method.batch((1.0,), range(32)))
+    n = run.problem.n
+    sigma2 = torch.stack(each_round(run, variance)[:-1]).mean(1)
+    norms = run.recorder.column("grad_norm_sq")[:, :-1].mean(0)
+    gap = run.recorder.column("loss")[:, 0].mean()  # f >= 0
+    for T in (1, 10, 50, 150):
+        floor = (1 + 1 / (p * T)) * float(sigma2[:T].max()) / (n * big)
+        assert norms[:T].mean() <= 2 * gap / (method.cell().step_size * T) + floor
+    error = (run.s.g - full_gradients(run).mean(1)).square().sum(-1).mean()
+    assert float(error) > 0.1 * float(sigma2[-1]) / (n * big)  # the noise is of that order
+
+
+def last_norm(name, rounds=700, **params) -> float:
+    method = on(name, RAND, rounds, RIDGE_ROWS, params=params, step=0.03)
+    run = finished(method.batch((1.0,), range(2)), every=50)
+    assert (run.status == "ok").all()
+    return float(run.recorder.column("grad_norm_sq")[:, -4:].mean())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("vr_diana", {"estimator": "lsvrg"}),
+        ("vr_diana", {"estimator": "saga", "batch": 2}),
+        ("vr_marina", {}),
+        ("dasha_page", {}),
+        ("dasha_sync_mvr", {}),
+    ],
+    ids=title,
+)
+def test_variance_reduction_has_no_floor(name, params):
+    assert last_norm(name, **params) < 1e-5
+
+
+@pytest.mark.thorough
+def test_online_methods_have_a_floor_that_falls():
+    """With q^2 and more for MVR's momentum q, with the samples of a dense round for VR-MARINA."""
+    wide, fine = (last_norm("dasha_mvr", momentum=q) for q in (0.3, 0.03))
+    assert 1e-4 < fine < wide / 20
+    few, many = (last_norm("vr_marina", p=0.3, big=b) for b in (1, 10))
+    assert 1e-4 < many < few / 4
+
+
+@pytest.mark.thorough
+def test_vr_marina_with_other_samples_at_the_old_point_stalls():
+    """A difference must be of the same samples: the classic mistake."""
+
+    class TwoSamples(VRMarina):
+        def round(a, net, s, c):
+            grad, seen = net.grad, []
+
+            def other(x, sample=None, **rest):
+                seen.append(sample)
+                apart = sample is not None and len([j for j in seen if j is not None]) == 2
+                return grad(x, net.sample("other", a.batch) if apart else sample, **rest)
+
+            net.grad = other
+            super().round(net, s, c)
+            net.grad = grad
+
+    entry = registry.lookup("algorithm", "vr_marina")
+    TwoSamples.declared = {**vars(entry.facts)}
+    with registered("algorithm", two_samples=TwoSamples):
+        assert last_norm("two_samples", p=0.3) > 1e-3
+    assert last_norm("vr_marina", p=0.3) < 1e-5
+
+
+@pytest.mark.thorough
+def test_adiana_accelerates():
+    """On a chain with L/mu = 1000, all clients alike: about sqrt(L/mu) rounds, not L/mu."""
+    problem = {**CHAIN, "dim": 30, "noise": 0.0, "lambda": 1e-3}
+    last = {}
+    for name, rule in (("gd", "nonconvex"), ("adiana", "paper")):
+        run = finished(
+            on(name, "identity" if name == "adiana" else None, 800, problem, rule=rule).batch()
+        )
+        gaps = run.recorder.column("loss")[0] - run.problem.constants.f_star
+        last[name] = gaps[-1] / gaps[0]
+    assert last["gd"] > 1e-4
+    assert last["adiana"] < 1e-8
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("weight", "compressor"), [(0.0, RAND), (0.2, "natural")], ids=title)
+def test_adiana_is_exact(weight, compressor):
+    with registered("problem", convex_l1=ConvexL1):
+        problem = {"name": "convex_l1", "weight": weight}
+        run = finished(on("adiana", compressor, 3000, problem, rule="paper").batch(), every=100)
+    norms = run.recorder.column("grad_norm_sq")[0]
+    assert norms[-1] < 1e-20 * norms[0]
+    assert (int((run.s.y.abs() < 1e-12).sum()) > 0) == (weight > 0)
+
+
+# DCGD, SGD and momentum SGD ---------------------------------------------------------------------
+
+
+RIDGED = {"name": "least_squares", **DATA, "regularizer": "l2", "lambda": 0.3}
+
+
+SHIPPED = {"name": "quadratic", "dim": 20, "heterogeneity": 1.5}
+
+
+class Opposed(Quadratic):
+    """f_1 with Hessian 11 I and f_2 with -9 I: f = ||x||^2/2 is convex, f_2 is not."""
+
+    def __init__(self) -> None:
+        eye = torch.eye(2, dtype=torch.float64)
+        super().__init__(torch.stack([11 * eye, -9 * eye]), torch.zeros(2, 2, dtype=torch.float64))
+
+
+def minimiser(problem) -> torch.Tensor:
+    """x* of quadratic f_i plus the problem's penalty, by proximal gradient descent: (1, d)."""
+    x, gamma = torch.zeros(1, problem.dim, dtype=torch.float64), 1 / problem.constants.L
+    for _ in range(4000):
+        x = problem.prox(x - gamma * problem.grad(x).mean(1), gamma)
+    return x
+
+
+@pytest.mark.thorough
+def test_the_convex_step_diverges_where_some_f_i_is_not_convex():
+    """Exactly: E||x+||^2 = ((1 - gamma)^2 + gamma^2 omega (11^2 + 9^2)/4) ||x||^2, 1.19 at gamma = 1/12."""
+    gamma, omega = 1 / 12, 1.0
+    growth = (1 - gamma) ** 2 + gamma**2 * omega * (11**2 + 9**2) / 4
+    assert growth == pytest.approx(1.191, abs=5e-4)
+    with registered("problem", opposed=Opposed):
+        far = Method(
+            "dcgd", {}, {"name": "rand_k", "k": 1}, {"name": "opposed"}, step=gamma, more=FAR
+        )
+        run = started(far.batch((1.0,), range(400)))
+        run.advance(0)
+        before = run.s.x.square().sum(-1)
+        run.advance(1)
+        after = run.s.x.square().sum(-1)
+        assert float((after / before).mean()) == pytest.approx(growth, rel=0.1)
+        for rule in ("nonconvex", "pl"):
+            with pytest.raises(Skip, match="the theorem assumes that every f_i is"):
+                far._resolved({"theory": 1.0, "rule": rule}, 0)
+
+
+@pytest.mark.parametrize("rule", first_of_each(["nonconvex", "pl"]))
+def test_the_shipped_quadratics_have_no_theory_of_dcgd(rule):
+    method = Method("dcgd", {}, {"name": "rand_k", "k": 2}, SHIPPED)
+    with pytest.raises(Skip, match="no theoretical step size"):
+        method._resolved({"theory": 1.0, "rule": rule}, 0)
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    first_of_each(
+        [
+            {"name": "rand_k", "k": 3},
+            {"name": "rand_k", "k": 3, "mask": "common"},
+            "natural",
+            "perm_k",
+        ]
+    ),
+    ids=title,
+)
+@pytest.mark.parametrize("rounds", first_of_each([20, 400]))
+def test_dcgd_nonconvex_bound(compressor, rounds):
+    """(1/T) sum_{t<T} E||grad f||^2 <= 2 e (f(x^0) - f_low)/(gamma T), f_low = mean inf f_i >= 0, T the rounds."""
+    method = Method("dcgd", {}, compressor, LOGISTIC, rounds=rounds, more=FAR)
+    run = finished(method.batch((1.0,), range(48)))
+    norms, first = (
+        run.recorder.column("grad_norm_sq")[:, :rounds],
+        run.recorder.column("loss")[:, 0],
+    )
+    assert run.recorder.rounds[rounds] == rounds
+    assert norms.mean() <= 2 * math.e * first.mean() / (method.cell().step_size * rounds)
+
+
+@pytest.mark.parametrize("weight", first_of_each([0.0, 0.2]))
+@pytest.mark.parametrize(
+    "compressor",
+    first_of_each(
+        [{"name": "rand_k", "k": 4}, {"name": "rand_k", "k": 4, "mask": "common"}, "natural"]
+    ),
+    ids=title,
+)
+def test_dcgd_converges_to_its_floor(convex, compressor, weight):
+    """E||x^t - x*||^2 <= (1 - gamma mu)^t ||x^0 - x*||^2 + 2 gamma S/mu, S = (omega/n) mean||grad f_i(x*)||^2."""
+    problem = {**convex, "weight": weight}
+    method = Method("dcgd", {}, compressor, problem, rule="pl", rounds=500, more=FAR)
+    batch = method.batch((1.0, 0.25), range(48))
+    run = started(batch)
+    star = minimiser(run.problem)
+    different = run.problem.grad(star).square().sum(-1).mean()
+    assert different > 1e-4
+    square = torch.stack(each_round(run, lambda r: (r.s.x - star).square().sum(-1))).numpy()
+    common = isinstance(compressor, dict) and "mask" in compressor
+    cell, mu = batch.cells[0], run.problem.constants.mu
+    n = 1 if common else run.problem.n
+    floors = []
+    for own, multiple in ((slice(0, None, 2), 1.0), (slice(1, None, 2), 0.25)):
+        gamma, have = cell.step_size * multiple, square[:, own].mean(1)
+        t = np.arange(len(have))
+        floor = 2 * gamma * cell.omega * float(different) / (n * mu)
+        assert (have <= (1 - gamma * mu) ** t * have[0] + floor).all()
+        floors.append(have[-200:].mean())
+    if common and not weight:  # linear over clients: it compresses grad f, which vanishes at x*
+        assert floors[0] < 1e-20
+    elif not common:
+        assert 2 < floors[0] / floors[1] < 8  # it scales with gamma, times 4
+
+
+@pytest.mark.thorough
+def test_dcgd_has_no_floor_where_the_clients_agree_on_the_minimiser():
+    one = {"name": "rand_k", "k": 1}
+    with registered("problem", counterexample=Counterexample):
+        more = {"x0": "problem"}
+        method = Method(
+            "dcgd", {}, one, {"name": "counterexample"}, rule="pl", rounds=4000, more=more
+        )
+        run = finished(method.batch((1.0,), range(4)), every=4000)
+    assert (run.recorder.column("grad_norm_sq")[:, -1] < 1e-20).all()
+
+
+@pytest.mark.parametrize("batch", first_of_each([1, 4]))
+@pytest.mark.parametrize("multiple", first_of_each([1.0, 0.1]))
+def test_sgd_nonconvex_bound(batch, multiple):
+    """2 Delta0/(gamma T) + gamma L sigma^2/n with sigma^2 = sample_variance/b; f >= 0."""
+    method = Method("sgd", {"batch": batch}, None, LOGISTIC, rounds=150, more=FAR)
+    run = finished(method.batch((multiple,), range(48)))
+    c, gamma = run.problem.constants, multiple * method.cell().step_size
+    assert gamma == pytest.approx(multiple / c.L)
+    norms, first = run.recorder.column("grad_norm_sq")[:, :150], run.recorder.column("loss")[:, 0]
+    floor = gamma * c.L * c.sample_variance / (batch * run.problem.n)
+    assert norms.mean() <= 2 * first.mean() / (gamma * 150) + floor
+
+
+@pytest.mark.parametrize("name", first_of_each(["sgd", "momentum_sgd"]))
+def test_nonconvex_bound_with_noise_and_a_nonsmooth_part(name):
+    """2 Delta0/(h T) + M^0/((1-eta) T) + (1-eta) sigma^2/n for the gradient mapping; eta = 0 for SGD."""
+    lasso = {**LOGISTIC, "regularizer": "l1", "lambda": 0.01}
+    method = Method(name, {"batch": 2}, None, lasso, rounds=200, more=FAR)
+    run = started(method.batch((1.0,), range(48)))
+    problem, c = run.problem, run.problem.constants
+    eta = method.cell().params.get("momentum", 0.0)
+    h, sigma = method.cell().step_size / (1 - eta), c.sample_variance / 2
+    run.advance(0)
+    first = eta**2 * problem.grad(run.s.x).mean(1).square().sum(-1).mean() / (1 - eta)
+    first = float(first) + (1 - eta) * sigma / problem.n  # M^0 of the first minibatch
+
+    def mapping(r) -> torch.Tensor:
+        moved = problem.prox(r.s.x - h * problem.grad(r.s.x).mean(1), h)
+        return ((r.s.x - moved) / h).square().sum(-1).mean()
+
+    norms = torch.stack(each_round(run, mapping)).numpy()[:-1]
+    start = run.recorder.column("loss")[:, 0].mean()
+    for T in (1, 10, 200):
+        bound = (2 * start / h + first) / T + (1 - eta) * sigma / problem.n
+        assert norms[:T].mean() <= bound
+
+
+@pytest.mark.parametrize("batch", first_of_each([1, 3]))
+def test_sgd_converges_to_its_floor(batch):
+    """E||x^t - x*||^2 <= (1 - gamma mu)^t ||x^0 - x*||^2 + 2 gamma C/(n b mu), on ridge regression."""
+    method = Method("sgd", {"batch": batch}, None, RIDGED, rule="pl", rounds=400, more=FAR)
+    run = started(method.batch((1.0,), range(48)))
+    problem, m = run.problem, run.problem.samples[0]
+    star, shape = minimiser(problem), (1, problem.n, 1)
+    each = torch.stack([problem.grad(star, Sample.at(torch.full(shape, j))) for j in range(m)])
+    C = float((each - each.mean(0)).square().sum(-1).mean())
+    have = torch.stack(each_round(run, lambda r: (r.s.x - star).square().sum(-1))).numpy().mean(1)
+    gamma, mu = method.cell().step_size, problem.constants.mu
+    floor = 2 * gamma * C / (problem.n * batch * mu)
+    assert (have <= (1 - gamma * mu) ** np.arange(len(have)) * have[0] + floor).all()
+    assert have[-100:].mean() > 0.02 * floor  # of that order
+
+
+@pytest.mark.thorough
+def test_sgd_diverges_on_least_squares_at_the_step_of_bounded_noise():
+    """Why that theorem is not applied there: 1/L, minibatches of one row, clients with one large row each."""
+    squares = {
+        "name": "least_squares",
+        "dataset": "breast_cancer",
+        "clients": 1,
+        "regularizer": "none",
+    }
+    method = Method("sgd", {}, None, squares)
+    with pytest.raises(Skip, match="bounded for all x") as why:
+        method._resolved({"theory": 1.0}, 0)
+    assert "step_size.rule: pl, which there is here" in why.value.fix
+    c = problem_of(method.cell().cell.problem).constants
+    wild = Method("sgd", {}, None, squares, step=1 / c.L, rounds=3000, more=FAR)
+    norms = finished(wild.batch((1.0,), range(4)), every=50).recorder.column("grad_norm_sq")
+    assert np.nanmax(norms) > 10 * norms[:, 0].mean()

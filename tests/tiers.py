@@ -1,0 +1,45 @@
+"""Which tests make test runs, and which only make test-all: those that bear the marker ``thorough``.
+
+A file that ``thorough.txt`` names bears it as a whole. So does all that starts Ray, but for ``ON_RAY``, and all that is
+``slow``; single tests bear it in their files, most by ``first_of_each``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+THOROUGH = Path(__file__).with_name("thorough.txt").read_text().split()
+"""Files by their names without ``test_``: whose failures change seldom, or take long to look for."""
+
+ON_RAY = {
+    "test_tune_trials_give_what_one_process_gives",
+    "test_two_train_workers_give_what_one_process_gives",
+    "test_ctrl_c_leaves_a_valid_store",
+    "test_a_killed_worker_is_replaced",
+}
+"""What make test runs on Ray: a sweep, a group of train, an interruption with its resumption, a killed worker."""
+
+
+def is_thorough(item: pytest.Item) -> bool:
+    """Return whether a test runs in make test-all alone, by its file, by Ray, or as it is slow."""
+    on_ray = item.get_closest_marker("ray") is not None
+    return (
+        item.path.stem.removeprefix("test_") in THOROUGH
+        or item.get_closest_marker("slow") is not None
+        or (on_ray and item.name.partition("[")[0] not in ON_RAY)
+    )
+
+
+def first_of_each(cases: Iterable[Any], key: Callable[[Any], Any] = lambda case: 0) -> list[Any]:
+    """Return parameters of which all are thorough but the first of each ``key``: without one, the first of all."""
+    found, seen = [], set()
+    for case in cases:
+        values = case if isinstance(case, tuple) else (case,)
+        marks = [pytest.mark.thorough] if key(case) in seen else []
+        found.append(pytest.param(*values, marks=marks))
+        seen.add(key(case))
+    return found
