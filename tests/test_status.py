@@ -18,7 +18,7 @@ import raybench
 from raybench import spec
 from raybench.cluster.states import STATES, Launch
 from raybench.runtime.driver import drive
-from raybench.store import lock, standing
+from raybench.store import lock, status
 from raybench.store.files import open_folder
 
 LONG = (
@@ -49,7 +49,7 @@ def test_a_finished_sweep(tmp_path: Path) -> None:
     counts = cells["status"].value_counts()
     assert shown["cells"].split(", ")[0] == f"{counts['ok']} ok"
     best = cells.groupby("label")["best_grad_norm_sq"].min()
-    found = standing.standing(folder)
+    found = status.status_of(folder)
     assert {b.label: b.value for b in found.best} == best.dropna().to_dict()
     for b in found.best:
         rows = cells[(cells.label == b.label) & (cells.best_grad_norm_sq == b.value)]
@@ -79,8 +79,9 @@ def test_a_launch_is_told(tmp_path: Path) -> None:
     (tmp_path / "launch").write_text("00000000")  # what it holds beside is shown all the same
     said = cli("status", tmp_path)
     assert said.code == 0
-    words = " ".join(said.out.split())  # the folder's name may break the line anywhere
-    assert "launched from another machine" in words
+    assert "launched from another machine" in " ".join(
+        said.out.split()
+    )  # the folder's name may break the line anywhere
 
 
 def test_as_json(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_while_a_driver_works_and_after_its_death(tmp_path: Path) -> None:
     said = cli("status", folder)
     assert said.code == 1
     assert fields(said.out)["running"] == "nobody: the sweep's own command goes on"
-    assert standing.standing(folder).missing == 40 - done
+    assert status.status_of(folder).missing == 40 - done
     # what a driver is killed at is damage that reading must survive
     (folder / "plan" / "batches.json").write_text("[1")
     assert cli("status", folder).code == 0
@@ -181,14 +182,14 @@ def test_the_rate_is_of_the_last_minutes(tmp_path: Path) -> None:
     now = time.time()
     for i, name in enumerate(names):  # the newest now, each other a minute earlier
         os.utime(files.path(f"cells/{name}"), (now - 60 * i, now - 60 * i))
-    last, rate = standing._rate(files, cells)
+    last, rate = status._rate(files, cells)
     assert last == pytest.approx(now)
-    late = sum(60 * i < standing.LATELY for i in range(len(names)))
+    late = sum(60 * i < status.LATELY for i in range(len(names)))
     assert rate == pytest.approx(10.0, rel=0.05)
     assert late > 2
     for name in names:
         os.utime(files.path(f"cells/{name}"), (now - 3600, now - 3600))
-    assert standing._rate(files, cells) == (pytest.approx(now - 3600), None)
+    assert status._rate(files, cells) == (pytest.approx(now - 3600), None)
 
 
 @pytest.mark.parametrize("what", ["absent", "empty", "file"])
