@@ -19,7 +19,7 @@ from raybench.testing.compressors import same_bits
 from raybench.testing.vectors import cells_and_clients, families, gaussian
 
 D = 24
-COUNT = 20_000
+COUNT = 4000
 
 
 def op(text, **params):

@@ -11,7 +11,6 @@ import torch
 from tiers import first_of_each
 from toys import (
     ConvexL1,
-    Counterexample,
     SaddleL1,
     Stretched,
     each_round,
@@ -20,12 +19,10 @@ from toys import (
 )
 
 from raybench import theory
-from raybench.algorithms.vr_marina import VRMarina
 from raybench.core import registry
 from raybench.core.draws import Sample
 from raybench.execution.resolve import Resolver, Skip, problem_of
 from raybench.problems.base import Fact
-from raybench.problems.quadratic import Quadratic
 from raybench.spec import Step
 from raybench.testing.trial import DATA, Method, compressors_for, finished, started
 from raybench.theory import contraction
@@ -121,16 +118,6 @@ def test_diana_where_every_f_is_convex(stretched, operator, params, mu):
         assert D[:T].mean() <= V[0] / (2 * k["gamma"] * T)
     rate = 1 - min(k["gamma"] * k["mu"], k["alpha"] / 2)
     assert (V[0] * rate ** np.arange(301) * (1 + 1e-9) >= V).all()
-
-
-@pytest.mark.thorough
-def test_diana_breaks_the_inequality_beyond_that_step(stretched):
-    method = Method(
-        "diana", {}, {"name": "rand_k", "k": 1}, stretched, rule="convex", rounds=30, more=FAR
-    )
-    wild = replace(method, step=32 * method.cell().step_size)
-    V, _, _ = of_diana(wild)
-    assert V.max() > 2 * V[0]
 
 
 @pytest.mark.parametrize("name", first_of_each(["ef21", "ef21_plus"]))
@@ -312,51 +299,6 @@ def test_ec_methods_with_shifts_have_no_floor_where_plain_ones_do(convex):
 
 
 @pytest.mark.thorough
-def test_the_floor_of_ef21_variants_does_not_grow_with_the_step(convex):
-    gamma = on("ef21", problem=convex).cell().step_size
-    for name, params in (("ef21_hb", {"eta": 0.5}), ("ef21_w", {}), ("ef21_sgdm", {"eta": 0.5})):
-        method = on(name, TOP, 1200, convex, params=params, step=gamma)
-        assert (last_norms(method, (1.0, 4.0)) < 1e-20).all(), name
-
-
-@pytest.mark.thorough
-def test_ec_lsvrg_removes_the_noise():
-    args = {"problem": ROWS, "rounds": 1000, "step": 0.02, "params": {"batch": 2}}
-    top = {"name": "top_k", "k": "30%"}
-    plain, reduced = (last_norms(on(n, top, **args)) for n in ("ec_sgd", "ec_lsvrg"))
-    assert reduced[0] < plain[0] / 3
-
-
-@pytest.mark.thorough
-def test_momentum_lowers_the_error_of_minibatches():
-    errors = []
-    for eta in (1.0, 0.3, 0.1):
-        params = {"eta": eta, "batch": 1}
-        method = on("ef21_sgdm", TOP, 500, ROWS, params=params, step=0.002)
-        errors.append(last_norms(method, (1.0,), range(6), "estimator_error_sq").mean())
-    assert errors[0] > 2 * errors[1] > 4 * errors[2], errors
-
-
-@pytest.mark.thorough
-def test_ef21_page_has_a_lower_floor_than_minibatches():
-    page = on("ef21_page", problem=ROWS, params={"batch": 2}, rounds=600)
-    step = page.cell().step_size
-    sgd = on("ef21_sgd", problem=ROWS, params={"batch": 2}, rounds=600, step=step)
-    assert last_norms(page, (8.0,)) < last_norms(sgd, (8.0,)) / 5
-
-
-@pytest.mark.thorough
-def test_scaled_rand_k_in_ef21_diverges_where_the_rescaled_one_does_not():
-    """Why unbiased operators are rescaled: unscaled roles keep the factor d/K."""
-    method = Method("ef21", {}, {"name": "rand_k", "k": 1}, P2, rounds=400)
-    run = started(method.batch((1.0,), (0,)))
-    run.a.C = registry.lookup("compressor", "rand_k").target(1).compress
-    run.advance(400)
-    assert run.status[0] == "diverged"
-    assert finished(method.batch()).status[0] == "ok"
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["ef21_sgdm", "ef21_hb", "ef21_page", "ef21_w", "ef14"])
 def test_scaled_rand_k_is_rescaled(name):
     """Without the factor 1/(omega + 1) the members diverge; the contractive role puts it in."""
@@ -418,24 +360,6 @@ def test_proximal_methods_end_at_the_minimiser_of_f_and_the_penalty(convex, name
     run = finished(method.batch(), every=600)
     assert run.recorder.column("grad_norm_sq")[0, -1] < 1e-12
     assert run.recorder.column("loss")[0, -1] == pytest.approx(-0.1454849561387832, rel=1e-9)
-
-
-def largest(a, b) -> float:
-    return float(np.abs(np.asarray(a) - np.asarray(b)).max())
-
-
-@pytest.mark.thorough
-def test_prox_is_exact(convex):
-    """EF21-Prox, plain and with momentum, weights and PAGE: the same point, with zeros in it."""
-    ends = {}
-    for name in ("ef21", "ef21_w", "ef21_sgdm", "ef21_page", "ef21_plus"):
-        params = {"eta": 0.5} if name == "ef21_sgdm" else {}
-        method = on(name, TOP, 600, {**convex, "weight": 0.2}, params=params, step=0.2)
-        run = finished(method.batch(), every=100)
-        assert run.recorder.column("grad_norm_sq")[0, -1] < 1e-20, name
-        ends[name] = run.s.x
-    assert all(largest(x, ends["ef21"]) < 1e-9 for x in ends.values())
-    assert 0 < int((ends["ef21"].abs() < 1e-12).sum()) < 10
 
 
 def setting_of(method: Method):
@@ -542,39 +466,6 @@ def test_variance_reduction_has_no_floor(name, params):
 
 
 @pytest.mark.thorough
-def test_online_methods_have_a_floor_that_falls():
-    """With q^2 and more for MVR's momentum q, with the samples of a dense round for VR-MARINA."""
-    wide, fine = (last_norm("dasha_mvr", momentum=q) for q in (0.3, 0.03))
-    assert 1e-4 < fine < wide / 20
-    few, many = (last_norm("vr_marina", p=0.3, big=b) for b in (1, 10))
-    assert 1e-4 < many < few / 4
-
-
-@pytest.mark.thorough
-def test_vr_marina_with_other_samples_at_the_old_point_stalls():
-    """A difference must be of the same samples: the classic mistake."""
-
-    class TwoSamples(VRMarina):
-        def round(a, net, s, c):
-            grad, seen = net.grad, []
-
-            def other(x, sample=None, **rest):
-                seen.append(sample)
-                apart = sample is not None and len([j for j in seen if j is not None]) == 2
-                return grad(x, net.sample("other", a.batch) if apart else sample, **rest)
-
-            net.grad = other
-            super().round(net, s, c)
-            net.grad = grad
-
-    entry = registry.lookup("algorithm", "vr_marina")
-    TwoSamples.declared = {**vars(entry.facts)}
-    with registered("algorithm", two_samples=TwoSamples):
-        assert last_norm("two_samples", p=0.3) > 1e-3
-    assert last_norm("vr_marina", p=0.3) < 1e-5
-
-
-@pytest.mark.thorough
 def test_adiana_accelerates():
     """On a chain with L/mu = 1000, all clients alike: about sqrt(L/mu) rounds, not L/mu."""
     problem = {**CHAIN, "dim": 30, "noise": 0.0, "lambda": 1e-3}
@@ -609,41 +500,12 @@ RIDGED = {"name": "least_squares", **DATA, "regularizer": "l2", "lambda": 0.3}
 SHIPPED = {"name": "quadratic", "dim": 20, "heterogeneity": 1.5}
 
 
-class Opposed(Quadratic):
-    """f_1 with Hessian 11 I and f_2 with -9 I: f = ||x||^2/2 is convex, f_2 is not."""
-
-    def __init__(self) -> None:
-        eye = torch.eye(2, dtype=torch.float64)
-        super().__init__(torch.stack([11 * eye, -9 * eye]), torch.zeros(2, 2, dtype=torch.float64))
-
-
 def minimiser(problem) -> torch.Tensor:
     """x* of quadratic f_i plus the problem's penalty, by proximal gradient descent: (1, d)."""
     x, gamma = torch.zeros(1, problem.dim, dtype=torch.float64), 1 / problem.constants.L
     for _ in range(4000):
         x = problem.prox(x - gamma * problem.grad(x).mean(1), gamma)
     return x
-
-
-@pytest.mark.thorough
-def test_the_convex_step_diverges_where_some_f_i_is_not_convex():
-    """Exactly: E||x+||^2 = ((1 - gamma)^2 + gamma^2 omega (11^2 + 9^2)/4) ||x||^2, 1.19 at gamma = 1/12."""
-    gamma, omega = 1 / 12, 1.0
-    growth = (1 - gamma) ** 2 + gamma**2 * omega * (11**2 + 9**2) / 4
-    assert growth == pytest.approx(1.191, abs=5e-4)
-    with registered("problem", opposed=Opposed):
-        far = Method(
-            "dcgd", {}, {"name": "rand_k", "k": 1}, {"name": "opposed"}, step=gamma, more=FAR
-        )
-        run = started(far.batch((1.0,), range(400)))
-        run.advance(0)
-        before = run.s.x.square().sum(-1)
-        run.advance(1)
-        after = run.s.x.square().sum(-1)
-        assert float((after / before).mean()) == pytest.approx(growth, rel=0.1)
-        for rule in ("nonconvex", "pl"):
-            with pytest.raises(Skip, match="the theorem assumes that every f_i is"):
-                far._resolved({"theory": 1.0, "rule": rule}, 0)
 
 
 @pytest.mark.parametrize("rule", first_of_each(["nonconvex", "pl"]))
@@ -712,18 +574,6 @@ def test_dcgd_converges_to_its_floor(convex, compressor, weight):
         assert 2 < floors[0] / floors[1] < 8  # it scales with gamma, times 4
 
 
-@pytest.mark.thorough
-def test_dcgd_has_no_floor_where_the_clients_agree_on_the_minimiser():
-    one = {"name": "rand_k", "k": 1}
-    with registered("problem", counterexample=Counterexample):
-        more = {"x0": "problem"}
-        method = Method(
-            "dcgd", {}, one, {"name": "counterexample"}, rule="pl", rounds=4000, more=more
-        )
-        run = finished(method.batch((1.0,), range(4)), every=4000)
-    assert (run.recorder.column("grad_norm_sq")[:, -1] < 1e-20).all()
-
-
 @pytest.mark.parametrize("batch", first_of_each([1, 4]))
 @pytest.mark.parametrize("multiple", first_of_each([1.0, 0.1]))
 def test_sgd_nonconvex_bound(batch, multiple):
@@ -775,22 +625,3 @@ def test_sgd_converges_to_its_floor(batch):
     floor = 2 * gamma * C / (problem.n * batch * mu)
     assert (have <= (1 - gamma * mu) ** np.arange(len(have)) * have[0] + floor).all()
     assert have[-100:].mean() > 0.02 * floor  # of that order
-
-
-@pytest.mark.thorough
-def test_sgd_diverges_on_least_squares_at_the_step_of_bounded_noise():
-    """Why that theorem is not applied there: 1/L, minibatches of one row, clients with one large row each."""
-    squares = {
-        "name": "least_squares",
-        "dataset": "breast_cancer",
-        "clients": 1,
-        "regularizer": "none",
-    }
-    method = Method("sgd", {}, None, squares)
-    with pytest.raises(Skip, match="bounded for all x") as why:
-        method._resolved({"theory": 1.0}, 0)
-    assert "step_size.rule: pl, which there is here" in why.value.fix
-    c = problem_of(method.cell().cell.problem).constants
-    wild = Method("sgd", {}, None, squares, step=1 / c.L, rounds=3000, more=FAR)
-    norms = finished(wild.batch((1.0,), range(4)), every=50).recorder.column("grad_norm_sq")
-    assert np.nanmax(norms) > 10 * norms[:, 0].mean()

@@ -260,9 +260,9 @@ BOOKINGS = st.one_of(
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.lists(BOOKINGS, max_size=12), st.sampled_from([1.0, 0.25]))
-def test_no_booking_lets_a_count_fall(bookings, turnout):
-    ledger = Ledger(CELLS, turnout)
+@given(st.lists(BOOKINGS, max_size=12))
+def test_no_booking_lets_a_count_fall(bookings):
+    ledger = Ledger(CELLS)
     before = np.zeros((2, len(Counts._fields), CELLS)), np.zeros(CELLS)
     for name, *how in bookings:
         if name in ("charge", "begin"):

@@ -14,11 +14,8 @@ from torch import Tensor
 from raybench.compressors import norms
 from raybench.compressors.base import Compressor, count_of, count_within
 from raybench.compressors.by_size import largest
-from raybench.core.compiled import compiled
 from raybench.core.counts import Counts
-from raybench.core.errors import InputError
 from raybench.core.layout import Layout
-from raybench.core.parallel import run_shared
 from raybench.core.registry import Choice, Count, Integer, compressor
 from raybench.core.streams import Stream
 from raybench.wire import DTYPES, ConcatMessage, Message, SparseMessage, bitpack, index_cost
@@ -46,12 +43,6 @@ class BlockTopK(Compressor):
     )
     deterministic = True
     selection = True
-
-    def __post_init__(self) -> None:
-        if self.block < 1:
-            raise InputError.of("block", f"{self.block} is below 1", "coordinates of a block")
-        if self.form not in ("within", "blocks"):
-            raise InputError.of("form", f"unknown form {self.form!r}", "allowed: within, blocks")
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d, size = x.shape[-1], self.block
@@ -89,27 +80,7 @@ def block_energies(x: Tensor, block: int) -> Tensor:
     near = most.where(most > 0, 1.0).where(most.isfinite(), 1e160)
     unit = near.frexp().exponent.clamp(-1000, 1000)
     up = torch.ones_like(most).ldexp(-unit)
-    if x.device.type != "cpu":
-        return norms.sums_torch(x * up, norms.SQUARES, block)
-    d, count = x.shape[-1], -(-x.shape[-1] // block)
-    energies = torch.empty(*x.shape[:-1], count, dtype=torch.float64)
-    rows = x.reshape(math.prod(x.shape[:-1]), d).numpy()
-    out = energies.view(len(rows), count).numpy()
-    factors = up.view(-1).numpy()
-    run_shared(lambda a, b: _energies(rows, factors, block, a, b, out), len(rows), rows.size)
-    return energies
-
-
-@compiled(fastmath={"reassoc"})  # several at a time
-def _energies(rows, factors, block, r0, r1, out):
-    d = rows.shape[1]
-    for r in range(r0, r1):
-        for b in range(out.shape[1]):
-            total = 0.0
-            for j in range(b * block, min((b + 1) * block, d)):
-                part = rows[r, j] * factors[r]
-                total += part * part
-            out[r, b] = total
+    return norms.sums(x, norms.SQUARES, block, up.expand(*x.shape[:-1], -(-x.shape[-1] // block)))
 
 
 def _take_blocks(x: Tensor, blocks: Tensor, block: int) -> Tensor:

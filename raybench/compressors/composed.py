@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,11 +14,9 @@ from raybench.compressors.base import Composed, Compressor, Delegated, Made
 from raybench.compressors.dithering import Dithering, ExponentialDithering, NaturalDithering
 from raybench.compressors.rounding import Natural
 from raybench.compressors.selection import TopK
-from raybench.core.compiled import compiled
 from raybench.core.counts import Counts
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
-from raybench.core.parallel import run_shared
 from raybench.core.registry import Count, Flag, Integer, Number, Operator, compressor
 from raybench.core.streams import Stream
 from raybench.wire.base import Message
@@ -622,21 +619,5 @@ def best_factor(x: Tensor, message: Message) -> Tensor:
 
 def _products(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return <a, b> and <b, b> over the last axis, summed in float64."""
-    if a.device.type != "cpu":
-        return (a * b).sum(-1, dtype=torch.float64), (b * b).sum(-1, dtype=torch.float64)
-    along, size = torch.empty(2, *a.shape[:-1], dtype=torch.float64)
-    rows = [v.reshape(along.numel(), a.shape[-1]).numpy() for v in (a, b)]
-    found = along.view(-1).numpy(), size.view(-1).numpy()
-    run_shared(lambda lo, hi: _sums(*rows, *found, lo, hi), along.numel(), a.numel())
-    return along, size
-
-
-@compiled(fastmath={"reassoc"})  # lets the sums use vectors
-def _sums(a, b, along, size, lo, hi):
-    for r in range(lo, hi):
-        one, two = 0.0, 0.0
-        for j in range(a.shape[1]):
-            y = np.float64(b[r, j])
-            one += a[r, j] * y
-            two += y * y
-        along[r], size[r] = one, two
+    wide = b.double()
+    return (a * wide).sum(-1), (wide * wide).sum(-1)

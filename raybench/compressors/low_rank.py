@@ -260,7 +260,6 @@ class LowRank(Projection):
     shape: tuple[int, ...] | str = SHAPE
 
     def __post_init__(self) -> None:
-        at_least(self.rank, 1, "rank")
         object.__setattr__(self, "shape", sizes_of(self.shape, "shape"))
 
     def alpha(self, d: int) -> float:
@@ -274,12 +273,6 @@ class LowRank(Projection):
     def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
         own = shape_from(layout, d)
         return self if own is None or self.shape != AUTO else dataclasses.replace(self, shape=own)
-
-
-def at_least(value: object, low: int, where: str) -> None:
-    """Raise InputError unless value is an integer >= low."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise InputError.of(where, f"{value!r} is out of range", f"an integer >= {low}")
 
 
 @compressor("svd")
@@ -323,10 +316,6 @@ class PowerStep(LowRank):
     """
 
     iterations: int = Integer(1, low=1, help="steps of subspace iteration, two products each")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self.iterations, 1, "iterations")
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d, lead = x.shape[-1], x.shape[:-1]

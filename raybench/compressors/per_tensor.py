@@ -21,8 +21,6 @@ from raybench.wire.compound import PartsMessage
 
 T = TypeVar("T")
 Groups: TypeAlias = tuple[tuple[str, Made], ...]
-MOST_ENTRIES_STACKED = 1 << 16  # of each of equal tensors that are compressed in one call
-FEWEST_STACKED = 3  # equal tensors; fewer are not worth the copy
 
 
 @compressor("per_tensor")
@@ -149,17 +147,11 @@ class PerTensor(Composed):
         d = x.shape[-1]
         todo = self.operators(d)
         pieces = x.split([size for _, size in todo], -1)
-        parts: dict[int, Message] = {}
-        for group in _equal(todo):
-            stacked = torch.stack([pieces[i] for i in group])
-            rows = Stream(stream.keys.expand(stacked.shape[:-1]))  # of no effect: deterministic
-            message = todo[group[0]][0].encode(stacked, rows)
-            for j, i in enumerate(group):
-                parts[i] = message.map(lambda t, j=j: t[j])  # type: ignore[misc]
-        for i, (op, _) in enumerate(todo):
-            if i not in parts:
-                parts[i] = op.encode(pieces[i].contiguous(), stream.fold(i))
-        return ConcatMessage(d, x.dtype, [parts[i] for i in range(len(todo))])
+        parts = [
+            op.encode(piece.contiguous(), stream.fold(i))
+            for i, ((op, _), piece) in enumerate(zip(todo, pieces, strict=True))
+        ]
+        return ConcatMessage(d, x.dtype, parts)
 
     def _every(self, d: int, constant: Callable[[Compressor, int], T | None]) -> list[T] | None:
         """Return a constant of every tensor; None where one has none."""
@@ -202,17 +194,6 @@ def _joined(layouts: list[Layout]) -> tuple[int, Layout]:
 
 def _only_vectors(layout: Layout) -> bool:
     return all(len(shape) < 2 for _, shape in layout)
-
-
-def _equal(todo: list[tuple[Compressor, int]]) -> list[list[int]]:
-    """Return the places of small tensors of one size whose deterministic operator may do all at once."""
-    groups: dict[int, list[int]] = {}
-    for i, (op, size) in enumerate(todo):
-        if op.deterministic and size <= MOST_ENTRIES_STACKED:
-            mates = groups.setdefault(size, [i])
-            if mates[0] != i and todo[mates[0]][0] == op:
-                mates.append(i)
-    return [mates for mates in groups.values() if len(mates) >= FEWEST_STACKED]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.low_rank import (
     AUTO,
     Projection,
-    at_least,
     check_fit,
     near_square,
     shape_from,
@@ -403,10 +402,7 @@ class Ranked(Decomposition):
         if not ranks:
             raise InputError.of("ranks", "no ranks", "one for all axes: [[2]]; or one for each")
         for rank in ranks:
-            if type(rank) is int:
-                at_least(rank, 1, "ranks")
-            else:
-                count_of(rank, 2**31, "ranks")
+            count_of(rank, 2**31, "ranks")
         object.__setattr__(self, "ranks", ranks)
 
 
@@ -474,10 +470,6 @@ class Tucker(Tuckered):
 
     iterations: int = Integer(5, low=0, help="sweeps of alternating improvement (HOOI)")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self.iterations, 0, "iterations")
-
     def parts(self, X: Tensor, ranks: Sizes) -> list[Tensor]:
         return hooi(X, ranks, self.iterations)
 
@@ -525,11 +517,6 @@ class CP(Decomposition):
     rank: int = Integer(1, low=1, help="number of terms")
     iterations: int = Integer(10, low=1, help="sweeps of alternating least squares")
     form = "cp"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self.rank, 1, "rank")
-        at_least(self.iterations, 1, "iterations")
 
     def reached(self, dims: Sizes) -> Sizes:
         return (self.rank,)

@@ -24,15 +24,11 @@ class Ledger:
     """Cumulative counts of B cells: ``up`` means per client, ``down`` the broadcast counted once,
     or, where the server sends each client a message of its own, their mean.
 
-    turnout: share of all clients that a round has. Those that it leaves out send and receive nothing, so that
-    both sides are means over everyone.
-
     Arrays have shape (counts, B), rows as in ``Counts``. What one rank books is what all book:
     each sees the messages of all clients.
     """
 
-    def __init__(self, cells: int, turnout: float = 1.0) -> None:
-        self.turnout = turnout
+    def __init__(self, cells: int) -> None:
         self.up = np.zeros((len(COLUMNS), cells))
         self.down = np.zeros((len(COLUMNS), cells))
         self._largest = np.zeros(cells)  # the largest client's bytes of earlier rounds, summed
@@ -108,7 +104,7 @@ class Ledger:
 
     def select(self, cells: np.ndarray) -> Ledger:
         """Return the ledger of some cells."""
-        kept = Ledger(0, self.turnout)
+        kept = Ledger(0)
         kept.up, kept.down = self.up[:, cells], self.down[:, cells]
         kept._largest, kept._alike = self._largest[cells], self._alike[cells]
         kept._own = None if self._own is None else self._own[cells]
@@ -129,9 +125,9 @@ class Ledger:
         """Add counts, a number or an array over the cells each, to those cells of one side."""
         arrays = [i for i, row in enumerate(rows) if isinstance(row, np.ndarray)]
         for i in arrays:
-            side[i, cells] += rows[i] * self.turnout
+            side[i, cells] += rows[i]
         plain = [0.0 if i in arrays else row for i, row in enumerate(rows)] if arrays else rows
-        side[:, cells] += np.array(plain, float)[:, None] * self.turnout
+        side[:, cells] += np.array(plain, float)[:, None]
 
 
 def _by_cells(message: Message, cells: Cells = slice(None)) -> Iterator[tuple[Cells, Message]]:
