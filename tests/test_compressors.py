@@ -43,7 +43,7 @@ rounding:levels=[[1,1.5]] rounding:levels=[[1,1.25,1.5]] rounding:levels=[[2]],b
 top_k:k=3 rand_k:k=3 svd:rank=2 power_step:rank=2,shape=[[4,6]]
 power_step:shape=[[3,2,2,2]],iterations=3 hosvd:dims=[[2,2,2,3]] tucker:dims=[[5,5]],ranks=[[2]]
 st_hosvd:dims=[[2,2,2,3]],ranks=[[50%,1,1,2]] tensor_train:dims=[[2,2,2,3]],ranks=[[2,1,1]]
-cp:dims=[[2,3,4]],rank=2 entropy_coded:of=natural entropy_coded:of=(nf4:block=5)
+nf4:block=7 mxfp8:block=5 mxfp4:block=3 int8:bucket=11 cp:dims=[[2,3,4]],rank=2 entropy_coded:of=natural entropy_coded:of=(nf4:block=5)
 """
 SECTIONS = {text: short.section("compressor", text) for text in FURTHER.split()}
 CASES |= {text: (section.name, section.params) for text, section in SECTIONS.items()}

@@ -63,20 +63,6 @@ def test_feistel_is_a_bijection_around_powers_of_two(bits, off, seed):
     assert torch.equal(whole.sort().values, torch.arange(d))
 
 
-@pytest.mark.parametrize("d", [MOST_SORTED + 1, 8192, 8193, 12_000])
-def test_feistel_positions_and_pairs_are_uniform(d):
-    # every position of the order, not only which coordinates are in it
-    order = stream(1).each(range(40_000))._feistel(d, 3)
-    cells = 16
-    where = order * cells // d
-    sizes = torch.bincount(torch.arange(d) * cells // d, minlength=cells).double() / d
-    joint = torch.bincount((where[:, 0] * cells + where[:, 1]) * cells + where[:, 2])
-    want = (sizes[:, None, None] * sizes[:, None] * sizes).flatten() * len(order)
-    z = ((joint - want) ** 2 / want).sum()
-    free = cells**3 - 1
-    assert abs(float(z) - free) < 5 * math.sqrt(2 * free)
-
-
 @pytest.mark.parametrize("d", [1, 2, 3, 100, MOST_SORTED + 9, 70_000])
 def test_images_are_blocks_of_one_permutation(d, monkeypatch):
     q, m = stream([3, 4]), -(-d // 3)
