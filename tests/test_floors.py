@@ -11,7 +11,6 @@ import torch
 from tiers import first_of_each
 from toys import (
     ConvexL1,
-    SaddleL1,
     Stretched,
     each_round,
     full_gradients,
@@ -22,7 +21,6 @@ from raybench import theory
 from raybench.core import registry
 from raybench.core.draws import Sample
 from raybench.execution.resolve import Resolver, Skip, problem_of
-from raybench.problems.base import Fact
 from raybench.spec import Step
 from raybench.testing.trial import DATA, Method, compressors_for, finished, started
 from raybench.theory import contraction
@@ -189,19 +187,6 @@ def variance(run) -> torch.Tensor:
     return (each - each.mean(0)).square().sum(-1).mean(0).mean(1)
 
 
-def test_steps_of_special_cases():
-    """Without momentum EF21-HB has EF21's step; wider memories and coarser operators shorter ones."""
-    ef21 = on("ef21").cell().step_size
-    assert on("ef21_hb", params={"eta": 0.0}).cell().step_size == pytest.approx(ef21)
-    steps = [on("ef21_hb", params={"eta": e}).cell().step_size / (1 - e) for e in (0, 0.5, 0.9)]
-    assert steps[0] > steps[1] > steps[2] > 0
-    L = constants(on("gd", None)).L
-    for name in ("ef21_sgdm", "ef21_page", "ef21_w"):
-        params = {"eta": 1.0} if name == "ef21_sgdm" else {}
-        one = on(name, "identity", params={**params, **({"p": 1.0} if "page" in name else {})})
-        assert one.cell().step_size == pytest.approx(1 / L)
-
-
 EF14S = [
     ("ef14", {"memory": "step"}, TOP),
     ("ef14", {"memory": "gradient"}, "scaled_sign"),
@@ -360,30 +345,6 @@ def test_proximal_methods_end_at_the_minimiser_of_f_and_the_penalty(convex, name
     run = finished(method.batch(), every=600)
     assert run.recorder.column("grad_norm_sq")[0, -1] < 1e-12
     assert run.recorder.column("loss")[0, -1] == pytest.approx(-0.1454849561387832, rel=1e-9)
-
-
-def setting_of(method: Method):
-    from raybench.execution.resolve import Resolver
-
-    return Resolver(allow_unproven=True).backing(method.cell().cell)[1]
-
-
-def test_without_strong_convexity_there_is_no_linear_rate(saddle):
-    """Nor is a nonsmooth part taken for convex unless the problem says so."""
-
-    class Silent(SaddleL1):
-        def find_constants(self):
-            found = super().find_constants()
-            return type(found)(**{**vars(found), "facts": frozenset()})
-
-    with registered("problem", silent=Silent):
-        k = setting_of(Method("gd", {}, None, {"name": "silent", "weight": 1.0}, step=0.1))
-    steps = theory.of(registry.lookup("algorithm", "gd").facts.theory)
-    assert theory.PROXIMABLE in steps.nonconvex.failing(k)
-    assert theory.PL in steps.pl.failing(k)
-    known = setting_of(Method("gd", {}, None, saddle, step=0.1))
-    assert known.constants.facts == {Fact.QUADRATIC, Fact.CONVEX_PENALTY, Fact.STRONGLY_CONVEX}
-    assert steps.pl.failing(known) == []
 
 
 def test_a_step_without_theory_is_skipped_with_a_reason():

@@ -16,7 +16,7 @@ from raybench.core import registry
 from raybench.core.streams import stream
 from raybench.testing.trial import DATA, Method, finished
 from raybench.wire import CasesMessage
-from raybench.wire.transport import Distributed, Threads, Transport, on_virtual_ranks, share_of
+from raybench.wire.transport import Transport, on_virtual_ranks, share_of
 
 OPERATORS = [
     ("identity", {}),
@@ -168,13 +168,6 @@ def test_two_processes_over_gloo_are_one_process(over_gloo, at):
             for b in (0, 1):  # those that did not blow up
                 np.testing.assert_allclose(there[name][b], here[name][b], rtol=1e-10, err_msg=name)
     assert np.array_equal(over_gloo[0][at]["x"], over_gloo[1][at]["x"])  # replicas are bit-equal
-
-
-def test_virtual_ranks_are_the_same_code():
-    """The kit's virtual ranks and torch.distributed share all but the exchange of bytes."""
-    assert set(vars(Threads)) & set(vars(Distributed)) >= {"exchange", "agree"}
-    assert Threads.gather is Distributed.gather
-    assert Threads.gather_rows is Distributed.gather_rows
 
 
 if __name__ == "__main__":
