@@ -111,36 +111,6 @@ def test_a_plan_grows_by_little_for_each_cell():
 # The store -----------------------------------------------------------------------------------------
 
 
-def test_a_second_look_reads_what_has_changed(tmp_path, reads):
-    store = Store(tmp_path)
-    fake_store.fill(store, rounds=20)
-    before = store.done()
-    names = store.files.names("cells")
-    reads.clear()
-    assert store.done() == before
-    assert not reads.of("cells")
-    (tmp_path / "cells" / names[0]).unlink()
-    assert len(store.done()) < len(before)
-    assert not reads.of("cells")
-    fake_store.fill(store, rounds=20)
-    reads.clear()
-    assert store.done() == before
-    written = [n for n in names if n != "skipped.parquet"]  # which is as it was, and not written
-    assert reads.of("cells") == {f"cells/{n}": 1 for n in written}
-
-
-def test_comparing_every_file_reads_the_curves_alone(tmp_path, reads):
-    store = Store(tmp_path)
-    fake_store.fill(store, rounds=20)
-    store.done()
-    reads.clear()
-    assert store.repair() == []
-    assert not reads.of("cells")
-    assert reads.of("curves") == {f"curves/{n}": 1 for n in store.files.names("curves")}
-    assert store.repair() == []  # known by now
-    assert max(reads.of("curves").values()) == 1
-
-
 @pytest.mark.parametrize("folder", ["cells", "curves"])
 def test_a_file_that_is_damaged_between_two_looks_is_found(tmp_path, folder):
     store = Store(tmp_path)

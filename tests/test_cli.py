@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -130,6 +131,45 @@ def test_sweep_again_runs_nothing_and_an_extended_one_the_rest(swept, here):
     assert "14 cells run in" in said.out
     assert "14 were there already" in said.out
     assert pd.read_parquet(own / "cells")["cell"].is_unique
+
+
+def test_a_sweep_that_has_ended_is_shown_again(swept, here, reads):
+    shutil.copytree(swept[0], here / "w")
+    file, out = here / "w" / "s.yaml", here / "w" / "out"
+    first = cli("sweep", file, "--out", out, "--inline", "--retry-failed")
+    reads.clear()
+    again = cli("sweep", file, "--out", out)
+    assert (again.code, again.out, again.err) == (0, first.out, first.err)
+    assert "nothing was missing, 28 were there already" in again.out
+    assert max(reads.of("curves").values()) <= 6  # digest, table, figures, their K, own metrics
+    written = {rel.removeprefix("write ") for rel in reads if rel.startswith("write ")}
+    assert written <= {"plan/owner.json", "plan/lock"}
+
+
+def test_no_file_beside_the_shards_tells_of_cells_that_have_ended(swept, here):
+    """A second copy could differ from the cells: a changed cell is found, and runs again."""
+    shutil.copytree(swept[0], here / "w")
+    file, out = here / "w" / "s.yaml", here / "w" / "out"
+    kept = store.cells(out)
+    names = {p.name for p in (out / "plan").iterdir()}
+    assert names == {
+        "attempts.json",
+        "batches.json",
+        "cells.json",
+        "lock",
+        "owner.json",
+        "target.json",
+    }
+    shutil.rmtree(out / "plan")
+    assert store.cells(out).equals(kept)
+    shard = next((out / "cells").glob("[0-9a-f]*.parquet"))
+    data = shard.read_bytes()
+    at = len(data) // 2
+    shard.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    assert cli("verify", out).code == 1
+    assert cli("sweep", file, "--out", out, "--inline").code == 0
+    assert store.cells(out)["cell"].tolist() == kept["cell"].tolist()
+    assert cli("verify", out).code == 0
 
 
 SOMETIMES = """

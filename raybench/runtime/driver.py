@@ -21,8 +21,7 @@ from raybench.execution.costs import admit
 from raybench.execution.execute import execute
 from raybench.execution.plan import Plan, as_booked, make_plan
 from raybench.execution.search import Best
-from raybench.runtime.callbacks import Callback, opened
-from raybench.runtime.callbacks.follower import Follower
+from raybench.runtime.callbacks import Callback, Follower, opened
 from raybench.runtime.checkpoints import FOLDER, Checkpoints, run_name
 from raybench.runtime.progress import View
 from raybench.runtime.queue import Attempts

@@ -120,9 +120,8 @@ class Local(Files):
                     state = item.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue  # removed since it was listed
-                mark = state.st_size, state.st_mtime_ns, state.st_ino
                 is_folder = _is_folder(item.path, state)
-                entries.append(Entry(item.name, is_folder, mark, state.st_mtime_ns / 1e9))
+                entries.append(Entry(item.name, is_folder, state.st_size, state.st_mtime_ns / 1e9))
         return entries
 
     def exists(self, rel: str = "") -> bool:

@@ -131,9 +131,9 @@ def _rate(files: Files, cells: Mapping[str, int]) -> tuple[float | None, float |
     The rate counts from the first of those shards, which tells when, but not how long it took.
     """
     times = {
-        name.removesuffix(".parquet"): when
-        for name, when in files.changed("cells").items()
-        if name != "skipped.parquet" and when
+        entry.name.removesuffix(".parquet"): entry.when
+        for entry in files.files_in("cells")
+        if entry.name != "skipped.parquet" and entry.when
     }
     if not times:
         return None, None
