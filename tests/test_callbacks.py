@@ -94,13 +94,6 @@ def test_every_cell_is_told_once_and_a_resumed_sweep_tells_what_it_adds(here: Pa
     check_told(wider, here / "r", {c.id for c in outcome.plan.cells} - first)
 
 
-@pytest.mark.ray
-def test_through_ray_they_hear_the_same_in_the_driver(here: Path) -> None:
-    heard = Heard()
-    outcome = drive(spec.load(SMALL), here / "r", callbacks=[heard])
-    check_told(heard, here / "r", {c.id for c in outcome.plan.cells})
-
-
 def test_a_cell_is_told_while_the_sweep_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second batch does not begin before the first one's cells are told."""
     from raybench.store import Store

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -65,11 +63,6 @@ def test_every_verb_has_help():
         assert said.code == 0
         assert "Usage: raybench " + verb.__name__ in said.out
         tidy("\n".join(line.rstrip() for line in said.out.splitlines()))
-
-
-def test_console_script():
-    done = subprocess.run([SCRIPT, "--version"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"raybench {raybench.__version__}\n")
 
 
 def test_unknown_verbs_and_options_suggest_the_nearest():
@@ -214,40 +207,6 @@ def test_a_sweep_where_nothing_ends_ok_still_says_why(here):
     assert "no cell ended ok: 1 skipped" in said.out
     assert "1 cell: marina needs an unbiased operator" in said.out
     assert "to run: an unbiased compressor, such as rand_k, or allow_unproven: true" in said.out
-
-
-def test_a_sweep_of_which_some_cells_are_skipped_ends_well(here):
-    (here / "s.yaml").write_text(
-        "problem: quadratic\nalgorithm: [ef21, marina]\ncompressor: {name: top_k, k: 3}\nrounds: 5\n"
-    )
-    said = cli("sweep", "s.yaml", "--inline")
-    assert said.code == 0
-    assert "to run: an unbiased compressor" in said.out
-
-
-def test_interrupt_leaves_a_valid_store_and_130(here):
-    (here / "s.yaml").write_text(
-        "problem: quadratic\nalgorithm: ef21\ncompressor: {name: top_k, k: 1..40}\nrounds: 2000\n"
-        "record: {every: 100}\n"
-    )
-    work = subprocess.Popen(
-        [SCRIPT, "sweep", "s.yaml", "--inline"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    cells = here / "results" / "s" / "cells"
-    until = time.monotonic() + 120
-    while not (cells.is_dir() and any(cells.iterdir())) and time.monotonic() < until:
-        time.sleep(0.02)
-    work.send_signal(signal.SIGINT)
-    out, err = work.communicate(timeout=60)
-    assert work.returncode == 130, out + err
-    assert "Traceback" not in err
-    left = re.search(r"interrupted, (\d+) cells left: the same command goes on", err)
-    assert left is not None
-    assert int(left[1]) == 40 - raybench.load(here / "results" / "s")["cell"].nunique() > 0
-    assert "raybench table results/s" in err
 
 
 # Plan ----------------------------------------------------------------------------------------------

@@ -49,35 +49,6 @@ def test_google_deletes_every_machine_after_hours_and_on_preemption() -> None:
     assert given["provider"]["availability_zone"].startswith(f"{region}-")
 
 
-def test_google_compute_engine_takes_the_nodes() -> None:
-    """Every field against Google's own description of an instance, where its client is installed."""
-    if importlib.util.find_spec("googleapiclient") is None:
-        pytest.skip("google-api-python-client is not installed")
-    import googleapiclient.discovery_cache.documents as documents
-
-    file = Path(documents.__path__[0]) / "compute.v1.json"
-    schemas = json.loads(file.read_text())["schemas"]
-
-    def check(value: Any, schema: dict[str, Any], where: str) -> None:
-        schema = schemas[schema["$ref"]] if "$ref" in schema else schema
-        if "enum" in schema:
-            assert value in schema["enum"], where
-        if schema["type"] == "object":
-            for key, inner in value.items():
-                assert key in schema["properties"], f"{where}.{key}"
-                check(inner, schema["properties"][key], f"{where}.{key}")
-        elif schema["type"] == "array":
-            for inner in value:
-                check(inner, schema["items"], where)
-        else:
-            kinds = {"string": str, "boolean": bool, "integer": int}
-            text = schema.get("format") == "int64"
-            assert isinstance(value, (str, int) if text else kinds[schema["type"]]), where
-
-    for kind, node in read("cluster/gcp.yaml")["available_node_types"].items():
-        check(node["node_config"], {"$ref": "Instance"}, kind)
-
-
 def test_ec2_takes_the_nodes() -> None:
     """Every field against Amazon's own description of RunInstances, where its client is installed."""
     if importlib.util.find_spec("botocore") is None:

@@ -210,20 +210,6 @@ def test_of_what_failed_nothing_is_known_and_what_diverged_never_arrives(ran):
         assert judge(costs(ran), replace(found, cells=part))[0].word == word
 
 
-def test_failed_cells_of_marina_prove_nothing_about_dasha():
-    what = find("dasha_marina")
-    found = kept(what, DOCS / "reproductions")
-    marina = found.cells["algorithm"] == "marina"
-    failed = found.cells.assign(status=found.cells["status"].where(~marina, "failed"))
-    short = found.curves[
-        ~found.curves["cell"].isin(found.cells.loc[marina, "cell"]) | (found.curves["round"] < 4)
-    ]
-    for broken in (replace(found, cells=failed), replace(found, curves=short)):
-        for verdict in judge(what, broken):
-            against = getattr(verdict.claim.right, "where", {})
-            assert (verdict.word == NOT_RUN) == (against.get("algorithm") == "marina")
-
-
 @pytest.mark.parametrize(
     "measure", [{"value": "loss"}, {"lowest": "loss"}, {"value": "loss", "at": {"bits_up": 100}}]
 )
@@ -324,17 +310,6 @@ def test_seeds_that_did_not_end_well_are_the_worst(ran):
     negative = found.curves.assign(loss=-found.curves["loss"])  # of which there are no ratios
     (verdict,) = judge(what, replace(found, curves=negative))
     assert (verdict.word, math.isnan(verdict.compared[0].p_value)) == (UNDECIDED, True)
-
-
-def test_a_run_that_did_not_end_well_has_no_good_value(ran):
-    found = of_folder(ran / "out" / "tiny")
-    broken = Evidence(found.cells.assign(status="diverged"), found.curves, "broken")
-    where = {"where": {"algorithm": "gd"}, "measure": {"value": "loss"}}
-    (verdict,) = judge(with_claim(ran, left=where, right=1e300, each=["problem.dim"]), broken)
-    assert [one.left.value for one in verdict.compared] == [math.inf, math.inf]
-    where["measure"]["best"] = "highest"
-    what = with_claim(ran, left=where, right=-1e300, each=["problem.dim"], **{"is": "above"})
-    assert [one.left.value for one in judge(what, broken)[0].compared] == [-math.inf, -math.inf]
 
 
 @pytest.mark.parametrize(

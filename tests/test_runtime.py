@@ -17,10 +17,7 @@ import psutil
 import pytest
 
 from raybench import spec
-from raybench.execution.plan import make_plan
 from raybench.runtime.driver import drive
-from raybench.runtime.resources import slots_of
-from raybench.spec.model import Resources
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
 
@@ -303,19 +300,6 @@ def test_fail_fast_stops_and_says_so(tmp_path: Path) -> None:
     assert outcome.exit_code == 1
     assert outcome.counts["failed"] == 1
     assert outcome.counts["missing"] >= 7
-
-
-def test_slots_follow_the_cores_unless_time_is_studied() -> None:
-    assert slots_of(Resources(), {"CPU": 16.0}, 1) == 16
-    assert slots_of(Resources(), {"CPU": 16.0}, 3) == 5
-    assert slots_of(Resources(), {"CPU": 2.0}, 4) == 1
-    assert slots_of(Resources(timing="exclusive"), {"CPU": 16.0}, 1) == 1
-    assert slots_of(Resources(cpus_per_worker=0.1), {"CPU": 1.0}, 1) == 10
-    quarter = Resources(gpus_per_worker=0.25)
-    assert slots_of(quarter, {"CPU": 16.0, "GPU": 1.0}, 1) == 4
-    assert slots_of(quarter, {"CPU": 16.0, "GPU": 2.0}, 3) == 2
-    exclusive = make_plan(spec.load(SWEEP, sets=["resources.timing=exclusive"]))
-    assert {len(batch.cells) for batch in exclusive.batches} == {1}
 
 
 CLUSTER = """
