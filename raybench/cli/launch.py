@@ -48,12 +48,8 @@ def launch(
         float, typer.Option(metavar="H", help="The cluster ends by itself after so many hours.")
     ] = 12.0,
     keep: Keep = False,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run the cells that failed again.")
-    ] = False,
-    fail_fast: Annotated[
-        bool, typer.Option("--fail-fast", help="Stop when the first cell fails.")
-    ] = False,
+    retry_failed: shared.RetryFailed = False,
+    fail_fast: shared.FailFast = False,
 ) -> None:
     """Run a sweep on a cluster that is started for it.
 
@@ -294,30 +290,19 @@ def _steps(one: Launch) -> Steps:
 
 def _show_offer(made: Offer, cluster: ClusterFile, results: str, one: Launch) -> None:
     """Print what the launch would take."""
-    from rich.text import Text
-
     from raybench.cluster.price import money
     from raybench.core.clock import duration
 
-    plan, cost = made.plan, made.price
-    screen = console()
-    head = Text(plan.sweep.name, style="bold")
+    plan, cost, screen = made.plan, made.price, console()
     stage = " in the next stage of a search" if plan.stage else ""
     said = f"  {count(plan.missing, 'cell')} to run{stage}, {len(plan.done):,} there"
-    head.append(said, style="not bold")
-    screen.print(head)
+    screen.head(plan.sweep.name, said)
+    batches = count(len(plan.batches), "batch", "batches")
+    unknown = "unknown: the file does not say how many CPUs nodes have"
     rows: list[tuple[str, object]] = [
-        (
-            "work",
-            f"{cost.cell_hours:.3g} hours on one slot of this machine, in {shared.count(len(plan.batches), 'batch', 'batches')}",
-        ),
+        ("work", f"{cost.cell_hours:.3g} hours on one slot of this machine, in {batches}"),
         ("nodes", ", ".join(_node(n) for n in cluster.nodes)),
-        (
-            "slots",
-            "unknown: the file does not say how many CPUs nodes have"
-            if cost.slots is None
-            else str(cost.slots),
-        ),
+        ("slots", unknown if cost.slots is None else str(cost.slots)),
         ("time", f"about {duration(cost.hours * 3600)}, as fast as this machine per slot"),
     ]
     if cluster.kind != "ray":
@@ -327,17 +312,10 @@ def _show_offer(made: Offer, cluster: ClusterFile, results: str, one: Launch) ->
     elif cluster.own_machines:
         rows.append(("cost", "your own machines"))
     else:
-        most = (
-            ""
-            if cost.most is None
-            else f"; at most {money(cost.most, cluster.currency)}, all nodes at list prices"
-        )
-        rows.append(
-            (
-                "cost",
-                f"about {money(cost.cost, cluster.currency)} at prices of {cluster.priced}{most}",
-            )
-        )
+        said = f"about {money(cost.cost, cluster.currency)} at prices of {cluster.priced}"
+        if cost.most is not None:
+            said += f"; at most {money(cost.most, cluster.currency)}, all nodes at list prices"
+        rows.append(("cost", said))
     if cluster.kind == "ray":
         hours = f"after {cost.most_hours:.3g} hours by itself"
         idle = f", or {cluster.idle_minutes:g} minutes after anything runs"

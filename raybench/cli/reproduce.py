@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raybench.cli.shared import RESULTS_FOLDER, console, listing, note
+from raybench.cli.shared import RESULTS_FOLDER, Address, Inline, console, listing, note
 
 if TYPE_CHECKING:
     from raybench.reproduce import Reproduction, Verdict
@@ -37,10 +37,8 @@ def reproduce(
         Path | None,
         typer.Option(metavar="FILE.md", help="Write what came out as a page, with figures."),
     ] = None,
-    inline: Annotated[bool, typer.Option("--inline", help="In this process, without Ray.")] = False,
-    address: Annotated[
-        str | None, typer.Option(metavar="A", help="A running Ray cluster. [default: a local Ray]")
-    ] = None,
+    inline: Inline = False,
+    address: Address = None,
 ) -> None:
     """Reproduce published results: each claim AGREES, DISAGREES, is UNDECIDED or NOT RUN, with the figures.
 

@@ -84,6 +84,18 @@ Format = Annotated[
     str, typer.Option(metavar="terminal|plain|markdown|csv|latex", help="How it is written.")
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what the folder holds.")]
+Inline = Annotated[bool, typer.Option("--inline", help="In this process, without Ray.")]
+Address = Annotated[
+    str | None, typer.Option(metavar="A", help="A running Ray cluster. [default: a local Ray]")
+]
+RetryFailed = Annotated[
+    bool, typer.Option("--retry-failed", help="Run the cells that failed again.")
+]
+FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop when the first cell fails.")]
+Written = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write it to a file.")]
+Figures = Annotated[
+    str | None, typer.Option("--out", metavar="DIR", help="Where to. [default: DIR/figures]")
+]
 
 
 class Screen:

@@ -19,17 +19,11 @@ def sweep(
     out: shared.Out = None,
     sets: shared.Sets = None,
     plugin: shared.Plugins = None,
-    inline: Annotated[bool, typer.Option("--inline", help="In this process, without Ray.")] = False,
-    address: Annotated[
-        str | None, typer.Option(metavar="A", help="A running Ray cluster. [default: a local Ray]")
-    ] = None,
+    inline: shared.Inline = False,
+    address: shared.Address = None,
     fresh: shared.Fresh = False,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run the cells that failed again.")
-    ] = False,
-    fail_fast: Annotated[
-        bool, typer.Option("--fail-fast", help="Stop when the first cell fails.")
-    ] = False,
+    retry_failed: shared.RetryFailed = False,
+    fail_fast: shared.FailFast = False,
     callback: Annotated[
         list[str] | None,
         typer.Option(
@@ -91,13 +85,11 @@ def close(outcome: Outcome, file: str) -> None:
     results = frames(folder)
     if not counts.get("missing"):
         results = keep_targets(results)
-    head = Text(plan.sweep.name, style="bold")
     said = "  nothing was missing"
     if plan.missing:
         said = f"  {count(plan.missing, 'cell')} run in {duration(outcome.seconds)}"
     said += f", {len(plan.done):,} were there already" if plan.done else ""
-    head.append(said, style="not bold")
-    out.print(head)
+    out.head(plan.sweep.name, said)
     out.print(report.table(results))
     _why(out, outcome)
     said = firmness(results)
