@@ -234,7 +234,7 @@ def test_plan_counts_estimates_and_writes_nothing(here, swept):
     assert "raybench table" in said.out
 
 
-def test_plan_shows_what_a_plugin_raises(here):
+def test_plan_and_run_show_what_a_plugin_raises(here):
     (here / "flag").touch()
     (here / "p.py").write_text(SOMETIMES.format(flag=str(here / "flag")))
     (here / "s.yaml").write_text(
@@ -244,6 +244,9 @@ def test_plan_shows_what_a_plugin_raises(here):
     assert said.code == 0
     assert "OSError: the flag is up [red]" in said.out
     assert "raises" not in cli("plan", "s.yaml", "--no-measure").out
+    said = cli("run", "--plugin", "p.py", "--algorithm", "sometimes", "--step-value", 1)
+    assert said.code == 1
+    assert "OSError: the flag is up [red]" in said.out
 
 
 def test_plan_prints_every_error_at_once(here):
@@ -291,17 +294,6 @@ def test_run_prints_the_saved_cell(here):
     assert row["bits_up"] == 21 * 3 * 64  # no indices, the first message counted
     assert f"{row['bits_up'] / 1000:.3g} kbit" in said.out
     assert f"{row['grad_norm_sq']:.3g}" in said.out
-
-
-def test_run_with_a_plugin_that_raises(here):
-    (here / "flag").touch()
-    (here / "p.py").write_text(SOMETIMES.format(flag=str(here / "flag")))
-    said = cli("run", "--plugin", "p.py", "--algorithm", "sometimes", "--step-value", 1)
-    assert said.code == 1
-    assert "OSError: the flag is up [red]" in said.out
-
-
-# Looking up ----------------------------------------------------------------------------------------
 
 
 # Reading results -----------------------------------------------------------------------------------
@@ -365,7 +357,7 @@ def test_merge(swept, here):
     assert tree(here / "c") == before
 
 
-@pytest.mark.parametrize("verb", ["table", "plot", "report"])
+@pytest.mark.parametrize("verb", ["table", "plot", "report", "status"])
 @pytest.mark.parametrize("folder", ["missing", "empty", "file.txt"])
 def test_reading_verbs_without_results(verb, folder, here):
     (here / "empty").mkdir()

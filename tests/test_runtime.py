@@ -73,6 +73,11 @@ def curves(folder: Path) -> pd.DataFrame:
     return frame.sort_values(["cell", "round"]).reset_index(drop=True)
 
 
+def untimed(folder: Path) -> pd.DataFrame:
+    frame = curves(folder)
+    return frame.drop(columns=[name for name in frame if name.startswith("seconds")])
+
+
 def cells(folder: Path) -> pd.DataFrame:
     return pd.read_parquet(folder / "cells").sort_values("cell").reset_index(drop=True)
 
@@ -262,6 +267,9 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
         assert "done 0" in said, errors
         assert len(cells(out)) == 20
         assert set(cells(out).status) == {"ok"}
+        # no message was applied twice: the curves are bit for bit those of one undisturbed process
+        assert drive(spec.load(LONG), tmp_path / "whole", inline=True).exit_code == 0
+        pd.testing.assert_frame_equal(untimed(out), untimed(tmp_path / "whole"), check_exact=True)
     finally:
         if driver.poll() is None:
             driver.kill()
