@@ -19,8 +19,7 @@ from raybench.store.remote import Files
 
 LATELY = 300.0  # seconds over which the rate is taken
 COLUMNS = (
-    *("cell", "label", "status", "error", "k", "step_multiple", "step_size"),
-    *("best_grad_norm_sq"),
+    *("cell", "label", "status", "error", "k", "step_multiple", "step_size", "best_grad_norm_sq"),
 )
 
 
