@@ -119,16 +119,14 @@ def test_a_verdict_follows_from_what_is_needed_and_what_is_missing(ran):
     assert [one.of for one in verdict.compared] == [
         {"problem.dim": dim, "k": k} for dim in (20, 40) for k in (2, 10)
     ]
-    assert (verdict.word, verdict.count(AGREES), verdict.needed) == (AGREES, 4, 4)
+    assert (verdict.word, verdict.words) == (AGREES, 4 * [AGREES])
     (verdict,) = judge(with_claim(ran, factor=1e-9), found)
-    assert (verdict.word, verdict.count(DISAGREES)) == (DISAGREES, 4)
-    (verdict,) = judge(with_claim(ran, factor=1e-9, needed=0), found)
-    assert verdict.word == AGREES
+    assert (verdict.word, verdict.words) == (DISAGREES, 4 * [DISAGREES])
     (verdict,) = judge(with_claim(ran, **{"is": "above"}), found)
     assert verdict.word == DISAGREES
     less = Evidence(found.cells[found.cells["algorithm"] != "gd"], found.curves, "less")
     (verdict,) = judge(read(ran / "tiny.claims.yaml"), less)
-    assert verdict.count(NOT_RUN) == 4
+    assert verdict.words == 4 * [NOT_RUN]
     assert verdict.word == NOT_RUN
     assert [v.word for v in judge(read(ran / "tiny.claims.yaml"), None)] == [NOT_RUN]
     one = {"where": {"algorithm": "gd", "problem.dim": 20}, "measure": {"value": "round"}}
@@ -391,7 +389,7 @@ def test_what_is_kept_is_judged_as_the_results_are(ran, tmp_path):
     (tmp_path / "few.claims.yaml").write_text(text)
     few = read(tmp_path / "few.claims.yaml")
     (verdict,) = judge(few, kept(few, tmp_path / "nowhere"))
-    assert verdict.count(AGREES) == 2
+    assert verdict.words == 2 * [AGREES]
 
 
 def test_what_is_kept_of_another_sweep_does_not_count(ran, tmp_path):
@@ -517,5 +515,5 @@ def test_the_page_of_the_docs_is_what_the_kept_results_say():
         every.append(page.Judged(what, judge(what, found), found))
     assert page.text(every, "reproductions") == (DOCS / "reproductions.md").read_text("utf-8")
     for one in every:
-        for number in range(len(one.what.figures) if one.found is not None else 0):
+        for number in range(len(one.what.figures) if one.evidence is not None else 0):
             assert (DOCS / "reproductions" / f"{one.what.name}_{number + 1}.png").exists()

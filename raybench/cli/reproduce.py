@@ -68,16 +68,12 @@ def reproduce(
         evidence = here if here is not None or full else kept(what, KEPT)
         verdicts = judge(what, evidence)
         _tell(what, verdicts, evidence, details)
-        failed = (
-            0
-            if evidence is None or evidence.curves.empty
-            else (evidence.cells["status"] == "failed").sum()
-        )
+        failed = 0
+        if evidence is not None and not evidence.curves.empty:
+            failed = int((evidence.cells["status"] == "failed").sum())
         if failed:
-            note(
-                f"{what.name}: {failed} cells failed"
-                + f": raybench status {folder}" * (here is not None)
-            )
+            more = f": raybench status {folder}" if here is not None else ""
+            note(f"{what.name}: {failed} cells failed{more}")
         wrong = wrong or failed > 0 or any(verdict.word == DISAGREES for verdict in verdicts)
         judged.append((what, verdicts, evidence))
         if page is not None and here is not None:
