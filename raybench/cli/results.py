@@ -427,8 +427,8 @@ def _show(state: Status) -> None:
         table.add_row(best.label, str(best.k or "–"), step, f"{best.value:.2e}")
     if state.best:
         out.print(table)
-    if more := max(0, len(state.best) - MOST_METHODS):
-        out.print(f"{more} methods more: raybench table {state.folder}")
+    if others := max(0, len(state.best) - MOST_METHODS):
+        out.print(f"{others} methods more: raybench table {state.folder}")
 
 
 def _problem(state: Status) -> str:

@@ -47,7 +47,7 @@ STEP = 5.0  # seconds of work between two results of a trial, each of which cost
 class Shared:
     """What every worker of a sweep needs; shipped once through the object store.
 
-    owner: whose the results folder is while this sweep runs. apart: cells that had failed and run again.
+    owner: whose the results folder is while this sweep runs.
     plugins: what is in the plug-in files, by their paths on the driver's node.
     problems: references to the built problems (``runtime/shipping.py``), so that workers on other nodes need no data files.
     queue: handle of the actor that hands out batches (``runtime/queue.py``). writer: of an actor that is the
@@ -58,7 +58,6 @@ class Shared:
     options: Options
     folder: str
     owner: Owner
-    apart: frozenset[str]
     plugins: Mapping[str, bytes]
     problems: Mapping[Section, ObjectRef]
     queue: ActorHandle
@@ -109,9 +108,7 @@ def set_threads(threads: int) -> None:
 def stored(shared: Shared, method: str) -> Callable[..., Any]:
     """Return a method of the store, which is called here or on the driver's node."""
     if shared.writer is None:
-        bound: Callable[..., Any] = getattr(
-            Store(shared.folder, shared.owner, shared.apart), method
-        )
+        bound: Callable[..., Any] = getattr(Store(shared.folder, shared.owner), method)
         return bound
 
     def send(*given: Any) -> Any:
@@ -120,12 +117,6 @@ def stored(shared: Shared, method: str) -> Callable[..., Any]:
         return ray.get(getattr(shared.writer, method).remote(*given))
 
     return send
-
-
-def committed(shared: Shared) -> set[str]:
-    """Return the cells that need not run: those committed, but for failed ones that run again."""
-    statuses = stored(shared, "done")()
-    return {c for c, status in statuses.items() if status != "failed" or c not in shared.apart}
 
 
 def prepare(shared: Shared) -> None:
@@ -222,10 +213,9 @@ def serve(
             if batch is None:
                 return
             done = Progress()
-            if (
-                batch.attempts
-            ):  # of a batch that was cut, since a cell of it raised, some may be there
-                batch = batch.without(transport.agree(committed(shared) if first else None))
+            if batch.attempts:  # of one that was cut, as a cell of it raised, some may be there
+                there = set(stored(shared, "done")()) if first else None
+                batch = batch.without(transport.agree(there))
             steps = execute(
                 [] if batch is None else [batch],
                 shared.options,
