@@ -22,9 +22,7 @@ from raybench.problems.base import Problem
 from raybench.runtime.checkpoints import (
     FOLDER,
     Checkpoints,
-    TrainCheckpoints,
     run_name,
-    storage_of,
 )
 from raybench.runtime.leftovers import scratch
 from raybench.runtime.resources import backend_of
@@ -152,9 +150,8 @@ def checkpoints_of(shared: Shared, run: str, transport: Transport) -> Checkpoint
     """Return how a run of this name keeps states: None where its node does not see the results folder."""
     if shared.writer is not None:
         return None
-    kind = TrainCheckpoints if shared.mode == "train" else Checkpoints
     store = Store(shared.folder, shared.owner)
-    return kind(store, shared.options, shared.checkpoint_every, run, transport)
+    return Checkpoints(store, shared.options, shared.checkpoint_every, run, transport)
 
 
 class Heartbeat:
@@ -292,24 +289,16 @@ def train_trial(config: dict[str, object], shared: Shared | None = None) -> None
         return
     run = run_name("group")
     worker = tune.get_context().get_trial_id()
-    with telling_losses(shared):  # Ray would make the folder again
-        Store(shared.folder, shared.owner).check_owner()
     with scratch("train") as folder:
-        # where nodes do not share the results folder nothing is saved, but Ray wants a place all the same
-        files = None if shared.writer else Store(shared.folder).files
         TorchTrainer(
             train_loop,
             train_loop_config={"shared": shared, "worker": worker, "run": run},
             scaling_config=train.ScalingConfig(**shared.scaling()),
             torch_config=TorchConfig(backend=shared.backend),
-            run_config=train.RunConfig(
-                name=run,
-                checkpoint_config=train.CheckpointConfig(num_to_keep=1),
-                **({"storage_path": folder} if files is None else storage_of(files)),
-            ),
+            run_config=train.RunConfig(name=run, storage_path=folder),
         ).fit()
-        if files is not None:
-            files.clear(f"{FOLDER}/{run}")  # all of its batches are committed
+    if shared.writer is None:
+        Store(shared.folder).files.clear(f"{FOLDER}/{run}")  # all of its batches are committed
 
 
 def found_room(shared: Shared) -> bool:
