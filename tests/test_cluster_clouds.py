@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,59 +61,3 @@ def test_ec2_takes_the_nodes() -> None:
         assert not report.has_errors(), f"{kind}: {report.generate_report()}"
         assert given["MetadataOptions"] == {"HttpTokens": "required"}
         assert given["InstanceInitiatedShutdownBehavior"] == "terminate"
-
-
-EMULATED = """
-import copy, json, os, sys, yaml
-import boto3, moto
-import ray.autoscaler._private.aws.config as config
-from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
-from ray.autoscaler._private.util import prepare_config
-config.time.sleep = lambda seconds: None
-with moto.mock_aws():
-    given = prepare_config(yaml.safe_load(open(sys.argv[1])))
-    ec2 = boto3.resource("ec2", given["provider"]["region"])
-    if sys.argv[2] == "own":
-        (vpc,) = [one for one in ec2.vpcs.all() if one.is_default]
-        group = ec2.create_security_group(GroupName="raybench", Description="own", VpcId=vpc.id)
-        one = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "203.0.113.7/32"}]}
-        group.authorize_ingress(IpPermissions=[one])
-    made = config.bootstrap_aws(given)
-    nodes = {kind: node["node_config"] for kind, node in made["available_node_types"].items()}
-    (group,) = {name for node in nodes.values() for name in node["SecurityGroupIds"]}
-    rules = ec2.SecurityGroup(group).ip_permissions
-    provider = AWSNodeProvider(made["provider"], made["cluster_name"])
-    for kind, node in nodes.items():
-        image = next(iter(ec2.images.all())).id  # the emulation does not look names up
-        provider.create_node({**copy.deepcopy(node), "ImageId": image}, {"ray-user-node-type": kind}, 1)
-    alive = [ec2.Instance(one) for one in provider.non_terminated_nodes({})]
-    print(json.dumps({
-        "open": [[r.get("FromPort"), i["CidrIp"]] for r in rules for i in r["IpRanges"]],
-        "nodes": sorted([one.instance_type, one.instance_lifecycle or "on demand"] for one in alive),
-        "roles": ["IamInstanceProfile" in node for node in nodes.values()],
-    }))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("group", ["ray's", "own"])
-def test_ray_starts_the_nodes_on_an_emulated_ec2(group: str, tmp_path: Path) -> None:
-    """Ray's own provider against moto: what is started, and who is let in."""
-    if importlib.util.find_spec("moto") is None:
-        pytest.skip("moto is not installed")
-    env = {**os.environ, "HOME": str(tmp_path), "MOTO_IAM_LOAD_MANAGED_POLICIES": "true"}
-    env |= {"AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none"}
-    command = [sys.executable, "-c", EMULATED, ROOT / "cluster.yaml", group]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    said = json.loads(done.stdout.splitlines()[-1])
-    anybody = "0.0.0.0/0" if group == "ray's" else "203.0.113.7/32"
-    assert said["open"] == [[22, anybody]], (
-        "ssh and nothing else; a group with rules stays as it is"
-    )
-    assert said["nodes"] == [
-        ["c7i.4xlarge", "spot"],
-        ["g6.xlarge", "spot"],
-        ["m7i.large", "on demand"],
-    ]
-    assert not any(said["roles"]), "Ray gives a role to the head alone"

@@ -310,39 +310,6 @@ def test_fail_fast_stops_and_says_so(tmp_path: Path) -> None:
     assert outcome.counts["missing"] >= 7
 
 
-CLUSTER = """
-import json, sys
-from raybench.runtime.session import RAY_ENVIRONMENT
-import os
-for name, value in RAY_ENVIRONMENT.items():
-    os.environ.setdefault(name, value)
-from ray.cluster_utils import Cluster
-from raybench import spec
-from raybench.runtime.driver import drive
-if __name__ == "__main__":
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    cluster.add_node(num_cpus=1)
-    try:
-        outcome = drive(spec.load(sys.argv[1]), sys.argv[2], address=cluster.address)
-        print("done", outcome.exit_code, json.dumps(outcome.counts), flush=True)
-    finally:
-        cluster.shutdown()
-"""
-
-
-def test_two_nodes_write_through_the_drivers_node(tmp_path: Path) -> None:
-    (tmp_path / "cluster.py").write_text(CLUSTER)
-    (tmp_path / "sweep.yaml").write_text(SWEEP)
-    done = subprocess.run(
-        [sys.executable, tmp_path / "cluster.py", tmp_path / "sweep.yaml", tmp_path / "out"],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert 'done 0 {"ok": 16' in done.stdout, done.stdout + done.stderr
-    assert len(cells(tmp_path / "out")) == 16
-
-
 DIES = RAISES.replace(
     'raise RuntimeError("the step is too long for me")', "__import__('os')._exit(1)"
 )

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from raybench.core.errors import InputError
 from raybench.store import identity, lock, log, reader
 from raybench.store.files import reached
@@ -147,18 +145,15 @@ def _rate(files: Files, cells: Mapping[str, int]) -> tuple[float | None, float |
 def _best(table: Any) -> tuple[Best, ...]:
     ended = table[table["status"].isin(["ok", "pruned", "diverged"])]
     ended = ended[ended["best_grad_norm_sq"].notna()].sort_values("best_grad_norm_sq")
-    rows = ended.drop_duplicates("label").to_dict("records")
+    numbers = ended.drop_duplicates("label").astype(object)
+    rows = numbers.where(numbers.notna(), None).to_dict("records")
     return tuple(
         Best(
             row["label"],
             float(row["best_grad_norm_sq"]),
-            None if np.isnan(row["k"]) else int(row["k"]),
-            _known(row["step_size"]),
-            _known(row["step_multiple"]),
+            None if row["k"] is None else int(row["k"]),
+            row["step_size"],
+            row["step_multiple"],
         )
         for row in rows
     )
-
-
-def _known(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
