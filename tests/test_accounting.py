@@ -204,12 +204,10 @@ BOOKS = [
     Accounting(value_bits, index_bits, count_init)
     for value_bits, index_bits, count_init in (
         ("dtype", "auto", True),
-        ("dtype", "auto", False),
         ("dtype", "list_or_bitmask", True),
         ("dtype", "explicit", False),
         (16, "bitmask", True),
         (7, "entropy", False),
-        (32, "none", True),
         (32, "none", False),
     )
 ]

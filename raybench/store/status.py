@@ -95,8 +95,7 @@ def status_of(folder: str | os.PathLike[str]) -> Status:
     shown = reader.planned(files.name)
     of_sweep = table["cell"].isin(table["cell"] if shown is None else shown)
     earlier, table = int((~of_sweep).sum()), table[of_sweep]
-    counts = Counter(table["status"].tolist())
-    counts["missing"] = len(missing)
+    counts = Counter({"missing": len(missing), **Counter(table["status"].tolist())})
     attempts = log.attempts_of(files) if missing else {}
     last, rate = _rate(files, {s.name: len(s.cells) for s in commits.shards})
     failed = table.loc[table["status"] == "failed", "error"].fillna("").astype(str)
@@ -104,7 +103,7 @@ def status_of(folder: str | os.PathLike[str]) -> Status:
     return Status(
         folder=files.name,
         sweep={} if text is None else identity.parse(identity.decoded(text, files.name)),
-        counts={status: n for status, n in counts.items() if n},
+        counts={s: counts[s] for s in (*log.STATUS_RANK, "missing") if counts[s]},
         begun=sum(cell in attempts for cell in missing),
         holder=holder,
         last=last,
