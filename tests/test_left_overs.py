@@ -103,10 +103,10 @@ def test_folders_of_other_users_stay(place: Path, monkeypatch: pytest.MonkeyPatc
 DRIVER = """
 import os, subprocess, sys
 from pathlib import Path
-from raybench.runtime.leftovers import watched
+from raybench.runtime.leftovers import watchdog
 
 sleep = "import sys, time; f = open(sys.argv[1], sys.argv[2]); print('open', flush=True); time.sleep(60)"
-with watched():
+with watchdog():
     for last, mode in (("", "w"), ("", "r"), ("7", "w")):
         folder = Path(sys.argv[1]) / f"session_2026-01-02_03-04-05_678901_{os.getpid()}{last}"
         folder.mkdir(exist_ok=True)
@@ -242,7 +242,7 @@ def test_a_driver_killed_at_work(place: Path) -> None:
         assert all("RayTrainWorker" in words for words, _ in outward), outward
         folders = sorted(p.name.split("-")[1] for p in place.glob("raybench-*"))
         assert folders == ["train", "tune"]
-        dogs = [p for p, words in known.items() if "watchdog.py" in words]
+        dogs = [p for p, words in known.items() if "leftovers.py" in words]
         assert len(dogs) == 1
         driver.send_signal(signal.SIGKILL)
         driver.wait()
@@ -262,7 +262,7 @@ def test_a_driver_killed_at_work(place: Path) -> None:
         if driver.poll() is None:
             driver.kill()
             driver.wait()
-        dogs = [p for p, words in known.items() if "watchdog.py" in words]
+        dogs = [p for p, words in known.items() if "leftovers.py" in words]
         psutil.wait_procs(dogs, timeout=20)
 
 

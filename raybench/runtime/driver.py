@@ -88,7 +88,7 @@ def drive(
     Raises InputError, with nothing written, for bad input.
     """
     began = time.monotonic()
-    told = opened(callbacks)
+    callbacks_by_name = opened(callbacks)
     check_reachable(out, processes=not inline)
     store = Store(out)
     # complains before anything is written
@@ -112,17 +112,17 @@ def drive(
         mode = mode_of(plan)
         store.claim(plan.sweep.text)
         store.skip(rows.skipped_table((s.cell, s.label, s.why.text) for s in plan.skipped))
-        before_this = planned(store.folder) if beside else frozenset()
-        if before_this is not None:
+        shown_before = planned(store.folder) if beside else frozenset()
+        if shown_before is not None:
             skips = {s.cell.id for s in plan.skipped}
-            store.plan(before_this | skips | {c.id for c in plan.grid})
+            store.plan(shown_before | skips | {c.id for c in plan.grid})
         if plan.stage is not None:
             store.write(GRID, plan.grid_text())
         attempts = Attempts(store.attempts())
         interrupted, terminated, stopped = False, False, False
         whys: Mapping[str, str] = {}
         before, ran = plan.done, plan.batches
-        follower = Follower(told, plan, store.files)
+        follower = Follower(callbacks_by_name, plan, store.files)
         try:
             with stopping_on_sigterm(), follower, _session_of(plan, mode, address, inline):
                 while plan.batches:
@@ -154,9 +154,9 @@ def drive(
     counts = Counter(ended.get(c.id, "missing") for c in plan.cells)
     counts["skipped"] += len(plan.skipped)
     seconds = time.monotonic() - began
-    aside = f"was moved to {SET_ASIDE}, and its cells ran again"
-    said = tuple(f"{f.rel} {aside}: {f.what}" for f in repairs)
-    outcome = Outcome(store.folder, dict(counts), seconds, interrupted, plan, terminated, said)
+    moved = f"was moved to {SET_ASIDE}, and its cells ran again"
+    mended = tuple(f"{f.rel} {moved}: {f.what}" for f in repairs)
+    outcome = Outcome(store.folder, dict(counts), seconds, interrupted, plan, terminated, mended)
     follower.end(outcome)
     return outcome
 

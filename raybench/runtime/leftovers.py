@@ -87,7 +87,7 @@ SECONDS_BETWEEN_LOOKS = 0.2
 
 
 @contextmanager
-def watched() -> Iterator[None]:
+def watchdog() -> Iterator[None]:
     """Have the processes of a Ray that this process starts inside killed, should this process be killed.
 
     Does nothing where there is no /proc.

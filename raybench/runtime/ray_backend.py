@@ -99,9 +99,9 @@ def through_ray(
             timeout=plan.sweep.timeout,
             checkpoint_every=plan.sweep.checkpoint.every,
         )
-        with _telling_trouble():
+        with _as_stopped():
             stage = "starting Ray" if is_local else "waiting for a place on the cluster"
-            with _following(ray, queue, view, store, attempts, stage):
+            with _progress_shown(ray, queue, view, store, attempts, stage):
                 _fit(shared, plan.sweep, _most(resources, mode, here, is_local))
             news: News = ray.get(queue.news.remote())
             ending = ray.get(queue.ending.remote())
@@ -170,7 +170,7 @@ def _fit(shared: Shared, sweep: Sweep, most: Callable[[], int]) -> None:
 
 
 @contextmanager
-def _telling_trouble() -> Iterator[None]:
+def _as_stopped() -> Iterator[None]:
     """Raise SweepStopped where Ray, Tune or the queue's process is gone; what is committed stays."""
     from ray.exceptions import RayError
     from ray.tune import TuneError
@@ -196,7 +196,7 @@ def _absolute(folder: str) -> str:
 
 
 @contextmanager
-def _following(
+def _progress_shown(
     ray: ModuleType, queue: ActorHandle, view: View, store: Store, attempts: Attempts, stage: str
 ) -> Iterator[None]:
     """Show the sweep's progress, and save its counts of attempts, while the trials run; from a thread.

@@ -103,7 +103,7 @@ def set_threads(threads: int) -> None:
     torch.set_num_threads(max(1, threads))
 
 
-def stored(shared: Shared, method: str) -> Callable[..., Any]:
+def store_method(shared: Shared, method: str) -> Callable[..., Any]:
     """Return a method of the store, which is called here or on the driver's node."""
     if shared.writer is None:
         bound: Callable[..., Any] = getattr(Store(shared.folder, shared.owner), method)
@@ -201,7 +201,7 @@ def serve(
     """
     first = transport.rank == 0
     where = {"mode": shared.mode, "workers": shared.workers}
-    commit, keeper = stored(shared, "commit"), checkpoints_of(shared, run, transport)
+    commit, keeper = store_method(shared, "commit"), checkpoints_of(shared, run, transport)
     heartbeat = Heartbeat(shared.queue, worker, transport.rank)
     done: Progress | None = None
     try:
@@ -211,7 +211,7 @@ def serve(
                 return
             done = Progress()
             if batch.attempts:  # of one that was cut, as a cell of it raised, some may be there
-                there = set(stored(shared, "done")()) if first else None
+                there = set(store_method(shared, "done")()) if first else None
                 batch = batch.without(transport.agree(there))
             steps = execute(
                 [] if batch is None else [batch],
@@ -223,7 +223,7 @@ def serve(
                 timeout=shared.timeout,
                 keeper=keeper,
             )
-            with telling_losses(shared), heard(shared.queue.trouble.remote):
+            with report_loss(shared), heard(shared.queue.trouble.remote):
                 for done in steps:
                     heartbeat.say(done)
                     if transport.agree(heartbeat.stop):
@@ -234,7 +234,7 @@ def serve(
 
 
 @contextmanager
-def telling_losses(shared: Shared) -> Iterator[None]:
+def report_loss(shared: Shared) -> Iterator[None]:
     """Tell everyone of a lost results folder before the error goes on."""
     try:
         yield
@@ -285,7 +285,7 @@ def train_trial(config: dict[str, object], shared: Shared | None = None) -> None
     from ray.train.torch import TorchConfig, TorchTrainer
 
     assert shared is not None
-    if not found_room(shared):
+    if not wait_for_room(shared):
         return
     run = run_name("group")
     worker = tune.get_context().get_trial_id()
@@ -301,7 +301,7 @@ def train_trial(config: dict[str, object], shared: Shared | None = None) -> None
         Store(shared.folder).files.clear(f"{FOLDER}/{run}")  # all of its batches are committed
 
 
-def found_room(shared: Shared) -> bool:
+def wait_for_room(shared: Shared) -> bool:
     """Wait until a worker group would find its CPUs and GPUs; return False once nothing waits for it.
 
     The places are asked for as those of a group are, so that Ray's autoscaler starts nodes for them.
