@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import time
@@ -254,14 +253,6 @@ def test_a_busy_machine_is_told(monkeypatch):
         said = cli(*args)
         assert ("note: the machine is busy (load 2.1 on 4 cores)" in said.err) == told
         assert "busy" not in said.out
-
-
-def test_a_narrow_page_does_without_bytes(monkeypatch):
-    verb = importlib.import_module("raybench.cli.bench")
-    monkeypatch.setattr(verb, "NARROW_SCREEN", 121)
-    said = cli("bench", "natural", "--vector", "none", "--batch", "2,3,50", "--repeats", 1)
-    assert "bits/d" in said.out
-    assert "bytes  " not in said.out
 
 
 def test_bench_takes_a_gradient_and_saves_its_figures(tmp_path):

@@ -8,7 +8,6 @@ import sys
 from contextlib import suppress
 
 import fake_store
-import fsspec
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
@@ -237,20 +236,6 @@ def test_compact_changes_files_not_rows(tmp_path):
         cells(tmp_path / "a").sort_values(key, ignore_index=True),
         cells(tmp_path / "b").sort_values(key, ignore_index=True),
     )
-
-
-def test_object_store_reads_like_a_folder():
-    url = f"memory://bucket-{os.getpid()}/read"
-    store = Store(url)
-    store.claim(SWEEP)
-    put(store, ["a", "b"])
-    assert len(load(url)) == 8
-    with pytest.raises(InputError, match="another sweep"):
-        store.claim({**SWEEP, "name": "else"})
-    with store.held(), pytest.raises(InputError, match="is running"), store.held():
-        pass
-    files = fsspec.filesystem("memory").find(f"/bucket-{os.getpid()}/read")
-    assert not [f for f in files if "/tmp/" in f]
 
 
 def test_a_text_that_rows_share_is_held_once_and_is_a_text_as_ever(tmp_path):

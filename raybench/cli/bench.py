@@ -32,7 +32,6 @@ NONE = "none"
 USUAL_BATCH = "64,20,112"
 CLONE = "x.clone()"
 COLUMN_HEADS = ("compress", "decode", "pack", "unpack", "error", "bytes", "bits/d", "of dense")
-NARROW_SCREEN = 96  # a terminal of fewer columns gets a table without the bytes
 Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
 
 
@@ -189,13 +188,12 @@ def _timed(screen: Screen, rows: list[Measured], x: Tensor, clone: Measured) -> 
     said = f"{took * 1e3:.3g} ms" if took >= 1e-3 else f"{took * 1e6:.3g} µs"
     text = f"  a copy takes {said}, {moved / took / 1e9:.3g} GB/s read and written; "
     screen.dim(f"{text}a fresh clone {_ratio(clone.compress)} copies")
-    heads = [h for h in COLUMN_HEADS if h != "bytes" or screen.console.width >= NARROW_SCREEN]
-    table = listing("operator", *heads, right=heads, fold="operator")
+    table = listing("operator", *COLUMN_HEADS, right=COLUMN_HEADS, fold="operator")
     for row in [row for row in rows if not row.left_out]:
         cells = {action: _ratio(getattr(row, action)) for action in COLUMN_HEADS[:4]}
         cells |= {"error": f"{row.error:.3g}", "bytes": _size(row.bytes or 0)}
         cells |= {"bits/d": f"{row.bits_each:.3g}", "of dense": f"{row.of_dense:.2%}"}
-        table.add_row(row.operator, *(cells[head] for head in heads))
+        table.add_row(row.operator, *(cells[head] for head in COLUMN_HEADS))
     if table.row_count:
         screen.print(table)
     for row in [row for row in rows if row.left_out]:
