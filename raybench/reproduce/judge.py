@@ -56,7 +56,9 @@ class Compared:
     @property
     def where(self) -> str:
         """The combination in words."""
-        return ", ".join(f"{key.rpartition('.')[2]} {_word(v)}" for key, v in self.of.items())
+        numbers = (float, np.floating)
+        words = {k: f"{v:g}" if isinstance(v, numbers) else str(v) for k, v in self.of.items()}
+        return ", ".join(f"{key.rpartition('.')[2]} {word}" for key, word in words.items())
 
 
 @dataclass(frozen=True)
@@ -342,10 +344,6 @@ def _order(value: object) -> tuple[bool, float, str]:
     return (not number, float(value) if number else 0.0, str(value))  # type: ignore[arg-type]
 
 
-def _word(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float | np.floating) else str(value)
-
-
 # In words ---------------------------------------------------------------------------------------------
 
 
@@ -370,7 +368,8 @@ def measured_words(verdict: Verdict) -> str:
     ratios = [x / y for x, y in values if y and math.isfinite(x) and math.isfinite(y)]
     if ratios:
         head += f"; left / right from {min(ratios):.3g} to {max(ratios):.3g}"
-    return head + _tests(every)
+    tests = [c.p_value for c in every if not math.isnan(c.p_value)]
+    return f"{head}; p from {min(tests):.2g} to {max(tests):.2g}" if tests else head
 
 
 def figures(verdict: Verdict, comparison: Compared) -> str:
@@ -435,8 +434,3 @@ def _nothing(comparison: Compared) -> bool:
     """Whether a side of a comparison has no cells, or none of which anything is known."""
     sides = (comparison.left, comparison.right)
     return any(math.isnan(n.value) or (n.least == -math.inf and n.value == math.inf) for n in sides)
-
-
-def _tests(every: Iterable[Compared]) -> str:
-    tests = [comparison.p_value for comparison in every if not math.isnan(comparison.p_value)]
-    return f"; p from {min(tests):.2g} to {max(tests):.2g}" if tests else ""

@@ -109,13 +109,10 @@ class Checkpoints:
             if not parts or sorted(parts) != list(range(int(matches[0][2]))):
                 continue
             names = [f"{rel}/{parts[rank][0]}" for rank in sorted(parts)]
-            if all(self._sound(f"{rel}/{m[0]}", m[3]) for m in matches):
+            contents = [(self.files.read(f"{rel}/{m[0]}"), m[3]) for m in matches]
+            if all(data and xxhash.xxh3_64_hexdigest(data) == said for data, said in contents):
                 return names
         return None
-
-    def _sound(self, rel: str, digest: str) -> bool:
-        data = self.files.read(rel)
-        return data is not None and xxhash.xxh3_64_hexdigest(data) == digest
 
     def _read(self, rel: str) -> dict[str, Any]:
         data = self.files.read(rel)

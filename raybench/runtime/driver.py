@@ -148,7 +148,9 @@ def drive(
         plan = replace(plan, batches=ran, done=before)
         store.check_owner()
         ended = store.done()
-        _keep(attempts, store, ended)
+        left = {c: n for c, n in attempts.items() if ended.get(c, "failed") == "failed"}
+        if left != store.attempts():  # of those that may be tried again
+            store.save_attempts(left)
         if all(ended.get(c.id, "failed") != "failed" for c in plan.cells):
             store.files.clear(FOLDER)
     counts = Counter(ended.get(c.id, "missing") for c in plan.cells)
@@ -193,13 +195,6 @@ def _planned(
     plan = make_plan(sweep, done, retry_failed, best)
     admit(plan, store.folder)
     return plan
-
-
-def _keep(attempts: Attempts, store: Store, ended: Mapping[str, str]) -> None:
-    """Save how often cells were tried that may be tried again."""
-    left = {c: n for c, n in attempts.items() if ended.get(c, "failed") == "failed"}
-    if left != store.attempts():
-        store.save_attempts(left)
 
 
 def _inline(plan: Plan, store: Store, view: View, fail_fast: bool, attempts: Attempts) -> bool:

@@ -354,10 +354,6 @@ def _each(files: Files, read: Callable[[Any], T], items: Iterable[Any]) -> Itera
         yield from pool.map(read, items)
 
 
-def _curves(files: Files, shard: Shard) -> bytes | None:
-    return files.read(f"curves/{shard.name}.parquet") if shard.seal.curves else None
-
-
 def _shard(
     files: Files,
     folder: str,
@@ -382,7 +378,7 @@ def _shard(
         except Unsound as error:
             return Finding(f"cells/{name}", error.kind, str(error))
         if deep:
-            content = _curves(files, shard)
+            content = files.read(f"curves/{name}") if shard.seal.curves else None
             what = _fault(shard.seal, content is not None, shard.seal.fits(content))
         else:
             fresh = files.sizes("curves") if attempt or sizes is None else sizes

@@ -88,7 +88,8 @@ def status_of(folder: str | os.PathLike[str]) -> Status:
         raise InputError.of("folder", what, "give the folder that holds sweep.yaml and cells/")
     files.check()
     holder = lock.holder(files)  # before the cells: who has ended meanwhile has committed all
-    planned = _planned(files)
+    lists = [ids for ids in log.noted(files, log.BATCHES).values() if isinstance(ids, list)]
+    planned = {cell for ids in lists for cell in ids if isinstance(cell, str)}
     commits = log.look(files, columns=COLUMNS)
     table = commits.cells().to_pandas()
     missing = planned - set(table["cell"])
@@ -113,12 +114,6 @@ def status_of(folder: str | os.PathLike[str]) -> Status:
         damaged=len(commits.of(log.DAMAGED, log.OTHER_VERSION)),
         earlier=earlier,
     )
-
-
-def _planned(files: Files) -> set[str]:
-    """Return the cells that the last driver was to run, by the batch list it saved."""
-    lists = [ids for ids in log.noted(files, log.BATCHES).values() if isinstance(ids, list)]
-    return {cell for ids in lists for cell in ids if isinstance(cell, str)}
 
 
 def _rate(files: Files, cells: Mapping[str, int]) -> tuple[float | None, float | None]:
