@@ -135,10 +135,11 @@ def test_an_error_is_told_once_and_ends_nothing(
         f"    def {where}(self, *said):\n"
         f"        raise {kind.__name__}('no such server')\n"
     )
-    said = cli("sweep", "s.yaml", "--inline", "--out", "r", "--callback", "mine.py:Mine")
-    assert said.code == 0, said.err
-    assert said.err.count("no such server") == 1
-    assert f"note: callback mine.py:Mine, in {where}: {kind.__name__}: " in said.err
+    with pytest.warns(UserWarning, match="no such server") as warned:
+        outcome = raybench.sweep("s.yaml", "r", inline=True, callbacks=["mine.py:Mine"])
+    assert outcome.exit_code == 0
+    (said,) = [str(w.message) for w in warned if "no such server" in str(w.message)]
+    assert said.startswith(f"callback mine.py:Mine, in {where}: {kind.__name__}: ")
     assert raybench.store.cells("r").status.eq("ok").all()
 
 
@@ -263,8 +264,7 @@ def events_in(folder: Path) -> list[Any]:
 
 
 def test_tensorboard(here: Path) -> None:
-    said = cli("sweep", "s.yaml", "--inline", "--out", "r", "--callback", "tensorboard")
-    assert (said.code, "callback" in said.err) == (0, False), said.err
+    raybench.sweep("s.yaml", "r", inline=True, callbacks=["tensorboard"])
     expected = rows_of("r")
     folders = {p.name: p for p in (here / "r" / "tensorboard").glob("*/*")}
     assert set(folders) == set(expected)
@@ -293,7 +293,7 @@ def test_mlflow_is_told_of_a_sweep_and_its_cells(
         info=SimpleNamespace(run_id=run_name.split()[-1])
     )
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
-    assert cli("sweep", "s.yaml", "--inline", "--out", "r", "--callback", "mlflow").code == 0
+    raybench.sweep("s.yaml", "r", inline=True, callbacks=["mlflow"])
     batches = [call for call in client.log_batch.mock_calls if call.kwargs.get("metrics")]
     logged = {call.args[0]: call.kwargs["metrics"] for call in batches}
     expected = rows_of("r")
@@ -315,7 +315,7 @@ def test_wandb_gets_a_run_for_each_cell(here: Path, monkeypatch: pytest.MonkeyPa
 
     wandb.init = init
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    assert cli("sweep", "s.yaml", "--inline", "--out", "r", "--callback", "wandb").code == 0
+    raybench.sweep("s.yaml", "r", inline=True, callbacks=["wandb"])
     for cell, (_, curve) in rows_of("r").items():
         said = runs[cell].said
         assert (said["project"], said["group"], said["mode"]) == ("raybench", "small", "offline")
