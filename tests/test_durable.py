@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cli_kit import cli
-from fake_store import put
+from fake_store import batch, put
 
 import raybench
 from raybench.core.errors import FolderLost, InputError
 from raybench.runtime import driver
-from raybench.store import CELLS, Store, load, log, to_table
+from raybench.store import CELLS, Store, load, log, shard_name, to_table
 from raybench.store.files import open_folder
 from raybench.store.status import status_of
 
@@ -85,6 +85,25 @@ def test_cells_that_failed_and_run_again_have_one_row_each(tmp_path, whole):
     assert not curves.duplicated(["cell", "round"]).any()
     assert (cells["attempts"] == 2).all()
     same_results(folder, whole)
+
+
+def test_a_retry_replaces_failed_rows_one_by_one(tmp_path):
+    """Between any two writes other readers see each cell at most once."""
+    store = Store(tmp_path / "r")
+    for cell in "abc":
+        store.commit(cell, None, to_table({"cell": [cell], "status": "failed"}, CELLS))
+    again = Store(tmp_path / "r", apart="abc")
+    seen, write = [], again.files.write
+
+    def watched(rel, data):
+        write(rel, data)
+        seen.append(pd.read_parquet(tmp_path / "r/cells")["cell"].tolist())
+
+    again.files.write = watched
+    again.commit(shard_name("abc"), *batch("abc"))
+    assert len(seen) == 6
+    assert all(sorted(cells) == ["a", "b", "c"] for cells in seen)
+    assert again.done() == dict.fromkeys("abc", "ok")
 
 
 def test_doubles_are_set_aside(tmp_path):

@@ -23,6 +23,7 @@ def shared(mode: str = "train", workers: int = 2, cpus: float = 1.0, gpus: float
         options=Options(),
         folder="",
         owner=Owner("", ""),
+        apart=frozenset(),
         plugins=(),
         problems={},
         queue=None,

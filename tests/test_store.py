@@ -196,10 +196,6 @@ def test_skipped_rows_are_one_file_rewritten(store, tmp_path):
     assert store.done() == {"a": "ok"}
 
 
-
-
-
-
 def test_claim(store, tmp_path):
     folder = tmp_path / "results"
     store.claim(SWEEP, write=False)

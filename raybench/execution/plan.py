@@ -88,10 +88,10 @@ class Plan:
         return status == "pruned" and not self.sweep.prune.halves
 
     @property
-    def rerun(self) -> frozenset[str]:
-        """The cells to run that have a row already: they had failed, or were pruned and run to their end now."""
+    def unpruned(self) -> frozenset[str]:
+        """The cells that were pruned before and are to run to their end now."""
         ids = {c.id for b in self.batches for c in b.cells}
-        return frozenset(i for i in ids if self.found.get(i) in ("failed", "pruned"))
+        return frozenset(i for i in ids if self._pruned_before(self.found.get(i, "")))
 
     @property
     def missing(self) -> int:

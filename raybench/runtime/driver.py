@@ -111,6 +111,7 @@ def drive(
         plan = _planned(sweep, store, fresh, retry_failed, best, plan)
         mode = mode_of(plan)
         store.claim(plan.sweep.text)
+        store.apart = frozenset(c for c, status in plan.found.items() if status == "failed")
         store.skip(rows.skipped_table((s.cell, s.label, s.why.text) for s in plan.skipped))
         shown_before = planned(store.folder) if beside else frozenset()
         if shown_before is not None:
@@ -127,7 +128,7 @@ def drive(
             with stopping_on_sigterm(), follower, _session_of(plan, mode, address, inline):
                 while plan.batches:
                     store.write(BATCHES, plan.text())
-                    store.forget(plan.rerun)
+                    store.forget(plan.unpruned)
                     view = View(plan.title, plan.missing, plan.rounds, len(plan.done))
                     with view, heard(view.trouble):
                         if inline:

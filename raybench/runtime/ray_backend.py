@@ -81,13 +81,14 @@ def through_ray(
         # a local folder, and there may be other nodes
         if not is_local and "://" not in store.folder:
             writer = ray.remote(num_cpus=0, **beside)(Store).remote(
-                _absolute(store.folder), store.owner
+                _absolute(store.folder), store.owner, store.apart
             )
         sections = {b.cells[0].cell.problem for b in plan.batches}
         shared = worker.Shared(
             options=options_of(plan.sweep),
             folder=_absolute(store.folder),
             owner=store.owner,
+            apart=store.apart,
             plugins={path: Path(path).expanduser().read_bytes() for path in plan.sweep.plugins},
             problems={s: ray.put(pack(problem_of(s))) for s in sections},
             queue=queue,

@@ -45,7 +45,7 @@ STEP = 5.0  # seconds of work between two results of a trial, each of which cost
 class Shared:
     """What every worker of a sweep needs; shipped once through the object store.
 
-    owner: whose the results folder is while this sweep runs.
+    owner: whose the results folder is while this sweep runs. apart: cells that had failed and run again.
     plugins: what is in the plug-in files, by their paths on the driver's node.
     problems: references to the built problems (``runtime/shipping.py``), so that workers on other nodes need no data files.
     queue: handle of the actor that hands out batches (``runtime/queue.py``). writer: of an actor that is the
@@ -56,6 +56,7 @@ class Shared:
     options: Options
     folder: str
     owner: Owner
+    apart: frozenset[str]
     plugins: Mapping[str, bytes]
     problems: Mapping[Section, ObjectRef]
     queue: ActorHandle
@@ -106,7 +107,9 @@ def set_threads(threads: int) -> None:
 def store_method(shared: Shared, method: str) -> Callable[..., Any]:
     """Return a method of the store, which is called here or on the driver's node."""
     if shared.writer is None:
-        bound: Callable[..., Any] = getattr(Store(shared.folder, shared.owner), method)
+        bound: Callable[..., Any] = getattr(
+            Store(shared.folder, shared.owner, shared.apart), method
+        )
         return bound
 
     def send(*given: Any) -> Any:
@@ -115,6 +118,12 @@ def store_method(shared: Shared, method: str) -> Callable[..., Any]:
         return ray.get(getattr(shared.writer, method).remote(*given))
 
     return send
+
+
+def committed(shared: Shared) -> set[str]:
+    """Return the cells that need not run: those committed, but for failed ones that run again."""
+    statuses = store_method(shared, "done")()
+    return {c for c, status in statuses.items() if status != "failed" or c not in shared.apart}
 
 
 def prepare(shared: Shared) -> None:
@@ -211,8 +220,7 @@ def serve(
                 return
             done = Progress()
             if batch.attempts:  # of one that was cut, as a cell of it raised, some may be there
-                there = set(store_method(shared, "done")()) if first else None
-                batch = batch.without(transport.agree(there))
+                batch = batch.without(transport.agree(committed(shared) if first else None))
             steps = execute(
                 [] if batch is None else [batch],
                 shared.options,

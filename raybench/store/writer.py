@@ -73,12 +73,19 @@ class Store:
 
     Creating a Store touches nothing. ``commit`` may be called by any number of processes at once; given
     the ``owner`` that the driver's ``own`` returned, it refuses to write into a folder that is no longer
-    that driver's. The other methods that write are the driver's, under ``held``.
+    that driver's. apart: cells that had failed, which stand in shards of their own and stay there. The
+    other methods that write are the driver's, under ``held``.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], owner: Owner | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        owner: Owner | None = None,
+        apart: Iterable[str] = (),
+    ) -> None:
         self.files = open_folder(folder)
         self.owner = owner
+        self.apart = frozenset(apart)
 
     @property
     def folder(self) -> str:
@@ -161,12 +168,20 @@ class Store:
     ) -> None:
         """Write one batch: ``files`` by their place, its curves, then its cells, which makes it count.
 
-        Tables in today's schema; ``curves`` is None where no cell has any. Raises FolderLost if the folder is no longer the owner's.
+        Tables in today's schema; ``curves`` is None where no cell has any. A batch that holds cells which
+        stand apart is committed cell by cell, each in place of its own failed row, so that no reader
+        ever sees two rows of it. Raises FolderLost if the folder is no longer the owner's.
         """
         if files:
             self.check_owner()
         for rel, content in files.items():
             self.files.write(rel, content)
+        ids = cells["cell"].to_pylist()
+        if len(ids) > 1 and self.apart.intersection(ids):
+            for cell in ids:
+                rows_of = None if curves is None else _of(curves, cell)
+                self.commit(cell, rows_of or None, _of(cells, cell))
+            return
         data = None if curves is None else encode(curves)
         self.put(shard, data, self.seal(shard, data, cells))
 
@@ -302,3 +317,8 @@ class Store:
             self.files.move(f"tmp/{name}", f"curves/{name}")
         else:
             self.files.remove(f"tmp/{name}")
+
+
+def _of(table: pa.Table, cell: str) -> pa.Table:
+    """Return the rows of one cell."""
+    return table.filter(pc.equal(table["cell"], cell))
