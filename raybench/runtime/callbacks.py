@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from raybench.core.errors import InputError, Notice, nearest
 from raybench.core.registry import module_of
 from raybench.store import log
-from raybench.store.remote import Entry, Files
+from raybench.store.files import Files
+from raybench.store.remote import Entry
 from raybench.store.schema import CELLS, CURVES
 from raybench.store.table import expand_extra
 

@@ -22,9 +22,8 @@ import pyarrow.compute as pc
 from raybench.core.errors import Complaint, InputError
 from raybench.store import booking, identity, log, reader
 from raybench.store.accounting import Accounting
-from raybench.store.files import Local, reached
+from raybench.store.files import Files, Local, reached
 from raybench.store.log import OWNER, Log, best, rank
-from raybench.store.remote import Files
 from raybench.store.schema import CURVES, SIDES
 from raybench.store.writer import Store, shard_name
 

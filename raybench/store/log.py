@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from raybench.core.errors import Complaint, InputError
 from raybench.store import identity
-from raybench.store.remote import Files
+from raybench.store.files import Files
 from raybench.store.schema import CELLS, CURVES, SCHEMA_VERSION, version_of
 from raybench.store.table import encode
 

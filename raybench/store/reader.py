@@ -18,9 +18,8 @@ import pyarrow.compute as pc
 from raybench.core.errors import InputError, Notice
 from raybench.store import booking, identity, log
 from raybench.store.accounting import Accounting, parse
-from raybench.store.files import open_folder, reached
+from raybench.store.files import Files, open_folder, reached
 from raybench.store.log import DAMAGED, FOREIGN, OTHER_VERSION, PLANNED, SWEEPS, Log, Shard
-from raybench.store.remote import Files
 from raybench.store.schema import CELLS, CURVES, EXTRA_COUNTS
 from raybench.store.table import cells_frame, coded, curves_frame, expand_extra
 

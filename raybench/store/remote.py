@@ -132,55 +132,15 @@ class Entry:
     when: float
 
 
-class Files(ABC):
+class Folder(ABC):
     """Whole-file access to one folder; ``rel`` is a path inside it with forward slashes."""
 
     name: str
     readers: ClassVar[int]  # how many files are best read at once
 
     @abstractmethod
-    def prepare(self) -> None:
-        """Make the folder where there is none."""
-
-    @abstractmethod
-    def check(self) -> None:
-        """Look at all that lies in the folder, so that nothing is half done when a method meets a link."""
-
-    @abstractmethod
-    def path(self, rel: str) -> str:
-        """Return the path of a file or folder, which need not be there."""
-
-    @abstractmethod
     def entries(self, folder: str) -> list[Entry]:
         """Return what lies in a folder of this folder, in no order."""
-
-    @abstractmethod
-    def exists(self, rel: str = "") -> bool:
-        """Return whether there is such a file or folder."""
-
-    @abstractmethod
-    def read(self, rel: str) -> bytes | None:
-        """Return a file's content, None where there is no such file."""
-
-    @abstractmethod
-    def write(self, rel: str, data: bytes) -> None:
-        """Write a file, which replaces one of the same name at once and whole."""
-
-    @abstractmethod
-    def create(self, rel: str, data: bytes) -> bool:
-        """Write a file unless there is one of this name; return whether it was written."""
-
-    @abstractmethod
-    def move(self, rel: str, to: str) -> None:
-        """Give a file another name."""
-
-    @abstractmethod
-    def remove(self, rel: str) -> None:
-        """Remove a file if it is there."""
-
-    @abstractmethod
-    def clear(self, folder: str) -> None:
-        """Remove a folder and all that is in it, as far as that can be done."""
 
     def files_in(self, folder: str) -> list[Entry]:
         """Return the files in a folder of this folder, by name."""
@@ -199,7 +159,7 @@ class Files(ABC):
         return sorted(e.name for e in self.entries(folder) if e.folder)
 
 
-class Remote(Files):
+class Remote(Folder):
     """A folder of an object store: a write is one PUT, which is atomic there.
 
     patience: seconds for which a request that fails is made again, ``patience()`` by default.

@@ -11,9 +11,8 @@ from typing import Any
 
 from raybench.core.errors import InputError
 from raybench.store import identity, lock, log, reader
-from raybench.store.files import reached
+from raybench.store.files import Files, reached
 from raybench.store.lock import Holder
-from raybench.store.remote import Files
 
 LATELY = 300.0  # seconds over which the rate is taken
 COLUMNS = (
