@@ -75,8 +75,8 @@ def opened(names: Sequence[str | Callback]) -> list[tuple[str, Callback]]:
 def _made(name: str) -> Callback:
     """Return the callback of a name. Raises InputError that says what is wrong with it."""
     points = {point.name: point for point in entry_points(group=GROUP)}
-    for own, kind in LOGGERS.items():
-        points[own] = EntryPoint(own, f"raybench.runtime.loggers:{kind}", GROUP)
+    for logger, kind in LOGGERS.items():
+        points[logger] = EntryPoint(logger, f"raybench.runtime.loggers:{kind}", GROUP)
     fix = "name a class with begin, cell, end, which is called without arguments"
     try:
         kind = points[name].load() if name in points else _imported(name, points)
