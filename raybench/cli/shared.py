@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -361,18 +361,11 @@ def _notices_as_notes() -> Iterator[None]:
         warnings.simplefilter("once", Notice)
         shown = warnings.showwarning
 
-        def show(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:
+        def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
             if issubclass(category, Notice):
                 note(str(message))
             else:
-                shown(message, category, filename, lineno, file, line)
+                shown(message, category, *where)
 
         warnings.showwarning = show
         yield
