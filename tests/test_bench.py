@@ -238,7 +238,7 @@ def test_bench_prints_two_tables():
     heads = ["operator", "compress", "decode", "pack", "unpack", "error", "bytes", "bits/d"]
     assert [*heads, "of", "dense"] in lines
     (long, batch) = [line for line in lines if line[:1] == ["natural"]]
-    assert (long[-4:], batch[-2:]) == (["3.4", "kB", "9", "28.12%"], ["12", "18.75%"])
+    assert (long[-4:], batch[-2:]) == (["3.3", "KiB", "9", "28.12%"], ["12", "18.75%"])
     assert said.out.startswith("3,000 float32  Gaussian; ")
     assert "\n2 × 3 × 50 float64  Gaussian; " in said.out
     assert "left out: top_k:k=77: k: 77 of 50 coordinates" in said.out
