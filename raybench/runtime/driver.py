@@ -6,12 +6,13 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 
 from raybench.core.errors import Notice
 from raybench.core.process import INTERRUPTED, TERMINATED, Terminated, stopping_on_sigterm
@@ -26,7 +27,7 @@ from raybench.runtime.checkpoints import FOLDER, Checkpoints, run_name
 from raybench.runtime.progress import View
 from raybench.runtime.queue import Attempts
 from raybench.runtime.ray_backend import options_of, through_ray
-from raybench.runtime.resources import check_gpus, count_here, crowded, group_of, mode_of
+from raybench.runtime.resources import check_gpus, crowded, group_of, mode_of
 from raybench.runtime.session import ray_session
 from raybench.spec import Sweep
 from raybench.store import Store
@@ -95,11 +96,8 @@ def drive(
     plan = _planned(sweep, store, fresh, retry_failed, best)
     mode = mode_of(plan)
     if inline or address in (None, "local"):  # a cluster may have GPUs that this machine has not
-        check_gpus(
-            plan.sweep.resources,
-            1 if inline else group_of(plan.sweep.resources, mode),
-            count_here(),
-        )
+        group = 1 if inline else group_of(plan.sweep.resources, mode)
+        check_gpus(plan.sweep.resources, group, torch.cuda.device_count())
         for text in crowded(plan.sweep.resources) if not inline else ():
             warnings.warn(text, Notice, stacklevel=2)
     with store.held():
@@ -124,8 +122,13 @@ def drive(
         whys: Mapping[str, str] = {}
         before, ran = plan.done, plan.batches
         follower = Follower(callbacks_by_name, plan, store.files)
+        one_ray: AbstractContextManager[object] = nullcontext()
+        if plan.stage is not None and plan.batches and not inline:
+            # for all stages of a search; other sweeps start theirs when they need it
+            slots = plan.sweep.resources.cpus_per_worker * group_of(plan.sweep.resources, mode)
+            one_ray = ray_session(address, slots)
         try:
-            with stopping_on_sigterm(), follower, _session_of(plan, mode, address, inline):
+            with stopping_on_sigterm(), follower, one_ray:
                 while plan.batches:
                     store.write(BATCHES, plan.text())
                     store.forget(plan.unpruned)
@@ -162,17 +165,6 @@ def drive(
     outcome = Outcome(store.folder, dict(counts), seconds, interrupted, plan, terminated, mended)
     follower.end(outcome)
     return outcome
-
-
-@contextmanager
-def _session_of(plan: Plan, mode: str, address: str | None, inline: bool) -> Iterator[None]:
-    """Keep one Ray up for all stages of a search; other sweeps start theirs when they need it."""
-    if inline or plan.stage is None or not plan.batches:
-        yield
-        return
-    resources = plan.sweep.resources
-    with ray_session(address, resources.cpus_per_worker * group_of(resources, mode)):
-        yield
 
 
 def _planned(

@@ -97,13 +97,6 @@ class Shared:
         return {"CPU": 0.01} if self.mode == "train" else self.per_worker()
 
 
-def set_threads(threads: int) -> None:
-    """Let torch, and with it the compiled kernels, use so many threads."""
-    import torch
-
-    torch.set_num_threads(max(1, threads))
-
-
 def store_method(shared: Shared, method: str) -> Callable[..., Any]:
     """Return a method of the store, which is called here or on the driver's node."""
     if shared.writer is None:
@@ -128,8 +121,10 @@ def committed(shared: Shared) -> set[str]:
 
 def prepare(shared: Shared) -> None:
     """Make this process ready to run batches: memory, threads, plug-ins, problems."""
+    import torch
+
     tune_process()
-    set_threads(int(shared.cpus))
+    torch.set_num_threads(max(1, int(shared.cpus)))  # the compiled kernels follow
     for path, content in shared.plugins.items():
         load_shipped(path, content)
     for section, reference in shared.problems.items():
