@@ -13,6 +13,7 @@ from heads_kit import free_port, head, without_token, write_token
 from raybench import store
 from raybench.cluster.states import Launch
 
+pytest.importorskip("aiohttp_cors", reason="pip install 'raybench[cluster]'")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SWEEP = """\
 name: near
