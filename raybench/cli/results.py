@@ -28,7 +28,6 @@ from raybench.cli.shared import (
     seeds_of,
     show,
 )
-from raybench.core.clock import duration
 
 if TYPE_CHECKING:
     from raybench.store.status import Status
@@ -408,7 +407,7 @@ def _show(state: Status) -> None:
     if state.last is not None:
         rows.append(("last result", _ago(state.last)))
     if state.rate is not None and state.holder is not None:
-        left = f", {duration(60 * state.left)} left" if state.left else ""
+        left = f", {_span(60 * state.left)} left" if state.left else ""
         rows.append(("rate", f"{state.rate:,.1f} cells a minute{left}"))
     rows += launch_lines(state.folder)
     if state.earlier:
@@ -443,8 +442,15 @@ def _problem(state: Status) -> str:
 def _ago(when: float) -> str:
     seconds = max(0.0, time.time() - when)
     if seconds < 86400:
-        return f"{duration(seconds)} ago"
+        return f"{_span(seconds)} ago"
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
+
+
+def _span(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 def _as_json(state: Status) -> str:
