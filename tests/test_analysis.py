@@ -51,21 +51,6 @@ def test_a_looser_target_costs_no_more(values, target, factor):
 # -- curves ----------------------------------------------------------------------------------
 
 
-def test_powers_are_met_exactly():
-    x, grid = np.array([1.0, 10, 1000]), np.geomspace(1, 1000, 50)
-    np.testing.assert_allclose(interpolated(x, 3 * x**-2.5, grid), 3 * grid**-2.5)
-
-
-def test_no_value_is_made_up():
-    found = interpolated(np.array([2.0, 8.0]), np.array([4.0, 1.0]), np.array([1.0, 2, 4, 8, 9]))
-    np.testing.assert_allclose(found, [math.nan, 4, 2, 1, math.nan])
-    zero = interpolated(
-        np.array([1.0, 100.0, 1e4]), np.array([1.0, 0.0, -1.0]), np.array([10.0, 1e3])
-    )
-    np.testing.assert_allclose(zero, [0.5, -0.5])
-    assert interpolated(np.array([3.0]), np.array([7.0]), np.array([3.0])).tolist() == [7.0]
-
-
 @settings(deadline=None)
 @given(
     st.lists(
@@ -141,15 +126,6 @@ def test_describe_names_what_differs():
     assert found["method"].tolist()[1:3] == ["EF21 Top-K (init=full)", "EF21 Top-K (init=zero)"]
     assert found["series"].tolist()[3:] == ["EF21 Top-5 (init=zero)", "GD"]
     assert found["step"].tolist() == ["x1"] * 5
-
-
-def test_describe_of_a_lone_problem_and_steps_by_value():
-    _, cells = make([{"g": [1]}, {"g": [1], "k": 2}])
-    cells["step_multiple"] = np.nan
-    found = describe(cells)
-    assert found["facet"].tolist() == ["", ""]
-    assert found["method"].nunique() == 1
-    assert found["step"].tolist() == ["0.1", "0.1"]
 
 
 @pytest.mark.parametrize(
@@ -324,15 +300,6 @@ def test_parts_of_a_round_make_methods_of_their_own():
     assert sum("delay.rounds=2" in name for name in names) == 1
 
 
-def test_names_of_methods():
-    cells = make([{"g": [1], "algorithm": a} for a in ("double_squeeze", "ef21_plus", "sgd")])[1]
-    assert describe(cells)["method"].tolist() == [
-        "DoubleSqueeze Top-K",
-        "EF21+ Top-K",
-        "SGD Top-K",
-    ]
-
-
 def test_cells_without_a_config_are_told_apart_by_their_columns():
     """As folders of the first schema hold them."""
     cells = make([{"g": [1]}, {"g": [1], "dataset": "b"}])[1]
@@ -340,13 +307,6 @@ def test_cells_without_a_config_are_told_apart_by_their_columns():
     assert describe(cells)["facet"].tolist() == ["a", "b"]
     cells["dataset"], cells["problem"] = "a", ["logistic", "least_squares"]
     assert describe(cells)["facet"].tolist() == ["logistic", "least_squares"]
-
-
-def test_one_cell_per_step():
-    cells = make([{"g": [4, m], "multiple": m} for m in (1.0, 2.0)])[1]
-    found = final_vs_step(cells)
-    assert found["at"].tolist() == [1.0, 2.0]
-    assert found["k"].tolist() == [1.0, 1.0]
 
 
 def test_a_plug_ins_title_travels_with_its_results():

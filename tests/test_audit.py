@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-import pytest
 from cli_kit import cli
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench.analysis import closing_table, frames
 from raybench.analysis.rankings import FACTORS, audit, explained
-from raybench.core.errors import InputError
 from raybench.report.charts import shares
 from raybench.report.rankings import audit_lines as told
 
@@ -137,15 +135,3 @@ rounds: 20
             f"of {row.decided} readings; in {row.absent} more one has no such step" in n
             for n in lines
         )
-
-
-def test_of_a_folder_without_results_nothing_is_said(tmp_path):
-    with pytest.raises(InputError):
-        audit(tmp_path)
-    (tmp_path / "a.yaml").write_text(
-        "name: a\nproblem: {name: quadratic, dim: 4, clients: 2}\nalgorithm: gd\nrounds: 5\nstep_size: {value: 1e9}\n"
-    )
-    cli("sweep", tmp_path / "a.yaml", "--out", tmp_path / "out", "--inline")
-    said = cli("audit", tmp_path / "out", "--out", tmp_path / "f")
-    assert said.code == 2 or "no method is cheaper" in said.out
-    assert said.code == 0 or not (tmp_path / "f").exists()

@@ -15,7 +15,7 @@ from scipy.optimize import LinearConstraint, minimize
 from raybench import plot
 from raybench.analysis import frames
 from raybench.core.errors import InputError
-from raybench.report.own import figure
+from raybench.report.custom import figure
 from raybench.report.plots import spread
 from raybench.store import Store
 

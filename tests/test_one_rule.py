@@ -24,8 +24,7 @@ from raybench.analysis import (
 )
 from raybench.analysis.frames import framed
 from raybench.report import heatmap
-from raybench.report.explorer import explorer
-from raybench.report.own import figure
+from raybench.report.custom import figure
 from raybench.report.page import content
 
 LINK = "1Gbit,ring"
@@ -81,7 +80,7 @@ def test_all_outputs_name_the_same_k_and_step(folder, link, target):
     page = content(found)
     final = {row[0]: float(row[1].rstrip("×")) for row in page["final"]["rows"]}
     series = {m: found.tuned("method").set_index("method").loc[m, "series"] for m in want}
-    lines = [line["label"] for line in explorer(found)["lines"] if line["best"]]
+    lines = {trace.get("name") for part in page["drawn"].values() for trace in part["data"]}
     for method, (_, step) in want.items():
         assert final[series[method]] == step
         assert f"{series[method]}, {step:g}× theory" in lines

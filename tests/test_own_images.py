@@ -11,7 +11,6 @@ from npz_kit import forged_npz, npy
 from PIL import Image
 from test_images import refused
 
-from raybench.core import limits
 from raybench.core.errors import InputError
 from raybench.data import Examples, images
 from raybench.data.images import archived
@@ -54,14 +53,6 @@ def test_floats_of_an_npz(tmp_path, kind):
     assert np.array_equal(pair.train.inputs, values.astype("f4"))
     assert len(pair.test) == 2
     assert pair.train.classes == pair.test.classes == 4
-
-
-def test_a_changed_file_is_read_again(tmp_path):
-    path = saved(tmp_path / "a.npz", images=PIXELS)
-    before = images(path)
-    assert images(path) is before
-    saved(path, images=PIXELS[::-1].repeat(1, 0), more=np.zeros(9))
-    assert np.array_equal(images(path).train.inputs, PIXELS[::-1])
 
 
 GOOD = {"images": PIXELS, "labels": LABELS}
@@ -120,12 +111,6 @@ def test_archives_that_lie(tmp_path):
         refused(tmp_path / "cut.npz", "cannot read cut.npz")
     (tmp_path / "a.txt").write_text("text")
     refused(tmp_path / "a.txt", "is no image data", "a folder of pictures")
-
-
-def test_images_larger_than_a_quarter_of_the_memory(tmp_path, monkeypatch):
-    path = saved(tmp_path / "a.npz", images=np.zeros((6, 3, 32, 32), "f2"))
-    monkeypatch.setattr(limits, "memory_here", lambda: 4 * 40_000)
-    refused(path, "in float32 takes 72 KiB", "39.1 KiB")
 
 
 # Folders --------------------------------------------------------------------------------------------
@@ -225,7 +210,8 @@ def test_archives_of_pictures(tmp_path):
     refuses(packed("4.tar.xz", (dog, large.getvalue())), "5000 x 5000 pixels", "must have 4 x 4")
     refuses(packed("5.tar.xz", (dog, bytes(2**20 + 1))), "is no small file")
     refuses(packed("6.tar.xz", (dog, b"text")), "cannot read")
-    for data in (good.read_bytes()[:-50], b"", b"text"):
+    whole = good.read_bytes()
+    for data in (whole[: len(whole) // 2], b"", b"text"):
         (tmp_path / "cut.tar.xz").write_bytes(data)
         refuses(tmp_path / "cut.tar.xz", "cut.tar.xz")
 

@@ -14,7 +14,6 @@ from raybench.measure.payoff import (
     BUCKETS,
     GATHER,
     REDUCE,
-    WORTH,
     Compute,
     Exchange,
     break_even,
@@ -96,10 +95,6 @@ def test_the_seconds_of_a_compressed_step_add_up():
     assert longer == pytest.approx(2 * (n - 1) * a, rel=1e-9)
 
 
-def test_two_workers_gather_what_two_shots_would_send_twice():
-    assert step_of(FORMAT, ring(1e9), 2, COMPUTE).collective == GATHER
-
-
 def test_a_server_sends_no_more_than_a_dense_vector():
     net = replace(ring(1e8), form="server")
     few = step_of(TOP, net, 2, COMPUTE)
@@ -151,11 +146,3 @@ def test_a_method_pays_up_to_where_it_is_said_to(n):
             assert verdict(exchange, BASELINE, net, n, COMPUTE).pays is pays
         assert one.pays_below <= one.pays_below_free
         assert one.speedup <= one.speedup_free
-
-
-def test_what_saves_less_than_noise_is_not_recommended():
-    hair = Exchange("hair", 0.99 * DENSE, (REDUCE,), DENSE, overlaps=True)
-    one = verdict(hair, BASELINE, ring(1e6), 8, COMPUTE)
-    assert 1 < one.speedup < 1 / (1 - WORTH)
-    assert not one.pays
-    assert one.pays_below == 0

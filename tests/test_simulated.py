@@ -10,10 +10,9 @@ import pytest
 from cli_kit import SWEEP, cli, tidy
 
 import raybench
-from raybench.analysis import by_bandwidth, closing_table, frames
+from raybench.analysis import by_bandwidth, frames
 from raybench.analysis.links import Link, Network, all_gather, all_reduce
-from raybench.analysis.simulated import SECONDS, simulated, unmeasured, work
-from raybench.core.errors import InputError
+from raybench.analysis.simulated import SECONDS, simulated, unmeasured
 from raybench.report import charts, figures, html, render
 from raybench.store import Store
 
@@ -129,12 +128,6 @@ def test_unknown_messages_are_one_for_a_round():
     )
 
 
-def test_cells_do_not_mix():
-    both = pd.concat([curve("b"), curve("a")], ignore_index=True)
-    assert simulated(both, RING)[SECONDS].tolist() == pytest.approx(2 * seconds())
-    assert work(both).cell.tolist() == [0, 0, 0, 1, 1, 1]
-
-
 # Best method by bandwidth ----------------------------------------------------------------------------
 
 
@@ -217,17 +210,6 @@ def test_the_cost_in_the_table_is_that_of_the_curves(swept):
         assert row["cost"] == pytest.approx(first.median())
 
 
-def test_slower_links_take_longer(swept):
-    def least(link):
-        return closing_table(frames(swept, link=link))["seconds_to_target"].min()
-
-    assert least("1Gbit,1ms") > least("1Gbit,0.1ms") > least("400Gbit-rdma") > 0
-
-
-def test_load_stays_as_it_is(swept):
-    assert SECONDS not in raybench.load(swept)
-
-
 @pytest.mark.parametrize("verb", ["table", "plot", "report"])
 def test_bad_links_are_input_errors(swept, verb):
     said = cli(verb, swept, "--link", "1Gbt,ring")
@@ -272,20 +254,9 @@ def test_the_page_says_for_which_link(swept, tmp_path):
     assert "simulated" not in plain.split("<script>")[0]
 
 
-def test_heat_maps_stay_in_bits(swept):
-    found = frames(swept, link="1Gbit")
-    bits = frames(swept).tuned("series")["cost"]
-    np.testing.assert_allclose(found.tuned("series", None, "bits_up")["cost"], bits)
-
-
 def test_runs_without_times_say_so(tmp_path):
     store = Store(tmp_path / "results")
     fake_store.fill(store, rounds=60, multiples=(1.0, 8.0), seeds=2, seconds=False)
     text = " ".join(render(tmp_path / "results", link="1Gbit").split())
     assert "seconds of operators were not measured in" in text
     assert figures(tmp_path / "results", tmp_path / "figures", link="1Gbit")
-
-
-def test_a_bad_link_raises_in_python(swept):
-    with pytest.raises(InputError, match="did you mean ring"):
-        render(swept, link="1Gbit,rng")

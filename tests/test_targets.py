@@ -8,11 +8,9 @@ import shutil
 import pytest
 from cli_kit import SWEEP, cli
 
-import raybench
 from raybench.analysis import closing_table, frames
 from raybench.core import registry
 from raybench.core.errors import InputError
-from raybench.store import Store
 from raybench.store.log import TARGETS
 
 MORE = ("--set", "rounds=200")
@@ -89,14 +87,6 @@ def test_each_problem_has_its_own_whatever_it_is_called(ended):
     found = frames(out)
     assert set(found.cells["facet"]) == set(found.kept) == {"4 clients", "6 clients"}
     assert found.kept["4 clients"].value == kept["value"]
-
-
-def test_a_sweep_from_python_fixes_it_and_fresh_forgets_it(ended, tmp_path):
-    file, _ = ended
-    raybench.sweep(file, tmp_path / "own", inline=True)
-    assert len(frames(tmp_path / "own").kept) == 1
-    Store(tmp_path / "own").drop()
-    assert not (tmp_path / "own" / TARGETS).exists()
 
 
 def test_a_sweep_that_is_not_whole_fixes_none(tmp_path, monkeypatch):

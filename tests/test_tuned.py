@@ -271,13 +271,6 @@ def test_without_gradient_norms_methods_are_judged_by_the_loss():
     assert table["grad_norm_sq"].isna().all()
 
 
-def test_what_a_reader_of_the_bits_is_told(tmp_path):
-    """Nothing, where every cell knows what was packed (folders of version 1: ``test_upgrades``)."""
-    fake_store.fill(Store(tmp_path), rounds=10)
-    assert frames(tmp_path).notes == []
-    assert frames(tmp_path, "index_bits=list_or_bitmask").notes == []
-
-
 def test_the_baseline_is_what_ran_without_compression():
     def costs(algorithm, compressor, per_round):
         how = {"algorithm": algorithm, "compressor": compressor, "k": None if not compressor else 1}

@@ -242,9 +242,9 @@ def _shared_memory() -> Look:
 
 
 def _data() -> Look:
-    from raybench.data import known
+    from raybench.data import catalogue
 
-    folder = known.folder()
+    folder = catalogue.folder()
     source = (
         "RAYBENCH_DATA" if os.environ.get("RAYBENCH_DATA") else "default; RAYBENCH_DATA sets it"
     )
@@ -252,7 +252,7 @@ def _data() -> Look:
         if os.environ.get("RAYBENCH_DATA"):
             return Look("data", f"no folder {folder}", "make it, or correct RAYBENCH_DATA")
         return Look("data", f"{folder} ({source}), empty: sets are downloaded when first used")
-    have = [name for name in known.KNOWN if known.find(name)]
+    have = [name for name in catalogue.LIBSVM_SETS if catalogue.find(name)]
     shown = ", ".join(have) if have else "no LIBSVM set yet"
     fix = ""
     if not os.access(folder, os.W_OK):

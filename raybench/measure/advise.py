@@ -22,7 +22,7 @@ from raybench.core.draws import Sample
 from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
 from raybench.core.streams import stream
-from raybench.data.known import KNOWN_IMAGES, there
+from raybench.data.catalogue import IMAGE_SETS, present
 from raybench.data.recorded import is_record, recorded
 from raybench.measure.payoff import ALL_TO_ALL, GATHER, REDUCE, Exchange
 from raybench.measure.timing import Clock, affordable, in_a_line, relative_error
@@ -310,8 +310,8 @@ def _usual(model: str) -> tuple[str | None, str]:
     if kind not in NAMED and kind != "torchvision":
         return None, ""  # a user's function may bring its own
     name = USUAL.get(kind, IMAGES)
-    files = KNOWN_IMAGES[name].files if name in KNOWN_IMAGES else ()
-    if all(there(file) is not None for file in files):
+    files = IMAGE_SETS[name].files if name in IMAGE_SETS else ()
+    if all(present(file) is not None for file in files):
         return name, ""
     return FALLBACK, f"{name} is not in the data folder: scikit-learn's {FALLBACK} instead"
 

@@ -407,9 +407,7 @@ def _flat(streams: Stream) -> Stream:
 
 def examples_of(dataset: str, model: str, length: int, level: str) -> data.Pair:
     """Return a data set for networks: a text for transformers and known texts, else images."""
-    text = (
-        model.partition(":")[0] == "transformer" or dataset in data.KNOWN_TEXTS or ".txt" in dataset
-    )
+    text = model.partition(":")[0] == "transformer" or dataset in data.TEXTS or ".txt" in dataset
     return data.text(dataset, length, level) if text else data.images(dataset)
 
 

@@ -253,7 +253,7 @@ class VerticalNetwork(VerticalProblem):
 
     def __init__(
         self,
-        dataset: str = Text(help="wikipedia, wikipedia_tfidf, cub, or a path to views"),
+        dataset: str = Text(help="wikipedia, wikipedia_tfidf, or a path to views"),
         *,
         views: Sequence[str] = List(
             (), help="which views, a client each, in this order; all by default"
@@ -273,7 +273,6 @@ class VerticalNetwork(VerticalProblem):
         scale: str = Choice(
             "normal", "none", "imagenet", help="of features and colours: mean 0 and variance 1"
         ),
-        size: int = Integer(224, low=1, help="pixels a side of a folder's pictures"),
         weight_decay: float = Number(0.0, low=0, help="w of w/2 ||x||^2, a part of f"),
         init_seed: int = Integer(0, low=0, help="drives the initial weights"),
         dtype: str = Choice("float32", "float64", help="floating-point type"),
@@ -284,7 +283,7 @@ class VerticalNetwork(VerticalProblem):
         ),
         chunk: int = Integer(256, low=1, help="samples of one pass of an encoder"),
     ) -> None:
-        pairs = _chosen(data.views(dataset, size=size), views)
+        pairs = _chosen(data.views(dataset), views)
         pairs = {name: _parted(pair, rows, test_size, seed) for name, pair in pairs.items()}
         first = next(iter(pairs.values()))
         names = _each(encoders, len(pairs), "encoders", "identity")

@@ -120,9 +120,9 @@ def against_trials(found: Frames, cells: pd.DataFrame, every: Sequence[str], x: 
     )
 
 
-def every(found: Frames) -> list[Figure]:
-    """Return the figures of a report: those of ``build``, and with a link the chart of bandwidths."""
-    figures = build(found)
+def every(found: Frames, extras: bool = False) -> list[Figure]:
+    """Return the figures of ``build``, and with a link the chart of bandwidths."""
+    figures = build(found, extras)
     chart = None if found.link is None else best_by_bandwidth(found, found.link)
     return figures + ([chart] if chart is not None else [])
 

@@ -17,7 +17,8 @@ from raybench.analysis.methods import k_order, k_words
 from raybench.report import words
 
 MOST_SERIES = 8
-SHOWN = ("bits_up", "seconds", "grad_norm_sq", "loss", "suboptimality", "test_loss", "accuracy")
+METRICS = ("grad_norm_sq", "loss", "suboptimality", "test_loss", "accuracy")
+SHOWN = ("bits_up", "seconds", *METRICS)
 LOWEST_SHOWN = 1e-32  # a logarithmic axis has no place for 0: lower values are drawn here
 """Smallest value a log axis shows: below it is rounding, and zero has no logarithm."""
 # Okabe and Ito: told apart under the common colour deficiencies. gd, the baseline, is grey.
@@ -190,20 +191,20 @@ def rows_of(found: Frames, best: pd.DataFrame, names: Sequence[str] = SHOWN) -> 
     return found.rows(cells_of(found, best), names)
 
 
-def build(found: Frames) -> list[Figure]:
-    """Return the figures of a report; those whose columns are unknown are left out."""
+def build(found: Frames, extras: bool = False) -> list[Figure]:
+    """Return the figures of a report; those whose columns are unknown are left out.
+
+    extras: metrics of the user's own are drawn too.
+    """
     best, notes = chosen(found)
     facets = sorted(found.cells["facet"].unique())
     if best.empty:
         return []
-    rows = rows_of(found, best)
+    more = found.held.extras(cells_of(found, best)) if extras else []
+    rows = rows_of(found, best, [*SHOWN, *more])
     style = looks(best[best["eligible"]], all_methods(found))
     figures: list[Figure | None] = []
-    ys = [
-        y
-        for y in ("grad_norm_sq", "loss", "suboptimality", "test_loss", "accuracy")
-        if rows[y].notna().any()
-    ]
+    ys = [y for y in (*METRICS, *more) if rows[y].notna().any()]
     clock = "seconds" if found.link is None else SECONDS
     xs = [x for x in ("bits_up", "round", clock) if rows[x].notna().any()] or ["bits_up"]
     pairs = [(x, y) for y in ys or [found.metric] for x in xs]
@@ -250,7 +251,7 @@ def curve(
         name=f"{y}_vs_{x}",
         x=x,
         y=y,
-        title=f"{words.COLUMNS.get(y, y)} against {words.COLUMNS.get(x, x)}",
+        title=f"{words.column(y)} against {words.column(x)}",
         x_label=words.axis(x, name),
         y_label=words.axis(y),
         data=_placed(data, wide),
@@ -352,7 +353,7 @@ def final_by_step(
         name=f"{y}_vs_step",
         x=axis,
         y=y,
-        title=f"Final {words.COLUMNS.get(y, y)} against the step",
+        title=f"Final {words.column(y)} against the step",
         x_label=said if axis == "step_multiple" else "Step size",
         y_label=words.axis(y).replace("x^t", "x^T"),
         data=data,

@@ -20,9 +20,9 @@ from jinja2 import Environment
 from raybench.analysis import SECONDS, Frames, How
 from raybench.analysis.methods import k_order, k_words
 from raybench.report import words
-from raybench.report.charts import best_by_bandwidth
-from raybench.report.content import against_step, default_out, open_frames
-from raybench.report.explorer import explorer, panels
+from raybench.report.charts import every
+from raybench.report.content import default_out, open_frames, told
+from raybench.report.interactive import panels
 from raybench.report.tables import closing, grown_rows, growth_notes
 
 CONSTANTS = {
@@ -53,7 +53,7 @@ def html(
     """Write a results folder's report to ``out`` (default ``<folder>/report.html``); return its path.
 
     One self-contained file, which loads nothing: problem and constants, how cells ended and why, the tuned table,
-    curves whose axes, methods and K are chosen in the page, a table of all cells to sort and filter, how to
+    curves with a menu of axes, a table of all cells to sort and filter, how to
     reproduce. Without JavaScript the tables are complete. link: a network such as ``1Gbit,ring``, for which seconds are
     simulated. target, tuning_seeds: as for ``analysis.frames``. Raises InputError if there are no results, and for an unknown link.
     """
@@ -83,14 +83,13 @@ def packed(text: str) -> str:
 def content(found: Frames) -> dict[str, object]:
     """Return what the template shows, all spelled for reading."""
     sheet, grown = closing(found), found.growth
-    more = [against_step(found)]
-    if found.link is not None:
-        more.append(best_by_bandwidth(found, found.link))
-    figures = [figure for figure in more if figure is not None]
+    figures = [
+        figure if figure.steps or figure.marked else told(figure, found)
+        for figure in every(found, extras=True)
+    ]
     drawn: dict[str, dict[str, Any]] = {}
     for figure in figures:
         drawn |= {f"{figure.name}-{i}": panel for i, panel in enumerate(panels(figure))}
-    curves = explorer(found)
     columns, endings, count = cell_table(found)
     return {
         "name": found.sweep.get("name") or Path(found.folder).name or "raybench",
@@ -103,13 +102,12 @@ def content(found: Frames) -> dict[str, object]:
         "final": _final(found),
         "figures": figures,
         "drawn": drawn,
-        "curves": curves,
         "columns": columns,
         "endings": endings,
         "cell_count": count,
         "said": ENDINGS,
         "notes": sorted({note for figure in figures for note in figure.notes}),
-        "data": packed(json.dumps([curves, drawn], separators=(",", ":"), allow_nan=False)),
+        "data": packed(json.dumps(drawn, separators=(",", ":"), allow_nan=False)),
         "accounting": found.accounting,
         "folder": found.folder,
         "link": found.link_text,

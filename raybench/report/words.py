@@ -216,6 +216,11 @@ def axis(column: str, unit: str = "") -> str:
     return f"{label} ({unit})" if unit else label
 
 
+def column(name: str) -> str:
+    """Return how a text names a column of curves."""
+    return COLUMNS.get(name, AXES.get(name, name.removeprefix("extra.").replace("_", " ")))
+
+
 def markup(label: str) -> str:
     """Return a label with formulas in TeX as Plotly takes markup; what looks like markup in it stays text."""
     parts = label.replace("&", "&amp;").replace("<", "&lt;").split("$")
