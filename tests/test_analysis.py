@@ -19,7 +19,7 @@ from raybench.analysis import (
     first_crossing,
     tuned,
 )
-from raybench.analysis.aligned import AXES, interpolated
+from raybench.analysis.aligned import interpolated
 from raybench.analysis.examples import example
 from raybench.core.errors import InputError
 
@@ -33,19 +33,6 @@ def test_first_crossing_is_the_first_recorded_point_at_or_below():
     shuffled = curves.sample(frac=1, random_state=0)
     assert first_crossing(shuffled, 0.1).to_dict() == found.to_dict()
     assert first_crossing(curves, math.nan).tolist() == [math.inf] * 3
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.floats(1e-30, 1e3), min_size=1, max_size=20),
-    st.floats(1e-30, 1e3),
-    st.floats(1.0, 100.0),
-)
-def test_a_looser_target_costs_no_more(values, target, factor):
-    curves, _ = make([{"g": values}])
-    near, far = (first_crossing(curves, t).iloc[0] for t in (target * factor, target))
-    assert near <= far
-    assert math.isinf(far) == (min(values) > target)
 
 
 # -- curves ----------------------------------------------------------------------------------
@@ -76,22 +63,6 @@ def test_interpolation_by_loops(points, grid):
             a, b = ys[j], ys[j + 1]
             want = a ** (1 - share) * b**share if min(a, b) > 0 else a + share * (b - a)
         assert found == pytest.approx(want, rel=1e-6, abs=1e-300)
-
-
-@pytest.mark.parametrize("x", AXES)
-def test_every_axis(x):
-    cells = example()
-    if x == "grad_evals":
-        cells[0]["grad_evals"] = 400.0 * cells[0]["round"]
-    found = curves(cells, x, points=50)
-    assert found["cell"].nunique() == 24
-    assert (found.groupby("cell").size() == 50).all()
-    assert found[x].nunique() == 50
-    ends = cells[0][cells[0][x] > 0].groupby("cell")[x].agg(["min", "max"])
-    known = found.dropna().groupby("cell")[x].agg(["min", "max"])
-    assert (known["min"] >= ends["min"]).all()
-    assert (known["max"] <= ends["max"]).all()
-    assert found[x].max() == ends["max"].max()
 
 
 def test_a_round_in_which_nobody_sends():
@@ -185,14 +156,6 @@ def test_bands_of_cells_without_a_label():
     curves["k"] = curves["k"].where(curves["k"] == 2)
     found = bands(curves, by=("k",))
     assert found["grad_norm_sq"].tolist() == [4.0, 2.0, 8.0, 6.0]  # in the order of the curves
-
-
-def test_bands_of_nothing_and_of_unknown():
-    curves, _ = make([{"g": [1, np.nan]}])
-    assert bands(curves)["grad_norm_sq"].tolist() == [1.0]
-    assert bands(curves, x="seconds").empty
-    assert bands(curves[:0]).empty
-    assert list(bands(curves[:0])) == list(bands(curves))
 
 
 def test_final_vs_step():

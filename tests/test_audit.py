@@ -8,7 +8,7 @@ from cli_kit import cli
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raybench.analysis import closing_table, frames
+from raybench.analysis import closing_table
 from raybench.analysis.rankings import FACTORS, audit, explained
 from raybench.report.charts import shares
 from raybench.report.rankings import audit_lines as told
@@ -30,20 +30,6 @@ def test_readings_are_those_of_the_table(swept):
         part = found.readings.query("values == @values and indices == @indices and first == @first")
         part = part.query("side == 'up' and steps == 'tuned'").set_index("method")["cost"]
         assert part.to_dict() == want.to_dict()
-
-
-def test_both_directions_cost_more_and_theory_is_one_multiple(swept):
-    readings = audit(swept).readings
-    heads = [name for name in FACTORS if name != "side"]
-    costs = readings.pivot_table(index=[*heads, "method"], columns="side", values="cost").dropna()
-    tuned = costs[costs.index.get_level_values("steps") == "tuned"]
-    assert len(tuned)
-    assert (tuned["up + down"] > tuned["up"]).all()
-    cells = frames(swept).cells
-    with_theory = set(
-        cells.loc[(cells["step_multiple"] == 1) & (cells["status"] == "ok"), "method"]
-    )
-    assert set(readings.query("steps == 'theory'")["method"]) <= with_theory
 
 
 def test_pairs_count_what_the_readings_say(swept):

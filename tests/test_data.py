@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import requests
 import scipy.sparse
-from hypothesis import given
-from hypothesis import strategies as st
 
 from raybench import data
 from raybench.core.errors import InputError
@@ -84,29 +82,6 @@ def test_corrupt_line_is_named(line, what):
     assert "some.file, line 4" in said
     assert what in said
     assert line in said
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from([-1.0, 1.0, 2.0]),
-            st.dictionaries(st.integers(1, 40), st.floats(-1e300, 1e300), max_size=5),
-        ),
-        min_size=1,
-        max_size=20,
-    )
-)
-def test_parser_reads_what_was_written(rows):
-    text = "\n".join(
-        " ".join([f"{y!r}", *(f"{k}:{v!r}" for k, v in sorted(row.items()))]) for y, row in rows
-    )
-    features, labels = tables.libsvm(text.encode(), "text", 40)
-    want = np.zeros((len(rows), 40))
-    for i, (_, row) in enumerate(rows):
-        for k, v in row.items():
-            want[i, k - 1] = v
-    assert np.array_equal(labels, [y for y, _ in rows])
-    assert np.array_equal(features.toarray(), want)
 
 
 def test_unknown_names_and_missing_files(tmp_path, monkeypatch):

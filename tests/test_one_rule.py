@@ -183,10 +183,3 @@ def test_a_renamed_series_keeps_its_step():
         for name, look in made.looks.items():
             assert look.label.endswith(f", {steps[name]}")
             assert ("ours" in look.label) == (key != "EF21 Top-1" or name == "EF21 Top-1")
-
-
-def test_the_page_says_what_it_shows_over_seeds(folder, tmp_path):
-    assert cli("report", folder, "--out", tmp_path / "r.html").code == 0
-    text = (tmp_path / "r.html").read_text()
-    assert "Medians over seeds" in text
-    assert "Means over seeds" not in text

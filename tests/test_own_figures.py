@@ -52,13 +52,6 @@ def test_a_line_for_each_k_or_step(folder):
     assert len({(look.colour, look.dash) for look in by_step.looks.values()}) == len(pairs)
 
 
-def test_theory_is_one_times_the_theoretical_step(folder):
-    found = frames(folder)
-    made = figure(found, best="theory", by="k")
-    assert set(made.data["step"]) == {"x1"}
-    assert {look.label.partition(", ")[2] for look in made.looks.values()} == {"1× theory"}
-
-
 def test_the_cost_of_the_target_by_k(folder):
     found = frames(folder)
     made = figure(found, kind="k")

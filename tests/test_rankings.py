@@ -33,7 +33,7 @@ from raybench.analysis import (
 )
 from raybench.analysis.examples import example
 from raybench.analysis.frames import choosing_on
-from raybench.analysis.rankings import DRAWS, after, chosen
+from raybench.analysis.rankings import DRAWS, after
 from raybench.core.errors import InputError
 from raybench.report.custom import figure
 
@@ -249,16 +249,6 @@ def test_means_medians_and_shares_are_those_of_all_subsets(costs):
             assert at[name] == both[math.ceil(share * len(both) - 1e-9) - 1]
 
 
-@pytest.mark.parametrize("count", [1, 2, 9, 40, 300])
-def test_the_first_of_those_drawn_has_the_law_of_an_order_statistic(count):
-    weights = chosen(count)
-    for m in {1, min(2, count), count // 2 or 1, count}:
-        ways = [math.comb(count - j, m - 1) for j in range(1, count + 1)]
-        want = [way / math.comb(count, m) for way in ways]
-        np.testing.assert_allclose(weights[m - 1], want, rtol=1e-9, atol=1e-300)
-    np.testing.assert_allclose(weights.sum(axis=1), 1.0, rtol=1e-12)
-
-
 def grid(algorithm, *rounds, seeds=1, **more):
     """Return runs, a step for each number of rounds that 0.1 takes it; of None it is never reached."""
     more = {"algorithm": algorithm, **more}
@@ -340,21 +330,6 @@ def test_the_figure_is_that_table(swept, tmp_path):
     one = figure(swept, kind="trials", methods=["EF21 Top-K"], x="round", labels={"ef21": "ours"})
     assert {look.label for look in one.looks.values()} == {"ours, 6 cells"}
     assert one.y == "round"
-
-
-def test_a_band_that_misses_the_target_is_open_above():
-    runs = [*grid("ef21", 5, 10, 20, 30, None), *grid("diana", None, None)]
-    made = figure(make(runs), kind="trials", target=0.1)
-    assert made.data["high"].tolist() == [math.inf, 200.0, 100.0, 100.0, 50.0]
-    assert "DIANA Top-K" in made.band
-    assert set(made.data["series"]) == {"EF21 Top-K"}
-    canvas = raybench.plot(make(runs), kind="trials", target=0.1)
-    (axis,) = canvas.axes
-    (band,) = axis.collections
-    top = axis.get_ylim()[1]
-    assert band.get_paths()[0].vertices[:, 1].max() == pytest.approx(top)
-    with pytest.raises(InputError, match="no method reaches the target"):
-        figure(make(list(grid("diana", None, None))), kind="trials", target=0.1)
 
 
 # -- two sources ------------------------------------------------------------------------------------

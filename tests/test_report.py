@@ -197,15 +197,6 @@ def test_networks_are_judged_by_the_test_loss_where_f_is_not_measured():
     assert {f.y for f in build(store)} == {"test_loss"}
 
 
-def test_figures_of_one_seed_have_no_bands(folder_of):
-    folder = folder_of(seeds=1)
-    for figure in build(frames(folder)):
-        assert figure.band == ""
-        assert all(not a.collections for a in draw(figure).axes)
-        assert all(not legend.get_title().get_text() for legend in draw(figure).legends)
-    assert "coverage" not in html(folder).read_text("utf-8").split("<script>")[0]
-
-
 @pytest.mark.parametrize("case", ODD)
 def test_odd_folders_are_drawn(folder_of, case):
     folder = folder_of(**ODD[case])

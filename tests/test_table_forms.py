@@ -81,8 +81,7 @@ def test_columns_are_those_asked_for(swept):
         io.StringIO(cli("table", swept, "--columns", "method,step,loss", "--format", "csv").out)
     )
     assert list(raw) == ["method", "step_multiple", "step_size", "loss"]
-    for name in closing_table(swept).columns:
-        assert cli("table", swept, "--columns", name).code == 0, name
+    assert cli("table", swept, "--columns", ",".join(closing_table(swept).columns)).code == 0
 
 
 @pytest.mark.parametrize(
@@ -133,7 +132,7 @@ def test_latex_by_hand():
     assert lines == [
         "\\begingroup",
         "\\sisetup{detect-weight}",
-        "\\begin{tabular}{@{}lS[table-format=2]S[table-format=1.3]@{}}",
+        "\\begin{tabular}{@{}lSS@{}}",
         "\\toprule",
         "Method & {Bits to target (bit)} & {$\\|$$\\nabla$f$\\|$$^2$ end} \\\\",
         "\\midrule",
@@ -146,11 +145,12 @@ def test_latex_by_hand():
     ]
 
 
-def test_latex_numbers_of_a_column_look_alike():
-    one = Field(name="x", head="x", texts=["", "", "–"], numbers=[0.00118, 7.04e-33, math.nan])
-    text = latex(Sheet(fields=[one], sections=[0] * 3, data=pd.DataFrame()))
-    assert "S[table-format=1.2e-2]" in text
-    assert text.splitlines()[7:10] == ["1.18e-3 \\\\", "7.04e-33 \\\\", "{--} \\\\"]
+def test_latex_of_unknown_numbers_and_of_sections():
+    field = Field(name="x", head="x", texts=["", "", "–"], numbers=[0.00118, 7.04e-33, math.nan])
+    text = latex(Sheet(fields=[field], sections=[0, 0, 1], data=pd.DataFrame()))
+    assert text.splitlines()[7:11] == [
+        *("0.00118 \\\\", "7.04e-33 \\\\", "\\addlinespace", "{--} \\\\")
+    ]
 
 
 @settings(deadline=None)

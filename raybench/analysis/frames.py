@@ -289,10 +289,13 @@ def opened(source: Source, where: Where | None = None, accounting: How = None) -
     Of a folder only files with such cells are read, and of these only the columns that an analysis asks for. Names of methods
     are those of the whole source. Raises InputError for results that cannot be read and for an unknown column.
     """
-    if isinstance(source, Frames):
+    if isinstance(source, Frames) and accounting is None:
         found = source
-    elif isinstance(source, tuple):
-        found = framed(*source)
+    elif isinstance(source, Frames | tuple):
+        tables = source if isinstance(source, tuple) else (source.curves, source.cells)
+        if accounting is not None:
+            tables = booking.rebook(*tables, parse(accounting))
+        found = framed(*tables)
     else:
         found = frames(source, accounting)
     return found if not where else chosen(found, where)
@@ -444,7 +447,7 @@ def baselines(table: pd.DataFrame) -> pd.Series:
 
 
 def closing_table(
-    source: str | os.PathLike[str] | Frames | tuple[pd.DataFrame, pd.DataFrame],
+    source: Source,
     accounting: How = None,
     target: float | None = None,
     by: str = "method",
@@ -470,15 +473,7 @@ def closing_table(
     1  MARINA Rand-K  1.0            2.0  high          7488.0        0.418
     2             GD  NaN            2.0  high         17920.0        1.000
     """
-    if isinstance(source, Frames) and accounting is None:
-        found = source
-    elif isinstance(source, Frames | tuple):
-        curves, cells = source if isinstance(source, tuple) else (source.curves, source.cells)
-        if accounting is not None:
-            curves, cells = booking.rebook(curves, cells, parse(accounting))
-        found = framed(curves, cells)
-    else:
-        found = frames(source, accounting)
+    found = opened(source, accounting=accounting)
     kind = "series" if by == "k" else by
     best = found.tuned(kind, target, seeds=tuning_seeds)
     unit = "bits" if found.cost == "bits_up" else "seconds"

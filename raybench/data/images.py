@@ -306,45 +306,37 @@ Pictures = tuple[tuple[Path, int], ...]  # files, each with the number of its cl
 def listing(folder: Path) -> tuple[Pictures, Pictures]:
     """Return the pictures of a folder's training and test part, classes and files in the order of their names.
 
-    Names that start with a dot are passed over. Raises InputError where there is no class, or where a
-    class has none or holds anything but pictures.
+    Folders that start with a dot, and files that are no pictures by their ending, are passed over. Raises InputError
+    where there is no class, or where a class has no pictures.
     """
+    from torchvision.datasets.folder import make_dataset
+
+    top = folder / "train" if (folder / "train").is_dir() else folder
+    held = folder / "test" if (folder / "test").is_dir() else None
+    if held is not None and top == folder:
+        raise data_error(f"{folder} has a folder test and no train", LAYOUT)
     try:
-        parted = [name for name in ("train", "test") if (folder / name).is_dir()]
-        if parted == ["test"]:
-            raise data_error(f"{folder} has a folder test and no train", LAYOUT)
-        top = folder / "train" if parted else folder
         names = _classes(top)
         if not names:
             raise data_error(f"{top} has no folder of a class in it", LAYOUT)
-        train = tuple((file, j) for j, name in enumerate(names) for file in _files(top / name))
-        if len(parted) < 2:
-            return train, ()
-        held = _classes(folder / "test")
-        if alien := sorted(set(held) - set(names)):
-            what = f"{folder / 'test'} has the class {alien[0]}, which train lacks"
-            raise data_error(what, LAYOUT)
-        return train, tuple(
-            (file, names.index(name)) for name in held for file in _files(folder / "test" / name)
+        if alien := sorted(set(_classes(held)) - set(names)):
+            raise data_error(f"{held} has the class {alien[0]}, which train lacks", LAYOUT)
+        numbers = {name: label for label, name in enumerate(names)}
+        train, test = (
+            tuple(
+                (Path(file), label)
+                for file, label in make_dataset(place, numbers, ENDINGS, allow_empty=place == held)
+            )
+            for place in (top, held or top)
         )
-    except OSError as error:
+        return train, test if held else ()
+    except OSError as error:  # torchvision's, of a class without pictures, is one
         raise data_error(f"cannot read {folder}: {error}", LAYOUT) from error
 
 
-def _classes(top: Path) -> list[str]:
-    return sorted(p.name for p in top.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-
-def _files(place: Path) -> list[Path]:
-    """Return the pictures of a class, of which there is one at least, and nothing else."""
-    files = [file for file in sorted(place.iterdir()) if not file.name.startswith(".")]
-    for file in files:
-        if file.suffix.lower() not in ENDINGS or not file.is_file():
-            fix = f"move it away; pictures end with {', '.join(ENDINGS)}"
-            raise data_error(f"{file} is no picture", fix)
-    if not files:
-        raise data_error(f"the class {place} has no pictures", LAYOUT)
-    return files
+def _classes(top: Path | None) -> list[str]:
+    places = [] if top is None else [*top.iterdir()]
+    return sorted(p.name for p in places if p.is_dir() and not p.name.startswith("."))
 
 
 def read_pictures(train: Pictures, test: Pictures, size: int | None) -> tuple[Part, Part | None]:

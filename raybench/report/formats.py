@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import pandas as pd
 from rich import box
@@ -107,21 +107,18 @@ def latex(sheet: Sheet) -> str:
     Columns of numbers are siunitx's S columns, in one unit each, which their head names; an interval is a column of its own.
     Notes follow as comments. Every text is escaped.
     """
-    parts = [part for one in sheet.fields for part in _tex(one, sheet.best(one))]
-    lines = [
-        HEAD + "\\begin{tabular}{@{}" + "".join(spec for spec, _ in parts) + "@{}}",
-        "\\toprule",
-    ]
-    rows = list(zip(*(cells for _, cells in parts), strict=True))
-    before = None
-    for i, row in enumerate(rows):
-        if i == 1 or (i > 1 and sheet.sections[i - 1] != before):
-            lines.append("\\midrule" if i == 1 else "\\addlinespace")
-        before = sheet.sections[i - 1] if i else None
-        lines.append(" & ".join(row) + r" \\")
-    lines += ["\\bottomrule", "\\end{tabular}", "\\endgroup"]
+    columns = [column for field in sheet.fields for column in _tex(field, sheet.best(field))]
+    frame = pd.DataFrame({head: cells for head, _, cells, _ in columns})
+    marks = pd.DataFrame({head: best for head, _, _, best in columns})
+    style = frame.style.hide(axis="index")
+    style = style.apply(lambda _: marks.map(lambda b: "bfseries:;" if b else ""), axis=None)
+    formats = "".join(kind for _, kind, _, _ in columns)
+    lines = style.to_latex(column_format=f"@{{}}{formats}@{{}}", hrules=True).splitlines()
+    for i, (before, after) in reversed([*enumerate(pairwise(sheet.sections), 1)]):
+        if before != after:
+            lines.insert(4 + i, "\\addlinespace")  # below the rules and the heads
     notes = [f"% {line}" for note in sheet.notes for line in note.splitlines()]
-    return "\n".join([*lines, *notes]) + "\n"
+    return HEAD + "\n".join([*lines, "\\endgroup", *notes]) + "\n"
 
 
 def escaped(text: str) -> str:
@@ -129,55 +126,33 @@ def escaped(text: str) -> str:
     return "".join(_TEX.get(c, c) for c in text)
 
 
-def _tex(field: Field, best: Sequence[bool]) -> list[tuple[str, list[str]]]:
-    """Return (specification, head and cells) of the LaTeX columns that a column becomes."""
+def _tex(field: Field, best: Sequence[bool]) -> list[tuple[str, str, list[str], Sequence[bool]]]:
+    """Return (head, format, cells, which are bold) of the LaTeX columns that a column becomes."""
     finite = sorted(v for v in map(float, field.numbers) if math.isfinite(v))
     if not finite:
-        texts = [
-            f"\\textbf{{{escaped(t)}}}" if b else escaped(t) for t, b in zip(field.texts, best)
-        ]
-        return [("l" if field.left else "r", [escaped(field.head), *texts])]
+        kind = "l" if field.left else "r"
+        return [(escaped(field.head), kind, [*map(escaped, field.texts)], best)]
     size, name = field.unit(finite[len(finite) // 2]) if field.unit else (1.0, "")
-    head = f"{field.head} ({name})" if name else field.head
-    cells = _numbers([v / size for v in field.numbers], field.digits)
-    shown = [
-        (f"\\bfseries {cell}" if b else cell) if cell else f"{{{escaped(text.partition(' [')[0])}}}"
-        for cell, text, b in zip(cells, field.texts, best, strict=True)
+    head = f"{{{escaped(f'{field.head} ({name})' if name else field.head)}}}"
+    cells = [
+        _number(v / size, field.digits) or f"{{{escaped(text.partition(' [')[0])}}}"
+        for v, text in zip(field.numbers, field.texts, strict=True)
     ]
-    columns = [(f"S[table-format={_format(cells)}]", [f"{{{escaped(head)}}}", *shown])]
+    columns = [(head, "S", cells, best)]
     if any(low == low for low in field.low):
-        ends = [_numbers([v / size for v in end], 3) for end in (field.low, field.high)]
-        infinite = r"$\infty$"
-        said = [
-            f"[\\num{{{low}}}, " + (f"\\num{{{high}}}]" if high else f"{infinite}]") if low else ""
-            for low, high in zip(*ends, strict=True)
-        ]
-        columns.append(("r", ["Interval", *said]))
+        ends = zip(field.low, field.high, strict=True)
+        spans = [[_number(v / size, 3) or r"$\infty$" for v in pair] for pair in ends]
+        cells = ["" if low != low else f"[{', '.join(s)}]" for low, s in zip(field.low, spans)]
+        columns.append((f"{head} interval", "r", cells, [False] * len(cells)))
     return columns
 
 
-def _numbers(values: Sequence[float], digits: int) -> list[str]:
-    """Return numbers with so many digits, all with an exponent if one needs it; nothing for those that are not finite."""
-    finite = [abs(v) for v in values if math.isfinite(v) and v]
-    power = any(not 1e-4 <= v < 10.0 ** (digits + 3) for v in finite)
-
-    def spelled(v: float) -> str:
-        if power:
-            mantissa, _, exponent = f"{v:.{digits - 1}e}".partition("e")
-            return f"{mantissa}e{int(exponent)}"
-        return f"{v:.0f}" if abs(v) >= 10**digits else f"{v:.{digits}g}"
-
-    return [spelled(v) if math.isfinite(v) else "" for v in values]
-
-
-def _format(cells: Sequence[str]) -> str:
-    """Return siunitx's ``table-format`` that has room for all numbers: ``-3.2e-1`` for 3 digits, 2 more, an exponent."""
-    numbers = re.compile(r"(-?)(\d+)\.?(\d*)(?:e(-?)(\d+))?")
-    parts = [match.groups("") for cell in cells if (match := numbers.fullmatch(cell))]
-    sign, whole, part, less, power = (max(column, key=len) for column in zip(*parts))
-    return (
-        f"{sign}{len(whole)}" + f".{len(part)}" * bool(part) + f"e{less}{len(power)}" * bool(power)
-    )
+def _number(value: float, digits: int) -> str:
+    """Return a finite number with so many digits, large ones with all before the point; else nothing."""
+    if not math.isfinite(value):
+        return ""
+    whole = 10**digits <= abs(value) < 10 ** (digits + 3)
+    return f"{value:.0f}" if whole else f"{value:.{digits}g}"
 
 
 # -- on a terminal -------------------------------------------------------------------------------

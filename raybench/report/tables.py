@@ -46,10 +46,12 @@ def closing(
     names: Sequence[str] | None = None,
     tuning_seeds: Sequence[int] = (),
 ) -> Sheet:
-    """Return the closing table, spelled for reading.
+    """Return the closing table, spelled for reading: per method its best K and step, what the target costs, ratio to gd, seeds.
 
-    names: of the columns, those of ``closing_table`` and ``step``. tuning_seeds: on which K and steps are chosen, to
-    be reported on the others. Raises InputError for an unknown column and for seeds that are not there.
+    by: ``series`` keeps every K, ``k`` compares methods at each K. link: a network such as ``1Gbit,ring``, for which
+    seconds are simulated; they take the place of bits. names: of the columns, those of ``closing_table`` and ``step``.
+    tuning_seeds: on which K and steps are chosen, to be reported on the others. Raises InputError as ``raybench.load``
+    does, and for an unknown link, an unknown column and seeds that are not there.
     """
     found = open_frames(source, accounting, link, target, tuning_seeds)
     table = closing_table(found, by=by)
@@ -120,41 +122,25 @@ def _by_facet(values: pd.Series) -> str:
     return ", ".join(f"{value:g} ({facet})" for facet, value in values.items())
 
 
-def table(
-    source: str | os.PathLike[str] | Frames,
-    accounting: How = None,
-    target: float | str | None = None,
-    by: str = "method",
-    link: str | None = None,
-    names: Sequence[str] | None = None,
-) -> Fitted:
-    """Return the closing table of a results folder for ``rich.print``, which fits terminals of any width.
-
-    Per method its best K and step, bits to the target with its interval, ratio to gd, seeds and
-    final value. ``by="series"`` keeps every K, ``by="k"`` compares methods at each K. link: a network such as
-    ``1Gbit,ring``, for which seconds are simulated; they take the place of bits. names: of the columns, those of
-    ``closing_table`` and ``step``. Raises InputError as ``raybench.load`` does, and for an unknown link or column.
-    """
+def table(source: str | os.PathLike[str] | Frames, **asked: Any) -> Fitted:
+    """Return the ``closing`` table of a results folder for ``rich.print``, which fits terminals of any width."""
     from raybench.report.formats import Fitted
 
-    return Fitted(closing(source, accounting, target, by, link, names))
+    return Fitted(closing(source, **asked))
 
 
 def render(
     source: str | os.PathLike[str] | Frames,
     form: str = "plain",
     accounting: How = None,
-    target: float | str | None = None,
-    by: str = "method",
-    link: str | None = None,
-    names: Sequence[str] | None = None,
+    **asked: Any,
 ) -> str:
-    """Return the closing table as text: ``plain``, ``markdown``, ``csv`` (raw numbers in bits) or ``latex``.
+    """Return the ``closing`` table as text: ``plain``, ``markdown``, ``csv`` (raw numbers in bits) or ``latex``.
 
-    link, by, names: as for ``table``. Raises InputError for an unknown form, and as ``table`` does.
+    Raises InputError for an unknown form, and as ``closing`` does.
     """
     form = check(form)
-    return written(closing(source, accounting, target, by, link, names), form)
+    return written(closing(source, accounting, **asked), form)
 
 
 # Its columns -----------------------------------------------------------------------------------------
