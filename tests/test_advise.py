@@ -90,13 +90,6 @@ def test_the_memory_of_a_method_is_what_its_clients_keep(name):
     assert sum(t.numel() for t in kept) == 2 * one.memory * 4810
 
 
-def text_of(text: str):
-    """Return a sweep file's content as a mapping."""
-    from ruamel.yaml import YAML
-
-    return YAML(typ="safe").load(text)
-
-
 def test_gradients_of_a_model_are_those_along_sgd():
     found = gradients("mlp", batch=8)
     assert found.steps == STEPS

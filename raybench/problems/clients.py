@@ -63,6 +63,27 @@ class Rows:
         )
         return self.features.toarray()
 
+    def padded(
+        self, dtype: torch.dtype, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return features (n, N, p), labels (n, N, ..) and weights 1/N_i (n, N), with zeros up to the largest client."""
+        counts, shape = self.counts, (len(self.counts), max(self.counts))
+        features, labels = torch.from_numpy(self.dense()), torch.from_numpy(self.labels)
+        kind = dtype if labels.is_floating_point() else labels.dtype
+        A = torch.zeros(*shape, features.shape[1], dtype=dtype, device=device)
+        Y = torch.zeros(*shape, *labels.shape[1:], dtype=kind, device=device)
+        weights = torch.zeros(shape, dtype=dtype, device=device)
+        for i, (count, start) in enumerate(zip(counts, self.ends)):
+            A[i, :count] = features[start : start + count]
+            Y[i, :count] = labels[start : start + count]
+            weights[i, :count] = 1 / count
+        return A, Y, weights
+
+    def weights(self) -> np.ndarray:
+        """Return each row's weight in f, (N,): 1 / (n N_i)."""
+        counts = np.asarray(self.counts)
+        return np.repeat(1 / (len(counts) * counts), counts)
+
 
 @dataclass(frozen=True)
 class Regularizer:
@@ -251,6 +272,17 @@ class DataProblem(Problem):
         """Return the regulariser's nonsmooth part."""
         return self.regularizer.penalty(x)
 
+    def regularized(
+        self, x: torch.Tensor, grads: torch.Tensor, losses: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return gradients (B, n, d) and losses (B, n) with the smooth part at x (B, d) or (B, n, d) added, in place."""
+        if self.regularizer.smooth:
+            shift, value = self.regularizer.both(x)
+            grads += shift if x.ndim == 3 else shift[:, None]
+            if losses is not None:
+                losses += value if x.ndim == 3 else value[:, None]
+        return grads, losses
+
     @property
     def outputs(self) -> int:
         """Return the columns of the variable: one, or one per class."""
@@ -307,7 +339,7 @@ class ScoreProblem(DataProblem):
 
     def loss_L(self) -> float:
         """Return curvature * lmax(mean_i A_i'A_i / N_i)."""
-        return self.curvature * lmax_gram(self.rows.features, self.weights())
+        return self.curvature * lmax_gram(self.rows.features, self.rows.weights())
 
     def find_constants(self) -> Constants:
         """L_i = curvature * lmax(A_i'A_i) / N_i + L of the regulariser, and alike for L.
@@ -379,11 +411,6 @@ class ScoreProblem(DataProblem):
     def turned(self, labels: np.ndarray) -> np.ndarray:
         """Return wrong labels: signs are turned around, by default."""
         return -labels
-
-    def weights(self) -> np.ndarray:
-        """Return each row's weight in f, (N,): 1 / (n N_i)."""
-        counts = np.asarray(self.rows.counts)
-        return np.repeat(1 / (len(counts) * counts), counts)
 
 
 def stored_entries(features: Features) -> int:

@@ -115,13 +115,7 @@ class LeastSquares(DataProblem):
             grads = (A.transpose(1, 2) @ residual) * weights[:, None, None]
             losses = residual.square().sum((-2, -1)) * (0.5 * weights) if loss else None
         grads = grads.flatten(-2).contiguous()
-        if self.regularizer.smooth:
-            shift = self.regularizer.grad(x)
-            grads += shift[:, None] if shared else shift
-            if losses is not None:
-                value = self.regularizer.value(x)
-                losses = losses + (value[:, None] if shared else value)
-        return grads, losses
+        return self.regularized(x, grads, losses)
 
     def grad(self, x: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
         """Return the clients' gradients, or those of the samples (B, n_here, b)."""
@@ -143,22 +137,14 @@ class LeastSquares(DataProblem):
 
     def _padded(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if "padded" not in self._kept:
-            counts, dtype, device = self.rows.counts, self.dtype, self.device
-            A = torch.zeros(len(counts), max(counts), self.p, dtype=dtype, device=device)
-            Y = torch.zeros(len(counts), max(counts), self.c, dtype=dtype, device=device)
-            for i, (features, labels) in enumerate(self.rows.parts()):
-                A[i, : counts[i]] = torch.from_numpy(_dense(features))
-                Y[i, : counts[i]] = torch.from_numpy(labels.reshape(len(labels), -1))
-            self._kept["padded"] = A, Y, 1 / torch.tensor(counts, dtype=dtype, device=device)
+            A, Y, _ = self.rows.padded(self.dtype, self.device)
+            counts = torch.tensor(self.rows.counts, dtype=self.dtype, device=self.device)
+            self._kept["padded"] = A, Y.view(*A.shape[:2], self.c), 1 / counts
         return self._kept["padded"]
-
-    def _weights(self) -> np.ndarray:
-        counts = np.asarray(self.samples)
-        return np.repeat(1 / (len(counts) * counts), counts)
 
     def loss_L(self) -> float:
         """Return lmax(mean_i A_i'A_i / N_i)."""
-        return lmax_gram(self.rows.features, self._weights())
+        return lmax_gram(self.rows.features, self.rows.weights())
 
     def find_constants(self) -> Constants:
         """Exact for none and l2; a nonconvex regulariser adds 2 lambda to each but L_pm.
@@ -166,7 +152,7 @@ class LeastSquares(DataProblem):
         With l1 or a nonconvex regulariser f_inf is the minimum without it and f_star unknown.
         """
         ridge, extra = self.regularizer.mu, 0.0 if self.regularizer.mu else self.regularizer.L
-        weights = self._weights()
+        weights = self.rows.weights()
         norms = row_norms_sq(self.rows.features)
         samples = lmax_gram(self.rows.features, (norms + 2 * ridge) * weights) + ridge**2
         f_star, mu, _, full = self._minimum(ridge, weights)
@@ -209,7 +195,7 @@ class LeastSquares(DataProblem):
         if regularizer.kind not in ("none", "l2"):
             return None
         if "minimizer" not in whole._kept:
-            whole._kept["minimizer"] = whole._minimum(regularizer.mu, whole._weights())[2]
+            whole._kept["minimizer"] = whole._minimum(regularizer.mu, whole.rows.weights())[2]
         x = whole._kept["minimizer"]
         return None if x is None else torch.from_numpy(x).to(self.dtype).to(self.device)
 

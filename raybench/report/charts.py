@@ -15,7 +15,7 @@ from raybench.analysis.rankings import DRAWS, FACTORS, Audit
 from raybench.core.errors import InputError
 from raybench.report import words
 from raybench.report.content import MOST_SERIES, Figure, Look, all_methods, build, looks
-from raybench.report.rankings import percent, targets_word
+from raybench.report.rankings import targets_word
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,9 +97,9 @@ def against_trials(found: Frames, cells: pd.DataFrame, every: Sequence[str], x: 
     unit = words.time_unit_of if x.startswith("seconds") else words.unit_of
     size, name = unit(float(finite.min())) if x.startswith(("seconds", "bits")) else (1.0, "")
     data = data[~data["series"].isin(never)]
-    tail = percent((1 - DRAWS) / 2)
+    tail = words.percent((1 - DRAWS) / 2)
     said = [
-        f"median over draws and seeds; bands: {percent(DRAWS)} of them, open above where more than {tail} miss the target",
+        f"median over draws and seeds; bands: {words.percent(DRAWS)} of them, open above where more than {tail} miss the target",
         f"missed in half of the draws or more: {', '.join(never)}" if never else "",
     ]
     return Figure(

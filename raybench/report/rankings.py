@@ -154,7 +154,7 @@ def _trial_fields(rows: Sequence[Row], by: str, x: str, count: int) -> list[Fiel
         column(rows, by, "Method", left=True),
         column(rows, "grid", "Grid"),
         column(rows, "cost", head, cost, behind=ends, unit=unit, better="low"),
-        column(rows, "draws", f"{percent(DRAWS)} of draws", draws),
+        column(rows, "draws", f"{words.percent(DRAWS)} of draws", draws),
         column(rows, "reach", "Reach", lambda row: _share(row["reach"]), behind=["reach"]),
         column(rows, "expected", "Mean", lambda row: end(row["expected"])),
         column(
@@ -193,11 +193,7 @@ def _share(value: float) -> str:
     """Return a share in percent, never rounded to all or none where it is neither."""
     if 0.999 <= value < 1 - 1e-9:
         return "> 99.9 %"
-    return "< 0.1 %" if 1e-9 < value < 0.001 else f"{100 * value:.3g} %"
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
+    return "< 0.1 %" if 1e-9 < value < 0.001 else words.percent(value)
 
 
 def _trial_notes(found: Frames, own: pd.DataFrame, by: str, x: str, count: int) -> list[str]:
