@@ -255,14 +255,14 @@ class DataProblem(Problem):
         """Return what may be said of f: whether the loss is convex in every sample is given, and whether f is
         strongly convex. Losses and regularisers are at least 0, so every f_i is bounded below.
         """
-        found = {Fact.BOUNDED_CLIENTS}
+        result = {Fact.BOUNDED_CLIENTS}
         if convex and self.regularizer.convex:
-            found |= {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES}
+            result |= {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES}
         if strongly_convex:
-            found.add(Fact.STRONGLY_CONVEX)
+            result.add(Fact.STRONGLY_CONVEX)
         if self.regularizer.nonsmooth:
-            found.add(Fact.CONVEX_PENALTY)
-        return frozenset(found)
+            result.add(Fact.CONVEX_PENALTY)
+        return frozenset(result)
 
     def prox(self, v: torch.Tensor, gamma: torch.Tensor | float) -> torch.Tensor:
         """Return the regulariser's proximal step (soft threshold for l1)."""
@@ -359,12 +359,12 @@ class ScoreProblem(DataProblem):
             samples.append(c * math.sqrt(lmax_gram(features, norms / count)) + reg.L)
             single.append(c * float(norms.max()) + reg.L)
             squares.append(float(norms.mean()))
-        found = Constants(L_i=tuple(each))
+        result = Constants(L_i=tuple(each))
         least, mu = self._minimum(), self.strong_convexity()
         return Constants(
             L=self.loss_L() + reg.L,
             L_i=tuple(each),
-            L_plus=found.L_tilde,
+            L_plus=result.L_tilde,
             L_pm=0.0 if self.n == 1 else None,
             mu=mu,
             mu_i=(mu,) * self.n if mu else (),
@@ -384,10 +384,10 @@ class ScoreProblem(DataProblem):
         """Return the minimiser of a strongly convex f, by Newton's method; None where d or N is large."""
         whole = self.whole
         assert isinstance(whole, ScoreProblem)
-        found = whole._minimum()
-        if found is None:
+        result = whole._minimum()
+        if result is None:
             return None
-        return torch.from_numpy(found[1]).to(self.dtype).to(self.device)
+        return torch.from_numpy(result[1]).to(self.dtype).to(self.device)
 
     def least(self, mu: float) -> tuple[float, np.ndarray] | None:
         """Return (min f, x* (d,)) with the regulariser mu ||x||^2/2, mu > 0, in float64; None where unknown."""

@@ -157,23 +157,23 @@ class LeastSquares(DataProblem):
         samples = lmax_gram(self.rows.features, (norms + 2 * ridge) * weights) + ridge**2
         f_star, mu, _, full = self._minimum(ridge, weights)
         if self.exact is not None:
-            found = quadratic_constants(self.exact[0] + ridge * np.eye(self.p))
+            result = quadratic_constants(self.exact[0] + ridge * np.eye(self.p))
         else:
             each = (lmax_gram(a) / len(b) + ridge for a, b in self.rows.parts())
             curved = (ridge,) * self.n if ridge else ()
-            found = Constants(L=self.loss_L() + ridge, L_i=tuple(each), mu_i=curved)
-            found = replace(found, L_plus=found.L_tilde, L_pm=0.0 if self.n == 1 else None)
-        L_plus = found.L_plus
-        assert found.L is not None
+            result = Constants(L=self.loss_L() + ridge, L_i=tuple(each), mu_i=curved)
+            result = replace(result, L_plus=result.L_tilde, L_pm=0.0 if self.n == 1 else None)
+        L_plus = result.L_plus
+        assert result.L is not None
         assert L_plus is not None
         plain = not (self.regularizer.nonsmooth or extra)
-        found = replace(found, L=found.L + extra, L_i=tuple(v + extra for v in found.L_i))
-        assert found.L_tilde is not None
+        result = replace(result, L=result.L + extra, L_i=tuple(v + extra for v in result.L_i))
+        assert result.L_tilde is not None
         return replace(
-            found,
-            L_plus=min(L_plus + extra, found.L_tilde),
+            result,
+            L_plus=min(L_plus + extra, result.L_tilde),
             mu=None if extra else mu,
-            mu_i=() if extra else found.mu_i,
+            mu_i=() if extra else result.mu_i,
             f_inf=0.0 if f_star is None else f_star,
             f_star=f_star if plain else None,
             L_samples=math.sqrt(samples) + extra,
@@ -239,15 +239,15 @@ class LeastSquares(DataProblem):
         scores = np.moveaxis((rows.features @ np.moveaxis(X, 1, 0).reshape(self.p, -1)).reshape(
             -1, len(x), self.c), 1, 0)  # fmt: skip
         targets = rows.labels.reshape(len(rows.labels), -1)
-        found = {}
+        result = {}
         if self.c > 1:
             label = torch.from_numpy(targets.argmax(-1))
-            found["accuracy"] = share_right(torch.from_numpy(scores), label)
+            result["accuracy"] = share_right(torch.from_numpy(scores), label)
         elif np.isin(targets, (-1, 1)).all():
-            found["accuracy"] = share_signed(torch.from_numpy(scores[..., 0] * targets[:, 0]))
+            result["accuracy"] = share_signed(torch.from_numpy(scores[..., 0] * targets[:, 0]))
         if whole.test is not None:
-            found["test_loss"] = 0.5 * ((scores - targets) ** 2).sum((1, 2)) / len(targets)
-        return {k: torch.from_numpy(np.asarray(v, float)).to(x.device) for k, v in found.items()}
+            result["test_loss"] = 0.5 * ((scores - targets) ** 2).sum((1, 2)) / len(targets)
+        return {k: torch.from_numpy(np.asarray(v, float)).to(x.device) for k, v in result.items()}
 
 
 def _dense(matrix: np.ndarray | scipy.sparse.csr_array) -> np.ndarray:

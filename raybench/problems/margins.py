@@ -92,10 +92,10 @@ class MarginProblem(ScoreProblem):
         assert isinstance(whole, MarginProblem)
         rows = whole.test or whole.rows
         margins = torch.from_numpy(rows.labels * (rows.features @ _numpy(x).T).T)
-        found = {"accuracy": share_signed(margins)}
+        result = {"accuracy": share_signed(margins)}
         if whole.test is not None:
-            found["test_loss"] = DenseMargins.losses[self.loss](margins)[0].mean(-1)
-        return {k: v.to(x.device) for k, v in found.items()}
+            result["test_loss"] = DenseMargins.losses[self.loss](margins)[0].mean(-1)
+        return {k: v.to(x.device) for k, v in result.items()}
 
 
 def _numpy(x: torch.Tensor) -> np.ndarray:

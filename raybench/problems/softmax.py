@@ -118,14 +118,14 @@ class Softmax(ScoreProblem):
         assert isinstance(whole, Softmax)
         rows = whole.test or whole.rows
         label = torch.from_numpy(rows.labels)
-        found: dict[str, list[torch.Tensor]] = {"accuracy": []}
+        result: dict[str, list[torch.Tensor]] = {"accuracy": []}
         for one in self._matrix(x.detach().cpu().double()):
             z = torch.from_numpy(rows.features @ one.numpy())  # (rows, c), of one cell at a time
-            found["accuracy"].append(share_right(z, label))
+            result["accuracy"].append(share_right(z, label))
             if whole.test is not None:
                 loss = torch.nn.functional.cross_entropy(z, label)
-                found.setdefault("test_loss", []).append(loss)
-        return {name: torch.stack(values).to(x.device) for name, values in found.items()}
+                result.setdefault("test_loss", []).append(loss)
+        return {name: torch.stack(values).to(x.device) for name, values in result.items()}
 
     def _matrix(self, x: torch.Tensor) -> torch.Tensor:
         return x.detach().unflatten(-1, (-1, len(self.data.classes)))

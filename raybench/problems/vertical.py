@@ -228,10 +228,10 @@ class VerticalLeastSquares(VerticalProblem):
         rows = self.test or self.train
         scores = torch.from_numpy(rows.features @ x.detach().cpu().double().numpy().T)
         labels = torch.from_numpy(rows.labels)[:, None]
-        found = {"accuracy": share_signed((scores * labels).T)}
+        result = {"accuracy": share_signed((scores * labels).T)}
         if self.test is not None:
-            found["test_loss"] = (scores - labels).square().mean(0)
-        return {k: v.to(x.device) for k, v in found.items()}
+            result["test_loss"] = (scores - labels).square().mean(0)
+        return {k: v.to(x.device) for k, v in result.items()}
 
 
 # Views: encoders and linear heads -----------------------------------------------------------------
@@ -346,8 +346,8 @@ class VerticalNetwork(VerticalProblem):
 
     def products(self, blocks: Tensor, rows: Tensor | None = None) -> Tensor:
         """Return the contributions (B, n_here, b C) of rows (B, b), of all samples where None."""
-        found = [self._party(i).outputs(x, rows) for i, x in self._own(blocks)]
-        return torch.stack([u.flatten(1) for u in found], 1)
+        result = [self._party(i).outputs(x, rows) for i, x in self._own(blocks)]
+        return torch.stack([u.flatten(1) for u in result], 1)
 
     def change(self, new: Tensor, old: Tensor) -> Tensor:
         """Return products(new) - products(old), which is products(new - old) where all are linear."""
@@ -410,8 +410,8 @@ class VerticalNetwork(VerticalProblem):
         test = self.test_labels is not None
         labels = self.labels if self.test_labels is None else self.test_labels
         scores = self._scores(x, test)
-        found = {"accuracy": share_right(scores, labels)}
-        return {**found, "test_loss": self._losses(scores, labels)} if test else found
+        result = {"accuracy": share_right(scores, labels)}
+        return {**result, "test_loss": self._losses(scores, labels)} if test else result
 
     def start(self) -> Tensor:
         """Return the initial weights of all encoders that are trained, and zeros for the heads."""
