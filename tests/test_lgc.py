@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy_methods import top
-from practice_kit import TOP, largest, on_p1, paths
-from toys import each_round, full_gradients
+from toys import TOP, each_round, full_gradients, largest, on_p1, paths
 
 from raybench.core.errors import InputError
 from raybench.testing.algorithms import conformance
