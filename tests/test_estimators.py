@@ -39,18 +39,6 @@ def label(m: Method) -> str:
     return f"{m.name}-{operator}-{'-'.join(str(v) for v in m.params.values())}"
 
 
-def test_the_estimators_are_those_that_the_docs_name():
-    names = {m.name for m in HELD}
-    opens = {m.name for m in HELD if m.entry.target.opens}
-    assert {"ef21", "marina", "dasha", "ef21_bc", "clag", "three_pc_v5"} <= opens
-    assert {"gd", "dcgd", "diana", "ef14", "double_squeeze", "one_bit_adam"} <= names - opens
-    assert {m.name for m in HELD if not m.entry.target.broadcasts_model} >= {
-        "ef21_bc",
-        "double_squeeze",
-    }
-    assert not names & {"adiana", "vr_marina", "scaffold", "gossip", "vertical_marina", "dgc"}
-
-
 @pytest.mark.parametrize("method", HELD, ids=label)
 def test_a_loop_of_ones_own_takes_the_same_steps(method):
     """x <- x - gamma g with gradients that the loop computes, on a wire that knows no problem."""

@@ -18,7 +18,7 @@ from raybench.core.facts import USUAL_SHARE, AlgorithmFacts, ProblemFacts, Role
 from raybench.core.registry import Param
 from raybench.spec import cells, document, sections
 from raybench.spec.cells import Cell, Sweep
-from raybench.spec.keys import STEP, AxisKey, Plugin, Scalar, Sections, Table
+from raybench.spec.keys import STEP, Key, Plugin, Scalar, Sections, Table
 from raybench.spec.parts import Section, canonical
 from raybench.spec.sections import MAX_CELLS, Option, locate, options
 from raybench.spec.values import Found, show
@@ -362,7 +362,7 @@ def _grid(raw: Mapping[str, object], found: Found) -> Grid:
     return Grid([option.value for option in problems], methods, shared, patterns)
 
 
-def read_axis(key: AxisKey, value: object, where: str, found: Found) -> list[Option]:
+def read_axis(key: Key, value: object, where: str, found: Found) -> list[Option]:
     """Return the points of a key's axis: a single one, its default, where it is not given."""
     if value is None:
         return [Option(key.kind.absent(), where)]
@@ -474,7 +474,7 @@ def _ignored(grid: Grid) -> Iterator[str]:
                 yield f"{method.section.name} {key.ignored}: {key.name} ignored"
 
 
-def _heard(key: AxisKey, grid: Grid, method: Method) -> bool:
+def _heard(key: Key, grid: Grid, method: Method) -> bool:
     """Return whether a key makes a difference to a method on some problem of its grid."""
     facts = (registry.lookup("problem", problem.name).facts for problem in grid.problems)
     return any(key.hears(problem, method.facts) for problem in facts)
@@ -503,7 +503,7 @@ class _Identities:
         self._known: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
     def point(
-        self, key: AxisKey, value: object, problem: ProblemFacts, method: AlgorithmFacts
+        self, key: Key, value: object, problem: ProblemFacts, method: AlgorithmFacts
     ) -> _Point:
         """Return the point of a value as a method on a problem takes it."""
         usual = key.kind.absent() if key.usual is None else key.usual(problem, method)
