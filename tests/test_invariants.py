@@ -312,11 +312,7 @@ SAME = [
         MATRIX,
     ),
     (("dgc", {"vectors": "dense"}, TOP), ("heavy_ball", {}), P1),
-    (
-        ("dgc", {"masking": False, "momentum": 0.8}, I),
-        ("heavy_ball", {"momentum": 0.8}),
-        P1,
-    ),
+    (("dgc", {"masking": False, "momentum": 0.8}, I), ("heavy_ball", {"momentum": 0.8}), P1),
     (
         ("dgc", {"warmup": [["100%"]], "warmup_rounds": 30, "nesterov": True}, TOP),
         ("heavy_ball", {"nesterov": True}),

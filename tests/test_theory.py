@@ -1,6 +1,6 @@
 """Step sizes against formulas written anew from the papers and the released code, and their assumptions.
 
-Every method's formulas stand a second time in ``formulas_*.py``, in plain arithmetic, and must agree to rounding in several settings, the degenerate ones included: so a
+Every method's formulas stand a second time in ``formulas.py``, in plain arithmetic, and must agree to rounding in several settings, the degenerate ones included: so a
 constant that is off by 2 % fails.
 """
 
@@ -9,12 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import formulas_both_ways
-import formulas_error_feedback
-import formulas_local
-import formulas_unbiased
 import pytest
 import torch
+from formulas import AUTO, CASES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from known_problem import BREAKS, MOST, C, L, easy, setting
@@ -26,11 +23,6 @@ from raybench.problems.base import Constants, Fact
 from raybench.testing.trial import DATA, Method, started
 from raybench.theory import Setting
 
-CASES = [
-    *(formulas_error_feedback.CASES + formulas_unbiased.CASES),
-    *(formulas_both_ways.CASES + formulas_local.CASES),
-]
-AUTO = formulas_unbiased.AUTO + formulas_both_ways.AUTO + formulas_local.AUTO
 sqrt = math.sqrt
 NONCONVEX = {
     "name": "quadratic",
