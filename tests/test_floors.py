@@ -363,7 +363,7 @@ def setting_of(method: Method):
     return Resolver(allow_unproven=True).backing(method.cell().cell)[1]
 
 
-def test_without_strong_convexity_there_is_no_linear_rate(saddle):
+def test_without_strong_convexity_there_is_no_linear_rate():
     """Nor is a nonsmooth part taken for convex unless the problem says so."""
 
     class Silent(SaddleL1):
@@ -371,12 +371,14 @@ def test_without_strong_convexity_there_is_no_linear_rate(saddle):
             found = super().find_constants()
             return type(found)(**{**vars(found), "facts": frozenset()})
 
-    with registered("problem", silent=Silent):
-        k = setting_of(Method("gd", {}, None, {"name": "silent", "weight": 1.0}, step=0.1))
+    with registered("problem", silent=Silent, saddle=SaddleL1):
+        k, known = (
+            setting_of(Method("gd", {}, None, {"name": name, "weight": 1.0}, step=0.1))
+            for name in ("silent", "saddle")
+        )
     steps = theory.of(registry.lookup("algorithm", "gd").facts.theory)
     assert theory.PROXIMABLE in steps.nonconvex.failing(k)
     assert theory.PL in steps.pl.failing(k)
-    known = setting_of(Method("gd", {}, None, saddle, step=0.1))
     assert known.constants.facts == {Fact.QUADRATIC, Fact.CONVEX_PENALTY, Fact.STRONGLY_CONVEX}
     assert steps.pl.failing(known) == []
 
@@ -489,7 +491,7 @@ def test_adiana_accelerates():
         )
         gaps = run.recorder.column("loss")[0] - run.problem.constants.f_star
         last[name] = gaps[-1] / gaps[0]
-    assert last["gd"] > 1e-4
+    assert last["gd"] > 1e-5
     assert last["adiana"] < 1e-8
 
 
