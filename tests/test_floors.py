@@ -11,10 +11,6 @@ import torch
 from tiers import first_of_each
 from toys import (
     ConvexL1,
-<<<<<<< HEAD
-=======
-    SaddleL1,
->>>>>>> lighter
     Stretched,
     each_round,
     full_gradients,
@@ -24,13 +20,7 @@ from toys import (
 from raybench import theory
 from raybench.core import registry
 from raybench.core.draws import Sample
-from raybench.execution.resolve import Resolver, Skip, problem_of
-<<<<<<< HEAD
-from raybench.spec import Step
-=======
-from raybench.problems.base import Fact
-from raybench.problems.quadratic import Quadratic
->>>>>>> lighter
+from raybench.execution.resolve import problem_of
 from raybench.testing.trial import DATA, Method, compressors_for, finished, started
 from raybench.theory import contraction
 
@@ -301,11 +291,7 @@ def test_who_has_a_floor_on_unlike_clients(convex, name, params, floor):
 
 
 @pytest.mark.thorough
-<<<<<<< HEAD
-@pytest.mark.parametrize("name", ["ef21_sgdm", "ef21_hb", "ef21_page", "ef21_w", "ef14"])
-=======
 @pytest.mark.parametrize("name", ["ef21", "ef21_sgdm", "ef21_hb", "ef21_page", "ef14"])
->>>>>>> lighter
 def test_scaled_rand_k_is_rescaled(name):
     """Without the factor 1/(omega + 1) the members diverge; the contractive role puts it in."""
     params = {"ef21_sgdm": {"eta": 1.0}, "ef21_hb": {"eta": 0.5}}.get(name, {})
@@ -366,38 +352,6 @@ def test_proximal_methods_end_at_the_minimiser_of_f_and_the_penalty(convex, name
     run = finished(method.batch(), every=600)
     assert run.recorder.column("grad_norm_sq")[0, -1] < 1e-12
     assert run.recorder.column("loss")[0, -1] == pytest.approx(-0.1454849561387832, rel=1e-9)
-
-
-<<<<<<< HEAD
-def test_a_step_without_theory_is_skipped_with_a_reason():
-    cell = Method("power_sgd", problem=P2).cell().cell
-    with pytest.raises(Skip, match="no theoretical step size"):
-        Resolver().resolve(replace(cell, step=Step("theory", 1.0)))
-=======
-def setting_of(method: Method):
-
-    return Resolver(allow_unproven=True).backing(method.cell().cell)[1]
-
-
-def test_without_strong_convexity_there_is_no_linear_rate():
-    """Nor is a nonsmooth part taken for convex unless the problem says so."""
-
-    class Silent(SaddleL1):
-        def find_constants(self):
-            found = super().find_constants()
-            return type(found)(**{**vars(found), "facts": frozenset()})
-
-    with registered("problem", silent=Silent, saddle=SaddleL1):
-        k, known = (
-            setting_of(Method("gd", {}, None, {"name": name, "weight": 1.0}, step=0.1))
-            for name in ("silent", "saddle")
-        )
-    steps = theory.of(registry.lookup("algorithm", "gd").facts.theory)
-    assert theory.PROXIMABLE in steps.nonconvex.failing(k)
-    assert theory.PL in steps.pl.failing(k)
-    assert known.constants.facts == {Fact.QUADRATIC, Fact.CONVEX_PENALTY, Fact.STRONGLY_CONVEX}
-    assert steps.pl.failing(known) == []
->>>>>>> lighter
 
 
 # Gradient differences ---------------------------------------------------------------------------
@@ -474,33 +428,6 @@ def test_variance_reduction_has_no_floor(name, params):
 
 
 @pytest.mark.thorough
-<<<<<<< HEAD
-=======
-def test_vr_marina_with_other_samples_at_the_old_point_stalls():
-    """A difference must be of the same samples: the classic mistake."""
-
-    class TwoSamples(VRMarina):
-        def round(a, net, s, c):
-            grad, seen = net.grad, []
-
-            def other(x, sample=None, **rest):
-                seen.append(sample)
-                apart = sample is not None and len([j for j in seen if j is not None]) == 2
-                return grad(x, net.sample("other", a.batch) if apart else sample, **rest)
-
-            net.grad = other
-            super().round(net, s, c)
-            net.grad = grad
-
-    entry = registry.lookup("algorithm", "vr_marina")
-    TwoSamples.declared = {**vars(entry.facts)}
-    with registered("algorithm", two_samples=TwoSamples):
-        assert last_norm("two_samples", p=0.3) > 1e-3
-    assert last_norm("vr_marina", p=0.3) < 1e-5
-
-
-@pytest.mark.thorough
->>>>>>> lighter
 def test_adiana_accelerates():
     """On a chain with L/mu = 1000, all clients alike: about sqrt(L/mu) rounds, not L/mu."""
     problem = {**CHAIN, "dim": 30, "noise": 0.0, "lambda": 1e-3}
@@ -530,35 +457,6 @@ def minimiser(problem) -> torch.Tensor:
     for _ in range(4000):
         x = problem.prox(x - gamma * problem.grad(x).mean(1), gamma)
     return x
-
-
-<<<<<<< HEAD
-@pytest.mark.parametrize("rule", first_of_each(["nonconvex", "pl"]))
-def test_the_shipped_quadratics_have_no_theory_of_dcgd(rule):
-    method = Method("dcgd", {}, {"name": "rand_k", "k": 2}, SHIPPED)
-    with pytest.raises(Skip, match="no theoretical step size"):
-        method._resolved({"theory": 1.0, "rule": rule}, 0)
-=======
-@pytest.mark.thorough
-def test_the_convex_step_diverges_where_some_f_i_is_not_convex():
-    """Exactly: E||x+||^2 = ((1 - gamma)^2 + gamma^2 omega (11^2 + 9^2)/4) ||x||^2, 1.19 at gamma = 1/12."""
-    gamma, omega = 1 / 12, 1.0
-    growth = (1 - gamma) ** 2 + gamma**2 * omega * (11**2 + 9**2) / 4
-    assert growth == pytest.approx(1.191, abs=5e-4)
-    with registered("problem", opposed=Opposed):
-        far = Method(
-            "dcgd", {}, {"name": "rand_k", "k": 1}, {"name": "opposed"}, step=gamma, more=FAR
-        )
-        run = started(far.batch((1.0,), range(400)))
-        run.advance(0)
-        before = run.s.x.square().sum(-1)
-        run.advance(1)
-        after = run.s.x.square().sum(-1)
-        assert float((after / before).mean()) == pytest.approx(growth, rel=0.1)
-        for rule in ("nonconvex", "pl"):
-            with pytest.raises(Skip, match="the theorem assumes that every f_i is"):
-                far._resolved({"theory": 1.0, "rule": rule}, 0)
->>>>>>> lighter
 
 
 @pytest.mark.parametrize(
