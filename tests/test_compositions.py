@@ -1,4 +1,4 @@
-"""Operators made of operators: their constants, their messages, and tensors one by one."""
+"""Compressors made of compressors: their constants, their messages, and tensors one by one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_unbiased_after_unbiased():
 
 
 def test_two_rand_k_are_one_of_fewer():
-    """Equality in the rule for unbiased operators: 2 of the 6 of 24 kept are 2 of 24."""
+    """Equality in the rule for unbiased compressors: 2 of the 6 of 24 kept are 2 of 24."""
     mean, spread = error(op("chain:first=(rand_k:k=6),then=(rand_k:k=2)"), gaussian(D))
     assert abs(mean - 11) <= 5 * spread
 

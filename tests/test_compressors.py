@@ -1,4 +1,4 @@
-"""Operators: the conformance kit on all of ours, roles, and exact laws."""
+"""Compressors: the conformance kit on all of ours, roles, and exact laws."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def subject(label: str, samples: int = SAMPLES) -> Subject:
     return Subject(lambda d: target(**params), samples=samples, **fewer)
 
 
-FIRST = {name: label for label, (name, _) in reversed(CASES.items())}  # of each operator
+FIRST = {name: label for label, (name, _) in reversed(CASES.items())}  # of each compressor
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The conformance kit finds what is broken in an operator, whatever it is."""
+"""The conformance kit finds what is broken in a compressor, whatever it is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_check_entry_covers_every_example():
 
 
 class Claims(Compressor):
-    """Rand-1/4 by hand; the broken operators below differ from it in one thing."""
+    """Rand-1/4 by hand; the broken compressors below differ from it in one thing."""
 
     mask = False
 
@@ -324,7 +324,7 @@ def test_the_kit_finds_a_broken_operator(op, check, says):
     found = {f.check: f for f in conformance(lambda d: op, samples=20_000, dims=(1, 2, 8), big=big)}
     assert not found[check].ok
     assert says in found[check].detail
-    assert str(found[check]).startswith(f"FAIL  operator: {check}: ")
+    assert str(found[check]).startswith(f"FAIL  compressor: {check}: ")
     assert "\n" not in str(found[check])
 
 

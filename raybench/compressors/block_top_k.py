@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from raybench.compressors import norms
 from raybench.compressors.base import Compressor, count_of, count_within
@@ -48,7 +49,9 @@ class BlockTopK(Compressor):
         d, size = x.shape[-1], self.block
         if self.form == "blocks":
             blocks, _ = largest(block_energies(x, size), count_of(self.k, -(-d // size)))
-            return BlocksMessage(d, x.dtype, blocks, _take_blocks(x, blocks, size))
+            padded = norms.in_buckets(x, size) if size < d else pad(x, (0, size - d))[..., None, :]
+            index = blocks[..., None].expand(*blocks.shape, size)
+            return BlocksMessage(d, x.dtype, blocks, padded.gather(-2, index))
         k, whole, lead = count_of(self.k, size), d // size, x.shape[:-1]
         parts = []
         if whole:
@@ -81,23 +84,6 @@ def block_energies(x: Tensor, block: int) -> Tensor:
     unit = near.frexp().exponent.clamp(-1000, 1000)
     up = torch.ones_like(most).ldexp(-unit)
     return norms.sums(x, norms.SQUARES, block, up.expand(*x.shape[:-1], -(-x.shape[-1] // block)))
-
-
-def _take_blocks(x: Tensor, blocks: Tensor, block: int) -> Tensor:
-    """Return the blocks of x (*lead, d) as (*lead, J, block), a shorter last one filled with zeros."""
-    d, count = x.shape[-1], blocks.shape[-1]
-    flat, rows = x.view(-1, d), blocks.view(-1, count)
-    whole = d // block
-    out = x.new_zeros(len(rows), count, block)
-    r, j = (rows < whole).nonzero(as_tuple=True)
-    if whole:
-        out[r, j] = flat[:, : whole * block].unflatten(-1, (whole, block))[r, rows[r, j]]
-    if d > whole * block:
-        last = (rows[:, -1] == whole)[:, None]
-        out[:, -1, : d - whole * block] = torch.where(
-            last, flat[:, whole * block :], out[:, -1, : d - whole * block]
-        )
-    return out.view(*blocks.shape, block)
 
 
 # What is sent ----------------------------------------------------------------------------------
@@ -200,33 +186,11 @@ class BlocksMessage(Message):
     def _of(self) -> int:
         return -(-self.d // self.block)
 
-    def _parts(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """Return views of flat (R, d): its whole blocks (R, d // block, block), and what is left."""
-        whole = self.d // self.block * self.block
-        return flat[:, :whole].unflatten(-1, (-1, self.block)), flat[:, whole:]
-
-    def _scatter(self, out: Tensor, add: bool) -> None:
-        count = self.blocks.shape[-1]
-        rows, values = self.blocks.view(-1, count), self.values.view(-1, count, self.block)
-        if self.scale != 1.0:
-            values = values * self.scale
-        if self.present is not None:
-            values = values.masked_fill(~self.present.view(-1)[:, None, None], 0)
-        whole, rest = self._parts(out.view(-1, self.d))
-        r, j = (rows < whole.shape[1]).nonzero(as_tuple=True)
-        whole.index_put_((r, rows[r, j]), values[r, j], accumulate=add)
-        if rest.shape[-1]:  # only the highest block can be the shorter one
-            here = (rows[:, -1] == whole.shape[1])[:, None]
-            rest.add_(torch.where(here, values[:, -1, : rest.shape[-1]], 0))
-
     def _write(self, out: Tensor) -> None:
-        self._scatter(out.zero_(), add=False)
-
-    def _add(self, target: Tensor) -> Tensor:
-        if not target.is_contiguous():
-            return target.add_(self.decode())
-        self._scatter(target, add=True)
-        return target
+        index = self.blocks[..., None].expand(self.values.shape)
+        whole = out.new_zeros(*self.lead, self._of, self.block)
+        whole.scatter_(-2, index, self.values if self.scale == 1.0 else self.values * self.scale)
+        out.copy_(whole.flatten(-2)[..., : self.d])
 
     def _short(self) -> Tensor:
         """Return how many values the last block chosen lacks, int64 of shape lead."""
@@ -256,7 +220,7 @@ class BlocksMessage(Message):
         rows = math.prod(payload.shape[:-1])
         if rows and not 0 <= full - sent.shape[-1] // dtype.itemsize < block:
             raise ValueError(DAMAGED)
-        sent = torch.nn.functional.pad(sent, (0, full * dtype.itemsize - sent.shape[-1]))
+        sent = pad(sent, (0, full * dtype.itemsize - sent.shape[-1]))
         values = bitpack.from_bytes(sent, dtype).unflatten(-1, (count, block))
         return cls(d, dtype, blocks, values, scale=known["scale"])
 

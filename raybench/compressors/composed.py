@@ -1,4 +1,4 @@
-"""Operators made of operators: one after another, one on what another left, multiples; and their messages."""
+"""Compressors made of compressors: one after another, one on what another left, multiples; and their messages."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ class ScaledMessage(ConcatMessage):
 
 @compressor("chain")
 class Chain(Composed):
-    """Q(C(x)), C = ``first`` and Q = ``then``, independent: the composition of two operators.
+    """Q(C(x)), C = ``first`` and Q = ``then``, independent: the composition of two compressors.
 
     Of a sparse message C(x) only the k length_kept values are handed to Q (before a known factor such as
     d/K), so shares and constants of Q are those of dimension k, and the indices are sent once; of
@@ -370,7 +370,7 @@ class Chain(Composed):
         return None if alpha is None else (alpha, 1.0)
 
     def _through(self, d: int, own: tuple[float, float] | None) -> tuple[float, float] | None:
-        """Return B1 or B2 of the first operator after an unbiased second one."""
+        """Return B1 or B2 of the first compressor after an unbiased second one."""
         if self.selection:
             alpha = self.alpha(d)
             return None if alpha is None else (alpha, 1.0)
@@ -390,7 +390,7 @@ class TwoShot(Composed):
     """C_1(x) + C_2(x - C_1(x)), both messages sent: alpha = 1 - (1 - alpha_1)(1 - alpha_2).
 
     In general 1 - alpha = e_1 (1 - alpha_2), e_1 the error of the first (1 - alpha_1, or omega_1). With
-    an unbiased second operator the sum is unbiased: omega = omega_2 e_1. Source: Richtarik et al. 2022
+    an unbiased second compressor the sum is unbiased: omega = omega_2 e_1. Source: Richtarik et al. 2022
     (3PC), variant 4.
     """
 
@@ -434,7 +434,7 @@ class Induced(TwoShot):
         fitted = super().fit(d, n, layout)
         assert isinstance(fitted, Induced)
         if fitted.part("then").omega(d) is None:
-            raise InputError.of("then", "is biased", "induced needs an unbiased second operator")
+            raise InputError.of("then", "is biased", "induced needs an unbiased second compressor")
         return fitted
 
 
@@ -540,7 +540,7 @@ class OptimalRescale(Composed):
     alpha = 1 - (1 - alpha_C)(1 - 1/d) >= 1/d for every C.
     """
 
-    of: Made = Operator("scaled_sign", help="the operator whose best multiple is sent")
+    of: Made = Operator("scaled_sign", help="the compressor whose best multiple is sent")
     correct: bool = Flag(help="send the largest entry of the error too")
     made_of = ("of",)
     zero_to_zero = True
@@ -586,7 +586,7 @@ class AsContractive(Composed):
     def _known(self, d: int) -> tuple[float, float]:
         found = self.part("of").b3(d)
         if found is None:
-            fix = "as_contractive takes unbiased operators and those of B1 or B2"
+            fix = "as_contractive takes unbiased compressors and those of B1 or B2"
             raise InputError.of("of", "has no constants that a factor makes contractive", fix)
         return found
 

@@ -1,4 +1,4 @@
-"""One operator applied to pieces of a vector: every tensor of a model, or a part for each client."""
+"""One compressor applied to pieces of a vector: every tensor of a model, or a part for each client."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class PerTensor(Composed):
     but other coordinates. sizes: d_1, .., d_T in order, with sum d; ``auto`` takes those of the
     problem's layout, one tensor where there is none. bucket: tensors are taken together, in order, up to so
     many coordinates (a larger one stands alone). vectors: biases and the like may be sent dense.
-    groups: (pattern, operator) pairs, the key ``groups`` of a sweep file; a tensor has the operator of the
+    groups: (pattern, compressor) pairs, the key ``groups`` of a sweep file; a tensor has the compressor of the
     first pattern that its name matches.
-    Each tensor draws from its own stream. Raises InputError where the sizes do not sum to d, an operator does
+    Each tensor draws from its own stream. Raises InputError where the sizes do not sum to d, a compressor does
     not fit one of them, or a pattern names no tensor.
     """
 
@@ -99,11 +99,11 @@ class PerTensor(Composed):
         return replace(self, sizes=tuple(size for size, _ in tensors), fitted=tuple(fitted))
 
     def _groups(self) -> list[tuple[str, Compressor]]:
-        """Return pattern and operator of every group."""
+        """Return pattern and compressor of every group."""
         return [(pattern, build(operator, "groups")) for pattern, operator in self.groups]
 
     def _of_group(self, own: Layout | None) -> Compressor | None:
-        """Return the operator of the group of a tensor, None where it is in none."""
+        """Return the compressor of the group of a tensor, None where it is in none."""
         names = [name for name, _ in own] if own is not None else []
         found = [op for p, op in self._groups() if len(names) == 1 and fnmatchcase(names[0], p)]
         return found[0] if found else None
@@ -120,7 +120,7 @@ class PerTensor(Composed):
 
     @property
     def parts(self) -> list[Compressor]:
-        """The operators it is made of."""
+        """The compressors it is made of."""
         return [*super().parts, *(op for _, op in self._groups())]
 
     def _bucketed(self, tensors: list[tuple[int, Layout]]) -> Iterator[tuple[int, Layout]]:
@@ -138,7 +138,7 @@ class PerTensor(Composed):
             yield _joined(held)
 
     def operators(self, d: int) -> list[tuple[Compressor, int]]:
-        """Return every tensor's operator and size."""
+        """Return every tensor's compressor and size."""
         sizes = self.tensors(d)
         ops = self.fitted or (self.part("of"),) * len(sizes)
         return list(zip(ops, sizes, strict=True))

@@ -262,7 +262,7 @@ class PermK(Compressor):
     none is left where all send the same vector. The support comes from the shared seed, so d/n
     values travel and no indices.
 
-    clients auto: those of the problem; where the operator was not fitted to one, the size of the
+    clients auto: those of the problem; where the compressor was not fitted to one, the size of the
     last leading axis of x (1 for a vector), and no class is claimed. A client with an id i >= n has
     the block of i mod n. Raises InputError where n > d and d does not divide n.
     Source: Szlendak, Tyurin, Richtarik 2021, Permutation Compressors.
@@ -301,7 +301,7 @@ class PermK(Compressor):
         """Return (A, B) of E||mean C_i(a_i) - mean a_i||^2 <= A mean||a_i||^2 - B ||mean a_i||^2.
 
         With equality. A = B = 1 for d >= n > 1, (d - 1)/(n - 1) for n > d, 0 for n = 1; independent
-        operators have (omega/n, 0). n None: the fitted clients. MARINA's step becomes
+        compressors have (omega/n, 0). n None: the fitted clients. MARINA's step becomes
         1/(L + sqrt((1 - p)/p ((A - B) L_+^2 + B L_pm^2))), L_pm^2 the Hessian variance: with A = B
         the clients' likeness is all that counts, and identical clients allow that of gradient
         descent. Raises InputError where n is not known, or does not fit d.

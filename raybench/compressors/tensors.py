@@ -1,4 +1,4 @@
-"""Operators on tensors: Tucker (three ways), tensor trains and CP, their messages and guarantees."""
+"""Compressors on tensors: Tucker (three ways), tensor trains and CP, their messages and guarantees."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def guaranteed_train(dims: Sizes, ranks: Sizes) -> float:
     return alpha
 
 
-# Operators ----------------------------------------------------------------------------------------
+# Compressors ----------------------------------------------------------------------------------------
 
 
 Rank = int | float | str  # a count, or a share of the largest that an axis can have
@@ -339,7 +339,7 @@ def _plan(op: Decomposition, d: int) -> Plan:
 
 @record
 class Decomposition(Projection):
-    """Base of tensor operators; x whose parts would hold d values or more is sent dense."""
+    """Base of tensor compressors; x whose parts would hold d values or more is sent dense."""
 
     dims: Sizes | str = List(
         AUTO,
@@ -390,7 +390,7 @@ class Decomposition(Projection):
 
 @record
 class Ranked(Decomposition):
-    """Base of operators with a rank for each axis."""
+    """Base of compressors with a rank for each axis."""
 
     ranks: Sequence[Rank] | Rank = List(
         (1,), help="one rank per axis, [[2, 2, 2]], or one for all, [[2]]; counts or shares"

@@ -194,7 +194,7 @@ class Stream:
 
     ``root`` (B,) holds a key per cell, ``tags`` the folds since, ``ids`` (n,) the clients (or None);
     ``keys`` has shape (B, n), or root's where there are no clients. Keys are computed when first
-    asked for, so a deterministic operator pays nothing.
+    asked for, so a deterministic compressor pays nothing.
     """
 
     __slots__ = ("_drawn", "_keys", "ids", "root", "tags")

@@ -309,7 +309,7 @@ def methods(
     given: Mapping[str, Any] | None = None,
     problem: Mapping[str, Any] | None = None,
 ) -> list[Method]:
-    """Return what a registered method is tried as: parameter sets, and operators of its role.
+    """Return what a registered method is tried as: parameter sets, and compressors of its role.
 
     given: parameters that all sets have. problem: as in a sweep file, the small one by default.
 

@@ -70,14 +70,12 @@ class Ledger:
     def book_down(self, message: Message) -> None:
         """Book the server's broadcast (B,)."""
         for cells, part in _by_cells(message):
-            cost = part.cost
-            rows = cost if _alike(cost) else [_plain(count) for count in cost]
-            self._add(self.down, cells, rows)
+            self._add(self.down, cells, [_plain(count) for count in part.cost])
 
-    def book_each(self, message: Message) -> None:
+    def book_each(self, message: Message, times: int = 1) -> None:
         """Book messages (B, n) of the server's, one for each client: what a client is sent, their mean."""
         for cells, part in _by_cells(message):
-            self._add(self.down, cells, [_mean(_plain(count), None) for count in part.cost])
+            self._add(self.down, cells, [_mean(_plain(count), None) * times for count in part.cost])
 
     def book_union(self, message: Message) -> None:
         """Book the broadcast (B,) of the sum of all clients' messages (B, n), as sparse as it is."""
@@ -85,9 +83,7 @@ class Ledger:
 
     def book_all(self, message: Message) -> None:
         """Book a broadcast (B,) of the messages (B, n) of all clients, one after the other."""
-        n = message.lead[-1]
-        counts = [_plain(count) for count in message.cost]
-        self._add(self.down, slice(None), [_mean(count, None) * n for count in counts])
+        self.book_each(message, message.lead[-1])
 
     def charge(self, bits: float, down: bool = False) -> None:
         """Book a message of so many raw bits, packed to whole bytes: of each client, or the broadcast.

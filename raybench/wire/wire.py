@@ -337,7 +337,7 @@ class Wire(Draws):
         return CasesMessage(parts[0].d, parts[0].dtype, cells, parts)
 
     def compressing(self) -> AbstractContextManager[None]:
-        """Return a block whose time is that of an operator, for methods that have none and compress themselves."""
+        """Return a block whose time is that of a compressor, for methods that have none and compress themselves."""
         return self.clock.on("compress")
 
     def charge(self, bits: float, *, down: bool = False) -> None:
