@@ -41,7 +41,7 @@ def close(got, want, tolerance=1e-12):
     return (got - want).abs().max() <= tolerance * want.abs().max()
 
 
-@pytest.mark.parametrize("B", [1, 2, 8, 9, 16, 24, 33])
+@pytest.mark.parametrize("B", [1, 9, 24])
 @pytest.mark.parametrize("pattern", [True, False])
 @pytest.mark.parametrize("loss", ["logistic", "sigmoid_sq"])
 def test_kernel_equals_dense(loss, pattern, B):
