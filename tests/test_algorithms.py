@@ -12,7 +12,6 @@ from raybench.core import registry
 from raybench.testing import trial
 from raybench.testing.algorithms import (
     CHECKS,
-    alone_or_in_a_batch,
     close,
     conformance,
     methods,
@@ -57,12 +56,6 @@ def test_runs_goes_on_and_is_shared_out(method: Method):
 def test_conforms(method: Method):
     wrong = [str(f) for f in conformance(method) if not f.ok]
     assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("method", {m.name: m for m in SOUND[::-1]}.values(), ids=title)
-def test_first_200_rounds_alone_and_in_a_batch(method: Method):
-    alone_or_in_a_batch(Method(**{**vars(method), "rounds": 200}))
 
 
 # Wrong methods: each must be caught by the check that is there for it -------------------------

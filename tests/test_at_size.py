@@ -8,7 +8,6 @@ import tracemalloc
 from dataclasses import replace
 
 import fake_store
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -169,19 +168,6 @@ def test_a_cell_in_two_shards_counts_once_wherever_it_is_read(tmp_path):
     parts, whole = frames(tmp_path), framed(*reader.frames(tmp_path))
     pd.testing.assert_frame_equal(closing_table(parts), closing_table(whole), check_dtype=False)
     assert len(parts.rows([one], ["loss"])) == (load(tmp_path)["cell"] == one).sum()
-
-
-def test_rows_in_any_order_are_put_in_order():
-    rng = np.random.default_rng(0)
-    at = rng.permutation(60)
-    block = {"cell": (at // 20 - 1).astype(np.int32), "round": at % 20, "loss": at * 1.0}
-    twice = {name: np.append(values, values[:7]) for name, values in block.items()}
-    found = reader._in_order(twice)
-    assert found["cell"].tolist() == [0] * 20 + [1] * 20
-    assert found["loss"].tolist() == [float(v) for v in range(20, 60)]
-    assert reader._in_order(found) is found
-    empty = {name: values[:0] for name, values in block.items()}
-    assert len(reader._in_order(empty)["cell"]) == 0
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
 from toys import each_round, registered
 
-from raybench.execution.resolve import Skip, problem_of
 from raybench.problems.base import Problem
-from raybench.testing.trial import DATA, Method, batch_of, finished, started
+from raybench.testing.trial import DATA, Method, finished, started
 
 SAMPLES = {"name": "least_squares", **DATA, "regularizer": "l2", "lambda": 0.3}
 SADDLES = {
@@ -30,27 +27,7 @@ def clip(rounds=40, step=0.1, problem=SAMPLES, **params) -> Method:
     return Method("clip21_sgd2m", params, None, problem, step=step, rounds=rounds, more=FAR)
 
 
-def iterates(m: Method) -> torch.Tensor:
-    return torch.stack(list(each_round(started(m.batch()), lambda r: r.s.x[0].clone())))
-
-
 # Clip21-SGD2M -------------------------------------------------------------------------------------
-
-
-def test_without_clipping_and_momentum_it_is_gradient_descent():
-    ours = clip(tau="off", beta=1.0, beta_server=1.0)
-    plain = Method("gd", {}, None, SAMPLES, step=0.1, rounds=40, more=FAR)
-    torch.testing.assert_close(iterates(ours), iterates(plain), rtol=0, atol=1e-12)
-
-
-def test_without_clipping_its_estimates_follow_the_gradients_by_a_share():
-    """beta = 1, tau = off: the error feedback of an operator that sends a share b' of each difference."""
-    run = started(clip(tau="off", beta=1.0, beta_server=0.3).batch())
-    share, held = 0.3, 0.0
-    for g, each, x in each_round(run, lambda r: (r.s.g.clone(), r.c.g.clone(), r.s.x.clone())):
-        held = (1 - share) * held + share * run.problem.grad(x)
-        torch.testing.assert_close(each, held, rtol=0, atol=1e-12)
-        torch.testing.assert_close(g, held.mean(1), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("tau", [1e-3, 0.5])
@@ -67,12 +44,6 @@ def test_no_message_is_longer_than_tau(tau):
     assert len(norms) == 41
     assert torch.stack(norms).max() <= tau * (1 + 1e-12)
     assert torch.stack(norms).max() >= tau * (1 - 1e-12)  # it did clip
-
-
-def test_without_noise_the_server_has_the_mean():
-    run = started(clip(tau=0.1, batch=3).batch((1.0, 3.0), (0, 1)))
-    for g, each in each_round(run, lambda r: (r.s.g.clone(), r.c.g.clone())):
-        torch.testing.assert_close(g, each.mean(1), rtol=0, atol=1e-12)
 
 
 def test_it_reaches_the_minimum_although_gradients_there_are_longer_than_tau():
@@ -96,40 +67,7 @@ def test_noise_has_its_deviation_and_stays_in_the_server():
     assert float(drift[-1].square().mean()) > 20 * float(drift[0].square().mean())
 
 
-def test_cells_without_noise_are_not_touched_by_those_with():
-    cells = [clip(5, tau=0.1, sigma=s).cell() for s in (0.0, 0.5)]
-    both, alone = finished(batch_of(cells)), finished(batch_of(cells[:1]))
-    torch.testing.assert_close(both.s.x[0], alone.s.x[0], rtol=0, atol=1e-14)
-    assert (both.s.x[1] - alone.s.x[0]).norm() > 1e-3
-
-
 # Normalised EF21 ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("params", [{}, {"eta": 0.4, "batch": 3}])
-def test_steps_have_one_length_along_the_estimate(params):
-    m = Method("ef21_normalized", params, TOP, SAMPLES, step=0.05, rounds=30, more=FAR)
-    run = started(m.batch((1.0, 2.0), (0, 1)))
-    seen = list(each_round(run, lambda r: (r.s.x.clone(), r.s.g.clone(), r.c.g.clone())))
-    gamma = torch.tensor([[0.05], [0.1]], dtype=torch.float64)
-    for (x, g, each), (after, _, _) in pairwise(seen):
-        torch.testing.assert_close(g, each.mean(1), rtol=0, atol=1e-12)
-        torch.testing.assert_close(after - x, -gamma * g / g.norm(dim=1, keepdim=True))
-
-
-def test_its_estimates_are_those_of_ef21_on_the_same_points():
-    """EF21 with a step of gamma/||g|| in every round: by one step size for each round."""
-    m = Method("ef21_normalized", {}, TOP, SAMPLES, step=0.05, rounds=10, more=FAR)
-    run = started(m.batch())
-    other = started(Method("ef21", {}, TOP, SAMPLES, step=1.0, rounds=10, more=FAR).batch())
-    run.advance(0)
-    other.advance(0)
-    for _ in range(10):
-        torch.testing.assert_close(run.s.g, other.s.g, rtol=1e-12, atol=0)
-        other.a.gamma = type(other.a.gamma)(0.05 / other.s.g.norm(dim=1))
-        run.advance(1)
-        other.advance(1)
-        torch.testing.assert_close(run.s.x, other.s.x, rtol=1e-12, atol=1e-14)
 
 
 def test_at_a_zero_estimate_it_stays():
@@ -165,14 +103,6 @@ def test_the_bound_of_normalised_steps_path_by_path(multiple, operator):
         + gamma * (k.L / 2 + 2 * k.L_AM * rest / theta)
     )
     assert np.mean([norm for norm, _ in seen]) <= bound * (1 + 1e-9)
-
-
-def test_its_theorem_is_about_full_gradients_without_momentum():
-    for params, why in (({"batch": 2}, "all samples"), ({"eta": 0.5}, "momentum")):
-        m = Method("ef21_normalized", params, TOP, SAMPLES, rule="paper")
-        with pytest.raises(Skip, match=why):
-            m._resolved({"theory": 1.0, "rule": "paper"}, 0)
-    assert problem_of(m.cell().cell.problem).constants.L is not None
 
 
 class Quartic(Problem):

@@ -1,4 +1,4 @@
-"""Methods on a graph: what they keep, what they reduce to, where they end."""
+"""Methods on a graph, and others with a point for every client: what they keep and send, where they end."""
 
 from __future__ import annotations
 
@@ -7,26 +7,23 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from toys import ConvexL1, descend, each_round, path, registered
+from toys import FAR, P1, ConvexL1, Shared, descend, each_round, largest, registered
 
 from raybench import problems
 from raybench.execution.build import GRAPHS, mixing
+from raybench.execution.resolve import Skip
 from raybench.testing.trial import DATA, Method, finished, started
 from raybench.wire.neighbours import Neighbours
 
-P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "seed": 3}
-ALONE = {"name": "quadratic", "dim": 12, "clients": 1, "mu": 0.05, "seed": 3}
 TOY, L1 = {"name": "convex_l1"}, {"name": "convex_l1", "weight": 0.2}
-RAND, TENTH = {"name": "rand_k", "k": 3}, {"name": "rand_k", "k": 1}
+TENTH = {"name": "rand_k", "k": 1}
 TWO_BITS = {"name": "dithering", "s": 1, "p": "inf"}
 EXACT = ["extra", "gradient_tracking", "exact_diffusion", "lead"]
-DENSE = [*EXACT, "diffusion", "dgd"]
-FAR = {"x0": {"normal": 2.0}}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def toys():
-    with registered("problem", convex_l1=ConvexL1):
+    with registered("problem", convex_l1=ConvexL1, shared_quadratic=Shared):
         yield
 
 
@@ -40,10 +37,6 @@ CENTRAL = ("lsgd", "easgd", "codistillation", "gd")
 
 def points(run) -> torch.Tensor:
     return run.c.X.clone()
-
-
-def largest(a, b) -> float:
-    return float(np.abs(np.asarray(a) - np.asarray(b)).max())
 
 
 def scatter(run, size=1.0) -> torch.Tensor:
@@ -96,60 +89,10 @@ def test_gossip_that_mixes_too_much_diverges():
     assert run.status[0] == "diverged" or run.recorder.column("consensus_error")[0, -1] > 1e3
 
 
-@pytest.mark.parametrize("graph", ["ring", "grid"])
-def test_choco_sgd_without_compression_is_diffusion(graph):
-    ours = method("choco_sgd", P1, "identity", 100, graph, 0.2).batch((1.0, 0.5), (0, 1))
-    theirs = method("diffusion", P1, None, 100, graph, 0.2).batch((1.0, 0.5), (0, 1))
-    assert largest(path(started(ours)), path(started(theirs))) < 1e-12
-
-
-@pytest.mark.parametrize("compressor", ["natural", {"name": "top_k", "k": 3}])
-def test_choco_sgd_comes_near_and_nearer_with_smaller_steps(compressor):
-    run = finished(method("choco_sgd", TOY, compressor, 2000).batch((0.4, 0.04)), every=100)
-    norms = run.recorder.column("grad_norm_sq")
-    assert 10 < norms[0, -1] / norms[1, -1] < 1000, norms[:, -1]
-
-
-# Special cases that are gradient descent, or one another ---------------------------------------
-
-
-@pytest.mark.parametrize("name", [*DENSE, "choco_sgd", "lsgd"])
-def test_one_client_does_gradient_descent(name):
-    operator = "identity" if name in ("lead", "choco_sgd") else None
-    run = started(method(name, ALONE, operator, 300, step=0.3).batch((1.0, 0.5), (0, 1)))
-    plain = descend(started(method("gd", ALONE, rounds=300, step=0.3).batch()), 0.3)
-    seen = torch.stack(each_round(run, lambda r: points(r)[:, 0]))
-    assert largest(seen[:, :1], plain) < 1e-8
-    assert largest(seen[:, :1], seen[:, 1:]) > 1e-3
-
-
 def test_diffusion_on_the_complete_graph_is_gradient_descent():
     run = started(method("diffusion", P1, None, 300, "complete", 0.3).batch())
     plain = descend(started(method("gd", rounds=300, step=0.3).batch()), 0.3)
     assert largest(torch.stack(each_round(run, points)), plain[:, :, None]) < 1e-8
-
-
-def test_combining_first_is_the_same_orbit_seen_half_a_round_later():
-    """W (cta after t rounds) = atc from W x^0, so with equal starts both orbits interlace."""
-    atc = torch.stack(each_round(started(method("diffusion", step=0.2).batch()), points))
-    cta = torch.stack(
-        each_round(started(method("diffusion", step=0.2, order="cta").batch()), points)
-    )
-    W = mixing("ring", 7).W
-    assert max(largest(mix(W, c), a) for a, c in zip(atc, cta)) < 1e-12
-    assert largest(atc, cta) > 1e-2
-
-
-@pytest.mark.parametrize("graph", ["ring", "star", "exponential"])
-def test_lead_without_compression_is_exact_diffusion(graph):
-    ours = method("lead", P1, "identity", 300, graph, step=0.3).batch((1.0, 0.5), (0, 1))
-    theirs = method("exact_diffusion", P1, None, 300, graph, step=0.3).batch((1.0, 0.5), (0, 1))
-    assert largest(path(started(ours)), path(started(theirs))) < 1e-8
-
-
-def test_lead_is_prox_lead_without_a_penalty():
-    ours, theirs = (method(name, TOY, RAND, 100).batch() for name in ("lead", "prox_lead"))
-    assert np.array_equal(path(started(ours)), path(started(theirs)))
 
 
 # Where they end ------------------------------------------------------------------------------
@@ -180,13 +123,6 @@ def test_the_proximal_ones_are_exact_with_l1(name, graph):
     assert 0 < int((run.c.X[0, 0].abs() < 1e-12).sum()) < 10
 
 
-def test_lead_is_exact_with_two_bits():
-    run = finished(method("lead", TOY, TWO_BITS, 1000, alpha=0.5, mix=0.5).batch(), every=100)
-    assert run.recorder.column("grad_norm_sq")[0, -1] < 1e-22
-    # to two neighbours: a norm, and five ternary digits a byte
-    assert run.bits("up")[0] == 1000 * 2 * (64 + 16)
-
-
 def test_lead_converges_with_a_tenth_of_the_coordinates():
     """With its own rates; with 0.5 and 0.5 it diverges."""
     (cell,) = method("lead", TOY, TENTH).batch().cells
@@ -201,8 +137,9 @@ def test_lead_converges_with_a_tenth_of_the_coordinates():
 
 
 @pytest.mark.parametrize("graph", sorted(GRAPHS))
-def test_lead_keeps_its_sums_with_coarse_messages(graph):
-    run = started(method("lead", TOY, TENTH, 40, graph).batch((1.0, 0.5), (0, 1)))
+@pytest.mark.parametrize(("name", "compressor"), [("lead", TENTH), ("prox_lead", TWO_BITS)])
+def test_lead_keeps_its_sums(name, compressor, graph):
+    run = started(method(name, TOY, compressor, 40, graph).batch((1.0, 0.5), (0, 1)))
     W = mixing(graph, 7).W
 
     def look(r):
@@ -219,21 +156,6 @@ def test_gradient_tracking_tracks():
         run, lambda r: largest(r.c.Y.mean(1), r.problem.oracle(r.c.X, loss=False)[0].mean(1))
     )
     assert max(gaps) < 1e-12
-
-
-def test_the_minimiser_is_a_fixed_point_of_exact_diffusion_and_not_of_diffusion():
-    star = problems.build("quadratic", {k: v for k, v in P1.items() if k != "name"}).minimizer()
-    moved = {}
-    for name in ("exact_diffusion", "diffusion"):
-        run = started(method(name, step=0.3).batch())
-        run.advance(0)
-        X = star.expand(1, 7, -1).clone()
-        run.c.X = run.c.Z = X
-        run.c.psi = X - 0.3 * run.problem.oracle(X, loss=False)[0]
-        run.advance(50)
-        moved[name] = largest(run.c.X, X)
-    assert moved["exact_diffusion"] < 1e-11
-    assert moved["diffusion"] > 1e-2
 
 
 @pytest.mark.parametrize(
@@ -261,16 +183,6 @@ def test_dgd_ends_at_the_minimiser_of_its_penalised_sum():
     assert largest(run.c.X[0], want) < 1e-10
 
 
-@pytest.mark.parametrize("name", ["diffusion", "dgd", "exact_diffusion"])
-def test_minibatches_reach_a_floor_and_pay_for_what_they_read(name):
-    problem = {"name": "least_squares", **DATA}
-    run = finished(method(name, problem, None, 300, batch=2).batch((1.0,), (0, 1)), every=20)
-    norms = run.recorder.column("grad_norm_sq")
-    assert (run.net.oracle.evals == 600).all()
-    assert (norms[:, -1] < 0.1 * norms[:, 0]).all()
-    assert largest(norms[:1], norms[1:]) > 0
-
-
 @pytest.mark.parametrize(("name", "messages"), [("dgd", 1), ("extra", 1), ("gradient_tracking", 2)])
 def test_bits_are_booked_per_neighbour(name, messages):
     run = finished(method(name, TOY, None, 10, "star").batch())
@@ -296,3 +208,87 @@ def test_sums_over_neighbours_are_the_matrix_product(graph, n, dtype):
     assert largest(part, want[3:, n // 2 :]) < (1e-14 if dtype == torch.float64 else 1e-6)
     if not whole._dense and not Neighbours(W[n // 2 :])._dense:
         assert torch.equal(part, found[3:, n // 2 :])
+
+
+# Leaders -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_leaders_alone_send_their_points(groups):
+    run = finished(method("lsgd", {"name": "shared_quadratic"}, rounds=10, groups=groups).batch())
+    assert run.bits("up")[0] == pytest.approx(10 * 64 * (1 + groups * 8 / 6))
+    # three bits name a leader, and one or two the group of the best of all
+    assert run.bits("down")[0] == pytest.approx(
+        10 * (groups * (64 * 8 + 3) + (groups - 1).bit_length())
+    )
+
+
+# Predictions ---------------------------------------------------------------------------------
+
+PREDICTING = {
+    "logistic": ({"name": "logistic", **DATA}, 1),
+    "sigmoid": ({"name": "nonconvex_classification", **DATA}, 1),
+    "squares": ({"name": "least_squares", **DATA}, 1),
+    "one-hot": ({"name": "least_squares", "dataset": "digits", "clients": 5, "rows": 200}, 10),
+}
+
+
+@pytest.mark.parametrize("kind", PREDICTING)
+def test_distilling_follows_the_gradient_of_its_loss(kind):
+    problem, outputs = PREDICTING[kind]
+    p = problems.build(problem["name"], {k: v for k, v in problem.items() if k != "name"})
+    random = np.random.default_rng(0)
+    x = torch.from_numpy(random.standard_normal((2, p.n, p.dim)))
+    rows = torch.from_numpy(random.integers(0, sum(p.samples), (2, 7)))
+    assert p.outputs == outputs
+    assert p.predict(x, rows).shape == (2, p.n, 7, outputs)
+    teacher = torch.from_numpy(random.uniform(0.1, 0.9, (2, p.n, 7, outputs)))
+    with torch.enable_grad():
+        at = x.clone().requires_grad_()
+        q = p.predict(at, rows)
+        if problem["name"] == "least_squares":
+            D = 0.5 * (q - teacher).square()
+        else:
+            D = -(teacher * q.log() + (1 - teacher) * (1 - q).log())
+        want = torch.autograd.grad(D.sum() / 7, at)[0]
+    assert largest(p.distill(x, rows, teacher), want) < 1e-10
+
+
+def test_predictions_are_of_the_rows_they_name():
+    p = problems.build("logistic", dict(DATA))
+    x = torch.zeros(1, p.n, p.dim, dtype=torch.float64)
+    x[..., 3] = 2.0
+    rows = torch.tensor([[0, 17, sum(p.samples) - 1]])
+    features = p.rows.dense()[[0, 17, sum(p.samples) - 1], 3]
+    want = 1 / (1 + np.exp(-2.0 * features))
+    assert largest(p.predict(x, rows)[0, 2, :, 0], want) < 1e-12
+    part = p.host(range(3, 5))
+    assert largest(part.predict(x[:, 3:], rows), p.predict(x, rows)[:, 3:]) < 1e-15
+
+
+def test_codistillation_brings_predictions_together():
+    problem = {"name": "logistic", **DATA, "split": "sorted_by_label", "regularizer": "l2"}
+    apart = []
+    for w in (0.0, 1.0, 10.0):
+        run = finished(
+            method("codistillation", problem, None, 300, step=0.05, w=w).batch(), every=100
+        )
+        rows = torch.arange(sum(run.problem.samples))[None]
+        apart.append(float(run.problem.predict(run.c.X, rows).var(1).mean()))
+    assert apart[0] > 1.5 * apart[1] > 1.5 * 1.5 * apart[2], apart
+
+
+def test_codistillation_needs_predictions():
+    with pytest.raises(Skip, match="needs a problem with predictions"):
+        method("codistillation", P1, step=0.1).batch()
+
+
+def test_checkpoints_cost_what_they_hold():
+    """Every third round: d values of each client up, all n d of them down; nothing between."""
+    problem = PREDICTING["one-hot"][0]
+    args = {"common": 4, "exchange": "checkpoints", "every": 3, "step": 1e-6}
+    run = finished(method("codistillation", problem, None, 7, **args).batch())
+    d, n = run.problem.dim, run.problem.n
+    sent = np.array([0, 1, 1, 1, 2, 2, 2, 3])  # after rounds 0 to 7
+    assert run.recorder.column("values_up")[0].tolist() == (d * sent).tolist()
+    assert run.recorder.column("values_down")[0].tolist() == (n * d * sent).tolist()

@@ -121,31 +121,6 @@ def test_papers_accounting():
     assert (table["bits_up"] == 32 * D + 32 * 3 * table["round"]).all()
 
 
-def test_marina_books_the_realised_coins():
-    method = Method("marina", {"p": 0.3}, RAND, P1, step=0.01, rounds=200, more=FAR)
-    run = started(method.batch((1.0, 1.0, 1.0), (0, 1, 2)))
-    coins, coin = [], run.net.coin
-    run.net.coin = lambda *args: coins.append(coin(*args)) or coins[-1]
-    run.advance(run.rounds)
-    dense = torch.stack(coins).double().sum(0).numpy()
-    assert len(set(dense)) > 1  # the cells toss their own coins
-    assert (np.abs(dense / 200 - 0.3) < 0.15).all()
-    assert np.array_equal(run.bits("up"), 64 * D + 64 * (D * dense + 3 * (200 - dense)))
-
-
-def test_participants_pay_for_what_they_send_and_evaluate():
-    run = started(on_p1("ef21_pp", TOP, 100, init="zero", p=0.3).batch((1.0, 1.0), (0, 1)))
-    took, participants = [], run.net.participants
-    run.net.participants = lambda p: took.append(participants(p)) or took[-1]
-    run.advance(run.rounds)
-    who = torch.stack(took)  # asked for twice a round: who evaluates, and who sends
-    assert torch.equal(who[::2], who[1::2])
-    share = who[::2].double().mean(2).sum(0).numpy()
-    np.testing.assert_allclose(run.bits("up"), 3 * (64 + 4) * share)
-    np.testing.assert_allclose(run.net.oracle.evals, 1 + share)  # start evaluates all clients
-    assert (np.abs(share / 100 - 0.3) < 0.1).all()
-
-
 @pytest.mark.parametrize("graph", ["ring", "path", "star", "complete"])
 def test_neighbours_are_each_sent_to(graph):
     method = Method("prox_lead", {}, "natural", P1, rounds=9, more={**FAR, "graph": graph})
@@ -155,40 +130,7 @@ def test_neighbours_are_each_sent_to(graph):
     assert run.bits("down") == 0
 
 
-def test_power_sgd_books_two_exchanges():
-    problem = {"name": "quadratic", "shape": [[5, 4]], "clients": 3}
-    run = finished(Method("power_sgd", {"rank": 2}, None, problem, step=0.1, rounds=9).batch())
-    assert run.bits("up") == 9 * 64 * 2 * (5 + 4)
-    assert run.bits("down") == 9 * 64 * 2 * (5 + 4)
-
-
-def test_vertical_messages_are_as_long_as_the_data():
-    problem = {"name": "vertical_least_squares", **DATA}
-    run = finished(Method("vertical_marina", {"p": 1.0}, RAND, problem, rounds=9).batch())
-    assert run.problem.message_dim == 60
-    assert run.bits("up") == 10 * 64 * 60
-    assert run.bits("down") == 9 * 64 * 60
-
-
 # Gradient evaluations ------------------------------------------------------------------------
-
-
-def test_gradient_evaluations_by_hand():
-    def curve(name, compressor=None, **params):
-        run = finished(Method(name, params, compressor, SAMPLES, step=1e-3, rounds=30).batch())
-        table = run.tables({})[0].to_pandas()
-        np.testing.assert_allclose(table["epoch"], table["grad_evals"] / 12)
-        return table["grad_evals"].to_numpy()
-
-    t = np.arange(31)
-    assert np.array_equal(curve("gd"), 12 * t)
-    assert np.array_equal(curve("sgd", batch=4), 4 * t)
-    assert np.array_equal(curve("ef21", TOP), 12 * (t + 1))
-    assert np.array_equal(curve("diana", RAND, alpha=0.1), 12 * t)
-    assert np.array_equal(curve("ef14", TOP), 12 * t)
-    assert np.array_equal(curve("vr_marina", RAND, p=1.0, batch=2), 12 * (t + 1))
-    mixed = np.diff(curve("vr_marina", RAND, p=0.4, batch=2))
-    assert set(mixed) == {12.0, 4.0}  # a full gradient, or two points on two samples
 
 
 # Recording -----------------------------------------------------------------------------------

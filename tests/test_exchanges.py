@@ -7,9 +7,8 @@ import pytest
 import torch
 from toys import each_round
 
-from raybench.execution.resolve import Skip
 from raybench.testing.algorithms import conformance
-from raybench.testing.trial import DATA, Method, finished, started
+from raybench.testing.trial import DATA, Method, started
 
 RIDGE = {"name": "least_squares", **DATA, "regularizer": "l2", "lambda": 0.3}
 RAND, NATURAL = {"name": "rand_k", "k": "30%"}, {"name": "natural"}
@@ -37,23 +36,7 @@ def begun(m: Method, seeds=(0,)):
     return run, best, run.problem.grad(best[None])
 
 
-def iterates(m: Method) -> torch.Tensor:
-    return torch.stack(list(each_round(started(m.batch()), lambda r: r.s.x[0].clone())))
-
-
 # Without compression ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "params", "factor"),
-    [("compressed_scaffnew", {"senders": 5}, 1.0), ("locodl", {"lam": 0.1}, 0.5)],
-)
-def test_with_an_exchange_every_step_it_is_gradient_descent(name, params, factor):
-    plain = iterates(Method("gd", {}, None, RIDGE, step=0.1 * factor, rounds=30, more=FAR))
-    ours = Method(name, {"p": 1.0, **params}, None, RIDGE, step=0.1, rounds=30, more=FAR)
-    if name == "locodl":
-        ours = Method(**{**vars(ours), "compressor": {"name": "identity"}})
-    torch.testing.assert_close(iterates(ours), plain, rtol=0, atol=1e-12)
 
 
 def test_one_sender_is_refused():
@@ -146,66 +129,6 @@ def test_linear_convergence_at_the_rate_of_the_theorem(kind, p):
     assert bool((last < 0.5 * first).all())
 
 
-def test_an_exchange_is_as_the_theorem_says_to_its_constants():
-    """Equal f_i of equal curvature, chi at its most: in every step of a round the theorem holds with equality."""
-    n, d, p, seeds = 5, 1, 1.0, 4000
-    m = Method(
-        "compressed_scaffnew",
-        {"p": p, "senders": 2},
-        None,
-        {"name": "quadratic", "dim": d, "clients": n, "heterogeneity": 0.0, "mu": 0.5},
-        step=0.7,
-        rounds=1,
-    )
-    run, best, at = begun(m, range(seeds))
-    random = torch.Generator().manual_seed(1)
-    h = torch.randn(n, d, dtype=torch.float64, generator=random)
-    h = (h - h.mean(0)) * 3
-    run.c.h = run.c.h * 0 + h + at - at.mean(1, keepdim=True)
-    run.s.x = torch.zeros_like(run.s.x) + best + 2.0
-    gamma, mu = 0.7, float(run.problem.constants.L)
-    first, _ = measured(run, best, at)
-    points = n * 4.0 * d
-    rest = float(first[0]) - points
-    chi, dual = n * 1 / (2 * (n - 1)), 1 / (n - 1)
-    want = (1 - gamma * mu) ** 2 * points + (1 - p**2 * chi * dual) * rest
-    run.advance(1)
-    last, _ = measured(run, best, at)
-    error = float(last.std() / seeds**0.5)
-    assert abs(float(last.mean()) - want) <= 4 * error
-    assert error < 0.02 * want
-
-
-@pytest.mark.parametrize("kind", ["locodl rand_k", "bicolor rand_k"])
-def test_a_round_shrinks_psi_in_the_mean(kind):
-    """E tau^-T Psi <= Psi^0 over one round, from control variates far from those of x*."""
-    seeds = 1500
-    run, best, at = begun(method(kind, 1, p=0.6), range(seeds))
-    settle(run, best, at)
-    far = torch.randn(at.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    far = far - far.mean(1, keepdim=True)
-    run.c.u, run.c.X = run.c.u.expand(seeds, -1, -1) + far, run.c.X.expand(seeds, -1, -1) + far
-    for name in ("x", "v", "z", "w"):
-        if name in dict(run.s):
-            setattr(run.s, name, getattr(run.s, name).expand(seeds, -1).clone())
-    first, tau = measured(run, best, at)
-    before = run.net.oracle.evals.copy()
-    run.advance(1)
-    last, _ = measured(run, best, at)
-    steps = torch.from_numpy((run.net.oracle.evals - before) / np.mean(run.problem.samples))
-    shrunk = last * tau**-steps / first
-    assert float(shrunk.mean()) <= 1 + 4 * float(shrunk.std()) / seeds**0.5
-    assert float(shrunk.mean()) > 0.2
-
-
-def test_local_steps_are_as_many_as_the_coin_says():
-    run = finished(method("compressed_scaffnew", 400, p=0.25).batch((1.0,), range(3)))
-    steps = run.net.oracle.evals / np.mean(run.problem.samples) / 400
-    # a geometric number of mean 4 and deviation sqrt(12)
-    assert np.abs(steps - 4).max() <= 4 * (12 / 400) ** 0.5
-    assert len(set(steps)) == 3
-
-
 # Where it can be run ------------------------------------------------------------------------------
 
 
@@ -213,17 +136,3 @@ def test_local_steps_are_as_many_as_the_coin_says():
 def test_conforms_with_automatic_numbers(kind):
     wrong = [str(f) for f in conformance(method(kind, 20, p="auto")) if not f.ok]
     assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.parametrize("name", ["compressed_scaffnew", "locodl"])
-def test_no_theory_without_strong_convexity(name):
-    flat = {"name": "least_squares", **DATA}
-    with pytest.raises(Skip, match="p: auto has no value here"):
-        Method(name, {"p": "auto"}, RAND if name == "locodl" else None, flat, step=0.1).cell()
-
-
-def test_each_client_sends_its_share_of_coordinates():
-    run = finished(method("compressed_scaffnew", 10, senders=3, p=0.5).batch())
-    d, n = run.problem.dim, run.problem.n
-    assert run.bits("up")[0] == pytest.approx(10 * 64 * d * 3 / n)
-    assert run.bits("down")[0] == 10 * 64 * d

@@ -11,7 +11,6 @@ import torch
 from tiers import first_of_each
 from toys import (
     ConvexL1,
-    Counterexample,
     SaddleL1,
     Stretched,
     each_round,
@@ -26,7 +25,6 @@ from raybench.core.draws import Sample
 from raybench.execution.resolve import Resolver, Skip, problem_of
 from raybench.problems.base import Fact
 from raybench.problems.quadratic import Quadratic
-from raybench.spec import Step
 from raybench.testing.trial import DATA, Method, compressors_for, finished, started
 from raybench.theory import contraction
 
@@ -123,16 +121,6 @@ def test_diana_where_every_f_is_convex(stretched, operator, params, mu):
     assert (V[0] * rate ** np.arange(301) * (1 + 1e-9) >= V).all()
 
 
-@pytest.mark.thorough
-def test_diana_breaks_the_inequality_beyond_that_step(stretched):
-    method = Method(
-        "diana", {}, {"name": "rand_k", "k": 1}, stretched, rule="convex", rounds=30, more=FAR
-    )
-    wild = replace(method, step=32 * method.cell().step_size)
-    V, _, _ = of_diana(wild)
-    assert V.max() > 2 * V[0]
-
-
 @pytest.mark.parametrize("name", first_of_each(["ef21", "ef21_plus"]))
 @pytest.mark.parametrize(
     "operator", first_of_each([{"name": "top_k", "k": 1}, "scaled_sign"]), ids=title
@@ -200,19 +188,6 @@ def variance(run) -> torch.Tensor:
     ones = [Sample.at(torch.full(shape, j)) for j in range(12)]
     each = torch.stack([run.problem.grad(x, one) for one in ones])
     return (each - each.mean(0)).square().sum(-1).mean(0).mean(1)
-
-
-def test_steps_of_special_cases():
-    """Without momentum EF21-HB has EF21's step; wider memories and coarser operators shorter ones."""
-    ef21 = on("ef21").cell().step_size
-    assert on("ef21_hb", params={"eta": 0.0}).cell().step_size == pytest.approx(ef21)
-    steps = [on("ef21_hb", params={"eta": e}).cell().step_size / (1 - e) for e in (0, 0.5, 0.9)]
-    assert steps[0] > steps[1] > steps[2] > 0
-    L = constants(on("gd", None)).L
-    for name in ("ef21_sgdm", "ef21_page", "ef21_w"):
-        params = {"eta": 1.0} if name == "ef21_sgdm" else {}
-        one = on(name, "identity", params={**params, **({"p": 1.0} if "page" in name else {})})
-        assert one.cell().step_size == pytest.approx(1 / L)
 
 
 EF14S = [
@@ -297,67 +272,30 @@ def last_norms(method: Method, multiples=(1.0,), seeds=(0,), name="grad_norm_sq"
 
 
 @pytest.mark.thorough
-def test_ec_methods_with_shifts_have_no_floor_where_plain_ones_do(convex):
-    gamma, last = 1 / (8 * constants(on("ef14", problem=convex)).L_max), {}
-    for name in ("ef14", "ec_gd_star", "ec_diana", "double_squeeze"):
-        down = TOP if name == "double_squeeze" else None
-        params = {"shift": "rand_k:k=5"} if name == "ec_diana" else {}
-        method = on(name, TOP, 1500, convex, params=params, downlink=down, step=gamma)
-        last[name] = last_norms(method, (0.3, 1.2))
-    for name in ("ec_gd_star", "ec_diana"):
-        assert (last[name] < 1e-18).all(), last
-    for name in ("ef14", "double_squeeze"):
-        assert (last[name] > 1e-5).all(), last
-        assert last[name][1] > 3 * last[name][0], last  # it grows with the step
+@pytest.mark.parametrize(
+    ("name", "params", "floor"),
+    [
+        ("ef14", {}, True),
+        ("double_squeeze", {}, True),
+        ("ec_gd_star", {}, False),
+        ("ec_diana", {"shift": "rand_k:k=5"}, False),
+        ("ef21", {}, False),
+        ("ef21_hb", {"eta": 0.5}, False),
+        ("ef21_w", {}, False),
+        ("ef21_sgdm", {"eta": 0.5}, False),
+    ],
+)
+def test_who_has_a_floor_on_unlike_clients(convex, name, params, floor):
+    """Where there is one it grows with the step."""
+    gamma = 1 / (8 * constants(on("ef14", problem=convex)).L_max)
+    down = TOP if name == "double_squeeze" else None
+    method = on(name, TOP, 1500, convex, params=params, downlink=down, step=gamma)
+    small, large = last_norms(method, (0.3, 1.2))
+    assert (large > 3 * small > 3e-5) if floor else max(small, large) < 1e-18
 
 
 @pytest.mark.thorough
-def test_the_floor_of_ef21_variants_does_not_grow_with_the_step(convex):
-    gamma = on("ef21", problem=convex).cell().step_size
-    for name, params in (("ef21_hb", {"eta": 0.5}), ("ef21_w", {}), ("ef21_sgdm", {"eta": 0.5})):
-        method = on(name, TOP, 1200, convex, params=params, step=gamma)
-        assert (last_norms(method, (1.0, 4.0)) < 1e-20).all(), name
-
-
-@pytest.mark.thorough
-def test_ec_lsvrg_removes_the_noise():
-    args = {"problem": ROWS, "rounds": 1000, "step": 0.02, "params": {"batch": 2}}
-    top = {"name": "top_k", "k": "30%"}
-    plain, reduced = (last_norms(on(n, top, **args)) for n in ("ec_sgd", "ec_lsvrg"))
-    assert reduced[0] < plain[0] / 3
-
-
-@pytest.mark.thorough
-def test_momentum_lowers_the_error_of_minibatches():
-    errors = []
-    for eta in (1.0, 0.3, 0.1):
-        params = {"eta": eta, "batch": 1}
-        method = on("ef21_sgdm", TOP, 500, ROWS, params=params, step=0.002)
-        errors.append(last_norms(method, (1.0,), range(6), "estimator_error_sq").mean())
-    assert errors[0] > 2 * errors[1] > 4 * errors[2], errors
-
-
-@pytest.mark.thorough
-def test_ef21_page_has_a_lower_floor_than_minibatches():
-    page = on("ef21_page", problem=ROWS, params={"batch": 2}, rounds=600)
-    step = page.cell().step_size
-    sgd = on("ef21_sgd", problem=ROWS, params={"batch": 2}, rounds=600, step=step)
-    assert last_norms(page, (8.0,)) < last_norms(sgd, (8.0,)) / 5
-
-
-@pytest.mark.thorough
-def test_scaled_rand_k_in_ef21_diverges_where_the_rescaled_one_does_not():
-    """Why unbiased operators are rescaled: unscaled roles keep the factor d/K."""
-    method = Method("ef21", {}, {"name": "rand_k", "k": 1}, P2, rounds=400)
-    run = started(method.batch((1.0,), (0,)))
-    run.a.C = registry.lookup("compressor", "rand_k").target(1).compress
-    run.advance(400)
-    assert run.status[0] == "diverged"
-    assert finished(method.batch()).status[0] == "ok"
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["ef21_sgdm", "ef21_hb", "ef21_page", "ef21_w", "ef14"])
+@pytest.mark.parametrize("name", ["ef21", "ef21_sgdm", "ef21_hb", "ef21_page", "ef14"])
 def test_scaled_rand_k_is_rescaled(name):
     """Without the factor 1/(omega + 1) the members diverge; the contractive role puts it in."""
     params = {"ef21_sgdm": {"eta": 1.0}, "ef21_hb": {"eta": 0.5}}.get(name, {})
@@ -420,31 +358,12 @@ def test_proximal_methods_end_at_the_minimiser_of_f_and_the_penalty(convex, name
     assert run.recorder.column("loss")[0, -1] == pytest.approx(-0.1454849561387832, rel=1e-9)
 
 
-def largest(a, b) -> float:
-    return float(np.abs(np.asarray(a) - np.asarray(b)).max())
-
-
-@pytest.mark.thorough
-def test_prox_is_exact(convex):
-    """EF21-Prox, plain and with momentum, weights and PAGE: the same point, with zeros in it."""
-    ends = {}
-    for name in ("ef21", "ef21_w", "ef21_sgdm", "ef21_page", "ef21_plus"):
-        params = {"eta": 0.5} if name == "ef21_sgdm" else {}
-        method = on(name, TOP, 600, {**convex, "weight": 0.2}, params=params, step=0.2)
-        run = finished(method.batch(), every=100)
-        assert run.recorder.column("grad_norm_sq")[0, -1] < 1e-20, name
-        ends[name] = run.s.x
-    assert all(largest(x, ends["ef21"]) < 1e-9 for x in ends.values())
-    assert 0 < int((ends["ef21"].abs() < 1e-12).sum()) < 10
-
-
 def setting_of(method: Method):
-    from raybench.execution.resolve import Resolver
 
     return Resolver(allow_unproven=True).backing(method.cell().cell)[1]
 
 
-def test_without_strong_convexity_there_is_no_linear_rate(saddle):
+def test_without_strong_convexity_there_is_no_linear_rate():
     """Nor is a nonsmooth part taken for convex unless the problem says so."""
 
     class Silent(SaddleL1):
@@ -452,20 +371,16 @@ def test_without_strong_convexity_there_is_no_linear_rate(saddle):
             found = super().find_constants()
             return type(found)(**{**vars(found), "facts": frozenset()})
 
-    with registered("problem", silent=Silent):
-        k = setting_of(Method("gd", {}, None, {"name": "silent", "weight": 1.0}, step=0.1))
+    with registered("problem", silent=Silent, saddle=SaddleL1):
+        k, known = (
+            setting_of(Method("gd", {}, None, {"name": name, "weight": 1.0}, step=0.1))
+            for name in ("silent", "saddle")
+        )
     steps = theory.of(registry.lookup("algorithm", "gd").facts.theory)
     assert theory.PROXIMABLE in steps.nonconvex.failing(k)
     assert theory.PL in steps.pl.failing(k)
-    known = setting_of(Method("gd", {}, None, saddle, step=0.1))
     assert known.constants.facts == {Fact.QUADRATIC, Fact.CONVEX_PENALTY, Fact.STRONGLY_CONVEX}
     assert steps.pl.failing(known) == []
-
-
-def test_a_step_without_theory_is_skipped_with_a_reason():
-    cell = Method("power_sgd", problem=P2).cell().cell
-    with pytest.raises(Skip, match="no theoretical step size"):
-        Resolver().resolve(replace(cell, step=Step("theory", 1.0)))
 
 
 # Gradient differences ---------------------------------------------------------------------------
@@ -542,15 +457,6 @@ def test_variance_reduction_has_no_floor(name, params):
 
 
 @pytest.mark.thorough
-def test_online_methods_have_a_floor_that_falls():
-    """With q^2 and more for MVR's momentum q, with the samples of a dense round for VR-MARINA."""
-    wide, fine = (last_norm("dasha_mvr", momentum=q) for q in (0.3, 0.03))
-    assert 1e-4 < fine < wide / 20
-    few, many = (last_norm("vr_marina", p=0.3, big=b) for b in (1, 10))
-    assert 1e-4 < many < few / 4
-
-
-@pytest.mark.thorough
 def test_vr_marina_with_other_samples_at_the_old_point_stalls():
     """A difference must be of the same samples: the classic mistake."""
 
@@ -585,19 +491,8 @@ def test_adiana_accelerates():
         )
         gaps = run.recorder.column("loss")[0] - run.problem.constants.f_star
         last[name] = gaps[-1] / gaps[0]
-    assert last["gd"] > 1e-4
+    assert last["gd"] > 1e-5
     assert last["adiana"] < 1e-8
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("weight", "compressor"), [(0.0, RAND), (0.2, "natural")], ids=title)
-def test_adiana_is_exact(weight, compressor):
-    with registered("problem", convex_l1=ConvexL1):
-        problem = {"name": "convex_l1", "weight": weight}
-        run = finished(on("adiana", compressor, 3000, problem, rule="paper").batch(), every=100)
-    norms = run.recorder.column("grad_norm_sq")[0]
-    assert norms[-1] < 1e-20 * norms[0]
-    assert (int((run.s.y.abs() < 1e-12).sum()) > 0) == (weight > 0)
 
 
 # DCGD, SGD and momentum SGD ---------------------------------------------------------------------
@@ -644,13 +539,6 @@ def test_the_convex_step_diverges_where_some_f_i_is_not_convex():
         for rule in ("nonconvex", "pl"):
             with pytest.raises(Skip, match="the theorem assumes that every f_i is"):
                 far._resolved({"theory": 1.0, "rule": rule}, 0)
-
-
-@pytest.mark.parametrize("rule", first_of_each(["nonconvex", "pl"]))
-def test_the_shipped_quadratics_have_no_theory_of_dcgd(rule):
-    method = Method("dcgd", {}, {"name": "rand_k", "k": 2}, SHIPPED)
-    with pytest.raises(Skip, match="no theoretical step size"):
-        method._resolved({"theory": 1.0, "rule": rule}, 0)
 
 
 @pytest.mark.parametrize(
@@ -710,18 +598,6 @@ def test_dcgd_converges_to_its_floor(convex, compressor, weight):
         assert floors[0] < 1e-20
     elif not common:
         assert 2 < floors[0] / floors[1] < 8  # it scales with gamma, times 4
-
-
-@pytest.mark.thorough
-def test_dcgd_has_no_floor_where_the_clients_agree_on_the_minimiser():
-    one = {"name": "rand_k", "k": 1}
-    with registered("problem", counterexample=Counterexample):
-        more = {"x0": "problem"}
-        method = Method(
-            "dcgd", {}, one, {"name": "counterexample"}, rule="pl", rounds=4000, more=more
-        )
-        run = finished(method.batch((1.0,), range(4)), every=4000)
-    assert (run.recorder.column("grad_norm_sq")[:, -1] < 1e-20).all()
 
 
 @pytest.mark.parametrize("batch", first_of_each([1, 4]))

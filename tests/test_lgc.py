@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy_methods import top
-from practice_kit import TOP, largest, on_p1, paths
-from toys import each_round, full_gradients
+from toys import TOP, each_round, on_p1
 
 from raybench.core.errors import InputError
 from raybench.testing.algorithms import conformance
@@ -125,50 +124,6 @@ def test_iterates_are_those_by_hand(variant, leader, innovation, masking):
 
 
 @BOTH
-def test_dense_rounds_alone_are_momentum_sgd(variant):
-    args = {"rounds": 80, "step": 0.02}
-    ours, ball = paths(
-        on_p1("lgc", TOP, **args, momentum=0.8, dense_rounds=80, variant=variant),
-        on_p1("heavy_ball", None, **args, momentum=0.8),
-    )
-    assert largest(ours, ball) < 1e-9
-
-
-@BOTH
-def test_rounds_that_fit_are_top_k_with_memory(variant):
-    """Bit for bit those of DGC; without momentum those of EF14 with a memory of gradients."""
-    phases = {"variant": variant, "width": 4, "dense_rounds": 0, "fit_rounds": 60}
-    for masking in (False, True):
-        one = on_p1("lgc", TOP, **phases, momentum=0.8, masking=masking)
-        ours, dgc = paths(one, on_p1("dgc", TOP, momentum=0.8, masking=masking))
-        assert np.array_equal(ours, dgc)
-    plain = on_p1("lgc", TOP, **phases, momentum=0.0, masking=False)
-    ours, ef = paths(plain, on_p1("ef14", TOP, memory="gradient"))
-    assert largest(ours, ef) < 1e-13
-
-
-@BOTH
-@pytest.mark.parametrize("innovation", ["off", 2])
-def test_what_is_not_sent_is_kept(variant, innovation):
-    """All sent + memory = the sum of all directions, in every phase."""
-    method = on_p1(
-        "lgc", TOP, 30, 0.02, variant=variant, **{**SMALL, "innovation": innovation}, **PHASES
-    )
-    seen = each_round(
-        started(method.batch((1.0, 0.5), (0, 1))),
-        lambda r: (r.s.x.clone(), r.c.u.mean(1), r.c.v.mean(1), full_gradients(r).mean(1)),
-    )
-    gammas, total = torch.tensor([[0.02], [0.01]], dtype=torch.float64), torch.zeros(2, 12).double()
-    u = torch.zeros(2, 12).double()
-    for (_, _, _, grad), (x, own, v, _) in pairwise(seen):
-        u = 0.7 * u + grad
-        assert largest(own, u) < 1e-12
-        total = total + u
-        assert largest((seen[0][0] - x) / gammas + v, total) < 1e-10
-    assert float(seen[-1][2].abs().max()) > 1e-3
-
-
-@BOTH
 @pytest.mark.parametrize("innovation", ["off", 2])
 def test_the_memory_contracts(variant, innovation):
     """||v_i - sent_i||^2 <= ||v_i||^2, with innovations of its own less the share 2/12 of it."""
@@ -267,30 +222,3 @@ def test_smooth_gradients_take_fewer_bits_than_top_k(variant):
     assert norms[1][-1] < 1e-3 * norms[1][0]
     assert norms[1][-1] < 10 * norms[0][-1]
     assert learned.bits("up")[0] < 0.6 * top_k.bits("up")[0]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_digits_take_fewer_bits_than_top_k_of_the_same_k():
-    """The loss of top-k with memory after as many rounds, for less than half the bits up, weights down included.
-
-    Not of top-k with any k: on so small a network keeping fewer coordinates is cheaper still.
-    """
-    problem = {"name": "network", "model": "mlp", "dataset": "digits", "clients": 4, "batch": 32}
-    plain = {"momentum": 0.0, "masking": False}
-    fit = {"dense_rounds": 0, "fit_rounds": 100, "fit_steps": 5, "fit_step": 0.003, "width": 8}
-    args = {
-        "compressor": {"name": "top_k", "k": "5%"},
-        "problem": problem,
-        "step": 0.1,
-        "rounds": 400,
-    }
-    top_k = finished(Method("dgc", plain, **args).batch(), 400)
-    lgc = Method("lgc", {**plain, **fit, "innovation": "0.1%", "variant": "server"}, **args)
-    learned = finished(lgc.batch(), 400)
-    loss = [run.recorder.column("loss")[0] for run in (top_k, learned)]
-    assert loss[0][-1] < 0.2 * loss[0][0]
-    assert loss[1][-1] < 1.05 * loss[0][-1]
-    sent = [run.bits("up")[0] for run in (top_k, learned)]
-    weights = sum(w[0].numel() for w in learned.s.W) * 32
-    assert sent[1] + weights < 0.5 * sent[0]

@@ -20,9 +20,7 @@ from raybench.cli.show import PROVED
 from raybench.core import registry
 from raybench.core.draws import Sample
 from raybench.execution.plan import facts_of
-from raybench.execution.resolve import problem_of
 from raybench.problems import build, minimum
-from raybench.testing.trial import Method, finished
 
 LOGISTIC = {"dataset": "breast_cancer", "clients": 5, "scale": "columns"}
 RIDGE = "logistic:dataset=breast_cancer,scale=columns,clients=5,regularizer=l2"
@@ -134,13 +132,6 @@ def test_show_fits_the_screen(monkeypatch, capsys, columns):
         text = capsys.readouterr().out
         assert "where it comes from" in text
         assert max(map(len, text.splitlines())) <= columns
-
-
-def test_show_takes_ten_clients_where_none_are_asked_for():
-    text = said("ef21", "--problem", "logistic", "--dataset", "breast_cancer")
-    assert number(text, "n") == 10
-    assert number(said("logistic", "--dataset", "breast_cancer"), "n") == 10
-    assert number(said("ef21", "--problem", RIDGE), "n") == 5
 
 
 @pytest.mark.parametrize("name", registry.names("algorithm"))
@@ -261,19 +252,6 @@ def test_noise_is_what_the_estimate_of_a_minibatch_has():
     some = problem.grad(best.expand(4000, -1).contiguous(), Sample.at(torch.from_numpy(draws)))
     have = float((some - problem.grad(best[None])).square().sum(-1).mean())
     assert have == pytest.approx(minimum.noise(problem) / b, rel=0.05)
-
-
-def test_suboptimality_of_strongly_convex_logistic_regression():
-    method = Method(
-        "gd", {}, None, {"name": "logistic", **STRONG["logistic"][1]}, rule="pl", rounds=400
-    )
-    run = finished(method.batch())
-    gap = run.recorder.column("suboptimality")[0]
-    c = problem_of(method.cell().cell.problem).constants
-    rate = (1 - c.mu / c.L) ** np.arange(401)
-    assert (gap >= -1e-14).all()
-    assert (gap <= gap[0] * rate * (1 + 1e-9) + 1e-14).all()
-    assert gap[-1] < 1e-2 * gap[0]
 
 
 def test_show_says_how_noisy_and_how_different_the_clients_are():

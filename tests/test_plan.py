@@ -129,16 +129,6 @@ def test_rules_and_other_methods_steps():
     assert given_one.theory_step == nonconvex.theory_step
 
 
-def test_correlated_masks_get_their_own_step():
-    names = ["marina", "diana", "dcgd"]
-    ridge = {**CANCER, "clients": 3, "regularizer": "l2"}  # DCGD needs f_i with a lower bound
-    own = plan(problem=ridge, algorithm=names, compressor=RAND).cells
-    common = plan(problem=ridge, algorithm=names, compressor={**RAND, "mask": "common"}).cells
-    assert len(own) == len(common) == 3
-    for a, b in zip(own, common):
-        assert b.step_size < a.step_size
-
-
 def test_rescaled_operators_resolve_like_unscaled_ones():
     (cell,) = plan(compressor=RAND).cells
     assert cell.alpha == pytest.approx(0.1)
@@ -380,17 +370,6 @@ def test_a_method_is_bound_to_an_operator_that_needs_no_parameters():
         if own is not None:
             params = registry.lookup("compressor", own).params.values()
             assert all(param.default is not registry.REQUIRED for param in params), (name, own)
-
-
-def test_heterogeneity_is_the_clients_gradients_at_the_minimiser():
-    text = "{problem: {name: quadratic, dim: 6, clients: 4, seed: 3}, algorithm: gd, rounds: 1}\n"
-    section = spec.load(text).cells[0].problem
-    problem = problem_of(section)
-    A, b = (t.numpy() for t in problem.exact)
-    best = np.linalg.solve(A.mean(0), b.mean(0))
-    by_hand = np.mean([np.sum((a @ best - c) ** 2) for a, c in zip(A, b, strict=True)])
-    assert facts_of(problem)["heterogeneity"] == pytest.approx(by_hand, rel=1e-9)
-    assert by_hand > 0.1
 
 
 @pytest.mark.parametrize(("content", "says"), [(np.zeros(7), "holds 7 numbers"), (None, "cannot")])

@@ -86,12 +86,6 @@ def test_presets_with_the_mean_are_the_methods_that_they_come_from():
     assert torch.equal(two.s.x, run("dasha_page", RAND, LOGISTIC, params).s.x)
 
 
-def test_without_the_key_a_preset_takes_the_geometric_median():
-    given = run("byz_dasha_page", RAND, robust={"rule": "geometric_median"})
-    assert given.net.apart
-    assert torch.equal(run("byz_dasha_page", RAND).s.x, given.s.x)
-
-
 # What is judged ------------------------------------------------------------------------------------
 
 
@@ -150,24 +144,9 @@ def test_breakdown(name, compressor, rule):
     first, last = robust.recorder.column("grad_norm_sq")[:, [0, -1]].T
     assert (robust.status == "ok").all()
     assert (last < 1e-6 * first).all()
-
-
-@pytest.mark.parametrize(
-    ("name", "compressor"), [("gd", None), ("ef21", TOP), ("diana", RAND), ("marina", RAND)]
-)
-def test_the_mean_breaks_down(name, compressor):
-    given = {"compressor": compressor, "problem": {"name": "alike"}, "step": 0.2, "rounds": 600}
-    plain = run(name, **given, robust={"rule": "mean", **FLIP})
-    first, last = plain.recorder.column("grad_norm_sq")[:, [0, -1]].T
-    assert (last > 100 * first).all()
-
-
-def test_memoryless_methods_with_sparse_messages_stand_still_by_a_median():
-    """Most messages are zero at a coordinate, so their median is: it is no median of gradients."""
-    one = run("dcgd", RAND, {"name": "alike"}, robust={"rule": "median"})
-    other = run("diana", RAND, {"name": "alike"}, robust={"rule": "median"})
-    lasts = [r.recorder.column("grad_norm_sq")[0, -1] for r in (one, other)]
-    assert lasts[0] > 10 * lasts[1]
+    if rule == "median" and not name.startswith("byz_"):
+        plain = run(name, **given, robust={"rule": "mean", **FLIP})
+        assert (plain.recorder.column("grad_norm_sq")[:, -1] > 100 * first).all()
 
 
 SAME = {**LOGISTIC, "split": {"holdout_mix": 1.0}, "clients": 5}
@@ -233,13 +212,6 @@ def test_label_flip_turns_the_labels_of_the_last_clients_around(problem, batch_s
     one.problem._kept = {}
     torch.testing.assert_close(got[:, n - 1], one.problem.grad(x, J)[:, n - 1])
     assert not torch.allclose(got[:, n - 1], right[:, n - 1])
-
-
-def test_wrong_labels_cost_what_right_ones_do():
-    plain = run("sgd", None, LOGISTIC, {"batch": 2})
-    lied = run("sgd", None, LOGISTIC, {"batch": 2}, robust={"byzantine": 1, "attack": "label_flip"})
-    assert np.array_equal(plain.net.oracle.evals, lied.net.oracle.evals)
-    assert np.array_equal(plain.net.ledger.up, lied.net.ledger.up)
 
 
 # Where it runs --------------------------------------------------------------------------------------

@@ -71,28 +71,14 @@ def test_the_order_of_clients_does_not_matter(rule):
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
-def test_moving_and_scaling_all_moves_and_scales_what_comes_out(rule):
+def test_it_moves_and_scales_with_all_and_is_what_all_are(rule):
     x, away = vectors(4), torch.arange(4.0, dtype=torch.float64)
-    torch.testing.assert_close(
-        RULES[rule](3 * x + away, 2), 3 * RULES[rule](x, 2) + away, rtol=1e-8, atol=1e-8
-    )
-
-
-@pytest.mark.parametrize("rule", sorted(RULES))
-def test_of_equal_vectors_it_is_that_vector(rule):
-    x = vectors(5, n=1).expand(3, 7, 4)
-    torch.testing.assert_close(RULES[rule](x, 2), x[:, 0], rtol=1e-14, atol=0)
-
-
-def test_a_trimmed_mean_without_trimming_is_the_mean():
-    x = vectors(6)
-    assert torch.equal(RULES["trimmed_mean"](x, 0), x.mean(1))
-
-
-@pytest.mark.parametrize("rule", sorted(set(RULES) - {"krum"}))
-def test_of_one_client_it_is_that_client(rule):
-    x = vectors(7, n=1)
-    assert torch.equal(RULES[rule](x, 0), x[:, 0])
+    moved, still = RULES[rule](3 * x + away, 2), 3 * RULES[rule](x, 2) + away
+    torch.testing.assert_close(moved, still, rtol=1e-8, atol=1e-8)
+    same = x[:, :1].expand(3, 7, 4)
+    torch.testing.assert_close(RULES[rule](same, 2), same[:, 0], rtol=1e-14, atol=0)
+    if rule != "krum":  # which judges none alone
+        assert torch.equal(RULES[rule](x[:, :1], 0), x[:, 0])
 
 
 @pytest.mark.parametrize("rule", RESISTING)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from toys import descend, each_round, path
+from toys import each_round, path
 
 from raybench.core.errors import InputError
 from raybench.execution.build import GRAPHS, mixing
@@ -101,14 +101,6 @@ def test_average_of_some_cells():
 # Downlinks ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["ef21", "gd", "diana", "marina"])
-def test_an_identity_downlink_changes_nothing(name):
-    compressor = {"diana": "natural", "marina": "natural", "ef21": TOP}.get(name)
-    plain = Method(name, {}, compressor, P1, step=0.05, more=FAR)
-    down = Method(name, {}, compressor, P1, step=0.05, more=FAR, downlink="identity")
-    assert np.abs(path(started(plain.batch())) - path(started(down.batch()))).max() < 1e-12
-
-
 def test_a_compressed_downlink_converges_and_costs_less():
     method = Method("ef21", {}, TOP, P1, step=0.2, rounds=3000, more=FAR, downlink=TOP)
     run = finished(method.batch())
@@ -194,13 +186,3 @@ def test_graphs_by_hand():
         mixing("erdos_renyi", 40, {"p": 0.001})
     gaps = [mixing(name, 16).gap for name in ("path", "ring", "torus", "exponential", "complete")]
     assert gaps == sorted(gaps)
-
-
-def test_descend_is_what_gd_does():
-    method = Method("gd", {}, None, P1, step=0.1, rounds=20, more=FAR)
-    assert (
-        np.abs(
-            path(started(method.batch())) - np.asarray(descend(started(method.batch()), 0.1))
-        ).max()
-        < 1e-12
-    )

@@ -248,20 +248,6 @@ def test_failed_cells_are_tried_again_when_asked_for(tmp_path):
     assert {c.id for c in retried.plan.cells} == {c.id for c in fresh.plan.cells}
 
 
-def test_a_damaged_shard_is_set_aside_and_the_search_goes_on_the_same(tmp_path):
-    config = {**LOGISTIC, **REFINE, "algorithm": ["gd", "ef21"], "rounds": 30}
-    first = raybench.sweep(config, tmp_path, inline=True)
-    for file in sorted((tmp_path / "curves").iterdir())[:2]:
-        data = bytearray(file.read_bytes())
-        data[len(data) // 2] ^= 1
-        file.write_bytes(bytes(data))
-    again = raybench.sweep(config, tmp_path, inline=True)
-    assert len(again.repairs) == 2
-    assert 0 < again.plan.missing < first.plan.missing
-    assert again.counts == first.counts
-    assert {c.id for c in again.plan.cells} == {c.id for c in first.plan.cells}
-
-
 def test_a_search_needs_a_judge_where_there_is_something_to_judge():
     asked = spec.load({**LOGISTIC, **REFINE})
     first = make_plan(asked)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from spec_plugins import BASE, registered, wrong
 
 from raybench.core import registry, yaml
 from raybench.execution.build import mixing
-from raybench.spec import Section, Step, json_schema, load
+from raybench.spec import Step, json_schema, load
 from raybench.spec.cells import GRAPHS, STOP_PARAMS
 from raybench.spec.grid import load as grid_load
 from raybench.store.schema import CURVES
@@ -342,16 +341,6 @@ def test_the_schema_accepts_what_load_accepts_and_shows_defaults():
     assert rand_k["properties"]["k"]["default"] == "1%"
 
 
-def test_sections_and_cells_are_values():
-    a, b = Section("x", {"k": 1, "l": [1]}), Section("x", {"l": [1], "k": 1})
-    assert a == b
-    assert hash(a) == hash(b)
-    assert a != Section("x", {"k": 2, "l": [1]})
-    one, two = load(BASE).cells + load(BASE).cells
-    assert one == two
-    assert len({one, two}) == 1
-
-
 # ------------------------------------------------------------------ the real plug-ins
 
 
@@ -388,16 +377,6 @@ resources: {mode: auto, workers: 1, cpus_per_worker: 1, gpus_per_worker: 0, timi
     )
     assert len(sweep.cells) == 2 * 6 * 9 * 3 + 6 * 2 * 3 - 12
     assert (sweep.excluded, sweep.notes) == (12, ())
-
-
-@pytest.mark.usefixtures("real")
-@pytest.mark.parametrize("name", ["gd", "ef21", "marina", "diana", "ef21_plus", "dcgd", "ef14"])
-def test_real_methods_on_a_real_problem(name):
-    need = {} if name == "gd" else {"compressor": {"name": "rand_k", "k": [1, "10%"]}}
-    sweep = load({"problem": "quadratic", "algorithm": name, **need})
-    assert len(sweep.cells) == (1 if name == "gd" else 2)
-    for cell, other in itertools.combinations(sweep.cells, 2):
-        assert cell.group != other.group
 
 
 @pytest.mark.usefixtures("real")

@@ -60,7 +60,7 @@ def groups() -> dict[str, Group]:
 
 def test_every_key_is_described():
     names = [*document.every_key(), *keys.STEP, *cells.STOP_PARAMS, *cells.GRAPHS]
-    names += [name for group in groups().values() for name in group.params]
+    names += [name for group in groups().values() for name in group.fields]
     missing = [name for name in names if not re.search(rf"\b{name}\b", TEXT)]
     assert not missing
 
@@ -77,4 +77,4 @@ def test_defaults_on_the_page_are_the_defaults():
         assert getattr(one, key) == getattr(two, key)
     for key, group in groups().items():
         if key in written:
-            assert set(written[key]) == set(group.params)
+            assert set(written[key]) == set(group.fields)

@@ -7,9 +7,8 @@ import io
 import numpy as np
 import pytest
 import torch
-from practice_kit import on_p1
 from torch import Tensor
-from toys import registered
+from toys import on_p1, registered
 
 from raybench.core.cells import State
 from raybench.core.draws import Sample

@@ -1,6 +1,6 @@
 """Step sizes against formulas written anew from the papers and the released code, and their assumptions.
 
-Every method's formulas stand a second time in ``formulas_*.py``, in plain arithmetic, and must agree to rounding in several settings, the degenerate ones included: so a
+Every method's formulas stand a second time in ``formulas.py``, in plain arithmetic, and must agree to rounding in several settings, the degenerate ones included: so a
 constant that is off by 2 % fails.
 """
 
@@ -9,12 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import formulas_both_ways
-import formulas_error_feedback
-import formulas_local
-import formulas_unbiased
 import pytest
 import torch
+from formulas import AUTO, CASES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from known_problem import BREAKS, MOST, C, L, easy, setting
@@ -26,11 +23,6 @@ from raybench.problems.base import Constants, Fact
 from raybench.testing.trial import DATA, Method, started
 from raybench.theory import Setting
 
-CASES = [
-    *(formulas_error_feedback.CASES + formulas_unbiased.CASES),
-    *(formulas_both_ways.CASES + formulas_local.CASES),
-]
-AUTO = formulas_unbiased.AUTO + formulas_both_ways.AUTO + formulas_local.AUTO
 sqrt = math.sqrt
 NONCONVEX = {
     "name": "quadratic",
@@ -347,23 +339,12 @@ def test_what_a_setting_takes_for_granted():
     assert theory.INDEPENDENT.holds(k)
 
 
-def test_numbers_are_floats_whatever_was_given():
-    assert type(theory.step_size(lambda k: 1, setting())) is float
-    k = setting(constants=Constants(L=2), p=1)
-    assert type(k.need("L")) is type(k.number("p")) is float
-
-
 @pytest.mark.parametrize("mu", [0.0, -1.0])
 def test_adiana_has_no_mu_where_f_is_not_strongly_convex(mu):
     rule = registry.lookup("algorithm", "adiana").facts.auto["mu"]
     with pytest.raises(theory.NoTheory, match="mu is not positive"):
         rule(setting(constants=Constants(L=2.0, mu=mu)))
     assert rule(setting(constants=Constants(L=2.0, mu=0.5))) == 0.5
-
-
-def test_a_client_with_one_sample_has_no_minibatch():
-    for samples, batch in ((1, None), (2, 1), (2.5, 1)):
-        assert setting(m=samples, batch=1).minibatch == batch
 
 
 def test_a_memory_of_gradients_has_a_theorem_for_constant_steps_only():
@@ -376,12 +357,6 @@ def test_a_memory_of_gradients_has_a_theorem_for_constant_steps_only():
         assert rule.step(own, "nonconvex") == want
     with pytest.raises(theory.NoTheory, match="constant steps only"):
         rule.step(setting(**given, memory="gradient", steady=False), "nonconvex")
-
-
-def test_the_mean_of_correlated_messages_has_the_variance_a():
-    assert setting(ab=(2.0, 0.5), omega=9.0).mean_omega == 2.0
-    assert setting(common=True, omega=9.0).mean_omega == 9.0
-    assert setting(omega=9.0).mean_omega == 3.0
 
 
 # Numbers that theory fills in ------------------------------------------------------------------
@@ -414,16 +389,6 @@ def test_noise_and_convexity_of_a_setting():
     assert theory.STRONGLY_CONVEX.holds(small)
     for one in (theory.PL, theory.STRONGLY_CONVEX):
         assert not one.holds(setting(constants=replace(C, mu=0.0)))
-
-
-def test_auto_parameters():
-    assert Method("marina", {}, RAND, NONCONVEX).cell().params["p"] == pytest.approx(0.2)
-    assert Method("diana", {}, RAND, NONCONVEX).cell().params["alpha"] == pytest.approx(0.2)
-    m = 60 / 5
-    params = Method("vr_marina", {"batch": 3}, "natural", SAMPLES).cell().params
-    assert params["p"] == pytest.approx(min(12 / 64, 3 / (m + 3)))
-    params = Method("vr_marina", {"batch": 3}, {"name": "rand_k", "k": 1}, SAMPLES).cell().params
-    assert params["p"] == pytest.approx(min(1 / 30, 3 / (m + 3)))
 
 
 @pytest.mark.parametrize(

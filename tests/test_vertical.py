@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toys import each_round, path
+from toys import each_round, largest, path
 
-from raybench.execution.resolve import Resolver, Skip, problem_of
+from raybench.execution.resolve import Resolver, Skip
 from raybench.spec import Step
 from raybench.testing.trial import DATA, Method, finished, started
 
@@ -43,10 +43,6 @@ def rand(k: int, mask: str = "independent") -> dict:
     return {"name": "rand_k", "k": k, "mask": mask}
 
 
-def largest(a, b) -> float:
-    return float(np.abs(np.asarray(a) - np.asarray(b)).max())
-
-
 @pytest.mark.parametrize("clients", [1, 4, FEATURES])
 def test_gradient_descent_on_blocks_is_gradient_descent(libsvm, clients):
     method = on(libsvm, "vertical_gd", None, clients, rounds=300)
@@ -58,25 +54,6 @@ def test_gradient_descent_on_blocks_is_gradient_descent(libsvm, clients):
     for now in path(run)[:, 0]:
         assert largest(now, x) < 1e-10
         x = x - 2 / L * A.T @ (A @ x - b)
-
-
-@pytest.mark.parametrize("clients", [1, 4, FEATURES])
-@pytest.mark.parametrize(
-    ("name", "compressor", "params"),
-    [
-        ("vertical_marina", "identity", {"p": 0.3}),
-        ("vertical_marina", "identity", {}),
-        ("vertical_marina", rand(3), {"p": 1.0}),
-        ("vertical_naive", "identity", {}),
-        ("vertical_naive", rand(ROWS), {}),
-    ],
-)
-def test_with_the_identity_all_are_gradient_descent(libsvm, name, compressor, params, clients):
-    args = {"step": 0.004, "rounds": 300, "clients": clients}
-    run = started(on(libsvm, name, compressor, params=params, **args).batch((1.0, 0.5)))
-    plain = path(started(on(libsvm, "vertical_gd", **args).batch((1.0, 0.5))))
-    assert largest(path(run), plain) < 1e-8
-    assert largest(plain[0], plain[-1]) > 0.1
 
 
 @pytest.mark.parametrize("mask", ["independent", "common"])
@@ -101,32 +78,6 @@ def test_products_without_memory_stall_where_marina_falls_by_a_million(libsvm, m
 
 
 BOUNDED = [(k, m, p) for k in (4, 20) for m in ("independent", "common") for p in ("auto", 0.5)]
-
-
-def test_theory_of_the_two_masks(libsvm):
-    """1/(L + sqrt((1-p)/p omega L L_blk)), with one mask for all L for L_blk; p = K/N."""
-    c = problem_of(on(libsvm, "vertical_gd").cell().cell.problem).constants
-    assert c.extra["L_blk"] < 0.8 * c.L
-    for mask, block in (("independent", c.extra["L_blk"]), ("common", c.L)):
-        cell = on(libsvm, "vertical_marina", rand(20, mask)).cell()
-        p, omega = 20 / ROWS, ROWS / 20 - 1
-        assert cell.omega == pytest.approx(omega)
-        if mask == "common":  # the mask's seed is known to all: messages are values alone
-            assert cell.params["p"] == pytest.approx(p)
-        p = cell.params["p"]
-        want = 1 / (c.L + np.sqrt((1 - p) / p * omega * c.L * block))
-        assert cell.step_size == pytest.approx(want)
-
-
-@pytest.mark.parametrize(("k", "mask", "p"), BOUNDED)
-def test_nonconvex_bound(libsvm, k, mask, p):
-    """(1/T) sum E||grad F||^2 <= 2 Delta0/(gamma T); one feature per client."""
-    method = on(libsvm, "vertical_marina", rand(k, mask), params={"p": p}, rounds=300)
-    run = finished(method.batch((1.0,), range(SEEDS)))
-    gap = run.recorder.column("loss")[:, 0].mean() - run.problem.constants.f_star
-    norms = run.recorder.column("grad_norm_sq").mean(0)
-    for T in (1, 3, 10, 30, 100, 300):
-        assert norms[:T].mean() <= 2 * gap / (method.cell().step_size * T), T
 
 
 @pytest.mark.parametrize(("k", "mask", "p"), BOUNDED)

@@ -15,6 +15,32 @@ from raybench.core import registry
 from raybench.execution.run import Run
 from raybench.problems.base import Constants, Fact
 from raybench.problems.quadratic import Quadratic, quadratic
+from raybench.testing.trial import DATA, Method, started
+from raybench.wire.ledger import COLUMNS
+
+P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "seed": 3}
+MATRIX = {"name": "quadratic", "shape": [[5, 4]], "clients": 3, "mu": 0.05}
+SAMPLES = {"name": "least_squares", **DATA}
+TOP, RAND = {"name": "top_k", "k": 3}, {"name": "rand_k", "k": 3}
+FAR = {"x0": {"normal": 2.0}}
+VALUES, RAW = COLUMNS.index("values"), COLUMNS.index("raw")
+
+
+def on_p1(name, compressor=None, rounds=60, step=0.1, **params) -> Method:
+    """Return a method on the first problem, from afar."""
+    return Method(name, params, compressor, P1, step=step, rounds=rounds, more=FAR)
+
+
+def largest(a, b) -> float:
+    """Return the largest difference of two arrays."""
+    return float(np.abs(np.asarray(a) - np.asarray(b)).max())
+
+
+def title(value) -> str:
+    """Return a short id of a parameter of a test."""
+    if isinstance(value, dict):
+        return "-".join(str(v) for v in value.values() if not isinstance(v, list))
+    return str(value)
 
 
 @contextmanager
@@ -98,6 +124,19 @@ class SaddleL1(WithL1):
         super().__init__(*plain.exact, weight)
 
 
+class Shared(Quadratic):
+    """Six clients with the same strongly convex quadratic, d = 8."""
+
+    declared = {}
+
+    def __init__(self) -> None:
+        random = np.random.default_rng(2)
+        Q = np.linalg.qr(random.standard_normal((8, 8))).Q
+        A = torch.from_numpy((Q * random.uniform(0.2, 1.0, 8)) @ Q.T)
+        b = torch.from_numpy(random.standard_normal(8))
+        super().__init__(A.expand(6, 8, 8).contiguous(), b.expand(6, 8).contiguous())
+
+
 class Alike(Quadratic):
     """Seven clients with the same quadratic, d = 10, minimised at 1: what any of them says is right."""
 
@@ -122,6 +161,11 @@ def each_round(run: Run, look: Callable[[Run], Any]) -> list[Any]:
 def path(run: Run) -> np.ndarray:
     """Return the iterates (T + 1, B, d)."""
     return np.stack(each_round(run, lambda r: r.a.point(r.net, r.s, r.c).clone().numpy()))
+
+
+def paths(*methods: Method) -> list[np.ndarray]:
+    """Return the iterates of two cells of each method."""
+    return [path(started(m.batch((1.0, 0.5), (0, 1)))) for m in methods]
 
 
 def full_gradients(run: Run) -> Tensor:

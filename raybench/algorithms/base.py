@@ -8,9 +8,9 @@ messages. Others have a round of their own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, where, zeros_like
@@ -22,7 +22,7 @@ from raybench.compressors import Any_, Contractive, Dense, Unbiased, choose
 from raybench.compressors.base import Applied, keeping, shares
 from raybench.compressors.composed import Support
 from raybench.compressors.sparsification import SharedMask
-from raybench.core import facts
+from raybench.core import facts, registry
 from raybench.core.cells import PerCell, State, chosen
 from raybench.core.errors import InputError
 from raybench.core.layout import clipped, matrices
@@ -36,7 +36,6 @@ from raybench.core.registry import (
     Number,
     Operator,
     Text,
-    algorithm,
 )
 
 if TYPE_CHECKING:
@@ -262,6 +261,24 @@ class Estimator(Algorithm):
         if a.outer is not None and isinstance(a.outer.momentum, PerCell):  # a preset's
             vars(kept)["outer"] = replace(a.outer, momentum=a.outer.momentum[cells])
         return kept
+
+
+T = TypeVar("T", bound=type)
+
+
+def algorithm(name: str, **given: Any) -> Callable[[T], T]:
+    """Register a method that comes with raybench, with the facts that its class tells unless they are given.
+
+    The model that an estimator broadcasts may be compressed as in EF21-P; who has minibatches is stochastic.
+    """
+
+    def register(kind: T) -> T:
+        told = issubclass(kind, Estimator) and kind.broadcasts_model and given.get("down") is None
+        batched = "batch" in {*given, *getattr(kind, "__params__", {})}
+        usual = {"broadcast": Contractive if told else None, "stochastic": batched}
+        return registry.algorithm(name, **{**usual, **given})(kind)
+
+    return register
 
 
 HOOKS = {"local": "source", "outer": "outer_step", "delay": "outer_step"}

@@ -3,7 +3,6 @@
 from math import sqrt
 
 from raybench.algorithms.base import (
-    Contractive,
     Integer,
     Number,
     Robust,
@@ -48,11 +47,9 @@ STEPS = theory.StepSizes(
     "byz_dasha_page",
     title="Byz-DASHA-PAGE",
     up=Unbiased,
-    broadcast=Contractive,
     proximal=True,
     robust=True,
     theory=STEPS,
-    stochastic=True,
     auto={"alpha": follow_rate, "p": refresh},
     alpha=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),

@@ -47,7 +47,6 @@ STEPS = theory.recursive(
     proximal=True,
     robust=True,
     theory=STEPS,
-    stochastic=True,
     auto={"p": vr_sync_probability},
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
     batch=Integer(1, low=1, help="samples of a difference"),

@@ -19,7 +19,6 @@ STEPS = three_point(lazy).with_rules(released=None)
 @algorithm(
     "clag",
     up=Contractive,
-    broadcast=Contractive,
     proximal=True,
     robust=True,
     theory=STEPS,
@@ -39,7 +38,7 @@ class CLAG(ThreePC):
         return a.add(wire, c, a.C(x - c.g, wire.stream("up")).masked(left > a.z * moved))
 
 
-@algorithm("lag", own="identity", up=None, broadcast=Contractive, proximal=True, theory=STEPS)
+@algorithm("lag", own="identity", up=None, proximal=True, theory=STEPS)
 class LAG(CLAG):
     """CLAG with the identity: g_i <- grad f_i(x) if the client fires, else g_i.
 

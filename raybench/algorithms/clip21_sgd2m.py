@@ -2,16 +2,14 @@
 
 import torch
 
-from raybench.algorithms.base import Contractive, Dense, Estimator, Integer, Number, algorithm
+from raybench.algorithms.base import Dense, Estimator, Integer, Number, algorithm
 
 
 @algorithm(
     "clip21_sgd2m",
     title="Clip21-SGD2M",
     up=None,
-    broadcast=Contractive,
     theory=None,
-    stochastic=True,
     tau=Number(
         1.0, low=0, open_low=True, words=("off",), help="norm to which a message is clipped"
     ),

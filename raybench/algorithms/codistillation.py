@@ -8,7 +8,6 @@ from raybench.algorithms.diffusion import HALF
     "codistillation",
     title="codistillation",
     up=None,
-    stochastic=True,
     predicts=True,
     theory=HALF,
     w=Number(0.5, low=0, per_cell=True, help="weight of the distillation loss"),

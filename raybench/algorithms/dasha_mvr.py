@@ -1,6 +1,6 @@
 """DASHA-MVR: trackers by momentum over minibatches."""
 
-from raybench.algorithms.base import Contractive, Integer, Number, Unbiased, algorithm, theory
+from raybench.algorithms.base import Integer, Number, Unbiased, algorithm, theory
 from raybench.algorithms.dasha import ASSUMES, BOUND, Dasha, follow_rate
 from raybench.algorithms.dasha_page import tracked
 
@@ -30,11 +30,9 @@ STEPS = theory.StepSizes(
 @algorithm(
     "dasha_mvr",
     up=Unbiased,
-    broadcast=Contractive,
     proximal=True,
     robust=True,
     theory=STEPS,
-    stochastic=True,
     auto={"alpha": follow_rate},
     momentum=Number(0.1, low=0, high=1, open_low=True, per_cell=True, help="q, weight of the new"),
     batch=Integer(1, low=1, help="samples per client and round"),

@@ -3,7 +3,6 @@
 from math import sqrt
 
 from raybench.algorithms.base import (
-    Contractive,
     Integer,
     Number,
     Unbiased,
@@ -46,11 +45,9 @@ STEPS = theory.StepSizes(
 @algorithm(
     "dasha_page",
     up=Unbiased,
-    broadcast=Contractive,
     proximal=True,
     robust=True,
     theory=STEPS,
-    stochastic=True,
     auto={"alpha": follow_rate, "p": refresh},
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
     batch=Integer(1, low=1, help="samples per client and round"),

@@ -1,7 +1,6 @@
 """DASHA-SYNC-MVR: minibatch trackers, and a coin for dense rounds."""
 
 from raybench.algorithms.base import (
-    Contractive,
     Dense,
     Integer,
     Number,
@@ -39,11 +38,9 @@ STEPS = theory.StepSizes(
 @algorithm(
     "dasha_sync_mvr",
     up=Unbiased,
-    broadcast=Contractive,
     proximal=True,
     robust=True,
     theory=STEPS,
-    stochastic=True,
     auto={"alpha": follow_rate, "p": vr_sync_probability},
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
     batch=Integer(1, low=1, help="samples of a difference"),

@@ -1,6 +1,6 @@
 """Distributed compressed gradient descent."""
 
-from raybench.algorithms.base import Any_, Contractive, Estimator, algorithm, theory
+from raybench.algorithms.base import Any_, Estimator, algorithm, theory
 
 
 def nonconvex(k: theory.Setting) -> float:
@@ -40,7 +40,6 @@ STEPS = theory.StepSizes(
 @algorithm(
     "dcgd",
     up=Any_,
-    broadcast=Contractive,
     proximal=True,
     robust=True,
     theory=STEPS,

@@ -11,7 +11,6 @@ from raybench.algorithms.base import Choice, Contractive, Estimator, Integer, Nu
     up=Contractive,
     averaged=False,  # it may ask who sent what
     theory=None,
-    stochastic=True,
     beta=Number(0.999, low=0, high=1, per_cell=True, help="what is kept of the momentum"),
     decay=Number(0.0, low=0, per_cell=True, help="decoupled weight decay"),
     combine=Choice(

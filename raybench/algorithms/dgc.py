@@ -21,9 +21,7 @@ from raybench.algorithms.base import (
 @algorithm(
     "dgc",
     up=Contractive,
-    broadcast=Contractive,
     theory=None,
-    stochastic=True,
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
     momentum=Number(0.9, low=0, high=0.999, per_cell=True, help="eta, at the clients"),
     nesterov=Flag(help="u <- eta (u + g), v <- v + u + g"),

@@ -3,7 +3,6 @@
 from math import sqrt
 
 from raybench.algorithms.base import (
-    Contractive,
     Estimator,
     Number,
     Unbiased,
@@ -98,7 +97,6 @@ STEPS = theory.recursive(
 @algorithm(
     "diana",
     up=Unbiased,
-    broadcast=Contractive,
     proximal=True,
     robust=True,
     theory=STEPS,

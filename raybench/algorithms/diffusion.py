@@ -16,7 +16,6 @@ HALF = theory.thumb(half)
     title="diffusion",
     up=None,
     decentralised=True,
-    stochastic=True,
     theory=HALF,
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
     order=Choice("atc", "cta", help="adapt, then combine; or combine, then adapt"),
@@ -47,7 +46,6 @@ def quarter(k: theory.Setting) -> float:
     version="2",
     up=None,
     decentralised=True,
-    stochastic=True,
     theory=theory.thumb(quarter),
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
 )
@@ -68,7 +66,6 @@ class DGD(Points):
     title="exact diffusion",
     up=None,
     decentralised=True,
-    stochastic=True,
     proximal=True,
     theory=HALF,
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),

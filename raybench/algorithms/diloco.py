@@ -31,9 +31,7 @@ def inner(a: Algorithm, optimizer: str, steps: int | None = None) -> Local:
     "diloco",
     title="DiLoCo",
     up=None,
-    broadcast=Contractive,
     theory=None,
-    stochastic=True,
     steps=STEPS,
     inner_step=INNER_STEP,
     weight_decay=DECAY,
@@ -62,9 +60,7 @@ class DiLoCo(GD):
     "muloco",
     title="MuLoCo",
     up=None,
-    broadcast=Contractive,
     theory=None,
-    stochastic=True,
     inner_step=Number(0.01, low=0, open_low=True, help="step of the inner optimizer"),
 )
 class MuLoCo(DiLoCo):
@@ -82,10 +78,8 @@ class MuLoCo(DiLoCo):
     title="SparseLoCo",
     version="2",
     up=Contractive,
-    broadcast=Contractive,
     averaged=False,  # it may ask who sent what
     theory=None,
-    stochastic=True,
     steps=STEPS,
     inner_step=INNER_STEP,
     weight_decay=DECAY,

@@ -12,7 +12,6 @@ from raybench.algorithms.power_sgd import orthonormal
     version="2",
     up=None,
     theory=None,
-    stochastic=True,
     rank=Integer(8, low=1, help="of a matrix's step, at most"),
     momentum=Number(
         0.95, low=0, high=0.9999, help="mu, what a step leaves of the momentum along it"

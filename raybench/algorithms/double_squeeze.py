@@ -9,7 +9,6 @@ from raybench.algorithms.base import Contractive, Estimator, Integer, algorithm
     up=Contractive,
     down=Contractive,
     theory=None,
-    stochastic=True,
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
 )
 class DoubleSqueeze(Estimator):

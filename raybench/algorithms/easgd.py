@@ -13,7 +13,6 @@ def spring(k: theory.Setting) -> float:
     "easgd",
     version="2",
     up=None,
-    stochastic=True,
     theory=HALF,
     auto={"alpha": spring},
     beta=Number(0.9, low=0, high=1, per_cell=True, help="pull of the centre to the mean client"),

@@ -23,9 +23,7 @@ def rate(k: theory.Setting) -> float:
 @algorithm(
     "ec_diana",
     up=Contractive,
-    broadcast=Contractive,
     theory=None,
-    stochastic=True,
     auto={"alpha": rate},
     operators={"shift": Unbiased},
     shift=Operator("rand_k:k=10%", help="unbiased operator of the second message"),
@@ -76,7 +74,6 @@ STEPS = theory.StepSizes(
     "ec_gd_star",
     title="EC-GD*",
     up=Contractive,
-    broadcast=Contractive,
     minimizer=True,
     theory=STEPS,
 )
@@ -103,10 +100,8 @@ def refresh(k: theory.Setting) -> float:
 @algorithm(
     "ec_lsvrg",
     up=Contractive,
-    broadcast=Contractive,
     robust=True,
     theory=None,
-    stochastic=True,
     auto={"p": refresh},
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
     batch=Integer(1, low=1, help="samples per client and round"),

@@ -76,7 +76,6 @@ MEMORY = Choice("step", "gradient", help="the error is of gamma grad, or of grad
 @algorithm(
     "ef14",
     up=Contractive,
-    broadcast=Contractive,
     robust=True,
     theory=STEPS.with_rules(released=RELEASED),
     memory=MEMORY,
@@ -113,9 +112,7 @@ class EF14(Estimator):
     title="EF-signSGD",
     own="scaled_sign",
     up=None,
-    broadcast=Contractive,
     theory=STEPS,
-    stochastic=True,
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
 )
 class EFSignSGD(EF14):
@@ -131,9 +128,7 @@ class EFSignSGD(EF14):
     title="1-bit SGD",
     own="one_bit",
     up=None,
-    broadcast=Contractive,
     theory=STEPS,
-    stochastic=True,
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
     memory=Choice("gradient", "step", help="the error is of grad, or of gamma grad"),
 )
@@ -148,10 +143,8 @@ class OneBit(EF14):
 @algorithm(
     "ec_sgd",
     up=Contractive,
-    broadcast=Contractive,
     robust=True,
     theory=STEPS,
-    stochastic=True,
     batch=Integer(1, low=1, help="samples per client and round"),
 )
 class ECSGD(EF14):

@@ -65,7 +65,6 @@ STEPS = theory.recursive(
 @algorithm(
     "ef21",
     up=Contractive,
-    broadcast=Contractive,
     proximal=True,
     robust=True,
     theory=STEPS,
@@ -102,7 +101,6 @@ class EF21(Estimator):
     "ef21_prox",
     title="EF21-Prox",
     up=Contractive,
-    broadcast=Contractive,
     proximal=True,
     robust=True,
     theory=STEPS.with_rules(released=None),

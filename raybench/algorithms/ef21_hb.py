@@ -32,7 +32,6 @@ STEPS = theory.StepSizes(
 @algorithm(
     "ef21_hb",
     up=Contractive,
-    broadcast=Contractive,
     robust=True,
     theory=STEPS,
     eta=Number(0.9, low=0, high=0.999, per_cell=True, help="momentum"),

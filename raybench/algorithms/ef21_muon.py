@@ -11,9 +11,7 @@ from raybench.algorithms.parts import orthogonalised
     "ef21_muon",
     title="EF21-Muon",
     up=Contractive,
-    broadcast=Contractive,
     theory=None,
-    stochastic=True,
     eta=Number(0.1, low=0, high=1, open_low=True, per_cell=True, help="weight of a fresh gradient"),
     norm=Choice(
         "spectral", "sign", "euclidean", help="of matrices; vectors move by signs unless euclidean"

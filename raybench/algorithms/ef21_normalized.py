@@ -32,9 +32,7 @@ STEPS = theory.StepSizes(
     "ef21_normalized",
     title="normalised EF21",
     up=Contractive,
-    broadcast=Contractive,
     theory=STEPS,
-    stochastic=True,
     eta=Number(1.0, low=0, high=1, open_low=True, per_cell=True, help="weight of new gradients"),
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
 )

@@ -37,11 +37,9 @@ STEPS = theory.StepSizes(
 @algorithm(
     "ef21_page",
     up=Contractive,
-    broadcast=Contractive,
     proximal=True,
     robust=True,
     theory=STEPS,
-    stochastic=True,
     auto={"p": refresh},
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),
     batch=Integer(1, low=1, help="samples per client and round"),

@@ -7,7 +7,6 @@ from raybench.algorithms.ef21 import STEPS
 @algorithm(
     "ef21_plus",
     up=Contractive,
-    broadcast=Contractive,
     averaged=False,  # a flag says which of two meanings a message has
     relay=False,  # some messages replace a g_i, so their sum is not the change of g
     proximal=True,

@@ -23,7 +23,6 @@ def recursion(k: theory.Setting) -> theory.Rate:
 @algorithm(
     "ef21_pp",
     up=Contractive,
-    broadcast=Contractive,
     proximal=True,
     participation="p",
     robust=True,

@@ -49,11 +49,9 @@ STEPS = theory.StepSizes(
 @algorithm(
     "ef21_sgd",
     up=Contractive,
-    broadcast=Contractive,
     proximal=True,
     robust=True,
     theory=STEPS.with_rules(released=PLAIN),
-    stochastic=True,
     batch=Integer(1, low=1, help="samples per client and round"),
 )
 class EF21SGD(EF21):
@@ -68,11 +66,9 @@ class EF21SGD(EF21):
 @algorithm(
     "ef21_sgdm",
     up=Contractive,
-    broadcast=Contractive,
     proximal=True,
     robust=True,
     theory=STEPS,
-    stochastic=True,
     eta=Number(0.1, low=0, high=1, open_low=True, per_cell=True, help="weight of new gradients"),
     double=Flag(help="average twice (SGD2M)"),
 )

@@ -14,7 +14,6 @@ STEPS = theory.recursive(
 @algorithm(
     "ef21_w",
     up=Contractive,
-    broadcast=Contractive,
     averaged=False,  # its mean is weighted
     proximal=True,
     theory=STEPS,

@@ -2,7 +2,7 @@
 
 from math import sqrt
 
-from raybench.algorithms.base import Any_, Contractive, Estimator, Number, algorithm, theory
+from raybench.algorithms.base import Any_, Estimator, Number, algorithm, theory
 
 
 def shift_rate(k: theory.Setting) -> float:
@@ -72,7 +72,6 @@ STEPS = theory.recursive(
 @algorithm(
     "ef_bv",
     up=Any_,
-    broadcast=Contractive,
     proximal=True,
     theory=STEPS,
     auto={"lam": shift_rate, "nu": mean_rate},

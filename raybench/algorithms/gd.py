@@ -1,6 +1,6 @@
 """Gradient descent, and on minibatches."""
 
-from raybench.algorithms.base import Contractive, Dense, Estimator, Integer, algorithm, theory
+from raybench.algorithms.base import Dense, Estimator, Integer, algorithm, theory
 
 
 def exact(k: theory.Setting) -> theory.Rate:
@@ -32,7 +32,6 @@ STEPS = theory.StepSizes(
 @algorithm(
     "gd",
     up=None,
-    broadcast=Contractive,
     proximal=True,
     robust=True,
     theory=STEPS,
@@ -88,11 +87,9 @@ SGD_STEPS = theory.StepSizes(
 @algorithm(
     "sgd",
     up=None,
-    broadcast=Contractive,
     proximal=True,
     robust=True,
     theory=SGD_STEPS,
-    stochastic=True,
     batch=Integer(1, low=1),
 )
 class SGD(GD):

@@ -56,7 +56,6 @@ class Gossip(Points):
     "choco_sgd",
     up=Contractive,
     decentralised=True,
-    stochastic=True,
     theory=HALF,
     auto={"mix": weight},
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),

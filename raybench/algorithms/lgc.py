@@ -24,8 +24,8 @@ from raybench.algorithms.base import (
 @algorithm(
     "lgc",
     up=Contractive,
+    broadcast=None,
     theory=None,
-    stochastic=True,
     variant=Choice("all_reduce", "server", help="mean latents, or a leader's with innovations"),
     dense_rounds=Integer(200, low=0, help="first rounds, sent uncompressed"),
     fit_rounds=Integer(300, low=1, help="rounds of top-k after them, in which it is fitted"),

@@ -11,9 +11,7 @@ from raybench.algorithms.parts import directions
     title="Local SGD",
     version="2",
     up=None,
-    broadcast=Contractive,
     theory=None,
-    stochastic=True,
     participation="p",
     tau=Integer(5, low=1, help="local steps per round"),
     batch=Integer("full", low=1, words=("full",), help="samples per client and local step"),
@@ -56,9 +54,7 @@ class LocalSGD(GD):
     title="FedAvg",
     version="2",
     up=None,
-    broadcast=Contractive,
     theory=None,
-    stochastic=True,
     participation="p",
 )
 class FedAvg(LocalSGD):
@@ -81,9 +77,7 @@ class FedAvg(LocalSGD):
     title="FedProx",
     version="2",
     up=None,
-    broadcast=Contractive,
     theory=None,
-    stochastic=True,
     participation="p",
     mu=Number(0.1, low=0, per_cell=True, help="weight of the proximal term"),
 )
@@ -103,9 +97,7 @@ class FedProx(LocalSGD):
     "scaffold",
     version="2",
     up=None,
-    broadcast=Contractive,
     theory=None,
-    stochastic=True,
     participation="p",
 )
 class Scaffold(LocalSGD):
@@ -137,10 +129,8 @@ class Scaffold(LocalSGD):
     "local_ef21",
     title="Local EF21",
     up=Contractive,
-    broadcast=Contractive,
     robust=True,
     theory=None,
-    stochastic=True,
     tau=Integer(5, low=1, help="local steps per round"),
     batch=Integer("full", low=1, words=("full",), help="samples per client and local step"),
 )

@@ -2,16 +2,14 @@
 
 import torch
 
-from raybench.algorithms.base import Any_, Contractive, Estimator, Integer, Number, algorithm
+from raybench.algorithms.base import Any_, Estimator, Integer, Number, algorithm
 
 
 @algorithm(
     "loco",
     title="LoCo",
     up=Any_,
-    broadcast=Contractive,
     theory=None,
-    stochastic=True,
     beta=Number(0.8, low=0, high=1, per_cell=True, help="what is kept of the error before"),
     reset=Integer(1024, low=1, help="rounds after which the error is forgotten"),
     levels=Integer(

@@ -17,7 +17,6 @@ from raybench.algorithms.diffusion import HALF
 @algorithm(
     "lsgd",
     up=None,
-    stochastic=True,
     theory=HALF,
     tau=Integer(1, low=1, help="local steps per round"),
     lam=Number(0.1, low=0, high=1, per_cell=True, help="pull towards the leader of the group"),

@@ -3,7 +3,6 @@
 from math import sqrt
 
 from raybench.algorithms.base import (
-    Contractive,
     Dense,
     Estimator,
     Number,
@@ -77,7 +76,6 @@ STEPS = theory.recursive(
 @algorithm(
     "marina",
     up=Unbiased,
-    broadcast=Contractive,
     proximal=True,
     robust=True,
     theory=STEPS,

@@ -1,7 +1,6 @@
 """Gradient descent and SGD with momentum at the server."""
 
 from raybench.algorithms.base import (
-    Contractive,
     Flag,
     Integer,
     Number,
@@ -39,7 +38,6 @@ CODE = theory.Convention(released, "IgorSokoloff/ef21_b-w_experiements_source_co
     title="heavy ball",
     version="2",
     up=None,
-    broadcast=Contractive,
     proximal=True,
     robust=True,
     theory=theory.recursive(heavy_ball, SOURCE, released=CODE),
@@ -71,7 +69,6 @@ class HeavyBall(GD):
     title="momentum SGD",
     version="2",
     up=None,
-    broadcast=Contractive,
     proximal=True,
     robust=True,
     theory=theory.recursive(
@@ -80,7 +77,6 @@ class HeavyBall(GD):
         theory.BOUNDED_NOISE,
         floor=("(1-eta) sigma^2/n", "(1-eta) sigma^2/(n mu)"),
     ),
-    stochastic=True,
     batch=Integer(1, low=1, help="samples per client and round"),
 )
 class MomentumSGD(HeavyBall):

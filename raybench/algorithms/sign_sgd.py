@@ -16,7 +16,6 @@ from raybench.algorithms.base import (
     own="sign",
     up=None,
     theory=None,
-    stochastic=True,
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
     decay=Number(0.0, low=0, per_cell=True, help="weight decay, beside the vote"),
     ties=Choice("plus", "random", help="the vote of as many + as -: +1, or a coin of the server"),
@@ -54,7 +53,6 @@ class SignSGD(Estimator):
     own="sign",
     up=None,
     theory=None,
-    stochastic=True,
     momentum=Number(0.9, low=0, high=0.999, per_cell=True, help="weight of past gradients"),
 )
 class Signum(SignSGD):

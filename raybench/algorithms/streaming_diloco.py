@@ -13,7 +13,6 @@ from raybench.core.errors import InputError
     title="Streaming DiLoCo",
     up=Any_,
     theory=None,
-    stochastic=True,
     fragments=Integer(2, low=1, help="P, groups of tensors that are exchanged in turns"),
     steps=Integer(15, low=1, help="local steps per round, H/P"),
     late=Integer(

@@ -32,7 +32,6 @@ def recursion(k: theory.Setting) -> theory.Rate:
     up=Contractive,
     theory=theory.recursive(recursion, "derived here, after EF21", theory.CONTRACTIVE, theory.FULL),
     vertical=True,
-    stochastic=True,
     batch=Integer("full", low=1, words=("full",), help="samples of a round, or all of them"),
     p=Number(0.0, low=0, high=1, per_cell=True, help="probability of a round of dense messages"),
     init=Choice("zero", "full", help="the table at the start: zeros, or the products at x^0"),

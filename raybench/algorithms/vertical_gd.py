@@ -44,7 +44,6 @@ class VerticalGD(Algorithm):
     up=None,
     theory=None,
     vertical=True,
-    stochastic=True,
     batch=Integer(32, low=1, words=("full",), help="samples of a round, the same for all clients"),
 )
 class VerticalSGD(VerticalGD):
@@ -61,7 +60,6 @@ class VerticalSGD(VerticalGD):
     up=Any_,
     theory=None,
     vertical=True,
-    stochastic=True,
     batch=Integer("full", low=1, words=("full",), help="samples of a round, or all of them"),
 )
 class VerticalNaive(VerticalGD):

@@ -4,7 +4,6 @@ import torch
 
 from raybench.algorithms.base import (
     Choice,
-    Contractive,
     Integer,
     Number,
     Unbiased,
@@ -75,11 +74,9 @@ STEPS = theory.StepSizes(
     "vr_diana",
     version="2",
     up=Unbiased,
-    broadcast=Contractive,
     proximal=True,
     robust=True,
     theory=STEPS,
-    stochastic=True,
     auto={"alpha": shift_rate, "p": refresh},
     estimator=Choice("lsvrg", "saga", help="reference point, or table of sample gradients"),
     p=Number("auto", low=0, high=1, open_low=True, words=("auto",), per_cell=True),

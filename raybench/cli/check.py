@@ -233,15 +233,18 @@ def _shared_memory() -> Look:
 
 
 def _data() -> Look:
-    from raybench.data import known
+    from raybench.data import catalogue
 
-    folder, is_set = known.folder(), bool(os.environ.get("RAYBENCH_DATA"))
+    folder, is_set = catalogue.folder(), bool(os.environ.get("RAYBENCH_DATA"))
     shown = f"{folder} ({'' if is_set else 'default; '}RAYBENCH_DATA{'' if is_set else ' sets it'})"
     if not folder.is_dir():
         if is_set:
             return "data", f"no folder {folder}", "make it, or correct RAYBENCH_DATA"
         return "data", f"{shown}, empty: sets are downloaded when first used", ""
-    have = ", ".join(name for name in known.KNOWN if known.find(name)) or "no LIBSVM set yet"
+    have = (
+        ", ".join(name for name in catalogue.LIBSVM_SETS if catalogue.find(name))
+        or "no LIBSVM set yet"
+    )
     if not os.access(folder, os.W_OK):
         have += " (cannot be written: nothing can be downloaded)"
     return "data", f"{shown}: {have}", ""

@@ -240,7 +240,7 @@ def plot(
         left = [text for text in chosen(frames)[1] if "not drawn" in text]
         note(*(f"{text}; --methods A,B draws others" for text in left))
     else:
-        from raybench.report.own import behind, drawn, figure
+        from raybench.report.custom import behind, drawn, figure
         from raybench.report.plots import save, size_of, styled
 
         with styled(style):

@@ -12,14 +12,12 @@ from raybench.spec import Cell
 from raybench.spec.parts import canonical
 from raybench.store import shard_name
 
-MOST_CELLS_PER_BATCH = (
-    64  # with 64 right-hand sides matrix products are at their full speed, and more gain little
-)
+# with 64 right-hand sides matrix products are at their full speed, and more gain little
+MOST_CELLS_PER_BATCH = 64
 MOST_BYTES_PER_TENSOR = 1 << 26  # B is limited so that a tensor (B, n, d) does not exceed it
 MOST_ROWS_PER_BATCH = 1 << 21  # recorded rows are held in memory until the batch is committed
-OVERHEAD_PER_ROUND = (
-    50_000.0  # what a round costs beside its arithmetic, in units of coordinates touched
-)
+# what a round costs beside its arithmetic, in units of coordinates touched
+OVERHEAD_PER_ROUND = 50_000.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,14 +28,10 @@ class SkipCode(StrEnum):
 
     NO_STEP = "no_step"  # theory gives no step size
     NO_VALUE = "no_value"  # a parameter's ``auto`` has no value
-    OPERATOR = "operator"  # an operator is not of the class that the method needs
-    OWN_OPERATOR = (
-        "own_operator"  # an operator that is a parameter of the method is not of its class
-    )
-    VERTICAL_PROBLEM = (
-        "vertical_problem"  # features are split over clients, and the method is not for that
-    )
-    VERTICAL_METHOD = "vertical_method"  # the method needs features that are split over clients, and the problem has none
+    OPERATOR = "operator"  # of another class than the method needs
+    OWN_OPERATOR = "own_operator"  # the same of one that is a parameter of the method
+    VERTICAL_PROBLEM = "vertical_problem"  # features are split over clients, the method has none
+    VERTICAL_METHOD = "vertical_method"  # the method needs features that are split
     NO_PREDICTIONS = "no_predictions"
     NONSMOOTH = "nonsmooth"  # the problem needs proximal steps
     NO_MINIMIZER = "no_minimizer"
@@ -43,7 +39,7 @@ class SkipCode(StrEnum):
     NO_COLLECTIVE = "no_collective"  # ``collective: reduce`` or ``all_to_all``
     NO_PARTICIPATION = "no_participation"
     NO_F_STAR = "no_f_star"
-    NOT_ROBUST = "not_robust"  # ``robust`` for a method that makes no mean of its clients, or a problem without labels
+    NOT_ROBUST = "not_robust"  # no mean over clients to replace, or no labels to turn around
     OWN_PARTS = "own_parts"  # local work, outer optimizer or delay for a method that has its own
 
 

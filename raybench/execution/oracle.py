@@ -84,7 +84,6 @@ class Oracle:
         again at the same x is remembered and costs nothing more.
         """
         began = perf_counter()
-        sample = self._asked(sample)
         if sample is None and x.ndim == 2 and cells is None:
             known = self._last
             last = self.full(x)
@@ -105,10 +104,6 @@ class Oracle:
             self._pay(self._cost(sample, clients), cells)
         self._taken(cells, clients)
         return self._clipped(grads, at)
-
-    def _asked(self, sample: Sample | None) -> Sample | None:
-        """Return the samples that a gradient is of, None for all of each client."""
-        return sample
 
     def _taken(self, cells: Cells | None, clients: Tensor | None) -> None:
         """Take over what the gradients that a method has just got leave behind: here nothing."""

@@ -150,9 +150,8 @@ class Recorder:
         return to_table({**columns, "extra": used}, CURVES, self.live)
 
 
-POINTS_PER_STOCHASTIC_CURVE = (
-    400  # rows of a stochastic method's curve unless the sweep says otherwise
-)
+# rows of a stochastic method's curve unless the sweep says otherwise
+POINTS_PER_STOCHASTIC_CURVE = 400
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import pyarrow as pa
 from raybench.core import registry
 from raybench.execution.batch import Batch, Resolved
 from raybench.spec import Cell, Section
-from raybench.store import CELLS, to_table
+from raybench.store import CELLS, CURVES, to_table
 
 
 def known(values: np.ndarray) -> np.ma.MaskedArray:
@@ -112,21 +112,7 @@ def _columns(rows: Iterable[Mapping[str, object]]) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
 
 
-CURVE_FACTS = (
-    "cell",
-    "group",
-    "label",
-    "problem",
-    "dataset",
-    "clients",
-    "split",
-    "algorithm",
-    "compressor",
-    "k",
-    "step_size",
-    "step_multiple",
-    "seed",
-)
+CURVE_FACTS = CURVES.names[: CURVES.names.index("seed") + 1]  # what identifies a curve
 
 
 def curve_facts(batch: Batch) -> dict[str, np.ndarray]:

@@ -47,13 +47,12 @@ from raybench.spec.model import Evaluate, Prune, Record
 from raybench.store.accounting import Accounting
 from raybench.wire.transport import Transport
 
-DIVERGENCE_FACTOR = (
-    1e12  # a cell whose loss or squared gradient norm grew by this factor has diverged
-)
-ROUNDS_BETWEEN_LOOKS = (
-    50  # in rounds that are not recorded, how often iterates are tested for infinities and NaN
-)
-EVALUATIONS_PER_CURVE = 50  # points of a curve at which accuracy and the like are evaluated: each is a pass over the data
+# a cell whose loss or squared gradient norm grew by this factor has diverged
+DIVERGENCE_FACTOR = 1e12
+# in rounds that are not recorded, how often iterates are tested for infinities and NaN
+ROUNDS_BETWEEN_LOOKS = 50
+# points of a curve at which accuracy and the like are evaluated: each is a pass over the data
+EVALUATIONS_PER_CURVE = 50
 COLUMNS_OF_SECONDS = ("seconds", "seconds_gradient", "seconds_compress", "seconds_communicate")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from raybench.analysis.frames import framed
 from raybench.report.content import PALETTE
-from raybench.report.own import drawn, figure
+from raybench.report.custom import drawn, figure
 from raybench.report.plots import size_of, styled
 from raybench.reproduce.claims import Reproduction
 from raybench.reproduce.evidence import Evidence

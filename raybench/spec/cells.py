@@ -34,7 +34,6 @@ from raybench.spec.settings import (
     FolderName,
     Group,
     PluginFiles,
-    Ruled,
     Single,
 )
 from raybench.store.accounting import Accounting
@@ -214,7 +213,7 @@ class Sweep:
     timeout: float | None = key(Single(Number(None, low=0, open_low=True)), "seconds of a cell")
     attempts: int = key(Single(Integer(2, low=1)), "how often a cell is tried")
     search: Search = key(Group(Search), "which steps of the grid are tried")
-    prune: Prune = key(Ruled(Prune), "whether hopeless steps end early")
+    prune: Prune = key(Group(Prune, short="rule"), "whether hopeless steps end early")
     allow_unproven: bool = key(
         Single(Flag()), "run pairs without theory too, instead of skipping them"
     )

@@ -11,7 +11,6 @@ from raybench.core import yaml
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.spec import cells
 from raybench.spec.keys import (
-    AxisKey,
     Key,
     Kind,
     Plugin,
@@ -22,21 +21,21 @@ from raybench.spec.keys import (
     plugins_schema,
 )
 from raybench.spec.sections import COLLECTIVE, GRANULARITY
-from raybench.spec.settings import SettingKind, Shaping
+from raybench.spec.settings import Shaping
 from raybench.spec.values import Found, show
 
 
-def axes() -> Mapping[str, AxisKey]:
+def axes() -> Mapping[str, Key]:
     """Return the keys that make a cell, by name, in the order of the grid."""
     return keys_of(cells.Cell)
 
 
-def settings() -> Mapping[str, Key[SettingKind]]:
+def settings() -> Mapping[str, Key]:
     """Return the keys that hold for the whole sweep, by name."""
     return keys_of(cells.Sweep)
 
 
-def shaping() -> Mapping[str, Key[Shaping]]:
+def shaping() -> Mapping[str, Key]:
     """Return the keys that shape the grid: what is left out of it, and partial sweeps over the base."""
     return {
         "exclude": Key(
@@ -46,7 +45,7 @@ def shaping() -> Mapping[str, Key[Shaping]]:
     }
 
 
-def every_key() -> Mapping[str, Key[Any]]:
+def every_key() -> Mapping[str, Key]:
     """Return every key of a sweep file, by name."""
     return {**axes(), **shaping(), **settings()}
 

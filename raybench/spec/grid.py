@@ -18,7 +18,7 @@ from raybench.core.facts import USUAL_SHARE, AlgorithmFacts, ProblemFacts, Role
 from raybench.core.registry import Param
 from raybench.spec import cells, document, sections
 from raybench.spec.cells import Cell, Sweep
-from raybench.spec.keys import STEP, AxisKey, Plugin, Scalar, Sections, Table
+from raybench.spec.keys import STEP, Key, Plugin, Scalar, Sections, Table
 from raybench.spec.parts import Section, canonical
 from raybench.spec.sections import MAX_CELLS, Option, locate, options
 from raybench.spec.values import Found, show
@@ -160,20 +160,32 @@ def _located(raw: Mapping[str, object], base: Path, data: Mapping[str, Path]) ->
 # Patterns that take cells out: a cell is excluded where every key of a pattern matches ------------
 
 
-# sections in which a parameter without a section's name is looked up
+# sections in which a parameter without a section's name is looked up, in this order
 _BARE = ("algorithm", "compressor", "problem", "graph")
-_STEPS: Mapping[str, Param] = {
-    "step": STEP["value"],
-    "step.theory": STEP["theory"],
-    "step.value": STEP["value"],
+_STEPS = {
+    name: STEP[name.partition(".")[2] or "value"] for name in ("step", "step.theory", "step.value")
 }
 _ALIASES = {"step_size": "step.value", "step_multiple": "step.theory"}
+Names = Mapping[str, tuple[Param | Sections, Any]]  # what a pattern may name of a cell, by key
 
 
-def _kinds(*kinds: type) -> dict[str, Any]:
-    """Return the kinds of the keys that are of some kinds, by the names of the keys."""
-    axes = document.axes().items()
-    return {name: key.kind for name, key in axes if isinstance(key.kind, kinds)}
+def nameable(cell: Cell) -> Names:
+    """Return what patterns may name of a cell, but for its step: a section's kind, or a parameter, and the value."""
+    out: dict[str, tuple[Param | Sections, Any]] = {}
+    held: dict[str, dict[str, tuple[Param | Sections, Any]]] = {}
+    for name, key in document.axes().items():
+        kind, value = key.kind, getattr(cell, key.field)
+        if isinstance(kind, Scalar):
+            out[name] = kind.param, kind.spelled(value)
+        elif isinstance(kind, Sections | Table):
+            params, settings = kind.params(value), kind.settings(value)
+            held[name] = {inner: (params[inner], settings[inner]) for inner in settings}
+            out |= {f"{name}.{inner}": pair for inner, pair in held[name].items()}
+            if isinstance(kind, Sections):
+                out[name] = kind, None if value is None else value.name
+    for name in reversed(_BARE):
+        out |= held[name]
+    return out
 
 
 @dataclass(frozen=True)
@@ -187,35 +199,14 @@ class Pattern:
     def __str__(self) -> str:
         return show(dict(self.raw), bare=True)
 
-    def matches(self, cell: Cell) -> bool:
-        """Tell whether every key of the pattern matches the cell."""
-        return all(self._match(key, cell) for key in self.raw)
+    def matches(self, names: Names) -> bool:
+        """Tell whether every key of the pattern matches a cell of which it may name these."""
+        return all(key in names and self._accepts(key, *names[key]) for key in self.raw)
 
-    def _match(self, key: str, cell: Cell) -> bool:
-        if key in _STEPS:
-            fits = key in ("step", f"step.{cell.step.kind}")
-            return fits and self._accepts(key, _STEPS[key], cell.step.number)
-        axes = document.axes()
-        if key in axes:
-            kind, value = axes[key].kind, getattr(cell, axes[key].field)
-            if isinstance(kind, Scalar):
-                return self._accepts(key, kind.param, kind.spelled(value))
-            wanted = self.raw[key] if isinstance(self.raw[key], list) else [self.raw[key]]
-            name = None if value is None else value.name
-            return name in [None if one == "none" else one for one in wanted]
-        head, dot, inner = key.partition(".")
-        name = inner or key
-        for part in [head] if dot else _BARE:
-            kind, value = axes[part].kind, getattr(cell, axes[part].field)
-            held = kind.settings(value)
-            if name in held:
-                return self._accepts(key, kind.params(value)[name], held[name])
-        return False
-
-    def _accepts(self, key: str, param: Param, value: object) -> bool:
-        at = (key, id(param))
+    def _accepts(self, key: str, kind: Param | Sections, value: object) -> bool:
+        at = (key, id(kind))
         if at not in self._seen:
-            self._seen[at] = set(map(canonical, _wanted(param, self.raw[key], key, [])))
+            self._seen[at] = set(map(canonical, _wanted(kind, self.raw[key], key, [])))
         return canonical(value) in self._seen[at]
 
 
@@ -237,71 +228,57 @@ def read_patterns(value: object, where: str, found: Found) -> list[Pattern]:
 def _flat(raw: Mapping[str, object]) -> dict[str, object]:
     """Return the pattern with nested mappings dotted and the names of the step's keys unified."""
     out: dict[str, Any] = {}
+    axes = document.axes()
     for key, value in raw.items():
         if key in ("step", "step_size") and isinstance(value, Mapping):
             out.update({f"step.{kind}": number for kind, number in value.items()})
-        elif key in _kinds(Sections, Table) and isinstance(value, Mapping):
+        elif (
+            key in axes
+            and isinstance(axes[key].kind, Sections | Table)
+            and isinstance(value, Mapping)
+        ):
             out.update({key if k == "name" else f"{key}.{k}": v for k, v in value.items()})
         else:
             out[_ALIASES.get(key, key)] = value
     return out
 
 
-def check_patterns(patterns: Iterable[Pattern], cells: Sequence[Cell], found: Found) -> None:
+def check_patterns(patterns: Iterable[Pattern], every: Iterable[Names], found: Found) -> None:
     """Complain about keys that no cell has, unknown names, and values that no parameter takes."""
-    known: dict[str, list[Param]] = {}
-    for name, param in _params(cells):
-        known.setdefault(name, []).append(param)
-    sections, plain = _kinds(Sections), _kinds(Scalar)
+    kinds: dict[str, dict[int, Param | Sections]] = {n: {0: p} for n, p in _STEPS.items()}
+    for names in every:
+        for key, (kind, _) in names.items():
+            kinds.setdefault(key, {})[id(kind)] = kind
     for pattern in patterns:
         for key, value in pattern.raw.items():
             at = f"{pattern.where}.{key}"
-            if key in sections:
-                _names(sections[key], value, at, found)
-            elif key in plain or key in _STEPS:
-                _wanted(_STEPS[key] if key in _STEPS else plain[key].param, value, at, found)
-            elif key in known:
-                tries: list[Found] = []
-                for param in known[key]:
-                    tries.append([])
-                    _wanted(param, value, at, tries[-1])
-                if all(tries):
-                    found.extend(tries[0])
-            else:
-                names = [*sections, *plain, *_STEPS, *known]
-                found.append(Complaint(at, "unknown key", nearest(key, names)))
+            if key not in kinds:
+                found.append(Complaint(at, "unknown key", nearest(key, kinds)))
+                continue
+            tries: list[Found] = []
+            for kind in kinds[key].values():
+                tries.append([])
+                _wanted(kind, value, at, tries[-1])
+            if all(tries):
+                found.extend(tries[0])
 
 
-def _params(cells: Sequence[Cell]) -> Iterator[tuple[str, Param]]:
-    """Yield the parameters that patterns may name, as ``compressor.k`` and, where that is enough, ``k``."""
-    for name, kind in _kinds(Sections, Table).items():
-        values = [getattr(cell, document.axes()[name].field) for cell in cells]
-        # one value for each name
-        every = {getattr(v, "name", ""): v for v in values if v is not None}
-        for value in every.values():
-            for inner, param in kind.params(value).items():
-                yield f"{name}.{inner}", param
-                if name in _BARE:
-                    yield inner, param
-
-
-def _names(kind: Sections, value: object, where: str, found: Found) -> None:
-    """Complain about names of sections that there are none of."""
-    for name in value if isinstance(value, list) else [value]:
-        if name is None or name == "none":
-            continue
-        try:
-            kind.check_name(name if isinstance(name, str) else show(name), where)
-        except InputError as error:
-            found.extend(error.complaints)
-
-
-def _wanted(param: Param, value: object, where: str, found: Found) -> list[object]:
+def _wanted(kind: Param | Sections, value: object, where: str, found: Found) -> list[object]:
     """Return the values a pattern accepts; for a list-valued parameter a flat list is one value."""
-    if param.kind == "list" and isinstance(value, list):
+    if isinstance(kind, Sections):
+        names = [
+            None if n == "none" else n for n in (value if isinstance(value, list) else [value])
+        ]
+        for name in (n for n in names if n is not None):
+            try:
+                kind.check_name(name if isinstance(name, str) else show(name), where)
+            except InputError as error:
+                found.extend(error.complaints)
+        return names
+    if kind.kind == "list" and isinstance(value, list):
         nested = value and all(isinstance(item, list) for item in value)
         value = value if nested else [value]
-    return options(param, value, where, found)
+    return options(kind, value, where, found)
 
 
 # The axes of every case ---------------------------------------------------------------------------
@@ -385,7 +362,7 @@ def _grid(raw: Mapping[str, object], found: Found) -> Grid:
     return Grid([option.value for option in problems], methods, shared, patterns)
 
 
-def read_axis(key: AxisKey, value: object, where: str, found: Found) -> list[Option]:
+def read_axis(key: Key, value: object, where: str, found: Found) -> list[Option]:
     """Return the points of a key's axis: a single one, its default, where it is not given."""
     if value is None:
         return [Option(key.kind.absent(), where)]
@@ -435,7 +412,13 @@ def expand(grids: Sequence[Grid]) -> tuple[tuple[Cell, ...], tuple[str, ...], in
     for grid in grids:
         mine = list(_expanded(grid))
         wrong: Found = []
-        check_patterns(grid.patterns, mine, wrong)
+        # cells of a group differ in step and seed only
+        shared = (
+            {c.group: nameable(c) for c in {c.group: c for c in mine}.values()}
+            if grid.patterns
+            else {}
+        )
+        check_patterns(grid.patterns, shared.values(), wrong)
         if wrong:
             found += grid.blame(wrong)
             continue
@@ -443,7 +426,7 @@ def expand(grids: Sequence[Grid]) -> tuple[tuple[Cell, ...], tuple[str, ...], in
         asked.update(cell.algorithm.name for cell in mine)
         for cell in mine:
             every.setdefault(cell.id, cell)
-            hits = [pattern for pattern in grid.patterns if pattern.matches(cell)]
+            hits = [p for p in grid.patterns if p.matches(_stepped(shared[cell.group], cell))]
             used.update({str(pattern): True for pattern in hits})
             if not hits:
                 out.setdefault(cell.id, cell)
@@ -462,6 +445,12 @@ def expand(grids: Sequence[Grid]) -> tuple[tuple[Cell, ...], tuple[str, ...], in
     notes += dict.fromkeys(itertools.chain.from_iterable(map(_ignored, grids)))
     notes += [f"exclude {text} matches no cell" for text, hit in used.items() if not hit]
     return tuple(out.values()), tuple(notes), len(every) - len(out)
+
+
+def _stepped(shared: Names, cell: Cell) -> Names:
+    """Return what patterns may name of a cell, of what they may of its group."""
+    steps = {n: (_STEPS[n], cell.step.number) for n in ("step", f"step.{cell.step.kind}")}
+    return {**shared, **steps, "seed": (shared["seed"][0], cell.seed)}
 
 
 def _unheard(grids: Sequence[Grid], name: str) -> str:
@@ -485,7 +474,7 @@ def _ignored(grid: Grid) -> Iterator[str]:
                 yield f"{method.section.name} {key.ignored}: {key.name} ignored"
 
 
-def _heard(key: AxisKey, grid: Grid, method: Method) -> bool:
+def _heard(key: Key, grid: Grid, method: Method) -> bool:
     """Return whether a key makes a difference to a method on some problem of its grid."""
     facts = (registry.lookup("problem", problem.name).facts for problem in grid.problems)
     return any(key.hears(problem, method.facts) for problem in facts)
@@ -514,7 +503,7 @@ class _Identities:
         self._known: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
     def point(
-        self, key: AxisKey, value: object, problem: ProblemFacts, method: AlgorithmFacts
+        self, key: Key, value: object, problem: ProblemFacts, method: AlgorithmFacts
     ) -> _Point:
         """Return the point of a value as a method on a problem takes it."""
         usual = key.kind.absent() if key.usual is None else key.usual(problem, method)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 from raybench.core import registry
 from raybench.core.errors import Complaint, InputError, nearest
@@ -37,7 +37,7 @@ Locate = Callable[..., object]
 
 
 class Kind:
-    """What keys of every kind tell about how they are written."""
+    """How keys of a kind are written, and what of their values makes an id."""
 
     named: ClassVar[bool] = False  # whether a bare name stands for a section
     merges: ClassVar[bool] = True  # whether mappings laid over one another are merged key by key
@@ -59,11 +59,7 @@ class Kind:
         """Return the JSON schema of what may be written."""
         raise NotImplementedError
 
-
-class AxisKind(Kind):
-    """A kind whose values, one or several, are axes of the grid."""
-
-    def absent(self) -> object:
+    def absent(self) -> Any:
         """Return the value where the key is not given."""
         return None
 
@@ -71,8 +67,8 @@ class AxisKind(Kind):
         """Return what a sweep file would say for that value."""
         return self.absent()
 
-    def read(self, value: object, where: str, found: Found) -> list[Option]:
-        """Return the points of the axis that a raw value stands for; it is not None."""
+    def read(self, value: Any, where: str, found: Found) -> Any:
+        """Return what a raw value, not None, stands for: the points of an axis, or the value of a setting."""
         raise NotImplementedError
 
     def plain(self, value: Any) -> Any:
@@ -112,7 +108,7 @@ def each(
 
 
 @dataclass(frozen=True)
-class Scalar(AxisKind):
+class Scalar(Kind):
     """A number, a word, a flag."""
 
     param: Param
@@ -195,7 +191,7 @@ class Prox(Scalar):
 
 
 @dataclass(frozen=True)
-class Table(AxisKind):
+class Table(Kind):
     """A mapping of parameters.
 
     sparse: those that are null are left out, and without any the mapping is empty, not null. idle: nothing
@@ -253,7 +249,7 @@ def _beside_defaults(params: Mapping[str, Param], given: Mapping[str, object]) -
     }
 
 
-class Sections(AxisKind):
+class Sections(Kind):
     """A section: a name with parameters."""
 
     named = True
@@ -417,7 +413,7 @@ _SHAPE = ("schedule", "warmup")
 
 
 @dataclass(frozen=True)
-class Steps(AxisKind):
+class Steps(Kind):
     """Step sizes: ``{theory: ...}``, ``{value: ...}``, bare numbers (values), or a list of these."""
 
     either: tuple[str, ...] = ("theory", "value")
@@ -483,7 +479,7 @@ GROUP_FORM = 'such as groups: [{match: "*.bias", compressor: identity}]'
 
 
 @dataclass(frozen=True)
-class Groups(AxisKind):
+class Groups(Kind):
     """Operators of tensors by name: a list of ``{match: pattern, compressor: operator}``, and no axis."""
 
     merges = False
@@ -640,15 +636,11 @@ def plugins_schema(kind: str, overrides: Mapping[str, Schema]) -> Schema:
 # The declaration of a key -------------------------------------------------------------------------
 
 
-K = TypeVar("K", bound=Kind, covariant=True)
-Told = Callable[[ProblemFacts, AlgorithmFacts], object]
-
-
 @dataclass(frozen=True)
-class Key(Generic[K]):
+class Key:
     """One key of a sweep file.
 
-    kind: how it is written. help: what it means. name: the key in the file, by default the name of the
+    kind: how it is written, a ``Kind``. help: what it means. name: the key in the file, by default the name of the
     field that holds its value. required: it must be given.
 
     Of keys that make a cell: override: an entry of ``algorithm`` may set it for itself. heard: whether
@@ -658,7 +650,7 @@ class Key(Generic[K]):
     ids hold it even where it is the default, as they have from the beginning.
     """
 
-    kind: K
+    kind: Any
     help: str
     name: str = ""
     field: str = ""
@@ -666,7 +658,7 @@ class Key(Generic[K]):
     override: bool = False
     heard: Callable[[ProblemFacts, AlgorithmFacts], bool] | None = None
     ignored: str = ""
-    usual: Told | None = None
+    usual: Callable[[ProblemFacts, AlgorithmFacts], object] | None = None
     needs: Callable[[AlgorithmFacts], Role | None] | None = None
     in_group: bool = True
     in_every_id: bool = False
@@ -681,16 +673,13 @@ def key(kind: Kind, help: str, **more: Any) -> Any:
     return field(metadata={"key": Key(kind, help, **more)})
 
 
-_known: dict[type, dict[str, Key[Any]]] = {}  # by dataclass: found once for each
+_keys: dict[type, dict[str, Key]] = {}  # by dataclass
 
 
-def keys_of(holder: type) -> Mapping[str, Key[Any]]:
+def keys_of(holder: type) -> Mapping[str, Key]:
     """Return the keys declared at the fields of a dataclass, by name, in the order of the fields."""
-    if holder not in _known:
+    if holder not in _keys:
         named = [(f.name, f.metadata["key"]) for f in fields(holder) if "key" in f.metadata]
-        found = [replace(one, field=name, name=one.name or name) for name, one in named]
-        _known[holder] = {one.name: one for one in found}
-    return _known[holder]
-
-
-AxisKey = Key[AxisKind]
+        every = [replace(key, field=name, name=key.name or name) for name, key in named]
+        _keys[holder] = {key.name: key for key in every}
+    return _keys[holder]

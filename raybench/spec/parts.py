@@ -77,11 +77,4 @@ class Step:
 
     def config(self) -> dict[str, Any]:
         """Return the step as plain JSON values."""
-        return {
-            "kind": self.kind,
-            "number": self.number,
-            "rule": self.rule,
-            "of": self.of,
-            "schedule": self.schedule,
-            "warmup": self.warmup,
-        }
+        return dict(vars(self))

@@ -19,20 +19,8 @@ from raybench.store.accounting import Accounting
 NO_AXIS = "this key holds for the whole sweep and is no axis"
 
 
-class SettingKind(Kind):
-    """A kind whose value holds for the whole sweep."""
-
-    def absent(self) -> object:
-        """Return the value where the key is not given."""
-        return None
-
-    def read(self, value: object, where: str, found: Found) -> Any:
-        """Return the typed value of a raw one that is not None; what is wrong goes to ``found``."""
-        raise NotImplementedError
-
-
 @dataclass(frozen=True)
-class Single(SettingKind):
+class Single(Kind):
     """One value of a parameter."""
 
     param: Param
@@ -63,36 +51,42 @@ def one_value(param: Param, value: object, where: str, found: Found) -> object:
 
 
 @dataclass(frozen=True)
-class Group(SettingKind):
+class Group(Kind):
     """A mapping of settings, held by a record class (``raybench.core.params.record``).
 
-    either: settings of which one takes the place of another.
+    either: settings of which one takes the place of another. short: the setting that may stand for the
+    mapping, as in ``prune: halving``.
     """
 
     record: Any
     either: tuple[str, ...] = ()
+    short: str = ""
 
     @property
-    def params(self) -> Mapping[str, Param]:
+    def fields(self) -> Mapping[str, Param]:
         """The settings, by name."""
         return getattr(self.record, "__params__", {})
 
     def absent(self) -> Any:
         return self.record()
 
+    def long_form(self, value: object) -> object:
+        return {self.short: value} if self.short and isinstance(value, str) else value
+
     def read(self, value: object, where: str, found: Found) -> Any:
+        value = self.long_form(value)
         if not isinstance(value, Mapping):
-            fix = f"keys: {', '.join(self.params)}" if self.params else "it has no settings"
+            fix = f"keys: {', '.join(self.fields)}" if self.fields else "it has no settings"
             found.append(Complaint(where, f"expected a mapping, not {show(value)}", fix))
             return self.absent()
         wrong: Found = []
         typed = {}
         for name, one in value.items():
-            if name not in self.params:
-                fix = nearest(name, self.params) or "it has no settings"
+            if name not in self.fields:
+                fix = nearest(name, self.fields) or "it has no settings"
                 wrong.append(Complaint(f"{where}.{name}", "unknown key", fix))
-            elif one is not None or self.params[name].default is not None:
-                typed[name] = one_value(self.params[name], one, f"{where}.{name}", wrong)
+            elif one is not None or self.fields[name].default is not None:
+                typed[name] = one_value(self.fields[name], one, f"{where}.{name}", wrong)
         if not wrong:
             try:
                 return self.record(**typed)
@@ -103,22 +97,9 @@ class Group(SettingKind):
 
     def schema(self) -> Schema:
         said = (self.record.__doc__ or "").split("\n")[0]
-        parts = {name: single_schema(param) for name, param in self.params.items()}
-        return {**closed(parts), "description": said}
-
-
-@dataclass(frozen=True)
-class Ruled(Group):
-    """A mapping of settings whose ``rule`` may stand for it: ``prune: halving``."""
-
-    def long_form(self, value: object) -> object:
-        return {"rule": value} if isinstance(value, str) else value
-
-    def read(self, value: object, where: str, found: Found) -> Any:
-        return super().read(self.long_form(value), where, found)
-
-    def schema(self) -> Schema:
-        return {"anyOf": [single_schema(self.params["rule"]), super().schema()]}
+        parts = {name: single_schema(param) for name, param in self.fields.items()}
+        whole = {**closed(parts), "description": said}
+        return {"anyOf": [parts[self.short], whole]} if self.short else whole
 
 
 @dataclass(frozen=True)
@@ -142,7 +123,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True)
-class FolderName(SettingKind):
+class FolderName(Kind):
     """A name that a folder may have."""
 
     def read(self, value: object, where: str, found: Found) -> str | None:
@@ -160,7 +141,7 @@ class FolderName(SettingKind):
 
 
 @dataclass(frozen=True)
-class PluginFiles(SettingKind):
+class PluginFiles(Kind):
     """Paths of Python files with plug-ins, which are loaded as they are read."""
 
     def absent(self) -> tuple[str, ...]:
@@ -187,7 +168,7 @@ class PluginFiles(SettingKind):
 
 
 @dataclass(frozen=True)
-class Booking(SettingKind):
+class Booking(Kind):
     """How counts become bits: a preset, or a mapping (``raybench.store.accounting``)."""
 
     def absent(self) -> Accounting:
@@ -217,7 +198,7 @@ class Booking(SettingKind):
 
 
 @dataclass(frozen=True)
-class Shaping(SettingKind):
+class Shaping(Kind):
     """A key that shapes the grid as a whole: read where the grid is made. items: of what it is a list."""
 
     items: Callable[[], Schema]

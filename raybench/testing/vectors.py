@@ -93,9 +93,9 @@ def thinned(x: Tensor, d: int) -> Tensor:
 
 def _images(batch: int) -> tuple[Tensor, Tensor, str]:
     """Return images (batch, 3, 64, 64) of mean 0 and deviation 1, labels (batch,), their source."""
-    from raybench.data import known
+    from raybench.data import catalogue
 
-    found = _cifar(known.folder() / "cifar10")
+    found = _cifar(catalogue.folder() / "cifar10")
     source = "CIFAR-10"
     if found is None:
         from sklearn.datasets import load_digits

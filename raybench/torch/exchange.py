@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from time import perf_counter
 from typing import Any
 
@@ -66,12 +67,15 @@ class Plan:
         """What has to be the same on every rank."""
         return {name: value for name, value in vars(self).items() if name != "watch"}
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """What a report calls the method and its operator."""
+        return self.algorithm, "" if self.compressor is None else str(self.compressor)
+
     def check(self) -> None:
         """Raise InputError where a setting is none: after ranks have compared theirs, so that all of them do."""
-        for name, allowed in (
-            ("granularity", GRAINS),
-            ("collective", (GATHER, REDUCE, ALL_TO_ALL)),
-        ):
+        collectives = (GATHER, REDUCE, ALL_TO_ALL)
+        for name, allowed in (("granularity", GRAINS), ("collective", collectives)):
             given = getattr(self, name)
             if given not in allowed:
                 raise InputError.of(name, f"unknown {given!r}", nearest(str(given), allowed))
@@ -98,21 +102,17 @@ class Plan:
 
     def _small(self, own: Any, layout: Layout, dtype: torch.dtype) -> list[str]:
         """Return the names of the tensors that are sent dense."""
-        if self.min_numel is not None:
-            return [
-                name
-                for (name, _), size in zip(layout, layout.sizes, strict=True)
-                if size < self.min_numel
-            ]
-        found, known = [], {}
-        for (name, shape), size in zip(layout, layout.sizes, strict=True):
-            if shape not in known:
-                fitted = own.fit(size, 1, Layout(((name, shape),)))
-                cost = fitted.compress(stream(0).normal(size).to(dtype)).nbytes
-                known[shape] = SAVING * float(torch.as_tensor(cost).max()) > size * dtype.itemsize
-            if known[shape]:
-                found.append(name)
-        return found
+
+        @cache
+        def small(shape: tuple[int, ...], size: int) -> bool:
+            if self.min_numel is not None:
+                return size < self.min_numel
+            fitted = own.fit(size, 1, Layout((("", shape),)))
+            cost = fitted.compress(stream(0).normal(size).to(dtype)).nbytes
+            return SAVING * float(torch.as_tensor(cost).max()) > size * dtype.itemsize
+
+        tensors = zip(layout, layout.sizes, strict=True)
+        return [name for (name, shape), size in tensors if small(shape, size)]
 
 
 def method_given(algorithm: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -216,9 +216,8 @@ class Exchange:
         self.steps = 0  # all of them, dense ones too
         self.s, self.c = State(), State()
         self._like = like
-        self._before: tuple[State, State] | None = (
-            None  # what the last call found, where it may be undone
-        )
+        # what the last call found, where it may be undone
+        self._before: tuple[State, State] | None = None
         self._begin()
 
     def _begin(self) -> None:

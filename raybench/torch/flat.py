@@ -92,7 +92,7 @@ class Flat:
         return [p.detach() for p in self.params]
 
 
-def named_parameters(
+def named(
     optimizer: torch.optim.Optimizer, given: Iterable[tuple[str, Tensor]] | None
 ) -> list[tuple[str, Tensor]]:
     """Return an optimizer's parameters in its order, with their names where it or the user says them."""

@@ -157,9 +157,8 @@ class Attached:
 
     def report(self) -> Report:
         """Return what the messages cost and did so far; ``print`` gives a line."""
-        plan, logs = self.plan, [exchange.log for exchange in self.exchanges]
-        names = plan.algorithm, "" if plan.compressor is None else str(plan.compressor)
-        return report(logs, names, self.rounds, self.skipped, self.dense)
+        logs = [exchange.log for exchange in self.exchanges]
+        return report(logs, self.plan.names, self.rounds, self.skipped, self.dense)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank remembers, of the same shapes on every rank; each saves its own.
@@ -303,12 +302,10 @@ class Hook(Attached):
         if bucket.is_last():
             if self.scaler is not None:
                 self._start(self.parts)
-            jobs, self.jobs = (
-                self.jobs,
-                [],
-            )  # an error holds the model, which must not be held from here
+            # an error holds the model, which must not be held from here; it reaches the backward pass as it is
+            jobs, self.jobs = self.jobs, []
             for job in jobs:
-                job.result()  # an error reaches the backward pass from here as it is, not by a future
+                job.result()
         return held.future
 
     def _start(self, parts: list[Part]) -> None:

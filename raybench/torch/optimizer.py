@@ -20,16 +20,13 @@ from raybench.core.errors import InputError
 from raybench.core.facts import AlgorithmFacts
 from raybench.torch import saved
 from raybench.torch.exchange import Exchange, planned
-from raybench.torch.flat import Flat, named_parameters
+from raybench.torch.flat import Flat, named
 from raybench.torch.replicas import Replica, compare, transport_of
 from raybench.torch.report import Report, report
 from raybench.torch.saved import optimizer_of, parts_of
 from raybench.wire.collectives import GATHER
 
-YOURS = {
-    "inner_step",
-    "weight_decay",
-}  # parameters of presets that say how the inner optimizer steps
+YOURS = {"inner_step", "weight_decay"}  # of presets: how the inner optimizer steps
 
 
 class LocalSteps:
@@ -161,11 +158,11 @@ class CompressedOptimizer(torch.optim.Optimizer):
         named_parameters: Iterable[tuple[str, Tensor]] | None = None,
     ) -> None:
         self.optimizer = optimizer
-        transport, named = transport_of(group), _named(optimizer, named_parameters)
+        transport, params = transport_of(group), named(optimizer, named_parameters)
         self._plan, entry, numbers = planned(
             algorithm,
             transport,
-            named,
+            params,
             {"local": local, "outer": outer, "check_every": check_every},
             compressor=compressor,
             granularity=granularity,
@@ -186,18 +183,15 @@ class CompressedOptimizer(torch.optim.Optimizer):
             what = "without local steps your optimizer is the outer one"
             raise InputError.of("outer", what, "local={'steps': H}, or leave it out")
         if not is_local:  # else each rank may step in its own way
-            compare(transport, _numbers(optimizer), named)
-        self._flat = Flat(named)
-        self._replica = Replica(transport, named, every=check_every)
+            compare(transport, _numbers(optimizer), params)
+        self._flat = Flat(params)
+        self._replica = Replica(transport, params, every=check_every)
         flat = self._flat
         self._exchange = Exchange(plan, flat.layout, flat.vector, self._replica, is_local)
         self._steps = self._checked = self._skipped = self._evaluations = 0
         self._agree_on_start()
-        self._local = (
-            LocalSteps(entry, numbers, local, outer, self._exchange, self._flat)
-            if is_local
-            else None
-        )
+        steps = (entry, numbers, local, outer, self._exchange, self._flat)
+        self._local = LocalSteps(*steps) if is_local else None
         self._check_step_size()
 
     def _agree_on_start(self) -> None:
@@ -214,9 +208,7 @@ class CompressedOptimizer(torch.optim.Optimizer):
             group["momentum"] or group["weight_decay"] for group in self.param_groups
         ):
             what = f"{self._plan.algorithm} keeps its memory in units of the step: plain SGD only"
-            fix = (
-                "algorithm={'name': .., 'memory': 'gradient'} where it has that, or another method"
-            )
+            fix = "algorithm={'name': .., 'memory': 'gradient'}, or another method"
             raise InputError.of("algorithm", what, fix)
 
     # What an optimizer is -----------------------------------------------------------------------
@@ -333,12 +325,8 @@ class CompressedOptimizer(torch.optim.Optimizer):
 
     def report(self) -> Report:
         """Return what the messages cost and did so far; ``print`` gives a line."""
-        names = (
-            self._plan.algorithm,
-            "" if self._plan.compressor is None else str(self._plan.compressor),
-        )
         dense = self._evaluations * self._flat.nbytes
-        return report([self._exchange.log], names, self._steps, self._skipped, dense)
+        return report([self._exchange.log], self._plan.names, self._steps, self._skipped, dense)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank remembers: the optimizer's state, and the method's, of the same shapes everywhere.
@@ -382,6 +370,3 @@ def _numbers(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         plain = {k: v for k, v in group.items() if isinstance(v, int | float | str | tuple)}
         about |= {f"param_groups[{i}].{key}": value for key, value in plain.items()}
     return about
-
-
-_named = named_parameters

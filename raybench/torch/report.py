@@ -6,35 +6,24 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 
 from raybench.core.counts import Counts
 
-COLUMNS = (
-    "step",
-    "dense",
-    "bits_up",
-    "bytes_up",
-    "bits_down",
-    "bytes_down",
-    "messages_up",
-    "seconds_encode",
-    "seconds_send",
-    "seconds_decode",
-    "residual_norm",
-    "compression_error",
-    "skipped",
-)
+MEANS = ("bits_up", "bytes_up", "bits_down", "bytes_down", "messages_up")
+SECONDS = ("seconds_encode", "seconds_send", "seconds_decode")
+NORMS = ("residual_norm", "compression_error")
+COLUMNS = ("step", "dense", *MEANS, *SECONDS, *NORMS, "skipped")
 
 
 class Log:
     """A row for every step of one exchange. watching: whether this step measures norms, which costs a pass."""
 
     def __init__(self, n: int) -> None:
-        self.n, self.rows = n, [[] for _ in COLUMNS]  # type: ignore[var-annotated]
+        self.n = n
+        self.columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
         self.watching, self.error = False, math.nan
 
     def begin(self, step: int, every: int) -> None:
@@ -43,15 +32,19 @@ class Log:
 
     def skip(self) -> None:
         """Count a step in which nothing was sent."""
-        self._add((len(self.rows[0]), *[0.0] * 9, math.nan, math.nan, 1.0))
+        self._add(skipped=1.0)
 
     def undo(self) -> None:
         """Count the newest step as skipped, with what it has sent."""
-        self.rows[-1][-1] = 1.0
+        self.columns["skipped"][-1] = 1.0
 
-    def _add(self, row: Sequence[float]) -> None:
-        for column, value in zip(self.rows, row, strict=True):
-            column.append(float(value))
+    def _add(self, **values: float) -> None:
+        values["step"] = float(len(self))
+        for name, column in self.columns.items():
+            column.append(values.get(name, math.nan if name in NORMS else 0.0))
+
+    def __len__(self) -> int:
+        return len(self.columns["step"])
 
     def end(
         self,
@@ -65,26 +58,23 @@ class Log:
         """End a step: counts up and down, seconds of a clock's parts and of all."""
         up, down = Counts(*sent[0]), Counts(*sent[1])
         _, encode, send = spent
-        row = (
-            len(self.rows[0]),
-            float(dense),
-            bits(up, dtype),
-            up.bytes,
-            bits(down, dtype),
-            down.bytes,
-            up.messages,
-            encode,
-            send,
-            max(0.0, total - encode - send),
-            math.nan if residual is None else residual,
-            self.error,
-            0.0,
+        self._add(
+            dense=float(dense),
+            bits_up=bits(up, dtype),
+            bytes_up=float(up.bytes),
+            bits_down=bits(down, dtype),
+            bytes_down=float(down.bytes),
+            messages_up=float(up.messages),
+            seconds_encode=encode,
+            seconds_send=send,
+            seconds_decode=max(0.0, total - encode - send),
+            residual_norm=math.nan if residual is None else residual,
+            compression_error=self.error,
         )
-        self._add(row)
 
-    def column(self, name: str) -> np.ndarray:
-        """Return one column, (steps,)."""
-        return np.asarray(self.rows[COLUMNS.index(name)])
+    def column(self, name: str, count: int | None = None) -> np.ndarray:
+        """Return one column, of the first so many steps."""
+        return np.array(self.columns[name][:count])
 
 
 def bits(counts: Counts, dtype: torch.dtype) -> float:
@@ -126,11 +116,8 @@ class Report:
     def __str__(self) -> str:
         times = f"encode {self.encode_ms:.1f} + send {self.send_ms:.1f} + decode {self.decode_ms:.1f} ms"
         dense, sent = self.bytes_dense, self.bytes_up
-        ratio = (
-            f"{sent / dense:.3g}x more"
-            if sent > dense
-            else f"{dense / sent if sent else math.inf:.3g}x less"
-        )
+        less = f"{dense / sent if sent else math.inf:.3g}x less"
+        ratio = f"{sent / dense:.3g}x more" if sent > dense else less
         parts = [
             f"{self.algorithm} {self.compressor}".strip(),
             f"step {self.steps}",
@@ -164,17 +151,18 @@ def report(
 
     steps: of the optimizer, with those ``skipped``. bytes_dense: of the gradients of all these steps as they are.
     """
-    count = min((len(log.rows[0]) for log in logs), default=0)
-    rows: dict[str, Any] = {
-        name: np.sum([log.column(name)[:count] for log in logs], axis=0) for name in COLUMNS[2:10]
-    }
-    rows = {name: logs[0].column(name)[:count] for name in COLUMNS[:2]} | rows if logs else rows
-    norms = np.array([log.column("residual_norm")[:count] for log in logs])
-    errors = np.array([log.column("compression_error")[:count] for log in logs])
-    rows["residual_norm"] = np.sqrt((norms**2).sum(0))
-    # of several messages the mean, each by itself being relative
-    rows["compression_error"] = errors.mean(0) if len(errors) else errors
-    rows["skipped"] = np.array([log.column("skipped")[:count] for log in logs]).any(0).astype(float)
+    count = min(map(len, logs), default=0)
+
+    def together(name: str) -> np.ndarray:
+        every = np.array([log.column(name, count) for log in logs]).reshape(len(logs), count)
+        if name in ("step", "dense", "skipped"):
+            return every.max(0, initial=0.0)
+        if name == "residual_norm":
+            return np.sqrt((every**2).sum(0))
+        # of the errors of several messages the mean, each by itself being relative
+        return every.mean(0) if name == "compression_error" and logs else every.sum(0)
+
+    rows = {name: together(name) for name in COLUMNS} if logs else {}
 
     def mean(name: str) -> float:
         return sum(float(log.column(name).sum()) for log in logs) / max(steps, 1)
