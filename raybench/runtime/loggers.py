@@ -22,15 +22,9 @@ if TYPE_CHECKING:
     from raybench.execution.plan import Plan
 
 MEASURES = ("loss", "grad_norm_sq", "suboptimality", "accuracy", "test_loss")
-FINALS = [
-    "loss",
-    "grad_norm_sq",
-    "best_grad_norm_sq",
-    "accuracy",
-    "bits_up",
-    "bits_down",
-    "seconds",
-]
+FINALS = (
+    *("loss", "grad_norm_sq", "best_grad_norm_sq", "accuracy", "bits_up", "bits_down", "seconds"),
+)
 MOST_METRICS, MOST_PARAMS, MOST_LETTERS = 1000, 100, 500  # of one call of MLflow, and of a value
 Row = Mapping[str, Any]
 
