@@ -15,7 +15,6 @@ from cli_kit import SWEEP, Said, cli, own_plugins, tidy, tree
 import raybench
 from raybench import store
 from raybench.cli import VERBS
-from raybench.cli.shared import span
 
 SCRIPT = Path(sys.executable).with_name("raybench")
 
@@ -70,23 +69,6 @@ def test_unknown_verbs_and_options_suggest_the_nearest():
     assert (said.code, "Did you mean 'sweep'" in said.err) == (2, True)
     said = cli("sweep", "s.yaml", "--fesh")
     assert (said.code, "--fresh" in said.err) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [
-        ([1], "1"),
-        ([0, 1, 2], "0..2"),
-        ([1, 5, 11], "1, 5, 11"),
-        ([1, 2, 4, 8], "2^0..2^3"),
-        ([0.5, 1, 2, 4], "2^-1..2^2"),
-        ([0.1, 0.2], "0.1, 0.2"),
-        (list(range(0, 90, 9)), "0 .. 81 (10)"),
-        ([], ""),
-    ],
-)
-def test_spans(numbers, text):
-    assert span(numbers) == text
 
 
 # Sweep ---------------------------------------------------------------------------------------------

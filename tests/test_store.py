@@ -82,16 +82,6 @@ def test_every_count_has_one_place():
     assert {"raw_bits_up", "index_auto_down", "messages_down"} <= names
 
 
-def test_files_bear_schema_and_versions(store, tmp_path):
-    put(store, ["a", "b"])
-    for folder, want in (("curves", CURVES), ("cells", CELLS)):
-        (file,) = (tmp_path / "results" / folder).iterdir()
-        found = pq.read_schema(file)
-        assert found.equals(want)
-        assert found.metadata[b"raybench_schema"] == b"3"
-        assert found.metadata[b"raybench_version"]
-
-
 def test_to_table_broadcasts_masks_and_fills():
     ids = np.array([["a"], ["b"]], object)
     where = np.array([[True, True, True], [True, False, False]])

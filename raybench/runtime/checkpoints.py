@@ -13,7 +13,7 @@ import io
 import re
 import uuid
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -48,21 +48,19 @@ class Checkpoints:
         self.store, self.files = store, store.files
         self.options, self.every, self.run = options, every, run
         self.transport = transport or Transport()
-        self._found: bool | None = None  # whether there were any when this first looked
         self._saved: list[str] = []  # folders of the batch at work, as they were saved here
 
     def find(self, batch: Batch) -> list[Part]:
         """Return what reads the parts of a batch's newest checkpoint, in rank order; none if there is none."""
         key = self._key(batch)
-        first = self.transport.rank == 0 and (batch.attempts or self._any())
+        first = self.transport.rank == 0 and (batch.attempts or self._any)
         at = self.transport.agree(self._newest(key) if first else None)
         return [partial(self._read, rel) for rel in at or ()]
 
+    @cached_property
     def _any(self) -> bool:
-        """Return whether earlier drivers left any, one of which a batch that was not tried yet may have."""
-        if self._found is None:
-            self._found = bool(self.files.folders(FOLDER))
-        return self._found
+        """Whether earlier drivers left any, one of which a batch that was not tried yet may have."""
+        return bool(self.files.folders(FOLDER))
 
     def save(self, batch: Batch, t: int, state: Mapping[str, Any]) -> None:
         """Save the state after round t; of several ranks all do so, each its own.

@@ -18,13 +18,9 @@ from raybench.execution.batch import Batch
 from raybench.execution.execute import Progress
 from raybench.spec import Section
 
-SILENT = (
-    10.0  # seconds without a word after which a worker is shown as silent; it speaks once a second
-)
+SILENT = 10.0  # seconds without a word after which a worker, who speaks once a second, is shown
 SWITCH = 2.0  # a worker turns to another problem for a batch that is so many times as long
-VAIN_DEATHS = (
-    3  # of all workers, in a row, none of which lived to take a batch: then no more are started
-)
+VAIN_DEATHS = 3  # of all workers, in a row, before they take a batch: then no more are started
 
 Demand = Literal["more", "enough", "over"]
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raybench.core.errors import FolderLost, SweepStopped
 from raybench.core.process import disk_trouble_told
@@ -58,6 +58,8 @@ def through_ray(
     resources, is_local = plan.sweep.resources, address in (None, "local")
     group = group_of(resources, mode)
     with ray_session(address, resources.cpus_per_worker * group) as ray:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
         from raybench.runtime import worker
 
         def here() -> dict[str, float]:
@@ -69,7 +71,10 @@ def through_ray(
         if is_local:
             check_gpus(resources, group, here().get("GPU", 0.0))
         assert store.owner is not None
-        beside = _beside(ray)
+        node = (
+            ray.get_runtime_context().get_node_id()
+        )  # actors stay here, whatever happens to others
+        beside = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
         queue = ray.remote(num_cpus=0, **beside)(Queue).remote(
             plan.batches,
             [plan.work(b) for b in plan.batches],
@@ -182,14 +187,6 @@ def _as_stopped() -> Iterator[None]:
         told = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
         what = told[-1] if told else type(error).__name__
         raise SweepStopped(f"Ray has stopped: {what}: the same command goes on") from error
-
-
-def _beside(ray: ModuleType) -> dict[str, Any]:
-    """Return options for an actor that is to stay on the driver's node, whatever happens to others."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    here = ray.get_runtime_context().get_node_id()
-    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
 
 
 def _absolute(folder: str) -> str:
