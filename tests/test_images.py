@@ -91,20 +91,6 @@ def test_the_exact_part_of_cifar10(data_folder):
     assert pair.train.checksum.startswith(CHECKSUMS["cifar10_part"])
 
 
-@pytest.mark.slow
-def test_cifar10_as_jpeg_is_the_exact_part_but_for_its_losses(data_folder):
-    exact, lossy = (by_name(data_folder, f"cifar10_{kind}") for kind in ("part", "jpeg"))
-    assert (len(lossy.train), len(lossy.test)) == (50000, 10000)
-    assert list(np.bincount(lossy.train.targets)) == [5000] * 10
-    rows = np.concatenate([np.arange(1017) + 10000 * j for j in range(5)])
-    for a, b in ((exact.train, lossy.train[rows]), (exact.test, lossy.test.first(1017))):
-        assert np.array_equal(a.targets, b.targets)
-        assert np.abs(a.inputs.astype(int) - b.inputs).mean() < 10
-    held = np.load(data_folder / IMAGE_SETS["cifar10_part"].files[0])
-    labels = [held[f"data_batch_{j}_labels_all10000"] for j in range(1, 6)]
-    assert np.array_equal(lossy.train.targets, np.concatenate(labels))
-
-
 def test_unknown_names(folder):
     refused("fashion_mnits", "unknown images 'fashion_mnits'", "did you mean fashion_mnist?")
     refused("Cifar100", "did you mean cifar100?")

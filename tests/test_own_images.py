@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
-
 import numpy as np
 import pytest
 from npz_kit import forged_npz, npy
@@ -13,7 +10,6 @@ from test_images import refused
 
 from raybench.core.errors import InputError
 from raybench.data import Examples, images
-from raybench.data.images import archived
 
 RANDOM = np.random.default_rng(0)
 PIXELS = RANDOM.integers(0, 256, (6, 3, 5, 4), np.uint8)
@@ -179,40 +175,6 @@ def test_folders_that_are_no_images(tmp_path):
     file.unlink()
     drawn(tmp_path / "test", ["a"])
     refused(tmp_path, "has a folder test and no train")
-
-
-def test_archives_of_pictures(tmp_path):
-    def packed(name, *members):
-        with tarfile.open(tmp_path / name, "w:xz") as archive:
-            for member, data in members:
-                (info := tarfile.TarInfo(member)).size = len(data)
-                archive.addfile(info, io.BytesIO(data))
-        return tmp_path / name
-
-    def refuses(path, *words):
-        with pytest.raises(InputError) as found:
-            archived(path, ("cat", "dog"), {"train": 2}, 4)
-        assert all(word in str(found.value) for word in words), found.value
-
-    out, large = io.BytesIO(), io.BytesIO()
-    pixels = RANDOM.integers(0, 256, (4, 4, 3), np.uint8)
-    Image.fromarray(pixels).save(out, "PNG")
-    Image.new("RGB", (5000, 5000)).save(large, "PNG")
-    cat, dog = (f"any/train/{name}/0.png" for name in ("cat", "dog"))
-    good = packed("good.tar.xz", (dog, out.getvalue()), (cat, out.getvalue()))
-    found, labels = archived(good, ("cat", "dog"), {"train": 2}, 4)["train"]
-    assert np.array_equal(found, np.stack([pixels.transpose(2, 0, 1)] * 2))
-    assert list(labels) == [1, 0]
-    refuses(packed("1.tar.xz", (dog, out.getvalue())), "has 1 pictures in train, not 2")
-    refuses(packed("2.tar.xz", *[(dog, out.getvalue())] * 3), "none of the 2 pictures")
-    refuses(packed("3.tar.xz", ("any/train/cow/0.png", out.getvalue())), "none of the 2 pictures")
-    refuses(packed("4.tar.xz", (dog, large.getvalue())), "5000 x 5000 pixels", "must have 4 x 4")
-    refuses(packed("5.tar.xz", (dog, bytes(2**20 + 1))), "is no small file")
-    refuses(packed("6.tar.xz", (dog, b"text")), "cannot read")
-    whole = good.read_bytes()
-    for data in (whole[: len(whole) // 2], b"", b"text"):
-        (tmp_path / "cut.tar.xz").write_bytes(data)
-        refuses(tmp_path / "cut.tar.xz", "cut.tar.xz")
 
 
 # Examples -------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from raybench.data.images import images
 from raybench.data.split import PLAIN as split_names
 from raybench.data.split import TAG_PARAMS as split_tags
 from raybench.data.split import by_column, hold_out, split
-from raybench.data.text import Vocabulary, Words, text, vocabulary
+from raybench.data.text import Vocabulary, text, vocabulary
 from raybench.data.views import views
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "LibsvmSet",
     "Pair",
     "Vocabulary",
-    "Words",
     "binary_labels",
     "by_column",
     "folder",

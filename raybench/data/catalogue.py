@@ -156,12 +156,11 @@ HUNDRED = ("cifar-100-binary/train.bin", "cifar-100-binary/test.bin")
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 TEN_SITE = (f"{TORONTO}cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530")
 HUNDRED_SITE = (f"{TORONTO}cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8")
-PART, JPEG = "cifar10/cifar10_exact_prefix_subset.npz", "cifar10/cifar10-images-jpeg.tar.xz"
+PART = "cifar10/cifar10_exact_prefix_subset.npz"
 MNIST, FASHION = (tuple(f"{name}/{file}" for file in RAW) for name in ("MNIST", "FashionMNIST"))
 IMAGE_SETS = {
     "cifar10": ImageSet(50000, 10000, COLOUR, 10, TEN, *TEN_SITE),
     "cifar100": ImageSet(50000, 10000, COLOUR, 100, HUNDRED, *HUNDRED_SITE),
-    "cifar10_jpeg": ImageSet(50000, 10000, COLOUR, 10, (JPEG,)),
     "cifar10_part": ImageSet(5085, 1017, COLOUR, 10, (PART,)),
     "digits": ImageSet(1797, 0, (1, 8, 8), 10),
     "fashion_mnist": ImageSet(60000, 10000, GREY, 10, FASHION, MIRRORS[1]),

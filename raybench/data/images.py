@@ -5,16 +5,12 @@ Nothing is fetched that already lies there. What a file becomes is bounded befor
 
 from __future__ import annotations
 
-import io
-import lzma
 import math
 import os
-import tarfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -40,10 +36,6 @@ FIX = "save it with numpy.savez(file, images=..., labels=...), uint8 or floats i
 LAYOUTS = "images are (N, C, H, W) or (N, H, W, C) with C = 1 or 3, or (N, H, W)"
 MOST_CLASSES = 1 << 16  # a label beyond that is a mistake, and a last layer of that size no network
 MOST_SIDE = 4096  # pixels that pictures may be resized to
-THINGS = (
-    *("airplane", "automobile", "bird", "cat", "deer"),
-    *("dog", "frog", "horse", "ship", "truck"),
-)
 Part = tuple[np.ndarray, np.ndarray]  # images (N, C, H, W) and labels (N,), as they were stored
 
 
@@ -123,10 +115,6 @@ def _read_named(files: tuple[Path, ...], name: str) -> Pair:
         train, source = _digits(), "scikit-learn"
     elif name == "cifar10_part":
         (train, test), source = _prefixes(files[0]), str(files[0])
-    elif name == "cifar10_jpeg":
-        counts = {"train": listed.train, "test": listed.test}
-        parts = archived(files[0], THINGS, counts, listed.shape[1])
-        train, test, source = parts["train"], parts["test"], str(files[0])
     elif name.startswith("cifar"):
         each = listed.train // (len(files) - 1)
         width = 2 if name == "cifar100" else 1
@@ -297,7 +285,6 @@ FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP")
 GREY = ("1", "L", "LA")  # Pillow's names for pictures without colour
 COLOUR = ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # all become red, green and blue
 LAYOUT = "a data set is FOLDER/CLASS/PICTURES, or FOLDER/train/CLASS/... and FOLDER/test/CLASS/..."
-MOST_PACKED = 1 << 20  # bytes of a picture in an archive
 
 
 Pictures = tuple[tuple[Path, int], ...]  # files, each with the number of its class
@@ -365,30 +352,30 @@ def read_pictures(train: Pictures, test: Pictures, size: int | None) -> tuple[Pa
 def _stacked(pictures: Pictures, channels: int, sides: tuple[int, int]) -> Part:
     images = np.empty((len(pictures), channels, sides[1], sides[0]), np.uint8)
     for image, (file, _) in zip(images, pictures, strict=True):
-        image[:] = _pixels(file, file, channels, sides)
+        image[:] = _pixels(file, channels, sides)
     return images, np.array([label for _, label in pictures], np.int64)
 
 
 @contextmanager
-def _opened(source: Path | IO[bytes], where: Path | str) -> Iterator[Image]:
+def _opened(file: Path) -> Iterator[Image]:
     """Open a picture; whatever it turns out to be in the block, its errors are InputError."""
     from PIL import Image
 
     try:
-        with Image.open(source, formats=FORMATS) as picture:
+        with Image.open(file, formats=FORMATS) as picture:
             yield picture
     except InputError:
         raise
     except Exception as error:  # Pillow raises a dozen kinds on files that are damaged
         # Pillow's own words name the stream's address where it cannot tell the format.
         said = str(error) if "identify" not in str(error) else "it is of no format that is read"
-        what = f"cannot read {where}: {said or type(error).__name__}"
+        what = f"cannot read {file}: {said or type(error).__name__}"
         raise data_error(what[:400], f"pictures are {', '.join(FORMATS)}") from error
 
 
 def _header(file: Path) -> tuple[tuple[int, int], str]:
     """Return ((width, height), mode) of a picture that is not decoded yet."""
-    with _opened(file, file) as picture:
+    with _opened(file) as picture:
         (width, height), mode = picture.size, picture.mode
     if mode not in GREY + COLOUR:
         fix = "save it with 8 bits per channel"
@@ -398,61 +385,12 @@ def _header(file: Path) -> tuple[tuple[int, int], str]:
     return (width, height), mode
 
 
-def _pixels(
-    source: Path | IO[bytes], where: Path | str, channels: int, sides: tuple[int, int]
-) -> np.ndarray:
+def _pixels(file: Path, channels: int, sides: tuple[int, int]) -> np.ndarray:
     """Return a picture resized to ``sides`` (width, height) as uint8 (C, H, W)."""
     from PIL.Image import Resampling
 
-    with _opened(source, where) as picture:
+    with _opened(file) as picture:
         decoded = picture.convert("L" if channels == 1 else "RGB")
         if decoded.size != sides:
             decoded = decoded.resize(sides, Resampling.BILINEAR)
         return np.asarray(decoded).reshape(sides[1], sides[0], channels).transpose(2, 0, 1)
-
-
-def archived(
-    path: Path, classes: tuple[str, ...], parts: dict[str, int], side: int
-) -> dict[str, Part]:
-    """Return the parts of a tar archive of pictures ``ANY/PART/CLASS/FILE``, in the archive's order.
-
-    parts: how many pictures each has, as is known beforehand; all are in colour, ``side`` pixels wide
-    and high. Nothing is unpacked to the disk. Raises InputError where anything else is found.
-    """
-    images = {name: np.empty((n, 3, side, side), np.uint8) for name, n in parts.items()}
-    labels: dict[str, list[int]] = {name: [] for name in parts}
-    try:
-        with tarfile.open(path, "r|*") as archive:
-            for member in archive:
-                # else tarfile keeps what it knows of every file
-                archive.members = []  # type: ignore[attr-defined]
-                if member.isdir():
-                    continue
-                inner = PurePosixPath(member.name).parts
-                part, name = inner[-3:-1] if len(inner) > 2 else ("", "")
-                where = f"{path}: {member.name}"
-                at = len(labels.get(part, ()))
-                if name not in classes or at >= parts.get(part, 0):
-                    fix = f"{'/'.join(parts)} of the classes {', '.join(classes)}"
-                    what = f"{where} is none of the {sum(parts.values()):,} pictures expected"
-                    raise data_error(what, f"the archive has the parts {fix}")
-                if not member.isreg() or member.size > MOST_PACKED:
-                    raise data_error(f"{where} is no small file", AGAIN)
-                stream = archive.extractfile(member)
-                assert stream is not None
-                data = stream.read()
-                with _opened(io.BytesIO(data), where) as picture:
-                    if picture.size != (side, side):
-                        has = " x ".join(map(str, picture.size))
-                        raise data_error(f"{where} has {has} pixels", f"must have {side} x {side}")
-                images[part][at] = _pixels(io.BytesIO(data), where, 3, (side, side))
-                labels[part].append(classes.index(name))
-    except InputError:
-        raise
-    except (tarfile.TarError, OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
-        raise data_error(f"cannot read {path}: {error}", AGAIN) from error
-    for part, count in parts.items():
-        if len(labels[part]) != count:
-            what = f"{path} has {len(labels[part]):,} pictures in {part}, not {count:,}"
-            raise data_error(what, AGAIN)
-    return {part: (images[part], np.array(labels[part], np.int64)) for part in parts}

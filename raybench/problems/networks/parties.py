@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.layout import Layout
-from raybench.data import Examples, Pair, Words
+from raybench.data import Examples, Pair
 from raybench.problems.networks.build import TORCHVISION, load_weights, network_of, trainable
 from raybench.problems.networks.models import NAMED
 from raybench.problems.networks.passes import Passes, Task, Work
@@ -133,6 +133,55 @@ def _scaled(made: Encoded, scale: str) -> Encoded:
 
 
 # Texts ----------------------------------------------------------------------------------------------
+
+
+PAD, UNKNOWN, START, END = range(4)  # what the first four tokens stand for
+
+
+@dataclass(frozen=True)
+class Words:
+    """The most frequent words of some texts, the most frequent first (of equal ones by the alphabet).
+
+    A word is letters and digits, in lower case.
+    """
+
+    listed: tuple[str, ...]
+
+    @classmethod
+    def of(cls, texts: Iterable[str], most: int) -> Words:
+        """Return at most so many words of texts."""
+        counts = Counter(word for text in texts for word in words_of(text))
+        order = sorted(counts, key=lambda word: (-counts[word], word))
+        return cls(tuple(order[:most]))
+
+    def __len__(self) -> int:
+        """Return the number of tokens: the words, and four that mark."""
+        return len(self.listed) + 4
+
+    def tokens(self, texts: Sequence[str], length: int) -> np.ndarray:
+        """Return int64 (N, length): a start, the first length - 2 words, an end, and padding."""
+        places = {word: j + 4 for j, word in enumerate(self.listed)}
+        out = np.full((len(texts), length), PAD, np.int64)
+        for row, text in zip(out, texts, strict=True):
+            inner = [places.get(word, UNKNOWN) for word in words_of(text)[: max(0, length - 2)]]
+            marked = [START, *inner, END][:length]
+            row[: len(marked)] = marked
+        return out
+
+    def shares(self, texts: Sequence[str]) -> np.ndarray:
+        """Return float32 (N, words): how often each listed word occurs, over all words of its text."""
+        places = {word: j for j, word in enumerate(self.listed)}
+        out = np.zeros((len(texts), len(self.listed)), np.float32)
+        for row, text in zip(out, texts, strict=True):
+            every = words_of(text)
+            for word in every:
+                if word in places:
+                    row[places[word]] += 1 / len(every)
+        return out
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
 
 
 def _shares(view: Pair, size: int) -> tuple[Examples, Examples | None]:
