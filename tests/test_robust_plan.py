@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cli_kit import cli
-from toys import Alike, registered
+from toys import RAND, TOP, Alike, registered
 
 import raybench
 from raybench import spec
@@ -19,7 +19,6 @@ from raybench.execution.resolve import Resolver
 from raybench.store import cells
 from raybench.testing.trial import Method, finished
 
-TOP, RAND = {"name": "top_k", "k": 3}, {"name": "rand_k", "k": 3}
 UNLIKE = {"name": "quadratic", "dim": 10, "clients": 7, "mu": 0.1, "seed": 1}
 
 
