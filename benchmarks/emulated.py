@@ -34,6 +34,13 @@ READ_AT_ONCE = 8
 PRIORITY = 20
 
 
+def link(text: str) -> tuple[float, float]:
+    """Return latency and the line's bandwidth of ``100Mbit,1ms``: here the bandwidth is all of the line's."""
+    rate, _, delay = text.partition(",")
+    bits = {"kbit": 1e3, "Mbit": 1e6, "Gbit": 1e9}[rate[-4:]]
+    return float(delay.removesuffix("ms")) / 1e3, float(rate[:-4]) * bits / 8
+
+
 def unavailable() -> str:
     """Return why links cannot be emulated here, empty where they can."""
     if os.name != "posix" or not Path("/proc/self/ns/net").exists():

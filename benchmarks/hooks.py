@@ -1,18 +1,19 @@
 """raybench's hooks beside torch's own: what exchanging the gradients of a model takes, two processes over gloo.
 
     python benchmarks/hooks.py
-    python benchmarks/hooks.py --model transformer --link 1gbit      (needs root, ip and tc)
+    python benchmarks/hooks.py --model transformer --link 1Gbit      (needs root, ip and tc)
 
 The model has the tensors of ResNet-18 (11.2 million parameters) or of a transformer (10.6 million), and its
 gradients are given: a step of DistributedDataParallel takes as long as its hook. All hooks take turns in the same
-processes, one thread each; medians of the slower process. With ``--link`` the processes are in two network
-namespaces joined by a link of that rate (``tc tbf``). Ratios are to the all-reduce of float32 that DistributedDataParallel
+processes, one thread each; medians of the slower process. With ``--link`` the processes are on two machines joined by
+an emulated link of that rate (benchmarks/emulated.py). Ratios are to the all-reduce of float32 that DistributedDataParallel
 does by itself, and, for PowerSGD, to torch's hook.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -23,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import emulated
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -33,8 +35,6 @@ from torch.nn.parallel import DistributedDataParallel
 import raybench.torch as rt
 
 RANK = 4  # of PowerSGD's factors
-SPACES = ("raybench-a", "raybench-b")
-ADDRESSES = ("10.211.0.1", "10.211.0.2")
 OURS: dict[str, tuple[str, str | None, str]] = {
     "raybench gd": ("gd", None, "bucket"),
     "raybench bf16, reduce": ("dcgd", "bf16", "bucket"),
@@ -145,48 +145,11 @@ def rank_main(given: argparse.Namespace) -> None:
     dist.barrier()
 
 
-def joined(link: str) -> None:
-    """Make two network namespaces joined by a link of a rate such as 1gbit."""
-    parted()
-    for space in SPACES:
-        run("ip", "netns", "add", space)
-    run(
-        "ip",
-        "link",
-        "add",
-        "rb0",
-        "netns",
-        SPACES[0],
-        "type",
-        "veth",
-        "peer",
-        "rb0",
-        "netns",
-        SPACES[1],
-    )
-    for space, address in zip(SPACES, ADDRESSES, strict=True):
-        inside = ("ip", "netns", "exec", space)
-        run(*inside, "ip", "addr", "add", f"{address}/24", "dev", "rb0")
-        run(*inside, "ip", "link", "set", "rb0", "up")
-        run(*inside, "ip", "link", "set", "lo", "up")
-        bucket = ("burst", "256kb", "latency", "50ms")
-        run(*inside, "tc", "qdisc", "add", "dev", "rb0", "root", "tbf", "rate", link, *bucket)
-
-
-def parted() -> None:
-    for space in SPACES:
-        subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
-
-
-def run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--model", choices=["resnet18", "transformer"], default="resnet18")
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--link", help="rate of the link between the processes: 1gbit")
+    parser.add_argument("--link", help="rate of the link between the processes: 1Gbit")
     parser.add_argument("--only", nargs="*", help="hooks whose names hold one of these")
     for hidden in ("--meet", "--out"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
@@ -198,24 +161,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "times.json")
         meet = f"file://{folder}/meet"
-        inside: list[list[str]] = [[], []]
-        env = [{**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}] * 2
-        if given.link:
-            joined(given.link)
-            inside = [["ip", "netns", "exec", space] for space in SPACES]
-            env = [{**e, "GLOO_SOCKET_IFNAME": "rb0"} for e in env]
-        try:
-            common = [sys.executable, __file__, *sys.argv[1:], "--meet", meet, "--out", str(out)]
-            ranks = [
-                subprocess.Popen([*inside[r], *common, "--rank", str(r)], env=env[r])
-                for r in range(2)
-            ]
+        command = [sys.executable, __file__, *sys.argv[1:], "--meet", meet, "--out", str(out)]
+        commands = [[*command, "--rank", str(r)] for r in range(2)]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        with emulated.machines(2) if given.link else contextlib.nullcontext() as there:
+            if there is not None:
+                there.set(*emulated.link(f"{given.link},0ms"))
+                commands = [there.command(r, *words) for r, words in enumerate(commands)]
+                env["GLOO_SOCKET_IFNAME"] = emulated.DEVICE
+            ranks = [subprocess.Popen(words, env=env) for words in commands]
             codes = [process.wait() for process in ranks]
-            if any(codes):
-                sys.exit("a process failed")
-        finally:
-            if given.link:
-                parted()
+        if any(codes):
+            sys.exit("a process failed")
         show(given, json.loads(out.read_text()))
 
 

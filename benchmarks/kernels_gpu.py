@@ -67,7 +67,7 @@ def cases(x: Tensor) -> list[Case]:
         Case("natural, compress", lambda: natural.compress(x, source)),
         Case("pack 3 bits", lambda: bitpack.pack(codes, 3)),
         Case("unpack 3 bits", lambda: bitpack.unpack(packed, 3, d, torch.uint8)),
-        Case("pack trits", lambda: bitpack.pack_trits(trits)),
+        Case("pack trits", lambda: bitpack.pack(trits, bitpack.TRIT)),
     ]
 
 

@@ -62,13 +62,6 @@ FASTEST = 125e6  # bytes a second up to which the bound is to hold
 FREE = 0.0, 2.5e9  # the link on which software is timed: none to speak of
 
 
-def line_rate(text: str) -> tuple[float, float]:
-    """Return latency and the line's bandwidth of ``100Mbit,1ms``: here the bandwidth is all of the line's."""
-    rate, _, delay = text.partition(",")
-    bits = {"kbit": 1e3, "Mbit": 1e6, "Gbit": 1e9}[rate[-4:]]
-    return float(delay.removesuffix("ms")) / 1e3, float(rate[:-4]) * bits / 8
-
-
 # The machines' side ---------------------------------------------------------------------------------
 
 
@@ -233,7 +226,7 @@ def compare(
                     spent = median(one) - predicted(one, *FREE)
                     software[one["what"], count] = max(0.0, spent)
             for text in texts:
-                latency, bandwidth = line_rate(text)
+                latency, bandwidth = emulated.link(text)
                 there.set(latency, bandwidth)
                 for count in machines:
                     ask = {"sizes": sizes, "methods": methods}

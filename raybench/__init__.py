@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from raybench.compressors import unpack
     from raybench.core.errors import InputError
     from raybench.core.streams import stream
-    from raybench.report.own import plot
+    from raybench.report.custom import plot
     from raybench.store import load
 
 __all__ = ["InputError", "compressor", "load", "plot", "run", "stream", "sweep", "unpack"]
@@ -23,7 +23,7 @@ _WHERE = {
     "InputError": "core.errors",
     "compressor": "api",
     "load": "store",
-    "plot": "report.own",
+    "plot": "report.custom",
     "run": "api",
     "stream": "core.streams",
     "sweep": "api",

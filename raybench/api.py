@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Source = str | os.PathLike[str] | Mapping[str, object]
 RESULTS_FOLDER = "results"
-Data = Mapping[str, object]  # data sets by name: see raybench.data.own.FORMS
+Data = Mapping[str, object]  # data sets by name: see raybench.data.session.FORMS
 
 
 def compressor(name: str, **params: object) -> Compressor:
@@ -137,7 +137,7 @@ def _saved(
     out: str | os.PathLike[str] | None,
 ) -> spec.Sweep:
     """Return the sweep with its data saved where its results go; nothing stays of bad input."""
-    from raybench.data.known import folder
+    from raybench.data.catalogue import folder
     from raybench.spec.grid import saved
     from raybench.store.files import open_folder
 
@@ -156,10 +156,10 @@ def _with_data(
     config: Source, sets: Sequence[str], plugins: Sequence[str], data: Data, place: Path
 ) -> spec.Sweep:
     """Return the sweep that reads ``data`` from files below ``place``, where nothing stays of bad input."""
-    from raybench.data import own
+    from raybench.data import session
 
     absent = [folder for folder in (place, *place.parents) if not folder.exists()]
-    files, new = own.save(data, place)
+    files, new = session.save(data, place)
     try:
         planned = _read(config, sets, plugins, files)
         for name, path in files.items():

@@ -8,6 +8,7 @@ of the bridge that joins the hosts with this machine.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import signal
@@ -58,6 +59,8 @@ def missing() -> str:
     ]
     if absent:
         return f"needs {', '.join(absent)}"
+    if importlib.util.find_spec("aiohttp_cors") is None:
+        return "needs Ray's job client: pip install 'raybench[cluster]'"
     done = subprocess.run(["ip", "netns", "add", "raybench-try"], capture_output=True)
     subprocess.run(["ip", "netns", "del", "raybench-try"], capture_output=True)
     return "" if done.returncode == 0 else "cannot make network namespaces"

@@ -38,8 +38,8 @@ def unpacked(page: str, name: str) -> str:
     return gzip.decompress(base64.b64decode(found.group(1))).decode()
 
 
-def drawn(page: str) -> list:
-    """Return (what curves are drawn from, figures drawn as they are) of a page."""
+def drawn(page: str) -> dict[str, dict]:
+    """Return what plotly draws in a page: {data, layout} by the id of the element."""
     return json.loads(unpacked(page, "data"))
 
 

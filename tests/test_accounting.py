@@ -66,12 +66,6 @@ def test_bits_is_values_times_width_plus_index_plus_raw(value_bits, code, counts
     assert parse(str(how)) == parse(how.as_dict()) == how
 
 
-def test_values_are_of_64_bits_unless_told():
-    counts = Counts(values=3, index_auto=5, raw=1)
-    assert Accounting().bits(counts) == 3 * 64 + 5 + 1
-    assert Accounting(index_bits="none").bits(counts, 32) == 3 * 32 + 1
-
-
 def test_every_code_that_is_counted_can_be_charged():
     codes = {name.removeprefix("index_") for name in Counts._fields if name.startswith("index_")}
     assert set(INDEX_BITS) == codes | {"none"}
@@ -210,12 +204,10 @@ BOOKS = [
     Accounting(value_bits, index_bits, count_init)
     for value_bits, index_bits, count_init in (
         ("dtype", "auto", True),
-        ("dtype", "auto", False),
         ("dtype", "list_or_bitmask", True),
         ("dtype", "explicit", False),
         (16, "bitmask", True),
         (7, "entropy", False),
-        (32, "none", True),
         (32, "none", False),
     )
 ]

@@ -19,7 +19,7 @@ from raybench.analysis import (
     first_crossing,
     tuned,
 )
-from raybench.analysis.aligned import AXES, interpolated
+from raybench.analysis.aligned import interpolated
 from raybench.analysis.examples import example
 from raybench.core.errors import InputError
 
@@ -35,35 +35,7 @@ def test_first_crossing_is_the_first_recorded_point_at_or_below():
     assert first_crossing(curves, math.nan).tolist() == [math.inf] * 3
 
 
-@settings(deadline=None)
-@given(
-    st.lists(st.floats(1e-30, 1e3), min_size=1, max_size=20),
-    st.floats(1e-30, 1e3),
-    st.floats(1.0, 100.0),
-)
-def test_a_looser_target_costs_no_more(values, target, factor):
-    curves, _ = make([{"g": values}])
-    near, far = (first_crossing(curves, t).iloc[0] for t in (target * factor, target))
-    assert near <= far
-    assert math.isinf(far) == (min(values) > target)
-
-
 # -- curves ----------------------------------------------------------------------------------
-
-
-def test_powers_are_met_exactly():
-    x, grid = np.array([1.0, 10, 1000]), np.geomspace(1, 1000, 50)
-    np.testing.assert_allclose(interpolated(x, 3 * x**-2.5, grid), 3 * grid**-2.5)
-
-
-def test_no_value_is_made_up():
-    found = interpolated(np.array([2.0, 8.0]), np.array([4.0, 1.0]), np.array([1.0, 2, 4, 8, 9]))
-    np.testing.assert_allclose(found, [math.nan, 4, 2, 1, math.nan])
-    zero = interpolated(
-        np.array([1.0, 100.0, 1e4]), np.array([1.0, 0.0, -1.0]), np.array([10.0, 1e3])
-    )
-    np.testing.assert_allclose(zero, [0.5, -0.5])
-    assert interpolated(np.array([3.0]), np.array([7.0]), np.array([3.0])).tolist() == [7.0]
 
 
 @settings(deadline=None)
@@ -91,22 +63,6 @@ def test_interpolation_by_loops(points, grid):
             a, b = ys[j], ys[j + 1]
             want = a ** (1 - share) * b**share if min(a, b) > 0 else a + share * (b - a)
         assert found == pytest.approx(want, rel=1e-6, abs=1e-300)
-
-
-@pytest.mark.parametrize("x", AXES)
-def test_every_axis(x):
-    cells = example()
-    if x == "grad_evals":
-        cells[0]["grad_evals"] = 400.0 * cells[0]["round"]
-    found = curves(cells, x, points=50)
-    assert found["cell"].nunique() == 24
-    assert (found.groupby("cell").size() == 50).all()
-    assert found[x].nunique() == 50
-    ends = cells[0][cells[0][x] > 0].groupby("cell")[x].agg(["min", "max"])
-    known = found.dropna().groupby("cell")[x].agg(["min", "max"])
-    assert (known["min"] >= ends["min"]).all()
-    assert (known["max"] <= ends["max"]).all()
-    assert found[x].max() == ends["max"].max()
 
 
 def test_a_round_in_which_nobody_sends():
@@ -141,15 +97,6 @@ def test_describe_names_what_differs():
     assert found["method"].tolist()[1:3] == ["EF21 Top-K (init=full)", "EF21 Top-K (init=zero)"]
     assert found["series"].tolist()[3:] == ["EF21 Top-5 (init=zero)", "GD"]
     assert found["step"].tolist() == ["x1"] * 5
-
-
-def test_describe_of_a_lone_problem_and_steps_by_value():
-    _, cells = make([{"g": [1]}, {"g": [1], "k": 2}])
-    cells["step_multiple"] = np.nan
-    found = describe(cells)
-    assert found["facet"].tolist() == ["", ""]
-    assert found["method"].nunique() == 1
-    assert found["step"].tolist() == ["0.1", "0.1"]
 
 
 @pytest.mark.parametrize(
@@ -209,14 +156,6 @@ def test_bands_of_cells_without_a_label():
     curves["k"] = curves["k"].where(curves["k"] == 2)
     found = bands(curves, by=("k",))
     assert found["grad_norm_sq"].tolist() == [4.0, 2.0, 8.0, 6.0]  # in the order of the curves
-
-
-def test_bands_of_nothing_and_of_unknown():
-    curves, _ = make([{"g": [1, np.nan]}])
-    assert bands(curves)["grad_norm_sq"].tolist() == [1.0]
-    assert bands(curves, x="seconds").empty
-    assert bands(curves[:0]).empty
-    assert list(bands(curves[:0])) == list(bands(curves))
 
 
 def test_final_vs_step():
@@ -324,15 +263,6 @@ def test_parts_of_a_round_make_methods_of_their_own():
     assert sum("delay.rounds=2" in name for name in names) == 1
 
 
-def test_names_of_methods():
-    cells = make([{"g": [1], "algorithm": a} for a in ("double_squeeze", "ef21_plus", "sgd")])[1]
-    assert describe(cells)["method"].tolist() == [
-        "DoubleSqueeze Top-K",
-        "EF21+ Top-K",
-        "SGD Top-K",
-    ]
-
-
 def test_cells_without_a_config_are_told_apart_by_their_columns():
     """As folders of the first schema hold them."""
     cells = make([{"g": [1]}, {"g": [1], "dataset": "b"}])[1]
@@ -340,13 +270,6 @@ def test_cells_without_a_config_are_told_apart_by_their_columns():
     assert describe(cells)["facet"].tolist() == ["a", "b"]
     cells["dataset"], cells["problem"] = "a", ["logistic", "least_squares"]
     assert describe(cells)["facet"].tolist() == ["logistic", "least_squares"]
-
-
-def test_one_cell_per_step():
-    cells = make([{"g": [4, m], "multiple": m} for m in (1.0, 2.0)])[1]
-    found = final_vs_step(cells)
-    assert found["at"].tolist() == [1.0, 2.0]
-    assert found["k"].tolist() == [1.0, 1.0]
 
 
 def test_a_plug_ins_title_travels_with_its_results():

@@ -32,10 +32,28 @@ def fresh(code: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "module", ["raybench", "raybench.cli", "raybench.store", "raybench.core.errors"]
+    "module",
+    [
+        "raybench",
+        "raybench.cli",
+        "raybench.store.accounting",
+        "raybench.core.errors",
+        "raybench.spec.short",
+    ],
 )
 def test_import_is_light(module):
-    heavy = ["torch", "ray", "pandas", "pyarrow", "numba", "numpy", "matplotlib", "plotly", "rich"]
+    heavy = [
+        "torch",
+        "ray",
+        "pandas",
+        "pyarrow",
+        "numba",
+        "numpy",
+        "matplotlib",
+        "plotly",
+        "rich",
+        "pydantic",
+    ]
     code = f"import sys, {module}; print(*[m for m in {heavy} if m in sys.modules])"
     assert fresh(code) == ""
 
@@ -204,9 +222,3 @@ def test_sweep_goes_on_and_books_anew(tmp_path, monkeypatch):
     assert (usual["bits_up"] >= paper["bits_up"]).all()
     with pytest.raises(InputError, match="another sweep"):
         raybench.sweep({**more, "problem": {"name": "quadratic", "dim": 13}}, inline=True)
-
-
-def test_reading_a_short_form_loads_nothing_heavy():
-    """Operators are made from texts such as top_k:k=1%, so importing them imports what reads these."""
-    heavy = {"pydantic", "torch", "numba", "pandas", "ray"}
-    assert fresh(f"import sys, raybench.spec.short\nprint(*{heavy} & set(sys.modules))") == ""

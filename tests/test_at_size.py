@@ -8,7 +8,6 @@ import tracemalloc
 from dataclasses import replace
 
 import fake_store
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -111,36 +110,6 @@ def test_a_plan_grows_by_little_for_each_cell():
 # The store -----------------------------------------------------------------------------------------
 
 
-def test_a_second_look_reads_what_has_changed(tmp_path, reads):
-    store = Store(tmp_path)
-    fake_store.fill(store, rounds=20)
-    before = store.done()
-    names = store.files.names("cells")
-    reads.clear()
-    assert store.done() == before
-    assert not reads.of("cells")
-    (tmp_path / "cells" / names[0]).unlink()
-    assert len(store.done()) < len(before)
-    assert not reads.of("cells")
-    fake_store.fill(store, rounds=20)
-    reads.clear()
-    assert store.done() == before
-    written = [n for n in names if n != "skipped.parquet"]  # which is as it was, and not written
-    assert reads.of("cells") == {f"cells/{n}": 1 for n in written}
-
-
-def test_comparing_every_file_reads_the_curves_alone(tmp_path, reads):
-    store = Store(tmp_path)
-    fake_store.fill(store, rounds=20)
-    store.done()
-    reads.clear()
-    assert store.repair() == []
-    assert not reads.of("cells")
-    assert reads.of("curves") == {f"curves/{n}": 1 for n in store.files.names("curves")}
-    assert store.repair() == []  # known by now
-    assert max(reads.of("curves").values()) == 1
-
-
 @pytest.mark.parametrize("folder", ["cells", "curves"])
 def test_a_file_that_is_damaged_between_two_looks_is_found(tmp_path, folder):
     store = Store(tmp_path)
@@ -199,19 +168,6 @@ def test_a_cell_in_two_shards_counts_once_wherever_it_is_read(tmp_path):
     parts, whole = frames(tmp_path), framed(*reader.frames(tmp_path))
     pd.testing.assert_frame_equal(closing_table(parts), closing_table(whole), check_dtype=False)
     assert len(parts.rows([one], ["loss"])) == (load(tmp_path)["cell"] == one).sum()
-
-
-def test_rows_in_any_order_are_put_in_order():
-    rng = np.random.default_rng(0)
-    at = rng.permutation(60)
-    block = {"cell": (at // 20 - 1).astype(np.int32), "round": at % 20, "loss": at * 1.0}
-    twice = {name: np.append(values, values[:7]) for name, values in block.items()}
-    found = reader._in_order(twice)
-    assert found["cell"].tolist() == [0] * 20 + [1] * 20
-    assert found["loss"].tolist() == [float(v) for v in range(20, 60)]
-    assert reader._in_order(found) is found
-    empty = {name: values[:0] for name, values in block.items()}
-    assert len(reader._in_order(empty)["cell"]) == 0
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-import pytest
 from cli_kit import cli
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raybench.analysis import closing_table, frames
+from raybench.analysis import closing_table
 from raybench.analysis.rankings import FACTORS, audit, explained
-from raybench.core.errors import InputError
 from raybench.report.charts import shares
 from raybench.report.rankings import audit_lines as told
 
@@ -32,20 +30,6 @@ def test_readings_are_those_of_the_table(swept):
         part = found.readings.query("values == @values and indices == @indices and first == @first")
         part = part.query("side == 'up' and steps == 'tuned'").set_index("method")["cost"]
         assert part.to_dict() == want.to_dict()
-
-
-def test_both_directions_cost_more_and_theory_is_one_multiple(swept):
-    readings = audit(swept).readings
-    heads = [name for name in FACTORS if name != "side"]
-    costs = readings.pivot_table(index=[*heads, "method"], columns="side", values="cost").dropna()
-    tuned = costs[costs.index.get_level_values("steps") == "tuned"]
-    assert len(tuned)
-    assert (tuned["up + down"] > tuned["up"]).all()
-    cells = frames(swept).cells
-    with_theory = set(
-        cells.loc[(cells["step_multiple"] == 1) & (cells["status"] == "ok"), "method"]
-    )
-    assert set(readings.query("steps == 'theory'")["method"]) <= with_theory
 
 
 def test_pairs_count_what_the_readings_say(swept):
@@ -137,15 +121,3 @@ rounds: 20
             f"of {row.decided} readings; in {row.absent} more one has no such step" in n
             for n in lines
         )
-
-
-def test_of_a_folder_without_results_nothing_is_said(tmp_path):
-    with pytest.raises(InputError):
-        audit(tmp_path)
-    (tmp_path / "a.yaml").write_text(
-        "name: a\nproblem: {name: quadratic, dim: 4, clients: 2}\nalgorithm: gd\nrounds: 5\nstep_size: {value: 1e9}\n"
-    )
-    cli("sweep", tmp_path / "a.yaml", "--out", tmp_path / "out", "--inline")
-    said = cli("audit", tmp_path / "out", "--out", tmp_path / "f")
-    assert said.code == 2 or "no method is cheaper" in said.out
-    assert said.code == 0 or not (tmp_path / "f").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import time
@@ -144,15 +143,6 @@ def test_slow_operators_are_guessed_from_pieces_or_measured_once():
     assert row.repeats == 3
 
 
-def test_steep_growth_is_seen(monkeypatch):
-    """t = d^1.5 extrapolates to the full length; noise that looks steeper than that does not count."""
-    x = gaussian(1).expand(1 << 22)
-    for power, most in ((1.0, 1.0), (1.5, 1.5), (3.0, 1.5), (0.1, 1.0)):
-        monkeypatch.setattr(bench, "_best", lambda op, piece, p=power: 1e-9 * piece.numel() ** p)
-        guess = bench.guess_seconds(Given(), x, math.inf)
-        assert guess == pytest.approx(1e-9 * (1 << 20) ** power * 4**most)
-
-
 def test_names_fill_in_what_is_required():
     label, op = bench.named("top_k")
     assert label == "top_k:k=1%"
@@ -197,33 +187,6 @@ def test_gradient_of_resnet(tmp_path, monkeypatch):
     assert one.vector.isfinite().all()
 
 
-def test_images_come_from_the_data_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAYBENCH_DATA", str(tmp_path))
-    folder = tmp_path / "cifar10"
-    folder.mkdir()
-    pixels = (np.arange(5 * 3 * 32 * 32) % 251).reshape(5, 3, 32, 32).astype(np.uint8)
-    labels = np.array([3, 1, 4, 1, 5, 9, 2], np.uint8)
-    np.savez(folder / "a.npz", other=labels)  # nothing to use
-    np.savez(folder / "part.npz", one_images=pixels, one_labels_all=labels)
-    images, found, source = vectors._images(4)
-    assert (tuple(images.shape), source) == ((4, 3, 64, 64), "CIFAR-10")
-    assert found.tolist() == [3, 1, 4, 1]
-    assert float(images.mean()) == pytest.approx(0, abs=1e-5)
-    assert float(images.std()) == pytest.approx(1, rel=1e-5)
-    assert not torch.equal(images[:, 0], images[:, 1])  # its own colours
-
-
-def test_thinned_takes_evenly():
-    x = torch.arange(1000.0)
-    assert vectors.thinned(x, 1000) is x
-    assert vectors.thinned(x, 10).tolist() == [100.0 * i for i in range(10)]
-    assert vectors.thinned(x, 3).tolist() == [0, 333, 666]
-    long = torch.arange(11_181_642)
-    some = vectors.thinned(long, 4_000_001)
-    assert (some.diff() >= 2).all()  # distinct, in order
-    assert some.shape == (4_000_001,)
-
-
 # The command line ------------------------------------------------------------------------------
 
 
@@ -239,7 +202,7 @@ def test_bench_prints_two_tables():
     heads = ["operator", "compress", "decode", "pack", "unpack", "error", "bytes", "bits/d"]
     assert [*heads, "of", "dense"] in lines
     (long, batch) = [line for line in lines if line[:1] == ["natural"]]
-    assert (long[-4:], batch[-2:]) == (["3.4", "kB", "9", "28.12%"], ["12", "18.75%"])
+    assert (long[-4:], batch[-2:]) == (["3.3", "KiB", "9", "28.12%"], ["12", "18.75%"])
     assert said.out.startswith("3,000 float32  Gaussian; ")
     assert "\n2 × 3 × 50 float64  Gaussian; " in said.out
     assert "left out: top_k:k=77: k: 77 of 50 coordinates" in said.out
@@ -254,14 +217,6 @@ def test_a_busy_machine_is_told(monkeypatch):
         said = cli(*args)
         assert ("note: the machine is busy (load 2.1 on 4 cores)" in said.err) == told
         assert "busy" not in said.out
-
-
-def test_a_narrow_page_does_without_bytes(monkeypatch):
-    verb = importlib.import_module("raybench.cli.bench")
-    monkeypatch.setattr(verb, "NARROW_SCREEN", 121)
-    said = cli("bench", "natural", "--vector", "none", "--batch", "2,3,50", "--repeats", 1)
-    assert "bits/d" in said.out
-    assert "bytes  " not in said.out
 
 
 def test_bench_takes_a_gradient_and_saves_its_figures(tmp_path):
@@ -287,13 +242,6 @@ def test_bench_takes_a_gradient_and_saves_its_figures(tmp_path):
     (row,) = json.loads(said.out)
     assert (row["dtype"], row["d"]) == ("float32", 7)
     assert row["vector"] == "half.npy, 7 of 400 coordinates"
-
-
-def test_threads_are_put_back():
-    before = torch.get_num_threads()
-    said = cli("bench", "identity", "--vector", "none", "--threads", before + 1, "--repeats", 1)
-    assert f"; {before + 1} threads" in said.out
-    assert torch.get_num_threads() == before
 
 
 @pytest.mark.parametrize(
@@ -375,7 +323,9 @@ def test_false_claims_are_found(op, fault):
     assert fault in found[0].verdict
 
 
-def test_a_false_claim_of_a_random_operator_is_found():
+def test_a_false_claim_of_a_random_operator_is_found(monkeypatch):
+    monkeypatch.setattr(claims, "PATIENCE", 100.0)  # as many draws on a busy machine
+
     class Down(type(raybench.compressor("natural"))):
         """Always to the smaller power of two: E C(x) is about 0.7 x."""
 
@@ -394,16 +344,3 @@ def test_a_false_claim_of_a_random_operator_is_found():
             return super().omega(d) / 2
 
     assert "error above the bound" in claims.check(Quiet(5), 50)[0].verdict
-
-
-def test_draws_are_few_where_they_take_long(monkeypatch):
-    x = gaussian(1000)
-    assert claims._count(Given(), x) == claims.COORDINATES // 1000
-    assert claims._count(Given(), gaussian(5)) == claims.MOST_DRAWS
-    assert claims._count(Given(), gaussian(1 << 20)) == claims.FEWEST_DRAWS
-    assert claims._count(lasting(2e-6), x) <= claims.PATIENCE / 2e-3
-    found = claims.check(raybench.compressor("natural"), 1000)
-    again = claims.check(raybench.compressor("natural"), 1000)
-    if found[0].draws == again[0].draws:
-        assert found == again  # seeded
-    assert {one.draws for one in claims.check(raybench.compressor("top_k:k=2"), 9)} == {1}

@@ -12,7 +12,7 @@ from toys import FAR, RAND, TOP, each_round, full_gradients, largest
 from raybench import spec
 from raybench.execution.resolve import Resolver, Skip
 from raybench.testing.algorithms import conformance
-from raybench.testing.trial import Method, finished, started
+from raybench.testing.trial import Method, started
 from raybench.wire import CasesMessage
 from raybench.wire.dense import DenseMessage
 from raybench.wire.ledger import COLUMNS
@@ -178,25 +178,3 @@ def test_marina_p_needs_an_unbiased_downlink(downlink, says):
     (cell,) = spec.load({**method.config({"value": 0.1}, 0), "allow_unproven": False}).cells
     with pytest.raises(Skip, match=says):
         Resolver().resolve(cell)
-
-
-def test_steps_are_no_shorter_than_those_of_the_special_cases():
-    """EF-BV's at its own rates is EF21's or longer than DIANA's; EControl's is within seven times of EF21's."""
-    ef21, diana = (on_p1(n, q).cell().step_size for n, q in (("ef21", TOP), ("diana", RAND)))
-    assert on_p1("ef_bv", TOP).cell().step_size == pytest.approx(ef21, rel=1e-12)
-    assert on_p1("ef_bv", RAND).cell().step_size > diana
-    assert ef21 / 7 < on_p1("econtrol", TOP).cell().step_size < ef21
-    whole = on_p1("ef21_p_diana", RAND, "identity").cell().step_size
-    assert whole == pytest.approx(diana, rel=1e-12)
-    assert on_p1("ef21_p_diana", RAND, TOP).cell().step_size < whole
-
-
-def test_econtrol_has_no_floor_where_ef14_has_one():
-    """Different clients and a constant step: EF14 stops at an error of the step's size."""
-    norms = [
-        finished(on_p1(name, TOP, rounds=3000, step=0.2).batch(), every=3000).recorder.column(
-            "grad_norm_sq"
-        )[0, -1]
-        for name in ("econtrol", "ef14")
-    ]
-    assert norms[0] < 1e-15 < 1e-4 < norms[1]

@@ -226,11 +226,11 @@ def test_a_sweep_that_ctrl_c_ended_goes_on_and_leaves_no_checkpoint(tmp_path, mo
 
 
 def test_a_full_disk_is_no_fault_of_the_cells(tmp_path, monkeypatch):
-    def full(self: Checkpoints, folder: str, name: str, data: memoryview) -> None:
+    def full(self: Checkpoints, *args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "_write", full)
+        patch.setattr(Checkpoints, "save", full)
         with pytest.raises(OSError, match="No space left"):
             raybench.sweep(SWEEP, tmp_path / "kept", inline=True)
     assert not list((tmp_path / "kept").glob("cells/*"))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import signal
+import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -66,11 +65,6 @@ def test_every_verb_has_help():
         tidy("\n".join(line.rstrip() for line in said.out.splitlines()))
 
 
-def test_console_script():
-    done = subprocess.run([SCRIPT, "--version"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"raybench {raybench.__version__}\n")
-
-
 def test_unknown_verbs_and_options_suggest_the_nearest():
     said = cli("sweeep", "s.yaml")
     assert (said.code, "Did you mean 'sweep'" in said.err) == (2, True)
@@ -125,11 +119,50 @@ def test_sweep_again_runs_nothing_and_an_extended_one_the_rest(swept, here):
     assert tree(source / "out" / "cells") == before
     here.joinpath("s.yaml").write_text(SWEEP)
     own = here / "results" / "small"
-    assert cli("sweep", "s.yaml", "--inline", "--set", "seed=0").code == 0
+    raybench.sweep("s.yaml", inline=True, sets=["seed=0"])
     said = cli("sweep", "s.yaml", "--inline")
     assert "14 cells run in" in said.out
     assert "14 were there already" in said.out
     assert pd.read_parquet(own / "cells")["cell"].is_unique
+
+
+def test_a_sweep_that_has_ended_is_shown_again(swept, here, reads):
+    shutil.copytree(swept[0], here / "w")
+    file, out = here / "w" / "s.yaml", here / "w" / "out"
+    first = cli("sweep", file, "--out", out, "--inline", "--retry-failed")
+    reads.clear()
+    again = cli("sweep", file, "--out", out)
+    assert (again.code, again.out, again.err) == (0, first.out, first.err)
+    assert "nothing was missing, 28 were there already" in again.out
+    assert max(reads.of("curves").values()) <= 7  # digest, table, figures, their K, own metrics
+    written = {rel.removeprefix("write ") for rel in reads if rel.startswith("write ")}
+    assert written <= {"plan/owner.json", "plan/lock"}
+
+
+def test_no_file_beside_the_shards_tells_of_cells_that_have_ended(swept, here):
+    """A second copy could differ from the cells: a changed cell is found, and runs again."""
+    shutil.copytree(swept[0], here / "w")
+    file, out = here / "w" / "s.yaml", here / "w" / "out"
+    kept = store.cells(out)
+    names = {p.name for p in (out / "plan").iterdir()}
+    assert names == {
+        "attempts.json",
+        "batches.json",
+        "cells.json",
+        "lock",
+        "owner.json",
+        "target.json",
+    }
+    shutil.rmtree(out / "plan")
+    assert store.cells(out).equals(kept)
+    shard = next((out / "cells").glob("[0-9a-f]*.parquet"))
+    data = shard.read_bytes()
+    at = len(data) // 2
+    shard.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    assert cli("verify", out).code == 1
+    assert cli("sweep", file, "--out", out, "--inline").code == 0
+    assert store.cells(out)["cell"].tolist() == kept["cell"].tolist()
+    assert cli("verify", out).code == 0
 
 
 SOMETIMES = """
@@ -176,40 +209,6 @@ def test_a_sweep_where_nothing_ends_ok_still_says_why(here):
     assert "to run: an unbiased compressor, such as rand_k, or allow_unproven: true" in said.out
 
 
-def test_a_sweep_of_which_some_cells_are_skipped_ends_well(here):
-    (here / "s.yaml").write_text(
-        "problem: quadratic\nalgorithm: [ef21, marina]\ncompressor: {name: top_k, k: 3}\nrounds: 5\n"
-    )
-    said = cli("sweep", "s.yaml", "--inline")
-    assert said.code == 0
-    assert "to run: an unbiased compressor" in said.out
-
-
-def test_interrupt_leaves_a_valid_store_and_130(here):
-    (here / "s.yaml").write_text(
-        "problem: quadratic\nalgorithm: ef21\ncompressor: {name: top_k, k: 1..40}\nrounds: 2000\n"
-        "record: {every: 100}\n"
-    )
-    work = subprocess.Popen(
-        [SCRIPT, "sweep", "s.yaml", "--inline"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    cells = here / "results" / "s" / "cells"
-    until = time.monotonic() + 120
-    while not (cells.is_dir() and any(cells.iterdir())) and time.monotonic() < until:
-        time.sleep(0.02)
-    work.send_signal(signal.SIGINT)
-    out, err = work.communicate(timeout=60)
-    assert work.returncode == 130, out + err
-    assert "Traceback" not in err
-    left = re.search(r"interrupted, (\d+) cells left: the same command goes on", err)
-    assert left is not None
-    assert int(left[1]) == 40 - raybench.load(here / "results" / "s")["cell"].nunique() > 0
-    assert "raybench table results/s" in err
-
-
 # Plan ----------------------------------------------------------------------------------------------
 
 
@@ -235,7 +234,7 @@ def test_plan_counts_estimates_and_writes_nothing(here, swept):
     assert "raybench table" in said.out
 
 
-def test_plan_shows_what_a_plugin_raises(here):
+def test_plan_and_run_show_what_a_plugin_raises(here):
     (here / "flag").touch()
     (here / "p.py").write_text(SOMETIMES.format(flag=str(here / "flag")))
     (here / "s.yaml").write_text(
@@ -245,6 +244,9 @@ def test_plan_shows_what_a_plugin_raises(here):
     assert said.code == 0
     assert "OSError: the flag is up [red]" in said.out
     assert "raises" not in cli("plan", "s.yaml", "--no-measure").out
+    said = cli("run", "--plugin", "p.py", "--algorithm", "sometimes", "--step-value", 1)
+    assert said.code == 1
+    assert "OSError: the flag is up [red]" in said.out
 
 
 def test_plan_prints_every_error_at_once(here):
@@ -292,17 +294,6 @@ def test_run_prints_the_saved_cell(here):
     assert row["bits_up"] == 21 * 3 * 64  # no indices, the first message counted
     assert f"{row['bits_up'] / 1000:.3g} kbit" in said.out
     assert f"{row['grad_norm_sq']:.3g}" in said.out
-
-
-def test_run_with_a_plugin_that_raises(here):
-    (here / "flag").touch()
-    (here / "p.py").write_text(SOMETIMES.format(flag=str(here / "flag")))
-    said = cli("run", "--plugin", "p.py", "--algorithm", "sometimes", "--step-value", 1)
-    assert said.code == 1
-    assert "OSError: the flag is up [red]" in said.out
-
-
-# Looking up ----------------------------------------------------------------------------------------
 
 
 # Reading results -----------------------------------------------------------------------------------
@@ -366,7 +357,7 @@ def test_merge(swept, here):
     assert tree(here / "c") == before
 
 
-@pytest.mark.parametrize("verb", ["table", "plot", "report"])
+@pytest.mark.parametrize("verb", ["table", "plot", "report", "status"])
 @pytest.mark.parametrize("folder", ["missing", "empty", "file.txt"])
 def test_reading_verbs_without_results(verb, folder, here):
     (here / "empty").mkdir()
@@ -385,9 +376,9 @@ def test_reading_verbs_without_results(verb, folder, here):
 
 def test_all_sweeps_of_a_folder_are_kept_and_together_reproduce_it(here):
     (here / "s.yaml").write_text(SWEEP)
-    more = ["--set", "seed=5", "--set", "algorithm=gd"]
-    for sets in ([], more, []):
-        assert cli("sweep", "s.yaml", "--inline", "--out", "r", *sets).code == 0
+    for sets in ([], ["seed=5", "algorithm=gd"]):
+        raybench.sweep("s.yaml", "r", inline=True, sets=sets)
+    assert cli("sweep", "s.yaml", "--inline", "--out", "r").code == 0
     folder = here / "r"
     kept = sorted(p.name for p in (folder / "plan/sweeps").iterdir())
     assert kept == ["001.yaml", "002.yaml"], "each sweep once, whatever ran after it"
@@ -396,10 +387,10 @@ def test_all_sweeps_of_a_folder_are_kept_and_together_reproduce_it(here):
     shown = [file for file in files if f"raybench sweep r/{file} --out again" in page]
     assert "sweep.yaml" in shown
     for file in shown:
-        assert cli("sweep", f"r/{file}", "--inline", "--out", "again").code == 0
+        assert raybench.sweep(f"r/{file}", "again", inline=True).exit_code == 0
     cells = [set(raybench.store.cells(here / name).cell) for name in ("r", "again")]
     assert cells[0] == cells[1]
     assert cli("merge", "r", "again", "--out", "both").code == 0
     assert len(list((here / "both/plan/sweeps").iterdir())) == 1
-    assert cli("sweep", "s.yaml", "--inline", "--out", "r", "--fresh").code == 0
+    raybench.sweep("s.yaml", "r", inline=True, fresh=True)
     assert not (folder / "plan/sweeps").exists(), "of cells that are forgotten"

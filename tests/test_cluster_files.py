@@ -73,14 +73,6 @@ def test_ray_takes_the_file(name: str) -> None:
     assert all(node["min_workers"] <= node["max_workers"] for node in types.values())
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("max_workers", "many"), ("x-raybench", {}), ("provider", {}), ("auth", [])]
-)
-def test_ray_refuses_a_wrong_one(key: str, value: object) -> None:
-    with pytest.raises((jsonschema.ValidationError, TypeError, ValueError, KeyError)):
-        prepared({**read("cluster.yaml"), key: value})
-
-
 @pytest.mark.parametrize("name", CLOUDS)
 def test_a_head_on_demand_and_spot_workers_with_bounds(name: str) -> None:
     given = read(name)
@@ -218,19 +210,10 @@ def closed(schema: Any) -> Any:
 def test_kuberay_takes_the_job() -> None:
     schema = closed(json.loads((Path(__file__).parent / "rayjob_schema.json").read_text()))
     jsonschema.Draft7Validator(schema).validate(job())
-    for path, wrong in [
-        (["activeDeadlineSeconds"], "4h"),
-        (["rayClusterSpec", "authOptions"], {"mode": "tokens"}),
-        (["rayClusterSpec", "authOption"], {"mode": "token"}),
-        (["rayClusterSpec", "workerGroupSpecs"], [{"groupName": "x"}]),
-    ]:
-        bad = copy.deepcopy(job())
-        inner = bad["spec"]
-        for key in path[:-1]:
-            inner = inner[key]
-        inner[path[-1]] = wrong
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.Draft7Validator(schema).validate(bad)
+    misspelt = copy.deepcopy(job())
+    misspelt["spec"]["rayClusterSpec"]["authOption"] = {"mode": "token"}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.Draft7Validator(schema).validate(misspelt)
 
 
 def test_the_job_on_kubernetes_ends_asks_for_the_token_and_is_fenced_in() -> None:
@@ -259,41 +242,11 @@ def test_the_job_on_kubernetes_ends_asks_for_the_token_and_is_fenced_in() -> Non
 
 
 def test_skypilot_takes_the_task() -> None:
-    """The fields and types of a task in SkyPilot's schema (0.10 and later) that the file uses."""
-    text = {"type": "string"}
-    schema = {
-        "type": "object",
-        "properties": {
-            "name": text,
-            "num_nodes": {"type": "integer", "minimum": 2},
-            "setup": text,
-            "run": text,
-            "envs": {"type": "object", "additionalProperties": text},
-            "secrets": {"type": "object", "additionalProperties": {"type": ["string", "null"]}},
-            "file_mounts": {"type": "object", "additionalProperties": text},
-            "resources": {
-                "type": "object",
-                "properties": {
-                    "cpus": {"type": ["integer", "string"]},
-                    "memory": {"type": ["integer", "string"]},
-                    "disk_size": {"type": "integer"},
-                    "use_spot": {"type": "boolean"},
-                    "autostop": {
-                        "type": "object",
-                        "properties": {
-                            "idle_minutes": {"type": "integer", "minimum": 0},
-                            "down": {"const": True},
-                        },
-                        "required": ["idle_minutes", "down"],
-                    },
-                },
-                "required": ["autostop"],
-            },
-        },
-        "required": ["name", "num_nodes", "resources", "secrets", "setup", "run"],
-    }
     task = read("cluster/sky.yaml")
-    jsonschema.validate(task, closed(schema))
+    keys = "name num_nodes resources envs secrets file_mounts setup run"
+    assert set(task) == set(keys.split())
+    assert task["num_nodes"] >= 2
+    assert task["resources"]["autostop"]["down"] is True
     assert "ports" not in task["resources"], "SkyPilot would open them to the world"
     assert task["secrets"] == {"RAY_AUTH_TOKEN": None}, "given at launch, never written down"
     for script in (task["setup"], task["run"]):

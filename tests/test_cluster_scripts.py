@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from heads_kit import free_port
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "cluster" / "slurm.sh"
@@ -52,12 +52,6 @@ seed: 0..1
 rounds: ROUNDS
 record: {points: 20}
 """
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def mentioning(word: str) -> list[str]:

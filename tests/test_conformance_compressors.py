@@ -1,4 +1,4 @@
-"""The conformance kit finds what is broken in an operator, whatever it is."""
+"""The conformance kit finds what is broken in a compressor, whatever it is."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from raybench.compressors.selection import TopK
 from raybench.core.registry import lookup
 from raybench.core.streams import stream
 from raybench.testing.compressors import CHECKS, Subject, check_entry, conformance, examples
-from raybench.wire import (
-    DenseMessage,
-)
+from raybench.wire import DenseMessage, SparseMessage
 
 
 def test_check_entry_covers_every_example():
@@ -29,7 +27,7 @@ def test_check_entry_covers_every_example():
 
 
 class Claims(Compressor):
-    """Rand-1/4 by hand; the broken operators below differ from it in one thing."""
+    """Rand-1/4 by hand; the broken compressors below differ from it in one thing."""
 
     mask = False
 
@@ -176,6 +174,10 @@ class FreeBytes(FreeDense):
     def _size(self):
         return self.d // 10 * self.dtype.itemsize
 
+    @classmethod
+    def demand(cls, known, width):
+        return 16 * known["d"]
+
 
 class Lossy(FreeBytes):
     """The sender decodes the input, the receiver what fits."""
@@ -230,8 +232,26 @@ class Remembers(DenseMessage):
         return super()._payload()[..., :0]
 
     @classmethod
+    def demand(cls, known, width):
+        return 16 * known["d"]
+
+    @classmethod
     def read(cls, known, payload, stream):
         return cls.last
+
+
+class BelowEntropy(SparseMessage):
+    kind = "test-below-entropy"
+
+    def _cost(self):
+        return super()._cost()._replace(index_auto=0)
+
+
+class KeepsSix(Compressor):
+    def encode(self, x, stream):
+        k = min(6, x.shape[-1])
+        where = torch.arange(k).expand(*x.shape[:-1], k).clone()
+        return BelowEntropy(x.shape[-1], x.dtype, where, x[..., :k].clone())
 
 
 class WrongSum(DenseMessage):
@@ -288,6 +308,7 @@ BROKEN = [
     (sends(Remembers), "packs and unpacks bit exactly", "changed by packing"),
     (sends(FreeBytes), "bytes are counted exactly", "nbytes is 16, the payload (3, 4, 192)"),
     (sends(FreeDense), "modelled bits fit the bytes", "1408 sent bits are not modelled"),
+    (KeepsSix(), "modelled bits fit the bytes", "fewer bits than their entropy"),
     (sends(Smuggles), "header does not depend on x", "gift"),
     (Aliases(), "never aliases its input", "changing x changed the message"),
     (ChangesX(), "never aliases its input", "compress changed its input"),
@@ -303,7 +324,7 @@ def test_the_kit_finds_a_broken_operator(op, check, says):
     found = {f.check: f for f in conformance(lambda d: op, samples=20_000, dims=(1, 2, 8), big=big)}
     assert not found[check].ok
     assert says in found[check].detail
-    assert str(found[check]).startswith(f"FAIL  operator: {check}: ")
+    assert str(found[check]).startswith(f"FAIL  compressor: {check}: ")
     assert "\n" not in str(found[check])
 
 

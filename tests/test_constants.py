@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from scipy.optimize import minimize
 
 from raybench import problems
 from raybench.core.draws import Sample
@@ -53,36 +52,6 @@ def pairs(problem, count=200, seed=0):
     x = scale * torch.randn(shape, generator=random, dtype=torch.float64)
     y = x + 0.1 * scale * torch.randn(shape, generator=random, dtype=torch.float64)
     return x, y
-
-
-def test_random_pairs_violate_no_constant(problem):
-    x, y = pairs(problem)
-    c = problem.constants
-    apart = (x - y).norm(dim=1)
-    change = problem.grad(x) - problem.grad(y)  # (B, n, d)
-    ratios = change.norm(dim=2) / apart[:, None]
-    for i, bound in enumerate(c.L_i):
-        assert ratios[:, i].max() <= bound * ABOVE
-    mean = change.mean(1).norm(dim=1) / apart
-    assert mean.max() <= c.L * ABOVE
-    assert ratios.square().mean(1).sqrt().max() <= c.L_plus * ABOVE
-    if c.L_pm is not None:
-        variance = (ratios.square().mean(1) - mean.square()).clamp(min=0)
-        assert variance.sqrt().max() <= c.L_pm * ABOVE + 1e-7 * c.L_plus
-
-
-def test_random_pairs_respect_the_samples_constant(problem):
-    x, y = pairs(problem, count=20)
-    total = torch.zeros(20, problem.n, dtype=torch.float64)
-    most = max(problem.samples)
-    counts = torch.tensor(problem.samples)
-    for j in range(most):
-        index = torch.full((20, problem.n, 1), j).clamp(max=(counts - 1)[None, :, None])
-        chosen = Sample.at(index)
-        change = problem.grad(x, chosen) - problem.grad(y, chosen)
-        total += torch.where(j < counts, change.square().sum(-1), 0.0)
-    per_sample = (total / counts).mean(1).sqrt() / (x - y).norm(dim=1)
-    assert per_sample.max() <= problem.constants.L_samples * ABOVE
 
 
 def of_samples(problem, x):
@@ -194,43 +163,6 @@ def test_an_own_problem_states_what_it_wants():
     wrong.facts = {"convex_everything"}
     with pytest.raises(ValueError, match="convex_everything"):
         wrong.find_constants()
-
-
-def test_order_of_the_constants(problem):
-    c = problem.constants
-    for chain in ((c.L, c.L_plus, c.L_tilde, c.L_max), (c.L, c.L_AM, c.L_tilde)):
-        assert all(a <= b * ABOVE for a, b in pairwise(chain))
-    assert c.L_pm is None or c.L_pm <= c.L_plus * ABOVE
-
-
-def test_f_inf_is_a_lower_bound(problem):
-    x, _ = pairs(problem)
-    losses = problem.oracle(x)[1].mean(1) + problem.penalty(x)
-    assert (losses >= problem.constants.f_inf - 1e-12).all()
-
-
-def test_mu_gives_the_pl_inequality(problem):
-    c = problem.constants
-    if c.mu is None:
-        return
-    x, _ = pairs(problem)
-    grads, losses = problem.oracle(x)
-    best = c.f_star
-    if best is None:
-        best = lowest(problem)
-    left = grads.mean(1).square().sum(1) / 2
-    gap = losses.mean(1) - best
-    assert (left >= c.mu * gap * (1 - 1e-7) - 1e-12).all()
-
-
-def lowest(problem):
-    def call(x):
-        grads, losses = problem.oracle(torch.from_numpy(x)[None])
-        return float(losses.mean()), grads[0].mean(0).numpy()
-
-    start = problem.start().numpy()
-    options = {"maxiter": 20000, "maxfun": 40000, "ftol": 1e-16, "gtol": 1e-10, "maxcor": 50}
-    return minimize(call, start, jac=True, method="L-BFGS-B", options=options).fun
 
 
 def test_f_star_is_reached(problem):

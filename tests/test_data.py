@@ -1,7 +1,6 @@
 """Data sets: reading, fetching, labels, scaling, splits, and what a user's mistakes say."""
 
 import bz2
-import contextlib
 import functools
 import gzip
 import http.server
@@ -13,12 +12,10 @@ import numpy as np
 import pytest
 import requests
 import scipy.sparse
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from raybench import data
 from raybench.core.errors import InputError
-from raybench.data import known, tables
+from raybench.data import catalogue, tables
 
 TEXT = b"+1 1:0.5 3:-2\n-1\n-1 2:1e-3 # a comment\n+1 1:1 2:2 3:3\n"
 DENSE = np.array([[0.5, 0, -2], [0, 0, 0], [0, 1e-3, 0], [1, 2, 3]])
@@ -87,38 +84,6 @@ def test_corrupt_line_is_named(line, what):
     assert line in said
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from([-1.0, 1.0, 2.0]),
-            st.dictionaries(st.integers(1, 40), st.floats(-1e300, 1e300), max_size=5),
-        ),
-        min_size=1,
-        max_size=20,
-    )
-)
-def test_parser_reads_what_was_written(rows):
-    text = "\n".join(
-        " ".join([f"{y!r}", *(f"{k}:{v!r}" for k, v in sorted(row.items()))]) for y, row in rows
-    )
-    features, labels = tables.libsvm(text.encode(), "text", 40)
-    want = np.zeros((len(rows), 40))
-    for i, (_, row) in enumerate(rows):
-        for k, v in row.items():
-            want[i, k - 1] = v
-    assert np.array_equal(labels, [y for y, _ in rows])
-    assert np.array_equal(features.toarray(), want)
-
-
-@settings(max_examples=300)
-@given(st.text("0123456789 :.+-e\nqid#nan,", max_size=60) | st.binary(max_size=40).map(repr))
-def test_garbage_is_read_or_refused(text):
-    with contextlib.suppress(InputError):  # any other error fails
-        features, labels = tables.libsvm(text.encode(), "text", None)
-        assert features.shape[0] == len(labels) > 0
-        assert np.isfinite(labels).all()
-
-
 def test_unknown_names_and_missing_files(tmp_path, monkeypatch):
     monkeypatch.setenv("RAYBENCH_DATA", str(tmp_path))
     said = complaint(data.load, "mushroms")
@@ -159,25 +124,6 @@ def test_scale_and_intercept(file):
     assert "did you mean rows?" in complaint(data.load, file, scale="row")
 
 
-def test_npz(tmp_path):
-    path = tmp_path / "images.npz"
-    images, labels = np.arange(24, dtype=np.uint8).reshape(4, 2, 3), np.array([0, 1, 2, 1])
-    np.savez(path, images=images, labels=labels)
-    found = data.load(path, positive=[2])
-    assert np.array_equal(found.features, images.reshape(4, 6))
-    assert np.array_equal(found.binary(), [-1, -1, 1, -1])
-    np.savez(path, features=np.array([[1.0], [np.nan]]), labels=[0, 1])
-    assert "not finite" in complaint(data.load, path)
-    np.savez(path, features=np.ones((3, 2)), labels=[0, 1])
-    assert "one label per row" in complaint(data.load, path)
-    np.savez(path, features=np.ones((2, 2)))
-    assert "labels" in complaint(data.load, path)
-    np.savez(path, features=np.array([{}, {}], dtype=object), labels=[0, 1])
-    assert "Python objects" in complaint(data.load, path)  # unpickling could run code
-    path.write_bytes(b"not a zip file")
-    assert "cannot read" in complaint(data.load, path)
-
-
 @pytest.mark.parametrize("pair", [(0, 1), (1, 2), (-1, 1), (3.5, 7)])
 def test_two_labels_become_signs(pair):
     raw = np.array([pair[1], pair[0], pair[1]], dtype=float)
@@ -203,7 +149,7 @@ def test_embedded_sets():
 
 @pytest.mark.parametrize("name", REAL)
 def test_real_sets(name):
-    if not os.environ.get("RAYBENCH_DATA") or known.find(name) is None:
+    if not os.environ.get("RAYBENCH_DATA") or catalogue.find(name) is None:
         pytest.skip("RAYBENCH_DATA names no folder with this set")
     rows, d, counts = REAL[name]
     found = data.load(name)
@@ -224,7 +170,7 @@ def test_offline_error_names_folder_and_file(tmp_path, monkeypatch):
     said = complaint(data.load, "ijcnn1")
     assert "cannot download ijcnn1" in said
     assert f"put the file ijcnn1.bz2 into {tmp_path / 'libsvm'}" in said
-    assert known.KNOWN["ijcnn1"].url in said
+    assert catalogue.LIBSVM_SETS["ijcnn1"].url in said
     assert list((tmp_path / "libsvm").iterdir()) == []
 
 
@@ -250,7 +196,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 def test_download_by_name(site, tmp_path, monkeypatch):
-    monkeypatch.setitem(known.KNOWN, "tiny", known.Known(4, 5, site))
+    monkeypatch.setitem(catalogue.LIBSVM_SETS, "tiny", catalogue.LibsvmSet(4, 5, site))
     found = data.load("tiny")
     assert found.shape == (4, 5)  # two more features than the file shows
     folder = tmp_path / "data" / "libsvm"
@@ -259,19 +205,8 @@ def test_download_by_name(site, tmp_path, monkeypatch):
     assert data.load("tiny").checksum == found.checksum
 
 
-def test_download_of_the_wrong_shape(site, monkeypatch):
-    monkeypatch.setitem(known.KNOWN, "tiny", known.Known(5, 3, site))
-    said = complaint(data.load, "tiny")
-    assert "4 x 3" in said
-    assert "5 x 3" in said
-
-
 def test_download_that_is_not_there(site, monkeypatch):
-    monkeypatch.setitem(known.KNOWN, "gone", known.Known(4, 3, site.replace("tiny", "gone")))
+    monkeypatch.setitem(
+        catalogue.LIBSVM_SETS, "gone", catalogue.LibsvmSet(4, 3, site.replace("tiny", "gone"))
+    )
     assert "put the file gone.bz2" in complaint(data.load, "gone")
-
-
-def test_a_changed_file_is_read_again(file):
-    data.load(file)
-    file.write_bytes(TEXT + b"-1 1:7\n")
-    assert data.load(file).shape == (5, 3)

@@ -10,7 +10,7 @@ import scipy.sparse
 
 import raybench
 from raybench.core.errors import InputError
-from raybench.data.own import packed
+from raybench.data.session import packed
 
 random = np.random.default_rng(0)
 X = random.standard_normal((40, 3))

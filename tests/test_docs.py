@@ -69,21 +69,6 @@ def test_tables_of_step_sizes_are_those_of_the_code() -> None:
     assert page.read_text() == tables.filled(page.read_text()), "run python docs/theory_tables.py"
 
 
-def test_every_layer_is_in_the_table() -> None:
-    table = text_of("architecture.md").split("## The life of a cell")[0]
-    parts = {
-        f.name if f.is_dir() else f.stem
-        for f in (ROOT / "raybench").iterdir()
-        if (f.is_dir() and (f / "__init__.py").exists()) or f.suffix == ".py"
-    }
-    missing = [
-        p
-        for p in sorted(parts - {"__init__", "__main__"})
-        if not re.search(rf"[/`]{p}[/.`]", table)
-    ]
-    assert not missing
-
-
 def test_relative_links_lead_somewhere() -> None:
     wrong = []
     for page in PAGES:

@@ -42,7 +42,13 @@ def committed(here: Path) -> bool:
     return cells.is_dir() and any(cells.iterdir())
 
 
-def test_sigterm_is_143_and_the_same_command_goes_on(here: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGTERM, 143, "stopped by SIGTERM"), (signal.SIGINT, 130, "interrupted")],
+)
+def test_a_signal_leaves_a_valid_store_and_the_same_command_goes_on(
+    here: Path, number: int, code: int, word: str
+) -> None:
     (here / "s.yaml").write_text(LONG)
     work = subprocess.Popen(
         [SCRIPT, "sweep", "s.yaml", "--inline"],
@@ -53,14 +59,15 @@ def test_sigterm_is_143_and_the_same_command_goes_on(here: Path) -> None:
     until = time.monotonic() + 120
     while not committed(here) and time.monotonic() < until:
         time.sleep(0.02)
-    work.terminate()
+    work.send_signal(number)
     out, err = work.communicate(timeout=60)
-    assert work.returncode == 143, out + err
+    assert work.returncode == code, out + err
     assert "Traceback" not in err
-    found = re.search(r"stopped by SIGTERM, (\d+) cells left: the same command goes on", err)
-    assert found is not None
+    left = re.search(rf"{word}, (\d+) cells left: the same command goes on", err)
+    assert left is not None
+    assert "raybench table results/s" in err
     cells = pd.read_parquet(here / "results" / "s" / "cells")
-    assert int(found[1]) == 40 - len(cells) > 0
+    assert int(left[1]) == 40 - len(cells) > 0
     assert set(cells.status) == {"ok"}
 
 

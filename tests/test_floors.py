@@ -15,7 +15,6 @@ from toys import (
     SAMPLES,
     TOP,
     ConvexL1,
-    SaddleL1,
     Stretched,
     each_round,
     full_gradients,
@@ -24,12 +23,9 @@ from toys import (
 )
 
 from raybench import theory
-from raybench.algorithms.vr_marina import VRMarina
 from raybench.core import registry
 from raybench.core.draws import Sample
-from raybench.execution.resolve import Resolver, Skip, problem_of
-from raybench.problems.base import Fact
-from raybench.problems.quadratic import Quadratic
+from raybench.execution.resolve import problem_of
 from raybench.testing.trial import DATA, Method, compressors_for, finished, started
 from raybench.theory import contraction
 
@@ -380,28 +376,6 @@ def test_proximal_methods_end_at_the_minimiser_of_f_and_the_penalty(convex, name
     assert run.recorder.column("loss")[0, -1] == pytest.approx(-0.1454849561387832, rel=1e-9)
 
 
-def test_without_strong_convexity_there_is_no_linear_rate():
-    """Nor is a nonsmooth part taken for convex unless the problem says so."""
-
-    class Silent(SaddleL1):
-        def find_constants(self):
-            found = super().find_constants()
-            return type(found)(**{**vars(found), "facts": frozenset()})
-
-    with registered("problem", silent=Silent, saddle=SaddleL1):
-        k, known = (
-            Resolver(True).backing(
-                Method("gd", {}, None, {"name": name, "weight": 1.0}, step=0.1).cell().cell
-            )[1]
-            for name in ("silent", "saddle")
-        )
-    steps = theory.of(registry.lookup("algorithm", "gd").facts.theory)
-    assert theory.PROXIMABLE in steps.nonconvex.failing(k)
-    assert theory.PL in steps.pl.failing(k)
-    assert known.constants.facts == {Fact.QUADRATIC, Fact.CONVEX_PENALTY, Fact.STRONGLY_CONVEX}
-    assert steps.pl.failing(known) == []
-
-
 # Gradient differences ---------------------------------------------------------------------------
 
 
@@ -476,30 +450,6 @@ def test_variance_reduction_has_no_floor(name, params):
 
 
 @pytest.mark.thorough
-def test_vr_marina_with_other_samples_at_the_old_point_stalls():
-    """A difference must be of the same samples: the classic mistake."""
-
-    class TwoSamples(VRMarina):
-        def round(a, net, s, c):
-            grad, seen = net.grad, []
-
-            def other(x, sample=None, **rest):
-                seen.append(sample)
-                apart = sample is not None and len([j for j in seen if j is not None]) == 2
-                return grad(x, net.sample("other", a.batch) if apart else sample, **rest)
-
-            net.grad = other
-            super().round(net, s, c)
-            net.grad = grad
-
-    entry = registry.lookup("algorithm", "vr_marina")
-    TwoSamples.declared = {**vars(entry.facts)}
-    with registered("algorithm", two_samples=TwoSamples):
-        assert last_norm("two_samples", p=0.3) > 1e-3
-    assert last_norm("vr_marina", p=0.3) < 1e-5
-
-
-@pytest.mark.thorough
 def test_adiana_accelerates():
     """On a chain with L/mu = 1000, all clients alike: about sqrt(L/mu) rounds, not L/mu."""
     problem = {**CHAIN, "dim": 30, "noise": 0.0, "lambda": 1e-3}
@@ -520,41 +470,12 @@ def test_adiana_accelerates():
 RIDGED = {"name": "least_squares", **DATA, "regularizer": "l2", "lambda": 0.3}
 
 
-class Opposed(Quadratic):
-    """f_1 with Hessian 11 I and f_2 with -9 I: f = ||x||^2/2 is convex, f_2 is not."""
-
-    def __init__(self) -> None:
-        eye = torch.eye(2, dtype=torch.float64)
-        super().__init__(torch.stack([11 * eye, -9 * eye]), torch.zeros(2, 2, dtype=torch.float64))
-
-
 def minimiser(problem) -> torch.Tensor:
     """x* of quadratic f_i plus the problem's penalty, by proximal gradient descent: (1, d)."""
     x, gamma = torch.zeros(1, problem.dim, dtype=torch.float64), 1 / problem.constants.L
     for _ in range(4000):
         x = problem.prox(x - gamma * problem.grad(x).mean(1), gamma)
     return x
-
-
-@pytest.mark.thorough
-def test_the_convex_step_diverges_where_some_f_i_is_not_convex():
-    """Exactly: E||x+||^2 = ((1 - gamma)^2 + gamma^2 omega (11^2 + 9^2)/4) ||x||^2, 1.19 at gamma = 1/12."""
-    gamma, omega = 1 / 12, 1.0
-    growth = (1 - gamma) ** 2 + gamma**2 * omega * (11**2 + 9**2) / 4
-    assert growth == pytest.approx(1.191, abs=5e-4)
-    with registered("problem", opposed=Opposed):
-        far = Method(
-            "dcgd", {}, {"name": "rand_k", "k": 1}, {"name": "opposed"}, step=gamma, more=FAR
-        )
-        run = started(far.batch((1.0,), range(400)))
-        run.advance(0)
-        before = run.s.x.square().sum(-1)
-        run.advance(1)
-        after = run.s.x.square().sum(-1)
-        assert float((after / before).mean()) == pytest.approx(growth, rel=0.1)
-        for rule in ("nonconvex", "pl"):
-            with pytest.raises(Skip, match="the theorem assumes that every f_i is"):
-                far._resolved({"theory": 1.0, "rule": rule}, 0)
 
 
 @pytest.mark.parametrize("weight", first_of_each([0.0, 0.2]))
@@ -629,22 +550,3 @@ def test_sgd_converges_to_its_floor(batch):
     floor = 2 * gamma * C / (problem.n * batch * mu)
     assert (have <= (1 - gamma * mu) ** np.arange(len(have)) * have[0] + floor).all()
     assert have[-100:].mean() > 0.02 * floor  # of that order
-
-
-@pytest.mark.thorough
-def test_sgd_diverges_on_least_squares_at_the_step_of_bounded_noise():
-    """Why that theorem is not applied there: 1/L, minibatches of one row, clients with one large row each."""
-    squares = {
-        "name": "least_squares",
-        "dataset": "breast_cancer",
-        "clients": 1,
-        "regularizer": "none",
-    }
-    method = Method("sgd", {}, None, squares)
-    with pytest.raises(Skip, match="bounded for all x") as why:
-        method._resolved({"theory": 1.0}, 0)
-    assert "step_size.rule: pl, which there is here" in why.value.fix
-    c = problem_of(method.cell().cell.problem).constants
-    wild = Method("sgd", {}, None, squares, step=1 / c.L, rounds=3000, more=FAR)
-    norms = finished(wild.batch((1.0,), range(4)), every=50).recorder.column("grad_norm_sq")
-    assert np.nanmax(norms) > 10 * norms[:, 0].mean()

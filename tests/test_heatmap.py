@@ -78,23 +78,3 @@ def test_no_map_without_such_a_grid(tmp_path):
     store = Store(tmp_path)
     fake_store.fill(store, rounds=20, seeds=1)
     assert heatmaps(frames(tmp_path)) == []  # MARINA's p has one value per K
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"algorithm": {"name": "clag", "z": [0, 1]}},  # two values: lines show as much
-        {"compressor": {"name": "top_k", "k": [1, 3]}},
-        {"algorithm": {"name": "clag", "z": 1}},
-    ],
-)
-def test_no_map_of_two_values(tmp_path, change):
-    raybench.sweep({**GRID, "rounds": 3, **change}, tmp_path / "two", inline=True)
-    assert heatmaps(frames(tmp_path / "two")) == []
-
-
-def test_all_pairs_that_miss_the_target_are_dashes(tmp_path):
-    raybench.sweep({**GRID, "rounds": 2, "stop": {"grad_norm_sq": 1e-20}}, tmp_path, inline=True)
-    (grid,) = heatmaps(frames(tmp_path))
-    texts = [t.get_text() for axis in draw(grid).axes for t in axis.texts]
-    assert texts == ["–"] * len(grid.data)

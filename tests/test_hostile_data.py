@@ -148,16 +148,6 @@ def test_objects_are_never_unpickled(tmp_path):
     refused(path, "holds Python objects")
 
 
-def test_integers_and_halves_are_read(tmp_path):
-    path = tmp_path / "small.npz"
-    for j, kind in enumerate(("u1", "i8", "f2", "?", "f8")):
-        path = tmp_path / f"{j}.npz"
-        np.savez_compressed(path, images=np.ones((4, 2, 2), kind), labels=np.array([0, 1, 1, 0]))
-        data = load(str(path))
-        assert data.features.dtype == np.float64
-        assert data.shape == (4, 4)
-
-
 # Whatever else ---------------------------------------------------------------------------------------
 
 

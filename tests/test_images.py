@@ -15,7 +15,7 @@ import requests
 import torchvision
 
 from raybench.core.errors import InputError
-from raybench.data import KNOWN_IMAGES, KnownImages, images, known
+from raybench.data import IMAGE_SETS, ImageSet, catalogue, images
 
 TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]  # digits in MNIST
 TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
@@ -43,7 +43,7 @@ def refused(given, *words, **kwargs):
 
 
 def by_name(data_folder, name):
-    for file in KNOWN_IMAGES[name].files:
+    for file in IMAGE_SETS[name].files:
         if not (data_folder / file).is_file():
             pytest.skip(f"the data folder has no {file}")
     return images(name)
@@ -100,7 +100,7 @@ def test_cifar10_as_jpeg_is_the_exact_part_but_for_its_losses(data_folder):
     for a, b in ((exact.train, lossy.train[rows]), (exact.test, lossy.test.first(1017))):
         assert np.array_equal(a.targets, b.targets)
         assert np.abs(a.inputs.astype(int) - b.inputs).mean() < 10
-    held = np.load(data_folder / KNOWN_IMAGES["cifar10_part"].files[0])
+    held = np.load(data_folder / IMAGE_SETS["cifar10_part"].files[0])
     labels = [held[f"data_batch_{j}_labels_all10000"] for j in range(1, 6)]
     assert np.array_equal(lossy.train.targets, np.concatenate(labels))
 
@@ -130,8 +130,8 @@ FILES = [idx(PIXELS), idx(DIGITS), idx(PIXELS[:3]), idx(DIGITS[:3])]
 @pytest.fixture
 def tiny(folder, monkeypatch):
     """A data folder with an MNIST of 6 + 3 images."""
-    known = KNOWN_IMAGES["mnist"]
-    monkeypatch.setitem(KNOWN_IMAGES, "mnist", KnownImages(6, 3, (1, 28, 28), 10, known.files))
+    known = IMAGE_SETS["mnist"]
+    monkeypatch.setitem(IMAGE_SETS, "mnist", ImageSet(6, 3, (1, 28, 28), 10, known.files))
     (folder / "MNIST" / "raw").mkdir(parents=True)
     paths = [folder / file for file in known.files]
     for path, data in zip(paths, FILES):
@@ -193,9 +193,9 @@ def test_mnist_is_fetched_once_and_only_what_lacks(tiny, monkeypatch):
             for path, data in zip(tiny, FILES):
                 (root / "MNIST" / "raw" / path.name).write_bytes(gzip.compress(data, mtime=1))
 
-    url = {"url": known.MIRRORS[0]}
-    listed = KnownImages(**{**KNOWN_IMAGES["mnist"].__dict__, **url})
-    monkeypatch.setitem(KNOWN_IMAGES, "mnist", listed)
+    url = {"url": catalogue.MIRRORS[0]}
+    listed = ImageSet(**{**IMAGE_SETS["mnist"].__dict__, **url})
+    monkeypatch.setitem(IMAGE_SETS, "mnist", listed)
     monkeypatch.setattr(torchvision.datasets, "MNIST", Fetched)
     before = tiny[0].read_bytes()
     tiny[1].unlink()
@@ -224,7 +224,7 @@ def test_cifar_out_of_an_archive_that_was_put_there(folder, monkeypatch, name, c
         pixels = random.integers(0, 256, (count, 3072))
         return np.hstack([labels * 0 + 7] * coarse + [labels, pixels]).astype(np.uint8)
 
-    known, packed = KNOWN_IMAGES[name], io.BytesIO()
+    known, packed = IMAGE_SETS[name], io.BytesIO()
     trained = len(known.files) - 1
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for j, file in enumerate(known.files):
@@ -232,10 +232,10 @@ def test_cifar_out_of_an_archive_that_was_put_there(folder, monkeypatch, name, c
             (info := tarfile.TarInfo(file)).size = len(data)
             archive.addfile(info, io.BytesIO(data))
     sha = hashlib.sha256(packed.getvalue()).hexdigest()
-    small = KnownImages(
+    small = ImageSet(
         4 * trained, 4, (3, 32, 32), known.classes, known.files, known.url, f"sha256:{sha}"
     )
-    monkeypatch.setitem(KNOWN_IMAGES, name, small)
+    monkeypatch.setitem(IMAGE_SETS, name, small)
     monkeypatch.setattr(requests, "get", lambda *a, **k: (_ for _ in ()).throw(OSError("offline")))
     file = known.url.rsplit("/", 1)[1]
     refused(name, f"cannot download {name}", known.files[-1], known.url)

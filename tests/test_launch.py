@@ -83,21 +83,6 @@ def complaint(folder: Path, **changes: object) -> str:
 # -- cluster files -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", ["cluster.yaml", "cluster/gcp.yaml", "cluster/azure.yaml", "cluster/local.yaml"]
-)
-def test_shipped_files_are_read(name: str) -> None:
-    """Every shipped file has nodes whose sizes are known, and prices with their day where nodes are rented."""
-    found = file.read(str(ROOT / name))
-    assert found.kind == "ray"
-    assert len(found.nodes) >= 2
-    assert all(node.cpus is not None for node in found.nodes)
-    assert render.python_of(found).endswith("/bin/python")
-    if not found.own_machines:
-        assert found.priced is not None
-        assert all(node.listed for node in found.nodes)
-
-
 def test_wrong_keys_are_named(tmp_path: Path) -> None:
     """A misspelt key is named with the one that is meant."""
     prices = {"prices": {"as_off": "2026-11-01"}}

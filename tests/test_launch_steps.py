@@ -160,16 +160,6 @@ def through(launch: Launch) -> int:
     return code
 
 
-def test_a_launch_from_begin_to_end(world: World) -> None:
-    """Nothing goes wrong: one job, one cluster, all states, all results."""
-    launch = ordered(world.home)
-    assert through(launch) == 0
-    assert launch.state == "down"
-    assert not world.alive
-    assert list(world.jobs.values()) == [1]
-    assert len(store.cells(str(launch.results))) == 2
-
-
 @pytest.mark.parametrize("before", [True, False])
 def test_killed_at_every_step(world: World, before: bool) -> None:
     """Wherever the launching process is killed, the next one ends with the same: one job, all cells once, nothing up."""

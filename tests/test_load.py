@@ -8,9 +8,7 @@ import sys
 from contextlib import suppress
 
 import fake_store
-import fsspec
 import pandas as pd
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cli_kit import cli
@@ -240,26 +238,6 @@ def test_compact_changes_files_not_rows(tmp_path):
     )
 
 
-def test_object_store_reads_like_a_folder():
-    url = f"memory://bucket-{os.getpid()}/read"
-    store = Store(url)
-    store.claim(SWEEP)
-    put(store, ["a", "b"])
-    assert len(load(url)) == 8
-    with pytest.raises(InputError, match="another sweep"):
-        store.claim({**SWEEP, "name": "else"})
-    with store.held(), pytest.raises(InputError, match="is running"), store.held():
-        pass
-    files = fsspec.filesystem("memory").find(f"/bucket-{os.getpid()}/read")
-    assert not [f for f in files if "/tmp/" in f]
-
-
-def test_the_light_part_imports_light():
-    code = "import sys, raybench.store.accounting; print({'pyarrow','pandas','numpy'} & set(sys.modules))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "set()"
-
-
 def test_a_text_that_rows_share_is_held_once_and_is_a_text_as_ever(tmp_path):
     fake_store.fill(Store(tmp_path), fake_store.METHODS[:2], rounds=20)
     curves = load(tmp_path)
@@ -344,14 +322,6 @@ def test_a_file_without_a_seal_is_damaged(whole, tmp_path):
     pq.write_table(pq.read_table(file), file)
     with pytest.raises(InputError, match="its bytes are not those that were written"):
         load(tmp_path / "out")
-
-
-def test_a_text_column_that_is_missing_is_damage():
-    types = {"cell": pa.string(), "round": CURVES.field("round").type}
-    data = encode(pa.table({"cell": ["c"], "round": [0]}, schema=pa.schema(types)))
-    for columns in (["cell", "compressor"], []):
-        with pytest.raises(log.Unsound, match=r"cannot be read|not a readable"):
-            log.rows(log.parquet(data, columns), CURVES, ["cell", "compressor"])
 
 
 def test_every_file_that_is_written_describes_its_columns(whole, tmp_path):

@@ -255,19 +255,6 @@ def test_frozen_statistics_are_what_normalises(together, monkeypatch):
         assert torch.equal(own, before[name])
 
 
-def test_frozen_statistics_never_change():
-    problem = build("network", {**NORMED, "batchnorm": "frozen"})
-    assert problem.buffers(1) == {}
-    J = sample(problem)
-    x = point(problem)
-    each = Sample(
-        J.indices[..., :1], J.stream
-    )  # one sample is normalised as it would be among others
-    rest = Sample(J.indices[..., 1:], J.stream)
-    mean = (problem.grad(x, each) + 3 * problem.grad(x, rest)) / 4
-    torch.testing.assert_close(problem.grad(x, J), mean, rtol=1e-9, atol=1e-12)
-
-
 # What users bring -----------------------------------------------------------------------------------
 
 
@@ -401,14 +388,3 @@ def test_initial_weights_follow_their_seed_and_leave_torch_alone():
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(a.start(), b.start())
     assert not torch.equal(a.start(), c.start())
-
-
-def test_classes_that_share_the_largest_score_count_in_part():
-    scores = torch.tensor([[1.0, 1.0, 0.0], [0.0, 2.0, 2.0], [3.0, 1.0, 2.0], [0.0, 0.0, 0.0]])
-    labels = torch.tensor([0, 0, 0, 2])
-    found = passes.accuracy(scores, labels)["accuracy"]
-    assert found.tolist() == pytest.approx([0.5, 0.0, 1.0, 1 / 3])
-    assert found.dtype == torch.float32
-    texts = passes.accuracy(scores[None].expand(2, 4, 3), torch.stack([labels, labels]))
-    assert texts["accuracy"].tolist() == pytest.approx([float(found.mean())] * 2)
-    assert passes.accuracy(scores * torch.nan, labels)["accuracy"].tolist() == [0.0] * 4

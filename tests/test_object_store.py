@@ -110,19 +110,6 @@ def test_every_verb_on_an_object_store(store: FaultyProxy, url: str, tmp_path: P
     assert (again.code, "is not empty" in again.err) == (2, True)
 
 
-def test_what_a_stopped_sweep_left_is_not_run_again(store: FaultyProxy, url: str) -> None:
-    wider = SWEEP.replace("seed: 0..1", "seed: 0..3")
-    assert cli("sweep", "s.yaml", "--inline", "--out", url).code == 0
-    before = open_folder(url).changed("cells")
-    assert all(when > 1.7e9 for when in before.values())
-    Path("s.yaml").write_text(wider)
-    assert cli("sweep", "s.yaml", "--inline", "--out", url).code == 0
-    before.pop("skipped.parquet")  # one file, which the driver writes anew
-    after = open_folder(url).changed("cells")
-    assert {name: after[name] for name in before} == before
-    assert set(raybench.store.cells(url).seed.dropna()) == {0, 1, 2, 3}
-
-
 @pytest.mark.ray
 def test_workers_of_ray_write_to_the_store_themselves(
     store: FaultyProxy, url: str, tmp_path: Path
@@ -335,55 +322,4 @@ def test_out_of_reach_is_a_short_message_and_exit_2(
 # Google's store --------------------------------------------------------------------------------
 
 
-def test_a_google_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """On an emulator, which does not know the condition: the lease is told from its second look."""
-    pytest.importorskip("gcsfs", reason="gcsfs is not installed: pip install 'raybench[gcs]'")
-    emulator = pytest.importorskip(
-        "gcp_storage_emulator.server",
-        reason="gcp-storage-emulator is not installed",
-    )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
-    monkeypatch.setattr(lock, "SETTLED", 0.2)
-    server = emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
-    server.start()
-    try:
-        expected = undisturbed(tmp_path / "local")
-        url = "gs://bucket/small"
-        drive(spec.load(SWEEP), url, inline=True)
-        check_sound(url, expected)
-        with (
-            Store(url).held(),
-            pytest.raises(InputError, match="another sweep is running"),
-            Store(url).held(),
-        ):
-            pass
-        assert cli("status", url).code == 0
-        with pytest.raises(InputError, match="there is no bucket absent"):
-            raybench.load("gs://absent/x")
-    finally:
-        server.stop()
-
-
 # How much is asked -----------------------------------------------------------------------------
-
-
-def test_requests_of_a_commit_are_few(store: FaultyProxy, url: str) -> None:
-    """One to see whose the folder is, one for each of the two files, one to see that the curves stayed."""
-    drive(spec.load(SWEEP), url, inline=True)
-    files = open_folder(url)
-    shard = files.names("cells")[0]
-    data = [files.read(f"{folder}/{shard}") for folder in ("curves", "cells")]
-    own = Store(url)
-    own.own()
-    store.asked.clear()
-    own.put(shard.removesuffix(".parquet"), data[0], data[1] or b"")
-    assert sum(store.asked.values()) == 4
-    store.asked.clear()
-    assert files.names("cells")
-    assert sum(store.asked.values()) == 1
-    store.asked.clear()
-    assert files.read(f"cells/{shard}") == data[1]
-    assert sum(store.asked.values()) == 1

@@ -84,20 +84,6 @@ def test_categories_become_columns_and_truth_values_numbers(tmp_path):
     assert found.features[:, 5].tolist() == [1.0, 0.0] * 15
 
 
-def test_what_the_error_says_of_texts_mends_the_file(tmp_path):
-    frame = pd.DataFrame(
-        {"label": [1, 0, 1], "a": [2.0, 3.0, 4.0], "city": ["Basel", "Cork", "Basel"]}
-    )
-    encoded = pd.get_dummies(frame, columns=["city"], dtype=float)
-    encoded.to_csv(tmp_path / "mended.csv", index=False)
-    found = data.load(tmp_path / "mended.csv")
-    own = frame.astype({"city": "category"})
-    own.to_parquet(tmp_path / "own.parquet")
-    want = data.load(tmp_path / "own.parquet")
-    np.testing.assert_array_equal(found.features, want.features)
-    assert found.features.shape == (3, 3)
-
-
 def test_clients_are_those_of_the_column(tmp_path):
     path = write(frame(), tmp_path / "mine.csv")
     asked = {"dataset": path, "clients": 3, "split": {"column": "hospital"}}
@@ -238,12 +224,6 @@ def test_columns_that_are_not_there(tmp_path):
         data.load(tmp_path / "short.npz", client="client")
 
 
-def test_no_pickle_is_read(tmp_path):
-    np.savez(tmp_path / "p.npz", X=np.ones((2, 2)), y=np.array(["a", {}], dtype=object))
-    with pytest.raises(InputError, match="Python objects"):
-        data.load(tmp_path / "p.npz")
-
-
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -266,10 +246,9 @@ def test_any_content_loads_or_is_an_input_error(tmp_path, content, ending):
 # At the command line ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["text.csv", "gap.csv", "empty.csv", "binary.csv", "parquet.txt"])
-def test_the_command_line_says_what_is_wrong_with_a_file(tmp_path, monkeypatch, name):
-    content, said = WRONG[name]
-    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+def test_the_command_line_says_what_is_wrong_with_a_file(tmp_path, monkeypatch):
+    name, (content, said) = "gap.csv", WRONG["gap.csv"]
+    (tmp_path / name).write_text(content)
     monkeypatch.chdir(tmp_path)
     told = cli(
         "run", "--algorithm", "ef21", "--dataset", f"./{name}", "--clients", 2, "--rounds", 3

@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from cli_kit import SWEEP, cli
-from fake_runs import make
 
 import raybench
 from raybench import plot
@@ -14,7 +13,7 @@ from raybench.analysis import frames, profile, to_target, tuned
 from raybench.core.errors import InputError
 from raybench.report import words
 from raybench.report.content import all_methods, build
-from raybench.report.own import figure
+from raybench.report.custom import figure
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +50,6 @@ def test_a_line_for_each_k_or_step(folder):
     pairs = cells.drop_duplicates(["series", "step"])
     assert len(by_step.looks) == len(pairs) == by_step.data["series"].nunique()
     assert len({(look.colour, look.dash) for look in by_step.looks.values()}) == len(pairs)
-
-
-def test_theory_is_one_times_the_theoretical_step(folder):
-    found = frames(folder)
-    made = figure(found, best="theory", by="k")
-    assert set(made.data["step"]) == {"x1"}
-    assert {look.label.partition(", ")[2] for look in made.looks.values()} == {"1× theory"}
 
 
 def test_the_cost_of_the_target_by_k(folder):
@@ -231,15 +223,3 @@ def test_of_many_methods_the_best_and_the_baseline_are_drawn_and_the_others_name
 )
 def test_ticks_of_steps(values, said):
     assert words.ticks(values, "2^{}", "×") == said
-
-
-def test_steps_far_apart_have_ticks_that_can_be_read(tmp_path):
-    runs = [{"g": [1, 1 / m], "multiple": 2.0**m} for m in range(1, 15)]
-    canvas = plot(make(runs), kind="steps")
-    (axis,) = canvas.axes
-    canvas.draw_without_rendering()
-    texts = [tick.get_text() for tick in axis.get_xticklabels()]
-    assert texts == ["$2^{1}$", "$2^{4}$", "$2^{7}$", "$2^{10}$", "$2^{13}$"]
-    best = [{"g": [1, 1e-3], "multiple": 2.0**m} for m in (14, 20, -20)]
-    words_of = [words.step(run["multiple"], 0.1) for run in best]
-    assert words_of == ["16384×", "2^20×", "2^-20×"]

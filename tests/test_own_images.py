@@ -11,7 +11,6 @@ from npz_kit import forged_npz, npy
 from PIL import Image
 from test_images import refused
 
-from raybench.core import limits
 from raybench.core.errors import InputError
 from raybench.data import Examples, images
 from raybench.data.images import archived
@@ -54,14 +53,6 @@ def test_floats_of_an_npz(tmp_path, kind):
     assert np.array_equal(pair.train.inputs, values.astype("f4"))
     assert len(pair.test) == 2
     assert pair.train.classes == pair.test.classes == 4
-
-
-def test_a_changed_file_is_read_again(tmp_path):
-    path = saved(tmp_path / "a.npz", images=PIXELS)
-    before = images(path)
-    assert images(path) is before
-    saved(path, images=PIXELS[::-1].repeat(1, 0), more=np.zeros(9))
-    assert np.array_equal(images(path).train.inputs, PIXELS[::-1])
 
 
 GOOD = {"images": PIXELS, "labels": LABELS}
@@ -122,12 +113,6 @@ def test_archives_that_lie(tmp_path):
     refused(tmp_path / "a.txt", "is no image data", "a folder of pictures")
 
 
-def test_images_larger_than_a_quarter_of_the_memory(tmp_path, monkeypatch):
-    path = saved(tmp_path / "a.npz", images=np.zeros((6, 3, 32, 32), "f2"))
-    monkeypatch.setattr(limits, "memory_here", lambda: 4 * 40_000)
-    refused(path, "in float32 takes 72 KiB", "39.1 KiB")
-
-
 # Folders --------------------------------------------------------------------------------------------
 
 
@@ -177,10 +162,9 @@ def test_folders_that_are_no_images(tmp_path):
     drawn(tmp_path, ["a"])
     refused(tmp_path, "a single class (0)")
     (tmp_path / "b").mkdir()
-    refused(tmp_path, "has no pictures")
+    refused(tmp_path, "no valid file for the classes b")
     file = tmp_path / "b" / "0.txt"
     file.write_text("text")
-    refused(tmp_path, "0.txt is no picture", ".png")
     file = file.rename(file.with_suffix(".png"))
     refused(tmp_path, "cannot read", "b/0.png", "no format that is read")
     whole = (tmp_path / "a" / "0.png").read_bytes()
@@ -225,7 +209,8 @@ def test_archives_of_pictures(tmp_path):
     refuses(packed("4.tar.xz", (dog, large.getvalue())), "5000 x 5000 pixels", "must have 4 x 4")
     refuses(packed("5.tar.xz", (dog, bytes(2**20 + 1))), "is no small file")
     refuses(packed("6.tar.xz", (dog, b"text")), "cannot read")
-    for data in (good.read_bytes()[:-50], b"", b"text"):
+    whole = good.read_bytes()
+    for data in (whole[: len(whole) // 2], b"", b"text"):
         (tmp_path / "cut.tar.xz").write_bytes(data)
         refuses(tmp_path / "cut.tar.xz", "cut.tar.xz")
 

@@ -10,8 +10,8 @@ from fake_runs import make
 import raybench
 from raybench.analysis import frames, opened
 from raybench.analysis.frames import framed
-from raybench.report.explorer import explorer
-from raybench.report.own import figure
+from raybench.report.content import build
+from raybench.report.custom import figure
 from raybench.store import Store, to_table
 from raybench.store.schema import CURVES
 
@@ -71,16 +71,10 @@ def to_cells(row):
     return to_table({k: v for k, v in known.items() if k in CELLS.names}, CELLS)
 
 
-def test_the_page_offers_them_as_axes_of_y(folder):
-    page = explorer(frames(folder))
-    ys = {y["key"]: y for y in page["ys"]}
-    assert ys["extra.iterate_norm"]["label"] == "Iterate norm"
-    rows = raybench.load(folder)
-    for line in page["lines"]:
-        for cell in line["cells"]:
-            drawn = page["arrays"][cell["extra.iterate_norm"]]
-            norms = rows.groupby("cell")["extra.iterate_norm"].apply(list)
-            assert any(np.allclose(drawn, norm, rtol=1e-5) for norm in norms)
+def test_the_page_draws_them(folder):
+    found = frames(folder)
+    names = {figure.name for figure in build(found, extras=True)} - {f.name for f in build(found)}
+    assert {"extra.iterate_norm_vs_bits_up", "extra.sparsity_vs_round"} <= names
 
 
 def test_counts_that_are_kept_beside_them_are_no_axes():

@@ -11,7 +11,7 @@ import pytest
 
 import raybench
 from raybench import spec
-from raybench.data.known import EMBEDDED
+from raybench.data.catalogue import EMBEDDED
 from raybench.execution.plan import make_plan
 from raybench.reproduce import catalogue, find, judge
 from raybench.reproduce.claims import Side

@@ -98,11 +98,11 @@ def test_run_and_show_take_plugins():
     assert "marina rand_block(k=3)" in said.out
 
 
-@pytest.mark.parametrize("kind", ["Choice", "Count", "Flag", "Integer", "List", "Number", "Text"])
-def test_all_a_plugin_needs_is_in_one_place(kind):
-    assert kind in plugins.__all__
+def test_all_a_plugin_needs_is_in_one_place():
+    kinds = {"Choice", "Count", "Flag", "Integer", "List", "Number", "Operator", "Text"}
+    assert kinds < set(plugins.__all__)
     assert all(hasattr(plugins, name) for name in plugins.__all__)
-    assert plugins.__all__ == sorted(set(plugins.__all__), key=plugins.__all__.index)
+    assert len(plugins.__all__) == len(set(plugins.__all__))
 
 
 # Faults are found ----------------------------------------------------------------------------------
@@ -171,12 +171,6 @@ def test_ids_follow_the_file(here):
     assert first == again
     assert first[0] != other[0]  # its own code changed
     assert first[1] == other[1]  # that of rand_k did not
-
-
-def test_a_file_that_registers_nothing_says_how(here):
-    (here / "p.py").write_text("x = 1\n")
-    with pytest.raises(InputError, match=r"algorithm, problem or metric of raybench\.plugins"):
-        registry.load_plugin("p.py")
 
 
 def test_a_file_of_another_kind_is_no_plugin(here):

@@ -9,11 +9,11 @@ import torch
 from scipy.special import expit
 
 from raybench import problems
-from raybench.core import registry
 from raybench.core.draws import Sample
 from raybench.core.errors import InputError
 from raybench.problems import Layout, Problem
 from raybench.problems.clients import Regularizer
+from raybench.testing.problems import conformance
 
 
 class OnlyLosses(Problem):
@@ -27,6 +27,7 @@ class OnlyLosses(Problem):
 
 
 CANCER = {"dataset": "breast_cancer", "clients": 5, "scale": "columns"}
+DIGITS = {"dataset": "digits", "clients": 4, "scale": "columns", "rows": 120}
 CASES = {
     "logistic nonconvex": ("logistic", {**CANCER, "intercept": True}),
     "logistic l2": ("logistic", {**CANCER, "regularizer": "l2", "split": "sorted_by_label"}),
@@ -46,6 +47,8 @@ CASES = {
         "least_squares",
         {"dataset": "digits", "clients": 4, "scale": "rows", "regularizer": "l2"},
     ),
+    "softmax": ("softmax", {**DIGITS, "intercept": True}),
+    "softmax l2": ("softmax", {**DIGITS, "regularizer": "l2", "split": "sorted_by_label"}),
     "quadratic": ("quadratic", {"shape": [3, 4], "clients": 4, "heterogeneity": 1.0}),
     "tridiagonal": ("tridiagonal", {"dim": 12, "clients": 5, "noise": 0.3}),
     "vertical": ("vertical_least_squares", {**CANCER, "test_size": 0.25}),
@@ -69,70 +72,9 @@ def points(problem, *lead, size=0.5, seed=0):
     return size * torch.randn(*lead, problem.dim, dtype=problem.dtype, generator=random)
 
 
-def test_finite_differences(problem):
-    x, v = points(problem, 3), points(problem, 1, seed=1)[0]
-    step = 1e-5
-    slopes = (problem.oracle(x + step * v)[1] - problem.oracle(x - step * v)[1]) / (2 * step)
-    along = problem.oracle(x)[0] @ v
-    assert slopes.shape == along.shape == (3, problem.n)
-    assert torch.allclose(slopes, along, rtol=1e-6, atol=1e-8 * float(along.abs().max()))
-
-
-def test_shapes_and_flags(problem):
-    x = points(problem, 2)
-    grads, losses = problem.oracle(x)
-    assert grads.shape == (2, problem.n, problem.dim)
-    assert grads.is_contiguous()
-    assert losses.shape == (2, problem.n)
-    assert problem.oracle(x, loss=False)[1] is None
-    assert torch.equal(problem.oracle(x, loss=False)[0], grads)
-    assert problem.layout.dim == problem.dim
-    assert problem.start().shape == (problem.dim,)
-    assert len(problem.samples) == problem.n
-    assert problem.clients == range(problem.n)
-
-
-def test_point_per_client(problem):
-    x = points(problem, 4, problem.n)
-    grads, losses = problem.oracle(x)
-    for i in range(problem.n):
-        alone = problem.oracle(x[:, i])
-        assert torch.allclose(grads[:, i], alone[0][:, i], rtol=1e-11, atol=1e-13)
-        assert torch.allclose(losses[:, i], alone[1][:, i], rtol=1e-11, atol=1e-13)
-
-
-def test_hosts_together_are_the_whole(problem):
-    x = points(problem, 3)
-    cut = problem.n // 2
-    parts = [problem.host(range(cut)), problem.host(range(cut, problem.n))]
-    both = [torch.cat(pair, dim=1) for pair in zip(*(p.oracle(x) for p in parts))]
-    for got, want in zip(both, problem.oracle(x)):
-        assert torch.allclose(got, want, rtol=1e-12, atol=1e-14)
-    assert parts[1].constants is problem.constants
-    assert parts[0].samples == problem.samples
-    assert parts[0].host(range(cut, problem.n)).clients == parts[1].clients
-    for key, value in problem.evaluate(x).items():
-        assert torch.equal(parts[0].evaluate(x)[key], value)
-    with pytest.raises(ValueError, match="stretch"):
-        problem.host(range(1, problem.n + 1))
-
-
-def test_samples(problem):
-    if problem.samples == (1,) * problem.n:
-        assert torch.equal(problem.grad(points(problem, 2)), problem.oracle(points(problem, 2))[0])
-        return
-    x = points(problem, 2)
-    full = problem.grad(x)
-    for i in range(problem.n):  # all of a client's samples make its gradient
-        every = torch.arange(problem.samples[i]).expand(2, 1, -1)
-        got = problem.host(range(i, i + 1)).grad(x, Sample.at(every))
-        assert torch.allclose(got[:, 0], full[:, i], rtol=1e-10, atol=1e-12)
-    some = torch.randint(0, min(problem.samples), (2, problem.n, 3))
-    parts = torch.stack([problem.grad(x, one) for one in Sample.at(some).split(1)])
-    assert torch.allclose(problem.grad(x, Sample.at(some)), parts.mean(0), rtol=1e-10, atol=1e-12)
-    spread = x[:, None].expand(-1, problem.n, -1)
-    one, other = (problem.grad(at, Sample.at(some)) for at in (spread, x))
-    assert torch.allclose(one, other, rtol=1e-12)
+def test_conformance(problem):
+    """Gradients, clients apart and together, samples, constants and minima: what the kit checks."""
+    assert not [str(f) for f in conformance(problem) if not f.ok]
 
 
 def test_survives_pickling(problem):
@@ -214,17 +156,6 @@ def test_direct_formula(name, kind):
     assert np.allclose(got[1][0].numpy(), losses, rtol=1e-12)
     assert problem.has_prox == (kind == "l1")
     assert float(problem.penalty(x)) == pytest.approx(0.3 * abs(at).sum() if kind == "l1" else 0)
-
-
-def test_prox_minimises():
-    reg = Regularizer("l1", 0.7)
-    v = torch.linspace(-3, 3, 61, dtype=torch.float64)[None]
-    gamma = torch.tensor([[0.5]], dtype=torch.float64)
-    got = reg.prox(v, gamma)
-    grid = torch.linspace(-3, 3, 60001, dtype=torch.float64)[:, None]
-    best = grid[(gamma * 0.7 * grid.abs() + 0.5 * (grid - v) ** 2).argmin(0), 0]
-    assert torch.allclose(got[0], best, atol=1e-4)
-    assert torch.equal(Regularizer("none", 0.7).prox(v, 0.5), v)
 
 
 def test_regulariser_at_extremes():
@@ -339,35 +270,3 @@ def test_quadratic_shape():
     for shape, dim in (([2, 3], 7), ([0, 2], None), (["a"], None), ([], None)):
         with pytest.raises(InputError, match=r"problem\.shape"):
             problems.build("quadratic", {"shape": shape, "dim": dim})
-
-
-def test_too_many_clients():
-    with pytest.raises(InputError, match=r"problem\.clients"):
-        problems.build("logistic", {"dataset": "breast_cancer", "clients": 570})
-
-
-def test_every_problem_is_documented_and_takes_its_parameters():
-    import inspect
-
-    names = registry.names("problem")
-    assert {
-        "logistic",
-        "nonconvex_classification",
-        "least_squares",
-        "quadratic",
-        "tridiagonal",
-        "vertical_least_squares",
-    } <= set(names)
-    for name in names:
-        entry = registry.lookup("problem", name)
-        assert entry.summary
-        if not entry.target.__module__.startswith("raybench.problems"):
-            continue
-        for key in entry.params:
-            parameters = inspect.signature(entry.target).parameters
-            known = {k.rstrip("_") for k in parameters} | {
-                k.rstrip("_")
-                for base in getattr(entry.target, "__mro__", ())
-                for k in inspect.signature(base.__init__).parameters
-            }
-            assert key in known, (name, key)

@@ -33,10 +33,9 @@ from raybench.analysis import (
 )
 from raybench.analysis.examples import example
 from raybench.analysis.frames import choosing_on
-from raybench.analysis.rankings import DRAWS, after, chosen
+from raybench.analysis.rankings import DRAWS, after
 from raybench.core.errors import InputError
-from raybench.report.explorer import explorer
-from raybench.report.own import figure
+from raybench.report.custom import figure
 
 COSTS = st.sampled_from([1.0, 2.0, 3.0, 5.0, 8.0, math.inf])
 
@@ -144,18 +143,6 @@ def test_an_instance_that_none_solves_decides_nothing():
     assert found["ratio"].isna().all()
 
 
-def test_one_method():
-    (row,) = rank(make([{"g": [1, 0.1]}]), 0.5).to_dict("records")
-    assert (row["rank"], row["wins"], row["tied"]) == (1.0, 1, True)
-    assert math.isnan(row["p_value"])
-
-
-def test_more_seeds_tell_methods_apart():
-    few, many = (rank(example(seeds=n), 1e-3)["tied"].tolist() for n in (2, 10))
-    assert few == [True, True, True]
-    assert many == [True, False, False]
-
-
 def test_rank_the_verb(swept):
     said = cli("rank", swept)
     assert said.code == 0
@@ -189,12 +176,6 @@ def test_a_profile_by_its_definition():
     assert set(found["instances"]) == {12}
     assert found.groupby("method")["share"].apply(lambda s: s.is_monotonic_increasing).all()
     assert found[found["tau"] == 1]["share"].sum() >= 1
-
-
-def test_instances_that_none_solves_are_missed_by_all():
-    runs = [{"g": [1, 0.01]}, {"g": [1, 1], "seed": 1}]
-    runs += [{**run, "algorithm": "diana"} for run in runs]
-    assert profile(make(runs), 0.1)["share"].tolist() == [0.5, 0.5]
 
 
 # -- powers of n, d and K ---------------------------------------------------------------------------
@@ -268,26 +249,6 @@ def test_means_medians_and_shares_are_those_of_all_subsets(costs):
             assert at[name] == both[math.ceil(share * len(both) - 1e-9) - 1]
 
 
-@pytest.mark.parametrize("count", [1, 2, 9, 40, 300])
-def test_the_first_of_those_drawn_has_the_law_of_an_order_statistic(count):
-    weights = chosen(count)
-    for m in {1, min(2, count), count // 2 or 1, count}:
-        ways = [math.comb(count - j, m - 1) for j in range(1, count + 1)]
-        want = [way / math.comb(count, m) for way in ways]
-        np.testing.assert_allclose(weights[m - 1], want, rtol=1e-9, atol=1e-300)
-    np.testing.assert_allclose(weights.sum(axis=1), 1.0, rtol=1e-12)
-
-
-def test_the_expected_minimum_never_rises():
-    """One seed, candidates by cost: the first drawn is the cheapest drawn."""
-    costs = np.sort(np.random.default_rng(0).lognormal(size=30))[:, None]
-    found = after(costs)
-    for name in ("expected", "cost", "draws_low", "draws_high"):
-        assert (np.diff(found[name]) <= 1e-12).all(), name
-    assert found["expected"][0] == pytest.approx(costs.mean())
-    assert found["expected"][-1] == costs.min()
-
-
 def grid(algorithm, *rounds, seeds=1, **more):
     """Return runs, a step for each number of rounds that 0.1 takes it; of None it is never reached."""
     more = {"algorithm": algorithm, **more}
@@ -295,31 +256,6 @@ def grid(algorithm, *rounds, seeds=1, **more):
         g = [1.0] * 40 if count is None else [1.0] * count + [0.01] * (40 - count)
         for seed in range(seeds):
             yield {"g": g, "multiple": 2.0**j, "seed": seed, **more}
-
-
-def test_a_narrow_range_of_good_steps_does_not_win_by_a_larger_grid():
-    narrow = grid(
-        "ef21", *[None] * 7, 5, *[None] * 4
-    )  # one step of twelve, and the cheapest of all
-    wide = grid("diana", 10, 11, 12)  # every step of three
-    found = trials(make([*narrow, *wide]), 0.1).set_index(["method", "trials"])
-    assert found.loc[("EF21 Top-K", 12), "cost"] == 50 < found.loc[("DIANA Top-K", 3), "cost"]
-    for m in (1, 2, 3):
-        assert found.loc[("EF21 Top-K", m), "cost"] == math.inf
-        assert found.loc[("EF21 Top-K", m), "reach"] == pytest.approx(m / 12)
-        assert found.loc[("DIANA Top-K", m), "reach"] == 1.0
-    assert [found.loc[("DIANA Top-K", m), "expected"] for m in (1, 2, 3)] == pytest.approx(
-        [110.0, (100 * 2 + 110) / 3, 100.0]
-    )
-
-
-def test_more_cells_of_the_same_kind_change_nothing():
-    """Of each step twice as many: after one trial a method is where it was."""
-    once = trials(make(list(grid("ef21", 5, 10, 20, None))), 0.1)
-    twice = [*grid("ef21", 5, 10, 20, None), *grid("ef21", 5, 10, 20, None, k=2)]
-    found = trials(make(twice), 0.1)
-    assert found["reach"].iloc[0] == once["reach"].iloc[0] == 0.75
-    assert found["cost"].iloc[0] == once["cost"].iloc[0] == 150.0
 
 
 def test_a_step_that_diverges_or_fails_is_a_trial_that_costs_infinitely_much():
@@ -340,9 +276,9 @@ def test_a_step_that_diverges_for_one_seed_is_chosen_for_none():
         *grid("ef21", 1, k=2),
         *({**run, "seed": 1} for run in grid("ef21", 1, k=2, status="diverged")),
     ]
-    found = trials(make([*grid("ef21", 5, 10, seeds=2), *half]), 0.1)
-    assert found["reach"].tolist() == pytest.approx([2 / 3, 1.0, 1.0])
-    assert found["draws_low"].tolist() == [50.0] * 3
+    drawn_trials = trials(make([*grid("ef21", 5, 10, seeds=2), *half]), 0.1)
+    assert drawn_trials["reach"].tolist() == pytest.approx([2 / 3, 1.0, 1.0])
+    assert drawn_trials["draws_low"].tolist() == [50.0] * 3
 
 
 def test_after_the_whole_grid_it_is_what_the_table_says():
@@ -404,21 +340,6 @@ def test_the_figure_is_that_table(swept, tmp_path):
     one = figure(swept, kind="trials", methods=["EF21 Top-K"], x="round", labels={"ef21": "ours"})
     assert {look.label for look in one.looks.values()} == {"ours, 6 cells"}
     assert one.y == "round"
-
-
-def test_a_band_that_misses_the_target_is_open_above():
-    runs = [*grid("ef21", 5, 10, 20, 30, None), *grid("diana", None, None)]
-    made = figure(make(runs), kind="trials", target=0.1)
-    assert made.data["high"].tolist() == [math.inf, 200.0, 100.0, 100.0, 50.0]
-    assert "DIANA Top-K" in made.band
-    assert set(made.data["series"]) == {"EF21 Top-K"}
-    canvas = raybench.plot(make(runs), kind="trials", target=0.1)
-    (axis,) = canvas.axes
-    (band,) = axis.collections
-    top = axis.get_ylim()[1]
-    assert band.get_paths()[0].vertices[:, 1].max() == pytest.approx(top)
-    with pytest.raises(InputError, match="no method reaches the target"):
-        figure(make(list(grid("diana", None, None))), kind="trials", target=0.1)
 
 
 # -- two sources ------------------------------------------------------------------------------------
@@ -578,13 +499,6 @@ def test_a_method_that_ran_once_is_reported_on_its_only_seed():
         assert found.loc["ef21", "cost"] == (250.0 if seeds == [0] else 100.0)
 
 
-def test_without_other_seeds_nothing_changes():
-    made = make(reaching(1.0, 10, 20))
-    found = tuned(*made, target=0.1, tuning_seeds=[0, 1])
-    assert not found["held_out"].any()
-    pd.testing.assert_frame_equal(found.drop(columns="held_out"), tuned(*made, target=0.1))
-
-
 def test_the_option(swept):
     said = cli("table", swept, "--tuning-seeds", "0")
     assert "chosen on seeds 0; results: of the other seeds" in " ".join(said.out.split())
@@ -621,19 +535,6 @@ def test_frames_choose_for_all_that_is_made_of_them():
     assert set(drawn.data["step"]) == {"x2"}
     assert drawn.data["cells"].max() == 2
     assert "chosen on seeds 0" in drawn.band
-    page = explorer(held)
-    assert [len(line["cells"]) for line in page["lines"]] == [2, 2]
-
-
-def test_two_folders_on_the_seeds_that_have_not_chosen():
-    one = make([*reaching(1.0, 30, 10, 10), *reaching(2.0, 20, 40, 44)])
-    two = make([*reaching(1.0, 30, 12, 12), *reaching(2.0, 40, 44, 44)])
-    before, after = (choosing_on(opened(made), [0]) for made in (one, two))
-    (row,) = compare(before, after, 0.1, by="series").to_dict("records")
-    assert (row["step_a"], row["step_b"]) == ("x2", "x1")
-    assert (row["cost_a"], row["cost_b"], row["pairs"]) == (420.0, 120.0, 2)
-    with pytest.raises(InputError, match="every step is compared"):
-        compare(before, after, 0.1)
 
 
 def test_the_option_of_every_verb_that_chooses(swept, tmp_path):

@@ -62,7 +62,7 @@ def refused(kind: str, target: Any = None, **given: Any) -> str:
         ({"down": Role.CONTRACTIVE, "decentralised": True}, "down: contradicts"),
         ({"own": "sign", "up": Role.CONTRACTIVE}, "own: contradicts up"),
         ({"operators": {"frist": Role.ANY}, "first": Operator("natural")}, "did you mean first?"),
-        ({"operators": {"first": Role.ANY}, "first": Text()}, "is no parameter that is an operator"),
+        ({"operators": {"first": Role.ANY}, "first": Text()}, "is no parameter that is a compressor"),
         ({"auto": {"q": abs}, **RATE}, "auto: 'q' is no parameter"),
         ({"auto": {"p": abs}, "p": Number(0.5)}, "does not take the word auto"),
         (RATE, "takes the word auto, which has no rule"),

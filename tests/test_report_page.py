@@ -9,13 +9,12 @@ import pytest
 from fake_runs import make
 from page_kit import drawn, table_rows
 
-from raybench.analysis import bands, describe, frames
+from raybench.analysis import describe, frames
 from raybench.analysis.frames import framed
 from raybench.analysis.methods import k_words
 from raybench.report import html, render
 from raybench.report.content import build
-from raybench.report.explorer import MOST_NUMBERS, explorer
-from raybench.report.page import MOST_ROWS, cell_table, last_line
+from raybench.report.page import MOST_ROWS
 from raybench.report.tables import growth_notes
 from raybench.store import CELLS, CURVES, Store, to_table
 
@@ -55,11 +54,6 @@ def test_a_huge_sweep_shows_as_many_cells_as_a_page_has_room_for(tmp_path, monke
     assert len(rows) == 5
     assert rows[0]["ending"] == "failed"
     assert f"first 5 of {len(frames(tmp_path / 'results').cells)} cells" in text
-
-
-def test_a_traceback_is_told_by_its_last_line():
-    assert last_line("Traceback:\n  File x\nValueError: <no>\n\n") == "ValueError: <no>"
-    assert last_line("") == ""
 
 
 def test_the_whole_error_is_in_the_page_once(tmp_path):
@@ -130,23 +124,6 @@ def test_growth_is_marked_in_tables_and_in_the_page(tmp_path):
     assert "<b>1</b> ok, but f grew" in text
 
 
-def test_a_start_is_read_for_few_cells_only(tmp_path, monkeypatch):
-    """f(x^0) hangs on problem and seed: one curve of each is read, and those of cells that grew."""
-    store = Store(tmp_path / "results")
-    fake_store.fill(store, rounds=20, seeds=2, methods=fake_store.METHODS[:2])
-    found = frames(store.folder)
-    asked = []
-    rows = type(found.held).of
-
-    def spy(self, cells, names):
-        asked.append(len(cells))
-        return rows(self, cells, names)
-
-    monkeypatch.setattr(type(found.held), "of", spy)
-    assert len(found.growth)
-    assert asked == [2]
-
-
 # -- K as it was asked for -------------------------------------------------------------------
 
 
@@ -172,25 +149,9 @@ def test_a_share_is_one_k_on_all_problems():
     assert k_words(cells).tolist() == ["10%", "10%", "1", "1"]
     assert sorted(set(describe(cells)["series"])) == ["EF21 Top-1", "EF21 Top-10%"]
     found = framed(curves, cells)
-    assert explorer(found)["ks"] == ["1", "10%"]
     said = render(found, by="series")
     assert "10% (12)" in said
     assert "10% (30)" in said
-
-
-def test_figures_by_k_have_a_line_for_each_share():
-    curves, cells = shares()
-    more = [shares() for _ in range(4)]
-    for i, (other, own) in enumerate(more):  # more series than are drawn together
-        other["algorithm"] = own["algorithm"] = f"m{i}"
-        other["cell"], own["cell"] = other["cell"] + f"-{i}", own["cell"] + f"-{i}"
-        own["group"] = own["group"] + f"-{i}"
-    found = framed(
-        pd.concat([curves, *(c for c, _ in more)], ignore_index=True),
-        pd.concat([cells, *(c for _, c in more)], ignore_index=True),
-    )
-    figure = next(f for f in build(found) if f.name.endswith("by_k"))
-    assert list(figure.looks) == ["K = 1", "K = 10%"]
 
 
 @pytest.mark.parametrize(
@@ -210,71 +171,27 @@ def test_k_is_spelled_as_it_was_asked_for(asked, k, said):
     assert k_words(cells).tolist() == [said, "" if k is None else str(k)]
 
 
-@pytest.mark.parametrize("config", ["{}", "[]", '{"compressor": null}', '{"compressor": "top_k"}'])
-def test_odd_configs_have_no_share(config):
-    assert k_words(pd.DataFrame({"config": [config], "k": [7.0]})).tolist() == ["7"]
+# -- what is drawn -----------------------------------------------------------------------------
 
 
-# -- what curves are drawn from --------------------------------------------------------------
-
-
-def test_curves_of_all_methods_are_in_the_page_and_few_drawn_at_first(tmp_path):
-    """Of 30 methods none is dropped in silence: gd and the cheapest are drawn, the others a click away."""
-    runs = [{"g": [1, 0.5, 0.1 / (i + 1)], "algorithm": f"m{i}"} for i in range(30)]
-    data = explorer(framed(*make([*runs, {"g": [1, 0.9, 0.8], "algorithm": "gd"}])))
-    on = [m["name"] for m in data["methods"] if m["on"]]
-    assert len(data["methods"]) == 31
-    assert len(on) == 8
-    assert data["methods"][0]["name"] == on[0]
-    assert on[0].startswith("GD")
-    assert len({(m["colour"], m["dash"]) for m in data["methods"]}) == 31
-
-
-def test_curves_are_those_that_are_stored(tmp_path):
-    text = page_of(tmp_path, seeds=1)
-    data = drawn(text)[0]
-    found = frames(tmp_path / "results")
-    line = next(ln for ln in data["lines"] if ln["label"].startswith("EF21 Top-5"))
-    best = found.tuned("series").set_index("series").loc["EF21 Top-5"]
-    own = found.curves[
-        (found.curves["series"] == "EF21 Top-5") & (found.curves["step"] == best["step"])
-    ]
-    for name in ("round", "bits_up", "grad_norm_sq", "loss", "epoch", "grad_evals", "seconds"):
-        values = data["arrays"][line["cells"][0][name]]
-        np.testing.assert_allclose(values, own[name], rtol=1e-5)
-    assert [x["key"] for x in data["xs"]] == [
-        *("bits_up", "bits", "round", "epoch", "grad_evals", "seconds")
-    ]
-
-
-def test_long_curves_are_thinned_alike_and_keep_their_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr("raybench.report.explorer.MOST_NUMBERS", 1)
-    text = page_of(tmp_path, rounds=2000, multiples=(1.0,))
-    data = drawn(text)[0]
-    for line in data["lines"]:
-        rounds = [data["arrays"][cell["round"]] for cell in line["cells"]]
-        assert all(r == rounds[0] for r in rounds)
-        assert rounds[0][:2] == [0, 1]  # early rounds are kept, as axes may be logarithmic
-        assert rounds[0][-1] == 2000
-        assert len(rounds[0]) <= 24
-
-
-def test_what_is_measured_now_and_then_outlives_thinning(monkeypatch):
-    monkeypatch.setattr("raybench.report.explorer.MOST_NUMBERS", 1)
-    curves, cells = make([{"g": np.geomspace(1, 1e-3, 501)}])
-    curves["accuracy"] = np.where(curves["round"] == 137, 0.75, np.nan)
-    data = explorer(framed(curves, cells))
-    assert "accuracy" in [y["key"] for y in data["ys"]]
-    line = data["lines"][0]["cells"][0]
-    rounds, values = (data["arrays"][line[name]] for name in ("round", "accuracy"))
-    assert [v for t, v in zip(rounds, values, strict=True) if t > 137] == [0.75] * sum(
-        t > 137 for t in rounds
-    )
-    assert all(v is None for t, v in zip(rounds, values, strict=True) if t < 137)
+def test_the_page_draws_what_the_figures_hold(tmp_path):
+    """The lines and bands of ``plot``, which are those of the analysis, to the digits that a page keeps."""
+    text = page_of(tmp_path)
+    shown = drawn(text)
+    for figure in build(frames(tmp_path / "results")):
+        if figure.steps:
+            continue
+        part = shown[f"{figure.name}-0"]
+        data = figure.data[figure.data["panel"] == figure.panels[0]]
+        for series, rows in data.groupby("series", sort=False):
+            low, high, line = (t for t in part["data"] if t["legendgroup"] == series)
+            for trace, column in ((line, "y"), (low, "low"), (high, "high")):
+                np.testing.assert_allclose(trace["x"], rows["x"] / figure.x_unit, rtol=1e-4)
+                np.testing.assert_allclose(trace["y"], rows[column], rtol=1e-4)
 
 
 def test_a_page_of_500_cells_is_below_3_megabytes(tmp_path):
-    """All of them drawn: one step, 30 seeds of 4 methods at several K, 1,000 rows each, with seconds."""
+    """All of them drawn: one step, 32 seeds of 4 methods at several K, 1,000 rows each, with seconds."""
     methods = tuple(
         fake_store.Method(m.algorithm, m.compressor, (1, 3, 5, 11)) for m in fake_store.METHODS[1:]
     )
@@ -283,27 +200,3 @@ def test_a_page_of_500_cells_is_below_3_megabytes(tmp_path):
     )
     assert text.count("<tr class=") >= 512
     assert len(text.encode()) < 3e6
-    data = drawn(text)[0]
-    assert sum(len(a) for a in data["arrays"]) < 1.5 * MOST_NUMBERS
-    assert sum(len(line["cells"]) for line in data["lines"]) == 512
-
-
-def test_the_page_draws_the_bands_of_the_analysis():
-    """The data hold what ``analysis.bands`` needs; that the script makes the same of it is tested in a browser."""
-    curves, cells = make([{"g": [1, 0.5 + i / 10, 0.1], "seed": i} for i in range(3)])
-    found = framed(curves, cells)
-    data = explorer(found)
-    want = bands(found.curves, "bits_up", "grad_norm_sq", ["series"])
-    cells_ = data["lines"][0]["cells"]
-    middle = np.median([data["arrays"][c["grad_norm_sq"]] for c in cells_], axis=0)
-    np.testing.assert_allclose(middle, want["grad_norm_sq"])
-
-
-def test_nothing_to_draw(tmp_path):
-    text = page_of(tmp_path, methods=(), failed=2, skipped=1)
-    assert drawn(text) == [{}, {}]
-    assert "No cell ended ok" in text
-    assert len(table_rows(text, "cell-table")) == 3
-    columns, endings, count = cell_table(frames(tmp_path / "results"))
-    assert (len(endings), count) == (3, 3)
-    assert next(c for c in columns if c.title == "Method").options

@@ -1,7 +1,4 @@
-"""The reproductions of MARINA, PermK and the vertical experiments: they are in the setting that their claims are about.
-
-A claim on cells that no sweep has would be NOT RUN for ever, and one on a wrong setting would mean nothing.
-"""
+"""The reproductions of MARINA, PermK and the vertical experiments: they are in the setting that their claims are about."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import pytest
 from raybench import spec
 from raybench.execution.plan import Plan, make_plan
 from raybench.reproduce import find
-from raybench.reproduce.claims import Side
 
 NAMES = (
     "marina_diana",
@@ -57,37 +53,6 @@ def test_a_sweep_asks_a_question_and_has_its_published_scale(name):
     full = spec.load(what.sweep, sets=what.full)
     longest = max(cell.rounds for cell in spec.load(what.sweep).cells)
     assert min(cell.rounds for cell in full.cells) >= longest * 0.8
-
-
-@of(*NAMES)
-def test_every_side_of_a_claim_has_cells(plan):
-    for claim in find(plan.sweep.name).claims:
-        for side in (claim.left, claim.right):
-            if isinstance(side, Side):
-                assert any(meant(cell, side.where) for cell in plan.cells), (claim.name, side.where)
-
-
-def meant(cell, where) -> bool:
-    """Whether a planned cell is one of a side's, by what is known before it runs."""
-    problem, step = cell.cell.problem.params, cell.cell.step
-    theory = {"nonconvex": "", "paper": " paper", "released": " released"}[step.rule]
-    borrowed = f" of {step.of}" if step.of else ""
-    operator = cell.cell.compressor
-    known = {
-        "algorithm": cell.cell.algorithm.name,
-        "compressor": operator.name if operator else None,
-        "k": cell.k,
-        "step": f"x{step.number:.12g}{theory}{borrowed}",
-        "problem.noise": problem.get("noise"),
-        "problem.rows": problem.get("rows"),
-        "compressor.mask": operator.params.get("mask") if operator else None,
-    }
-    for name, wanted in where.items():
-        values = wanted if isinstance(wanted, list) else [wanted]
-        values = [None if value != value else value for value in values]  # YAML's .nan
-        if known[name] not in values:
-            return False
-    return True
 
 
 @of("marina_diana")

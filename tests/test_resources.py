@@ -80,6 +80,11 @@ def test_trials_at_once_on_shares_of_gpus():
         return slots_of(Resources(gpus_per_worker=each), {"CPU": 64.0, "GPU": gpus}, workers)
 
     assert [slots(0.25, 2), slots(0.6, 2), slots(1, 2), slots(0.1, 1)] == [8, 2, 2, 10]
+    cores = [
+        slots_of(Resources(), {"CPU": n}, workers) for n, workers in ((16, 1), (16, 3), (2, 4))
+    ]
+    assert cores == [16, 5, 1]
+    assert slots_of(Resources(timing="exclusive"), {"CPU": 16.0}, 1) == 1
     assert [slots(0.25, 2, workers=4), slots(0.6, 4, workers=2), slots(2, 8, workers=2)] == [
         2,
         2,

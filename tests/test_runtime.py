@@ -17,10 +17,7 @@ import psutil
 import pytest
 
 from raybench import spec
-from raybench.execution.plan import make_plan
 from raybench.runtime.driver import drive
-from raybench.runtime.resources import slots_of
-from raybench.spec.model import Resources
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
 
@@ -74,6 +71,11 @@ class Breaks(GD):
 def curves(folder: Path) -> pd.DataFrame:
     frame = pd.read_parquet(folder / "curves")
     return frame.sort_values(["cell", "round"]).reset_index(drop=True)
+
+
+def untimed(folder: Path) -> pd.DataFrame:
+    frame = curves(folder)
+    return frame.drop(columns=[name for name in frame if name.startswith("seconds")])
 
 
 def cells(folder: Path) -> pd.DataFrame:
@@ -159,43 +161,12 @@ def test_two_train_workers_give_what_one_process_gives(inline: Path, tmp_path: P
     assert set(frame["workers"]) == {2}
 
 
-READER = """
-import sys, time
-import duckdb, pandas, polars
-import pyarrow.dataset as ds
-out, looks = sys.argv[1], 0
-print("ready", flush=True)
-while True:
-    for part in ("cells", "curves"):
-        frame = pandas.read_parquet(f"{out}/{part}")
-        assert not frame.cell.isna().any()
-        assert len(ds.dataset(f"{out}/{part}").to_table().column("cell")) >= len(frame)
-        duckdb.sql(f"select count(*), max(seed) from '{out}/{part}/*.parquet'").fetchall()
-        polars.read_parquet(f"{out}/{part}/*.parquet")
-    counted = pandas.read_parquet(f"{out}/curves").groupby("cell")["round"].agg(["size", "max"])
-    assert (counted["size"] == counted["max"] + 1).all(), "a torn curve"
-    looks += 1
-    print(looks, flush=True)
-"""
-
-
 @pytest.mark.slow
-def test_kill_9_of_the_driver_then_resume_while_readers_read(tmp_path: Path) -> None:
+def test_kill_9_of_the_driver_then_resume(tmp_path: Path) -> None:
     out = tmp_path / "out"
     driver = start(tmp_path, LONG, out)
-    reader = None
     try:
         wait_for(lambda: len(list((out / "cells").glob("*.parquet"))) >= 2)
-        (tmp_path / "reader.py").write_text(READER)
-        reader = subprocess.Popen(
-            [sys.executable, tmp_path / "reader.py", out],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert reader.stdout is not None
-        assert reader.stdout.readline() == "ready\n"
-        assert reader.stdout.readline() == "1\n"
         family = psutil.Process(driver.pid).children(recursive=True)
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait()
@@ -209,7 +180,6 @@ def test_kill_9_of_the_driver_then_resume_while_readers_read(tmp_path: Path) -> 
         outcome = drive(spec.load(LONG), out)
         assert outcome.counts == {"ok": 20, "skipped": 0}
         assert outcome.plan.missing < 20
-        assert reader.poll() is None, reader.stderr.read() if reader.stderr else ""
         assert cells(out).cell.is_unique
         assert len(cells(out)) == 20
         sizes = curves(out).groupby("cell").size()
@@ -219,10 +189,9 @@ def test_kill_9_of_the_driver_then_resume_while_readers_read(tmp_path: Path) -> 
         finished = {n for n in before if n.replace("/curves/", "/cells/") in before}
         assert all(after[name] == before[name] for name in finished)
     finally:
-        for process in (reader, driver):
-            if process is not None and process.poll() is None:
-                process.kill()
-                process.wait()
+        if driver.poll() is None:
+            driver.kill()
+            driver.wait()
 
 
 def test_ctrl_c_leaves_a_valid_store(tmp_path: Path) -> None:
@@ -265,6 +234,9 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
         assert "done 0" in said, errors
         assert len(cells(out)) == 20
         assert set(cells(out).status) == {"ok"}
+        # no message was applied twice: the curves are bit for bit those of one undisturbed process
+        assert drive(spec.load(LONG), tmp_path / "whole", inline=True).exit_code == 0
+        pd.testing.assert_frame_equal(untimed(out), untimed(tmp_path / "whole"), check_exact=True)
     finally:
         if driver.poll() is None:
             driver.kill()
@@ -303,52 +275,6 @@ def test_fail_fast_stops_and_says_so(tmp_path: Path) -> None:
     assert outcome.exit_code == 1
     assert outcome.counts["failed"] == 1
     assert outcome.counts["missing"] >= 7
-
-
-def test_slots_follow_the_cores_unless_time_is_studied() -> None:
-    assert slots_of(Resources(), {"CPU": 16.0}, 1) == 16
-    assert slots_of(Resources(), {"CPU": 16.0}, 3) == 5
-    assert slots_of(Resources(), {"CPU": 2.0}, 4) == 1
-    assert slots_of(Resources(timing="exclusive"), {"CPU": 16.0}, 1) == 1
-    assert slots_of(Resources(cpus_per_worker=0.1), {"CPU": 1.0}, 1) == 10
-    quarter = Resources(gpus_per_worker=0.25)
-    assert slots_of(quarter, {"CPU": 16.0, "GPU": 1.0}, 1) == 4
-    assert slots_of(quarter, {"CPU": 16.0, "GPU": 2.0}, 3) == 2
-    exclusive = make_plan(spec.load(SWEEP, sets=["resources.timing=exclusive"]))
-    assert {len(batch.cells) for batch in exclusive.batches} == {1}
-
-
-CLUSTER = """
-import json, sys
-from raybench.runtime.session import RAY_ENVIRONMENT
-import os
-for name, value in RAY_ENVIRONMENT.items():
-    os.environ.setdefault(name, value)
-from ray.cluster_utils import Cluster
-from raybench import spec
-from raybench.runtime.driver import drive
-if __name__ == "__main__":
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    cluster.add_node(num_cpus=1)
-    try:
-        outcome = drive(spec.load(sys.argv[1]), sys.argv[2], address=cluster.address)
-        print("done", outcome.exit_code, json.dumps(outcome.counts), flush=True)
-    finally:
-        cluster.shutdown()
-"""
-
-
-def test_two_nodes_write_through_the_drivers_node(tmp_path: Path) -> None:
-    (tmp_path / "cluster.py").write_text(CLUSTER)
-    (tmp_path / "sweep.yaml").write_text(SWEEP)
-    done = subprocess.run(
-        [sys.executable, tmp_path / "cluster.py", tmp_path / "sweep.yaml", tmp_path / "out"],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert 'done 0 {"ok": 16' in done.stdout, done.stdout + done.stderr
-    assert len(cells(tmp_path / "out")) == 16
 
 
 DIES = RAISES.replace(

@@ -10,10 +10,9 @@ import pytest
 from cli_kit import SWEEP, cli, tidy
 
 import raybench
-from raybench.analysis import by_bandwidth, closing_table, frames
+from raybench.analysis import by_bandwidth, frames
 from raybench.analysis.links import Link, Network, all_gather, all_reduce
-from raybench.analysis.simulated import SECONDS, simulated, unmeasured, work
-from raybench.core.errors import InputError
+from raybench.analysis.simulated import SECONDS, simulated, unmeasured
 from raybench.report import charts, figures, html, render
 from raybench.store import Store
 
@@ -52,63 +51,48 @@ ROUND = 3 * (A + 100 / B)  # gathered on a ring of four
 COMPUTE = (0.04 + 0.08) / 4  # four clients were computed here one after the other
 
 
-def test_rounds_by_hand():
-    assert seconds() == pytest.approx([0, ROUND + COMPUTE, 2 * (ROUND + COMPUTE)])
+T = np.arange(3.0)
+GRAPH = pd.DataFrame({"cell": ["a"], "config": [json.dumps({"graph": {"name": "ring"}})]})
+SERVER, GATHER = Network(RING.link, "server"), Network(RING.link, "gather")
+SERVED = 2 * A + 4 * 500 / B
 
 
-def test_rows_that_are_not_recorded_count_all_the_same():
-    assert seconds(rounds=(0, 7)) == pytest.approx([0, 7 * (ROUND + COMPUTE)])
-
-
-def test_first_messages_are_a_round():
-    t = np.arange(3.0)
-    columns = {"bytes_up": 100 * t + 1000, "bytes_up_max": 100 * t + 1000, "messages_up": t + 1}
-    start = 3 * (A + 1000 / B)
-    assert seconds(**columns)[:2] == pytest.approx([start, start + ROUND + COMPUTE])
-
-
-def test_workers_share_the_clients():
-    assert seconds(workers=2.0)[1] == pytest.approx(ROUND + 2 * COMPUTE)
-    assert seconds(workers=9.0)[1] == pytest.approx(ROUND + 4 * COMPUTE)
-
-
-def test_dense_messages_are_summed_on_their_way_except_by_our_own_gather():
-    dense = {"values_up": 50 * np.arange(3.0)}
-    assert seconds(**dense)[1] == pytest.approx(all_reduce(RING, 4, 100) + COMPUTE)
-    own = Network(RING.link, "gather")
-    assert seconds(**dense, network=own)[1] == pytest.approx(all_gather(own, 4, 100) + COMPUTE)
+def by(how):
+    return {"compressor_params": json.dumps({"k": 1, "collective": how})}
 
 
 @pytest.mark.parametrize(
-    ("how", "want"),
+    ("given", "columns", "travel", "compute"),
     [
-        ("reduce", 6 * A + 1.5 * 100 / B),
-        ("all_to_all", 6 * A + 0.75 * 500 / B),
-        ("gather", ROUND),
+        ({}, {}, ROUND, COMPUTE),
+        ({}, {"workers": 2.0}, ROUND, 2 * COMPUTE),  # workers share the clients
+        ({}, {"workers": 9.0}, ROUND, 4 * COMPUTE),
+        # dense messages are summed on their way, except by our own gather
+        ({}, {"values_up": 50 * T}, all_reduce(RING, 4, 100), COMPUTE),
+        ({"network": GATHER}, {"values_up": 50 * T}, all_gather(GATHER, 4, 100), COMPUTE),
+        ({}, by("reduce"), 6 * A + 1.5 * 100 / B, COMPUTE),
+        ({}, by("all_to_all"), 6 * A + 0.75 * 500 / B, COMPUTE),
+        ({}, by("gather"), ROUND, COMPUTE),
+        *(({"network": SERVER}, by(how), SERVED, COMPUTE) for how in ("reduce", "all_to_all")),
+        # on a graph each sends to its neighbours
+        ({"cells": GRAPH}, {"messages_up": 2 * T}, 2 * A + 100 / B, COMPUTE),
+        # silent clients do not shorten a round: messages are padded to the largest, 100 bytes
+        ({}, {"messages_up": 0.25 * T, "bytes_up": 25 * T}, ROUND, COMPUTE),
+        ({}, {"messages_up": 0 * T, "bytes_up": 0 * T, "bytes_up_max": 0 * T}, 0, COMPUTE),
+        # what is unknown is one message for a round
+        ({}, {"messages_up": math.nan, "bytes_up_max": math.nan}, ROUND, COMPUTE),
     ],
 )
-def test_collectives(how, want):
-    told = json.dumps({"k": 1, "collective": how})
-    assert seconds(compressor_params=told)[1] == pytest.approx(want + COMPUTE)
-    served = Network(RING.link, "server")
-    assert seconds(compressor_params=told, network=served)[1] == pytest.approx(
-        2 * A + 4 * 500 / B + COMPUTE
-    )
+def test_rounds_by_hand(given, columns, travel, compute):
+    each = travel + compute
+    assert seconds(**given, **columns) == pytest.approx([0, each, 2 * each])
 
 
-def test_methods_on_a_graph_send_to_their_neighbours():
-    cells = pd.DataFrame({"cell": ["a"], "config": [json.dumps({"graph": {"name": "ring"}})]})
-    t = np.arange(3.0)
-    got = seconds(cells=cells, messages_up=2 * t)
-    assert got[1] == pytest.approx(2 * A + 100 / B + COMPUTE)
-
-
-def test_silent_clients_do_not_shorten_a_round():
-    t = np.arange(3.0)
-    few = {"messages_up": 0.25 * t, "bytes_up": 25 * t}
-    assert seconds(**few)[1] == pytest.approx(ROUND + COMPUTE)  # padded to the largest, 100 bytes
-    none = {"messages_up": 0 * t, "bytes_up": 0 * t, "bytes_up_max": 0 * t}
-    assert seconds(**none)[1] == pytest.approx(COMPUTE)
+def test_rows_that_are_not_recorded_count_and_first_messages_are_a_round():
+    assert seconds(rounds=(0, 7)) == pytest.approx([0, 7 * (ROUND + COMPUTE)])
+    columns = {"bytes_up": 100 * T + 1000, "bytes_up_max": 100 * T + 1000, "messages_up": T + 1}
+    start = 3 * (A + 1000 / B)
+    assert seconds(**columns)[:2] == pytest.approx([start, start + ROUND + COMPUTE])
 
 
 def test_unknown_times_count_as_none_and_are_told():
@@ -121,18 +105,6 @@ def test_unknown_times_count_as_none_and_are_told():
     unknown = simulated(curve(bytes_up=math.nan), RING)
     assert unknown[SECONDS].isna().all()
     assert any("did not count bytes" in text for text in unmeasured(unknown))
-
-
-def test_unknown_messages_are_one_for_a_round():
-    assert seconds(messages_up=math.nan, bytes_up_max=math.nan)[2] == pytest.approx(
-        2 * (ROUND + COMPUTE)
-    )
-
-
-def test_cells_do_not_mix():
-    both = pd.concat([curve("b"), curve("a")], ignore_index=True)
-    assert simulated(both, RING)[SECONDS].tolist() == pytest.approx(2 * seconds())
-    assert work(both).cell.tolist() == [0, 0, 0, 1, 1, 1]
 
 
 # Best method by bandwidth ----------------------------------------------------------------------------
@@ -217,17 +189,6 @@ def test_the_cost_in_the_table_is_that_of_the_curves(swept):
         assert row["cost"] == pytest.approx(first.median())
 
 
-def test_slower_links_take_longer(swept):
-    def least(link):
-        return closing_table(frames(swept, link=link))["seconds_to_target"].min()
-
-    assert least("1Gbit,1ms") > least("1Gbit,0.1ms") > least("400Gbit-rdma") > 0
-
-
-def test_load_stays_as_it_is(swept):
-    assert SECONDS not in raybench.load(swept)
-
-
 @pytest.mark.parametrize("verb", ["table", "plot", "report"])
 def test_bad_links_are_input_errors(swept, verb):
     said = cli(verb, swept, "--link", "1Gbt,ring")
@@ -272,20 +233,9 @@ def test_the_page_says_for_which_link(swept, tmp_path):
     assert "simulated" not in plain.split("<script>")[0]
 
 
-def test_heat_maps_stay_in_bits(swept):
-    found = frames(swept, link="1Gbit")
-    bits = frames(swept).tuned("series")["cost"]
-    np.testing.assert_allclose(found.tuned("series", None, "bits_up")["cost"], bits)
-
-
 def test_runs_without_times_say_so(tmp_path):
     store = Store(tmp_path / "results")
     fake_store.fill(store, rounds=60, multiples=(1.0, 8.0), seeds=2, seconds=False)
     text = " ".join(render(tmp_path / "results", link="1Gbit").split())
     assert "seconds of operators were not measured in" in text
     assert figures(tmp_path / "results", tmp_path / "figures", link="1Gbit")
-
-
-def test_a_bad_link_raises_in_python(swept):
-    with pytest.raises(InputError, match="did you mean ring"):
-        render(swept, link="1Gbit,rng")

@@ -115,19 +115,6 @@ def test_reference_says_what_show_says() -> None:
     assert "| `p` | auto |" in marina
 
 
-def test_text_that_is_no_markdown_stays_as_it_is() -> None:
-    module = hooks()
-    assert module.escaped("E||g_i||^2 <= a*b, ``p_i``") == r"E\|\|g\_i\|\|^2 &lt;= a\*b, ``p_i``"
-    assert module.fenced("a\n```\nb") == "````\na\n```\nb\n````\n"
-    assert module.without_links("[a](b.md), [c](https://d.e)") == "a, [c](https://d.e)"
-    assert module.page_of("cluster/gcp.yaml") == "files/cluster/gcp.yaml.md"
-
-
-def test_a_link_to_a_file_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(FileNotFoundError):
-        hooks().shown("cluster/nowhere.yaml")
-
-
 def test_sweep_file_of_the_tutorial_is_what_the_page_says() -> None:
     """The file, and the file with the lines that the page changes, have the numbers of cells that it prints."""
     text = (ROOT / "docs" / "tutorial.md").read_text()

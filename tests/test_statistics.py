@@ -17,7 +17,6 @@ from scipy import stats
 
 from raybench.analysis import bands, interval, ranks
 from raybench.analysis.statistics import (
-    clopper_pearson,
     critical,
     friedman,
     holm,
@@ -147,16 +146,6 @@ def test_bands_are_intervals_at_each_point(cells):
         assert (row["low"], row["high"]) == ends
 
 
-def test_bands_count_the_cells_that_have_a_value():
-    """A cell has none before its first row: there the interval is that of fewer."""
-    frame = curves_of(np.arange(18.0).reshape(6, 3))
-    late = frame[~((frame["cell"].isin(["c0", "c1", "c2"])) & (frame["round"] == 0))]
-    table = bands(late, x="round")
-    assert table["cells"].tolist() == [3, 6, 6]
-    assert table["coverage"].tolist() == [0.75, 1 - 2 / 64, 1 - 2 / 64]
-    assert table.loc[0, ["grad_norm_sq", "low", "high"]].tolist() == [12.0, 9.0, 15.0]
-
-
 def test_the_table_of_the_documentation_is_computed():
     text = (Path(__file__).parent.parent / "docs" / "results.md").read_text("utf-8")
     rows = re.findall(r"^\| (\d+) \| (.+?) \| (.+?) \|$", text, re.M)
@@ -195,15 +184,6 @@ def test_paired_is_scipys_wilcoxon(b):
     up = stats.rankdata(np.abs(change))[change > 0].sum()
     assert verdict.effect == pytest.approx(4 * up / (len(b) * (len(b) + 1)) - 1)
     assert verdict.ratio == pytest.approx(np.exp(np.median(change)))
-
-
-@given(st.lists(COSTS, min_size=1, max_size=8), st.lists(COSTS, min_size=1, max_size=8))
-def test_unpaired_is_cliffs_delta_by_loops_and_symmetric(a, b):
-    there, back = unpaired(a, b), unpaired(b, a)
-    above = sum((y > x) - (y < x) for x in a for y in b) / (len(a) * len(b))
-    assert there.effect == pytest.approx(above)
-    assert back.effect == pytest.approx(-above)
-    assert there.p_value == pytest.approx(back.p_value)
 
 
 def test_unpaired_is_scipys_test():
@@ -248,15 +228,6 @@ def test_friedman_is_that_of_scipy(costs):
     place = np.apply_along_axis(stats.rankdata, 1, costs)
     want = stats.friedmanchisquare(*costs.T).pvalue if np.ptp(costs, axis=1).any() else 1.0
     assert friedman(place) == pytest.approx(want, abs=1e-12)
-
-
-@given(st.integers(1, 30), st.data())
-def test_intervals_of_shares_are_scipys(count, data):
-    hits = data.draw(st.integers(0, count))
-    level = data.draw(st.sampled_from([0.5, 0.9, 0.95, 0.99]))
-    low, high = clopper_pearson(np.array([hits]), count, level)
-    want = stats.binomtest(hits, count).proportion_ci(level, method="exact")
-    assert (low[0], high[0]) == pytest.approx((want.low, want.high))
 
 
 def test_a_fit_is_that_of_least_squares():

@@ -54,6 +54,9 @@ def test_a_finished_sweep(tmp_path: Path) -> None:
     for b in found.best:
         rows = cells[(cells.label == b.label) & (cells.best_grad_norm_sq == b.value)]
         assert b.step_size in rows.step_size.tolist()
+    shown = json.loads(cli("status", folder, "--json").out)
+    assert (shown["exit_code"], shown["missing"], shown["holder"]) == (0, 0, None)
+    assert shown["counts"]["skipped"] == 8
     assert tree(tmp_path) == before
 
 
@@ -81,17 +84,6 @@ def test_a_launch_is_told(tmp_path: Path) -> None:
     assert said.code == 0
     words = " ".join(said.out.split())  # the folder's name may break the line anywhere
     assert "launched from another machine" in words
-
-
-def test_as_json(tmp_path: Path) -> None:
-    drive(spec.load(SWEEP), tmp_path / "r", inline=True)
-    said = cli("status", tmp_path / "r", "--json")
-    found = json.loads(said.out)
-    assert said.code == found["exit_code"] == 0
-    assert found["missing"] == 0
-    assert found["holder"] is None
-    assert found["counts"]["skipped"] == 8
-    assert found["sweep"]["name"] == "small"
 
 
 def test_while_a_driver_works_and_after_its_death(tmp_path: Path) -> None:
@@ -189,16 +181,3 @@ def test_the_rate_is_of_the_last_minutes(tmp_path: Path) -> None:
     for name in names:
         os.utime(files.path(f"cells/{name}"), (now - 3600, now - 3600))
     assert status._rate(files, cells) == (pytest.approx(now - 3600), None)
-
-
-@pytest.mark.parametrize("what", ["absent", "empty", "file"])
-def test_no_sweep_there(tmp_path: Path, what: str) -> None:
-    folder = tmp_path / "x"
-    if what == "empty":
-        folder.mkdir()
-    elif what == "file":
-        folder.write_text("")
-    said = cli("status", folder)
-    assert said.code == 2
-    assert said.complaints == 1
-    assert len(said.err.splitlines()) == 2

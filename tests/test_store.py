@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -194,55 +193,6 @@ def test_skipped_rows_are_one_file_rewritten(store, tmp_path):
     assert store.done() == {"a": "ok", "s": "skipped"}
     store.skip(skipped.slice(0, 0))
     assert store.done() == {"a": "ok"}
-
-
-class Full:
-    """A file on a disk that is full after half of the data."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.file.close()
-
-    def write(self, data):
-        self.file.write(data[: len(data) // 2])
-        self.file.flush()
-        raise OSError(28, "No space left on device")
-
-
-@pytest.mark.parametrize("nth", [1, 2])  # the curves file, the cells file
-@pytest.mark.parametrize("moment", ["write", "sync"])
-def test_a_write_that_fails_leaves_no_part_of_a_file(store, tmp_path, monkeypatch, nth, moment):
-    put(store, ["a"])
-    calls = []
-
-    def torn(path, mode):
-        calls.append(path)
-        file = open(path, mode)  # noqa: SIM115
-        return Full(file) if len(calls) == nth else file
-
-    def unsynced(handle):
-        calls.append(handle)
-        if len(calls) == 2 * nth - 1:  # a commit syncs file, folder, file, folder
-            raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        if moment == "write":
-            patch.setattr("raybench.store.files.open", torn, raising=False)
-        else:
-            patch.setattr(os, "fsync", unsynced)
-        with pytest.raises(OSError, match="No space"):
-            put(store, ["b"])
-    assert store.files.names("tmp") == []
-    assert store.files.names("cells") == ["a.parquet"]
-    assert store.files.names("curves") == ["a.parquet", "b.parquet"][:nth]
-    assert len(pd.read_parquet(tmp_path / "results/curves")) == 4 * nth
-    put(store, ["b"])
-    assert store.done() == {"a": "ok", "b": "ok"}
 
 
 def test_claim(store, tmp_path):

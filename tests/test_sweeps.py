@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from raybench import spec
-from raybench.data.known import EMBEDDED
+from raybench.data.catalogue import EMBEDDED
 from raybench.execution.plan import Plan, make_plan
 
 FOLDER = Path(__file__).parent.parent / "sweeps"

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from raybench.analysis import closing_table
 from raybench.analysis.frames import framed
-from raybench.report.formats import Fitted, escaped, latex, markdown, narrowed
+from raybench.report.formats import Fitted, escaped, latex, markdown
 from raybench.report.sheet import Field, Sheet
 from raybench.report.tables import closing
 from raybench.store import CELLS, Store, to_table
@@ -71,25 +71,6 @@ def test_a_number_stays_with_its_unit(swept):
     assert not re.search(r"^\s*k?bit", text, re.M)
 
 
-@settings(deadline=None)
-@given(
-    st.lists(
-        st.lists(st.text("ab ", min_size=1, max_size=12), min_size=2, max_size=2),
-        min_size=1,
-        max_size=5,
-    ),
-    st.integers(1, 60),
-)
-def test_narrowed_columns_hold_their_words(columns, width):
-    got = narrowed(columns, width)
-    longest = [max(len(w) for text in c for w in text.split(" ")) for c in columns]
-    if got is None:
-        assert sum(longest) > width
-    else:
-        assert sum(got) <= width
-        assert all(w >= n for w, n in zip(got, longest, strict=True))
-
-
 # -- columns and by k ------------------------------------------------------------------------
 
 
@@ -100,8 +81,7 @@ def test_columns_are_those_asked_for(swept):
         io.StringIO(cli("table", swept, "--columns", "method,step,loss", "--format", "csv").out)
     )
     assert list(raw) == ["method", "step_multiple", "step_size", "loss"]
-    for name in closing_table(swept).columns:
-        assert cli("table", swept, "--columns", name).code == 0, name
+    assert cli("table", swept, "--columns", ",".join(closing_table(swept).columns)).code == 0
 
 
 @pytest.mark.parametrize(
@@ -152,7 +132,7 @@ def test_latex_by_hand():
     assert lines == [
         "\\begingroup",
         "\\sisetup{detect-weight}",
-        "\\begin{tabular}{@{}lS[table-format=2]S[table-format=1.3]@{}}",
+        "\\begin{tabular}{@{}lSS@{}}",
         "\\toprule",
         "Method & {Bits to target (bit)} & {$\\|$$\\nabla$f$\\|$$^2$ end} \\\\",
         "\\midrule",
@@ -165,11 +145,12 @@ def test_latex_by_hand():
     ]
 
 
-def test_latex_numbers_of_a_column_look_alike():
-    one = Field(name="x", head="x", texts=["", "", "–"], numbers=[0.00118, 7.04e-33, math.nan])
-    text = latex(Sheet(fields=[one], sections=[0] * 3, data=pd.DataFrame()))
-    assert "S[table-format=1.2e-2]" in text
-    assert text.splitlines()[7:10] == ["1.18e-3 \\\\", "7.04e-33 \\\\", "{--} \\\\"]
+def test_latex_of_unknown_numbers_and_of_sections():
+    field = Field(name="x", head="x", texts=["", "", "–"], numbers=[0.00118, 7.04e-33, math.nan])
+    text = latex(Sheet(fields=[field], sections=[0, 0, 1], data=pd.DataFrame()))
+    assert text.splitlines()[7:11] == [
+        *("0.00118 \\\\", "7.04e-33 \\\\", "\\addlinespace", "{--} \\\\")
+    ]
 
 
 @settings(deadline=None)
@@ -223,17 +204,10 @@ def test_problems_are_never_cut(tmp_path, by):
     store = Store(tmp_path / "run")
     names = ("a-file-with-a-long-name.csv", "数据集 数据集 数据集")
     fake_store.fill(store, rounds=20, datasets=names, multiples=(1.0, 4096.0), seeds=2)
-    sheet = closing(store.swept, by=by)
+    sheet = closing(store.folder, by=by)
     for width in (40, 70, 100, 110):
         text = printed(sheet, width)
         assert "…" not in text
         assert names[0] in text
         assert text.count("数据集") >= 3
         assert max(map(cell_len, text.splitlines())) <= width
-
-
-def test_words_of_wide_letters_wrap():
-    """Their cells are counted, not their letters: else no column became narrower, and none was ever printed."""
-    columns = [["a 数据集 数据集", "b"], ["c", "dddd dddd"]]
-    assert narrowed(columns, 12) == [6, 4]
-    assert narrowed(columns, 9) is None

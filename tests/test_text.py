@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from raybench.core import limits
 from raybench.core.errors import InputError
-from raybench.data import Vocabulary, text, vocabulary
+from raybench.data import text, vocabulary
 
 PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 SAID = "the quick brown fox jumps over the lazy dog\n" * 5
@@ -163,15 +163,3 @@ def test_texts_larger_than_a_quarter_of_the_memory(file, monkeypatch):
     assert "targets takes 1.69 KiB" in complaint(file, 4, "byte")
     monkeypatch.setattr(limits, "memory_here", lambda: 4 * 100)
     assert "takes 220 bytes" in complaint(file, 4)
-
-
-def test_a_changed_file_is_read_again(file):
-    assert text(file, 5).train.classes == 28
-    file.write_text(SAID + "!")
-    assert text(file, 5).train.classes == 29
-
-
-def test_a_vocabulary():
-    assert Vocabulary("character", "abc").decode([2, 0, 1]) == "cab"
-    assert Vocabulary("byte").decode(np.array(list("Grüße".encode()), np.uint8)) == "Grüße"
-    assert Vocabulary("byte").decode([104, 255]) == "h\ufffd"

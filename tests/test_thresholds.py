@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 import pytest
 import torch
 from hard_vectors import DTYPES, INF, NAN, hard_vectors, same
 
-import raybench
 from raybench.compressors import unpack
 from raybench.compressors.block_top_k import BlockTopK, block_energies
 from raybench.compressors.by_size import ragged
@@ -19,17 +17,13 @@ from raybench.compressors.selection import (
     AdaptiveThreshold,
     HardThreshold,
     Masking,
-    RTopK,
     TopK,
-    dgc_torch,
     energy_kept,
     energy_kept_torch,
 )
-from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.registry import lookup
 from raybench.core.streams import stream
-from raybench.testing.compressors import examples
 from raybench.testing.vectors import cells_and_clients, gaussian
 
 NAMES = [
@@ -120,23 +114,6 @@ def test_energy_rule_on_whole_numbers_is_exact():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("d", [24, 5000, 20_000])
-def test_signs_are_selected_apart(d, dtype):
-    for k in ("10%", 7):
-        for name, x in hard_vectors(d, dtype).items():
-            m = PosNegTopK(k).compress(x)
-            positive, negative = torch.where(x < 0, 0, x), torch.where(x < 0, x, 0)
-            want = []
-            for side in (positive, negative):
-                n = int((side != 0).sum())
-                kept = min(7, n) if k == 7 else math.ceil(Fraction(n, 10))
-                keep = torch.zeros(d, dtype=torch.bool)
-                keep[by_sorting(side, kept)] = True
-                want.append(keep)
-            assert same(m.decode(), torch.where(want[0] | want[1], x, 0)), (name, k)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("d", [24, 70_001])
 def test_signs_of_any_counts(d, dtype):
     """One sign only, all of them, none; a NaN is positive whatever its sign bit."""
@@ -186,22 +163,39 @@ def test_alpha_of_selection_by_sign_at_its_worst_vectors(d, k, values):
 # DGC -------------------------------------------------------------------------------------------
 
 
+def dgc_by_hand(row, places, hashes, k, random):
+    """The indices that DGC keeps of a row, given those sampled and a hash of each."""
+    d, zero = len(row), row.new_zeros(())
+    size = torch.where(row.isnan(), INF, row.abs())
+    cut = size[places].sort(descending=True).values[-(-len(places) * k // d) - 1]
+    for _ in range(10):
+        if int(((size >= cut) & (size > 0)).sum()) >= 0.8 * k:
+            break
+        cut = (cut * 0.8).to(zero)
+    above = ((size >= cut) & (size > 0)).nonzero()[:, 0].tolist()
+    if len(above) > k:
+        by_hash = random and len(above) <= 1.3 * k
+        weight = (lambda j: hashes[j]) if by_hash else (lambda j: float(size[j]))
+        above = sorted(sorted(above, key=lambda j: (-weight(j), j))[:k])
+    return above
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("random", [False, True])
-@pytest.mark.parametrize("d", [24, 3000, 70_001])
-def test_dgc_kernel_equals_reference(d, random, dtype):
-    rows = hard_vectors(d, dtype)
-    x = torch.stack(list(rows.values()))
-    for k, sample in ((1, 1), (max(1, d // 100), max(1, d // 50)), (d // 4, d // 10), (d, d)):
-        op = DGC(k, sample, "random" if random else "magnitude")
+@pytest.mark.parametrize("d", [24, 3000])
+def test_dgc_by_hand(d, random, dtype):
+    x = torch.stack(list(hard_vectors(d, dtype).values()))
+    for k, count in ((1, 1), (max(1, d // 100), max(1, d // 50)), (d // 4, d // 10), (d, d)):
         q = stream(5).spread((len(x),))
-        m = op.compress(x, q)
-        counts, indices, values = dgc_torch(x, k, sample, random, q)
-        assert torch.equal(m.counts, counts), [
-            n for n, a, b in zip(rows, m.counts, counts) if a != b
-        ]
-        assert torch.equal(m.indices, indices)
-        assert same(m.values, values)
+        m = DGC(k, count, "random" if random else "magnitude").compress(x, q)
+        sampled = ((torch.arange(count) + q.uniform(count)) * (d / count)).long().clamp(max=d - 1)
+        hashes = ((q.fold("truncate").bits(d) >> 1) & (2**63 - 1)).tolist()
+        for r, row in enumerate(x):
+            want = dgc_by_hand(row, sampled[r], hashes[r], k, random)
+            assert m.indices[r, : m.counts[r]].tolist() == want
+            assert same(m.values[r, : len(want)], row[want])
+            assert not m.indices[r, len(want) :].any()
+            assert not m.values[r, len(want) :].any()
 
 
 def test_dgc_keeps_about_k_and_never_more():
@@ -350,50 +344,6 @@ def test_without_a_layout_masking_is_top_k_with_all_ties():
 # All of them -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "where"),
-    [
-        ("rtop_k:k=2,pool=0.5", "pool"),
-        ("hard_threshold:threshold=-1", "threshold"),
-        ("adaptive_threshold:c=0", "c"),
-        ("adaptive_threshold:rule=energy,energy=1.5", "energy"),
-        ("adaptive_threshold:rule=mean", "rule"),
-        ("pos_neg_top_k:k=2,values=median", "values"),
-        ("dgc:k=2,truncate=index", "truncate"),
-        ("block_top_k:k=2,block=0", "block"),
-        ("block_top_k:k=2,form=other", "form"),
-        ("masking:k=2,threshold=last", "threshold"),
-    ],
-)
-def test_parameters_out_of_range_are_named(text, where):
-    with pytest.raises(InputError, match=where):
-        raybench.compressor(text)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: RTopK(2, 0.5),
-        lambda: HardThreshold(-1.0),
-        lambda: AdaptiveThreshold(c=0),
-        lambda: AdaptiveThreshold("mean"),
-        lambda: PosNegTopK(2, "median"),
-        lambda: DGC(2, truncate="index"),
-        lambda: BlockTopK(2, 0),
-        lambda: BlockTopK(2, form="other"),
-        lambda: Masking(2, "last"),
-        lambda: BlockTopK(9, 8).compress(torch.ones(24)),
-        lambda: BlockTopK(4, 8, "blocks").compress(torch.ones(24)),
-        lambda: PosNegTopK(25).compress(torch.ones(24)),
-        lambda: DGC(2, sample=25).compress(torch.ones(24)),
-        lambda: Masking(25).fit(24, 1),
-    ],
-)
-def test_constructed_by_hand_they_complain_too(make):
-    with pytest.raises(InputError):
-        make()
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_do_not_depend_on_each_other_in_long_rows(name):
     d, params = 40_000, {"threshold": 2.0} if name == "hard_threshold" else {}
@@ -404,12 +354,3 @@ def test_rows_do_not_depend_on_each_other_in_long_rows(name):
     value = op.compress(x, q).decode()
     alone = op.compress(x[1:, 1:], q[1:].at(torch.tensor([1]))).decode()
     assert torch.equal(alone[0, 0], value[1, 1])
-
-
-@pytest.mark.parametrize("d", [24, 40_000, 140_001])
-@pytest.mark.parametrize("name", NAMES)
-def test_no_rows_are_fine(name, d):
-    for params in examples(lookup("compressor", name)).values():
-        m = lookup("compressor", name).target(**params).compress(torch.zeros(0, 4, d))
-        assert m.decode().shape == (0, 4, d)
-        assert unpack(m.pack()).decode().shape == (0, 4, d)

@@ -6,8 +6,6 @@ import fake_store
 import numpy as np
 import pytest
 from fake_runs import make
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from raybench import store
 from raybench.analysis import frames, to_target
@@ -76,12 +74,6 @@ def test_a_cell_that_did_not_end_ok_has_not_reached_it():
     assert (row["cells"], row["reached"], row["bits_up"]) == (2, 1, math.inf)
 
 
-def test_passing_by_counts_where_asked():
-    runs = make([{"g": [1, 0.01, 1]}])
-    assert to_target(runs, 0.1)["bits_up"].tolist() == [math.inf]
-    assert to_target(runs, 0.1, settled=False)["bits_up"].tolist() == [10.0]
-
-
 def test_only_files_and_columns_that_are_asked_for_are_read(folder, monkeypatch):
     read, names = [], []
     rows, plain = log.rows, type(open_folder(folder)).read
@@ -103,14 +95,6 @@ def test_only_files_and_columns_that_are_asked_for_are_read(folder, monkeypatch)
     everything = to_target(folder, 1e-3)
     own = everything[everything["series"].isin(["EF21 Top-1", "EF21 Top-5"])]
     assert found.equals(own.reset_index(drop=True))
-
-
-@settings(deadline=None)
-@given(st.floats(1e-8, 1.0), st.floats(1.0, 100.0))
-def test_a_looser_target_costs_no_more(target, factor):
-    runs = example(seeds=2)
-    near, far = (to_target(runs, t)["bits_up"] for t in (target * factor, target))
-    assert (near <= far).all()
 
 
 @pytest.mark.parametrize(

@@ -146,12 +146,12 @@ def test_packing(launched, count):
         shifted = torch.nn.functional.pad(packed, (3, 2))
         assert torch.equal(bitpack.unpack(shifted, width, count, given.dtype, 3), given)
     trits = torch.randint(0, 3, (2, 1, count), generator=random, dtype=torch.uint8).to(HERE)
-    packed = bitpack.pack_trits(trits)
-    assert torch.equal(packed, bitpack.pack_trits_torch(trits))
-    assert torch.equal(bitpack.unpack_trits(packed, count, torch.uint8), trits)
+    packed = bitpack.pack(trits, bitpack.TRIT)
+    assert torch.equal(packed, bitpack.pack_torch(trits, bitpack.TRIT))
+    assert torch.equal(bitpack.unpack(packed, bitpack.TRIT, count, torch.uint8), trits)
     never_made = torch.full((1, -(-count // 5)), 255, dtype=torch.uint8, device=HERE)
-    want = bitpack.unpack_trits_torch(never_made, count)
-    assert torch.equal(bitpack.unpack_trits(never_made, count), want)
+    want = bitpack.unpack_torch(never_made, bitpack.TRIT, count)
+    assert torch.equal(bitpack.unpack(never_made, bitpack.TRIT, count), want)
     assert len(launched) == 4
 
 

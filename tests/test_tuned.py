@@ -254,30 +254,6 @@ def test_closing_table_of_a_folder_follows_the_accounting(tmp_path):
     assert found.accounting == "value_bits=32, index_bits=none, count_init=false"
 
 
-def test_final_values_are_medians_over_seeds():
-    runs = [{"g": [1, 0.5, g], "seed": s} for s, g in enumerate((0.05, 0.03, 0.02))]
-    (row,) = closing_table(make(runs), target=0.1).to_dict("records")
-    np.testing.assert_allclose(row["grad_norm_sq"], 0.03)
-    np.testing.assert_allclose((row["loss"], row["bits_up"], row["rounds"]), (0.03, 20.0, 2))
-    assert (row["target"], row["ok"], row["failed"], row["skipped"]) == (0.1, 3, 0, 0)
-
-
-def test_without_gradient_norms_methods_are_judged_by_the_loss():
-    curves, cells = make([{"g": [1, 0.5, 0.05]}, {"g": [1, 0.2, 0.2], "k": 2}])
-    curves["grad_norm_sq"] = cells["grad_norm_sq"] = np.nan
-    table = closing_table((curves, cells), target=0.1, by="series")
-    assert table["bits_to_target"].tolist() == [20.0, np.inf]
-    assert table["loss"].tolist() == [0.05, 0.2]
-    assert table["grad_norm_sq"].isna().all()
-
-
-def test_what_a_reader_of_the_bits_is_told(tmp_path):
-    """Nothing, where every cell knows what was packed (folders of version 1: ``test_upgrades``)."""
-    fake_store.fill(Store(tmp_path), rounds=10)
-    assert frames(tmp_path).notes == []
-    assert frames(tmp_path, "index_bits=list_or_bitmask").notes == []
-
-
 def test_the_baseline_is_what_ran_without_compression():
     def costs(algorithm, compressor, per_round):
         how = {"algorithm": algorithm, "compressor": compressor, "k": None if not compressor else 1}

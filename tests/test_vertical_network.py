@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from views_kit import (
     ARRAYS,
     CLASSES,
     DECAY,
+    DEEP,
     EVERY,
     NETS,
     SAMPLES,
+    TESTED,
     TOP,
     WIDTHS,
     on,
@@ -23,10 +26,15 @@ from views_kit import (
     standard,
 )
 
+from raybench.core.errors import InputError
+from raybench.core.registry import lookup
+from raybench.execution.resolve import Resolver, Skip
 from raybench.execution.run import Run
 from raybench.problems import build
+from raybench.spec import Step
 from raybench.testing.algorithms import conformance
-from raybench.testing.trial import Method, finished, on_ranks, started
+from raybench.testing.problems import conformance as problem_conformance
+from raybench.testing.trial import Method, finished, started
 
 
 @pytest.fixture(scope="module")
@@ -242,72 +250,21 @@ def test_forward_compression_stalls_where_differences_converge(file):
     assert ends["vertical_naive", "rand_k"].min() > 1e-5
 
 
-def test_the_difference_to_another_minibatch_is_no_difference(file):
-    """v <- v + C(u_batch - u_of_the_last_batch), as published code does, in numpy; beside the table, same draws."""
-    phi = np.concatenate([standard(v).numpy() for v in sorted(WIDTHS)], 1)
-    ends = np.cumsum([WIDTHS[v] for v in sorted(WIDTHS)])[:-1]
-    labels, gamma, rounds = ARRAYS["labels"] - 1, 0.1, 600
-
-    def grad_norm(W: np.ndarray) -> float:
-        z = phi @ W.T
-        prob = np.exp(z - z.max(1, keepdims=True))
-        r = (prob / prob.sum(1, keepdims=True) - np.eye(CLASSES)[labels]) / SAMPLES
-        return float(np.square(r.T @ phi + DECAY * W).sum())
-
-    method = on(file, "vertical_ef21", TOP, {"batch": 10}, step=gamma, rounds=rounds)
-    W, last, v = np.zeros((CLASSES, phi.shape[1])), None, None
-    theirs, ours = [], []
-    for t, (now, rows, run) in enumerate(steps(method, rounds)):
-        parts = zip(np.split(phi[rows], ends, 1), np.split(W, ends, 1), strict=True)
-        u = np.stack([(a @ w.T).flatten() for a, w in parts])
-        v = u.sum(0) if last is None else v + top(u - last, 5).sum(0)
-        last, z = u, v.reshape(-1, CLASSES)
-        prob = np.exp(z - z.max(1, keepdims=True))
-        r = (prob / prob.sum(1, keepdims=True) - np.eye(CLASSES)[labels[rows]]) / 10
-        W = W - gamma * (r.T @ phi[rows] + DECAY * W)
-        if t >= rounds - 300:
-            theirs.append(grad_norm(W))
-            ours.append(grad_norm(np.concatenate([m.numpy() for m in run.problem.layout.views(now)], 1)))  # fmt: skip
-    assert np.mean(theirs) > 10 * np.mean(ours), (np.mean(theirs), np.mean(ours))
-
-
 # What runs must hold ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("net", "name", "compressor", "params"),
     [
-        ("deep", "vertical_sgd", None, {"batch": 7}),
-        ("linear", "vertical_marina", {"name": "rand_k", "k": 9}, {"p": 0.4}),
-        ("deep", "vertical_marina", {"name": "rand_k", "k": 9}, {"p": 0.4}),
         ("linear", "vertical_ef21", TOP, {"batch": 7, "p": 0.2}),
-        ("linear", "vertical_naive", TOP, {}),
+        ("linear", "vertical_naive", {"name": "rand_k", "k": 3}, {"batch": 4}),
+        ("deep", "vertical_marina", {"name": "rand_k", "k": 9}, {"p": 0.4}),
     ],
 )
-def test_on_virtual_ranks(file, net, name, compressor, params):
-    batch = on(file, name, compressor, params, NETS[net], rounds=8).batch((1.0, 0.5), (0, 1))
-    (one,) = on_ranks(1, batch)
-    for size in (2, 3) if net == "linear" else (2,):
-        for run in on_ranks(size, batch):
-            assert float((run.s.v - one.s.v).abs().max()) < 1e-10
-            assert np.allclose(run.net.ledger.up, one.net.ledger.up, rtol=1e-12)
-            ours, theirs = (r.recorder.column("loss") for r in (run, one))
-            assert np.allclose(ours, theirs, rtol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("name", "compressor", "params"),
-    [
-        ("vertical_ef21", TOP, {"batch": 7, "p": 0.2}),
-        ("vertical_naive", {"name": "rand_k", "k": 3}, {"batch": 4}),
-    ],
-)
-def test_the_kit_on_views(file, name, compressor, params):
-    method = on(file, name, compressor, params, step=0.05, rounds=12)
-    skipped = {
-        "alone or in a batch"
-    }  # wild steps end at a finite loss: softmax has bounded gradients
-    found = [f for f in conformance(method) if f.check not in skipped]
+def test_the_kit_on_views(file, net, name, compressor, params):
+    method = on(file, name, compressor, params, NETS[net], step=0.05, rounds=12)
+    # wild steps end at a finite loss: softmax has bounded gradients
+    found = [f for f in conformance(method) if f.check != "alone or in a batch"]
     assert not [str(f) for f in found if not f.ok]
 
 
@@ -334,3 +291,65 @@ def test_theoretical_steps_converge(file):
         gap = run.recorder.column("loss")[0, 0]
         for T in (1, 10, 100):
             assert norms[:T].mean() <= 2 * gap / (method.cell().step_size * T)
+
+
+# The problem itself: its constants, what it is built of, what it refuses ----------------------------------
+
+
+@pytest.mark.parametrize(
+    ("net", "decay"), [("linear", 0.0), ("linear", DECAY), ("deep", DECAY), ("partly frozen", 0.0)]
+)
+def test_the_problem_conforms(file, net, decay):
+    params = {"dataset": file, "dtype": "float64", "weight_decay": decay, **NETS[net]}
+    found = problem_conformance(build("vertical_network", params))
+    assert not [str(f) for f in found if not f.ok]
+
+
+def test_constants_of_linear_parties(file):
+    problem = build("vertical_network", {"dataset": file, "weight_decay": DECAY})
+    parts = [standard(v).numpy() for v in sorted(WIDTHS)]
+    norms = [np.linalg.norm(part, 2) ** 2 / (2 * SAMPLES) for part in parts]
+    c = problem.constants
+    whole = np.linalg.norm(np.hstack(parts), 2) ** 2 / (2 * SAMPLES)
+    assert pytest.approx(whole + DECAY) == c.L
+    assert c.extra["L_blk"] == pytest.approx(max(norms) + DECAY)
+    assert c.mu == DECAY
+    deep = build("vertical_network", {"dataset": file, "encoders": DEEP}).constants
+    assert (deep.L, deep.L_i) == (None, ())
+    for refused in (
+        on(file, "vertical_ef21", TOP, {"batch": 7}),
+        on(file, "vertical_gd", None, {}, NETS["deep"]),
+    ):
+        cell = replace(refused.cell().cell, step=Step("theory", 1.0))
+        with pytest.raises(Skip, match="no theoretical step size"):
+            Resolver().resolve(cell)
+
+
+def test_choosing_views_and_rows(file):
+    params = {"dataset": file, "views": ["text", "image"], "rows": 30, "scale": "none"}
+    problem = build("vertical_network", params)
+    assert [n for n, _ in problem.layout] == ["text.head.weight", "image.head.weight"]
+    assert (problem.n, problem.sample_count) == (2, 30)
+    assert len(problem.test_labels) == TESTED
+    assert np.array_equal(problem.parties[0].phi.numpy(), ARRAYS["text"][:30].astype(np.float32))
+
+
+def test_minibatches_larger_than_the_data_are_refused(file):
+    with pytest.raises(InputError, match=r"algorithm\.batch: 41 of 40 samples"):
+        on(file, "vertical_sgd", None, {"batch": 41}).cell()
+
+
+def test_the_batch_of_the_problem_is_that_of_methods_without_their_own(file):
+    cells = {
+        name: on(file, name, how, net={"batch": 8}).cell()
+        for name, how in (("vertical_ef21", TOP), ("vertical_sgd", None), ("vertical_gd", None))
+    }
+    assert [cells[n].params.get("batch") for n in cells] == [8, 8, None]
+    own = on(file, "vertical_sgd", None, {"batch": 5}, {"batch": 8}).cell()
+    assert own.params["batch"] == 5
+
+
+def test_methods_for_rows_are_refused(file):
+    with pytest.raises(Skip, match="features split over clients"):
+        Method("gd", {}, None, problem_of(file), step=0.1).cell()
+    assert lookup("problem", "vertical_network").facts.x0 == "problem"

@@ -15,13 +15,11 @@ import scipy.io
 import scipy.sparse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from npz_kit import forged_npz, npy
-from PIL import Image
 from views_kit import CLASSES, SAMPLES, TESTED, WIDTHS, made
 
 from raybench.core import limits
 from raybench.core.errors import InputError
-from raybench.data import Words, views
+from raybench.data import views
 
 ARRAYS = made()
 
@@ -58,12 +56,6 @@ def test_views_of_a_file(tmp_path, ending):
         assert np.array_equal(pair.train.targets, ARRAYS["labels"] - 1)
         assert np.array_equal(pair.test.targets, ARRAYS["test_labels"] - 1)
         assert (len(pair.train), len(pair.test)) == (SAMPLES, TESTED)
-
-
-def test_a_matlab_file_holds_what_an_npz_does(tmp_path):
-    one, other = (views(saved(tmp_path / f"a{ending}")) for ending in (".npz", ".mat"))
-    for view in one:
-        assert one[view].train.checksum == other[view].train.checksum
 
 
 def test_labels_are_numbered_in_their_order(tmp_path):
@@ -147,7 +139,6 @@ def test_names_that_mean_nothing(tmp_path, monkeypatch):
     refused(tmp_path / "a.txt", "holds no views")
     monkeypatch.setenv("RAYBENCH_DATA", str(tmp_path))
     refused(Path("wikipedia"), "raw_features.mat", "put it there")
-    refused(Path("cub"), "CUB_200_2011", "put")
 
 
 # MATLAB files of anybody ------------------------------------------------------------------------------
@@ -213,93 +204,7 @@ def test_damaged_matlab_files_are_refused_or_sound(tmp_path, packed, where, bits
         assert all(np.isfinite(pair.train.inputs).all() for pair in found.values())
 
 
-def test_an_npz_with_a_header_that_lies(tmp_path):
-    path = forged_npz(tmp_path / "a.npz", image=npy(np.zeros((2, 2)), shape=(10**9, 2)), labels=npy(np.arange(2)))  # fmt: skip
-    refused(path, "header")
-
-
-# A folder as CUB-200-2011's ---------------------------------------------------------------------------
-
-BIRDS = ("001.Black_footed_Albatross", "002.Laysan_Albatross")
-
-
-@pytest.fixture
-def cub(tmp_path) -> Path:
-    """A folder of eight small JPEGs of two classes with two captions each, as the data set's."""
-    folder, random = tmp_path / "CUB_200_2011", np.random.default_rng(0)
-    lists: dict[str, list[str]] = {"images": [], "image_class_labels": [], "train_test_split": []}
-    for j in range(8):
-        bird = BIRDS[j % 2]
-        place = f"{bird}/Bird_{j:04}.jpg"
-        for top in ("images", "text_c10"):
-            (folder / top / bird).mkdir(parents=True, exist_ok=True)
-        pixels = random.integers(0, 256, (20 + j, 30, 3), np.uint8)
-        pixels[..., j % 2] //= 8
-        Image.fromarray(pixels).save(folder / "images" / place, quality=90)
-        words = f"a bird, {'black' if j % 2 else 'white'}\nthe  wings are grey\n"
-        (folder / "text_c10" / place).with_suffix(".txt").write_text(words)
-        lists["images"].append(f"{j + 1} {place}")
-        lists["image_class_labels"].append(f"{j + 1} {j % 2 + 1}")
-        lists["train_test_split"].append(f"{j + 1} {int(j < 6)}")
-    for name, lines in lists.items():
-        (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
-    return folder
-
-
-def test_a_folder_of_birds(cub, monkeypatch):
-    found = views(cub, size=16)
-    assert list(found) == ["image", "text"]
-    image, text = found["image"], found["text"]
-    assert image.train.inputs.shape == (6, 3, 16, 16)
-    assert image.train.inputs.dtype == np.uint8
-    assert image.test.inputs.shape == (2, 3, 16, 16)
-    assert image.train.targets.tolist() == text.train.targets.tolist() == [0, 1, 0, 1, 0, 1]
-    assert text.test.targets.tolist() == [0, 1]
-    assert text.train.inputs[0] == "a bird, white the wings are grey"
-    # the mean colours are those of the pictures, in the order of images.txt
-    colours = image.train.inputs.mean((2, 3))
-    assert (colours[0::2, 0] < 40).all()
-    assert (colours[1::2, 1] < 40).all()
-    monkeypatch.setenv("RAYBENCH_DATA", str(cub.parent))
-    assert views("cub", size=16)["image"].train.checksum == image.train.checksum
-
-
-def edited(cub: Path, name: str, change) -> None:
-    file = cub / name
-    file.write_text(change(file.read_text()))
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda c: (c / "train_test_split.txt").unlink(), ["no file", "train_test_split.txt"]),
-        (lambda c: edited(c, "images.txt", lambda t: t + "9\n"), ["line 9", "NUMBER VALUE"]),
-        (lambda c: edited(c, "images.txt", lambda t: t + "9 a/b.jpg\n"), ["9, 8 and 8"]),
-        (lambda c: edited(c, "images.txt", lambda t: t.replace(BIRDS[0], "..", 1)), ["CLASS/PICTURE"]),
-        (lambda c: edited(c, "images.txt", lambda t: t.replace("1 001", "1 /001", 1)), ["CLASS/PICTURE"]),
-        (lambda c: edited(c, "image_class_labels.txt", lambda t: t.replace("1 1", "1 x", 1)), ["'x'"]),
-        (lambda c: edited(c, "train_test_split.txt", lambda t: t.replace("1 1", "1 2", 1)), ["'2'"]),
-        (lambda c: edited(c, "train_test_split.txt", lambda t: t.replace(" 1\n", " 0\n")), ["train on"]),
-        (lambda c: (c / "images" / BIRDS[0] / "Bird_0000.jpg").write_bytes(b"GIF89a"), ["Bird_0000.jpg"]),
-        (lambda c: (c / "images" / BIRDS[0] / "Bird_0000.jpg").unlink(), ["Bird_0000.jpg"]),
-        (lambda c: (c / "text_c10" / BIRDS[0] / "Bird_0000.txt").unlink(), ["Bird_0000.txt"]),
-        (lambda c: (c / "text_c10" / BIRDS[0] / "Bird_0000.txt").write_text("w " * 40_000), ["80,000 bytes"]),
-    ],
-)  # fmt: skip
-def test_a_folder_of_birds_with_a_fault(cub, change, words):
-    change(cub)
-    refused(cub, *words)
-
-
 # Words, and the real set ------------------------------------------------------------------------------
-
-
-def test_words():
-    texts = ["The cat, the dog.", "a DOG", ""]
-    words = Words.of(texts, 3)
-    assert words.known == ("dog", "the", "a")
-    assert words.tokens(texts, 5).tolist() == [[2, 5, 1, 5, 3], [2, 6, 4, 3, 0], [2, 3, 0, 0, 0]]
-    assert words.shares(texts).tolist() == [[0.25, 0.5, 0.0], [0.5, 0.0, 0.5], [0.0, 0.0, 0.0]]
 
 
 @pytest.mark.parametrize(("name", "width"), [("wikipedia", 10), ("wikipedia_tfidf", 1000)])

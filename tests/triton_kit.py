@@ -78,8 +78,8 @@ def drive() -> None:
         data = torch.zeros(2, 10000 * width // 8, dtype=torch.uint8)
         packing.pack(x.short(), width, data, 0)
         packing.unpack(data, width, x.byte(), 0)
-    packing.pack_trits(x.byte(), data, 4)
-    packing.unpack_trits(data, x.byte(), 4)
+    packing.pack(x.byte(), -1, data, 4)
+    packing.unpack(data, -1, x.byte(), 4)
     sums.add_rows(torch.zeros(2, 3, 50, dtype=torch.int64), x[:, None, :50].repeat(1, 3, 1), x)
 
 

@@ -48,10 +48,10 @@ def curves(
     2000.0      0.07194     0.19291  0.48508        0.16545
     4000.0      0.00518     0.03726  0.23633        0.02738
     """
-    found = opened(source, where, accounting)
-    x, y = axis(x or found.cost, found, "x"), axis(y or found.metric, found, "y")
-    names = keys(by, found.cells)
-    rows = found.held.columns([x, y])
+    results = opened(source, where, accounting)
+    x, y = axis(x or results.cost, results, "x"), axis(y or results.metric, results, "y")
+    names = keys(by, results.cells)
+    rows = results.held.columns([x, y])
     parts: list[tuple[str, np.ndarray, np.ndarray]] = []
     for block in rows.blocks:
         shown = (block[x] > 0) & ~np.isnan(block[y])
@@ -63,7 +63,7 @@ def curves(
         return pd.DataFrame(columns=[*heads, x, y])
     grid = _grid(parts, points) if at is None else _checked(at)
     values = {cell: interpolated(xs, ys, grid) for cell, xs, ys in parts}
-    cells = found.cells.loc[found.cells["cell"].isin(values.keys()), heads]
+    cells = results.cells.loc[results.cells["cell"].isin(values.keys()), heads]
     table = cells.loc[cells.index.repeat(len(grid))].reset_index(drop=True)
     table[x] = np.tile(grid, len(cells))
     table[y] = np.concatenate([values[cell] for cell in cells["cell"]])

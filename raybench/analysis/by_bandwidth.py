@@ -49,8 +49,8 @@ def by_bandwidth(
         for facet, part in cells.groupby("facet", sort=True)
         if facet in targets and np.isfinite(targets[facet])
     ]
-    found = pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame(columns=COLUMNS)
-    return found[COLUMNS]
+    results = pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame(columns=COLUMNS)
+    return results[COLUMNS]
 
 
 def _facet(
@@ -120,6 +120,6 @@ def _best(
                     "seeds": len(shown),
                 }
             )
-    found = pd.DataFrame(rows, columns=[c for c in COLUMNS if c not in ("target", "fastest")])
-    least = found.groupby("bandwidth")["seconds"].transform("min")
-    return found.assign(fastest=(found["seconds"] <= least) & np.isfinite(found["seconds"]))
+    results = pd.DataFrame(rows, columns=[c for c in COLUMNS if c not in ("target", "fastest")])
+    least = results.groupby("bandwidth")["seconds"].transform("min")
+    return results.assign(fastest=(results["seconds"] <= least) & np.isfinite(results["seconds"]))

@@ -216,23 +216,23 @@ def frames(
     Raises InputError if there are no results in the folder, the accounting or the link is unknown, or the seeds are not
     some of those there are.
     """
-    found = _frames(folder, accounting, link, target, every)
-    return choosing_on(found, tuning_seeds)
+    results = _frames(folder, accounting, link, target, every)
+    return choosing_on(results, tuning_seeds)
 
 
-def choosing_on(found: Frames, tuning_seeds: Sequence[int]) -> Frames:
+def choosing_on(results: Frames, tuning_seeds: Sequence[int]) -> Frames:
     """Return frames whose steps are chosen on some seeds and reported on the others; of no seeds, the frames.
 
     Raises InputError unless some of the seeds choose and others are left.
     """
     if not tuning_seeds:
-        return found
-    there = sorted({int(s) for s in found.cells["seed"].dropna()})
+        return results
+    there = sorted({int(s) for s in results.cells["seed"].dropna()})
     chosen = tuple(seed for seed in there if seed in tuning_seeds)
     if not chosen or len(chosen) == len(there):
         what = f"{', '.join(map(str, tuning_seeds))} are {'all' if chosen else 'none'} of the seeds there are"
         raise InputError.of("--tuning-seeds", what, f"some of {', '.join(map(str, there))}")
-    return replace(found, tuning_seeds=chosen, _tuned={})
+    return replace(results, tuning_seeds=chosen, _tuned={})
 
 
 def _frames(
@@ -252,10 +252,10 @@ def _frames(
     only = None if every else reader.planned(folder)
     asked = parse(accounting if accounting is not None else sweep.get("accounting"))
     if accounting is None and link is None:
-        results = reader.Results(folder, only)
-        more["left_out"] = results.left_out
-        cells = describe(results.cells)
-        held = InFolder(results, cells)
+        stored = reader.Results(folder, only)
+        more["left_out"] = stored.left_out
+        cells = describe(stored.cells)
+        held = InFolder(stored, cells)
         metric = METRICS[0]
         if not cells[metric].notna().any():
             metric = main_metric(held.columns(METRICS))
@@ -267,8 +267,10 @@ def _frames(
     if only is not None and not cells["cell"].isin(only).all():
         more["left_out"] = int((~cells["cell"].isin(only)).sum())
         curves, cells = (part[part["cell"].isin(only)] for part in (curves, cells))
-    found = framed(curves, cells, accounting=str(asked), link=network, link_text=link or "", **more)
-    return replace(found, kept=_kept(folder, found.cells, found.metric))
+    results = framed(
+        curves, cells, accounting=str(asked), link=network, link_text=link or "", **more
+    )
+    return replace(results, kept=_kept(folder, results.cells, results.metric))
 
 
 def framed(curves: pd.DataFrame, cells: pd.DataFrame, **more: Any) -> Frames:
@@ -289,31 +291,34 @@ def opened(source: Source, where: Where | None = None, accounting: How = None) -
     Of a folder only files with such cells are read, and of these only the columns that an analysis asks for. Names of methods
     are those of the whole source. Raises InputError for results that cannot be read and for an unknown column.
     """
-    if isinstance(source, Frames):
-        found = source
-    elif isinstance(source, tuple):
-        found = framed(*source)
+    if isinstance(source, Frames) and accounting is None:
+        results = source
+    elif isinstance(source, Frames | tuple):
+        tables = source if isinstance(source, tuple) else (source.curves, source.cells)
+        if accounting is not None:
+            tables = booking.rebook(*tables, parse(accounting))
+        results = framed(*tables)
     else:
-        found = frames(source, accounting)
-    return found if not where else chosen(found, where)
+        results = frames(source, accounting)
+    return results if not where else chosen(results, where)
 
 
-def chosen(found: Frames, where: Where) -> Frames:
+def chosen(results: Frames, where: Where) -> Frames:
     """Return frames with those cells alone whose columns have one of the values given."""
-    keep = pd.Series(True, index=found.cells.index)
+    keep = pd.Series(True, index=results.cells.index)
     for name, asked in where.items():
-        if name not in found.cells:
-            there = sorted(map(str, found.cells))
+        if name not in results.cells:
+            there = sorted(map(str, results.cells))
             raise InputError.of("where", f"unknown column {name!r}", nearest(name, there))
         several = isinstance(asked, Collection) and not isinstance(asked, str)
-        keep &= found.cells[name].isin(list(asked) if several else [asked])  # type: ignore[call-overload]
-    cells = found.cells[keep].reset_index(drop=True)
-    return replace(found, cells=cells, held=found.held.part(cells), _tuned={})
+        keep &= results.cells[name].isin(list(asked) if several else [asked])  # type: ignore[call-overload]
+    cells = results.cells[keep].reset_index(drop=True)
+    return replace(results, cells=cells, held=results.held.part(cells), _tuned={})
 
 
-def axis(name: str, found: Frames, key: str) -> str:
+def axis(name: str, results: Frames, key: str) -> str:
     """Return a column of curves. Raises InputError, which names ``key``, where it is none that holds numbers."""
-    there = [*NUMBERS, *[SECONDS] * (found.link is not None)]
+    there = [*NUMBERS, *[SECONDS] * (results.link is not None)]
     if name not in there:
         raise InputError.of(key, f"no column of numbers: {name!r}", nearest(name, there))
     return name
@@ -330,13 +335,13 @@ def keys(by: str | Sequence[str], cells: pd.DataFrame) -> list[str]:
     return names
 
 
-def targets_of(found: Frames, target: float | Sequence[float] | None) -> list[tuple[str, float]]:
+def targets_of(results: Frames, target: float | Sequence[float] | None) -> list[tuple[str, float]]:
     """Return (facet, target) pairs: the targets given, for every facet, else the own one of each facet."""
-    facets = list(dict.fromkeys(found.cells["facet"]))
+    facets = list(dict.fromkeys(results.cells["facet"]))
     if target is None and not facets:
         return []
     if target is None:
-        best = found.tuned("method").drop_duplicates("facet")
+        best = results.tuned("method").drop_duplicates("facet")
         return list(zip(best["facet"], best["target"].astype(float), strict=True))
     values = [target] if isinstance(target, int | float) else list(target)
     for value in values:
@@ -398,22 +403,22 @@ def _kept(folder: str | os.PathLike[str], cells: pd.DataFrame, metric: str) -> d
     return {f: kept[key, metric] for f, key in keys.items() if (key, metric) in kept}
 
 
-def keep_targets(found: Frames) -> Frames:
+def keep_targets(results: Frames) -> Frames:
     """Fix the targets of problems that have none yet in the folder of these frames; return the frames with them."""
-    if set(found.cells["facet"]) <= set(found.kept):
-        return found
-    files, metric = reader.open_results(found.folder), found.metric
-    kept, keys = read_targets(files), problems_of(found.cells)
+    if set(results.cells["facet"]) <= set(results.kept):
+        return results
+    files, metric = reader.open_results(results.folder), results.metric
+    kept, keys = read_targets(files), problems_of(results.cells)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     fresh = {
         (keys[facet], metric): Kept(metric, goal, now)
-        for facet, goal in found.own_targets.items()
+        for facet, goal in results.own_targets.items()
         if (keys[facet], metric) not in kept and math.isfinite(goal)
     }
     if fresh:
         rows = [{"problem": key, **vars(row)} for (key, _), row in {**kept, **fresh}.items()]
         files.write(TARGETS, json.dumps({"targets": rows}, indent=1).encode())
-    return replace(found, kept=_kept(found.folder, found.cells, metric), _tuned={})
+    return replace(results, kept=_kept(results.folder, results.cells, metric), _tuned={})
 
 
 # The table that a sweep ends with --------------------------------------------------------------------
@@ -444,7 +449,7 @@ def baselines(table: pd.DataFrame) -> pd.Series:
 
 
 def closing_table(
-    source: str | os.PathLike[str] | Frames | tuple[pd.DataFrame, pd.DataFrame],
+    source: Source,
     accounting: How = None,
     target: float | None = None,
     by: str = "method",
@@ -470,18 +475,10 @@ def closing_table(
     1  MARINA Rand-K  1.0            2.0  high          7488.0        0.418
     2             GD  NaN            2.0  high         17920.0        1.000
     """
-    if isinstance(source, Frames) and accounting is None:
-        found = source
-    elif isinstance(source, Frames | tuple):
-        curves, cells = source if isinstance(source, tuple) else (source.curves, source.cells)
-        if accounting is not None:
-            curves, cells = booking.rebook(curves, cells, parse(accounting))
-        found = framed(curves, cells)
-    else:
-        found = frames(source, accounting)
+    results = opened(source, accounting=accounting)
     kind = "series" if by == "k" else by
-    best = found.tuned(kind, target, seeds=tuning_seeds)
-    unit = "bits" if found.cost == "bits_up" else "seconds"
+    best = results.tuned(kind, target, seeds=tuning_seeds)
+    unit = "bits" if results.cost == "bits_up" else "seconds"
     names = dict(zip(PAID, (f"{unit}_to_target", f"{unit}_low", f"{unit}_high"), strict=True))
     heads = [names.get(name, name) for name in COLUMNS]
     if best.empty:
@@ -492,7 +489,7 @@ def closing_table(
     base = best.loc[baselines(best)].sort_values(paid, kind="stable").drop_duplicates("facet")
     cost = best["facet"].map(base.set_index("facet")[paid]).replace(np.inf, np.nan)
     best["ratio_to_gd"] = best[paid] / cost
-    counts = found.cells.groupby(["facet", kind])["status"].value_counts().unstack(fill_value=0)
+    counts = results.cells.groupby(["facet", kind])["status"].value_counts().unstack(fill_value=0)
     index = pd.MultiIndex.from_frame(best[["facet", kind]])
     for status in ("ok", "diverged", "failed", "skipped", "pruned"):
         column = counts[status] if status in counts else counts.sum(axis=1) * 0
@@ -501,7 +498,7 @@ def closing_table(
         best[name] = math.nan  # methods are judged by another column
     if by != "k":
         best["method"] = best[by]
-    order = ["facet", *["k"] * (by == "k"), paid, found.metric]
+    order = ["facet", *["k"] * (by == "k"), paid, results.metric]
     best = best.sort_values(order, kind="stable", na_position="last", ignore_index=True)
     return best[heads]
 
@@ -540,11 +537,11 @@ def best_steps(curves: pd.DataFrame, cells: pd.DataFrame) -> dict[str, tuple[flo
     The first is the method's best step at this K, as ``candidates`` orders them under the
     ``default_target``. The second has the lowest median final value, from which the target follows.
     """
-    found = framed(curves, cells)
-    y = found.metric
-    rows = found.held.columns([found.cost, y])
+    results = framed(curves, cells)
+    y = results.metric
+    rows = results.held.columns([results.cost, y])
     out: dict[str, tuple[float, ...]] = {}
-    for _, part in found.cells.groupby("facet", sort=False):
+    for _, part in results.cells.groupby("facet", sort=False):
         table = candidates(rows, part, default_target(rows, part, y), "method", y)
         if table.empty:
             continue

@@ -169,47 +169,54 @@ def parse(text: str) -> Network:
     each at most once, a latency (``20ms``, ``80us``), a form of ``FORMS``, and how many processes share a node
     by which inner link. The form is ``ring`` unless given. Raises InputError that names the nearest name.
     """
-    words = [word.strip() for word in str(text).split(",")]
-    if not words[0]:
+    first, *words = [word.strip() for word in str(text).split(",")]
+    if not first:
         raise InputError.of(WHERE, "no link is named", f"such as {EXAMPLE}")
-    link, latency, form = _link(words[0]), None, None
-    inner: tuple[int, Link] | None = None
-    for word in words[1:]:
-        lowered = word.lower()
-        time, node = _TIME.fullmatch(lowered), _NODE.fullmatch(word)
-        if lowered.replace("-", "_") in FORMS:
-            _once(form, "form", text)
-            form = lowered.replace("-", "_")
-        elif time is not None:
-            _once(latency, "latency", text)
-            latency = float(time[1]) * TIMES[time[2]]
-            if not math.isfinite(latency):
-                raise InputError.of(WHERE, f"{word} is no latency", "such as 20ms")
-        elif node is not None:
-            _once(inner, "inner link", text)
-            inner = _inner(int(node[1]), node[2])
-        else:
-            fix = nearest(lowered, FORMS)
-            raise InputError.of(WHERE, f"{word!r} is no form and no latency such as 20ms", fix)
-    if latency is not None:
-        link = replace(link, latency=latency)
+    link, given = _link(first), dict[str, Any]()
+    for word in words:
+        kind, value = _part(word)
+        if kind in given:
+            raise InputError.of(WHERE, f"{text!r} has a second {kind}", f"give one {kind}")
+        given[kind] = value
+    if "latency" in given:
+        link = replace(link, latency=given["latency"])
     elif not link.name:
-        fix = f"add a latency, such as {words[0]},0.1ms, or take one of {', '.join(PRESETS)}"
-        raise InputError.of(WHERE, f"{words[0]} has no latency", fix)
-    if inner is not None and form not in (None, "hierarchical"):
+        fix = f"add a latency, such as {first},0.1ms, or take one of {', '.join(PRESETS)}"
+        raise InputError.of(WHERE, f"{first} has no latency", fix)
+    count, inner = given.get("inner link", (1, None))
+    form = given.get("form", "ring" if inner is None else "hierarchical")
+    if inner is not None and form != "hierarchical":
         raise InputError.of(WHERE, f"{form} has no nodes", "leave out the inner link")
-    if form == "hierarchical" and inner is None:
-        raise InputError.of(
-            WHERE, "hierarchical has no inner link", f"{words[0]},hierarchical,8xnvlink4"
-        )
-    if inner is not None:
-        return Network(link, "hierarchical", inner[1], inner[0])
-    return Network(link, form or "ring")
+    if inner is None and form == "hierarchical":
+        fix = f"{first},hierarchical,8xnvlink4"
+        raise InputError.of(WHERE, "hierarchical has no inner link", fix)
+    return Network(link, form, inner, count)
 
 
-def _once(value: object, what: str, text: str) -> None:
-    if value is not None:
-        raise InputError.of(WHERE, f"{text!r} has a second {what}", f"give one {what}")
+def _part(word: str) -> tuple[str, Any]:
+    """Return what a word after the first one gives, and its value: a form, a latency or an inner link."""
+    form, time, node = (
+        word.lower().replace("-", "_"),
+        _TIME.fullmatch(word.lower()),
+        _NODE.fullmatch(word),
+    )
+    if form in FORMS:
+        return "form", form
+    if time is not None:
+        latency = float(time[1]) * TIMES[time[2]]
+        if not math.isfinite(latency):
+            raise InputError.of(WHERE, f"{word} is no latency", "such as 20ms")
+        return "latency", latency
+    if node is None:
+        fix = nearest(word.lower(), FORMS)
+        raise InputError.of(WHERE, f"{word!r} is no form and no latency such as 20ms", fix)
+    count, inner = int(node[1]), _link(node[2])
+    if count < 1:
+        raise InputError.of(WHERE, f"{word}: a node has one process at least", "8xnvlink4")
+    if not inner.name:
+        fix = f"take one of {', '.join(PRESETS)}"
+        raise InputError.of(WHERE, f"the inner link {node[2]!r} has no latency", fix)
+    return "inner link", (count, inner)
 
 
 def _link(word: str) -> Link:
@@ -230,17 +237,6 @@ def _near(word: str) -> str:
     names = {name.lower(): name for name in PRESETS}
     close = get_close_matches(word.lower(), names, n=1, cutoff=0.55)
     return f"did you mean {names[close[0]]}" if close else nearest(word, PRESETS)
-
-
-def _inner(count: int, word: str) -> tuple[int, Link]:
-    if count < 1:
-        raise InputError.of(WHERE, f"{count}x{word}: a node has one process at least", "8xnvlink4")
-    link = _link(word)
-    if not link.name:
-        raise InputError.of(
-            WHERE, f"the inner link {word!r} has no latency", f"take one of {', '.join(PRESETS)}"
-        )
-    return count, link
 
 
 def written(latency: float, bandwidth: float, form: str) -> str:

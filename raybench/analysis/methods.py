@@ -107,7 +107,7 @@ def _versions(
 
     begun: something that grows with the time at which the cells of each head began.
     """
-    found = pd.Series(extras, index=heads.index, dtype=object)
+    results = pd.Series(extras, index=heads.index, dtype=object)
     text = config.map(lambda v: "" if v is None else repr(v))
     keys = [c for c in text if not c.startswith(("resolved", "seed", "step_size.number"))]
     for method in named.loc[alike, "method"].unique():
@@ -129,8 +129,8 @@ def _versions(
             order = told.sort_values(["begun", "group"]).groupby(["facet", "series", "words"])
             version = 1 + order["group"].transform(lambda own: pd.factorize(own)[0])
             words = (words + ", version ").str.removeprefix(", ") + version.astype(str)
-        found[rows] = (found[rows] + ", " + words).str.removeprefix(", ")
-    return found.tolist()
+        results[rows] = (results[rows] + ", " + words).str.removeprefix(", ")
+    return results.tolist()
 
 
 def _differs(column: str, value: object) -> str:
@@ -283,11 +283,11 @@ def k_words(cells: pd.DataFrame) -> pd.Series:
     """
     texts = cells["config"].astype(object)
     asked = {text: _asked(text) for text in texts.unique() if isinstance(text, str)}
-    found = []
+    results = []
     for text, k in zip(texts, cells["k"].astype(float), strict=True):
         word, share = asked.get(text, ("", False)) if isinstance(text, str) else ("", False)
-        found.append(word if share or k != k else f"{k:.0f}")
-    return pd.Series(found, index=cells.index, dtype=object)
+        results.append(word if share or k != k else f"{k:.0f}")
+    return pd.Series(results, index=cells.index, dtype=object)
 
 
 def _asked(text: str) -> tuple[str, bool]:

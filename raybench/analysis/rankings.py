@@ -213,13 +213,13 @@ def trials(
     2       3     4    1.0  4970.0     4620.0      7980.0    5722.5
     3       4     4    1.0  4970.0     4620.0      5250.0    4970.0
     """
-    found = opened(source, where, accounting)
-    x, by = axis(x or found.cost, found, "x"), keys(by, found.cells)[0]
-    tuning = tuning_seeds if tuning_seeds is not None else found.tuning_seeds or None
+    results = opened(source, where, accounting)
+    x, by = axis(x or results.cost, results, "x"), keys(by, results.cells)[0]
+    tuning = tuning_seeds if tuning_seeds is not None else results.tuning_seeds or None
     heads = list(dict.fromkeys(["facet", by, "trials", "grid", "seeds", "target"]))
     pieces = []
-    for facet, goal in targets_of(found, target):
-        for name, costs in _grids(found, facet, goal, by, x, tuning):
+    for facet, goal in targets_of(results, target):
+        for name, costs in _grids(results, facet, goal, by, x, tuning):
             count, seeds = costs.shape
             facts = {"facet": facet, by: name, "trials": np.arange(1, count + 1), "grid": count}
             pieces.append(pd.DataFrame({**facts, "seeds": seeds, "target": goal, **after(costs)}))
@@ -228,16 +228,18 @@ def trials(
 
 
 def _grids(
-    found: Frames, facet: str, goal: float, by: str, x: str, tuning: Collection[int] | None
+    results: Frames, facet: str, goal: float, by: str, x: str, tuning: Collection[int] | None
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield methods with their costs (candidates in the order of choice, seeds), of one problem."""
-    cells = found.cells[(found.cells["facet"] == facet) & (found.cells["status"] != "skipped")]
+    cells = results.cells[
+        (results.cells["facet"] == facet) & (results.cells["status"] != "skipped")
+    ]
     apart = set_apart(cells, by, tuning)
-    rows = found.held.columns([x, found.metric])
-    ranked = candidates(rows, cells[~apart], goal, by, found.metric, x)
+    rows = results.held.columns([x, results.metric])
+    ranked = candidates(rows, cells[~apart], goal, by, results.metric, x)
     if ranked.empty:
         return
-    every = costs_of(found, cells.assign(apart=apart), [(facet, goal)], x, found.metric)
+    every = costs_of(results, cells.assign(apart=apart), [(facet, goal)], x, results.metric)
     costs = dict(list(every.groupby(by, sort=False)))
     for name, order in ranked.groupby(by, sort=False):
         own = costs[name]
@@ -276,8 +278,8 @@ def chosen(count: int) -> np.ndarray:
     """
     m, j = np.arange(1, count + 1)[:, None], np.arange(2, count + 1)
     ratios = np.maximum(count - j - m + 2, 0) / (count - j + 1)
-    found: np.ndarray = np.cumprod(np.hstack([m / count, ratios]), axis=1)
-    return found
+    results: np.ndarray = np.cumprod(np.hstack([m / count, ratios]), axis=1)
+    return results
 
 
 def _quantile(weights: np.ndarray, values: np.ndarray, share: float) -> np.ndarray:
@@ -285,8 +287,8 @@ def _quantile(weights: np.ndarray, values: np.ndarray, share: float) -> np.ndarr
     order = np.argsort(values, kind="stable")
     below = weights[:, order].cumsum(axis=1)
     place = (below < share - ROUNDING).sum(axis=1)
-    found: np.ndarray = values[order][np.minimum(place, len(values) - 1)]
-    return found
+    results: np.ndarray = values[order][np.minimum(place, len(values) - 1)]
+    return results
 
 
 def _median(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -462,18 +464,18 @@ def _renamed(right: pd.DataFrame, left: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def _tuned(
-    found: Frames, cells: pd.DataFrame, by: str, goals: list[tuple[str, float]], x: str
+    results: Frames, cells: pd.DataFrame, by: str, goals: list[tuple[str, float]], x: str
 ) -> pd.DataFrame:
     """Return the cells of each key's best step, or best K and step; all where steps are compared."""
     if by == "step":
         return cells
     pieces = [cells.iloc[:0]]
-    rows = found.held.columns([x, found.metric])
+    rows = results.held.columns([x, results.metric])
     several = cells.groupby("cell").cumcount()  # a cell may stand in several pairs
     for facet, goal in goals:
         for _, part in cells[cells["facet"] == facet].groupby(several, sort=False):
-            apart = set_apart(part, "key", found.tuning_seeds or None)
-            ranked = candidates(rows, part[~apart], goal, "key", found.metric, x)
+            apart = set_apart(part, "key", results.tuning_seeds or None)
+            ranked = candidates(rows, part[~apart], goal, "key", results.metric, x)
             if len(ranked):
                 best = ranked.drop_duplicates("key")[["key", "series", "step"]]
                 others = apart | ~apart.groupby(part["key"]).transform("any")
@@ -558,33 +560,33 @@ def audit(source: str | os.PathLike[str] | Frames) -> Audit:
     ``tuned``, one times ``theory``, or the one with the ``lowest end``. The target is that of the folder in all of them.
     Raises InputError where no cell ended ok.
     """
-    found = source if isinstance(source, Frames) else frames(source)
-    if not (found.cells["status"] == "ok").any():
-        fix = "; ".join(found.earlier) or "a folder with results"
+    results = source if isinstance(source, Frames) else frames(source)
+    if not (results.cells["status"] == "ok").any():
+        fix = "; ".join(results.earlier) or "a folder with results"
         raise InputError.of("audit", "no cell ended ok", fix)
-    readings = pd.concat(_readings(found), ignore_index=True)
+    readings = pd.concat(_readings(results), ignore_index=True)
     return Audit(readings, _pairs(readings))
 
 
-def _readings(found: Frames) -> Iterator[pd.DataFrame]:
-    goals, own = found.goals, parse(found.accounting)
-    by_facet = {f: goals if isinstance(goals, float) else goals[f] for f in found.cells["facet"]}
-    curves = found.curves.reset_index(drop=True)
-    narrow = _telling(curves, curves["facet"].map(by_facet), found.metric)
-    ran = found.cells[found.cells["cell"].isin(curves["cell"])]
+def _readings(results: Frames) -> Iterator[pd.DataFrame]:
+    goals, own = results.goals, parse(results.accounting)
+    by_facet = {f: goals if isinstance(goals, float) else goals[f] for f in results.cells["facet"]}
+    curves = results.curves.reset_index(drop=True)
+    narrow = _telling(curves, curves["facet"].map(by_facet), results.metric)
+    ran = results.cells[results.cells["cell"].isin(curves["cell"])]
     wide = bool((ran["config"].map(dtype_bits) > 32).any())
     widths: list[str | int] = ["dtype", 32] if wide else ["dtype"]
     for values, code, counted in itertools.product(widths, INDEX_BITS, [True, False]):
         how = Accounting(values, code, counted)
-        booked, cells = booking.rebook(narrow, found.cells, how)
+        booked, cells = booking.rebook(narrow, results.cells, how)
         both = booked["bits_up"] + booked["bits_down"].fillna(0.0)
         for side, x in (("up", "bits_up"), ("up + down", "bits")):
-            rows = ordered(booked.assign(bits=both), [x, found.metric])
+            rows = ordered(booked.assign(bits=both), [x, results.metric])
             for facet, part in cells.assign(bits=np.nan).groupby("facet", sort=False):
-                table = candidates(rows, part, by_facet[facet], "method", found.metric, x)
+                table = candidates(rows, part, by_facet[facet], "method", results.metric, x)
                 table = table[table["eligible"]] if len(table) else table
                 for steps in STEPS:
-                    best = _chosen(table, steps, found.metric)
+                    best = _chosen(table, steps, results.metric)
                     reading = (str(values), code, "counted" if counted else "free", side, steps)
                     facts = {"facet": facet, **dict(zip(FACTORS, reading, strict=True))}
                     is_own = how == own and side == "up" and steps == "tuned"
@@ -666,15 +668,15 @@ def _pure(table: pd.DataFrame, hit: np.ndarray, least: int, most: int) -> dict[T
     """Return the terms of so many conditions that hold for rows which are hit alone, and for which rows."""
     columns = {c: list(dict.fromkeys(table[c])) for c in table if table[c].nunique() > 1}
     holds = {(c, v): (table[c] == v).to_numpy() for c in columns for v in columns[c]}
-    found = {}
+    results = {}
     for size in range(least, most + 1):
         for names in itertools.combinations(columns, size):
             for values in itertools.product(*(columns[name] for name in names)):
                 term = tuple(zip(names, values, strict=True))
                 rows = np.logical_and.reduce([holds[condition] for condition in term])
                 if rows.any() and not (rows & ~hit).any():
-                    found[term] = rows
-    return found
+                    results[term] = rows
+    return results
 
 
 def _worded(terms: tuple[Term, ...]) -> str:

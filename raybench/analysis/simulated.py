@@ -153,8 +153,8 @@ def work(curves: pd.DataFrame, cells: pd.DataFrame | None = None) -> Work:
 def _column(curves: pd.DataFrame, name: str, default: float = np.nan) -> np.ndarray:
     if name not in curves:
         return np.full(len(curves), default)
-    found = curves[name].to_numpy(float, na_value=np.nan)
-    return np.where(np.isnan(found), default, found)
+    results = curves[name].to_numpy(float, na_value=np.nan)
+    return np.where(np.isnan(results), default, results)
 
 
 def _hows(curves: pd.DataFrame, cells: pd.DataFrame | None) -> np.ndarray:

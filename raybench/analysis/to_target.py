@@ -51,11 +51,11 @@ def to_target(
     2     EF21 Top-2      3        3   7980.0       7420.0        8400.0
     3  MARINA Rand-1      3        3   7488.0       7232.0        7680.0
     """
-    found = opened(source, where, accounting)
-    x, y = axis(x or found.cost, found, "x"), axis(y or found.metric, found, "y")
-    names = list(dict.fromkeys(["facet", *keys(by, found.cells)]))
-    cells = found.cells[found.cells["status"] != "skipped"].reset_index(drop=True)
-    costs = costs_of(found, cells, targets_of(found, target), x, y, settled)
+    results = opened(source, where, accounting)
+    x, y = axis(x or results.cost, results, "x"), axis(y or results.metric, results, "y")
+    names = list(dict.fromkeys(["facet", *keys(by, results.cells)]))
+    cells = results.cells[results.cells["status"] != "skipped"].reset_index(drop=True)
+    costs = costs_of(results, cells, targets_of(results, target), x, y, settled)
     rows: list[dict[str, object]] = []
     heads = costs[[*names, "target"]].columns.to_list()
     for key, part in costs.groupby(heads, sort=False, dropna=False)["cost"]:
@@ -68,7 +68,7 @@ def to_target(
 
 
 def costs_of(
-    found: Frames,
+    results: Frames,
     cells: pd.DataFrame,
     targets: Sequence[tuple[str, float]],
     x: str,
@@ -76,7 +76,7 @@ def costs_of(
     settled: bool = True,
 ) -> pd.DataFrame:
     """Return cells, once for each target of their facet, with columns target and cost, as ``to_target`` counts it."""
-    rows = found.held.columns([x, y])
+    rows = results.held.columns([x, y])
     crossings: dict[float, pd.Series] = {}
     pieces = [cells.iloc[:0].assign(target=0.0, cost=0.0)]
     for facet, goal in targets:
@@ -90,23 +90,23 @@ def costs_of(
 
 
 def best_costs(
-    found: Frames, by: str, x: str, target: float | None = None
+    results: Frames, by: str, x: str, target: float | None = None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the best candidates, as ``tuned`` chooses them, and their cells with columns target and cost.
 
     Cells are those of the seeds that have not chosen the step, where frames have seeds that do.
     """
-    best = found.tuned(by, target, x)
+    best = results.tuned(by, target, x)
     if best.empty:
         return best, best
     tells = list(dict.fromkeys(["facet", by, "series", "step"]))
-    cells = found.cells[found.reporting(by)].merge(best.loc[best["eligible"], tells], on=tells)
+    cells = results.cells[results.reporting(by)].merge(best.loc[best["eligible"], tells], on=tells)
     targets = best.drop_duplicates("facet")[["facet", "target"]].itertuples(index=False)
-    return best, costs_of(found, cells, [(f, float(t)) for f, t in targets], x, found.metric)
+    return best, costs_of(results, cells, [(f, float(t)) for f, t in targets], x, results.metric)
 
 
 def instances(
-    found: Frames, target: float | None = None, by: str = "method", x: str | None = None
+    results: Frames, target: float | None = None, by: str = "method", x: str | None = None
 ) -> pd.DataFrame:
     """Return the cost of every method's best candidate on every instance: rows (facet, seed), a column for each method.
 
@@ -114,7 +114,7 @@ def instances(
     the target, and where a method has no eligible candidate. A method that ran with fewer seeds than others, as one
     without any randomness may, has on the others its median. Where frames have seeds that tune, instances are those of other seeds.
     """
-    best, costs = best_costs(found, by, axis(x or found.cost, found, "x"), target)
+    best, costs = best_costs(results, by, axis(x or results.cost, results, "x"), target)
     if best.empty:
         return best
     table = costs.pivot_table(
@@ -165,20 +165,22 @@ def scaling(
     """
     if over not in OVER:
         raise InputError.of("over", f"unknown {over!r}", nearest(over, OVER) or "n, d or k")
-    found = opened(source, where, accounting)
-    x, column = axis(x or found.cost, found, "x"), OVER[over]
+    results = opened(source, where, accounting)
+    x, column = axis(x or results.cost, results, "x"), OVER[over]
     kind = "series" if over == "k" else "method"
     heads = ["problem", "method", column]
     ends = ["target", "cells", "cost", "cost_low", "cost_high", "coverage"]
     fits = ["exponent", "exponent_low", "exponent_high", "points"]
-    if found.cells.empty:
+    if results.cells.empty:
         return pd.DataFrame(columns=[*heads, *ends, *fits])
-    apart = _apart(found.cells, over)
-    goals = found.tuned(kind, target, x).drop_duplicates("facet").set_index("facet")["target"]
-    common = found.cells["facet"].map(goals).groupby(apart).max()
+    apart = _apart(results.cells, over)
+    goals = results.tuned(kind, target, x).drop_duplicates("facet").set_index("facet")["target"]
+    common = results.cells["facet"].map(goals).groupby(apart).max()
     pieces = []
     for problem, goal in common.items():
-        here = replace(found, cells=found.cells[apart == problem].reset_index(drop=True), _tuned={})
+        here = replace(
+            results, cells=results.cells[apart == problem].reset_index(drop=True), _tuned={}
+        )
         _, few = best_costs(here, kind, x, float(goal))
         pieces.append(few.assign(problem=problem))
     costs = pd.concat(pieces, ignore_index=True)

@@ -60,8 +60,8 @@ def default_target(
     wanted = best.to_numpy()[: len(best) // 2 + 1][::-1].tolist()
     if wanted and "gd" in best.index.get_level_values("algorithm"):
         wanted.insert(0, max(wanted[0], float(best.loc["gd"].iloc[0])))
-    for found in wanted:
-        target = _round_up(float(found), y)
+    for result in wanted:
+        target = _round_up(float(result), y)
         if target < start:
             return target
     return math.nan
@@ -172,8 +172,8 @@ def _intervals(costs: np.ndarray, number: np.ndarray, count: int) -> dict[str, n
     """Return the median of each group's costs and its interval, as columns of ``candidates``."""
     order = np.argsort(number, kind="stable")
     ends = np.cumsum(np.bincount(number, minlength=count))
-    found = [interval(part) for part in np.split(costs[order], ends[:-1])]
-    columns = np.array(found, float).reshape(count, 4).T
+    result = [interval(part) for part in np.split(costs[order], ends[:-1])]
+    columns = np.array(result, float).reshape(count, 4).T
     return dict(zip(("cost", "cost_low", "cost_high", "coverage"), columns, strict=True))
 
 
@@ -188,8 +188,8 @@ def _at_budget(rows: Ordered, budgets: pd.Series, y: str, x: str) -> np.ndarray:
         own = budget[block["cell"]]
         return ((block[x] <= own) & ~np.isnan(block[y])) | np.isnan(own)
 
-    found: np.ndarray = rows.last(y, within).reindex(budgets.index).to_numpy(float)
-    return found
+    result: np.ndarray = rows.last(y, within).reindex(budgets.index).to_numpy(float)
+    return result
 
 
 def tuned(

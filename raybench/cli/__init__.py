@@ -105,8 +105,7 @@ def main(args: Sequence[str] | None = None) -> None:
     signals = ending_on_the_second_signal() if args is None else nullcontext()
     with terminal(), signals, leaving(), stopping_on_sigterm():
         try:
-            # a verb may become another process where this one is the command's own
-            typer.main.get_command(app).main(args, prog_name="raybench", obj=args is None)
+            typer.main.get_command(app).main(args, prog_name="raybench")
         except SystemExit as end:
             stop = end.__context__ and end.__context__.__cause__
             if isinstance(stop, KeyboardInterrupt):  # SIGTERM too, which typer does not know

@@ -32,7 +32,6 @@ NONE = "none"
 USUAL_BATCH = "64,20,112"
 CLONE = "x.clone()"
 COLUMN_HEADS = ("compress", "decode", "pack", "unpack", "error", "bytes", "bits/d", "of dense")
-NARROW_SCREEN = 96  # a terminal of fewer columns gets a table without the bytes
 Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
 
 
@@ -185,17 +184,18 @@ def _read(file: str) -> tuple[str, Tensor]:
 
 def _timed(screen: Screen, rows: list[Measured], x: Tensor, clone: Measured) -> None:
     """Print the copy's time, the table, and what was left out."""
+    from raybench.core.limits import size
+
     moved, took = 2 * x.numel() * x.element_size(), clone.copy_s
     said = f"{took * 1e3:.3g} ms" if took >= 1e-3 else f"{took * 1e6:.3g} µs"
     text = f"  a copy takes {said}, {moved / took / 1e9:.3g} GB/s read and written; "
     screen.dim(f"{text}a fresh clone {_ratio(clone.compress)} copies")
-    heads = [h for h in COLUMN_HEADS if h != "bytes" or screen.console.width >= NARROW_SCREEN]
-    table = listing("operator", *heads, right=heads, fold="operator")
+    table = listing("operator", *COLUMN_HEADS, right=COLUMN_HEADS, fold="operator")
     for row in [row for row in rows if not row.left_out]:
         cells = {action: _ratio(getattr(row, action)) for action in COLUMN_HEADS[:4]}
-        cells |= {"error": f"{row.error:.3g}", "bytes": _size(row.bytes or 0)}
+        cells |= {"error": f"{row.error:.3g}", "bytes": size(row.bytes or 0)}
         cells |= {"bits/d": f"{row.bits_each:.3g}", "of dense": f"{row.of_dense:.2%}"}
-        table.add_row(row.operator, *(cells[head] for head in heads))
+        table.add_row(row.operator, *(cells[head] for head in COLUMN_HEADS))
     if table.row_count:
         screen.print(table)
     for row in [row for row in rows if row.left_out]:
@@ -207,14 +207,6 @@ def _ratio(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
-
-
-def _size(amount: int) -> str:
-    """Return bytes in short: 975 B, 782 kB, 44.7 MB."""
-    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if amount >= size:
-            return f"{amount / size:.{0 if amount >= 100 * size else 1}f} {unit}"
-    return f"{amount} B"
 
 
 TIMED = (

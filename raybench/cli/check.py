@@ -8,7 +8,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -146,13 +145,8 @@ LEAST_DISK = 1 << 30
 LEAST_SHM = 1 << 28
 
 
-@dataclass(frozen=True)
-class Look:
-    """One line: what was looked at, what was found, and the fix where it is a problem."""
-
-    what: str
-    found: str
-    fix: str = ""
+Look = tuple[str, str, str]
+"""What was looked at, what was seen, and the fix where it is a problem, else empty."""
 
 
 def doctor() -> None:
@@ -164,30 +158,28 @@ def doctor() -> None:
     from rich.text import Text
 
     out = console()
-    problems = 0
     table = Table.grid(padding=(0, 2, 0, 0))
-    for look in findings():
-        bad = bool(look.fix)
-        problems += bad
-        mark = Text("problem", style="red") if bad else Text("ok", style="green")
-        table.add_row(mark, look.what, look.found)
-        if bad:
-            table.add_row("", "", Text(look.fix, style="bold"))
+    looks = list(findings())
+    for what, state, fix in looks:
+        mark = Text("problem", style="red") if fix else Text("ok", style="green")
+        table.add_row(mark, what, state)
+        if fix:
+            table.add_row("", "", Text(fix, style="bold"))
     out.print(table)
+    problems = sum(bool(fix) for _, _, fix in looks)
     if problems:
         out.print(f"{problems} in the way")
     raise typer.Exit(1 if problems else 0)
 
 
 def findings() -> Iterator[Look]:
-    """Yield what is found, in the order a user would ask."""
-    wanted = sys.version_info >= (3, 11)
-    fix = "" if wanted else "raybench needs Python 3.11 or newer"
-    yield Look("python", f"{platform.python_version()} ({sys.executable})", fix)
+    """Yield what there is, in the order a user would ask."""
+    fix = "" if sys.version_info >= (3, 11) else "raybench needs Python 3.11 or newer"
+    yield "python", f"{platform.python_version()} ({sys.executable})", fix
     for name in PACKAGES:
         yield _package(name)
-    yield _cores()
-    yield _cuda()
+    yield "machine", _machine(), ""
+    yield "cuda", _cuda(), ""
     yield _shared_memory()
     yield _data()
     yield _results()
@@ -203,13 +195,13 @@ def _package(name: str) -> Look:
         if name != "ray":  # importing ray takes a second, and where the others work it does too
             import_module(name)
     except PackageNotFoundError:
-        return Look(name, "not installed", "install raybench anew: it requires this package")
+        return name, "not installed", "install raybench anew: it requires this package"
     except (ImportError, OSError) as error:
-        return Look(name, f"does not import: {error}", f"install {name} anew")
-    return Look(name, installed)
+        return name, f"does not import: {error}", f"install {name} anew"
+    return name, installed, ""
 
 
-def _cores() -> Look:
+def _machine() -> str:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     text = f"{os.cpu_count()} cores"
     if usable != os.cpu_count():
@@ -217,47 +209,45 @@ def _cores() -> Look:
     if hasattr(os, "sysconf"):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         text += f", {memory / 2**30:.1f} GiB of memory"
-    return Look("machine", text)
+    return text
 
 
-def _cuda() -> Look:
+def _cuda() -> str:
     try:
         import torch
     except (ImportError, OSError):
-        return Look("cuda", "not looked for: torch does not import")
+        return "not looked for: torch does not import"
     if not torch.cuda.is_available():
-        return Look("cuda", "none: everything runs on the processor")
+        return "none: everything runs on the processor"
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return Look("cuda", f"{torch.version.cuda}: {', '.join(names)}")
+    return f"{torch.version.cuda}: {', '.join(names)}"
 
 
 def _shared_memory() -> Look:
     place = Path("/dev/shm")
     if not place.is_dir():
-        return Look("shared memory", "no /dev/shm: Ray uses the disk")
+        return "shared memory", "no /dev/shm: Ray uses the disk", ""
     free = shutil.disk_usage(place).free
-    text = f"{free / 2**30:.1f} GiB free in {place}"
     fix = "" if free >= LEAST_SHM else "Ray keeps objects there: give it 256 MiB or use --inline"
-    return Look("shared memory", text, fix)
+    return "shared memory", f"{free / 2**30:.1f} GiB free in {place}", fix
 
 
 def _data() -> Look:
-    from raybench.data import known
+    from raybench.data import catalogue
 
-    folder = known.folder()
-    source = (
-        "RAYBENCH_DATA" if os.environ.get("RAYBENCH_DATA") else "default; RAYBENCH_DATA sets it"
-    )
+    folder, is_set = catalogue.folder(), bool(os.environ.get("RAYBENCH_DATA"))
+    shown = f"{folder} ({'' if is_set else 'default; '}RAYBENCH_DATA{'' if is_set else ' sets it'})"
     if not folder.is_dir():
-        if os.environ.get("RAYBENCH_DATA"):
-            return Look("data", f"no folder {folder}", "make it, or correct RAYBENCH_DATA")
-        return Look("data", f"{folder} ({source}), empty: sets are downloaded when first used")
-    have = [name for name in known.KNOWN if known.find(name)]
-    shown = ", ".join(have) if have else "no LIBSVM set yet"
-    fix = ""
+        if is_set:
+            return "data", f"no folder {folder}", "make it, or correct RAYBENCH_DATA"
+        return "data", f"{shown}, empty: sets are downloaded when first used", ""
+    have = (
+        ", ".join(name for name in catalogue.LIBSVM_SETS if catalogue.find(name))
+        or "no LIBSVM set yet"
+    )
     if not os.access(folder, os.W_OK):
-        shown += " (cannot be written: nothing can be downloaded)"
-    return Look("data", f"{folder} ({source}): {shown}", fix)
+        have += " (cannot be written: nothing can be downloaded)"
+    return "data", f"{shown}: {have}", ""
 
 
 def _results() -> Look:
@@ -268,16 +258,17 @@ def _results() -> Look:
             pass
     except OSError as error:
         fix = "work in a folder that you may write, or give --out"
-        return Look("results", f"{shown}: {error.strerror}", fix)
+        return "results", f"{shown}: {error.strerror}", fix
     free = shutil.disk_usage(folder).free
     fix = "" if free >= LEAST_DISK else "less than 1 GiB free: give --out on another disk"
-    return Look("results", f"{shown}, {free / 2**30:.0f} GiB free", fix)
+    return "results", f"{shown}, {free / 2**30:.0f} GiB free", fix
 
 
 def _kernels() -> Look:
     from time import perf_counter
 
     began = perf_counter()
+    anew = "install numba and torch anew"
     try:
         import torch
 
@@ -285,11 +276,11 @@ def _kernels() -> Look:
         from raybench.core.streams import stream
 
         x = torch.arange(1.0, 31.0, dtype=torch.float64)
-        kept = api.compressor("top_k", k=3).compress(x).decode().nonzero().flatten().tolist()
+        top = api.compressor("top_k", k=3).compress(x).decode().nonzero().flatten().tolist()
         drawn = api.compressor("rand_k", k=30).compress(x, stream(0)).decode()
-        works = kept == [27, 28, 29] and bool(torch.equal(drawn, x))
+        works = top == [27, 28, 29] and bool(torch.equal(drawn, x))
     except Exception as error:  # whatever is broken here, the user must see it as one line
-        return Look("kernels", f"{type(error).__name__}: {error}", "install numba and torch anew")
-    fix = "" if works else "install numba and torch anew: they compute wrong results"
+        return "kernels", f"{type(error).__name__}: {error}", anew
     text = "compile and compute" if works else "wrong results"
-    return Look("kernels", f"{text} ({perf_counter() - began:.1f} s)", fix)
+    fix = "" if works else f"{anew}: they compute wrong results"
+    return "kernels", f"{text} ({perf_counter() - began:.1f} s)", fix

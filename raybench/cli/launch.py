@@ -48,12 +48,8 @@ def launch(
         float, typer.Option(metavar="H", help="The cluster ends by itself after so many hours.")
     ] = 12.0,
     keep: Keep = False,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run the cells that failed again.")
-    ] = False,
-    fail_fast: Annotated[
-        bool, typer.Option("--fail-fast", help="Stop when the first cell fails.")
-    ] = False,
+    retry_failed: shared.RetryFailed = False,
+    fail_fast: shared.FailFast = False,
 ) -> None:
     """Run a sweep on a cluster that is started for it.
 
@@ -78,36 +74,39 @@ def launch(
     flags = ["--retry-failed"] * retry_failed + ["--fail-fast"] * fail_fast
     remote = out if out and "://" in out else ""
     folder = Path(results_of(sweep, None if remote else out))
-    found = _cluster(cluster, address, remote)
+    cluster_file = _cluster(cluster, address, remote)
     best = BestSteps(remote or folder)
-    made = begin.offer(sweep, found, folder, remote, max_hours, max_cost, retry_failed, best)
-    one = Launch(folder)
-    if one.order() is not None and one.state not in ("fetched", "down"):
+    made = begin.offer(sweep, cluster_file, folder, remote, max_hours, max_cost, retry_failed, best)
+    record = Launch(folder)
+    if record.order() is not None and record.state not in ("fetched", "down"):
         note(f"a launch of {folder} is under way: following it")
-        raise typer.Exit(_go_on(one, keep))
-    _show_offer(made, found, str(remote or folder), one)
+        raise typer.Exit(_go_on(record, keep))
+    _show_offer(made, cluster_file, str(remote or folder), record)
     if dry_run:
         raise typer.Exit(0)
     if not made.plan.batches:
         note("nothing is missing: nothing was started")
         raise typer.Exit(0)
-    if found.kind == "rayjob":
-        raise typer.Exit(_rayjob(one, sweep, found, made, flags, remote))
+    if cluster_file.kind == "rayjob":
+        raise typer.Exit(_rayjob(record, sweep, cluster_file, made, flags, remote))
     if not yes:
         if not sys.stdin.isatty():
             raise InputError.of("launch", "nobody is there to say yes", "give --yes")
         if not typer.confirm("Start it?", default=False):
             raise typer.Exit(0)
     jobs.check_installed()
-    begin.order(one, sweep, found, made, flags, remote, keep, python_of(found))
-    raise typer.Exit(_go_on(one, keep))
+    begin.order(record, sweep, cluster_file, made, flags, remote, keep, python_of(cluster_file))
+    raise typer.Exit(_go_on(record, keep))
 
 
 def _list() -> None:
     """Print the launches that this user began on this machine, with the last state that each has reached."""
     from raybench.cluster.states import Launch
 
-    rows = [(one.ordered().get("name", ""), one.state, str(one.results)) for one in Launch.all()]
+    rows = [
+        (record.ordered().get("name", ""), record.state, str(record.results))
+        for record in Launch.all()
+    ]
     if not rows:
         note("no launch was begun here")
         return
@@ -138,9 +137,9 @@ def _cluster(path: str | None, address: str | None, remote: str) -> ClusterFile:
 
 
 def _rayjob(
-    one: Launch,
+    record: Launch,
     sweep: Sweep,
-    found: ClusterFile,
+    cluster_file: ClusterFile,
     made: Offer,
     flags: list[str],
     remote: str,
@@ -148,13 +147,13 @@ def _rayjob(
     """Write the documents of a RayJob, and say how they are created; Kubernetes does the rest."""
     from raybench.cluster import begin, kuberay
 
-    begin.order(one, sweep, found, made, flags, remote, keep=False, python="python")
-    name = f"raybench-{one.ordered()['id']}"
-    text = kuberay.rendered(found.path, one.place("stage"), name, one.ordered()["job"])
-    target = one.place("rayjob.yaml")
+    begin.order(record, sweep, cluster_file, made, flags, remote, keep=False, python="python")
+    name = f"raybench-{record.ordered()['id']}"
+    text = kuberay.rendered(cluster_file.path, record.place("stage"), name, record.ordered()["job"])
+    target = record.place("rayjob.yaml")
     target.write_text(text)
     target.chmod(0o600)  # it holds the token
-    one.reach("down", sure=["it is Kubernetes that starts and ends it"])
+    record.reach("down", sure=["it is Kubernetes that starts and ends it"])
     rows: list[tuple[str, object]] = [
         ("written", str(target)),
         ("start", f"kubectl apply --server-side -f {target}"),
@@ -188,26 +187,26 @@ def down(
     from raybench.cluster.states import Launch
     from raybench.store import Store
 
-    one = Launch.of(folder)
-    with Store(one.results).held():
-        raise typer.Exit(_ended(_steps(one), fetch))
+    record = Launch.of(folder)
+    with Store(record.results).held():
+        raise typer.Exit(_ended(_steps(record), fetch))
 
 
-def _go_on(one: Launch, keep: bool) -> int:
+def _go_on(record: Launch, keep: bool) -> int:
     """Take the steps that are left of a launch, as the only process that does; return the exit code."""
     from raybench.store import Store
 
-    ended = one.reached("down")
+    ended = record.reached("down")
     if ended is not None:
         note(f"this launch is down: {'; '.join(ended['sure'])}")
         return 0
-    steps = _steps(one)
-    with Store(one.results).held():
+    steps = _steps(record)
+    with Store(record.results).held():
         code = _run(steps)
         if code is None:  # it goes on there without us
             return 1
         if keep or steps.order.get("keep"):
-            until = f"until raybench down {one.results}, or its hours are over"
+            until = f"until raybench down {record.results}, or its hours are over"
             note(f"the cluster stays up (--keep) {until}")
             return code
         return _ended(steps) or code
@@ -222,8 +221,10 @@ def _run(steps: Steps) -> int | None:
     from raybench.cluster.steps import HeadLost
     from raybench.core.errors import InputError
 
-    one = steps.launch
-    again = f"raybench attach {one.results} follows it again, raybench down {one.results} ends it"
+    record = steps.launch
+    again = (
+        f"raybench attach {record.results} follows it again, raybench down {record.results} ends it"
+    )
     try:
         steps.up()
         steps.submit()
@@ -231,17 +232,17 @@ def _run(steps: Steps) -> int | None:
             steps.show = far.show
             code = steps.follow()
     except KeyboardInterrupt:
-        if one.reached("submitted") is not None:
+        if record.reached("submitted") is not None:
             note("the sweep goes on there, and its cluster ends by itself when its hours are over")
         note(again)
         raise
     except InputError:
-        if one.state == "ordered":  # nothing was started
-            one.reach("down", sure=["nothing was started"])
+        if record.state == "ordered":  # nothing was started
+            record.reach("down", sure=["nothing was started"])
         raise
     except (HeadLost, LaunchFailed, JobFailed, Unreachable, RuntimeError, OSError) as error:
         complain([str(error)])
-        if one.reached("submitted") is None:
+        if record.reached("submitted") is None:
             return 1  # nothing runs there: the cluster ends
         note(again)
         return None
@@ -284,40 +285,29 @@ def _ended(steps: Steps, fetching: bool = True) -> int:
     return 0
 
 
-def _steps(one: Launch) -> Steps:
+def _steps(record: Launch) -> Steps:
     from raybench.cluster.existing import OnExisting
     from raybench.cluster.steps import Steps
 
-    kind = OnExisting if one.ordered().get("address") else Steps
-    return kind(one, say=lambda text: print(text, file=sys.stderr, flush=True))
+    kind = OnExisting if record.ordered().get("address") else Steps
+    return kind(record, say=lambda text: print(text, file=sys.stderr, flush=True))
 
 
-def _show_offer(made: Offer, cluster: ClusterFile, results: str, one: Launch) -> None:
+def _show_offer(made: Offer, cluster: ClusterFile, results: str, record: Launch) -> None:
     """Print what the launch would take."""
-    from rich.text import Text
-
     from raybench.cluster.price import money
     from raybench.core.clock import duration
 
-    plan, cost = made.plan, made.price
-    screen = console()
-    head = Text(plan.sweep.name, style="bold")
+    plan, cost, screen = made.plan, made.price, console()
     stage = " in the next stage of a search" if plan.stage else ""
     said = f"  {count(plan.missing, 'cell')} to run{stage}, {len(plan.done):,} there"
-    head.append(said, style="not bold")
-    screen.print(head)
+    screen.head(plan.sweep.name, said)
+    batches = count(len(plan.batches), "batch", "batches")
+    unknown = "unknown: the file does not say how many CPUs nodes have"
     rows: list[tuple[str, object]] = [
-        (
-            "work",
-            f"{cost.cell_hours:.3g} hours on one slot of this machine, in {shared.count(len(plan.batches), 'batch', 'batches')}",
-        ),
+        ("work", f"{cost.cell_hours:.3g} hours on one slot of this machine, in {batches}"),
         ("nodes", ", ".join(_node(n) for n in cluster.nodes)),
-        (
-            "slots",
-            "unknown: the file does not say how many CPUs nodes have"
-            if cost.slots is None
-            else str(cost.slots),
-        ),
+        ("slots", unknown if cost.slots is None else str(cost.slots)),
         ("time", f"about {duration(cost.hours * 3600)}, as fast as this machine per slot"),
     ]
     if cluster.kind != "ray":
@@ -327,17 +317,10 @@ def _show_offer(made: Offer, cluster: ClusterFile, results: str, one: Launch) ->
     elif cluster.own_machines:
         rows.append(("cost", "your own machines"))
     else:
-        most = (
-            ""
-            if cost.most is None
-            else f"; at most {money(cost.most, cluster.currency)}, all nodes at list prices"
-        )
-        rows.append(
-            (
-                "cost",
-                f"about {money(cost.cost, cluster.currency)} at prices of {cluster.priced}{most}",
-            )
-        )
+        said = f"about {money(cost.cost, cluster.currency)} at prices of {cluster.priced}"
+        if cost.most is not None:
+            said += f"; at most {money(cost.most, cluster.currency)}, all nodes at list prices"
+        rows.append(("cost", said))
     if cluster.kind == "ray":
         hours = f"after {cost.most_hours:.3g} hours by itself"
         idle = f", or {cluster.idle_minutes:g} minutes after anything runs"
@@ -345,7 +328,7 @@ def _show_offer(made: Offer, cluster: ClusterFile, results: str, one: Launch) ->
         safe = cluster.own_machines or "://" in results
         rows.append(("ends", hours + (idle if safe else left)))
     rows.append(("results", results))
-    if one.order() is not None and one.state == "fetched":
+    if record.order() is not None and record.state == "fetched":
         rows.append(("cluster", "the one that is up"))
     screen.print(pairs(rows))
 

@@ -53,35 +53,38 @@ def _plugins(kind: str) -> Table:
 
 
 def _datasets(every: bool) -> Table:
-    from raybench.data import known
+    from raybench.data import catalogue
 
     table = listing(
         "datasets", "rows", "features", "where", right=("rows", "features"), fold="where"
     )
     for name, (rows, d) in {"breast_cancer": (569, 30), "digits": (1797, 64)}.items():
         table.add_row(name, f"{rows:,}", f"{d:,}", "comes with scikit-learn")
-    for name, images in known.KNOWN_IMAGES.items():
+    for name, images in catalogue.IMAGE_SETS.items():
         if name == "digits":
             continue
-        place = known.there(images.files[0]) if images.files else None
+        place = catalogue.present(images.files[0]) if images.files else None
         where = str(place.parent) if place else "downloaded when first used"
         if not place and not images.url and not name.endswith("mnist"):
             where = f"put {images.files[0]} into the data folder"
         size = "x".join(map(str, images.shape))
         table.add_row(name, f"{images.train:,}", size, where)
-    for name in known.KNOWN_TEXTS:
-        file = known.find_text(name)
+    for name in catalogue.TEXTS:
+        file = catalogue.find_text(name)
         table.add_row(name, "", "text", str(file) if file else f"put text/{name}.txt there")
-    for name, views in known.KNOWN_VIEWS.items():
-        where = str(views.file) if views.file.exists() else f"put it at {views.file}"
-        table.add_row(name, f"{views.train:,}", "image, text", where)
-    files = {name: known.find(name) for name in known.KNOWN}
-    shown = {name: dataset for name, dataset in known.KNOWN.items() if every or files[name]}
+    for name, views in catalogue.VIEW_SETS.items():
+        file = catalogue.folder() / catalogue.VIEW_FILES[0]
+        where = str(file) if file.exists() else f"put it at {file}"
+        table.add_row(name, f"{catalogue.ARTICLES:,}", ", ".join(views), where)
+    files = {name: catalogue.find(name) for name in catalogue.LIBSVM_SETS}
+    shown = {
+        name: dataset for name, dataset in catalogue.LIBSVM_SETS.items() if every or files[name]
+    }
     for name, dataset in shown.items():
         file = files[name]
         where = str(file) if file else "downloaded when first used"
         table.add_row(name, f"{dataset.rows:,}", f"{dataset.d:,}", where)
-    if more := len(known.KNOWN) - len(shown):
+    if more := len(catalogue.LIBSVM_SETS) - len(shown):
         table.add_row(f"and {more} more", "", "", "raybench ls datasets")
     return table
 

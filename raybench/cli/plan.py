@@ -81,16 +81,14 @@ def _print(
     from raybench.runtime.resources import crowded
 
     sweep, screen = made.sweep, console()
-    head = Text(sweep.name, style="bold")
     planned = len(made.grid) + len(made.skipped)
     first = " in the next stage" if made.stage and made.batches else ""
-    head.append(f"  {count(planned, 'cell')}: {made.missing:,} to run{first}", style="not bold")
     done = Counter(made.done[c.id] for c in made.cells if c.id in made.done)
     counts = [f"{n:,} {status}" for status, n in done.items()]
     counts += [f"{len(made.skipped):,} skipped"] if made.skipped else []
     counts += [f"{sweep.excluded:,} excluded"] if sweep.excluded else []
-    head.append("".join(f", {c}" for c in counts), style="not bold")
-    screen.print(head)
+    said = f"  {count(planned, 'cell')}: {made.missing:,} to run{first}"
+    screen.head(sweep.name, ", ".join([said, *counts]))
     screen.print(pairs(_problems(made)))
     if made.cells:
         screen.print(_methods(made, costs))
@@ -105,12 +103,8 @@ def _print(
         rows.append(("time", _time(made, estimates)))
         rows.append(("bits up", "per client at the end, extrapolated from the first rounds"))
     rows += [("results", folder), ("accounting", str(sweep.accounting))]
-    rows.append(
-        (
-            "next",
-            Text(f"raybench sweep {file}" if made.missing else f"raybench table {folder}", "bold"),
-        )
-    )
+    command = f"raybench sweep {file}" if made.missing else f"raybench table {folder}"
+    rows.append(("next", Text(command, "bold")))
     screen.print(pairs(rows))
     note(*made.notes, *dict.fromkeys(e.warning for e in estimates.values() if e.warning))
     note(*crowded(made.sweep.resources))
@@ -146,11 +140,9 @@ def _needs(need: Need, folder: str) -> list[tuple[str, str]]:
     kept = [("", apart)] if need.server else []
     free = disk_free(folder)
     there = f"; {size(free)} are free" if free < float("inf") else ""
+    most = f"{size(need.memory)} at least for the largest batch{until}"
     return [
-        (
-            "memory",
-            f"{size(need.memory)} at least for the largest batch{until}, of {size(memory_here())}",
-        ),
+        ("memory", f"{most}, of {size(memory_here())}"),
         *kept,
         ("disk", f"{size(need.disk)} at least{until}{there}"),
     ]

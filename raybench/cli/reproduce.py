@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raybench.cli.shared import RESULTS_FOLDER, console, listing, note
+from raybench.cli.shared import RESULTS_FOLDER, Address, Inline, console, listing, note
 
 if TYPE_CHECKING:
     from raybench.reproduce import Reproduction, Verdict
@@ -37,10 +37,8 @@ def reproduce(
         Path | None,
         typer.Option(metavar="FILE.md", help="Write what came out as a page, with figures."),
     ] = None,
-    inline: Annotated[bool, typer.Option("--inline", help="In this process, without Ray.")] = False,
-    address: Annotated[
-        str | None, typer.Option(metavar="A", help="A running Ray cluster. [default: a local Ray]")
-    ] = None,
+    inline: Inline = False,
+    address: Address = None,
 ) -> None:
     """Reproduce published results: each claim AGREES, DISAGREES, is UNDECIDED or NOT RUN, with the figures.
 
@@ -70,16 +68,12 @@ def reproduce(
         evidence = here if here is not None or full else kept(what, KEPT)
         verdicts = judge(what, evidence)
         _tell(what, verdicts, evidence, details)
-        failed = (
-            0
-            if evidence is None or evidence.curves.empty
-            else (evidence.cells["status"] == "failed").sum()
-        )
+        failed = 0
+        if evidence is not None and not evidence.curves.empty:
+            failed = int((evidence.cells["status"] == "failed").sum())
         if failed:
-            note(
-                f"{what.name}: {failed} cells failed"
-                + f": raybench status {folder}" * (here is not None)
-            )
+            more = f": raybench status {folder}" if here is not None else ""
+            note(f"{what.name}: {failed} cells failed{more}")
         wrong = wrong or failed > 0 or any(verdict.word == DISAGREES for verdict in verdicts)
         judged.append((what, verdicts, evidence))
         if page is not None and here is not None:

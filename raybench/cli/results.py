@@ -11,11 +11,13 @@ import typer
 from raybench.cli.shared import (
     Accounting,
     All,
+    Figures,
     Folder,
     Format,
     Link,
     Target,
     TuningSeeds,
+    Written,
     check_word,
     console,
     count,
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 
 FIGURE_FORMATS = ("png", "pdf", "svg", "csv")
 MOST_METHODS = 12  # that ``status`` shows
-Written = Annotated[Path | None, typer.Option(metavar="FILE", help="Write it to a file.")]
 
 
 def table(
@@ -165,9 +166,7 @@ def report(
 
 def plot(
     folder: Folder,
-    out: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Where to. [default: DIR/figures]")
-    ] = None,
+    out: Figures = None,
     kind: Annotated[
         str | None,
         typer.Option(
@@ -241,7 +240,7 @@ def plot(
         left = [text for text in chosen(frames)[1] if "not drawn" in text]
         note(*(f"{text}; --methods A,B draws others" for text in left))
     else:
-        from raybench.report.own import behind, drawn, figure
+        from raybench.report.custom import behind, drawn, figure
         from raybench.report.plots import save, size_of, styled
 
         with styled(style):
@@ -259,9 +258,7 @@ def plot(
 
 def audit(
     folder: Folder,
-    out: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Where to. [default: DIR/figures]")
-    ] = None,
+    out: Figures = None,
     target: Target = None,
     every: All = False,
 ) -> None:
@@ -329,8 +326,7 @@ def verify(
     out = console()
     shards, cells = len(state.log.shards), len(state.log.statuses())
     said = f"{count(shards, 'shard')} with {count(cells, 'cell')} as they were written"
-    head = Text(files.name, style="bold")
-    out.print(head.append(f"  {said}", style="not bold"))
+    out.head(files.name, f"  {said}")
     for kind, findings in state.by_kind().items():
         out.print()
         table = Table.grid(padding=(0, 2, 0, 0))
@@ -392,31 +388,22 @@ def launch_lines(folder: str) -> list[tuple[str, str]]:
 
 
 def _show(state: Status) -> None:
-    from rich.text import Text
-
-    out = console()
-    counts = state.counts
+    out, counts = console(), state.counts
     planned = sum(counts.values())
-    ended = planned - state.missing
-    head = Text(str(state.sweep.get("name") or state.folder), style="bold")
-    out.print(head.append(f"  {ended:,} of {count(planned, 'cell')} ended", style="not bold"))
-    rows: list[tuple[str, object]] = [("folder", state.folder)]
-    problem = _problem(state)
-    if problem:
-        rows.append(("problem", problem))
+    ended = f"  {planned - state.missing:,} of {count(planned, 'cell')} ended"
+    out.head(str(state.sweep.get("name") or state.folder), ended)
+    rows: list[tuple[str, object]] = [("folder", state.folder), ("problem", _problem(state))]
     ends = [f"{n:,} {kind}" for kind, n in counts.items() if kind != "missing"]
     if state.missing:
-        ends.append(
-            f"{state.missing:,} missing" + (f" ({state.begun:,} begun)" if state.begun else "")
-        )
+        begun = f" ({state.begun:,} begun)" if state.begun else ""
+        ends.append(f"{state.missing:,} missing{begun}")
     rows.append(("cells", ", ".join(ends) or "none yet"))
     if state.holder is not None:
         since = f", since {_ago(state.holder.since)}" if state.holder.since else ""
         rows.append(("running", f"{state.holder.who}{since}"))
-    elif state.missing:
-        rows.append(("running", "nobody: the sweep's own command goes on"))
     else:
-        rows.append(("running", "nobody, and nothing is missing"))
+        more = ": the sweep's own command goes on" if state.missing else ", and nothing is missing"
+        rows.append(("running", f"nobody{more}"))
     if state.last is not None:
         rows.append(("last result", _ago(state.last)))
     if state.rate is not None and state.holder is not None:
@@ -431,43 +418,32 @@ def _show(state: Status) -> None:
         rows.append(("damaged", said))
     for i, (error, n) in enumerate(list(state.errors.items())[:3]):
         rows.append(("" if i else "failed", f"{count(n, 'cell')}: {error[:200]}"))
-    out.print(pairs(rows))
+    out.print(pairs((name, value) for name, value in rows if value or not name))
+    table = listing("best so far", "K", "step", "‖∇f‖²", right=("K", "step", "‖∇f‖²"))
+    for best in state.best[:MOST_METHODS]:
+        multiple, size = best.step_multiple, best.step_size
+        step = f"{multiple:g}×" if multiple is not None else f"{size:.3g}" if size else "–"
+        table.add_row(best.label, str(best.k or "–"), step, f"{best.value:.2e}")
     if state.best:
-        table = listing("best so far", "K", "step", "‖∇f‖²", right=("K", "step", "‖∇f‖²"))
-        for best in state.best[:MOST_METHODS]:
-            step = "–"
-            if best.step_multiple is not None:
-                step = f"{best.step_multiple:g}×"
-            elif best.step_size is not None:
-                step = f"{best.step_size:.3g}"
-            table.add_row(
-                best.label, "–" if best.k is None else str(best.k), step, f"{best.value:.2e}"
-            )
         out.print(table)
-        if len(state.best) > MOST_METHODS:
-            out.print(
-                f"{len(state.best) - MOST_METHODS} methods more: raybench table {state.folder}"
-            )
+    if others := max(0, len(state.best) - MOST_METHODS):
+        out.print(f"{others} methods more: raybench table {state.folder}")
 
 
 def _problem(state: Status) -> str:
     problem = state.sweep.get("problem")
     if not isinstance(problem, dict):
         return str(problem or "")
-    name = str(problem.get("name", ""))
-    data = problem.get("dataset")
-    clients = problem.get("clients")
+    name, data, clients = (problem.get(key) for key in ("name", "dataset", "clients"))
     parts = [f"{name} on {data}" if data else name, f"{clients} clients" if clients else ""]
     return ", ".join(part for part in parts if part)
 
 
 def _ago(when: float) -> str:
     seconds = max(0.0, time.time() - when)
-    return (
-        f"{_span(seconds)} ago"
-        if seconds < 86400
-        else time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
-    )
+    if seconds < 86400:
+        return f"{_span(seconds)} ago"
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
 
 
 def _span(seconds: float) -> str:

@@ -203,18 +203,16 @@ def _cause(error: str) -> str:
 def _show(resolved: Resolved, folder: str, before: bool) -> None:
     import math
 
-    from rich.text import Text
-
     from raybench import store
     from raybench.report import words
 
     cells = store.cells(folder)
     row = cells[cells["cell"] == resolved.id].iloc[0]
     out = console()
-    head = Text(f"{row['label']} on {row['problem']}", style="bold")
-    data = [row["dataset"] if words.known(row["dataset"]) else "", f"{row['clients']:.0f} clients"]
-    head.append(f"  {', '.join(k for k in data if k)}, d = {row['d']:,.0f}", style="not bold dim")
-    out.print(head)
+    data = [row["dataset"]] if words.known(row["dataset"]) else []
+    size = f"{row['clients']:.0f} clients, d = {row['d']:,.0f}"
+    about = f"  {', '.join([*data, size])}"
+    out.head(f"{row['label']} on {row['problem']}", about, dim=True)
     if row["status"] == "failed":
         out.print(pairs([("failed", _cause(str(row["error"]))), ("saved in", folder)]))
         return
@@ -228,20 +226,17 @@ def _show(resolved: Resolved, folder: str, before: bool) -> None:
         what = {"theorem": "theory", "borrowed": f"theory of {resolved.cell.step.of}"}
         basis = what.get(str(resolved.basis), str(resolved.basis))
         step += f"  ({row['step_size'] / row['theory_step']:.4g} x {basis})"
+    best = words.number(row["best_grad_norm_sq"])
     rows: list[tuple[str, object]] = [
         ("ended", f"{row['status']} after {row['rounds']:,.0f} rounds, {row['seconds']:.3g} s"),
         ("step size", step),
-        (
-            "‖∇f‖²",
-            f"{words.number(row['grad_norm_sq'])}  (best {words.number(row['best_grad_norm_sq'])})",
-        ),
+        ("‖∇f‖²", f"{words.number(row['grad_norm_sq'])}  (best {best})"),
         ("f", words.number(row["loss"], 8)),
     ]
     if not math.isnan(row["accuracy"]):
         rows.append(("accuracy", words.number(row["accuracy"], 4)))
     rows += [("up", f"{sent('up')} per client"), ("down", sent("down"))]
-    rows.append(
-        ("saved in", folder + ("  (was there already: --fresh runs it again)" if before else ""))
-    )
+    already = "  (was there already: --fresh runs it again)" if before else ""
+    rows.append(("saved in", folder + already))
     rows.append(("next", f"raybench report {folder}"))
     out.print(pairs(rows))

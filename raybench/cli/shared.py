@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -84,6 +84,18 @@ Format = Annotated[
     str, typer.Option(metavar="terminal|plain|markdown|csv|latex", help="How it is written.")
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what the folder holds.")]
+Inline = Annotated[bool, typer.Option("--inline", help="In this process, without Ray.")]
+Address = Annotated[
+    str | None, typer.Option(metavar="A", help="A running Ray cluster. [default: a local Ray]")
+]
+RetryFailed = Annotated[
+    bool, typer.Option("--retry-failed", help="Run the cells that failed again.")
+]
+FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop when the first cell fails.")]
+Written = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write it to a file.")]
+Figures = Annotated[
+    str | None, typer.Option("--out", metavar="DIR", help="Where to. [default: DIR/figures]")
+]
 
 
 class Screen:
@@ -349,18 +361,11 @@ def _notices_as_notes() -> Iterator[None]:
         warnings.simplefilter("once", Notice)
         shown = warnings.showwarning
 
-        def show(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:
+        def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
             if issubclass(category, Notice):
                 note(str(message))
             else:
-                shown(message, category, filename, lineno, file, line)
+                shown(message, category, *where)
 
-        warnings.showwarning = show
+        warnings.showwarning = show  # type: ignore[assignment]  # hands on whatever else there is
         yield

@@ -315,20 +315,21 @@ def _kind(op: Compressor, d: int) -> str:
 
 def _figures(op: Compressor, message: Message, d: int) -> list[str]:
     """Return what FIGURES names, spelled."""
+    from raybench.report.words import number
 
     def both(constants: tuple[float, float] | None) -> str:
-        return "–" if constants is None else ", ".join(_number(c, 5) for c in constants)
+        return "–" if constants is None else ", ".join(number(c, 5) for c in constants)
 
     wider = op.b3(d)
     cost, bits = message.cost, int(message.bits)
     parts = (cost.values * message.dtype.itemsize * 8, cost.index_auto, cost.raw)
     return [
-        _number(op.omega(d), 6),
-        _number(op.alpha(d), 6),
+        number(op.omega(d), 6),
+        number(op.alpha(d), 6),
         both(op.b1(d)),
         both(op.b2(d)),
-        _number(wider[0], 6) if wider else "–",
-        _number(wider[1], 4) if wider else "–",
+        number(wider[0], 6) if wider else "–",
+        number(wider[1], 4) if wider else "–",
         f"{bits:,}",
         *(f"{round(float(part)):,}" for part in parts),
         f"{bits / (64 * d):.3%}",
@@ -341,12 +342,13 @@ def _check(out: Screen, op: Compressor, d: int, label: str) -> None:
     """Print what draws show about the claims, a line per family of vectors."""
     from rich.text import Text
 
+    from raybench.report.words import number
     from raybench.testing import claims
 
     families = claims.check(op, d)
     unbiased = op.omega(d) is not None
     bound, factor = claims.claim(op, d)
-    what = "C(x)" if factor == 1.0 else f"{_number(factor, 4)} C(x)"
+    what = "C(x)" if factor == 1.0 else f"{number(factor, 4)} C(x)"
     count = families[0].draws
     text = f"measured, {label}{count:,} {'draw' if count == 1 else 'draws'} each: "
     text += f"‖{what} − x‖²/‖x‖² beside its bound"
@@ -359,19 +361,13 @@ def _check(out: Screen, op: Compressor, d: int, label: str) -> None:
     table = listing("  vector", *heads, "", right=heads, fold="")
     for family in families:
         mean, error = family.error
-        row = [_number(mean, 4), _number(error if error > 1e-9 * mean else 0.0, 2)]
-        row.append(_number(bound, 4))
+        row = [number(mean, 4), number(error if error > 1e-9 * mean else 0.0, 2)]
+        row.append(number(bound, 4))
         if bias and family.bias is not None:
-            row += [_number(part, 3) for part in family.bias]
+            row += [number(part, 3) for part in family.bias]
         style = "red" if family.faults else ""
         table.add_row(f"  {family.family}", *row, Text(family.verdict, style=style))
     out.print(table)
-
-
-def _number(value: float | None, digits: int) -> str:
-    from raybench.report.words import number
-
-    return "–" if value is None else number(value, digits)
 
 
 # What a step size rests on ---------------------------------------------------------------------

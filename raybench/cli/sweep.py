@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import os
-import sys
-import tempfile
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from raybench.cli import shared
-from raybench.cli.shared import Screen, count, leaving, note, results_of
-from raybench.core.terminal import terminal
+from raybench.cli.shared import Screen, count, note, results_of
 
 if TYPE_CHECKING:
-    from raybench.execution.checks import Why
-
-MANY = 20_000  # cells, from which on a sweep is closed by a process that has nothing else in its memory
+    from raybench.runtime.driver import Outcome
 
 
 def sweep(
-    context: typer.Context,
     file: shared.File,
     out: shared.Out = None,
     sets: shared.Sets = None,
     plugin: shared.Plugins = None,
-    inline: Annotated[bool, typer.Option("--inline", help="In this process, without Ray.")] = False,
-    address: Annotated[
-        str | None, typer.Option(metavar="A", help="A running Ray cluster. [default: a local Ray]")
-    ] = None,
+    inline: shared.Inline = False,
+    address: shared.Address = None,
     fresh: shared.Fresh = False,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run the cells that failed again.")
-    ] = False,
-    fail_fast: Annotated[
-        bool, typer.Option("--fail-fast", help="Stop when the first cell fails.")
-    ] = False,
+    retry_failed: shared.RetryFailed = False,
+    fail_fast: shared.FailFast = False,
     callback: Annotated[
         list[str] | None,
         typer.Option(
@@ -56,8 +39,6 @@ def sweep(
     """
     shared.check_file(file)
     from raybench.analysis import BestSteps
-    from raybench.core.process import give_back
-    from raybench.execution.checks import counted
     from raybench.runtime.driver import drive
 
     planned = shared.read(file, sets, plugin)
@@ -81,98 +62,36 @@ def sweep(
         note(f"{how}, {count(left, 'cell')} left: the same command goes on")
         note(f"raybench table {folder} shows what is there")
         raise typer.Exit(outcome.exit_code)
-    plan = outcome.plan
-    ending = Ending(
-        planned.name,
-        folder,
-        outcome.counts,
-        counted(plan.skipped),
-        outcome.exit_code,
-        before=len(plan.done),
-        run=plan.missing,
-        seconds=outcome.seconds,
-    )
-    if context.obj and ending.before + ending.run > MANY:
-        hand_over(ending, file)
-    del planned, plan, outcome  # with all cells that were planned, before all that ended are read
-    give_back()
-    close(ending, file)
-    raise typer.Exit(ending.exit_code)
+    close(outcome, file)
+    raise typer.Exit(outcome.exit_code)
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How a sweep ended. counts: planned cells by status; before: cells that were there, run: those that ran."""
-
-    name: str
-    folder: str
-    counts: Mapping[str, int]
-    skipped: Mapping[Why, int]
-    exit_code: int
-    before: int
-    run: int = 0
-    seconds: float = 0.0
-
-
-def hand_over(ending: Ending, file: str) -> NoReturn:
-    """Become a new process that closes the sweep, with neither torch nor Ray nor the plan in its memory.
-
-    What it has to know reaches it through a file without a name, whose descriptor it inherits.
-    """
-    said = dataclasses.asdict(ending)
-    said["skipped"] = [[*why, cells] for why, cells in ending.skipped.items()]
-    with tempfile.TemporaryFile("w+") as handed:
-        json.dump({"ending": said, "file": file}, handed)
-        handed.flush()
-        handed.seek(0)
-        os.set_inheritable(handed.fileno(), True)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        go_on = "import sys; from raybench.cli.sweep import take_over; take_over(int(sys.argv[1]))"
-        os.execv(sys.executable, [sys.executable, "-c", go_on, str(handed.fileno())])
-
-
-def take_over(descriptor: int) -> None:
-    """Close a sweep that another process has run (``hand_over``), and leave with its exit code."""
-    with terminal(), leaving():
-        with open(descriptor) as handed:
-            said = json.load(handed)
-        skipped = {(code, text, fix): n for code, text, fix, n in said["ending"].pop("skipped")}
-        ending = Ending(**said["ending"], skipped=skipped)
-        close(ending, said["file"])
-        sys.exit(ending.exit_code)
-
-
-def close(ending: Ending, file: str) -> None:
+def close(outcome: Outcome, file: str) -> None:
     """Print what came out of a sweep, and write its report."""
     from rich.text import Text
 
     from raybench import report
     from raybench.analysis import frames, keep_targets
+    from raybench.core.clock import duration
     from raybench.report.rankings import firmness
 
-    counts, folder = ending.counts, ending.folder
+    plan, counts, folder = outcome.plan, outcome.counts, outcome.folder
     out = shared.console()
     if not counts.get("ok"):
         said = ", ".join(f"{n:,} {status}" for status, n in counts.items() if n)
         out.print(f"no cell ended ok: {said or 'nothing ran'}")
-        _why(out, ending)
+        _why(out, outcome)
         return
     results = frames(folder)
     if not counts.get("missing"):
         results = keep_targets(results)
-    head = Text(ending.name, style="bold")
     said = "  nothing was missing"
-    if ending.run:
-        from raybench.core.clock import duration
-
-        said = f"  {shared.count(ending.run, 'cell')} run in {duration(ending.seconds)}"
-    head.append(said, style="not bold")
-    before = f", {ending.before:,} were there already" if ending.before else ""
-    head.append(before, style="not bold")
-    out.print(head)
+    if plan.missing:
+        said = f"  {count(plan.missing, 'cell')} run in {duration(outcome.seconds)}"
+    said += f", {len(plan.done):,} were there already" if plan.done else ""
+    out.head(plan.sweep.name, said)
     out.print(report.table(results))
-    _why(out, ending)
+    _why(out, outcome)
     said = firmness(results)
     rows: list[tuple[str, object]] = [
         *([("order", said)] if said else []),
@@ -188,13 +107,15 @@ def close(ending: Ending, file: str) -> None:
     out.print(shared.pairs(rows, indent=0))
 
 
-def _why(out: Screen, ending: Ending) -> None:
+def _why(out: Screen, outcome: Outcome) -> None:
     """Print why cells were skipped or failed, the commonest reasons first."""
-    rows = shared.reasons(ending.skipped)
-    if ending.counts.get("failed"):
+    from raybench.execution.checks import counted
+
+    rows = shared.reasons(counted(outcome.plan.skipped))
+    if outcome.counts.get("failed"):
         from raybench import store
 
-        cells = store.cells(ending.folder)
+        cells = store.cells(outcome.folder)
         errors = cells.loc[cells["status"] == "failed", "error"].fillna("").str.strip()
         said = Counter((text.splitlines() or ["?"])[-1] for text in errors)
         rows += [

@@ -15,7 +15,7 @@ from typing import Any
 from raybench.cluster import switch, wheel
 from raybench.core import yaml
 from raybench.core.errors import InputError
-from raybench.data import known
+from raybench.data import catalogue
 from raybench.spec import Sweep
 
 THERE = "raybench-launch"  # the folder on every host, in the home of the user who runs Ray
@@ -67,8 +67,8 @@ def gather(
     data = _Files(folder)
     (folder / "sweep.yaml").write_text(yaml.dump(data.moved(raw)))
     for name in sorted(data_sets(sweep)):
-        for file in known.files_of(name):
-            data.copy(file, Path("data") / file.relative_to(known.folder().absolute()))
+        for file in catalogue.files_of(name):
+            data.copy(file, Path("data") / file.relative_to(catalogue.folder().absolute()))
     (folder / "data").mkdir(exist_ok=True)
     words = [python, "-m", "raybench", "sweep", "sweep.yaml", "--out", out, "--address", "auto"]
     command = " ".join(w if w.startswith("~/") else shlex.quote(w) for w in [*words, *flags])

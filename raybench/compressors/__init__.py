@@ -1,4 +1,4 @@
-"""Compression operators, one family per file; importing the package registers all of them."""
+"""Compression compressors, one family per file; importing the package registers all of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Operators: stateless maps C: R^d -> messages, with the constants of their class.
+"""Compressors: stateless maps C: R^d -> messages, with the constants of their class.
 
 U(omega), unbiased: E C(x) = x and E||C(x) - x||^2 <= omega ||x||^2. B(alpha), contractive:
-E||C(x) - x||^2 <= (1 - alpha) ||x||^2. An unbiased operator times 1/(omega + 1) is contractive with
-alpha = 1/(omega + 1). B1, B2, B3 are the wider classes of biased operators, B3 being the contractive
+E||C(x) - x||^2 <= (1 - alpha) ||x||^2. An unbiased compressor times 1/(omega + 1) is contractive with
+alpha = 1/(omega + 1). B1, B2, B3 are the wider classes of biased compressors, B3 being the contractive
 ones with delta = 1/alpha (Beznosikov et al., On Biased Compression for Distributed Learning).
 """
 
@@ -72,13 +72,13 @@ def _count(text: str, d: int) -> int:
 
 @facts.base("compressor")
 class Compressor:
-    """Base of all operators. A subclass defines ``encode`` and the constants of its class.
+    """Base of all compressors. A subclass defines ``encode`` and the constants of its class.
 
     deterministic: the message is a function of x alone. correlated: the clients of a cell draw
     common random numbers, so that averaging over them does not reduce the variance by n. selection:
     the message is some of x's coordinates as they are, so that <C(x), x> = ||C(x)||^2; projection: that
     holds without the first. zero_to_zero:
-    C(0) = 0; false for a bare sign, which has no symbol for it. relay: as a downlink operator the
+    C(0) = 0; false for a bare sign, which has no symbol for it. relay: as a downlink compressor the
     server passes on the sum of what it receives, and clients step themselves. additive: the clients'
     messages add up to one of the same kind and size, so that one all-reduce exchanges them.
     """
@@ -129,11 +129,11 @@ class Compressor:
         return self.encode(x.contiguous(), stream)
 
     def omega(self, d: int) -> float | None:
-        """Return omega of U(omega) in dimension d; None where the operator is biased."""
+        """Return omega of U(omega) in dimension d; None where the compressor is biased."""
         return None
 
     def alpha(self, d: int) -> float | None:
-        """Return alpha of B(alpha) in dimension d; None where the operator is not contractive."""
+        """Return alpha of B(alpha) in dimension d; None where the compressor is not contractive."""
         return None
 
     def b1(self, d: int) -> tuple[float, float] | None:
@@ -162,7 +162,7 @@ class Compressor:
     def b3(self, d: int) -> tuple[float, float] | None:
         """Return (delta, factor): factor C is in B3(delta), E||factor C(x) - x||^2 <= (1 - 1/delta) ||x||^2.
 
-        factor = 1 for a contractive operator; an unbiased one is scaled by 1/(omega + 1); one of B1
+        factor = 1 for a contractive compressor; an unbiased one is scaled by 1/(omega + 1); one of B1
         by 1/beta, with delta = beta^2/alpha; one of B2 by 1/beta, with delta = beta/gamma.
         """
         omega, alpha = self.omega(d), self.alpha(d)
@@ -177,13 +177,13 @@ class Compressor:
     def ab(self, d: int, n: int | None = None) -> tuple[float, float] | None:
         """Return (A, B) of E||mean C_i(a_i) - mean a_i||^2 <= A mean||a_i||^2 - B ||mean a_i||^2.
 
-        For n clients (None: those it was fitted to) whose operators are drawn together; None where
+        For n clients (None: those it was fitted to) whose compressors are drawn together; None where
         nothing is known beyond (omega / n, 0) of independent ones.
         """
         return None
 
     def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
-        """Return the operator for dimension d, n clients and a problem's layout.
+        """Return the compressor for dimension d, n clients and a problem's layout.
 
         By default itself, with the parameters that ``counted`` names as integers: how many of d they mean.
         """
@@ -191,9 +191,9 @@ class Compressor:
         return replace(self, **counts) if counts else self  # type: ignore[type-var]
 
     def bind(self, d: int, n: int = 1, layout: Layout | None = None, role: Role = Any_) -> Bound:
-        """Return the operator fixed for dimension d and n clients, rescaled if its role needs it.
+        """Return the compressor fixed for dimension d and n clients, rescaled if its role needs it.
 
-        Raises InputError where the parameters do not fit d, or the operator cannot play the role.
+        Raises InputError where the parameters do not fit d, or the compressor cannot play the role.
         """
         own = self.fit(d, n, layout)
         omega, alpha, factor = own.omega(d), own.alpha(d), 1.0
@@ -209,7 +209,7 @@ class Compressor:
 
 @dataclass(frozen=True)
 class Bound:
-    """An operator fixed for a dimension and role; calling it compresses.
+    """A compressor fixed for a dimension and role; calling it compresses.
 
     omega: of U(omega), or None once rescaled; alpha: of B(alpha), or None; factor: the rescaling.
     """
@@ -246,14 +246,14 @@ def _seed_zero(device: torch.device) -> Stream:
     return stream(0, device)
 
 
-# Operators made of operators ----------------------------------------------------------------------
+# Compressors made of compressors ----------------------------------------------------------------------
 
 
 Made = str | Compressor
 
 
 def build(of: Made, where: str = "compressor") -> Compressor:
-    """Return the operator of a short form such as ``top_k:k=1%``; an operator is returned as it is.
+    """Return the compressor of a short form such as ``top_k:k=1%``; a compressor is returned as it is.
 
     where: what complaints call it. Raises InputError for a wrong name or parameter.
     """
@@ -280,7 +280,7 @@ def named(name: str) -> Iterator[None]:
 
 
 class Composed(Compressor):
-    """What operators made of others share; ``made_of`` names the fields that hold them.
+    """What compressors made of others share; ``made_of`` names the fields that hold them.
 
     Deterministic where all of them are, correlated where one is, 0 at 0 where all are.
     """
@@ -292,12 +292,12 @@ class Composed(Compressor):
             object.__setattr__(self, name, build(getattr(self, name), name))
 
     def part(self, name: str) -> Compressor:
-        """Return the operator that a field holds."""
+        """Return the compressor that a field holds."""
         return cast(Compressor, getattr(self, name))
 
     @property
     def parts(self) -> list[Compressor]:
-        """The operators it is made of."""
+        """The compressors it is made of."""
         return [self.part(name) for name in self.made_of]
 
     @property
@@ -323,10 +323,10 @@ class Composed(Compressor):
 
 
 class Delegated(Compressor):
-    """Base of operators whose class and constants are those of another, in a dimension of its own."""
+    """Base of compressors whose class and constants are those of another, in a dimension of its own."""
 
     def _other(self, d: int) -> tuple[Compressor, int]:
-        """Return the other operator and the dimension that it acts in."""
+        """Return the other compressor and the dimension that it acts in."""
         raise NotImplementedError
 
     def omega(self, d: int) -> float | None:
@@ -354,7 +354,7 @@ EPOCHS = 5  # of the geometric warm-up
 
 
 def kept_by(op: Compressor) -> int | float | str | None:
-    """Return the ``k`` of an operator or of the first of its parts that has one; None without any."""
+    """Return the ``k`` of a compressor or of the first of its parts that has one; None without any."""
     if hasattr(op, "k"):
         return op.k
     parts = op.parts if isinstance(op, Composed) else []
@@ -362,7 +362,7 @@ def kept_by(op: Compressor) -> int | float | str | None:
 
 
 def keeping(op: Compressor, k: int | float | str) -> Compressor:
-    """Return the operator, not yet bound, with this ``k`` in place of every one that it has.
+    """Return the compressor, not yet bound, with this ``k`` in place of every one that it has.
 
     Raises InputError where there is none, or k is no count.
     """
@@ -382,10 +382,10 @@ def _kept(op: Compressor, k: int | float | str) -> Compressor:
 
 
 def shares(warmup: str | Sequence[float | str], op: Compressor, d: int) -> list[float | str]:
-    """Return the shares kept in the stages of a warm-up, before the ``k`` of the operator itself.
+    """Return the shares kept in the stages of a warm-up, before the ``k`` of the compressor itself.
 
     warmup: ``off``, ``paper``, ``geometric`` ((k/d)^(j/6), j = 1..5) or the shares. Raises InputError
-    where one is no share of d, or the operator has no ``k``. What keeps all of d is given as ``100%``.
+    where one is no share of d, or the compressor has no ``k``. What keeps all of d is given as ``100%``.
     """
     if warmup == "off":
         return []
@@ -407,7 +407,7 @@ def shares(warmup: str | Sequence[float | str], op: Compressor, d: int) -> list[
 class Applied:
     """What a method calls: a.C(x, stream) is the message of x.
 
-    declared, n: the operator before it was bound and the number of clients, for ``fitted``.
+    declared, n: the compressor before it was bound and the number of clients, for ``fitted``.
     """
 
     bound: Bound
@@ -420,10 +420,10 @@ class Applied:
             return self.bound(x, source)
 
     def fitted(self, layout: Layout, share: float | str | None = None) -> Applied:
-        """Return the same operator for vectors of this layout, keeping that share of them.
+        """Return the same compressor for vectors of this layout, keeping that share of them.
 
         share: in place of its ``k``, wherever that is; None leaves it. Raises InputError where the
-        operator has no ``k``.
+        compressor has no ``k``.
         """
         op = self.declared if share is None else keeping(self.declared, share)
         bound = op.bind(layout.dim, self.n, layout, self.bound.role)

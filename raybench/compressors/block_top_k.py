@@ -10,15 +10,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from raybench.compressors import norms
 from raybench.compressors.base import Compressor, count_of, count_within
 from raybench.compressors.by_size import largest
-from raybench.core.compiled import compiled
 from raybench.core.counts import Counts
-from raybench.core.errors import InputError
 from raybench.core.layout import Layout
-from raybench.core.parallel import run_shared
 from raybench.core.registry import Choice, Count, Integer, compressor
 from raybench.core.streams import Stream
 from raybench.wire import DTYPES, ConcatMessage, Message, SparseMessage, bitpack, index_cost
@@ -47,17 +45,13 @@ class BlockTopK(Compressor):
     deterministic = True
     selection = True
 
-    def __post_init__(self) -> None:
-        if self.block < 1:
-            raise InputError.of("block", f"{self.block} is below 1", "coordinates of a block")
-        if self.form not in ("within", "blocks"):
-            raise InputError.of("form", f"unknown form {self.form!r}", "allowed: within, blocks")
-
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d, size = x.shape[-1], self.block
         if self.form == "blocks":
             blocks, _ = largest(block_energies(x, size), count_of(self.k, -(-d // size)))
-            return BlocksMessage(d, x.dtype, blocks, _take_blocks(x, blocks, size))
+            padded = norms.in_buckets(x, size) if size < d else pad(x, (0, size - d))[..., None, :]
+            index = blocks[..., None].expand(*blocks.shape, size)
+            return BlocksMessage(d, x.dtype, blocks, padded.gather(-2, index))
         k, whole, lead = count_of(self.k, size), d // size, x.shape[:-1]
         parts = []
         if whole:
@@ -89,44 +83,7 @@ def block_energies(x: Tensor, block: int) -> Tensor:
     near = most.where(most > 0, 1.0).where(most.isfinite(), 1e160)
     unit = near.frexp().exponent.clamp(-1000, 1000)
     up = torch.ones_like(most).ldexp(-unit)
-    if x.device.type != "cpu":
-        return norms.sums_torch(x * up, norms.SQUARES, block)
-    d, count = x.shape[-1], -(-x.shape[-1] // block)
-    energies = torch.empty(*x.shape[:-1], count, dtype=torch.float64)
-    rows = x.reshape(math.prod(x.shape[:-1]), d).numpy()
-    out = energies.view(len(rows), count).numpy()
-    factors = up.view(-1).numpy()
-    run_shared(lambda a, b: _energies(rows, factors, block, a, b, out), len(rows), rows.size)
-    return energies
-
-
-@compiled(fastmath={"reassoc"})  # several at a time
-def _energies(rows, factors, block, r0, r1, out):
-    d = rows.shape[1]
-    for r in range(r0, r1):
-        for b in range(out.shape[1]):
-            total = 0.0
-            for j in range(b * block, min((b + 1) * block, d)):
-                part = rows[r, j] * factors[r]
-                total += part * part
-            out[r, b] = total
-
-
-def _take_blocks(x: Tensor, blocks: Tensor, block: int) -> Tensor:
-    """Return the blocks of x (*lead, d) as (*lead, J, block), a shorter last one filled with zeros."""
-    d, count = x.shape[-1], blocks.shape[-1]
-    flat, rows = x.view(-1, d), blocks.view(-1, count)
-    whole = d // block
-    out = x.new_zeros(len(rows), count, block)
-    r, j = (rows < whole).nonzero(as_tuple=True)
-    if whole:
-        out[r, j] = flat[:, : whole * block].unflatten(-1, (whole, block))[r, rows[r, j]]
-    if d > whole * block:
-        last = (rows[:, -1] == whole)[:, None]
-        out[:, -1, : d - whole * block] = torch.where(
-            last, flat[:, whole * block :], out[:, -1, : d - whole * block]
-        )
-    return out.view(*blocks.shape, block)
+    return norms.sums(x, norms.SQUARES, block, up.expand(*x.shape[:-1], -(-x.shape[-1] // block)))
 
 
 # What is sent ----------------------------------------------------------------------------------
@@ -229,33 +186,11 @@ class BlocksMessage(Message):
     def _of(self) -> int:
         return -(-self.d // self.block)
 
-    def _parts(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """Return views of flat (R, d): its whole blocks (R, d // block, block), and what is left."""
-        whole = self.d // self.block * self.block
-        return flat[:, :whole].unflatten(-1, (-1, self.block)), flat[:, whole:]
-
-    def _scatter(self, out: Tensor, add: bool) -> None:
-        count = self.blocks.shape[-1]
-        rows, values = self.blocks.view(-1, count), self.values.view(-1, count, self.block)
-        if self.scale != 1.0:
-            values = values * self.scale
-        if self.present is not None:
-            values = values.masked_fill(~self.present.view(-1)[:, None, None], 0)
-        whole, rest = self._parts(out.view(-1, self.d))
-        r, j = (rows < whole.shape[1]).nonzero(as_tuple=True)
-        whole.index_put_((r, rows[r, j]), values[r, j], accumulate=add)
-        if rest.shape[-1]:  # only the highest block can be the shorter one
-            here = (rows[:, -1] == whole.shape[1])[:, None]
-            rest.add_(torch.where(here, values[:, -1, : rest.shape[-1]], 0))
-
     def _write(self, out: Tensor) -> None:
-        self._scatter(out.zero_(), add=False)
-
-    def _add(self, target: Tensor) -> Tensor:
-        if not target.is_contiguous():
-            return target.add_(self.decode())
-        self._scatter(target, add=True)
-        return target
+        index = self.blocks[..., None].expand(self.values.shape)
+        whole = out.new_zeros(*self.lead, self._of, self.block)
+        whole.scatter_(-2, index, self.values if self.scale == 1.0 else self.values * self.scale)
+        out.copy_(whole.flatten(-2)[..., : self.d])
 
     def _short(self) -> Tensor:
         """Return how many values the last block chosen lacks, int64 of shape lead."""
@@ -285,7 +220,7 @@ class BlocksMessage(Message):
         rows = math.prod(payload.shape[:-1])
         if rows and not 0 <= full - sent.shape[-1] // dtype.itemsize < block:
             raise ValueError(DAMAGED)
-        sent = torch.nn.functional.pad(sent, (0, full * dtype.itemsize - sent.shape[-1]))
+        sent = pad(sent, (0, full * dtype.itemsize - sent.shape[-1]))
         values = bitpack.from_bytes(sent, dtype).unflatten(-1, (count, block))
         return cls(d, dtype, blocks, values, scale=known["scale"])
 

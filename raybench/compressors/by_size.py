@@ -18,7 +18,6 @@ from torch import Tensor
 from raybench.core import gpu
 from raybench.core.compiled import compiled
 from raybench.core.parallel import run_shared
-from raybench.core.streams import hash_numba
 
 Ragged = tuple[Tensor, Tensor, Tensor]  # counts (*lead), indices and values (*lead, most)
 COST_OF_SELECTING = 8.0  # a coordinate, in additions
@@ -27,7 +26,6 @@ PLAIN_STEPS = (
     9  # of a bisection that only count; later ones find sizes that occur, at twice the cost
 )
 BLOCK = 512  # entries that are marked before those marked are listed
-FEW, SHORT_ROW = 5, 64  # of so short a row so few are found one by one, each by looking at all
 LONG_ROW = 8192  # entries from which on a cut is guessed from a sample
 MOST_SAMPLED = 4096
 
@@ -183,16 +181,6 @@ def list_largest(row, cut, ties, mask, inf, marks, place):
 
 
 @compiled
-def places_of_sample(d, key, count):
-    """Return ``count`` places of d, one at random in each equal stretch."""
-    found = np.empty(count, np.int64)
-    for j in range(count):
-        jitter = np.float64(hash_numba(key, np.uint64(j)) >> np.uint64(11)) * 2.0**-53
-        found[j] = min(np.int64((j + jitter) * (d / count)), d - 1)
-    return found
-
-
-@compiled
 def keep_largest(sizes, k, place):
     """Move the places (n,) of the k largest of sizes (n,) to the front, in order; of ties the first."""
     cut, ties = cut_of_largest(sizes, k)
@@ -258,32 +246,6 @@ def _largest(rows, k, mask, inf, where, values):
             to[t], kept[t] = own, row[own]
 
 
-@compiled
-def _largest_few(rows, k, mask, inf, where, values):
-    """Do the same for a few of short rows: find the largest, then the next, and so on."""
-    d = rows.shape[1]
-    sizes = np.empty(d, rows.dtype)
-    for r in range(rows.shape[0]):
-        at, most = 0, mask ^ mask
-        for j in range(d):
-            size = min(rows[r, j] & mask, inf)
-            sizes[j] = size
-            at, most = (j, size) if size > most else (at, most)
-        where[r, 0] = at
-        for t in range(1, k):
-            sizes[at] = -1  # below every size, so that the next one is found
-            at = 0
-            for j in range(1, d):
-                at = j if sizes[j] > sizes[at] else at
-            to = t
-            while to > 0 and where[r, to - 1] > at:  # the places ascend
-                where[r, to] = where[r, to - 1]
-                to -= 1
-            where[r, to] = at
-        for t in range(k):
-            values[r, t] = rows[r, where[r, t]]
-
-
 def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return indices (int64, ascending) and values of the k largest |x_j| of x (*lead, d): (*lead, k).
 
@@ -301,10 +263,8 @@ def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     values = torch.empty(where.shape, dtype=x.dtype)
     to, kept = where.view(-1, k).numpy(), values.view(-1, k).numpy().view(rows.dtype)
 
-    kernel = _largest_few if k <= FEW and x.shape[-1] <= SHORT_ROW else _largest
-
     def work(a: int, b: int) -> None:
-        kernel(rows[a:b], k, form.mask, form.inf, to[a:b], kept[a:b])
+        _largest(rows[a:b], k, form.mask, form.inf, to[a:b], kept[a:b])
 
     run_shared(work, len(rows), COST_OF_SELECTING * rows.size)
     return where, values

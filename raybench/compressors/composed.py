@@ -1,4 +1,4 @@
-"""Operators made of operators: one after another, one on what another left, multiples; and their messages."""
+"""Compressors made of compressors: one after another, one on what another left, multiples; and their messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,11 +14,9 @@ from raybench.compressors.base import Composed, Compressor, Delegated, Made
 from raybench.compressors.dithering import Dithering, ExponentialDithering, NaturalDithering
 from raybench.compressors.rounding import Natural
 from raybench.compressors.selection import TopK
-from raybench.core.compiled import compiled
 from raybench.core.counts import Counts
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
-from raybench.core.parallel import run_shared
 from raybench.core.registry import Count, Flag, Integer, Number, Operator, compressor
 from raybench.core.streams import Stream
 from raybench.wire.base import Message
@@ -299,7 +296,7 @@ class ScaledMessage(ConcatMessage):
 
 @compressor("chain")
 class Chain(Composed):
-    """Q(C(x)), C = ``first`` and Q = ``then``, independent: the composition of two operators.
+    """Q(C(x)), C = ``first`` and Q = ``then``, independent: the composition of two compressors.
 
     Of a sparse message C(x) only the k length_kept values are handed to Q (before a known factor such as
     d/K), so shares and constants of Q are those of dimension k, and the indices are sent once; of
@@ -373,7 +370,7 @@ class Chain(Composed):
         return None if alpha is None else (alpha, 1.0)
 
     def _through(self, d: int, own: tuple[float, float] | None) -> tuple[float, float] | None:
-        """Return B1 or B2 of the first operator after an unbiased second one."""
+        """Return B1 or B2 of the first compressor after an unbiased second one."""
         if self.selection:
             alpha = self.alpha(d)
             return None if alpha is None else (alpha, 1.0)
@@ -393,7 +390,7 @@ class TwoShot(Composed):
     """C_1(x) + C_2(x - C_1(x)), both messages sent: alpha = 1 - (1 - alpha_1)(1 - alpha_2).
 
     In general 1 - alpha = e_1 (1 - alpha_2), e_1 the error of the first (1 - alpha_1, or omega_1). With
-    an unbiased second operator the sum is unbiased: omega = omega_2 e_1. Source: Richtarik et al. 2022
+    an unbiased second compressor the sum is unbiased: omega = omega_2 e_1. Source: Richtarik et al. 2022
     (3PC), variant 4.
     """
 
@@ -437,7 +434,7 @@ class Induced(TwoShot):
         fitted = super().fit(d, n, layout)
         assert isinstance(fitted, Induced)
         if fitted.part("then").omega(d) is None:
-            raise InputError.of("then", "is biased", "induced needs an unbiased second operator")
+            raise InputError.of("then", "is biased", "induced needs an unbiased second compressor")
         return fitted
 
 
@@ -543,7 +540,7 @@ class OptimalRescale(Composed):
     alpha = 1 - (1 - alpha_C)(1 - 1/d) >= 1/d for every C.
     """
 
-    of: Made = Operator("scaled_sign", help="the operator whose best multiple is sent")
+    of: Made = Operator("scaled_sign", help="the compressor whose best multiple is sent")
     correct: bool = Flag(help="send the largest entry of the error too")
     made_of = ("of",)
     zero_to_zero = True
@@ -589,7 +586,7 @@ class AsContractive(Composed):
     def _known(self, d: int) -> tuple[float, float]:
         found = self.part("of").b3(d)
         if found is None:
-            fix = "as_contractive takes unbiased operators and those of B1 or B2"
+            fix = "as_contractive takes unbiased compressors and those of B1 or B2"
             raise InputError.of("of", "has no constants that a factor makes contractive", fix)
         return found
 
@@ -622,21 +619,5 @@ def best_factor(x: Tensor, message: Message) -> Tensor:
 
 def _products(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return <a, b> and <b, b> over the last axis, summed in float64."""
-    if a.device.type != "cpu":
-        return (a * b).sum(-1, dtype=torch.float64), (b * b).sum(-1, dtype=torch.float64)
-    along, size = torch.empty(2, *a.shape[:-1], dtype=torch.float64)
-    rows = [v.reshape(along.numel(), a.shape[-1]).numpy() for v in (a, b)]
-    found = along.view(-1).numpy(), size.view(-1).numpy()
-    run_shared(lambda lo, hi: _sums(*rows, *found, lo, hi), along.numel(), a.numel())
-    return along, size
-
-
-@compiled(fastmath={"reassoc"})  # lets the sums use vectors
-def _sums(a, b, along, size, lo, hi):
-    for r in range(lo, hi):
-        one, two = 0.0, 0.0
-        for j in range(a.shape[1]):
-            y = np.float64(b[r, j])
-            one += a[r, j] * y
-            two += y * y
-        along[r], size[r] = one, two
+    wide = b.double()
+    return (a * wide).sum(-1), (wide * wide).sum(-1)

@@ -1,4 +1,4 @@
-"""Operators that keep all coordinates or none: identity, zero, and casts to floats of two bytes."""
+"""Compressors that keep all coordinates or none: identity, zero, and casts to floats of two bytes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Aggregate(Identity):
 
     Every client then steps itself. Charged by the union of the clients' supports: values and indices
     of at most n K coordinates (no indices where they come from seeds), d values at most. As an
-    uplink operator it is the identity.
+    uplink compressor it is the identity.
     """
 
     relay = True

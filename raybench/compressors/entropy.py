@@ -1,4 +1,4 @@
-"""Entropy coding: the symbols of another operator's messages by a range coder, with the frequencies sent."""
+"""Entropy coding: the symbols of another compressor's messages by a range coder, with the frequencies sent."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def _unleb(data: bytes, at: int) -> tuple[int, int]:
 
 @compressor("entropy_coded")
 class EntropyCoded(Composed, Delegated):
-    """C(x) of another operator, its symbols entropy-coded by a range coder: same values, fewer bits.
+    """C(x) of another compressor, its symbols entropy-coded by a range coder: same values, fewer bits.
 
     Each row has a static model: the frequencies of its symbols, rounded to 8 or 16 bits, are sent in
     front and counted; then about d H bits, H the entropy of the row's symbols (x of shape (*lead, d)).

@@ -359,7 +359,7 @@ class BlockMessage(Message):
             out.copy_(levels * spread(factors, self.block, self.d))
 
 
-# Operators ----------------------------------------------------------------------------------------
+# Compressors ----------------------------------------------------------------------------------------
 
 
 SEARCH_WORK = 2.0  # of a number, in additions
@@ -401,7 +401,7 @@ def tight_alpha(name: str, size: int, slack: tuple[float, float] = (0.0, 0.0)) -
     return 1 - lost
 
 
-# Operators ---------------------------------------------------------------------------------------
+# Compressors ---------------------------------------------------------------------------------------
 
 
 @compressor("nf4")

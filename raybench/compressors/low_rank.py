@@ -1,4 +1,4 @@
-"""Operators on matrices: truncated singular value decomposition, and a step of PowerSGD."""
+"""Compressors on matrices: truncated singular value decomposition, and a step of PowerSGD."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _leading(matrices, turns, rows, weigh_rows, lo, hi):
             squares[best] = -1.0
 
 
-# Operators ----------------------------------------------------------------------------------------
+# Compressors ----------------------------------------------------------------------------------------
 
 
 AUTO = "auto"
@@ -235,7 +235,7 @@ def without_nonfinite(flat: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 class Projection(Compressor):
-    """Base of operators whose C(x) is an orthogonal projection of x onto a subspace chosen from x.
+    """Base of compressors whose C(x) is an orthogonal projection of x onto a subspace chosen from x.
 
     Then <C(x), x> = ||C(x)||^2, so B2(alpha, 1) and B1(alpha, 1). Where x is padded, C(x) is cut after
     it was projected: ||C(x)||^2 <= <C(x), x> still, but only ||C(x)|| >= alpha ||x||: B1(alpha^2, 1).
@@ -254,13 +254,12 @@ class Projection(Compressor):
 
 @record
 class LowRank(Projection):
-    """Base of rank-r operators; a vector whose factors would hold d values or more is sent dense."""
+    """Base of rank-r compressors; a vector whose factors would hold d values or more is sent dense."""
 
     rank: int = Integer(1, low=1, help="rank of the matrix that is sent")
     shape: tuple[int, ...] | str = SHAPE
 
     def __post_init__(self) -> None:
-        at_least(self.rank, 1, "rank")
         object.__setattr__(self, "shape", sizes_of(self.shape, "shape"))
 
     def alpha(self, d: int) -> float:
@@ -274,12 +273,6 @@ class LowRank(Projection):
     def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
         own = shape_from(layout, d)
         return self if own is None or self.shape != AUTO else dataclasses.replace(self, shape=own)
-
-
-def at_least(value: object, low: int, where: str) -> None:
-    """Raise InputError unless value is an integer >= low."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise InputError.of(where, f"{value!r} is out of range", f"an integer >= {low}")
 
 
 @compressor("svd")
@@ -323,10 +316,6 @@ class PowerStep(LowRank):
     """
 
     iterations: int = Integer(1, low=1, help="steps of subspace iteration, two products each")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self.iterations, 1, "iterations")
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d, lead = x.shape[-1], x.shape[:-1]

@@ -93,20 +93,8 @@ def sums_torch(x: Tensor, what: int, bucket: int = 0, up: Tensor | None = None) 
 
 def side_sums(x: Tensor) -> Tensor:
     """Return the sums of the x_j that are not >= 0 (NaN is among them) and of those that are, float64 (*lead, 2)."""
-    if x.device.type != "cpu" or not x.numel():
-        wide = x.double()
-        return torch.stack(
-            [wide.where((x >= 0) == side, 0.0).sum(-1) for side in (False, True)], -1
-        )
-    d = x.shape[-1]
-    rows = x.view(-1, d).numpy()
-    parts = np.empty((len(rows), buckets(d, ALIGN), 2))
-
-    def work(r0: int, r1: int, lo: int, hi: int) -> None:
-        _side_sums(rows, ALIGN, r0, r1, lo, hi, parts)
-
-    run_tiled(work, len(rows), d, SUM_WORK)
-    return torch.from_numpy(parts.sum(1)).view(*x.shape[:-1], 2)
+    wide = x.double()
+    return torch.stack([wide.where((x >= 0) == side, 0.0).sum(-1) for side in (False, True)], -1)
 
 
 def largest(x: Tensor, bucket: int = 0) -> Tensor:
@@ -155,23 +143,6 @@ def _sums(rows, what, up, bucket, r0, r1, lo, hi, out):  # up (R, 1 or nb), out 
             for first in range(b * bucket, end, ALIGN):
                 total += _sum(rows[r, first : min(first + ALIGN, end)], what, factor)
             out[r, b] = total
-
-
-@compiled(fastmath={"reassoc", "contract"})  # as in _sum
-def _side_sum(x):
-    below, above = 0.0, 0.0
-    for j in range(x.shape[0]):
-        v, upper = np.float64(x[j]), x[j] >= 0
-        above += v if upper else 0.0
-        below += 0.0 if upper else v
-    return below, above
-
-
-@compiled
-def _side_sums(rows, tile, r0, r1, lo, hi, out):  # out (R, tiles, 2)
-    for r in range(r0, r1):
-        for b in range(lo // tile, -(-hi // tile)):
-            out[r, b, 0], out[r, b, 1] = _side_sum(rows[r, b * tile : min((b + 1) * tile, hi)])
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""One operator applied to pieces of a vector: every tensor of a model, or a part for each client."""
+"""One compressor applied to pieces of a vector: every tensor of a model, or a part for each client."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from raybench.wire.compound import PartsMessage
 
 T = TypeVar("T")
 Groups: TypeAlias = tuple[tuple[str, Made], ...]
-MOST_ENTRIES_STACKED = 1 << 16  # of each of equal tensors that are compressed in one call
-FEWEST_STACKED = 3  # equal tensors; fewer are not worth the copy
 
 
 @compressor("per_tensor")
@@ -34,9 +32,9 @@ class PerTensor(Composed):
     but other coordinates. sizes: d_1, .., d_T in order, with sum d; ``auto`` takes those of the
     problem's layout, one tensor where there is none. bucket: tensors are taken together, in order, up to so
     many coordinates (a larger one stands alone). vectors: biases and the like may be sent dense.
-    groups: (pattern, operator) pairs, the key ``groups`` of a sweep file; a tensor has the operator of the
+    groups: (pattern, compressor) pairs, the key ``groups`` of a sweep file; a tensor has the compressor of the
     first pattern that its name matches.
-    Each tensor draws from its own stream. Raises InputError where the sizes do not sum to d, an operator does
+    Each tensor draws from its own stream. Raises InputError where the sizes do not sum to d, a compressor does
     not fit one of them, or a pattern names no tensor.
     """
 
@@ -101,11 +99,11 @@ class PerTensor(Composed):
         return replace(self, sizes=tuple(size for size, _ in tensors), fitted=tuple(fitted))
 
     def _groups(self) -> list[tuple[str, Compressor]]:
-        """Return pattern and operator of every group."""
+        """Return pattern and compressor of every group."""
         return [(pattern, build(operator, "groups")) for pattern, operator in self.groups]
 
     def _of_group(self, own: Layout | None) -> Compressor | None:
-        """Return the operator of the group of a tensor, None where it is in none."""
+        """Return the compressor of the group of a tensor, None where it is in none."""
         names = [name for name, _ in own] if own is not None else []
         found = [op for p, op in self._groups() if len(names) == 1 and fnmatchcase(names[0], p)]
         return found[0] if found else None
@@ -122,7 +120,7 @@ class PerTensor(Composed):
 
     @property
     def parts(self) -> list[Compressor]:
-        """The operators it is made of."""
+        """The compressors it is made of."""
         return [*super().parts, *(op for _, op in self._groups())]
 
     def _bucketed(self, tensors: list[tuple[int, Layout]]) -> Iterator[tuple[int, Layout]]:
@@ -140,7 +138,7 @@ class PerTensor(Composed):
             yield _joined(held)
 
     def operators(self, d: int) -> list[tuple[Compressor, int]]:
-        """Return every tensor's operator and size."""
+        """Return every tensor's compressor and size."""
         sizes = self.tensors(d)
         ops = self.fitted or (self.part("of"),) * len(sizes)
         return list(zip(ops, sizes, strict=True))
@@ -149,17 +147,11 @@ class PerTensor(Composed):
         d = x.shape[-1]
         todo = self.operators(d)
         pieces = x.split([size for _, size in todo], -1)
-        parts: dict[int, Message] = {}
-        for group in _equal(todo):
-            stacked = torch.stack([pieces[i] for i in group])
-            rows = Stream(stream.keys.expand(stacked.shape[:-1]))  # of no effect: deterministic
-            message = todo[group[0]][0].encode(stacked, rows)
-            for j, i in enumerate(group):
-                parts[i] = message.map(lambda t, j=j: t[j])  # type: ignore[misc]
-        for i, (op, _) in enumerate(todo):
-            if i not in parts:
-                parts[i] = op.encode(pieces[i].contiguous(), stream.fold(i))
-        return ConcatMessage(d, x.dtype, [parts[i] for i in range(len(todo))])
+        parts = [
+            op.encode(piece.contiguous(), stream.fold(i))
+            for i, ((op, _), piece) in enumerate(zip(todo, pieces, strict=True))
+        ]
+        return ConcatMessage(d, x.dtype, parts)
 
     def _every(self, d: int, constant: Callable[[Compressor, int], T | None]) -> list[T] | None:
         """Return a constant of every tensor; None where one has none."""
@@ -202,17 +194,6 @@ def _joined(layouts: list[Layout]) -> tuple[int, Layout]:
 
 def _only_vectors(layout: Layout) -> bool:
     return all(len(shape) < 2 for _, shape in layout)
-
-
-def _equal(todo: list[tuple[Compressor, int]]) -> list[list[int]]:
-    """Return the places of small tensors of one size whose deterministic operator may do all at once."""
-    groups: dict[int, list[int]] = {}
-    for i, (op, size) in enumerate(todo):
-        if op.deterministic and size <= MOST_ENTRIES_STACKED:
-            mates = groups.setdefault(size, [i])
-            if mates[0] != i and todo[mates[0]][0] == op:
-                mates.append(i)
-    return [mates for mates in groups.values() if len(mates) >= FEWEST_STACKED]
 
 
 @dataclass(frozen=True)

@@ -11,29 +11,20 @@ from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of, count_within
 from raybench.compressors.by_size import (
-    BLOCK,
-    COST_OF_SELECTING,
     FORMS,
     Ragged,
     above,
-    bits_of,
-    count_in,
-    keep_largest,
-    kth_largest,
     largest,
-    list_above,
-    places_of_sample,
     ragged,
     rank_of,
     sizes_torch,
 )
 from raybench.core import gpu
 from raybench.core.compiled import compiled
-from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.parallel import run_shared
 from raybench.core.registry import Choice, Count, Number, compressor
-from raybench.core.streams import Stream, hash_numba
+from raybench.core.streams import Stream
 from raybench.wire import ConcatMessage, Message, RaggedMessage, SparseMessage
 
 # Top-k --------------------------------------------------------------------------------------------
@@ -82,10 +73,6 @@ class RTopK(_Selection):
     k: int | float | str = Count(help="coordinates kept, or a share such as 10%")
     pool: float = Number(2.0, low=1, help="r/k: they are drawn from the r largest (at most all)")
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.pool < math.inf:
-            raise InputError.of("pool", f"{self.pool!r} is below 1 or not finite", "r/k, such as 2")
-
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d = x.shape[-1]
         k = count_of(self.k, d)
@@ -119,11 +106,6 @@ class HardThreshold(Compressor):
     deterministic = True
     selection = True
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.threshold < math.inf:
-            what = f"{self.threshold!r} is negative or not finite"
-            raise InputError.of("threshold", what, "a number of the size of the entries")
-
     def encode(self, x: Tensor, stream: Stream) -> Message:
         cut = torch.tensor(self.threshold, dtype=torch.float64).to(x.dtype)
         if float(cut) <= self.threshold:  # the lowest number of x's type that is above
@@ -155,14 +137,6 @@ class AdaptiveThreshold(Compressor):
     )
     deterministic = True
     selection = True
-
-    def __post_init__(self) -> None:
-        if self.rule not in ("max", "energy", "percentile"):
-            fix = "allowed: max, energy, percentile"
-            raise InputError.of("rule", f"unknown rule {self.rule!r}", fix)
-        for name in ("c", "energy"):
-            if not 0 < getattr(self, name) <= 1:
-                raise InputError.of(name, f"{getattr(self, name)!r} is outside (0, 1]")
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         if self.rule == "energy":
@@ -294,11 +268,6 @@ class Masking(Compressor):
     deterministic = True
     selection = True
 
-    def __post_init__(self) -> None:
-        if self.threshold not in ("tensor", "first"):
-            fix = "allowed: tensor, first"
-            raise InputError.of("threshold", f"unknown {self.threshold!r}", fix)
-
     def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
         count_of(self.k, d)  # raises where it does not fit
         fits = layout is not None and layout.dim == d
@@ -357,23 +326,17 @@ class DGC(Compressor):
     selection = True
     counted = ("k", "sample")
 
-    def __post_init__(self) -> None:
-        if self.truncate not in ("magnitude", "random"):
-            fix = "allowed: magnitude, random"
-            raise InputError.of("truncate", f"unknown {self.truncate!r}", fix)
-
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d = x.shape[-1]
         k, count = count_of(self.k, d), count_of(self.sample, d, "sample")
-        select = _dgc if x.device.type == "cpu" else dgc_torch
-        return RaggedMessage(d, x.dtype, *select(x, k, count, self.truncate == "random", stream))
+        return RaggedMessage(d, x.dtype, *dgc(x, k, count, self.truncate == "random", stream))
 
     def alpha(self, d: int) -> float:
         return 1 / d if self.truncate == "magnitude" or d == 1 else 1 / (MOST_BEFORE_SELECTION * d)
 
 
-def dgc_torch(x: Tensor, k: int, count: int, random: bool, stream: Stream) -> Ragged:
-    """Return counts, indices and values of DGC's selection in plain torch (on other devices)."""
+def dgc(x: Tensor, k: int, count: int, random: bool, stream: Stream) -> Ragged:
+    """Return counts, indices and values of DGC's selection; count: entries that are sampled."""
     d, size = x.shape[-1], sizes_torch(x)
     places = torch.arange(count, device=x.device) + stream.uniform(count)
     places = (places * (d / count)).long().clamp(max=d - 1)
@@ -381,71 +344,20 @@ def dgc_torch(x: Tensor, k: int, count: int, random: bool, stream: Stream) -> Ra
     cut = size.gather(-1, places).sort(dim=-1, descending=True).values[..., rank - 1 : rank]
     for _ in range(MOST_LOWERINGS):
         found = ((size >= cut) & (size > 0)).sum(-1, keepdim=True)
+        if not bool((found < LOWERED_TO * k).any()):
+            break
         cut = torch.where(found < LOWERED_TO * k, cut * LOWERED_TO, cut)
-    keep = (size >= cut) & (size > 0)
-    found = keep.sum(-1, keepdim=True)
-    by_size = rank_of(size.where(keep, -1.0)) < k
+    counts, where, values = ragged(x, (size >= cut) & (size > 0))
+    most = where.shape[-1]
+    if most <= k:
+        return counts, where, values
+    # of those above the threshold k remain
+    live = torch.arange(most, device=x.device) < counts[..., None]
+    keep = rank_of(sizes_torch(values).where(live, -1.0)) < k
     if random:
-        score = (stream.fold("truncate").bits(d) >> 1) & (2**63 - 1)
-        by_hash = rank_of(score.where(keep, -1)) < k
-        by_size = torch.where(found <= MOST_BEFORE_SELECTION * k, by_hash, by_size)
-    return ragged(x, keep & by_size)
-
-
-def _dgc(x: Tensor, k: int, count: int, random: bool, stream: Stream) -> Ragged:
-    rows, form, lead = bits_of(x), FORMS[x.dtype], x.shape[:-1]
-    keys, hashes = (
-        source.keys.contiguous().view(-1).numpy().view(np.uint64)
-        for source in (stream, stream.fold("truncate"))
-    )
-    rank = -(-count * k // x.shape[-1])
-    # up to so many are chosen from by hash
-    limit = math.floor(MOST_BEFORE_SELECTION * k) if random else 0
-    counts = np.empty(len(rows), np.int64)
-    where, values = torch.empty(len(rows), k, dtype=torch.int64), torch.empty(len(rows), k).to(x)
-    to, kept = where.numpy(), values.numpy()
-    lower = kept.dtype.type(LOWERED_TO)
-
-    def work(a: int, b: int) -> None:
-        sampling, held = (keys[a:b], count, rank, lower), (k, limit, hashes[a:b])
-        out = counts[a:b], to[a:b], kept[a:b].view(rows.dtype)
-        _dgc_rows(rows[a:b], *sampling, *held, form.mask, form.inf, np.empty(1, kept.dtype), *out)
-
-    run_shared(work, len(rows), COST_OF_SELECTING * rows.size)
-    most = int(counts.max(initial=0))
-    where, values = (part[:, :most].reshape(*lead, most) for part in (where, values))
-    return torch.from_numpy(counts).view(lead), where, values
-
-
-@compiled
-def _dgc_rows(
-    rows, keys, count, rank, lower, k, limit, hashes, mask, inf, value, counts, where, values
-):
-    cut = value.view(rows.dtype)  # (1,): the threshold seen as an integer
-    sizes, place = np.empty(rows.shape[1], rows.dtype), np.empty(rows.shape[1] + 1, np.int32)
-    scores, marks = np.empty(limit, np.int64), np.empty(BLOCK, np.uint8)
-    for r in range(rows.shape[0]):
-        row = rows[r]
-        sample = places_of_sample(row.shape[0], keys[r], count)
-        for i in range(count):
-            sizes[i] = min(row[sample[i]] & mask, inf)
-        cut[0] = kth_largest(sizes[:count], rank)
-        for _ in range(MOST_LOWERINGS):
-            found = count_in(row, max(cut[0] - 1, 0), mask, inf)
-            if found >= LOWERED_TO * k or cut[0] == 0:
-                break
-            value[0] *= lower
-        found = list_above(row, max(cut[0] - 1, 0), mask, inf, 0, 0, marks, place)
-        if k < found <= limit:
-            for i in range(found):
-                scores[i] = hash_numba(hashes[r], np.uint64(place[i])) >> np.uint64(1)
-            keep_largest(scores[:found], k, place)
-        elif found > k:
-            for i in range(found):
-                sizes[i] = min(row[place[i]] & mask, inf)
-            keep_largest(sizes[:found], k, place)
-        counts[r] = min(found, k)
-        for t in range(counts[r]):
-            where[r, t], values[r, t] = place[t], row[place[t]]
-        where[r, counts[r] :] = 0
-        values[r, counts[r] :] = 0
+        score = (stream.fold("truncate").bits(d) >> 1).bitwise_and_(2**63 - 1).gather(-1, where)
+        few = counts[..., None] <= MOST_BEFORE_SELECTION * k
+        keep = torch.where(few, rank_of(score.where(live, -1)) < k, keep)
+    counts, at, values = ragged(values, keep & live)
+    beyond = torch.arange(at.shape[-1], device=x.device) >= counts[..., None]
+    return counts, where.gather(-1, at).masked_fill_(beyond, 0), values

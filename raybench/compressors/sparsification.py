@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of
-from raybench.compressors.by_size import listed, ragged
-from raybench.core.compiled import compiled
+from raybench.compressors.by_size import ragged
 from raybench.core.counts import Counts
 from raybench.core.errors import InputError
 from raybench.core.layout import Layout
-from raybench.core.parallel import run_shared
 from raybench.core.registry import Choice, Count, Flag, Integer, Number, compressor
-from raybench.core.streams import MOST_SORTED, Stream, hash_numba
+from raybench.core.streams import MOST_SORTED, Stream
 from raybench.wire import (
     DenseMessage,
     FlaggedMessage,
@@ -30,7 +26,7 @@ from raybench.wire import (
 )
 from raybench.wire.base import zero_absent, zero_rows
 from raybench.wire.compound import FlagMessage
-from raybench.wire.fields import Field, Header, Numbers, dtype_of, natural, naturals
+from raybench.wire.fields import Field, Header, Numbers, dtype_of, finite, natural, naturals
 from raybench.wire.sparse import Drawn, shared_keys
 
 Places = tuple[Tensor, Tensor]  # coordinates (*lead, m), zero beyond a row's own; counts (*lead)
@@ -160,17 +156,6 @@ class RandK(Compressor):
 # A coin for every coordinate, or one for all ------------------------------------------------------
 
 
-BLOCK = 512  # coordinates whose numbers are drawn at once
-COST_OF_HASHES = 8.0  # of a coordinate, in additions
-
-
-def probability(p: object, where: str = "p") -> float:
-    """Return p as a float. Raises InputError unless 0 < p <= 1."""
-    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 < p <= 1:
-        raise InputError.of(where, f"{p!r} is no such probability", "a number in (0, 1]")
-    return float(p)
-
-
 @compressor("random_sparsification")
 class RandomSparsification(Compressor):
     """C(x)_j = x_j / p with probability p, else 0, independently: unbiased, omega = 1/p - 1, exactly.
@@ -184,9 +169,6 @@ class RandomSparsification(Compressor):
         0.25, low=0, high=1, open_low=True, help="probability of keeping a coordinate"
     )
     scaled: bool = Flag(True, help="times 1/p, which makes it unbiased; without, it is contractive")
-
-    def __post_init__(self) -> None:
-        probability(self.p)
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d, p = x.shape[-1], float(self.p)
@@ -226,54 +208,18 @@ class BernoulliMessage(PlacedMessage):
 
     @classmethod
     def demand(cls, known: Header, width: int) -> int:
-        # every coordinate is looked at, for every row, and those that are kept are listed
-        d = known["d"]
-        return super().demand(known, width) + 5 * d + int(9 * probability(known["p"]) * d)
+        # a number is drawn for every coordinate, and those that are kept are listed
+        d, p = known["d"], finite(known, "p")
+        if not 0 < p <= 1:
+            raise ValueError(f"{p} is no probability")
+        return super().demand(known, width) + 10 * d + int(40 * p * d)
 
 
 def bernoulli(source: Stream, d: int, p: float) -> Places:
     """Return the coordinates whose number of ``source`` is below p, ascending, and their counts."""
-    keys = source.keys
-    if keys.device.type != "cpu":
-        keep = source.uniform(d) < p
-        counts, where, _ = ragged(keep, keep)
-        return where, counts
-    flat, limit = keys.contiguous().view(-1).numpy().view(np.uint64), math.ceil(p * 2.0**53)
-    found = np.empty(len(flat), np.int64)
-
-    def look(most: int) -> Tensor:
-        where = torch.empty(len(flat), most, dtype=torch.int64)
-        to = where.numpy()
-        run_shared(
-            lambda a, b: _bernoulli(flat[a:b], np.uint64(limit), d, found[a:b], to[a:b]),
-            len(flat),
-            COST_OF_HASHES * len(flat) * d,
-        )
-        return where.view(*keys.shape, most)
-
-    # room enough but for one row in 10^15, which is drawn again
-    room = math.ceil(p * d + 8 * math.sqrt(p * (1 - p) * d)) + 8
-    where = look(min(room, d))
-    most = int(found.max(initial=0))
-    where = where[..., :most].contiguous() if most <= where.shape[-1] else look(most)
-    return where, torch.from_numpy(found).view(keys.shape)
-
-
-@compiled
-def _bernoulli(keys, limit, d, counts, where):
-    keep, place = np.empty(BLOCK, np.uint8), np.empty(d + 1, np.int32)
-    for r in range(keys.shape[0]):
-        found = 0
-        for start in range(0, d, BLOCK):
-            size = min(BLOCK, d - start)
-            for j in range(size):  # a loop of its own: the listing does not vectorise
-                keep[j] = (hash_numba(keys[r], np.uint64(start + j)) >> np.uint64(11)) < limit
-            found = listed(keep, size, start, found, place)
-        counts[r] = found
-        own = min(found, where.shape[1])
-        for t in range(own):
-            where[r, t] = place[t]
-        where[r, own:] = 0
+    keep = source.uniform(d) < p
+    counts, where, _ = ragged(keep, keep)
+    return where, counts
 
 
 @compressor("lazy")
@@ -285,9 +231,6 @@ class Lazy(Compressor):
     """
 
     p: float = Number(0.5, low=0, high=1, open_low=True, help="probability of sending the vector")
-
-    def __post_init__(self) -> None:
-        probability(self.p)
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         sent = stream.uniform(1)[..., 0] < self.p
@@ -307,7 +250,6 @@ class Lazy(Compressor):
 
 
 AUTO = "auto"
-COST_OF_PLACES = 64.0  # of giving a coordinate its place in a permutation, in additions
 
 
 @compressor("perm_k")
@@ -320,7 +262,7 @@ class PermK(Compressor):
     none is left where all send the same vector. The support comes from the shared seed, so d/n
     values travel and no indices.
 
-    clients auto: those of the problem; where the operator was not fitted to one, the size of the
+    clients auto: those of the problem; where the compressor was not fitted to one, the size of the
     last leading axis of x (1 for a vector), and no class is claimed. A client with an id i >= n has
     the block of i mod n. Raises InputError where n > d and d does not divide n.
     Source: Szlendak, Tyurin, Richtarik 2021, Permutation Compressors.
@@ -329,11 +271,6 @@ class PermK(Compressor):
     clients: int | str = Integer(
         AUTO, low=1, words=(AUTO,), help="clients n that share a permutation"
     )
-
-    def __post_init__(self) -> None:
-        n = self.clients
-        if n != AUTO and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
-            raise InputError.of("clients", f"{n!r} is no number of clients", "an integer, or auto")
 
     def fit(self, d: int, n: int, layout: Layout | None = None) -> PermK:
         own = replace(self, clients=n) if self.clients == AUTO else self
@@ -364,7 +301,7 @@ class PermK(Compressor):
         """Return (A, B) of E||mean C_i(a_i) - mean a_i||^2 <= A mean||a_i||^2 - B ||mean a_i||^2.
 
         With equality. A = B = 1 for d >= n > 1, (d - 1)/(n - 1) for n > d, 0 for n = 1; independent
-        operators have (omega/n, 0). n None: the fitted clients. MARINA's step becomes
+        compressors have (omega/n, 0). n None: the fitted clients. MARINA's step becomes
         1/(L + sqrt((1 - p)/p ((A - B) L_+^2 + B L_pm^2))), L_pm^2 the Hessian variance: with A = B
         the clients' likeness is all that counts, and identical clients allow that of gradient
         descent. Raises InputError where n is not known, or does not fit d.
@@ -498,55 +435,10 @@ def block_of(shared: Stream, clients: Tensor, d: int, n: int) -> Places:
     first = slots * length + slots.clamp(max=longer)
     counts = length + (slots < longer).long()
     most = int(counts.max()) if counts.numel() else length
-    where = _images(shared, d, first, most)
+    where = shared.images(d, first, most)
     if most > length:
         where[..., -1] *= counts > length
     return where, counts
-
-
-def _images(shared: Stream, d: int, first: Tensor, count: int) -> Tensor:
-    """Return ``shared.images``; of few coordinates on the CPU a kernel sorts and cuts the blocks."""
-    keys = shared.keys
-    if d > MOST_SORTED or keys.device.type != "cpu" or not first.numel():
-        return shared.images(d, first, count)
-    where = torch.empty(*first.shape, count, dtype=torch.int64)
-    cells = keys.contiguous().view(-1).numpy().view(np.uint64)
-    begin = first.reshape(len(cells), -1).numpy()
-    out = where.numpy().reshape(*begin.shape, count)
-    run_shared(
-        lambda a, b: _blocks(cells[a:b], d, begin[a:b], out[a:b]),
-        len(cells),
-        COST_OF_PLACES * len(cells) * d,
-    )
-    return where
-
-
-@compiled
-def _blocks(keys, d, first, out):  # first (R, n), out (R, n, count): of 0..d-1 in order of hashes
-    hashes, bucket = np.empty(d, np.uint64), np.empty(d, np.int32)
-    ends, order = np.empty(d + 1, np.int32), np.empty(d, np.int32)
-    for r in range(keys.shape[0]):
-        for j in range(d):
-            hashes[j] = hash_numba(keys[r], np.uint64(j))
-            bucket[j] = ((hashes[j] >> np.uint64(32)) * np.uint64(d)) >> np.uint64(32)
-        ends[:] = 0
-        for j in range(d):
-            ends[bucket[j] + 1] += 1
-        for b in range(d):
-            ends[b + 1] += ends[b]
-        for j in range(d):  # hashes are uniform: a bucket holds one or a few
-            order[ends[bucket[j]]] = j
-            ends[bucket[j]] += 1
-        # the buckets are in order, each is sorted by insertion; equal hashes stay by number
-        for j in range(1, d):
-            own, at = order[j], j
-            while at > 0 and hashes[order[at - 1]] > hashes[own]:
-                order[at] = order[at - 1]
-                at -= 1
-            order[at] = own
-        for i in range(first.shape[1]):
-            for j in range(out.shape[2]):
-                out[r, i, j] = order[min(first[r, i] + j, d - 1)]
 
 
 # A mask that the clients share --------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Operators on tensors: Tucker (three ways), tensor trains and CP, their messages and guarantees."""
+"""Compressors on tensors: Tucker (three ways), tensor trains and CP, their messages and guarantees."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from raybench.compressors.base import Compressor, count_of
 from raybench.compressors.low_rank import (
     AUTO,
     Projection,
-    at_least,
     check_fit,
     near_square,
     shape_from,
@@ -278,7 +277,7 @@ def guaranteed_train(dims: Sizes, ranks: Sizes) -> float:
     return alpha
 
 
-# Operators ----------------------------------------------------------------------------------------
+# Compressors ----------------------------------------------------------------------------------------
 
 
 Rank = int | float | str  # a count, or a share of the largest that an axis can have
@@ -340,7 +339,7 @@ def _plan(op: Decomposition, d: int) -> Plan:
 
 @record
 class Decomposition(Projection):
-    """Base of tensor operators; x whose parts would hold d values or more is sent dense."""
+    """Base of tensor compressors; x whose parts would hold d values or more is sent dense."""
 
     dims: Sizes | str = List(
         AUTO,
@@ -391,7 +390,7 @@ class Decomposition(Projection):
 
 @record
 class Ranked(Decomposition):
-    """Base of operators with a rank for each axis."""
+    """Base of compressors with a rank for each axis."""
 
     ranks: Sequence[Rank] | Rank = List(
         (1,), help="one rank per axis, [[2, 2, 2]], or one for all, [[2]]; counts or shares"
@@ -403,10 +402,7 @@ class Ranked(Decomposition):
         if not ranks:
             raise InputError.of("ranks", "no ranks", "one for all axes: [[2]]; or one for each")
         for rank in ranks:
-            if type(rank) is int:
-                at_least(rank, 1, "ranks")
-            else:
-                count_of(rank, 2**31, "ranks")
+            count_of(rank, 2**31, "ranks")
         object.__setattr__(self, "ranks", ranks)
 
 
@@ -474,10 +470,6 @@ class Tucker(Tuckered):
 
     iterations: int = Integer(5, low=0, help="sweeps of alternating improvement (HOOI)")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self.iterations, 0, "iterations")
-
     def parts(self, X: Tensor, ranks: Sizes) -> list[Tensor]:
         return hooi(X, ranks, self.iterations)
 
@@ -525,11 +517,6 @@ class CP(Decomposition):
     rank: int = Integer(1, low=1, help="number of terms")
     iterations: int = Integer(10, low=1, help="sweeps of alternating least squares")
     form = "cp"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self.rank, 1, "rank")
-        at_least(self.iterations, 1, "iterations")
 
     def reached(self, dims: Sizes) -> Sizes:
         return (self.rank,)

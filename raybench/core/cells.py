@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 # The operand decides what an operation with numbers per cell gives: a tensor of its shape where it is
-# one, numbers per cell otherwise. That is more than a type can say, so the operators below return Any.
+# one, numbers per cell otherwise. That is more than a type can say, so the compressors below return Any.
 Operand: TypeAlias = "Tensor | PerCell | float"
 
 

@@ -12,7 +12,7 @@ from time import perf_counter
 class Clock:
     """Seconds spent so far, each counted once.
 
-    gradient: on gradients. compress: on operators. communicate: on exchanging messages, booking them,
+    gradient: on gradients. compress: on compressors. communicate: on exchanging messages, booking them,
     and adding up what came.
     """
 

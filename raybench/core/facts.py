@@ -18,7 +18,7 @@ from raybench.core.params import Param, bare, undeclared
 
 
 class Role(StrEnum):
-    """What a method needs of an operator."""
+    """What a method needs of a compressor."""
 
     CONTRACTIVE = "contractive"
     UNBIASED = "unbiased"
@@ -26,17 +26,17 @@ class Role(StrEnum):
 
     @property
     def usual(self) -> str:
-        """The name of the operator that is taken for this role where none is asked for."""
+        """The name of the compressor that is taken for this role where none is asked for."""
         return "top_k" if self == Role.CONTRACTIVE else "rand_k"
 
     @property
     def usual_form(self) -> str:
-        """The short form of that operator, with the usual share of coordinates."""
+        """The short form of that compressor, with the usual share of coordinates."""
         return f"{self.usual}:k={USUAL_SHARE}"
 
 
 USUAL_SHARE = "10%"
-TITLE = "how tables and figures write its name; None for its name in capitals, or an operator's in words"
+TITLE = "how tables and figures write its name; None for its name in capitals, or a compressor's in words"
 # a function of a ``raybench.theory.Setting``, which lies above this layer
 Rule = Callable[[Any], float]
 Contradiction = tuple[str, str, str]  # a fact, what is wrong with it, and how to mend it
@@ -116,10 +116,10 @@ class AlgorithmFacts(Facts):
 
     up: Annotated[
         Role | None,
-        "the operator it needs for messages to the server: `Contractive`, `Unbiased`, `Any_`, or None where they are dense",
+        "the compressor it needs for messages to the server: `Contractive`, `Unbiased`, `Any_`, or None where they are dense",
     ] = None
     down: Annotated[
-        Role | None, "the operator it cannot do without for messages from the server"
+        Role | None, "the compressor it cannot do without for messages from the server"
     ] = None
     broadcast: Annotated[
         Role | None,
@@ -136,9 +136,9 @@ class AlgorithmFacts(Facts):
         bool,
         "its server makes sums and multiples of `.mean()` of messages only, in `wire.server_zeros()`, and steps along `a.pooled(net, g)`: it may keep clients apart and put a `robust` rule in place of the mean",
     ] = False
-    own: Annotated[str | None, "the one operator it is bound to, by name"] = None
+    own: Annotated[str | None, "the one compressor it is bound to, by name"] = None
     operators: Annotated[
-        Mapping[str, Role], "the roles of its parameters that are operators, by parameter"
+        Mapping[str, Role], "the roles of its parameters that are compressors, by parameter"
     ] = field(default_factory=dict)
     theory: Annotated[
         Any, "its theoretical step size, a function of a `Setting`; None where it has none"
@@ -162,11 +162,11 @@ class AlgorithmFacts(Facts):
     title: Annotated[str | None, TITLE] = None
 
     def role(self, way: str) -> Role | None:
-        """Return what it needs of the operator ``up`` or ``down``, None where it needs none."""
+        """Return what it needs of the compressor ``up`` or ``down``, None where it needs none."""
         return self.up if way == "up" else self.down
 
     def compresses(self, way: str) -> bool:
-        """Tell whether an operator for messages ``up`` or ``down`` makes a difference to it."""
+        """Tell whether a compressor for messages ``up`` or ``down`` makes a difference to it."""
         return self.role(way) is not None or (way == "down" and self.broadcast is not None)
 
     def contradictions(self, params: Mapping[str, Param]) -> Iterator[Contradiction]:
@@ -186,7 +186,7 @@ class AlgorithmFacts(Facts):
         for name in self.operators:
             if name not in held:
                 fix = nearest(name, held) or f"declare {name}=Operator('rand_k:k=10%')"
-                yield "operators", f"{name!r} is no parameter that is an operator", fix
+                yield "operators", f"{name!r} is no parameter that is a compressor", fix
 
     def _of_numbers(self, params: Mapping[str, Param]) -> Iterator[Contradiction]:
         automatic = [name for name, param in params.items() if "auto" in param.words]
@@ -209,7 +209,7 @@ class AlgorithmFacts(Facts):
 
 @dataclass(frozen=True, kw_only=True)
 class CompressorFacts(Facts):
-    """What an operator says about itself: attributes of its class say the rest."""
+    """What a compressor says about itself: attributes of its class say the rest."""
 
     title: Annotated[str | None, TITLE] = None
 

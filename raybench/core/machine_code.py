@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from numba.core.caching import CompileResultCacheImpl, FunctionCache
+from numba.core.caching import NullCache
+from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
 from raybench.core.process import is_own, kernel_folder
@@ -33,18 +34,28 @@ from raybench.core.process import is_own, kernel_folder
 DIGEST = 32  # bytes
 
 
-class _Kept:
+class _Kept(NullCache):
     """The machine code of one function on disk, a file per (signature, processor, code)."""
 
-    def __init__(self, folder: Path, stem: str, about: tuple[object, ...]) -> None:
-        self.folder, self.stem, self.about = folder, stem, about
+    def __init__(self, folder: Path, function: Callable[..., Any], about: tuple[object, ...]):
+        stem = f"{Path(function.__code__.co_filename).stem}.{function.__name__}"
+        self.folder, self.stem = folder, "".join(c for c in stem if c.isalnum() or c in "._")
+        enclosed = tuple(cell.cell_contents for cell in function.__closure__ or ())
+        code = function.__code__.co_code, dumps(enclosed) if enclosed else b""
+        self.about = (*about, *(hashlib.sha256(part).hexdigest() for part in code))
 
-    def path(self, key: object) -> Path:
-        parts = repr((*self.about, key))
+    @property
+    def cache_path(self) -> str:
+        return str(self.folder)
+
+    def _path(self, signature: object, codegen: Any) -> Path:
+        parts = repr((*self.about, signature, codegen.magic_tuple()))
         return self.folder / f"{self.stem}-{hashlib.sha256(parts.encode()).hexdigest()[:16]}.kernel"
 
-    def save(self, key: object, data: object) -> None:
-        body, path = dumps(data), self.path(key)
+    def save_overload(self, signature: object, made: Any) -> None:
+        if made.library.has_dynamic_globals or not all(part.can_cache for part in made.lifted):
+            return
+        body, path = dumps(made._reduce()), self._path(signature, made.library.codegen)
         try:
             # a file of its own that is renamed: a reader sees all of it or nothing
             number, temporary = tempfile.mkstemp(prefix=f"{path.name}.", dir=self.folder)
@@ -58,62 +69,19 @@ class _Kept:
         except OSError:  # a full disk, say: the kernel is there, it is only not kept
             return
 
-    def load(self, key: object) -> object:
+    def load_overload(self, signature: object, context: Any) -> Any:
         """Return what was saved; None, so that numba compiles, where it is not there or unsound."""
+        context.refresh()
         try:
-            with open(self.path(key), "rb") as file:
+            with open(self._path(signature, context.codegen()), "rb") as file:
                 if not is_own(os.fstat(file.fileno())):
                     return None
                 data = file.read()
             if hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:
                 return None
-            return pickle.loads(data[DIGEST:])
+            return CompileResult._rebuild(context, *pickle.loads(data[DIGEST:]))
         except Exception:  # whatever unpickling meets, such as a class that numba no longer has
             return None
-
-    def flush(self) -> None:
-        for path in self.folder.glob(f"{self.stem}-*.kernel"):
-            path.unlink(missing_ok=True)
-
-
-class _Place:
-    """What numba asks of the place where a function's machine code is kept."""
-
-    def __init__(self, folder: Path, function: Callable[..., Any], stamp: str) -> None:
-        self._py_file, self.folder, self.stamp = function.__code__.co_filename, folder, stamp
-
-    def get_cache_path(self) -> str:
-        return str(self.folder)
-
-    def ensure_cache_path(self) -> None:
-        """The folder was made, and looked at, before."""
-
-    def get_source_stamp(self) -> str:
-        return self.stamp
-
-    def get_disambiguator(self) -> str:
-        return ""
-
-
-class _Cache(FunctionCache):
-    """numba's cache of a function, in files of ``_Kept``."""
-
-    def __init__(
-        self, function: Callable[..., Any], folder: Path, stamp: str, about: tuple[object, ...]
-    ) -> None:
-        place = _Place(folder, function, stamp)
-
-        class Kernels(CompileResultCacheImpl):
-            def __init__(self, py_func: Callable[..., Any]) -> None:
-                self._lineno, self._locator = py_func.__code__.co_firstlineno, place
-                self._filename_base = py_func.__name__
-
-        self._impl_class = Kernels
-        super().__init__(function)
-        name = f"{Path(place._py_file).stem}.{function.__name__}"
-        self._cache_file = _Kept(
-            folder, "".join(c for c in name if c.isalnum() or c in "._"), about
-        )
 
 
 def _stamp(function: Callable[..., Any]) -> str | None:
@@ -146,5 +114,5 @@ def dispatcher(function: Callable[..., Any], options: Mapping[str, object], uses
     if folder is not None and stamp is not None:
         about = (numba.__version__, sys.version_info[:2], stamp, function.__qualname__)
         line = function.__code__.co_firstlineno
-        made._cache = _Cache(function, folder, stamp, (*about, line, uses))
+        made._cache = _Kept(folder, function, (*about, line, uses))
     return made

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
 
-import numpy as np
 import torch
 
 WORTH_THREADS = 1_500_000  # additions below which waking a thread costs more than it brings
@@ -110,14 +109,3 @@ def run_tiled(
             a = last
 
     return run_shared(piece, rows * tiles, rows * d * cost)
-
-
-_scratch = threading.local()
-
-
-def scratch(name: str, size: int, dtype: type) -> np.ndarray:
-    """Return uninitialised space that this thread reuses under that name; never keep it."""
-    held: dict[str, np.ndarray] = _scratch.__dict__
-    if name not in held or held[name].size < size or held[name].dtype != dtype:
-        held[name] = np.empty(size, dtype)
-    return held[name][:size]

@@ -49,9 +49,8 @@ def keep_freed() -> bool:
     ones are made anew: measured on vectors of 8,124 entries and 64 cells of 20 clients, four times
     slower than the arithmetic. Holds for the process; elsewhere nothing is changed.
     """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):
+    mallopt = _of_libc("mallopt")
+    if mallopt is None:
         return False
     kept = mallopt(MMAP_THRESHOLD, LARGEST_KEPT_ARRAY), mallopt(TRIM_THRESHOLD, MOST_KEPT)
     return all(kept)
@@ -63,15 +62,16 @@ def give_back() -> None:
     It cannot use a hole for an aligned array of the size of the one that left it (before version 2.38), so
     that arrays which come and go beside others that stay take several times the room they need.
     """
-    trim = _trim()
+    trim = _of_libc("malloc_trim")
     if trim is not None:
         trim(0)
 
 
 @cache
-def _trim() -> Callable[[int], int] | None:
+def _of_libc(name: str) -> Callable[..., int] | None:
+    """Return a function that glibc has and other C libraries lack."""
     try:
-        return ctypes.CDLL(None).malloc_trim
+        return getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError, TypeError):
         return None
 

@@ -161,7 +161,7 @@ def _takes_our_place(kind: str, name: str, override: bool) -> bool:
 def compressor(
     name: str, *, version: str = "1", override: bool = False, **given: object
 ) -> Callable[[T], T]:
-    """Register a compression operator (a class with ``encode``, ``omega``, ``alpha``).
+    """Register a compression compressor (a class with ``encode``, ``omega``, ``alpha``).
 
     A class whose attributes are parameters becomes a frozen dataclass. Raises InputError, as the decorators
     below do, for a fact that is unknown or wrong, for a plain number where a parameter is declared, and for the

@@ -122,6 +122,31 @@ def _subset_kernel(keys, d, k, out):
 
 
 @compiled
+def _order_kernel(keys, d, out):  # out (R, d): 0..d-1 in the order of their hashes
+    hashes, bucket, ends = np.empty(d, np.uint64), np.empty(d, np.int32), np.empty(d + 1, np.int32)
+    for r in range(keys.shape[0]):
+        order = out[r]
+        for j in range(d):
+            hashes[j] = hash_numba(keys[r], np.uint64(j))
+            bucket[j] = ((hashes[j] >> np.uint64(32)) * np.uint64(d)) >> np.uint64(32)
+        ends[:] = 0
+        for j in range(d):
+            ends[bucket[j] + 1] += 1
+        for b in range(d):
+            ends[b + 1] += ends[b]
+        for j in range(d):  # hashes are uniform: a bucket holds one or a few
+            order[ends[bucket[j]]] = j
+            ends[bucket[j]] += 1
+        # the buckets are in order, each is sorted by insertion; equal hashes stay by number
+        for j in range(1, d):
+            own, at = order[j], j
+            while at > 0 and hashes[order[at - 1]] > hashes[own]:
+                order[at] = order[at - 1]
+                at -= 1
+            order[at] = own
+
+
+@compiled
 def _feistel_kernel(keys, first, d, high, low, lo, hi, out):  # out (R, count), columns lo..hi
     one = np.uint64(1)
     above, below = (one << np.uint64(high)) - one, (one << np.uint64(low)) - one
@@ -169,7 +194,7 @@ class Stream:
 
     ``root`` (B,) holds a key per cell, ``tags`` the folds since, ``ids`` (n,) the clients (or None);
     ``keys`` has shape (B, n), or root's where there are no clients. Keys are computed when first
-    asked for, so a deterministic operator pays nothing.
+    asked for, so a deterministic compressor pays nothing.
     """
 
     __slots__ = ("_drawn", "_keys", "ids", "root", "tags")
@@ -336,8 +361,14 @@ class Stream:
 
     def _shuffled(self, d: int) -> Tensor:
         """Return 0..d-1 in the order of their hashes, int64 (..., d)."""
-        hashes = self.bits(d)
-        return (hashes ^ (-(2**63))).argsort(dim=-1, stable=True)  # ordered as unsigned numbers
+        keys = self.keys
+        if not _on_cpu(keys):
+            hashes = self.bits(d) ^ (-(2**63))  # ordered as unsigned numbers
+            return hashes.argsort(dim=-1, stable=True)
+        out = torch.empty(*keys.shape, d, dtype=torch.int64)
+        flat, raw = _numpy(keys), out.view(-1, d).numpy()
+        run_shared(lambda a, b: _order_kernel(flat[a:b], d, raw[a:b]), len(flat), 64.0 * raw.size)
+        return out
 
     def _feistel(self, d: int, count: int, first: Tensor | None = None) -> Tensor:
         keys = self.keys

@@ -1,17 +1,17 @@
 """Data sets by name or path, their labels, and how their rows are dealt out to clients."""
 
+from raybench.data.catalogue import (
+    IMAGE_SETS,
+    LIBSVM_SETS,
+    TEXTS,
+    VIEW_SETS,
+    ImageSet,
+    LibsvmSet,
+    folder,
+)
 from raybench.data.dataset import Dataset, binary_labels, load, load_test
 from raybench.data.examples import Examples, Pair
 from raybench.data.images import images
-from raybench.data.known import (
-    KNOWN,
-    KNOWN_IMAGES,
-    KNOWN_TEXTS,
-    KNOWN_VIEWS,
-    Known,
-    KnownImages,
-    folder,
-)
 from raybench.data.split import PLAIN as split_names
 from raybench.data.split import TAG_PARAMS as split_tags
 from raybench.data.split import by_column, hold_out, split
@@ -19,14 +19,14 @@ from raybench.data.text import Vocabulary, Words, text, vocabulary
 from raybench.data.views import views
 
 __all__ = [
-    "KNOWN",
-    "KNOWN_IMAGES",
-    "KNOWN_TEXTS",
-    "KNOWN_VIEWS",
+    "IMAGE_SETS",
+    "LIBSVM_SETS",
+    "TEXTS",
+    "VIEW_SETS",
     "Dataset",
     "Examples",
-    "Known",
-    "KnownImages",
+    "ImageSet",
+    "LibsvmSet",
     "Pair",
     "Vocabulary",
     "Words",

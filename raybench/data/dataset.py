@@ -17,8 +17,8 @@ import scipy.sparse
 from raybench.core.errors import InputError, nearest
 from raybench.core.limits import decompressed
 from raybench.data import tables
+from raybench.data.catalogue import EMBEDDED, LIBSVM_SETS, fetch, find, folder
 from raybench.data.files import DATASET_KEY, cached, data_error
-from raybench.data.known import EMBEDDED, KNOWN, fetch, find, folder
 from raybench.data.tables import CLIENT_KEY, LABEL_KEY
 
 TEST_KEY = "problem.test_set"
@@ -257,11 +257,11 @@ def _without_columns(name: str, label: str | None, client: str | None) -> None:
 
 
 def _named(name: str) -> Dataset:
-    listed = KNOWN.get(name)
+    listed = LIBSVM_SETS.get(name)
     file = find(name)
     if file is None:
         if listed is None:
-            fix = nearest(name, [*KNOWN, *EMBEDDED])
+            fix = nearest(name, [*LIBSVM_SETS, *EMBEDDED])
             fix += f"; or give a path, or put the file into {folder() / 'libsvm'}"
             raise data_error(f"unknown data set {name!r}", fix)
         file = fetch(name)

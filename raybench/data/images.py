@@ -6,11 +6,13 @@ Nothing is fetched that already lies there. What a file becomes is bounded befor
 from __future__ import annotations
 
 import io
+import lzma
 import math
 import os
 import tarfile
+import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 
@@ -18,6 +20,7 @@ import numpy as np
 
 from raybench.core.errors import InputError, nearest
 from raybench.core.limits import check_fits, check_growth, decompressed
+from raybench.data.catalogue import BATCHES, IMAGE_SETS, SPELLINGS, needed
 from raybench.data.examples import Examples, Pair
 from raybench.data.files import (
     AGAIN,
@@ -29,7 +32,6 @@ from raybench.data.files import (
     opened,
     path_of,
 )
-from raybench.data.known import BATCHES, KNOWN_IMAGES, SPELLINGS, needed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -48,7 +50,7 @@ Part = tuple[np.ndarray, np.ndarray]  # images (N, C, H, W) and labels (N,), as 
 def images(name_or_path: str | os.PathLike[str], *, size: int | None = None) -> Pair:
     """Return the images of that name or path: inputs (N, C, H, W), labels 0 .. classes - 1.
 
-    A name is one of ``KNOWN_IMAGES``: read from the data folder, and fetched into it where it is not
+    A name is one of ``IMAGE_SETS``: read from the data folder, and fetched into it where it is not
     there. A path is an ``.npz`` with ``images`` and ``labels`` (and ``test_images``, ``test_labels``),
     or a folder with a folder of pictures for each class (or with such folders in ``train`` and
     ``test``). size: resize the pictures of a folder to so many pixels a side.
@@ -63,8 +65,9 @@ def images(name_or_path: str | os.PathLike[str], *, size: int | None = None) -> 
     given = os.fspath(name_or_path)
     path = None if given == "digits" else path_of(given)
     if path is not None and path.is_dir():
-        pictures = listing(path)
-        return _folder(pictures.files, path.absolute(), pictures, size)
+        parts = listing(path)
+        files = tuple(file for part in parts for file, _ in part)
+        return _folder(files, path.absolute(), parts, size)
     if size is not None:
         what = f"size is for folders of pictures; {given} is none"
         raise data_error(what, "leave size out")
@@ -100,10 +103,10 @@ def _pair(name: str, source: str, classes: int, train: Part, test: Part | None) 
 
 
 def _named(name: str) -> Pair:
-    if name not in KNOWN_IMAGES:
-        fix = f"{nearest(name, [*KNOWN_IMAGES, *SPELLINGS])}; or give a path: ./{name}"
+    if name not in IMAGE_SETS:
+        fix = f"{nearest(name, [*IMAGE_SETS, *SPELLINGS])}; or give a path: ./{name}"
         raise data_error(f"unknown images {name!r}", fix)
-    listed = KNOWN_IMAGES[name]
+    listed = IMAGE_SETS[name]
     pair = _read_named(tuple(needed(name)), name)
     has = tuple(0 if part is None else len(part) for part in (pair.train, pair.test))
     if has != (listed.train, listed.test) or pair.train.inputs.shape[1:] != listed.shape:
@@ -115,7 +118,7 @@ def _named(name: str) -> Pair:
 
 @cached(2)  # of up to 180 MB each
 def _read_named(files: tuple[Path, ...], name: str) -> Pair:
-    listed, test = KNOWN_IMAGES[name], None
+    listed, test = IMAGE_SETS[name], None
     if name == "digits":
         train, source = _digits(), "scikit-learn"
     elif name == "cifar10_part":
@@ -278,9 +281,12 @@ def _labels(archive: Archive, name: str) -> np.ndarray:
 
 
 @cached(2)
-def _folder(files: tuple[Path, ...], folder: Path, pictures: Listing, size: int | None) -> Pair:
-    train, test = read_pictures(pictures, size)
-    return _pair(folder.name, str(folder), len(pictures.classes), train, test)
+def _folder(
+    files: tuple[Path, ...], folder: Path, parts: tuple[Pictures, Pictures], size: int | None
+) -> Pair:
+    classes = 1 + max(label for _, label in parts[0])
+    train, test = read_pictures(*parts, size)
+    return _pair(folder.name, str(folder), classes, train, test)
 
 
 # Pictures -------------------------------------------------------------------------------------------
@@ -294,169 +300,115 @@ LAYOUT = "a data set is FOLDER/CLASS/PICTURES, or FOLDER/train/CLASS/... and FOL
 MOST_PACKED = 1 << 20  # bytes of a picture in an archive
 
 
-@dataclass(frozen=True)
-class Listing:
-    """The pictures of a folder: (file, class) of each part in order, and the names of the classes."""
-
-    train: tuple[tuple[Path, int], ...]
-    test: tuple[tuple[Path, int], ...]
-    classes: tuple[str, ...]
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """Return all files, those of the training part first."""
-        return tuple(file for file, _ in (*self.train, *self.test))
+Pictures = tuple[tuple[Path, int], ...]  # files, each with the number of its class
 
 
-def listing(folder: Path) -> Listing:
-    """Return the pictures of a folder, classes and files in the order of their names.
+def listing(folder: Path) -> tuple[Pictures, Pictures]:
+    """Return the pictures of a folder's training and test part, classes and files in the order of their names.
 
-    Names that start with a dot are passed over. Raises InputError where there is no class, or where a
-    class has none or holds anything but pictures.
+    Folders that start with a dot, and files that are no pictures by their ending, are passed over. Raises InputError
+    where there is no class, or where a class has no pictures.
     """
+    from torchvision.datasets.folder import make_dataset
+
+    top = folder / "train" if (folder / "train").is_dir() else folder
+    held = folder / "test" if (folder / "test").is_dir() else None
+    if held is not None and top == folder:
+        raise data_error(f"{folder} has a folder test and no train", LAYOUT)
     try:
-        parted = [name for name in ("train", "test") if (folder / name).is_dir()]
-        if parted == ["test"]:
-            raise data_error(f"{folder} has a folder test and no train", LAYOUT)
-        top = folder / "train" if parted else folder
-        names = _folders(top)
+        names = _classes(top)
         if not names:
             raise data_error(f"{top} has no folder of a class in it", LAYOUT)
-        test: tuple[tuple[Path, int], ...] = ()
-        if len(parted) == 2:
-            alien = sorted(set(_folders(folder / "test")) - set(names))
-            if alien:
-                what = f"{folder / 'test'} has the class {alien[0]}, which train lacks"
-                raise data_error(what, LAYOUT)
-            test = tuple(_files(folder / "test", names, needed=False))
-        return Listing(tuple(_files(top, names)), test, tuple(names))
-    except OSError as error:
+        if alien := sorted(set(_classes(held)) - set(names)):
+            raise data_error(f"{held} has the class {alien[0]}, which train lacks", LAYOUT)
+        numbers = {name: label for label, name in enumerate(names)}
+        train, test = (
+            tuple(
+                (Path(file), label)
+                for file, label in make_dataset(place, numbers, ENDINGS, allow_empty=place == held)
+            )
+            for place in (top, held or top)
+        )
+        return train, test if held else ()
+    except OSError as error:  # torchvision's, of a class without pictures, is one
         raise data_error(f"cannot read {folder}: {error}", LAYOUT) from error
 
 
-def _folders(top: Path) -> list[str]:
-    return sorted(p.name for p in top.iterdir() if p.is_dir() and not p.name.startswith("."))
+def _classes(top: Path | None) -> list[str]:
+    places = [] if top is None else [*top.iterdir()]
+    return sorted(p.name for p in places if p.is_dir() and not p.name.startswith("."))
 
 
-def _files(top: Path, names: list[str], needed: bool = True) -> Iterator[tuple[Path, int]]:
-    for label, name in enumerate(names):
-        place = top / name
-        files = sorted(place.iterdir()) if needed or place.is_dir() else []
-        files = [file for file in files if not file.name.startswith(".")]
-        for file in files:
-            if file.suffix.lower() not in ENDINGS or not file.is_file():
-                fix = f"move it away; pictures end with {', '.join(ENDINGS)}"
-                raise data_error(f"{file} is no picture", fix)
-        if needed and not files:
-            raise data_error(f"the class {place} has no pictures", LAYOUT)
-        yield from ((file, label) for file in files)
-
-
-def read_pictures(pictures: Listing, size: int | None) -> tuple[Part, Part | None]:
+def read_pictures(train: Pictures, test: Pictures, size: int | None) -> tuple[Part, Part | None]:
     """Return the training part of a listing, and the test part unless it is empty.
 
     All pictures are grey (C = 1) where all files are, else all are in colour (C = 3). With ``size``
     each is resized to so many pixels a side; without, all must have one size already. Raises
     InputError for a file that is damaged, of another size, of more than 8 bits, or too large.
     """
-    files = pictures.files
+    files = [file for file, _ in (*train, *test)]
     # Headers first: they say what the pictures will take before any of them is decoded.
-    sides, colour = None if size is None else (size, size), False
-    for file in files:
-        with file.open("rb") as stream:
-            has, mode = _header(stream, file)
-        colour = colour or mode in COLOUR
-        sides = sides or has
+    heads = [_header(file) for file in files]
+    sides = heads[0][0] if size is None else (size, size)
+    for file, (has, _) in zip(files, heads, strict=True):
         if size is None and has != sides:
             what = f"{file} has {has[0]} x {has[1]} pixels, and {files[0]} {sides[0]} x {sides[1]}"
             raise data_error(what, "give a size to resize all to, such as size=32")
-    assert sides is not None
-    channels = 3 if colour else 1
+    channels = 3 if any(mode in COLOUR for _, mode in heads) else 1
     what = f"{len(files):,} pictures of {sides[0]} x {sides[1]} pixels"
     fix = "take fewer pictures, or a smaller size"
     check_fits(DATASET_KEY, what, len(files) * channels * sides[0] * sides[1], fix)
-    train, test = (
-        _stacked([file for file, _ in part], [label for _, label in part], channels, sides)
-        for part in (pictures.train, pictures.test)
-    )
-    return train, test if pictures.test else None
+    parts = [_stacked(part, channels, sides) for part in (train, test)]
+    return parts[0], parts[1] if test else None
 
 
-def _stacked(files: list[Path], labels: list[int], channels: int, sides: tuple[int, int]) -> Part:
-    images = np.empty((len(files), channels, sides[1], sides[0]), np.uint8)
-    for image, file in zip(images, files):
-        with file.open("rb") as stream:
-            image[:] = _pixels(stream, file, channels, sides, resized=True)
-    return images, np.array(labels, np.int64)
+def _stacked(pictures: Pictures, channels: int, sides: tuple[int, int]) -> Part:
+    images = np.empty((len(pictures), channels, sides[1], sides[0]), np.uint8)
+    for image, (file, _) in zip(images, pictures, strict=True):
+        image[:] = _pixels(file, file, channels, sides)
+    return images, np.array([label for _, label in pictures], np.int64)
 
 
-def _open(stream: IO[bytes], file: Path | str) -> Image:
+@contextmanager
+def _opened(source: Path | IO[bytes], where: Path | str) -> Iterator[Image]:
+    """Open a picture; whatever it turns out to be in the block, its errors are InputError."""
     from PIL import Image
 
     try:
-        return Image.open(stream, formats=FORMATS)
+        with Image.open(source, formats=FORMATS) as picture:
+            yield picture
+    except InputError:
+        raise
     except Exception as error:  # Pillow raises a dozen kinds on files that are damaged
-        raise _damaged(file, error) from error
+        # Pillow's own words name the stream's address where it cannot tell the format.
+        said = str(error) if "identify" not in str(error) else "it is of no format that is read"
+        what = f"cannot read {where}: {said or type(error).__name__}"
+        raise data_error(what[:400], f"pictures are {', '.join(FORMATS)}") from error
 
 
-def _damaged(file: Path | str, error: Exception) -> InputError:
-    # Pillow's own words name the stream's address where it cannot tell the format.
-    said = str(error) if "identify" not in str(error) else "it is of no format that is read"
-    what = f"cannot read {file}: {said or type(error).__name__}"
-    return data_error(what[:400], f"pictures are {', '.join(FORMATS)}")
-
-
-def _header(stream: IO[bytes], file: Path) -> tuple[tuple[int, int], str]:
+def _header(file: Path) -> tuple[tuple[int, int], str]:
     """Return ((width, height), mode) of a picture that is not decoded yet."""
-    packed = file.stat().st_size
-    with _open(stream, file) as picture:
+    with _opened(file, file) as picture:
         (width, height), mode = picture.size, picture.mode
     if mode not in GREY + COLOUR:
         fix = "save it with 8 bits per channel"
         raise data_error(f"{file} is in Pillow's mode {mode}", fix)
-    check_growth(
-        DATASET_KEY, f"{file}, a picture of {width} x {height} pixels,", packed, 3 * width * height
-    )
+    what = f"{file}, a picture of {width} x {height} pixels,"
+    check_growth(DATASET_KEY, what, file.stat().st_size, 3 * width * height)
     return (width, height), mode
 
 
 def _pixels(
-    stream: IO[bytes],
-    file: Path | str,
-    channels: int,
-    sides: tuple[int, int],
-    resized: bool = False,
+    source: Path | IO[bytes], where: Path | str, channels: int, sides: tuple[int, int]
 ) -> np.ndarray:
-    """Return a picture of ``sides`` (width, height), or resized to them, as uint8 (C, H, W)."""
-    from PIL import Image
+    """Return a picture resized to ``sides`` (width, height) as uint8 (C, H, W)."""
+    from PIL.Image import Resampling
 
-    with _open(stream, file) as picture:
-        if not resized and picture.size != sides:
-            has, want = (f"{w} x {h}" for w, h in (picture.size, sides))
-            raise data_error(f"{file} has {has} pixels", f"they must have {want}")
-        try:
-            decoded = picture.convert("L" if channels == 1 else "RGB")
-            if decoded.size != sides:
-                decoded = decoded.resize(sides, Image.Resampling.BILINEAR)
-        except Exception as error:  # Pillow raises a dozen kinds on files that are damaged
-            raise _damaged(file, error) from error
+    with _opened(source, where) as picture:
+        decoded = picture.convert("L" if channels == 1 else "RGB")
+        if decoded.size != sides:
+            decoded = decoded.resize(sides, Resampling.BILINEAR)
         return np.asarray(decoded).reshape(sides[1], sides[0], channels).transpose(2, 0, 1)
-
-
-class _Flow:
-    """The decompressed bytes of a file, for a reader that asks for so many at a time."""
-
-    def __init__(self, path: Path) -> None:
-        self._chunks, self._held = decompressed(path, DATASET_KEY), b""
-
-    def read(self, count: int) -> bytes:
-        parts, have = [self._held], len(self._held)
-        while have < count and (chunk := next(self._chunks, b"")):
-            parts.append(chunk)
-            have += len(chunk)
-        whole = b"".join(parts)
-        self._held = whole[count:]
-        return whole[:count]
 
 
 def archived(
@@ -468,42 +420,39 @@ def archived(
     and high. Nothing is unpacked to the disk. Raises InputError where anything else is found.
     """
     images = {name: np.empty((n, 3, side, side), np.uint8) for name, n in parts.items()}
-    labels = {name: np.empty(n, np.int64) for name, n in parts.items()}
-    seen, numbers = dict.fromkeys(parts, 0), {name: j for j, name in enumerate(classes)}
-    for place, data in _members(path):
-        part, name = place.parts[-3:-1] if len(place.parts) > 2 else ("", "")
-        at, where = seen.get(part, 0), f"{path}: {place}"
-        if name not in numbers or at >= parts.get(part, 0):
-            known = f"{'/'.join(parts)} of the classes {', '.join(classes)}"
-            what = f"{where} is none of the {sum(parts.values()):,} pictures expected"
-            raise data_error(what, f"the archive has the parts {known}")
-        images[part][at] = _pixels(io.BytesIO(data), where, 3, (side, side))
-        labels[part][at] = numbers[name]
-        seen[part] = at + 1
-    for part, count in parts.items():
-        if seen[part] != count:
-            what = f"{path} has {seen[part]:,} pictures in {part}, not {count:,}"
-            raise data_error(what, AGAIN)
-    return {part: (images[part], labels[part]) for part in parts}
-
-
-def _members(path: Path) -> Iterator[tuple[PurePosixPath, bytes]]:
-    """Yield the name and the bytes of each file of a tar archive."""
+    labels: dict[str, list[int]] = {name: [] for name in parts}
     try:
-        with tarfile.open(fileobj=_Flow(path), mode="r|") as archive:  # type: ignore[call-overload]
+        with tarfile.open(path, "r|*") as archive:
             for member in archive:
-                # Else tarfile keeps what it knows of every file, of which there may be millions.
-                archive.members = []
+                # else tarfile keeps what it knows of every file
+                archive.members = []  # type: ignore[attr-defined]
                 if member.isdir():
                     continue
+                inner = PurePosixPath(member.name).parts
+                part, name = inner[-3:-1] if len(inner) > 2 else ("", "")
+                where = f"{path}: {member.name}"
+                at = len(labels.get(part, ()))
+                if name not in classes or at >= parts.get(part, 0):
+                    fix = f"{'/'.join(parts)} of the classes {', '.join(classes)}"
+                    what = f"{where} is none of the {sum(parts.values()):,} pictures expected"
+                    raise data_error(what, f"the archive has the parts {fix}")
                 if not member.isreg() or member.size > MOST_PACKED:
-                    what = f"{path}: {member.name} is no small file"
-                    raise data_error(what, "fetch the archive again")
+                    raise data_error(f"{where} is no small file", AGAIN)
                 stream = archive.extractfile(member)
                 assert stream is not None
-                yield PurePosixPath(member.name), stream.read()
-    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        what = f"cannot read {path}: {error}"
-        raise data_error(what, "fetch the archive again") from error
+                data = stream.read()
+                with _opened(io.BytesIO(data), where) as picture:
+                    if picture.size != (side, side):
+                        has = " x ".join(map(str, picture.size))
+                        raise data_error(f"{where} has {has} pixels", f"must have {side} x {side}")
+                images[part][at] = _pixels(io.BytesIO(data), where, 3, (side, side))
+                labels[part].append(classes.index(name))
+    except InputError:
+        raise
+    except (tarfile.TarError, OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
+        raise data_error(f"cannot read {path}: {error}", AGAIN) from error
+    for part, count in parts.items():
+        if len(labels[part]) != count:
+            what = f"{path} has {len(labels[part]):,} pictures in {part}, not {count:,}"
+            raise data_error(what, AGAIN)
+    return {part: (images[part], np.array(labels[part], np.int64)) for part in parts}

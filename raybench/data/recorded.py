@@ -51,9 +51,9 @@ class Recorded:
         out = torch.empty(self.layout.dim)
         with opened(path, FIX, KEY) as archive:
             for (name, shape), view in zip(self.layout, self.layout.views(out), strict=True):
-                found, dtype = archive.measure(name)
-                if tuple(found) != shape or dtype != np.dtype(np.float32):
-                    what = f"{path.name}: {name} is {dtype} {tuple(found)}, not float32 {shape}"
+                stored, dtype = archive.measure(name)
+                if stored != shape or dtype != np.dtype(np.float32):
+                    what = f"{path.name}: {name} is {dtype} {stored}, not float32 {shape}"
                     raise data_error(what, FIX, KEY)
                 view.copy_(torch.from_numpy(np.array(archive.read(name), np.float32)))
         if not bool(out.isfinite().all()):
@@ -83,45 +83,40 @@ def recorded(path: str) -> Recorded:
     if file.stat().st_size > MOST_INDEX:
         raise data_error(f"{file} is larger than {MOST_INDEX:,} bytes", FIX, KEY)
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        index = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise data_error(f"cannot read {file}: {error}", FIX, KEY) from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        said = found.get("format") if isinstance(found, dict) else type(found).__name__
+    if not isinstance(index, dict) or index.get("format") != FORMAT:
+        said = index.get("format") if isinstance(index, dict) else type(index).__name__
         raise data_error(f"{file} has format {said!r}", f"format {FORMAT}: {FIX}", KEY)
-    layout = Layout(tuple(_tensors(file, found.get("tensors"))))
+    layout = _layout(file, index.get("tensors"))
     check_fits(KEY, f"a gradient of {path}", 4 * layout.dim, "a machine with more memory")
-    steps = found.get("steps")
-    if not (isinstance(steps, list) and steps and all(_whole(t, 0) for t in steps)):
-        raise data_error(f"{file} names no steps", FIX, KEY)
-    if len(set(steps)) < len(steps):
-        raise data_error(f"{file} names a step twice", FIX, KEY)
-    seconds, world = found.get("seconds_backward"), found.get("world_size", 1)
-    if not (seconds is None or _seconds(seconds)) or not _whole(world, 1):
+    steps, seconds = index.get("steps"), index.get("seconds_backward")
+    world = index.get("world_size", 1)
+    whole = isinstance(steps, list) and all(_whole(t, 0) for t in steps)
+    if not (whole and steps and len(set(steps)) == len(steps)):
+        raise data_error(f"{file} has steps {str(steps)[:60]}", "numbers that differ", KEY)
+    timed = isinstance(seconds, int | float) and 0 < seconds < math.inf
+    if not (seconds is None or timed) or not _whole(world, 1):
         what = f"{file}: seconds_backward {seconds!r}, world_size {world!r}"
         raise data_error(what, "a positive number or null, and an integer >= 1", KEY)
     return Recorded(folder, tuple(sorted(steps)), layout, seconds, world)
 
 
-def _tensors(file: Path, listed: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _layout(file: Path, listed: Any) -> Layout:
+    """Return the layout of the tensors that an index lists: pairs of a name and a shape, each name once."""
     if not isinstance(listed, list) or not 0 < len(listed) <= MOST_TENSORS:
         raise data_error(f"{file} lists no tensors", FIX, KEY)
-    seen = set()
-    for one in listed:
-        fine = isinstance(one, list) and len(one) == 2 and isinstance(one[0], str)
-        if not (fine and isinstance(one[1], list) and all(_whole(n, 1) for n in one[1])):
-            raise data_error(f"{file}: {str(one)[:60]} is no tensor", FIX, KEY)
-        if one[0] in seen:
-            raise data_error(f"{file} names {one[0]!r} twice", FIX, KEY)
-        seen.add(one[0])
-        if math.prod(one[1]) >= 2**53:
-            raise data_error(f"{file}: {one[0]!r} has {math.prod(one[1])} entries", FIX, KEY)
-        yield one[0], tuple(one[1])
+    tensors: dict[str, tuple[int, ...]] = {}
+    for entry in listed:
+        sound = isinstance(entry, list) and [*map(type, entry)] == [str, list]
+        if not (sound and all(_whole(n, 1) for n in entry[1]) and math.prod(entry[1]) < 2**53):
+            raise data_error(f"{file}: {str(entry)[:60]} is no tensor", FIX, KEY)
+        if entry[0] in tensors:
+            raise data_error(f"{file} names {entry[0]!r} twice", FIX, KEY)
+        tensors[entry[0]] = tuple(entry[1])
+    return Layout(tuple(tensors.items()))
 
 
 def _whole(value: Any, low: int) -> bool:
     return type(value) is int and low <= value < 2**53
-
-
-def _seconds(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value < math.inf

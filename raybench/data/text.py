@@ -13,9 +13,9 @@ import numpy as np
 
 from raybench.core.errors import nearest
 from raybench.core.limits import check_fits, decompressed
+from raybench.data.catalogue import TEXTS, find_text, folder, texts_there
 from raybench.data.examples import Examples, Pair
 from raybench.data.files import DATASET_KEY, cached, data_error, path_of
-from raybench.data.known import KNOWN_TEXTS, find_text, folder, texts_there
 
 LEVELS = ("byte", "character")
 CODES = 0x110000  # of Unicode
@@ -101,10 +101,10 @@ def _found(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
     if (file := find_text(given)) is not None:
         return file, given
     put = f"put {given}.txt (or with .bz2, .gz or .xz behind it) into {folder() / 'text'}"
-    if given in KNOWN_TEXTS:
+    if given in TEXTS:
         raise data_error(f"no file of the text {given}", put)
     names = {name.split(".txt")[0] for name in texts_there() if ".txt" in name}
-    fix = f"{nearest(given, names.union(KNOWN_TEXTS))}; or give a path, or {put}"
+    fix = f"{nearest(given, names.union(TEXTS))}; or give a path, or {put}"
     raise data_error(f"unknown text {given!r}", fix)
 
 
@@ -154,7 +154,7 @@ def words_of(text: str) -> list[str]:
 class Words:
     """The most frequent words of some texts, the most frequent first (of equal ones by the alphabet)."""
 
-    known: tuple[str, ...]
+    listed: tuple[str, ...]
 
     @classmethod
     def of(cls, texts: Iterable[str], most: int) -> Words:
@@ -165,11 +165,11 @@ class Words:
 
     def __len__(self) -> int:
         """Return the number of tokens: the words, and four that mark."""
-        return len(self.known) + 4
+        return len(self.listed) + 4
 
     def tokens(self, texts: Iterable[str], length: int) -> np.ndarray:
         """Return int64 (N, length): a start, the first length - 2 words, an end, and padding."""
-        places = {word: j + 4 for j, word in enumerate(self.known)}
+        places = {word: j + 4 for j, word in enumerate(self.listed)}
         texts = list(texts)
         out = np.full((len(texts), length), PAD, np.int64)
         for row, text in zip(out, texts, strict=True):
@@ -180,9 +180,9 @@ class Words:
 
     def shares(self, texts: Iterable[str]) -> np.ndarray:
         """Return float32 (N, words): how often each known word occurs, over all words of its text."""
-        places = {word: j for j, word in enumerate(self.known)}
+        places = {word: j for j, word in enumerate(self.listed)}
         texts = list(texts)
-        out = np.zeros((len(texts), len(self.known)), np.float32)
+        out = np.zeros((len(texts), len(self.listed)), np.float32)
         for row, text in zip(out, texts, strict=True):
             own = words_of(text)
             for word in own:

@@ -3,70 +3,51 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import numpy as np
 
 from raybench.core.errors import nearest
 from raybench.core.limits import check_fits, decompressed
+from raybench.data.catalogue import VIEW_FILES, VIEW_SETS, folder, present
 from raybench.data.examples import Examples, Pair
 from raybench.data.files import AGAIN, DATASET_KEY, cached, data_error, kind, opened, path_of
-from raybench.data.images import Listing, inputs_of, read_pictures
-from raybench.data.known import FEATURES, KNOWN_VIEWS, folder
+from raybench.data.images import inputs_of
 from raybench.data.matlab import matrices
 
 LABELS, TEST = "labels", "test_"
 FIX = "save matrices of equal rows by name, such as image and text, and labels"
 NPZ_FIX = "save it with numpy.savez(file, image=..., text=..., labels=...)"
 SITE = "svcl.ucsd.edu/projects/crossmodal"
-LISTS = ("trainset_txt_img_cat.list", "testset_txt_img_cat.list")
 Arrays = Mapping[str, np.ndarray]
 
 
-def views(name_or_path: str | os.PathLike[str], *, size: int = 224) -> dict[str, Pair]:
+def views(name_or_path: str | os.PathLike[str]) -> dict[str, Pair]:
     """Return the views of that name or path: examples of the same samples in the same order, by view.
 
-    A name is one of ``KNOWN_VIEWS``, in the data folder. A path is an ``.npz`` or a MATLAB file (version 5
+    A name is one of ``VIEW_SETS``, in the data folder. A path is an ``.npz`` or a MATLAB file (version 5
     to 7) with ``labels`` and any number of other arrays, each a view with a row per sample, and with
-    ``test_labels`` and ``test_VIEW`` for a test part; or a folder as CUB-200-2011's with texts. Views come in the
-    order of their names. Of kind ``features``: float32 (N, p). ``image``: as ``images`` has them, of a folder
-    resized to ``size`` pixels a side. ``texts``: text (N,). Labels, any integers, become 0 .. classes - 1 in
-    their order.
+    ``test_labels`` and ``test_VIEW`` for a test part. Views come in the order of their names. Of kind
+    ``features``: float32 (N, p). ``image``: as ``images`` has them. ``texts``: text (N,). Labels, any
+    integers, become 0 .. classes - 1 in their order.
 
     The arrays are kept for the next caller: do not write to them. Raises InputError for an unknown name, a
     file that is missing, damaged, too large or not of these kinds, and views that do not fit each other.
     """
     given, path = os.fspath(name_or_path), path_of(name_or_path)
-    if path is None and given in KNOWN_VIEWS:
-        return _named(given, size)
     if path is None:
-        path = Path(given)
-        if not path.is_dir():
-            fix = f"{nearest(given, KNOWN_VIEWS)}; or give a path: ./{given}"
+        if given not in VIEW_SETS:
+            fix = f"{nearest(given, VIEW_SETS)}; or give a path: ./{given}"
             raise data_error(f"unknown views {given!r}", fix)
-    if path.is_dir():
-        return _of_folder(path, size)
+        for name in VIEW_FILES:
+            if present(name) is None:
+                raise data_error(f"no file {folder() / name}", f"put it there (from {SITE})")
+        return _wikipedia(tuple((folder() / name).absolute() for name in VIEW_FILES), given)
     if path.suffix not in (".npz", ".mat") or not path.is_file():
         what = f"{given} holds no views" if path.exists() else f"no file {given}"
-        raise data_error(what, "give a known name, an .npz, a .mat or a folder")
+        raise data_error(what, "give a known name, an .npz or a .mat")
     return _file((path.absolute(),))
-
-
-def _named(name: str, size: int) -> dict[str, Pair]:
-    listed = KNOWN_VIEWS[name]
-    place = (folder() / listed.place).absolute()
-    if not listed.arrays:
-        if not place.is_dir():
-            fix = f"put {listed.place} there, with the texts in its folder text_c10"
-            raise data_error(f"no folder {place}", fix)
-        return _of_folder(place, size)
-    files = tuple(place / file for file in (FEATURES, *LISTS))
-    for file in files:
-        if not file.is_file():
-            raise data_error(f"no file {file}", f"put it there (from {SITE})")
-    return _wikipedia(files, name)
 
 
 @cached(2)
@@ -76,7 +57,7 @@ def _wikipedia(files: tuple[Path, ...], name: str) -> dict[str, Pair]:
     ends = {"": "tr", TEST: "te"}
     stored = {
         f"{prefix}{view}": f"{start}_{end}"
-        for view, start in KNOWN_VIEWS[name].arrays
+        for view, start in VIEW_SETS[name].items()
         for prefix, end in ends.items()
     }
     read = matrices(file, stored.values())
@@ -189,112 +170,3 @@ def _inputs(name: str, view: str, values: np.ndarray) -> tuple[np.ndarray, str]:
         what = f"{whole} has values that are not finite"
         raise data_error(what, "clean them first")
     return single, "features"
-
-
-# A folder as CUB-200-2011's, with the texts of Reed et al. 2016 -------------------------------------
-
-CUB_LISTS = ("images.txt", "image_class_labels.txt", "train_test_split.txt")
-LAYOUT = f"a folder with images/, text_c10/ (CLASS/PICTURE.txt) and {', '.join(CUB_LISTS)}"
-MOST_TEXT = 1 << 16  # bytes of the captions of a picture; ten of them take about 700
-
-Samples = tuple[tuple[Path, Path, int], ...]  # picture, captions, label
-
-
-@dataclass(frozen=True)
-class Captioned:
-    """The samples of a folder in the order of images.txt, of each part."""
-
-    folder: Path
-    train: Samples
-    test: Samples
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """Return all files that are read."""
-        samples = (file for *files, _ in (*self.train, *self.test) for file in files)
-        return (*(self.folder / name for name in CUB_LISTS), *samples)
-
-
-def _listing(folder: Path) -> Captioned:
-    """Return the samples of a folder: pictures, their captions, labels and parts by the folder's lists.
-
-    Raises InputError where a list is missing or damaged, the lists do not number the same pictures, or a
-    name in them leads out of the folder.
-    """
-    names, labels, trains = (dict(_lines(folder / name)) for name in CUB_LISTS)
-    if not names or names.keys() != labels.keys() or names.keys() != trains.keys():
-        what = (
-            f"the lists of {folder} number {len(names)}, {len(labels)} and {len(trains)} pictures"
-        )
-        raise data_error(what, LAYOUT)
-    parts: dict[str, list[tuple[Path, Path, int]]] = {"1": [], "0": []}
-    for number, name in names.items():
-        inner = PurePosixPath(name)
-        if inner.is_absolute() or ".." in inner.parts or "\0" in name or len(inner.parts) != 2:
-            what = f"{folder / CUB_LISTS[0]} names {name!r}, which is not CLASS/PICTURE"
-            raise data_error(what[:300], LAYOUT)
-        if trains[number] not in parts or not labels[number].isdecimal():
-            what = (
-                f"{folder}: picture {number} has label {labels[number]!r}, part {trains[number]!r}"
-            )
-            raise data_error(what[:300], "labels are numbers, parts 0 (test) or 1")
-        words = folder / "text_c10" / inner.with_suffix(".txt")
-        sample = (folder / "images" / inner, words, int(labels[number][:9]))
-        parts[trains[number]].append(sample)
-    if not parts["1"]:
-        raise data_error(f"{folder} has no picture to train on", LAYOUT)
-    return Captioned(folder, tuple(parts["1"]), tuple(parts["0"]))
-
-
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield number and value of every line ``NUMBER VALUE`` of a list."""
-    if not path.is_file():
-        raise data_error(f"no file {path}", LAYOUT)
-    whole = b"".join(decompressed(path, DATASET_KEY)).decode("utf-8", "replace")
-    for at, line in enumerate(whole.splitlines(), 1):
-        number, _, value = line.strip().partition(" ")
-        if line.strip() and not value:
-            raise data_error(f"{path}, line {at}: not NUMBER VALUE", LAYOUT)
-        if value:
-            yield number, value.strip()
-
-
-def _of_folder(path: Path, size: int) -> dict[str, Pair]:
-    samples = _listing(path.absolute())
-    return _captioned(samples.files, samples, size)
-
-
-@cached(1)  # the pictures of CUB take 1.8 GB at 224 pixels
-def _captioned(files: tuple[Path, ...], samples: Captioned, size: int) -> dict[str, Pair]:
-    """Return image and text of a folder's samples, pictures resized to ``size`` pixels a side.
-
-    Captions, one a line, are joined by spaces; bytes that are no UTF-8 become replacement characters. Raises
-    InputError for a file that is missing, damaged or too large.
-    """
-    parts = {"": samples.train, TEST: samples.test}
-    for picture, _, _ in (*samples.train, *samples.test):
-        if not picture.is_file():
-            raise data_error(f"no file {picture}", LAYOUT)
-    train, test = (tuple((file, label) for file, _, label in part) for part in parts.values())
-    pictures = read_pictures(Listing(train, test, ()), size)
-    arrays: dict[str, np.ndarray] = {}
-    for (prefix, part), read in zip(parts.items(), pictures, strict=True):
-        if read is not None:
-            arrays[f"{prefix}image"], arrays[f"{prefix}{LABELS}"] = read
-            arrays[f"{prefix}text"] = _texts([captions for _, captions, _ in part])
-    return _pairs(samples.folder.name, str(samples.folder), arrays)
-
-
-def _texts(files: list[Path]) -> np.ndarray:
-    texts = []
-    for file in files:
-        if not file.is_file():
-            raise data_error(f"no file {file}", LAYOUT)
-        raw = b"".join(decompressed(file, DATASET_KEY))
-        if len(raw) > MOST_TEXT:
-            what = f"{file} has {len(raw):,} bytes"
-            raise data_error(what, f"captions have at most {MOST_TEXT:,}")
-        texts.append(" ".join(raw.decode("utf-8", "replace").split()))
-    longest = max(map(len, texts))
-    check_fits(DATASET_KEY, f"{len(texts):,} texts", 4 * longest * len(texts), "shorter captions")
-    return np.array(texts, dtype=f"<U{max(1, longest)}")

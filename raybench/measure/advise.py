@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,11 +17,12 @@ from raybench import api, problems
 from raybench.compressors import Compressor, unpack
 from raybench.compressors.base import Role
 from raybench.compressors.low_rank import Projection
+from raybench.core import yaml
 from raybench.core.draws import Sample
 from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
 from raybench.core.streams import stream
-from raybench.data.known import KNOWN_IMAGES, there
+from raybench.data.catalogue import IMAGE_SETS, present
 from raybench.data.recorded import is_record, recorded
 from raybench.measure.payoff import ALL_TO_ALL, GATHER, REDUCE, Exchange
 from raybench.measure.timing import Clock, affordable, in_a_line, relative_error
@@ -310,8 +310,8 @@ def _usual(model: str) -> tuple[str | None, str]:
     if kind not in NAMED and kind != "torchvision":
         return None, ""  # a user's function may bring its own
     name = USUAL.get(kind, IMAGES)
-    files = KNOWN_IMAGES[name].files if name in KNOWN_IMAGES else ()
-    if all(there(file) is not None for file in files):
+    files = IMAGE_SETS[name].files if name in IMAGE_SETS else ()
+    if all(present(file) is not None for file in files):
         return name, ""
     return FALLBACK, f"{name} is not in the data folder: scikit-learn's {FALLBACK} instead"
 
@@ -440,22 +440,12 @@ def _replayed(
 ROUNDS = 300
 STEP_SIZES = (0.02, 0.05, 0.1, 0.2)
 OUTER_STEPS = (0.3, 0.5, 0.7, 1.0)  # of methods with local steps
-SWEEP = """\
+HEAD = """\
 # How many steps does each method need? Written by raybench advise, to be edited: step sizes, rounds, seeds.
 #
 # Seconds to a loss are the rounds that a method needs for it times the seconds a step that advise prints.
 #   raybench sweep FILE, then raybench table results/{name}
-name: {name}
-problem: {problem}
-algorithm:
-{entries}
-step_size: {{value: {steps}}}
-rounds: {rounds}
-seed: 0..2
-evaluate: {{every: 20, gradient: false}}
 """
-_PLAIN = re.compile(r"[A-Za-z_][\w.%/+-]*|\d+(\.\d+)?%")
-_WORDS = {"true", "false", "yes", "no", "on", "off", "null", "none", "y", "n"}
 
 
 def sweep_text(
@@ -467,35 +457,30 @@ def sweep_text(
     number of clients becomes ``clients``. Every method has as many step sizes to choose from and as many seeds; a
     method with local steps has as many gradients and so fewer rounds.
     """
-    model = re.sub(r"[^A-Za-z0-9]+", "-", str(problem["model"])).strip("-")
-    pairs = [(BASELINE, REDUCE), *candidates]
-    entries = dict.fromkeys(f"  - {_flow(_entry(*p))}" for p in pairs if p[0].label != "float32")
-    return SWEEP.format(
-        name=f"advise-{model}",
-        problem=_flow({**problem, "clients": clients}),
-        entries="\n".join(entries),
-        steps=_flow(STEP_SIZES),
-        rounds=ROUNDS,
-    )
+    name = "advise-" + re.sub(r"[^A-Za-z0-9]+", "-", str(problem["model"])).strip("-")
+    entries: list[dict[str, Any]] = []
+    for candidate, how in [(BASELINE, REDUCE), *candidates]:
+        entry = _entry(candidate, how)
+        if candidate.label != "float32" and entry not in entries:
+            entries.append(entry)
+    sweep = {
+        "name": name,
+        "problem": {**problem, "clients": clients},
+        "algorithm": entries,
+        "step_size": {"value": [*STEP_SIZES]},
+        "rounds": ROUNDS,
+        "seed": "0..2",
+        "evaluate": {"every": 20, "gradient": False},
+    }
+    return HEAD.format(name=name) + yaml.dump(sweep)
 
 
 def _entry(candidate: Candidate, how: str) -> dict[str, Any]:
     entry = dict(candidate.method)
     if candidate.every > 1:
         entry["rounds"] = max(1, ROUNDS // candidate.every)
-        entry["step_size"] = {"value": OUTER_STEPS}
+        entry["step_size"] = {"value": [*OUTER_STEPS]}
     if entry["name"] in ("power_sgd", "diloco"):  # these have no compressor to choose
         return entry
     given = short.parse(candidate.compressor, "compressor")
     return {**entry, "compressor": given | ({} if how == GATHER else {"collective": how})}
-
-
-def _flow(value: Any) -> str:
-    """Return a value in the flow style of YAML."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{k}: {_flow(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_flow, value)) + "]"
-    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
-        return value
-    return json.dumps(value)

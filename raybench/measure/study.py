@@ -9,30 +9,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle, product
+from itertools import product
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from torch import Tensor
 
 from raybench import api
 from raybench.core.errors import InputError
 from raybench.core.streams import stream
-from raybench.report.formats import separated
-from raybench.report.plots import STYLE
+from raybench.report.content import DASHES, PALETTE, Figure, Look
+from raybench.report.plots import draw, save, styled
 from raybench.testing.claims import relative_error
 
 SHARES = ("0.1%", "0.3%", "1%", "3%", "5%", "10%", "20%", "30%", "50%")
-COLOURS = ("#0B559F", "#D95F02", "#1B9E77", "#7A4EA8", "#B8860B", "#C2185B", "#4D4D4D", "#2CA9C4")
-MARKS = "osD^vPX*h"
-PANELS = 4  # beside each other
+LEAST = 1e-7  # an error that a logarithmic axis has a place for
 
 
 def _over(form: str, values: Sequence[Any]) -> list[str]:
@@ -165,39 +160,13 @@ def gaussian(d: int, k: int) -> float:
     return 1 - k / d - 2 * t * normal.pdf(t)
 
 
-def top_1_uniform(d: int) -> float:
-    """Return d E max^2 / E||x||^2 for entries uniform on (0, 1): 3d/(d + 2), so 3 in high dimension."""
-    return 3 * d / (d + 2)
-
-
-def top_1_exponential(d: int) -> float:
-    """Return d E max^2 / E||x||^2 for exponential (or Laplace) entries: (H_d^2 + H_d^(2))/2.
-
-    The maximum has mean H_d = 1 + 1/2 + .. + 1/d and variance H_d^(2) = 1 + 1/4 + .. + 1/d^2: it
-    grows like (log d)^2 / 2.
-    """
-    j = np.arange(1.0, d + 1)
-    return float((1 / j).sum() ** 2 + (1 / j**2).sum()) / 2
-
-
-Formulas = dict[str, Callable[..., float]]
-KNOWN: Formulas = {
+FORMULAS: dict[str, Callable[[int, int], float]] = {
     "uniform": uniform,
     "laplace": laplace,
     "exponential": laplace,
     "gaussian": gaussian,
 }
 """What Top-k leaves, by family of vectors that has a formula, of (d, k)."""
-TOP_1: Formulas = {
-    "uniform": top_1_uniform,
-    "laplace": top_1_exponential,
-    "exponential": top_1_exponential,
-}
-"""What Top-1 keeps over what Rand-1 keeps, of d."""
-
-
-def _formula(formulas: Formulas, family: str, *at: int) -> float:
-    return formulas[family](*at) if family in formulas else math.nan
 
 
 # Rows ----------------------------------------------------------------------------------------
@@ -315,143 +284,46 @@ def top_k_energy(rows: pd.DataFrame) -> pd.DataFrame:
     k = table.pop("values").round().astype(int)
     d = table.pop("d")
     table.insert(1, "share", k / d)
-    table.insert(2, "formula", [_formula(KNOWN, *at) for at in zip(table["family"], d, k)])
+    formulas = [
+        FORMULAS[family](dim, kept) if family in FORMULAS else math.nan
+        for family, dim, kept in zip(table["family"], d, k)
+    ]
+    table.insert(2, "formula", formulas)
     table.insert(3, "rand_k", 1 - k / d)
     return table
 
 
-def top_1_savings(
-    dims: tuple[int, ...] = (100, 1_000, 10_000, 100_000), draws: int = 200, seed: int = 0
-) -> pd.DataFrame:
-    """Return how much more Top-1 keeps than Rand-1 (d max^2/||x||^2), in growing dimension.
-
-    Columns family, d, saving, saving_se, formula (of the ratio of expectations). Top-1 reaches an
-    accuracy with so many times fewer coordinates in its first rounds.
-    """
-    table = []
-    for d in dims:
-        count = max(8, min(draws, 2_000_000 // d))
-        for family, x in drawn(d, count, seed).items():
-            squares = x.double().square()
-            ratio = d * squares.amax(-1) / squares.sum(-1)
-            row = {"family": family, "d": d, "saving": float(ratio.mean())}
-            row["saving_se"] = float(ratio.std()) / math.sqrt(count)
-            table.append(row | {"formula": _formula(TOP_1, family, d)})
-    return pd.DataFrame(table)
-
-
-# Figures -------------------------------------------------------------------------------------
+# The figure ----------------------------------------------------------------------------------
 
 
 def figures(rows: pd.DataFrame, out: str | Path) -> list[Path]:
-    """Draw the study's rows into ``out``; return the paths: per figure a PNG, a PDF and its CSV."""
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
+    """Draw error against bits into ``out``; return the paths: a PNG, a PDF and its CSV."""
+    Path(out).mkdir(parents=True, exist_ok=True)
     columns = ["family", "curve", "operator", "wire_per_coordinate", "error_best", "error_best_se"]
-    energy, paths = top_k_energy(rows), []
-    with mpl.rc_context(STYLE):
-        drawings = {"error_against_bits": (against_bits(rows), rows[columns])}
-        if len(energy):
-            savings = top_1_savings()
-            both = pd.concat((energy, savings), ignore_index=True)
-            drawings["top_k_against_rand_k"] = (residual(energy, savings), both)
-        for name, (canvas, table) in drawings.items():
-            for kind, plain in (("png", "Software"), ("pdf", "CreationDate")):
-                paths.append(folder / f"{name}.{kind}")
-                canvas.savefig(paths[-1], metadata={plain: None})
-            paths.append(folder / f"{name}.csv")
-            paths[-1].write_text(separated(table), encoding="utf-8")
-    return paths
+    with styled(None):
+        canvas = draw(against_bits(rows), (9.8, None))
+    return save(Path(out) / "error_against_bits", canvas, rows[columns], ("png", "pdf", "csv"))
 
 
 def against_bits(rows: pd.DataFrame) -> Figure:
     """Return the figure of error (best factor) against bits a coordinate, one panel per family."""
-    families, bits = list(rows["family"].unique()), rows["wire_per_coordinate"]
-    columns = min(PANELS, len(families))
-    lines = math.ceil(len(families) / columns)
-    canvas = Figure(figsize=(2.35 * columns + 0.4, 2.15 * lines + 0.9), layout="constrained")
-    axes = canvas.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).flatten()
-    looks = dict(zip(rows["curve"].unique(), cycle(product(MARKS, COLOURS))))
-    handles: dict[str, Any] = {}
-    for j, (axis, family) in enumerate(zip(axes, families)):
-        for curve, part in rows[rows["family"] == family].groupby("curve", sort=False):
-            part = part.sort_values("wire_per_coordinate")
-            marker, colour = looks[curve]
-            handles[str(curve)] = axis.plot(
-                part["wire_per_coordinate"],
-                part["error_best"].clip(lower=1e-7),
-                color=colour,
-                ls="-" if len(part) > 1 else "none",
-                marker=marker,
-                ms=3.4 if len(part) > 1 else 5,
-                lw=1.1,
-                mec="white",
-                mew=0.4,
-            )[0]
-        axis.set_title(family, pad=4)
-        axis.set(xscale="log", yscale="log")
-        axis.set_ylim(max(3e-6, min(float(rows["error_best"].min()) / 2, 0.1)), 1.4)
-        if bits.max() < 100 * bits.min():  # too few decades for ticks of whole ones alone
-            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.yaxis.set_major_locator(LogLocator(numticks=8))
-        for side in (axis.xaxis, axis.yaxis):
-            side.set_minor_locator(NullLocator())
-        if j + columns >= len(families):
-            axis.set_xlabel("bits a coordinate, as packed")
-        if j % columns == 0:
-            axis.set_ylabel(r"$\min_c\,\|cC(x)-x\|^2\,/\,\|x\|^2$")
-    for axis in axes[len(families) :]:
-        axis.set_visible(False)
-    return _with_legend(canvas, axes, handles, min(6, len(handles)))
-
-
-def residual(energy: pd.DataFrame, savings: pd.DataFrame) -> Figure:
-    """Return the figure of Top-k beside Rand-k: what it leaves of x by k/d, what Top-1 saves by d.
-
-    Points are measured, lines are the formulas of order statistics (dashes join points without one).
-    """
-    canvas = Figure(figsize=(7.2, 2.9), layout="constrained")
-    panels = canvas.subplots(1, 2)
-    shares = np.geomspace(energy["share"].min(), 1, 200)
-    dims = np.unique(np.geomspace(savings["d"].min(), savings["d"].max(), 40).round())
-    (rand_k,) = panels[0].plot(shares, 1 - shares, color="#888888", ls=":")
-    handles = {"Rand-k, any vector": rand_k}
-    families = dict.fromkeys([*energy["family"], *savings["family"]])
-    colours, d = dict(zip(families, COLOURS)), 10**6
-    left = [(KNOWN, (d, max(1, round(d * share)))) for share in shares]
-    kept = [(TOP_1, (int(dim),)) for dim in dims]
-    for axis, table, x, y, grid, curve in (
-        (panels[0], energy, "share", "error", shares, left),
-        (panels[1], savings, "d", "saving", dims, kept),
-    ):
-        for family, part in table.groupby("family", sort=False):
-            (points,) = axis.plot(part[x], part[y], "o", ms=3.6, color=colours[family])
-            handles.setdefault(str(family), points)
-            if str(family) in curve[0][0]:
-                heights = [_formula(formulas, str(family), *at) for formulas, at in curve]
-                axis.plot(grid, heights, color=colours[family], lw=1)
-            else:
-                axis.plot(part[x], part[y], color=colours[family], lw=0.7, ls=(0, (2, 2)))
-        axis.set_xscale("log")
-    panels[0].set(
-        xlabel="share of coordinates kept, k/d",
-        ylabel=r"Top-k: $\|C(x)-x\|^2\,/\,\|x\|^2$",
-        ylim=(0, 1.03),
+    y = rows["error_best"].clip(lower=LEAST)
+    data = rows.assign(panel=rows["family"], series=rows["curve"], x=rows["wire_per_coordinate"])
+    data = data.assign(y=y, low=y, high=y).sort_values(["panel", "series", "x"], kind="stable")
+    curves = enumerate(dict.fromkeys(rows["curve"]))
+    return Figure(
+        name="error_against_bits",
+        x="wire_per_coordinate",
+        y="error_best",
+        title="Error against bits",
+        x_label="bits a coordinate, as packed",
+        y_label=r"$\min_c\,\|cC(x)-x\|^2\,/\,\|x\|^2$",
+        data=data,
+        looks={
+            name: Look(PALETTE[i % len(PALETTE)], DASHES[i // len(PALETTE) % len(DASHES)], name)
+            for i, name in curves
+        },
+        panels=list(dict.fromkeys(rows["family"])),
+        log_x=True,
+        x_from=float(data["x"].min()) / 1.2,
     )
-    panels[1].axhline(1, color="#888888", ls=":")
-    panels[1].set(yscale="log", xlabel="d", ylabel="Top-1 keeps, times Rand-1")
-    return _with_legend(canvas, panels, handles, 5)
-
-
-def _with_legend(canvas: Figure, axes: Any, handles: Mapping[str, Any], columns: int) -> Figure:
-    for axis in axes:
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
-    canvas.legend(
-        handles.values(),
-        handles,
-        loc="outside lower center",
-        ncols=columns,
-        frameon=False,
-        columnspacing=1.3,
-    )
-    return canvas

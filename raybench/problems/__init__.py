@@ -41,5 +41,5 @@ def read(section: Mapping[str, object]) -> Problem:
     name = section.get("name")
     if not isinstance(name, str):
         raise InputError.of("problem", f"{dict(section)!r} has no name", "such as name: network")
-    found = short.section("problem", name, {k: v for k, v in section.items() if k != "name"})
-    return build(found.name, found.params)
+    result = short.section("problem", name, {k: v for k, v in section.items() if k != "name"})
+    return build(result.name, result.params)

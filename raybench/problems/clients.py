@@ -63,6 +63,27 @@ class Rows:
         )
         return self.features.toarray()
 
+    def padded(
+        self, dtype: torch.dtype, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return features (n, N, p), labels (n, N, ..) and weights 1/N_i (n, N), with zeros up to the largest client."""
+        counts, shape = self.counts, (len(self.counts), max(self.counts))
+        features, labels = torch.from_numpy(self.dense()), torch.from_numpy(self.labels)
+        kind = dtype if labels.is_floating_point() else labels.dtype
+        A = torch.zeros(*shape, features.shape[1], dtype=dtype, device=device)
+        Y = torch.zeros(*shape, *labels.shape[1:], dtype=kind, device=device)
+        weights = torch.zeros(shape, dtype=dtype, device=device)
+        for i, (count, start) in enumerate(zip(counts, self.ends)):
+            A[i, :count] = features[start : start + count]
+            Y[i, :count] = labels[start : start + count]
+            weights[i, :count] = 1 / count
+        return A, Y, weights
+
+    def weights(self) -> np.ndarray:
+        """Return each row's weight in f, (N,): 1 / (n N_i)."""
+        counts = np.asarray(self.counts)
+        return np.repeat(1 / (len(counts) * counts), counts)
+
 
 @dataclass(frozen=True)
 class Regularizer:
@@ -234,14 +255,14 @@ class DataProblem(Problem):
         """Return what may be said of f: whether the loss is convex in every sample is given, and whether f is
         strongly convex. Losses and regularisers are at least 0, so every f_i is bounded below.
         """
-        found = {Fact.BOUNDED_CLIENTS}
+        result = {Fact.BOUNDED_CLIENTS}
         if convex and self.regularizer.convex:
-            found |= {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES}
+            result |= {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES}
         if strongly_convex:
-            found.add(Fact.STRONGLY_CONVEX)
+            result.add(Fact.STRONGLY_CONVEX)
         if self.regularizer.nonsmooth:
-            found.add(Fact.CONVEX_PENALTY)
-        return frozenset(found)
+            result.add(Fact.CONVEX_PENALTY)
+        return frozenset(result)
 
     def prox(self, v: torch.Tensor, gamma: torch.Tensor | float) -> torch.Tensor:
         """Return the regulariser's proximal step (soft threshold for l1)."""
@@ -250,6 +271,17 @@ class DataProblem(Problem):
     def penalty(self, x: torch.Tensor) -> torch.Tensor:
         """Return the regulariser's nonsmooth part."""
         return self.regularizer.penalty(x)
+
+    def regularized(
+        self, x: torch.Tensor, grads: torch.Tensor, losses: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return gradients (B, n, d) and losses (B, n) with the smooth part at x (B, d) or (B, n, d) added, in place."""
+        if self.regularizer.smooth:
+            shift, value = self.regularizer.both(x)
+            grads += shift if x.ndim == 3 else shift[:, None]
+            if losses is not None:
+                losses += value if x.ndim == 3 else value[:, None]
+        return grads, losses
 
     @property
     def outputs(self) -> int:
@@ -307,7 +339,7 @@ class ScoreProblem(DataProblem):
 
     def loss_L(self) -> float:
         """Return curvature * lmax(mean_i A_i'A_i / N_i)."""
-        return self.curvature * lmax_gram(self.rows.features, self.weights())
+        return self.curvature * lmax_gram(self.rows.features, self.rows.weights())
 
     def find_constants(self) -> Constants:
         """L_i = curvature * lmax(A_i'A_i) / N_i + L of the regulariser, and alike for L.
@@ -327,12 +359,12 @@ class ScoreProblem(DataProblem):
             samples.append(c * math.sqrt(lmax_gram(features, norms / count)) + reg.L)
             single.append(c * float(norms.max()) + reg.L)
             squares.append(float(norms.mean()))
-        found = Constants(L_i=tuple(each))
+        result = Constants(L_i=tuple(each))
         least, mu = self._minimum(), self.strong_convexity()
         return Constants(
             L=self.loss_L() + reg.L,
             L_i=tuple(each),
-            L_plus=found.L_tilde,
+            L_plus=result.L_tilde,
             L_pm=0.0 if self.n == 1 else None,
             mu=mu,
             mu_i=(mu,) * self.n if mu else (),
@@ -352,10 +384,10 @@ class ScoreProblem(DataProblem):
         """Return the minimiser of a strongly convex f, by Newton's method; None where d or N is large."""
         whole = self.whole
         assert isinstance(whole, ScoreProblem)
-        found = whole._minimum()
-        if found is None:
+        result = whole._minimum()
+        if result is None:
             return None
-        return torch.from_numpy(found[1]).to(self.dtype).to(self.device)
+        return torch.from_numpy(result[1]).to(self.dtype).to(self.device)
 
     def least(self, mu: float) -> tuple[float, np.ndarray] | None:
         """Return (min f, x* (d,)) with the regulariser mu ||x||^2/2, mu > 0, in float64; None where unknown."""
@@ -379,11 +411,6 @@ class ScoreProblem(DataProblem):
     def turned(self, labels: np.ndarray) -> np.ndarray:
         """Return wrong labels: signs are turned around, by default."""
         return -labels
-
-    def weights(self) -> np.ndarray:
-        """Return each row's weight in f, (N,): 1 / (n N_i)."""
-        counts = np.asarray(self.rows.counts)
-        return np.repeat(1 / (len(counts) * counts), counts)
 
 
 def stored_entries(features: Features) -> int:

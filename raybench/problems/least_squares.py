@@ -115,13 +115,7 @@ class LeastSquares(DataProblem):
             grads = (A.transpose(1, 2) @ residual) * weights[:, None, None]
             losses = residual.square().sum((-2, -1)) * (0.5 * weights) if loss else None
         grads = grads.flatten(-2).contiguous()
-        if self.regularizer.smooth:
-            shift = self.regularizer.grad(x)
-            grads += shift[:, None] if shared else shift
-            if losses is not None:
-                value = self.regularizer.value(x)
-                losses = losses + (value[:, None] if shared else value)
-        return grads, losses
+        return self.regularized(x, grads, losses)
 
     def grad(self, x: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
         """Return the clients' gradients, or those of the samples (B, n_here, b)."""
@@ -143,22 +137,14 @@ class LeastSquares(DataProblem):
 
     def _padded(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if "padded" not in self._kept:
-            counts, dtype, device = self.rows.counts, self.dtype, self.device
-            A = torch.zeros(len(counts), max(counts), self.p, dtype=dtype, device=device)
-            Y = torch.zeros(len(counts), max(counts), self.c, dtype=dtype, device=device)
-            for i, (features, labels) in enumerate(self.rows.parts()):
-                A[i, : counts[i]] = torch.from_numpy(_dense(features))
-                Y[i, : counts[i]] = torch.from_numpy(labels.reshape(len(labels), -1))
-            self._kept["padded"] = A, Y, 1 / torch.tensor(counts, dtype=dtype, device=device)
+            A, Y, _ = self.rows.padded(self.dtype, self.device)
+            counts = torch.tensor(self.rows.counts, dtype=self.dtype, device=self.device)
+            self._kept["padded"] = A, Y.view(*A.shape[:2], self.c), 1 / counts
         return self._kept["padded"]
-
-    def _weights(self) -> np.ndarray:
-        counts = np.asarray(self.samples)
-        return np.repeat(1 / (len(counts) * counts), counts)
 
     def loss_L(self) -> float:
         """Return lmax(mean_i A_i'A_i / N_i)."""
-        return lmax_gram(self.rows.features, self._weights())
+        return lmax_gram(self.rows.features, self.rows.weights())
 
     def find_constants(self) -> Constants:
         """Exact for none and l2; a nonconvex regulariser adds 2 lambda to each but L_pm.
@@ -166,28 +152,28 @@ class LeastSquares(DataProblem):
         With l1 or a nonconvex regulariser f_inf is the minimum without it and f_star unknown.
         """
         ridge, extra = self.regularizer.mu, 0.0 if self.regularizer.mu else self.regularizer.L
-        weights = self._weights()
+        weights = self.rows.weights()
         norms = row_norms_sq(self.rows.features)
         samples = lmax_gram(self.rows.features, (norms + 2 * ridge) * weights) + ridge**2
         f_star, mu, _, full = self._minimum(ridge, weights)
         if self.exact is not None:
-            found = quadratic_constants(self.exact[0] + ridge * np.eye(self.p))
+            result = quadratic_constants(self.exact[0] + ridge * np.eye(self.p))
         else:
             each = (lmax_gram(a) / len(b) + ridge for a, b in self.rows.parts())
             curved = (ridge,) * self.n if ridge else ()
-            found = Constants(L=self.loss_L() + ridge, L_i=tuple(each), mu_i=curved)
-            found = replace(found, L_plus=found.L_tilde, L_pm=0.0 if self.n == 1 else None)
-        L_plus = found.L_plus
-        assert found.L is not None
+            result = Constants(L=self.loss_L() + ridge, L_i=tuple(each), mu_i=curved)
+            result = replace(result, L_plus=result.L_tilde, L_pm=0.0 if self.n == 1 else None)
+        L_plus = result.L_plus
+        assert result.L is not None
         assert L_plus is not None
         plain = not (self.regularizer.nonsmooth or extra)
-        found = replace(found, L=found.L + extra, L_i=tuple(v + extra for v in found.L_i))
-        assert found.L_tilde is not None
+        result = replace(result, L=result.L + extra, L_i=tuple(v + extra for v in result.L_i))
+        assert result.L_tilde is not None
         return replace(
-            found,
-            L_plus=min(L_plus + extra, found.L_tilde),
+            result,
+            L_plus=min(L_plus + extra, result.L_tilde),
             mu=None if extra else mu,
-            mu_i=() if extra else found.mu_i,
+            mu_i=() if extra else result.mu_i,
             f_inf=0.0 if f_star is None else f_star,
             f_star=f_star if plain else None,
             L_samples=math.sqrt(samples) + extra,
@@ -209,7 +195,7 @@ class LeastSquares(DataProblem):
         if regularizer.kind not in ("none", "l2"):
             return None
         if "minimizer" not in whole._kept:
-            whole._kept["minimizer"] = whole._minimum(regularizer.mu, whole._weights())[2]
+            whole._kept["minimizer"] = whole._minimum(regularizer.mu, whole.rows.weights())[2]
         x = whole._kept["minimizer"]
         return None if x is None else torch.from_numpy(x).to(self.dtype).to(self.device)
 
@@ -253,15 +239,15 @@ class LeastSquares(DataProblem):
         scores = np.moveaxis((rows.features @ np.moveaxis(X, 1, 0).reshape(self.p, -1)).reshape(
             -1, len(x), self.c), 1, 0)  # fmt: skip
         targets = rows.labels.reshape(len(rows.labels), -1)
-        found = {}
+        result = {}
         if self.c > 1:
             label = torch.from_numpy(targets.argmax(-1))
-            found["accuracy"] = share_right(torch.from_numpy(scores), label)
+            result["accuracy"] = share_right(torch.from_numpy(scores), label)
         elif np.isin(targets, (-1, 1)).all():
-            found["accuracy"] = share_signed(torch.from_numpy(scores[..., 0] * targets[:, 0]))
+            result["accuracy"] = share_signed(torch.from_numpy(scores[..., 0] * targets[:, 0]))
         if whole.test is not None:
-            found["test_loss"] = 0.5 * ((scores - targets) ** 2).sum((1, 2)) / len(targets)
-        return {k: torch.from_numpy(np.asarray(v, float)).to(x.device) for k, v in found.items()}
+            result["test_loss"] = 0.5 * ((scores - targets) ** 2).sum((1, 2)) / len(targets)
+        return {k: torch.from_numpy(np.asarray(v, float)).to(x.device) for k, v in result.items()}
 
 
 def _dense(matrix: np.ndarray | scipy.sparse.csr_array) -> np.ndarray:

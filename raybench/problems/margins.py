@@ -80,7 +80,7 @@ class MarginProblem(ScoreProblem):
         """Return (min f, x*) of logistic regression with mu ||x||^2/2, None of other losses."""
         if self.loss != "logistic":
             return None
-        return logistic_minimum(self.rows.features, self.rows.labels, self.weights(), mu)
+        return logistic_minimum(self.rows.features, self.rows.labels, self.rows.weights(), mu)
 
     def evaluate(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return accuracy on the test part (else on all clients' rows), and the mean test loss.
@@ -92,10 +92,10 @@ class MarginProblem(ScoreProblem):
         assert isinstance(whole, MarginProblem)
         rows = whole.test or whole.rows
         margins = torch.from_numpy(rows.labels * (rows.features @ _numpy(x).T).T)
-        found = {"accuracy": share_signed(margins)}
+        result = {"accuracy": share_signed(margins)}
         if whole.test is not None:
-            found["test_loss"] = DenseMargins.losses[self.loss](margins)[0].mean(-1)
-        return {k: v.to(x.device) for k, v in found.items()}
+            result["test_loss"] = DenseMargins.losses[self.loss](margins)[0].mean(-1)
+        return {k: v.to(x.device) for k, v in result.items()}
 
 
 def _numpy(x: torch.Tensor) -> np.ndarray:
@@ -175,13 +175,8 @@ class DenseMargins:
     losses: ClassVar[dict[str, Scalar]] = {"logistic": logistic, "sigmoid_sq": sigmoid_sq}
 
     def __init__(self, rows: Rows, loss: str, dtype: torch.dtype, device: torch.device) -> None:
-        counts = rows.counts
-        signed = torch.from_numpy(rows.dense() * rows.labels[:, None])
-        self.A = torch.zeros(len(counts), max(counts), signed.shape[1], dtype=dtype, device=device)
-        self.weights = torch.zeros(len(counts), max(counts), dtype=dtype, device=device)
-        for i, (count, start) in enumerate(zip(counts, rows.ends)):
-            self.A[i, :count] = signed[start : start + count]
-            self.weights[i, :count] = 1 / count
+        A, signs, self.weights = rows.padded(dtype, device)
+        self.A = A * signs[..., None]
         self.loss = self.losses[loss]
 
     def oracle(

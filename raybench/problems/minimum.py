@@ -177,8 +177,8 @@ def noise(problem: Problem) -> float | None:
     best = problem.minimizer()
     if best is None:
         return None
-    found = float(torch.cat([_noise_of(part, best) for part in _parts(problem)]).mean())
-    return found if math.isfinite(found) else None
+    result = float(torch.cat([_noise_of(part, best) for part in _parts(problem)]).mean())
+    return result if math.isfinite(result) else None
 
 
 def _noise_of(part: Problem, best: torch.Tensor) -> torch.Tensor:

@@ -361,8 +361,8 @@ class NetworkProblem(Problem):
     def losses(self, x: Tensor, buffers: Buffers | None = None) -> Tensor:
         """Return f_i(x), (B, n_here), of x (B, d), with the mean of the clients' statistics, by default the start's."""
         buffers = self._first(len(x)) if buffers is None else buffers
-        found = torch.stack([self._loss(x, rows, buffers) for rows in self.rows], 1).to(x)
-        return found + self._penalty(x[:, None])
+        result = torch.stack([self._loss(x, rows, buffers) for rows in self.rows], 1).to(x)
+        return result + self._penalty(x[:, None])
 
     def _loss(self, x: Tensor, rows: Tensor, buffers: Buffers) -> Tensor:
         total = torch.zeros(len(x), dtype=torch.float64)
@@ -407,9 +407,7 @@ def _flat(streams: Stream) -> Stream:
 
 def examples_of(dataset: str, model: str, length: int, level: str) -> data.Pair:
     """Return a data set for networks: a text for transformers and known texts, else images."""
-    text = (
-        model.partition(":")[0] == "transformer" or dataset in data.KNOWN_TEXTS or ".txt" in dataset
-    )
+    text = model.partition(":")[0] == "transformer" or dataset in data.TEXTS or ".txt" in dataset
     return data.text(dataset, length, level) if text else data.images(dataset)
 
 

@@ -57,8 +57,8 @@ class Quadratic(Problem):
         f_star, mu = minimum(A.mean(0), b.mean(0))
         spectra = [np.linalg.eigvalsh(a) for a in A]
         facts = _facts(A, b, spectra)
-        found = quadratic_constants(A, spectra)
-        return replace(found, mu=mu, f_inf=f_star, f_star=f_star, facts=facts, sample_variance=0.0)
+        result = quadratic_constants(A, spectra)
+        return replace(result, mu=mu, f_inf=f_star, f_star=f_star, facts=facts, sample_variance=0.0)
 
     def minimizer(self) -> torch.Tensor | None:
         """Return the minimiser of smallest norm, None where f is unbounded below."""
@@ -94,16 +94,16 @@ def quadratic_constants(A: np.ndarray, spectra: Sequence[np.ndarray] | None = No
 
 def _facts(A: np.ndarray, b: np.ndarray, spectra: Sequence[np.ndarray]) -> frozenset[Fact]:
     """Return what holds of x'A_i x/2 - b_i'x, A (n, d, d) and b (n, d)."""
-    found = {Fact.QUADRATIC}
+    result = {Fact.QUADRATIC}
     if all(values[0] >= -_rounding(values) for values in spectra):
-        found |= {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES}
+        result |= {Fact.CONVEX_CLIENTS, Fact.CONVEX_SAMPLES}
         flat = [i for i, values in enumerate(spectra) if values[0] <= _rounding(values)]
         if all(minimum(A[i], b[i])[0] is not None for i in flat):
-            found.add(Fact.BOUNDED_CLIENTS)
+            result.add(Fact.BOUNDED_CLIENTS)
     values = np.linalg.eigvalsh(A.mean(0))
     if values[0] > _rounding(values):
-        found.add(Fact.STRONGLY_CONVEX)
-    return frozenset(found)
+        result.add(Fact.STRONGLY_CONVEX)
+    return frozenset(result)
 
 
 def _rounding(values: np.ndarray) -> float:

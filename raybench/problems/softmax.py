@@ -89,12 +89,7 @@ class Softmax(ScoreProblem):
                 losses[cells] = linear.sums(each * linear.weights[:, None])
             off *= linear.weights[:, None, None]
             grads[cells] = linear.pull(off).flatten(-2)
-        if self.regularizer.smooth:
-            shift, value = self.regularizer.both(x)
-            grads += shift if x.ndim == 3 else shift[:, None]
-            if losses is not None:
-                losses += value if x.ndim == 3 else value[:, None]
-        return grads, losses
+        return self.regularized(x, grads, losses)
 
     def grad(self, x: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
         """Return the clients' gradients, or those of the samples (B, n_here, b)."""
@@ -111,7 +106,7 @@ class Softmax(ScoreProblem):
     def least(self, mu: float) -> tuple[float, np.ndarray] | None:
         """Return (min f, x*) with mu ||X||^2/2, by Newton's method; None where d or N is large."""
         rows, classes = self.rows, len(self.data.classes)
-        return softmax_minimum(rows.features, rows.labels, self.weights(), classes, mu)
+        return softmax_minimum(rows.features, rows.labels, rows.weights(), classes, mu)
 
     def evaluate(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return accuracy on the test part (else on all clients' rows), and the mean test loss.
@@ -123,14 +118,14 @@ class Softmax(ScoreProblem):
         assert isinstance(whole, Softmax)
         rows = whole.test or whole.rows
         label = torch.from_numpy(rows.labels)
-        found: dict[str, list[torch.Tensor]] = {"accuracy": []}
+        result: dict[str, list[torch.Tensor]] = {"accuracy": []}
         for one in self._matrix(x.detach().cpu().double()):
             z = torch.from_numpy(rows.features @ one.numpy())  # (rows, c), of one cell at a time
-            found["accuracy"].append(share_right(z, label))
+            result["accuracy"].append(share_right(z, label))
             if whole.test is not None:
                 loss = torch.nn.functional.cross_entropy(z, label)
-                found.setdefault("test_loss", []).append(loss)
-        return {name: torch.stack(values).to(x.device) for name, values in found.items()}
+                result.setdefault("test_loss", []).append(loss)
+        return {name: torch.stack(values).to(x.device) for name, values in result.items()}
 
     def _matrix(self, x: torch.Tensor) -> torch.Tensor:
         return x.detach().unflatten(-1, (-1, len(self.data.classes)))
@@ -171,15 +166,8 @@ class DenseScores:
         what = f"{len(counts):,} dense matrices of {max(counts):,} rows and {p:,} features"
         bytes_held = dtype.itemsize * len(counts) * max(counts) * p
         need_memory(bytes_held, what, "fewer problem.rows, or clients of equal size")
-        dense = torch.from_numpy(rows.dense()).to(dtype)
-        self.A = torch.zeros(len(counts), max(counts), p, dtype=dtype, device=device)
-        self.weights = torch.zeros(len(counts), max(counts), dtype=dtype, device=device)
-        self.labels = torch.zeros(len(counts), max(counts), dtype=torch.long, device=device)
-        for i, (count, start) in enumerate(zip(counts, rows.ends)):
-            self.A[i, :count] = dense[start : start + count]
-            self.labels[i, :count] = torch.from_numpy(rows.labels[start : start + count])
-            self.weights[i, :count] = 1 / count
-        self.weights, self.labels = self.weights.flatten(), self.labels.flatten()
+        self.A, labels, weights = rows.padded(dtype, device)
+        self.weights, self.labels = weights.flatten(), labels.flatten()
 
     def scores(self, X: torch.Tensor) -> torch.Tensor:
         """Return a_j'X (R, B, c) at X (B, p, c), or (B, n, p, c) with a point per client."""

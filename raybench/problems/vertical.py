@@ -228,10 +228,10 @@ class VerticalLeastSquares(VerticalProblem):
         rows = self.test or self.train
         scores = torch.from_numpy(rows.features @ x.detach().cpu().double().numpy().T)
         labels = torch.from_numpy(rows.labels)[:, None]
-        found = {"accuracy": share_signed((scores * labels).T)}
+        result = {"accuracy": share_signed((scores * labels).T)}
         if self.test is not None:
-            found["test_loss"] = (scores - labels).square().mean(0)
-        return {k: v.to(x.device) for k, v in found.items()}
+            result["test_loss"] = (scores - labels).square().mean(0)
+        return {k: v.to(x.device) for k, v in result.items()}
 
 
 # Views: encoders and linear heads -----------------------------------------------------------------
@@ -253,7 +253,7 @@ class VerticalNetwork(VerticalProblem):
 
     def __init__(
         self,
-        dataset: str = Text(help="wikipedia, wikipedia_tfidf, cub, or a path to views"),
+        dataset: str = Text(help="wikipedia, wikipedia_tfidf, or a path to views"),
         *,
         views: Sequence[str] = List(
             (), help="which views, a client each, in this order; all by default"
@@ -273,7 +273,6 @@ class VerticalNetwork(VerticalProblem):
         scale: str = Choice(
             "normal", "none", "imagenet", help="of features and colours: mean 0 and variance 1"
         ),
-        size: int = Integer(224, low=1, help="pixels a side of a folder's pictures"),
         weight_decay: float = Number(0.0, low=0, help="w of w/2 ||x||^2, a part of f"),
         init_seed: int = Integer(0, low=0, help="drives the initial weights"),
         dtype: str = Choice("float32", "float64", help="floating-point type"),
@@ -284,7 +283,7 @@ class VerticalNetwork(VerticalProblem):
         ),
         chunk: int = Integer(256, low=1, help="samples of one pass of an encoder"),
     ) -> None:
-        pairs = _chosen(data.views(dataset, size=size), views)
+        pairs = _chosen(data.views(dataset), views)
         pairs = {name: _parted(pair, rows, test_size, seed) for name, pair in pairs.items()}
         first = next(iter(pairs.values()))
         names = _each(encoders, len(pairs), "encoders", "identity")
@@ -347,8 +346,8 @@ class VerticalNetwork(VerticalProblem):
 
     def products(self, blocks: Tensor, rows: Tensor | None = None) -> Tensor:
         """Return the contributions (B, n_here, b C) of rows (B, b), of all samples where None."""
-        found = [self._party(i).outputs(x, rows) for i, x in self._own(blocks)]
-        return torch.stack([u.flatten(1) for u in found], 1)
+        result = [self._party(i).outputs(x, rows) for i, x in self._own(blocks)]
+        return torch.stack([u.flatten(1) for u in result], 1)
 
     def change(self, new: Tensor, old: Tensor) -> Tensor:
         """Return products(new) - products(old), which is products(new - old) where all are linear."""
@@ -411,8 +410,8 @@ class VerticalNetwork(VerticalProblem):
         test = self.test_labels is not None
         labels = self.labels if self.test_labels is None else self.test_labels
         scores = self._scores(x, test)
-        found = {"accuracy": share_right(scores, labels)}
-        return {**found, "test_loss": self._losses(scores, labels)} if test else found
+        result = {"accuracy": share_right(scores, labels)}
+        return {**result, "test_loss": self._losses(scores, labels)} if test else result
 
     def start(self) -> Tensor:
         """Return the initial weights of all encoders that are trained, and zeros for the heads."""

@@ -15,7 +15,7 @@ from raybench.analysis.rankings import DRAWS, FACTORS, Audit
 from raybench.core.errors import InputError
 from raybench.report import words
 from raybench.report.content import MOST_SERIES, Figure, Look, all_methods, build, looks
-from raybench.report.rankings import percent, targets_word
+from raybench.report.rankings import targets_word
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,15 +32,15 @@ BEHIND = (
 """The rows behind the figure of trials."""
 
 
-def profiles(found: Frames, methods: Sequence[str], every: Sequence[str]) -> Figure:
+def profiles(results: Frames, methods: Sequence[str], every: Sequence[str]) -> Figure:
     """Return the figure of ``analysis.profile`` of some methods. every: ``all_methods`` of the results.
 
     Raises InputError where no method reaches the target on any problem.
     """
-    table = profile(found, where={"method": list(methods)})
+    table = profile(results, where={"method": list(methods)})
     if table.empty or not (table["share"] > 0).any():
         raise InputError.of("plot", "no method reaches the target", "another --target")
-    heads = found.cells.drop_duplicates("method").assign(k=np.nan)
+    heads = results.cells.drop_duplicates("method").assign(k=np.nan)
     heads = heads.assign(series=heads["method"])
     plain = looks(heads[heads["method"].isin(methods)], every)
     style = {name: replace(look, label=name) for name, look in plain.items()}
@@ -52,7 +52,7 @@ def profiles(found: Frames, methods: Sequence[str], every: Sequence[str]) -> Fig
     last = data.groupby("series", sort=False).tail(1).assign(x=end)
     data = pd.concat([data, last]).sort_values(["series", "x"], kind="stable", ignore_index=True)
     count = int(table["instances"].iloc[0])
-    goals = sorted({float(t) for t in found.tuned("method")["target"].dropna()})
+    goals = sorted({float(t) for t in results.tuned("method")["target"].dropna()})
     goal = f"≤ {goals[0]:g}" if len(goals) == 1 else "≤ the target of its problem"
     return Figure(
         name="profile",
@@ -64,7 +64,7 @@ def profiles(found: Frames, methods: Sequence[str], every: Sequence[str]) -> Fig
         data=data,
         looks=style,
         panels=[""],
-        band=f"{words.COLUMNS[found.metric]} {goal}; {words.count(count, 'pair')} of problem and seed",
+        band=f"{words.COLUMNS[results.metric]} {goal}; {words.count(count, 'pair')} of problem and seed",
         log_x=end > 4,
         x_from=1.0,
         log_y=False,
@@ -72,16 +72,16 @@ def profiles(found: Frames, methods: Sequence[str], every: Sequence[str]) -> Fig
     )
 
 
-def against_trials(found: Frames, cells: pd.DataFrame, every: Sequence[str], x: str) -> Figure:
+def against_trials(results: Frames, cells: pd.DataFrame, every: Sequence[str], x: str) -> Figure:
     """Return the figure of ``analysis.trials``: what the target costs against the number of trials, of some cells' methods.
 
     every: ``all_methods`` of the results. Raises InputError where no method reaches the target in half of all draws.
     """
-    table = trials(found, where={"method": sorted(cells["method"].unique())}, x=x)
+    table = trials(results, where={"method": sorted(cells["method"].unique())}, x=x)
     finite = table["cost"].replace(np.inf, np.nan)
     if not finite.notna().any():
         raise InputError.of("plot", "no method reaches the target", "another --target")
-    heads = found.cells.drop_duplicates("method").assign(k=np.nan, series=lambda t: t["method"])
+    heads = results.cells.drop_duplicates("method").assign(k=np.nan, series=lambda t: t["method"])
     heads = heads[heads["method"].isin(table["method"])]
     grids = table.groupby("method")["grid"].max()
     style: dict[str, Look] = {
@@ -97,9 +97,9 @@ def against_trials(found: Frames, cells: pd.DataFrame, every: Sequence[str], x: 
     unit = words.time_unit_of if x.startswith("seconds") else words.unit_of
     size, name = unit(float(finite.min())) if x.startswith(("seconds", "bits")) else (1.0, "")
     data = data[~data["series"].isin(never)]
-    tail = percent((1 - DRAWS) / 2)
+    tail = words.percent((1 - DRAWS) / 2)
     said = [
-        f"median over draws and seeds; bands: {percent(DRAWS)} of them, open above where more than {tail} miss the target",
+        f"median over draws and seeds; bands: {words.percent(DRAWS)} of them, open above where more than {tail} miss the target",
         f"missed in half of the draws or more: {', '.join(never)}" if never else "",
     ]
     return Figure(
@@ -108,7 +108,7 @@ def against_trials(found: Frames, cells: pd.DataFrame, every: Sequence[str], x: 
         y=x,
         title="What the target costs after some random trials of the grid",
         x_label="Random trials of the method's own grid",
-        y_label=f"{words.axis(x, name)}\nto {words.COLUMNS[found.metric]} ≤ "
+        y_label=f"{words.axis(x, name)}\nto {words.COLUMNS[results.metric]} ≤ "
         + (targets_word(table) if table["target"].nunique() == 1 else "its target"),
         data=data[[*BEHIND]],
         looks=style,
@@ -120,29 +120,29 @@ def against_trials(found: Frames, cells: pd.DataFrame, every: Sequence[str], x: 
     )
 
 
-def every(found: Frames) -> list[Figure]:
-    """Return the figures of a report: those of ``build``, and with a link the chart of bandwidths."""
-    figures = build(found)
-    chart = None if found.link is None else best_by_bandwidth(found, found.link)
+def every(results: Frames, extras: bool = False) -> list[Figure]:
+    """Return the figures of ``build``, and with a link the chart of bandwidths."""
+    figures = build(results, extras)
+    chart = None if results.link is None else best_by_bandwidth(results, results.link)
     return figures + ([chart] if chart is not None else [])
 
 
-def best_by_bandwidth(found: Frames, network: Network) -> Figure | None:
+def best_by_bandwidth(results: Frames, network: Network) -> Figure | None:
     """Return the chart of simulated seconds to the target of every method, None where none reaches it.
 
     Each method has, at each bandwidth, the K and step that are best there; thick where no method is faster.
     """
-    best = found.tuned("method")
+    best = results.tuned("method")
     if best.empty:
         return None
     targets = dict(best.drop_duplicates("facet")[["facet", "target"]].itertuples(index=False))
     table = by_bandwidth(
-        found.curves,
-        found.cells,
+        results.curves,
+        results.cells,
         network,
         targets,
-        found.metric,
-        tuning_seeds=found.tuning_seeds or None,
+        results.metric,
+        tuning_seeds=results.tuning_seeds or None,
     )
     table = table[np.isfinite(table["seconds"].astype(float))]
     if table.empty:
@@ -153,10 +153,10 @@ def best_by_bandwidth(found: Frames, network: Network) -> Figure | None:
     left = sorted(set(least.index) - set(drawn))
     table = table[table["method"].isin(drawn)]
     heads = best[best["method"].isin(drawn)].drop_duplicates("method")
-    style = looks(heads.assign(series=heads["method"], k=np.nan), all_methods(found))
+    style = looks(heads.assign(series=heads["method"], k=np.nan), all_methods(results))
     data = table.rename(columns={"facet": "panel", "bandwidth": "x", "seconds": "y"})
     data = data.drop(columns="series").assign(best=table["series"], series=table["method"])
-    name = words.COLUMNS[found.metric]
+    name = words.COLUMNS[results.metric]
     goals = sorted(set(table["target"]))
     goal = f"{name} ≤ {goals[0]:g}" if len(goals) == 1 else f"the target of {name} of its problem"
     return Figure(
@@ -168,7 +168,7 @@ def best_by_bandwidth(found: Frames, network: Network) -> Figure | None:
         y_label="Simulated time to target (s)",
         data=data.reset_index(drop=True),
         looks={m: _look(style[m], m, bool(plain[m])) for m in drawn},
-        panels=sorted(found.cells["facet"].unique()),
+        panels=sorted(results.cells["facet"].unique()),
         band=_caption(network, goal, table, plain),
         x_unit=1e9,
         log_x=True,
@@ -217,7 +217,7 @@ def shares(readings: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def audit_figure(found: Audit) -> Canvas:
+def audit_figure(results: Audit) -> Canvas:
     """Return the figure: a panel per problem, a row per method, the share of readings in each rank.
 
     The rank in the folder's own reading is framed.
@@ -225,7 +225,7 @@ def audit_figure(found: Audit) -> Canvas:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
-    table = shares(found.readings)
+    table = shares(results.readings)
     facets = list(dict.fromkeys(table.index.get_level_values("facet")))
     rows = [len(table.loc[facet]) for facet in facets]
     widest = max(len(name) for name in table.index.get_level_values("method"))
@@ -235,11 +235,11 @@ def audit_figure(found: Audit) -> Canvas:
     )
     FigureCanvasAgg(canvas)
     axes = canvas.subplots(len(facets), 1, squeeze=False, gridspec_kw={"height_ratios": rows})
-    own = found.readings[found.readings["own"]].set_index(["facet", "method"])["rank"]
+    own = results.readings[results.readings["own"]].set_index(["facet", "method"])["rank"]
     for axis, facet in zip(axes.flatten(), facets, strict=True):
         _matrix(axis, table.loc[facet], own.get(facet, pd.Series(dtype=float)))
         axis.set_title(facet, pad=4)
-    count = len(found.readings.drop_duplicates([*FACTORS]))
+    count = len(results.readings.drop_duplicates([*FACTORS]))
     canvas.supxlabel(
         f"Rank by bits to the target: % of {count} readings; framed: as the folder is read",
         fontsize=7.5,

@@ -17,7 +17,8 @@ from raybench.analysis.methods import k_order, k_words
 from raybench.report import words
 
 MOST_SERIES = 8
-SHOWN = ("bits_up", "seconds", "grad_norm_sq", "loss", "suboptimality", "test_loss", "accuracy")
+METRICS = ("grad_norm_sq", "loss", "suboptimality", "test_loss", "accuracy")
+SHOWN = ("bits_up", "seconds", *METRICS)
 LOWEST_SHOWN = 1e-32  # a logarithmic axis has no place for 0: lower values are drawn here
 """Smallest value a log axis shows: below it is rounding, and zero has no logarithm."""
 # Okabe and Ito: told apart under the common colour deficiencies. gd, the baseline, is grey.
@@ -79,13 +80,13 @@ def open_frames(
     """Return the frames of a results folder, or those given, with another target or other seeds that tune if given."""
     if not isinstance(source, Frames):
         return frames(source, accounting, link, target, tuning_seeds, every)
-    found = source if target is None else replace(source, asked=target)
-    return choosing_on(found, tuning_seeds)
+    results = source if target is None else replace(source, asked=target)
+    return choosing_on(results, tuning_seeds)
 
 
-def told(figure: Figure, found: Frames) -> Figure:
+def told(figure: Figure, results: Frames) -> Figure:
     """Return a figure of tuned methods that says below on which seeds they were tuned, where that is not on all."""
-    return replace(figure, band="; ".join(filter(None, [figure.band, *found.chosen_on])))
+    return replace(figure, band="; ".join(filter(None, [figure.band, *results.chosen_on])))
 
 
 def default_out(folder: str, name: str) -> Path:
@@ -95,24 +96,24 @@ def default_out(folder: str, name: str) -> Path:
     return Path(f"{folder.rstrip('/').rsplit('/', 1)[-1]}-report") / name
 
 
-def chosen(found: Frames) -> tuple[pd.DataFrame, list[str]]:
+def chosen(results: Frames) -> tuple[pd.DataFrame, list[str]]:
     """Return the tuned series that are drawn, and notes on those that are not.
 
     All K of all methods where these are at most eight series per problem, else the best K of each
     method; the eight best of those. Columns as ``analysis.tuned``.
     """
-    every = found.tuned("series")
+    every = results.tuned("series")
     notes: list[str] = []
     if every.empty:
         return every, notes
     if every[every["eligible"]].groupby("facet")["series"].nunique().max() > MOST_SERIES:
-        every = found.tuned("method")
+        every = results.tuned("method")
         notes.append("each method at its best K")
     good = every[every["eligible"]]
     # the cheapest of which all seeds arrive, then of those of which most do, then those that end lowest; and the baseline
     rank = good.assign(
         cost=good["cost"].fillna(np.inf), last=(good["algorithm"] != "gd").astype(int)
-    ).sort_values(["facet", "last", "tier", "cost", found.metric], kind="stable")
+    ).sort_values(["facet", "last", "tier", "cost", results.metric], kind="stable")
     keep = rank.groupby("facet").head(MOST_SERIES)
     left = sorted(set(good["series"]) - set(keep["series"]))
     if left:
@@ -120,12 +121,12 @@ def chosen(found: Frames) -> tuple[pd.DataFrame, list[str]]:
     return every.loc[keep.index.union(every.index[~every["eligible"]])], notes
 
 
-def all_methods(found: Frames) -> list[str]:
+def all_methods(results: Frames) -> list[str]:
     """Return the methods of results, but for the baseline, in the order in which they get their colours.
 
     By name where there are colours for all, else those first that reach the target with least.
     """
-    best = found.tuned("method")
+    best = results.tuned("method")
     if best.empty:
         return []
     best = best[best["algorithm"] != "gd"]
@@ -144,7 +145,7 @@ def looks(best: pd.DataFrame, every: Sequence[str] = ()) -> dict[str, Look]:
     lone = len(methods) == 1
     baseline = set(heads.loc[heads["algorithm"] == "gd", "method"])
     plain = list(dict.fromkeys([*every, *(m for m in methods if m not in baseline)]))
-    found = {}
+    results = {}
     for method, part in heads.groupby("method", sort=False):
         several = len(part) > 1
         for j, row in enumerate(part.itertuples()):
@@ -159,8 +160,8 @@ def looks(best: pd.DataFrame, every: Sequence[str] = ()) -> dict[str, Look]:
             label = str(row.series)
             if len(same) == 1:
                 label += f", {step_word(*same.iloc[0])}"
-            found[str(row.series)] = Look(colour, dash, label)
-    return found
+            results[str(row.series)] = Look(colour, dash, label)
+    return results
 
 
 def step_word(multiple: float, size: float, step: str = "") -> str:
@@ -176,55 +177,55 @@ def step_word(multiple: float, size: float, step: str = "") -> str:
     return f"{words.times(multiple)}× theory" + (f" ({rest})" if rest else "")
 
 
-def cells_of(found: Frames, best: pd.DataFrame) -> list[str]:
+def cells_of(results: Frames, best: pd.DataFrame) -> list[str]:
     """Return the ids of the cells that ended ok behind the tuned series, eligible ones only."""
     keys = pd.MultiIndex.from_frame(best.loc[best["eligible"], ["facet", "series", "step"]])
-    cells = found.cells[found.reporting("series") & (found.cells["status"] == "ok")]
+    cells = results.cells[results.reporting("series") & (results.cells["status"] == "ok")]
     behind = pd.MultiIndex.from_frame(cells[["facet", "series", "step"]]).isin(keys)
     return cells.loc[behind, "cell"].tolist()
 
 
-def rows_of(found: Frames, best: pd.DataFrame, names: Sequence[str] = SHOWN) -> pd.DataFrame:
+def rows_of(results: Frames, best: pd.DataFrame, names: Sequence[str] = SHOWN) -> pd.DataFrame:
     """Return the curves of the tuned series, eligible ones only; names: their columns of numbers."""
-    names = names if found.link is None else [*names, SECONDS]
-    return found.rows(cells_of(found, best), names)
+    names = names if results.link is None else [*names, SECONDS]
+    return results.rows(cells_of(results, best), names)
 
 
-def build(found: Frames) -> list[Figure]:
-    """Return the figures of a report; those whose columns are unknown are left out."""
-    best, notes = chosen(found)
-    facets = sorted(found.cells["facet"].unique())
+def build(results: Frames, extras: bool = False) -> list[Figure]:
+    """Return the figures of a report; those whose columns are unknown are left out.
+
+    extras: metrics of the user's own are drawn too.
+    """
+    best, notes = chosen(results)
+    facets = sorted(results.cells["facet"].unique())
     if best.empty:
         return []
-    rows = rows_of(found, best)
-    style = looks(best[best["eligible"]], all_methods(found))
+    more = results.held.extras(cells_of(results, best)) if extras else []
+    rows = rows_of(results, best, [*SHOWN, *more])
+    style = looks(best[best["eligible"]], all_methods(results))
     figures: list[Figure | None] = []
-    ys = [
-        y
-        for y in ("grad_norm_sq", "loss", "suboptimality", "test_loss", "accuracy")
-        if rows[y].notna().any()
-    ]
-    clock = "seconds" if found.link is None else SECONDS
+    ys = [y for y in (*METRICS, *more) if rows[y].notna().any()]
+    clock = "seconds" if results.link is None else SECONDS
     xs = [x for x in ("bits_up", "round", clock) if rows[x].notna().any()] or ["bits_up"]
-    pairs = [(x, y) for y in ys or [found.metric] for x in xs]
-    figures += [curve(rows, style, facets, x, y, notes, found.link) for x, y in pairs]
-    figures.append(against_step(found))
-    every = found.tuned("series")
+    pairs = [(x, y) for y in ys or [results.metric] for x in xs]
+    figures += [curve(rows, style, facets, x, y, notes, results.link) for x, y in pairs]
+    figures.append(against_step(results))
+    every = results.tuned("series")
     every = every[every["eligible"]]
     several = every.groupby("method")["series"].nunique()
     if (several > 1).any() and len(every["series"].unique()) > MOST_SERIES:
-        figures.append(_by_k(found, every[every["method"].map(several) > 1]))
+        figures.append(_by_k(results, every[every["method"].map(several) > 1]))
     return [f for f in figures if f is not None]
 
 
-def against_step(found: Frames) -> Figure | None:
+def against_step(results: Frames) -> Figure | None:
     """Return the figure of final values against the step, None where no method has two steps."""
-    best, notes = chosen(found)
+    best, notes = chosen(results)
     if best.empty:
         return None
-    facets = sorted(found.cells["facet"].unique())
+    facets = sorted(results.cells["facet"].unique())
     figure = final_by_step(
-        found, best, looks(best[best["eligible"]], all_methods(found)), facets, found.metric
+        results, best, looks(best[best["eligible"]], all_methods(results)), facets, results.metric
     )
     return figure and replace(figure, notes=notes)
 
@@ -250,7 +251,7 @@ def curve(
         name=f"{y}_vs_{x}",
         x=x,
         y=y,
-        title=f"{words.COLUMNS.get(y, y)} against {words.COLUMNS.get(x, x)}",
+        title=f"{words.column(y)} against {words.column(x)}",
         x_label=words.axis(x, name),
         y_label=words.axis(y),
         data=_placed(data, wide),
@@ -316,11 +317,11 @@ def spans(values: pd.Series) -> bool:
     return bool(len(values) and values.min() > 0 and values.max() / values.min() > 20)
 
 
-def _by_k(found: Frames, best: pd.DataFrame) -> Figure:
+def _by_k(results: Frames, best: pd.DataFrame) -> Figure:
     """Return the figure of the metric against bits with a panel per problem and method, a line per K."""
-    y = found.metric
-    rows = rows_of(found, best, ["bits_up", y])
-    asked = found.cells.set_index("cell")[[]].assign(k=k_words(found.cells).to_numpy())["k"]
+    y = results.metric
+    rows = rows_of(results, best, ["bits_up", y])
+    asked = results.cells.set_index("cell")[[]].assign(k=k_words(results.cells).to_numpy())["k"]
     ks = rows["cell"].map(asked)
     panel = [f"{m}, {f}" if f else m for m, f in zip(rows["method"], rows["facet"], strict=True)]
     rows = rows.assign(facet=panel, series="K = " + ks)
@@ -333,10 +334,10 @@ def _by_k(found: Frames, best: pd.DataFrame) -> Figure:
 
 
 def final_by_step(
-    found: Frames, best: pd.DataFrame, style: dict[str, Look], panels: list[str], y: str
+    results: Frames, best: pd.DataFrame, style: dict[str, Look], panels: list[str], y: str
 ) -> Figure | None:
     """Return the figure of the final y against the step, of the series of ``best``; None where none has two steps."""
-    data = final_vs_step(found.cells[found.cells["series"].isin(set(best["series"]))], y)
+    data = final_vs_step(results.cells[results.cells["series"].isin(set(best["series"]))], y)
     if data.groupby(["facet", "series"]).size().max() < 2 or data.empty:
         return None
     axis = "step_multiple" if (data["axis"] == "step_multiple").any() else "step_size"
@@ -352,7 +353,7 @@ def final_by_step(
         name=f"{y}_vs_step",
         x=axis,
         y=y,
-        title=f"Final {words.COLUMNS.get(y, y)} against the step",
+        title=f"Final {words.column(y)} against the step",
         x_label=said if axis == "step_multiple" else "Step size",
         y_label=words.axis(y).replace("x^t", "x^T"),
         data=data,
@@ -367,5 +368,9 @@ def final_by_step(
 
 def shown(values: pd.Series, log: bool) -> np.ndarray:
     """Return values as an axis can show them: a log axis has none below ``LOWEST_SHOWN``."""
-    found = values.to_numpy(float)
-    return np.where(np.isfinite(found), np.maximum(found, LOWEST_SHOWN), math.nan) if log else found
+    results = values.to_numpy(float)
+    return (
+        np.where(np.isfinite(results), np.maximum(results, LOWEST_SHOWN), math.nan)
+        if log
+        else results
+    )

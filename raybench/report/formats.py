@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import pandas as pd
 from rich import box
@@ -19,7 +20,6 @@ from raybench.report.sheet import Field, Sheet
 FORMS = ("terminal", "plain", "markdown", "csv", "latex")
 PLAIN_WIDTH = 160
 GAP = 2  # blanks between columns
-FIRM = "\u00a0"  # a blank at which no line is broken
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a cell that is computed begins with
 
 _TEX = {
@@ -107,21 +107,18 @@ def latex(sheet: Sheet) -> str:
     Columns of numbers are siunitx's S columns, in one unit each, which their head names; an interval is a column of its own.
     Notes follow as comments. Every text is escaped.
     """
-    parts = [part for one in sheet.fields for part in _tex(one, sheet.best(one))]
-    lines = [
-        HEAD + "\\begin{tabular}{@{}" + "".join(spec for spec, _ in parts) + "@{}}",
-        "\\toprule",
-    ]
-    rows = list(zip(*(cells for _, cells in parts), strict=True))
-    before = None
-    for i, row in enumerate(rows):
-        if i == 1 or (i > 1 and sheet.sections[i - 1] != before):
-            lines.append("\\midrule" if i == 1 else "\\addlinespace")
-        before = sheet.sections[i - 1] if i else None
-        lines.append(" & ".join(row) + r" \\")
-    lines += ["\\bottomrule", "\\end{tabular}", "\\endgroup"]
+    columns = [column for field in sheet.fields for column in _tex(field, sheet.best(field))]
+    frame = pd.DataFrame({head: cells for head, _, cells, _ in columns})
+    marks = pd.DataFrame({head: best for head, _, _, best in columns})
+    style = frame.style.hide(axis="index")
+    style = style.apply(lambda _: marks.map(lambda b: "bfseries:;" if b else ""), axis=None)
+    formats = "".join(kind for _, kind, _, _ in columns)
+    lines = style.to_latex(column_format=f"@{{}}{formats}@{{}}", hrules=True).splitlines()
+    for i, (before, after) in reversed([*enumerate(pairwise(sheet.sections), 1)]):
+        if before != after:
+            lines.insert(4 + i, "\\addlinespace")  # below the rules and the heads
     notes = [f"% {line}" for note in sheet.notes for line in note.splitlines()]
-    return "\n".join([*lines, *notes]) + "\n"
+    return HEAD + "\n".join([*lines, "\\endgroup", *notes]) + "\n"
 
 
 def escaped(text: str) -> str:
@@ -129,47 +126,25 @@ def escaped(text: str) -> str:
     return "".join(_TEX.get(c, c) for c in text)
 
 
-def _tex(one: Field, best: Sequence[bool]) -> list[tuple[str, list[str]]]:
-    """Return (specification, head and cells) of the LaTeX columns that a column becomes."""
-    numbers = [float(v) for v in one.numbers]
-    if not any(map(math.isfinite, numbers)):
-        bold = [f"\\textbf{{{escaped(t)}}}" if b else escaped(t) for t, b in zip(one.texts, best)]
-        return [("l" if one.left else "r", [escaped(one.head), *bold])]
-    finite = sorted(v for v in numbers if math.isfinite(v))
-    size, name = one.unit(finite[len(finite) // 2]) if one.unit else (1.0, "")
-    head = f"{one.head} ({name})" if name else one.head
-    cells = _numbers([v / size for v in numbers], one.digits)
-    shown = [_marked(cell, text, b) for cell, text, b in zip(cells, one.texts, best, strict=True)]
-    found = [(f"S[table-format={_format(cells)}]", [f"{{{escaped(head)}}}", *shown])]
-    ends = list(zip(one.low, one.high, strict=True))
-    if any(low == low for low, _ in ends):
-        said = [
-            "" if low != low or math.isinf(low) else f"[{_num(low / size)}, {_num(high / size)}]"
-            for low, high in ends
-        ]
-        found.append(("r", ["Interval", *said]))
-    return found
-
-
-def _marked(cell: str, text: str, best: bool) -> str:
-    """Return a cell of an S column: a number, bold if it is the best, or a text in braces."""
-    if cell:
-        return f"\\bfseries {cell}" if best else cell
-    return f"{{{escaped(text.partition(' [')[0])}}}"
-
-
-def _num(value: float) -> str:
-    return r"$\infty$" if math.isinf(value) else f"\\num{{{_number(value, 3)}}}"
-
-
-def _numbers(values: Sequence[float], digits: int) -> list[str]:
-    """Return ``_number`` of each value, all with an exponent if one needs it, so that they stand below each other."""
-    cells = [_number(v, digits) for v in values]
-    if not any("e" in cell for cell in cells):
-        return cells
-    powers = [f"{v:.{digits - 1}e}" if cell else "" for v, cell in zip(values, cells, strict=True)]
-    split = [power.partition("e") for power in powers]
-    return [f"{mantissa}e{int(power)}" if e else "" for mantissa, e, power in split]
+def _tex(field: Field, best: Sequence[bool]) -> list[tuple[str, str, list[str], Sequence[bool]]]:
+    """Return (head, format, cells, which are bold) of the LaTeX columns that a column becomes."""
+    finite = sorted(v for v in map(float, field.numbers) if math.isfinite(v))
+    if not finite:
+        kind = "l" if field.left else "r"
+        return [(escaped(field.head), kind, [*map(escaped, field.texts)], best)]
+    size, name = field.unit(finite[len(finite) // 2]) if field.unit else (1.0, "")
+    head = f"{{{escaped(f'{field.head} ({name})' if name else field.head)}}}"
+    cells = [
+        _number(v / size, field.digits) or f"{{{escaped(text.partition(' [')[0])}}}"
+        for v, text in zip(field.numbers, field.texts, strict=True)
+    ]
+    columns = [(head, "S", cells, best)]
+    if any(low == low for low in field.low):
+        ends = zip(field.low, field.high, strict=True)
+        spans = [[_number(v / size, 3) or r"$\infty$" for v in pair] for pair in ends]
+        cells = ["" if low != low else f"[{', '.join(s)}]" for low, s in zip(field.low, spans)]
+        columns.append((f"{head} interval", "r", cells, [False] * len(cells)))
+    return columns
 
 
 def _number(value: float, digits: int) -> str:
@@ -177,78 +152,66 @@ def _number(value: float, digits: int) -> str:
     if not math.isfinite(value):
         return ""
     whole = 10**digits <= abs(value) < 10 ** (digits + 3)
-    text = f"{value:.0f}" if whole else f"{value:.{digits}g}"
-    mantissa, e, power = text.partition("e")
-    return f"{mantissa}e{int(power)}" if e else text
-
-
-def _format(cells: Sequence[str]) -> str:
-    """Return siunitx's ``table-format`` that has room for all numbers: ``-3.2e-1`` for 3 digits, 2 more, an exponent."""
-    whole = part = power = 0
-    sign = less = ""
-    for cell in filter(None, cells):
-        mantissa, _, exponent = cell.partition("e")
-        sign = "-" if mantissa.startswith("-") else sign
-        before, _, after = mantissa.removeprefix("-").partition(".")
-        whole, part = max(whole, len(before)), max(part, len(after))
-        less = "-" if exponent.startswith("-") else less
-        power = max(power, len(exponent.removeprefix("-")))
-    return f"{sign}{whole}" + f".{part}" * bool(part) + f"e{less}{power}" * bool(power)
+    return f"{value:.0f}" if whole else f"{value:.{digits}g}"
 
 
 # -- on a terminal -------------------------------------------------------------------------------
 
 
 class Fitted:
-    """A sheet on a terminal of any width: words wrap, and where they cannot, each row becomes a block of lines.
+    """A sheet on a terminal of any width: one column wraps, and where that is not enough each row becomes a block of lines.
 
     rich would shorten what does not fit with an ellipsis, and drop what has no room at all; a table that has lost
-    its units is worse than a long one. head, rows: its texts, for those who print it otherwise.
+    its units is worse than a long one.
     """
 
     def __init__(self, sheet: Sheet) -> None:
         self.sheet = sheet
-        self.head = [f.head for f in sheet.fields]
-        self.rows = sheet.rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Print it as a table if its columns can be made narrow enough, else row by row."""
-        fields = self.sheet.fields
-        columns = [[f.head, *(f.texts if f.left else map(_firm, f.texts))] for f in fields]
-        widths = narrowed(columns, options.max_width - GAP * (len(columns) - 1) - 2)
-        if widths is None:
-            yield from self._blocks(options.max_width)
+        for stacked in (False, True):
+            table, least = self._table(console, stacked)
+            if least <= options.max_width:
+                yield table
+                break
         else:
-            yield self._table(columns, widths)
+            yield from self._blocks(options.max_width)
         if self.sheet.notes:
             yield Text("\n".join(self.sheet.notes), style="dim italic")
 
-    def _table(self, columns: Sequence[Sequence[str]], widths: Sequence[int]) -> Table:
-        out = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-        bold = [self.sheet.best(f) for f in self.sheet.fields]
-        for one, (head, *_), width in zip(self.sheet.fields, columns, widths, strict=True):
-            out.add_column(
-                _wrapped(head, width), justify="left" if one.left else "right", no_wrap=True
+    def _table(self, console: Console, stacked: bool) -> tuple[Table, int]:
+        """Return the table and its least width: the widest column of words wraps.
+
+        stacked: whether heads are no wider than what stands below them.
+        """
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        fields, least = self.sheet.fields, 2
+        widths = [max(map(cell_len, field.texts), default=0) for field in fields]
+        widest = max((w for w, field in zip(widths, fields) if field.left), default=0)
+        for field, width in zip(fields, widths, strict=True):
+            wraps = field.left and width == widest
+            words = (
+                [word for text in field.texts for word in text.split()] if wraps else field.texts
             )
-        sections = self.sheet.sections
-        for i, section in enumerate(sections):
-            texts = [
-                Text(
-                    _wrapped(column[i + 1], width).replace(FIRM, " "),
-                    style="bold" if best[i] else "",
-                )
-                for column, width, best in zip(columns, widths, bold, strict=True)
-            ]
-            ends = i + 1 < len(sections) and sections[i + 1] != section
-            out.add_row(*texts, end_section=ends)
-        return out
+            narrow = max(map(cell_len, [*words, *field.head.split()]), default=0)
+            lines = Text(field.head).wrap(console, narrow) if stacked else [Text(field.head)]
+            head = "\n".join(line.plain.rstrip() for line in lines)
+            table.add_column(head, justify="left" if field.left else "right", no_wrap=not wraps)
+            least += max(narrow, *(line.cell_len for line in lines)) + GAP
+        least -= GAP
+        bold = [self.sheet.best(field) for field in self.sheet.fields]
+        sections = [*self.sheet.sections, None]
+        for i, row in enumerate(self.sheet.rows):
+            texts = [Text(text, "bold" if best[i] else "") for text, best in zip(row, bold)]
+            table.add_row(*texts, end_section=sections[i + 1] not in (sections[i], None))
+        return table, least
 
     def _blocks(self, width: int) -> RenderResult:
         """Yield a line of each row's words, and below it its numbers after their heads, as many on a line as fit."""
         fields = self.sheet.fields
         best = [self.sheet.best(f) for f in fields]
         yield Text()
-        for i, row in enumerate(self.rows):
+        for i, row in enumerate(self.sheet.rows):
             words = [text for f, text in zip(fields, row, strict=True) if f.left and text]
             yield Text("  ".join(words), style="bold")
             line = Text()
@@ -263,50 +226,6 @@ class Fitted:
                 line.append_text(part)
             yield line
         yield Text()
-
-
-def narrowed(columns: Sequence[Sequence[str]], width: int) -> list[int] | None:
-    """Return widths of columns of texts that add up to no more than ``width``; None where there are none.
-
-    Lines break at blanks only. First are those columns made narrower of which only the head breaks, then the widest.
-    """
-    widths = [max(_width(text) for text in column) for column in columns]
-    least = [
-        max(_width(w) for text in column for w in [*text.split(" "), ""]) for column in columns
-    ]
-    while sum(widths) > width:
-        soft = [j for j in range(len(columns)) if widths[j] > least[j]]
-        if not soft:
-            return None
-        heads = [j for j in soft if all(_width(text) < widths[j] for text in columns[j][1:])]
-        j = max(heads or soft, key=lambda j: widths[j])
-        lines = [_width(_wrapped(text, widths[j] - 1)) for text in columns[j]]
-        widths[j] = max(lines)
-    return widths
-
-
-def _firm(text: str) -> str:
-    """Return a text that breaks neither between a number and its unit nor inside of an interval."""
-    before, bracket, interval = text.partition(" [")
-    if bracket:
-        return f"{before.replace(' ', FIRM)} [{interval.replace(' ', FIRM)}"
-    return text.replace(" ", FIRM)
-
-
-def _width(text: str) -> int:
-    return max((cell_len(line) for line in text.split("\n")), default=0)
-
-
-def _wrapped(text: str, width: int) -> str:
-    """Return a text in lines of this many cells of a terminal, of which a letter may take two; words stay whole."""
-    # by blanks alone: str.split and textwrap take a firm one for a blank, and textwrap counts letters
-    lines: list[str] = []
-    for word in filter(None, text.split(" ")):
-        if lines and cell_len(f"{lines[-1]} {word}") <= width:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
-    return "\n".join(lines)
 
 
 _WRITERS: dict[str, Callable[[Sheet], str]] = {

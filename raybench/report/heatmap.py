@@ -43,18 +43,18 @@ class HeatMap:
     data: pd.DataFrame
 
 
-def heatmaps(found: Frames) -> list[HeatMap]:
+def heatmaps(results: Frames) -> list[HeatMap]:
     """Return a map per method whose cells vary K and exactly one more number.
 
     The target is that at which the sweep stopped its cells if it did, else the tables' own.
     """
-    goal = (found.sweep.get("stop") or {}).get(found.metric)
+    goal = (results.sweep.get("stop") or {}).get(results.metric)
     target = float(goal) if isinstance(goal, int | float) else None
-    cells = found.cells[found.cells["k"].notna()]
+    cells = results.cells[results.cells["k"].notna()]
     maps = []
     for (algorithm, compressor), part in cells.groupby(["algorithm", "compressor"]):
         number = _number(part)
-        best = found.tuned("series", target, "bits_up")
+        best = results.tuned("series", target, "bits_up")
         if number is None or best.empty:
             continue
         values = _numbers(part)[number]
@@ -66,11 +66,11 @@ def heatmaps(found: Frames) -> list[HeatMap]:
         data = data[names].sort_values(["facet", "k", "value"], ignore_index=True)
         name, key = f"bits_to_target_{algorithm}_{compressor}", number.partition(".")[2]
         title = str(part["method"].iloc[0]).partition(" (")[0]
-        maps.append(HeatMap(name, title, key, found.metric, data))
+        maps.append(HeatMap(name, title, key, results.metric, data))
     return maps
 
 
-def by_step(found: Frames, cells: pd.DataFrame) -> HeatMap:
+def by_step(results: Frames, cells: pd.DataFrame) -> HeatMap:
     """Return a map of K and step, a panel for each method and problem. cells: those that ran, of these methods.
 
     Raises InputError where no method has a K.
@@ -78,11 +78,11 @@ def by_step(found: Frames, cells: pd.DataFrame) -> HeatMap:
     cells = cells[cells["k"].notna()]
     if cells.empty:
         raise InputError.of("plot", "no method has a K", "methods with one, or another kind")
-    rows, goals = found.held.columns([found.cost, found.metric]), found.goals
+    rows, goals = results.held.columns([results.cost, results.metric]), results.goals
     pieces = []
     for facet, part in cells.groupby("facet", sort=False):
         goal = goals if isinstance(goals, float) else goals[str(facet)]
-        table = candidates(rows, part, goal, "method", found.metric, found.cost)
+        table = candidates(rows, part, goal, "method", results.metric, results.cost)
         pieces.append(table.assign(target=goal))
     data = pd.concat(pieces, ignore_index=True)
     multiples = bool(data["step_multiple"].notna().any())
@@ -93,7 +93,7 @@ def by_step(found: Frames, cells: pd.DataFrame) -> HeatMap:
     names = ["facet", "k", "value", "cost", "step_multiple", "step_size", "target", "best"]
     data = data.assign(facet=panel)[names].sort_values(["facet", "k", "value"], ignore_index=True)
     number = r"\gamma\,/\,\gamma_{\rm theory}" if multiples else r"\gamma"
-    return HeatMap("target_vs_k_and_step", "", number, found.metric, data)
+    return HeatMap("target_vs_k_and_step", "", number, results.metric, data)
 
 
 def _numbers(cells: pd.DataFrame) -> pd.DataFrame:
@@ -115,12 +115,12 @@ def _numbers(cells: pd.DataFrame) -> pd.DataFrame:
 
 def _number(cells: pd.DataFrame) -> str | None:
     """Return the one parameter that takes several numbers at several K; None if there is none or two."""
-    found = []
+    results = []
     for name, values in _numbers(cells).items():
         spread = values.groupby(cells["k"]).nunique()
         if values.notna().all() and (spread >= FEWEST_VALUES).sum() >= FEWEST_VALUES:
-            found.append(str(name))
-    return found[0] if len(found) == 1 else None
+            results.append(str(name))
+    return results[0] if len(results) == 1 else None
 
 
 def draw(figure: HeatMap) -> Canvas:

@@ -20,9 +20,9 @@ from jinja2 import Environment
 from raybench.analysis import SECONDS, Frames, How
 from raybench.analysis.methods import k_order, k_words
 from raybench.report import words
-from raybench.report.charts import best_by_bandwidth
-from raybench.report.content import against_step, default_out, open_frames
-from raybench.report.explorer import explorer, panels
+from raybench.report.charts import every
+from raybench.report.content import default_out, open_frames, told
+from raybench.report.interactive import panels
 from raybench.report.tables import closing, grown_rows, growth_notes
 
 CONSTANTS = {
@@ -53,17 +53,17 @@ def html(
     """Write a results folder's report to ``out`` (default ``<folder>/report.html``); return its path.
 
     One self-contained file, which loads nothing: problem and constants, how cells ended and why, the tuned table,
-    curves whose axes, methods and K are chosen in the page, a table of all cells to sort and filter, how to
+    curves with a menu of axes, a table of all cells to sort and filter, how to
     reproduce. Without JavaScript the tables are complete. link: a network such as ``1Gbit,ring``, for which seconds are
     simulated. target, tuning_seeds: as for ``analysis.frames``. Raises InputError if there are no results, and for an unknown link.
     """
-    found = open_frames(folder, accounting, link, target, tuning_seeds)
-    goal = Path(out) if out is not None else default_out(found.folder, "report.html")
+    results = open_frames(folder, accounting, link, target, tuning_seeds)
+    goal = Path(out) if out is not None else default_out(results.folder, "report.html")
     here = resources.files("raybench.report")
     # Everything is escaped, as labels, errors and paths are texts of the user.
     template = Environment(autoescape=True).from_string((here / "report.html").read_text("utf-8"))
     css, script = ((here / f"report.{kind}").read_text("utf-8") for kind in ("css", "js"))
-    page = template.render(css=css, script=script, plotly=packed(_plotly()), **content(found))
+    page = template.render(css=css, script=script, plotly=packed(_plotly()), **content(results))
     goal.parent.mkdir(parents=True, exist_ok=True)
     goal.write_text(page, encoding="utf-8")
     return goal
@@ -80,47 +80,45 @@ def packed(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
-def content(found: Frames) -> dict[str, object]:
+def content(results: Frames) -> dict[str, object]:
     """Return what the template shows, all spelled for reading."""
-    sheet, grown = closing(found), found.growth
-    more = [against_step(found)]
-    if found.link is not None:
-        more.append(best_by_bandwidth(found, found.link))
-    figures = [figure for figure in more if figure is not None]
+    sheet, grown = closing(results), results.growth
+    figures = [
+        figure if figure.steps or figure.marked else told(figure, results)
+        for figure in every(results, extras=True)
+    ]
     drawn: dict[str, dict[str, Any]] = {}
     for figure in figures:
         drawn |= {f"{figure.name}-{i}": panel for i, panel in enumerate(panels(figure))}
-    curves = explorer(found)
-    columns, endings, count = cell_table(found)
+    columns, endings, count = cell_table(results)
     return {
-        "name": found.sweep.get("name") or Path(found.folder).name or "raybench",
-        "facts": _facts(found),
-        "constants": _constants(found.cells),
-        "status": _status(found.cells, int((grown != "").sum())),
-        "reasons": _reasons(found.cells),
+        "name": results.sweep.get("name") or Path(results.folder).name or "raybench",
+        "facts": _facts(results),
+        "constants": _constants(results.cells),
+        "status": _status(results.cells, int((grown != "").sum())),
+        "reasons": _reasons(results.cells),
         "closing": sheet,
-        "grown": growth_notes(found),
-        "final": _final(found),
+        "grown": growth_notes(results),
+        "final": _final(results),
         "figures": figures,
         "drawn": drawn,
-        "curves": curves,
         "columns": columns,
         "endings": endings,
         "cell_count": count,
         "said": ENDINGS,
         "notes": sorted({note for figure in figures for note in figure.notes}),
-        "data": packed(json.dumps([curves, drawn], separators=(",", ":"), allow_nan=False)),
-        "accounting": found.accounting,
-        "folder": found.folder,
-        "link": found.link_text,
-        "texts": found.texts,
-        "versions": _versions(found.cells),
+        "data": packed(json.dumps(drawn, separators=(",", ":"), allow_nan=False)),
+        "accounting": results.accounting,
+        "folder": results.folder,
+        "link": results.link_text,
+        "texts": results.texts,
+        "versions": _versions(results.cells),
     }
 
 
-def _facts(found: Frames) -> list[tuple[str, str]]:
-    cells = found.cells
-    section = found.sweep.get("problem") or {}
+def _facts(results: Frames) -> list[tuple[str, str]]:
+    cells = results.cells
+    section = results.sweep.get("problem") or {}
     section = section if isinstance(section, dict) else {"name": section}
     params = {**section, **section.get("params", {})}
     facts = {"problem": _values(cells["problem"]), "dataset": _values(cells["dataset"])}
@@ -129,14 +127,14 @@ def _facts(found: Frames) -> list[tuple[str, str]]:
         if key not in ("name", "params", *facts):
             facts[key] = value if isinstance(value, str) else json.dumps(value)
     facts["seeds"] = str(cells["seed"].nunique())
-    if found.link is not None:
-        facts["simulated link"] = str(found.link)
+    if results.link is not None:
+        facts["simulated link"] = str(results.link)
     return [(k, v) for k, v in facts.items() if v and v != "null"]
 
 
 def _values(column: pd.Series) -> str:
-    found = column.dropna().drop_duplicates().sort_values()
-    return ", ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in found)
+    results = column.dropna().drop_duplicates().sort_values()
+    return ", ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in results)
 
 
 def _constants(cells: pd.DataFrame) -> dict[str, object]:
@@ -160,7 +158,7 @@ def _status(cells: pd.DataFrame, grown: int) -> list[tuple[str, str]]:
 
 def _reasons(cells: pd.DataFrame) -> list[dict[str, object]]:
     """Return why cells did not run to the end: status, text (a line), whole (all of it), count, which methods."""
-    found = []
+    results = []
     for status, column in (("failed", "error"), ("skipped", "reason"), ("pruned", "reason")):
         part = cells[cells["status"] == status]
         said = part[column].fillna(part["reason"]).fillna("no reason given")
@@ -169,15 +167,15 @@ def _reasons(cells: pd.DataFrame) -> list[dict[str, object]]:
             shown = ", ".join(which[:6]) + (f" and {len(which) - 6} more" if len(which) > 6 else "")
             line, whole = last_line(text), str(text).strip()[-MOST_LETTERS:]
             whole = "" if whole == line else whole
-            found.append(
+            results.append(
                 {"status": status, "text": line, "whole": whole, "count": amount, "which": shown}
             )
-    return found
+    return results
 
 
-def _final(found: Frames) -> dict[str, object]:
+def _final(results: Frames) -> dict[str, object]:
     """Return the table of final values: every method at every K with its tuned step."""
-    best = found.tuned("series")
+    best = results.tuned("series")
     if best.empty:
         return {"head": [], "rows": []}
     best = best.sort_values(["facet", "method", "k"], kind="stable").reset_index(drop=True)
@@ -201,7 +199,7 @@ def _final(found: Frames) -> dict[str, object]:
     shown = shown[shown.index(first) :]
     texts = best[shown].apply(lambda column: column.map(spelled[column.name][1])).astype(object)
     if "loss" in texts:
-        texts.loc[grown_rows(found, best), "loss"] += f" {words.GREW_MARK}"
+        texts.loc[grown_rows(results, best), "loss"] += f" {words.GREW_MARK}"
     head = [spelled[name][0] for name in shown]
     return {"head": head, "rows": texts.to_numpy().tolist(), "left": 1 + (first == "facet")}
 
@@ -232,13 +230,13 @@ class Column:
     keys: Sequence[str] = ()
 
 
-def cell_table(found: Frames) -> tuple[list[Column], list[str], int]:
+def cell_table(results: Frames) -> tuple[list[Column], list[str], int]:
     """Return the columns for the template, how each row's cell ended, and how many cells there are.
 
     Cells that failed, were skipped, diverged, were pruned or whose f grew come first. Of more than ``MOST_ROWS`` the
     last are left out.
     """
-    cells = found.cells.assign(grew=found.growth, word=k_words(found.cells))
+    cells = results.cells.assign(grew=results.growth, word=k_words(results.cells))
     cells["ending"] = cells["status"].where(
         (cells["grew"] == "") | (cells["status"] != "ok"), "grew"
     )

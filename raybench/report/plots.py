@@ -92,18 +92,18 @@ def figures(
     the ends of lines instead of a legend. Raises InputError if there are no results in the folder, and for an
     unknown link, size or style.
     """
-    found = open_frames(folder, accounting, link, target, tuning_seeds)
-    goal = Path(out) if out is not None else default_out(found.folder, "figures")
-    figures = every(found)
+    results = open_frames(folder, accounting, link, target, tuning_seeds)
+    goal = Path(out) if out is not None else default_out(results.folder, "figures")
+    figures = every(results)
     goal.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     with styled(style):
         for figure in figures:
             if not (figure.steps or figure.marked):
-                figure = told(figure, found)
+                figure = told(figure, results)
             drawn = draw(figure, size_of(size), label_lines)
             paths += save(goal / figure.name, drawn, rows_behind(figure), kinds)
-        for grid in heatmap.heatmaps(found):
+        for grid in heatmap.heatmaps(results):
             paths += save(goal / grid.name, heatmap.draw(grid), grid.data, kinds)
     return paths
 
@@ -412,9 +412,9 @@ def spread(wanted: np.ndarray, gap: float) -> np.ndarray:
         if room > 0
         else np.full(len(free), room / 2)
     )
-    found = np.empty(len(wanted))
-    found[order] = free + steps
-    return found
+    results = np.empty(len(wanted))
+    results[order] = free + steps
+    return results
 
 
 def _ends(figure: Figure, panel: str) -> pd.DataFrame:

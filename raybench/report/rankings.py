@@ -36,8 +36,8 @@ def ranking(
     where: Where | None = None,
 ) -> Sheet:
     """Return ``analysis.rank`` of a results folder, spelled for reading. Raises InputError as it does."""
-    found = opened(open_frames(source, accounting, link, target, tuning_seeds), where)
-    table = rank(found, by=by, x=x)
+    results = opened(open_frames(source, accounting, link, target, tuning_seeds), where)
+    table = rank(results, by=by, x=x)
     rows = table.to_dict("records")
     for place, row in enumerate(rows):
         row["behind"] = "–" if not place else "not shown" if row["tied"] else "yes"
@@ -53,7 +53,7 @@ def ranking(
         column(rows, "ratio", "Cost ÷ least", ratio),
         column(rows, "tied", "Worse than first", lambda row: str(row["behind"])),
     ]
-    notes = _rank_notes(found, table, by, x or found.cost)
+    notes = _rank_notes(results, table, by, x or results.cost)
     return Sheet(fields=fields, sections=[0] * len(rows), data=table, notes=notes)
 
 
@@ -61,15 +61,15 @@ def _two_digits(row: Row) -> str:
     return f"{row['rank']:.2f}"
 
 
-def _rank_notes(found: Frames, table: pd.DataFrame, by: str, x: str) -> list[str]:
+def _rank_notes(results: Frames, table: pd.DataFrame, by: str, x: str) -> list[str]:
     if table.empty:
-        return ["nothing to rank: no cell ran", *found.earlier]
+        return ["nothing to rank: no cell ran", *results.earlier]
     cost = words.COLUMNS.get(x, x.replace("_", " "))
-    cost += "" if found.link is None else f" for {found.link}"
-    goals = found.tuned(by, cost=x).drop_duplicates("facet")
+    cost += "" if results.link is None else f" for {results.link}"
+    goals = results.tuned(by, cost=x).drop_duplicates("facet")
     first, problems = table.iloc[0], len(goals)
     notes = [
-        f"Cost: {cost} to {words.COLUMNS[found.metric]} ≤ {targets_word(goals)}, each method at its best "
+        f"Cost: {cost} to {words.COLUMNS[results.metric]} ≤ {targets_word(goals)}, each method at its best "
         + ("K and step" if by == "method" else "step"),
         f"Over {words.count(int(first['instances']), 'instance')}: seeds of {words.count(problems, 'problem')}",
     ]
@@ -80,9 +80,9 @@ def _rank_notes(found: Frames, table: pd.DataFrame, by: str, x: str) -> list[str
         )
     if problems == 1:
         notes.append("Seeds of one problem tell about this problem alone")
-    if found.accounting:
-        notes.append(f"Accounting: {found.accounting}")
-    return [*notes, *found.chosen_on, *(words.sentence(note) for note in found.notes)]
+    if results.accounting:
+        notes.append(f"Accounting: {results.accounting}")
+    return [*notes, *results.chosen_on, *(words.sentence(note) for note in results.notes)]
 
 
 def targets_word(rows: pd.DataFrame) -> str:
@@ -115,9 +115,9 @@ def after_trials(
     """
     if count < 1:
         raise InputError.of("--trials", f"{count} is out of range", "a whole number from 1")
-    found = opened(open_frames(source, accounting, link, target, tuning_seeds), where)
-    x = x or found.cost
-    table = trials(found, by=by, x=x)
+    results = opened(open_frames(source, accounting, link, target, tuning_seeds), where)
+    x = x or results.cost
+    table = trials(results, by=by, x=x)
     own = table[table["trials"] == np.minimum(count, table["grid"])]
     own = own.assign(missed=-own["reach"])
     own = own.sort_values(["facet", "cost", "missed"], kind="stable", ignore_index=True)
@@ -130,7 +130,7 @@ def after_trials(
     if own["facet"].nunique() > 1:
         fields.insert(0, column(rows, "facet", "Problem", left=True))
     return Sheet(
-        fields=fields, sections=sections, data=own, notes=_trial_notes(found, own, by, x, count)
+        fields=fields, sections=sections, data=own, notes=_trial_notes(results, own, by, x, count)
     )
 
 
@@ -154,7 +154,7 @@ def _trial_fields(rows: Sequence[Row], by: str, x: str, count: int) -> list[Fiel
         column(rows, by, "Method", left=True),
         column(rows, "grid", "Grid"),
         column(rows, "cost", head, cost, behind=ends, unit=unit, better="low"),
-        column(rows, "draws", f"{percent(DRAWS)} of draws", draws),
+        column(rows, "draws", f"{words.percent(DRAWS)} of draws", draws),
         column(rows, "reach", "Reach", lambda row: _share(row["reach"]), behind=["reach"]),
         column(rows, "expected", "Mean", lambda row: end(row["expected"])),
         column(
@@ -193,21 +193,17 @@ def _share(value: float) -> str:
     """Return a share in percent, never rounded to all or none where it is neither."""
     if 0.999 <= value < 1 - 1e-9:
         return "> 99.9 %"
-    return "< 0.1 %" if 1e-9 < value < 0.001 else f"{100 * value:.3g} %"
+    return "< 0.1 %" if 1e-9 < value < 0.001 else words.percent(value)
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
-
-
-def _trial_notes(found: Frames, own: pd.DataFrame, by: str, x: str, count: int) -> list[str]:
+def _trial_notes(results: Frames, own: pd.DataFrame, by: str, x: str, count: int) -> list[str]:
     if own.empty:
-        return ["nothing to rank: no cell ran", *found.earlier]
+        return ["nothing to rank: no cell ran", *results.earlier]
     what = {"method": "a K and a step", "series": "a step", "algorithm": "a cell, seeds apart"}[by]
-    paid = words.COLUMNS.get(x, x) + (f" for {found.link}" if found.link is not None else "")
+    paid = words.COLUMNS.get(x, x) + (f" for {results.link}" if results.link is not None else "")
     sure = words.intervals(int(n) for n in own["seeds"])
     notes = [
-        f"Cost: {paid} to {words.COLUMNS[found.metric]} ≤ {targets_word(own)}, of the best of "
+        f"Cost: {paid} to {words.COLUMNS[results.metric]} ≤ {targets_word(own)}, of the best of "
         f"{words.count(count, 'random trial')} ({what}) of the method's own grid, drawn without replacement",
         "Median over draws, exact, and over seeds"
         + (
@@ -226,14 +222,14 @@ def _trial_notes(found: Frames, own: pd.DataFrame, by: str, x: str, count: int) 
         mean = place.groupby(own[by]).mean().sort_values()
         said = ", ".join(f"{name} {value:.3g}" for name, value in mean.items())
         notes.append(f"Mean place over {words.count(own['facet'].nunique(), 'problem')}: {said}")
-    notes += [words.sentence(note) for note in found.tuning]
-    if found.tuning:
+    notes += [words.sentence(note) for note in results.tuning]
+    if results.tuning:
         notes.append(
             "Steps that were not tried, or ended early, were not drawn from a grid: do not trust this table"
         )
-    if found.accounting and x.startswith("bits"):
-        notes.append(f"Accounting: {found.accounting}")
-    return [*notes, *found.chosen_on, *(words.sentence(note) for note in found.notes)]
+    if results.accounting and x.startswith("bits"):
+        notes.append(f"Accounting: {results.accounting}")
+    return [*notes, *results.chosen_on, *(words.sentence(note) for note in results.notes)]
 
 
 # Two folders -----------------------------------------------------------------------------------------
@@ -320,7 +316,7 @@ def _notes(one: Frames, two: Frames, table: pd.DataFrame) -> list[str]:
         )
     notes += one.chosen_on
     notes += [
-        f"{name}: {line}" for name, found in (("A", one), ("B", two)) for line in found.earlier
+        f"{name}: {line}" for name, results in (("A", one), ("B", two)) for line in results.earlier
     ]
     if one.accounting:
         other = f"; B: {two.accounting}" if one.accounting != two.accounting else ""
@@ -331,11 +327,11 @@ def _notes(one: Frames, two: Frames, table: pd.DataFrame) -> list[str]:
 # One folder, read in every way --------------------------------------------------------------------------
 
 
-def audit_lines(found: Audit) -> list[str]:
+def audit_lines(results: Audit) -> list[str]:
     """Return what an audit found as lines, the orders that readings turn round first."""
-    count = len(found.readings.drop_duplicates([*FACTORS]))
-    lines = [f"{count} readings: {_what(found.readings)}"]
-    for facet, pairs in found.pairs.groupby("facet", sort=False):
+    count = len(results.readings.drop_duplicates([*FACTORS]))
+    lines = [f"{count} readings: {_what(results.readings)}"]
+    for facet, pairs in results.pairs.groupby("facet", sort=False):
         lines += ["", *([f"{facet}:"] if facet else [])]
         moved = pairs[pairs["flipped"] > 0].sort_values("flipped", kind="stable")
         for row in moved.head(MOST_FLIPS_TOLD).itertuples():
@@ -357,7 +353,7 @@ def audit_lines(found: Audit) -> list[str]:
             lines.append(
                 "a reading does not tell two methods apart where one of them has no such step, neither arrives, or both need the same"
             )
-    if found.pairs.empty:
+    if results.pairs.empty:
         lines += [
             "",
             "no method is cheaper than another: none reaches the target, or there is one method alone",
@@ -384,22 +380,22 @@ def _others(row: Any) -> str:
     return "".join(f"; in {n} more {what}" for what, n in said.items() if n)
 
 
-def firmness(found: Frames) -> str:
+def firmness(results: Frames) -> str:
     """Return in which share of its readings the method comes first that a folder's own reading puts first.
 
     Empty where that is not told: of one method, of several problems, of simulated seconds, and of more than
     ``MOST_ROWS`` rows of curves, which take long.
     """
-    alone = found.cells["facet"].nunique() == 1 and found.link is None
-    if not alone or len(found.curves) > MOST_ROWS:
+    alone = results.cells["facet"].nunique() == 1 and results.link is None
+    if not alone or len(results.curves) > MOST_ROWS:
         return ""
-    readings = audit(found).readings
+    readings = audit(results).readings
     own = readings[readings["own"] & (readings["rank"] == 1)]["method"]
     if own.empty or readings["method"].nunique() < 2:
         return ""
     count = len(readings.drop_duplicates([*FACTORS]))
     first = ((readings["method"] == own.iloc[0]) & (readings["rank"] == 1)).sum()
-    return f"{own.iloc[0]} is first in {first / count:.0%} of {count} readings: raybench audit {found.folder}"
+    return f"{own.iloc[0]} is first in {first / count:.0%} of {count} readings: raybench audit {results.folder}"
 
 
 def _what(readings: pd.DataFrame) -> str:

@@ -46,39 +46,43 @@ def closing(
     names: Sequence[str] | None = None,
     tuning_seeds: Sequence[int] = (),
 ) -> Sheet:
-    """Return the closing table, spelled for reading.
+    """Return the closing table, spelled for reading: per method its best K and step, what the target costs, ratio to gd, seeds.
 
-    names: of the columns, those of ``closing_table`` and ``step``. tuning_seeds: on which K and steps are chosen, to
-    be reported on the others. Raises InputError for an unknown column and for seeds that are not there.
+    by: ``series`` keeps every K, ``k`` compares methods at each K. link: a network such as ``1Gbit,ring``, for which
+    seconds are simulated; they take the place of bits. names: of the columns, those of ``closing_table`` and ``step``.
+    tuning_seeds: on which K and steps are chosen, to be reported on the others. Raises InputError as ``raybench.load``
+    does, and for an unknown link, an unknown column and seeds that are not there.
     """
-    found = open_frames(source, accounting, link, target, tuning_seeds)
-    table = closing_table(found, by=by)
-    shown = wanted(names, table) if names else usual(found, table, by)
-    grown = [words.GREW_NOTE] if any(grown_rows(found, table)) else []
+    results = open_frames(source, accounting, link, target, tuning_seeds)
+    table = closing_table(results, by=by)
+    shown = wanted(names, table) if names else usual(results, table, by)
+    grown = [words.GREW_NOTE] if any(grown_rows(results, table)) else []
     keys = ["facet", "k"] if by == "k" else ["facet"]
     sections = table.groupby(keys, sort=False, dropna=False).ngroup().tolist()
     return Sheet(
-        fields=spelled(found, table, shown),
+        fields=spelled(results, table, shown),
         sections=sections,
         data=table[raw(names)] if names else table,
-        notes=found.chosen_on + _notes(found, table, found.metric) + grown,
+        notes=results.chosen_on + _notes(results, table, results.metric) + grown,
     )
 
 
-def _notes(found: Frames, table: pd.DataFrame, value: str) -> list[str]:
-    notes = _target_notes(found, table)
-    count = found.cells["status"].value_counts()
+def _notes(results: Frames, table: pd.DataFrame, value: str) -> list[str]:
+    notes = _target_notes(results, table)
+    count = results.cells["status"].value_counts()
     ended = [f"{count[s]:,} {s}" for s in count.index]
-    notes.append(": ".join(filter(None, [words.count(len(found.cells), "cell"), ", ".join(ended)])))
-    notes += growth_notes(found)
-    notes += [note[:1].upper() + note[1:] for note in found.tuning]
-    if found.accounting:
-        notes.append(f"Accounting: {found.accounting}")
+    notes.append(
+        ": ".join(filter(None, [words.count(len(results.cells), "cell"), ", ".join(ended)]))
+    )
+    notes += growth_notes(results)
+    notes += [note[:1].upper() + note[1:] for note in results.tuning]
+    if results.accounting:
+        notes.append(f"Accounting: {results.accounting}")
     spread = words.intervals(int(n) for n in table["seeds"])
-    if found.link is None:
+    if results.link is None:
         paid = "Bits: upstream per client"
     else:
-        paid = f"Seconds: simulated for {found.link}, each client on a machine of its own"
+        paid = f"Seconds: simulated for {results.link}, each client on a machine of its own"
     if not spread:
         notes.append(paid)
     else:
@@ -86,28 +90,28 @@ def _notes(found: Frames, table: pd.DataFrame, value: str) -> list[str]:
         notes.append(f"{paid}, {said} with probability {spread}")
         ends = [words.COLUMNS[value]] + ["accuracy"] * bool(table["accuracy"].notna().any())
         notes.append(f"{' and '.join(ends)} at the end: median over seeds")
-    notes += [note[:1].upper() + note[1:] for note in found.notes]
+    notes += [note[:1].upper() + note[1:] for note in results.notes]
     notes += [words.EDGE_NOTE[e] for e in ("high", "low", "only") if (table["edge"] == e).any()]
     return notes
 
 
-def _target_notes(found: Frames, table: pd.DataFrame) -> list[str]:
+def _target_notes(results: Frames, table: pd.DataFrame) -> list[str]:
     """Say what the targets are, where they come from, and what else they could be."""
     of = table.drop_duplicates("facet").set_index("facet")["target"].dropna()
     if of.empty:
         return []
-    kept = {facet: one for facet, one in found.kept.items() if facet in of}
+    kept = {facet: one for facet, one in results.kept.items() if facet in of}
     held = pd.Series({facet: one.value for facet, one in kept.items()}, dtype=float)
-    said = f"Target: {words.COLUMNS[found.metric]} ≤ {_by_facet(of)}"
-    if found.asked is not None:
-        said += ", as asked for" if found.asked != "auto" else ", from what the folder holds now"
+    said = f"Target: {words.COLUMNS[results.metric]} ≤ {_by_facet(of)}"
+    if results.asked is not None:
+        said += ", as asked for" if results.asked != "auto" else ", from what the folder holds now"
         moved = held[held != of.reindex(held.index)]
         return [f"{said}; the target that was fixed is {_by_facet(moved)}" if len(moved) else said]
     if not kept:
         return [f"{said}, from what the folder holds"]
     dates = sorted({one.since[:10] for one in kept.values()})
     said += f", fixed on {' and '.join(dates)}" if len(kept) == len(of) else ""
-    now = pd.Series(found.own_targets, dtype=float).reindex(held.index)
+    now = pd.Series(results.own_targets, dtype=float).reindex(held.index)
     moved = now[(now != held) & now.notna()]
     more = f"Target from what the folder holds now: {_by_facet(moved)} (--target auto)"
     return [said, more] if len(moved) else [said]
@@ -120,54 +124,38 @@ def _by_facet(values: pd.Series) -> str:
     return ", ".join(f"{value:g} ({facet})" for facet, value in values.items())
 
 
-def table(
-    source: str | os.PathLike[str] | Frames,
-    accounting: How = None,
-    target: float | str | None = None,
-    by: str = "method",
-    link: str | None = None,
-    names: Sequence[str] | None = None,
-) -> Fitted:
-    """Return the closing table of a results folder for ``rich.print``, which fits terminals of any width.
-
-    Per method its best K and step, bits to the target with its interval, ratio to gd, seeds and
-    final value. ``by="series"`` keeps every K, ``by="k"`` compares methods at each K. link: a network such as
-    ``1Gbit,ring``, for which seconds are simulated; they take the place of bits. names: of the columns, those of
-    ``closing_table`` and ``step``. Raises InputError as ``raybench.load`` does, and for an unknown link or column.
-    """
+def table(source: str | os.PathLike[str] | Frames, **asked: Any) -> Fitted:
+    """Return the ``closing`` table of a results folder for ``rich.print``, which fits terminals of any width."""
     from raybench.report.formats import Fitted
 
-    return Fitted(closing(source, accounting, target, by, link, names))
+    return Fitted(closing(source, **asked))
 
 
 def render(
     source: str | os.PathLike[str] | Frames,
     form: str = "plain",
     accounting: How = None,
-    target: float | str | None = None,
-    by: str = "method",
-    link: str | None = None,
-    names: Sequence[str] | None = None,
+    **asked: Any,
 ) -> str:
-    """Return the closing table as text: ``plain``, ``markdown``, ``csv`` (raw numbers in bits) or ``latex``.
+    """Return the ``closing`` table as text: ``plain``, ``markdown``, ``csv`` (raw numbers in bits) or ``latex``.
 
-    link, by, names: as for ``table``. Raises InputError for an unknown form, and as ``table`` does.
+    Raises InputError for an unknown form, and as ``closing`` does.
     """
     form = check(form)
-    return written(closing(source, accounting, target, by, link, names), form)
+    return written(closing(source, accounting, **asked), form)
 
 
 # Its columns -----------------------------------------------------------------------------------------
 
 
-def usual(found: Frames, table: pd.DataFrame, by: str) -> list[str]:
+def usual(results: Frames, table: pd.DataFrame, by: str) -> list[str]:
     """Return the names of the columns that the closing table shows unless others are asked for."""
     facets = table["facet"].nunique() > 1
     heads = ["k", "method"] if by == "k" else ["method", "k"]
-    cost = "bits_to_target" if found.link is None else "seconds_to_target"
+    cost = "bits_to_target" if results.link is None else "seconds_to_target"
     accuracy = bool(table["accuracy"].notna().any())
-    names = ["facet"] * facets + heads + ["step", cost, "ratio_to_gd", "seeds", found.metric]
-    return names + ["accuracy"] * (accuracy and found.metric != "accuracy")
+    names = ["facet"] * facets + heads + ["step", cost, "ratio_to_gd", "seeds", results.metric]
+    return names + ["accuracy"] * (accuracy and results.metric != "accuracy")
 
 
 def wanted(asked: Sequence[str], table: pd.DataFrame) -> list[str]:
@@ -189,14 +177,14 @@ def raw(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name for part in parts for name in part))
 
 
-def spelled(found: Frames, table: pd.DataFrame, names: Sequence[str]) -> list[Field]:
+def spelled(results: Frames, table: pd.DataFrame, names: Sequence[str]) -> list[Field]:
     """Return columns of the closing table, spelled for reading."""
-    more = {"k_word": k_of_rows(found.cells, table), "grew": grown_rows(found, table)}
+    more = {"k_word": k_of_rows(results.cells, table), "grew": grown_rows(results, table)}
     rows = table.assign(**more, baseline=baselines(table)).to_dict("records")
-    return [_field(found, rows, name) for name in names]
+    return [_field(results, rows, name) for name in names]
 
 
-def _field(found: Frames, rows: Sequence[Row], name: str) -> Field:
+def _field(results: Frames, rows: Sequence[Row], name: str) -> Field:
     if name in WORDS:
         return column(rows, name, WORDS[name], lambda row: str(row[name] or ""), left=True)
     if name == "step":
@@ -206,7 +194,7 @@ def _field(found: Frames, rows: Sequence[Row], name: str) -> Field:
     if name.endswith("_to_target"):
         paid = name.removesuffix("_to_target")
         ends = [name, f"{paid}_low", f"{paid}_high"]
-        unit = words.unit_of if found.link is None else words.time_unit_of
+        unit = words.unit_of if results.link is None else words.time_unit_of
         head = f"{paid.capitalize()} to target"
         spell = partial(_cost, ends, unit)
         return column(rows, name, head, spell, behind=ends, unit=unit, better="low")
@@ -221,7 +209,7 @@ def _field(found: Frames, rows: Sequence[Row], name: str) -> Field:
         digits, mark = 4 if name == "accuracy" else 3, f" {words.GREW_MARK}"
 
         def final(row: Row) -> str:
-            grew = name == found.metric and row["grew"]
+            grew = name == results.metric and row["grew"]
             return words.number(row[name], digits) + mark * grew
 
         head = head if name == "accuracy" else f"{head} end"
@@ -274,10 +262,10 @@ def _whole(value: float) -> str:
 # Runs that ended ``ok`` though f grew -----------------------------------------------------------------
 
 
-def growth_notes(found: Frames) -> list[str]:
+def growth_notes(results: Frames) -> list[str]:
     """Return a line per method of which cells ended ok though f grew, none where all is well."""
-    said = found.growth
-    cells = found.cells.assign(grew=said)
+    said = results.growth
+    cells = results.cells.assign(grew=said)
     cells = cells[said != ""]
     lines = []
     for method, part in cells.groupby("method", sort=True):
@@ -296,10 +284,10 @@ def _step_word(step: str) -> str:
     return f"{multiple[1:]}×{space}{theory}" if multiple.startswith("x") else step
 
 
-def grown_rows(found: Frames, table: pd.DataFrame) -> list[bool]:
+def grown_rows(results: Frames, table: pd.DataFrame) -> list[bool]:
     """Return which rows of a closing table stand for cells whose f grew: of their method, K and step."""
     names = ["facet", "algorithm", "compressor", "k", "step_multiple"]
-    cells = found.cells[found.growth != ""]
+    cells = results.cells[results.growth != ""]
     grown = {
         (_key(row, names), float(row["step_size"]))
         for row in cells.to_dict("records")

@@ -130,7 +130,7 @@ def intervals(seeds: Iterable[int]) -> str:
     seeds: the numbers of seeds of all medians shown; empty where each is that of one seed.
     """
     several = sorted({n for n in seeds if n > 1})
-    return ", ".join(f"{_percent(ranks(n)[1])} ({_ends(n)})" for n in several)
+    return ", ".join(f"{percent(ranks(n)[1])} ({_ends(n)})" for n in several)
 
 
 def band(seeds: Iterable[int]) -> str:
@@ -139,7 +139,7 @@ def band(seeds: Iterable[int]) -> str:
     seeds: as for ``intervals``; empty where no series has several.
     """
     several = sorted({n for n in seeds if n > 1})
-    said = [f"{_ends(n)}, pointwise coverage {_percent(ranks(n)[1])}" for n in several]
+    said = [f"{_ends(n)}, pointwise coverage {percent(ranks(n)[1])}" for n in several]
     return f"median and {'; '.join(said)}" if said else ""
 
 
@@ -151,13 +151,13 @@ def _ends(count: int) -> str:
     return f"{place} smallest to {place} largest of {count} seeds"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def number(value: float, digits: int = 3) -> str:
+def number(value: float | None, digits: int = 3) -> str:
     """Return a number with so many digits, a dash where not known."""
-    if not known(value):
+    if value is None or not known(value):
         return "–"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
@@ -214,6 +214,11 @@ def axis(column: str, unit: str = "") -> str:
     """Return how an axis names a column of curves, with its unit if it has one."""
     label = AXES.get(column, column.removeprefix("extra.").replace("_", " "))
     return f"{label} ({unit})" if unit else label
+
+
+def column(name: str) -> str:
+    """Return how a text names a column of curves."""
+    return COLUMNS.get(name, AXES.get(name, name.removeprefix("extra.").replace("_", " ")))
 
 
 def markup(label: str) -> str:

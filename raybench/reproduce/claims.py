@@ -33,7 +33,7 @@ class Measure:
 
     kind: ``cost``, the ``of`` spent when ``y`` first comes down to ``target``, inf if it never does; ``value`` of a
     column at the last row that has spent no more than the budget ``at``; the ``lowest`` or ``highest`` recorded; the ``rate``,
-    the slope of the line that fits log10 of the column best, ``per`` round; the share of cells that ``ended`` so;
+    the slope of the line that fits log10 of the column best over rounds; the share of cells that ``ended`` so;
     the median of a ``column`` of a script's table. best: which of several steps or K is meant.
     """
 
@@ -42,15 +42,16 @@ class Measure:
     y: str = "grad_norm_sq"
     target: float = math.nan
     at: str | tuple[str, float | str] = END
-    per: str = "round"
     best: str = field(default="lowest", metadata={"among": BEST})
 
     @property
     def columns(self) -> set[str]:
         """The columns of curves that it reads."""
-        own = {"cost": {self.of, self.y}, "ended": set(), "rate": {self.of, self.per}}
-        spent = {self.at[0]} if isinstance(self.at, tuple) else set()
-        return own.get(self.kind, {self.of} | spent)
+        if self.kind == "ended":
+            return set()
+        other = {"cost": self.y, "rate": "round"}.get(self.kind)
+        other = self.at[0] if isinstance(self.at, tuple) else other
+        return {self.of} if other is None else {self.of, other}
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Claim:
 
     ``published`` is what the source says of it; a claim of our ``own``, on which the source says nothing or something else,
     tells why it is asked. Agrees where ``left is below factor * right`` (``above``; ``within``: |left/right - 1| <=
-    tolerance) in ``needed`` of the comparisons, one for every combination of the columns ``each``; all of them by default.
+    tolerance) in all comparisons, of which there is one for every combination of the columns ``each``.
     spread: how far a single seed may be from others, as a share of its number; 0 where nothing is drawn, None: not known.
     """
 
@@ -83,7 +84,6 @@ class Claim:
     published: str = ""
     own: str = ""
     each: tuple[str, ...] = ()
-    needed: int | None = None
     factor: float = 1.0
     tolerance: float = field(default=0.05, metadata={"below": 1.0})
     spread: float | None = field(default=None, metadata={"below": 1.0})
@@ -119,10 +119,10 @@ class Reproduction:
 def folder() -> Path | None:
     """Return where the reproductions are: package data of an installed raybench, ``sweeps/paper`` of a checkout."""
     try:
-        found = Path(str(resources.files("raybench.sweeps").joinpath("paper")))
+        place = Path(str(resources.files("raybench.sweeps").joinpath("paper")))
     except ImportError:
-        found = Path(__file__).resolve().parents[2] / "sweeps" / "paper"
-    return found if found.is_dir() else None
+        place = Path(__file__).resolve().parents[2] / "sweeps" / "paper"
+    return place if place.is_dir() else None
 
 
 @cache
@@ -165,17 +165,17 @@ def read(file: Path) -> Reproduction:
     }
     claims = tuple(_claims(given.get("claims"), name, given.get("spread")))
     drawn = _list(given.get("figures", []), f"{name}.figures")
-    figures = tuple(_mapping(one, f"{name}.figures") for one in drawn)
-    own = {**paths, "name": name, "claims": claims, "figures": figures}
-    return _made(Reproduction, {**given, **own}, name)
+    figures = tuple(_mapping(figure, f"{name}.figures") for figure in drawn)
+    values = {**given, **paths, "name": name, "claims": claims, "figures": figures}
+    return _made(Reproduction, values, name)
 
 
 def _claims(given: Any, where: str, spread: Any) -> Iterator[Claim]:
     if not isinstance(given, list) or not given:
         raise InputError.of(f"{where}.claims", "no claims", "a list of at least one")
     seen: set[str] = set()
-    for one in given:
-        stated = _mapping(one, f"{where}.claims")
+    for item in given:
+        stated = _mapping(item, f"{where}.claims")
         place = f"{where}.{stated.get('name', 'claims')}"
         if stated.get("name") in seen:
             raise InputError.of(place, "the name is taken", "another name")
@@ -251,7 +251,7 @@ def _typed(part: Field[Any], value: Any, where: str) -> Any:
     """Return the value of a key. Raises InputError where it is not of the key's type, or not one of those allowed."""
     if part.type == "str" and not isinstance(value, str):
         raise InputError.of(where, f"{value!r} is no text", "a text")
-    if part.type in ("float", "float | None", "int | None"):
+    if part.type in ("float", "float | None"):
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise InputError.of(where, f"{value!r} is no number", "a number")
         if not 0 <= value < part.metadata.get("below", math.inf) and "below" in part.metadata:

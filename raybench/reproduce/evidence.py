@@ -78,12 +78,12 @@ def of_folder(folder: Path) -> Evidence | None:
     if (folder / MEASURED).exists():
         return Evidence(pd.read_parquet(folder / MEASURED), pd.DataFrame(), str(folder))
     try:
-        found = frames(folder)
+        results = frames(folder)
     except InputError:
         if (folder / "cells").is_dir():
             raise
         return None
-    return Evidence(found.cells, found.curves, str(folder))
+    return Evidence(results.cells, results.curves, str(folder))
 
 
 def kept(what: Reproduction, docs: Path) -> Evidence | None:
@@ -91,9 +91,9 @@ def kept(what: Reproduction, docs: Path) -> Evidence | None:
 
     Cells that its sweep no longer has, since it or a method was changed, are left out.
     """
-    own = docs / f"{what.name}.measured.parquet"
-    if own.exists():
-        return Evidence(pd.read_parquet(own), pd.DataFrame(), own.name)
+    table = docs / f"{what.name}.measured.parquet"
+    if table.exists():
+        return Evidence(pd.read_parquet(table), pd.DataFrame(), table.name)
     cells, curves = (docs / f"{what.name}.{part}.parquet" for part in ("cells", "curves"))
     if cells.exists() and curves.exists():
         rows = pd.read_parquet(cells)
@@ -106,8 +106,8 @@ def kept(what: Reproduction, docs: Path) -> Evidence | None:
     if other is None or not other.exists():
         return None
     if other.is_dir():
-        found = frames(other)
-        return Evidence(found.cells, found.curves, other.name)
+        results = frames(other)
+        return Evidence(results.cells, results.curves, other.name)
     return _of_curves(pd.read_parquet(other), other.name)
 
 
@@ -119,17 +119,17 @@ def _of_curves(curves: pd.DataFrame, origin: str) -> Evidence:
     return Evidence(describe(cells), curves, origin)
 
 
-def keep(what: Reproduction, found: Evidence, docs: Path) -> list[Path]:
+def keep(what: Reproduction, evidence: Evidence, docs: Path) -> list[Path]:
     """Write what the claims and figures of a reproduction need of its results into ``docs``; return the paths."""
     docs.mkdir(parents=True, exist_ok=True)
-    if found.curves.empty:
+    if evidence.curves.empty:
         path = docs / f"{what.name}.measured.parquet"
-        found.cells.to_parquet(path, index=False)
+        evidence.cells.to_parquet(path, index=False)
         return [path]
-    chosen_by = {main_metric(found.curves), "bits_up"}  # how figures choose steps
+    chosen_by = {main_metric(evidence.curves), "bits_up"}  # how figures choose steps
     asked = ["cell", "round", *sorted((what.columns | chosen_by) - {"round", *IN_CURVES})]
-    curves = found.curves[[name for name in asked if name in found.curves]]
-    cells = found.cells[[name for name in COLUMNS if name in found.cells]]
+    curves = evidence.curves[[name for name in asked if name in evidence.curves]]
+    cells = evidence.cells[[name for name in COLUMNS if name in evidence.cells]]
     paths = [docs / f"{what.name}.{part}.parquet" for part in ("cells", "curves")]
     _write(cells, paths[0])
     # curves are smooth: the bytes of equal weight stand together, which takes two thirds of the room
@@ -152,8 +152,8 @@ def measured(script: Path, folder: Path, full: bool) -> Path:
     cannot be run, and where it has no such function or that returns no table.
     """
     table, digest = folder / MEASURED, folder / DIGEST
-    own = hashlib.sha256(script.read_bytes()).hexdigest()
-    if table.exists() and digest.exists() and digest.read_text().strip() == own:
+    of_script = hashlib.sha256(script.read_bytes()).hexdigest()
+    if table.exists() and digest.exists() and digest.read_text().strip() == of_script:
         return table
     try:
         measure = runpy.run_path(str(script)).get("measure")
@@ -168,5 +168,5 @@ def measured(script: Path, folder: Path, full: bool) -> Path:
         raise InputError.of(str(script), "returns no table", fix)
     folder.mkdir(parents=True, exist_ok=True)
     rows.to_parquet(table, index=False)
-    digest.write_text(f"{own}\n")
+    digest.write_text(f"{of_script}\n")
     return table

@@ -56,7 +56,9 @@ class Compared:
     @property
     def where(self) -> str:
         """The combination in words."""
-        return ", ".join(f"{key.rpartition('.')[2]} {_word(v)}" for key, v in self.of.items())
+        numbers = (float, np.floating)
+        words = {k: f"{v:g}" if isinstance(v, numbers) else str(v) for k, v in self.of.items()}
+        return ", ".join(f"{key.rpartition('.')[2]} {word}" for key, word in words.items())
 
 
 @dataclass(frozen=True)
@@ -66,25 +68,19 @@ class Verdict:
     claim: Claim
     compared: tuple[Compared, ...]
 
-    def count(self, word: str) -> int:
-        """How many comparisons have this verdict."""
-        return sum(one.word == word for one in self.compared)
-
     @property
-    def needed(self) -> int:
-        """How many have to agree."""
-        return len(self.compared) if self.claim.needed is None else self.claim.needed
+    def words(self) -> list[str]:
+        """The verdicts of its comparisons."""
+        return [comparison.word for comparison in self.compared]
 
     @property
     def word(self) -> str:
-        """AGREES or DISAGREES where the other comparisons cannot change it, else NOT RUN or UNDECIDED for what they lack."""
-        if not self.compared:
-            return NOT_RUN
-        if self.count(AGREES) >= self.needed:
+        """AGREES where all comparisons do, DISAGREES where one does, else NOT RUN or UNDECIDED for what they lack."""
+        if self.compared and set(self.words) == {AGREES}:
             return AGREES
-        if len(self.compared) - self.count(DISAGREES) < self.needed:
+        if DISAGREES in self.words:
             return DISAGREES
-        return NOT_RUN if self.count(NOT_RUN) else UNDECIDED
+        return UNDECIDED if self.compared and NOT_RUN not in self.words else NOT_RUN
 
 
 @dataclass(frozen=True)
@@ -128,38 +124,38 @@ class Sample:
 NOTHING = Sample(pd.Series(dtype=float), pd.Series(dtype=float))
 
 
-def judge(what: Reproduction, found: Evidence | None) -> list[Verdict]:
+def judge(what: Reproduction, evidence: Evidence | None) -> list[Verdict]:
     """Return the verdict of every claim on what was measured; all NOT RUN where nothing was.
 
     Raises InputError for a column that the results do not have.
     """
-    if found is None:
+    if evidence is None:
         return [Verdict(claim, ()) for claim in what.claims]
-    return [Verdict(claim, tuple(_compared(what, claim, found))) for claim in what.claims]
+    return [Verdict(claim, tuple(_compared(what, claim, evidence))) for claim in what.claims]
 
 
-def _compared(what: Reproduction, claim: Claim, found: Evidence) -> list[Compared]:
+def _compared(what: Reproduction, claim: Claim, evidence: Evidence) -> list[Compared]:
     sides: list[tuple[str, Side]] = [("left", claim.left)]
     if isinstance(claim.right, Side):
         sides.append(("right", claim.right))
     cells = {}
     for name, side in sides:
         each = claim.each if side.each is None else side.each
-        cells[name] = found.meant(side.where, f"{what.name}.{claim.name}.{name}", each)
+        cells[name] = evidence.meant(side.where, f"{what.name}.{claim.name}.{name}", each)
     every = pd.concat([cells[n] for n, s in sides if s.each is None or s.each == claim.each])
     combinations = every[list(claim.each)].drop_duplicates() if claim.each else pd.DataFrame([{}])
     spread = math.nan if claim.spread is None else claim.spread
     rows = []
     for key in combinations.to_dict("records") if len(every) else []:
         parts = {name: _part(cells[name], key, side.each) for name, side in sides}
-        budget = _budget(found, [side.measure for _, side in sides], parts)
-        samples = [_measured(found, parts[n], s.measure, budget, spread) for n, s in sides]
+        budget = _budget(evidence, [side.measure for _, side in sides], parts)
+        samples = [_measured(evidence, parts[n], s.measure, budget, spread) for n, s in sides]
         if not isinstance(claim.right, Side):
             samples.append(_certain(float(claim.right), float(claim.right)))
         word, p_value = held(claim, *samples)
         of = {str(name): value for name, value in key.items()}
         rows.append(Compared(of, samples[0].number(), samples[1].number(), word, p_value))
-    return sorted(rows, key=lambda one: [_order(value) for value in one.of.values()])
+    return sorted(rows, key=lambda row: [_order(value) for value in row.of.values()])
 
 
 def held(claim: Claim, left: Sample, right: Sample) -> tuple[str, float]:
@@ -210,11 +206,11 @@ def _ordered(
             for side, v, w in ((a, x, y), (b, y, x))
         )
     both = x.index.intersection(y.index) if a.drawn or b.drawn else x.index[:0]
-    one, other = x[both].replace(-math.inf, 0.0), y[both].replace(-math.inf, 0.0)  # ratios follow
-    if len(both) >= TESTED and min(one.min(), other.min()) >= 0:
-        if (one == other).all():
+    left, right = (v[both].replace(-math.inf, 0.0) for v in (x, y))  # ratios follow
+    if len(both) >= TESTED and min(left.min(), right.min()) >= 0:
+        if (left == right).all():
             return False, math.nan
-        test = paired(other.to_numpy(), one.to_numpy())
+        test = paired(right.to_numpy(), left.to_numpy())
         return (test.effect < 0 if test.p_value <= LEVEL else None), test.p_value
     if pairs and len(both) > 1:
         less = x[both] < y[both]
@@ -240,7 +236,7 @@ def _part(
 
 
 def _budget(
-    found: Evidence, measures: Sequence[Measure], parts: Mapping[str, pd.DataFrame]
+    evidence: Evidence, measures: Sequence[Measure], parts: Mapping[str, pd.DataFrame]
 ) -> float:
     """Return the largest budget that every cell that ended ok has spent, where a measure asks for that."""
     ats = (m.at for m in measures if isinstance(m.at, tuple))
@@ -249,12 +245,12 @@ def _budget(
         return math.nan
     cells = pd.concat(parts.values())
     ids = cells.loc[cells["status"] == "ok", "cell"]
-    rows = found.curves[found.curves["cell"].isin(ids)]
+    rows = evidence.curves[evidence.curves["cell"].isin(ids)]
     return float(rows.groupby("cell")[axes.pop()].max().min())
 
 
 def _measured(
-    found: Evidence, cells: pd.DataFrame, measure: Measure, budget: float, spread: float
+    evidence: Evidence, cells: pd.DataFrame, measure: Measure, budget: float, spread: float
 ) -> Sample:
     """Return what is measured of some cells: of the step and K that is best by the median over seeds, every seed's number."""
     if measure.kind == "column":
@@ -269,19 +265,19 @@ def _measured(
         open_ = ~cells["status"].isin(["ok", "diverged"]) & ~so
         return _certain(so.mean(), (so | open_).mean())
     for name in measure.columns:
-        check_column(name, found.curves, "measure")
-    bounds = _bounds(found.curves, cells, measure, budget)
+        check_column(name, evidence.curves, "measure")
+    bounds = _bounds(evidence.curves, cells, measure, budget)
     highest = measure.best == "highest"
     groups = cells[[*CANDIDATE, "seed"]].assign(lower=bounds["lower"], upper=bounds["upper"])
     groups["missed"] = (cells["status"] != "failed") & ~np.isfinite(bounds["upper"])
-    candidates = [one.set_index("seed") for _, one in groups.groupby(CANDIDATE, dropna=False)]
+    candidates = [part.set_index("seed") for _, part in groups.groupby(CANDIDATE, dropna=False)]
     if measure.kind == "cost":
         # as in every table, a setting that loses a seed is not preferred to one that loses none
-        candidates = [one for one in candidates if not one["missed"].any()] or candidates
+        candidates = [part for part in candidates if not part["missed"].any()] or candidates
     ends = []
     for end in ("lower", "upper"):
-        numbers = [one[end].rename(None).sort_index() for one in candidates]
-        ends.append((max if highest else min)(numbers, key=lambda one: float(one.median())))
+        numbers = [part[end].rename(None).sort_index() for part in candidates]
+        ends.append((max if highest else min)(numbers, key=lambda series: float(series.median())))
     return Sample(ends[0], ends[1], spread=spread)
 
 
@@ -328,16 +324,16 @@ def _numbers(rows: pd.DataFrame, measure: Measure, budget: float) -> pd.Series:
     if isinstance(measure.at, tuple):
         x, limit = measure.at
         rows = rows[rows[x] <= (budget if limit == COMMON else limit)]
-    known = rows[rows[measure.of].notna()].sort_values("round", kind="stable")
+    recorded = rows[rows[measure.of].notna()].sort_values("round", kind="stable")
     if measure.kind == "rate":
-        known = known[known[measure.of] > 0]
+        recorded = recorded[recorded[measure.of] > 0]
         slopes = {
-            cell: np.polyfit(own[measure.per].astype(float), np.log10(own[measure.of]), 1)[0]
-            for cell, own in known.groupby("cell")
-            if len(own) > 1
+            cell: np.polyfit(curve["round"].astype(float), np.log10(curve[measure.of]), 1)[0]
+            for cell, curve in recorded.groupby("cell")
+            if len(curve) > 1
         }
         return pd.Series(slopes, dtype=float)
-    values = known.groupby("cell")[measure.of]
+    values = recorded.groupby("cell")[measure.of]
     how = {"value": values.last, "lowest": values.min, "highest": values.max}
     return how[measure.kind]().astype(float)
 
@@ -348,51 +344,46 @@ def _order(value: object) -> tuple[bool, float, str]:
     return (not number, float(value) if number else 0.0, str(value))  # type: ignore[arg-type]
 
 
-def _word(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float | np.floating) else str(value)
-
-
 # In words ---------------------------------------------------------------------------------------------
 
 
 def totals(verdicts: Iterable[Verdict], published: bool) -> list[int]:
     """Return how many claims have each of the ``WORDS``: of those that a source has published, or of our own."""
-    said = [one.word for one in verdicts if bool(one.claim.published) == published]
-    return [said.count(word) for word in WORDS]
+    words = [v.word for v in verdicts if bool(v.claim.published) == published]
+    return [words.count(word) for word in WORDS]
 
 
 def measured_words(verdict: Verdict) -> str:
     """Return the figures of a verdict: each comparison where they are few, else how far apart the sides are."""
     every = verdict.compared
-    if all(_nothing(one) for one in every):
+    if all(_nothing(comparison) for comparison in every):
         return "not run"
     if len(every) == 1:
         return figures(verdict, every[0])
-    head = f"{verdict.count(AGREES)} of {len(every)}"
-    if verdict.needed != len(every):
-        head += f", {verdict.needed} needed"
+    head = f"{verdict.words.count(AGREES)} of {len(every)}"
     if len(every) <= SHOWN:
-        each = (f"{one.where}: {figures(verdict, one)}" for one in every)
+        each = (f"{comparison.where}: {figures(verdict, comparison)}" for comparison in every)
         return f"{head}: {'; '.join(each)}"
-    values = [(one.left.value, one.right.value) for one in every]
+    values = [(comparison.left.value, comparison.right.value) for comparison in every]
     ratios = [x / y for x, y in values if y and math.isfinite(x) and math.isfinite(y)]
     if ratios:
         head += f"; left / right from {min(ratios):.3g} to {max(ratios):.3g}"
-    return head + _tests(every)
+    tests = [c.p_value for c in every if not math.isnan(c.p_value)]
+    return f"{head}; p from {min(tests):.2g} to {max(tests):.2g}" if tests else head
 
 
-def figures(verdict: Verdict, one: Compared) -> str:
+def figures(verdict: Verdict, comparison: Compared) -> str:
     """Return both numbers of a comparison, ``0.012 against 0.31``, with the factor, and what their seeds say."""
-    if _nothing(one):
+    if _nothing(comparison):
         return "not run"
     claim = verdict.claim
     factor = f"{claim.factor:g} × " if claim.factor != 1 else ""
     if isinstance(claim.right, Side):
-        text = f"{value(one.left)} against {factor}{value(one.right)}"
+        text = f"{value(comparison.left)} against {factor}{value(comparison.right)}"
     else:
         band = f" ± {100 * claim.tolerance:g} %" if claim.relation == "within" else ""
-        text = f"{value(one.left)} (asked {AGAINST[claim.relation]} {factor}{claim.right:g}{band})"
-    seeds = max(one.left.seeds, one.right.seeds)
+        text = f"{value(comparison.left)} (asked {AGAINST[claim.relation]} {factor}{claim.right:g}{band})"
+    seeds = max(comparison.left.seeds, comparison.right.seeds)
     if seeds == 0 or (seeds == 1 and claim.spread == 0):
         return text
     if seeds == 1:
@@ -402,11 +393,15 @@ def figures(verdict: Verdict, one: Compared) -> str:
             else f", taken to be within {100 * claim.spread:g} % of others"
         )
         return f"{text} (one seed{off})"
-    if not math.isnan(one.p_value):
-        return f"{text} ({seeds} seeds, p = {one.p_value:.2g})"
-    if one.word != UNDECIDED:
+    if not math.isnan(comparison.p_value):
+        return f"{text} ({seeds} seeds, p = {comparison.p_value:.2g})"
+    if comparison.word != UNDECIDED:
         return f"{text} ({seeds} seeds)"
-    ranges = (f"{number(n.low)} to {number(n.high)}" for n in (one.left, one.right) if n.seeds)
+    ranges = (
+        f"{number(n.low)} to {number(n.high)}"
+        for n in (comparison.left, comparison.right)
+        if n.seeds
+    )
     return f"{text} ({seeds} seeds: {' against '.join(ranges)})"
 
 
@@ -414,9 +409,9 @@ def details(verdict: Verdict, every: bool = False) -> Iterator[str]:
     """Yield a line for each comparison that does not agree, or for every one."""
     if len(verdict.compared) == 1 and not every:
         return
-    for one in verdict.compared:
-        if every or (one.word != AGREES and verdict.word not in (AGREES, NOT_RUN)):
-            yield f"{one.word.lower()}  {one.where or 'all cells'}: {figures(verdict, one)}"
+    for comparison in verdict.compared:
+        if every or (comparison.word != AGREES and verdict.word not in (AGREES, NOT_RUN)):
+            yield f"{comparison.word.lower()}  {comparison.where or 'all cells'}: {figures(verdict, comparison)}"
 
 
 def value(of: Number) -> str:
@@ -435,12 +430,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e5 else f"{value:.3g}"
 
 
-def _nothing(one: Compared) -> bool:
+def _nothing(comparison: Compared) -> bool:
     """Whether a side of a comparison has no cells, or none of which anything is known."""
-    sides = (one.left, one.right)
+    sides = (comparison.left, comparison.right)
     return any(math.isnan(n.value) or (n.least == -math.inf and n.value == math.inf) for n in sides)
-
-
-def _tests(every: Iterable[Compared]) -> str:
-    tests = [one.p_value for one in every if not math.isnan(one.p_value)]
-    return f"; p from {min(tests):.2g} to {max(tests):.2g}" if tests else ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from raybench.analysis.frames import framed
 from raybench.report.content import PALETTE
-from raybench.report.own import drawn, figure
+from raybench.report.custom import drawn, figure
 from raybench.report.plots import size_of, styled
 from raybench.reproduce.claims import Reproduction
 from raybench.reproduce.evidence import Evidence
@@ -60,7 +60,7 @@ class Judged:
 
     what: Reproduction
     verdicts: Sequence[Verdict]
-    found: Evidence | None
+    evidence: Evidence | None
 
 
 def write(judged: Iterable[Judged], page: Path) -> list[Path]:
@@ -68,23 +68,23 @@ def write(judged: Iterable[Judged], page: Path) -> list[Path]:
     every, folder = list(judged), page.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     page.write_text(text(every, folder.name), encoding="utf-8")
-    return [page, *(path for one in every for path in draw(one, folder))]
+    return [page, *(path for entry in every for path in draw(entry, folder))]
 
 
 def text(every: Sequence[Judged], folder: str) -> str:
     """Return the page, in Markdown, whose figures lie in a folder beside it."""
-    sections = (_section(one, folder) for one in every)
+    sections = (_section(entry, folder) for entry in every)
     return "\n".join([INTRO + "\n".join(_summary(every)), *sections])
 
 
-def draw(one: Judged, folder: Path) -> list[Path]:
+def draw(entry: Judged, folder: Path) -> list[Path]:
     """Draw the figures of a reproduction into a folder; return their paths, in the order of the claims file."""
-    if one.found is None:
+    if entry.evidence is None:
         return []
-    paths = [folder / _figure(one.what, number) for number in range(len(one.what.figures))]
-    for path, asked in zip(paths, one.what.figures, strict=True):
+    paths = [folder / _figure(entry.what, number) for number in range(len(entry.what.figures))]
+    for path, asked in zip(paths, entry.what.figures, strict=True):
         with styled(None):
-            _canvas(one, asked).savefig(path, dpi=DPI)
+            _canvas(entry, asked).savefig(path, dpi=DPI)
     return paths
 
 
@@ -92,12 +92,14 @@ def _figure(what: Reproduction, number: int) -> str:
     return f"{what.name}_{number + 1}.png"
 
 
-def _canvas(one: Judged, asked: Mapping[str, Any]) -> Canvas:
-    assert one.found is not None
-    if one.found.curves.empty:
-        return _of_table(one.found, asked)
-    meant = one.found.meant(asked.get("where", {}), f"{one.what.name}.figures")["cell"]
-    curves, cells = (part[part["cell"].isin(meant)] for part in (one.found.curves, one.found.cells))
+def _canvas(entry: Judged, asked: Mapping[str, Any]) -> Canvas:
+    assert entry.evidence is not None
+    if entry.evidence.curves.empty:
+        return _of_table(entry.evidence, asked)
+    meant = entry.evidence.meant(asked.get("where", {}), f"{entry.what.name}.figures")["cell"]
+    curves, cells = (
+        part[part["cell"].isin(meant)] for part in (entry.evidence.curves, entry.evidence.cells)
+    )
     options = {key: asked[key] for key in OPTIONS if key in asked}
     labels = dict(text.split("=", 1) for text in asked.get("label", []))
     made = figure(
@@ -106,11 +108,11 @@ def _canvas(one: Judged, asked: Mapping[str, Any]) -> Canvas:
     return drawn(made, size_of(asked.get("size", "text")))
 
 
-def _of_table(found: Evidence, asked: Mapping[str, Any]) -> Canvas:
+def _of_table(evidence: Evidence, asked: Mapping[str, Any]) -> Canvas:
     """Draw two columns of a script's table against each other, a line for each value of ``by``."""
     from matplotlib.figure import Figure as Canvas
 
-    rows = found.meant(asked.get("where", {}), "figures")
+    rows = evidence.meant(asked.get("where", {}), "figures")
     canvas = Canvas(figsize=(6.8, 4.0), layout="constrained")
     axis = canvas.add_subplot()
     by, x, y = asked.get("by"), str(asked["x"]), str(asked["y"])
@@ -133,9 +135,9 @@ def _summary(every: Sequence[Judged]) -> Iterator[str]:
     heads = [f"{kind} {word}" for kind in ("published:", "own:") for word in WORDS]
     yield f"| reproduction | {' | '.join(heads)} |"
     yield "|---" * (1 + len(heads)) + "|"
-    for one in every:
-        yield f"| [{_cell(one.what.title)}](#{one.what.name}) | {_counts(one.verdicts)} |"
-    yield f"| **all** | {_counts([verdict for one in every for verdict in one.verdicts], '**')} |"
+    for entry in every:
+        yield f"| [{_cell(entry.what.title)}](#{entry.what.name}) | {_counts(entry.verdicts)} |"
+    yield f"| **all** | {_counts([verdict for entry in every for verdict in entry.verdicts], '**')} |"
     yield ""
 
 
@@ -144,8 +146,8 @@ def _counts(verdicts: Sequence[Verdict], mark: str = "") -> str:
     return " | ".join(f"{mark}{count}{mark}" for count in counts)
 
 
-def _section(one: Judged, folder: str) -> str:
-    what = one.what
+def _section(entry: Judged, folder: str) -> str:
+    what = entry.what
     command = f"raybench reproduce {what.name}" + " --networks" * (what.kind == "network")
     files = {"criteria": what.file, "sweep": what.sweep, "script": what.script}
     links = ", ".join(f"[{word}]({_link(path)})" for word, path in files.items() if path)
@@ -161,21 +163,21 @@ def _section(one: Judged, folder: str) -> str:
         ("published", "published claim | the source says"),
         ("own", "own claim | why it is asked"),
     ):
-        claims = [verdict for verdict in one.verdicts if getattr(verdict.claim, kind)]
+        claims = [verdict for verdict in entry.verdicts if getattr(verdict.claim, kind)]
         if claims:
             lines += [f"| {head} | measured | verdict |", "|---|---|---|---|"]
         for verdict in claims:
             said = (verdict.claim.says, getattr(verdict.claim, kind), measured_words(verdict))
             lines.append("| " + " | ".join(map(_cell, said)) + f" | **{verdict.word}** |")
         lines += [""] if claims else []
-    for verdict in one.verdicts:
+    for verdict in entry.verdicts:
         told = len(verdict.compared) <= SHOWN and not verdict.claim.likely
         if verdict.word == DISAGREES or (verdict.word == UNDECIDED and not told):
             lines += [f"*{_cell(verdict.claim.says)}* {verdict.word}:", ""]
             lines += [f"- {_cell(line)}" for line in details(verdict, every=True)]
             unknown = "The cause is not known." if verdict.word == DISAGREES else ""
             lines += ["", verdict.claim.likely.strip() or unknown, ""]
-    for number, asked in enumerate(what.figures if one.found is not None else ()):
+    for number, asked in enumerate(what.figures if entry.evidence is not None else ()):
         caption = _cell(str(asked.get("caption", what.title)))
         lines += [f"![{caption}]({folder}/{_figure(what, number)})", "", f"*{caption}*", ""]
     return "\n".join(lines)

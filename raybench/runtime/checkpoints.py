@@ -2,7 +2,7 @@
 
     checkpoints/<run>/<key>-<round>/part-<rank>-of-<ranks>-<digest>.pt
 
-A run is one Ray Train run or one trial, the key is of the batch and of how it records, and every rank
+A run is one worker group or one trial, the key is of the batch and of how it records, and every rank
 saves the part of its clients. A checkpoint whose parts are not all there, or not as they were written, is
 none, so a kill while one is being saved costs no more than what was done since the one before it.
 """
@@ -14,7 +14,6 @@ import re
 import uuid
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,9 +22,7 @@ import xxhash
 from raybench.execution.batch import Batch
 from raybench.execution.run import Options
 from raybench.execution.saved import Part
-from raybench.runtime.leftovers import scratch
 from raybench.store import Store
-from raybench.store.files import Files
 from raybench.store.schema import raybench_version
 from raybench.wire.transport import Transport
 
@@ -77,24 +74,18 @@ class Checkpoints:
             self.store.check_owner()
         file = io.BytesIO()
         torch.save(state, file)
-        data = file.getbuffer()
+        data = file.getvalue()
         name = f"part-{rank}-of-{size}-{xxhash.xxh3_64_hexdigest(data)}.pt"
         key = self._key(batch)
         folder = f"{key}-{t}"
-        self._write(folder, name, data)
+        self.files.write(f"{FOLDER}/{self.run}/{folder}/{name}", data)
         whole = 1 if size == 1 else 2  # other ranks may still be writing the last one
         self._saved = [*(f for f in self._saved if f.startswith(key)), folder][-whole:]
         if rank == 0 and len(self._saved) == whole:
+            newest = [f"{FOLDER}/{self.run}/{name}" for name in self._saved]
             for _, rel in self._all(key):
-                if not self._spares(rel):
+                if rel not in newest:
                     self.files.clear(rel)
-
-    def _write(self, folder: str, name: str, data: memoryview) -> None:
-        self.files.write(f"{FOLDER}/{self.run}/{folder}/{name}", bytes(data))
-
-    def _spares(self, rel: str) -> bool:
-        """Return whether a checkpoint is not to be removed, though there is a newer one."""
-        return rel in [f"{FOLDER}/{self.run}/{name}" for name in self._saved]
 
     def _key(self, batch: Batch) -> str:
         said = f"{batch.name} {raybench_version()} {self.options!r}"
@@ -118,13 +109,10 @@ class Checkpoints:
             if not parts or sorted(parts) != list(range(int(matches[0][2]))):
                 continue
             names = [f"{rel}/{parts[rank][0]}" for rank in sorted(parts)]
-            if all(self._sound(f"{rel}/{m[0]}", m[3]) for m in matches):
+            contents = [(self.files.read(f"{rel}/{m[0]}"), m[3]) for m in matches]
+            if all(data and xxhash.xxh3_64_hexdigest(data) == said for data, said in contents):
                 return names
         return None
-
-    def _sound(self, rel: str, digest: str) -> bool:
-        data = self.files.read(rel)
-        return data is not None and xxhash.xxh3_64_hexdigest(data) == digest
 
     def _read(self, rel: str) -> dict[str, Any]:
         data = self.files.read(rel)
@@ -134,37 +122,6 @@ class Checkpoints:
         return state
 
 
-class TrainCheckpoints(Checkpoints):
-    """Checkpoints that the workers of a Ray Train run report; Ray keeps the last one of them."""
-
-    def _spares(self, rel: str) -> bool:
-        return rel.startswith(f"{FOLDER}/{self.run}/")  # Ray removes those of its own run
-
-    def _write(self, folder: str, name: str, data: memoryview) -> None:
-        from ray import train
-
-        # A worker may be killed meanwhile: what is its own is told from what it has left behind.
-        with scratch("part") as here:
-            part = Path(here, "part")
-            part.mkdir()
-            (part / name).write_bytes(data)
-            saved = train.Checkpoint.from_directory(str(part))
-            train.report({}, checkpoint=saved, checkpoint_dir_name=folder)
-
-
 def run_name(kind: str) -> str:
     """Return a name for a run that no other has."""
     return f"{kind}-{uuid.uuid4().hex[:12]}"
-
-
-def storage_of(files: Files) -> dict[str, Any]:
-    """Return where Ray Train keeps checkpoints, as arguments of its ``RunConfig``."""
-    place = files.path(FOLDER)
-    if not hasattr(files, "filesystem"):
-        return {"storage_path": place}
-    from pyarrow.fs import FSSpecHandler, PyFileSystem
-
-    return {
-        "storage_path": place,
-        "storage_filesystem": PyFileSystem(FSSpecHandler(files.filesystem)),
-    }

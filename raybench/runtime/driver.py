@@ -6,12 +6,13 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 
 from raybench.core.errors import Notice
 from raybench.core.process import INTERRUPTED, TERMINATED, Terminated, stopping_on_sigterm
@@ -21,13 +22,12 @@ from raybench.execution.costs import admit
 from raybench.execution.execute import execute
 from raybench.execution.plan import Plan, as_booked, make_plan
 from raybench.execution.search import Best
-from raybench.runtime.callbacks import Callback, opened
-from raybench.runtime.callbacks.follower import Follower
+from raybench.runtime.callbacks import Callback, Follower, opened
 from raybench.runtime.checkpoints import FOLDER, Checkpoints, run_name
 from raybench.runtime.progress import View
 from raybench.runtime.queue import Attempts
 from raybench.runtime.ray_backend import options_of, through_ray
-from raybench.runtime.resources import check_gpus, count_here, crowded, group_of, mode_of
+from raybench.runtime.resources import check_gpus, crowded, group_of, mode_of
 from raybench.runtime.session import ray_session
 from raybench.spec import Sweep
 from raybench.store import Store
@@ -89,18 +89,17 @@ def drive(
     Raises InputError, with nothing written, for bad input.
     """
     began = time.monotonic()
-    told = opened(callbacks)
+    callbacks_by_name = opened(callbacks)
     check_reachable(out, processes=not inline)
     store = Store(out)
     # complains before anything is written
-    plan = _planned(sweep, store, fresh, retry_failed, best)
+    store.claim(sweep.text, write=False)
+    done = {} if fresh else store.done()
+    plan = _planned(sweep, store, done, fresh, retry_failed, best)
     mode = mode_of(plan)
     if inline or address in (None, "local"):  # a cluster may have GPUs that this machine has not
-        check_gpus(
-            plan.sweep.resources,
-            1 if inline else group_of(plan.sweep.resources, mode),
-            count_here(),
-        )
+        group = 1 if inline else group_of(plan.sweep.resources, mode)
+        check_gpus(plan.sweep.resources, group, torch.cuda.device_count())
         for text in crowded(plan.sweep.resources) if not inline else ():
             warnings.warn(text, Notice, stacklevel=2)
     with store.held():
@@ -108,28 +107,38 @@ def drive(
         if fresh:
             store.drop()
             store.files.clear(FOLDER)
-        repairs = store.repair()
-        plan = _planned(sweep, store, fresh, retry_failed, best, plan)
+        commits = store.look(deep=True)
+        repairs = store.repair(commits)
+        done = store.done() if repairs else commits.statuses()
+        store.claim(sweep.text, write=False)
+        plan = _planned(sweep, store, done, fresh, retry_failed, best, plan)
         mode = mode_of(plan)
         store.claim(plan.sweep.text)
-        store.apart = frozenset(c for c, status in store.done().items() if status == "failed")
+        store.apart = frozenset(c for c, status in plan.found.items() if status == "failed")
         store.skip(rows.skipped_table((s.cell, s.label, s.why.text) for s in plan.skipped))
-        before_this = planned(store.folder) if beside else frozenset()
-        if before_this is not None:
+        shown_before = planned(store.folder) if beside else frozenset()
+        if shown_before is not None:
             skips = {s.cell.id for s in plan.skipped}
-            store.plan(before_this | skips | {c.id for c in plan.grid})
+            store.plan(shown_before | skips | {c.id for c in plan.grid})
         if plan.stage is not None:
             store.write(GRID, plan.grid_text())
         attempts = Attempts(store.attempts())
         interrupted, terminated, stopped = False, False, False
         whys: Mapping[str, str] = {}
         before, ran = plan.done, plan.batches
-        follower = Follower(told, plan, store.files)
+        ended: dict[str, str] | None = done
+        follower = Follower(callbacks_by_name, plan, store.files)
+        one_ray: AbstractContextManager[object] = nullcontext()
+        if plan.stage is not None and plan.batches and not inline:
+            # for all stages of a search; other sweeps start theirs when they need it
+            slots = plan.sweep.resources.cpus_per_worker * group_of(plan.sweep.resources, mode)
+            one_ray = ray_session(address, slots)
         try:
-            with stopping_on_sigterm(), follower, _session_of(plan, mode, address, inline):
+            with stopping_on_sigterm(), follower, one_ray:
                 while plan.batches:
                     store.write(BATCHES, plan.text())
                     store.forget(plan.unpruned)
+                    ended = None
                     view = View(plan.title, plan.missing, plan.rounds, len(plan.done))
                     with view, heard(view.trouble):
                         if inline:
@@ -140,43 +149,35 @@ def drive(
                             )
                     if stopped:
                         break
-                    _account(plan, store, whys, attempts)
+                    ended = _account(plan, store, whys, attempts)
                     if plan.stage is None:
                         break
-                    plan = plan.after(store.done(), best)
+                    plan = plan.after(ended, best)
                     ran += plan.batches
         except KeyboardInterrupt as stop:
             interrupted, terminated = True, isinstance(stop, Terminated)
         plan = replace(plan, batches=ran, done=before)
         store.check_owner()
-        ended = store.done()
-        _keep(attempts, store, ended)
+        ended = store.done() if ended is None else ended
+        left = {c: n for c, n in attempts.items() if ended.get(c, "failed") == "failed"}
+        if left != store.attempts():  # of those that may be tried again
+            store.save_attempts(left)
         if all(ended.get(c.id, "failed") != "failed" for c in plan.cells):
             store.files.clear(FOLDER)
     counts = Counter(ended.get(c.id, "missing") for c in plan.cells)
     counts["skipped"] += len(plan.skipped)
     seconds = time.monotonic() - began
-    aside = f"was moved to {SET_ASIDE}, and its cells ran again"
-    said = tuple(f"{f.rel} {aside}: {f.what}" for f in repairs)
-    outcome = Outcome(store.folder, dict(counts), seconds, interrupted, plan, terminated, said)
+    moved = f"was moved to {SET_ASIDE}, and its cells ran again"
+    mended = tuple(f"{f.rel} {moved}: {f.what}" for f in repairs)
+    outcome = Outcome(store.folder, dict(counts), seconds, interrupted, plan, terminated, mended)
     follower.end(outcome)
     return outcome
-
-
-@contextmanager
-def _session_of(plan: Plan, mode: str, address: str | None, inline: bool) -> Iterator[None]:
-    """Keep one Ray up for all stages of a search; other sweeps start theirs when they need it."""
-    if inline or plan.stage is None or not plan.batches:
-        yield
-        return
-    resources = plan.sweep.resources
-    with ray_session(address, resources.cpus_per_worker * group_of(resources, mode)):
-        yield
 
 
 def _planned(
     sweep: Sweep,
     store: Store,
+    done: Mapping[str, str],
     fresh: bool,
     retry_failed: bool,
     best: Best | None,
@@ -186,22 +187,13 @@ def _planned(
 
     Another driver may have finished, and left another accounting, since a plan was made without the lock.
     """
-    store.claim(sweep.text, write=False)
-    done: dict[str, str] = {}
     if not fresh:
-        sweep, done = as_booked(sweep, store.folder), store.done()
+        sweep = as_booked(sweep, store.folder)
     if before is not None and (before.sweep, before.found) == (sweep, done):
         return before
     plan = make_plan(sweep, done, retry_failed, best)
     admit(plan, store.folder)
     return plan
-
-
-def _keep(attempts: Attempts, store: Store, ended: Mapping[str, str]) -> None:
-    """Save how often cells were tried that may be tried again."""
-    left = {c: n for c, n in attempts.items() if ended.get(c, "failed") == "failed"}
-    if left != store.attempts():
-        store.save_attempts(left)
 
 
 def _inline(plan: Plan, store: Store, view: View, fail_fast: bool, attempts: Attempts) -> bool:
@@ -235,9 +227,15 @@ def _inline(plan: Plan, store: Store, view: View, fail_fast: bool, attempts: Att
     return False
 
 
-def _account(plan: Plan, store: Store, whys: Mapping[str, str], attempts: Attempts) -> None:
-    """Write a failed row for each cell that no worker lived to end; whys: how the last one ended, by cell."""
+def _account(
+    plan: Plan, store: Store, whys: Mapping[str, str], attempts: Attempts
+) -> dict[str, str]:
+    """Write a failed row for each cell that no worker lived to end; return how all cells have ended.
+
+    whys: how the last worker ended, by cell.
+    """
     done = store.done()
+    failed: dict[str, str] = {}
     host = {**rows.host_facts(), "mode": mode_of(plan)}
     for batch in plan.batches:
         for cell in batch.cells:
@@ -248,3 +246,5 @@ def _account(plan: Plan, store: Store, whys: Mapping[str, str], attempts: Attemp
                 error = f"{how}: {whys.get(cell.id) or 'killed, or out of memory'}"
                 attempt = replace(batch, attempts=tried - 1)
                 store.commit(cell.id, None, rows.failed_table(cell, attempt, error, host))
+                failed[cell.id] = "failed"
+    return done | failed

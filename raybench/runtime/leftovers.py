@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-KINDS = ("tune", "train", "part", "plugin")
+KINDS = ("tune", "train", "plugin")
 PREFIXES = tuple(f"raybench-{kind}-" for kind in KINDS)
 UNBORN = "raybench-new-"  # not locked yet, so not to be taken for an orphan
 LOCK = "owner.lock"
@@ -87,7 +87,7 @@ SECONDS_BETWEEN_LOOKS = 0.2
 
 
 @contextmanager
-def watched() -> Iterator[None]:
+def watchdog() -> Iterator[None]:
     """Have the processes of a Ray that this process starts inside killed, should this process be killed.
 
     Does nothing where there is no /proc.

@@ -50,7 +50,7 @@ class Attempts(dict[str, int]):
 
 
 @dataclass
-class Held:
+class Assignment:
     """What a worker is at. number: of the batch; turn: of the worker; heard: by rank, when it last spoke."""
 
     number: int
@@ -107,16 +107,16 @@ class Queue:
     ) -> None:
         self.batches, self.work, self.most = batches, work, attempts
         self.fail_fast, self.attempts, self.clock = fail_fast, Attempts(before), clock
-        self.handed = [0] * len(batches)  # how often each was handed out
+        self.tries = [0] * len(batches)  # how often each was handed out
         self.waiting: dict[Section, list[int]] = {}  # by problem, the longest last
         for number, batch in enumerate(batches):
             self.waiting.setdefault(_problem(batch), []).append(number)
         for numbers in self.waiting.values():
             numbers.sort(key=self._rank)
-        self.held: dict[str, Held] = {}
+        self.assignments: dict[str, Assignment] = {}
         self.turns: dict[str, int] = {}
         self.problems: dict[str, Section] = {}  # what each worker has loaded last
-        self.gone: set[str] = set()
+        self.lost: set[str] = set()
         self.ended = Progress()
         self.given_up: dict[int, str] = {}
         self.folder_lost = self.disk = self.vain = ""
@@ -130,9 +130,9 @@ class Queue:
 
         None ends the worker: nothing waits, or the sweep is stopped, or the worker counts as lost.
         """
-        if worker in self.gone:
+        if worker in self.lost:
             return None
-        before = self.held.pop(worker, None)
+        before = self.assignments.pop(worker, None)
         if before is not None and done is not None:
             add(self.ended, done)
             if not done.failed:
@@ -142,10 +142,10 @@ class Queue:
             return None
         batch = self.batches[number]
         self.in_vain = 0
-        self.handed[number] += 1
+        self.tries[number] += 1
         self.problems[worker] = _problem(batch)
         turn = self.turns[worker] = self.turns.get(worker, 0) + 1
-        self.held[worker] = Held(number, turn, {0: self.clock()})
+        self.assignments[worker] = Assignment(number, turn, {0: self.clock()})
         return Batch(batch.cells, self.attempts.begin([c.id for c in batch.cells]), batch.facts)
 
     def post(self, worker: str, rank: int, turn: int, progress: Progress | None) -> bool:
@@ -153,12 +153,12 @@ class Queue:
 
         turn: its how-manieth batch this is about. progress: on that batch, of rank 0 only.
         """
-        held = self.held.get(worker)
-        if held is not None:
-            held.heard[rank] = self.clock()
-            if progress is not None and turn == held.turn:
-                held.progress = progress
-        return worker in self.gone or self.closed()
+        assignment = self.assignments.get(worker)
+        if assignment is not None:
+            assignment.heard[rank] = self.clock()
+            if progress is not None and turn == assignment.turn:
+                assignment.progress = progress
+        return worker in self.lost or self.closed()
 
     def lose(self, why: str) -> None:
         """Note that the results folder is lost, so that every worker stops."""
@@ -172,27 +172,27 @@ class Queue:
 
     def release(self, worker: str, why: Sequence[str]) -> None:
         """Take back what a worker held that is gone; why: lines about how it ended, the last tells."""
-        self.gone.add(worker)
-        held = self.held.pop(worker, None)
+        self.lost.add(worker)
+        assignment = self.assignments.pop(worker, None)
         if disk_trouble_told(why) is not None:
             self.disk = "\n".join(why)
         last = why[-1] if why else ""
-        if held is None:
+        if assignment is None:
             self.in_vain += 1
             if self.in_vain >= VAIN_DEATHS * self.most_live:
                 self.vain = last or "killed, or out of memory"
-        elif self.handed[held.number] < self.most:
-            same = self.waiting.setdefault(_problem(self.batches[held.number]), [])
-            insort(same, held.number, key=self._rank)
+        elif self.tries[assignment.number] < self.most:
+            same = self.waiting.setdefault(_problem(self.batches[assignment.number]), [])
+            insort(same, assignment.number, key=self._rank)
         else:
-            self.given_up[held.number] = last
+            self.given_up[assignment.number] = last
 
     def demand(self, live: int) -> Demand:
         """Return whether more workers are wanted beside so many that run or are about to: or none ever."""
         self.most_live = max(self.most_live, live)
-        if self.closed() or not (self.held or self._count()):
+        if self.closed() or not (self.assignments or self._count()):
             return "over"
-        return "more" if self._count() > live - len(self.held) else "enough"
+        return "more" if self._count() > live - len(self.assignments) else "enough"
 
     def idle(self) -> bool:
         """Return whether a worker that asks now would get nothing."""
@@ -201,7 +201,7 @@ class Queue:
     def closed(self) -> bool:
         """Return whether no batch is handed out any more, whatever waits."""
         failed = self.fail_fast and (
-            self.ended.failed or any(h.progress.failed for h in self.held.values())
+            self.ended.failed or any(h.progress.failed for h in self.assignments.values())
         )
         return bool(failed or self.folder_lost or self.disk or self.vain)
 
@@ -209,9 +209,9 @@ class Queue:
         """Return how the sweep stands."""
         now = self.clock()
         troubles, self.troubles = self.troubles, []
-        quiet = [now - min(h.heard.values()) for h in self.held.values()]
+        quiet = [now - min(h.heard.values()) for h in self.assignments.values()]
         return News(
-            total([self.ended, *(h.progress for h in self.held.values())]),
+            total([self.ended, *(h.progress for h in self.assignments.values())]),
             dict(self.attempts),
             tuple(sorted((s for s in quiet if s > SILENT), reverse=True)),
             bool(self.turns),

@@ -100,9 +100,9 @@ def through_ray(
             timeout=plan.sweep.timeout,
             checkpoint_every=plan.sweep.checkpoint.every,
         )
-        with _telling_trouble():
+        with _as_stopped():
             stage = "starting Ray" if is_local else "waiting for a place on the cluster"
-            with _following(ray, queue, view, store, attempts, stage):
+            with _progress_shown(ray, queue, view, store, attempts, stage):
                 _fit(shared, plan.sweep, _most(resources, mode, here, is_local))
             news: News = ray.get(queue.news.remote())
             ending = ray.get(queue.ending.remote())
@@ -171,7 +171,7 @@ def _fit(shared: Shared, sweep: Sweep, most: Callable[[], int]) -> None:
 
 
 @contextmanager
-def _telling_trouble() -> Iterator[None]:
+def _as_stopped() -> Iterator[None]:
     """Raise SweepStopped where Ray, Tune or the queue's process is gone; what is committed stays."""
     from ray.exceptions import RayError
     from ray.tune import TuneError
@@ -192,22 +192,12 @@ def _beside(ray: ModuleType) -> dict[str, Any]:
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
 
 
-def _stopped(ray: ModuleType) -> bool:
-    """Tell whether the raylet of a Ray of our own is stopped: what runs goes on, and nothing new ever starts."""
-    node = ray._private.worker._global_node
-    for info in node.all_processes.get("raylet", ()) if node is not None else ():
-        with suppress(OSError):
-            stat = Path(f"/proc/{info.process.pid}/stat").read_text()
-            return stat.rpartition(")")[2].split()[0] == "T"
-    return False
-
-
 def _absolute(folder: str) -> str:
     return folder if "://" in folder else str(Path(folder).resolve())
 
 
 @contextmanager
-def _following(
+def _progress_shown(
     ray: ModuleType, queue: ActorHandle, view: View, store: Store, attempts: Attempts, stage: str
 ) -> Iterator[None]:
     """Show the sweep's progress, and save its counts of attempts, while the trials run; from a thread.
@@ -219,18 +209,16 @@ def _following(
     def follow() -> None:
         heard, answered = time.monotonic(), False
         while not over.wait(0.5):
-            silence, stopped = time.monotonic() - heard, _stopped(ray)
+            silence = time.monotonic() - heard
             # its first worker may take minutes to start, on a machine that reads torch for the first time
-            if silence > SILENCE and (answered or stopped) and not over.is_set():
-                why = "its raylet is stopped" if stopped else "nothing is heard of it"
+            if silence > SILENCE and answered and not over.is_set():
                 end = "Ctrl-C ends the sweep, and again Ctrl-C without waiting for Ray"
-                view.trouble(f"Ray has not answered for {silence:.0f} s ({why}): {end}")
+                view.trouble(f"Ray has not answered for {silence:.0f} s: {end}")
             try:
                 news: News = ray.get(queue.news.remote(), timeout=5)
             except Exception:  # the session is ending, and results are in the store already
                 continue
-            if not stopped:
-                heard, answered = time.monotonic(), True
+            heard, answered = time.monotonic(), True
             if news.attempts != attempts:
                 attempts.take(news.attempts)
                 with suppress(OSError):  # a full disk: what commits results tells of it

@@ -56,13 +56,6 @@ def crowded(resources: Resources) -> list[str]:
     ]
 
 
-def count_here() -> int:
-    """Return how many GPUs torch can use on this machine."""
-    import torch
-
-    return torch.cuda.device_count()
-
-
 def mode_of(plan: Plan) -> str:
     """Return ``simulate`` or ``train``, after checking that the workers can host the clients.
 

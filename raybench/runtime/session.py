@@ -16,7 +16,7 @@ from types import ModuleType
 
 from raybench.core.errors import InputError, SweepStopped
 from raybench.core.process import ENVIRONMENT, deferring_sigterm
-from raybench.runtime.leftovers import remove_orphans, watched
+from raybench.runtime.leftovers import remove_orphans, watchdog
 
 RAY_ENVIRONMENT = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
@@ -52,15 +52,15 @@ def ray_session(address: str | None, slots_needed: float = 0) -> Iterator[Module
     slots_needed: CPUs that one trial's workers take together. A Ray that was running already, or is
     reached by address, is left running. Raises InputError where it cannot be reached.
     """
-    watch = watched() if address in (None, "local") else nullcontext()
+    watch = watchdog() if address in (None, "local") else nullcontext()
     with (
-        environment(_wanted(address)),
+        environment(_variables(address)),
         watch,
     ):  # processes of a Ray of our own inherit these variables
         yield from _session(address, slots_needed)
 
 
-def _wanted(address: str | None) -> dict[str, str]:
+def _variables(address: str | None) -> dict[str, str]:
     """Return the variables for a session.
 
     A Ray of our own asks for tokens. Whether a cluster does is its own affair, and what Ray, or the user's

@@ -22,9 +22,7 @@ from raybench.problems.base import Problem
 from raybench.runtime.checkpoints import (
     FOLDER,
     Checkpoints,
-    TrainCheckpoints,
     run_name,
-    storage_of,
 )
 from raybench.runtime.leftovers import scratch
 from raybench.runtime.resources import backend_of
@@ -99,14 +97,7 @@ class Shared:
         return {"CPU": 0.01} if self.mode == "train" else self.per_worker()
 
 
-def set_threads(threads: int) -> None:
-    """Let torch, and with it the compiled kernels, use so many threads."""
-    import torch
-
-    torch.set_num_threads(max(1, threads))
-
-
-def stored(shared: Shared, method: str) -> Callable[..., Any]:
+def store_method(shared: Shared, method: str) -> Callable[..., Any]:
     """Return a method of the store, which is called here or on the driver's node."""
     if shared.writer is None:
         bound: Callable[..., Any] = getattr(
@@ -124,14 +115,16 @@ def stored(shared: Shared, method: str) -> Callable[..., Any]:
 
 def committed(shared: Shared) -> set[str]:
     """Return the cells that need not run: those committed, but for failed ones that run again."""
-    statuses = stored(shared, "done")()
+    statuses = store_method(shared, "done")()
     return {c for c, status in statuses.items() if status != "failed" or c not in shared.apart}
 
 
 def prepare(shared: Shared) -> None:
     """Make this process ready to run batches: memory, threads, plug-ins, problems."""
+    import torch
+
     tune_process()
-    set_threads(int(shared.cpus))
+    torch.set_num_threads(max(1, int(shared.cpus)))  # the compiled kernels follow
     for path, content in shared.plugins.items():
         load_shipped(path, content)
     for section, reference in shared.problems.items():
@@ -161,9 +154,8 @@ def checkpoints_of(shared: Shared, run: str, transport: Transport) -> Checkpoint
     """Return how a run of this name keeps states: None where its node does not see the results folder."""
     if shared.writer is not None:
         return None
-    kind = TrainCheckpoints if shared.mode == "train" else Checkpoints
     store = Store(shared.folder, shared.owner)
-    return kind(store, shared.options, shared.checkpoint_every, run, transport)
+    return Checkpoints(store, shared.options, shared.checkpoint_every, run, transport)
 
 
 class Heartbeat:
@@ -213,7 +205,7 @@ def serve(
     """
     first = transport.rank == 0
     where = {"mode": shared.mode, "workers": shared.workers}
-    commit, keeper = stored(shared, "commit"), checkpoints_of(shared, run, transport)
+    commit, keeper = store_method(shared, "commit"), checkpoints_of(shared, run, transport)
     heartbeat = Heartbeat(shared.queue, worker, transport.rank)
     done: Progress | None = None
     try:
@@ -222,9 +214,7 @@ def serve(
             if batch is None:
                 return
             done = Progress()
-            if (
-                batch.attempts
-            ):  # of a batch that was cut, since a cell of it raised, some may be there
+            if batch.attempts:  # of one that was cut, as a cell of it raised, some may be there
                 batch = batch.without(transport.agree(committed(shared) if first else None))
             steps = execute(
                 [] if batch is None else [batch],
@@ -236,7 +226,7 @@ def serve(
                 timeout=shared.timeout,
                 keeper=keeper,
             )
-            with telling_losses(shared), heard(shared.queue.trouble.remote):
+            with report_loss(shared), heard(shared.queue.trouble.remote):
                 for done in steps:
                     heartbeat.say(done)
                     if transport.agree(heartbeat.stop):
@@ -247,7 +237,7 @@ def serve(
 
 
 @contextmanager
-def telling_losses(shared: Shared) -> Iterator[None]:
+def report_loss(shared: Shared) -> Iterator[None]:
     """Tell everyone of a lost results folder before the error goes on."""
     try:
         yield
@@ -298,31 +288,23 @@ def train_trial(config: dict[str, object], shared: Shared | None = None) -> None
     from ray.train.torch import TorchConfig, TorchTrainer
 
     assert shared is not None
-    if not found_room(shared):
+    if not wait_for_room(shared):
         return
     run = run_name("group")
     worker = tune.get_context().get_trial_id()
-    with telling_losses(shared):  # Ray would make the folder again
-        Store(shared.folder, shared.owner).check_owner()
     with scratch("train") as folder:
-        # where nodes do not share the results folder nothing is saved, but Ray wants a place all the same
-        files = None if shared.writer else Store(shared.folder).files
         TorchTrainer(
             train_loop,
             train_loop_config={"shared": shared, "worker": worker, "run": run},
             scaling_config=train.ScalingConfig(**shared.scaling()),
             torch_config=TorchConfig(backend=shared.backend),
-            run_config=train.RunConfig(
-                name=run,
-                checkpoint_config=train.CheckpointConfig(num_to_keep=1),
-                **({"storage_path": folder} if files is None else storage_of(files)),
-            ),
+            run_config=train.RunConfig(name=run, storage_path=folder),
         ).fit()
-        if files is not None:
-            files.clear(f"{FOLDER}/{run}")  # all of its batches are committed
+    if shared.writer is None:
+        Store(shared.folder).files.clear(f"{FOLDER}/{run}")  # all of its batches are committed
 
 
-def found_room(shared: Shared) -> bool:
+def wait_for_room(shared: Shared) -> bool:
     """Wait until a worker group would find its CPUs and GPUs; return False once nothing waits for it.
 
     The places are asked for as those of a group are, so that Ray's autoscaler starts nodes for them.

@@ -89,11 +89,8 @@ class Accounting:
         return asdict(self)
 
     def __str__(self) -> str:
-        return ", ".join(f"{key}={_spell(value)}" for key, value in asdict(self).items())
-
-
-def _spell(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        init = str(self.count_init).lower()
+        return f"value_bits={self.value_bits}, index_bits={self.index_bits}, count_init={init}"
 
 
 def parse(source: str | Mapping[str, Any] | Accounting | None) -> Accounting:

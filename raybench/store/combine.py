@@ -22,9 +22,8 @@ import pyarrow.compute as pc
 from raybench.core.errors import Complaint, InputError
 from raybench.store import booking, identity, log, reader
 from raybench.store.accounting import Accounting
-from raybench.store.files import Local, reached
+from raybench.store.files import Files, Local, reached
 from raybench.store.log import OWNER, Log, best, rank
-from raybench.store.remote import Files
 from raybench.store.schema import CURVES, SIDES
 from raybench.store.writer import Store, shard_name
 
@@ -42,13 +41,7 @@ def merge(first: reader.Source, second: reader.Source, out: reader.Source) -> No
     if wrong:
         what = f"{sources[0].name} and {sources[1].name} hold different problems"
         raise InputError([Complaint("merge", what), *wrong])
-    books = [reader.accounting_of(folder) for folder in (first, second)]
-    with _built(out) as goal:
-        logs = [reader.checked(source) for source in sources]
-        taken, other = ended = [commits.statuses() for commits in logs]
-        ids = {c for c, s in taken.items() if c not in other or rank(s) <= rank(other[c])}
-        _write(goal, sources, logs, [ids, set(other) - ids], books)
-        _plan(goal, sources, ended)
+    _combine(sources, out)
 
 
 def compact(folder: reader.Source, out: reader.Source) -> None:
@@ -56,19 +49,26 @@ def compact(folder: reader.Source, out: reader.Source) -> None:
 
     Raises InputError if ``out`` holds anything or ``folder`` has no results.
     """
-    source = reader.open_results(folder)
+    _combine([reader.open_results(folder)], out)
+
+
+def _combine(sources: list[Files], out: reader.Source) -> None:
+    """Write the cells of folders into an empty one, each from where it ended better, of equals the first."""
     with _built(out) as goal:
-        commits = reader.checked(source)
-        ended = commits.statuses()
-        _write(goal, [source], [commits], [set(ended)], [reader.accounting_of(folder)])
-        _plan(goal, [source], [ended])
-
-
-def _plan(goal: Store, sources: list[Files], ended: list[dict[str, str]]) -> None:
-    """Note the cells of all sources' sweeps, of one that has noted none those it holds."""
-    plans = [reader.planned(source.name) for source in sources]
-    if any(plan is not None for plan in plans):
-        goal.plan({c for p, e in zip(plans, ended, strict=True) for c in (e if p is None else p)})
+        logs = [reader.checked(source) for source in sources]
+        ended = [commits.statuses() for commits in logs]
+        places = range(len(sources))
+        source_of = {
+            cell: min((n for n in places if cell in ended[n]), key=lambda n: rank(ended[n][cell]))
+            for cell in set().union(*ended)
+        }
+        ids = [{cell for cell, place in source_of.items() if place == n} for n in places]
+        _write(goal, sources, logs, ids)
+        plans = [reader.planned(source.name) for source in sources]
+        if any(plan is not None for plan in plans):
+            # a folder that has noted no plan shows all that it holds
+            shown = [e if p is None else p for p, e in zip(plans, ended, strict=True)]
+            goal.plan({cell for cells in shown for cell in cells})
 
 
 @contextmanager
@@ -109,18 +109,13 @@ def _upload(here: Path, files: Files) -> None:
     files.write(OWNER, (here / OWNER).read_bytes())
 
 
-def _write(
-    goal: Store,
-    sources: list[Files],
-    logs: list[Log],
-    ids: list[set[str]],
-    books: list[Accounting],
-) -> None:
-    """Write the rows of ``ids[i]`` of each source, booked so far by ``books[i]``, as one shard.
+def _write(goal: Store, sources: list[Files], logs: list[Log], ids: list[set[str]]) -> None:
+    """Write the rows of ``ids[i]`` of each source as one shard, booked as the first source is.
 
     Failed cells stand in shards of their own, as in every folder; skipped rows keep their own file.
     """
     curves, cells = [], []
+    books = [reader.accounting_of(source.name) for source in sources]
     how = books[0]
     for files, commits, some, book in zip(sources, logs, ids, books, strict=True):
         parts = log.each_curves(files, commits, CURVES.names, lambda table: table)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from raybench.core.errors import InputError
-from raybench.store.remote import Entry, Files, Remote, patience, reason
+from raybench.store.remote import Entry, Folder, Remote, patience, reason
 
 WITH_BUCKETS = ("s3://", "s3a://", "gs://", "gcs://")
 FIRST_PATIENCE = 5.0  # seconds for which the first request of all is made again
@@ -83,7 +83,7 @@ class Disk:
 DISK = Disk()
 
 
-class Local(Files):
+class Local(Folder):
     """A local (or mounted) folder: temporary file in ``tmp/``, fsync, rename, fsync of the folder.
 
     Only ``prepare`` makes the folder itself: one that was removed while a sweep runs is not made again
@@ -98,15 +98,18 @@ class Local(Files):
         self.root, self.name, self.disk = root, str(root), disk or DISK
 
     def prepare(self) -> None:
+        """Make the folder where there is none."""
         self.disk.make(self.root)
 
     def check(self) -> None:
+        """Look at all that lies in the folder, so that nothing is half done when a method meets a link."""
         places = [""]
         while places:
             place = places.pop()
             places += [f"{place}/{name}".lstrip("/") for name in self.folders(place)]
 
     def path(self, rel: str) -> str:
+        """Return the path of a file or folder, which need not be there."""
         return str(self._place(rel))
 
     def entries(self, folder: str) -> list[Entry]:
@@ -120,21 +123,22 @@ class Local(Files):
                     state = item.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue  # removed since it was listed
-                mark = state.st_size, state.st_mtime_ns, state.st_ino
                 is_folder = _is_folder(item.path, state)
-                entries.append(Entry(item.name, is_folder, mark, state.st_mtime_ns / 1e9))
+                entries.append(Entry(item.name, is_folder, state.st_size, state.st_mtime_ns / 1e9))
         return entries
 
     def exists(self, rel: str = "") -> bool:
         return self._place(rel).exists()
 
     def read(self, rel: str) -> bytes | None:
+        """Return a file's content, None where there is no such file."""
         try:
             return self._place(rel).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def write(self, rel: str, data: bytes) -> None:
+        """Write a file, which replaces one of the same name at once and whole."""
         goal = self._place(rel)
         temporary = self._place("tmp") / f"{goal.name}.{uuid.uuid4().hex}"
         self._folders(temporary.parent, goal.parent)
@@ -148,6 +152,7 @@ class Local(Files):
         self.disk.sync(goal.parent)
 
     def create(self, rel: str, data: bytes) -> bool:
+        """Write a file unless there is one of this name; return whether it was written."""
         goal = self._place(rel)
         self._folders(goal.parent)
         return self.disk.create(goal, data)
@@ -189,6 +194,10 @@ def _is_folder(path: str | Path, state: os.stat_result) -> bool:
     kind = "a link" if stat.S_ISLNK(state.st_mode) else "neither a file nor a folder"
     fix = "remove it: a results folder holds files and folders alone"
     raise InputError.of("folder", f"{path} is {kind}", fix)
+
+
+Files = Local | Remote
+"""A folder of results, wherever it lies: both kinds have the same methods."""
 
 
 # Whether a folder can be reached at all, told before any work is done for it ------------------------

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import IO
 
 from raybench.core.errors import InputError
-from raybench.store.files import Local
+from raybench.store.files import Files, Local
 from raybench.store.log import noted
-from raybench.store.remote import Files, Remote, patience
+from raybench.store.remote import Remote, patience
 
 PLACE, NUMBERED = "plan/lock", "lock."
 LEASE, RENEWED = 60.0, 15.0  # seconds that a lease holds, and after which it is renewed

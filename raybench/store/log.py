@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from raybench.core.errors import Complaint, InputError
 from raybench.store import identity
-from raybench.store.remote import Files, Mark
+from raybench.store.files import Files
 from raybench.store.schema import CELLS, CURVES, SCHEMA_VERSION, version_of
 from raybench.store.table import encode
 
@@ -263,66 +263,30 @@ def attempts_of(files: Files) -> dict[str, int]:
     return {cell: n for cell, n in noted(files, ATTEMPTS).items() if isinstance(n, int)}
 
 
-Marks = tuple[Mark, Mark]  # of the cells file and the curves file of a shard
-
-
-@dataclass
-class Memory:
-    """The shards of a folder that were read before, so that only what has changed is read again.
-
-    owner: whose the folder was. shards: by name, with the marks of their files then, and whether their curves
-    were compared with their digest; of their cells ids and statuses.
-    """
-
-    owner: str = ""
-    shards: dict[str, tuple[Shard, Marks, bool]] = field(default_factory=dict)
-
-
 def look(
     files: Files,
     *,
     deep: bool = False,
     columns: Sequence[str] | None = None,
-    memory: Memory | None = None,
     reduce: Callable[[pa.Table], pa.Table] | None = None,
 ) -> Log:
     """Return the log of a folder.
 
     deep: read every curves file and compare its digest; else its size only. columns: those of the cells
-    that are wanted. memory: of earlier looks, whose unchanged shards are taken as they were; then columns are
-    ids and statuses. reduce: what is kept of the rows of a cells file.
+    that are wanted. reduce: what is kept of the rows of a cells file.
     """
-    folder = owner_of(files).get("folder", "")
-    if memory is not None:
-        columns = ("cell", "status")
-        if memory.owner != folder:
-            memory.owner, memory.shards = folder, {}
-    curves, cells = files.marks("curves"), files.marks("cells")
-    marks = {name: (cells[name], curves.get(name, ())) for name in cells if _is_shard(name)}
+    folder, sizes = owner_of(files).get("folder", ""), files.sizes("curves")
 
     def read(name: str) -> Shard | Finding | None:
-        kept = memory.shards.get(name) if memory is not None else None
-        if kept is not None and kept[1] == marks[name]:
-            shard = kept[0]
-            if kept[2] or not deep or shard.seal.fits(_curves(files, shard)):
-                return shard
-        shard_or_finding = _shard(files, folder, name, deep, columns, curves)
-        if reduce is None or not isinstance(shard_or_finding, Shard):
-            return shard_or_finding
-        return replace(shard_or_finding, cells=reduce(shard_or_finding.cells))
+        item = _shard(files, folder, name, deep, columns, sizes)
+        if reduce is None or not isinstance(item, Shard):
+            return item
+        return replace(item, cells=reduce(item.cells))
 
-    shards, findings = [], []
-    for name, item in zip(marks, _each(files, read, marks), strict=True):
-        if isinstance(item, Finding):
-            findings.append(item)
-        elif item is not None:
-            shards.append(item)
-            # bytes alone do not tell one content from the next
-            if memory is not None and all(len(mark) != 1 for mark in marks[name]):
-                kept = memory.shards.get(name)
-                is_compared = deep or (kept is not None and kept[0] is item and kept[2])
-                memory.shards[name] = item, marks[name], is_compared
-    return Log(tuple(shards), tuple(findings), CELLS.empty_table().select(columns or CELLS.names))
+    items = list(_each(files, read, filter(_is_shard, files.names("cells"))))
+    shards = tuple(item for item in items if isinstance(item, Shard))
+    findings = tuple(item for item in items if isinstance(item, Finding))
+    return Log(shards, findings, CELLS.empty_table().select(columns or CELLS.names))
 
 
 def each_curves(
@@ -390,22 +354,18 @@ def _each(files: Files, read: Callable[[Any], T], items: Iterable[Any]) -> Itera
         yield from pool.map(read, items)
 
 
-def _curves(files: Files, shard: Shard) -> bytes | None:
-    return files.read(f"curves/{shard.name}.parquet") if shard.seal.curves else None
-
-
 def _shard(
     files: Files,
     folder: str,
     name: str,
     deep: bool,
     columns: Sequence[str] | None,
-    curves: Mapping[str, Mark] | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> Shard | Finding | None:
     """Return a shard that counts, or what is wrong with it; None where it has gone meanwhile.
 
     A writer replaces the curves before the cells, so a pair that does not fit is looked at again. folder: the
-    id that shards bear here. curves: the marks of all curves files, as they were at the first look.
+    id that shards bear here. sizes: of all curves files, as they were at the first look.
     """
     stem, what = name.removesuffix(".parquet"), ""
     for attempt in range(LOOKS):
@@ -418,11 +378,11 @@ def _shard(
         except Unsound as error:
             return Finding(f"cells/{name}", error.kind, str(error))
         if deep:
-            content = _curves(files, shard)
+            content = files.read(f"curves/{name}") if shard.seal.curves else None
             what = _fault(shard.seal, content is not None, shard.seal.fits(content))
         else:
-            marks = files.marks("curves") if attempt or curves is None else curves
-            size = marks[name][0] if name in marks else None
+            fresh = files.sizes("curves") if attempt or sizes is None else sizes
+            size = fresh.get(name)
             what = _fault(shard.seal, size is not None, size == shard.seal.size)
         if not what:
             return shard

@@ -18,9 +18,8 @@ import pyarrow.compute as pc
 from raybench.core.errors import InputError, Notice
 from raybench.store import booking, identity, log
 from raybench.store.accounting import Accounting, parse
-from raybench.store.files import open_folder, reached
+from raybench.store.files import Files, open_folder, reached
 from raybench.store.log import DAMAGED, FOREIGN, OTHER_VERSION, PLANNED, SWEEPS, Log, Shard
-from raybench.store.remote import Files
 from raybench.store.schema import CELLS, CURVES, EXTRA_COUNTS
 from raybench.store.table import cells_frame, coded, curves_frame, expand_extra
 
@@ -306,15 +305,10 @@ def shared(config: str) -> str:
 
 def _with_shared(cells: pa.Table) -> pa.Table:
     """Return rows of cells with ``shared`` of their configs, each distinct text held once."""
-    at = cells.column_names.index("config")
-    return cells.set_column(at, "config", _shared(cells["config"]))
-
-
-def _shared(configs: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return ``shared`` of a column, each distinct text held once."""
+    at, texts = cells.column_names.index("config"), cells["config"]
     for pattern, rest in _OWN:
-        configs = pc.replace_substring_regex(configs, pattern, rest, max_replacements=1)
-    return configs.dictionary_encode()
+        texts = pc.replace_substring_regex(texts, pattern, rest, max_replacements=1)
+    return cells.set_column(at, "config", texts.dictionary_encode())
 
 
 def configs(table: pd.DataFrame) -> pd.DataFrame:

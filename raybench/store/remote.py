@@ -21,9 +21,6 @@ from typing import Any, ClassVar, TypeVar
 from raybench.core.errors import InputError, StoreError
 
 T = TypeVar("T")
-Mark = tuple[object, ...]
-"""What tells one content of a file from the next without reading it: its bytes, then what changes with each
-write. Of bytes alone nothing can be told."""
 
 VARIABLE = "RAYBENCH_STORE_PATIENCE"
 SECONDS = 120.0
@@ -124,85 +121,45 @@ def reason(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """A file or folder in a folder. when: it was written, in seconds since 1970, 0 where that is unknown."""
+    """A file or folder in a folder.
+
+    size: in bytes. when: it was written, in seconds since 1970, 0 where that is unknown.
+    """
 
     name: str
     folder: bool
-    mark: Mark
+    size: int
     when: float
 
 
-class Files(ABC):
+class Folder(ABC):
     """Whole-file access to one folder; ``rel`` is a path inside it with forward slashes."""
 
     name: str
     readers: ClassVar[int]  # how many files are best read at once
 
     @abstractmethod
-    def prepare(self) -> None:
-        """Make the folder where there is none."""
-
-    @abstractmethod
-    def check(self) -> None:
-        """Look at all that lies in the folder, so that nothing is half done when a method meets a link."""
-
-    @abstractmethod
-    def path(self, rel: str) -> str:
-        """Return the path of a file or folder, which need not be there."""
-
-    @abstractmethod
     def entries(self, folder: str) -> list[Entry]:
         """Return what lies in a folder of this folder, in no order."""
 
-    @abstractmethod
-    def exists(self, rel: str = "") -> bool:
-        """Return whether there is such a file or folder."""
+    def files_in(self, folder: str) -> list[Entry]:
+        """Return the files in a folder of this folder, by name."""
+        return sorted((e for e in self.entries(folder) if not e.folder), key=lambda e: e.name)
 
-    @abstractmethod
-    def read(self, rel: str) -> bytes | None:
-        """Return a file's content, None where there is no such file."""
-
-    @abstractmethod
-    def write(self, rel: str, data: bytes) -> None:
-        """Write a file, which replaces one of the same name at once and whole."""
-
-    @abstractmethod
-    def create(self, rel: str, data: bytes) -> bool:
-        """Write a file unless there is one of this name; return whether it was written."""
-
-    @abstractmethod
-    def move(self, rel: str, to: str) -> None:
-        """Give a file another name."""
-
-    @abstractmethod
-    def remove(self, rel: str) -> None:
-        """Remove a file if it is there."""
-
-    @abstractmethod
-    def clear(self, folder: str) -> None:
-        """Remove a folder and all that is in it, as far as that can be done."""
-
-    def marks(self, folder: str) -> dict[str, Mark]:
-        """Return {name: mark} of the files in a folder of this folder, by name."""
-        return {e.name: e.mark for e in self._sorted(folder) if not e.folder}
-
-    def changed(self, folder: str) -> dict[str, float]:
-        """Return {name: when it was written, in seconds since 1970} of the files in a folder."""
-        return {e.name: e.when for e in self._sorted(folder) if not e.folder}
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return {name: bytes} of the files in a folder of this folder, by name."""
+        return {e.name: e.size for e in self.files_in(folder)}
 
     def names(self, folder: str) -> list[str]:
         """Return the names of the files in a folder, sorted."""
-        return list(self.marks(folder))
+        return list(self.sizes(folder))
 
     def folders(self, folder: str) -> list[str]:
         """Return the names of the folders in a folder, sorted."""
-        return [e.name for e in self._sorted(folder) if e.folder]
-
-    def _sorted(self, folder: str) -> list[Entry]:
-        return sorted(self.entries(folder), key=lambda entry: entry.name)
+        return sorted(e.name for e in self.entries(folder) if e.folder)
 
 
-class Remote(Files):
+class Remote(Folder):
     """A folder of an object store: a write is one PUT, which is atomic there.
 
     patience: seconds for which a request that fails is made again, ``patience()`` by default.
@@ -247,7 +204,12 @@ class Remote(Files):
         except FileNotFoundError:
             return []
         return [
-            Entry(e["name"].rstrip("/").rsplit("/", 1)[-1], e["type"] != "file", _mark(e), _when(e))
+            Entry(
+                e["name"].rstrip("/").rsplit("/", 1)[-1],
+                e["type"] != "file",
+                e["size"] or 0,
+                _when(e),
+            )
             for e in items
         ]
 
@@ -333,12 +295,6 @@ def _options(protocol: str) -> dict[str, Any]:
         "max_concurrency": 1,  # else it asks for the size before each read
         "config_kwargs": {**config, **given},
     }
-
-
-def _mark(entry: Mapping[str, object]) -> Mark:
-    """Return the mark of an object as a listing tells of it; its bytes alone tell no change."""
-    tags = (entry.get("ETag"), entry.get("etag"), entry.get("LastModified"), entry.get("mtime"))
-    return entry["size"] or 0, *(str(tag) for tag in tags if tag is not None)
 
 
 def _when(entry: Mapping[str, object]) -> float:

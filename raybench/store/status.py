@@ -9,18 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from raybench.core.errors import InputError
 from raybench.store import identity, lock, log, reader
-from raybench.store.files import reached
+from raybench.store.files import Files, reached
 from raybench.store.lock import Holder
-from raybench.store.remote import Files
 
 LATELY = 300.0  # seconds over which the rate is taken
 COLUMNS = (
-    *("cell", "label", "status", "error", "k", "step_multiple", "step_size"),
-    *("best_grad_norm_sq"),
+    *("cell", "label", "status", "error", "k", "step_multiple", "step_size", "best_grad_norm_sq"),
 )
 
 
@@ -91,15 +87,15 @@ def status_of(folder: str | os.PathLike[str]) -> Status:
         raise InputError.of("folder", what, "give the folder that holds sweep.yaml and cells/")
     files.check()
     holder = lock.holder(files)  # before the cells: who has ended meanwhile has committed all
-    planned = _planned(files)
+    lists = [ids for ids in log.noted(files, log.BATCHES).values() if isinstance(ids, list)]
+    planned = {cell for ids in lists for cell in ids if isinstance(cell, str)}
     commits = log.look(files, columns=COLUMNS)
     table = commits.cells().to_pandas()
     missing = planned - set(table["cell"])
     shown = reader.planned(files.name)
     of_sweep = table["cell"].isin(table["cell"] if shown is None else shown)
     earlier, table = int((~of_sweep).sum()), table[of_sweep]
-    counts = Counter(table["status"].tolist())
-    counts["missing"] = len(missing)
+    counts = Counter({"missing": len(missing), **Counter(table["status"].tolist())})
     attempts = log.attempts_of(files) if missing else {}
     last, rate = _rate(files, {s.name: len(s.cells) for s in commits.shards})
     failed = table.loc[table["status"] == "failed", "error"].fillna("").astype(str)
@@ -107,7 +103,7 @@ def status_of(folder: str | os.PathLike[str]) -> Status:
     return Status(
         folder=files.name,
         sweep={} if text is None else identity.parse(identity.decoded(text, files.name)),
-        counts={status: n for status, n in counts.items() if n},
+        counts={s: counts[s] for s in (*log.STATUS_RANK, "missing") if counts[s]},
         begun=sum(cell in attempts for cell in missing),
         holder=holder,
         last=last,
@@ -119,21 +115,15 @@ def status_of(folder: str | os.PathLike[str]) -> Status:
     )
 
 
-def _planned(files: Files) -> set[str]:
-    """Return the cells that the last driver was to run, by the batch list it saved."""
-    lists = [ids for ids in log.noted(files, log.BATCHES).values() if isinstance(ids, list)]
-    return {cell for ids in lists for cell in ids if isinstance(cell, str)}
-
-
 def _rate(files: Files, cells: Mapping[str, int]) -> tuple[float | None, float | None]:
     """Return when the last shard was written, and how many cells ended per minute of the last few.
 
     The rate counts from the first of those shards, which tells when, but not how long it took.
     """
     times = {
-        name.removesuffix(".parquet"): when
-        for name, when in files.changed("cells").items()
-        if name != "skipped.parquet" and when
+        entry.name.removesuffix(".parquet"): entry.when
+        for entry in files.files_in("cells")
+        if entry.name != "skipped.parquet" and entry.when
     }
     if not times:
         return None, None
@@ -148,18 +138,15 @@ def _rate(files: Files, cells: Mapping[str, int]) -> tuple[float | None, float |
 def _best(table: Any) -> tuple[Best, ...]:
     ended = table[table["status"].isin(["ok", "pruned", "diverged"])]
     ended = ended[ended["best_grad_norm_sq"].notna()].sort_values("best_grad_norm_sq")
-    rows = ended.drop_duplicates("label").to_dict("records")
+    numbers = ended.drop_duplicates("label").astype(object)
+    rows = numbers.where(numbers.notna(), None).to_dict("records")
     return tuple(
         Best(
             row["label"],
             float(row["best_grad_norm_sq"]),
-            None if np.isnan(row["k"]) else int(row["k"]),
-            _known(row["step_size"]),
-            _known(row["step_multiple"]),
+            None if row["k"] is None else int(row["k"]),
+            row["step_size"],
+            row["step_multiple"],
         )
         for row in rows
     )
-
-
-def _known(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)

@@ -86,7 +86,6 @@ class Store:
         self.files = open_folder(folder)
         self.owner = owner
         self.apart = frozenset(apart)
-        self._memory = log.Memory()
 
     @property
     def folder(self) -> str:
@@ -138,7 +137,7 @@ class Store:
         """
         folder = "" if fresh else log.owner_of(self.files).get("folder", "")
         if not folder and not fresh:
-            shards = log.look(self.files, memory=self._memory).shards
+            shards = self.look().shards
             ids = Counter(s.seal.folder for s in shards if s.seal.folder)
             folder = ids.most_common(1)[0][0] if ids else ""
         self.owner = Owner(folder or uuid.uuid4().hex[:16], uuid.uuid4().hex[:16])
@@ -236,24 +235,24 @@ class Store:
         return self.look().statuses()
 
     def look(self, deep: bool = False) -> log.Log:
-        """Return the shards that count, with ids and statuses; those unchanged since the last look are not read.
+        """Return the shards that count, with ids and statuses.
 
         deep: compare every curves file with its digest, else its size only. Raises InputError as ``done``.
         """
-        commits = log.look(self.files, deep=deep, memory=self._memory)
+        commits = log.look(self.files, deep=deep, columns=("cell", "status"))
         log.refuse(commits, self.folder, OTHER_VERSION)
         return commits
 
-    def repair(self) -> list[Finding]:
+    def repair(self, commits: log.Log | None = None) -> list[Finding]:
         """Remove what was never committed and set aside what is damaged; return what was set aside.
 
-        Every file is compared with its digest. Damaged shards, and those that hold a cell which stands
+        commits: what a deep look has seen just now, for which every file is compared with its digest. Damaged shards, and those that hold a cell which stands
         in a better shard, move to ``plan/damaged``: their cells run again. Shards of others, which do not
         count, stay where they are.
         """
         for name in self.files.names("tmp"):
             self.files.remove(f"tmp/{name}")
-        commits = self.look(deep=True)
+        commits = self.look(deep=True) if commits is None else commits
         aside = [*commits.of(DAMAGED), *log.doubles(commits)]
         for finding in aside:
             self._set_aside(finding.rel.rsplit("/", 1)[1])
@@ -281,7 +280,7 @@ class Store:
         if not cells:
             return
         gone = pa.array(sorted(cells), pa.string())
-        for shard in log.look(self.files, columns=["cell", "status"]).shards:
+        for shard in log.look(self.files, columns=("cell", "status")).shards:
             if not pc.any(pc.is_in(shard.cells["cell"], gone)).as_py():
                 continue
             name = f"{shard.name}.parquet"

@@ -238,7 +238,6 @@ def ranks_change_nothing(m: Method) -> None:
 
 
 @CHECKS
-@CHECKS
 def alone_or_in_a_batch(m: Method) -> None:
     """A cell gives the same curve (1e-9) alone and among others, of which most diverge and leave."""
     multiples, seeds = (1.0, WILD, 0.5, WILD, WILD), (0, 1, 2, 3, 4)
@@ -309,7 +308,7 @@ def methods(
     given: Mapping[str, Any] | None = None,
     problem: Mapping[str, Any] | None = None,
 ) -> list[Method]:
-    """Return what a registered method is tried as: parameter sets, and operators of its role.
+    """Return what a registered method is tried as: parameter sets, and compressors of its role.
 
     given: parameters that all sets have. problem: as in a sweep file, the small one by default.
 

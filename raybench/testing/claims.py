@@ -1,4 +1,4 @@
-"""What an operator claims (unbiased, omega, alpha, B1, B2), judged by draws of it: the only place that does.
+"""What a compressor claims (unbiased, omega, alpha, B1, B2), judged by draws of it: the only place that does.
 
 ``judge`` compares sample moments with the claims. The conformance kit draws often (``testing.compressors``),
 ``raybench show`` some few times (``check``), on the same families of vectors.
@@ -94,7 +94,7 @@ def _mean(values: Tensor) -> tuple[Tensor, Tensor]:
 
 COORDINATES = 1 << 19  # drawn per family
 FEWEST_DRAWS, MOST_DRAWS = 2, 2000
-PATIENCE = 0.1  # seconds for a family; slower operators are drawn less often
+PATIENCE = 0.1  # seconds for a family; slower compressors are drawn less often
 DRAWS_TO_GUESS_TIME = 4
 DRAWS_THAT_SHOW_RARE = 8.0  # times omega + 1: an event as rare as 1/(omega + 1) is missed with e^-8
 UNSEEN_EVENTS = 14.0  # expected: so many are all missed with probability e^-14 < 1e-6
@@ -118,7 +118,7 @@ class Found:
 
     error: mean of ||c C(x) - x||^2 / ||x||^2 and its standard error, c the factor of the claim; bound:
     what is claimed for it, None without a claim. bias: ||mean C(x) - x|| / ||x|| of an unbiased
-    operator, and its size to expect from so many draws, else None. faults: claims that do not hold,
+    compressor, and its size to expect from so many draws, else None. faults: claims that do not hold,
     with what was found instead, by name.
     """
 
@@ -138,9 +138,9 @@ class Found:
 
 
 def claim(op: Compressor, d: int) -> tuple[float | None, float]:
-    """Return (bound, factor): E||factor C(x) - x||^2 <= bound ||x||^2 is what the operator claims.
+    """Return (bound, factor): E||factor C(x) - x||^2 <= bound ||x||^2 is what the compressor claims.
 
-    omega of an unbiased operator, 1 - alpha of a contractive one (the smaller of both), else
+    omega of an unbiased compressor, 1 - alpha of a contractive one (the smaller of both), else
     1 - 1/delta with the factor that its class B1 or B2 gives; (None, 1) without any claim.
     """
     omega, alpha = op.omega(d), op.alpha(d)
@@ -153,9 +153,9 @@ def claim(op: Compressor, d: int) -> tuple[float | None, float]:
 
 
 def check(op: Compressor, d: int) -> list[Found]:
-    """Return what draws show about an operator bound to d, for every family of vectors (float64).
+    """Return what draws show about a compressor bound to d, for every family of vectors (float64).
 
-    A deterministic operator is drawn once. Others as often as 2^19 coordinates take, fewer times
+    A deterministic compressor is drawn once. Others as often as 2^19 coordinates take, fewer times
     where that is slow; the draws are seeded.
     """
     vectors = families(d)
@@ -180,10 +180,10 @@ def measured(op: Compressor, x: torch.Tensor, count: int, seed: int = SEED) -> M
 
 
 def judge(op: Compressor, d: int, m: Moments, unseen: float = 0.0) -> dict[str, str]:
-    """Return the claims of an operator that its moments contradict, with what was found, by name.
+    """Return the claims of a compressor that its moments contradict, with what was found, by name.
 
     m: of ``measured``. Allowed are 5 standard errors and what values may make up that are too rare to have been
-    drawn; nothing but rounding where the operator is deterministic. unseen: how much of <C(x), x>/||x||^2 and
+    drawn; nothing but rounding where the compressor is deterministic. unseen: how much of <C(x), x>/||x||^2 and
     ||C(x)||^2/||x||^2 these may make up.
     """
     found = {}
@@ -237,7 +237,7 @@ class _Error:
 
 
 def _errors(op: Compressor, d: int, m: Moments) -> list[_Error]:
-    """Return the errors for which an operator claims a bound: omega, and alpha in the contractive role."""
+    """Return the errors for which a compressor claims a bound: omega, and alpha in the contractive role."""
     omega, found = op.omega(d), []
     if omega is not None:
         found.append(_Error("omega", *m.error, omega, omega))
@@ -327,7 +327,7 @@ def _unseen(op: Compressor, d: int, count: int, bound: float | None) -> float:
     """Return how much of <C(x), x>/||x||^2 values too rare to have been drawn may make up.
 
     An event of probability p moves it by at most sqrt(p b), b a bound on E||C(x) - x||^2 / ||x||^2;
-    in N draws p <= 5/N may go unseen (e^-5). Nothing is allowed a deterministic operator, nor an
+    in N draws p <= 5/N may go unseen (e^-5). Nothing is allowed a deterministic compressor, nor an
     unbiased one after 8 (omega + 1) draws: what it keeps rarely it enlarges.
     """
     if op.deterministic:

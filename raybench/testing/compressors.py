@@ -1,7 +1,7 @@
-"""What every compression operator must hold: its law, its messages, its manners.
+"""What every compression compressor must hold: its law, its messages, its manners.
 
 ``CHECKS`` are functions of a ``Subject`` that raise AssertionError; ``conformance`` runs them all.
-An operator without omega and alpha claims nothing about its error; all else is asked of it too.
+A compressor without omega and alpha claims nothing about its error; all else is asked of it too.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ CHECKS = Checks()
 DTYPES = (torch.float64, torch.float32)
 MOST_SAMPLES = 1 << 18  # of one vector, where a claim is in doubt
 MORE_SAMPLES = 1 << 19  # of all such vectors together
-CLIENTS = 4  # operators that split their work over the clients are fitted for so many
+CLIENTS = 4  # compressors that split their work over the clients are fitted for so many
 
 
 @dataclass(frozen=True)
 class Subject:
-    """An operator and the sizes it is tried at.
+    """A compressor and the sizes it is tried at.
 
-    make(d) returns the operator for dimension d, then fitted for 4 clients; sizes at which its
+    make(d) returns the compressor for dimension d, then fitted for 4 clients; sizes at which its
     parameters do not fit (InputError) are left out, but it must fit the main dimension d. big = 0
     leaves out the large one. samples: draws of each vector, and more where a claim could be 5% too good. seed: of
     these draws.
@@ -49,7 +49,7 @@ class Subject:
     seed: int = SEED
 
     def at(self, d: int) -> Compressor | None:
-        """Return the operator for dimension d, None where its parameters do not fit."""
+        """Return the compressor for dimension d, None where its parameters do not fit."""
         try:
             op = self._fitted(d)
             op.compress(gaussian(d))
@@ -61,7 +61,7 @@ class Subject:
 
     @property
     def op(self) -> Compressor:
-        """The operator for the main dimension."""
+        """The compressor for the main dimension."""
         return self._fitted(self.d)
 
     def _fitted(self, d: int) -> Compressor:
@@ -70,7 +70,7 @@ class Subject:
 
     @cached_property
     def moments(self) -> dict[str, Moments]:
-        """The sample moments of the operator on every family of vectors."""
+        """The sample moments of the compressor on every family of vectors."""
         op, vectors = self.op, families(self.d)
         count = 1 if op.deterministic else self.samples
         found = {name: measured(op, x, count, self.seed) for name, x in vectors.items()}
@@ -84,14 +84,14 @@ class Subject:
         return found
 
     def everywhere(self) -> Iterator[tuple[Compressor, int]]:
-        """Yield the operator and the dimension, for all dimensions that fit."""
+        """Yield the compressor and the dimension, for all dimensions that fit."""
         for d in (self.d, *self.dims):
             op = self.at(d)
             if op is not None:
                 yield op, d
 
     def messages(self) -> Iterator[tuple[Compressor, Tensor, Stream, Message]]:
-        """Yield operator, x (3, 4, d), stream and message, for all dimensions that fit, in both precisions."""
+        """Yield compressor, x (3, 4, d), stream and message, for all dimensions that fit, in both precisions."""
         for op, d in self.everywhere():
             for dtype in DTYPES:
                 x, q = gaussian(3, 4, d, dtype=dtype), cells_and_clients(3, 4)
@@ -134,7 +134,7 @@ def second_moment_within_omega(s: Subject) -> None:
 
 @CHECKS
 def contraction_at_least_alpha(s: Subject) -> None:
-    """E||C(x) - x||^2 <= (1 - alpha) ||x||^2 for the operator in the contractive role, within 5 standard errors.
+    """E||C(x) - x||^2 <= (1 - alpha) ||x||^2 for the compressor in the contractive role, within 5 standard errors.
 
     Exactly where it is deterministic, in every dimension.
     """
@@ -203,7 +203,7 @@ def output_fits_its_bits(s: Subject) -> None:
 
 @CHECKS
 def zero_goes_to_zero(s: Subject) -> None:
-    """C(0) = 0, exactly, unless the operator says that it cannot (``zero_to_zero``: a bare sign)."""
+    """C(0) = 0, exactly, unless the compressor says that it cannot (``zero_to_zero``: a bare sign)."""
     if not s.op.zero_to_zero:
         return
     for op, d in s.everywhere():
@@ -255,7 +255,7 @@ def non_finite_input_shows(s: Subject) -> None:
 @CHECKS
 def determined_by_the_stream(s: Subject) -> None:
     """The same x and stream give the same bytes, whatever the global generators; so does any
-    stream, for an operator that says it is deterministic."""
+    stream, for a compressor that says it is deterministic."""
     x, q = s.batch()
     packed = []
     with torch.random.fork_rng(devices=[]):
@@ -552,14 +552,14 @@ def sent(leaf: Message) -> int:
 
 
 def conformance(
-    make: Callable[[int], Compressor], about: str = "operator", **sizes: Any
+    make: Callable[[int], Compressor], about: str = "compressor", **sizes: Any
 ) -> list[Finding]:
-    """Return the findings of all checks on the operator; ``sizes`` are those of ``Subject``."""
+    """Return the findings of all checks on the compressor; ``sizes`` are those of ``Subject``."""
     return findings(CHECKS, Subject(make, **sizes), about)
 
 
 def examples(entry: Entry, given: Mapping[str, Any] | None = None) -> dict[str, dict[str, Any]]:
-    """Return parameter sets to try a registered operator with, by label: its defaults, then each
+    """Return parameter sets to try a registered compressor with, by label: its defaults, then each
     parameter's other choices, words and (integers) lowest value. given: parameters that all sets have."""
     base: dict[str, Any] = {}
     other: list[tuple[str, Any]] = []
@@ -592,7 +592,7 @@ def label_of(name: str, params: dict[str, Any]) -> str:
 def check_entry(
     entry: Entry, given: Mapping[str, Any] | None = None, **sizes: Any
 ) -> Iterator[Finding]:
-    """Yield the findings of all checks on a registered operator, over ``examples``."""
+    """Yield the findings of all checks on a registered compressor, over ``examples``."""
     for label, params in examples(entry, given).items():
         yield from _checked(entry, params, label, sizes)
 

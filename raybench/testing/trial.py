@@ -46,12 +46,12 @@ def problem_for(entry: Entry) -> dict[str, Any]:
 
 
 def compressors_for(entry: Entry) -> list[Any]:
-    """Return operators of the method's role: deterministic, random, correlated, not of one length."""
+    """Return compressors of the method's role: deterministic, random, correlated, not of one length."""
     role = entry.facts.up
     if role is None:
         return [None]
     top, rand = {"name": "top_k", "k": 3}, {"name": "rand_k", "k": 3}
-    if entry.facts.decentralised:  # these need fine operators
+    if entry.facts.decentralised:  # these need fine compressors
         return ["natural", {**rand, "k": "60%"}, {"name": "dithering", "s": 15}]
     second: dict[Role, Any] = {
         Role.CONTRACTIVE: rand,
@@ -63,7 +63,7 @@ def compressors_for(entry: Entry) -> list[Any]:
 
 @dataclass(frozen=True)
 class Method:
-    """An algorithm by name with its parameters and operators, on a problem.
+    """An algorithm by name with its parameters and compressors, on a problem.
 
     step: one times the step size; None is its theory's (by ``rule``), or a tenth of 1/L where it has
     none.

@@ -1,4 +1,4 @@
-"""The vectors that operators are tried on: families, Gaussians, and a real gradient, that of ResNet-18 on images."""
+"""The vectors that compressors are tried on: families, Gaussians, and a real gradient, that of ResNet-18 on images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raybench.core.streams import Stream, stream
 
 
 def families(d: int) -> dict[str, Tensor]:
-    """Return one vector (d,) float64 of each family on which operators behave differently."""
+    """Return one vector (d,) float64 of each family on which compressors behave differently."""
     at = torch.arange(1, d + 1, dtype=torch.float64)
     signs = 1 - 2.0 * (at % 2)
     normal = stream(1).normal(d)
@@ -38,7 +38,7 @@ def gaussian(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> 
 
 
 def cells_and_clients(cells: int, clients: int, seed: int = 0) -> Stream:
-    """Return streams of shape (cells, clients), as the engine hands them to operators."""
+    """Return streams of shape (cells, clients), as the engine hands them to compressors."""
     return stream(seed).each(torch.arange(cells)).each(torch.arange(clients))
 
 
@@ -93,9 +93,9 @@ def thinned(x: Tensor, d: int) -> Tensor:
 
 def _images(batch: int) -> tuple[Tensor, Tensor, str]:
     """Return images (batch, 3, 64, 64) of mean 0 and deviation 1, labels (batch,), their source."""
-    from raybench.data import known
+    from raybench.data import catalogue
 
-    found = _cifar(known.folder() / "cifar10")
+    found = _cifar(catalogue.folder() / "cifar10")
     source = "CIFAR-10"
     if found is None:
         from sklearn.datasets import load_digits

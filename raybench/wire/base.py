@@ -356,7 +356,7 @@ class Message:
     def pack(self) -> bytes:
         """Return self-describing bytes; ``unpack`` gives the message back bit-exactly.
 
-        The header (kind, shape, operator's constants, keys) is what both ends of a bound operator
+        The header (kind, shape, compressor's constants, keys) is what both ends of a bound compressor
         know beforehand; each row's payload is ``nbytes`` long.
         """
         rows: list[memoryview] = []

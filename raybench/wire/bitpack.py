@@ -18,7 +18,8 @@ from raybench.core.compiled import compiled
 from raybench.core.parallel import run_tiled
 
 BLOCK = 512  # symbols sliced together
-TRITS = 320  # trits in a block of 64 bytes
+TRIT = -1  # the width of codes 0, 1, 2
+TRITS = 320  # of them in a block of 64 bytes
 MOST_SLICED = 16  # bits of a symbol up to which symbols are bit-sliced
 COST_SLICED, COST_PLAIN = 1.0, 8.0  # of a symbol, in additions: bit-sliced, and one after another
 U8 = np.uint8
@@ -32,11 +33,6 @@ def width_of(symbols: int) -> int:
 def bytes_of(bits: int) -> int:
     """Return the bytes that hold so many bits."""
     return -(-bits // 8)
-
-
-def trit_bytes(count: int) -> int:
-    """Return the bytes of so many trits: ceil(count / 5)."""
-    return -(-count // 5)
 
 
 # Kernels ------------------------------------------------------------------------------------------
@@ -205,27 +201,34 @@ def _unpack_trits(data, r0, r1, lo, hi, width, out, at):
 
 
 # What others call ---------------------------------------------------------------------------------
+#
+# A width is a number of bits up to 56, or TRIT: codes 0, 1, 2, five to a byte.
+
+
+def packed_size(count: int, width: int) -> int:
+    """Return the bytes of so many codes."""
+    return -(-count // 5) if width == TRIT else bytes_of(count * width)
 
 
 def pack(codes: Tensor, width: int) -> Tensor:
-    """Return codes (..., m), integers in [0, 2^width), width <= 56, as bytes (..., ceil(m width / 8))."""
+    """Return codes (..., m), integers in [0, 2^width), as bytes (..., ``packed_size(m, width)``)."""
     *lead, m = codes.shape
-    out = torch.empty(*lead, bytes_of(m * width), dtype=torch.uint8, device=codes.device)
+    out = torch.empty(*lead, packed_size(m, width), dtype=torch.uint8, device=codes.device)
     return pack_into(codes, width, out)
 
 
 def pack_into(codes: Tensor, width: int, out: Tensor, at: int = 0) -> Tensor:
     """Write what ``pack`` returns into contiguous bytes out (..., P) from column ``at``; return out."""
+    done = 0
     if gpu.usable(codes):
         from raybench.core.gpu import packing
 
         done = packing.pack(codes, width, out, at)
-        rest = pack_torch(codes[..., done:], width)
-        return _put(rest, out, at + done * width // 8)
-    if codes.device.type != "cpu":
-        return _put(pack_torch(codes, width), out, at)
-    cost = COST_SLICED if width <= MOST_SLICED and codes.shape[-1] >= BLOCK else COST_PLAIN
-    return _run(_pack, codes, width, out, at, cost if width else 0.0)
+    elif codes.device.type == "cpu":
+        return _run(_pack_trits if width == TRIT else _pack, codes, width, out, at)
+    rest, start = pack_torch(codes[..., done:], width), at + packed_size(done, width)
+    out[..., start : start + rest.shape[-1]] = rest
+    return out
 
 
 def unpack(
@@ -233,88 +236,40 @@ def unpack(
 ) -> Tensor:
     """Return ``count`` codes (..., count) of an integer dtype from bytes (..., P), from column ``at``.
 
-    The inverse of ``pack``. Raises ValueError where there are fewer bytes than the codes take.
+    The inverse of ``pack``; of trits also from bytes that it never makes (243 on). Raises ValueError
+    where there are fewer bytes than the codes take.
     """
-    _check(data, at + bytes_of(count * width))
+    if data.shape[:-1].numel() and data.shape[-1] < at + packed_size(count, width):
+        raise ValueError("the packed codes are cut short")
+    out = torch.empty(*data.shape[:-1], count, dtype=dtype, device=data.device)
+    done = 0
     if gpu.usable(data):
         from raybench.core.gpu import packing
 
-        out = torch.empty(*data.shape[:-1], count, dtype=dtype, device=data.device)
         done = packing.unpack(data, width, out, at)
-        rest = data[..., at + done * width // 8 :]
-        return _put(unpack_torch(rest, width, count - done), out, done)
-    if data.device.type != "cpu":
-        return unpack_torch(data[..., at:], width, count).to(dtype)
-    if width == 0:
-        return torch.zeros(*data.shape[:-1], count, dtype=dtype)
-    out = torch.empty(*data.shape[:-1], count, dtype=dtype)
-    cost = COST_SLICED if width <= MOST_SLICED and count >= BLOCK else COST_PLAIN
-    return _run(_unpack, out, width, data, at, cost)
-
-
-def pack_trits(codes: Tensor) -> Tensor:
-    """Return codes (..., m) of 0, 1, 2 as bytes (..., ceil(m / 5))."""
-    *lead, m = codes.shape
-    out = torch.empty(*lead, trit_bytes(m), dtype=torch.uint8, device=codes.device)
-    return pack_trits_into(codes, out)
-
-
-def pack_trits_into(codes: Tensor, out: Tensor, at: int = 0) -> Tensor:
-    """Write what ``pack_trits`` returns into contiguous bytes out (..., P) from ``at``; return out."""
-    if gpu.usable(codes):
-        from raybench.core.gpu import packing
-
-        done = packing.pack_trits(codes, out, at)
-        return _put(pack_trits_torch(codes[..., done:]), out, at + done // 5)
-    if codes.device.type != "cpu":
-        return _put(pack_trits_torch(codes), out, at)
-    return _run(_pack_trits, codes, 2, out, at, COST_SLICED)
-
-
-def unpack_trits(data: Tensor, count: int, dtype: torch.dtype = torch.int64, at: int = 0) -> Tensor:
-    """Return ``count`` codes (..., count) from bytes (..., P) at column ``at``, as ``pack_trits`` made.
-
-    Always trits, also from bytes that it never makes (243 on). Raises ValueError where there are
-    fewer bytes than the codes take.
-    """
-    _check(data, at + trit_bytes(count))
-    if gpu.usable(data):
-        from raybench.core.gpu import packing
-
-        out = torch.empty(*data.shape[:-1], count, dtype=dtype, device=data.device)
-        done = packing.unpack_trits(data, out, at)
-        return _put(unpack_trits_torch(data[..., at + done // 5 :], count - done), out, done)
-    if data.device.type != "cpu":
-        return unpack_trits_torch(data[..., at:], count).to(dtype)
-    out = torch.empty(*data.shape[:-1], count, dtype=dtype)
-    return _run(_unpack_trits, out, 2, data, at, COST_SLICED)
-
-
-def _put(part: Tensor, out: Tensor, at: int) -> Tensor:
-    """Write a part (..., m) into out (..., M) from column ``at``; return out."""
-    out[..., at : at + part.shape[-1]] = part
+    elif data.device.type == "cpu":
+        return _run(_unpack_trits if width == TRIT else _unpack, out, width, data, at)
+    rest = data[..., at + packed_size(done, width) :]
+    out[..., done:] = unpack_torch(rest, width, count - done)
     return out
 
 
-def _check(data: Tensor, size: int) -> None:
-    if data.shape[:-1].numel() and data.shape[-1] < size:
-        raise ValueError("the packed codes are cut short")
-
-
-def _run(kernel, codes: Tensor, width: int, data: Tensor, at: int, cost: float) -> Tensor:
+def _run(kernel, codes: Tensor, width: int, data: Tensor, at: int) -> Tensor:
     """Run a kernel over codes (..., m) and data (..., P), one of them written; return that one."""
     m, size = codes.shape[-1], data.shape[-1]
     written = data if kernel in (_pack, _pack_trits) else codes
-    if not (codes.numel() and data.numel() and cost):
+    if width == 0:
+        return written if written is data else codes.zero_()
+    if not (codes.numel() and data.numel()):
         return written
-    rows = codes.reshape(-1, m).numpy()
-    held = data.reshape(-1, size).numpy()
+    rows, held = codes.reshape(-1, m).numpy(), data.reshape(-1, size).numpy()
     first, second = (rows, held) if written is data else (held, rows)
+    sliced = width <= MOST_SLICED and (m >= BLOCK or width == TRIT)
 
     def work(r0: int, r1: int, lo: int, hi: int) -> None:
         kernel(first, r0, r1, lo, hi, width, second, at)
 
-    run_tiled(work, len(rows), m, cost)
+    run_tiled(work, len(rows), m, COST_SLICED if sliced else COST_PLAIN)
     return written
 
 
@@ -324,6 +279,13 @@ def _run(kernel, codes: Tensor, width: int, data: Tensor, at: int, cost: float) 
 def pack_torch(codes: Tensor, width: int) -> Tensor:
     """Return the bytes of the codes (the reference; any device). Shapes as ``pack``."""
     *lead, m = codes.shape
+    if width == TRIT:
+        end, weights = m - m % TRITS, 3 ** torch.arange(5, device=codes.device)
+        blocks = codes[..., :end].long().reshape(*lead, end // TRITS, 5, 64)
+        head = (blocks * weights[:, None]).sum(-2).reshape(*lead, end // 5)
+        tail = torch.nn.functional.pad(codes[..., end:].long(), (0, -(m - end) % 5))
+        rest = (tail.reshape(*lead, packed_size(m - end, TRIT), 5) * weights).sum(-1)
+        return torch.cat((head, rest), -1).to(torch.uint8)
     end = m - m % BLOCK if width <= MOST_SLICED else 0
     plane = torch.arange(width, device=codes.device)
     blocks = codes[..., :end].long().reshape(*lead, end // BLOCK, 1, 8, 64)
@@ -341,6 +303,13 @@ def pack_torch(codes: Tensor, width: int) -> Tensor:
 def unpack_torch(data: Tensor, width: int, count: int) -> Tensor:
     """Return the codes in the bytes, int64 (the reference; any device). Shapes as ``unpack``."""
     *lead, _ = data.shape
+    if width == TRIT:
+        end, weights = count - count % TRITS, 3 ** torch.arange(5, device=data.device)
+        whole = data[..., : packed_size(count, TRIT)].long()
+        blocks = whole[..., : end // 5].reshape(*lead, end // TRITS, 1, 64) // weights[:, None] % 3
+        rest = whole[..., end // 5 :, None] // weights % 3
+        tail = rest.flatten(-2)[..., : count - end]
+        return torch.cat((blocks.reshape(*lead, end), tail), -1)
     end = count - count % BLOCK if width <= MOST_SLICED else 0
     eight, plane = (torch.arange(n, device=data.device) for n in (8, width))
     planes = data[..., : end * width // 8].long().reshape(*lead, end // BLOCK, width, 1, 64)
@@ -350,28 +319,6 @@ def unpack_torch(data: Tensor, width: int, count: int) -> Tensor:
     flat = ((rest[..., None].long() >> eight) & 1).flatten(-2)[..., : left * width]
     plain = (flat.reshape(*lead, left, width) << plane).sum(-1)
     return torch.cat((sliced, plain), -1)
-
-
-def pack_trits_torch(codes: Tensor) -> Tensor:
-    """Return the bytes of the trits (the reference; any device). Shapes as ``pack_trits``."""
-    *lead, m = codes.shape
-    end, weights = m - m % TRITS, 3 ** torch.arange(5, device=codes.device)
-    blocks = codes[..., :end].long().reshape(*lead, end // TRITS, 5, 64)
-    head = (blocks * weights[:, None]).sum(-2).reshape(*lead, end // 5)
-    tail = torch.nn.functional.pad(codes[..., end:].long(), (0, -(m - end) % 5))
-    rest = (tail.reshape(*lead, trit_bytes(m - end), 5) * weights).sum(-1)
-    return torch.cat((head, rest), -1).to(torch.uint8)
-
-
-def unpack_trits_torch(data: Tensor, count: int) -> Tensor:
-    """Return the trits in the bytes, int64 (the reference; any device). Shapes as ``unpack_trits``."""
-    *lead, _ = data.shape
-    end, weights = count - count % TRITS, 3 ** torch.arange(5, device=data.device)
-    whole = data[..., : trit_bytes(count)].long()
-    blocks = whole[..., : end // 5].reshape(*lead, end // TRITS, 1, 64) // weights[:, None] % 3
-    rest = whole[..., end // 5 :, None] // weights % 3
-    tail = rest.flatten(-2)[..., : count - end]
-    return torch.cat((blocks.reshape(*lead, end), tail), -1)
 
 
 # Values of full width -----------------------------------------------------------------------------

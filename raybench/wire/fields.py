@@ -65,30 +65,25 @@ class Numbers(NamedTuple):
 
 
 class Symbols(NamedTuple):
-    """Symbols of ``width`` bits as integers of ``dtype``; three symbols go five to a byte."""
+    """Symbols of a width of ``bitpack`` as integers of ``dtype``."""
 
     width: int
     dtype: torch.dtype
-    trits: bool = False
 
     def cost(self, count: int) -> Counts:
-        return Counts(raw=8 * bitpack.trit_bytes(count) if self.trits else count * self.width)
+        trits = self.width == bitpack.TRIT
+        return Counts(raw=8 * self.size(count) if trits else count * self.width)
 
     def size(self, count: int) -> int:
-        return bitpack.trit_bytes(count) if self.trits else bitpack.bytes_of(count * self.width)
+        return bitpack.packed_size(count, self.width)
 
     def memory(self, count: int) -> int:
         return count * self.dtype.itemsize
 
     def write(self, values: Tensor, out: Tensor, at: int) -> None:
-        if self.trits:
-            bitpack.pack_trits_into(values, out, at)
-        else:
-            bitpack.pack_into(values, self.width, out, at)
+        bitpack.pack_into(values, self.width, out, at)
 
     def read(self, data: Tensor, at: int, count: int) -> Tensor:
-        if self.trits:
-            return bitpack.unpack_trits(data, count, self.dtype, at)
         return bitpack.unpack(data, self.width, count, self.dtype, at)
 
 

@@ -127,14 +127,11 @@ def encode(indices: Tensor, d: int) -> Tensor:
     Raises ValueError where indices are not ascending, not distinct or not in [0, d).
     """
     *lead, k = indices.shape
-    if indices.device.type != "cpu":
-        return encode_torch(indices, d)
-    code = code_of(d, k)
-    out = torch.zeros(*lead, bitpack.bytes_of(code.bits), dtype=torch.uint8)
-    rows = indices.numel() // max(k, 1)
-    if rows:
-        one = (np.full(rows, value) for value in (0, k, *code))
-        _run(_encode, rows * k, indices.reshape(rows, k), *one, d, out.view(rows, -1))
+    size, rows = bitpack.bytes_of(code_of(d, k).bits), math.prod(lead)
+    out = torch.zeros(*lead, size, dtype=torch.uint8, device=indices.device)
+    counts = torch.full((rows,), k, device=indices.device)
+    flat = indices.reshape(rows, k)
+    encode_rows(out.view(rows, size), torch.zeros_like(counts), flat, counts, d)
     return out
 
 
@@ -144,19 +141,11 @@ def decode(data: Tensor, d: int, k: int) -> Tensor:
     Rows of zero bytes, which absent rows are, give 0..k-1. Raises ValueError where bytes are missing
     or are no ascending indices.
     """
-    if data.device.type != "cpu":
-        return decode_torch(data, d, k)
     *lead, width = data.shape
-    code = code_of(d, k)
-    out = torch.empty(*lead, k, dtype=torch.int64)
-    rows = out.numel() // max(k, 1)
-    if rows:
-        if width < bitpack.bytes_of(code.bits):
-            raise ValueError(DAMAGED)
-        one = (np.full(rows, value) for value in (0, k, *code))
-        given = data.reshape(rows, width).contiguous()
-        _run(_decode, rows * k, given, *one, d, out.view(rows, k))
-    return out
+    rows = math.prod(lead)
+    counts = torch.full((rows,), k, device=data.device)
+    found = decode_rows(data.reshape(rows, width), torch.zeros_like(counts), counts, d)
+    return found.new_empty(*lead, k) if not rows else found.view(*lead, k)
 
 
 def encode_torch(indices: Tensor, d: int) -> Tensor:

@@ -24,15 +24,11 @@ class Ledger:
     """Cumulative counts of B cells: ``up`` means per client, ``down`` the broadcast counted once,
     or, where the server sends each client a message of its own, their mean.
 
-    turnout: share of all clients that a round has. Those that it leaves out send and receive nothing, so that
-    both sides are means over everyone.
-
     Arrays have shape (counts, B), rows as in ``Counts``. What one rank books is what all book:
     each sees the messages of all clients.
     """
 
-    def __init__(self, cells: int, turnout: float = 1.0) -> None:
-        self.turnout = turnout
+    def __init__(self, cells: int) -> None:
         self.up = np.zeros((len(COLUMNS), cells))
         self.down = np.zeros((len(COLUMNS), cells))
         self._largest = np.zeros(cells)  # the largest client's bytes of earlier rounds, summed
@@ -74,14 +70,12 @@ class Ledger:
     def book_down(self, message: Message) -> None:
         """Book the server's broadcast (B,)."""
         for cells, part in _by_cells(message):
-            cost = part.cost
-            rows = cost if _alike(cost) else [_plain(count) for count in cost]
-            self._add(self.down, cells, rows)
+            self._add(self.down, cells, [_plain(count) for count in part.cost])
 
-    def book_each(self, message: Message) -> None:
+    def book_each(self, message: Message, times: int = 1) -> None:
         """Book messages (B, n) of the server's, one for each client: what a client is sent, their mean."""
         for cells, part in _by_cells(message):
-            self._add(self.down, cells, [_mean(_plain(count), None) for count in part.cost])
+            self._add(self.down, cells, [_mean(_plain(count), None) * times for count in part.cost])
 
     def book_union(self, message: Message) -> None:
         """Book the broadcast (B,) of the sum of all clients' messages (B, n), as sparse as it is."""
@@ -89,9 +83,7 @@ class Ledger:
 
     def book_all(self, message: Message) -> None:
         """Book a broadcast (B,) of the messages (B, n) of all clients, one after the other."""
-        n = message.lead[-1]
-        counts = [_plain(count) for count in message.cost]
-        self._add(self.down, slice(None), [_mean(count, None) * n for count in counts])
+        self.book_each(message, message.lead[-1])
 
     def charge(self, bits: float, down: bool = False) -> None:
         """Book a message of so many raw bits, packed to whole bytes: of each client, or the broadcast.
@@ -108,7 +100,7 @@ class Ledger:
 
     def select(self, cells: np.ndarray) -> Ledger:
         """Return the ledger of some cells."""
-        kept = Ledger(0, self.turnout)
+        kept = Ledger(0)
         kept.up, kept.down = self.up[:, cells], self.down[:, cells]
         kept._largest, kept._alike = self._largest[cells], self._alike[cells]
         kept._own = None if self._own is None else self._own[cells]
@@ -129,9 +121,9 @@ class Ledger:
         """Add counts, a number or an array over the cells each, to those cells of one side."""
         arrays = [i for i, row in enumerate(rows) if isinstance(row, np.ndarray)]
         for i in arrays:
-            side[i, cells] += rows[i] * self.turnout
+            side[i, cells] += rows[i]
         plain = [0.0 if i in arrays else row for i, row in enumerate(rows)] if arrays else rows
-        side[:, cells] += np.array(plain, float)[:, None] * self.turnout
+        side[:, cells] += np.array(plain, float)[:, None]
 
 
 def _by_cells(message: Message, cells: Cells = slice(None)) -> Iterator[tuple[Cells, Message]]:

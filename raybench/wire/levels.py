@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raybench.core import gpu
 from raybench.core.compiled import compiled
-from raybench.core.parallel import ALIGN, run_shared, run_tiled
+from raybench.core.parallel import ALIGN, run_tiled
 from raybench.wire import bitpack
 from raybench.wire.base import Message
 from raybench.wire.fields import (
@@ -134,7 +134,8 @@ class LevelsMessage(Message):
     def fields(cls, head: Header, width: int) -> Sequence[Field]:
         d, table, bucket = natural(head, "d"), head["table"], natural(head, "bucket", UNSCALED)
         symbols = _checked(table, natural(head, "s"), finite(head, "base"), bucket)
-        coding = Symbols(bitpack.width_of(symbols), code_dtype(symbols), symbols == 3)
+        wide = bitpack.TRIT if symbols == 3 else bitpack.width_of(symbols)
+        coding = Symbols(wide, code_dtype(symbols))
         scales = scales_of(table, bucket, d)
         return [Field("scales", Numbers(dtype_of(head)), (scales,)), Field("codes", coding, (d,))]
 
@@ -271,17 +272,7 @@ class ExponentsMessage(Message):
 
     def _write(self, out: Tensor) -> None:
         bits, by = out.view(FLOATS[self.dtype].integer), 8 * self.dtype.itemsize - self.width
-        if self.device.type == "cpu":
-            codes, to = self.codes.reshape(-1).numpy(), bits.view(-1).numpy()
-            run_shared(lambda a, b: _shift(codes[a:b], by, to[a:b]), len(to), float(len(to)))
-        else:
-            bits.copy_(self.codes)
-            bits.bitwise_left_shift_(by)
+        bits.copy_(self.codes)
+        bits.bitwise_left_shift_(by)
         if self.scale != 1.0:
             out.mul_(self.scale)
-
-
-@compiled
-def _shift(codes, by, out):  # in one pass over memory; torch makes two
-    for j in range(out.shape[0]):
-        out[j] = out.dtype.type(codes[j]) << out.dtype.type(by)

@@ -145,8 +145,7 @@ Cells: TypeAlias = Tensor | slice  # some cells: their indices, or all of them
 class Vectors:
     """What vectors are like: n clients of which ``clients`` are hosted here, a layout of tensors.
 
-    dim: length of what clients send, that of the layout unless features are split over clients. turnout: share
-    of all clients that these are, where they are drawn anew in every round.
+    dim: length of what clients send, that of the layout unless features are split over clients.
     """
 
     n: int
@@ -155,7 +154,6 @@ class Vectors:
     dim: int
     dtype: torch.dtype
     device: torch.device
-    turnout: float = 1.0
 
 
 class Wire(Draws):
@@ -179,7 +177,7 @@ class Wire(Draws):
         clock: Clock | None = None,
         collective: str = GATHER,
     ) -> None:
-        self.ledger = Ledger(len(roots.root), vectors.turnout)
+        self.ledger = Ledger(len(roots.root))
         super().__init__(roots, vectors.clients, vectors.n)
         self.vectors, self.graph, self.collective = vectors, graph, collective
         self.aggregate = aggregate or collective != GATHER
@@ -339,7 +337,7 @@ class Wire(Draws):
         return CasesMessage(parts[0].d, parts[0].dtype, cells, parts)
 
     def compressing(self) -> AbstractContextManager[None]:
-        """Return a block whose time is that of an operator, for methods that have none and compress themselves."""
+        """Return a block whose time is that of a compressor, for methods that have none and compress themselves."""
         return self.clock.on("compress")
 
     def charge(self, bits: float, *, down: bool = False) -> None:

@@ -79,38 +79,27 @@ def unpack_trits_kernel(data, out, m, size, start, blocks, BLOCKS: tl.constexpr)
 def pack(codes: Tensor, width: int, out: Tensor, at: int) -> int:
     """Write the whole blocks of codes (*lead, m) into bytes out (*lead, P), contiguous, from column ``at``.
 
-    Returns how many symbols of a row that are: none of more than 16 bits.
+    width: bits of a code, negative for trits. Returns how many codes of a row that are: none of more than
+    16 bits.
     """
-    if not 0 < width <= MOST_SLICED:
-        return 0
-    sizes = codes.shape[-1], out.shape[-1], at
-    return _run(pack_kernel, codes, out, *sizes, SLICED, WIDTH=width)
+    kernel = pack_trits_kernel if width < 0 else pack_kernel
+    return _run(kernel, codes, out, width, codes.shape[-1], out.shape[-1], at)
 
 
 def unpack(data: Tensor, width: int, out: Tensor, at: int) -> int:
     """Read the same blocks of data (*lead, P) into codes out (*lead, m), contiguous; return how many."""
-    if not 0 < width <= MOST_SLICED:
+    kernel = unpack_trits_kernel if width < 0 else unpack_kernel
+    return _run(kernel, data, out, width, out.shape[-1], data.shape[-1], at)
+
+
+def _run(kernel: Any, given: Tensor, out: Tensor, width: int, m: int, size: int, at: int) -> int:
+    if width == 0 or width > MOST_SLICED:
         return 0
-    sizes = out.shape[-1], data.shape[-1], at
-    return _run(unpack_kernel, data, out, *sizes, SLICED, WIDTH=width)
-
-
-def pack_trits(codes: Tensor, out: Tensor, at: int) -> int:
-    """Do as ``pack`` for trits."""
-    return _run(pack_trits_kernel, codes, out, codes.shape[-1], out.shape[-1], at, TRITS)
-
-
-def unpack_trits(data: Tensor, out: Tensor, at: int) -> int:
-    """Do as ``unpack`` for trits."""
-    return _run(unpack_trits_kernel, data, out, out.shape[-1], data.shape[-1], at, TRITS)
-
-
-def _run(
-    kernel: Any, given: Tensor, out: Tensor, m: int, size: int, at: int, block: int, **width: int
-) -> int:
+    block = TRITS if width < 0 else SLICED
     blocks, rows = m // block, given.shape[:-1].numel()
+    wide = {} if width < 0 else {"WIDTH": width}
     sizes = m, size, at, blocks
     launch(
-        kernel, rows * -(-blocks // BLOCKS), given.contiguous(), out, *sizes, **width, BLOCKS=BLOCKS
+        kernel, rows * -(-blocks // BLOCKS), given.contiguous(), out, *sizes, **wide, BLOCKS=BLOCKS
     )
     return blocks * block

@@ -150,15 +150,15 @@ def load_weights(model: nn.Module, path: str) -> None:
     """
     key = "problem.init_from"
     try:
-        found = torch.load(Path(path).expanduser(), map_location="cpu", weights_only=True)
+        result = torch.load(Path(path).expanduser(), map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises a dozen kinds on files that are no weights
         said = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError.of(key, f"cannot read {path}: {said}", "a state_dict") from error
-    if not isinstance(found, Mapping) or not all(isinstance(v, Tensor) for v in found.values()):
+    if not isinstance(result, Mapping) or not all(isinstance(v, Tensor) for v in result.values()):
         raise InputError.of(key, f"{path} holds no weights", "save model.state_dict()")
     own = model.state_dict()
-    other = [name for name in own if name in found and own[name].shape != found[name].shape]
-    kept = {n: v for n, v in found.items() if n in own and n not in other}
+    other = [name for name in own if name in result and own[name].shape != result[name].shape]
+    kept = {n: v for n, v in result.items() if n in own and n not in other}
     layers = {name.rpartition(".")[0] for name in other}
     if not kept or len(layers) > 1:
         what = f"{path} fits {len(kept)} of {len(own)} tensors of the model"

@@ -346,11 +346,11 @@ class DeepParty:
         return self._forward(x, self._whole(x, len(self.inputs.test), test=True))
 
     def _forward(self, x: Tensor, parts: Iterator[Tensor]) -> Tensor:
-        found = [
+        result = [
             torch.stack([self.passes.outputs(at, own) for at, own in zip(x, part, strict=True)])
             for part in parts
         ]
-        return torch.cat(found, 1)
+        return torch.cat(result, 1)
 
     def pullback(self, x: Tensor, r: Tensor, rows: Tensor | None = None) -> Tensor:
         """Return the gradient (B, w), by automatic differentiation."""

@@ -145,10 +145,10 @@ class Passes:
             return torch.cat([self._stacked(x[g], work[g], out[g]) for g in groups])
         self.train(True)
         try:
-            found = [self._row(j, x[j], work, out[j]) for j in range(len(x))]
+            result = [self._row(j, x[j], work, out[j]) for j in range(len(x))]
         finally:
             self.train(False)
-        return torch.stack(found)
+        return torch.stack(result)
 
     def _groups(self, rows: int, samples: int) -> list[slice]:
         """Return which rows of so many samples are evaluated together."""
@@ -223,14 +223,14 @@ class Passes:
             return {name: v.double().sum() for name, v in measure(outputs).items()}
 
         if self.stacks:
-            names, found = [name for name, _ in self.layout], []
+            names, result = [name for name, _ in self.layout], []
             for g in self._groups(len(x), len(inputs)):
                 params = dict(zip(names, self.layout.views(x[g]), strict=True))
-                found += [sums(out) for out in vmap(self._outputs, (0, None))(params, inputs)]
+                result += [sums(out) for out in vmap(self._outputs, (0, None))(params, inputs)]
         else:
             rows = range(len(x))
-            found = [sums(self._call(self.layout.views(x[j]), inputs, buffers, j)) for j in rows]
-        return {name: torch.stack([values[name] for values in found]) for name in found[0]}
+            result = [sums(self._call(self.layout.views(x[j]), inputs, buffers, j)) for j in rows]
+        return {name: torch.stack([values[name] for values in result]) for name in result[0]}
 
 
 def _at(streams: Stream, j: int) -> Stream:
@@ -275,8 +275,8 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def accuracy(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
     """Return the share of right answers of every sample, (b,); classes that share the largest score count in part."""
-    found = right(outputs, targets).to(outputs.dtype)
-    return {"accuracy": found.flatten(1).mean(1) if found.ndim > 1 else found}
+    result = right(outputs, targets).to(outputs.dtype)
+    return {"accuracy": result.flatten(1).mean(1) if result.ndim > 1 else result}
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:

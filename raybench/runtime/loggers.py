@@ -23,32 +23,31 @@ if TYPE_CHECKING:
 
 MEASURES = ("loss", "grad_norm_sq", "suboptimality", "accuracy", "test_loss")
 FINALS = (
-    *("loss", "grad_norm_sq", "best_grad_norm_sq", "accuracy"),
-    "bits_up",
-    "bits_down",
-    "seconds",
+    *("loss", "grad_norm_sq", "best_grad_norm_sq", "accuracy", "bits_up", "bits_down", "seconds"),
 )
 MOST_METRICS, MOST_PARAMS, MOST_LETTERS = 1000, 100, 500  # of one call of MLflow, and of a value
+Row = Mapping[str, Any]
 
 
-def params_of(row: Mapping[str, Any]) -> dict[str, Any]:
+def params_of(row: Row) -> dict[str, Any]:
     """Return the settings of a cell on one level: ``algorithm.name``, ``compressor.k``, ``problem.dataset``."""
     return {key: value for key, value in flatten(row["config"]).items() if value is not None}
 
 
-def finals_of(row: Mapping[str, Any]) -> dict[str, float]:
+def finals_of(row: Row) -> dict[str, float]:
     """Return the last values of a cell that are known numbers."""
     return {name: float(row[name]) for name in FINALS if row[name] is not None}
 
 
-def curves_of(curve: pd.DataFrame) -> dict[str, tuple[list[int], list[float]]]:
-    """Return what a curve measures, each as (bits sent per client up to there, values), without what is unknown."""
-    series = {name: curve[["bits_up", name]].dropna().astype(float) for name in MEASURES}
-    return {
-        name: (part["bits_up"].round().astype("int64").tolist(), part[name].tolist())
-        for name, part in series.items()
-        if len(part)
-    }
+def points_of(curve: pd.DataFrame) -> list[tuple[str, int, float]]:
+    """Return what a curve measures as (name, bits sent per client up to there, value), without what is unknown."""
+    bits = curve["bits_up"].astype(float).round()
+    return [
+        (name, int(at), float(value))
+        for name in MEASURES
+        for at, value in zip(bits, curve[name], strict=True)
+        if pd.notna(value) and pd.notna(at)
+    ]
 
 
 class MLflow(Callback):
@@ -63,7 +62,6 @@ class MLflow(Callback):
         self.client, self.entities = mlflow.MlflowClient(), mlflow.entities
 
     def begin(self, plan: Plan, folder: str) -> None:
-        """Open the sweep's run."""
         name = plan.sweep.name
         there = self.client.get_experiment_by_name(name)
         self.experiment = there.experiment_id if there else self.client.create_experiment(name)
@@ -71,25 +69,21 @@ class MLflow(Callback):
         self.sweep = run.info.run_id
         self.client.set_tag(self.sweep, "raybench.folder", folder)
 
-    def cell(self, row: Mapping[str, Any], curve: pd.DataFrame) -> None:
-        """Log a cell as a run of its own below the sweep's."""
-        metric, param = self.entities.Metric, self.entities.Param
+    def cell(self, row: Row, curve: pd.DataFrame) -> None:
         tags = {"mlflow.parentRunId": self.sweep, "raybench.status": row["status"]}
         name = f"{row['label']} {row['cell']}"
         run = self.client.create_run(self.experiment, tags=tags, run_name=name).info.run_id
+        param, metric, now = self.entities.Param, self.entities.Metric, int(1000 * time.time())
         params = [param(key, str(value)[:MOST_LETTERS]) for key, value in params_of(row).items()]
+        metrics = [metric(f"final.{key}", value, now, 0) for key, value in finals_of(row).items()]
+        metrics += [metric(key, value, now, at) for key, at, value in points_of(curve)]
         for at in range(0, len(params), MOST_PARAMS):
             self.client.log_batch(run, params=params[at : at + MOST_PARAMS])
-        now = int(1000 * time.time())
-        metrics = [metric(f"final.{key}", value, now, 0) for key, value in finals_of(row).items()]
-        for key, (bits, values) in curves_of(curve).items():
-            metrics += [metric(key, value, now, at) for at, value in zip(bits, values, strict=True)]
         for at in range(0, len(metrics), MOST_METRICS):
             self.client.log_batch(run, metrics=metrics[at : at + MOST_METRICS])
         self.client.set_terminated(run, "FAILED" if row["status"] == "failed" else "FINISHED")
 
     def end(self, outcome: Any) -> None:
-        """Close the sweep's run, with how many cells ended how."""
         for status, count in (outcome.counts if outcome else {}).items():
             if count:
                 self.client.set_tag(self.sweep, f"raybench.cells.{status}", str(count))
@@ -109,13 +103,11 @@ class TensorBoard(Callback):
         self.tensorboard = tensorboardX
 
     def begin(self, plan: Plan, folder: str) -> None:
-        """Choose the folder."""
         away = "://" in folder
         there = open_folder(folder).path("tensorboard")
         self.folder = Path(f"{plan.sweep.name}-tensorboard" if away else there)
 
-    def cell(self, row: Mapping[str, Any], curve: pd.DataFrame) -> None:
-        """Write a cell's event file."""
+    def cell(self, row: Row, curve: pd.DataFrame) -> None:
         place = self.folder / re.sub(r"[^\w.%=-]+", "_", row["label"]) / row["cell"]
         kinds = (bool, str, float, int)
         params = {k: v if isinstance(v, kinds) else str(v) for k, v in params_of(row).items()}
@@ -123,11 +115,8 @@ class TensorBoard(Callback):
         with self.tensorboard.SummaryWriter(logdir=str(place)) as writer:
             for summary in self.tensorboard.summary.hparams(params, finals):
                 writer.file_writer.add_summary(summary)
-            for name, value in finals.items():
-                writer.add_scalar(name, value)
-            for name, (bits, values) in curves_of(curve).items():
-                for at, value in zip(bits, values, strict=True):
-                    writer.add_scalar(name, value, at)
+            for name, at, value in [(n, None, v) for n, v in finals.items()] + points_of(curve):
+                writer.add_scalar(name, value, at)
 
 
 class WeightsAndBiases(Callback):
@@ -142,11 +131,9 @@ class WeightsAndBiases(Callback):
         self.wandb = wandb
 
     def begin(self, plan: Plan, folder: str) -> None:
-        """Note whose cells they are."""
         self.name, self.folder = plan.sweep.name, folder
 
-    def cell(self, row: Mapping[str, Any], curve: pd.DataFrame) -> None:
-        """Log a cell as a run."""
+    def cell(self, row: Row, curve: pd.DataFrame) -> None:
         run = self.wandb.init(
             project=os.environ.get("WANDB_PROJECT", "raybench"),
             group=self.name,
@@ -158,9 +145,8 @@ class WeightsAndBiases(Callback):
         )
         run.define_metric("*", step_metric="bits_up")
         points: dict[int, dict[str, float]] = {}
-        for name, (bits, values) in curves_of(curve).items():
-            for at, value in zip(bits, values, strict=True):
-                points.setdefault(at, {})[name] = value
+        for name, at, value in points_of(curve):
+            points.setdefault(at, {})[name] = value
         for at, point in sorted(points.items()):
             run.log({"bits_up": at, **point})
         run.summary.update({f"final.{k}": v for k, v in finals_of(row).items()})
@@ -168,5 +154,4 @@ class WeightsAndBiases(Callback):
         run.finish(exit_code=int(row["status"] == "failed"))
 
     def end(self, outcome: Any) -> None:
-        """End the process that wandb has started for its runs."""
         self.wandb.teardown()

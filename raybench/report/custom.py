@@ -124,12 +124,12 @@ def figure(
     for name, value, allowed in (("kind", kind, KINDS), ("by", by, BY), ("best", best, BEST)):
         if value not in allowed:
             raise InputError.of(name, f"unknown {value!r}", nearest(value, allowed))
-    found = _open(source, accounting, link, target, tuning_seeds)
-    if found.tuning_seeds and (kind in ("steps", "heatmap") or (kind, by) == ("curves", "step")):
+    results = _open(source, accounting, link, target, tuning_seeds)
+    if results.tuning_seeds and (kind in ("steps", "heatmap") or (kind, by) == ("curves", "step")):
         raise InputError.of("--tuning-seeds", "this figure shows every step, and none is chosen")
-    y = found.metric if y is None else y
-    every = all_methods(found)
-    ran = _of_methods(found.cells[found.cells["status"] != "skipped"], methods, "methods")
+    y = results.metric if y is None else y
+    every = all_methods(results)
+    ran = _of_methods(results.cells[results.cells["status"] != "skipped"], methods, "methods")
     if best == "theory":
         ran = ran[ran["step_multiple"] == 1]
     cells = ran[ran["status"] == "ok"]
@@ -137,25 +137,27 @@ def figure(
         at = " at one times the theoretical step" if best == "theory" else ""
         raise InputError.of("plot", f"no cell ended ok{at}", "other methods, or best: step_size")
     if kind == "steps":
-        made = _steps(cells, y, found, every)
+        made = _steps(cells, y, results, every)
     elif kind == "heatmap":
-        if found.link is not None:
+        if results.link is not None:
             raise InputError.of("kind", "a heat map is one of bits", "no link, or another kind")
-        return heatmap.by_step(found, ran)
+        return heatmap.by_step(results, ran)
     elif kind == "profile":
-        made = profiles(found, sorted(cells["method"].unique()), every)
+        made = profiles(results, sorted(cells["method"].unique()), every)
     elif kind == "trials":
-        made = against_trials(found, ran, every, x or found.cost)
+        made = against_trials(results, ran, every, x or results.cost)
     elif kind == "k":
-        made = _by_k(found, _lines(found, ran, "k"), every)
+        made = _by_k(results, _lines(results, ran, "k"), every)
     else:
         x = x or "bits_up"
-        _check_columns({x, y} - {found.cost})
-        made = _curves(found, _lines(found, cells if by == "step" else ran, by), x, y, by, every)
+        _check_columns({x, y} - {results.cost})
+        made = _curves(
+            results, _lines(results, cells if by == "step" else ran, by), x, y, by, every
+        )
     if made.data.empty:
         raise InputError.of("plot", f"nothing is known of {y} against {x}", "another x or y")
     if isinstance(made, Figure):
-        made = told(made, found)
+        made = told(made, results)
     return _renamed(made, cells, labels or {}, methods)
 
 
@@ -193,16 +195,16 @@ def _check_columns(names: Collection[str]) -> None:
             raise InputError.of("plot", f"no column {name!r}", nearest(name, NUMBERS))
 
 
-def _lines(found: Frames, cells: pd.DataFrame, by: str) -> pd.DataFrame:
+def _lines(results: Frames, cells: pd.DataFrame, by: str) -> pd.DataFrame:
     """Return what is drawn as lines: facet, series, step, of the best steps or of all."""
     if by == "step":
         heads = ["facet", "series", "step"]
         found_all = cells.sort_values(["method", "k", "step_size"]).drop_duplicates(heads)
         return found_all.assign(eligible=True, cost=np.nan)
-    rows = found.held.columns([found.cost, found.metric])
+    rows = results.held.columns([results.cost, results.metric])
     kind = "method" if by == "method" else "series"
     best = tuned(
-        rows, cells, found.goals, kind, found.metric, found.cost, found.tuning_seeds or None
+        rows, cells, results.goals, kind, results.metric, results.cost, results.tuning_seeds or None
     )
     if not best["eligible"].any():
         what = "there is no step of which every seed ended ok"
@@ -211,21 +213,21 @@ def _lines(found: Frames, cells: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def _curves(
-    found: Frames, lines: pd.DataFrame, x: str, y: str, by: str, every: Sequence[str]
+    results: Frames, lines: pd.DataFrame, x: str, y: str, by: str, every: Sequence[str]
 ) -> Figure:
     keys = pd.MultiIndex.from_frame(lines[["facet", "series", "step"]])
     kind = "method" if by == "method" else "series"
-    shown = found.reporting(kind) if by != "step" else True  # then no step is chosen
-    cells = found.cells[(found.cells["status"] == "ok") & shown]
+    shown = results.reporting(kind) if by != "step" else True  # then no step is chosen
+    cells = results.cells[(results.cells["status"] == "ok") & shown]
     cells = cells[pd.MultiIndex.from_frame(cells[["facet", "series", "step"]]).isin(keys)]
     own = [name for name in (x, y) if name.startswith("extra.")]
-    known = found.held.extras(list(cells["cell"])) if own else []
+    known = results.held.extras(list(cells["cell"])) if own else []
     for name in own:
         if name not in known:
             raise InputError.of("plot", f"no column {name!r}", nearest(name, known))
-    rows = found.rows(list(cells["cell"]), [x, y])
+    rows = results.rows(list(cells["cell"]), [x, y])
     facets = sorted(lines["facet"].unique())
-    made = curve(rows, looks(lines, every), facets, x, y, [], found.link)
+    made = curve(rows, looks(lines, every), facets, x, y, [], results.link)
     if by != "step":
         return made
     data = made.data.assign(series=made.data["series"] + ", step " + made.data["step"])
@@ -236,30 +238,30 @@ def _by_step(lines: pd.DataFrame) -> dict[str, Look]:
     """Return a look for each step of each series: the colour says the step, the dash the series."""
     colours = mpl.colormaps["viridis"]
     series = list(dict.fromkeys(lines["series"]))
-    found = {}
+    results = {}
     for name, part in lines.drop_duplicates(["series", "step"]).groupby("series", sort=False):
         part = part.sort_values("step_size")
         for j, row in enumerate(part.itertuples()):
             shade = colours(0.9 * j / max(1, len(part) - 1))
             label = f"{name}, {step_word(row.step_multiple, row.step_size, row.step)}"
             dash = ("solid", "dash", "dot", "dashdot")[series.index(name) % 4]
-            found[f"{name}, step {row.step}"] = Look(mpl.colors.to_hex(shade), dash, label)
-    return found
+            results[f"{name}, step {row.step}"] = Look(mpl.colors.to_hex(shade), dash, label)
+    return results
 
 
-def _steps(cells: pd.DataFrame, y: str, found: Frames, every: Sequence[str]) -> Figure:
+def _steps(cells: pd.DataFrame, y: str, results: Frames, every: Sequence[str]) -> Figure:
     """Return the final y against the step: how much a method depends on it."""
     if y not in cells:
         finals = ["grad_norm_sq", "loss", "accuracy"]
         raise InputError.of("plot", f"no final {y!r}", nearest(y, finals))
     heads, facets = cells.drop_duplicates("series"), sorted(cells["facet"].unique())
-    made = final_by_step(found, cells, looks(heads, every), facets, y)
+    made = final_by_step(results, cells, looks(heads, every), facets, y)
     if made is None:
         raise InputError.of("plot", "no method was run at two steps", "another kind")
     return made
 
 
-def _by_k(found: Frames, lines: pd.DataFrame, every: Sequence[str]) -> Figure:
+def _by_k(results: Frames, lines: pd.DataFrame, every: Sequence[str]) -> Figure:
     """Return what the target costs against K, a line per method."""
     data = lines[lines["k"].notna()].assign(series=lines["method"], panel=lines["facet"])
     data = data.rename(columns={"k": "x", "cost": "y", "cost_low": "low", "cost_high": "high"})
@@ -269,7 +271,7 @@ def _by_k(found: Frames, lines: pd.DataFrame, every: Sequence[str]) -> Figure:
     plain = {name: replace(look, label=name) for name, look in looks(heads, every).items()}
     goals = sorted(set(lines["target"]))
     goal = f"≤ {goals[0]:g}" if len(goals) == 1 else "≤ its target"
-    unit = words.unit_of if found.link is None else words.time_unit_of
+    unit = words.unit_of if results.link is None else words.time_unit_of
     size, name = unit(float(data["y"].min())) if data["y"].notna().any() else (1.0, "bit")
     never = sorted(set(data["series"]) - set(data.loc[data["y"].notna(), "series"]))
     data = data[~data["series"].isin(never)]
@@ -280,10 +282,10 @@ def _by_k(found: Frames, lines: pd.DataFrame, every: Sequence[str]) -> Figure:
     return Figure(
         name="target_vs_k",
         x="k",
-        y=found.cost,
+        y=results.cost,
         title="What the target costs, by K",
         x_label="$K$",
-        y_label=f"{words.axis(found.cost, name)}\nto {words.COLUMNS[found.metric]} {goal}",
+        y_label=f"{words.axis(results.cost, name)}\nto {words.COLUMNS[results.metric]} {goal}",
         data=data[
             ["panel", "series", "x", "y", "low", "high", "coverage", "seeds", "step", "target"]
         ],

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from raybench.core.errors import InputError
-from raybench.data.known import EMBEDDED, KNOWN
+from raybench.data.catalogue import EMBEDDED, LIBSVM_SETS
+from raybench.data.tables import LABELS
 
 FORMS = "(X, y), (X, y, client), a mapping of arrays by name, or a pandas or Polars frame"
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
@@ -30,7 +31,7 @@ def packed(name: str, given: Any) -> bytes:
     where = f"data.{name}"
     if not NAME.fullmatch(name):
         raise InputError.of(where, "is no name for data", "letters, digits, - and _")
-    if name in KNOWN or name in EMBEDDED:
+    if name in LIBSVM_SETS or name in EMBEDDED:
         raise InputError.of(where, "is a data set that raybench knows", "take another name")
     arrays = {key: _plain(value, f"{where}.{key}") for key, value in _arrays(given, where).items()}
     rows = {key: len(value) if value.ndim else 0 for key, value in arrays.items()}
@@ -82,10 +83,10 @@ def _columns(frame: Any) -> dict[str, Any]:
 
     if not isinstance(frame, pd.DataFrame):
         frame = pd.DataFrame({str(name): frame[name].to_numpy() for name in frame.columns})
-    sorted_out = [name for name in frame if isinstance(frame[name].dtype, pd.CategoricalDtype)]
-    labels = [name for name in sorted_out if str(name) in ("label", "target", "y")]
+    categories = list(frame.select_dtypes("category"))
+    labels = [name for name in categories if str(name) in LABELS]
     frame = frame.astype(dict.fromkeys(labels, str))
-    wide = [name for name in sorted_out if name not in labels]
+    wide = [name for name in categories if name not in labels]
     if wide:
         frame = pd.get_dummies(frame, columns=wide, prefix_sep="=", dtype=float)
     return {str(name): frame[name] for name in frame}
@@ -102,18 +103,10 @@ def _plain(value: Any, where: str) -> np.ndarray:
     array = np.asarray(value)
     if array.dtype.kind in "biuf":
         return np.ascontiguousarray(array, dtype="<f8")
-    if array.dtype.kind == "U" or (
-        array.dtype.kind == "O" and all(isinstance(v, str) for v in array.flat)
-    ):
-        return np.ascontiguousarray(array.astype(str)).astype(f"<U{max(1, _longest(array))}")
-    odd = (
-        next((v for v in array.flat if not isinstance(v, str)), None)
-        if array.dtype.kind == "O"
-        else None
-    )
-    what = f"holds {array.dtype}" + (f", such as {odd!r}"[:60] if array.dtype.kind == "O" else "")
-    raise InputError.of(where, what, "numbers, or text for labels and clients")
-
-
-def _longest(array: np.ndarray) -> int:
-    return max((len(text) for text in array.flat), default=1)
+    odd = [value for value in array.flat if not isinstance(value, str)]
+    if odd or array.dtype.kind not in "UO":
+        what = f"holds {array.dtype}"
+        what += f", such as {odd[0]!r}"[:60] if array.dtype.kind == "O" else ""
+        raise InputError.of(where, what, "numbers, or text for labels and clients")
+    longest = max(map(len, array.flat), default=1)  # equal texts make equal files
+    return np.ascontiguousarray(array.astype(str)).astype(f"<U{max(1, longest)}")

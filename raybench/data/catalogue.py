@@ -8,15 +8,12 @@ import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import platformdirs
 
 from raybench.core import terminal
+from raybench.core.errors import InputError
 from raybench.data.files import data_error
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 ENDINGS = ("", ".bz2", ".gz", ".xz")
 SECONDS = 30  # that a site may stay without an answer
@@ -36,12 +33,20 @@ def files_of(name: str) -> list[Path]:
     """
     if name in EMBEDDED or "/" in name:
         return []
-    if name in KNOWN_IMAGES:
-        return [path for file in KNOWN_IMAGES[name].files if (path := there(file)) is not None]
-    if name in KNOWN_VIEWS:
-        place = folder() / KNOWN_VIEWS[name].place
-        return sorted(path for path in place.rglob("*") if path.is_file())
-    return [path for path in (find(name), find_text(name)) if path is not None]
+    if name in IMAGE_SETS:
+        paths = [*map(present, IMAGE_SETS[name].files)]
+    elif name in VIEW_SETS:
+        paths = [*map(present, VIEW_FILES)]
+    else:
+        paths = [find(name), find_text(name)]
+    return [path for path in paths if path is not None]
+
+
+def present(name: str) -> Path | None:
+    """Return a file of the data folder if it is there; for a ``.gz`` an unpacked one will do."""
+    file = folder() / name
+    plain = file.with_suffix("") if file.suffix == ".gz" else file
+    return next((path for path in (file, plain) if path.is_file()), None)
 
 
 # LIBSVM sets ----------------------------------------------------------------------------------------
@@ -51,7 +56,7 @@ EMBEDDED = ("breast_cancer", "digits")
 
 
 @dataclass(frozen=True)
-class Known:
+class LibsvmSet:
     """A LIBSVM data set: rows, features, and the file's address."""
 
     rows: int
@@ -77,9 +82,9 @@ PACKED = {
     "gisette_scale": (6000, 5000), "ijcnn1": (49990, 22), "news20.binary": (19996, 1355191),
     "rcv1_train.binary": (20242, 47236), "real-sim": (72309, 20958),
 }  # fmt: skip
-KNOWN = {name: Known(*shape, SITE + name) for name, shape in PLAIN.items()}
-KNOWN |= {name: Known(*shape, SITE + name + ".bz2") for name, shape in PACKED.items()}
-KNOWN = dict(sorted(KNOWN.items()))
+LIBSVM_SETS = {name: LibsvmSet(*shape, SITE + name) for name, shape in PLAIN.items()}
+LIBSVM_SETS |= {name: LibsvmSet(*shape, f"{SITE}{name}.bz2") for name, shape in PACKED.items()}
+LIBSVM_SETS = dict(sorted(LIBSVM_SETS.items()))
 
 
 def find(name: str) -> Path | None:
@@ -94,13 +99,17 @@ def fetch(name: str) -> Path:
     The file appears by an atomic rename. Raises InputError naming the folder and the file to put
     there where it cannot be fetched.
     """
-    url = KNOWN[name].url
+    url = LIBSVM_SETS[name].url
     target = folder() / "libsvm" / url.rsplit("/", 1)[1]
     try:
         return download(url, target, name)
     except (OSError, ValueError) as error:
         fix = f"put the file {target.name} into {target.parent} (from {url})"
-        raise data_error(f"cannot download {name} ({type(error).__name__})", fix) from error
+        raise _not_fetched(name, error, fix) from error
+
+
+def _not_fetched(name: str, error: Exception, fix: str) -> InputError:
+    return data_error(f"cannot download {name} ({type(error).__name__})", fix)
 
 
 # Images ---------------------------------------------------------------------------------------------
@@ -120,7 +129,7 @@ SPELLINGS = {
 
 
 @dataclass(frozen=True)
-class KnownImages:
+class ImageSet:
     """How many images there are, their shape (C, H, W), how many classes, and files in the data folder.
 
     url: the site of the files, or of an archive of them with its ``checksum``; empty where there is
@@ -149,22 +158,15 @@ TEN_SITE = (f"{TORONTO}cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d
 HUNDRED_SITE = (f"{TORONTO}cifar-100-binary.tar.gz", "md5:03b5dce01913d631647c71ecec9e9cb8")
 PART, JPEG = "cifar10/cifar10_exact_prefix_subset.npz", "cifar10/cifar10-images-jpeg.tar.xz"
 MNIST, FASHION = (tuple(f"{name}/{file}" for file in RAW) for name in ("MNIST", "FashionMNIST"))
-KNOWN_IMAGES = {
-    "cifar10": KnownImages(50000, 10000, COLOUR, 10, TEN, *TEN_SITE),
-    "cifar100": KnownImages(50000, 10000, COLOUR, 100, HUNDRED, *HUNDRED_SITE),
-    "cifar10_jpeg": KnownImages(50000, 10000, COLOUR, 10, (JPEG,)),
-    "cifar10_part": KnownImages(5085, 1017, COLOUR, 10, (PART,)),
-    "digits": KnownImages(1797, 0, (1, 8, 8), 10),
-    "fashion_mnist": KnownImages(60000, 10000, GREY, 10, FASHION, MIRRORS[1]),
-    "mnist": KnownImages(60000, 10000, GREY, 10, MNIST, MIRRORS[0]),
+IMAGE_SETS = {
+    "cifar10": ImageSet(50000, 10000, COLOUR, 10, TEN, *TEN_SITE),
+    "cifar100": ImageSet(50000, 10000, COLOUR, 100, HUNDRED, *HUNDRED_SITE),
+    "cifar10_jpeg": ImageSet(50000, 10000, COLOUR, 10, (JPEG,)),
+    "cifar10_part": ImageSet(5085, 1017, COLOUR, 10, (PART,)),
+    "digits": ImageSet(1797, 0, (1, 8, 8), 10),
+    "fashion_mnist": ImageSet(60000, 10000, GREY, 10, FASHION, MIRRORS[1]),
+    "mnist": ImageSet(60000, 10000, GREY, 10, MNIST, MIRRORS[0]),
 }
-
-
-def there(name: str) -> Path | None:
-    """Return a file of the data folder if it is there; for a ``.gz`` an unpacked one will do."""
-    file = folder() / name
-    plain = file.with_suffix("") if file.suffix == ".gz" else file
-    return next((path for path in (file, plain) if path.is_file()), None)
 
 
 def needed(name: str) -> list[Path]:
@@ -173,35 +175,35 @@ def needed(name: str) -> list[Path]:
     What is there is left alone; what is fetched appears by a rename. Raises InputError that names the
     files and the folder to put them in where they cannot be fetched.
     """
-    images = KNOWN_IMAGES[name]
-    absent = [file for file in images.files if there(file) is None]
+    images = IMAGE_SETS[name]
+    absent = [file for file in images.files if present(file) is None]
     if absent:
-        _fetch_images(name, images, absent)
-    return [path for file in images.files if (path := there(file)) is not None]
+        source = f" (from {images.url})" if images.url else ""
+        fix = f"put {', '.join(absent)} into {folder()}{source}"
+        if not images.url:
+            raise data_error(f"{name} is not there and has no site to fetch it from", fix)
+        try:
+            _fetch_images(name, images, absent)
+        # requests' errors and those of files are OSErrors; torchvision raises RuntimeError for its own.
+        except (OSError, EOFError, ValueError, KeyError, RuntimeError, tarfile.TarError) as error:
+            raise _not_fetched(name, error, fix) from error
+    return [path for file in images.files if (path := present(file)) is not None]
 
 
-def _fetch_images(name: str, images: KnownImages, absent: list[str]) -> None:
-    source = f" (from {images.url})" if images.url else ""
-    fix = f"put {', '.join(absent)} into {folder()}{source}"
-    if not images.url:
-        raise data_error(f"{name} is not there and has no site to fetch it from", fix)
-    try:
-        folder().mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder(), prefix=f".{name}-") as spare:
-            place = Path(spare)
-            if images.checksum:
-                archive = folder() / images.url.rsplit("/", 1)[1]
-                _unpack(download(images.url, archive, name, images.checksum), absent, place)
-            else:
-                from torchvision import datasets
+def _fetch_images(name: str, images: ImageSet, absent: list[str]) -> None:
+    folder().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder(), prefix=f".{name}-") as spare:
+        place = Path(spare)
+        if images.checksum:
+            archive = folder() / images.url.rsplit("/", 1)[1]
+            _unpack(download(images.url, archive, name, images.checksum), absent, place)
+        else:
+            from torchvision import datasets
 
-                getattr(datasets, absent[0].split("/")[0])(root=place, download=True)
-            for file in absent:
-                (folder() / file).parent.mkdir(parents=True, exist_ok=True)
-                os.replace(place / file, folder() / file)
-    # requests' errors and those of files are OSErrors; torchvision raises RuntimeError for its own.
-    except (OSError, EOFError, ValueError, KeyError, RuntimeError, tarfile.TarError) as error:
-        raise data_error(f"cannot download {name} ({type(error).__name__})", fix) from error
+            getattr(datasets, absent[0].split("/")[0])(root=place, download=True)
+        for file in absent:
+            (folder() / file).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(place / file, folder() / file)
 
 
 def _unpack(archive: Path, names: list[str], place: Path) -> None:
@@ -218,8 +220,17 @@ def _unpack(archive: Path, names: list[str], place: Path) -> None:
 
 # Texts and views ------------------------------------------------------------------------------------
 
-KNOWN_TEXTS = ("shakespeare", "wikitext2_test", "wikitext2_valid")
-FEATURES = "raw_features.mat"
+TEXTS = ("shakespeare", "wikitext2_test", "wikitext2_valid")
+VIEW_FILES = tuple(
+    f"wikipedia_image_text/{name}"
+    for name in ("raw_features.mat", "trainset_txt_img_cat.list", "testset_txt_img_cat.list")
+)
+ARTICLES = 2173  # for training, in both sets
+VIEW_SETS = {
+    "wikipedia": {"image": "I", "text": "T"},
+    "wikipedia_tfidf": {"image": "I", "text": "T_tfidf"},
+}
+"""Data sets of views: how the names of the arrays of each view begin in the file."""
 
 
 def find_text(name: str) -> Path | None:
@@ -235,33 +246,8 @@ def texts_there() -> set[str]:
     try:
         return {file.name for file in place.iterdir()} if place.is_dir() else set()
     except OSError as error:
-        raise data_error(
-            f"cannot read {place}: {error}", "check the folder's permissions"
-        ) from error
-
-
-@dataclass(frozen=True)
-class KnownViews:
-    """A data set of views known by name: its folder, its samples, and the file's arrays by view."""
-
-    place: str
-    train: int
-    test: int
-    arrays: tuple[tuple[str, str], ...] = ()  # (view, start of the arrays' names)
-
-    @property
-    def file(self) -> Path:
-        """Return what must be there: the file of the arrays, or the folder of a set of pictures."""
-        place = folder() / self.place
-        return place / FEATURES if self.arrays else place
-
-
-WIKIPEDIA = ("wikipedia_image_text", 2173, 693)
-KNOWN_VIEWS = {
-    "cub": KnownViews("CUB_200_2011", 5994, 5794),
-    "wikipedia": KnownViews(*WIKIPEDIA, (("image", "I"), ("text", "T"))),
-    "wikipedia_tfidf": KnownViews(*WIKIPEDIA, (("image", "I"), ("text", "T_tfidf"))),
-}
+        fix = "check the folder's permissions"
+        raise data_error(f"cannot read {place}: {error}", fix) from error
 
 
 # Downloads ------------------------------------------------------------------------------------------
@@ -270,45 +256,14 @@ KNOWN_VIEWS = {
 def download(url: str, target: Path, name: str, checksum: str | None = None) -> Path:
     """Fetch ``url`` to ``target``, which appears by an atomic rename; return ``target``.
 
-    name: what the bar calls it. A file that is there with the right checksum is left alone. Raises
+    name: what a terminal calls it meanwhile. A file that is there with the right checksum is left alone. Raises
     OSError (requests' errors are) or ValueError where it cannot be fetched or has another checksum.
     """
     import pooch
 
-    bar = Bar(name)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        pooch.get_logger().setLevel("WARNING")
-        downloader = pooch.HTTPDownloader(progressbar=bar, timeout=SECONDS)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    pooch.get_logger().setLevel("WARNING")
+    downloader = pooch.HTTPDownloader(timeout=SECONDS)
+    with terminal.console(stderr=True).status(f"downloading {name}"):
         pooch.retrieve(url, checksum, fname=target.name, path=target.parent, downloader=downloader)
-    finally:
-        bar.close()
     return target
-
-
-class Bar:
-    """The progress bar that pooch drives, drawn on standard error by rich."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.total = name, 0
-        self._progress: Progress | None = None
-
-    def update(self, done: int) -> None:
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-        if self._progress is None:
-            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-            self._progress = Progress(*columns, console=terminal.console(stderr=True))
-            text = f"downloading {self.name}"
-            self._task = self._progress.add_task(text, total=self.total or None)
-            self._progress.start()
-        self._progress.update(self._task, advance=done)
-
-    def reset(self) -> None:
-        if self._progress is not None:
-            self._progress.reset(self._task)
-
-    def close(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
