@@ -12,13 +12,12 @@ from toys import FAR, RAND, TOP, each_round, full_gradients, largest
 from raybench import spec
 from raybench.execution.resolve import Resolver, Skip
 from raybench.testing.algorithms import conformance
-from raybench.testing.trial import DATA, Method, started
+from raybench.testing.trial import Method, started
 from raybench.wire import CasesMessage
 from raybench.wire.dense import DenseMessage
 from raybench.wire.ledger import COLUMNS
 
 P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "heterogeneity": 0.5, "seed": 3}
-SAMPLES = {"name": "least_squares", **DATA}
 COMMON, SPARSE = {**RAND, "mask": "common"}, {"name": "random_sparsification", "p": 0.3}
 BOTH = {"multiples": (1.0, 0.5), "seeds": (0, 1)}
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import each_round, registered
+from toys import RAND, TOP, each_round, registered
 
 from raybench.algorithms.base import Algorithm, Dense, PerCell
 from raybench.core import clock as clocks
@@ -25,15 +25,13 @@ from raybench.execution.run import Options, Run
 from raybench.spec.model import Evaluate, Record
 from raybench.store.accounting import Accounting
 from raybench.testing.leaks import Spy
-from raybench.testing.trial import DATA, Method, batch_of, finished, started
+from raybench.testing.trial import Method, batch_of, finished, started
 from raybench.wire.ledger import COLUMNS
 from raybench.wire.transport import Transport
 
 D, N = 12, 5
 P1 = {"name": "quadratic", "dim": D, "clients": N, "mu": 0.2}
-SAMPLES = {"name": "least_squares", **DATA}
 FAR = {"x0": {"normal": 1.0}}
-TOP, RAND = {"name": "top_k", "k": 3}, {"name": "rand_k", "k": 3}
 
 
 def on_p1(name, compressor=None, rounds=20, more=FAR, **params) -> Method:
@@ -128,9 +126,6 @@ def test_neighbours_are_each_sent_to(graph):
     mean_degree = float(mixing(graph, N).degrees.mean())
     assert run.bits("up") == pytest.approx(9 * 12 * D * mean_degree)
     assert run.bits("down") == 0
-
-
-# Gradient evaluations ------------------------------------------------------------------------
 
 
 # Recording -----------------------------------------------------------------------------------

@@ -10,11 +10,16 @@ import pytest
 import torch
 from tiers import first_of_each
 from toys import (
+    P1,
+    RAND,
+    SAMPLES,
+    TOP,
     ConvexL1,
     Stretched,
     each_round,
     full_gradients,
     registered,
+    title,
 )
 
 from raybench import theory
@@ -24,14 +29,11 @@ from raybench.execution.resolve import problem_of
 from raybench.testing.trial import DATA, Method, compressors_for, finished, started
 from raybench.theory import contraction
 
-P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "seed": 3}
 P2 = {**P1, "dim": 10, "clients": 6, "heterogeneity": 0.7, "seed": 2}
 CHAIN = {"name": "tridiagonal", "dim": 12, "clients": 4, "noise": 0.5, "lambda": 0.01}
-ROWS = {"name": "least_squares", **DATA}
-RIDGE_ROWS = {**ROWS, "regularizer": "l2", "lambda": 0.5}
+RIDGE_ROWS = {**SAMPLES, "regularizer": "l2", "lambda": 0.5}
 LOGISTIC = {"name": "logistic", **DATA, "regularizer": "nonconvex", "lambda": 0.1}  # bounded noise
 RIDGE = {**LOGISTIC, "regularizer": "l2"}
-TOP, RAND = {"name": "top_k", "k": 3}, {"name": "rand_k", "k": 3}
 TOP2, RAND2, COMMON2 = (
     {"name": "top_k", "k": 2},
     {"name": "rand_k", "k": 2},
@@ -44,12 +46,6 @@ def on(name, compressor=TOP, rounds=60, problem=P1, more=FAR, **rest) -> Method:
     return Method(
         name, rest.pop("params", {}), compressor, problem, rounds=rounds, more=more, **rest
     )
-
-
-def title(value) -> str:
-    if isinstance(value, dict):
-        return "-".join(str(v) for v in value.values() if not isinstance(v, list))
-    return str(value)
 
 
 @pytest.fixture(scope="module")
@@ -202,19 +198,45 @@ def noise_of(method: Method) -> float:
     return 0.0 if batch == "full" else constants(method).sample_variance / batch
 
 
-@pytest.mark.parametrize("rounds", first_of_each([10, 300]))
-@pytest.mark.parametrize(("name", "params", "compressor"), first_of_each(EF14S), ids=str)
-def test_ef14_nonconvex_bound(name, params, compressor, rounds):
-    """4 e (f(x^0) - f_low)/(gamma T) + (2/n + 4 L gamma beta) e L gamma sigma^2, f_low = mean inf f_i >= 0."""
+COMMON = {**RAND, "mask": "common"}
+FROM_F = [
+    *((*one, rounds, 1.0) for one in EF14S for rounds in (10, 300)),
+    *(
+        ("dcgd", {}, C, rounds, 1.0)
+        for C in (RAND, COMMON, "natural", "perm_k")
+        for rounds in (20, 400)
+    ),
+    *(("sgd", {"batch": b}, None, 150, multiple) for b in (1, 4) for multiple in (1.0, 0.1)),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "compressor", "rounds", "multiple"),
+    first_of_each(FROM_F, lambda case: case[0] if case[0] in ("dcgd", "sgd") else ""),
+    ids=str,
+)
+def test_nonconvex_bound_from_f_alone(name, params, compressor, rounds, multiple):
+    """c (f(x^0) - f_low)/(gamma T) + floor, f_low = mean inf f_i >= 0.
+
+    c = 2 e for DCGD, without a floor; 2 for SGD, gamma L sigma^2/n; 4 e for EF14, and
+    (2/n + 4 L gamma beta) e L gamma sigma^2.
+    """
     method = on(name, compressor, rounds, LOGISTIC, params=params)
-    run = finished(method.batch((1.0,), range(16)))
-    cell, c, sigma2 = method.cell(), run.problem.constants, noise_of(method)
-    _, beta = contraction(cell.alpha)
-    gamma = cell.step_size
+    run = finished(method.batch((multiple,), range(32)))
+    cell, c, n = method.cell(), run.problem.constants, run.problem.n
+    gamma, noise = multiple * cell.step_size, multiple * cell.step_size * c.L * noise_of(method)
+    if name == "dcgd":
+        factor, floor = 2 * math.e, 0.0
+    elif name == "sgd":
+        assert gamma == pytest.approx(multiple / c.L)
+        factor, floor = 2, noise / n
+    else:
+        _, beta = contraction(cell.alpha)
+        factor, floor = 4 * math.e, (2 / n + 4 * c.L * gamma * beta) * math.e * noise
     first = run.recorder.column("loss")[:, 0].mean()
-    floor = (2 / run.problem.n + 4 * c.L * gamma * beta) * math.e * c.L * gamma * sigma2
     norms = run.recorder.column("grad_norm_sq")[:, :rounds]
-    assert norms.mean() <= 4 * math.e * first / (gamma * rounds) + floor
+    assert run.recorder.rounds[rounds] == rounds
+    assert norms.mean() <= factor * first / (gamma * rounds) + floor
 
 
 @pytest.mark.parametrize(("name", "params", "compressor"), first_of_each(EF14S), ids=str)
@@ -448,40 +470,12 @@ def test_adiana_accelerates():
 RIDGED = {"name": "least_squares", **DATA, "regularizer": "l2", "lambda": 0.3}
 
 
-SHIPPED = {"name": "quadratic", "dim": 20, "heterogeneity": 1.5}
-
-
 def minimiser(problem) -> torch.Tensor:
     """x* of quadratic f_i plus the problem's penalty, by proximal gradient descent: (1, d)."""
     x, gamma = torch.zeros(1, problem.dim, dtype=torch.float64), 1 / problem.constants.L
     for _ in range(4000):
         x = problem.prox(x - gamma * problem.grad(x).mean(1), gamma)
     return x
-
-
-@pytest.mark.parametrize(
-    "compressor",
-    first_of_each(
-        [
-            {"name": "rand_k", "k": 3},
-            {"name": "rand_k", "k": 3, "mask": "common"},
-            "natural",
-            "perm_k",
-        ]
-    ),
-    ids=title,
-)
-@pytest.mark.parametrize("rounds", first_of_each([20, 400]))
-def test_dcgd_nonconvex_bound(compressor, rounds):
-    """(1/T) sum_{t<T} E||grad f||^2 <= 2 e (f(x^0) - f_low)/(gamma T), f_low = mean inf f_i >= 0, T the rounds."""
-    method = Method("dcgd", {}, compressor, LOGISTIC, rounds=rounds, more=FAR)
-    run = finished(method.batch((1.0,), range(48)))
-    norms, first = (
-        run.recorder.column("grad_norm_sq")[:, :rounds],
-        run.recorder.column("loss")[:, 0],
-    )
-    assert run.recorder.rounds[rounds] == rounds
-    assert norms.mean() <= 2 * math.e * first.mean() / (method.cell().step_size * rounds)
 
 
 @pytest.mark.parametrize("weight", first_of_each([0.0, 0.2]))
@@ -516,19 +510,6 @@ def test_dcgd_converges_to_its_floor(convex, compressor, weight):
         assert floors[0] < 1e-20
     elif not common:
         assert 2 < floors[0] / floors[1] < 8  # it scales with gamma, times 4
-
-
-@pytest.mark.parametrize("batch", first_of_each([1, 4]))
-@pytest.mark.parametrize("multiple", first_of_each([1.0, 0.1]))
-def test_sgd_nonconvex_bound(batch, multiple):
-    """2 Delta0/(gamma T) + gamma L sigma^2/n with sigma^2 = sample_variance/b; f >= 0."""
-    method = Method("sgd", {"batch": batch}, None, LOGISTIC, rounds=150, more=FAR)
-    run = finished(method.batch((multiple,), range(48)))
-    c, gamma = run.problem.constants, multiple * method.cell().step_size
-    assert gamma == pytest.approx(multiple / c.L)
-    norms, first = run.recorder.column("grad_norm_sq")[:, :150], run.recorder.column("loss")[:, 0]
-    floor = gamma * c.L * c.sample_variance / (batch * run.problem.n)
-    assert norms.mean() <= 2 * first.mean() / (gamma * 150) + floor
 
 
 @pytest.mark.parametrize("name", first_of_each(["sgd", "momentum_sgd"]))

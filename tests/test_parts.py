@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
+from toys import handed_over
 
 from raybench import spec
 from raybench.algorithms.parts import orthogonalised
 from raybench.core.errors import InputError
 from raybench.execution.checks import Skip
 from raybench.execution.resolve import Resolver
-from raybench.execution.saved import share, whole
 from raybench.testing.trial import DATA, Method, finished, started
-from raybench.wire.transport import on_virtual_ranks, share_of
 
 PROBLEM = {"name": "least_squares", **DATA}
 NET = {
@@ -313,21 +310,7 @@ def test_interrupted_and_on_other_ranks_the_same(name):
     batch = method.batch((1.0, 0.5), (0, 1))
     once = finished(batch)
 
-    def begin(transport):
-        first = started(batch, transport=transport)
-        first.advance(4)
-        return first.state()
-
-    saved = whole(on_virtual_ranks(2, begin))
-
-    def go_on(transport):
-        second = started(batch, transport=transport)
-        own = share(saved, share_of(transport.rank, transport.size, 3))
-        second.load(copy.deepcopy(own))  # as each rank reads it from a file
-        second.advance(8)
-        return second.s.x
-
-    for x in on_virtual_ranks(3, go_on):
+    for x in handed_over(batch, 4, lambda run: run.s.x):
         torch.testing.assert_close(x, once.s.x, rtol=1e-9, atol=1e-11)
 
 

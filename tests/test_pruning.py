@@ -146,28 +146,28 @@ def ended(batch, values, prune=HALVE, status="ok", column="grad_norm_sq", rounds
     return out
 
 
-def test_the_worse_half_ends_and_the_best_of_all_rounds_counts():
-    batch = fake(*[("g", s, 0) for s in (1.0, 2.0, 4.0, 8.0)])
-    values = {0: [9, 9, 9, 9], 10: [5, 1, 3, 4], 25: [5, 8, 3, 4], 50: [1, 8, 2, 3]}
-    assert ended(batch, values) == {25: [0, 3], 50: [2]}
+FOUR = [("g", s, 0) for s in (1.0, 2.0, 4.0, 8.0)]
+SEEDS = [("g", s, n) for s in (1.0, 2.0) for n in range(3)]
+GROUPS = [("a", 1.0, 0), ("a", 2.0, 0), ("b", 1.0, 0), ("b", 2.0, 0), ("c", 1.0, 0)]
+BY_HAND = {
+    "the worse half ends, and the best of all rounds counts": (
+        FOUR, {0: [9, 9, 9, 9], 10: [5, 1, 3, 4], 25: [5, 8, 3, 4], 50: [1, 8, 2, 3]},
+        {25: [0, 3], 50: [2]},
+    ),
+    "a cut waits for a recorded round": (
+        FOUR, {0: [9] * 4, 30: [1, 2, 3, 4], 60: [1, 2, 3, 4]}, {30: [2, 3], 60: [1]},
+    ),
+    "several cuts may be due at once": (FOUR, {0: [9] * 4, 90: [1, 2, 3, 4]}, {90: [1, 2, 3]}),
+    "a step counts by its median seed": (SEEDS, {50: [1, 8, 9, 7, 7, 7]}, {50: [0, 1, 2]}),
+    "of equal steps the smaller stays": (SEEDS, {50: [7, 6, 9, 7, 7, 8]}, {50: [3, 4, 5]}),
+    "groups are compared each for itself": (GROUPS, {50: [1, 2, 30, 20, 99]}, {50: [1, 2]}),
+    "where nothing is known nobody ends": (FOUR[:2], {50: [math.nan] * 2}, {50: []}),
+}  # fmt: skip
 
 
-def test_a_cut_waits_for_a_recorded_round():
-    batch = fake(*[("g", s, 0) for s in (1.0, 2.0, 4.0, 8.0)])
-    values = {0: [9] * 4, 30: [1, 2, 3, 4], 60: [1, 2, 3, 4]}
-    assert ended(batch, values) == {30: [2, 3], 60: [1]}
-    assert ended(batch, {0: [9] * 4, 90: [1, 2, 3, 4]}) == {90: [1, 2, 3]}
-
-
-def test_a_step_counts_by_its_median_seed_and_all_its_seeds_end_together():
-    batch = fake(*[("g", s, n) for s in (1.0, 2.0) for n in range(3)])
-    assert ended(batch, {50: [1, 8, 9, 7, 7, 7]}) == {50: [0, 1, 2]}
-    assert ended(batch, {50: [7, 6, 9, 7, 7, 8]}) == {50: [3, 4, 5]}  # equal: the smaller step
-
-
-def test_groups_are_compared_each_for_itself():
-    batch = fake(("a", 1.0, 0), ("a", 2.0, 0), ("b", 1.0, 0), ("b", 2.0, 0), ("c", 1.0, 0))
-    assert ended(batch, {50: [1, 2, 30, 20, 99]}) == {50: [1, 2]}
+@pytest.mark.parametrize(("cells", "values", "want"), BY_HAND.values(), ids=BY_HAND)
+def test_who_ends_by_hand(cells, values, want):
+    assert ended(fake(*cells), values) == want
 
 
 def test_a_seed_that_diverged_spoils_its_step():
@@ -176,10 +176,8 @@ def test_a_seed_that_diverged_spoils_its_step():
     assert ended(batch, {50: [1, 0.1, 5, 5]}, status=status) == {50: [0, 1]}
 
 
-def test_where_nothing_is_known_nobody_ends():
-    batch = fake(("g", 1.0, 0), ("g", 2.0, 0))
-    assert ended(batch, {50: [math.nan, math.nan]}) == {50: []}
-    assert ended(batch, {50: [3, 2]}, column="loss") == {50: [0]}
+def test_losses_judge_where_there_are_no_gradients():
+    assert ended(fake(*FOUR[:2]), {50: [3, 2]}, column="loss") == {50: [0]}
     assert JUDGED_BY == METRICS
 
 

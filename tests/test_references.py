@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from reference_world import LAMBDA, compare
+from toys import RAND, TOP
 
 from raybench.compressors.sparsification import SharedMask
 from raybench.execution.resolve import problem_of
@@ -18,7 +19,7 @@ from raybench.testing.trial import DATA, Method
 
 GAMMA, ROUNDS = 0.03, 25
 PROBLEM = {"name": "least_squares", **DATA, "rows": 57, "regularizer": "l2", "lambda": LAMBDA}
-TOP, RAND, DOWN = {"name": "top_k", "k": 3}, {"name": "rand_k", "k": 3}, {"name": "top_k", "k": 4}
+DOWN = {"name": "top_k", "k": 4}
 
 
 # Without memory, and with momentum ------------------------------------------------------------

@@ -40,22 +40,17 @@ from numpy_methods import (
     vertical_naive,
     zero_one_adam,
 )
-from toys import ConvexL1, path, registered
+from toys import FAR, MATRIX, P1, TOP, VALUES, ConvexL1, path, registered
 
 from raybench.execution.build import GRAPHS as NAMES
 from raybench.execution.build import mixing
 from raybench.execution.run import factor
 from raybench.problems.quadratic import Quadratic
 from raybench.testing.trial import DATA, Method, finished, started
-from raybench.wire.ledger import COLUMNS
 
-P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "seed": 3}
-MATRIX = {"name": "quadratic", "shape": [[5, 4]], "clients": 3, "mu": 0.05}
 UNEVEN = {"name": "least_squares", **DATA, "split": {"dirichlet": 0.3}}
-FAR = {"x0": {"normal": 2.0}}
-TOP, HALF = {"name": "top_k", "k": 3}, {"name": "top_k", "k": 6}
+HALF = {"name": "top_k", "k": 6}
 ROUNDS = 25
-VALUES = COLUMNS.index("values")
 
 
 class Stiff(Quadratic):

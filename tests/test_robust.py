@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
-from toys import Alike, each_round, registered
+from toys import RAND, TOP, Alike, each_round, handed_over, registered
 
 from raybench.algorithms.robust import RULES
 from raybench.core import registry
-from raybench.execution.saved import share, whole
 from raybench.testing.algorithms import methods
 from raybench.testing.trial import DATA, Method, finished, started
-from raybench.wire.transport import on_virtual_ranks, share_of
 
-TOP, RAND = {"name": "top_k", "k": 3}, {"name": "rand_k", "k": 3}
 UNLIKE = {"name": "quadratic", "dim": 10, "clients": 7, "mu": 0.1, "seed": 1}
 LOGISTIC = {"name": "logistic", **DATA, "regularizer": "l2", "lambda": 0.1}
 ROBUST = [n for n in registry.names("algorithm") if registry.lookup("algorithm", n).facts.robust]
@@ -235,20 +230,7 @@ def test_interrupted_and_on_other_ranks_the_same(name, compressor, problem, more
     cells = batch(name, compressor, problem, rounds=10, **more)
     once = finished(cells)
 
-    def begin(transport):
-        first = started(cells, transport=transport)
-        first.advance(4)
-        return first.state()
-
-    saved = whole(on_virtual_ranks(2, begin))
-
-    def go_on(transport):
-        second = started(cells, transport=transport)
-        own = share(saved, share_of(transport.rank, transport.size, once.problem.n))
-        second.load(copy.deepcopy(own))
-        second.advance(10)
-        return second.s.x, second.recorder.column("grad_norm_sq")
-
-    for x, norms in on_virtual_ranks(3, go_on):
+    look = lambda run: (run.s.x, run.recorder.column("grad_norm_sq"))  # noqa: E731
+    for x, norms in handed_over(cells, 4, look):
         torch.testing.assert_close(x, once.s.x, rtol=1e-9, atol=1e-11)
         np.testing.assert_allclose(norms, once.recorder.column("grad_norm_sq"), rtol=1e-8)

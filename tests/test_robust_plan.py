@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cli_kit import cli
-from toys import Alike, registered
+from toys import RAND, TOP, Alike, registered
 
 import raybench
 from raybench import spec
 from raybench.analysis import describe
-from raybench.core import registry
 from raybench.core.errors import InputError
 from raybench.execution.checks import Skip
 from raybench.execution.costs import need_of
@@ -19,7 +18,6 @@ from raybench.execution.resolve import Resolver
 from raybench.store import cells
 from raybench.testing.trial import Method, finished
 
-TOP, RAND = {"name": "top_k", "k": 3}, {"name": "rand_k", "k": 3}
 UNLIKE = {"name": "quadratic", "dim": 10, "clients": 7, "mu": 0.1, "seed": 1}
 
 
@@ -32,33 +30,50 @@ def _alike():
 # What it does not go with -----------------------------------------------------------------------------
 
 
-def refused(name, compressor=None, problem=UNLIKE, error=InputError, **more):
-    method = Method(name, {}, compressor, problem, step=0.1, more=more)
+def resolve(name, compressor=None, size=0.1, **more):
+    """Return what a method on unlike clients resolves to."""
+    step = {"value": size} if size else {"theory": 1}
+    (cell,) = spec.load(Method(name, {}, compressor, UNLIKE, more=more).config(step, 0)).cells
+    return Resolver(bool(size)).resolve(cell)
 
-    def planned():
-        (cell,) = spec.load(method.config({"value": 0.1}, 0)).cells
-        return Resolver(True).resolve(cell)
 
-    with pytest.raises(error) as said:
-        planned()
-    return str(said.value)
+MEDIAN, IDENTITY = {"rule": "median"}, {"name": "identity"}
+SUM = "the server has their sum alone"
 
 
 @pytest.mark.parametrize(
-    ("robust", "says"),
+    ("method", "robust", "error", "says"),
     [
-        ({"byzantine": 7}, "7 of 7 clients leave nobody"),
-        ({"byzantine": 1.5}, "a share of the clients such as 10%"),
-        ({"byzantine": 4}, "cannot resist 4 of 7 clients"),
-        ({"rule": "krum", "byzantine": 3, "bucket": 2}, "cannot resist 3 of 4 buckets of 7"),
-        ({"rule": "trimmed_mean", "tolerate": "60%"}, "cannot resist 4 of 7"),
-        ({"rule": "medain"}, "median"),
-        ({"attack": "label"}, "label_flip"),
-        ({"bucket": 0}, "bucket"),
+        (("gd",), {"byzantine": 7}, InputError, "7 of 7 clients leave nobody"),
+        (("gd",), {"byzantine": 1.5}, InputError, "a share of the clients such as 10%"),
+        (("gd",), {"byzantine": 4}, InputError, "cannot resist 4 of 7 clients"),
+        (("gd",), {"rule": "krum", "byzantine": 3, "bucket": 2}, InputError,
+         "cannot resist 3 of 4 buckets of 7"),
+        (("gd",), {"rule": "trimmed_mean", "tolerate": "60%"}, InputError, "cannot resist 4 of 7"),
+        (("gd",), {"rule": "medain"}, InputError, "median"),
+        (("gd",), {"attack": "label"}, InputError, "label_flip"),
+        (("gd",), {"bucket": 0}, InputError, "bucket"),
+        (("gd",), {"byzantine": 1, "attack": "label_flip"}, Skip, "needs labels"),
+        *((("ef21", {**IDENTITY, "collective": how}), MEDIAN, InputError,
+           f"by compressor.collective: {how} {SUM}") for how in ("reduce", "all_to_all")),
+        *((method, MEDIAN, Skip, f"what the server of {method[0]} steps along is no mean")
+          for method in (("ef21_plus", TOP), ("ef21_w", TOP), ("sign_sgd",), ("scaffold",),
+                         ("adiana", TOP))),
+        (("ef21", TOP, None), MEDIAN, Skip, "no theoretical step"),
+        (("byz_vr_marina", RAND, None), {"rule": "krum", "byzantine": 1}, Skip,
+         "kappa is unknown here"),
+        (("byz_vr_marina", RAND, None), {"bucket": 2}, Skip, "kappa is unknown here"),
     ],
-)
-def test_numbers_that_make_no_sense_are_errors(robust, says):
-    assert says in refused("gd", robust=robust)
+)  # fmt: skip
+def test_what_it_does_not_go_with(method, robust, error, says):
+    with pytest.raises(error) as said:
+        resolve(*method, robust=robust)
+    assert says in str(said.value)
+
+
+def test_a_relayed_sum_is_refused():
+    with pytest.raises(InputError, match="downlink: aggregate"):
+        resolve("ef21", TOP, robust={}, downlink="aggregate")
 
 
 def test_a_majority_of_attackers_may_be_studied():
@@ -67,40 +82,11 @@ def test_a_majority_of_attackers_may_be_studied():
         finished(Method("gd", {}, None, UNLIKE, step=0.1, rounds=2, more=more).batch())
 
 
-@pytest.mark.parametrize("how", ["reduce", "all_to_all"])
-def test_averaged_on_the_way_no_client_can_be_judged(how):
-    identity = {"name": "identity", "collective": how}
-    assert f"by compressor.collective: {how} the server has their sum alone" in refused(
-        "ef21", identity, robust={"rule": "median"}
-    )
-    assert "downlink: aggregate" in refused("ef21", TOP, robust={}, downlink="aggregate")
-
-
-@pytest.mark.parametrize("name", ["ef21_plus", "ef21_w", "sign_sgd", "scaffold", "adiana"])
-def test_methods_that_make_no_mean_of_estimates_are_skipped(name):
-    up = registry.lookup("algorithm", name).facts.up
-    compressor = None if up is None else TOP
-    said = refused(name, compressor, error=Skip, robust={"rule": "median"})
-    assert f"what the server of {name} steps along is no mean" in said
-
-
-def test_label_flip_needs_labels():
-    lie = {"byzantine": 1, "attack": "label_flip"}
-    assert "needs labels" in refused("gd", error=Skip, robust=lie)
-
-
 def test_methods_without_a_server_do_not_hear_it():
     config = Method("extra", {}, None, UNLIKE, more={"robust": {"rule": "median"}})
     loaded = spec.load(config.config({"value": 0.1}, 0))
     assert loaded.cells[0].robust is None
     assert loaded.notes == ("extra has no server to step: robust ignored",)
-
-
-def test_other_methods_have_no_theory_with_a_rule():
-    method = Method("ef21", {}, TOP, UNLIKE, more={"robust": {"rule": "median"}})
-    (cell,) = spec.load(method.config({"theory": 1}, 0)).cells
-    with pytest.raises(Skip, match="no theoretical step"):
-        Resolver().resolve(cell)
 
 
 # What it takes --------------------------------------------------------------------------------------
@@ -120,14 +106,6 @@ def test_the_step_of_a_preset_is_that_of_the_honest_clients_and_of_the_rule():
     ratio = 2 * (1 - p) / p * ((1 + p / 2) * V + (1 + 2 / p) * kappa * S)
     step = Method("byz_vr_marina", **given, **more).cell().step_size
     assert step == pytest.approx(1 / (1 + np.sqrt(ratio)), rel=1e-9)
-
-
-def test_of_krum_and_of_buckets_no_step_is_proved():
-    for robust in ({"rule": "krum", "byzantine": 1}, {"bucket": 2}):
-        method = Method("byz_vr_marina", {}, RAND, UNLIKE, more={"robust": robust})
-        (cell,) = spec.load(method.config({"theory": 1}, 0)).cells
-        with pytest.raises(Skip, match="kappa is unknown here"):
-            Resolver().resolve(cell)
 
 
 def sweep(**more):

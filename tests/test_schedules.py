@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from toys import each_round, path
+from toys import FAR, P1, TOP, each_round, path
 
 from raybench.core.errors import InputError
 from raybench.execution.build import GRAPHS, mixing
@@ -15,10 +15,6 @@ from raybench.execution.resolve import Skip
 from raybench.execution.run import Average, factor
 from raybench.testing.trial import Method, finished, started
 from raybench.wire import RaggedMessage, SparseMessage
-
-P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "seed": 3}
-FAR = {"x0": {"normal": 2.0}}
-TOP = {"name": "top_k", "k": 3}
 
 
 def gd(step, **more) -> Method:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from toys import on_p1, registered
+from toys import RAND, TOP, handed_over, on_p1, registered
 
 from raybench.core.cells import State
 from raybench.core.draws import Sample
 from raybench.execution.run import Options, Run
-from raybench.execution.saved import share, whole
+from raybench.execution.saved import share
 from raybench.problems.abilities import Buffered
 from raybench.problems.base import Measured
 from raybench.problems.quadratic import Quadratic
@@ -21,8 +21,6 @@ from raybench.spec.model import Record
 from raybench.store.accounting import Accounting
 from raybench.testing.trial import Method, finished, recorded, started
 from raybench.wire.transport import on_virtual_ranks, share_of
-
-TOP, RAND = {"name": "top_k", "k": 3}, {"name": "rand_k", "k": 3}
 
 
 def written(state: dict) -> dict:
@@ -124,20 +122,7 @@ def test_another_number_of_ranks_takes_over():
     batch = Method("marina", {"p": 0.3}, RAND).batch((1.0, 0.5), (0, 1))
     once = finished(batch)
 
-    def begin(transport):
-        run = started(batch, transport=transport)
-        run.advance(5)
-        return written(run.state())
-
-    saved = whole(on_virtual_ranks(2, begin))
-
-    def go_on(transport):
-        run = started(batch, transport=transport)
-        run.load(share(saved, share_of(transport.rank, transport.size, run.problem.n)))
-        run.advance(40)
-        return recorded(run)
-
-    for columns in on_virtual_ranks(3, go_on):
+    for columns in handed_over(batch, 5, recorded):
         for name, want in recorded(once).items():
             torch.testing.assert_close(columns[name], want, rtol=1e-9, atol=1e-12, equal_nan=True)
 

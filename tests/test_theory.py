@@ -20,7 +20,7 @@ from raybench import theory
 from raybench.core import registry
 from raybench.execution.resolve import Skip, problem_of
 from raybench.problems.base import Constants, Fact
-from raybench.testing.trial import DATA, Method, started
+from raybench.testing.trial import Method, started
 from raybench.theory import Setting
 
 sqrt = math.sqrt
@@ -32,7 +32,6 @@ NONCONVEX = {
     "heterogeneity": 0.7,
     "seed": 2,
 }
-SAMPLES = {"name": "least_squares", **DATA}
 RAND = {"name": "rand_k", "k": 2}
 
 

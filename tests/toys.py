@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,11 +13,14 @@ import torch
 from torch import Tensor
 
 from raybench.core import registry
+from raybench.execution.batch import Batch
 from raybench.execution.run import Run
+from raybench.execution.saved import share, whole
 from raybench.problems.base import Constants, Fact
 from raybench.problems.quadratic import Quadratic, quadratic
 from raybench.testing.trial import DATA, Method, started
 from raybench.wire.ledger import COLUMNS
+from raybench.wire.transport import Transport, on_virtual_ranks, share_of
 
 P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "seed": 3}
 MATRIX = {"name": "quadratic", "shape": [[5, 4]], "clients": 3, "mu": 0.05}
@@ -41,6 +45,26 @@ def title(value) -> str:
     if isinstance(value, dict):
         return "-".join(str(v) for v in value.values() if not isinstance(v, list))
     return str(value)
+
+
+def handed_over(batch: Batch, before: int, look: Callable[[Run], Any]) -> list[Any]:
+    """Run on two virtual ranks for some rounds; return what ``look`` finds on each of three that go on to the end."""
+
+    def begin(transport: Transport) -> Any:
+        run = started(batch, transport=transport)
+        run.advance(before)
+        return run.state()
+
+    saved = whole(on_virtual_ranks(2, begin))
+
+    def go_on(transport: Transport) -> Any:
+        run = started(batch, transport=transport)
+        own = share(saved, share_of(transport.rank, transport.size, run.problem.n))
+        run.load(copy.deepcopy(own))  # as each rank reads it from a file
+        run.advance(run.rounds)
+        return look(run)
+
+    return on_virtual_ranks(3, go_on)
 
 
 @contextmanager
