@@ -18,11 +18,14 @@ import argparse
 import json
 import math
 import os
+import pkgutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from importlib import import_module
+from inspect import isfunction, signature
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -115,59 +118,37 @@ def _value(text: str) -> int | float | str:
 
 
 def use_plain_torch() -> None:
-    """Put the plain torch form in the place of every kernel that operators call and that has one."""
-    from importlib import import_module
-
-    from raybench.compressors.by_size import largest_torch, ragged, rank_of, sizes_torch
+    """Put the plain torch form, ``NAME_torch``, in the place of every kernel ``NAME`` that compressors call."""
+    from raybench import compressors
+    from raybench.compressors import by_size, low_rank, pos_neg_top_k
     from raybench.wire.indices import per_count
 
     def largest(x: Any, k: int) -> Any:
-        where = largest_torch(x, k)
+        where = by_size.largest_torch(x, k)
         return where, x.gather(-1, where)
 
     def by_sign(x: Any, of_sign: Any) -> Any:
         sides = x.clamp(min=0), x.clamp(max=0)
         counts = [per_count(s.count_nonzero(-1), lambda n: (of_sign(n),))[0] for s in sides]
-        kept = [rank_of(sizes_torch(s)) < c[..., None] for s, c in zip(sides, counts, strict=True)]
-        return ragged(x, kept[0] | kept[1])
-
-    def bernoulli(source: Any, d: int, p: float) -> Any:
-        keep = source.uniform(d) < p
-        counts, where, _ = ragged(keep, keep)
-        return where, counts
+        ranks = [by_size.rank_of(by_size.sizes_torch(s)) for s in sides]
+        chosen = [r < c[..., None] for r, c in zip(ranks, counts, strict=True)]
+        return by_size.ragged(x, chosen[0] | chosen[1])
 
     def svd(matrices: Any, r: int) -> Any:
         U, S, V = matrices.svd()
         return U[..., :r], S[..., :r, None] * V.mT[..., :r, :]
 
-    forms: dict[str, Any] = {
-        "selection.top_k.largest": largest,
-        "selection.block_top_k.largest": largest,
-        "selection.threshold.largest": largest,
-        "selection.pos_neg_top_k.by_sign": by_sign,
-        "sparsification.bernoulli.bernoulli": bernoulli,
-        "sparsification.perm_k._images": lambda shared, *given: shared.images(*given),
-        "low_rank.operators.truncated_svd": svd,
-        "tensors.decompositions.truncated_svd": svd,
-        "selection.dgc._select": "selection.dgc.select_torch",
-        "selection.threshold.energy_kept": "selection.threshold.energy_kept_torch",
-        "sparsification.importance.one_by_size": "sparsification.importance.one_by_size_torch",
-        "sparsification.importance.threshold": "sparsification.importance.threshold_torch",
-        "rounding.exponents.cut": "rounding.exponents.cut_torch",
-        "rounding.grids.cut": "rounding.exponents.cut_torch",
-        "rounding.grids.round_to": "rounding.levels.round_to_torch",
-        "formats.blocks.mx_codes": "formats.small_floats.mx_codes_torch",
-        "dithering.codes.norms": "norms.norms_torch",
-        "sign.sums": "norms.sums_torch",
-    }
-
-    def home(place: str) -> tuple[Any, str]:
-        module, name = place.rsplit(".", 1)
-        return import_module(f"raybench.compressors.{module}"), name
-
-    found = {k: getattr(*home(v)) if isinstance(v, str) else v for k, v in forms.items()}
-    for place, form in found.items():
-        setattr(*home(place), form)
+    names = [module.name for module in pkgutil.iter_modules(compressors.__path__)]
+    modules = [vars(import_module(f"raybench.compressors.{name}")) for name in names]
+    forms = {by_size.largest: largest, pos_neg_top_k.by_sign: by_sign}
+    forms[low_rank.truncated_svd] = svd
+    for module in modules:
+        for name, form in module.items():
+            kernel = module.get(name.removesuffix("_torch"))
+            if name.endswith("_torch") and kernel and signature(kernel) == signature(form):
+                forms[kernel] = form
+    for module in modules:
+        module.update({n: forms[f] for n, f in module.items() if isfunction(f) and f in forms})
 
 
 class _Over(BaseException):

@@ -56,8 +56,8 @@ def measured(work: Callable[[], object], rounds: int) -> dict[str, float]:
     }
 
 
-def one(name: str, clients: int, dim: int, rounds: int, block: int | None = None) -> dict[str, Any]:
-    """Measure a method in this process. block: clients at a time, by default as many as a run takes."""
+def one(name: str, clients: int, dim: int, rounds: int) -> dict[str, Any]:
+    """Measure a method in this process."""
     tune_process()
     from raybench import spec
     from raybench.execution.costs import need_of
@@ -73,8 +73,8 @@ def one(name: str, clients: int, dim: int, rounds: int, block: int | None = None
         return Method("gd" if name == FLOOR else name, {}, compressor, **params)
 
     # compiled kernels and threads have memory of their own
-    started(method(200).batch(), every=rounds + 2, block=100).advance(2)
-    run = started(method(clients).batch(), every=rounds + 2, block=block)
+    started(method(200).batch(), every=rounds + 2).advance(2)
+    run = started(method(clients).batch(), every=rounds + 2)
     if name == FLOOR:
         return measured(_gradients(run), rounds)
     need = need_of(make_plan(spec.load(method(clients).config({"value": 0.1}, 0))))

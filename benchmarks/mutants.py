@@ -71,8 +71,8 @@ def mutants(match: str = "") -> list[Mutant]:
 
 
 def files_of(test: str) -> list[str]:
-    """Return the files of tests/ that define a test function, from the root."""
-    definition = re.compile(rf"^def {test}\(", re.MULTILINE)
+    """Return the files of tests/ that define a test function, from the root; ``test`` may name one case of it."""
+    definition = re.compile(rf"^def {test.partition('[')[0]}\(", re.MULTILINE)
     files = sorted((ROOT / "tests").glob("test_*.py"))
     return [f.relative_to(ROOT).as_posix() for f in files if definition.search(f.read_text())]
 

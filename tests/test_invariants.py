@@ -141,7 +141,7 @@ HELD = [  # method, and what x lacks, in units of the step where it is of gradie
 ]
 
 
-@pytest.mark.parametrize(("given", "error"), HELD, ids=title)
+@pytest.mark.parametrize(("given", "error"), HELD, ids=[title(given) for given, _ in HELD])
 def test_virtual_iterates_follow_plain_steps(given, error):
     """x - error moves by gamma grad f(x) in every round."""
     run = started(method(given, step=0.005, more=FAR).batch((1.0, 3.0), (0, 1)))

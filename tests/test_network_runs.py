@@ -112,6 +112,17 @@ def test_f_is_that_of_the_mean_statistics_whatever_the_passes(batchnorm):
     assert whole[0][-1] == pytest.approx(want, rel=1e-12)
 
 
+def test_the_record_evaluates_by_the_mean_of_the_clients_statistics():
+    problem = {"name": "network", **NORMED, "test_size": 0.3}
+    run = finished(Method("sgd", {}, None, problem, step=0.05, rounds=3).batch())
+    means = {name: own.mean(1) for name, own in run.net.oracle.buffers.items()}
+    torch.testing.assert_close(run.net.oracle.means(), means)
+    losses = run.net.oracle.measure(run.s.x, frozenset({"test_loss"})).values["test_loss"]
+    torch.testing.assert_close(losses, run.problem.evaluate(run.s.x, means)["test_loss"])
+    first = {name: own[:, 0] for name, own in run.net.oracle.buffers.items()}
+    assert not torch.allclose(losses, run.problem.evaluate(run.s.x, first)["test_loss"])
+
+
 def test_clients_that_sit_out_keep_their_statistics():
     problem = {"name": "network", **NORMED}
     net = started(Method("sgd", {}, None, problem, step=0.05).batch((1.0, 0.5))).net

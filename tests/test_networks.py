@@ -206,6 +206,15 @@ def test_augmented_images_are_shifts_and_mirrors():
     assert np.mean(flips) == pytest.approx(0.5, abs=0.1)
 
 
+def test_every_client_of_every_cell_shifts_its_images_by_itself():
+    problem = network(augment="shift_flip")
+    problem.rows = [problem.rows[0]] * 3
+    J = sample(problem)
+    same = Sample(J.indices[:1, :1].expand(2, 3, -1), J.stream)
+    made = problem.minibatch(same)[0].flatten(0, 1)
+    assert len(made.flatten(1).unique(dim=0)) == 6
+
+
 # BatchNorm ------------------------------------------------------------------------------------------
 
 

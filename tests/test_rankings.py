@@ -271,6 +271,16 @@ def test_a_step_that_diverges_or_fails_is_a_trial_that_costs_infinitely_much():
     assert found["expected"].tolist() == [math.inf, math.inf, 62.5, 50.0]
 
 
+def test_a_step_that_diverges_for_one_seed_is_chosen_for_none():
+    half = [
+        *grid("ef21", 1, k=2),
+        *({**run, "seed": 1} for run in grid("ef21", 1, k=2, status="diverged")),
+    ]
+    drawn_trials = trials(make([*grid("ef21", 5, 10, seeds=2), *half]), 0.1)
+    assert drawn_trials["reach"].tolist() == pytest.approx([2 / 3, 1.0, 1.0])
+    assert drawn_trials["draws_low"].tolist() == [50.0] * 3
+
+
 def test_after_the_whole_grid_it_is_what_the_table_says():
     source = opened(example(("a", "b"), seeds=4))
     best = source.tuned("method", 1e-3).set_index(["facet", "method"])

@@ -367,5 +367,5 @@ def _notices_as_notes() -> Iterator[None]:
             else:
                 shown(message, category, *where)
 
-        warnings.showwarning = show
+        warnings.showwarning = show  # type: ignore[assignment]  # hands on whatever else there is
         yield

@@ -172,27 +172,18 @@ def make_plan(
     for cell in sweep.cells:
         if cell.problem in broken:
             continue
+        built = False
         try:
             problem_of(cell.problem)
-        except (
-            InputError
-        ) as error:  # remembered, as trying again for the next cell may mean another download
-            broken.add(cell.problem)
-            complaints.update(dict.fromkeys(error.complaints))
-            continue
-        except MemoryError as error:
-            broken.add(cell.problem)
-            complaints[_too_large(error)] = None
-            continue
-        try:
+            built = True
             cells.append(resolver.resolve(cell))
         except Skip as why:
             skipped.append(Skipped(cell, label_of(cell), why))
-        except InputError as error:
-            complaints.update(dict.fromkeys(error.complaints))
-        except MemoryError as error:
-            broken.add(cell.problem)
-            complaints[_too_large(error)] = None
+        except (InputError, MemoryError) as error:
+            complaints.update(dict.fromkeys(_complaints(error)))
+            if not built or isinstance(error, MemoryError):
+                # remembered, as trying again for the next cell may mean another download
+                broken.add(cell.problem)
     if complaints:
         raise InputError(list(complaints)[:MOST_COMPLAINTS])
     kept, notes = merged(cells, done)
@@ -204,7 +195,7 @@ def make_plan(
         try:
             facts[key] = facts_of(problem)
         except MemoryError as error:
-            raise InputError([_too_large(error)]) from error
+            raise InputError(_complaints(error)) from error
         exclusive = sweep.resources.timing == "exclusive"
         forms = {id(c.form): c for c in own}.values()
         notes += wide_batches(forms)
@@ -228,10 +219,12 @@ def make_plan(
     return plan.following(done, best)
 
 
-def _too_large(error: MemoryError) -> Complaint:
-    """Return the complaint about a problem that has not told before how much it needs."""
+def _complaints(error: InputError | MemoryError) -> list[Complaint]:
+    """Return what is wrong with a problem, which may not have told before how much it needs."""
+    if isinstance(error, InputError):
+        return error.complaints
     said = str(error).rstrip(".") or "there is not enough"
-    return Complaint("problem", f"out of memory: {said}", "a smaller problem, or fewer clients")
+    return [Complaint("problem", f"out of memory: {said}", "a smaller problem, or fewer clients")]
 
 
 def thumbs(cells: list[Resolved]) -> list[str]:

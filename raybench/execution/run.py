@@ -274,13 +274,12 @@ class Run:
 
         Of several ranks each has the part of its clients: ``saved.whole`` puts the parts together.
         """
+        arrays = {"index": self.index, "live": self.live, "clock": self.clock}
         return {
+            **{name: torch.from_numpy(array.copy()) for name, array in arrays.items()},
             "t": self.t,
-            "index": torch.from_numpy(self.index.copy()),
-            "live": torch.from_numpy(self.live.copy()),
             "status": self.status.tolist(),
             "started": self.started.isoformat(),
-            "clock": torch.from_numpy(self.clock.copy()),
             "first": None if self._first is None else torch.from_numpy(self._first.copy()),
             "initial": {side: torch.from_numpy(v.copy()) for side, v in self._initial.items()},
             "s": self.s.state(),

@@ -155,9 +155,9 @@ def percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def number(value: float, digits: int = 3) -> str:
+def number(value: float | None, digits: int = 3) -> str:
     """Return a number with so many digits, a dash where not known."""
-    if not known(value):
+    if value is None or not known(value):
         return "–"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"

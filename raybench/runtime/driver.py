@@ -93,7 +93,9 @@ def drive(
     check_reachable(out, processes=not inline)
     store = Store(out)
     # complains before anything is written
-    plan = _planned(sweep, store, fresh, retry_failed, best)
+    store.claim(sweep.text, write=False)
+    done = {} if fresh else store.done()
+    plan = _planned(sweep, store, done, fresh, retry_failed, best)
     mode = mode_of(plan)
     if inline or address in (None, "local"):  # a cluster may have GPUs that this machine has not
         group = 1 if inline else group_of(plan.sweep.resources, mode)
@@ -105,8 +107,11 @@ def drive(
         if fresh:
             store.drop()
             store.files.clear(FOLDER)
-        repairs = store.repair()
-        plan = _planned(sweep, store, fresh, retry_failed, best, plan)
+        commits = store.look(deep=True)
+        repairs = store.repair(commits)
+        done = store.done() if repairs else commits.statuses()
+        store.claim(sweep.text, write=False)
+        plan = _planned(sweep, store, done, fresh, retry_failed, best, plan)
         mode = mode_of(plan)
         store.claim(plan.sweep.text)
         store.apart = frozenset(c for c, status in plan.found.items() if status == "failed")
@@ -121,6 +126,7 @@ def drive(
         interrupted, terminated, stopped = False, False, False
         whys: Mapping[str, str] = {}
         before, ran = plan.done, plan.batches
+        ended: dict[str, str] | None = done
         follower = Follower(callbacks_by_name, plan, store.files)
         one_ray: AbstractContextManager[object] = nullcontext()
         if plan.stage is not None and plan.batches and not inline:
@@ -132,6 +138,7 @@ def drive(
                 while plan.batches:
                     store.write(BATCHES, plan.text())
                     store.forget(plan.unpruned)
+                    ended = None
                     view = View(plan.title, plan.missing, plan.rounds, len(plan.done))
                     with view, heard(view.trouble):
                         if inline:
@@ -142,16 +149,16 @@ def drive(
                             )
                     if stopped:
                         break
-                    _account(plan, store, whys, attempts)
+                    ended = _account(plan, store, whys, attempts)
                     if plan.stage is None:
                         break
-                    plan = plan.after(store.done(), best)
+                    plan = plan.after(ended, best)
                     ran += plan.batches
         except KeyboardInterrupt as stop:
             interrupted, terminated = True, isinstance(stop, Terminated)
         plan = replace(plan, batches=ran, done=before)
         store.check_owner()
-        ended = store.done()
+        ended = store.done() if ended is None else ended
         left = {c: n for c, n in attempts.items() if ended.get(c, "failed") == "failed"}
         if left != store.attempts():  # of those that may be tried again
             store.save_attempts(left)
@@ -170,6 +177,7 @@ def drive(
 def _planned(
     sweep: Sweep,
     store: Store,
+    done: Mapping[str, str],
     fresh: bool,
     retry_failed: bool,
     best: Best | None,
@@ -179,10 +187,8 @@ def _planned(
 
     Another driver may have finished, and left another accounting, since a plan was made without the lock.
     """
-    store.claim(sweep.text, write=False)
-    done: dict[str, str] = {}
     if not fresh:
-        sweep, done = as_booked(sweep, store.folder), store.done()
+        sweep = as_booked(sweep, store.folder)
     if before is not None and (before.sweep, before.found) == (sweep, done):
         return before
     plan = make_plan(sweep, done, retry_failed, best)
@@ -221,9 +227,15 @@ def _inline(plan: Plan, store: Store, view: View, fail_fast: bool, attempts: Att
     return False
 
 
-def _account(plan: Plan, store: Store, whys: Mapping[str, str], attempts: Attempts) -> None:
-    """Write a failed row for each cell that no worker lived to end; whys: how the last one ended, by cell."""
+def _account(
+    plan: Plan, store: Store, whys: Mapping[str, str], attempts: Attempts
+) -> dict[str, str]:
+    """Write a failed row for each cell that no worker lived to end; return how all cells have ended.
+
+    whys: how the last worker ended, by cell.
+    """
     done = store.done()
+    failed: dict[str, str] = {}
     host = {**rows.host_facts(), "mode": mode_of(plan)}
     for batch in plan.batches:
         for cell in batch.cells:
@@ -234,3 +246,5 @@ def _account(plan: Plan, store: Store, whys: Mapping[str, str], attempts: Attemp
                 error = f"{how}: {whys.get(cell.id) or 'killed, or out of memory'}"
                 attempt = replace(batch, attempts=tried - 1)
                 store.commit(cell.id, None, rows.failed_table(cell, attempt, error, host))
+                failed[cell.id] = "failed"
+    return done | failed

@@ -243,16 +243,16 @@ class Store:
         log.refuse(commits, self.folder, OTHER_VERSION)
         return commits
 
-    def repair(self) -> list[Finding]:
+    def repair(self, commits: log.Log | None = None) -> list[Finding]:
         """Remove what was never committed and set aside what is damaged; return what was set aside.
 
-        Every file is compared with its digest. Damaged shards, and those that hold a cell which stands
+        commits: what a deep look has seen just now, for which every file is compared with its digest. Damaged shards, and those that hold a cell which stands
         in a better shard, move to ``plan/damaged``: their cells run again. Shards of others, which do not
         count, stay where they are.
         """
         for name in self.files.names("tmp"):
             self.files.remove(f"tmp/{name}")
-        commits = self.look(deep=True)
+        commits = self.look(deep=True) if commits is None else commits
         aside = [*commits.of(DAMAGED), *log.doubles(commits)]
         for finding in aside:
             self._set_aside(finding.rel.rsplit("/", 1)[1])

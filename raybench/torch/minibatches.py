@@ -17,13 +17,17 @@ from raybench.core.streams import stream
 from raybench.problems.network import NetworkProblem
 
 
-class Batches:
-    """What client ``rank`` of a sweep's network problem is given, call by call: iterate over (inputs, targets).
+class batches:
+    """The minibatches of one client of a sweep's cell, by default of this rank: iterate over (inputs, targets).
 
-    model: the network at its start. Iterating never ends where ``rounds`` is not given.
+    config: keys of a sweep file with single values: ``problem``, and where they matter ``seed``, ``algorithm``,
+    ``local`` and ``rounds``. A client is a rank. model: the network at its start. Iterating never ends where
+    ``rounds`` is not given. Raises InputError for bad input.
     """
 
-    def __init__(self, config: Mapping[str, Any], rank: int) -> None:
+    def __init__(self, config: Mapping[str, Any], rank: int | None = None) -> None:
+        if rank is None:
+            rank = dist.get_rank() if dist.is_initialized() else 0
         section = config.get("problem")
         if not isinstance(section, Mapping):
             raise InputError.of("problem", "is missing", "problem: {name: network, model: mlp, ..}")
@@ -84,14 +88,3 @@ class Batches:
             return self.problem.examples(self.problem.train, rows)
         inputs, targets = self.problem.minibatch(sample)
         return inputs[0, 0], targets[0, 0]
-
-
-def batches(config: Mapping[str, Any], rank: int | None = None) -> Batches:
-    """Return the minibatches of one client of a sweep's cell; by default of this rank.
-
-    config: keys of a sweep file with single values: ``problem``, and where they matter ``seed``, ``algorithm``,
-    ``local`` and ``rounds``. A client is a rank. Raises InputError for bad input.
-    """
-    if rank is None:
-        rank = dist.get_rank() if dist.is_initialized() else 0
-    return Batches(config, rank)

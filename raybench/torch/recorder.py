@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.lib import format as npy
 from torch import Tensor, nn
 
@@ -65,7 +66,8 @@ class record:
         self.steps: list[int] = []
         self._seconds: list[float] = []
         self._at, self._marks = 0, _Marks(self.parameters)
-        self._writes = _rank() == 0
+        self._joined = dist.is_initialized()
+        self._writes = not self._joined or dist.get_rank() == 0
         if self._writes:
             self._claim()
 
@@ -119,7 +121,7 @@ class record:
             "format": FORMAT,
             "steps": self.steps,
             "seconds_backward": median(self._seconds) if self._seconds else None,
-            "world_size": _world(),
+            "world_size": dist.get_world_size() if self._joined else 1,
             "tensors": [[name, list(p.shape)] for name, p in self.parameters],
         }
         text = json.dumps(about, indent=1).encode()
@@ -185,15 +187,3 @@ def _place(path: Path, write: Callable[[Any], object]) -> None:
     except BaseException:
         os.unlink(name)
         raise
-
-
-def _rank() -> int:
-    return torch.distributed.get_rank() if _joined() else 0
-
-
-def _world() -> int:
-    return torch.distributed.get_world_size() if _joined() else 1
-
-
-def _joined() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
