@@ -5,8 +5,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import raybench
 from raybench.compressors import entropy as wire
@@ -95,23 +93,6 @@ def test_short_and_long_frequencies():
         modes.append(int(m.payload()[0]))
         assert torch.equal(unpack(m.pack()).decode(), x)
     assert modes == [wire.BYTES, wire.WORDS]
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    symbols=st.lists(st.integers(0, 2**16), min_size=1, max_size=300),
-    kinds=st.integers(1, 40),
-    side=st.binary(max_size=9),
-    room=st.integers(0, 9),
-)
-def test_rows_decode_to_what_was_coded(symbols, kinds, side, room):
-    found = np.array(symbols, np.uint32)
-    found = found[: len(found) // 2 + 1][np.arange(len(found)) % min(kinds, len(found) // 2 + 1)]
-    row = wire._row(found, int(found.min()), int(found.max()), side, bytes(10**6))
-    assert row[0] in (wire.BYTES, wire.WORDS)
-    assert row[1 : 1 + len(side)] == side
-    got = wire._decoded(row[1 + len(side) :] + bytes(room), row[0], len(found))
-    assert np.array_equal(got, found)
 
 
 @pytest.mark.parametrize("mode", [3, 200])

@@ -91,13 +91,6 @@ def test_the_layout_of_blocks():
     assert int(packed[65]) == int(trits[325]) + 3 * int(trits[326])
 
 
-def test_any_bytes_are_trits():
-    given_bytes = torch.arange(256).to(torch.uint8).repeat(2)
-    codes = bitpack.unpack(given_bytes, bitpack.TRIT, 512 * 5 - 2)
-    assert int(codes.max()) == 2
-    assert torch.equal(codes, bitpack.unpack_torch(given_bytes, bitpack.TRIT, 512 * 5 - 2))
-
-
 def test_packed_codes_cut_short():
     with pytest.raises(ValueError, match="cut short"):
         bitpack.unpack(torch.zeros(2, 190, dtype=torch.uint8), 3, 512)

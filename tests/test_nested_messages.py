@@ -17,7 +17,6 @@ from raybench.compressors.composed import (
     SeededSupportMessage,
     SumMessage,
     SupportMessage,
-    best_factor,
 )
 from raybench.core.streams import stream
 from raybench.testing.compressors import same_bits
@@ -225,40 +224,3 @@ def test_scaled_messages_of_odd_numbers():
         assert same_bits(unpack(m.pack()).decode(), m.decode())
         assert not m.decode()[:, 0].any()
         assert not m.decode()[:, 1:3].isfinite().all(-1).any()
-
-
-# The best factor -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("d", [1, 7, 1000, 100_000])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize(
-    "sizes", [(1.0, 1.0), (1e-30, 1e-30), (1e-20, 1e3), (1e18, 1e18), (0.0, 1.0)]
-)
-def test_the_best_factor_is_the_quotient_of_exact_sums(d, dtype, sizes):
-    """Also where squares of the numbers are beyond the range of their type."""
-    x, value = (gaussian(2, d, seed=i, dtype=dtype) * s for i, s in enumerate(sizes))
-    found = best_factor(x, DenseMessage(d, dtype, value))[:, 0]
-    for row in range(2):
-        a, b = x[row].tolist(), value[row].tolist()
-        unit = max(map(abs, b))
-        along = math.fsum(p * (q / unit) for p, q in zip(a, b, strict=True))
-        size = math.fsum((q / unit) ** 2 for q in b)
-        scale = math.sqrt(math.fsum(p * p for p in a) / size)  # |s| at most, by Cauchy and Schwarz
-        error = abs(float(found[row]) - along / size / unit)
-        assert error <= 4 * torch.finfo(dtype).eps * scale / unit
-
-
-def test_the_best_factor_of_nothing_is_zero():
-    x = gaussian(2, D)
-    assert (best_factor(x, DenseMessage(D, x.dtype, 0 * x)) == 0).all()
-
-
-def test_the_best_factor_shows_what_is_not_finite():
-    x = gaussian(4, D)
-    for bad in (math.nan, math.inf):
-        broken = x.clone()
-        broken[1, 2] = bad
-        factor = best_factor(broken, DenseMessage(D, x.dtype, broken))
-        assert factor[1].isnan().all()
-        assert (factor[[0, 2, 3]] == 1).all()

@@ -23,8 +23,6 @@ from raybench.compressors.sparsification import (
     RandK,
     RandomSparsification,
     SharedMask,
-    bernoulli,
-    kept,
 )
 from raybench.core import streams
 from raybench.core.errors import InputError
@@ -357,23 +355,6 @@ def test_entries_are_kept_where_the_streams_number_says_so(d, dtype):
     assert all(same(a, b) for a, b in zip(found, want, strict=True))
     assert found[0][2, 3] == d  # what is not finite is sent as it is
     assert found[0][0, 1] == 0
-
-
-@pytest.mark.parametrize("p", [1e-9, 0.3, 1.0])
-@pytest.mark.parametrize("d", LENGTHS)
-def test_bernoulli_supports_are_where_the_streams_number_is_below_p(d, p):
-    source = stream(1).each(range(5))
-    where, counts = bernoulli(source, d, p)
-    keep = source.uniform(d) < p
-    assert torch.equal(counts, keep.sum(-1))
-    assert where.shape[-1] == int(counts.max())
-    for r in range(5):
-        own = where[r, : counts[r]]
-        assert torch.equal(own, keep[r].nonzero()[:, 0])
-        assert not where[r, counts[r] :].any()
-    x = stream(2).each(range(5)).normal(d)
-    value = torch.zeros_like(x).scatter_add_(-1, where, kept(x, where, counts))
-    assert torch.equal(value, torch.where(keep, x, 0.0))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -11,19 +11,13 @@ from hard_vectors import DTYPES, INF, NAN, hard_vectors, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.compressors import by_size as selection
 from raybench.compressors.by_size import (
-    above,
-    cut_of_largest,
-    kth_largest,
     largest,
     largest_torch,
-    ragged,
 )
 from raybench.compressors.selection import RTopK, TopK
-from raybench.core.compiled import compiled
 from raybench.core.streams import stream
-from raybench.testing.vectors import families, gaussian
+from raybench.testing.vectors import families
 
 
 def by_sorting(x, k):
@@ -76,21 +70,6 @@ def test_top_k_of_anything(data):
         assert torch.equal(found, want)
 
 
-@compiled
-def cut_and_kth(sizes, k):
-    return cut_of_largest(sizes, k), kth_largest(sizes, k)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 2**62) | st.integers(0, 3), min_size=1, max_size=400), st.data())
-def test_the_cut_of_the_largest(values, data):
-    k = data.draw(st.integers(1, len(values)))
-    (cut, ties), kth = cut_and_kth(np.array(values), k)
-    assert kth == sorted(values, reverse=True)[k - 1]
-    assert k == sum(v > cut for v in values) + ties
-    assert 0 <= ties <= sum(v == cut for v in values)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_rows_and_threads_change_nothing(dtype, threads):
@@ -104,23 +83,6 @@ def test_rows_and_threads_change_nothing(dtype, threads):
         torch.set_num_threads(before)
     assert torch.equal(together, by_sorting(x, k))
     assert torch.equal(alone, together[3:4])
-
-
-@pytest.mark.parametrize("d", [1, 63, 64, 65, 500, 100_000])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_what_exceeds_a_cut_is_a_comparison(d, dtype):
-    x = gaussian(3, d, dtype=dtype)
-    x[2, ::3] = 0.5
-    cuts = x.new_tensor([0.0, 0.9, 0.5])
-    for ties in (None, np.array([0, 0, 5])):
-        first = torch.zeros(3, d, dtype=torch.bool)
-        first[2, : 13 if ties is not None else 0 : 3] = True  # five, where there are so many
-        room = None if ties is None else np.minimum(ties, -(-d // 3))
-        counts, indices, values = ragged(x, (x.abs() > cuts[:, None]) | first)
-        found = above(x, cuts.numpy().view(selection.FORMS[dtype].integer), room)
-        assert torch.equal(found[0], counts)
-        assert torch.equal(found[1], indices)
-        assert torch.equal(found[2], values)
 
 
 # What theory says of top-k ---------------------------------------------------------------------

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raybench.compressors.pos_neg_top_k import PosNegTopK
-from raybench.core import parallel
 from raybench.core.streams import stream
 from raybench.testing.vectors import cells_and_clients, gaussian
 from raybench.wire import (
@@ -111,14 +110,10 @@ def check_round_trip(where, d, reference=True):
 @settings(deadline=None, max_examples=300)
 @given(DIMS, st.lists(st.integers(0, 3), max_size=2), st.integers(0, 99), st.data())
 def test_round_trip_and_reference(d, lead, seed, data):
-    k = data.draw(st.one_of(st.integers(0, d), st.integers(0, min(d, 9)), st.just(max(d // 50, 1))))
+    k = data.draw(
+        st.integers(0, d) | st.integers(0, min(d, 9)) | st.sampled_from([max(d // 50, 1), d])
+    )
     check_round_trip(supports(tuple(lead), d, k, seed), d)
-
-
-@pytest.mark.parametrize("d", [1, 2, 3, 8, 9, 257, 4096])
-def test_round_trip_at_the_ends(d):
-    for k in {0, 1, d - 1, d} & set(range(d + 1)):
-        check_round_trip(of(range(k), range(d - k, d)), d)
 
 
 @pytest.mark.parametrize("d", [2**31, 2**31 + 1, 2**40])
@@ -127,28 +122,6 @@ def test_round_trip_of_vast_dimensions(d, k):
     far = range(d - k, d)
     spread = [round(j * (d - 1) / max(k - 1, 1)) for j in range(k)]
     check_round_trip(of(range(k), far, spread), d, reference=k < 1000)
-
-
-def test_views_are_coded_as_their_copies():
-    where = supports((4, 6), 500, 12)
-    common = where[:, :1].expand(4, 6, 12)
-    for view in (where.transpose(0, 1), where[:, ::2], common):
-        data = encode(view, 500)
-        assert torch.equal(data, encode(view.clone(), 500))
-        wide = torch.cat((data[..., :3], data), -1)
-        assert torch.equal(decode(wide[..., 3:], 500, 12), view)
-
-
-@pytest.mark.parametrize("threads", [2, 3])
-def test_threads_change_nothing(monkeypatch, threads):
-    where = supports((50,), 700, 20)
-    data = encode(where, 700)
-    monkeypatch.setattr(parallel, "WORTH_THREADS", 0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert torch.equal(encode(where, 700), data)
-    assert torch.equal(decode(data, 700, 20), where)
-    with pytest.raises(ValueError, match="ascend"):
-        encode(where.flip(-1), 700)
 
 
 # What is no support --------------------------------------------------------------------------------

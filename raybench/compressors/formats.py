@@ -233,9 +233,6 @@ def _round(
 SCALES_PER_TOP = 256  # scales that share a number of full width under double quantisation
 
 
-# Formats ------------------------------------------------------------------------------------------
-
-
 def normal_float() -> list[float]:
     """Return the 16 levels of NF4: quantiles of the normal law, 0 and +-1 among them.
 
@@ -364,9 +361,6 @@ class BlockMessage(Message):
 
 SEARCH_WORK = 2.0  # of a number, in additions
 NF4_MIDS = 15  # points midway between its levels
-
-
-# Constants ---------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=64)

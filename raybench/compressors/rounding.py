@@ -158,9 +158,6 @@ GRID_WORK = 6.0  # of a coordinate, in additions
 LOOKED_UP_BITS = 7  # bits of the mantissa by which a level is looked up
 
 
-# Grids --------------------------------------------------------------------------------------------
-
-
 def span(dtype: torch.dtype) -> float:
     """Return the logarithm of a type's largest number over its smallest normal one."""
     info = torch.finfo(dtype)

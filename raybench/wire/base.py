@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import xxhash
@@ -114,8 +114,8 @@ class Message:
         value = self.decode()
         return value.sum(-2) / (value != 0).sum(-2).clamp(min=1)
 
-    def _layout(self) -> Layout:
-        """Return the fields of a row, what they cost, and its bytes."""
+    def _layout(self) -> tuple[tuple[Field, ...], Counts]:
+        """Return the fields of a row, and what they cost."""
         at = len(self.lead)
         shapes = tuple(getattr(self, name).shape[at:] for name in self.tensors)
         values = tuple(getattr(self, name) for name in (*self.static, *self.shaped))
@@ -123,7 +123,7 @@ class Message:
 
     def _cost(self) -> Counts:
         """Return values, index and raw bits of each row: numbers if all are alike, else of shape lead."""
-        return self._layout().cost
+        return self._layout()[1]
 
     def _size(self) -> int | Tensor:
         """Return the bytes of each row's payload, a number if all are alike, else int64 of shape lead.
@@ -133,7 +133,7 @@ class Message:
         return packed_bytes(self._cost(), self.dtype)
 
     def _payload(self) -> Tensor:
-        fields = self._layout().fields
+        fields, _ = self._layout()
         return pack_fields(fields, [getattr(self, f.name) for f in fields], self.lead)
 
     @classmethod
@@ -372,13 +372,6 @@ class Message:
         return b"".join((PREFIX.pack(MAGIC, checksum(text, rows), len(text)), text, *rows))
 
 
-class Layout(NamedTuple):
-    """The fields of a message's rows, what a row costs, and its bytes."""
-
-    fields: tuple[Field, ...]
-    cost: Counts
-
-
 @lru_cache(maxsize=4096)
 def _layout(
     kind: type[Message],
@@ -386,12 +379,12 @@ def _layout(
     dtype: torch.dtype,
     values: tuple[Any, ...],
     shapes: tuple[torch.Size, ...],
-) -> Layout:
+) -> tuple[tuple[Field, ...], Counts]:
     head = {"d": d, "dtype": str(dtype).removeprefix("torch.")}
     head |= zip((*kind.static, *kind.shaped), values, strict=True)
     own = dict(zip(kind.tensors, shapes, strict=True))
     fields = tuple(field._replace(shape=own[field.name]) for field in kind.fields(head, 0) or ())
-    return Layout(fields, row_cost(fields))
+    return fields, row_cost(fields)
 
 
 def _json(head: Header) -> str:

@@ -27,10 +27,7 @@ class DenseMessage(Additive):
         return [Field("values", Numbers(dtype_of(head)), (natural(head, "d"),))]
 
     def _write(self, out: Tensor) -> None:
-        if self.scale == 1.0:
-            out.copy_(self.values)
-        else:
-            torch.mul(self.values, self.scale, out=out)
+        torch.mul(self.values, self.scale, out=out)
 
     def _add(self, target: Tensor) -> Tensor:
         if self.present is not None:

@@ -86,14 +86,6 @@ def index_cost(d: int, k: int) -> Counts:
     )
 
 
-def tabled(counts: Tensor, d: int) -> bool:
-    """Return whether counts on the CPU, of d, are few enough to be looked up in a table of them all."""
-    if d > MOST_TABLED or counts.device.type != "cpu" or not counts.numel():
-        return False
-    least, most = counts.aminmax()
-    return int(least) >= 0 and int(most) <= d
-
-
 def per_count(
     counts: Tensor, of_count: Callable[[int], Sequence[float]], dtype: torch.dtype = torch.int64
 ) -> Tensor:
@@ -103,19 +95,28 @@ def per_count(
     return table.to(counts.device).T[:, where]
 
 
-def codes_of(counts: Tensor, d: int) -> Tensor:
-    """Return the ``code_of`` every count: kinds, widths and bits, int64 (3, *counts.shape).
-
-    Raises ValueError as ``code_of`` does.
-    """
-    if tabled(counts, d):
-        return torch.from_numpy(_codes(d).take(counts.numpy(), 1))
-    return per_count(counts, lambda k: code_of(d, k)).contiguous()
-
-
 @lru_cache(maxsize=256)
-def _codes(d: int) -> np.ndarray:
-    return np.array([code_of(d, k) for k in range(d + 1)]).T.copy()
+def _table(of: Callable[[int, int], Sequence[float]], d: int, dtype: torch.dtype) -> np.ndarray:
+    return torch.tensor([of(d, k) for k in range(d + 1)], dtype=dtype).T.contiguous().numpy()
+
+
+def of_counts(
+    of: Callable[[int, int], Sequence[float]], d: int, counts: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Return ``of(d, k)`` for every count k: (numbers, *counts.shape), from a table where d is small.
+
+    Raises ValueError as ``of`` does.
+    """
+    if d <= MOST_TABLED and counts.device.type == "cpu" and counts.numel():
+        least, most = counts.aminmax()
+        if int(least) >= 0 and int(most) <= d:
+            return torch.from_numpy(_table(of, d, dtype).take(counts.numpy(), 1))
+    return per_count(counts, lambda k: of(d, k), dtype).contiguous()
+
+
+def codes_of(counts: Tensor, d: int) -> Tensor:
+    """Return the ``code_of`` every count: kinds, widths and bits, int64 (3, *counts.shape)."""
+    return of_counts(code_of, d, counts, torch.int64)
 
 
 # One support length --------------------------------------------------------------------------------

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import ClassVar, Self, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,8 +31,8 @@ from raybench.wire.indices import (
     decode_rows,
     encode_rows,
     index_cost,
+    of_counts,
     per_count,
-    tabled,
 )
 
 
@@ -226,11 +224,6 @@ def _ragged_cost(d: int, k: int) -> Counts:
     return index_cost(d, k)._replace(values=k, raw=bitpack.width_of(d + 1))
 
 
-@lru_cache(maxsize=64)
-def _ragged_costs(d: int) -> np.ndarray:
-    return np.array([_ragged_cost(d, k) for k in range(d + 1)], np.float64).T.copy()
-
-
 @dataclass(eq=False)
 class RaggedMessage(_Scattered):
     """Rows of different length: the first ``counts`` (*lead) of ``indices``, ``values`` (*lead, k).
@@ -258,9 +251,7 @@ class RaggedMessage(_Scattered):
         out.zero_().scatter_add_(-1, self.indices, self._scaled())
 
     def _cost(self) -> Counts:
-        if tabled(self.counts, self.d):
-            return Counts(*torch.from_numpy(_ragged_costs(self.d).take(self.counts.numpy(), 1)))
-        return Counts(*per_count(self.counts, lambda k: _ragged_cost(self.d, k), torch.float64))
+        return Counts(*of_counts(_ragged_cost, self.d, self.counts, torch.float64))
 
     def _sends(self) -> Tensor:
         own = torch.arange(self.values.shape[-1], device=self.device) < self.counts[..., None]
