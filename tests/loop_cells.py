@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -32,10 +33,10 @@ CELLS: dict[str, tuple[Any, Any]] = {
 }
 
 
-def config(algorithm: Any, operator: Any, batch: Any) -> dict[str, Any]:
+def config(algorithm: Any, operator: Any, batch: Any, dtype: str) -> dict[str, Any]:
     problem = {"name": "network", "model": "mlp", "dataset": "digits", "clients": 2, "rows": 200}
     cell = {
-        "problem": {**problem, "batch": batch, "dtype": "float64"},
+        "problem": {**problem, "batch": batch, "dtype": dtype},
         "algorithm": algorithm,
         "rounds": ROUNDS,
         "seed": 3,
@@ -73,11 +74,13 @@ def looped(cell: dict[str, Any], step: float) -> Tensor:
 
 if __name__ == "__main__":
     rank, found = join(), {}
-    for name, (algorithm, operator) in CELLS.items():
-        for batch in ("full", 8):
-            cell = config(algorithm, operator, batch)
-            x = looped(cell, 0.05)
-            if rank == 0:
-                found[f"{name} {batch}"] = far(x, swept(cell, 0.05))
+    for dtype in sys.argv[2:]:
+        for name, (algorithm, operator) in CELLS.items():
+            for batch in ("full", 8):
+                cell = config(algorithm, operator, batch, dtype)
+                x = looped(cell, 0.05)
+                if rank == 0:
+                    torch.save(x, f"{sys.argv[1]}/{name}.{batch}.{dtype}.pt")
+                    found[f"{name} {batch} {dtype}"] = far(x, swept(cell, 0.05))
     save(found)
     leave()
