@@ -25,12 +25,13 @@ from raybench.execution.run import Options, Run
 from raybench.spec.model import Evaluate, Record
 from raybench.store.accounting import Accounting
 from raybench.testing.leaks import Spy
-from raybench.testing.trial import Method, batch_of, finished, started
+from raybench.testing.trial import DATA, Method, batch_of, finished, started
 from raybench.wire.ledger import COLUMNS
 from raybench.wire.transport import Transport
 
 D, N = 12, 5
 P1 = {"name": "quadratic", "dim": D, "clients": N, "mu": 0.2}
+SAMPLES = {"name": "least_squares", **DATA}
 FAR = {"x0": {"normal": 1.0}}
 
 
@@ -126,6 +127,27 @@ def test_neighbours_are_each_sent_to(graph):
     mean_degree = float(mixing(graph, N).degrees.mean())
     assert run.bits("up") == pytest.approx(9 * 12 * D * mean_degree)
     assert run.bits("down") == 0
+
+
+# Gradient evaluations ------------------------------------------------------------------------
+
+
+def test_gradient_evaluations_by_hand():
+    def curve(name, compressor=None, **params):
+        run = finished(Method(name, params, compressor, SAMPLES, step=1e-3, rounds=30).batch())
+        table = run.tables({})[0].to_pandas()
+        np.testing.assert_allclose(table["epoch"], table["grad_evals"] / 12)
+        return table["grad_evals"].to_numpy()
+
+    t = np.arange(31)
+    assert np.array_equal(curve("gd"), 12 * t)
+    assert np.array_equal(curve("sgd", batch=4), 4 * t)
+    assert np.array_equal(curve("ef21", TOP), 12 * (t + 1))
+    assert np.array_equal(curve("diana", RAND, alpha=0.1), 12 * t)
+    assert np.array_equal(curve("ef14", TOP), 12 * t)
+    assert np.array_equal(curve("vr_marina", RAND, p=1.0, batch=2), 12 * (t + 1))
+    mixed = np.diff(curve("vr_marina", RAND, p=0.4, batch=2))
+    assert set(mixed) == {12.0, 4.0}  # a full gradient, or two points on two samples
 
 
 # Recording -----------------------------------------------------------------------------------

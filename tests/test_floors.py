@@ -23,9 +23,10 @@ from toys import (
 )
 
 from raybench import theory
+from raybench.algorithms.vr_marina import VRMarina
 from raybench.core import registry
 from raybench.core.draws import Sample
-from raybench.execution.resolve import problem_of
+from raybench.execution.resolve import Skip, problem_of
 from raybench.testing.trial import DATA, Method, compressors_for, finished, started
 from raybench.theory import contraction
 
@@ -111,6 +112,16 @@ def test_diana_where_every_f_is_convex(stretched, operator, params, mu):
         assert D[:T].mean() <= V[0] / (2 * k["gamma"] * T)
     rate = 1 - min(k["gamma"] * k["mu"], k["alpha"] / 2)
     assert (V[0] * rate ** np.arange(301) * (1 + 1e-9) >= V).all()
+
+
+@pytest.mark.thorough
+def test_diana_breaks_the_inequality_beyond_that_step(stretched):
+    method = Method(
+        "diana", {}, {"name": "rand_k", "k": 1}, stretched, rule="convex", rounds=30, more=FAR
+    )
+    wild = replace(method, step=32 * method.cell().step_size)
+    V, _, _ = of_diana(wild)
+    assert V.max() > 2 * V[0]
 
 
 @pytest.mark.parametrize("name", first_of_each(["ef21", "ef21_plus"]))
@@ -328,6 +339,17 @@ def test_scaled_rand_k_is_rescaled(name):
     assert run.status[0] == "diverged"
 
 
+@pytest.mark.thorough
+def test_scaled_rand_k_in_ef21_diverges_where_the_rescaled_one_does_not():
+    """Why unbiased operators are rescaled: unscaled roles keep the factor d/K."""
+    method = Method("ef21", {}, {"name": "rand_k", "k": 1}, P2, rounds=400)
+    run = started(method.batch((1.0,), (0,)))
+    run.a.C = registry.lookup("compressor", "rand_k").target(1).compress
+    run.advance(400)
+    assert run.status[0] == "diverged"
+    assert finished(method.batch()).status[0] == "ok"
+
+
 @pytest.mark.parametrize(("eta", "batch"), first_of_each([(1.0, 1), (0.3, 1), (0.05, 1), (0.3, 4)]))
 def test_nonconvex_bound_with_noise(eta, batch):
     """EF21-SGDM: 2 Phi0/(gamma T) + 2 (eta + (eta^2 + 2 eta^3) beta/theta) sigma^2, sigma^2 along the path."""
@@ -450,6 +472,30 @@ def test_variance_reduction_has_no_floor(name, params):
 
 
 @pytest.mark.thorough
+def test_vr_marina_with_other_samples_at_the_old_point_stalls():
+    """A difference must be of the same samples: the classic mistake."""
+
+    class TwoSamples(VRMarina):
+        def round(a, net, s, c):
+            grad, seen = net.grad, []
+
+            def other(x, sample=None, **rest):
+                seen.append(sample)
+                apart = sample is not None and len([j for j in seen if j is not None]) == 2
+                return grad(x, net.sample("other", a.batch) if apart else sample, **rest)
+
+            net.grad = other
+            super().round(net, s, c)
+            net.grad = grad
+
+    entry = registry.lookup("algorithm", "vr_marina")
+    TwoSamples.declared = {**vars(entry.facts)}
+    with registered("algorithm", two_samples=TwoSamples):
+        assert last_norm("two_samples", p=0.3) > 1e-3
+    assert last_norm("vr_marina", p=0.3) < 1e-5
+
+
+@pytest.mark.thorough
 def test_adiana_accelerates():
     """On a chain with L/mu = 1000, all clients alike: about sqrt(L/mu) rounds, not L/mu."""
     problem = {**CHAIN, "dim": 30, "noise": 0.0, "lambda": 1e-3}
@@ -550,3 +596,22 @@ def test_sgd_converges_to_its_floor(batch):
     floor = 2 * gamma * C / (problem.n * batch * mu)
     assert (have <= (1 - gamma * mu) ** np.arange(len(have)) * have[0] + floor).all()
     assert have[-100:].mean() > 0.02 * floor  # of that order
+
+
+@pytest.mark.thorough
+def test_sgd_diverges_on_least_squares_at_the_step_of_bounded_noise():
+    """Why that theorem is not applied there: 1/L, minibatches of one row, clients with one large row each."""
+    squares = {
+        "name": "least_squares",
+        "dataset": "breast_cancer",
+        "clients": 1,
+        "regularizer": "none",
+    }
+    method = Method("sgd", {}, None, squares)
+    with pytest.raises(Skip, match="bounded for all x") as why:
+        method._resolved({"theory": 1.0}, 0)
+    assert "step_size.rule: pl, which there is here" in why.value.fix
+    c = problem_of(method.cell().cell.problem).constants
+    wild = Method("sgd", {}, None, squares, step=1 / c.L, rounds=3000, more=FAR)
+    norms = finished(wild.batch((1.0,), range(4)), every=50).recorder.column("grad_norm_sq")
+    assert np.nanmax(norms) > 10 * norms[:, 0].mean()
