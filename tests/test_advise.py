@@ -23,6 +23,8 @@ from raybench.spec import short
 from raybench.testing.vectors import gaussian
 from raybench.wire.transport import Transport
 
+pytestmark = pytest.mark.thorough
+
 LAYOUT = Layout((("a", (30, 40)), ("b", (50,))))
 D = LAYOUT.dim
 PROBLEM = {"name": "network", "model": "mlp", "dataset": "digits", "clients": 1, "batch": 8}

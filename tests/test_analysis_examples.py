@@ -5,6 +5,8 @@ import importlib
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 MODULES = (
     "aligned",
     "frames",

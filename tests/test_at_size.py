@@ -27,6 +27,8 @@ from raybench.store import Store, load, reader
 from raybench.store.files import Local
 from raybench.store.log import ATTEMPTS as TRIES
 
+pytestmark = pytest.mark.thorough
+
 GRID = {
     "problem": {"name": "quadratic", "dim": 12, "clients": 4, "seed": [0, 1]},
     "algorithm": ["marina", "diana", "ef21"],

@@ -12,6 +12,8 @@ from raybench.compressors.composed import Support, SupportMessage
 from raybench.core.streams import stream
 from raybench.testing.vectors import gaussian
 
+pytestmark = pytest.mark.thorough
+
 LIKE = torch.zeros(1, dtype=torch.float64)
 LENGTH, KNOTS = 159, 20  # of the smooth sequences that it learns
 

@@ -20,6 +20,8 @@ from raybench.measure import timing as bench
 from raybench.testing import claims, vectors
 from raybench.testing.vectors import families, gaussian
 
+pytestmark = pytest.mark.thorough
+
 
 class Given(Compressor):
     """C(x) = ``of(x)``, sent dense, with the constants that the test claims."""

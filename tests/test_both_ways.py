@@ -17,6 +17,8 @@ from raybench.wire import CasesMessage
 from raybench.wire.dense import DenseMessage
 from raybench.wire.ledger import COLUMNS
 
+pytestmark = pytest.mark.thorough
+
 P1 = {"name": "quadratic", "dim": 12, "clients": 7, "mu": 0.05, "heterogeneity": 0.5, "seed": 3}
 COMMON, SPARSE = {**RAND, "mask": "common"}, {"name": "random_sparsification", "p": 0.3}
 BOTH = {"multiples": (1.0, 0.5), "seeds": (0, 1)}

@@ -12,6 +12,8 @@ import pytest
 from raybench import spec
 from raybench.runtime.driver import drive
 
+pytestmark = pytest.mark.thorough
+
 SMALL = chaos.SWEEP.replace("MODE", "simulate").replace("WORKERS", "1").replace("ROUNDS", "20")
 
 

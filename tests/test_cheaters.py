@@ -19,6 +19,8 @@ from raybench.core.errors import InputError
 from raybench.testing.trial import Method, finished
 from raybench.wire import DenseMessage
 
+pytestmark = pytest.mark.thorough
+
 CHEATERS = Path(__file__).parent / "cheaters"
 EXAMPLES = Path(__file__).parents[1] / "examples"
 UNSEEN_BROADCAST = "clients use what was sent"

@@ -10,6 +10,8 @@ from toys import each_round, registered
 from raybench.problems.base import Problem
 from raybench.testing.trial import DATA, Method, finished, started
 
+pytestmark = pytest.mark.thorough
+
 SAMPLES = {"name": "least_squares", **DATA, "regularizer": "l2", "lambda": 0.3}
 SADDLES = {
     "name": "quadratic",

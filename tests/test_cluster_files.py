@@ -20,6 +20,8 @@ import yaml
 from raybench.cluster import file
 from raybench.runtime.session import HEAD_ENVIRONMENT
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parent.parent
 UP = ["cluster.yaml", "cluster/gcp.yaml", "cluster/azure.yaml", "cluster/local.yaml"]  # `ray up`
 CLOUDS = UP[:3]

@@ -21,6 +21,8 @@ import pytest
 import yaml
 from heads_kit import free_port
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "cluster" / "slurm.sh"
 VENV = Path(sys.executable).parent.parent

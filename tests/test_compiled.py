@@ -17,6 +17,8 @@ from raybench.core.compiled import compiled
 from raybench.core.errors import InputError
 from raybench.core.process import kernel_folder
 
+pytestmark = pytest.mark.thorough
+
 KINDS = ("int32", "int64", "float32", "float64")
 FUNCTIONS = 6
 MODULE = "from raybench.core.compiled import compiled\n" + "".join(

@@ -18,6 +18,8 @@ from raybench.testing.claims import draws
 from raybench.testing.compressors import same_bits
 from raybench.testing.vectors import cells_and_clients, families, gaussian
 
+pytestmark = pytest.mark.thorough
+
 D = 24
 COUNT = 4000
 

@@ -15,6 +15,8 @@ from raybench.testing import metrics, problems
 from raybench.testing.problems import Objective, check_entry, conformance
 from raybench.testing.vectors import gaussian
 
+pytestmark = pytest.mark.thorough
+
 OURS = [
     ("logistic", {}),
     ("logistic", {"regularizer": "l1"}),

@@ -14,6 +14,8 @@ from raybench.core.streams import stream
 from raybench.testing.compressors import CHECKS, Subject, check_entry, conformance, examples
 from raybench.wire import DenseMessage, SparseMessage
 
+pytestmark = pytest.mark.thorough
+
 
 def test_check_entry_covers_every_example():
     entry = lookup("compressor", "rand_k")

@@ -12,6 +12,8 @@ import raybench
 from raybench.core.errors import InputError
 from raybench.data.session import packed
 
+pytestmark = pytest.mark.thorough
+
 random = np.random.default_rng(0)
 X = random.standard_normal((40, 3))
 Y = np.array(["a", "b", "c"])[X.argmax(1)]

@@ -15,6 +15,8 @@ from raybench.execution.resolve import Skip
 from raybench.testing.trial import DATA, Method, finished, started
 from raybench.wire.neighbours import Neighbours
 
+pytestmark = pytest.mark.thorough
+
 TOY, L1 = {"name": "convex_l1"}, {"name": "convex_l1", "weight": 0.2}
 TENTH = {"name": "rand_k", "k": 1}
 TWO_BITS = {"name": "dithering", "s": 1, "p": "inf"}

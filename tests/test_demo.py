@@ -23,6 +23,8 @@ from raybench.testing.vectors import gaussian
 from raybench.wire import SparseMessage
 from raybench.wire.transport import on_virtual_ranks
 
+pytestmark = pytest.mark.thorough
+
 LAYOUT = Layout((("a", (96, 70)), ("b", (7,)), ("c", (6, 2, 5)), ("d", (130,)), ("e", (3, 67))))
 CHUNKS = ((96, 70, 48, 35), (1, 7, 1, 7), (6, 10, 6, 10), (1, 130, 1, 26), (3, 67, 3, 1))
 NET = {"model": "mlp:hidden=[6]", "dataset": "digits", "clients": 3, "rows": 90}

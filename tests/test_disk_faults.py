@@ -6,6 +6,8 @@ import disk_faults
 import pytest
 from disk_faults import FaultyDisk
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def undisturbed():

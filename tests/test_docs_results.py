@@ -12,6 +12,8 @@ import raybench
 from raybench import spec
 from raybench.core import yaml
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "results.md").read_text()
 CONCEPTS = (ROOT / "docs" / "concepts.md").read_text()

@@ -16,6 +16,8 @@ from raybench.problems import build
 from raybench.testing.problems import conformance as problem_conformance
 from raybench.testing.trial import Method, finished
 
+pytestmark = pytest.mark.thorough
+
 DEEP = ["mlp:hidden=[6],activation=tanh", "identity", "mlp:hidden=[4]"]
 TOP = {"name": "top_k", "k": 5}
 

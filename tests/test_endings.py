@@ -24,6 +24,8 @@ from raybench.runtime.driver import drive
 from raybench.store import Store
 from raybench.store.files import Local
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT = Path(sys.executable).parent / "raybench"
 LONG = (
     "problem: quadratic\nalgorithm: ef21\ncompressor: {name: top_k, k: 1..40}\nrounds: 2000\n"

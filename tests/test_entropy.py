@@ -13,6 +13,8 @@ from raybench.core.errors import InputError
 from raybench.core.streams import stream
 from raybench.testing.vectors import cells_and_clients, gaussian
 
+pytestmark = pytest.mark.thorough
+
 INNER = [
     *("dithering:s=3", "dithering:s=40", "terngrad", "natural", "natural_dithering:s=5", "sign"),
     *("int8", "int8:rounding=stochastic", "nf4", "nf4:double=true", "mxfp4", "mxfp8"),

@@ -15,6 +15,8 @@ from raybench.testing.algorithms import methods
 from raybench.testing.trial import PLAIN, Method, started
 from raybench.wire.wire import Wire
 
+pytestmark = pytest.mark.thorough
+
 
 def plain(kind: type[Algorithm]) -> bool:
     """Return whether a training loop of one's own could hold the method: it replaces both ends of a round."""

@@ -18,6 +18,8 @@ from raybench.core.registry import lookup
 from raybench.problems.base import Constants, Fact
 from raybench.theory import Setting
 
+pytestmark = pytest.mark.thorough
+
 
 def square(*rows):
     """Return sum r r' of rows (N,): the form that adds up the squares of linear functions of the state."""

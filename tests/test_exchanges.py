@@ -10,6 +10,8 @@ from toys import each_round
 from raybench.testing.algorithms import conformance
 from raybench.testing.trial import DATA, Method, started
 
+pytestmark = pytest.mark.thorough
+
 RIDGE = {"name": "least_squares", **DATA, "regularizer": "l2", "lambda": 0.3}
 RAND, NATURAL = {"name": "rand_k", "k": "30%"}, {"name": "natural"}
 FAR = {"x0": {"normal": 1.0}}

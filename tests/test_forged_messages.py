@@ -17,6 +17,8 @@ from raybench.testing.compressors import same_bits
 from raybench.wire import Dense, unpack
 from raybench.wire.base import MAGIC, PREFIX, checksum
 
+pytestmark = pytest.mark.thorough
+
 PATIENCE = 2.0  # seconds; what is refused is refused at once
 MOST = 100 * 10**6  # bytes of memory
 

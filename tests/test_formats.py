@@ -18,6 +18,8 @@ from raybench.core import parallel
 from raybench.core.streams import stream
 from raybench.testing.vectors import gaussian
 
+pytestmark = pytest.mark.thorough
+
 DTYPES = [torch.float32, torch.float64]
 PUBLISHED_NF4 = [  # QLoRA's table, as in bitsandbytes
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),

@@ -14,6 +14,8 @@ from raybench.report.heatmap import draw, heatmaps
 from raybench.store import Store
 from raybench.store.reader import configs
 
+pytestmark = pytest.mark.thorough
+
 KS, ZS, TARGET = [1, 3, 8], [0, 1, 40], 1e-3
 GRID = {
     "name": "grid",

@@ -19,6 +19,8 @@ from raybench.data import load
 from raybench.problems.clients import Rows
 from raybench.spec import sections
 
+pytestmark = pytest.mark.thorough
+
 PATIENCE = 2.0  # seconds
 MOST = 100 * 10**6  # bytes of memory
 PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}

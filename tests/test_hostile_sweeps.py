@@ -11,6 +11,8 @@ from raybench.core import yaml
 from raybench.core.errors import Complaint, InputError
 from raybench.store import identity
 
+pytestmark = pytest.mark.thorough
+
 PATIENCE = 2.0  # seconds, after what must be imported
 HEAD = "problem: quadratic\nalgorithm: gd\n"
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -17,6 +17,8 @@ import torchvision
 from raybench.core.errors import InputError
 from raybench.data import IMAGE_SETS, ImageSet, catalogue, images
 
+pytestmark = pytest.mark.thorough
+
 TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]  # digits in MNIST
 TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
 CHECKSUMS = {

@@ -25,6 +25,8 @@ from raybench.cluster.price import price
 from raybench.cluster.states import STATES, Launch
 from raybench.core.errors import InputError
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parent.parent
 CLOUD = {
     "cluster_name": "c",

@@ -19,6 +19,8 @@ from raybench.cluster.provider import LaunchFailed
 from raybench.cluster.states import Launch
 from raybench.cluster.steps import HeadLost, Steps
 
+pytestmark = pytest.mark.thorough
+
 SWEEP = """\
 name: far
 problem: {name: quadratic, dim: 4, clients: 2}

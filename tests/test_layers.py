@@ -15,7 +15,7 @@ from pathlib import Path
 
 import networkx
 import pytest
-from tiers import ON_RAY, THOROUGH
+from tiers import ON_RAY
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "raybench"
@@ -61,7 +61,18 @@ ONLY = {  # layers that may use less than all that lies below them
 }
 LIGHT = ("torch", "ray", "pandas", "pyarrow", "numba", "numpy", "scipy", "matplotlib", "plotly")
 SLACK = 1.2
-OVER: dict[str, int] = {}  # OVER
+OVER = {  # rooms that are above it still: what they have and no more
+    "cli, __main__": 3876,
+    "measure": 1589,
+    "reproduce": 1089,
+    "cluster": 2191,
+    "torch": 2227,
+    "data": 2455,
+    "spec": 3062,
+    "store": 2965,
+    "core": 4020,
+    "tests": 44400,
+}
 BESIDE = {"tests": 36000, "benchmarks": 3500}
 LINES_MOST = 700
 ALGORITHM_LINES = 190  # with the theory of its steps
@@ -337,10 +348,9 @@ def test_benchmarks_import_what_is_there() -> None:
 
 
 def test_tiers_name_tests_that_exist() -> None:
-    gone = [name for name in THOROUGH if not (ROOT / "tests" / f"test_{name}.py").is_file()]
     every = "".join(f.read_text() for f in (ROOT / "tests").glob("test_*.py"))
-    gone += [name for name in ON_RAY if f"def {name}(" not in every]
-    assert not gone, f"tests/thorough.txt or tiers.py names {gone}, which are not there"
+    gone = [name for name in ON_RAY if f"def {name}(" not in every]
+    assert not gone, f"tests/tiers.py names {gone}, which are not there"
 
 
 def test_the_checks_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,8 @@ import pytest
 from raybench.runtime import session
 from raybench.runtime.leftovers import LOCK, remove_orphans, scratch
 
+pytestmark = pytest.mark.thorough
+
 SOON = 5.0  # seconds after which nothing of a killed driver may be there
 TRAIN = """
 name: left

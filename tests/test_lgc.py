@@ -16,6 +16,8 @@ from raybench.testing.trial import Method, finished, started
 from raybench.wire.ledger import COLUMNS
 from raybench.wire.transport import on_virtual_ranks
 
+pytestmark = pytest.mark.thorough
+
 SMALL = {"width": 4, "momentum": 0.7, "masking": False, "innovation": 1}
 PHASES = {"dense_rounds": 3, "fit_rounds": 6, "fit_steps": 2, "fit_step": 0.01}
 BOTH = pytest.mark.parametrize("variant", ["all_reduce", "server"])

@@ -12,6 +12,8 @@ from cli_kit import cli, tidy
 from raybench.analysis.links import Link, parse
 from raybench.measure.link import SIZES, Timing, expected, fit
 
+pytestmark = pytest.mark.thorough
+
 TRUE = Link(2e-4, 50e6)
 
 

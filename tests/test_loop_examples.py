@@ -11,6 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ALONE = ("ray_train",)  # start their processes themselves
 

@@ -31,6 +31,8 @@ from raybench.core.layout import Layout
 from raybench.core.streams import stream
 from raybench.wire import FactorsMessage, unpack
 
+pytestmark = pytest.mark.thorough
+
 DTYPES = (torch.float64, torch.float32)
 
 

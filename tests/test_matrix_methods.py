@@ -7,6 +7,8 @@ import torch
 
 from raybench.testing.trial import Method, finished, started
 
+pytestmark = pytest.mark.thorough
+
 NET = {
     "name": "network",
     "model": "mlp:hidden=[6],activation=tanh",

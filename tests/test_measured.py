@@ -22,6 +22,8 @@ from raybench.core.draws import Sample
 from raybench.execution.plan import facts_of
 from raybench.problems import build, minimum
 
+pytestmark = pytest.mark.thorough
+
 LOGISTIC = {"dataset": "breast_cancer", "clients": 5, "scale": "columns"}
 RIDGE = "logistic:dataset=breast_cancer,scale=columns,clients=5,regularizer=l2"
 

@@ -24,6 +24,8 @@ from raybench.testing.vectors import cells_and_clients, gaussian
 from raybench.wire import DenseMessage, SeededMessage, SparseMessage, index_cost
 from raybench.wire.transport import on_virtual_ranks, share_of
 
+pytestmark = pytest.mark.thorough
+
 D = 24
 
 

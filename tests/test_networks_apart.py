@@ -12,6 +12,8 @@ from raybench.store import cells
 from raybench.testing.trial import Method, finished
 from raybench.wire.transport import on_virtual_ranks
 
+pytestmark = pytest.mark.thorough
+
 MLP = {"model": "mlp:hidden=[8]", "dataset": "digits", "clients": 5, "rows": 150, "batch": 6}
 PROBLEM = {"name": "network", **MLP, "dtype": "float64"}
 TOP, RAND = {"name": "top_k", "k": "5%"}, {"name": "rand_k", "k": "5%"}

@@ -34,6 +34,8 @@ pytest.importorskip("moto", reason="moto is not installed: pip install 'moto[s3]
 from s3_kit import CREDENTIALS, Fault, FaultyProxy, make_bucket, moto
 from s3fs import S3FileSystem
 
+pytestmark = pytest.mark.thorough
+
 SWEEP = """
 name: small
 problem: {name: quadratic, dim: 12, clients: 4}

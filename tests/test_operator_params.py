@@ -13,6 +13,8 @@ from raybench.core.registry import Choice, Count, Flag, Integer, List, Number, O
 from raybench.spec import Section, load, sections, short
 from raybench.spec.sections import default
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _dummies():

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from raybench import data, problems
 from raybench.core.errors import InputError
 
+pytestmark = pytest.mark.thorough
+
 HOSPITALS = np.array(["Basel", "Arles", "Basel", "Cork", "Arles", "Basel"] * 5)
 KINDS = np.array(["flu", "cold", "none", "flu", "none", "cold"] * 5)
 

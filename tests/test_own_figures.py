@@ -15,6 +15,8 @@ from raybench.report import words
 from raybench.report.content import all_methods, build
 from raybench.report.custom import figure
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -11,6 +11,8 @@ from test_images import refused
 from raybench.core.errors import InputError
 from raybench.data import Examples, images
 
+pytestmark = pytest.mark.thorough
+
 RANDOM = np.random.default_rng(0)
 PIXELS = RANDOM.integers(0, 256, (6, 3, 5, 4), np.uint8)
 LABELS = np.array([0, 1, 2, 2, 1, 0])

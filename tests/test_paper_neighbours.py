@@ -18,6 +18,8 @@ from raybench.reproduce.claims import Side
 from raybench.reproduce.evidence import Evidence, kept
 from raybench.reproduce.judge import AGREES, DISAGREES
 
+pytestmark = pytest.mark.thorough
+
 CONVEX = ["hosvd", "exact_diffusion", "prox_lead", "lsgd", "codistillation"]
 NETWORKS = [
     "dgc_cifar",

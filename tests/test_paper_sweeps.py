@@ -14,6 +14,8 @@ from raybench import spec
 from raybench.core.registry import load_plugin, lookup
 from raybench.execution.plan import make_plan
 
+pytestmark = pytest.mark.thorough
+
 FOLDER = Path(__file__).parent.parent / "sweeps" / "paper"
 ON_DATA = (
     "clag_tuned",

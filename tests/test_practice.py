@@ -28,6 +28,8 @@ from raybench.core.layout import Layout, clipped, matrices
 from raybench.problems.quadratic import Quadratic
 from raybench.testing.trial import Method, finished, started
 
+pytestmark = pytest.mark.thorough
+
 
 class Tensors(Quadratic):
     """Convex quadratics of five clients whose variable is a 3 x 4 matrix, a vector of 4, a 2 x 3 matrix."""

@@ -11,6 +11,8 @@ import pytest
 from raybench.core import process
 from raybench.runtime.session import environment
 
+pytestmark = pytest.mark.thorough
+
 UNTOUCHED = """
 import ctypes, os, sys
 

@@ -28,6 +28,8 @@ from raybench.spec.model import Prune, Record
 from raybench.store import Store, log
 from raybench.wire.transport import Transport, on_virtual_ranks
 
+pytestmark = pytest.mark.thorough
+
 HALVE = Prune("halving", least=1)
 CONFIG = {
     "name": "pruning",

@@ -48,6 +48,8 @@ from raybench.wire.levels import (
     levels_of,
 )
 
+pytestmark = pytest.mark.thorough
+
 DTYPES = (torch.float32, torch.float64)
 DRAWS = 4000
 

@@ -30,6 +30,8 @@ from raybench.core.streams import MOST_SORTED, stream
 from raybench.testing.vectors import cells_and_clients, families, gaussian
 from raybench.wire import unpack
 
+pytestmark = pytest.mark.thorough
+
 DTYPES = [torch.float32, torch.float64]
 
 

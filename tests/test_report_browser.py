@@ -15,7 +15,7 @@ from raybench.analysis.frames import framed
 from raybench.report import html
 from raybench.store import CELLS, Store, to_table
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=ABSENT)
+pytestmark = [pytest.mark.thorough, pytest.mark.skipif(CHROMIUM is None, reason=ABSENT)]
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)><b>%{x}"
 PLOT = "grad_norm_sq_vs_bits_up-0"
 CHOOSE = """const choose = (name, value) => {

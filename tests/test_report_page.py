@@ -18,6 +18,8 @@ from raybench.report.page import MOST_ROWS
 from raybench.report.tables import growth_notes
 from raybench.store import CELLS, CURVES, Store, to_table
 
+pytestmark = pytest.mark.thorough
+
 
 def page_of(tmp_path, **kw):
     store = Store(tmp_path / "results")

@@ -21,6 +21,8 @@ from raybench.reproduce.evidence import Evidence, keep, kept, of_folder
 from raybench.reproduce.judge import AGREES, DISAGREES, NOT_RUN, UNDECIDED, measured_words
 from raybench.store import CURVES
 
+pytestmark = pytest.mark.thorough
+
 DOCS = Path(__file__).parent.parent / "docs"
 SWEEP = """\
 name: tiny

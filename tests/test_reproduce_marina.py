@@ -10,6 +10,8 @@ from raybench import spec
 from raybench.execution.plan import Plan, make_plan
 from raybench.reproduce import find
 
+pytestmark = pytest.mark.thorough
+
 NAMES = (
     "marina_diana",
     "vr_marina_diana",

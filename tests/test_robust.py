@@ -12,6 +12,8 @@ from raybench.core import registry
 from raybench.testing.algorithms import methods
 from raybench.testing.trial import DATA, Method, finished, started
 
+pytestmark = pytest.mark.thorough
+
 UNLIKE = {"name": "quadratic", "dim": 10, "clients": 7, "mu": 0.1, "seed": 1}
 LOGISTIC = {"name": "logistic", **DATA, "regularizer": "l2", "lambda": 0.1}
 ROBUST = [n for n in registry.names("algorithm") if registry.lookup("algorithm", n).facts.robust]

@@ -12,6 +12,8 @@ import torch
 from raybench.execution.checks import Skip
 from raybench.testing.trial import Method, started
 
+pytestmark = pytest.mark.thorough
+
 MLP = {"model": "mlp:hidden=[8]", "dataset": "digits", "clients": 5, "rows": 150, "batch": 6}
 PROBLEM = {"name": "network", **MLP, "dtype": "float64"}
 LIE = {"byzantine": 1, "attack": "label_flip"}

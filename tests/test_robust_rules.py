@@ -22,6 +22,8 @@ from raybench.algorithms.robust import (
 from raybench.core.parts import Robust
 from raybench.core.streams import stream
 
+pytestmark = pytest.mark.thorough
+
 RESISTING = sorted(set(RULES) - {"mean"})
 
 

@@ -16,6 +16,8 @@ from raybench.execution.run import Average, factor
 from raybench.testing.trial import Method, finished, started
 from raybench.wire import RaggedMessage, SparseMessage
 
+pytestmark = pytest.mark.thorough
+
 
 def gd(step, **more) -> Method:
     return Method("gd", {}, None, P1, rounds=12, more={**FAR, "step_size": step, **more})

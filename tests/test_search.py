@@ -24,6 +24,8 @@ from raybench.execution.plan import make_plan
 from raybench.execution.search import around, coarse, foreseen, ladders, stage_of, ways
 from raybench.runtime.driver import drive
 
+pytestmark = pytest.mark.thorough
+
 REFINE = {"search": {"step_size": "refine"}}
 LOGISTIC = {
     "name": "search",

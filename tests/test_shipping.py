@@ -22,6 +22,8 @@ from raybench.runtime.shipping import SHARED_FROM, pack, unpack
 from raybench.runtime.worker import load_shipped
 from raybench.spec import load
 
+pytestmark = pytest.mark.thorough
+
 MANY = SHARED_FROM // 8  # float64
 MLP = {"model": "mlp:hidden=[300]", "dataset": "digits", "clients": 4, "batch": 32}
 PROBLEMS: dict[str, dict[str, Any]] = {

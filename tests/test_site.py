@@ -15,6 +15,8 @@ from raybench import spec
 from raybench.core import registry
 from raybench.core import yaml as core_yaml
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("mkdocs", "material")
 missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]

@@ -14,6 +14,8 @@ from raybench.testing.compressors import assert_bits_fit_bytes, examples, same_b
 from raybench.testing.vectors import cells_and_clients, gaussian
 from raybench.wire import HALVES, Dense, DenseMessage, RaggedMessage, unpack
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(params=HALVES, ids=str)
 def dtype(request):

@@ -13,6 +13,8 @@ from raybench.core.draws import Sample
 from raybench.problems.base import share_right, share_signed
 from raybench.problems.softmax import DenseScores
 
+pytestmark = pytest.mark.thorough
+
 DIGITS = {"dataset": "digits", "clients": 4, "scale": "columns", "rows": 120}
 CASES = {
     "nonconvex": {**DIGITS, "intercept": True},

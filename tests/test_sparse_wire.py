@@ -23,6 +23,8 @@ from raybench.wire import (
 from raybench.wire import indices as codes
 from raybench.wire.indices import ELIAS, LIST, MASK, code_of, decode, encode
 
+pytestmark = pytest.mark.thorough
+
 DIMS = st.sampled_from([1, 2, 3, 7, 8, 9, 33, 64, 200, 3000])
 
 

@@ -12,6 +12,8 @@ from spec_plugins import registered
 from raybench.core.errors import InputError
 from raybench.spec import load
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _dummies():

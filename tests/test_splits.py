@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from raybench import data
 from raybench.core.errors import InputError
 
+pytestmark = pytest.mark.thorough
+
 
 def complaint(call, *args, **kwargs) -> str:
     with pytest.raises(InputError) as caught:

@@ -10,6 +10,8 @@ from raybench.core.layout import Layout
 from raybench.testing.trial import Method, finished, recorded, started
 from raybench.wire.transport import on_virtual_ranks
 
+pytestmark = pytest.mark.thorough
+
 NET = {"model": "mlp:hidden=[6]", "dataset": "digits", "clients": 3, "rows": 90}
 PROBLEM = {"name": "network", **NET, "batch": "full", "dtype": "float64"}
 SIZES = [6 * 64, 6, 60, 10]

@@ -12,6 +12,8 @@ from raybench.core.errors import InputError
 from raybench.measure import study
 from raybench.measure.study import FORMULAS, against_sign, drawn, gradients, top_k_energy
 
+pytestmark = pytest.mark.thorough
+
 SMALL = {"Top-k": ["top_k:k=1%", "top_k:k=10%", "top_k:k=100%"], "scaled sign": ["scaled_sign"]}
 
 

@@ -11,6 +11,8 @@ from raybench import spec
 from raybench.data.catalogue import EMBEDDED
 from raybench.execution.plan import Plan, make_plan
 
+pytestmark = pytest.mark.thorough
+
 FOLDER = Path(__file__).parent.parent / "sweeps"
 SWEEPS = sorted(FOLDER.glob("*.yaml"))
 SIZES = {  # cells, after merging

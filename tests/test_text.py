@@ -15,6 +15,8 @@ from raybench.core import limits
 from raybench.core.errors import InputError
 from raybench.data import text, vocabulary
 
+pytestmark = pytest.mark.thorough
+
 PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 SAID = "the quick brown fox jumps over the lazy dog\n" * 5
 # name: characters, distinct ones, checksum of the training part for sequences of 64

@@ -20,6 +20,8 @@ from raybench.testing.trial import Method, started
 from raybench.theory import Setting
 from raybench.wire import wire as wires
 
+pytestmark = pytest.mark.thorough
+
 SEEDS = 48
 FAMILY = [  # method, its parameters, its operator, seeds (1: all of it is deterministic)
     ("lag", {"z": 0.3}, None, 1),

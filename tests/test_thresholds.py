@@ -26,6 +26,8 @@ from raybench.core.registry import lookup
 from raybench.core.streams import stream
 from raybench.testing.vectors import cells_and_clients, gaussian
 
+pytestmark = pytest.mark.thorough
+
 NAMES = [
     *("top_k", "rtop_k", "hard_threshold", "adaptive_threshold", "pos_neg_top_k"),
     *("dgc", "block_top_k", "masking"),

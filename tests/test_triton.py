@@ -26,6 +26,8 @@ from raybench.measure.timing import named
 from raybench.wire import RaggedMessage, SparseMessage, bitpack, unpack
 from raybench.wire.levels import code_dtype
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parent.parent
 KERNEL = re.compile(r"^def (\w+_kernel)\(", re.MULTILINE)
 

@@ -11,6 +11,8 @@ from raybench.compressors import by_size
 from raybench.compressors import selection as threshold
 from raybench.core.gpu import selection
 
+pytestmark = pytest.mark.thorough
+
 
 def check_largest(x, k):
     where, values = selection.largest(x, k)

@@ -13,6 +13,8 @@ from raybench.execution.resolve import Resolver, Skip
 from raybench.spec import Step
 from raybench.testing.trial import DATA, Method, finished, started
 
+pytestmark = pytest.mark.thorough
+
 SEEDS = 48
 ROWS, FEATURES = 80, 11
 FAR = {"x0": "problem"}

@@ -36,6 +36,8 @@ from raybench.testing.algorithms import conformance
 from raybench.testing.problems import conformance as problem_conformance
 from raybench.testing.trial import Method, finished, started
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> str:

@@ -21,6 +21,8 @@ from raybench.core import limits
 from raybench.core.errors import InputError
 from raybench.data import views
 
+pytestmark = pytest.mark.thorough
+
 ARRAYS = made()
 
 

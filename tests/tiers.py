@@ -1,19 +1,15 @@
 """Which tests make test runs, and which only make test-all: those that bear the marker ``thorough``.
 
-A file that ``thorough.txt`` names bears it as a whole. So does all that starts Ray, but for ``ON_RAY``, and all that is
-``slow``; single tests bear it in their files, most by ``first_of_each``.
+A file whose failures change seldom, or take long to look for, bears it as a whole (``pytestmark``); single cases bear it
+by ``first_of_each``. So does all that starts Ray, but for ``ON_RAY``, and all that is ``slow``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-THOROUGH = Path(__file__).with_name("thorough.txt").read_text().split()
-"""Files by their names without ``test_``: whose failures change seldom, or take long to look for."""
 
 ON_RAY = {
     "test_tune_trials_give_what_one_process_gives",
@@ -25,21 +21,17 @@ ON_RAY = {
 
 
 def is_thorough(item: pytest.Item) -> bool:
-    """Return whether a test runs in make test-all alone, by its file, by Ray, or as it is slow."""
-    on_ray = item.get_closest_marker("ray") is not None
-    return (
-        item.path.stem.removeprefix("test_") in THOROUGH
-        or item.get_closest_marker("slow") is not None
-        or (on_ray and item.name.partition("[")[0] not in ON_RAY)
-    )
+    """Return whether a test runs in make test-all alone because it starts Ray, or is slow."""
+    ray = item.get_closest_marker("ray") is not None and item.name.partition("[")[0] not in ON_RAY
+    return ray or item.get_closest_marker("slow") is not None
 
 
 def first_of_each(cases: Iterable[Any], key: Callable[[Any], Any] = lambda case: 0) -> list[Any]:
     """Return parameters of which all are thorough but the first of each ``key``: without one, the first of all."""
-    found, seen = [], set()
+    params, seen = [], set()
     for case in cases:
         values = case if isinstance(case, tuple) else (case,)
         marks = [pytest.mark.thorough] if key(case) in seen else []
-        found.append(pytest.param(*values, marks=marks))
+        params.append(pytest.param(*values, marks=marks))
         seen.add(key(case))
-    return found
+    return params
