@@ -3,12 +3,12 @@
     python benchmarks/cells.py --against ../before [--filter top_k] [--threads 1]
     python benchmarks/cells.py --plain               # kernels beside the same in plain torch
 
-Each case is a method with an operator on a problem, for one cell and for a batch of 16. Two processes, one
+Each case is a method with a compressor on a problem, for one cell and for a batch of 16. Two processes, one
 per checkout, hold the same run and take turns of some twenty milliseconds of rounds, so that both meet the
 same machine in the same second. A turn counts by its median round; printed are the medians over turns and
 the median of the ratios of neighbouring turns, now / before. Without ``--against`` only this checkout is
 timed, beside gradient descent on the same problem. With ``--plain`` the other process is of this checkout,
-with operators in their plain torch form where there is one: a ratio of 0.5 says that the kernel halves
+with compressors in their plain torch form where there is one: a ratio of 0.5 says that the kernel halves
 the round.
 """
 
@@ -80,7 +80,7 @@ def cases(pattern: str) -> Iterator[tuple[str, dict[str, Any]]]:
             try:
                 op = api.compressor(operator)
             except InputError:
-                continue  # an operator that this checkout does not have, or that needs parameters
+                continue  # a compressor that this checkout does not have, or that needs parameters
             biased = op.omega(64) is None
             for cells in (1, 16):
                 title = f"{problem}, {cells} cells, {'ef21' if biased else 'diana'} {operator}"

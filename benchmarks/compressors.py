@@ -1,9 +1,9 @@
-"""Operators on a gradient of ResNet-18 (11,181,642 float32), beside floors and targets.
+"""Compressors on a gradient of ResNet-18 (11,181,642 float32), beside floors and targets.
 
     RAYBENCH_DATA=... python benchmarks/compressors.py [--repeats 15] [--vector gaussian]
 
 All times are multiples of one copy into a preallocated buffer, best of interleaved turns in one run.
-The floors are what torch does for the heart of an operator, with buffers allocated beforehand where
+The floors are what torch does for the heart of a compressor, with buffers allocated beforehand where
 torch allows it. A target is for compress + decode; pack + unpack may take 4 more.
 """
 
@@ -87,7 +87,7 @@ def line(row: Measured) -> str:
 
 
 def main() -> None:
-    """Time the operators and the floors in turn and print them."""
+    """Time the compressors and the floors in turn and print them."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--vector", choices=("resnet18", "gaussian"), default="resnet18")

@@ -3,7 +3,7 @@
     python benchmarks/forge.py --messages 100000
     python benchmarks/forge.py --files 10000 --results 10000 --seed 7
 
-Every forged message has a valid checksum: it begins as a message of one of the operators, and its
+Every forged message has a valid checksum: it begins as a message of one of the compressors, and its
 header, its bytes or both are changed before it is signed again. It must be refused with ValueError, or
 decode, add, cost, pack and sum without an error. Every forged file must be refused with InputError, or
 be read; of a results folder any file may be changed. Printed are the outcomes, the slowest answer and

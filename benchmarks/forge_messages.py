@@ -1,4 +1,4 @@
-"""Forged messages: those of every operator, changed in header or bytes, and signed again."""
+"""Forged messages: those of every compressor, changed in header or bytes, and signed again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def honest_messages(d: int = 24) -> list[Any]:
-    """Return messages of every operator, of shapes () and (2, 3), some masked, and of what wraps them."""
+    """Return messages of every compressor, of shapes () and (2, 3), some masked, and of what wraps them."""
     import torch
 
     import raybench

@@ -10,7 +10,7 @@ gloo's ring; ``server``, all to the first machine and as much back; and rounds o
 
 A prediction is the model's time at the latency and the bandwidth that were set, plus what software takes: first of all
 each exchange, of 4 kB, and each round is timed on a link of 20 Gbit/s without latency. What a round takes there
-besides gradients and operators counts for that method; its gradients and operators are those measured with it.
+besides gradients and compressors counts for that method; its gradients and compressors are those measured with it.
 Printed: predicted and measured milliseconds, and predicted / measured - 1.
 
 The machines share this one's cores. They run with real-time priority where that is allowed, so that what else runs
@@ -109,7 +109,7 @@ def _measured(which: int, ask: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _rounds(name: str, transport: Any, rounds: int) -> dict[str, Any]:
-    """Return the median seconds of a round of the engine, of its gradients and operators, and its bytes."""
+    """Return the median seconds of a round of the engine, of its gradients and compressors, and its bytes."""
     import time
 
     import numpy as np

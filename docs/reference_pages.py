@@ -1,6 +1,6 @@
 """What mkdocs asks when it builds the site: pages made from the code, and files that the pages link to.
 
-The reference of methods, operators, problems and Python functions is made from what is registered, each time the
+The reference of methods, compressors, problems and Python functions is made from what is registered, each time the
 site is built: the same words as ``raybench show`` prints. Pages link to files beside ``docs/``; the site shows
 each of them on a page of its own, as a reader of the site may have no other copy. ``mkdocs.yml`` names this file as a hook.
 """
@@ -27,7 +27,7 @@ MARK = re.compile(r"<!-- generated pages: .*? -->")
 LANGUAGES = {".yaml": "yaml", ".yml": "yaml", ".py": "python", ".sh": "sh", ".toml": "toml"}
 TITLES = {
     "algorithm": ("reference/methods.md", "Every method"),
-    "compressor": ("reference/operators.md", "Every operator"),
+    "compressor": ("reference/operators.md", "Every compressor"),
     "problem": ("reference/problems.md", "Every problem"),
     "metric": ("reference/metrics.md", "Every metric"),
 }
@@ -113,10 +113,10 @@ def reference() -> dict[str, str]:
 
 INTRODUCTIONS = {
     "algorithm": "The first line of each is its update, in the notation of its paper: x is the model, gamma the step "
-    "size, C or Q the operator, f_i the loss of client i, x+ the value of x after the round. *Up* is what a client "
+    "size, C or Q the compressor, f_i the loss of client i, x+ the value of x after the round. *Up* is what a client "
     "sends in a round and *down* what the server broadcasts; a value is one number of the model's type, so d values "
     "cost 64 d bits in double precision. `raybench show NAME` prints the same, and with `--problem` the numbers.",
-    "compressor": "C(x) is what arrives when x is sent. An unbiased operator has the constant omega, E||C(x) - x||^2 "
+    "compressor": "C(x) is what arrives when x is sent. An unbiased compressor has the constant omega, E||C(x) - x||^2 "
     "<= omega ||x||^2; a contractive one has alpha, E||C(x) - x||^2 <= (1 - alpha) ||x||^2. `raybench show NAME --d "
     "1000` prints the constants and the bits in a dimension.",
     "problem": "f is the mean of the clients' losses f_i. `raybench show NAME` prints the same, and with `--dataset` "
@@ -135,14 +135,14 @@ def described(entry: Entry[Any]) -> Iterator[str]:
     if rest:
         yield escaped(rest) + "\n"
     if isinstance(entry.facts, AlgorithmFacts):
-        yield f"**Operator:** {needs(entry.facts.up)}.\n"
+        yield f"**Compressor:** {needs(entry.facts.up)}.\n"
     yield from parameters(entry)
     if isinstance(entry.facts, AlgorithmFacts):
         yield from steps(entry.facts.theory)
 
 
 def needs(role: str | None) -> str:
-    """Return what a method asks of the operator for its messages."""
+    """Return what a method asks of the compressor for its messages."""
     if role is None:
         return "none, its messages are dense or of its own kind"
     return {"any": "any"}.get(str(role), str(role))

@@ -19,7 +19,7 @@ data = raybench.torch.batches(CONFIG)
 model = data.model()
 opt = raybench.torch.CompressedOptimizer(
     torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0),
-    algorithm="gd",  # whole directions; "sparseloco" with an operator sends a part of them
+    algorithm="gd",  # whole directions; "sparseloco" with a compressor sends a part of them
     local={"steps": 10},
     outer={"optimizer": "nesterov", "momentum": 0.9, "step_size": 0.7},
 )

@@ -1,4 +1,4 @@
-"""The Python side: one operator, one cell, one sweep."""
+"""The Python side: one compressor, one cell, one sweep."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Data = Mapping[str, object]  # data sets by name: see raybench.data.session.FORM
 
 
 def compressor(name: str, **params: object) -> Compressor:
-    """Return an operator by name: ``compressor("top_k", k=10)``, ``compressor("top_k:k=1%")``.
+    """Return a compressor by name: ``compressor("top_k", k=10)``, ``compressor("top_k:k=1%")``.
 
     Parameters are those of a sweep file (``raybench show top_k``); k is a count, or a share as
-    ``"1%"`` or 0.01. The operator has ``compress(x, stream=)`` for x of shape (..., d), ``omega(d)``
+    ``"1%"`` or 0.01. The compressor has ``compress(x, stream=)`` for x of shape (..., d), ``omega(d)``
     and ``alpha(d)`` (None where it is not of that class). Raises InputError for a wrong name or value.
     """
     section = short.section("compressor", name, params)

@@ -1,9 +1,9 @@
 """All that a plug-in file needs: ``from raybench.plugins import compressor, Compressor, Count, ...``.
 
 Decorators: ``compressor``, ``algorithm``, ``problem``, ``metric``. Parameters: ``Count``, ``Number``,
-``Integer``, ``Choice``, ``Flag``, ``Text``, ``List``, ``Operator``. Bases: ``Compressor``,
-``Algorithm``, ``Estimator``, ``Problem``. ``build`` makes the operator of an ``Operator`` parameter. Messages
-for operators: ``DenseMessage``, ``SparseMessage``, ``SeededMessage``, ``LevelsMessage``, ...; for
+``Integer``, ``Choice``, ``Flag``, ``Text``, ``List``, ``Compressor``. Bases: ``Compressor``,
+``Algorithm``, ``Estimator``, ``Problem``. ``build`` makes the compressor of an ``Compressor`` parameter. Messages
+for compressors: ``DenseMessage``, ``SparseMessage``, ``SeededMessage``, ``LevelsMessage``, ...; for
 algorithms: ``Dense``, ``choose`` and the roles ``Contractive``, ``Unbiased``, ``Any_``. ``Callback``: what follows
 a sweep. See docs/plugins.md.
 """

@@ -46,13 +46,13 @@ class NoTheory(Exception):
 
 @dataclass(frozen=True)
 class Setting:
-    """A problem, operators and a method's numbers, as far as step sizes depend on them.
+    """A problem, compressors and a method's numbers, as far as step sizes depend on them.
 
-    d is the message dimension, m the samples per client, omega / alpha those of the uplink operator,
-    ``dense_share`` the operator's bits over those of d values.
-    common_mask: the clients' messages depend on each other. ab: (A, B) of such operators, as PermK's:
-    E||mean Q_i(a_i) - mean a_i||^2 <= A mean||a_i||^2 - B ||mean a_i||^2. ``down_``: the same of the downlink operator.
-    numbers, operators: the method's parameters, and those of them that are operators, bound.
+    d is the message dimension, m the samples per client, omega / alpha those of the uplink compressor,
+    ``dense_share`` the compressor's bits over those of d values.
+    common_mask: the clients' messages depend on each other. ab: (A, B) of such compressors, as PermK's:
+    E||mean Q_i(a_i) - mean a_i||^2 <= A mean||a_i||^2 - B ||mean a_i||^2. ``down_``: the same of the downlink compressor.
+    numbers, compressors: the method's parameters, and those of them that are compressors, bound.
     nonsmooth: the problem has a nonsmooth part. rounds: the horizon T. constant_step: no schedule.
     kappa: that of the server's rule, 0 of the mean; n and constants are then those of the honest clients.
     """
@@ -119,7 +119,7 @@ class Setting:
         return fact in self.constants.facts
 
     def need(self, name: str) -> float:
-        """Return a constant of the problem or the operator; raises NoTheory where it is unknown."""
+        """Return a constant of the problem or the compressor; raises NoTheory where it is unknown."""
         value = getattr(self if hasattr(self, name) else self.constants, name)
         if value is None:
             raise NoTheory(f"{name} is unknown here")
@@ -132,16 +132,16 @@ class Setting:
         return float(self.numbers[name])
 
     def operator(self, name: str) -> Any:
-        """Return an operator of the method's parameters, bound; raises NoTheory where it has none of that name."""
+        """Return a compressor of the method's parameters, bound; raises NoTheory where it has none of that name."""
         if name not in self.operators:
             raise NoTheory(
-                f"the step depends on the operator {name}, which this method does not have"
+                f"the step depends on the compressor {name}, which this method does not have"
             )
         return self.operators[name]
 
 
 def contraction(alpha: float) -> tuple[float, float]:
-    """Return theta = 1 - sqrt(1 - alpha) and beta = (1 - alpha)/theta of a contractive operator."""
+    """Return theta = 1 - sqrt(1 - alpha) and beta = (1 - alpha)/theta of a contractive compressor."""
     theta = alpha / (1 + math.sqrt(1 - alpha))  # 1 - sqrt(1 - alpha), exact for tiny alpha too
     return theta, (1 - alpha) / theta
 
@@ -221,19 +221,19 @@ FULL = Assumption(
     lambda k: not isinstance(k.numbers.get("batch"), int),
 )
 
-# The operator and the run ----------------------------------------------------------------------
+# The compressor and the run ----------------------------------------------------------------------
 
 CONTRACTIVE = Assumption(
-    "the operator is contractive", "it is not", lambda k: k.alpha is not None and k.alpha > 0
+    "the compressor is contractive", "it is not", lambda k: k.alpha is not None and k.alpha > 0
 )
-UNBIASED = Assumption("the operator is unbiased", "it is not", lambda k: k.omega is not None)
+UNBIASED = Assumption("the compressor is unbiased", "it is not", lambda k: k.omega is not None)
 EITHER = Assumption(
-    "the operator is unbiased or contractive",
+    "the compressor is unbiased or contractive",
     "it is neither",
     lambda k: UNBIASED.holds(k) or CONTRACTIVE.holds(k),
 )
 DOWN_UNBIASED = Assumption(
-    "the downlink operator is unbiased", "it is not", lambda k: k.down_omega is not None
+    "the downlink compressor is unbiased", "it is not", lambda k: k.down_omega is not None
 )
 INDEPENDENT = Assumption(
     "the clients' messages are independent of each other",

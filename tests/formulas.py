@@ -49,7 +49,7 @@ def cases(sheet: str) -> Iterator[Case]:
 
 
 def settings(text: str) -> list[dict[str, Any]]:
-    """Return all combinations of the values of names; ``first`` and ``shift`` are operators."""
+    """Return all combinations of the values of names; ``first`` and ``shift`` are compressors."""
     ends: list[list[dict[str, Any]]] = [[{}]]
     for axis in filter(None, map(str.strip, text.split(";"))):
         names, _, values = axis.partition(": ")
@@ -60,7 +60,7 @@ def settings(text: str) -> list[dict[str, Any]]:
     return [{k: v for part in parts for k, v in part.items()} for parts in product(*ends)]
 
 
-# Unbiased operators -------------------------------------------------------------------------------
+# Unbiased compressors -------------------------------------------------------------------------------
 
 
 def marina_root(p, omega, n=3):
@@ -362,7 +362,7 @@ CURVED_CLIENTS = replace(C, facts=C.facts - {Fact.QUADRATIC})
 
 
 def shrunk(rate, bias, variance):
-    """E||v - rate C(v)||^2/||v||^2 of an operator whose mean is off by ``bias`` and varies by ``variance``."""
+    """E||v - rate C(v)||^2/||v||^2 of a compressor whose mean is off by ``bias`` and varies by ``variance``."""
     return (1 - rate + rate * bias) ** 2 + rate**2 * variance
 
 

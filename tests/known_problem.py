@@ -40,14 +40,14 @@ C = Constants(
 
 
 class Held:
-    """An operator of a method's parameter: its constants are all that a step sees."""
+    """A compressor of a method's parameter: its constants are all that a step sees."""
 
     def __init__(self, omega=None, alpha=None):
         self.omega, self.alpha = omega, alpha
 
 
 def setting(n=3, m=20.0, T=1000, constants=C, nonsmooth=False, steady=True, share=1.0, **given):
-    """A ``Setting``: omega, alpha, what begins with down_, common, ab and first are the operators'; share is the cost of a
+    """A ``Setting``: omega, alpha, what begins with down_, common, ab and first are the compressors'; share is the cost of a
     message over a dense one's; all else are the method's numbers.
     """
     facts = ("omega", "alpha", "down_alpha", "down_omega", "down_share", "down_common", "down_ab")
@@ -72,7 +72,7 @@ def setting(n=3, m=20.0, T=1000, constants=C, nonsmooth=False, steady=True, shar
 
 
 def q(alpha):
-    """sqrt(beta/theta) = sqrt(1 - alpha)/(1 - sqrt(1 - alpha)), 0 for an exact operator."""
+    """sqrt(beta/theta) = sqrt(1 - alpha)/(1 - sqrt(1 - alpha)), 0 for an exact compressor."""
     return sqrt(1 - alpha) / (1 - sqrt(1 - alpha))
 
 

@@ -123,7 +123,7 @@ def small_tensors() -> Any:
 
 
 def by_groups() -> Any:
-    """Tensors by name have operators of their own."""
+    """Tensors by name have compressors of their own."""
     model = network()
     named = list(model.named_parameters())
     opt = rt.CompressedOptimizer(
@@ -227,7 +227,7 @@ PRESETS = {
     "momentum_sgd": None,
     "ef21_hb": "top_k:k=10%",
 }
-"""All methods that bring local steps or an outer optimizer, with an operator."""
+"""All methods that bring local steps or an outer optimizer, with a compressor."""
 
 
 def local(model: nn.Module, name: str, operator: Any, **more: Any) -> Any:
@@ -240,7 +240,7 @@ def local(model: nn.Module, name: str, operator: Any, **more: Any) -> Any:
 def presets() -> Any:
     """Presets go on as if they had not stopped: in the middle of local steps, and with more or fewer ranks.
 
-    Another number of ranks has the same data on every rank and operators without an error, so that the number
+    Another number of ranks has the same data on every rank and compressors without an error, so that the number
     of ranks changes nothing but rounding.
     """
     found = {}

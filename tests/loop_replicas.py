@@ -55,7 +55,7 @@ def not_alike() -> Any:
     return {
         "seed": said(lambda: wrapped("rand_k:k=10%", algorithm="diana", seed=rank())),
         "compressor": said(lambda: wrapped("top_k:k=20%" if one else TOP)),
-        "a wrong operator": said(lambda: wrapped("topk" if one else TOP)),
+        "a wrong compressor": said(lambda: wrapped("topk" if one else TOP)),
         "algorithm": said(lambda: wrapped(algorithm="ef21_sgdm" if one else "ef21")),
         "shapes": said(lambda: wrapped(model=nn.Linear(3, 2 + rank()))),
         "types": said(lambda: wrapped(model=network(torch.float32 if one else torch.float64))),

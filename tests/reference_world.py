@@ -1,4 +1,4 @@
-"""What a reference implementation needs: a cell's data as numpy arrays, its operators and its coins."""
+"""What a reference implementation needs: a cell's data as numpy arrays, its compressors and its coins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAMBDA = 0.5  # of the least squares problem's l2 term
 
 
 class World:
-    """A cell's data, operators and random numbers; ``bits`` up and ``evals`` are means over clients, ``told`` bits down."""
+    """A cell's data, compressors and random numbers; ``bits`` up and ``evals`` are means over clients, ``told`` bits down."""
 
     def __init__(self, method: Method, multiple: float, seed: int) -> None:
         run = started(method.batch((multiple,), (seed,)))

@@ -1,4 +1,4 @@
-"""raybench advise: operators replayed on real gradients, what is said, the sweep that is written, errors."""
+"""raybench advise: compressors replayed on real gradients, what is said, the sweep that is written, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python side: operators, one cell, a sweep, and what importing the package costs."""
+"""The Python side: compressors, one cell, a sweep, and what importing the package costs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_names_are_there():
         raybench.nothing  # noqa: B018
 
 
-# Operators -----------------------------------------------------------------------------------------
+# Compressors -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_run_takes_overrides_and_files(tmp_path):
     ("change", "said"),
     [
         ({"seed": [0, 1]}, "a grid of 2 cells"),
-        ({"algorithm": "marina"}, "marina needs an unbiased operator"),
+        ({"algorithm": "marina"}, "marina needs an unbiased compressor"),
         ({"compressor": {"name": "top_k", "k": 13}}, "13 of 12 coordinates"),
         ({"ruonds": 3}, "did you mean rounds"),
         ({"rounds": "many"}, "rounds"),

@@ -58,7 +58,7 @@ def test_a_plan_builds_problems_and_operators_and_resolves_forms_once(monkeypatc
     plan = make_plan(asked)
     bound = build._operator.cache_info().misses
     assert len(built) == 2
-    assert len(found) == 2 * 3 * 3  # of each problem, method and operator
+    assert len(found) == 2 * 3 * 3  # of each problem, method and compressor
     assert bound <= 2 * 3 * 3
     assert len(plan.cells) == 2 * 7 * 140  # marina and diana take no top_k
     assert len(plan.skipped) == 2 * 2 * 140

@@ -1,4 +1,4 @@
-"""Measuring operators: figures beside a copy, the gradient they are tried on, and claims drawn."""
+"""Measuring compressors: figures beside a copy, the gradient they are tried on, and claims drawn."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Given(Compressor):
 
 
 def lasting(seconds):
-    """Return an operator that sleeps so long per coordinate."""
+    """Return a compressor that sleeps so long per coordinate."""
 
     def of(x):
         time.sleep(seconds * x.numel())

@@ -144,7 +144,7 @@ SWEEP = {
 
 
 def plain(folder: Path, name: str, more: str = "") -> Path:
-    """Return a plug-in file with an operator that sends x as it is."""
+    """Return a plug-in file with a compressor that sends x as it is."""
     text = PLAIN.format(name=name, more=more, decorator="compressor")
     (folder / "p.py").write_text(text)
     return folder / "p.py"

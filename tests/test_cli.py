@@ -82,7 +82,7 @@ def test_sweep_ends_with_table_report_and_next_command(swept):
     assert "small  28 cells run in" in said.out
     for word in ("GD", "EF21 Top-K", "EF21 Rand-K", "MARINA Rand-K", "Bits to target", "÷ GD"):
         assert word in said.out
-    assert re.search(r"^skipped +8 cells: marina needs an unbiased operator", said.out, re.M)
+    assert re.search(r"^skipped +8 cells: marina needs an unbiased compressor", said.out, re.M)
     assert re.search(rf"^report +{re.escape(str(out / 'report.html'))}$", said.out, re.M)
     assert re.search(r"^next +raybench plot ", said.out, re.M)
     assert "note: gd x 3 compressors: 18 cells merged to 6" in said.err
@@ -187,7 +187,7 @@ def test_a_sweep_where_nothing_ends_ok_still_says_why(here):
     said = cli("sweep", "s.yaml", "--inline")
     assert said.code == 1  # where all are skipped, nothing came of the sweep
     assert "no cell ended ok: 1 skipped" in said.out
-    assert "1 cell: marina needs an unbiased operator" in said.out
+    assert "1 cell: marina needs an unbiased compressor" in said.out
     assert "to run: an unbiased compressor, such as rand_k, or allow_unproven: true" in said.out
 
 
@@ -202,7 +202,7 @@ def test_plan_counts_estimates_and_writes_nothing(here, swept):
     tidy(said.out)
     assert tree(here) == before
     assert "small  36 cells: 28 to run, 8 skipped" in said.out
-    assert "8 cells: marina needs an unbiased operator and top_k is a biased one" in said.out
+    assert "8 cells: marina needs an unbiased compressor and top_k is a biased one" in said.out
     rows = {line[:14].strip(): line for line in said.out.splitlines()}
     assert re.search(r"ef21 top_k +1, 3 +1, 2, 4 × +0, 1 +12 +0 ", said.out)
     # exact where messages have one length: 20 rounds of 12 float64

@@ -1,4 +1,4 @@
-"""DeMo and its operator: cosine coefficients of chunks, against plain numpy and scipy."""
+"""DeMo and its compressor: cosine coefficients of chunks, against plain numpy and scipy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documentation keeps up: every column, method, operator and verb that exists is described."""
+"""The documentation keeps up: every column, method, compressor and verb that exists is described."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class InTenths(Compressor):
 
 @pytest.mark.thorough
 def test_the_kind_of_message_of_the_page_conforms(tmp_path: Path) -> None:
-    """All but its operator's behaviour on tiny, large and infinite numbers, of which it knows nothing."""
+    """All but its compressor's behaviour on tiny, large and infinite numbers, of which it knows nothing."""
     (tmp_path / "p.py").write_text(OWN_KIND + ITS_OPERATOR)
     with own_plugins():
         said = cli("check", tmp_path / "p.py", "--verbose")

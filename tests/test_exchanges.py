@@ -15,7 +15,7 @@ pytestmark = pytest.mark.thorough
 RIDGE = {"name": "least_squares", **DATA, "regularizer": "l2", "lambda": 0.3}
 RAND, NATURAL = {"name": "rand_k", "k": "30%"}, {"name": "natural"}
 FAR = {"x0": {"normal": 1.0}}
-KINDS = {  # method, operator, downlink
+KINDS = {  # method, compressor, downlink
     "compressed_scaffnew": ("compressed_scaffnew", None, None),
     "locodl natural": ("locodl", NATURAL, None),
     "locodl rand_k": ("locodl", RAND, None),

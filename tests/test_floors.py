@@ -341,7 +341,7 @@ def test_scaled_rand_k_is_rescaled(name):
 
 @pytest.mark.thorough
 def test_scaled_rand_k_in_ef21_diverges_where_the_rescaled_one_does_not():
-    """Why unbiased operators are rescaled: unscaled roles keep the factor d/K."""
+    """Why unbiased compressors are rescaled: unscaled roles keep the factor d/K."""
     method = Method("ef21", {}, {"name": "rand_k", "k": 1}, P2, rounds=400)
     run = started(method.batch((1.0,), (0,)))
     run.a.C = registry.lookup("compressor", "rand_k").target(1).compress

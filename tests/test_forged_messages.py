@@ -41,7 +41,7 @@ def message(text="identity", d=24, lead=(2, 3)):
 
 
 def forged(text="identity", rest=None, **lies):
-    """Return an operator's message with some header fields replaced, in its tree and its leaves."""
+    """Return a compressor's message with some header fields replaced, in its tree and its leaves."""
     head, sent = parts_of(message(text).pack())
     for place in (head["tree"], *head["leaves"]):
         place.update(copy.deepcopy(lies))

@@ -208,8 +208,8 @@ def test_groups_are_part_of_ids_and_of_labels():
     ("text", "said"),
     [
         ("identity", r"groups: expected a list"),
-        ("[identity]", r"groups\[0\]: a group has a pattern and an operator"),
-        ('[{match: "*.bias"}]', r"groups\[0\]: a group has a pattern and an operator"),
+        ("[identity]", r"groups\[0\]: a group has a pattern and a compressor"),
+        ('[{match: "*.bias"}]', r"groups\[0\]: a group has a pattern and a compressor"),
         ("[{match: 3, compressor: identity}]", r"groups\[0\]\.match"),
         ('[{match: "", compressor: identity}]', r"groups\[0\]\.match"),
         (

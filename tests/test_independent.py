@@ -1,8 +1,8 @@
 """What the reference methods of other tests take from the engine, computed here without it.
 
-References of methods use raybench's own operators, coins and counts of bits, so a mistake in one of these would
+References of methods use raybench's own compressors, coins and counts of bits, so a mistake in one of these would
 be in both. Here the random numbers come from splitmix64 in Python's integers along the documented path
-(seed, "round", round, purpose, client), operators are a few lines of numpy, and bits are counted by hand.
+(seed, "round", round, purpose, client), compressors are a few lines of numpy, and bits are counted by hand.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def smallest(key: int, d: int, k: int) -> list[int]:
     return sorted(range(d), key=drawn.__getitem__)[:k]
 
 
-# Operators in numpy ---------------------------------------------------------------------------
+# Compressors in numpy ---------------------------------------------------------------------------
 
 
 def top_k(x, key, k):
@@ -259,7 +259,7 @@ TOP = {"name": "top_k", "k": 3}
 # 3 of 40 indices by Elias-Fano: 3 low bits each, and 3 + floor(39/8) = 7 for the high parts: 16 bits,
 # 2 bytes, where a list has 3 * 6 = 18 bits in 3 bytes. 10 of 40 take 39 bits by Elias-Fano: no byte less
 # than a bitmask of 40, which is taken then.
-BOOKS = [  # method, parameters, operator; values, index bits, raw bits, bytes a round up
+BOOKS = [  # method, parameters, compressor; values, index bits, raw bits, bytes a round up
     ("gd", {}, None, 40, 0, 0, 320),
     ("ef21", {}, TOP, 3, 16, 0, 24 + 2),
     ("ef21_plus", {}, TOP, 3, 16, 1, 24 + 2 + 1),

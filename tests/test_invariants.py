@@ -37,7 +37,7 @@ L1 = {"name": "convex_l1", "weight": 0.2}
 ONE = {**P1, "clients": 1}  # a client
 ALIKE = {"name": "tridiagonal", "dim": 12, "clients": 4, "noise": 0.0, "lambda": 0.01}
 SINGLES = {**SAMPLES, "rows": 40, "clients": 40}  # a sample per client
-Given = tuple  # (method, parameters, operator, downlink)
+Given = tuple  # (method, parameters, compressor, downlink)
 
 
 def method(given: Given, problem=P1, step=0.02, rounds=60, **rest) -> Method:
@@ -335,7 +335,7 @@ def test_they_are_the_same(ours, theirs, problem):
 
 
 def test_v5_with_an_unbiased_operator_is_marina():
-    """Not rescaled; as a contractive operator it is another method."""
+    """Not rescaled; as a contractive compressor it is another method."""
     own = method(("three_pc_v5", {"p": 0.2, "init": "full"}, RAND), more=FAR).batch()
     theirs = started(method(("marina", {"p": 0.2}, RAND), more=FAR).batch())
     unscaled, rescaled = started(own), started(own)
@@ -376,7 +376,7 @@ def test_zero_compressor_freezes_the_model(name, params):
     assert run.bits("up") == 0
 
 
-# The counterexample of biased operators -------------------------------------------------------
+# The counterexample of biased compressors -------------------------------------------------------
 
 
 def on_counterexample(name, rounds, step=None) -> Method:

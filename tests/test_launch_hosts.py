@@ -191,7 +191,7 @@ def progress(bench: hosts_kit.Hosts, launch: Launch) -> str:
 def wait_for(true: object, process: subprocess.Popen[str], seconds: float = 500) -> None:
     """Wait until a thing is true, and fail where the process that should make it so has ended."""
     until = time.monotonic() + seconds
-    while not true():  # type: ignore[operator]
+    while not true():  # type: ignore[compressor]
         if process.poll() is not None:
             raise AssertionError(process.communicate()[0])
         assert time.monotonic() < until, "in vain"

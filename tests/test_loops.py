@@ -146,7 +146,7 @@ def test_local_steps_that_are_not_finite(found):
 ALIKE = {
     "seed": "seed: rank 0 has 0, rank 1 1",
     "compressor": "compressor: rank 0 has top_k:k=10%, rank 1 top_k:k=20%",
-    "a wrong operator": "compressor: rank 0 has top_k:k=10%, rank 1 topk",
+    "a wrong compressor": "compressor: rank 0 has top_k:k=10%, rank 1 topk",
     "algorithm": "algorithm: rank 0 has ef21, rank 1 ef21_sgdm",
     "shapes": "parameter 0: rank 0 has 0.0 (2, 3) torch.float32, rank 1 0.0 (3, 3) torch.float32",
     "types": "parameter 0: rank 0 has 0.0 (30, 20) torch.float64, rank 1 0.0 (30, 20) torch.float32",

@@ -1,4 +1,4 @@
-"""Low rank: operators on matrices and tensors: best approximations, guarantees, messages."""
+"""Low rank: compressors on matrices and tensors: best approximations, guarantees, messages."""
 
 from __future__ import annotations
 

@@ -86,13 +86,13 @@ def test_show_says_theorem_assumptions_and_source():
     for rule in ("nonconvex", "pl"):
         part = section(text, rule)
         assert f"theorem ({PROVED}): Richtarik, Sokolov, Fatkhullin 2021" in part
-        assert "holds: the operator is contractive" in part
+        assert "holds: the compressor is contractive" in part
         assert "does not hold" not in part
     assert section(text, "paper").strip() == "the same as nonconvex"
     assert "released code, no theorem: IgorSokoloff/ef21" in section(text, "released")
     broken = said("dcgd", "--problem", "quadratic")
     assert "does not hold here: every f_i is bounded below" in section(broken, "nonconvex")
-    assert "holds: the operator is unbiased" in section(broken, "nonconvex")
+    assert "holds: the compressor is unbiased" in section(broken, "nonconvex")
     assert "none: the theorem assumes that every f_i is bounded below" in " ".join(broken.split())
     assert "as recalled; neither proved nor checked here" in section(
         said("adiana", "--problem", RIDGE), "paper"
@@ -101,7 +101,7 @@ def test_show_says_theorem_assumptions_and_source():
 
 def test_show_says_without_a_problem_what_a_step_rests_on():
     marina = said("marina")
-    assert "assumes that the operator is unbiased" in section(marina, "nonconvex")
+    assert "assumes that the compressor is unbiased" in section(marina, "nonconvex")
     assert "max_ij L_ij" in section(marina, "released")
     assert "no theorem: give step_size.value" in said("power_sgd")
     lead = section(said("lead"), "nonconvex")

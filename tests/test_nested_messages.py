@@ -1,4 +1,4 @@
-"""Messages of composed operators: bytes, ranks, choices, bits; and the best factor of one."""
+"""Messages of composed compressors: bytes, ranks, choices, bits; and the best factor of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters that are operators themselves: how they are written, spread, named and checked."""
+"""Parameters that are compressors themselves: how they are written, spread, named and checked."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_axes_inside_spread(value, many):
         ({"name": "top_k", "k": 0}, "compressor.first.k", "out of range"),
         (["natural", "top_k:k=zero"], "compressor.first[1].k", "expected"),
         ("top_k", "compressor.first.k", "required"),
-        (5, "compressor.first", "expected an operator"),
+        (5, "compressor.first", "expected a compressor"),
         (None, "compressor.first", "no value"),
         ("none", "compressor.first", "unknown compressor"),
         ([["natural"]], "compressor.first[0]", "a list inside a list"),

@@ -1,4 +1,4 @@
-"""Reproductions of tensor operators, methods near those of the papers, and networks: files that fit together."""
+"""Reproductions of tensor compressors, methods near those of the papers, and networks: files that fit together."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_all_a_plugin_needs_is_in_one_place():
 
 
 FAULTS = {
-    "a biased operator": (
+    "a biased compressor": (
         *("rand_block.py", "scale=d / k", "scale=1.0"),
         r"rand_block:k=25%: unbiased: \S",
     ),

@@ -175,7 +175,7 @@ def test_a_split_joins_again():
     ids=["whole", "per_tensor"],
 )
 def test_dgc_warms_up(compressor, of):
-    """The shares of the warm-up, so many rounds each, then the operator's own k."""
+    """The shares of the warm-up, so many rounds each, then the compressor's own k."""
     params = {"warmup": [["50%", 0.25, "10%"]], "warmup_rounds": 4}
     method = Method("dgc", params, compressor, {"name": "tensors"}, step=0.02, rounds=15)
     counts = each_round(started(method.batch()), lambda r: r.net.ledger.up[VALUES].copy())

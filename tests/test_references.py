@@ -1,7 +1,7 @@
 """Methods against references written in numpy from the updates of their papers, one cell at a time.
 
 A reference is a generator: it yields x^0, then x^t. Gradients are formed from the data, messages are sums
-over rows; only operators and random numbers are the library's. Bits sent up and gradient evaluations
+over rows; only compressors and random numbers are the library's. Bits sent up and gradient evaluations
 are counted beside it.
 """
 
@@ -444,7 +444,7 @@ def ef21_normalized(w, x, gamma, eta, batch, init):
 
 
 OWN = {"lam": 0.1, "rho": 0.6, "eta": 0.2}
-CASES = [  # method, parameters, operator, downlink, reference
+CASES = [  # method, parameters, compressor, downlink, reference
     ("gd", {}, None, None, gd),
     ("sgd", {"batch": 2}, None, None, gd),
     ("heavy_ball", {"momentum": 0.7}, None, None, gd),
@@ -516,7 +516,7 @@ CASES = [  # method, parameters, operator, downlink, reference
 BITS_DOWN = {ef_bv, econtrol, marina_p, ef21_p_diana}  # whose references count them
 
 
-EXTREMES = {  # what of the problem, of the method's parameters and of its operator is other
+EXTREMES = {  # what of the problem, of the method's parameters and of its compressor is other
     "usual": ({}, {}, {}),
     "one client": ({"clients": 1}, {}, {}),
     "one sample each": ({"clients": 57}, {}, {}),

@@ -1,4 +1,4 @@
-"""Operators that select: exactness against brute force, their constants, formulas and messages."""
+"""Compressors that select: exactness against brute force, their constants, formulas and messages."""
 
 from __future__ import annotations
 

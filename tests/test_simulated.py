@@ -100,7 +100,7 @@ def test_unknown_times_count_as_none_and_are_told():
     found = simulated(some, RING)
     assert found[SECONDS].to_numpy()[[1, 4]] == pytest.approx([ROUND + 0.01, ROUND + COMPUTE])
     (said,) = unmeasured(found)
-    assert said.startswith("the seconds of operators were not measured in 1 of 2 cells")
+    assert said.startswith("the seconds of compressors were not measured in 1 of 2 cells")
     assert unmeasured(curve()) == []
     unknown = simulated(curve(bytes_up=math.nan), RING)
     assert unknown[SECONDS].isna().all()
@@ -237,5 +237,5 @@ def test_runs_without_times_say_so(tmp_path):
     store = Store(tmp_path / "results")
     fake_store.fill(store, rounds=60, multiples=(1.0, 8.0), seeds=2, seconds=False)
     text = " ".join(render(tmp_path / "results", link="1Gbit").split())
-    assert "seconds of operators were not measured in" in text
+    assert "seconds of compressors were not measured in" in text
     assert figures(tmp_path / "results", tmp_path / "figures", link="1Gbit")

@@ -113,7 +113,7 @@ def test_reference_says_what_show_says() -> None:
     assert r"with probability p g &lt;- grad f(x), else g &lt;- g + mean Q\_i(difference)" in marina
     assert "Gorbunov, Burlachenko, Li, Richtarik 2021" in marina
     assert "the same as under `nonconvex`" not in marina.split("rule `paper`")[1]
-    assert "* the operator is unbiased" in marina
+    assert "* the compressor is unbiased" in marina
     assert "| `p` | auto |" in marina
 
 

@@ -109,7 +109,7 @@ def test_a_cast_leaves_the_original(dtype):
 
 
 class Hides(Compressor):
-    """Says nothing of 16 bits, as a user's operator may: it sees float32 alone."""
+    """Says nothing of 16 bits, as a user's compressor may: it sees float32 alone."""
 
     def encode(self, x, stream):
         assert x.dtype == torch.float32

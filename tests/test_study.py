@@ -1,4 +1,4 @@
-"""The study of operators: formulas, vectors, rows, figures, the verb."""
+"""The study of compressors: formulas, vectors, rows, figures, the verb."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_proximal_methods_have_theorems_that_hold_with_a_nonsmooth_part():
         ("ef21_sgdm", {"alpha": 0.5, "double": True}, "nonconvex", "double momentum"),
         ("heavy_ball", {"momentum": 0.5, "nesterov": True}, "nonconvex", "Nesterov"),
         ("ef14", {"alpha": 0.5, "memory": "gradient", "steady": False}, "nonconvex", "constant"),
-        ("three_pc_v2", {"alpha": 0.5}, "nonconvex", "operator first"),
+        ("three_pc_v2", {"alpha": 0.5}, "nonconvex", "compressor first"),
         ("vertical_marina", {"omega": 1.0, "p": 0.5, "constants": replace(C, extra={})}, "pl", "blocks"),
         ("lead", {}, "pl", "under the rule 'pl'"),
     ],
@@ -395,7 +395,9 @@ def test_noise_and_convexity_of_a_setting():
 )
 def test_empty_messages_have_no_automatic_p(name):
     params = {"alpha": 0.5} if name == "dasha_sync_mvr" else {}
-    with pytest.raises(Skip, match="p: auto has no value here: the operator's messages are empty"):
+    with pytest.raises(
+        Skip, match="p: auto has no value here: the compressor's messages are empty"
+    ):
         Method(name, params, "zero", NONCONVEX, step=0.1).cell()
     assert Method(name, {**params, "p": 0.5}, "zero", NONCONVEX, step=0.1).cell().step_size == 0.1
 

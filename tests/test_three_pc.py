@@ -23,7 +23,7 @@ from raybench.wire import wire as wires
 pytestmark = pytest.mark.thorough
 
 SEEDS = 48
-FAMILY = [  # method, its parameters, its operator, seeds (1: all of it is deterministic)
+FAMILY = [  # method, its parameters, its compressor, seeds (1: all of it is deterministic)
     ("lag", {"z": 0.3}, None, 1),
     ("lag", {"z": 8.0}, None, 1),
     ("clag", {"z": 1.0}, TOP, 1),

@@ -114,7 +114,7 @@ def test_three_point_compressors():
     assert (rate.rho, rate.B) == pytest.approx((0.25, 0.75 * 3.0 * 3.5**2))
 
 
-# Operators whose constant a step relies on ------------------------------------------------------
+# Compressors whose constant a step relies on ------------------------------------------------------
 
 
 def variance(operator, x: torch.Tensor, draws: int) -> float:

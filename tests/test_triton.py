@@ -180,7 +180,7 @@ def test_sum_over_clients_takes_their_order(launched, d, k):
     assert torch.equal(ragged.masked(absent).sum_clients().cpu(), want)
 
 
-# Operators ----------------------------------------------------------------------------------------
+# Compressors ----------------------------------------------------------------------------------------
 
 OPERATORS = {
     "top_k:k=5%": {"row_kernel", "add_kernel"},

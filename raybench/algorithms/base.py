@@ -1,7 +1,7 @@
 """The vocabulary algorithms are written in: ``from raybench.algorithms.base import *`` is enough.
 
 A method is a class, SPMD pseudocode over batched tensors that every rank runs: axis 0 is the cells, axis 1
-of client state the clients. ``a`` holds its operators and numbers, ``s`` replicated state, ``c`` per-client
+of client state the clients. ``a`` holds its compressors and numbers, ``s`` replicated state, ``c`` per-client
 state. Most methods with a server are estimators: they turn the clients' gradients into one, by
 messages. Others have a round of their own.
 """
@@ -81,8 +81,8 @@ __all__ = [
 class Algorithm:
     """Base of all methods; the engine sets the attributes below before ``start``.
 
-    gamma: step size. C, Q: the uplink operator, bound (one and the same; C where a method needs a
-    contractive one, Q an unbiased one). D: the downlink operator, None where the server's messages are
+    gamma: step size. C, Q: the uplink compressor, bound (one and the same; C where a method needs a
+    contractive one, Q an unbiased one). D: the downlink compressor, None where the server's messages are
     not compressed. Parameters carry their own names. gamma follows the step schedule, if there is one.
 
     All that a method remembers is in s and c: a run can be interrupted after any round and continued
@@ -139,7 +139,7 @@ class Algorithm:
         """Broadcast the model x (B, d): dense, or compressed as in EF21-P.
 
         s.x is what the clients hold, where they take gradients and f is recorded. With a downlink
-        operator the server's own iterate is s.y, and s.x <- s.x + D(s.y - s.x).
+        compressor the server's own iterate is s.y, and s.x <- s.x + D(s.y - s.x).
         """
         if a.D is None:
             s.x = net.model(x)
@@ -149,7 +149,7 @@ class Algorithm:
 
     def broadcast(a, wire: Wire, v: Tensor) -> Tensor:
         """Send the server's D(v), v (B, d), to all clients; return what they decode."""
-        assert a.D is not None, "only methods with a downlink operator send one"
+        assert a.D is not None, "only methods with a downlink compressor send one"
         return wire.down(a.D(v, wire.server_stream("down")))
 
     def point(a, net: Net, s: State, c: State) -> Tensor:
@@ -162,10 +162,10 @@ class Algorithm:
 
     @classmethod
     def check(cls, params: Mapping[str, object], op: Compressor, d: int) -> None:
-        """Raise InputError where parameters do not fit the operator or d: told when a sweep is planned."""
+        """Raise InputError where parameters do not fit the compressor or d: told when a sweep is planned."""
 
     def select(a, cells: Tensor) -> Algorithm:
-        """Return the method for some cells: numbers are per cell, operators are not."""
+        """Return the method for some cells: numbers are per cell, compressors are not."""
         kept = object.__new__(type(a))
         for name, value in vars(a).items():
             setattr(kept, name, chosen(value, cells))

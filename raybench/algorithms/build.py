@@ -1,4 +1,4 @@
-"""The builder of methods: numbers set and operators bound, for a sweep or for a training loop of a user's own."""
+"""The builder of methods: numbers set and compressors bound, for a sweep or for a training loop of a user's own."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ def _home(kind: type, name: str) -> type:
 def own_operators(
     entry: registry.Entry[AlgorithmFacts], params: Mapping[str, Any], dims: Dims
 ) -> dict[str, Bound]:
-    """Return the bound operators that a method has as parameters, by name.
+    """Return the bound compressors that a method has as parameters, by name.
 
-    ``operators`` of its decorator gives their roles. Raises InputError where one cannot play its role.
+    ``compressors`` of its decorator gives their roles. Raises InputError where one cannot play its role.
     """
     bound = {}
     for name, param in entry.params.items():
@@ -113,9 +113,9 @@ def assembled(
     dims: Dims,
     clock: Clock,
 ) -> Algorithm:
-    """Return a method with its parameters and operators set, for a sweep or a loop; gamma is left to the caller.
+    """Return a method with its parameters and compressors set, for a sweep or a loop; gamma is left to the caller.
 
-    numbers: the parameters that have a value per cell, in place of those in ``params``. up, down: operators as
+    numbers: the parameters that have a value per cell, in place of those in ``params``. up, down: compressors as
     declared and as bound. dims: the length of messages, the number of clients and the layout.
     """
     a: Algorithm = entry.target()
@@ -139,10 +139,10 @@ def method(
     like: torch.Tensor,
     unproven: bool = False,
 ) -> Estimator:
-    """Return a method with its numbers set and its operators bound, for one cell; gamma is left to the caller.
+    """Return a method with its numbers set and its compressors bound, for one cell; gamma is left to the caller.
 
-    operators: for messages up and down, as ``compressors.base.build`` takes them, None for none. like:
-    a tensor of the type and device of the vectors. unproven: operators that no theory of the method covers, too.
+    compressors: for messages up and down, as ``compressors.base.build`` takes them, None for none. like:
+    a tensor of the type and device of the vectors. unproven: compressors that no theory of the method covers, too.
     Raises InputError where they do not fit.
     """
     facts, d = entry.facts, layout.dim
@@ -186,11 +186,11 @@ def _uplink(entry: registry.Entry[AlgorithmFacts], given: Any) -> Any:
     facts = entry.facts
     if facts.own is not None or facts.up is None:
         if given is not None:
-            why = f"it is bound to {facts.own}" if facts.own else "it has no operator to set"
+            why = f"it is bound to {facts.own}" if facts.own else "it has no compressor to set"
             raise InputError.of("compressor", f"{entry.name} takes none: {why}", "leave it out")
         return build(facts.own) if facts.own else Identity()
     if given is None:
-        what = f"{entry.name} needs an operator for its messages"
+        what = f"{entry.name} needs a compressor for its messages"
         raise InputError.of("compressor", what, f"such as {facts.up.usual_form}")
     return build(given)
 

@@ -1,4 +1,4 @@
-"""Clip21-SGD2M: error feedback whose operator clips, with momentum on both sides, for privacy."""
+"""Clip21-SGD2M: error feedback whose compressor clips, with momentum on both sides, for privacy."""
 
 import torch
 

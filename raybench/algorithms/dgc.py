@@ -57,7 +57,7 @@ class DGC(Estimator):
         c.u, c.v = wire.zeros(), wire.zeros()
         a.split = matrices(wire.layout, a.vectors == "dense")
         layout = a.split.layout
-        # None stands for the operator's own k
+        # None stands for the compressor's own k
         kept = [*shares(a.warmup, a.C.declared, wire.layout.dim), None]
         a.stages = [a.C.fitted(layout, k) if layout.dim and k != "100%" else None for k in kept]
 

@@ -16,7 +16,7 @@ from raybench.algorithms.ef14 import CONVEX, EF14, spread
 
 
 def rate(k: theory.Setting) -> float:
-    """Return 1/(1 + omega) of the second operator."""
+    """Return 1/(1 + omega) of the second compressor."""
     return 1 / (1 + k.operator("shift").omega)
 
 
@@ -26,7 +26,7 @@ def rate(k: theory.Setting) -> float:
     theory=None,
     auto={"alpha": rate},
     operators={"shift": Unbiased},
-    shift=Operator("rand_k:k=10%", help="unbiased operator of the second message"),
+    shift=Operator("rand_k:k=10%", help="unbiased compressor of the second message"),
     alpha=Number("auto", low=0, high=1, words=("auto",), per_cell=True, help="shift rate"),
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
 )

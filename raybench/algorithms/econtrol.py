@@ -33,7 +33,7 @@ def recursion(k: theory.Setting) -> theory.Rate:
         return theory.Rate(rho=theta, B=beta * k.need("L_tilde") ** 2)
     if 2 * eta * left >= theta:
         raise theory.NoTheory(
-            f"eta = {eta:.3g} feeds back more than the operator can shrink: it must be below "
+            f"eta = {eta:.3g} feeds back more than the compressor can shrink: it must be below "
             f"theta/(2 sqrt(1 - alpha)) = {theta / (2 * left):.3g}"
         )
     b, q = (1 + eta) * theta, eta * (theta - 2 * eta * left)

@@ -1,4 +1,4 @@
-"""Error feedback, the classic form, and what differs from it by an operator or by minibatches."""
+"""Error feedback, the classic form, and what differs from it by a compressor or by minibatches."""
 
 from math import inf, sqrt
 
@@ -116,7 +116,7 @@ class EF14(Estimator):
     batch=Integer("full", low=1, words=("full",), help="samples per client and round"),
 )
 class EFSignSGD(EF14):
-    """EF14 whose operator is ``scaled_sign``, (||v||_1/d) sign(v).
+    """EF14 whose compressor is ``scaled_sign``, (||v||_1/d) sign(v).
 
     Up: d signs and a value. Down: d values. Source: Karimireddy et al. 2019, Error Feedback Fixes
     SignSGD, algorithm 1.
@@ -133,7 +133,7 @@ class EFSignSGD(EF14):
     memory=Choice("gradient", "step", help="the error is of grad, or of gamma grad"),
 )
 class OneBit(EF14):
-    """EF14 with a memory of gradients and the operator ``one_bit``: the two means of the signs.
+    """EF14 with a memory of gradients and the compressor ``one_bit``: the two means of the signs.
 
     The means are over all of v; the paper takes them per column of each matrix. Up: d signs and two
     values. Down: d values. Source: Seide et al. 2014.

@@ -13,7 +13,7 @@ from raybench.algorithms.base import (
 def recursion(k: theory.Setting) -> theory.Rate:
     """G = mean ||g_i - grad f_i||^2: rho = theta, B = beta L_tilde^2.
 
-    The operator shrinks ||grad f_i(x+) - g_i||^2 by 1 - alpha, of which (1 + t)||grad f_i(x) - g_i||^2 +
+    The compressor shrinks ||grad f_i(x+) - g_i||^2 by 1 - alpha, of which (1 + t)||grad f_i(x) - g_i||^2 +
     (1 + 1/t) L_i^2 ||x+ - x||^2 is a bound; t makes the first factor 1 - theta.
     """
     theta, beta = theory.contraction(k.need("alpha"))

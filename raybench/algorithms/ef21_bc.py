@@ -8,7 +8,7 @@ from raybench.algorithms.ef21 import EF21, PLAIN
 
 def nonconvex(k: theory.Setting) -> float:
     """1/(L + L_tilde sqrt(2 [(1 + s) b_w/t_w + s])), s = 8 b_M/t_M; t, b are theta, beta of the clients' (w)
-    and the server's (M) operator.
+    and the server's (M) compressor.
 
     P = mean||g_i - grad f_i||^2 (the clients') obeys EF21's recursion, and Q = ||g - w||^2 obeys Q+ <= (1-t_M) Q
     + b_M ||w+ - w||^2 with E||w+ - w||^2 <= 4 mean||grad f_i(x+) - g_i||^2 <= 8 (P + L_tilde^2 R), as

@@ -9,7 +9,7 @@ from raybench.algorithms.ef21 import EF21
 def paper(k: theory.Setting) -> float:
     """1/sqrt(T), T the rounds: any multiple of it has the rate 1/sqrt(T), and needs no constant of f.
 
-    The bound for L-smooth f: e_t = mean||g_i - grad f_i||. The operator makes of it at most s (e_t + L_AM gamma),
+    The bound for L-smooth f: e_t = mean||g_i - grad f_i||. The compressor makes of it at most s (e_t + L_AM gamma),
     s = sqrt(1 - alpha), as every step has the length gamma, and <grad f, g/||g||> >= ||grad f|| - 2 e_t.
     """
     if k.numbers.get("eta", 1.0) != 1:

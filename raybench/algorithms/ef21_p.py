@@ -6,7 +6,7 @@ from raybench.algorithms.gd import GD
 
 
 def recursion(k: theory.Setting) -> theory.Rate:
-    """G = L^2 ||w - x||^2: rho = theta, B = beta L^2, theta and beta of the downlink operator."""
+    """G = L^2 ||w - x||^2: rho = theta, B = beta L^2, theta and beta of the downlink compressor."""
     theta, beta = theory.contraction(k.need("down_alpha"))
     return theory.Rate(rho=theta, B=beta * k.need("L") ** 2)
 
@@ -38,7 +38,7 @@ class EF21P(GD):
 def diana_recursion(k: theory.Setting) -> theory.Rate:
     """G = A ||w - x||^2 + (omega/n) mean||grad f_i(w) - h_i||^2: rho = min{theta, a}/2, B = (K + W)/theta.
 
-    a is DIANA's alpha, theta that of the downlink operator, left = sqrt(1 - its alpha) = 1 - theta;
+    a is DIANA's alpha, theta that of the downlink compressor, left = sqrt(1 - its alpha) = 1 - theta;
     W = (omega/n)(2/a) (1 + left)^2 L_tilde^2, K = A left^2 = max{left^2 L^2, left W/(theta - rho)}.
     With V = ||x+ - w||^2 the first error becomes at most left^2 V and drives the second by W V, as
     ||w+ - w|| <= (1 + left) sqrt(V); V <= ||w - x||^2/left + R/theta, R = ||x+ - x||^2. A >= L^2, so

@@ -1,4 +1,4 @@
-"""EF-BV: error feedback and variance reduction as one method, for biased and unbiased operators."""
+"""EF-BV: error feedback and variance reduction as one method, for biased and unbiased compressors."""
 
 from math import sqrt
 
@@ -6,7 +6,7 @@ from raybench.algorithms.base import Any_, Estimator, Number, algorithm, theory
 
 
 def shift_rate(k: theory.Setting) -> float:
-    """Return the lam that shrinks r most: 1/(1 + omega) of an unbiased operator, 1 of a contractive one."""
+    """Return the lam that shrinks r most: 1/(1 + omega) of an unbiased compressor, 1 of a contractive one."""
     if k.omega is None:
         k.need("alpha")
         return 1.0
@@ -14,7 +14,7 @@ def shift_rate(k: theory.Setting) -> float:
 
 
 def mean_rate(k: theory.Setting) -> float:
-    """Return the nu that shrinks r_av most: 1/(1 + omega/n) of independent unbiased operators, else 1."""
+    """Return the nu that shrinks r_av most: 1/(1 + omega/n) of independent unbiased compressors, else 1."""
     if k.omega is None:
         k.need("alpha")
         return 1.0
@@ -25,7 +25,7 @@ def shrinkage(k: theory.Setting) -> tuple[float, float]:
     """Return r of E||h_i+ - grad f_i||^2 <= r ||h_i - grad f_i||^2, and r_av of the error of g.
 
     Unbiased: (1 - lam)^2 + lam^2 omega, and with nu and omega/n. Contractive: (1 - lam theta)^2 by Minkowski's
-    inequality, also of random operators, as ||v - lam C(v)|| <= (1 - lam)||v|| + lam ||v - C(v)||.
+    inequality, also of random compressors, as ||v - lam C(v)|| <= (1 - lam)||v|| + lam ||v - C(v)||.
     Raises NoTheory where the shifts do not learn, r >= 1.
     """
     lam, nu = k.number("lam"), k.number("nu")
@@ -42,9 +42,9 @@ def shrinkage(k: theory.Setting) -> tuple[float, float]:
 def recursion(k: theory.Setting) -> theory.Rate:
     """G = r_av mean||grad f_i - h_i||^2: rho = 1 - sqrt(r), B = r_av L_tilde^2/(1 - sqrt(r)).
 
-    r = (1-lam)^2 + lam^2 omega and r_av = (1-nu)^2 + nu^2 omega/n of unbiased operators, (1 - lam theta)^2 and
+    r = (1-lam)^2 + lam^2 omega and r_av = (1-nu)^2 + nu^2 omega/n of unbiased compressors, (1 - lam theta)^2 and
     (1 - nu theta)^2 of contractive ones. The drift of the gradient takes 1/sqrt(r) - 1 of what h_i has learned.
-    With lam = nu = 1 and a contractive operator this is EF21's step.
+    With lam = nu = 1 and a contractive compressor this is EF21's step.
     """
     r, r_av = shrinkage(k)
     rho = (1 - r) / (1 + sqrt(r))
@@ -83,7 +83,7 @@ class EFBV(Estimator):
 
     The server's h equals mean h_i. lam = nu = 1 is EF21 that steps after its update, so that its iterates
     are EF21's; lam = 1/(1 + omega), nu = 1 is DIANA. auto: 1/(1 + omega) and 1/(1 + omega/n), or 1 of
-    contractive operators. Up: one message. Down: d values. Source: Condat, Yi, Richtarik 2022, algorithm 1.
+    contractive compressors. Up: one message. Down: d values. Source: Condat, Yi, Richtarik 2022, algorithm 1.
     """
 
     def setup(a, wire, s, c):

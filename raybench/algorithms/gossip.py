@@ -14,7 +14,7 @@ from raybench.algorithms.diffusion import HALF
 
 
 def weight(k: theory.Setting) -> float:
-    """Return alpha/(2 - alpha): 1 without compression, half of alpha for coarse operators."""
+    """Return alpha/(2 - alpha): 1 without compression, half of alpha for coarse compressors."""
     return k.need("alpha") / (2 - k.need("alpha"))
 
 

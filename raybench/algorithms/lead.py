@@ -30,7 +30,7 @@ class LEAD(Points):
 
     diff = (H + q) - (WH + Wq); H <- H + alpha q; D <- D + mix/(2 gamma) diff. Column sums of D
     stay 0. Exact on heterogeneous, convex data. ``alpha`` = auto is 1/(1 + omega), ``mix`` = auto
-    min{1/(1 + omega), 2/(1 + omega)^3}: coarse operators converge, but slowly, at a rate of order
+    min{1/(1 + omega), 2/(1 + omega)^3}: coarse compressors converge, but slowly, at a rate of order
     mix (1 - lambda_2). With the identity it is exact diffusion. Rule of thumb: 0.5/L_max.
     Up: one message per neighbour. Source: Liu, Li, Wang, Tang, Yan 2021.
     """

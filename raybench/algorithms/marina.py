@@ -20,7 +20,7 @@ def sync_probability(k: theory.Setting) -> float:
     Raises NoTheory where messages are empty: without dense rounds nothing would ever be learned.
     """
     if k.dense_share <= 0:
-        raise theory.NoTheory("the operator's messages are empty; give a number")
+        raise theory.NoTheory("the compressor's messages are empty; give a number")
     return k.dense_share
 
 

@@ -11,7 +11,7 @@ def sync_probability(k: theory.Setting) -> float:
     Raises NoTheory where messages are empty: without dense rounds the clients would never hear of the model.
     """
     if k.down_share <= 0:
-        raise theory.NoTheory("the operator's messages are empty; give a number")
+        raise theory.NoTheory("the compressor's messages are empty; give a number")
     return k.down_share
 
 
@@ -69,7 +69,7 @@ class MarinaP(Algorithm):
         coin, q = net.coin("sync", a.p), net.stream("down")
         new, move = (v[:, None].expand_as(c.w) for v in (x, x - s.x))
         compress = a.D
-        assert compress is not None, "the method declares a downlink operator"
+        assert compress is not None, "the method declares a downlink compressor"
         m = net.cases(coin, lambda b: Dense(new[b]), lambda b: compress(move[b], q[b]))
         got = net.down_each(m)
         c.w = where(coin[:, None, None], got, c.w + got)

@@ -27,7 +27,7 @@ def sync_probability(k: theory.Setting) -> float:
 def recursion(k: theory.Setting) -> theory.Rate:
     """G = ||g - grad f||^2: rho = p, B = (1-p)(1 + omega) L_tilde^2/r, r clients drawn with replacement.
 
-    Operators whose messages depend on each other: B = (1-p)(omega + 1/r) L_tilde^2, by Jensen.
+    Compressors whose messages depend on each other: B = (1-p)(omega + 1/r) L_tilde^2, by Jensen.
     """
     p, r, omega = k.number("p"), k.number("clients"), k.need("omega")
     spread = (1 + omega) / r if theory.INDEPENDENT.holds(k) else omega + 1 / r

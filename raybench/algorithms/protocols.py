@@ -100,7 +100,7 @@ class Wire(Draws, Protocol):
         """Return the message in which cells with the coin send ``yes(cells)``, the others ``no``."""
 
     def compressing(self) -> AbstractContextManager[None]:
-        """Return a block whose time is that of an operator, for methods that have none and compress themselves."""
+        """Return a block whose time is that of a compressor, for methods that have none and compress themselves."""
 
     def charge(self, bits: float, *, down: bool = False) -> None:
         """Book raw bits that every client sends (or the server broadcasts) beside its messages, a finite number >= 0."""

@@ -47,7 +47,7 @@ def forged(robust: Robust, each: Tensor) -> Tensor:
     sign_flip: -scale times what it would be. a_little_is_enough: m - z s, with m and s the mean and the
     standard deviation of the honest ones, coordinate by coordinate (Baruch, Baruch, Goldberg 2019).
     inner_product: -epsilon m (Xie, Koyejo, Gupta 2020). They know what the honest clients have sent, and
-    are not bound to the operator: what they send costs as much as an honest client's messages.
+    are not bound to the compressor: what they send costs as much as an honest client's messages.
     """
     n = each.shape[1]
     good, bad = each.split([n - robust.attackers(n), robust.attackers(n)], 1)

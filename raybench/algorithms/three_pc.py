@@ -116,7 +116,7 @@ def v4(k: theory.Setting) -> tuple[float, float]:
     robust=True,
     theory=three_point(v2),
     operators={"first": Unbiased},
-    first=Operator("rand_k:k=10%", help="unbiased operator of the difference of gradients"),
+    first=Operator("rand_k:k=10%", help="unbiased compressor of the difference of gradients"),
 )
 class ThreePCv2(ThreePC):
     """b = g_i + Q(grad f_i(x) - y), y = grad f_i at the x before; g_i <- b + C(grad f_i(x) - b).
@@ -138,12 +138,12 @@ class ThreePCv2(ThreePC):
     robust=True,
     theory=three_point(v4),
     operators={"first": Contractive},
-    first=Operator("top_k:k=10%", help="contractive operator that acts first"),
+    first=Operator("top_k:k=10%", help="contractive compressor that acts first"),
 )
 class ThreePCv4(ThreePC):
     """b = g_i + C_1(grad f_i(x) - g_i); g_i <- b + C(grad f_i(x) - b).
 
-    C_1 is ``first``: EF21 with the operator ``two_shot``, and its step with L_plus for L_tilde. Up: both
+    C_1 is ``first``: EF21 with the compressor ``two_shot``, and its step with L_plus for L_tilde. Up: both
     messages. Down: d values. Source: Richtarik et al. 2022, 3PC, variant 4.
     """
 
@@ -153,7 +153,7 @@ class ThreePCv4(ThreePC):
 
 
 def v5(k: theory.Setting) -> tuple[float, float]:
-    """A = 1 - sqrt(1-p), B = (1-p)(1-alpha)/A: EF21's split of the error, for the coin in place of the operator."""
+    """A = 1 - sqrt(1-p), B = (1-p)(1-alpha)/A: EF21's split of the error, for the coin in place of the compressor."""
     theta, beta = theory.contraction(k.number("p"))
     return theta, beta * (1 - k.need("alpha"))
 
@@ -171,7 +171,7 @@ class ThreePCv5(ThreePC):
     """With probability p g_i <- grad f_i(x), else g_i <- g_i + C(grad f_i(x) - y), y at the x before.
 
     One coin for all clients. p = auto makes dense rounds cost what the others do. The errors of
-    biased messages add up between dense rounds, hence the step. With an unbiased operator that is
+    biased messages add up between dense rounds, hence the step. With an unbiased compressor that is
     not rescaled it is MARINA, A = p and B = (1-p) omega: see ``marina``, whose clients keep no g_i.
     Up: d values or one message. Down: d values. Source: Richtarik et al. 2022, 3PC, variant 5.
     """

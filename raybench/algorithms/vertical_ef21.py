@@ -16,7 +16,7 @@ from raybench.algorithms.vertical_gd import VerticalGD
 def recursion(k: theory.Setting) -> theory.Rate:
     """G = n 4||A||^2 sum_j ||s_j - A_j x_j||^2: rho = 1 - (1-p)(1-theta), B = (1-p) beta n L L_blk.
 
-    ||sum_j (s_j - A_j x_j)||^2 is at most n times the sum of squares. The operator shrinks ||A_j x_j+ - s_j||^2 as
+    ||sum_j (s_j - A_j x_j)||^2 is at most n times the sum of squares. The compressor shrinks ||A_j x_j+ - s_j||^2 as
     in EF21, and sum_j ||A_j (x_j+ - x_j)||^2 <= max_j ||A_j||^2 ||x+ - x||^2; with probability p nothing is left.
     """
     block = k.constants.extra.get("L_blk")

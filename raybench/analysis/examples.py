@@ -10,7 +10,7 @@ import pandas as pd
 from raybench.store.schema import CELLS, CURVES
 from raybench.store.table import to_table
 
-# method, operator, K, bits per round, rounds that a factor of ten takes at one times the step
+# method, compressor, K, bits per round, rounds that a factor of ten takes at one times the step
 METHODS = (
     ("gd", None, None, 640, 20),
     ("ef21", "top_k", 1, 70, 50),

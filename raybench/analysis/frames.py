@@ -435,7 +435,7 @@ COLUMNS = [
 
 
 UNCOMPRESSED = ("gd", "sgd", "dcgd")
-"""Of these the first that ran without an operator is the baseline."""
+"""Of these the first that ran without a compressor is the baseline."""
 
 
 def baselines(table: pd.DataFrame) -> pd.Series:

@@ -384,7 +384,7 @@ def seconds_of_round(
     form: str | None = None,
     reduced: Number = False,
 ) -> Number:
-    """Return the seconds of a round: gradients, operators, and what travels, one after the other.
+    """Return the seconds of a round: gradients, compressors, and what travels, one after the other.
 
     up, down: packed bytes of a mean client and of the broadcast; up_max: of the largest client; messages_up,
     messages_down: in how many messages; gradient, codec: seconds that one client computes and (de)compresses; form:
@@ -423,7 +423,7 @@ def overlapped(backward: Number, per_bucket_seconds: Number, buckets: Number) ->
     """Return the seconds of backward pass and exchange when buckets are exchanged while later ones are computed.
 
     max(T_backward, (b - 1) T_bucket) + T_bucket: of b buckets all but the last one can hide behind the backward pass.
-    Without overlap, as where an operator needs the whole gradient, it is T_backward + b T_bucket.
+    Without overlap, as where a compressor needs the whole gradient, it is T_backward + b T_bucket.
     Source: S. Agarwal, H. Wang, S. Venkataraman, D. Papailiopoulos, On the utility of gradient compression in
     distributed training systems, 2022.
     """

@@ -83,7 +83,7 @@ def describe(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _named(heads: pd.DataFrame, extras: list[str]) -> pd.DataFrame:
-    """Return facet, method and series of cells, same rows. heads: with ``facet``, ``title`` and ``operator``."""
+    """Return facet, method and series of cells, same rows. heads: with ``facet``, ``title`` and ``compressor``."""
     base, operators = heads["title"], heads["operator"]
     generic = [_compressor(word, "") for word in operators]
     exact = [_compressor(word, k) for word, k in zip(operators, k_words(heads), strict=True)]
@@ -248,7 +248,7 @@ def algorithm_name(name: str) -> str:
 
 
 def _title(kind: Kind, name: object, plugins: object = None) -> str:
-    """Return how a method or an operator is written, of Top-K and its like with the hyphen before K.
+    """Return how a method or a compressor is written, of Top-K and its like with the hyphen before K.
 
     plugins: of a cell, as its config has them: what does not come with raybench states its title there.
     """

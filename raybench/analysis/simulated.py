@@ -2,7 +2,7 @@
 
 A row of a curve has cumulative counts. Between two rows lie r rounds; on average each of them sent up bytes in m
 messages, and the model of ``links`` turns that into seconds of travel. A client computes on a machine of its own, as
-fast as the one that was measured: of the seconds that gradients and operators took for all n clients it takes 1/n,
+fast as the one that was measured: of the seconds that gradients and compressors took for all n clients it takes 1/n,
 times the number of workers that shared them. With t for a row:
 
     seconds_simulated(t) = sum_{s <= t} [ r_s travel(up_s / r_s, ...) + (gradient_s + compress_s) workers / n ]
@@ -28,7 +28,7 @@ GATHER, REDUCE, ALL_TO_ALL = (
     "gather",
     "reduce",
     "all_to_all",
-)  # what ``collective`` of an operator may be
+)  # what ``collective`` of a compressor may be
 COUNTS = ("bytes_up", "bytes_down", "bytes_up_max", "messages_up", "messages_down", "values_up")
 PARTS = ("seconds_gradient", "seconds_compress")
 
@@ -39,7 +39,7 @@ class Work:
 
     cell: the number of the row's cell. rounds: how many. compute: seconds of one client, all rounds together. dense:
     whether the messages are whole vectors, which can be summed on their way. how: ``collective`` of the
-    operator, or ``gossip`` for methods on a graph.
+    compressor, or ``gossip`` for methods on a graph.
     """
 
     cell: np.ndarray
@@ -158,7 +158,7 @@ def _column(curves: pd.DataFrame, name: str, default: float = np.nan) -> np.ndar
 
 
 def _hows(curves: pd.DataFrame, cells: pd.DataFrame | None) -> np.ndarray:
-    """Return per row the collective of its operator, or ``gossip``."""
+    """Return per row the collective of its compressor, or ``gossip``."""
     graphs: set[str] = set()
     if cells is not None:
         told = [(c, t) for c, t in zip(cells["cell"], cells["config"]) if isinstance(t, str)]

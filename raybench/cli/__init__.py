@@ -44,7 +44,7 @@ VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "On a cluster": (launch, attach, down),
     "Read results": (status, table, rank, compare, report, plot, audit, merge, verify),
     "Look up": (ls, show, cp, schema),
-    "Measure operators": (bench, study, advise),
+    "Measure compressors": (bench, study, advise),
     "Check": (check, doctor),
 }
 

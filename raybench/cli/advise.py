@@ -94,7 +94,7 @@ def advise(
 ) -> None:
     """Say whether compression pays for a model on a network.
 
-    Replays operators on real gradients, times their codecs here, and compares a step with that of
+    Replays compressors on real gradients, times their codecs here, and compares a step with that of
     data-parallel training in bfloat16 by a model of the network.
     """
     from raybench.analysis.links import parse
@@ -264,7 +264,7 @@ def _print(
     workers = list(dict.fromkeys(case.n for case in cases))
     out.print(f"\n{_rule(rows, workers)}")
     narrow = out.console.width < NARROW
-    out.head("\nWhat operators do to these gradients")
+    out.head("\nWhat compressors do to these gradients")
     out.print(_operators(rows, narrow))
     for row in rows:
         if row.left_out:

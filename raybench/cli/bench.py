@@ -39,10 +39,11 @@ def bench(
     operators: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="NAME[:KEY=VALUE,...]|link", help="Operators, or the link. [default: the usual]"
+            metavar="NAME[:KEY=VALUE,...]|link",
+            help="Compressors, or the link. [default: the usual]",
         ),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every operator there is.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every compressor there is.")] = False,
     d: Annotated[
         int | None,
         typer.Option("--d", metavar="D", min=1, help="Length of the long vector. [default: all]"),
@@ -61,7 +62,7 @@ def bench(
     ] = 2,
     repeats: Annotated[int, typer.Option(min=1, help="Turns; the best of each counts.")] = 10,
     limit: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="Time for one operator on one vector.")
+        float, typer.Option(metavar="SECONDS", min=0, help="Time for one compressor on one vector.")
     ] = 5.0,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads. [default: torch's choice]")
@@ -73,7 +74,7 @@ def bench(
     ] = None,
     plugin: Plugins = None,
 ) -> None:
-    """Time operators on a real gradient and on short vectors; or, as `bench link`, messages between processes.
+    """Time compressors on a real gradient and on short vectors; or, as `bench link`, messages between processes.
 
     Times of compress, decode, pack and unpack are multiples of copying the vector into a buffer. The
     gradient is one of ResNet-18, 11,181,642 numbers. Beside them: error, bytes and modelled bits.
@@ -302,14 +303,14 @@ def study(
         int, typer.Option("--d", metavar="D", help="Length of the drawn vectors.")
     ] = 10_000,
     draws: Annotated[int, typer.Option(metavar="N", help="Vectors of each family.")] = 20,
-    seed: Annotated[int, typer.Option(metavar="S", help="Of vectors and operators.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="S", help="Of vectors and compressors.")] = 0,
     out: Annotated[
         str | None,
         typer.Option("--out", metavar="DIR", help="[default: results/compressor-study]"),
     ] = None,
     plugin: Plugins = None,
 ) -> None:
-    """Measure error against bits of operators on random vectors and gradients.
+    """Measure error against bits of compressors on random vectors and gradients.
 
     Writes study.parquet and figures: Gaussian, Laplace, uniform, exponential and heavy-tailed
     vectors, and gradients of a network at the start and in training.
@@ -341,7 +342,7 @@ def _number(value: float) -> str:
 
 
 def _errors(out: Screen, rows: pd.DataFrame) -> None:
-    """Print every operator's error and bits a coordinate, family by family."""
+    """Print every compressor's error and bits a coordinate, family by family."""
     families = list(rows["family"].unique())
     table = listing("operator", "bits", *families, right=("bits", *families))
     for operator, part in rows.groupby("operator", sort=False):

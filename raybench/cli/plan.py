@@ -220,7 +220,7 @@ def _of(part: int, whole: int) -> str:
 
 
 def _method(cell: Resolved) -> str:
-    """Return how the method and its operators are named, K left out."""
+    """Return how the method and its compressors are named, K left out."""
     from raybench.core import registry
     from raybench.execution.resolve import describe
     from raybench.spec import Section

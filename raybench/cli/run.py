@@ -39,11 +39,11 @@ CompressorFlag = Annotated[
     str | None,
     typer.Option(
         metavar="NAME[:KEY=VALUE,...]",
-        help=f"The operator. [default: {' or '.join(sorted({r.usual_form for r in Role}))}]",
+        help=f"The compressor. [default: {' or '.join(sorted({r.usual_form for r in Role}))}]",
     ),
 ]
 DownlinkFlag = Annotated[
-    str | None, typer.Option(metavar="NAME[:KEY=VALUE,...]", help="The server's operator.")
+    str | None, typer.Option(metavar="NAME[:KEY=VALUE,...]", help="The server's compressor.")
 ]
 
 
@@ -78,7 +78,7 @@ def config(
 
 
 def usual_operator(algorithm: str) -> str | None:
-    """Return the operator of a method that takes one where none is given; None where it takes none."""
+    """Return the compressor of a method that takes one where none is given; None where it takes none."""
     from raybench.core import registry
 
     role = registry.lookup("algorithm", algorithm).facts.up

@@ -1,4 +1,4 @@
-"""The verb ``show``: a plug-in's text and parameters, an operator's constants, what a method's step sizes rest on."""
+"""The verb ``show``: a plug-in's text and parameters, a compressor's constants, what a method's step sizes rest on."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ CONSTANTS = {
     "facts": "known to hold",
 }
 """The constants of a problem, as ``show`` names them, in their order."""
-USUAL_CLIENTS = 10  # operators whose messages depend on each other need a number; others ignore it
+USUAL_CLIENTS = (
+    10  # compressors whose messages depend on each other need a number; others ignore it
+)
 KINDS = ("algorithm", "compressor", "problem", "metric")
 
 
@@ -63,7 +65,7 @@ def show(
     ],
     d: Annotated[
         int | None,
-        typer.Option("--d", metavar="D", min=1, help="The dimension an operator is shown for."),
+        typer.Option("--d", metavar="D", min=1, help="The dimension a compressor is shown for."),
     ] = None,
     problem: ProblemFlag = None,
     dataset: DatasetFlag = None,
@@ -74,7 +76,7 @@ def show(
 ) -> None:
     """Show what a plug-in does, its parameters and constants.
 
-    An operator with --d: its constants, its bits, and what some draws show of both. An algorithm with a problem and an operator:
+    A compressor with --d: its constants, its bits, and what some draws show of both. An algorithm with a problem and a compressor:
     the problem's constants, the theorems behind its steps, and which of their assumptions hold. A
     problem with --dataset: its constants.
     """
@@ -252,11 +254,11 @@ def _steps(
     explain(out, cell, steps)
 
 
-# Operators -----------------------------------------------------------------------------------
+# Compressors -----------------------------------------------------------------------------------
 
 # values that are shown for a count that is required and was not given
 COUNTS_SHOWN = (1, "1%", "10%")
-COUNT_CHECKED = "1%"  # the value for which the operator is drawn and compared with its constants
+COUNT_CHECKED = "1%"  # the value for which the compressor is drawn and compared with its constants
 FIGURES = (
     *("ω", "α", "B1: α, β", "B2: γ, β", "B3: δ", "  of C times", "bits", "  values", "  index"),
     *("  raw", "of dense", "bytes", "  with header"),
@@ -264,10 +266,10 @@ FIGURES = (
 
 
 def _operator(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) -> None:
-    """Print class, constants, bits and a Monte Carlo check of an operator in dimension d, for several K if none is given.
+    """Print class, constants, bits and a Monte Carlo check of a compressor in dimension d, for several K if none is given.
 
-    name: the operator with its parameters, ``top_k:k=5``. clients: how many there are of them, for
-    operators that draw together.
+    name: the compressor with its parameters, ``top_k:k=5``. clients: how many there are of them, for
+    compressors that draw together.
     """
     from rich.table import Table
     from rich.text import Text
@@ -410,7 +412,7 @@ def pretty(formula: str) -> str:
 
 
 def operator_numbers(setting: Setting, down: bool) -> list[tuple[str, float]]:
-    """Return what the step makes of the operator: theta and beta, or omega of the mean."""
+    """Return what the step makes of the compressor: theta and beta, or omega of the mean."""
     from raybench.theory import contraction
 
     rows: list[tuple[str, float]] = []

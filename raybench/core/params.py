@@ -27,7 +27,7 @@ class Param:
 
     kind: ``count`` (an integer, or a share such as ``10%`` or 0.1 ``of`` what is counted),
     ``number``, ``integer``, ``choice``, ``flag``, ``text``, ``list`` (a list-valued parameter),
-    ``operator`` (a compression compressor, held as its short form).
+    ``compressor`` (a compression compressor, held as its short form).
     ``words`` are strings allowed besides the kind (``auto``); ``tags`` allows one-key mappings
     such as ``{dirichlet: 0.5}``. ``per_cell`` numbers may differ between the cells of one batch.
     """

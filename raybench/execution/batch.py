@@ -27,8 +27,8 @@ class Form:
     theory_step: one times the theory, None without one. basis: what that one rests on, ``theorem``,
     ``rule of thumb``, ``released code``, or ``borrowed`` from another method. k: coordinates kept.
     params: the algorithm's parameters with every ``auto`` filled in; numbers: names of those that may
-    differ between the cells of a batch. omega, alpha: of the operator as bound. label: how tables and
-    figures name the method. roles: in which the uplink and the downlink operator serve. shape: what must
+    differ between the cells of a batch. omega, alpha: of the compressor as bound. label: how tables and
+    figures name the method. roles: in which the uplink and the downlink compressor serve. shape: what must
     be equal within a batch. alone: whether each cell is a batch by itself. run: what decides a run beside
     its first step size and its seed, however it was written.
     """

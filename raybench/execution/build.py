@@ -1,4 +1,4 @@
-"""From sections of a cell to what they stand for: operators, bound in their roles, and graphs."""
+"""From sections of a cell to what they stand for: compressors, bound in their roles, and graphs."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 
 def unbound(section: Section | None) -> Compressor:
-    """Return the operator of a compressor section as declared; None is the identity.
+    """Return the compressor of a compressor section as declared; None is the identity.
 
-    With ``groups``, tensors whose names match have operators of their own. By ``collective:
+    With ``groups``, tensors whose names match have compressors of their own. By ``collective:
     all_to_all`` it acts on a part of the vector for every client.
     """
     if section is None:
@@ -62,7 +62,7 @@ def collective_of(section: Section | None) -> str:
 
 
 def operator(section: Section | None, d: int, n: int, layout: Layout, role: Role) -> Bound:
-    """Return the bound operator of a compressor section; None is the identity."""
+    """Return the bound compressor of a compressor section; None is the identity."""
     return _operator(section, (d, n, layout), role, registry.state())
 
 
@@ -72,9 +72,9 @@ def _operator(section: Section | None, dims: Dims, role: Role, state: tuple[int,
 
 
 def uplink(cell: Cell, entry: registry.Entry) -> Section | None:
-    """Return the uplink operator's section: the method's ``own`` operator where it is bound to one.
+    """Return the uplink compressor's section: the method's ``own`` compressor where it is bound to one.
 
-    With groups of tensors the cell's operator acts on every tensor that is in none of them.
+    With groups of tensors the cell's compressor acts on every tensor that is in none of them.
     """
     own = entry.facts.own
     if own is not None:
@@ -90,7 +90,7 @@ def uplink(cell: Cell, entry: registry.Entry) -> Section | None:
 
 
 def dims_of(problem: Problem, params: Mapping[str, Any]) -> Dims:
-    """Return what operators are bound to: the length of a method's messages, the clients, and the layout.
+    """Return what compressors are bound to: the length of a method's messages, the clients, and the layout.
 
     params: the method's, of which a minibatch may decide the length. Raises InputError where it does not fit.
     """
@@ -98,7 +98,7 @@ def dims_of(problem: Problem, params: Mapping[str, Any]) -> Dims:
     return layout.dim, problem.n, layout
 
 
-@lru_cache(maxsize=64)  # all cells of a plan ask for the same few operators
+@lru_cache(maxsize=64)  # all cells of a plan ask for the same few compressors
 def graph_of(section: Section | None, n: int) -> Mixing:
     """Return the graph of n clients that a graph section names, a ring by default."""
     asked = section or Section("ring", {})
@@ -160,7 +160,7 @@ def _graph(nx: ModuleType, name: str, n: int, given: Mapping[str, Any]) -> Graph
 
 
 def method_of(cells: Sequence[Resolved], problem: Problem, clock: Clock) -> Algorithm:
-    """Return the method of a batch of cells: parameters, step sizes and bound operators set."""
+    """Return the method of a batch of cells: parameters, step sizes and bound compressors set."""
     first = cells[0]
     entry = registry.lookup("algorithm", first.cell.algorithm.name)
     dims = dims_of(problem, first.params)

@@ -160,7 +160,7 @@ _warm: set[tuple[object, ...]] = set()
 def warm_up(batch: Batch, problem: Problem, options: Options, transport: Transport) -> None:
     """Run a few rounds of a batch and forget them, where none of its kind has run in this process.
 
-    A kind is a method with operators of some names on a problem. Rounds of networks take so long that the first one
+    A kind is a method with compressors of some names on a problem. Rounds of networks take so long that the first one
     hardly counts; they run no others. Raises what the method raises. All ranks of a group do the same.
     """
     cell = batch.cells[0].cell

@@ -92,7 +92,7 @@ def _more_than_a_step(cell: Cell) -> str:
 
 
 def label_of(cell: Cell) -> str:
-    """Return how tables and figures name a method: algorithm, operators, parameters that matter."""
+    """Return how tables and figures name a method: algorithm, compressors, parameters that matter."""
     parts = [describe(cell.algorithm, registry.lookup("algorithm", cell.algorithm.name))]
     if cell.compressor is not None:
         parts.append(describe(cell.compressor, registry.lookup("compressor", cell.compressor.name)))
@@ -130,7 +130,7 @@ def _given(cell: Cell, entry: Method, problem: Problem) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class _Case:
-    """A cell's method with what its operators are bound to and serve as, and what its steps depend on."""
+    """A cell's method with what its compressors are bound to and serve as, and what its steps depend on."""
 
     entry: Method
     dims: Dims
@@ -224,7 +224,7 @@ class Resolver:
         return steps, case.setting
 
     def _case(self, cell: Cell, asked: Sequence[checks.Check]) -> _Case:
-        """Return the method, operators and numbers of a cell. Raises what the checks say, and what does not fit."""
+        """Return the method, compressors and numbers of a cell. Raises what the checks say, and what does not fit."""
         entry = registry.lookup("algorithm", cell.algorithm.name)
         problem = problem_of_cell(cell)
         checks.check(cell, entry, problem, asked)
@@ -282,7 +282,7 @@ class Resolver:
             key = "compressor" if way == "up" else "downlink"
             raise Skip(
                 SkipCode.OPERATOR,
-                f"{entry.name} needs {_an(role)} operator and {name} is {have}",
+                f"{entry.name} needs {_an(role)} compressor and {name} is {have}",
                 f"{_an(role)} {key}, such as {role.usual}, or allow_unproven: true",
             )
         role = Role.ANY if unfit else role
@@ -290,7 +290,7 @@ class Resolver:
 
 
 def _count(section: Section | None, d: int, where: str) -> int | None:
-    """Return how many coordinates an operator keeps, None where it has no ``k``."""
+    """Return how many coordinates a compressor keeps, None where it has no ``k``."""
     if section is None or "k" not in section.params:
         return None
     return count_of(section.params["k"], d, f"{where}.k")

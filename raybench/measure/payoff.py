@@ -49,7 +49,7 @@ class Exchange:
     taken. dense: bytes of a gradient in 16 bits, what a server sends at most. encode, decode: seconds of making a
     message from a gradient, and of adding one message up. parts: exchanges one after the other in which the message
     travels. every: steps between exchanges. overlaps: whether it travels in buckets while the backward pass runs.
-    error: of the operator, None where unknown.
+    error: of the compressor, None where unknown.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Verdict:
     """A method beside the baseline: its step, how many times as fast it is, and where it pays.
 
     pays_below: bytes per second, infinite where it pays at any bandwidth, 0 where at none;
-    pays_below_free, speedup_free: the same for a codec that takes no time. error: of the operator, None where unknown.
+    pays_below_free, speedup_free: the same for a codec that takes no time. error: of the compressor, None where unknown.
     dense: whether it is a format of whole gradients, exchanged as the baseline's are. every: steps between exchanges.
     """
 
@@ -129,7 +129,7 @@ class Case:
 
     @property
     def fastest(self) -> Verdict | None:
-        """The fastest operator that pays, None where none does."""
+        """The fastest compressor that pays, None where none does."""
         return self._fastest(lambda v: v.every == 1 and v.pays)
 
     @property

@@ -1,6 +1,6 @@
 """The study of compressors by themselves: how well they keep a vector, for how many bits.
 
-``compressors(out)`` measures every operator of ``GRIDS`` on drawn vectors and gradients and writes ``study.parquet``;
+``compressors(out)`` measures every compressor of ``GRIDS`` on drawn vectors and gradients and writes ``study.parquet``;
 ``figures`` draws it, with the CSV behind each figure (the empirical comparison of Beznosikov et al., On Biased
 Compression for Distributed Learning).
 """
@@ -56,7 +56,7 @@ GRIDS: dict[str, list[str]] = {
     "MXFP8": ["mxfp8"],
     "int8": ["int8"],
 }
-"""The operators of the study by the name of their curve: short forms of increasing precision.
+"""The compressors of the study by the name of their curve: short forms of increasing precision.
 
 Dithering is scaled by the largest entry (p = inf): by the Euclidean norm, as in QSGD, nearly all
 levels of a long vector are zero; QSGD's answer is buckets.
@@ -175,7 +175,7 @@ FORMULAS: dict[str, Callable[[int, int], float]] = {
 def measure(
     vectors: Mapping[str, Tensor], operators: Mapping[str, Sequence[str]], seed: int = 0
 ) -> pd.DataFrame:
-    """Return one row per family of vectors (draws, d) and operator.
+    """Return one row per family of vectors (draws, d) and compressor.
 
     error: mean of ||C(x) - x||^2 / ||x||^2, error_se its standard error. error_scaled: of factor C(x),
     the factor that makes it contractive (``Compressor.b3``); bound: 1 - 1/delta, what theory allows
@@ -194,7 +194,7 @@ def measure(
 def _figures(text: str, x: Tensor, seed: int) -> dict[str, Any]:
     draws, d = x.shape
     op = api.compressor(text).bind(d).operator
-    message = op.compress(x, stream(seed).fold("study operators").each(range(draws)))
+    message = op.compress(x, stream(seed).fold("study compressors").each(range(draws)))
     value, x = message.decode().double(), x.double()
     delta, factor = op.b3(d) or (math.nan, 1.0)
     along, square = (value * x).sum(-1), value.square().sum(-1)
@@ -230,8 +230,8 @@ def compressors(
 ) -> pd.DataFrame:
     """Run the study and return its rows, written to ``<out>/study.parquet`` too.
 
-    d: of the drawn vectors. operators: curve -> short forms, by default ``GRIDS``. Raises InputError
-    for sizes below 1 and for operators that do not exist or do not fit.
+    d: of the drawn vectors. compressors: curve -> short forms, by default ``GRIDS``. Raises InputError
+    for sizes below 1 and for compressors that do not exist or do not fit.
     """
     for key, number in (("d", d), ("draws", draws)):
         if number < 1:

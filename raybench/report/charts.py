@@ -186,7 +186,7 @@ def _look(look: Look, method: str, plain: bool) -> Look:
 def _caption(network: Network, goal: str, table: pd.DataFrame, plain: pd.Series) -> str:
     """Return what the chart shows and assumes."""
     latency = words.seconds(network.link.latency)
-    said = f"simulated: {network.form}, latency {latency}, to {goal}; gradients and operators as measured, "
+    said = f"simulated: {network.form}, latency {latency}, to {goal}; gradients and compressors as measured, "
     said += "each client on a machine of its own; K and step are the best at each bandwidth; "
     said += "thick: no method is faster"
     if not plain.any():

@@ -97,7 +97,7 @@ def by_step(results: Frames, cells: pd.DataFrame) -> HeatMap:
 
 
 def _numbers(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the numbers among the parameters of method and operator, ``algorithm.z``; same rows."""
+    """Return the numbers among the parameters of method and compressor, ``algorithm.z``; same rows."""
     rows = []
     texts = cells["config"].astype(object)
     known = {t: json.loads(t) for t in texts.unique() if isinstance(t, str)}

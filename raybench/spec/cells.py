@@ -93,20 +93,20 @@ class Cell:
     algorithm: Section = key(Plugin("algorithm"), "the method", required=True)
     compressor: Section | None = key(
         Plugin("compressor", optional=True, beside=COLLECTIVE),
-        "the operator for messages to the server; none leaves them dense",
+        "the compressor for messages to the server; none leaves them dense",
         override=True,
         heard=lambda problem, method: method.compresses("up"),
         needs=lambda method: method.up,
     )
     groups: Sequence[Mapping[str, str]] | None = key(
         Groups(),
-        "operators of tensors by their names; `compressor` is that of all others",
+        "compressors of tensors by their names; `compressor` is that of all others",
         heard=lambda problem, method: method.compresses("up"),
         ignored="compresses nothing on the way up",
     )
     downlink: Section | None = key(
         Plugin("compressor", optional=True),
-        "the operator for messages from the server; none leaves them dense",
+        "the compressor for messages from the server; none leaves them dense",
         override=True,
         heard=lambda problem, method: method.compresses("down"),
         ignored="compresses nothing on the way down",

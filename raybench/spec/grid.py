@@ -379,7 +379,7 @@ def _named(name: str, raw: Mapping[str, object], found: Found) -> list[Option]:
 
 
 def _lacking(method: Method, found: Found) -> None:
-    """Complain where a method is given none of an operator that it cannot do without."""
+    """Complain where a method is given none of a compressor that it cannot do without."""
     for name, axis in method.axes.items():
         needs = document.axes()[name].needs
         role = None if needs is None else needs(method.facts)
@@ -390,8 +390,8 @@ def _lacking(method: Method, found: Found) -> None:
 
 
 def _proposal(name: str, role: Role) -> str:
-    """Return how to give the operator that is missing: its key with one of the right class."""
-    one = "an operator" if role == Role.ANY else f"{sections.a(role)} one"
+    """Return how to give the compressor that is missing: its key with one of the right class."""
+    one = "a compressor" if role == Role.ANY else f"{sections.a(role)} one"
     form = f"{{name: {role.usual}, k: {USUAL_SHARE}}}"
     return f"{one}, as {name}: {form}; raybench ls compressors lists all"
 

@@ -472,7 +472,7 @@ class Steps(Kind):
         return or_list({"anyOf": [number, many]})
 
 
-# Groups of tensors: operators by the names of the tensors that they are for -----------------------
+# Groups of tensors: compressors by the names of the tensors that they are for -----------------------
 
 
 GROUP_FORM = 'such as groups: [{match: "*.bias", compressor: identity}]'
@@ -480,7 +480,7 @@ GROUP_FORM = 'such as groups: [{match: "*.bias", compressor: identity}]'
 
 @dataclass(frozen=True)
 class Groups(Kind):
-    """Operators of tensors by name: a list of ``{match: pattern, compressor: operator}``, and no axis."""
+    """Compressors of tensors by name: a list of ``{match: pattern, compressor: compressor}``, and no axis."""
 
     merges = False
 
@@ -494,7 +494,7 @@ class Groups(Kind):
 
     def _one(self, value: object, where: str, found: Found) -> dict[str, str]:
         if not isinstance(value, Mapping) or set(value) != {"match", "compressor"}:
-            found.append(Complaint(where, "a group has a pattern and an operator", GROUP_FORM))
+            found.append(Complaint(where, "a group has a pattern and a compressor", GROUP_FORM))
             return {}
         pattern, given = value["match"], value["compressor"]
         if not isinstance(pattern, str) or not pattern:
@@ -503,14 +503,14 @@ class Groups(Kind):
         at = f"{where}.compressor"
         texts = sections.operators("identity" if given in (None, "none") else given, at, found)
         if len(texts) > 1:
-            found.append(Complaint(at, "a group is no axis", "one operator with single values"))
+            found.append(Complaint(at, "a group is no axis", "one compressor with single values"))
         return {"match": str(pattern), "compressor": texts[0] if texts else ""}
 
     def identity(self, value: list[dict[str, str]]) -> Any:
         return [{**group, "operators": self._held(group["compressor"])} for group in value]
 
     def _held(self, text: str) -> dict[str, list[str]]:
-        """Return version and source of every operator of a text: a user's own may change."""
+        """Return version and source of every compressor of a text: a user's own may change."""
         own = short.section("compressor", text)
         entry = registry.lookup("compressor", own.name)
         return {own.name: [entry.version, entry.source], **short.inside(own)}
@@ -646,7 +646,7 @@ class Key:
     Of keys that make a cell: override: an entry of ``algorithm`` may set it for itself. heard: whether
     it makes a difference to a method on a problem; where it does not its value is None, and ignored says
     what is wrong with giving it. usual: its default, where problem or method decide it. needs: the role
-    of the operator that a method cannot do without. in_group: it tells groups of cells apart. in_every_id:
+    of the compressor that a method cannot do without. in_group: it tells groups of cells apart. in_every_id:
     ids hold it even where it is the default, as they have from the beginning.
     """
 

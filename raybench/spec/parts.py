@@ -44,7 +44,7 @@ class Section:
 
 
 class Operator(str):
-    """An operator as a value of a parameter: its canonical short form, and the typed section that it stands for.
+    """A compressor as a value of a parameter: its canonical short form, and the typed section that it stands for.
 
     So what is typed once is not parsed again. Equal, hashed and written as text.
     """
@@ -53,7 +53,7 @@ class Operator(str):
 
     @classmethod
     def of(cls, text: str, section: Section) -> Operator:
-        """Return the operator of a section whose short form is ``text``."""
+        """Return the compressor of a section whose short form is ``text``."""
         out = cls(text)
         out.section = section
         return out

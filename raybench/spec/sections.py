@@ -2,7 +2,7 @@
 
 ``options`` is the one way from raw values to typed ones, for parameters of plug-ins and for the
 sweep's own keys alike, so that every key takes lists, ranges, shares and tags in the same form. It
-stands beside ``read`` because a parameter may itself be an operator: a section with parameters.
+stands beside ``read`` because a parameter may itself be a compressor: a section with parameters.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def options(param: Param, value: object, where: str, found: Found) -> list[Any]:
 
 
 def _spread(param: Param, value: object, where: str, found: Found) -> list[object]:
-    """Return the typed values of one entry of an axis: a scalar, a range, a tag, or an operator."""
+    """Return the typed values of one entry of an axis: a scalar, a range, a tag, or a compressor."""
     try:
         if param.kind == "operator" and value is not None:
             return list(operators(value, where, found))
@@ -288,7 +288,7 @@ def _with(given: Section, more: Mapping[str, Any], params: Mapping[str, Param]) 
 
 
 def grained(given: Section, grain: str) -> Section:
-    """Return an operator on the whole vector, on every tensor, or on buckets of tensors."""
+    """Return a compressor on the whole vector, on every tensor, or on buckets of tensors."""
     if grain == GLOBAL:
         return given
     params = registry.lookup("compressor", "per_tensor").params
@@ -321,14 +321,14 @@ def choices(kind: str) -> str:
     return text if len(names) <= 20 else f"{text}, ...; raybench ls {kind}s lists all"
 
 
-# Operators as parameters ---------------------------------------------------------------------------
+# Compressors as parameters ---------------------------------------------------------------------------
 
 
 def operators(value: object, where: str, found: Found) -> tuple[Operator, ...]:
-    """Return the operators that a value stands for.
+    """Return the compressors that a value stands for.
 
     value: a short form, or a mapping {name, parameters}, whose parameters may be axes. Equal
-    operators have equal texts: names sorted, values typed, defaults left out. What is wrong is
+    compressors have equal texts: names sorted, values typed, defaults left out. What is wrong is
     appended to ``found``.
     """
     if isinstance(value, str):
@@ -347,7 +347,7 @@ def operators(value: object, where: str, found: Found) -> tuple[Operator, ...]:
             found.extend(error.complaints)
             return ()
     if not isinstance(value, Mapping):
-        what = f"expected an operator by name or as a mapping, not {show(value)}"
+        what = f"expected a compressor by name or as a mapping, not {show(value)}"
         found.append(Complaint(where, what, "such as top_k:k=1%"))
         return ()
     before = len(found)
@@ -359,7 +359,7 @@ def operators(value: object, where: str, found: Found) -> tuple[Operator, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _spelled(text: str, where: str, state: tuple[int, int]) -> tuple[Operator, ...]:
-    """Return ``operators`` of a text; ``state`` is the registry's, on which it depends."""
+    """Return ``compressors`` of a text; ``state`` is the registry's, on which it depends."""
     found: Found = []
     try:
         out = operators(parse(text, where), where, found)
@@ -372,7 +372,7 @@ def _spelled(text: str, where: str, state: tuple[int, int]) -> tuple[Operator, .
 
 
 def spell(given: Section) -> Operator:
-    """Return the canonical short form of a typed operator; ``short.section`` gives the same one back."""
+    """Return the canonical short form of a typed compressor; ``short.section`` gives the same one back."""
     params = registry.lookup("compressor", given.name).params
     pairs = [
         f"{key}={write(params[key], value)}"
@@ -395,7 +395,7 @@ MAX_DEPTH = 20
 def parse(text: str, where: str) -> dict[str, Any]:
     """Return ``name:key=value,key=value`` as the mapping a sweep file would hold.
 
-    Values are YAML, so ``split={dirichlet: 0.5}`` works, or operators in parentheses, which stay
+    Values are YAML, so ``split={dirichlet: 0.5}`` works, or compressors in parentheses, which stay
     text; commas inside brackets and quotes do not separate. Raises InputError where a part is no
     ``key=value``.
     """
@@ -420,7 +420,7 @@ def _value(text: str, where: str) -> object:
         return f"({_bare(text, where)})"
     if text.startswith("[") and text.endswith("]"):
         items = [item.strip() for item in _split(text[1:-1])]
-        if any(item.startswith("(") for item in items):  # several operators make an axis
+        if any(item.startswith("(") for item in items):  # several compressors make an axis
             return [_value(item, f"{where}[{i}]") for i, item in enumerate(items)]
     return yaml.parse(text, where)
 

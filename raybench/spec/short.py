@@ -60,7 +60,7 @@ def mapping(params: Mapping[str, Param], given: object, where: str) -> dict[str,
 
 
 def inside(given: Section, kind: str = "compressor") -> dict[str, list[str]]:
-    """Return version and source of every operator that a section's parameters hold, by name."""
+    """Return version and source of every compressor that a section's parameters hold, by name."""
     out: dict[str, list[str]] = {}
     params = registry.lookup(kind, given.name).params
     for key, value in given.params.items():

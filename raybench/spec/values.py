@@ -152,7 +152,7 @@ def allowed(param: Param) -> str:
         "flag": "true or false",
         "text": "text",
         "list": "a list",
-        "operator": "an operator by name, as top_k:k=1%, or as a mapping {name: top_k, k: 1%}",
+        "operator": "a compressor by name, as top_k:k=1%, or as a mapping {name: top_k, k: 1%}",
     }
     text = ways.get(param.kind, "")
     if param.kind in ("number", "integer"):

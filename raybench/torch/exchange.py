@@ -43,9 +43,9 @@ class Plan:
     algorithm, compressor, downlink: short forms such as ``top_k:k=1%``. granularity: one message of the
     whole gradient, one of every tensor, or one of tensors together. min_numel: smaller tensors are sent
     dense; None sends those dense whose messages would not be half as long, where tensors have messages
-    of their own. groups: (pattern, operator) of tensors by name. start_after: steps at first in which
-    gradients are averaged as they are. seed: of random operators. watch: steps between two
-    measurements of norms. allow_unproven: operators that no theory of the method covers, too.
+    of their own. groups: (pattern, compressor) of tensors by name. start_after: steps at first in which
+    gradients are averaged as they are. seed: of random compressors. watch: steps between two
+    measurements of norms. allow_unproven: compressors that no theory of the method covers, too.
     """
 
     algorithm: str = "ef21"
@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def names(self) -> tuple[str, str]:
-        """What a report calls the method and its operator."""
+        """What a report calls the method and its compressor."""
         return self.algorithm, "" if self.compressor is None else str(self.compressor)
 
     def check(self) -> None:
@@ -87,7 +87,7 @@ class Plan:
             raise InputError.of("groups", "they are of tensors", "granularity='tensor'")
 
     def operator(self, layout: Layout, dtype: torch.dtype) -> Any:
-        """Return the operator for vectors of a layout, None where none was asked for."""
+        """Return the compressor for vectors of a layout, None where none was asked for."""
         if self.compressor is None:
             return None
         own = build(self.compressor)
@@ -160,7 +160,7 @@ def _literal(name: str) -> str:
 
 @dataclass(frozen=True)
 class Watched(Applied):
-    """An operator that says how far its messages are from what they stand for, when asked."""
+    """A compressor that says how far its messages are from what they stand for, when asked."""
 
     log: Log | None = None
 
@@ -183,7 +183,7 @@ class Exchange:
     like: a tensor of the type and device of the vectors. Call it once a step with this rank's gradient
     (d,): it returns what every rank steps along, x <- x - gamma u. local: the loop takes local steps and moves
     the shared point along u itself; what a preset says of either is in ``presets``, and u is left to it. met: what
-    ranks told each other at the last call. Raises InputError where the method, its parameters and operators do not
+    ranks told each other at the last call. Raises InputError where the method, its parameters and compressors do not
     fit each other or a loop.
     """
 

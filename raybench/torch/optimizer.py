@@ -113,10 +113,10 @@ class CompressedOptimizer(torch.optim.Optimizer):
     ``attach``). Without torch.distributed there is one client. At construction all take over
     rank 0's parameters.
 
-    compressor: an operator such as ``top_k:k=1%``. algorithm: an estimator such as ``ef21``, ``ef14``, ``diana``,
+    compressor: a compressor such as ``top_k:k=1%``. algorithm: an estimator such as ``ef21``, ``ef14``, ``diana``,
     ``dgc``, ``power_sgd:rank=4``, as text or as a mapping with ``name`` and parameters. granularity: messages of
     the whole gradient (``global``), of every ``tensor``, or of tensors together (``bucket``).
-    collective: ``gather``, ``reduce`` or ``all_to_all``. groups: (pattern, operator) pairs, with
+    collective: ``gather``, ``reduce`` or ``all_to_all``. groups: (pattern, compressor) pairs, with
     ``granularity="tensor"``. min_numel: smaller tensors are sent as they are; by default those whose messages
     would not be half as long, where tensors have messages of their own; 0 for none. start_after: steps at first that
     average gradients as they are. local: ``{"steps": H}``: ``optimizer`` does H steps on every rank by itself, and
@@ -124,7 +124,7 @@ class CompressedOptimizer(torch.optim.Optimizer):
     "momentum": 0.9, "step_size": 0.7}``, by default by 1 along it. delay: ``{"rounds": r}``, the
     direction of r exchanges before. group: the ranks, by default all. named_parameters: names for ``groups`` where
     the optimizer knows none. watch: steps between two measurements of norms. check_every: steps between two
-    comparisons of the ranks' parameters, 0 for none. seed: of random operators. allow_unproven: operators that no
+    comparisons of the ranks' parameters, 0 for none. seed: of random compressors. allow_unproven: compressors that no
     theory of the method covers, too.
 
     Methods whose messages hold the step size (``ef14``) need plain SGD, or ``memory: gradient``. A parameter without a

@@ -90,7 +90,7 @@ class Report:
     optimizer; exchanges: fewer with local steps, more where an optimizer evaluates gradients several times. skipped:
     exchanges, or local steps of this rank, that held NaN or infinity. dense_steps: exchanges in which gradients were
     sent as they are. bits_up is modelled, bytes_up are packed bytes, both the mean over the ranks; bytes_dense is what
-    data-parallel training sends for the same steps, in the type that gradients have. encode_ms: on operators. send_ms:
+    data-parallel training sends for the same steps, in the type that gradients have. encode_ms: on compressors. send_ms:
     on exchanging and adding up messages. decode_ms: the rest of the method. residual_norm: of what is not sent
     yet; compression_error: ||C(v) - v||^2/||v||^2 of the newest message watched; None where there is no such thing.
     """

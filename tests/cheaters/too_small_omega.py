@@ -1,4 +1,4 @@
-"""Cheaters: unbiased operators that claim 95 % of their variance."""
+"""Cheaters: unbiased compressors that claim 95 % of their variance."""
 
 from raybench.plugins import Compressor, Dense, Number, compressor
 
