@@ -103,7 +103,7 @@ def test_reference_has_every_plugin() -> None:
         assert heads == list(registry.names(kind))
     sections = re.split(r"^## ", pages["reference/methods.md"], flags=re.MULTILINE)[1:]
     for section in sections:
-        assert "**Operator:**" in section, section[:200]
+        assert "**Compressor:**" in section, section[:200]
         assert "**Step size" in section, section[:200]
 
 

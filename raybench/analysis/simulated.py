@@ -195,7 +195,7 @@ def unmeasured(curves: pd.DataFrame) -> list[str]:
         said.append(
             f"{none:,} of {len(ended):,} cells did not count bytes: they have no simulated seconds"
         )
-    words = dict(zip(PARTS, ("gradients", "operators")))
+    words = dict(zip(PARTS, ("gradients", "compressors")))
     for name, word in words.items():
         none = int(ended[name].isna().sum()) if name in ended else len(ended)
         if none:
