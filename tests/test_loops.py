@@ -365,6 +365,7 @@ def test_one_rank_goes_on_from_two(found, folder, name, memory, error):
     assert all(math.isfinite(f) for f in losses)
 
 
+@pytest.mark.thorough
 def test_a_killed_loop_goes_on_with_the_same_losses(folder):
     """Both ranks are killed after step 12, and started again: losses as undisturbed, bit for bit."""
     (folder / "a").mkdir()
@@ -389,6 +390,7 @@ def cells(trained: Path) -> dict[str, float]:
     return loop_kit.results("loop_cells.py", 2, trained, "float64", "float32")[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("batch", ["full", "8"])
 @pytest.mark.parametrize(
     "name",
