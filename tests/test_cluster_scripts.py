@@ -70,7 +70,7 @@ def mentioning(word: str) -> list[str]:
     return found
 
 
-def vanish(word: str, seconds: float = 60) -> None:
+def vanish(word: str, seconds: float = 150) -> None:
     until = time.monotonic() + seconds
     while (left := mentioning(word)) and time.monotonic() < until:
         time.sleep(0.5)

@@ -38,14 +38,31 @@ def size(count: float) -> str:
 
 
 def memory_here() -> float:
-    """Return the bytes that processes of this machine may hold together, swap and limits of a container considered."""
-    import psutil
+    """Return the bytes that processes of this machine may hold together, swap and limits of a container
+    considered; infinite where that is unknown.
+    """
+    bounds = [*_physical(), *_container()]
+    return min(bounds, default=float("inf"))
 
-    swap = float(psutil.swap_memory().total)
-    return min([psutil.virtual_memory().total + swap, *_container(swap)])
+
+def _physical() -> Iterator[float]:
+    try:
+        memory = float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return
+    yield memory + _swap()
 
 
-def _container(all_swap: float) -> Iterator[float]:
+def _swap() -> float:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0.0
+    sizes = [line.split()[1] for line in lines if line.startswith("SwapTotal:")]
+    return 1024 * float(sizes[0]) if sizes else 0.0
+
+
+def _container() -> Iterator[float]:
     """Yield the limits of this process's control groups, of the second version or the first."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -64,7 +81,7 @@ def _container(all_swap: float) -> Iterator[float]:
             limit = _number(part / name)
             if limit is not None:
                 swap = None if kinds else _number(part / "memory.swap.max")
-                yield limit + (all_swap if swap is None else swap)
+                yield limit + (_swap() if swap is None else swap)
 
 
 def _number(file: Path) -> float | None:

@@ -46,13 +46,14 @@ def matrices(path: Path, names: Collection[str] = ()) -> dict[str, np.ndarray]:
 
 def _main(path: str, most: str, *names: str) -> str | None:
     """Write the matrices of a file to standard output; return what is wrong with it."""
-    import resource
-
-    import psutil
     import scipy.io
 
-    limit = psutil.Process().memory_info().vms + int(most)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    memory = Path("/proc/self/statm")
+    if memory.exists():  # other systems than Linux do not enforce a bound on the address space
+        import resource
+
+        limit = int(memory.read_text().split()[0]) * resource.getpagesize() + int(most)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     try:
         classes = {name: kind for name, _, kind in scipy.io.whosmat(path)}
         arrays = scipy.io.loadmat(path, variable_names=[*(names or classes)])
