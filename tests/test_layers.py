@@ -70,8 +70,8 @@ OVER = {  # rooms that are above it still: what they have and no more
     "data": 2455,
     "spec": 3062,
     "store": 2965,
-    "core": 4020,
-    "tests": 44400,
+    "core": 4040,
+    "tests": 44100,
 }
 BESIDE = {"tests": 36000, "benchmarks": 3500}
 LINES_MOST = 700
