@@ -71,7 +71,7 @@ OVER = {  # rooms that are above it still: what they have and no more
     "spec": 3062,
     "store": 2965,
     "core": 4040,
-    "tests": 44100,
+    "tests": 44400,
 }
 BESIDE = {"tests": 36000, "benchmarks": 3500}
 LINES_MOST = 700
