@@ -153,3 +153,17 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
 
         monkeypatch.setattr(Local, name, counting)
     return found
+
+
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two threads share any work, however little."""
+    import torch
+
+    from raybench.core import parallel
+
+    before = torch.get_num_threads()
+    monkeypatch.setattr(parallel, "WORTH_THREADS", 0)
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)

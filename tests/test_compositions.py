@@ -19,7 +19,7 @@ from raybench.testing.vectors import cells_and_clients, families, gaussian
 from raybench.testing.wire import same_bits
 
 D = 24
-COUNT = 20_000
+COUNT = 4000
 
 
 def op(text, **params):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from raybench.compressors import Role, unpack
 from raybench.compressors.by_size import largest, largest_torch
 from raybench.compressors.dense import Identity, Zero
-from raybench.compressors.dithering import Dithering, NaturalDithering, ScaledSign, TernGrad
+from raybench.compressors.dithering import Dithering, ScaledSign, TernGrad
 from raybench.compressors.rounding import Natural
 from raybench.compressors.selection import TopK
 from raybench.compressors.sparsification import RandK
@@ -32,7 +32,7 @@ from raybench.wire import (
     SparseMessage,
 )
 
-SAMPLES = 30_000
+SAMPLES = 4000
 CASES = {
     label: (name, params)
     for name in names("compressor")
@@ -150,7 +150,7 @@ def test_common_mask_is_linear_over_clients():
 
 
 def test_averaging_gains_a_factor_n_unless_the_mask_is_common():
-    d, n, count = 20, 10, 20_000
+    d, n, count = 20, 10, 4000
     x = families(d)["gaussian"]
     error = {}
     for mask in ("independent", "common"):
@@ -165,15 +165,8 @@ def test_terngrad_bound_is_tight():
         x = families(d)["terngrad-critical"]
         exact = float(x.abs().max() * x.abs().sum() / x.square().sum() - 1)
         assert exact == pytest.approx(TernGrad().omega(d), rel=1e-12, abs=1e-12)
-        m = moments(TernGrad(), x, 20_000)
+        m = moments(TernGrad(), x, SAMPLES)
         assert abs(m.error[0] - exact) <= SIGMAS * m.error[1] + 1e-12
-
-
-def test_ternary_l2_dithering_is_tight():
-    # s = 1, p = 2: omega(x) = ||x||_1 / ||x||_2 - 1, at most sqrt(d) - 1
-    x = families(24)["zipf"]
-    m = moments(Dithering(1, 2.0), x, SAMPLES)
-    assert abs(m.error[0] - (float(x.abs().sum() / x.norm()) - 1)) <= SIGMAS * m.error[1]
 
 
 @pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, 7.0, "inf"])
@@ -202,41 +195,6 @@ def test_dithering_draws_have_the_exact_variance(p, s):
     exact = float(((norm / s) ** 2 * t * (1 - t)).sum() / x.square().sum())
     m = moments(Dithering(s, p), x, SAMPLES)
     assert abs(m.error[0] - exact) <= SIGMAS * m.error[1] + 1e-12
-
-
-@pytest.mark.parametrize("s", [1, 2, 3, 5])
-def test_natural_dithering_is_dithering_then_natural(s):
-    # uniform dithering with 2^(s-1) levels, then natural compression, has the same law
-    x, count = families(16)["zipf"], 40_000
-    once = draws(NaturalDithering(s, "inf"), x, count)
-    fine = draws(Dithering(2 ** (s - 1), "inf"), x, count, seed=21)
-    twice = Natural().compress(fine[:, None], cells_and_clients(count, 1, 22)).decode()[:, 0]
-    levels = torch.cat((torch.zeros(1), 2.0 ** torch.arange(1 - s, 1)))
-    for j in range(len(x)):
-        shares = []
-        for value in (once, twice):
-            near = (value[:, j, None].abs() - levels).abs()
-            assert float(near.min(-1).values.max()) < 1e-12  # nothing but the levels
-            assert bool((value[:, j] * x[j] >= 0).all())  # nor the wrong sign
-            shares.append(torch.bincount(near.argmin(-1), minlength=s + 1) / count)
-        spread = (shares[0] * (1 - shares[0]) * 2 / count).sqrt()
-        assert bool(((shares[0] - shares[1]).abs() <= 5 * spread + 10 / count).all())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_natural_compression_at_its_worst_point(dtype):
-    # |x| = (4/3) 2^e: up with probability 1/3, E(C - x)^2 = x^2/8
-    exponents = torch.tensor([-40, -1, 0, 1, 40])
-    x = (4 / 3 * 2.0 ** exponents.double()).to(dtype) * torch.tensor([1, -1, 1, -1, 1])
-    value = Natural().compress(x.expand(90_000, 1, -1), cells_and_clients(90_000, 1)).decode()
-    value = value[:, 0].double()
-    low = 2.0 ** exponents.double()
-    assert bool(((value.abs() == low) | (value.abs() == 2 * low)).all())
-    assert bool((value.sign() == x.sign()).all())
-    up = (value.abs() > low).double().mean(0)
-    assert float((up - 1 / 3).abs().max()) < 5 * math.sqrt(2 / 9 / 90_000)
-    ratio = (value / x.double() - 1).square().mean(0)
-    assert float((ratio - 1 / 8).abs().max()) < 0.003
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

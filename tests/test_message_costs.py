@@ -1,4 +1,4 @@
-"""Packing of codes, and what each kind of message costs."""
+"""What messages cost: packing of symbols, levels, counts, bits and bytes."""
 
 from __future__ import annotations
 
@@ -25,21 +25,175 @@ from raybench.wire import (
     bitpack,
     choose,
     index_cost,
+    unpack,
 )
 from raybench.wire.ledger import Ledger
+from raybench.wire.levels import (
+    UNSCALED,
+    code_dtype,
+    decode_torch,
+    levels_of,
+    scales_of,
+    symbols_of,
+)
+
+DTYPES = (torch.float32, torch.float64)
+NARROW = {torch.uint8: 8, torch.int16: 15, torch.int32: 31, torch.int64: 52}
 
 
-@pytest.mark.parametrize("width", range(53))
-def test_bitpack_kernel_equals_the_reference(width):
-    for count in (0, 1, 2, 7, 8, 9, 33):
-        codes = stream(width).each(range(3)).integers(count, max(2**width, 1))
-        if count:
-            codes[0, 0], codes[1, -1] = 2**width - 1, 0
-        data = bitpack.pack(codes, width)
-        assert data.shape == (3, math.ceil(count * width / 8))
-        assert torch.equal(data, bitpack.pack_torch(codes, width))
-        assert torch.equal(bitpack.unpack(data, width, count), codes)
-        assert torch.equal(bitpack.unpack_torch(data, width, count), codes)
+# Packing ------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_packing_equals_the_reference(data):
+    dtype = data.draw(st.sampled_from(list(NARROW)))
+    width = data.draw(st.integers(0, NARROW[dtype]))
+    count = data.draw(st.sampled_from([0, 1, 9, 511, 512, 513, 1100, 2560, 2999]))
+    lead, at = data.draw(st.sampled_from([(), (3,), (2, 0), (2, 2)])), data.draw(st.integers(0, 9))
+    codes = stream(width).spread(lead).integers(count, max(2**width, 1)).to(dtype)
+    packed = bitpack.pack(codes, width)
+    assert packed.shape == (*lead, math.ceil(count * width / 8))
+    assert torch.equal(packed, bitpack.pack_torch(codes, width))
+    assert torch.equal(bitpack.unpack_torch(packed, width, count), codes.long())
+    room = torch.full((*lead, at + packed.shape[-1] + 3), 77, dtype=torch.uint8)
+    assert bitpack.pack_into(codes, width, room, at) is room
+    assert bool((room[..., :at] == 77).all() and (room[..., at + packed.shape[-1] :] == 77).all())
+    back = bitpack.unpack(room, width, count, dtype, at)
+    assert back.dtype == dtype
+    assert torch.equal(back, codes)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from([0, 1, 4, 5, 319, 320, 321, 646, 5000]), st.sampled_from([(), (3,), (2, 2)]))
+def test_trits_equal_the_reference(count, lead):
+    codes = stream(count).spread(lead).integers(count, 3)
+    packed = bitpack.pack_trits(codes)
+    assert packed.shape == (*lead, math.ceil(count / 5))
+    assert torch.equal(packed, bitpack.pack_trits_torch(codes))
+    assert torch.equal(bitpack.pack_trits(codes.to(torch.uint8)), packed)
+    assert torch.equal(bitpack.unpack_trits(packed, count), codes)
+    assert torch.equal(bitpack.unpack_trits_torch(packed, count), codes)
+    assert bitpack.unpack_trits(packed, count, torch.uint8).dtype == torch.uint8
+
+
+def test_the_layout_of_blocks():
+    codes = stream(0).integers(512 + 5, 32)
+    packed = bitpack.pack(codes, 5)
+    for p in range(5):
+        for i in (0, 1, 63):
+            bits = [int(codes[64 * j + i]) >> p & 1 for j in range(8)]
+            assert int(packed[64 * p + i]) == sum(bit << j for j, bit in enumerate(bits))
+    rest = sum(int(code) << (5 * j) for j, code in enumerate(codes[512:]))
+    assert bytes(packed[320:].tolist()) == rest.to_bytes(4, "little")
+    trits = stream(1).integers(320 + 7, 3)
+    packed = bitpack.pack_trits(trits)
+    assert int(packed[63]) == sum(int(trits[64 * j + 63]) * 3**j for j in range(5))
+    assert int(packed[65]) == int(trits[325]) + 3 * int(trits[326])
+
+
+def test_any_bytes_are_trits():
+    given_bytes = torch.arange(256).to(torch.uint8).repeat(2)
+    codes = bitpack.unpack_trits(given_bytes, 512 * 5 - 2)
+    assert int(codes.max()) == 2
+    assert torch.equal(codes, bitpack.unpack_trits_torch(given_bytes, 512 * 5 - 2))
+
+
+def test_packed_codes_cut_short():
+    with pytest.raises(ValueError, match="cut short"):
+        bitpack.unpack(torch.zeros(2, 190, dtype=torch.uint8), 3, 512)
+    with pytest.raises(ValueError, match="cut short"):
+        bitpack.unpack_trits(torch.zeros(2, 5, dtype=torch.uint8), 21, at=1)
+
+
+def test_threads_change_no_byte(two_threads):
+    for count in (20_001, 100_003):
+        codes = stream(0).integers(count, 8).to(torch.uint8)
+        packed = bitpack.pack(codes, 3)
+        assert torch.equal(packed, bitpack.pack_torch(codes, 3))
+        assert torch.equal(bitpack.unpack(packed, 3, count, torch.uint8), codes)
+        trits = codes % 3
+        assert torch.equal(bitpack.pack_trits(trits), bitpack.pack_trits_torch(trits))
+        assert torch.equal(bitpack.unpack_trits(bitpack.pack_trits(trits), count), trits.long())
+
+
+# Levels -------------------------------------------------------------------------------------------
+
+TABLES = [
+    *(("linear", s, 2.0) for s in (1, 3, 127, 128, 40_000, 2**30)),
+    *(("power", 3, 2.0), ("power", 200, 1.5), ("sign", 1, 2.0), ("pair", 1, 2.0)),
+]
+
+
+def levels(table, s, base, d, bucket, lead, dtype):
+    codes = stream(1).spread(lead).integers(d, symbols_of(table, s))
+    scales = stream(2).spread(lead).normal(scales_of(table, bucket, d)).to(dtype)
+    return LevelsMessage(d, dtype, codes, scales, table, s, base, bucket)
+
+
+@pytest.mark.parametrize(("table", "s", "base"), TABLES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_decoded_levels_equal_the_reference(table, s, base, dtype, two_threads):
+    for d, bucket in (
+        (1, 0),
+        (24, 7),
+        (24, UNSCALED),
+        (24, 100),
+        (3000, 512),
+        (6000, 1),
+        (5200, 0),
+    ):
+        if table == "pair" and bucket == UNSCALED:
+            continue
+        for lead in ((), (2, 3)):
+            m = levels(table, s, base, d, bucket, lead, dtype)
+            assert m.codes.dtype == code_dtype(m.symbols)
+            for sent in (m, m.scaled(1 / 3)):
+                scales = m.scales * sent.scale
+                if bucket == UNSCALED:
+                    scales = torch.full((*lead, 1), sent.scale, dtype=dtype)
+                assert torch.equal(sent.decode(), decode_torch(sent, scales))
+            back = unpack(m.pack())
+            assert torch.equal(back.decode(), m.decode())
+            assert back.codes.dtype == m.codes.dtype
+
+
+def test_levels_by_the_definition():
+    for table, s, base, dtype in (("linear", 3, 2.0, torch.float32), ("power", 2, 5.0, DTYPES[1])):
+        m = levels(table, s, base, 9, 4, (), dtype)
+        value = levels_of(table, s, base).to(dtype)[m.codes.long()]
+        want = torch.stack([value[j] * m.scales[j // 4] for j in range(9)])
+        assert torch.equal(m.decode(), want)
+    pair = levels("pair", 1, 2.0, 9, 4, (), torch.float64)
+    want = [float(pair.scales[2 * (j // 4) + int(pair.codes[j])]) for j in range(9)]
+    assert pair.decode().tolist() == want
+    bare = levels("sign", 1, 2.0, 9, UNSCALED, (), torch.float64)
+    assert bare.decode().tolist() == (2 * bare.codes.double() - 1).tolist()
+
+
+@pytest.mark.parametrize("bucket", [UNSCALED, 0, 7, 24, 100])
+@pytest.mark.parametrize(
+    ("table", "s", "bits"), [("linear", 1, 40), ("linear", 3, 72), ("sign", 1, 24)]
+)
+def test_what_levels_cost(table, s, bits, bucket):
+    m = levels(table, s, 2.0, 24, bucket, (3,), torch.float32)
+    count = {UNSCALED: 0, 7: 4}.get(bucket, 1)
+    assert m.cost == Counts(values=count, raw=bits, bytes=4 * count + bits // 8, messages=1)
+    assert m.nbytes == 4 * count + bits // 8
+    assert m.payload().shape == (3, m.nbytes)
+
+
+@pytest.mark.parametrize("s", [1, 2, 3, 9, 10, 11, 13, 49, 100, 127, 1000])
+def test_a_table_has_as_many_levels_as_it_says(s):
+    # a published arange(0, 1.1, 1/s) has not, for s >= 11
+    table = levels_of("linear", s)
+    assert len(table) == symbols_of("linear", s) == 2 * s + 1
+    assert (float(table[0]), float(table[s]), float(table[-1])) == (-1, 0, 1)
+    assert torch.allclose(table.diff(), torch.full((2 * s,), 1 / s, dtype=table.dtype), rtol=1e-10)
+    powers = levels_of("power", s, 3.0)
+    assert len(powers) == 2 * s + 1
+    assert torch.allclose(powers[s + 1 :], 3.0 ** torch.arange(1 - s, 1).double(), rtol=1e-13)
+    assert torch.equal(powers, -powers.flip(0))
 
 
 @settings(deadline=None)
@@ -48,11 +202,6 @@ def test_bitpack_is_the_little_endian_integer(codes):
     whole = sum(code << (13 * j) for j, code in enumerate(codes))
     want = whole.to_bytes(math.ceil(13 * len(codes) / 8), "little")
     assert bytes(bitpack.pack(torch.tensor(codes, dtype=torch.int64), 13).tolist()) == want
-
-
-def test_bitpack_never_reads_beyond_its_bytes():
-    with pytest.raises(ValueError, match="cut short"):
-        bitpack.unpack(torch.zeros(2, 3, dtype=torch.uint8), 5, 5)
 
 
 @settings(deadline=None)

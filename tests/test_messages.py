@@ -395,7 +395,9 @@ def test_a_header_with_a_valid_checksum_that_lies(m, wrong, data):
 def test_every_kind_is_tried():
     by_hand = {"cases", "concat", "flag", "flagged", "dense", "ragged", "factors"}
     by_hand |= {"seeded_support"}  # tests/test_nested_messages.py
-    by_hand |= {"rounded"}  # tests/test_compressors.py and test_rounding.py: levels other than 2^q
+    by_hand |= {
+        "rounded"
+    }  # tests/test_compressors.py and test_quantisers.py: levels other than 2^q
     by_operators = set()  # which the conformance kit packs and unpacks
     for name in names("compressor"):
         entry = lookup("compressor", name)

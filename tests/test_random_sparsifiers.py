@@ -1,8 +1,9 @@
-"""Random sparsifiers: kernels equal references, draws have their law, formulas hold."""
+"""Random sparsifiers: exact laws, supports by the definition, masks that clients share."""
 
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import pytest
 import torch
@@ -12,7 +13,20 @@ from hypothesis import strategies as st
 import raybench
 from raybench.compressors import importance
 from raybench.compressors import sparsification as perm_k
-from raybench.compressors.sparsification import PermK, RandK, RandomSparsification
+from raybench.compressors.importance import (
+    drawn,
+    drawn_torch,
+    one_by_size,
+    threshold,
+)
+from raybench.compressors.sparsification import (
+    PermK,
+    RandK,
+    RandomSparsification,
+    SharedMask,
+    bernoulli,
+    kept,
+)
 from raybench.core import streams
 from raybench.core.errors import InputError
 from raybench.core.registry import lookup
@@ -20,7 +34,11 @@ from raybench.core.streams import MOST_SORTED, stream
 from raybench.testing.vectors import cells_and_clients, families, gaussian
 from raybench.wire import unpack
 
+DTYPES = [torch.float32, torch.float64]
+
+
 BLOCK = importance.BLOCK
+DRAWS = 4000
 LONG = 15 * BLOCK + 77  # several blocks, the last one short
 
 
@@ -117,12 +135,12 @@ def test_unscaled_rand_k_is_contractive_and_scaled_is_not():
 def test_error_of_unscaled_sparsifiers_is_exact():
     x = families(24)["zipf"]
     for op in (RandK(6, scaled=False), RandomSparsification(0.25, scaled=False)):
-        error = (draws(op, x, 20_000) - x).square().sum(-1)
+        error = (draws(op, x, DRAWS) - x).square().sum(-1)
         within(error, 0.75 * x.square().sum())
 
 
 def test_bernoulli_coordinates_are_independent():
-    mask = draws(RandomSparsification(0.3), torch.ones(6, dtype=torch.float64), 40_000) > 0
+    mask = draws(RandomSparsification(0.3), torch.ones(6, dtype=torch.float64), DRAWS) > 0
     within(mask.double(), 0.3)
     pairs = (mask[:, :, None] & mask[:, None, :]).double().flatten(1)
     within(pairs, (0.09 + 0.21 * torch.eye(6)).flatten())
@@ -149,17 +167,6 @@ def test_probabilities_are_checked(name, p):
         lookup("compressor", name).target(p)
 
 
-def test_lazy_books_its_bit_always():
-    op, x = raybench.compressor("lazy:p=0.3"), gaussian(40, 5, 7, dtype=torch.float32)
-    m = op.compress(x, cells_and_clients(40, 5))
-    sent = m.flags
-    assert 0 < int(sent.sum()) < 200
-    assert torch.equal(m.bits, 1 + 7 * 32 * sent)
-    assert torch.equal(torch.as_tensor(m.nbytes), 1 + 28 * sent)
-    torch.testing.assert_close(m.decode(), x * sent[..., None] / 0.3)
-    within(draws(op, torch.ones(1, dtype=torch.float64), 20_000)[:, 0], 1.0)
-
-
 # By importance -------------------------------------------------------------------------------------
 
 
@@ -168,7 +175,7 @@ def test_one_coordinate_is_drawn_by_its_size(name):
     x = torch.zeros(LONG, dtype=torch.float64)
     at = torch.tensor([5, BLOCK - 1, BLOCK, 2 * BLOCK + 3, LONG - 1])  # one block has none
     x[at] = torch.tensor([1.0, -2.0, 3.0, -0.5, 4.0], dtype=torch.float64)
-    places, size = importance.one_by_size(x.expand(20_000, -1), stream(0).uniform(20_000)[:, None])
+    places, size = importance.one_by_size(x.expand(DRAWS, -1), stream(0).uniform(DRAWS)[:, None])
     assert bool((size == 10.5).all())
     assert bool((x[places] != 0).all())
     within((places == at).double(), x[at].abs() / 10.5)
@@ -199,36 +206,10 @@ def test_errors_of_one_coordinate_are_exact():
     assert l1.omega(12) == 11.0
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40),
-    st.integers(1, 40),
-    st.sampled_from([1.0, 1e-200, 1e200]),
-)
-def test_wangni_probabilities_sum_to_k(values, k, scale):
-    x = torch.tensor(values, dtype=torch.float64) * scale
-    k = min(k, len(values))
-    level = importance.threshold(x, k)
-    size = x.abs()
-    if int((size > 0).sum()) <= k:
-        p = torch.where(size > 0, size / level, 0.0).clamp(max=1)
-        torch.testing.assert_close(p.sum(), (size > 0).sum().double(), rtol=1e-9, atol=0)
-        return
-    p = (size / level).clamp(max=1)
-    torch.testing.assert_close(p.sum(), torch.tensor(float(k), dtype=torch.float64))
-    # the best of all: for j certain ones, the largest, t = rest / (k - j), where it fits
-    order = size.sort(descending=True).values
-    rest = order.flip(0).cumsum(0).flip(0)
-    fits = [
-        float(rest[j] / (k - j)) for j in range(k) if order[j] * (k - j) <= rest[j] * (1 + 1e-12)
-    ]
-    assert float(level) == pytest.approx(fits[0], rel=1e-9)
-
-
 def test_wangni_is_unbiased_with_its_expected_number_and_the_least_variance():
     op = raybench.compressor("wangni:k=6")
     for name, x in families(24).items():
-        value = draws(op, x, 20_000)
+        value = draws(op, x, DRAWS)
         within(value, x, slack=3e-3 * float(x.abs().max()))
         p = (x.abs() / importance.threshold(x, 6)).clamp(max=1).where(x != 0, 0.0)
         within((value != 0).double().sum(-1), p.sum(), slack=1e-9)
@@ -270,7 +251,7 @@ def test_perm_k_has_no_error_where_all_agree(d, n):
 
 @pytest.mark.parametrize(("d", "n"), [(12, 4), (5, 3), (3, 6), (2, 2)])
 def test_perm_k_error_is_the_clients_variance(d, n):
-    op, cells = PermK().fit(d, n), 30_000
+    op, cells = PermK().fit(d, n), DRAWS
     a = gaussian(n, d, seed=2)
     value = op.compress(a.expand(cells, n, d), cells_and_clients(cells, n)).decode()
     for i in range(n):
@@ -283,7 +264,7 @@ def test_perm_k_error_is_the_clients_variance(d, n):
 
 def test_perm_k_longer_blocks_go_round():
     op = PermK(4)
-    m = op.compress(torch.ones(20_000, 4, 7), cells_and_clients(20_000, 4))
+    m = op.compress(torch.ones(DRAWS, 4, 7), cells_and_clients(DRAWS, 4))
     within((m.decode() != 0).double().sum(-1), 7 / 4)
     blocks = m.places()[1]
     assert blocks.unique().tolist() == [1, 2]
@@ -321,17 +302,6 @@ def test_perm_k_clients_share_their_cells_permutation_only():
     assert not torch.equal(first, again)
 
 
-def test_perm_k_reference_draws_the_same(monkeypatch):
-    for d, n in SIZES:
-        q = cells_and_clients(2, n)
-        fast = perm_k.block_of(q.shared(), perm_k.clients_of(q), d, n)
-        with monkeypatch.context() as patch:
-            patch.setattr(streams, "_on_cpu", lambda keys: False)
-            slow = perm_k.block_of(q.shared(), perm_k.clients_of(q), d, n)
-        assert torch.equal(fast[0], slow[0])
-        assert torch.equal(fast[1], slow[1])
-
-
 def test_perm_k_constants_and_fit():
     op = PermK()
     assert op.omega(10) is None
@@ -361,3 +331,220 @@ def test_perm_k_unfitted_and_beyond_its_clients():
     four = PermK(2).compress(torch.ones(1, 4, 8), cells_and_clients(1, 4)).decode()[0]
     assert torch.equal(four[:2], four[2:])  # ids beyond n share the slots
     assert not torch.equal(four[0], four[1])
+
+
+LENGTHS = [1, 2, 7, 112, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5]
+
+
+def rows(d: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return 3 x 4 rows: heavy tails, zeros, one entry, ties, tiny, huge."""
+    x = (stream(d).each(range(12)).normal(d) * stream(d + 1).each(range(12)).uniform(d) ** 4).to(
+        dtype
+    )
+    x[1], x[2] = 0, 0
+    x[2, -1] = -3
+    x[3], x[4, ::2] = -1, 0
+    x[5] *= 1e-30
+    x[6] *= 1e30
+    return x.view(3, 4, d)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", LENGTHS)
+def test_the_place_is_where_the_sum_of_sizes_passes_u(d, dtype):
+    x = rows(d, dtype)
+    for u in (stream(3).each(range(12)).uniform(1).view(3, 4, 1), torch.zeros(3, 4, 1).double()):
+        for draw in (u, torch.full((3, 4, 1), 1 - 2.0**-53, dtype=torch.float64)):
+            place, size = one_by_size(x, draw)
+            weight = x.abs().double()
+            torch.testing.assert_close(size, weight.sum(-1, keepdim=True))
+            before = torch.where(torch.arange(d) < place, weight, 0.0).sum(-1, keepdim=True)
+            own, slack = weight.gather(-1, place), 1e-9 * size
+            assert bool((before <= draw * size + slack).all())
+            assert bool((before + own >= draw * size - slack).all())
+            assert bool((own[size > 0] > 0).all())
+            assert bool((place[size == 0] == 0).all())
+
+
+def test_what_is_not_finite_is_drawn_if_anything_is():
+    x = torch.tensor([1.0, math.inf, 3.0, math.nan])
+    place, _ = one_by_size(x.expand(2, 4), torch.tensor([[0.1], [0.9]], dtype=torch.float64))
+    assert place.flatten().tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", LENGTHS)
+def test_levels_give_k_on_average(d, dtype):
+    x = rows(d, dtype)
+    x[0, 0, 0], x[2, 3, -1] = torch.inf, torch.nan
+    for k in sorted({1, max(1, d // 10), max(1, d // 2), d}):
+        level = threshold(x, k)
+        assert level.isnan().flatten().nonzero().flatten().tolist() == [0, 11]
+        weight = x.abs().double()
+        p = torch.where(weight > 0, (weight / level).clamp(max=1), 0.0).sum(-1)
+        want = (weight > 0).sum(-1).clamp(max=k).double()
+        fine = ~level.isnan()[..., 0]
+        torch.testing.assert_close(p[fine], want[fine])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", LENGTHS)
+def test_entries_are_kept_where_the_streams_number_says_so(d, dtype):
+    x = rows(d, dtype)
+    x[0, 0, 0], x[2, 3, -1] = torch.inf, torch.nan
+    source, k = stream(9).each(range(3)).each(range(4)), max(1, d // 3)
+    level = threshold(x, k)
+    found, want = (
+        draw(x, level, *more, source) for draw, more in ((drawn, (k,)), (drawn_torch, ()))
+    )
+    assert all(same(a, b) for a, b in zip(found, want, strict=True))
+    assert found[0][2, 3] == d  # what is not finite is sent as it is
+    assert found[0][0, 1] == 0
+
+
+@pytest.mark.parametrize("p", [1e-9, 0.3, 1.0])
+@pytest.mark.parametrize("d", LENGTHS)
+def test_bernoulli_supports_are_where_the_streams_number_is_below_p(d, p):
+    source = stream(1).each(range(5))
+    where, counts = bernoulli(source, d, p)
+    keep = source.uniform(d) < p
+    assert torch.equal(counts, keep.sum(-1))
+    assert where.shape[-1] == int(counts.max())
+    for r in range(5):
+        own = where[r, : counts[r]]
+        assert torch.equal(own, keep[r].nonzero()[:, 0])
+        assert not where[r, counts[r] :].any()
+    x = stream(2).each(range(5)).normal(d)
+    value = torch.zeros_like(x).scatter_add_(-1, where, kept(x, where, counts))
+    assert torch.equal(value, torch.where(keep, x, 0.0))
+
+
+def test_more_than_there_was_space_for_is_drawn_again(monkeypatch):
+    source, want = stream(1).each(range(50)), bernoulli(stream(1).each(range(50)), 400, 0.3)
+    monkeypatch.setattr(importance.math, "sqrt", lambda v: 0.0)  # no space to spare
+    again = bernoulli(source, 400, 0.3)
+    assert torch.equal(again[0], want[0])
+    assert torch.equal(again[1], want[1])
+
+
+@pytest.mark.parametrize("d", [1, 2, 7, 112, 4096, 4097])
+def test_blocks_of_a_permutation_equal_the_streams(d):
+    shared, count = stream([1, 2, 3]), -(-d // 3)
+    first = torch.tensor([0, d // 2, d - 1]).expand(3, 3)
+    found = perm_k._images(shared, d, first, count)
+    assert torch.equal(found, shared.images(d, first, count))
+    whole = perm_k._images(shared, d, torch.zeros(3, 1, dtype=torch.int64), d)
+    assert torch.equal(whole.sort(-1).values, torch.arange(d).expand(3, 1, d))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", [1, 112, 3000])
+def test_lazy_rows_pass_or_are_zero(d, dtype):
+    x = rows(d, dtype)
+    x[0, 0, 0], x[2, 3, -1] = torch.inf, torch.nan
+    for p in (0.01, 0.5, 1.0):
+        q = stream(4).spread((3, 4))
+        m = raybench.compressor("lazy", p=p).compress(x, q)
+        sent = q.uniform(1)[..., 0] < p
+        assert torch.equal(m.flags, sent)
+        assert torch.equal(m.bits, 1 + d * 8 * dtype.itemsize * sent)  # the flag is sent always
+        assert torch.equal(torch.as_tensor(m.nbytes), 1 + d * dtype.itemsize * sent)
+        assert same(m.decode(), torch.where(sent[..., None], x / p, 0.0).to(dtype))
+
+
+MASKS = [
+    (12, 4, 2),
+    (13, 4, 3),
+    (7, 7, 7),
+    (5, 1, 2),
+    (3, 12, 2),
+    (1, 4, 2),
+    (2, 9, 3),
+    (300, 5, 1),
+]
+
+
+@pytest.mark.parametrize(("d", "n", "s"), MASKS)
+def test_every_coordinate_has_its_senders_and_clients_share_alike(d, n, s):
+    op, least = SharedMask(s).fit(d, n), min(s, n)
+    m = op.compress(torch.ones(20, n, d, dtype=torch.float64), cells_and_clients(20, n))
+    sent = m.decode() != 0
+    assert bool((sent.sum(1) == least).all())
+    each = sent.sum(-1)
+    assert int(each.max()) == -(-d * least // n)
+    assert int(each.min()) == d * least // n
+    assert torch.equal(torch.as_tensor(m.nbytes).expand(20, n), each * 8)
+    # where all clients send the same vector, their mean is it
+    x = gaussian(20, 1, d).expand(20, n, d)
+    mean = op.compress(x, cells_and_clients(20, n)).sum_clients() / n
+    torch.testing.assert_close(mean, x[:, 0], rtol=1e-14, atol=0)
+
+
+def test_the_senders_are_any_subset_with_equal_chances():
+    cells, n, s = 4000, 5, 2
+    sent = (
+        SharedMask(s, n).compress(torch.ones(cells, n, 3), cells_and_clients(cells, n)).decode()
+        != 0
+    )
+    for coordinate in range(3):
+        for pair in combinations(range(n), s):
+            within(sent[:, pair, coordinate].all(1).double(), 1 / 10)
+
+
+@pytest.mark.parametrize(("d", "n", "s"), [(6, 4, 2), (5, 3, 2), (3, 6, 4), (4, 4, 4), (4, 3, 1)])
+def test_the_error_is_that_of_its_constants(d, n, s):
+    op, cells = SharedMask(s).fit(d, n), 4000
+    a = gaussian(n, d, seed=2)
+    value = op.compress(a.expand(cells, n, d), cells_and_clients(cells, n)).decode()
+    for i in range(n):
+        within((value[:, i] - a[i]).square().sum(-1), op.omega(d) * a[i].square().sum())
+        within(value[:, i], a[i])
+    A, B = op.ab(d, n)
+    want = A * a.square().sum(-1).mean() - B * a.mean(0).square().sum()
+    within((value.mean(1) - a.mean(0)).square().sum(-1), want)
+
+
+@pytest.mark.parametrize(("d", "n", "s"), MASKS)
+def test_messages_survive_rows_choices_and_bytes(d, n, s):
+    op, x, q = SharedMask(s, n), gaussian(3, n, d, dtype=torch.float32), cells_and_clients(3, n)
+    m = op.compress(x, q)
+    value = m.decode()
+    assert torch.equal(unpack(m.pack()).decode(), value)
+    assert torch.equal(m.select(torch.tensor([2, 0])).decode(), value[[2, 0]])
+    for i in range(n):
+        row = m.row(1, i)
+        assert torch.equal(row.decode(), value[1, i])
+        assert torch.equal(unpack(row.scaled(0.5).pack()).decode(), value[1, i] * 0.5)
+    # what a receiver makes of what two ranks sent: payloads of their clients, the stream of all
+    cut = n // 2
+    ranks = [torch.arange(cut), torch.arange(cut, n)]
+    sent = [op.compress(x[:, ids], q.at(ids)) for ids in ranks if len(ids)]
+    wide = max(p.payload().shape[-1] for p in sent)
+    data = [torch.nn.functional.pad(p.payload(), (0, wide - p.payload().shape[-1])) for p in sent]
+    everyone = sent[0].stream.at(torch.arange(n))
+    whole = type(m).read(sent[0].known(), torch.cat(data, 1), everyone)
+    assert torch.equal(whole.decode(), value)
+
+
+def test_cells_and_rounds_have_masks_of_their_own():
+    ones, op = torch.ones(2, 4, 200), SharedMask(2, 4)
+    first = op.compress(ones, cells_and_clients(2, 4)).decode()
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first, op.compress(ones, cells_and_clients(2, 4).fold(1)).decode())
+
+
+def test_constants_and_fit():
+    op = SharedMask(2)
+    assert (op.omega(9), op.alpha(9), op.correlated) == (None, None, True)
+    assert op.fit(9, 8).omega(9) == 3.0
+    assert op.fit(9, 2).alpha(9) == 1.0
+    assert not op.fit(9, 2).correlated
+    assert op.ab(9, 8) == (6 / 14, 6 / 14)
+    assert op.ab(9, 1) == (0.0, 0.0)
+    assert SharedMask(1).ab(9, 8) == (1.0, 1.0)  # as PermK
+    with pytest.raises(InputError, match="the number of clients is not known"):
+        op.ab(9)

@@ -15,17 +15,6 @@ from raybench.testing.vectors import cells_and_clients, gaussian
 from raybench.testing.wire import assert_bits_fit_bytes, same_bits
 from raybench.wire import HALVES, Dense, DenseMessage, RaggedMessage, unpack
 
-OPERATORS = [
-    *("identity", "zero", "aggregate", "top_k:k=25%", "rtop_k:k=25%", "dgc:k=25%", "rand_k:k=25%"),
-    *("hard_threshold:threshold=0.5", "adaptive_threshold", "adaptive_threshold:rule=energy"),
-    *("pos_neg_top_k:k=3", "pos_neg_top_k:k=3,values=means", "block_top_k:k=2,block=5"),
-    *("block_top_k:k=2,block=5,form=blocks", "random_sparsification", "adaptive_sparsification"),
-    *("l1_sampling", "wangni:k=25%", "lazy", "perm_k:clients=4", "optimal_rescale:of=(top_k:k=3)"),
-    *("chain:first=(rand_k:k=50%),then=(top_k:k=50%)", "two_shot", "induced"),
-    *("as_contractive:of=(rand_k:k=5)", "per_tensor:of=(top_k:k=2),sizes=[[4,20]]", "scaled_sign"),
-    *("optimal_rescale:of=(top_k:k=3),correct=true",),
-]
-
 
 @pytest.fixture(params=HALVES, ids=str)
 def dtype(request):
@@ -64,28 +53,8 @@ def test_every_registered_operator_takes_them(label, dtype):
     kept = m.decode(out=torch.empty(x.shape))
     off = (kept - wide.decode()).double().norm(dim=-1)
     assert (off <= 4 * torch.finfo(dtype).eps * size).all(), float((off / size).max())
-
-
-@pytest.mark.parametrize("name", OPERATORS)
-def test_an_operator_takes_them(name, dtype):
-    """Shape, dtype, bytes, round trip; values as those of float32 up to one rounding each."""
-    op, q = compressor(name), cells_and_clients(3, 4)
-    x = gaussian(3, 4, 24, dtype=torch.float32).to(dtype)
-    m, wide = op.compress(x, q), op.compress(x.float(), q)
-    value = m.decode()
-    assert (value.shape, value.dtype, m.dtype) == (x.shape, dtype, dtype)
-    assert_bits_fit_bytes(m)
-    full = (torch.as_tensor(c).double() for c in (wide.cost.values, wide.bits))
-    values, bits = (c.expand(m.lead) for c in full)
-    assert torch.equal(m.bits.double(), bits - 16 * values)
-    back = unpack(m.pack())
-    assert back.dtype == dtype
-    assert same_bits(back.decode(), value)
-    kept = m.decode(out=torch.empty(x.shape))
-    size = wide.decode().double().norm(dim=-1)
-    assert ((kept - wide.decode()).double().norm(dim=-1) <= 3 * torch.finfo(dtype).eps * size).all()
-    assert torch.equal(kept.to(dtype), value)
-    assert torch.equal(m.to(torch.float32).to(dtype).decode(), value)
+    assert same_bits(kept.to(dtype), value)
+    assert same_bits(m.to(torch.float32).to(dtype).decode(), value)
 
 
 def test_what_is_selected_is_sent_exactly(dtype):

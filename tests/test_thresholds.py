@@ -9,7 +9,6 @@ import pytest
 import torch
 from hard_vectors import DTYPES, INF, NAN, hard_vectors, same
 
-import raybench
 from raybench.compressors import unpack
 from raybench.compressors.block_top_k import BlockTopK, block_energies
 from raybench.compressors.by_size import ragged
@@ -29,7 +28,6 @@ from raybench.core.errors import InputError
 from raybench.core.layout import Layout
 from raybench.core.registry import lookup
 from raybench.core.streams import stream
-from raybench.testing.compressors import examples
 from raybench.testing.vectors import cells_and_clients, gaussian
 
 NAMES = [
@@ -351,26 +349,6 @@ def test_without_a_layout_masking_is_top_k_with_all_ties():
 
 
 @pytest.mark.parametrize(
-    ("text", "where"),
-    [
-        ("rtop_k:k=2,pool=0.5", "pool"),
-        ("hard_threshold:threshold=-1", "threshold"),
-        ("adaptive_threshold:c=0", "c"),
-        ("adaptive_threshold:rule=energy,energy=1.5", "energy"),
-        ("adaptive_threshold:rule=mean", "rule"),
-        ("pos_neg_top_k:k=2,values=median", "values"),
-        ("dgc:k=2,truncate=index", "truncate"),
-        ("block_top_k:k=2,block=0", "block"),
-        ("block_top_k:k=2,form=other", "form"),
-        ("masking:k=2,threshold=last", "threshold"),
-    ],
-)
-def test_parameters_out_of_range_are_named(text, where):
-    with pytest.raises(InputError, match=where):
-        raybench.compressor(text)
-
-
-@pytest.mark.parametrize(
     "make",
     [
         lambda: RTopK(2, 0.5),
@@ -404,12 +382,3 @@ def test_rows_do_not_depend_on_each_other_in_long_rows(name):
     value = op.compress(x, q).decode()
     alone = op.compress(x[1:, 1:], q[1:].at(torch.tensor([1]))).decode()
     assert torch.equal(alone[0, 0], value[1, 1])
-
-
-@pytest.mark.parametrize("d", [24, 40_000, 140_001])
-@pytest.mark.parametrize("name", NAMES)
-def test_no_rows_are_fine(name, d):
-    for params in examples(lookup("compressor", name)).values():
-        m = lookup("compressor", name).target(**params).compress(torch.zeros(0, 4, d))
-        assert m.decode().shape == (0, 4, d)
-        assert unpack(m.pack()).decode().shape == (0, 4, d)
