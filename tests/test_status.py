@@ -79,7 +79,8 @@ def test_a_launch_is_told(tmp_path: Path) -> None:
     (tmp_path / "launch").write_text("00000000")  # what it holds beside is shown all the same
     said = cli("status", tmp_path)
     assert said.code == 0
-    assert "launched from another machine" in " ".join(said.out.split())  # the folder's name may break the line anywhere
+    words = " ".join(said.out.split())  # the folder's name may break the line anywhere
+    assert "launched from another machine" in words
 
 
 def test_as_json(tmp_path: Path) -> None:
