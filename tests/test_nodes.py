@@ -22,6 +22,7 @@ step_size: {theory: [1, 4]}
 CLUSTER = """
 import json, os, sys, threading, time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 import psutil
 from raybench.runtime.session import HEAD_ENVIRONMENT, RAY_ENVIRONMENT
@@ -43,12 +44,21 @@ def wait(condition):
     while not condition():
         time.sleep(0.05)
 
+def under_way(node):
+    # Whether cells are there and the worker of this node, which may be late to begin, is at one.
+    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+    titles = []
+    for process in raylet.children(recursive=True):
+        with suppress(psutil.Error):
+            titles += process.cmdline()[:1]
+    return "ray::ResourceTrainable.train" in titles and len(list(out.glob("cells/*.parquet"))) >= 3
+
 def killed(cluster, node):
-    wait(lambda: len(list(out.glob("cells/*.parquet"))) >= 3)
+    wait(lambda: under_way(node))
     cluster.remove_node(node, allow_graceful=False)
 
 def cut_off(cluster, node):
-    wait(lambda: len(list(out.glob("cells/*.parquet"))) >= 3)
+    wait(lambda: under_way(node))
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
     frozen.extend([raylet, *raylet.children(recursive=True)])
     for process in frozen:
