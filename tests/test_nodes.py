@@ -44,33 +44,21 @@ def wait(condition):
     while not condition():
         time.sleep(0.05)
 
-def at_work(node):
-    # The processes of a node that are at batches.
-    found = []
-    for process in psutil.Process(node.all_processes["raylet"][0].process.pid).children(recursive=True):
+def under_way(node):
+    # Whether cells are there and the worker of this node, which may be late to begin, is at one.
+    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+    titles = []
+    for process in raylet.children(recursive=True):
         with suppress(psutil.Error):
-            if process.cmdline()[:1] == ["ray::ResourceTrainable.train"]:
-                found.append(process)
-    return found
+            titles += process.cmdline()[:1]
+    return "ray::ResourceTrainable.train" in titles and len(list(out.glob("cells/*.parquet"))) >= 3
 
-def under_way(node, other):
-    # Wait until cells are there and the worker of the node has a batch. If it is late to begin, the other
-    # node's worker is held meanwhile, so that batches are left for it.
-    wait(lambda: len(list(out.glob("cells/*.parquet"))) >= 3)
-    held = [] if at_work(node) else at_work(other)
-    for process in held:
-        process.suspend()
-    wait(lambda: at_work(node))
-    time.sleep(1)  # it asks for a batch first
-    for process in held:
-        process.resume()
-
-def killed(cluster, node, other):
-    under_way(node, other)
+def killed(cluster, node):
+    wait(lambda: under_way(node))
     cluster.remove_node(node, allow_graceful=False)
 
-def cut_off(cluster, node, other):
-    under_way(node, other)
+def cut_off(cluster, node):
+    wait(lambda: under_way(node))
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
     frozen.extend([raylet, *raylet.children(recursive=True)])
     for process in frozen:
@@ -83,7 +71,7 @@ def asked():
     groups = ray.util.placement_group_table().values() if ray.is_initialized() else ()
     return [len(g["bundles"]) for g in groups if g["state"] == "PENDING"]
 
-def added(cluster):
+def added(cluster, node):
     wait(asked)
     time.sleep(3)
     say("asked for " + json.dumps(dict(Counter(asked()))))
@@ -96,7 +84,7 @@ if __name__ == "__main__":
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": int(sys.argv[4])})
     nodes = [cluster.add_node(num_cpus=1) for _ in range(0 if how == "added" else 2)]
     event = globals()[how]
-    threading.Thread(target=event, args=(cluster, *nodes[::-1]), daemon=True).start()
+    threading.Thread(target=event, args=(cluster, nodes and nodes[1]), daemon=True).start()
     ray.init(address=cluster.address, log_to_driver=False)
     try:
         outcome = drive(spec.load(sweep), out, address=cluster.address)
