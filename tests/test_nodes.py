@@ -55,10 +55,12 @@ def under_way(node):
 
 def killed(cluster, node):
     wait(lambda: under_way(node))
+    time.sleep(0.5)  # it asks for a batch first
     cluster.remove_node(node, allow_graceful=False)
 
 def cut_off(cluster, node):
     wait(lambda: under_way(node))
+    time.sleep(0.5)  # it asks for a batch first
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
     frozen.extend([raylet, *raylet.children(recursive=True)])
     for process in frozen:
@@ -125,7 +127,7 @@ def run(
 
 @pytest.mark.parametrize("how", ["killed", "cut_off"])
 def test_a_lost_node_costs_the_batch_it_was_at(tmp_path: Path, how: str) -> None:
-    frame, said, told = run(tmp_path, how, 3000)
+    frame, said, told = run(tmp_path, how, 8000)  # long enough for a worker that starts late
     tried = frame[frame.attempts > 1]
     assert set(frame.attempts) == {1, 2}
     assert tried.batch.nunique() == 1, "other batches count a try"
