@@ -44,23 +44,26 @@ def wait(condition):
     while not condition():
         time.sleep(0.05)
 
-def under_way(node):
-    # Whether cells are there and the worker of this node, which may be late to begin, is at one.
+def wait_for_work(node):
+    # Until cells are there and the worker of this node, which may start late, has had time to take a batch.
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
-    titles = []
-    for process in raylet.children(recursive=True):
-        with suppress(psutil.Error):
-            titles += process.cmdline()[:1]
-    return "ray::ResourceTrainable.train" in titles and len(list(out.glob("cells/*.parquet"))) >= 3
+
+    def at_work():
+        titles = []
+        for process in raylet.children(recursive=True):
+            with suppress(psutil.Error):  # it has ended meanwhile
+                titles += process.cmdline()[:1]
+        return "ray::ResourceTrainable.train" in titles
+
+    wait(lambda: at_work() and len(list(out.glob("cells/*.parquet"))) >= 3)
+    time.sleep(0.5)
 
 def killed(cluster, node):
-    wait(lambda: under_way(node))
-    time.sleep(0.5)  # it asks for a batch first
+    wait_for_work(node)
     cluster.remove_node(node, allow_graceful=False)
 
 def cut_off(cluster, node):
-    wait(lambda: under_way(node))
-    time.sleep(0.5)  # it asks for a batch first
+    wait_for_work(node)
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
     frozen.extend([raylet, *raylet.children(recursive=True)])
     for process in frozen:
@@ -127,7 +130,7 @@ def run(
 
 @pytest.mark.parametrize("how", ["killed", "cut_off"])
 def test_a_lost_node_costs_the_batch_it_was_at(tmp_path: Path, how: str) -> None:
-    frame, said, told = run(tmp_path, how, 8000)  # long enough for a worker that starts late
+    frame, said, told = run(tmp_path, how, 8000)  # enough work for a worker that starts late
     tried = frame[frame.attempts > 1]
     assert set(frame.attempts) == {1, 2}
     assert tried.batch.nunique() == 1, "other batches count a try"
