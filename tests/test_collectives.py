@@ -49,13 +49,6 @@ def test_it_stands_beside_the_parameters_of_an_operator():
     assert "collective=reduce" in Resolver().resolve(found[1]).label
 
 
-def test_cells_are_excluded_by_it():
-    every = {"name": "identity", "collective": ["gather", "reduce", "all_to_all"]}
-    for pattern in ({"collective": "gather"}, {"compressor.collective": "gather"}):
-        left = asked(every, exclude=[pattern])
-        assert [c.compressor.params["collective"] for c in left] == ["reduce", "all_to_all"]
-
-
 def test_the_schema_knows_it():
     check = jsonschema.Draft202012Validator(spec.json_schema())
     check.validate({"compressor": {"name": "natural", "collective": ["gather", "all_to_all"]}})

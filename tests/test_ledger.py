@@ -110,19 +110,6 @@ def test_the_union_of_what_clients_send_is_broadcast_once():
     assert ledger.down[MESSAGES].tolist() == [4] * CELLS
 
 
-def test_a_broadcast_of_which_cells_send_different_kinds():
-    """The server's messages (B,): cells 2 and 0 send d values, cell 1 three with their indices."""
-    x = torch.ones(CELLS, D).double()
-    few = SparseMessage(D, x.dtype, torch.arange(3)[None], x[:1, :3])
-    cells = [torch.tensor([2, 0]), torch.tensor([1])]
-    ledger = Ledger(CELLS)
-    ledger.book_down(CasesMessage(D, x.dtype, cells, [Dense(x[:2]), few]))
-    assert ledger.down[VALUES].tolist() == [D, 3, D]
-    assert ledger.down[BYTES].tolist() == [8 * D, float(few.nbytes), 8 * D]
-    assert ledger.down[MESSAGES].tolist() == [1, 1, 1]
-    assert not ledger.up.any()
-
-
 @given(st.integers(1, 200), st.booleans())
 def test_scalars_take_whole_bytes(bits, down):
     """A flag of one bit is a byte on the wire, never none; its raw bits stay what they are."""
@@ -241,31 +228,3 @@ def test_nothing_is_taken_back(bits, down):
         ledger.charge(bits, down)
     assert not ledger.up.any()
     assert not ledger.down.any()
-
-
-BOOKINGS = st.one_of(
-    st.tuples(st.just("charge"), st.floats(0, 1e6), st.booleans()),
-    st.tuples(
-        st.sampled_from(["book_up", "book_each", "book_all", "book_union"]), st.integers(1, D)
-    ),
-    st.tuples(st.just("book_down"), st.integers(1, D)),
-    st.tuples(st.just("begin")),
-)
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(BOOKINGS, max_size=12))
-def test_no_booking_lets_a_count_fall(bookings):
-    ledger = Ledger(CELLS)
-    before = np.zeros((2, len(Counts._fields), CELLS)), np.zeros(CELLS)
-    for name, *how in bookings:
-        if name in ("charge", "begin"):
-            getattr(ledger, name)(*how)
-        else:
-            message = sparse(*how)
-            getattr(ledger, name)(message.row(0, 0) if name == "book_down" else message)
-        now = np.stack([ledger.up, ledger.down]), ledger.bytes_up_max
-        for counts, earlier in zip(now, before, strict=True):
-            assert np.isfinite(counts).all()
-            assert (counts >= earlier).all()
-        before = now[0].copy(), now[1].copy()
