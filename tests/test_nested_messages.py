@@ -31,8 +31,6 @@ from raybench.wire import (
 )
 from raybench.wire.transport import on_virtual_ranks, share_of
 
-pytestmark = pytest.mark.thorough
-
 D = 24
 
 
