@@ -280,63 +280,7 @@ def largest_torch(x: Tensor, k: int) -> Tensor:
     return keep.nonzero()[:, -1].view(*x.shape[:-1], k)
 
 
-# What exceeds a cut ----------------------------------------------------------------------------
-
-
-@compiled
-def _count_above(rows, cuts, mask, inf, counts):
-    for r in range(rows.shape[0]):
-        counts[r] = count_in(rows[r], cuts[r], mask, inf)
-
-
-@compiled
-def _list_above(rows, cuts, ties, mask, inf, counts, where, values):
-    place, marks = np.empty(rows.shape[1] + 1, np.int32), np.empty(BLOCK, np.uint8)
-    for r in range(rows.shape[0]):
-        row = rows[r]
-        list_largest(row, cuts[r], ties[r], mask, inf, marks, place)
-        to, kept = where[r], values[r]
-        for t in range(counts[r]):
-            own = np.uint32(place[t])
-            to[t], kept[t] = own, row[own]
-        to[counts[r] :] = 0
-        kept[counts[r] :] = 0
-
-
-def counts_above(x: Tensor, cuts: np.ndarray) -> np.ndarray:
-    """Return how many entries of row r of x (*lead, d), on the CPU, have a size above cuts[r]: (R,)."""
-    rows, form = bits_of(x), FORMS[x.dtype]
-    counts = np.empty(len(rows), np.int64)
-
-    def work(a: int, b: int) -> None:
-        _count_above(rows[a:b], cuts[a:b], form.mask, form.inf, counts[a:b])
-
-    run_shared(work, len(rows), COST_OF_LISTING * rows.size)
-    return counts
-
-
-def above(x: Tensor, cuts: np.ndarray, ties: np.ndarray | None = None) -> Ragged:
-    """Return the entries of row r with a size above cuts[r], and the first ties[r] of that size.
-
-    x (*lead, d) on the CPU; cuts integers (R,) of the form of x, ties int64 (R,), none by default; they
-    are there. Indices ascend; beyond a row's count both are zero.
-    """
-    rows, form, lead = bits_of(x), FORMS[x.dtype], x.shape[:-1]
-    own = np.zeros(len(rows), np.int64) if ties is None else ties
-    counts = counts_above(x, cuts) + own
-    shape = len(rows), int(counts.max(initial=0))
-    where, values = torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=x.dtype)
-    to, kept = where.numpy(), values.numpy().view(rows.dtype)
-
-    def work(a: int, b: int) -> None:
-        given = rows[a:b], cuts[a:b], own[a:b], form.mask, form.inf, counts[a:b]
-        _list_above(*given, to[a:b], kept[a:b])
-
-    run_shared(work, len(rows), COST_OF_LISTING * rows.size)
-    return torch.from_numpy(counts).view(lead), where.view(*lead, -1), values.view(*lead, -1)
-
-
-# In plain torch --------------------------------------------------------------------------------
+# Any selection, by marks -----------------------------------------------------------------------
 
 
 def sizes_torch(x: Tensor) -> Tensor:
@@ -356,13 +300,34 @@ def ragged(x: Tensor, keep: Tensor) -> Ragged:
 
     Indices ascend; beyond a row's count both are zero.
     """
-    flat, mask = x.reshape(-1, x.shape[-1]), keep.reshape(-1, x.shape[-1])
+    lead, d = x.shape[:-1], x.shape[-1]
+    rows, mask = x.detach().reshape(-1, d), keep.reshape(-1, d)
     counts = mask.sum(-1)
     most = int(counts.max()) if len(counts) else 0
-    where = torch.zeros(len(flat), most, dtype=torch.int64, device=x.device)
-    values = torch.zeros(len(flat), most, dtype=x.dtype, device=x.device)
-    r, j = mask.nonzero(as_tuple=True)
-    at = torch.arange(len(r), device=x.device) - (counts.cumsum(0) - counts)[r]
-    where[r, at], values[r, at] = j, flat[r, j]
-    lead = x.shape[:-1]
+    where = torch.zeros(len(rows), most, dtype=torch.int64, device=x.device)
+    values = torch.zeros(len(rows), most, dtype=x.dtype, device=x.device)
+    if x.device.type == "cpu":
+        arrays = [part.numpy() for part in (rows, mask, where, values)]
+        cost = COST_OF_LISTING * rows.numel()
+        run_shared(lambda a, b: _list(*(part[a:b] for part in arrays)), len(rows), cost)
+    else:
+        r, j = mask.nonzero(as_tuple=True)
+        at = torch.arange(len(r), device=x.device) - (counts.cumsum(0) - counts)[r]
+        where[r, at], values[r, at] = j, rows[r, j]
     return counts.view(lead), where.view(*lead, most), values.view(*lead, most)
+
+
+@compiled
+def _list(rows, keep, where, values):
+    d = rows.shape[1]
+    place, marks = np.empty(d + 1, np.int32), np.empty(BLOCK, np.uint8)
+    for r in range(rows.shape[0]):
+        found = 0
+        for start in range(0, d, BLOCK):
+            part = keep[r, start : min(start + BLOCK, d)]
+            for j in range(part.shape[0]):
+                marks[j] = part[j]
+            found = listed(marks, part.shape[0], start, found, place)
+        for t in range(found):
+            j = np.uint32(place[t])
+            where[r, t], values[r, t] = j, rows[r, j]

@@ -104,63 +104,35 @@ def by_sign(x: Tensor, of_sign: Callable[[int], int]) -> Ragged:
         ]
         return ragged(x, chosen[0] | chosen[1])
     rows, form = bits_of(x), FORMS[x.dtype]
-    found = torch.empty(*x.shape[:-1], 2, dtype=torch.int64)
-    have, cost = found.view(-1, 2).numpy(), COST_OF_SELECTING * rows.size
-    run_shared(lambda a, b: _count(rows[a:b], form.mask, form.inf, have[a:b]), len(rows), cost)
-    many = per_count(found, lambda n: (of_sign(n),))[0].contiguous()
-    counts, room = many.sum(-1), many.view(-1, 2).numpy()
-    most = int(counts.max()) if len(rows) else 0
-    where = torch.empty(*x.shape[:-1], most, dtype=torch.int64)
-    values = torch.empty(where.shape, dtype=x.dtype)
-    shape = len(rows), most
-    to, kept = where.numpy().reshape(shape), values.numpy().view(rows.dtype).reshape(shape)
+    negative = x < 0
+    minus = negative.sum(-1)
+    have = torch.stack((x.count_nonzero(-1) - minus, minus), -1)
+    most = per_count(have, lambda n: (of_sign(n),))[0].reshape(-1, 2).contiguous().numpy()
+    keep = torch.zeros(x.shape, dtype=torch.bool)
+    arrays = rows, negative.view(rows.shape).numpy(), most, keep.view(rows.shape).numpy()
 
     def work(a: int, b: int) -> None:
-        _by_sign(rows[a:b], room[a:b], form.mask, form.inf, to[a:b], kept[a:b])
+        _keep_of_sign(*(part[a:b] for part in arrays), form.mask, form.inf)
 
-    run_shared(work, len(rows), cost)
-    return counts, where, values
-
-
-@compiled(inline="always")
-def _is_negative(bits, mask, inf):
-    return (bits < 0) & ((bits & mask) <= inf)
+    run_shared(work, len(rows), COST_OF_SELECTING * rows.size)
+    return ragged(x, keep)
 
 
 @compiled
-def _count(rows, mask, inf, found):
-    for r in range(rows.shape[0]):
-        row, zero, minus = rows[r], 0, 0
-        for j in range(row.shape[0]):
-            zero += (row[j] & mask) == 0
-            minus += _is_negative(row[j], mask, inf) & ((row[j] & mask) > 0)
-        found[r, 0], found[r, 1] = row.shape[0] - zero - minus, minus
-
-
-@compiled
-def _by_sign(rows, room, mask, inf, where, values):
+def _keep_of_sign(rows, negative, most, keep, mask, inf):
     d = rows.shape[1]
     side, sizes = np.empty(d, rows.dtype), np.empty(d, rows.dtype)
-    plus, place = np.empty(d, np.int32), np.empty(d + 1, np.int32)
-    marks = np.empty(BLOCK, np.uint8)
+    place, marks = np.empty(d + 1, np.int32), np.empty(BLOCK, np.uint8)
     for r in range(rows.shape[0]):
-        row, p, q = rows[r], room[r, 0], room[r, 1]
-        for negative, k in ((0, p), (1, q)):
-            plus[: p * negative] = place[: p * negative]
+        for sign in range(2):
+            if most[r, sign] == 0:
+                continue
             for j in range(d):
-                size = row[j] & mask
-                side[j] = size if _is_negative(row[j], mask, inf) == negative else size ^ size
-            if k > 0:
-                places_of_largest(side, k, mask, inf, sizes, marks, place)
-        i, t = 0, 0
-        for at in range(p + q):  # both ascend
-            if t == q or (i < p and plus[i] < place[t]):
-                own, i = plus[i], i + 1
-            else:
-                own, t = place[t], t + 1
-            where[r, at], values[r, at] = own, row[own]
-        where[r, p + q :] = 0
-        values[r, p + q :] = 0
+                size = rows[r, j] & mask
+                side[j] = size if negative[r, j] == sign else size ^ size
+            places_of_largest(side, most[r, sign], mask, inf, sizes, marks, place)
+            for t in range(most[r, sign]):
+                keep[r, place[t]] = True
 
 
 @dataclass(eq=False)
