@@ -339,17 +339,6 @@ def test_scaled_rand_k_is_rescaled(name):
     assert run.status[0] == "diverged"
 
 
-@pytest.mark.thorough
-def test_scaled_rand_k_in_ef21_diverges_where_the_rescaled_one_does_not():
-    """Why unbiased compressors are rescaled: unscaled roles keep the factor d/K."""
-    method = Method("ef21", {}, {"name": "rand_k", "k": 1}, P2, rounds=400)
-    run = started(method.batch((1.0,), (0,)))
-    run.a.C = registry.lookup("compressor", "rand_k").target(1).compress
-    run.advance(400)
-    assert run.status[0] == "diverged"
-    assert finished(method.batch()).status[0] == "ok"
-
-
 @pytest.mark.parametrize(("eta", "batch"), first_of_each([(1.0, 1), (0.3, 1), (0.05, 1), (0.3, 4)]))
 def test_nonconvex_bound_with_noise(eta, batch):
     """EF21-SGDM: 2 Phi0/(gamma T) + 2 (eta + (eta^2 + 2 eta^3) beta/theta) sigma^2, sigma^2 along the path."""

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hard_vectors import DTYPES, INF, NAN, hard_vectors, same
+from hard_vectors import DTYPES, INF, NAN, by_sorting, hard_vectors, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,13 +18,6 @@ from raybench.compressors.by_size import (
 from raybench.compressors.selection import RTopK, TopK
 from raybench.core.streams import stream
 from raybench.testing.vectors import families
-
-
-def by_sorting(x, k):
-    """Return the indices of the k largest magnitudes, ascending; of ties the first; NaN as infinity."""
-    size = np.nan_to_num(np.abs(x.numpy()), nan=INF, posinf=INF)
-    order = np.argsort(-size, axis=-1, kind="stable")[..., :k]
-    return torch.from_numpy(np.sort(order, axis=-1))
 
 
 def counts_for(d):

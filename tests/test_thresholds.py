@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hard_vectors import DTYPES, INF, NAN, hard_vectors, same
+from hard_vectors import DTYPES, INF, NAN, by_sorting, hard_vectors, same
 
 from raybench.compressors import unpack
 from raybench.compressors.block_top_k import BlockTopK, block_energies
@@ -32,12 +32,6 @@ NAMES = [
     *("top_k", "rtop_k", "hard_threshold", "adaptive_threshold", "pos_neg_top_k"),
     *("dgc", "block_top_k", "masking"),
 ]
-
-
-def by_sorting(x, k):
-    """Return the indices of the k largest magnitudes, ascending; of ties the first; NaN as infinity."""
-    size = torch.where(x.isnan(), INF, x.abs())
-    return size.argsort(dim=-1, descending=True, stable=True)[..., :k].sort(dim=-1).values
 
 
 # Thresholds ------------------------------------------------------------------------------------
