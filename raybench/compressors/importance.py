@@ -37,9 +37,6 @@ class AdaptiveSparsification(Compressor):
         place, _ = one_by_size(x, stream.uniform(1))
         return SparseMessage(x.shape[-1], x.dtype, place, x.gather(-1, place))
 
-    def omega(self, d: int) -> float | None:
-        return 0.0 if d == 1 else None
-
     def alpha(self, d: int) -> float:
         return 1 / d
 
@@ -61,9 +58,6 @@ class L1Sampling(Compressor):
 
     def omega(self, d: int) -> float:
         return d - 1.0
-
-    def alpha(self, d: int) -> float | None:
-        return 1.0 if d == 1 else None
 
 
 @compressor("wangni")
