@@ -230,9 +230,7 @@ def test_no_search_beats_alpha(name, size):
     top = torch.linspace(1, 2, 257, dtype=torch.float64)[:, None, None]
     every = [k / 127 for k in range(128)]
     if name != "int8":
-        every = [
-            v for v in blocks.FORMATS[name if name == "nf4" else op.element].levels if v == v
-        ]
+        every = [v for v in blocks.FORMATS[name if name == "nf4" else op.element].levels if v == v]
     largest = max(every)
     levels = torch.tensor(sorted({abs(v) for v in every}), dtype=torch.float64)
     mids = (levels[1:] + levels[:-1]) / 2

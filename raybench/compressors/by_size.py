@@ -9,6 +9,7 @@ kernels of their own (``core.gpu.selection``), and plain torch does the same any
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,13 @@ FORMS = {
     torch.float32: Form(np.int32, np.int32(2**31 - 1), np.int32(0x7F800000)),
     torch.float64: Form(np.int64, np.int64(2**63 - 1), np.int64(0x7FF0000000000000)),
 }
+
+
+def run_rows(
+    kernel: Callable[..., None], arrays: Sequence[np.ndarray], cost: float, *more: Any
+) -> None:
+    """Run ``kernel(*arrays, *more)`` on all threads where it pays, each on some of the arrays' rows."""
+    run_shared(lambda a, b: kernel(*(part[a:b] for part in arrays), *more), len(arrays[0]), cost)
 
 
 def bits_of(x: Tensor) -> np.ndarray:
@@ -234,7 +242,7 @@ def places_of_largest(row, k, mask, inf, sizes, marks, place):
 
 
 @compiled
-def _largest(rows, k, mask, inf, where, values):
+def _largest(rows, where, values, k, mask, inf):
     d = rows.shape[1]
     sizes, place = np.empty(d, rows.dtype), np.empty(d + 1, np.int32)
     marks = np.empty(BLOCK, np.uint8)
@@ -262,11 +270,7 @@ def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     where = torch.empty(*x.shape[:-1], k, dtype=torch.int64)
     values = torch.empty(where.shape, dtype=x.dtype)
     to, kept = where.view(-1, k).numpy(), values.view(-1, k).numpy().view(rows.dtype)
-
-    def work(a: int, b: int) -> None:
-        _largest(rows[a:b], k, form.mask, form.inf, to[a:b], kept[a:b])
-
-    run_shared(work, len(rows), COST_OF_SELECTING * rows.size)
+    run_rows(_largest, (rows, to, kept), COST_OF_SELECTING * rows.size, k, form.mask, form.inf)
     return where, values
 
 
@@ -308,8 +312,7 @@ def ragged(x: Tensor, keep: Tensor) -> Ragged:
     values = torch.zeros(len(rows), most, dtype=x.dtype, device=x.device)
     if x.device.type == "cpu":
         arrays = [part.numpy() for part in (rows, mask, where, values)]
-        cost = COST_OF_LISTING * rows.numel()
-        run_shared(lambda a, b: _list(*(part[a:b] for part in arrays)), len(rows), cost)
+        run_rows(_list, arrays, COST_OF_LISTING * rows.numel())
     else:
         r, j = mask.nonzero(as_tuple=True)
         at = torch.arange(len(r), device=x.device) - (counts.cumsum(0) - counts)[r]
@@ -329,5 +332,5 @@ def _list(rows, keep, where, values):
                 marks[j] = part[j]
             found = listed(marks, part.shape[0], start, found, place)
         for t in range(found):
-            j = np.uint32(place[t])
-            where[r, t], values[r, t] = j, rows[r, j]
+            own = np.uint32(place[t])
+            where[r, t], values[r, t] = own, rows[r, own]

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from raybench.compressors.base import Compressor, count_of
-from raybench.compressors.by_size import ragged
+from raybench.compressors.by_size import ragged, run_rows
 from raybench.core.compiled import compiled
-from raybench.core.parallel import run_shared
 from raybench.core.registry import Count, compressor
 from raybench.core.streams import Stream
 from raybench.wire import Message, RaggedMessage, SparseMessage
@@ -98,12 +97,9 @@ def one_by_size(x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     if x.device.type != "cpu":
         return one_by_size_torch(x, u)
     place, size = torch.empty(u.shape, dtype=torch.int64), torch.empty_like(u)
-    rows, draws, to, sizes = (t.reshape(-1, t.shape[-1]).numpy() for t in (x, u, place, size))
-
-    def work(a: int, b: int) -> None:
-        _places(rows[a:b], draws[a:b, 0], to[a:b, 0], sizes[a:b, 0])
-
-    run_shared(work, len(rows), COST_OF_SUMS * x.numel())
+    rows = x.reshape(-1, x.shape[-1]).numpy()
+    draws = [part.reshape(-1).numpy() for part in (u, place, size)]
+    run_rows(_places, (rows, *draws), COST_OF_SUMS * x.numel())
     return place, size
 
 
@@ -187,9 +183,7 @@ def threshold(x: Tensor, k: int) -> Tensor:
         return threshold_torch(x, k)
     out = torch.empty(*x.shape[:-1], 1, dtype=torch.float64)
     rows, levels = x.reshape(-1, x.shape[-1]).numpy(), out.view(-1).numpy()
-    run_shared(
-        lambda a, b: _levels(rows[a:b], k, levels[a:b]), len(rows), 4 * COST_OF_SUMS * x.numel()
-    )
+    run_rows(_levels, (rows, levels), 4 * COST_OF_SUMS * x.numel(), k)
     return out
 
 
@@ -222,7 +216,7 @@ def _parts(row, level):
 
 
 @compiled
-def _levels(rows, k, levels):
+def _levels(rows, levels, k):
     for r in range(rows.shape[0]):
         size = _sum(rows[r])
         level, certain = (size / k if size < np.inf else np.nan), -1

@@ -21,11 +21,11 @@ from raybench.compressors.by_size import (
     places_of_largest,
     ragged,
     rank_of,
+    run_rows,
     sizes_torch,
 )
 from raybench.core.compiled import compiled
 from raybench.core.counts import Counts
-from raybench.core.parallel import run_shared
 from raybench.core.registry import Choice, Count, compressor
 from raybench.core.streams import Stream
 from raybench.wire import DTYPES, Message, RaggedMessage, bitpack, index_cost
@@ -110,11 +110,7 @@ def by_sign(x: Tensor, of_sign: Callable[[int], int]) -> Ragged:
     most = per_count(have, lambda n: (of_sign(n),))[0].reshape(-1, 2).contiguous().numpy()
     keep = torch.zeros(x.shape, dtype=torch.bool)
     arrays = rows, negative.view(rows.shape).numpy(), most, keep.view(rows.shape).numpy()
-
-    def work(a: int, b: int) -> None:
-        _keep_of_sign(*(part[a:b] for part in arrays), form.mask, form.inf)
-
-    run_shared(work, len(rows), COST_OF_SELECTING * rows.size)
+    run_rows(_keep_of_sign, arrays, COST_OF_SELECTING * rows.size, form.mask, form.inf)
     return ragged(x, keep)
 
 

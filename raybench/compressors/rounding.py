@@ -304,8 +304,8 @@ def _round(rows, bits, mask, shift, keys, nearest, first, steps, sign, r0, r1, l
             size, k = abs(np.float64(rows[r, j])), first[(bits[r, j] & mask) >> shift]
             while steps[k + np.uint32(1)] <= size:  # few, and never beyond the NaN that ends them
                 k += np.uint32(1)
-            u = np.float64(hash_numba(key, np.uint64(j)) >> np.uint64(11)) * 2.0**-53
-            u = 0.5 if nearest else u
+            noise = hash_numba(key, np.uint64(j))
+            u = 0.5 if nearest else np.float64(noise >> np.uint64(11)) * 2.0**-53
             gap = steps[k + np.uint32(1)] - steps[k]
             code = k + np.uint32(u * gap < size - steps[k])
             out[r, j] = np.uint32(code) | (sign if rows[r, j] < 0 else np.uint32(0))

@@ -17,12 +17,12 @@ from raybench.compressors.by_size import (
     largest,
     ragged,
     rank_of,
+    run_rows,
     sizes_torch,
 )
 from raybench.core import gpu
 from raybench.core.compiled import compiled
 from raybench.core.layout import Layout
-from raybench.core.parallel import run_shared
 from raybench.core.registry import Choice, Count, Number, compressor
 from raybench.core.streams import Stream
 from raybench.wire import ConcatMessage, Message, RaggedMessage, SparseMessage
@@ -181,11 +181,7 @@ def energy_kept(x: Tensor, share: float) -> Ragged:
     bits, form = bits_of(x), FORMS[x.dtype]
     keep = torch.empty(x.shape, dtype=torch.bool)
     arrays = x.view(bits.shape).numpy(), bits, keep.view(bits.shape).numpy()
-
-    def work(a: int, b: int) -> None:
-        _keep_energy(*(part[a:b] for part in arrays), share, form.mask, form.inf)
-
-    run_shared(work, len(bits), COST_OF_ENERGIES * bits.size)
+    run_rows(_keep_energy, arrays, COST_OF_ENERGIES * bits.size, share, form.mask, form.inf)
     return ragged(x, keep)
 
 

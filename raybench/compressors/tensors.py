@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,19 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
-from raybench.compressors.base import Compressor, count_of
+from raybench.compressors.base import count_of
 from raybench.compressors.low_rank import (
     AUTO,
     Projection,
     check_fit,
     near_square,
-    shape_from,
-    sizes_of,
     truncated_svd,
     without_nonfinite,
 )
 from raybench.core.errors import InputError
-from raybench.core.layout import Layout
 from raybench.core.params import record
 from raybench.core.registry import Integer, List, compressor
 from raybench.core.streams import Stream, stream
@@ -321,10 +317,8 @@ class Decomposition(Projection):
         help="sizes of the tensor's axes, [[7, 4, 4]]; auto: three nearly equal ones",
     )
     form: ClassVar[str] = ""
+    sizes = "dims"
     deterministic = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dims", sizes_of(self.dims, "dims"))
 
     def reached(self, dims: Sizes) -> Sizes:
         """Return the ranks that a tensor of these sizes can have, at most those asked for."""
@@ -344,10 +338,6 @@ class Decomposition(Projection):
     def entries(self, d: int) -> int:
         plan = _plan(self, d)
         return math.prod(plan.dims) if plan.ranks else d
-
-    def fit(self, d: int, n: int, layout: Layout | None = None) -> Compressor:
-        own = shape_from(layout, d)
-        return self if own is None or self.dims != AUTO else dataclasses.replace(self, dims=own)
 
     def encode(self, x: Tensor, stream: Stream) -> Message:
         d, plan = x.shape[-1], _plan(self, x.shape[-1])
