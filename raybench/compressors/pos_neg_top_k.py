@@ -169,7 +169,7 @@ class TwoMeansMessage(RaggedMessage):
         negative = (self.values == self.means[..., 1:]).view(rows, most) & live
         places = torch.arange(head, device=self.device)
         own = torch.cat(((counts[:, None] >> places) & 1, negative.long()), -1)
-        own = bitpack.pack(own, 1)[:, : wide - pair]
+        own = _bits_to_bytes(own)[:, : wide - pair]
         flat[:, pair : pair + own.shape[-1]] = own
         encode_rows(flat, self._starts().reshape(-1), self.indices.view(rows, most), counts, self.d)
         return out
@@ -187,14 +187,29 @@ class TwoMeansMessage(RaggedMessage):
         if rows == 0:
             data = data.new_zeros(0, pair + bitpack.bytes_of(head))
         means = bitpack.from_bytes(data[:, :pair], dtype)
-        counts = bitpack.unpack(data, head, 1, at=pair)[:, 0]
+        count = _bytes_to_bits(data[:, pair : pair + bitpack.bytes_of(head)])[:, :head].long()
+        counts = (count << torch.arange(head, device=data.device)).sum(-1)
         most = int(counts.max()) if rows else 0
         starts = pair + (head + counts + 7) // 8
         if most > d or (rows and int(starts.max()) > data.shape[-1]):
             raise ValueError(DAMAGED)
         indices = decode_rows(data, starts, counts, d)
-        negative = bitpack.unpack(data, 1, head + most, at=pair)[:, head:].bool()
+        bits = data[:, pair : pair + bitpack.bytes_of(head + most)]
+        negative = _bytes_to_bits(bits)[:, head : head + most].bool()
         values = torch.where(negative, means[:, 1:], means[:, :1])
         values.masked_fill_(torch.arange(most, device=data.device) >= counts[:, None], 0)
         own = (counts.view(lead), indices.view(*lead, most), values.view(*lead, most))
         return cls(d, dtype, *own, means.view(*lead, 2), scale=known["scale"])
+
+
+def _bits_to_bytes(bits: Tensor) -> Tensor:
+    """Return bits (R, m) as bytes, the first m' of which are those of any first 8 m' bits."""
+    eights = torch.nn.functional.pad(bits.to(torch.uint8), (0, -bits.shape[-1] % 8))
+    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return (eights.unflatten(-1, (-1, 8)) << places).sum(-1, dtype=torch.uint8)
+
+
+def _bytes_to_bits(data: Tensor) -> Tensor:
+    """Return the bits (R, 8 P) of bytes (R, P), uint8: the inverse of ``_bits_to_bytes``."""
+    places = torch.arange(8, dtype=torch.uint8, device=data.device)
+    return ((data[..., None] >> places) & 1).flatten(-2)
