@@ -120,6 +120,7 @@ def sweep(**more):
     )
 
 
+@pytest.mark.thorough
 def test_the_plan_knows_what_the_server_keeps():
     """n d values of 8 bytes for each of the two cells of the batch; nothing where a mean is all that it needs."""
     need = need_of(make_plan(sweep(robust={"rule": "median"})))
