@@ -238,15 +238,6 @@ def test_compact_changes_files_not_rows(tmp_path):
     )
 
 
-def test_a_text_that_rows_share_is_held_once_and_is_a_text_as_ever(tmp_path):
-    fake_store.fill(Store(tmp_path), fake_store.METHODS[:2], rounds=20)
-    curves = load(tmp_path)
-    for name in ("cell", "label", "compressor", "status"):
-        assert len({id(text) for text in curves[name]}) <= curves[name].nunique() + 1
-        assert curves[name].dtype == pd.Series(["a"]).dtype.name
-    assert curves["compressor"].isna().any()
-
-
 def test_what_load_says_is_what_the_files_say(tmp_path):
     fake_store.fill(Store(tmp_path), fake_store.METHODS[:2], rounds=20)
     plain = pd.read_parquet(tmp_path / "curves").sort_values(["cell", "round"], ignore_index=True)

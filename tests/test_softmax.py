@@ -119,23 +119,6 @@ def test_with_two_classes_it_is_logistic_regression():
     torch.testing.assert_close(softmax.evaluate(X), logistic.evaluate(x))
 
 
-def test_the_minimum_is_what_scipy_finds():
-    params = {**DIGITS, "regularizer": "l2", "lambda": 0.01, "split": {"dirichlet": 1.0}}
-    problem = problems.build("softmax", params)
-
-    def f(x):
-        grads, losses = problem.oracle(torch.from_numpy(x)[None])
-        return float(losses.mean()), grads.mean(1)[0].numpy()
-
-    found = scipy.optimize.minimize(
-        f, np.zeros(problem.dim), jac=True, method="L-BFGS-B", tol=1e-14
-    )
-    assert problem.constants.f_star == pytest.approx(found.fun, rel=1e-9)
-    best = problem.minimizer()
-    assert float(problem.grad(best[None]).mean(1).norm()) < 1e-10
-    assert problem.constants.mu == 0.01
-
-
 def test_evaluate():
     problem = problems.build("softmax", {**DIGITS, "rows": 500, "test_size": 0.2})
     x = points(problem, 2)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 import torch
+from torch import Tensor
 
 from raybench import data
 from raybench.core.draws import Sample
@@ -35,8 +36,8 @@ class LeastSquares(DataProblem):
     """
 
     per_client = ("rows", "H", "M", "half_square")
-    H: torch.Tensor | None  # (n, p, p): A_i'A_i / N_i, where that is smaller than A_i
-    M: torch.Tensor | None  # (n, p, c): A_i'b_i / N_i
+    H: Tensor | None  # (n, p, p): A_i'A_i / N_i, where that is smaller than A_i
+    M: Tensor | None  # (n, p, c): A_i'b_i / N_i
 
     def __init__(
         self,
@@ -93,10 +94,7 @@ class LeastSquares(DataProblem):
         shape = (p,) if labels.ndim == 1 else (p, labels.shape[1])
         return Layout((("x", shape),))
 
-    def oracle(
-        self, x: torch.Tensor, loss: bool = True
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the clients' gradients (B, n_here, d) and losses (B, n_here)."""
+    def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
         X = x.unflatten(-1, (self.p, self.c))  # (B[, n], p, c)
         shared = x.ndim == 2
         if self.H is not None and self.M is not None:
@@ -117,8 +115,7 @@ class LeastSquares(DataProblem):
         grads = grads.flatten(-2).contiguous()
         return self.regularized(x, grads, losses)
 
-    def grad(self, x: torch.Tensor, sample: Sample | None = None) -> torch.Tensor:
-        """Return the clients' gradients, or those of the samples (B, n_here, b)."""
+    def grad(self, x: Tensor, sample: Sample | None = None) -> Tensor:
         if sample is None:
             return self.oracle(x, loss=False)[0]
         A, Y, _ = self._padded()
@@ -129,13 +126,13 @@ class LeastSquares(DataProblem):
         grads = (rows.transpose(-1, -2) @ (rows @ X - targets)).flatten(-2) / sample.size
         return grads + self.regularizer.grad(self.spread(x)) if self.regularizer.smooth else grads
 
-    def _wide(self) -> torch.Tensor:
+    def _wide(self) -> Tensor:
         if "wide" not in self._kept:  # (p, n p), so that one product serves all clients
             assert self.H is not None
             self._kept["wide"] = self.H.permute(2, 0, 1).reshape(self.p, -1).contiguous()
         return self._kept["wide"]
 
-    def _padded(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _padded(self) -> tuple[Tensor, Tensor, Tensor]:
         if "padded" not in self._kept:
             A, Y, _ = self.rows.padded(self.dtype, self.device)
             counts = torch.tensor(self.rows.counts, dtype=self.dtype, device=self.device)
@@ -187,7 +184,7 @@ class LeastSquares(DataProblem):
             | (frozenset() if extra else {Fact.QUADRATIC}),
         )
 
-    def minimizer(self) -> torch.Tensor | None:
+    def minimizer(self) -> Tensor | None:
         """Return the minimiser of smallest norm; None for other regularisers, or where too large."""
         whole = self.whole
         assert isinstance(whole, LeastSquares)
@@ -226,7 +223,7 @@ class LeastSquares(DataProblem):
         least = float(0.5 * (residual**2).sum() + 0.5 * ridge * (x**2).sum())
         return least, mu or None, np.asarray(x).reshape(-1), full
 
-    def evaluate(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    def evaluate(self, x: Tensor) -> dict[str, Tensor]:
         """Return accuracy (sign, or largest column) on the test part or else all rows; test loss.
 
         The test loss is ||Ax - b||^2 / (2 N) on the test part. No accuracy for regressed values.

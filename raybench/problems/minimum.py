@@ -11,6 +11,7 @@ import scipy.sparse
 import scipy.sparse.linalg
 import scipy.special
 import torch
+from torch import Tensor
 
 from raybench.core.draws import Sample
 from raybench.core.process import give_back
@@ -181,7 +182,7 @@ def noise(problem: Problem) -> float | None:
     return result if math.isfinite(result) else None
 
 
-def _noise_of(part: Problem, best: torch.Tensor) -> torch.Tensor:
+def _noise_of(part: Problem, best: Tensor) -> Tensor:
     """Return each hosted client's share of the noise, (n_here,)."""
     counts = part.samples[part.clients.start : part.clients.stop]
     whole = part.grad(best[None])  # (1, n_here, d)

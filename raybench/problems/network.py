@@ -178,19 +178,16 @@ class NetworkProblem(Problem):
         return out
 
     def host(self, clients: range) -> Self:
-        """Return the same problem with these clients' examples, and a module of its own."""
         part = super().host(clients)
         part.passes = self.passes.apart()
         return part
 
     def part(self, clients: range) -> Self:
-        """Return the same problem with these clients' examples, and the same module."""
         part = super().part(clients)
         part.passes = self.passes
         return part
 
     def to(self, device: torch.device | str) -> Self:
-        """Return the problem with its tensors, and those of its network, on ``device``."""
         moved = super().to(device)
         if moved is not self:
             moved.passes = self.passes.to(moved.device)
@@ -270,7 +267,6 @@ class NetworkProblem(Problem):
         }
 
     def grad(self, x: Tensor, sample: Sample | None = None) -> Tensor:
-        """Return the clients' gradients (B, n_here, d); buffers, if there are any, are made anew."""
         return self.grad_buffered(x, sample, self.buffers(len(x)))[0]
 
     def grad_buffered(
@@ -288,7 +284,6 @@ class NetworkProblem(Problem):
         return out, after
 
     def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Return the full gradients (B, n_here, d) and the losses (B, n_here) that they are of, over all examples."""
         grads, losses, _ = self.oracle_buffered(x, self.buffers(len(x)))
         return grads, losses
 
@@ -359,7 +354,6 @@ class NetworkProblem(Problem):
     # Measures -----------------------------------------------------------------------------------
 
     def losses(self, x: Tensor, buffers: Buffers | None = None) -> Tensor:
-        """Return f_i(x), (B, n_here), of x (B, d), with the mean of the clients' statistics, by default the start's."""
         buffers = self._first(len(x)) if buffers is None else buffers
         result = torch.stack([self._loss(x, rows, buffers) for rows in self.rows], 1).to(x)
         return result + self._penalty(x[:, None])

@@ -152,7 +152,6 @@ class VerticalLeastSquares(VerticalProblem):
 
     @property
     def sample_count(self) -> int:
-        """Return N, the number of rows."""
         return len(self.b)
 
     def message_layout(self, batch: object = None) -> Layout:
@@ -198,7 +197,6 @@ class VerticalLeastSquares(VerticalProblem):
         return blocks[:, whole.present.to(blocks.device).bool()]
 
     def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Return grad F(x) and F(x), the same for every hosted client: (B, n_here, d), (B, n_here)."""
         residual = x @ self.At - self.b  # (B[, n], N)
         grads = 2 * residual @ self.At.T
         losses = residual.square().sum(-1) if loss else None
@@ -305,13 +303,11 @@ class VerticalNetwork(VerticalProblem):
         self.sizes = [party.layout.dim for party in self.parties]
 
     def host(self, clients: range) -> Self:
-        """Return the same problem for these clients, with modules of its own."""
         part = super().host(clients)
         part.parties = [party.apart() for party in part.parties]
         return part
 
     def to(self, device: torch.device | str) -> Self:
-        """Return the problem with its tensors, and those of its parties, on ``device``."""
         moved = super().to(device)
         if moved is not self:
             moved.parties = [party.to(moved.device) for party in self.parties]
@@ -321,7 +317,6 @@ class VerticalNetwork(VerticalProblem):
 
     @property
     def sample_count(self) -> int:
-        """Return N, the number of samples."""
         return len(self.labels)
 
     def message_layout(self, batch: object = None) -> Layout:
@@ -391,7 +386,6 @@ class VerticalNetwork(VerticalProblem):
         return self.weight_decay / 2 * x.square().sum(-1)
 
     def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Return grad f(x) (B, n_here, d) and f(x) (B, n_here), the same for every hosted client."""
         at = x.flatten(0, -2)
         scores = self._scores(at)
         r = self.residual(scores.flatten(1)).view(scores.shape)
@@ -401,7 +395,6 @@ class VerticalNetwork(VerticalProblem):
         return self.everywhere(x, grads, losses)
 
     def losses(self, x: Tensor) -> Tensor:
-        """Return f(x) (B, n_here) of x (B, d), the same for every hosted client, without gradients."""
         f = self._losses(self._scores(x), self.labels) + self._penalty(x)
         return f[:, None].expand(-1, len(self.clients))
 

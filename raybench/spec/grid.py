@@ -57,18 +57,11 @@ def load(
     )
 
 
-def saved(
-    source: str | Path | Mapping[str, object],
-    *,
-    sets: Sequence[str] = (),
-    plugins: Sequence[str] = (),
-) -> tuple[str, str]:
-    """Return name and text of a sweep, as ``load`` has them, without reading what its keys say.
-
-    Raises InputError for a file that is missing or no YAML, and for overrides that make no sense.
-    """
-    raw, _ = _whole(source, sets, plugins, None)
-    return str(raw["name"]), _text(raw)
+def name_of(
+    source: str | Path | Mapping[str, object], sets: Sequence[str], plugins: Sequence[str]
+) -> str:
+    """Return the name of a sweep, as ``load`` has it, without reading what its keys say; errors as of ``load``."""
+    return str(_whole(source, sets, plugins, None)[0]["name"])
 
 
 def _text(raw: Mapping[str, object]) -> str:
