@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from raybench.core.errors import nearest
-from raybench.core.limits import check_fits, decompressed
+from raybench.core.limits import check_fits
 from raybench.data.catalogue import TEXTS, find_text, folder, texts_there
 from raybench.data.examples import Examples, Pair
-from raybench.data.files import DATASET_KEY, cached, data_error, path_of
+from raybench.data.files import DATASET_KEY, cached, content, data_error, path_of
 
 LEVELS = ("byte", "character")
 CODES = 0x110000  # of Unicode
@@ -116,9 +116,7 @@ def _read(file: Path, level: str) -> tuple[np.ndarray, Vocabulary]:
 def _tokens(files: tuple[Path], level: str) -> tuple[np.ndarray, Vocabulary]:
     """Return all tokens of a file, (T,), uint8 where the vocabulary allows and else int64."""
     (file,) = files
-    raw = bytearray()
-    for chunk in decompressed(file, DATASET_KEY):
-        raw += chunk
+    raw = content(file)
     if level == "byte":
         return np.frombuffer(raw, np.uint8), Vocabulary(level)
     check_fits(DATASET_KEY, f"{file} as characters", 8 * len(raw), "use level byte")

@@ -9,10 +9,19 @@ from pathlib import Path
 import numpy as np
 
 from raybench.core.errors import nearest
-from raybench.core.limits import check_fits, decompressed
+from raybench.core.limits import check_fits
 from raybench.data.catalogue import VIEW_FILES, VIEW_SETS, folder, present
 from raybench.data.examples import Examples, Pair
-from raybench.data.files import AGAIN, DATASET_KEY, cached, data_error, kind, opened, path_of
+from raybench.data.files import (
+    AGAIN,
+    DATASET_KEY,
+    cached,
+    content,
+    data_error,
+    kind,
+    opened,
+    path_of,
+)
 from raybench.data.images import inputs_of
 from raybench.data.matlab import matrices
 
@@ -71,7 +80,7 @@ def _wikipedia(files: tuple[Path, ...], name: str) -> dict[str, Pair]:
 
 def _categories(path: Path) -> np.ndarray:
     """Return the last column of a list of text, picture and category, as integers."""
-    lines = b"".join(decompressed(path, DATASET_KEY)).splitlines()
+    lines = content(path).splitlines()
     try:
         return np.array([int(line.split(b"\t")[2]) for line in lines], np.int64)
     except (IndexError, ValueError, OverflowError) as error:

@@ -88,15 +88,13 @@ class MarginProblem(ScoreProblem):
         whole = self.whole
         assert isinstance(whole, MarginProblem)
         rows = whole.test or whole.rows
-        margins = torch.from_numpy(rows.labels * (rows.features @ _numpy(x).T).T)
+        margins = torch.from_numpy(
+            rows.labels * (rows.features @ x.detach().cpu().double().numpy().T).T
+        )
         result = {"accuracy": share_signed(margins)}
         if whole.test is not None:
             result["test_loss"] = DenseMargins.losses[self.loss](margins)[0].mean(-1)
         return {k: v.to(x.device) for k, v in result.items()}
-
-
-def _numpy(x: Tensor) -> np.ndarray:
-    return x.detach().cpu().double().numpy()
 
 
 @problem("logistic")

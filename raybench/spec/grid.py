@@ -169,7 +169,7 @@ def nameable(cell: Cell) -> Names:
     for name, key in document.axes().items():
         kind, value = key.kind, getattr(cell, key.field)
         if isinstance(kind, Scalar):
-            out[name] = kind.param, kind.spelled(value)
+            out[name] = kind.param, kind.written() if value is None else value
         elif isinstance(kind, Sections | Table):
             params, settings = kind.params(value), kind.settings(value)
             held[name] = {inner: (params[inner], settings[inner]) for inner in settings}
@@ -379,14 +379,10 @@ def _lacking(method: Method, found: Found) -> None:
         missing = [option for option in axis if option.value is None]
         if role is not None and missing:
             what = f"{method.section.name} needs a {name}"
-            found.append(Complaint(missing[0].where, what, _proposal(name, role)))
-
-
-def _proposal(name: str, role: Role) -> str:
-    """Return how to give the compressor that is missing: its key with one of the right class."""
-    one = "a compressor" if role == Role.ANY else f"{sections.a(role)} one"
-    form = f"{{name: {role.usual}, k: {USUAL_SHARE}}}"
-    return f"{one}, as {name}: {form}; raybench ls compressors lists all"
+            noun = "a compressor" if role == Role.ANY else f"{sections.a(role)} one"
+            form = f"as {name}: {{name: {role.usual}, k: {USUAL_SHARE}}}"
+            fix = f"{noun}, {form}; raybench ls compressors lists all"
+            found.append(Complaint(missing[0].where, what, fix))
 
 
 # Axes multiplied out into unique cells ------------------------------------------------------------
