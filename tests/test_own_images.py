@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from npz_kit import forged_npz, npy
+from data_kit import forged_npz, npy
 from PIL import Image
 from test_images import refused
 

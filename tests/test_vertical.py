@@ -103,22 +103,6 @@ def test_pl_bound(libsvm, k, mask, p):
     assert (psi <= promised + 1e-11 * c.f_star).all()
 
 
-def test_a_message_has_an_entry_per_row(libsvm):
-    for name, compressor, values in (
-        ("vertical_gd", None, ROWS * 41),
-        ("vertical_naive", rand(7), 7 * 41),
-        ("vertical_marina", {"name": "rand_k", "k": 7}, None),
-    ):
-        run = finished(on(libsvm, name, compressor, rounds=40, step=1e-3).batch())
-        up, down = (float(run.recorder.column(f"values_{way}")[0, -1]) for way in ("up", "down"))
-        assert down == ROWS * 40
-        if values is not None:
-            assert up == values
-        else:  # the first message is dense, and each later one dense or of seven values
-            assert (up - 41 * 7) % (ROWS - 7) == 0
-            assert ROWS + 40 * 7 < up < ROWS * 41
-
-
 def test_no_step_is_proved_for_the_control(libsvm):
     cell = on(libsvm, "vertical_naive", rand(9), step=1.0).cell().cell
     assert Resolver().resolve(cell).theory_step is None

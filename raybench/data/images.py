@@ -143,7 +143,8 @@ def _idx(inputs: Path, labels: Path) -> Part:
 
 
 def _joined(parts: list[Part]) -> Part:
-    return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+    images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return images, labels
 
 
 def _prefixes(path: Path) -> tuple[Part, Part]:

@@ -60,7 +60,7 @@ def text(
         what = f"test_share is {test_share!r}"
         raise data_error(what, "allowed: a share in [0, 1), such as 0.1")
     file, name = _found(name_or_path)
-    tokens, words = _read(file, level)
+    tokens, words = _tokens((file,), level)
     count = max(len(tokens) - 1, 0) // length
     if count == 0:
         what = (
@@ -85,7 +85,7 @@ def text(
 
 def vocabulary(name_or_path: str | os.PathLike[str], level: str = "character") -> Vocabulary:
     """Return what the tokens of ``text`` of the same name and level stand for; the same errors."""
-    return _read(_found(name_or_path)[0], level)[1]
+    return _tokens((_found(name_or_path)[0],), level)[1]
 
 
 def _found(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
@@ -106,15 +106,11 @@ def _found(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
     raise data_error(f"unknown text {given!r}", fix)
 
 
-def _read(file: Path, level: str) -> tuple[np.ndarray, Vocabulary]:
-    if level not in LEVELS:
-        raise data_error(f"unknown level {level!r}", nearest(str(level), LEVELS))
-    return _tokens((file,), level)
-
-
 @cached(4)
 def _tokens(files: tuple[Path], level: str) -> tuple[np.ndarray, Vocabulary]:
     """Return all tokens of a file, (T,), uint8 where the vocabulary allows and else int64."""
+    if level not in LEVELS:
+        raise data_error(f"unknown level {level!r}", nearest(str(level), LEVELS))
     (file,) = files
     raw = content(file)
     if level == "byte":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -140,16 +140,12 @@ def _pairs(name: str, source: str, arrays: Arrays) -> dict[str, Pair]:
 
     pairs = {v: Pair(examples(v, ""), examples(v, TEST) if tested else None) for v in chosen}
     for view, pair in pairs.items():
-        _same(f"{name}: {view}", [part for part in (pair.train, pair.test) if part is not None])
+        parts = [part for part in (pair.train, pair.test) if part is not None]
+        kinds = {(part.kind, part.inputs.shape[1:]) for part in parts}
+        if len(kinds) > 1:
+            shapes = " and ".join(f"{kind} {shape}" for kind, shape in sorted(kinds))
+            raise data_error(f"{name}: {view} has two shapes, {shapes}", "give it one")
     return pairs
-
-
-def _same(what: str, parts: Iterable[Examples]) -> None:
-    """Raise InputError where training and test part of a view are not of one kind and shape."""
-    kinds = {(part.kind, part.inputs.shape[1:]) for part in parts}
-    if len(kinds) > 1:
-        shapes = " and ".join(f"{kind} {shape}" for kind, shape in sorted(kinds))
-        raise data_error(f"{what} has two shapes, {shapes}", "give it one")
 
 
 def _labels(name: str, values: np.ndarray) -> np.ndarray:

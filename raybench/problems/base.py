@@ -118,6 +118,7 @@ class Problem:
     per_client: ClassVar[
         tuple[str, ...]
     ] = ()  # names of attributes whose first axis is the clients; a value may be None
+    _whole: Self | None
     has_prox: bool = False
     costly: bool = (
         False  # whether a full gradient takes so long that few rows of a curve measure it
@@ -140,7 +141,7 @@ class Problem:
         self.dtype = DTYPES[dtype] if isinstance(dtype, str) else dtype
         self.device = torch.device("cpu")
         self.samples = samples or (1,) * n
-        self._whole: Problem | None = None
+        self._whole = None
         self._kept: dict[str, Any] = {}  # values that were computed once on demand
 
     @property
@@ -160,7 +161,7 @@ class Problem:
         return self.layout if self.message_dim == self.dim else Layout.vector(self.message_dim)
 
     @property
-    def whole(self) -> Problem:
+    def whole(self) -> Self:
         """Return the problem with all its clients, on the CPU."""
         return self._whole or self
 
@@ -202,7 +203,7 @@ class Problem:
         for name in self.per_client:
             if getattr(part, name) is not None:
                 setattr(part, name, getattr(part, name)[clients.start : clients.stop])
-        return part.to(self.device)  # type: ignore[return-value]  # of the class of the whole
+        return part.to(self.device)
 
     def to(self, device: torch.device | str) -> Self:
         """Return the problem with its tensors on ``device`` (itself if they are there)."""

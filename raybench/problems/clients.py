@@ -290,7 +290,6 @@ class DataProblem(Problem):
     def inputs(self, rows: Tensor) -> Tensor:
         """Return the features (B, b, p) of rows (B, b), which count through all clients' rows."""
         whole = self.whole
-        assert isinstance(whole, DataProblem)
         taken = whole.rows.features[rows.flatten().cpu().numpy()]
         dense = taken.toarray() if scipy.sparse.issparse(taken) else np.asarray(taken)
         values = torch.from_numpy(dense).to(self.dtype).to(self.device)
@@ -382,7 +381,6 @@ class ScoreProblem(DataProblem):
     def minimizer(self) -> Tensor | None:
         """Return the minimiser of a strongly convex f, by Newton's method; None where d or N is large."""
         whole = self.whole
-        assert isinstance(whole, ScoreProblem)
         result = whole._minimum()
         if result is None:
             return None

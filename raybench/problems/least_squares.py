@@ -187,7 +187,6 @@ class LeastSquares(DataProblem):
     def minimizer(self) -> Tensor | None:
         """Return the minimiser of smallest norm; None for other regularisers, or where too large."""
         whole = self.whole
-        assert isinstance(whole, LeastSquares)
         regularizer = self.regularizer
         if regularizer.kind not in ("none", "l2"):
             return None
@@ -230,7 +229,6 @@ class LeastSquares(DataProblem):
         Ties count in part (see ``share_right``, ``share_signed``).
         """
         whole = self.whole
-        assert isinstance(whole, LeastSquares)
         rows = whole.test or whole.rows
         X = x.detach().cpu().double().numpy().reshape(len(x), self.p, self.c)
         scores = np.moveaxis((rows.features @ np.moveaxis(X, 1, 0).reshape(self.p, -1)).reshape(

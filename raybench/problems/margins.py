@@ -86,7 +86,6 @@ class MarginProblem(ScoreProblem):
         right, so x = 0 has accuracy 0.5: what a guess would have.
         """
         whole = self.whole
-        assert isinstance(whole, MarginProblem)
         rows = whole.test or whole.rows
         margins = torch.from_numpy(
             rows.labels * (rows.features @ x.detach().cpu().double().numpy().T).T

@@ -112,7 +112,6 @@ class Softmax(ScoreProblem):
         right if its class is among them: X = 0 has accuracy 1/classes.
         """
         whole = self.whole
-        assert isinstance(whole, Softmax)
         rows = whole.test or whole.rows
         label = torch.from_numpy(rows.labels)
         result: dict[str, list[Tensor]] = {"accuracy": []}

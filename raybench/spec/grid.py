@@ -51,7 +51,7 @@ def load(
         cells=made,
         notes=notes,
         excluded=excluded,
-        text=_text(raw),
+        text=yaml.dump({key: value for key, value in raw.items() if value is not None}),
         source=origin,
         **settings,
     )
@@ -62,10 +62,6 @@ def name_of(
 ) -> str:
     """Return the name of a sweep, as ``load`` has it, without reading what its keys say; errors as of ``load``."""
     return str(_whole(source, sets, plugins, None)[0]["name"])
-
-
-def _text(raw: Mapping[str, object]) -> str:
-    return yaml.dump({key: value for key, value in raw.items() if value is not None})
 
 
 def _whole(
@@ -183,24 +179,24 @@ def nameable(cell: Cell) -> Names:
 
 @dataclass(frozen=True)
 class Pattern:
-    """One entry of ``exclude``: raw values by key, dotted where a section is named."""
+    """One entry of ``exclude``: raw values by key, dotted where a section is named.
+
+    wanted: texts of the values that it accepts, by key and the parameter that types them (``check_patterns``).
+    """
 
     where: str
     raw: Mapping[str, Any]
-    _seen: dict[tuple[str, int], set[str]] = field(default_factory=dict, compare=False, repr=False)
+    wanted: dict[tuple[str, int], set[str]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return show(dict(self.raw), bare=True)
 
     def matches(self, names: Names) -> bool:
         """Tell whether every key of the pattern matches a cell of which it may name these."""
-        return all(key in names and self._accepts(key, *names[key]) for key in self.raw)
-
-    def _accepts(self, key: str, kind: Param | Sections, value: object) -> bool:
-        at = (key, id(kind))
-        if at not in self._seen:
-            self._seen[at] = set(map(canonical, _wanted(kind, self.raw[key], key, [])))
-        return canonical(value) in self._seen[at]
+        return all(
+            key in names and canonical(names[key][1]) in self.wanted[key, id(names[key][0])]
+            for key in self.raw
+        )
 
 
 def read_patterns(value: object, where: str, found: Found) -> list[Pattern]:
@@ -237,8 +233,8 @@ def _flat(raw: Mapping[str, object]) -> dict[str, object]:
 
 
 def check_patterns(patterns: Iterable[Pattern], every: Iterable[Names], found: Found) -> None:
-    """Complain about keys that no cell has, unknown names, and values that no parameter takes."""
-    kinds: dict[str, dict[int, Param | Sections]] = {n: {0: p} for n, p in _STEPS.items()}
+    """Type the values of patterns; complain of keys that no cell has and values that no parameter takes."""
+    kinds: dict[str, dict[int, Param | Sections]] = {n: {id(p): p} for n, p in _STEPS.items()}
     for names in every:
         for key, (kind, _) in names.items():
             kinds.setdefault(key, {})[id(kind)] = kind
@@ -249,9 +245,10 @@ def check_patterns(patterns: Iterable[Pattern], every: Iterable[Names], found: F
                 found.append(Complaint(at, "unknown key", nearest(key, kinds)))
                 continue
             tries: list[Found] = []
-            for kind in kinds[key].values():
+            for place, kind in kinds[key].items():
                 tries.append([])
-                _wanted(kind, value, at, tries[-1])
+                typed = _wanted(kind, value, at, tries[-1])
+                pattern.wanted[key, place] = set(map(canonical, typed))
             if all(tries):
                 found.extend(tries[0])
 

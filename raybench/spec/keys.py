@@ -101,16 +101,14 @@ class Mappings(Kind):
     """An axis of mappings: a single one, or a list of them."""
 
     def read(self, value: object, where: str, found: Found) -> list[Option]:
-        if not isinstance(value, list):
-            return [Option(point, where) for point in self.points(value, where, found)]
-        if not value:
-            form = show(self.written() or {}, bare=True)
-            found.append(Complaint(where, "an empty list leaves no cells", f"write {form}"))
-        return [
-            Option(point, f"{where}[{i}]")
-            for i, item in enumerate(value)
-            for point in self.points(item, f"{where}[{i}]", found)
-        ]
+        form = show(self.written() or {}, bare=True)
+        return sections.axis(
+            value,
+            where,
+            found,
+            lambda item, at: [Option(point, at) for point in self.points(item, at, found)],
+            f"write {form}",
+        )
 
     def points(self, value: Any, where: str, found: Found) -> list[Any]:
         """Return the values that one item of the axis stands for, whose own entries may be axes."""

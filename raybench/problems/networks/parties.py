@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from raybench.core.errors import Complaint, InputError, nearest
 from raybench.core.layout import Layout
 from raybench.data import Examples, Pair
-from raybench.problems.networks.build import TORCHVISION, load_weights, network_of, trainable
+from raybench.problems.networks import build
 from raybench.problems.networks.models import NAMED
 from raybench.problems.networks.passes import Passes, Task, Work
-from raybench.spec.sections import parse
 
 KEY = "problem.encoders"
 TEXTS = {"words": {"size": 1000}, "bert": {"width": 64, "layers": 2, "heads": 2, "length": 32, "size": 1000}}  # fmt: skip
@@ -53,13 +52,7 @@ class Encoder:
         """Return the inputs (*rows, ..) of rows of the training or of the test part; tokens stay integers."""
         source = self.test if test else self.train
         assert source is not None
-        values = torch.from_numpy(source.inputs[rows.flatten().cpu().numpy()]).to(self.device)
-        if values.dtype != torch.int64:
-            full = 255.0 if values.dtype == torch.uint8 else 1.0
-            values = values.to(self.dtype) / full
-            if self.shift is not None and self.factor is not None:
-                values = (values - self.shift.to(values)) * self.factor.to(values)
-        return values.unflatten(0, tuple(rows.shape))
+        return build.inputs_at(source, rows, self.dtype, self.device, self.shift, self.factor)
 
 
 def encoded(text: str, view: Pair, scale: str, seed: int, weights: str | None) -> Encoder:
@@ -89,26 +82,23 @@ def encoded(text: str, view: Pair, scale: str, seed: int, weights: str | None) -
 
 
 def _sizes(text: str) -> dict[str, int]:
-    given = parse(text, KEY)
-    name = given.pop("name")
-    known = TEXTS[name]
+    usual = TEXTS[text.partition(":")[0]]
+    given = build.sizes_of(text, usual, KEY)
     for key, value in given.items():
-        if key not in known:
-            raise InputError.of(f"{KEY}.{key}", f"{name} has no such size", nearest(key, known))
         if type(value) is not int or value < 1:
             raise InputError.of(f"{KEY}.{key}", f"{value!r} is no size", "an integer from 1 on")
-    return {**known, **given}
+    return {**usual, **given}
 
 
 def _network(text: str, view: Pair, seed: int, weights: str | None) -> Encoder:
     name = text.partition(":")[0]
-    if not text.startswith(TORCHVISION) and name not in NETWORKS:  # identity has no sizes
+    if not text.startswith(build.TORCHVISION) and name not in NETWORKS:  # identity has no sizes
         fix = f"{nearest(name, ['identity', *TEXTS, *NETWORKS])}; or torchvision:NAME"
         raise InputError.of(KEY, f"unknown encoder {text!r}", fix)
     with _renamed("problem.model"):
-        net = network_of(text, view.train, seed)[0].model
+        net = build.network_of(text, view.train, seed)[0].model
     if weights is not None:
-        load_weights(net, weights)
+        build.load_weights(net, weights)
     linear = [at for at, layer in net.named_modules() if isinstance(layer, nn.Linear)]
     if not linear or not linear[-1]:
         raise InputError.of(KEY, f"{text} has no last linear layer", "another network")
@@ -274,9 +264,9 @@ def _of_folder(
             for p in parts
         ]
         return net, int(tokenizer.pad_token_id), tokens
-    except Exception as error:  # transformers raises a dozen kinds on folders that are no weights
-        said = (str(error) or type(error).__name__).splitlines()[0]
-        raise InputError.of(key, f"cannot read {folder}: {said}"[:300], fix) from error
+    except Exception as error:
+        what = f"cannot read {folder}: {build.reason(error)}"
+        raise InputError.of(key, what[:300], fix) from error
 
 
 def plain_name(view: str) -> str:
@@ -408,7 +398,7 @@ def parties_of(
         head = nn.Linear(_features(view, module, some).shape[1], classes, bias=False, dtype=dtype)
         nn.init.zeros_(head.weight)
         nets[plain_name(view)] = nn.Sequential(OrderedDict(encoder=module, head=head))
-    every = trainable(nn.ModuleDict(nets), tuple(freeze))
+    every = build.trainable(nn.ModuleDict(nets), tuple(freeze))
     parties: list[Party] = []
     for (name, net), (view, encoder) in zip(nets.items(), encoders.items(), strict=True):
         mine = {n.removeprefix(f"{name}."): p for n, p in every.items() if n.startswith(f"{name}.")}
@@ -449,10 +439,11 @@ def _features(view: str, encoder: nn.Module, inputs: Tensor) -> Tensor:
     """Return phi of inputs, (b, p); raises InputError where the encoder does not take them."""
     try:
         out = encoder(inputs)
-    except Exception as error:  # whatever a network raises on inputs that it was not made for
-        said = (str(error) or type(error).__name__).splitlines()[0]
+    except Exception as error:
         what = f"the encoder of {view} does not take inputs of shape {tuple(inputs.shape[1:])}"
-        raise InputError.of(KEY, f"{what}: {said}"[:300], "another encoder, or size") from error
+        raise InputError.of(
+            KEY, f"{what}: {build.reason(error)}"[:300], "another encoder, or size"
+        ) from error
     if out.ndim != 2 or out.shape[0] != len(inputs):
         what = f"the encoder of {view} gives {tuple(out.shape[1:])} for a sample"
         raise InputError.of(KEY, what, "a vector of features")
