@@ -21,7 +21,7 @@ from raybench.core.registry import REQUIRED, Choice, Flag, Integer, List, Number
 from raybench.data.dataset import Features
 from raybench.problems.base import DTYPES, Constants, Fact, Problem
 from raybench.problems.kernels import nonconvex_kernel
-from raybench.problems.minimum import lmax_gram, row_norms_sq
+from raybench.problems.minimum import dense, lmax_gram, row_norms_sq
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,8 +291,7 @@ class DataProblem(Problem):
         """Return the features (B, b, p) of rows (B, b), which count through all clients' rows."""
         whole = self.whole
         taken = whole.rows.features[rows.flatten().cpu().numpy()]
-        dense = taken.toarray() if scipy.sparse.issparse(taken) else np.asarray(taken)
-        values = torch.from_numpy(dense).to(self.dtype).to(self.device)
+        values = torch.from_numpy(dense(taken)).to(self.dtype).to(self.device)
         return values.unflatten(0, tuple(rows.shape))
 
     def link(self, scores: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from raybench.core.limits import need_memory
 from raybench.core.registry import Choice, problem
 from raybench.problems.base import Constants, Fact, share_right, share_signed
 from raybench.problems.clients import DataProblem
-from raybench.problems.minimum import MOST_BY_DENSE_SOLVER, lmax_gram, row_norms_sq
+from raybench.problems.minimum import MOST_BY_DENSE_SOLVER, dense, lmax_gram, row_norms_sq
 from raybench.problems.quadratic import quadratic_constants
 
 MOST_CLASSES = 1000  # a data set with more labels, or with fractions, is a regression
@@ -62,8 +62,8 @@ class LeastSquares(DataProblem):
                 f"{clients:,} matrices of {self.p:,} x {self.p:,}, twice,",
                 "fewer problem.clients",
             )
-            H = np.stack([_dense(a.T @ a) / count for a, _, count in parts])
-            M = np.stack([_dense(a.T @ b) / count for a, b, count in parts])
+            H = np.stack([dense(a.T @ a) / count for a, _, count in parts])
+            M = np.stack([dense(a.T @ b) / count for a, b, count in parts])
             self.exact = H, M
             self.H, self.M = (torch.from_numpy(v).to(self.dtype) for v in (H, M))
         else:  # ``_padded``, which every gradient is computed from
@@ -209,7 +209,7 @@ class LeastSquares(DataProblem):
         primal = A.shape[1] <= A.shape[0]
         if min(A.shape) > MOST_BY_DENSE_SOLVER:
             return None, ridge or None, None, False
-        values, vectors = np.linalg.eigh(_dense(A.T @ A if primal else A @ A.T))
+        values, vectors = np.linalg.eigh(dense(A.T @ A if primal else A @ A.T))
         kept = values > max(A.shape) * np.finfo(float).eps * values[-1]
         inverse = np.divide(1.0, values + ridge, out=np.zeros_like(values), where=kept)
         x = vectors @ (inverse[:, None] * (vectors.T @ (A.T @ b if primal else b)))
@@ -243,7 +243,3 @@ class LeastSquares(DataProblem):
         if whole.test is not None:
             result["test_loss"] = 0.5 * ((scores - targets) ** 2).sum((1, 2)) / len(targets)
         return {k: torch.from_numpy(np.asarray(v, float)).to(x.device) for k, v in result.items()}
-
-
-def _dense(matrix: np.ndarray | scipy.sparse.csr_array) -> np.ndarray:
-    return matrix if isinstance(matrix, np.ndarray) else matrix.toarray()

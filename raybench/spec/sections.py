@@ -27,7 +27,6 @@ from raybench.core.registry import REQUIRED, Choice, Param
 from raybench.spec.parts import Operator, Section, canonical
 from raybench.spec.values import (
     NUMERIC_KINDS,
-    RANGE_FORM,
     Found,
     Wrong,
     allowed,
@@ -88,20 +87,13 @@ def _spread(param: Param, value: object, where: str, found: Found) -> list[objec
         if isinstance(value, Mapping):
             return _tagged(param, value, where, found)
         if isinstance(value, str) and param.kind in NUMERIC_KINDS and value not in param.words:
-            numbers = _range(value)
+            numbers = parse_range(value)
             if numbers is not None:
                 return [scalar(param, number) for number in numbers]
         return [scalar(param, value)]
     except Wrong as wrong:
         found.append(Complaint(where, wrong.what, wrong.fix or allowed(param)))
         return []
-
-
-def _range(text: str) -> list[int | float] | None:
-    try:
-        return parse_range(text)
-    except ValueError as error:
-        raise Wrong(str(error), RANGE_FORM) from error
 
 
 def _tagged(param: Param, value: Mapping[str, object], where: str, found: Found) -> list[object]:
