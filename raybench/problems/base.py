@@ -169,9 +169,13 @@ class Problem:
     def constants(self) -> Constants:
         """Return the constants over all clients, computed once in float64."""
         whole = self.whole
-        if "constants" not in whole._kept:
-            whole._kept["constants"] = whole.find_constants()
-        return whole._kept["constants"]
+        return whole.once("constants", whole.find_constants)
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return a value that is made when it is first asked for, and kept."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
 
     def find_constants(self) -> Constants:
         """Compute the constants; called once, on the whole problem.

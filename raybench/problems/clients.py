@@ -393,9 +393,7 @@ class ScoreProblem(DataProblem):
         mu = self.strong_convexity()
         if not mu:
             return None
-        if "minimum" not in self._kept:
-            self._kept["minimum"] = self.least(mu)
-        return self._kept["minimum"]
+        return self.once("minimum", lambda: self.least(mu))
 
     def flipped(self) -> Self:
         """Return the same problem with wrong labels, see ``turned``; its constants are those of the right ones."""

@@ -127,10 +127,9 @@ class LeastSquares(DataProblem):
         return grads + self.regularizer.grad(self.spread(x)) if self.regularizer.smooth else grads
 
     def _wide(self) -> Tensor:
-        if "wide" not in self._kept:  # (p, n p), so that one product serves all clients
-            assert self.H is not None
-            self._kept["wide"] = self.H.permute(2, 0, 1).reshape(self.p, -1).contiguous()
-        return self._kept["wide"]
+        H = self.H  # made (p, n p), so that one product serves all clients
+        assert H is not None
+        return self.once("wide", lambda: H.permute(2, 0, 1).reshape(self.p, -1).contiguous())
 
     def _padded(self) -> tuple[Tensor, Tensor, Tensor]:
         if "padded" not in self._kept:
@@ -190,9 +189,7 @@ class LeastSquares(DataProblem):
         regularizer = self.regularizer
         if regularizer.kind not in ("none", "l2"):
             return None
-        if "minimizer" not in whole._kept:
-            whole._kept["minimizer"] = whole._minimum(regularizer.mu, whole.rows.weights())[2]
-        x = whole._kept["minimizer"]
+        x = whole.once("minimizer", lambda: whole._minimum(regularizer.mu, whole.rows.weights())[2])
         return None if x is None else torch.from_numpy(x).to(self.dtype).to(self.device)
 
     def _minimum(

@@ -41,19 +41,13 @@ class MarginProblem(ScoreProblem):
         that is large and mostly not zero (measured two to four times faster there); elsewhere
         dense torch.
         """
-        if "full" not in self._kept:
-            stored = stored_entries(self.rows.features)
-            self._kept["full"] = stored > max(
-                MOST_ENTRIES_BY_KERNEL, 0.5 * math.prod(self.rows.features.shape)
+        most = max(MOST_ENTRIES_BY_KERNEL, 0.5 * math.prod(self.rows.features.shape))
+        full = self.once("full", lambda: stored_entries(self.rows.features) > most)
+        if self.device.type != "cpu" or (batch == 1 and full):
+            return self.once(
+                "dense", lambda: DenseMargins(self.rows, self.loss, self.dtype, self.device)
             )
-        if self.device.type != "cpu" or (batch == 1 and self._kept["full"]):
-            if "dense" not in self._kept:
-                made = DenseMargins(self.rows, self.loss, self.dtype, self.device)
-                self._kept["dense"] = made
-            return self._kept["dense"]
-        if "sparse" not in self._kept:
-            self._kept["sparse"] = SparseMargins(self.rows, self.loss, self.dtype)
-        return self._kept["sparse"]
+        return self.once("sparse", lambda: SparseMargins(self.rows, self.loss, self.dtype))
 
     def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
         smooth = self.regularizer.smooth

@@ -38,9 +38,9 @@ class Quadratic(Problem):
     def oracle(self, x: Tensor, loss: bool = True) -> tuple[Tensor, Tensor | None]:
         n, d = self.b.shape
         if x.ndim == 2:
-            if "wide" not in self._kept:  # (d, n d), so that one product serves all clients
-                self._kept["wide"] = self.A.permute(2, 0, 1).reshape(d, n * d).contiguous()
-            pulled = (x @ self._kept["wide"]).view(-1, n, d)
+            # (d, n d), so that one product serves all clients
+            wide = self.once("wide", lambda: self.A.permute(2, 0, 1).reshape(d, n * d).contiguous())
+            pulled = (x @ wide).view(-1, n, d)
         else:
             pulled = (self.A @ x.permute(1, 2, 0)).permute(2, 0, 1).contiguous()
         grads = pulled - self.b
