@@ -183,15 +183,6 @@ def test_limits_of_a_container_are_seen(tmp_path: Path, monkeypatch: pytest.Monk
     assert limits.memory_here() == 50 << 20
 
 
-def test_sizes_are_readable() -> None:
-    assert [limits.size(c) for c in (12, 2048, 1.5 * 2**30, 10.0**16)] == [
-        "12 bytes",
-        "2 KiB",
-        "1.5 GiB",
-        "8.88 PiB",
-    ]
-
-
 def test_few_problems_are_built_for_many_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planning, admission and queueing build each of 12 problems a few times, not once for every batch."""
     from raybench import problems

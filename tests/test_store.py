@@ -164,13 +164,6 @@ def test_commit_done_repair_drop(tmp_path, url):
     assert store.files.names("curves") == []
 
 
-def test_a_retry_overwrites_itself(store, tmp_path):
-    put(store, ["a"], status="failed")
-    put(store, ["a"], shift=5.0)
-    assert store.done() == {"a": "ok"}
-    assert load(tmp_path / "results")["loss"].tolist() == [5, 6, 7, 8]
-
-
 def test_skipped_rows_are_one_file_rewritten(store, tmp_path):
     put(store, ["a"])
     skipped = to_table({"cell": ["s", "t"], "status": "skipped", "reason": "no"}, CELLS)

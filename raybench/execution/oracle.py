@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from raybench.core.parallel import wide
 from raybench.problems.abilities import Buffered, Predicting, SplitByFeatures
 from raybench.problems.base import EVALUATED, OF_LOSSES, Measured, Problem
 from raybench.wire.wire import Cells, Wire
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -126,28 +128,28 @@ class Oracle:
     @wide()
     def grad_and_loss(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Return grad f_i(x_i) (B, n_here, d) and f_i(x_i) (B, n_here); counts as a full gradient."""
-        began = perf_counter()
-        grads, losses = self.problem.oracle(X)
+        grads, losses = self._timed(lambda: self.problem.oracle(X))
         assert losses is not None
-        self.wire.clock.gradient += perf_counter() - began
-        self._pay(self._cost(None, None))
+        self._pay(self._full)
         return self._clipped(grads, X), losses
+
+    def _timed(self, work: Callable[[], T]) -> T:
+        began = perf_counter()
+        done = work()
+        self.wire.clock.gradient += perf_counter() - began
+        return done
 
     def _cost(self, sample: Sample | None, clients: Tensor | None) -> float | np.ndarray:
         """Return the samples evaluated, mean per client: a number, or one per cell."""
         if clients is None:
             return self._full if sample is None else float(sample.size)
-        each = clients.double()
-        if sample is None:
-            return self._mean_over_clients(each * self.wire.here(self._counts[None]).to(each))
-        return self._mean_over_clients(each) * sample.size
+        each, counts = clients.double(), self.wire.here(self._counts[None])
+        cost = each * (counts.to(each) if sample is None else sample.size)
+        return self.wire.transport.gather_rows(cost, self.wire.n).mean(1).cpu().numpy()
 
     def _pay(self, cost: float | np.ndarray, cells: Cells | None = None) -> None:
         at = cells.cpu().numpy() if isinstance(cells, Tensor) else slice(None)
         self.evals[at] += cost
-
-    def _mean_over_clients(self, x: Tensor) -> np.ndarray:
-        return self.wire.transport.gather_rows(x, self.wire.n).mean(1).cpu().numpy()
 
     # What clients and server know beside gradients ----------------------------------------------
 
@@ -326,12 +328,6 @@ class VerticalOracle(Oracle):
         share = 1.0 if rows is None else rows.shape[-1] / self._blocks.sample_count
         self._pay(self._full * share)
         return grads
-
-    def _timed(self, work: Callable[[], Tensor]) -> Tensor:
-        began = perf_counter()
-        done = work()
-        self.wire.clock.gradient += perf_counter() - began
-        return done
 
     def assemble(self, blocks: Tensor) -> Tensor:
         """Return the whole x (B, d) of the clients' blocks (B, n_here, w); for the record, unbooked."""
