@@ -32,7 +32,7 @@ FEW = ("--compressor", "top_k:k=1%", "--compressor", "mxfp4")
 
 
 def of(name: str):
-    return next(one for one in CATALOGUE if one.label == name)
+    return next(one for one in CATALOGUE if one.name == name)
 
 
 # Replaying -------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def test_an_operator_used_with_error_feedback_is_rescaled_as_the_method_does_it(
     (fed,) = replay([of("rand_k:k=1%,mask=common")], LAYOUT, [x])
     assert fed.error == pytest.approx(0.99, abs=0.01)  # 1 - k/d, not d/k - 1
     (free,) = replay([of("qsgd:s=7")], LAYOUT, [x])
-    assert (free.candidate.error, free.state) == ("lost", 0)
+    assert (free.dropped, free.state) == ("lost", 0)
 
 
 def test_low_rank_is_by_matrix_and_sends_vectors_whole():
@@ -250,9 +250,9 @@ def test_mistakes_are_told_and_nothing_is_written(tmp_path, monkeypatch, args, s
 
 
 def test_the_baseline_is_no_candidate_but_can_be_asked_for():
-    assert "bf16" not in {one.label for one in CATALOGUE}
+    assert "bf16" not in {one.name for one in CATALOGUE}
     (one,) = chosen(["bf16"])
     assert one.overlaps
-    assert chosen(["identity"])[0].label == "float32"
-    assert [c.label for c in chosen(["top_k:k=1%", "top_k:k=1%"])] == ["top_k:k=1%"]
+    assert chosen(["identity"])[0].name == "float32"
+    assert [c.name for c in chosen(["top_k:k=1%", "top_k:k=1%"])] == ["top_k:k=1%"]
     assert math.isnan(replay(chosen(["top_k:k=5000"]), LAYOUT, [torch.ones(D)])[0].size)
