@@ -15,7 +15,6 @@ from raybench.analysis.rankings import DRAWS, FACTORS, Audit
 from raybench.core.errors import InputError
 from raybench.report import words
 from raybench.report.content import MOST_SERIES, Figure, Look, all_methods, build, looks
-from raybench.report.rankings import targets_word
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,7 +108,11 @@ def against_trials(results: Frames, cells: pd.DataFrame, every: Sequence[str], x
         title="What the target costs after some random trials of the grid",
         x_label="Random trials of the method's own grid",
         y_label=f"{words.axis(x, name)}\nto {words.COLUMNS[results.metric]} ≤ "
-        + (targets_word(table) if table["target"].nunique() == 1 else "its target"),
+        + (
+            words.targets(zip(table["facet"], table["target"]))
+            if table["target"].nunique() == 1
+            else "its target"
+        ),
         data=data[[*BEHIND]],
         looks=style,
         panels=sorted(table["facet"].unique()),

@@ -102,26 +102,23 @@ def _target_notes(results: Frames, table: pd.DataFrame) -> list[str]:
         return []
     kept = {facet: one for facet, one in results.kept.items() if facet in of}
     held = pd.Series({facet: one.value for facet, one in kept.items()}, dtype=float)
-    said = f"Target: {words.COLUMNS[results.metric]} ≤ {_by_facet(of)}"
+    said = f"Target: {words.COLUMNS[results.metric]} ≤ {words.targets(of.items())}"
     if results.asked is not None:
         said += ", as asked for" if results.asked != "auto" else ", from what the folder holds now"
         moved = held[held != of.reindex(held.index)]
-        return [f"{said}; the target that was fixed is {_by_facet(moved)}" if len(moved) else said]
+        return [
+            f"{said}; the target that was fixed is {words.targets(moved.items())}"
+            if len(moved)
+            else said
+        ]
     if not kept:
         return [f"{said}, from what the folder holds"]
     dates = sorted({one.since[:10] for one in kept.values()})
     said += f", fixed on {' and '.join(dates)}" if len(kept) == len(of) else ""
     now = pd.Series(results.own_targets, dtype=float).reindex(held.index)
     moved = now[(now != held) & now.notna()]
-    more = f"Target from what the folder holds now: {_by_facet(moved)} (--target auto)"
+    more = f"Target from what the folder holds now: {words.targets(moved.items())} (--target auto)"
     return [said, more] if len(moved) else [said]
-
-
-def _by_facet(values: pd.Series) -> str:
-    """Return one number where all facets share it, else each with its facet."""
-    if values.nunique() == 1:
-        return f"{values.iloc[0]:g}"
-    return ", ".join(f"{value:g} ({facet})" for facet, value in values.items())
 
 
 def table(source: str | os.PathLike[str] | Frames, **asked: Any) -> Fitted:

@@ -205,6 +205,14 @@ def _short(value: float) -> str:
     return f"{mantissa}e{int(power)}" if e else mantissa
 
 
+def targets(pairs: Iterable[tuple[str, float]]) -> str:
+    """Return the target of (facet, target) pairs; each with its facet where they differ."""
+    goals = {facet: target for facet, target in pairs if known(target)}
+    if len(set(goals.values())) < 2:
+        return next((f"{target:g}" for target in goals.values()), "–")
+    return ", ".join(f"{t:g} ({f})" if f else f"{t:g}" for f, t in goals.items())
+
+
 def count(amount: int, word: str) -> str:
     """Return ``1 cell``, ``1,248 cells``."""
     return f"{amount:,} {word}" + ("" if amount == 1 else "s")
