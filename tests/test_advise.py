@@ -166,14 +166,6 @@ def test_figures_as_json_and_the_time_that_is_given():
     assert found["steps_to_target"] is None
 
 
-def test_advice_changes_with_the_link():
-    args = ("advise", "mlp", "--compressor", "top_k:k=1%", "--gpus", "8", "--backward", "0.01")
-    said = cli(*args, "--link", "100kbit,0.1ms", "--link", "100Gbit", "--json")
-    slow, fast = (one["recommendation"] for one in json.loads(said.out)["networks"])
-    assert slow.startswith("top_k:k=1% takes")
-    assert fast.startswith("none pays")
-
-
 def test_the_sweep_that_is_written_can_be_planned(tmp_path):
     goal = tmp_path / "mine.yaml"
     said = cli("advise", "mlp", "--gpus", "4,8", "--link", "1Gbit", "--sweep", goal)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from raybench.analysis import Frames, audit, compare, differences, rank, trials
 from raybench.analysis.rankings import DRAWS, FACTORS, Audit
 from raybench.core.errors import InputError
 from raybench.report import words
-from raybench.report.sheet import Field, Row, Sheet, Unit, column
+from raybench.report.sheet import Field, Row, Sheet, column
+from raybench.report.words import Unit
 
 SHOWN = 6  # keys that two folders differ in
 MOST_FLIPS_TOLD, MOST_TERMS_TOLD = 12, 4
@@ -145,9 +147,9 @@ def _spelling(
 ) -> tuple[Callable[[float], str], Callable[[float, float, float], str], Unit | None]:
     """Return how numbers of a column are spelled, how with their interval, and in which unit."""
     if x.startswith("bits"):
-        return words.bits, words.bits_interval, words.unit_of
+        return words.bits, words.interval, words.unit_of
     if x.startswith("seconds"):
-        return words.seconds, words.seconds_interval, words.time_unit_of
+        return words.seconds, partial(words.interval, unit=words.time_unit_of), words.time_unit_of
 
     def plain(value: float) -> str:
         return "not reached" if np.isinf(value) else words.number(value, 4)
@@ -237,7 +239,7 @@ def comparison(one: Frames, two: Frames, by: str = "series") -> Sheet:
 
 def _steps(row: Row) -> str:
     sides = (row["step_a"], row["step_b"])
-    one, two = (f"{s[1:]}×" if s.startswith("x") and " " not in s else s for s in sides)
+    one, two = map(words.grid_step, sides)
     return one or two if one == two or not (one and two) else f"{one} → {two}"
 
 
