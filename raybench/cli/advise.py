@@ -35,11 +35,7 @@ NARROW = 76  # columns below which a table does without what matters less
 LINKS_AT_ONCE = 4
 LABEL = 17
 WIDEST_LINK = 8  # letters of a column's head
-OPERATOR_KEYS = (
-    *("name", "compressor", "d", "size", "entries", "encode", "decode", "error", "state"),
-    *("left_out", "dropped", "collectives"),
-)
-"""Of a candidate in JSON."""
+OF_THE_MODEL = ("dense", "parts", "every", "overlaps", "memory", "role")  # not in JSON
 RULE_BY = "top_k:k=1%"
 LEGEND = (
     "* pays: saves 5 % of the step or more. pays below: up to which bit/s of the link, at the latency of the "
@@ -227,7 +223,7 @@ def _print_json(
         "backward": compute.backward,
         "passes": whose,
         "operators": [
-            {key: getattr(row, key) for key in OPERATOR_KEYS} | {"method": dict(row.method)}
+            {key: value for key, value in vars(row).items() if key not in OF_THE_MODEL}
             for row in rows
         ],
         "networks": [

@@ -227,19 +227,24 @@ def affordable(op: Compressor, x: Tensor, limit: float, what: str, fix: str = ""
         pieces = [rows[:1, :m] for m in PROBES if 2 * m < rows.shape[1]]
     guess = last = length = 0.0
     for piece in pieces if rows.numel() >= PROBES[0] else ():
-        clock, part = Clock(x.device), piece.contiguous()
         try:
-            for _ in range(TRIES):
-                clock("", lambda part=part: op.compress(part, stream(0, x.device)).decode())
+            took = _seconds(op, piece.contiguous())
         except InputError:  # fixed to its own dimension
             break
-        took, left = clock.best[""], rows.numel() / piece.numel()
+        left = rows.numel() / piece.numel()
         power = math.log(took / last) / math.log(piece.numel() / length) if last else 1.0
         guess, last, length = took * left ** min(max(power, 1.0), STEEPEST), took, piece.numel()
         if took * left > limit:
             break
     if guess > limit:
         raise InputError.of("", f"{what} takes about {guess:.0f} s", fix)
+
+
+def _seconds(op: Compressor, x: Tensor) -> float:
+    clock, source = Clock(x.device), stream(0, x.device)
+    for _ in range(TRIES):
+        clock("", lambda: op.compress(x, source).decode())
+    return clock.best[""]
 
 
 def busy() -> str:

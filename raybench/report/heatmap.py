@@ -14,10 +14,9 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 
-from raybench.analysis import Frames, candidates, first_reached
+from raybench.analysis import Frames, candidates, configs, first_reached
 from raybench.core.errors import InputError
 from raybench.report import words
-from raybench.store.reader import configs
 
 FEWEST_VALUES = 3  # with fewer values of K or of the number, lines show as much as a map
 PANELS_PER_LINE = 3

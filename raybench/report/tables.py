@@ -253,7 +253,8 @@ def _cost(ends: Sequence[str], unit: Unit, row: Row) -> str:
     ended = [f"{row[s]} {s}" for s in ("diverged", "failed", "skipped", "pruned") if row[s]]
     if ended and not (row["seeds"] and words.known(row[ends[0]])):
         return ", ".join(ended)
-    return words.interval(*(row[end] for end in ends), unit)
+    middle, low, high = (row[end] for end in ends)
+    return words.interval(middle, low, high, unit)
 
 
 # Runs that ended ``ok`` though f grew -----------------------------------------------------------------
