@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raybench.cli.shared import (
-    Plugins,
-    Screen,
-    console,
-    count,
-    listing,
-    load_plugins,
-    note,
-    pairs,
-)
+from raybench.cli.shared import Plugins, Screen, count, listing, load_plugins, note, pairs
+from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -129,7 +121,7 @@ def advise(
     if json:
         _print_json(source, compute, whose, rows, cases)
     else:
-        _print(console(), source, compute, whose, rows, cases, networks)
+        _print(Screen(), source, compute, whose, rows, cases, networks)
         text = "\nHow many steps a method needs to a target is unknown: only training tells. "
         if goal is not None:
             text += f"Next: raybench plan {goal}"
@@ -137,13 +129,12 @@ def advise(
             text += "With the model, --sweep FILE.yaml writes a sweep."
         else:
             text += "--sweep FILE.yaml writes the sweep."
-        console().print(text)
+        Screen().print(text)
     if doubt:
         note(doubt)
 
 
 def _workers(given: Sequence[str]) -> list[int]:
-    from raybench.core.errors import InputError
 
     words = [word.strip() for text in given for word in text.split(",")]
     for word in words:
@@ -155,7 +146,6 @@ def _workers(given: Sequence[str]) -> list[int]:
 
 
 def _check_seconds(key: str, value: float | None) -> None:
-    from raybench.core.errors import InputError
 
     if value is not None and not 0 < value < math.inf:
         raise InputError.of(key, f"{value:g} is out of range", "seconds > 0, such as 0.12")
@@ -165,7 +155,6 @@ def _compute(
     source: Gradients, forward: float | None, backward: float | None
 ) -> tuple[Compute, str]:
     """Return the seconds of a step's passes, and whose they are."""
-    from raybench.core.errors import InputError
     from raybench.measure.payoff import Compute
 
     back = backward if backward is not None else source.backward
@@ -184,7 +173,6 @@ def _compute(
 
 def _goal(sweep: str | None, model: str) -> Path | None:
     """Return where the sweep file goes; whatever is in the way is said before anything is measured."""
-    from raybench.core.errors import InputError
     from raybench.data.recorded import is_record
 
     if sweep is None:
@@ -305,10 +293,10 @@ def _rule(rows: list[Replayed], workers: list[int]) -> str:
 
 
 def _operators(rows: list[Replayed], narrow: bool) -> Table:
-    heads = ["via", "MB", "enc. ms", "dec. ms", "error", "state MB"]
-    heads = heads[1:-1] if narrow else heads
-    table = _by_compressor(heads, [h for h in heads if h != "via"])
-    for row in [row for row in rows if not row.left_out]:
+    lines = []
+    for row in rows:
+        if row.left_out:
+            continue
         of = row.candidate
         error = of.error if row.error is None else f"{row.error:.2g} {of.error}"
         cells = {
@@ -319,12 +307,15 @@ def _operators(rows: list[Replayed], narrow: bool) -> Table:
             "error": "0" if of.error == "none" else error,
             "state MB": f"{row.state / 1e6:.3g}",
         }
-        table.add_row(of.label, *(cells[h] for h in heads))
-    return table
+        lines.append((of.label, cells))
+    heads = ["via", "MB", "enc. ms", "dec. ms", "error", "state MB"]
+    heads = heads[1:-1] if narrow else heads
+    rows_shown = [(label, *(cells[head] for head in heads)) for label, cells in lines]
+    return _by_compressor(heads, rows_shown, [head for head in heads if head != "via"])
 
 
-def _by_compressor(heads: list[str], right: list[str]) -> Table:
-    table = listing("compressor", *heads, right=right, fold="compressor")
+def _by_compressor(heads: list[str], rows: list[tuple[str, ...]], right: list[str]) -> Table:
+    table = listing(("compressor", *heads), rows, right=right, fold="compressor")
     table.columns[0].min_width = LABEL
     return table
 
@@ -334,15 +325,14 @@ def _steps(cases: list[Case], labels: Mapping[str, str], narrow: bool) -> Table:
     reference = max(cases, key=lambda case: case.network.link.bandwidth)
     limits = ["pays below", "free codec"][: 1 if narrow else 2]
     heads = [*limits, *(labels[case.link] for case in cases)]
-    table = _by_compressor(heads, heads)
     base = [f"{_digits(case.baseline.seconds)} " for case in cases]
-    table.add_row("bf16, the baseline", *([""] * len(limits)), *base)
+    rows = [("bf16, the baseline", *([""] * len(limits)), *base)]
     for i, verdict in enumerate(reference.verdicts):
         bounds = [verdict.pays_below, verdict.pays_below_free][: len(limits)]
         here = [case.verdicts[i] for case in cases]
         cells = [f"{_digits(v.step.seconds)}{'*' if v.pays else ' '}" for v in here]
-        table.add_row(verdict.name, *map(_rate, bounds), *cells)
-    return table
+        rows.append((verdict.name, *map(_rate, bounds), *cells))
+    return _by_compressor(heads, rows, heads)
 
 
 def _sentence(case: Case) -> str:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raybench.cli.shared import RESULTS_FOLDER, console, count
+from raybench.cli.shared import RESULTS_FOLDER, Screen, count, grid
+from raybench.core.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from raybench.core.registry import Entry
@@ -48,7 +49,6 @@ def check(
     from itertools import groupby
 
     from raybench.core import registry
-    from raybench.core.errors import InputError
     from raybench.testing import Finding
 
     if verbose and quiet:
@@ -111,7 +111,6 @@ def _options(
 
     Raises InputError for a key that none of them has, a value that does not fit, and a problem that none needs.
     """
-    from raybench.core.errors import InputError, nearest
     from raybench.spec import short
 
     given = [short.parse(f"set:{text}", "--set") for text in sets]
@@ -154,19 +153,16 @@ def doctor() -> None:
 
     Exit code 1 if something is in the way; each problem comes with its fix.
     """
-    from rich.table import Table
     from rich.text import Text
 
-    out = console()
-    table = Table.grid(padding=(0, 2, 0, 0))
-    looks = list(findings())
-    for what, state, fix in looks:
-        mark = Text("problem", style="red") if fix else Text("ok", style="green")
-        table.add_row(mark, what, state)
+    out, problems = Screen(), 0
+    rows: list[tuple[str | Text, str, str | Text]] = []
+    for what, state, fix in findings():
+        rows.append((Text("ok", style="green"), what, state))
         if fix:
-            table.add_row("", "", Text(fix, style="bold"))
-    out.print(table)
-    problems = sum(bool(fix) for _, _, fix in looks)
+            rows[-1:] = [(Text("problem", style="red"), what, state), ("", "", Text(fix, "bold"))]
+            problems += 1
+    out.print(grid(rows, gap=2))
     if problems:
         out.print(f"{problems} in the way")
     raise typer.Exit(1 if problems else 0)

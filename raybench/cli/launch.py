@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raybench.cli import shared
-from raybench.cli.shared import complain, console, count, note, pairs, results_of
+from raybench.cli.shared import Screen, complain, count, note, pairs, results_of
+from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
     from raybench.cluster.begin import Offer
@@ -64,7 +65,6 @@ def launch(
     from raybench.cluster import begin, jobs
     from raybench.cluster.render import python_of
     from raybench.cluster.states import Launch
-    from raybench.core.errors import InputError
 
     if file == "ls":
         _list()
@@ -110,16 +110,12 @@ def _list() -> None:
     if not rows:
         note("no launch was begun here")
         return
-    table = shared.listing("sweep", "state", "folder")
-    for row in rows:
-        table.add_row(*row)
-    console().print(table)
+    Screen().print(shared.listing(("sweep", "state", "folder"), rows))
 
 
 def _cluster(path: str | None, address: str | None, remote: str) -> ClusterFile:
     """Return the cluster that is meant: of a file, or one that is there at an address."""
     from raybench.cluster import file
-    from raybench.core.errors import InputError
 
     if address is None:
         return file.read(path or "cluster.yaml")
@@ -160,7 +156,7 @@ def _rayjob(
         ("follow", f"kubectl get rayjob {name}, kubectl logs -l job-name={name} -f"),
         ("results", remote or f"{kuberay.RESULTS}/{sweep.name}, on the volume raybench-results"),
     ]
-    console().print(pairs(rows))
+    Screen().print(pairs(rows))
     return 0
 
 
@@ -219,7 +215,6 @@ def _run(steps: Steps) -> int | None:
     from raybench.cluster.provider import LaunchFailed
     from raybench.cluster.shown import Far
     from raybench.cluster.steps import HeadLost
-    from raybench.core.errors import InputError
 
     record = steps.launch
     again = (
@@ -255,7 +250,7 @@ def _close(steps: Steps, code: int) -> None:
     from raybench import report, store
     from raybench.analysis import frames
 
-    out, folder = console(), str(steps.order.get("remote_out") or steps.launch.results)
+    out, folder = Screen(), str(steps.order.get("remote_out") or steps.launch.results)
     if code:
         log = steps.log()
         note(*([f"the sweep ended with exit code {code}; its last lines:", log] if log else []))
@@ -298,7 +293,7 @@ def _show_offer(made: Offer, cluster: ClusterFile, results: str, record: Launch)
     from raybench.cluster.price import money
     from raybench.core.clock import duration
 
-    plan, cost, screen = made.plan, made.price, console()
+    plan, cost, screen = made.plan, made.price, Screen()
     stage = " in the next stage of a search" if plan.stage else ""
     said = f"  {count(plan.missing, 'cell')} to run{stage}, {len(plan.done):,} there"
     screen.head(plan.sweep.name, said)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raybench.cli.shared import RESULTS_FOLDER, Address, Inline, console, listing, note
+from raybench.cli.shared import RESULTS_FOLDER, Address, Inline, Screen, listing, note
+from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
     from raybench.reproduce import Reproduction, Verdict
@@ -46,7 +47,6 @@ def reproduce(
     --networks is given; else their kept results are judged. Exit code 1 if a claim DISAGREES or a
     cell failed.
     """
-    from raybench.core.errors import InputError
     from raybench.reproduce import catalogue, find, judge
     from raybench.reproduce.evidence import keep, kept, of_folder
     from raybench.reproduce.judge import DISAGREES
@@ -113,18 +113,19 @@ def _tell(
     from raybench.reproduce.judge import details as lines_of
 
     styles = {AGREES: "green", DISAGREES: "bold red"}
-    screen = console()
+    screen = Screen()
     origin = f" (judged on {evidence.origin})" if evidence is not None else ""
     screen.print(Text(f"{what.name}: {what.title}{origin}", style="bold"))
-    table = listing("", "", "claim", "measured", fold="measured")
-    table.show_header = False
+    rows = []
     for verdict in verdicts:
         lines = [verdict.claim.says, measured_words(verdict), *lines_of(verdict, details)]
         if verdict.word == DISAGREES and verdict.claim.likely:
             lines.append(f"likely: {verdict.claim.likely.strip()}")
         word = Text(verdict.word, style=styles.get(verdict.word, "yellow"))
         kind = "published" if verdict.claim.published else "own"
-        table.add_row(word, kind, verdict.claim.name, Text("\n".join(lines)))
+        rows.append((word, kind, verdict.claim.name, Text("\n".join(lines))))
+    table = listing(("", "", "claim", "measured"), rows, fold="measured")
+    table.show_header = False
     screen.print(table)
 
 
@@ -141,8 +142,6 @@ def _list() -> None:
     """Print which reproductions there are."""
     from raybench.reproduce import catalogue, find
 
-    table = listing("name", "kind", "what", fold="what")
-    for name in catalogue():
-        what = find(name)
-        table.add_row(name, what.kind, f"{what.title}. {what.source}")
-    console().print(table)
+    kinds = [(name, find(name)) for name in catalogue()]
+    rows = [(name, what.kind, f"{what.title}. {what.source}") for name, what in kinds]
+    Screen().print(listing(("name", "kind", "what"), rows, fold="what"))

@@ -10,13 +10,14 @@ from raybench.cli.shared import (
     Fresh,
     Out,
     Plugins,
+    Screen,
     Sets,
-    console,
     load_plugins,
     note,
     pairs,
     results_of,
 )
+from raybench.core.errors import InputError
 from raybench.core.facts import Role
 
 if TYPE_CHECKING:
@@ -129,7 +130,6 @@ def run(
     Runs on one problem share a folder, so that raybench table and raybench report compare them.
     """
     from raybench import spec
-    from raybench.core.errors import InputError
     from raybench.spec import short
 
     if step is not None and step_value is not None:
@@ -162,7 +162,6 @@ def run(
 
 
 def _work(sweep: Sweep, folder: str, fresh: bool) -> None:
-    from raybench.core.errors import InputError
     from raybench.core.process import Terminated
     from raybench.execution.plan import make_plan
     from raybench.runtime.driver import drive
@@ -208,7 +207,7 @@ def _show(resolved: Resolved, folder: str, before: bool) -> None:
 
     cells = store.cells(folder)
     row = cells[cells["cell"] == resolved.id].iloc[0]
-    out = console()
+    out = Screen()
     data = [row["dataset"]] if words.known(row["dataset"]) else []
     size = f"{row['clients']:.0f} clients, d = {row['d']:,.0f}"
     about = f"  {', '.join([*data, size])}"

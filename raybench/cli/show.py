@@ -19,7 +19,8 @@ from raybench.cli.run import (
     config,
     usual_operator,
 )
-from raybench.cli.shared import Plugins, Screen, console, listing, load_plugins, pairs, prose
+from raybench.cli.shared import Plugins, Screen, grid, listing, load_plugins, pairs, prose
+from raybench.core.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,7 +82,6 @@ def show(
     problem with --dataset: its constants.
     """
     from raybench.core import registry
-    from raybench.core.errors import InputError, nearest
     from raybench.spec import short
 
     load_plugins(plugin)
@@ -91,7 +91,7 @@ def show(
         names = [n for kind in KINDS for n in registry.names(kind)]
         raise InputError.of("show", f"nothing is named {plain!r}", nearest(plain, names))
     given = any(value is not None for value in (problem, dataset, clients))
-    out = console()
+    out = Screen()
     for i, kind in enumerate(kinds):
         if i:
             out.print()
@@ -152,11 +152,12 @@ def _describe(out: Screen, entry: Entry) -> None:
     if not entry.params:
         out.dim("\n  no parameters\n")
         return
-    table = listing("  parameter", "default", "allowed", "meaning", fold="allowed")
+    rows = []
     for name, param in entry.params.items():
         value = "required" if param.default is REQUIRED else spelled(default(param), bare=True)
         ways = "count >= 1 or share" if param.kind == "count" else allowed(param)
-        table.add_row(f"  {name}", value, ways, param.help)
+        rows.append((f"  {name}", value, ways, param.help))
+    table = listing(("  parameter", "default", "allowed", "meaning"), rows, fold="allowed")
     table.columns[-1].no_wrap = False
     out.print(table)
 
@@ -271,7 +272,6 @@ def _operator(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) ->
     name: the compressor with its parameters, ``top_k:k=5``. clients: how many there are of them, for
     compressors that draw together.
     """
-    from rich.table import Table
     from rich.text import Text
 
     from raybench.core.registry import REQUIRED
@@ -293,14 +293,9 @@ def _operator(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) ->
     if not entry.params:
         out.print("")
     out.set_in(f"d = {d:,}, a Gaussian float64 vector; {_kind(op, d)}", "dim")
-    heads = ["K", *FIGURES]
-    table = Table.grid(padding=(0, 3, 0, 0))
-    for n in range(1 + len(columns)):
-        table.add_column(justify="right" if n else "left")
-    for row in zip(heads, *columns, strict=True):
-        if any(row[1:]):
-            table.add_row(Text(f"  {row[0]}", style="dim"), *row[1:])
-    out.print(table)
+    rows = [row for row in zip(["K", *FIGURES], *columns, strict=True) if any(row[1:])]
+    figures = [(Text(f"  {head}", style="dim"), *row) for head, *row in rows]
+    out.print(grid(figures, numbers=len(columns)))
     drawn = COUNT_CHECKED if COUNT_CHECKED in ops else next(iter(ops))
     _check(out, ops[drawn], d, f"K = {drawn}, " if len(ops) > 1 else "")
 
@@ -359,8 +354,7 @@ def _check(out: Screen, op: Compressor, d: int, label: str) -> None:
     out.print("")
     out.set_in(text, "dim")
     bias = ["bias", "by chance"] if unbiased and count > 1 else []
-    heads = ["error", "± s.e.", "bound", *bias]
-    table = listing("  vector", *heads, "", right=heads, fold="")
+    rows = []
     for family in families:
         mean, error = family.error
         row = [number(mean, 4), number(error if error > 1e-9 * mean else 0.0, 2)]
@@ -368,8 +362,9 @@ def _check(out: Screen, op: Compressor, d: int, label: str) -> None:
         if bias and family.bias is not None:
             row += [number(part, 3) for part in family.bias]
         style = "red" if family.faults else ""
-        table.add_row(f"  {family.family}", *row, Text(family.verdict, style=style))
-    out.print(table)
+        rows.append((f"  {family.family}", *row, Text(family.verdict, style=style)))
+    heads = ["error", "± s.e.", "bound", *bias]
+    out.print(listing(("  vector", *heads, ""), rows, right=heads, fold=""))
 
 
 # What a step size rests on ---------------------------------------------------------------------

@@ -76,7 +76,7 @@ def close(outcome: Outcome, file: str) -> None:
     from raybench.report.rankings import firmness
 
     plan, counts, folder = outcome.plan, outcome.counts, outcome.folder
-    out = shared.console()
+    out = shared.Screen()
     if not counts.get("ok"):
         said = ", ".join(f"{n:,} {status}" for status, n in counts.items() if n)
         out.print(f"no cell ended ok: {said or 'nothing ran'}")
