@@ -51,7 +51,52 @@ PROBLEMS: dict[str, dict[str, Any]] = {
 Times = tuple[float, float, float]
 TURN = 0.02  # seconds
 FEWEST, MOST, BUDGET = 5, 40, 4.0  # turns of each side, and the seconds they should not exceed
-VECTORS = ["identity", "top_k:k=1%", "top_k:k=5%", "top_k:k=10%", "rtop_k:k=10%", "rand_k:k=1%", "rand_k:k=10%,mask=common", "dgc:k=1%", "dgc:k=10%,truncate=random", "perm_k", "lazy", "block_top_k:k=1,block=10", "block_top_k:k=1,block=10,form=blocks", "pos_neg_top_k:k=5", "pos_neg_top_k:k=10%,values=means", "adaptive_threshold", "adaptive_threshold:rule=energy", "adaptive_threshold:rule=percentile", "hard_threshold:threshold=0.001", "wangni:k=10%", "adaptive_sparsification", "l1_sampling", "random_sparsification:p=0.1", "natural", "dithering", "natural_dithering", "qsgd", "terngrad", "scaled_sign", "one_bit", "exponential_rounding", "stochastic_rounding", "fp16", "bf16", "int8", "nf4", "mxfp8", "mxfp4", "chain", "two_shot", "induced", "optimal_rescale", "top_k_natural:k=10%", "entropy_coded"]
+VECTORS = [
+    "identity",
+    "top_k:k=1%",
+    "top_k:k=5%",
+    "top_k:k=10%",
+    "rtop_k:k=10%",
+    "rand_k:k=1%",
+    "rand_k:k=10%,mask=common",
+    "dgc:k=1%",
+    "dgc:k=10%,truncate=random",
+    "perm_k",
+    "lazy",
+    "block_top_k:k=1,block=10",
+    "block_top_k:k=1,block=10,form=blocks",
+    "pos_neg_top_k:k=5",
+    "pos_neg_top_k:k=10%,values=means",
+    "adaptive_threshold",
+    "adaptive_threshold:rule=energy",
+    "adaptive_threshold:rule=percentile",
+    "hard_threshold:threshold=0.001",
+    "wangni:k=10%",
+    "adaptive_sparsification",
+    "l1_sampling",
+    "random_sparsification:p=0.1",
+    "natural",
+    "dithering",
+    "natural_dithering",
+    "qsgd",
+    "terngrad",
+    "scaled_sign",
+    "one_bit",
+    "exponential_rounding",
+    "stochastic_rounding",
+    "fp16",
+    "bf16",
+    "int8",
+    "nf4",
+    "mxfp8",
+    "mxfp4",
+    "chain",
+    "two_shot",
+    "induced",
+    "optimal_rescale",
+    "top_k_natural:k=10%",
+    "entropy_coded",
+]
 MATRICES = ["svd", "power_step", "st_hosvd", "hosvd", "tucker", "tensor_train", "cp"]
 OPERATORS = {"matrix": MATRICES, "network": ["top_k:k=5%"]}  # of these problems; others: VECTORS
 

@@ -76,6 +76,16 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty working folder; plug-ins of a test are forgotten."""
+    from cli_kit import own_plugins
+
+    monkeypatch.chdir(tmp_path)
+    with own_plugins():
+        yield tmp_path
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _threads() -> Iterator[None]:
     """One setting for torch, whatever was imported first."""

@@ -31,16 +31,10 @@ def fresh(code: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "raybench",
-        "raybench.cli",
-        "raybench.store.accounting",
-        "raybench.core.errors",
-        "raybench.spec.short",
-    ],
-)
+LIGHT = ["raybench", "raybench.cli", "raybench.core.errors", "raybench.spec.short"]
+
+
+@pytest.mark.parametrize("module", [*LIGHT, "raybench.store.accounting"])
 def test_import_is_light(module):
     heavy = [
         "torch",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from cli_kit import SWEEP, cli, own_plugins, tree
+from cli_kit import SWEEP, cli, tree
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,14 +18,7 @@ rounds: 5
 """
 LINES = "+1 1:0.5 3:1\n-1 2:1\n+1 1:1 2:2 3:3\n-1 3:0.25\n"
 LONGEST = 12
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """An empty working folder; plug-ins of a test are forgotten."""
-    monkeypatch.chdir(tmp_path)
-    with own_plugins():
-        yield tmp_path
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def refused(here: Path, *args: object, says: tuple[str, ...]) -> None:
@@ -177,8 +170,7 @@ def test_a_run_that_fails_prints_the_whole_message(here):
     """The cause stands in the line before the advice."""
     (here / "moody.py").write_text(MOODY)
     args = ("--plugin", "moody.py", "--algorithm", "moody", "--step-value", 0.1, "--rounds", 3)
-    with own_plugins():
-        said = cli("run", *args)
+    said = cli("run", *args)
     assert said.code == 1
     assert "weather: it rains; take an umbrella" in said.out
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 import json
+import lzma
 import os
 import re
 import shutil
@@ -20,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench import spec, store
-from raybench.cluster import file, render, stage, states, wheel
+from raybench.cluster import file, kuberay, render, stage, states, wheel
 from raybench.cluster.price import price
 from raybench.cluster.states import STATES, Launch
 from raybench.core.errors import InputError
@@ -197,13 +200,8 @@ def test_states_follow_each_other(tmp_path: Path) -> None:
 def test_a_folder_from_elsewhere_runs_nothing(tmp_path: Path) -> None:
     """A received folder may say what it likes of its launch: whatever is not kept for this user is not read."""
     ran, folder = tmp_path / "ran", tmp_path / "received"
-    head = {
-        "address": "h",
-        "user": "u",
-        "proxy": f"touch {ran}; false",
-        "key": "",
-        "known_hosts": "",
-    }
+    head = {"address": "h", "user": "u", "key": "", "known_hosts": ""}
+    head["proxy"] = f"touch {ran}; false"
     kept = {
         "order.json": {"id": "0123abcd", "name": "x", "python": "p", "job": "j", "address": ""},
         "up.json": {"at": 1.0, "head": head},
@@ -296,15 +294,8 @@ def test_a_sweep_travels_with_its_files(tmp_path: Path, monkeypatch: pytest.Monk
         f"plugins: [{ROOT}/examples/rand_block.py]\nalgorithm: gd\nstep_size: {{theory: 1}}\nrounds: 5\n"
     )
     sweep = spec.load(text)
-    made = stage.gather(
-        tmp_path / "stage",
-        sweep,
-        "job-1",
-        ["--fail-fast"],
-        "/there/far",
-        "~/v/bin/python",
-        {"idle": 1},
-    )
+    given = (sweep, "job-1", ["--fail-fast"], "/there/far", "~/v/bin/python", {"idle": 1})
+    made = stage.gather(tmp_path / "stage", *given)
     moved = (made.folder / "sweep.yaml").read_text()
     assert str(tmp_path) not in moved
     assert str(ROOT) not in moved
@@ -389,12 +380,70 @@ def test_a_dry_run_says_what_it_takes(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SWEEP)
     done = cli("launch", "s.yaml", "--cluster", "c.yaml", "--dry-run", cwd=tmp_path)
     assert done.code == 0, done.err
-    for text in (
-        "1 cell to run",
-        "up to 4 worker of 16 CPUs",
-        "prices of 2026-11-01",
-        "USD",
-        "12 hours",
-    ):
+    size = "up to 4 worker of 16 CPUs"
+    for text in ("1 cell to run", size, "prices of 2026-11-01", "USD", "12 hours"):
         assert text in done.out, text
     assert not (tmp_path / "results").exists()
+
+
+# -- Kubernetes: documents, and a wheel that a ConfigMap can hold ---------------------------------
+
+
+def files_in(data: bytes) -> dict[str, bytes]:
+    """Return what a wheel holds."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_a_pod_installs_the_wheel_that_was_packed(tmp_path: Path) -> None:
+    """The line of the shipped file, run by bash in folders of its own; only pip is a stand-in."""
+    documents = yaml.safe_load_all((ROOT / "cluster/kuberay.yaml").read_text())
+    (job,) = (d for d in documents if d and d["kind"] == "RayJob")
+    head = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    (line,) = head["command"]
+    launch, there, tools = (tmp_path / name for name in ("launch", "tmp", "tools"))
+    for folder in (launch, there, tools):
+        folder.mkdir()
+    whole = wheel.build(launch)
+    before = whole.read_bytes()
+    subprocess.run([sys.executable, "-m", "raybench.cluster.wheel", str(whole)], check=True)
+    assert not whole.exists()
+    (tools / "pip").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$CALLED"\n')
+    (tools / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    line = line.replace("/raybench-launch", str(launch)).replace(
+        "/tmp/raybench", f"{there}/raybench"
+    )
+    line = line.replace("'/tmp'", f"'{there}'")
+    called = tmp_path / "called"
+    path = {"PATH": f"{tools}:{os.environ['PATH']}", "CALLED": str(called)}
+    subprocess.run(["bash", "-c", line], env=path, check=True)
+    assert called.read_text().split()[-1] == f"{there}/{whole.name}[cluster]"
+    assert files_in((there / whole.name).read_bytes()) == files_in(before)
+
+
+def test_a_rayjob_with_all_it_needs(tmp_path: Path) -> None:
+    """The documents hold the wheel, the sweep and the token; the RayJob bears the launch's names."""
+    made = stage.gather(
+        tmp_path / "stage", spec.load(SWEEP), "job-1", [], "/results/far", "python", {}
+    )
+    text = kuberay.rendered(ROOT / "cluster/kuberay.yaml", made.folder, "raybench-abc", "job-1")
+    parts = [p for p in yaml.safe_load_all(text) if p]
+    by_kind = {p["kind"]: p for p in parts}
+    job = by_kind["RayJob"]
+    assert job["metadata"]["name"] == "raybench-abc"
+    assert job["spec"]["jobId"] == "job-1"
+    assert job["spec"]["shutdownAfterJobFinishes"] is True
+    held = {k: base64.b64decode(v) for k, v in by_kind["ConfigMap"]["binaryData"].items()}
+    assert b"raybench sweep sweep.yaml" in held["job.sh"]
+    (name,) = (key for key in held if key.endswith(".whl.xz"))
+    (whole,) = made.folder.glob("*.whl")
+    assert name == f"{whole.name}.xz"
+    assert files_in(lzma.decompress(held[name])) == files_in(whole.read_bytes())
+    assert not any("token" in key for key in held)
+    secret = base64.b64decode(by_kind["Secret"]["data"]["auth_token"])
+    assert secret == (made.folder / "token").read_bytes()
+    mounted = yaml.safe_dump(job)
+    assert by_kind["ConfigMap"]["metadata"]["name"] in mounted
+    assert by_kind["Secret"]["metadata"]["name"] in mounted

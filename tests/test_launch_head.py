@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 from cli_kit import cli
+from test_launch import SWEEP
 
 from raybench import store
 from raybench.cluster import fetch, switch
 from raybench.cluster.hosts import Host
 from raybench.cluster.states import Launch
-
-SWEEP = "name: far\nproblem: {name: quadratic, clients: 2, dim: 4}\nalgorithm: gd\nstep_size: {theory: 1}\nrounds: 5\n"
 
 # -- the switch --------------------------------------------------------------------------------
 

@@ -92,12 +92,7 @@ def test_while_a_driver_works_and_after_its_death(tmp_path: Path) -> None:
     folder = tmp_path / "r"
     command = [
         sys.executable,
-        "-m",
-        "raybench",
-        "sweep",
-        "s.yaml",
-        "--inline",
-        "--out",
+        *["-m", "raybench", "sweep", "s.yaml", "--inline", "--out"],
         str(folder),
     ]
     driver = subprocess.Popen(
