@@ -35,9 +35,9 @@ install: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/raybench sweep sweeps/quickstart.yaml
 
-# tests/conftest.py groups the tests: each file stays on one worker, and those that start Ray run one
-# after the other, first, because they take longest.
-PARALLEL := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+# Each file stays on one worker, so that what its tests share is made once. Files that start Ray run first
+# (tests/conftest.py), because they take longest.
+PARALLEL := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP)
 	$(PARALLEL) -m "not thorough" $(PYTEST)

@@ -45,11 +45,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file on one worker, and all tests that start Ray on one, first; without a GPU leave out what needs one."""
+    """Run what starts Ray first, as it takes longest; without a GPU leave out what needs one."""
     items[:] = [item for item in items if GPU or item.get_closest_marker("gpu") is None]
-    for item in items:
-        ray = item.get_closest_marker("ray") is not None
-        item.add_marker(pytest.mark.xdist_group("ray" if ray else item.path.name))
     items.sort(key=lambda item: item.get_closest_marker("ray") is None)
 
 
