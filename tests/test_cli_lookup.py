@@ -8,22 +8,18 @@ import os
 import re
 from pathlib import Path
 
+import cli_kit
 import numpy as np
 import pytest
 import yaml
-from cli_kit import cli, own_plugins, tidy
+from cli_kit import cli, tidy
 
 from raybench import spec
 from raybench.core import registry
 from raybench.execution.resolve import Resolver
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """An empty working folder; plug-ins of a test are forgotten."""
-    monkeypatch.chdir(tmp_path)
-    with own_plugins():
-        yield tmp_path
+here = cli_kit.here
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_cp_copies_every_shipped_sweep(here):

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cli_kit import call
 from heads_kit import free_port
 
 pytestmark = pytest.mark.thorough
@@ -120,21 +121,16 @@ def counts(folder: Path) -> dict[str, int]:
 
 
 def test_the_batch_script_tells_how_it_is_used(slurm: dict[str, str], tmp_path: Path) -> None:
-    done = subprocess.run([SCRIPT], env=slurm, capture_output=True, text=True)
-    assert (done.returncode, done.stderr.splitlines()) == (
-        2,
-        ["usage: sbatch cluster/slurm.sh SWEEP.yaml [options of raybench sweep]"],
-    )
-    elsewhere = {**slurm, "RAYBENCH_VENV": str(tmp_path)}
-    done = subprocess.run([SCRIPT, "x.yaml"], env=elsewhere, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr == f"no raybench in {tmp_path}: set RAYBENCH_VENV\n"
+    done = call(SCRIPT, env=slurm)
+    usage = "usage: sbatch cluster/slurm.sh SWEEP.yaml [options of raybench sweep]\n"
+    assert (done.returncode, done.stderr) == (2, usage)
+    done = call(SCRIPT, "x.yaml", env={**slurm, "RAYBENCH_VENV": str(tmp_path)})
+    said = f"no raybench in {tmp_path}: set RAYBENCH_VENV\n"
+    assert (done.returncode, done.stderr) == (2, said)
 
 
 def test_a_head_that_does_not_start_ends_the_job(slurm: dict[str, str]) -> None:
-    done = subprocess.run(
-        [SCRIPT, "x.yaml"], env={**slurm, "REFUSE": "ray"}, capture_output=True, text=True
-    )
+    done = call(SCRIPT, "x.yaml", env={**slurm, "REFUSE": "ray"})
     assert done.returncode == 1
     assert "the head did not start on node1" in done.stderr
 
@@ -158,7 +154,7 @@ def test_a_job_whose_time_is_up_can_be_submitted_again(
         assert work.wait(timeout=100) in (130, 143), log.read_text()[-3000:]
     assert not list((tmp_path / ".raybench").glob("*"))
     Path(slurm["DIARY"]).unlink()
-    done = subprocess.run(command, env=slurm, capture_output=True, text=True)
+    done = call(*command, env=slurm)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "2 nodes, 2 CPUs" in done.stdout
     assert counts(out) == {"ok": 16}
@@ -234,16 +230,10 @@ def test_a_task_of_skypilot_beside_its_own_ray(
     nodes = []
     try:
         for rank, log in enumerate(logs):
+            ranked = {**env, "SKYPILOT_NODE_RANK": str(rank)}
             with log.open("w") as stream:
-                nodes.append(
-                    subprocess.Popen(
-                        ["bash", "-c", script],
-                        env={**env, "SKYPILOT_NODE_RANK": str(rank)},
-                        stdout=stream,
-                        stderr=stream,
-                        start_new_session=True,
-                    )
-                )
+                streams = {"stdout": stream, "stderr": stream, "start_new_session": True}
+                nodes.append(subprocess.Popen(["bash", "-c", script], env=ranked, **streams))
         ends = [node.wait(timeout=250) for node in nodes]
     finally:
         for node in nodes:

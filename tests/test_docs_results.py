@@ -103,19 +103,14 @@ def two_splits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("splits")
     sweep = {
         "name": "two",
-        "problem": {
-            "name": "logistic",
-            "dataset": "breast_cancer",
-            "scale": "columns",
-            "clients": 4,
-        },
+        "problem": {"name": "logistic", "dataset": "breast_cancer", "clients": 4}
+        | {"scale": "columns", "split": ["shuffled", "sorted_by_label"]},
         "algorithm": "ef21",
         "compressor": {"name": "top_k", "k": 3},
         "step_size": {"theory": [4, 16]},
         "seed": [0, 1, 2],
         "rounds": 100,
     }
-    sweep["problem"]["split"] = ["shuffled", "sorted_by_label"]
     for name in ("quickstart", "first_study", "a", "b"):
         raybench.sweep(sweep, folder / "results" / name, inline=True)
     return folder

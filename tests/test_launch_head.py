@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cli_kit import cli
+from cli_kit import call, cli
+from test_launch import SWEEP
 
 from raybench import store
 from raybench.cluster import fetch, switch
 from raybench.cluster.hosts import Host
 from raybench.cluster.states import Launch
-
-SWEEP = "name: far\nproblem: {name: quadratic, clients: 2, dim: 4}\nalgorithm: gd\nstep_size: {theory: 1}\nrounds: 5\n"
 
 # -- the switch --------------------------------------------------------------------------------
 
@@ -63,7 +62,7 @@ def test_the_switch_ends_what_is_there(tmp_path: Path) -> None:
     (folder / "token").write_text("secret")
     (tmp_path / "ray_bootstrap_key.pem").write_text("secret")
     env = {**os.environ, "HOME": str(tmp_path)}
-    subprocess.run([sys.executable, "-I", folder / "switch.py"], env=env, timeout=60, check=True)
+    call(sys.executable, "-I", folder / "switch.py", env=env, timeout=60, check=True)
     assert (tmp_path / "said").read_text() == "stopped\n"
     assert not (folder / "token").exists()
     assert not (tmp_path / "ray_bootstrap_key.pem").exists()
@@ -94,9 +93,8 @@ class Here(Host):
 )
 def test_results_come_home_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed at any step of a fetch, and fetched again: readers never see cells without curves, and all arrive."""
-    text = SWEEP.replace("theory: 1", "theory: [0.5, 1]").replace(
-        "clients: 2", "clients: [2, 3, 4]"
-    )
+    text = SWEEP.replace("theory: 1", "theory: [0.5, 1]")
+    text = text.replace("clients: 2", "clients: [2, 3, 4]")
     (tmp_path / "s.yaml").write_text(text)
     assert cli("sweep", tmp_path / "s.yaml", "--inline", "--out", tmp_path / "far").code == 0
     want = store.load(str(tmp_path / "far")).sort_values(["cell", "round"], ignore_index=True)
@@ -118,14 +116,9 @@ def test_results_come_home_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         try:
             fetch.fetch(launch, host, there)
         except KeyboardInterrupt:
-            if (launch.results / "cells").exists():
-                half = (
-                    store.load(str(launch.results))
-                    if any((launch.results / "cells").iterdir())
-                    else None
-                )
-                cells = store.cells(str(launch.results)) if half is not None else []
-                assert half is None or set(cells["cell"]) == set(half["cell"])
+            if list(launch.results.glob("cells/*")):
+                half, cells = store.load(launch.results), store.cells(launch.results)
+                assert set(cells["cell"]) == set(half["cell"])
         monkeypatch.setattr(os, "link", real)
         fetch.fetch(launch, host, there)
         got = store.load(str(launch.results)).sort_values(["cell", "round"], ignore_index=True)

@@ -123,10 +123,8 @@ def test_both_hosts_work_and_nothing_is_left(bench: hosts_kit.Hosts, tmp_path: P
     said, _ = run.communicate(timeout=800)
     assert run.returncode == 0, said
     all_there(tmp_path)
-    assert set(store.cells(str(tmp_path / "results/far"))["host"].dropna()) == {
-        "rb-host-1",
-        "rb-host-2",
-    }
+    hosts = set(store.cells(str(tmp_path / "results/far"))["host"].dropna())
+    assert hosts == {"rb-host-1", "rb-host-2"}
     free(bench, 1, 2)
     launch = Launch(tmp_path / "results/far")
     assert launch.state == "down"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
+from cli_kit import call
 
 from raybench import spec
 from raybench.core import registry
@@ -25,15 +26,9 @@ needs_mkdocs = pytest.mark.skipif(
 )
 
 
-def hooks() -> ModuleType:
-    """Return docs/reference_pages.py."""
-    path = ROOT / "docs" / "reference_pages.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def hooks() -> dict[str, Any]:
+    """Return what docs/reference_pages.py defines."""
+    return runpy.run_path(str(ROOT / "docs" / "reference_pages.py"))
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the site strictly: a link that leads nowhere, or a page that no one finds, ends it."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    done = call(*command, cwd=ROOT, timeout=240)
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
 
@@ -97,8 +92,8 @@ def test_search_runs_from_disk(site: Path) -> None:
 def test_reference_has_every_plugin() -> None:
     """Each registered plug-in has a section with its first line; each method says what its step rests on."""
     module = hooks()
-    pages = module.reference()
-    for kind, (path, _) in module.TITLES.items():
+    pages = module["reference"]()
+    for kind, (path, _) in module["TITLES"].items():
         heads = re.findall(r"^## (\S+)$", pages[path], re.MULTILINE)
         assert heads == list(registry.names(kind))
     sections = re.split(r"^## ", pages["reference/methods.md"], flags=re.MULTILINE)[1:]
@@ -108,7 +103,7 @@ def test_reference_has_every_plugin() -> None:
 
 
 def test_reference_says_what_show_says() -> None:
-    text = hooks().reference()["reference/methods.md"]
+    text = hooks()["reference"]()["reference/methods.md"]
     marina = text.split("\n## marina\n")[1].split("\n## ")[0]
     assert r"with probability p g &lt;- grad f(x), else g &lt;- g + mean Q\_i(difference)" in marina
     assert "Gorbunov, Burlachenko, Li, Richtarik 2021" in marina

@@ -7,18 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from raybench.cli.shared import (
-    Plugins,
-    Screen,
-    console,
-    count,
-    listing,
-    load_plugins,
-    note,
-    pairs,
-)
+from raybench.cli.shared import Plugins, Screen, count, listing, load_plugins, note, pairs
+from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,47 +41,43 @@ LEGEND = (
 def advise(
     model: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="MODEL|FOLDER",
             help="resnet18, transformer, torchvision:NAME, my_module:function, or recorded gradients.",
         ),
     ],
     gpus: Annotated[
-        list[str] | None,
-        typer.Option(metavar="N", help="Workers; 2,8,64 or repeat. [default: 2,8,64]"),
+        list[str] | None, Option(metavar="N", help="Workers; 2,8,64 or repeat. [default: 2,8,64]")
     ] = None,
     link: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="LINK",
             help="1Gbit, 10Gbit,20ms,server, 31MB/s,80us; repeat. [default: 100Mbit to 100Gbit]",
         ),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(metavar="B", help="Samples of a worker's gradient. [default: 16]")
+        int | None, Option(metavar="B", help="Samples of a worker's gradient. [default: 16]")
     ] = None,
     backward: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="Your backward pass. [default: measured here]"),
+        float | None, Option(metavar="SECONDS", help="Your backward pass. [default: measured here]")
     ] = None,
     forward: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Your forward pass. [default: half the backward]"),
+        Option(metavar="SECONDS", help="Your forward pass. [default: half the backward]"),
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="[default: a usual one of the model]")
+        str | None, Option(metavar="NAME", help="[default: a usual one of the model]")
     ] = None,
     compressor: Annotated[
         list[str] | None,
-        typer.Option(metavar="OP", help="top_k:k=5%, ..; repeat. [default: a catalogue]"),
+        Option(metavar="OP", help="top_k:k=5%, ..; repeat. [default: a catalogue]"),
     ] = None,
     sweep: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE.yaml", help="Write the sweep that tells how many steps it takes."
-        ),
+        Option(metavar="FILE.yaml", help="Write the sweep that tells how many steps it takes."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    json: Annotated[bool, Option("--json", help="Print the figures as JSON.")] = False,
     plugin: Plugins = None,
 ) -> None:
     """Say whether compression pays for a model on a network.
@@ -129,7 +117,7 @@ def advise(
     if json:
         _print_json(source, compute, whose, rows, cases)
     else:
-        _print(console(), source, compute, whose, rows, cases, networks)
+        _print(Screen(), source, compute, whose, rows, cases, networks)
         text = "\nHow many steps a method needs to a target is unknown: only training tells. "
         if goal is not None:
             text += f"Next: raybench plan {goal}"
@@ -137,13 +125,12 @@ def advise(
             text += "With the model, --sweep FILE.yaml writes a sweep."
         else:
             text += "--sweep FILE.yaml writes the sweep."
-        console().print(text)
+        Screen().print(text)
     if doubt:
         note(doubt)
 
 
 def _workers(given: Sequence[str]) -> list[int]:
-    from raybench.core.errors import InputError
 
     words = [word.strip() for text in given for word in text.split(",")]
     for word in words:
@@ -155,7 +142,6 @@ def _workers(given: Sequence[str]) -> list[int]:
 
 
 def _check_seconds(key: str, value: float | None) -> None:
-    from raybench.core.errors import InputError
 
     if value is not None and not 0 < value < math.inf:
         raise InputError.of(key, f"{value:g} is out of range", "seconds > 0, such as 0.12")
@@ -165,7 +151,6 @@ def _compute(
     source: Gradients, forward: float | None, backward: float | None
 ) -> tuple[Compute, str]:
     """Return the seconds of a step's passes, and whose they are."""
-    from raybench.core.errors import InputError
     from raybench.measure.payoff import Compute
 
     back = backward if backward is not None else source.backward
@@ -184,7 +169,6 @@ def _compute(
 
 def _goal(sweep: str | None, model: str) -> Path | None:
     """Return where the sweep file goes; whatever is in the way is said before anything is measured."""
-    from raybench.core.errors import InputError
     from raybench.data.recorded import is_record
 
     if sweep is None:
@@ -305,10 +289,10 @@ def _rule(rows: list[Replayed], workers: list[int]) -> str:
 
 
 def _operators(rows: list[Replayed], narrow: bool) -> Table:
-    heads = ["via", "MB", "enc. ms", "dec. ms", "error", "state MB"]
-    heads = heads[1:-1] if narrow else heads
-    table = _by_compressor(heads, [h for h in heads if h != "via"])
-    for row in [row for row in rows if not row.left_out]:
+    lines = []
+    for row in rows:
+        if row.left_out:
+            continue
         of = row.candidate
         error = of.error if row.error is None else f"{row.error:.2g} {of.error}"
         cells = {
@@ -319,12 +303,15 @@ def _operators(rows: list[Replayed], narrow: bool) -> Table:
             "error": "0" if of.error == "none" else error,
             "state MB": f"{row.state / 1e6:.3g}",
         }
-        table.add_row(of.label, *(cells[h] for h in heads))
-    return table
+        lines.append((of.label, cells))
+    heads = ["via", "MB", "enc. ms", "dec. ms", "error", "state MB"]
+    heads = heads[1:-1] if narrow else heads
+    rows_shown = [(label, *(cells[head] for head in heads)) for label, cells in lines]
+    return _by_compressor(heads, rows_shown, [head for head in heads if head != "via"])
 
 
-def _by_compressor(heads: list[str], right: list[str]) -> Table:
-    table = listing("compressor", *heads, right=right, fold="compressor")
+def _by_compressor(heads: list[str], rows: list[tuple[str, ...]], right: list[str]) -> Table:
+    table = listing(("compressor", *heads), rows, right=right, fold="compressor")
     table.columns[0].min_width = LABEL
     return table
 
@@ -334,15 +321,14 @@ def _steps(cases: list[Case], labels: Mapping[str, str], narrow: bool) -> Table:
     reference = max(cases, key=lambda case: case.network.link.bandwidth)
     limits = ["pays below", "free codec"][: 1 if narrow else 2]
     heads = [*limits, *(labels[case.link] for case in cases)]
-    table = _by_compressor(heads, heads)
     base = [f"{_digits(case.baseline.seconds)} " for case in cases]
-    table.add_row("bf16, the baseline", *([""] * len(limits)), *base)
+    rows = [("bf16, the baseline", *([""] * len(limits)), *base)]
     for i, verdict in enumerate(reference.verdicts):
         bounds = [verdict.pays_below, verdict.pays_below_free][: len(limits)]
         here = [case.verdicts[i] for case in cases]
         cells = [f"{_digits(v.step.seconds)}{'*' if v.pays else ' '}" for v in here]
-        table.add_row(verdict.name, *map(_rate, bounds), *cells)
-    return table
+        rows.append((verdict.name, *map(_rate, bounds), *cells))
+    return _by_compressor(heads, rows, heads)
 
 
 def _sentence(case: Case) -> str:

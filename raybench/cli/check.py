@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from raybench.cli.shared import RESULTS_FOLDER, console, count
+from raybench.cli.shared import RESULTS_FOLDER, Screen, count, grid
+from raybench.core.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from raybench.core.registry import Entry
@@ -23,22 +25,22 @@ ON_A_PROBLEM = ("algorithm", "metric")  # the kinds that are tried on a problem
 
 
 def check(
-    file: Annotated[str, typer.Argument(metavar="PLUGIN.py", help="A file with plug-ins.")],
+    file: Annotated[str, Argument(metavar="PLUGIN.py", help="A file with plug-ins.")],
     sets: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set", metavar="KEY=VALUE", help="A parameter of the plug-in, for all checks. Repeat."
         ),
     ] = None,
     problem: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="NAME[:KEY=VALUE,...]",
             help="What methods and metrics are tried on. [default: a small one]",
         ),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="A line for every check.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but what fails.")] = False,
+    verbose: Annotated[bool, Option("--verbose", help="A line for every check.")] = False,
+    quiet: Annotated[bool, Option("--quiet", help="Print nothing but what fails.")] = False,
 ) -> None:
     """Check plug-ins as our own are checked, in a line for each set of parameters, with what fails.
 
@@ -48,7 +50,6 @@ def check(
     from itertools import groupby
 
     from raybench.core import registry
-    from raybench.core.errors import InputError
     from raybench.testing import Finding
 
     if verbose and quiet:
@@ -111,7 +112,6 @@ def _options(
 
     Raises InputError for a key that none of them has, a value that does not fit, and a problem that none needs.
     """
-    from raybench.core.errors import InputError, nearest
     from raybench.spec import short
 
     given = [short.parse(f"set:{text}", "--set") for text in sets]
@@ -154,19 +154,16 @@ def doctor() -> None:
 
     Exit code 1 if something is in the way; each problem comes with its fix.
     """
-    from rich.table import Table
     from rich.text import Text
 
-    out = console()
-    table = Table.grid(padding=(0, 2, 0, 0))
-    looks = list(findings())
-    for what, state, fix in looks:
-        mark = Text("problem", style="red") if fix else Text("ok", style="green")
-        table.add_row(mark, what, state)
+    out, problems = Screen(), 0
+    rows: list[tuple[str | Text, str, str | Text]] = []
+    for what, state, fix in findings():
+        rows.append((Text("ok", style="green"), what, state))
         if fix:
-            table.add_row("", "", Text(fix, style="bold"))
-    out.print(table)
-    problems = sum(bool(fix) for _, _, fix in looks)
+            rows[-1:] = [(Text("problem", style="red"), what, state), ("", "", Text(fix, "bold"))]
+            problems += 1
+    out.print(grid(rows, gap=2))
     if problems:
         out.print(f"{problems} in the way")
     raise typer.Exit(1 if problems else 0)

@@ -6,10 +6,10 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from raybench.cli import shared
-from raybench.cli.shared import console, count, listing, note, pairs, results_of, span
+from raybench.cli.shared import Screen, count, listing, note, pairs, results_of, span
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,11 +28,9 @@ def plan(
     sets: shared.Sets = None,
     plugin: shared.Plugins = None,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Count failed cells as missing.")
+        bool, Option("--retry-failed", help="Count failed cells as missing.")
     ] = False,
-    measure: Annotated[
-        bool, typer.Option(help="Run a few rounds to estimate bits and time.")
-    ] = True,
+    measure: Annotated[bool, Option(help="Run a few rounds to estimate bits and time.")] = True,
 ) -> None:
     """Check a sweep file; print its cells, bits and time.
 
@@ -80,7 +78,7 @@ def _print(
     from raybench.execution.checks import counted
     from raybench.runtime.resources import crowded
 
-    sweep, screen = made.sweep, console()
+    sweep, screen = made.sweep, Screen()
     planned = len(made.grid) + len(made.skipped)
     first = " in the next stage" if made.stage and made.batches else ""
     done = Counter(made.done[c.id] for c in made.cells if c.id in made.done)
@@ -190,8 +188,7 @@ def _methods(made: Plan, costs: dict[str, Cost]) -> Table:
     tried = {c.id for c in made.cells}
     for cell in made.grid:
         groups.setdefault((_data(cell) if several else "", _method(cell)), []).append(cell)
-    heads = ["Method", "K", "Step", "Seeds", "Cells", "Done", "Bits up", "Time"]
-    table = listing(*(["Problem"] if several else []), *heads, right=heads[4:], fold="Method")
+    rows: list[list[str]] = []
     last = ""
     for (problem, method), cells in groups.items():
         mine = [costs[c.id] for c in cells if c.id in costs]
@@ -201,6 +198,7 @@ def _methods(made: Plan, costs: dict[str, Cost]) -> Table:
         theory = sorted({step.number for step in steps if step.kind == "theory"})
         values = sorted({step.number for step in steps if step.kind == "value"})
         row = [
+            problem if problem != last else "",
             method,
             span(sorted({c.k for c in cells if c.k is not None})),
             ", ".join([f"{span(theory)} ×"] * bool(theory) + [span(values)] * bool(values)),
@@ -210,9 +208,10 @@ def _methods(made: Plan, costs: dict[str, Cost]) -> Table:
             _between(min(bits), max(bits)) if bits else "–",
             _clock(sum(times)) if times else "–",
         ]
-        table.add_row(*([problem if problem != last else ""] if several else []), *row)
+        rows.append(row if several else row[1:])
         last = problem
-    return table
+    heads = ["Problem", "Method", "K", "Step", "Seeds", "Cells", "Done", "Bits up", "Time"]
+    return listing(heads if several else heads[1:], rows, right=heads[5:], fold="Method")
 
 
 def _of(part: int, whole: int) -> str:

@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from raybench.cli.shared import (
     Fresh,
     Out,
     Plugins,
+    Screen,
     Sets,
-    console,
     load_plugins,
     note,
     pairs,
     results_of,
 )
+from raybench.core.errors import InputError
 from raybench.core.facts import Role
 
 if TYPE_CHECKING:
@@ -29,21 +31,21 @@ USUAL_PROBLEM = "logistic:dataset=breast_cancer,scale=columns,clients=10"
 
 ProblemFlag = Annotated[
     str | None,
-    typer.Option(metavar="NAME[:KEY=VALUE,...]", help=f"The problem. [default: {USUAL_PROBLEM}]"),
+    Option(metavar="NAME[:KEY=VALUE,...]", help=f"The problem. [default: {USUAL_PROBLEM}]"),
 ]
 DatasetFlag = Annotated[
-    str | None, typer.Option(metavar="NAME|PATH", help="Its data set; raybench ls datasets.")
+    str | None, Option(metavar="NAME|PATH", help="Its data set; raybench ls datasets.")
 ]
-ClientsFlag = Annotated[int | None, typer.Option(metavar="N", help="How many clients share it.")]
+ClientsFlag = Annotated[int | None, Option(metavar="N", help="How many clients share it.")]
 CompressorFlag = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="NAME[:KEY=VALUE,...]",
         help=f"The compressor. [default: {' or '.join(sorted({r.usual_form for r in Role}))}]",
     ),
 ]
 DownlinkFlag = Annotated[
-    str | None, typer.Option(metavar="NAME[:KEY=VALUE,...]", help="The server's compressor.")
+    str | None, Option(metavar="NAME[:KEY=VALUE,...]", help="The server's compressor.")
 ]
 
 
@@ -103,22 +105,17 @@ def run(
     problem: ProblemFlag = None,
     dataset: DatasetFlag = None,
     clients: ClientsFlag = None,
-    algorithm: Annotated[
-        str, typer.Option(metavar="NAME[:KEY=VALUE,...]", help="The method.")
-    ] = "ef21",
+    algorithm: Annotated[str, Option(metavar="NAME[:KEY=VALUE,...]", help="The method.")] = "ef21",
     compressor: CompressorFlag = None,
     downlink: DownlinkFlag = None,
     step: Annotated[
-        float | None, typer.Option(metavar="X", help="Step size as a multiple of the theory's.")
+        float | None, Option(metavar="X", help="Step size as a multiple of the theory's.")
     ] = None,
-    step_value: Annotated[
-        float | None, typer.Option(metavar="X", help="Step size as a number.")
-    ] = None,
+    step_value: Annotated[float | None, Option(metavar="X", help="Step size as a number.")] = None,
     rounds: Annotated[
-        float,
-        typer.Option(metavar="T", help="Communication rounds. [default: 1000]", show_default=False),
+        float, Option(metavar="T", help="Communication rounds. [default: 1000]", show_default=False)
     ] = 1000,  # a number, so that 1e3 is one
-    seed: Annotated[int, typer.Option(help="Drives the algorithm and x0.")] = 0,
+    seed: Annotated[int, Option(help="Drives the algorithm and x0.")] = 0,
     sets: Sets = None,
     plugin: Plugins = None,
     out: Out = None,
@@ -129,7 +126,6 @@ def run(
     Runs on one problem share a folder, so that raybench table and raybench report compare them.
     """
     from raybench import spec
-    from raybench.core.errors import InputError
     from raybench.spec import short
 
     if step is not None and step_value is not None:
@@ -162,7 +158,6 @@ def run(
 
 
 def _work(sweep: Sweep, folder: str, fresh: bool) -> None:
-    from raybench.core.errors import InputError
     from raybench.core.process import Terminated
     from raybench.execution.plan import make_plan
     from raybench.runtime.driver import drive
@@ -208,7 +203,7 @@ def _show(resolved: Resolved, folder: str, before: bool) -> None:
 
     cells = store.cells(folder)
     row = cells[cells["cell"] == resolved.id].iloc[0]
-    out = console()
+    out = Screen()
     data = [row["dataset"]] if words.known(row["dataset"]) else []
     size = f"{row['clients']:.0f} clients, d = {row['d']:,.0f}"
     about = f"  {', '.join([*data, size])}"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import math
 import re
+from html import unescape
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from raybench.cli.run import (
     USUAL_PROBLEM,
@@ -19,7 +20,8 @@ from raybench.cli.run import (
     config,
     usual_operator,
 )
-from raybench.cli.shared import Plugins, Screen, console, listing, load_plugins, pairs, prose
+from raybench.cli.shared import Plugins, Screen, count, grid, listing, load_plugins, pairs, prose
+from raybench.core.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,19 +55,15 @@ CONSTANTS = {
     "facts": "known to hold",
 }
 """The constants of a problem, as ``show`` names them, in their order."""
-USUAL_CLIENTS = (
-    10  # compressors whose messages depend on each other need a number; others ignore it
-)
+USUAL_CLIENTS = 10  # of compressors whose messages depend on each other; others ignore it
 KINDS = ("algorithm", "compressor", "problem", "metric")
 
 
 def show(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME[:KEY=VALUE,...]", help="A plug-in; raybench ls.")
-    ],
+    name: Annotated[str, Argument(metavar="NAME[:KEY=VALUE,...]", help="A plug-in; raybench ls.")],
     d: Annotated[
         int | None,
-        typer.Option("--d", metavar="D", min=1, help="The dimension a compressor is shown for."),
+        Option("--d", metavar="D", min=1, help="The dimension a compressor is shown for."),
     ] = None,
     problem: ProblemFlag = None,
     dataset: DatasetFlag = None,
@@ -81,7 +79,6 @@ def show(
     problem with --dataset: its constants.
     """
     from raybench.core import registry
-    from raybench.core.errors import InputError, nearest
     from raybench.spec import short
 
     load_plugins(plugin)
@@ -91,7 +88,7 @@ def show(
         names = [n for kind in KINDS for n in registry.names(kind)]
         raise InputError.of("show", f"nothing is named {plain!r}", nearest(plain, names))
     given = any(value is not None for value in (problem, dataset, clients))
-    out = console()
+    out = Screen()
     for i, kind in enumerate(kinds):
         if i:
             out.print()
@@ -152,11 +149,12 @@ def _describe(out: Screen, entry: Entry) -> None:
     if not entry.params:
         out.dim("\n  no parameters\n")
         return
-    table = listing("  parameter", "default", "allowed", "meaning", fold="allowed")
+    rows = []
     for name, param in entry.params.items():
         value = "required" if param.default is REQUIRED else spelled(default(param), bare=True)
         ways = "count >= 1 or share" if param.kind == "count" else allowed(param)
-        table.add_row(f"  {name}", value, ways, param.help)
+        rows.append((f"  {name}", value, ways, param.help))
+    table = listing(("  parameter", "default", "allowed", "meaning"), rows, fold="allowed")
     table.columns[-1].no_wrap = False
     out.print(table)
 
@@ -223,26 +221,23 @@ def _steps(
     facts: list[tuple[str, object]] = []
     steps: dict[str, float] = {}
     for rule in RULES:
-        step = {"theory": 1, "rule": rule}
-        for cell in spec.load({**content, "step_size": step}).cells:
-            try:
-                resolved = Resolver().resolve(cell)
-            except Skip as why:
-                rows.append((rule, Text(f"none: {why.__cause__ or why}", style="dim")))
-                continue
-            steps[rule] = resolved.step_size
-            rows.append((rule, words.number(resolved.step_size, 6)))
-            numbers = [
-                (n, v) for n, v in (("ω", resolved.omega), ("α", resolved.alpha)) if v is not None
-            ]
-            down = cell.downlink is not None
-            if operator is not None or down:
-                numbers += operator_numbers(Resolver().backing(cell)[1], down)
-            if operator is None and down:  # the method compresses the downlink only
-                numbers = [(n, v) for n, v in numbers if "downlink" in n]
-            numbers += [(k, v) for k, v in resolved.params.items() if isinstance(v, int | float)]
-            facts = [("K", resolved.k)] if resolved.k is not None else []
-            facts += [(n, words.number(v, 6)) for n, v in numbers]
+        (cell,) = spec.load({**content, "step_size": {"theory": 1, "rule": rule}}).cells
+        try:
+            resolved = Resolver().resolve(cell)
+        except Skip as why:
+            rows.append((rule, Text(f"none: {why.__cause__ or why}", style="dim")))
+            continue
+        steps[rule] = resolved.step_size
+        rows.append((rule, words.number(resolved.step_size, 6)))
+        down = cell.downlink is not None
+        numbers: list[tuple[str, float | None]] = [("ω", resolved.omega), ("α", resolved.alpha)]
+        if operator is not None or down:
+            numbers += operator_numbers(Resolver().backing(cell)[1], down)
+        if operator is None and down:  # the method compresses the downlink only
+            numbers = [(n, v) for n, v in numbers if "downlink" in n]
+        numbers += [(k, v) for k, v in resolved.params.items() if isinstance(v, int | float)]
+        facts = [("K", resolved.k)] if resolved.k is not None else []
+        facts += [(n, words.number(v, 6)) for n, v in numbers if v is not None]
     used = operator or "dense messages"
     used += f", downlink {downlink}" if downlink is not None else ""
     if facts:
@@ -259,10 +254,6 @@ def _steps(
 # values that are shown for a count that is required and was not given
 COUNTS_SHOWN = (1, "1%", "10%")
 COUNT_CHECKED = "1%"  # the value for which the compressor is drawn and compared with its constants
-FIGURES = (
-    *("ω", "α", "B1: α, β", "B2: γ, β", "B3: δ", "  of C times", "bits", "  values", "  index"),
-    *("  raw", "of dense", "bytes", "  with header"),
-)
 
 
 def _operator(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) -> None:
@@ -271,7 +262,6 @@ def _operator(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) ->
     name: the compressor with its parameters, ``top_k:k=5``. clients: how many there are of them, for
     compressors that draw together.
     """
-    from rich.table import Table
     from rich.text import Text
 
     from raybench.core.registry import REQUIRED
@@ -289,18 +279,12 @@ def _operator(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) ->
         op = entry.target(**section.params).bind(d, n=clients).operator
         label = ", ".join(str(section.params[n]) for n in counts)
         ops[label] = op
-        columns.append([label, *_figures(op, op.compress(x), d)])
+        columns.append({"K": label, **_figures(op, op.compress(x), d)})
     if not entry.params:
         out.print("")
     out.set_in(f"d = {d:,}, a Gaussian float64 vector; {_kind(op, d)}", "dim")
-    heads = ["K", *FIGURES]
-    table = Table.grid(padding=(0, 3, 0, 0))
-    for n in range(1 + len(columns)):
-        table.add_column(justify="right" if n else "left")
-    for row in zip(heads, *columns, strict=True):
-        if any(row[1:]):
-            table.add_row(Text(f"  {row[0]}", style="dim"), *row[1:])
-    out.print(table)
+    rows = [[Text(f"  {head}", style="dim"), *(c[head] for c in columns)] for head in columns[0]]
+    out.print(grid((row for row in rows if any(row[1:])), numbers=len(columns)))
     drawn = COUNT_CHECKED if COUNT_CHECKED in ops else next(iter(ops))
     _check(out, ops[drawn], d, f"K = {drawn}, " if len(ops) > 1 else "")
 
@@ -315,8 +299,8 @@ def _kind(op: Compressor, d: int) -> str:
     return "; ".join(kind)
 
 
-def _figures(op: Compressor, message: Message, d: int) -> list[str]:
-    """Return what FIGURES names, spelled."""
+def _figures(op: Compressor, message: Message, d: int) -> dict[str, str]:
+    """Return constants and bits of a compressor by name."""
     from raybench.report.words import number
 
     def both(constants: tuple[float, float] | None) -> str:
@@ -324,20 +308,21 @@ def _figures(op: Compressor, message: Message, d: int) -> list[str]:
 
     wider = op.b3(d)
     cost, bits = message.cost, int(message.bits)
-    parts = (cost.values * message.dtype.itemsize * 8, cost.index_auto, cost.raw)
-    return [
-        number(op.omega(d), 6),
-        number(op.alpha(d), 6),
-        both(op.b1(d)),
-        both(op.b2(d)),
-        number(wider[0], 6) if wider else "–",
-        number(wider[1], 4) if wider else "–",
-        f"{bits:,}",
-        *(f"{round(float(part)):,}" for part in parts),
-        f"{bits / (64 * d):.3%}",
-        f"{int(message.nbytes):,}",
-        f"{len(message.pack()):,}",
-    ]
+    return {
+        "ω": number(op.omega(d), 6),
+        "α": number(op.alpha(d), 6),
+        "B1: α, β": both(op.b1(d)),
+        "B2: γ, β": both(op.b2(d)),
+        "B3: δ": number(wider[0], 6) if wider else "–",
+        "  of C times": number(wider[1], 4) if wider else "–",
+        "bits": f"{bits:,}",
+        "  values": f"{round(float(cost.values * message.dtype.itemsize * 8)):,}",
+        "  index": f"{round(float(cost.index_auto)):,}",
+        "  raw": f"{round(float(cost.raw)):,}",
+        "of dense": f"{bits / (64 * d):.3%}",
+        "bytes": f"{int(message.nbytes):,}",
+        "  with header": f"{len(message.pack()):,}",
+    }
 
 
 def _check(out: Screen, op: Compressor, d: int, label: str) -> None:
@@ -351,16 +336,14 @@ def _check(out: Screen, op: Compressor, d: int, label: str) -> None:
     unbiased = op.omega(d) is not None
     bound, factor = claims.claim(op, d)
     what = "C(x)" if factor == 1.0 else f"{number(factor, 4)} C(x)"
-    count = families[0].draws
-    text = f"measured, {label}{count:,} {'draw' if count == 1 else 'draws'} each: "
-    text += f"‖{what} − x‖²/‖x‖² beside its bound"
-    if unbiased and count > 1:
+    draws = families[0].draws
+    text = f"measured, {label}{count(draws, 'draw')} each: ‖{what} − x‖²/‖x‖² beside its bound"
+    bias = ["bias", "by chance"] if unbiased and draws > 1 else []
+    if bias:
         text += "; bias: ‖mean C(x) − x‖/‖x‖ beside chance"
     out.print("")
     out.set_in(text, "dim")
-    bias = ["bias", "by chance"] if unbiased and count > 1 else []
-    heads = ["error", "± s.e.", "bound", *bias]
-    table = listing("  vector", *heads, "", right=heads, fold="")
+    rows = []
     for family in families:
         mean, error = family.error
         row = [number(mean, 4), number(error if error > 1e-9 * mean else 0.0, 2)]
@@ -368,45 +351,24 @@ def _check(out: Screen, op: Compressor, d: int, label: str) -> None:
         if bias and family.bias is not None:
             row += [number(part, 3) for part in family.bias]
         style = "red" if family.faults else ""
-        table.add_row(f"  {family.family}", *row, Text(family.verdict, style=style))
-    out.print(table)
+        rows.append((f"  {family.family}", *row, Text(family.verdict, style=style)))
+    heads = ["error", "± s.e.", "bound", *bias]
+    out.print(listing(("  vector", *heads, ""), rows, right=heads, fold=""))
 
 
 # What a step size rests on ---------------------------------------------------------------------
 
 PROVED = "the largest step proved here under this rule"
-SIGNS = {
-    "grad": "∇",
-    "sum": "Σ",
-    "gamma": "γ",
-    "rho": "ρ",
-    "mu": "μ",
-    "sigma": "σ",
-    "omega": "ω",
-    "theta": "θ",
-    "beta": "β",
-    "delta": "δ",
-    "eta": "η",
-    "Psi": "Ψ",
-    "Phi": "Φ",
-    "Delta0": "Δ₀",
-}
-MARKS = (
-    ("||", "‖"),
-    ("<=", "≤"),
-    ("∇ ", "∇"),
-    ("^2", "²"),
-    ("^0", "⁰"),
-    ("^t", "ᵗ"),
-    (" - ", " − "),
-)
+GREEK = "gamma rho mu sigma omega theta beta delta eta Psi Phi"
+SIGNS = {"grad": "∇", "sum": "Σ", "Delta0": "Δ₀"} | {n: unescape(f"&{n};") for n in GREEK.split()}
+MARKS = {"||": "‖", "<=": "≤", "∇ ": "∇", "^2": "²", "^0": "⁰", "^t": "ᵗ", " - ": " − "}
 
 
 def pretty(formula: str) -> str:
     """Return a formula in signs: ``E||grad f(x^t)||^2`` is ``E‖∇f(xᵗ)‖²``."""
     words = rf"(?<![A-Za-z])({'|'.join(SIGNS)})(?![A-Za-z])"
     text = re.sub(words, lambda m: SIGNS[m[0]], formula)
-    for plain, sign in MARKS:
+    for plain, sign in MARKS.items():
         text = text.replace(plain, sign)
     return text
 
@@ -525,28 +487,21 @@ def _lines(
     rate = backing.formula(k)
     if not isinstance(rate, Rate) or not isinstance(backing, Theorem):
         return [f"γ = {n(step, 6)}"]
-    L = k.need("L")
+    L, root = k.need("L"), math.sqrt(rate.B / rate.rho)
     times = "" if rate.scale == 1 else f"{n(rate.scale, 4)} · "
-    lines = []
+    lines, form, ends = [], "1/L", ""
     if rate.B:
-        ratio = math.sqrt(rate.B / rate.rho)
         lines.append(
             "E G⁺ ≤ (1 − ρ) G + B ‖x⁺ − x‖², where ‖g − ∇f‖² ≤ G: "
-            f"ρ = {n(rate.rho, 6)}, B = {n(rate.B, 6)}, √(B/ρ) = {n(ratio, 6)}"
+            f"ρ = {n(rate.rho, 6)}, B = {n(rate.B, 6)}, √(B/ρ) = {n(root, 6)}"
         )
+        form, ends = "1/(L + √(B/ρ))", f"1/({n(L, 4)} + {n(root, 4)})"
     if backing.linear:
-        root = math.sqrt(2 * rate.B / rate.rho)
-        ends = f"1/({n(L, 4)} + {n(root, 4)}), {n(rate.rho, 4)}/(2 · {n(k.need('mu'), 4)})"
-        lines.append(
-            f"γ = {times}min{{1/(L + √(2B/ρ)), ρ/(2μ)}} = {times}min{{{ends}}} = {n(step, 6)}"
-        )
-    elif rate.B:
-        root = math.sqrt(rate.B / rate.rho)
-        lines.append(
-            f"γ = {times}1/(L + √(B/ρ)) = {times}1/({n(L, 4)} + {n(root, 4)}) = {n(step, 6)}"
-        )
-    else:
-        lines.append(f"γ = {times}1/L = {n(step, 6)}")
+        first = f"1/({n(L, 4)} + {n(math.sqrt(2) * root, 4)})"
+        form = "min{1/(L + √(2B/ρ)), ρ/(2μ)}"
+        ends = f"min{{{first}, {n(rate.rho, 4)}/(2 · {n(k.need('mu'), 4)})}}"
+    middle = f"{times}{ends} = " if ends else ""
+    lines.append(f"γ = {times}{form} = {middle}{n(step, 6)}")
     lines.append(pretty(backing.promises))
     return [*lines, *_in_words(backing, rate, step / rate.scale, k, start)]
 
@@ -570,7 +525,6 @@ def _in_words(
             f"below 1e-6 from T = {n(1e6 * first, 2)} on{'' if exact else ' if G⁰ = 0'}."
         ]
     shrink = step * k.need("mu")
-    tenth = (
-        f"{math.ceil(math.log(10) / -math.log1p(-shrink)):,} rounds" if shrink < 1 else "a round"
-    )
+    rounds = math.ceil(math.log(10) / -math.log1p(-shrink)) if shrink < 1 else 1
+    tenth = "a round" if rounds == 1 else f"{rounds:,} rounds"
     return [f"Here γμ = {n(shrink, 4)}: the bound falls tenfold every {tenth}{beside}."]

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from raybench.cli import shared
 from raybench.cli.shared import Screen, count, note, results_of
@@ -26,7 +27,7 @@ def sweep(
     fail_fast: shared.FailFast = False,
     callback: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="NAME",
             help="Tell mlflow, tensorboard, wandb or FILE.py:CLASS of every cell. Repeat.",
         ),
@@ -76,7 +77,7 @@ def close(outcome: Outcome, file: str) -> None:
     from raybench.report.rankings import firmness
 
     plan, counts, folder = outcome.plan, outcome.counts, outcome.folder
-    out = shared.console()
+    out = shared.Screen()
     if not counts.get("ok"):
         said = ", ".join(f"{n:,} {status}" for status, n in counts.items() if n)
         out.print(f"no cell ended ok: {said or 'nothing ran'}")
