@@ -11,6 +11,8 @@ from cli_kit import SWEEP, cli, tree
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import raybench
+
 LOGISTIC = """
 problem: {name: logistic, dataset: DATA, clients: 3}
 algorithm: ef21
@@ -90,7 +92,7 @@ def test_no_such_sweep_file(here):
 
 def test_another_sweeps_folder_is_left_alone(here):
     (here / "s.yaml").write_text(SWEEP)
-    assert cli("sweep", "s.yaml", "--inline", "--out", "out").code == 0
+    raybench.sweep("s.yaml", "out", inline=True, sets=["seed=0", "algorithm=gd"])
     (here / "other.yaml").write_text(SWEEP.replace("clients: 4", "clients: 5"))
     for verb in (["sweep", "--inline"], ["sweep", "--inline", "--fresh"], ["plan"]):
         says = ("holds another sweep", "problem.clients: 4 there, 5 here")

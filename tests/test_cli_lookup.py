@@ -157,10 +157,15 @@ def test_show_others():
     assert "heterogeneity" in said.out
     assert cli("show", "logistic", "--dataset", "breast_cancer", "--clients", 5).code == 0
     assert "||x||_2" in cli("show", "iterate_norm").out
-    for entry in (e for e in registry._entries.values() if not e.source):
-        assert cli("show", entry.name).code == 0, entry.name
     said = cli("show", "topk")
     assert (said.code, "did you mean top_k?" in said.err) == (2, True)
+
+
+@pytest.mark.thorough
+def test_every_plugin_can_be_shown():
+    for kind in registry.BUILTIN_PACKAGES:
+        for name in registry.names(kind):
+            assert cli("show", name).code == 0, name
 
 
 def test_schema_is_json_with_defaults():

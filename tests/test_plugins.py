@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import sys
-import textwrap
 from pathlib import Path
 
 import cli_kit
@@ -63,8 +62,7 @@ def test_examples_conform(name, kind):
 
 
 def test_example_sweep_runs(here):
-    said = cli("sweep", EXAMPLES / "plugin_sweep.yaml", "--inline")
-    assert said.code == 0, said.err
+    assert raybench.sweep(EXAMPLES / "plugin_sweep.yaml", inline=True).exit_code == 0
     cells = pd.read_parquet(here / "results" / "plugin_sweep" / "cells")
     assert set(cells["status"]) == {"ok"}
     assert {"ef21_heavy_ball", "marina"} < set(cells["algorithm"])
@@ -204,22 +202,13 @@ def test_entry_points(here):
         for name, kind in FILES.items()
     )
     (info / "entry_points.txt").write_text(points)
-    code = textwrap.dedent(
-        """
-        import sys
-        sys.path.insert(0, "site")
-        import raybench
-        print(raybench.compressor("rand_block", k=5).omega(50))
-        frame = raybench.run({
-            "problem": {"name": "pseudo_huber", "d": 9},
-            "algorithm": "ef21_heavy_ball",
-            "compressor": {"name": "rand_block", "k": 3},
-            "step_size": {"theory": 0.1, "of": "ef21"},
-            "evaluate": {"metrics": ["largest"]},
-            "rounds": 5,
-        })
-        print(frame["round"].max(), frame["extra.largest"].notna().any())
-        """
+    (here / "uses.py").write_text(
+        "import sys; sys.path.insert(0, 'site')\n"
+        "from raybench.core import registry\n"
+        "print(registry.lookup('compressor', 'rand_block').target(k=5).omega(50))\n"
+        "print(*(registry.lookup(*entry.split('/')).name for entry in sys.argv[1:]))\n"
     )
-    done = call(sys.executable, "-c", code)
-    assert done.stdout.splitlines() == ["9.0", "5 True"], done.stderr
+    names = ["pseudo_huber", "ef21_heavy_ball", "largest", "byte_top_k"]
+    kinds = ["problem", "algorithm", "metric", "compressor"]
+    done = call(sys.executable, "uses.py", *map("/".join, zip(kinds, names)))
+    assert done.stdout.splitlines() == ["9.0", " ".join(names)], done.stderr

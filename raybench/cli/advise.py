@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from raybench.cli.shared import Plugins, Screen, count, listing, load_plugins, note, pairs
+from raybench.cli import shared
+from raybench.cli.shared import Screen, count, listing, load_plugins, new_file, note, pairs
 from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ LINKS_AT_ONCE = 4
 LABEL = 17
 WIDEST_LINK = 8  # letters of a column's head
 RULE_BY = "top_k:k=1%"
+WITH_THE_MODEL = "With the model, --sweep FILE.yaml writes a sweep."
 LEGEND = (
     "* pays: saves 5 % of the step or more. pays below: up to which bit/s of the link, at the latency of the "
     "fastest link shown; free codec: the same if encoding and decoding took no time. Errors are "
@@ -78,7 +79,7 @@ def advise(
         Option(metavar="FILE.yaml", help="Write the sweep that tells how many steps it takes."),
     ] = None,
     json: Annotated[bool, Option("--json", help="Print the figures as JSON.")] = False,
-    plugin: Plugins = None,
+    plugin: shared.Plugins = None,
 ) -> None:
     """Say whether compression pays for a model on a network.
 
@@ -86,15 +87,22 @@ def advise(
     data-parallel training in bfloat16 by a model of the network.
     """
     from raybench.analysis.links import parse
+    from raybench.data.recorded import is_record
     from raybench.measure.advise import BATCH, baseline, chosen, gradients, replay, sweep_text
     from raybench.measure.payoff import case_of
     from raybench.measure.timing import busy
 
     load_plugins(plugin)
     workers, networks = _workers(gpus or GPUS), {text: parse(text) for text in link or LINKS}
-    asked, goal = chosen(compressor), _goal(sweep, model)
+    asked, goal = chosen(compressor), None
+    if sweep is not None:  # whatever is in the way is said before anything is measured
+        goal = new_file("--sweep", sweep)
+        if is_record(model):
+            what = "recorded gradients do not tell how to train the model"
+            raise InputError.of("--sweep", what, "give the model: my_module:function")
     for key, seconds in (("--forward", forward), ("--backward", backward)):
-        _check_seconds(key, seconds)
+        if seconds is not None and not 0 < seconds < math.inf:
+            raise InputError.of(key, f"{seconds:g} is out of range", "seconds > 0, such as 0.12")
     doubt = busy()
     source = gradients(model, dataset, BATCH if batch is None else batch)
     compute, whose = _compute(source, forward, backward)
@@ -118,20 +126,17 @@ def advise(
         _print_json(source, compute, whose, rows, cases)
     else:
         _print(Screen(), source, compute, whose, rows, cases, networks)
-        text = "\nHow many steps a method needs to a target is unknown: only training tells. "
-        if goal is not None:
-            text += f"Next: raybench plan {goal}"
-        elif source.problem is None:
-            text += "With the model, --sweep FILE.yaml writes a sweep."
-        else:
-            text += "--sweep FILE.yaml writes the sweep."
-        Screen().print(text)
+        after = f"Next: raybench plan {goal}"
+        if goal is None:
+            model_given = source.problem is not None
+            after = "--sweep FILE.yaml writes the sweep." if model_given else WITH_THE_MODEL
+        caveat = "How many steps a method needs to a target is unknown: only training tells."
+        Screen().print(f"\n{caveat} {after}")
     if doubt:
         note(doubt)
 
 
 def _workers(given: Sequence[str]) -> list[int]:
-
     words = [word.strip() for text in given for word in text.split(",")]
     for word in words:
         if not word.isdigit() or not 2 <= int(word) <= MOST_WORKERS:
@@ -139,12 +144,6 @@ def _workers(given: Sequence[str]) -> list[int]:
             what = few if word in ("0", "1") else repr(word)
             raise InputError.of("--gpus", what, "an integer >= 2, or several: 2,8,64")
     return list(dict.fromkeys(map(int, words)))
-
-
-def _check_seconds(key: str, value: float | None) -> None:
-
-    if value is not None and not 0 < value < math.inf:
-        raise InputError.of(key, f"{value:g} is out of range", "seconds > 0, such as 0.12")
 
 
 def _compute(
@@ -165,23 +164,6 @@ def _compute(
     elif backward is not None:
         whose = "as given"
     return Compute(forward or FORWARD_SHARE * back, back), whose
-
-
-def _goal(sweep: str | None, model: str) -> Path | None:
-    """Return where the sweep file goes; whatever is in the way is said before anything is measured."""
-    from raybench.data.recorded import is_record
-
-    if sweep is None:
-        return None
-    goal = Path(sweep).expanduser()
-    if is_record(model):
-        what = "recorded gradients do not tell how to train the model"
-        raise InputError.of("--sweep", what, "give the model: my_module:function")
-    if goal.exists():
-        raise InputError.of("--sweep", f"{goal} exists", "give another name")
-    if not goal.parent.is_dir():
-        raise InputError.of("--sweep", f"no folder {goal.parent}", "make it first")
-    return goal
 
 
 def _print_json(

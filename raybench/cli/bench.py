@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from raybench.cli.shared import RESULTS_FOLDER, Plugins, Screen, count, listing, load_plugins, note
-from raybench.core.errors import InputError, nearest
+from raybench.cli import shared
+from raybench.cli.shared import Screen, check_folder, check_word, count, listing, load_plugins, note
+from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,7 +61,7 @@ def bench(
     device: Annotated[str, Option(help="cpu or cuda.")] = DEVICES[0],
     json: Json = False,
     out: Annotated[str | None, Option(metavar="FILE.parquet", help="Save the figures.")] = None,
-    plugin: Plugins = None,
+    plugin: shared.Plugins = None,
 ) -> None:
     """Time compressors on a real gradient and on short vectors; or, as `bench link`, messages between processes.
 
@@ -80,12 +81,11 @@ def bench(
     from raybench.measure.timing import busy, frame, measure, named, usual
 
     load_plugins(plugin)
-    if device not in DEVICES:
-        raise InputError.of("--device", f"unknown device {device!r}", nearest(device, DEVICES))
+    check_word("--device", device, DEVICES, "device")
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError.of("--device", "there is no GPU here", "raybench doctor tells more")
-    if out is not None and not Path(out).expanduser().resolve().parent.is_dir():
-        raise InputError.of("--out", f"no folder {Path(out).parent}", "make it first")
+    if out is not None:
+        check_folder("--out", Path(out))
     if operators and every:
         raise InputError.of("--all", "and names together", "give one of them")
     texts = registry.names("compressor") if every else operators or usual()
@@ -131,8 +131,8 @@ def _vectors(
     if batch != NONE and (len(parts) != 3 or not all(p.isdigit() and int(p) > 0 for p in parts)):
         fix = f"cells, clients, coordinates such as {USUAL_BATCH}, or none"
         raise InputError.of("--batch", f"{batch!r} is no shape", fix)
-    if gradient is None and vector not in (*VECTORS, NONE):
-        raise InputError.of("--vector", f"unknown vector {vector!r}", nearest(vector, VECTORS))
+    if gradient is None:
+        check_word("--vector", vector, (*VECTORS, NONE), "vector")
     if gradient is None and vector == "resnet18" and (d or 0) > SIZE:
         fix = "--vector gaussian has any length"
         raise InputError.of("--d", f"ResNet-18 has {SIZE:,} parameters", fix)
@@ -267,7 +267,6 @@ def _bench_link(processes: int, repeats: int, json: bool) -> None:
 
 # study ---------------------------------------------------------------------------------------
 
-STUDIES = ("compressors",)
 SHORT_HEADS = {
     "scaled sign": "sign",
     "Top-k + natural": "+ nat.",
@@ -289,7 +288,7 @@ def study(
     out: Annotated[
         str | None, Option("--out", metavar="DIR", help="[default: results/compressor-study]")
     ] = None,
-    plugin: Plugins = None,
+    plugin: shared.Plugins = None,
 ) -> None:
     """Measure error against bits of compressors on random vectors and gradients.
 
@@ -298,11 +297,10 @@ def study(
     """
     from raybench.measure import study as studies
 
-    if what not in STUDIES:
-        raise InputError.of("study", f"no study is named {what!r}", nearest(what, STUDIES))
+    check_word("study", what, ("compressors",), "study")
     load_plugins(plugin)
     grids = {text: [text] for text in operators} if operators else None
-    folder = out or str(RESULTS_FOLDER / "compressor-study")
+    folder = out or str(shared.RESULTS_FOLDER / "compressor-study")
     rows = studies.compressors(folder, d, draws, grids, seed)
     paths = studies.figures(rows, folder)
     screen = Screen()
@@ -323,13 +321,13 @@ def _number(value: float) -> str:
 
 def _errors(out: Screen, rows: pd.DataFrame) -> None:
     """Print every compressor's error and bits a coordinate, family by family."""
-    families = list(rows["family"].unique())
-    lines = []
-    for operator, part in rows.groupby("operator", sort=False):
-        errors = part.set_index("family")["error_best"]
-        bits = f"{part['wire_per_coordinate'].mean():.3g}"
-        lines.append((str(operator), bits, *(_number(errors[family]) for family in families)))
-    heads = ("operator", "bits", *families)
+    errors = rows.pivot_table("error_best", "operator", "family", dropna=False, sort=False)
+    bits = rows.groupby("operator", sort=False)["wire_per_coordinate"].mean()
+    lines = [
+        (str(operator), f"{bits[operator]:.3g}", *map(_number, part))
+        for operator, *part in errors.itertuples()
+    ]
+    heads = ("operator", "bits", *errors.columns)
     out.head("‖c C(x) − x‖² / ‖x‖² with the best c; bits a coordinate as packed")
     out.print(listing(heads, lines, right=heads[1:]))
 

@@ -46,11 +46,9 @@ def check(
 
     Exit code 1 if a check fails.
     """
-    from importlib import import_module
     from itertools import groupby
 
     from raybench.core import registry
-    from raybench.testing import Finding
 
     if verbose and quiet:
         raise InputError.of("check", "--verbose and --quiet together", "leave one out")
@@ -60,31 +58,34 @@ def check(
     for entry, more in zip(entries, options, strict=True):
         if not quiet:
             print(f"{entry.kind} {entry.name}", flush=True)
-        kit = import_module(f"raybench.testing.{entry.kind}s")
         told: set[str] = set()
-        try:
-            for about, group in groupby(
-                kit.check_entry(entry, **more), lambda finding: finding.about
-            ):
-                findings = list(group)
-                for line in (
-                    map(str, findings) if verbose else _summary(about, findings, told, quiet)
-                ):
-                    print(f"  {line}", flush=True)
-                failed += sum(not finding.ok for finding in findings)
-                unclaimed += sum(not finding.claimed for finding in findings)
-                made += sum(finding.claimed for finding in findings)
-        except InputError:
-            raise
-        except Exception as error:  # the user's own code raised before a check could begin
-            fault = Finding("can be made", entry.name, f"{type(error).__name__}: {error}")
-            print(f"  {fault}", flush=True)
-            failed, made = failed + 1, made + 1
+        for about, group in groupby(_tried(entry, more), lambda finding: finding.about):
+            findings = list(group)
+            lines = map(str, findings) if verbose else _summary(about, findings, told, quiet)
+            for line in lines:
+                print(f"  {line}", flush=True)
+            failed += sum(not finding.ok for finding in findings)
+            unclaimed += sum(not finding.claimed for finding in findings)
+            made += sum(finding.claimed for finding in findings)
     checks = count(made, "check")
     beside = f", {unclaimed} of nothing that is claimed" if unclaimed else ""
     if failed or not quiet:
         print(f"{checks}, {failed} failed" if failed else f"{checks} passed{beside}")
     raise typer.Exit(1 if failed else 0)
+
+
+def _tried(entry: Entry[Any], options: dict[str, Any]) -> Iterator[Finding]:
+    """Yield what the kit finds of a plug-in; an error of the user's own code, before a check began, is a finding."""
+    from importlib import import_module
+
+    from raybench.testing import Finding
+
+    try:
+        yield from import_module(f"raybench.testing.{entry.kind}s").check_entry(entry, **options)
+    except InputError:
+        raise
+    except Exception as error:
+        yield Finding("can be made", entry.name, f"{type(error).__name__}: {error}")
 
 
 def _summary(about: str, findings: Sequence[Finding], told: set[str], quiet: bool) -> Iterable[str]:
@@ -122,9 +123,8 @@ def _options(
             fix = nearest(key, names) if names else "the file's plug-ins have no parameters"
             raise InputError.of(f"--set {key}", "no plug-in of the file has it", fix)
     if problem is not None and not any(entry.kind in ON_A_PROBLEM for entry in entries):
-        raise InputError.of(
-            "--problem", "only methods and metrics are tried on one", "leave it out"
-        )
+        what = "only methods and metrics are tried on one"
+        raise InputError.of("--problem", what, "leave it out")
     options: list[dict[str, Any]] = []
     for entry in entries:
         fitting = {key: value for key, value in values.items() if key in entry.params}
@@ -238,10 +238,7 @@ def _data() -> Look:
         if is_set:
             return "data", f"no folder {folder}", "make it, or correct RAYBENCH_DATA"
         return "data", f"{shown}, empty: sets are downloaded when first used", ""
-    have = (
-        ", ".join(name for name in catalogue.LIBSVM_SETS if catalogue.find(name))
-        or "no LIBSVM set yet"
-    )
+    have = ", ".join(filter(catalogue.find, catalogue.LIBSVM_SETS)) or "no LIBSVM set yet"
     if not os.access(folder, os.W_OK):
         have += " (cannot be written: nothing can be downloaded)"
     return "data", f"{shown}: {have}", ""

@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from raybench.cli.shared import Plugins, Screen, check_word, listing, load_plugins, prose, sweeps
-from raybench.core.errors import InputError, nearest
+from raybench.cli.shared import (
+    Plugins,
+    Screen,
+    check_word,
+    listing,
+    load_plugins,
+    new_file,
+    prose,
+    sweeps,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,10 +55,8 @@ def _plugins(kind: str) -> Table:
 def _datasets(every: bool) -> Table:
     from raybench.data import catalogue
 
-    rows = [
-        ("breast_cancer", "569", "30", "comes with scikit-learn"),
-        ("digits", "1,797", "64", "comes with scikit-learn"),
-    ]
+    comes = "comes with scikit-learn"
+    rows = [("breast_cancer", "569", "30", comes), ("digits", "1,797", "64", comes)]
     for name, images in catalogue.IMAGE_SETS.items():
         if name == "digits":
             continue
@@ -100,17 +106,10 @@ def cp(
 
     shipped = sweeps()
     name = name.removesuffix(".yaml")
-    if name not in shipped:
-        raise InputError.of("cp", f"no shipped sweep {name!r}", nearest(name, shipped))
+    check_word("cp", name, shipped, "sweep")
     goal = goal or Path(f"{name}.yaml")
-    goal = goal / f"{name}.yaml" if goal.is_dir() else goal
-    if not goal.parent.is_dir():
-        raise InputError.of("cp", f"no folder {goal.parent}", "make it first")
-    try:
-        with goal.open("x", encoding="utf-8") as file:
-            file.write(shipped[name])
-    except FileExistsError:
-        raise InputError.of("cp", f"{goal} exists", "give another name") from None
+    goal = new_file("cp", goal / f"{name}.yaml" if goal.is_dir() else goal)
+    goal.write_text(shipped[name], encoding="utf-8")
     print(f"{goal}\nnext: raybench plan {goal}")
 
 

@@ -9,25 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from raybench.cli.shared import (
-    All,
-    Figures,
-    Folder,
-    Format,
-    Reader,
-    Screen,
-    Target,
-    Written,
-    check_word,
-    count,
-    goal,
-    grid,
-    listing,
-    note,
-    pairs,
-    reading,
-    show,
-)
+from raybench.cli import shared
+from raybench.cli.shared import Screen, check_word, count, grid, listing, note, pairs
 from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,10 +20,10 @@ FIGURE_FORMATS = ("png", "pdf", "svg", "csv")
 MOST_METHODS = 12  # that ``status`` shows
 
 
-@reading
+@shared.reading
 def table(
-    folder: Folder,
-    read: Reader,
+    folder: shared.Folder,
+    read: shared.Reader,
     by: Annotated[
         str,
         Option(
@@ -48,7 +31,7 @@ def table(
             help="The best K of each method, every K of each, or the methods at each K.",
         ),
     ] = "method",
-    format: Format = "terminal",
+    format: shared.Format = "terminal",
     columns: Annotated[
         str | None,
         Option(
@@ -56,7 +39,7 @@ def table(
             help="Which columns, in this order: step, and those of --format csv.",
         ),
     ] = None,
-    out: Written = None,
+    out: shared.Written = None,
 ) -> None:
     """Print per method the best K and step, and what the target costs."""
     check_word("--by", by, ("method", "series", "k"))
@@ -64,13 +47,13 @@ def table(
     from raybench.report.tables import closing
 
     form, names = check(format), None if columns is None else columns.split(",")
-    show(closing(read(folder), by=by, names=names), form, out)
+    shared.show(closing(read(folder), by=by, names=names), form, out)
 
 
-@reading
+@shared.reading
 def rank(
-    folder: Folder,
-    read: Reader,
+    folder: shared.Folder,
+    read: shared.Reader,
     by: Annotated[
         str,
         Option(
@@ -88,8 +71,8 @@ def rank(
             help="What the target costs after M random trials of each method's own grid.",
         ),
     ] = None,
-    format: Format = "terminal",
-    out: Written = None,
+    format: shared.Format = "terminal",
+    out: shared.Written = None,
 ) -> None:
     """Rank methods over problems and seeds by what the target costs."""
     check_word("--by", by, ("method", "series", *(["algorithm"] if trials is not None else [])))
@@ -101,14 +84,14 @@ def rank(
         sheet = ranking(frames, by=by, x=x)
     else:
         sheet = after_trials(frames, trials, by=by, x=x)
-    show(sheet, form, out)
+    shared.show(sheet, form, out)
 
 
-@reading
+@shared.reading
 def compare(
     a: Annotated[str, Argument(metavar="A", help="A results folder.")],
     b: Annotated[str, Argument(metavar="B", help="The results folder to compare it with.")],
-    read: Reader,
+    read: shared.Reader,
     by: Annotated[
         str,
         Option(
@@ -116,8 +99,8 @@ def compare(
             help="Every step of every method and K, the best step, or the best K and step.",
         ),
     ] = "series",
-    format: Format = "terminal",
-    out: Written = None,
+    format: shared.Format = "terminal",
+    out: shared.Written = None,
 ) -> None:
     """Compare what the target costs in two results folders: ratios, and which are more than luck."""
     check_word("--by", by, ("step", "series", "method"))
@@ -125,13 +108,13 @@ def compare(
     from raybench.report.rankings import comparison
 
     form = check(format)
-    show(comparison(read(a), read(b), by=by), form, out)
+    shared.show(comparison(read(a), read(b), by=by), form, out)
 
 
-@reading
+@shared.reading
 def report(
-    folder: Folder,
-    read: Reader,
+    folder: shared.Folder,
+    read: shared.Reader,
     out: Annotated[
         str | None, Option(metavar="FILE", help="Where to. [default: DIR/report.html]")
     ] = None,
@@ -142,11 +125,11 @@ def report(
     print(html(read(folder), out))
 
 
-@reading
+@shared.reading
 def plot(
-    folder: Folder,
-    read: Reader,
-    out: Figures = None,
+    folder: shared.Folder,
+    read: shared.Reader,
+    out: shared.Figures = None,
     kind: Annotated[
         str | None,
         Option(
@@ -224,7 +207,12 @@ def plot(
         print(f"{stem}.{{{','.join(ends)}}}" if len(ends) > 1 else f"{stem}.{ends[0]}")
 
 
-def audit(folder: Folder, out: Figures = None, target: Target = None, every: All = False) -> None:
+def audit(
+    folder: shared.Folder,
+    out: shared.Figures = None,
+    target: shared.Target = None,
+    every: shared.All = False,
+) -> None:
     """Say which orders of methods depend on how bits are booked and steps are chosen.
 
     Reads DIR under every accounting of values, indices and first messages, with and without the downlink, at tuned and
@@ -237,7 +225,7 @@ def audit(folder: Folder, out: Figures = None, target: Target = None, every: All
     from raybench.report.plots import save, styled
     from raybench.report.rankings import audit_lines
 
-    read = frames(folder, target=goal(target), every=every)
+    read = frames(folder, target=shared.goal(target), every=every)
     audited = rankings.audit(read)
     print(*audit_lines(audited), *(f"\n{line}" for line in read.earlier), sep="\n")
     place = Path(out) if out is not None else default_out(folder, "figures")
@@ -266,7 +254,7 @@ def merge(
     print(f"{out}\nnext: raybench table {out}")
 
 
-def verify(folder: Folder) -> None:
+def verify(folder: shared.Folder) -> None:
     """Compare every file of a results folder with its digest, and say what to do.
 
     Changes nothing. Exit code 1 if a file is damaged, missing, or not this folder's.
@@ -290,7 +278,8 @@ def verify(folder: Folder) -> None:
 
 
 def status(
-    folder: Folder, json: Annotated[bool, Option("--json", help="As JSON, for programs.")] = False
+    folder: shared.Folder,
+    json: Annotated[bool, Option("--json", help="As JSON, for programs.")] = False,
 ) -> None:
     """Show how a sweep stands: who works on it, what is done, how fast, what is best so far.
 

@@ -7,17 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from raybench.cli.shared import (
-    Fresh,
-    Out,
-    Plugins,
-    Screen,
-    Sets,
-    load_plugins,
-    note,
-    pairs,
-    results_of,
-)
+from raybench.cli import shared
+from raybench.cli.shared import Screen, load_plugins, note, pairs, results_of
 from raybench.core.errors import InputError
 from raybench.core.facts import Role
 
@@ -116,10 +107,10 @@ def run(
         float, Option(metavar="T", help="Communication rounds. [default: 1000]", show_default=False)
     ] = 1000,  # a number, so that 1e3 is one
     seed: Annotated[int, Option(help="Drives the algorithm and x0.")] = 0,
-    sets: Sets = None,
-    plugin: Plugins = None,
-    out: Out = None,
-    fresh: Fresh = False,
+    sets: shared.Sets = None,
+    plugin: shared.Plugins = None,
+    out: shared.Out = None,
+    fresh: shared.Fresh = False,
 ) -> None:
     """Run one cell, without Ray, and save it.
 

@@ -338,6 +338,21 @@ def check_word(key: str, word: str, allowed: Iterable[str], what: str = "") -> N
         raise InputError.of(key, said, nearest(word, allowed))
 
 
+def new_file(key: str, path: str | Path) -> Path:
+    """Return where a file may be made. Raises InputError where something is there, or no folder for it."""
+    path = Path(path).expanduser()
+    if path.exists():
+        raise InputError.of(key, f"{path} exists", "give another name")
+    check_folder(key, path)
+    return path
+
+
+def check_folder(key: str, path: Path) -> None:
+    """Raise InputError where there is no folder for a file."""
+    if not path.expanduser().absolute().parent.is_dir():
+        raise InputError.of(key, f"no folder {path.parent}", "make it first")
+
+
 def goal(text: str | None) -> float | str | None:
     """Return a target as ``analysis.frames`` takes it. Raises InputError for what is none."""
     if text is None or text == "auto":
