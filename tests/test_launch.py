@@ -31,31 +31,24 @@ from raybench.core.errors import InputError
 pytestmark = pytest.mark.thorough
 
 ROOT = Path(__file__).parent.parent
-CLOUD = {
-    "cluster_name": "c",
-    "provider": {"type": "aws", "region": "us-west-2"},
-    "auth": {"ssh_user": "ubuntu"},
-    "max_workers": 4,
-    "head_node_type": "head",
-    "available_node_types": {
-        "head": {"resources": {"CPU": 0}, "node_config": {}},
-        "worker": {"resources": {}, "node_config": {}, "max_workers": 4},
-        "gpu": {"resources": {}, "node_config": {}, "max_workers": 2},
-    },
-    "metadata": {
-        "prices": {
-            "currency": "USD",
-            "as_of": "2026-11-01",
-            "per_hour": {
-                "head": {"list": 0.1},
-                "worker": {"list": 1.0, "spot": 0.4},
-                "gpu": {"list": 2},
-            },
-        },
-        "cpus": {"worker": 16, "gpu": 4},
-        "gpus": {"gpu": 1},
-    },
-}
+CLOUD = yaml.safe_load("""
+cluster_name: c
+provider: {type: aws, region: us-west-2}
+auth: {ssh_user: ubuntu}
+max_workers: 4
+head_node_type: head
+available_node_types:
+  head: {resources: {CPU: 0}, node_config: {}}
+  worker: {resources: {}, node_config: {}, max_workers: 4}
+  gpu: {resources: {}, node_config: {}, max_workers: 2}
+metadata:
+  prices:
+    currency: USD
+    as_of: "2026-11-01"
+    per_hour: {head: {list: 0.1}, worker: {list: 1.0, spot: 0.4}, gpu: {list: 2}}
+  cpus: {worker: 16, gpu: 4}
+  gpus: {gpu: 1}
+""")
 SWEEP = "name: far\nproblem: {name: quadratic, clients: 2, dim: 4}\nalgorithm: gd\nstep_size: {theory: 1}\nrounds: 5\n"
 
 

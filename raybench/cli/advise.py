@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -171,14 +171,7 @@ def _print_json(
 ) -> None:
     """Print everything as JSON: seconds, bytes, bytes per second; infinite and unknown numbers are null."""
     from dataclasses import asdict
-    from json import dumps
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: plain(v) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return [plain(v) for v in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
+    from json import dumps, loads
 
     figures = {
         "gradients": source.about,
@@ -210,7 +203,8 @@ def _print_json(
         ],
         "steps_to_target": None,
     }
-    print(dumps(plain(figures), indent=1))
+    finite = loads(dumps(figures), parse_constant=lambda word: None)
+    print(dumps(finite, indent=1))
 
 
 def _print(
@@ -272,9 +266,7 @@ def _rule(rows: list[Replayed], workers: list[int]) -> str:
 
 def _operators(rows: list[Replayed], narrow: bool) -> Table:
     lines = []
-    for row in rows:
-        if row.left_out:
-            continue
+    for row in (row for row in rows if not row.left_out):
         of = row.candidate
         error = of.error if row.error is None else f"{row.error:.2g} {of.error}"
         cells = {

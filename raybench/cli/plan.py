@@ -187,10 +187,13 @@ def _methods(made: Plan, costs: dict[str, Cost]) -> Table:
     groups: dict[tuple[str, str], list[Resolved]] = {}
     tried = {c.id for c in made.cells}
     for cell in made.grid:
-        groups.setdefault((_data(cell) if several else "", _method(cell)), []).append(cell)
+        problem = cell.cell.problem
+        data = str(problem.params.get("dataset") or problem.name).rsplit("/", 1)[-1]
+        groups.setdefault((data if several else "", _method(cell)), []).append(cell)
     rows: list[list[str]] = []
     last = ""
-    for (problem, method), cells in groups.items():
+    for (data, method), cells in groups.items():
+        count_tried, whole = sum(c.id in tried for c in cells), f"{len(cells):,}"
         mine = [costs[c.id] for c in cells if c.id in costs]
         bits = [bits for bits, _ in mine]
         times = [seconds for _, seconds in mine if seconds is not None]
@@ -198,24 +201,20 @@ def _methods(made: Plan, costs: dict[str, Cost]) -> Table:
         theory = sorted({step.number for step in steps if step.kind == "theory"})
         values = sorted({step.number for step in steps if step.kind == "value"})
         row = [
-            problem if problem != last else "",
+            data if data != last else "",
             method,
             span(sorted({c.k for c in cells if c.k is not None})),
             ", ".join([f"{span(theory)} ×"] * bool(theory) + [span(values)] * bool(values)),
             span(sorted({c.cell.seed for c in cells})),
-            _of(sum(c.id in tried for c in cells), len(cells)),
+            whole if count_tried == len(cells) else f"{count_tried:,} of {whole}",
             f"{sum(c.id in made.done for c in cells):,}",
             _between(min(bits), max(bits)) if bits else "–",
             _clock(sum(times)) if times else "–",
         ]
         rows.append(row if several else row[1:])
-        last = problem
+        last = data
     heads = ["Problem", "Method", "K", "Step", "Seeds", "Cells", "Done", "Bits up", "Time"]
     return listing(heads if several else heads[1:], rows, right=heads[5:], fold="Method")
-
-
-def _of(part: int, whole: int) -> str:
-    return f"{whole:,}" if part == whole else f"{part:,} of {whole:,}"
 
 
 def _method(cell: Resolved) -> str:
@@ -234,11 +233,6 @@ def _method(cell: Resolved) -> str:
     if cell.cell.downlink is not None:
         parts.append(f"down {named('compressor', cell.cell.downlink)}")
     return " ".join(part for part in parts if part)
-
-
-def _data(cell: Resolved) -> str:
-    problem = cell.cell.problem
-    return str(problem.params.get("dataset") or problem.name).rsplit("/", 1)[-1]
 
 
 def _costs(made: Plan, estimates: dict[str, Estimate]) -> dict[str, Cost]:

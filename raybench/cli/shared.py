@@ -18,6 +18,7 @@ from typer import Argument, Option
 
 from raybench.core import terminal
 from raybench.core.errors import InputError, Notice, nearest
+from raybench.core.facts import Role
 from raybench.core.process import ending
 
 if TYPE_CHECKING:
@@ -62,6 +63,28 @@ All = Annotated[
     Option(
         "--all", help="Show every cell of the folder, not those alone that its sweep.yaml plans."
     ),
+]
+
+
+USUAL_PROBLEM = "logistic:dataset=breast_cancer,scale=columns,clients=10"
+
+ProblemFlag = Annotated[
+    str | None,
+    Option(metavar="NAME[:KEY=VALUE,...]", help=f"The problem. [default: {USUAL_PROBLEM}]"),
+]
+DatasetFlag = Annotated[
+    str | None, Option(metavar="NAME|PATH", help="Its data set; raybench ls datasets.")
+]
+ClientsFlag = Annotated[int | None, Option(metavar="N", help="How many clients share it.")]
+CompressorFlag = Annotated[
+    str | None,
+    Option(
+        metavar="NAME[:KEY=VALUE,...]",
+        help=f"The compressor. [default: {' or '.join(sorted({r.usual_form for r in Role}))}]",
+    ),
+]
+DownlinkFlag = Annotated[
+    str | None, Option(metavar="NAME[:KEY=VALUE,...]", help="The server's compressor.")
 ]
 
 
