@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import datetime
-import importlib.util
 import json
 import os
 import re
@@ -44,9 +43,9 @@ def prepared(given: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def job() -> dict[str, Any]:
-    documents = list(yaml.safe_load_all((ROOT / "cluster/kuberay.yaml").read_text()))
-    return next(one for one in documents if one["kind"] == "RayJob")
+def kuberay(kind: str) -> dict[str, Any]:
+    documents = yaml.safe_load_all((ROOT / "cluster/kuberay.yaml").read_text())
+    return next(document for document in documents if document["kind"] == kind)
 
 
 def is_spot(node: dict[str, Any]) -> bool:
@@ -124,8 +123,8 @@ def test_a_silent_node_is_given_up_after_twenty_seconds_everywhere() -> None:
     assert threshold * (period + timeout) == 20_000
     assert health((ROOT / "cluster/slurm.sh").read_text()) == HEALTH
     assert health(read("cluster/sky.yaml")["run"]) == HEALTH
-    head = job()["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
-    (container,) = head["containers"]
+    head = kuberay("RayJob")["spec"]["rayClusterSpec"]["headGroupSpec"]
+    (container,) = head["template"]["spec"]["containers"]
     assert {setting["name"]: setting["value"] for setting in container["env"]} == HEALTH
 
 
@@ -153,38 +152,30 @@ def test_set_up_closes_the_token_and_installs_the_newest_wheel(name: str, tmp_pa
             call("bash", "-c", command, env=home, check=True)
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     assert (tmp_path / ".bashrc").read_text() == f"export PATH=$HOME/{venv}/bin:$PATH\n"
-    launch = tmp_path / "raybench-launch"
-    called = (tmp_path / "called").read_text()
-    line = f"install --quiet --constraint {launch}/constraints.txt "
-    line += f"{launch}/raybench-0.2.0-py3-none-any.whl[cluster]"
-    assert called.split() == 2 * line.split()
+    words = ["constraints.txt", "raybench-0.2.0-py3-none-any.whl[cluster]"]
+    paths = [f"{tmp_path}/raybench-launch/{word}" for word in words]
+    called = (tmp_path / "called").read_text().split()
+    assert called == 2 * ["install", "--quiet", "--constraint", *paths]
 
 
-def closed(schema: Any) -> Any:
-    """Refuse unknown fields at every level, as the description of a type leaves them out."""
-    if isinstance(schema, dict):
-        if "properties" in schema and isinstance(schema["properties"], dict):
-            schema.setdefault("additionalProperties", False)
-        for inner in schema.values():
-            closed(inner)
-    elif isinstance(schema, list):
-        for inner in schema:
-            closed(inner)
-    return schema
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Refuse unknown fields, as the description of a type leaves them out."""
+    is_type = isinstance(schema.get("properties"), dict)
+    return {"additionalProperties": False, **schema} if is_type else schema
 
 
 def test_kuberay_takes_the_job() -> None:
-    schema = closed(json.loads((Path(__file__).parent / "rayjob_schema.json").read_text()))
-    check = jsonschema.Draft7Validator(schema)
-    check.validate(job())
-    misspelt = job()
+    text = (Path(__file__).parent / "rayjob_schema.json").read_text()
+    check = jsonschema.Draft7Validator(json.loads(text, object_hook=closed))
+    misspelt = kuberay("RayJob")
+    check.validate(misspelt)
     misspelt["spec"]["rayClusterSpec"]["authOption"] = {"mode": "token"}
     with pytest.raises(jsonschema.ValidationError):
         check.validate(misspelt)
 
 
 def test_the_job_on_kubernetes_ends_asks_for_the_token_and_is_fenced_in() -> None:
-    spec = job()["spec"]
+    spec = kuberay("RayJob")["spec"]
     cluster = spec["rayClusterSpec"]
     assert spec["shutdownAfterJobFinishes"] is True
     assert 0 < spec["ttlSecondsAfterFinished"] <= 3600
@@ -198,8 +189,7 @@ def test_the_job_on_kubernetes_ends_asks_for_the_token_and_is_fenced_in() -> Non
         (container,) = group["template"]["spec"]["containers"]
         assert container["image"].startswith(f"rayproject/ray:{cluster['rayVersion']}-")
         assert container["resources"]["requests"] == container["resources"]["limits"]
-    documents = list(yaml.safe_load_all((ROOT / "cluster/kuberay.yaml").read_text()))
-    policy = next(one for one in documents if one["kind"] == "NetworkPolicy")["spec"]
+    policy = kuberay("NetworkPolicy")["spec"]
     fenced = policy["podSelector"]["matchLabels"]
     assert all(fenced == group["template"]["metadata"]["labels"] for group in groups)
     assert policy["policyTypes"] == ["Ingress"]
@@ -225,8 +215,7 @@ def test_skypilot_takes_the_task() -> None:
 
 @pytest.mark.parametrize("name", ["cluster/slurm.sh", ".ci/run"])
 def test_shell_scripts_are_clean(name: str) -> None:
-    check = Path(sys.executable).with_name("shellcheck")
-    done = call(check, ROOT / name)
+    done = call(Path(sys.executable).with_name("shellcheck"), ROOT / name)
     assert done.returncode == 0, done.stdout
 
 
@@ -260,31 +249,25 @@ def test_azure_parameters_are_those_of_rays_template() -> None:
 
 def test_google_deletes_every_machine_after_hours_and_on_preemption() -> None:
     given = read("cluster/gcp.yaml")
+    region = given["provider"]["region"]
     for node in given["available_node_types"].values():
         scheduling = node["node_config"]["scheduling"]
         assert scheduling["instanceTerminationAction"] == "DELETE"
         assert 0 < int(scheduling["maxRunDuration"]["seconds"]) <= 86_400
         assert node["node_config"]["tags"] == {"items": ["raybench"]}, "what the firewall goes by"
         (interface,) = node["node_config"]["networkInterfaces"]
-        assert interface["subnetwork"].endswith(
-            f"regions/{given['provider']['region']}/subnetworks/raybench"
-        )
-    region = given["provider"]["region"]
+        assert interface["subnetwork"].endswith(f"regions/{region}/subnetworks/raybench")
     assert given["provider"]["availability_zone"].startswith(f"{region}-")
 
 
 def test_ec2_takes_the_nodes() -> None:
     """Every field against Amazon's own description of RunInstances, where its client is installed."""
-    if importlib.util.find_spec("botocore") is None:
-        pytest.skip("botocore is not installed")
-    import botocore.session
-    from botocore.validate import ParamValidator
-
-    ec2 = botocore.session.get_session().get_service_model("ec2")
-    shape = ec2.operation_model("RunInstances").input_shape
+    session = pytest.importorskip("botocore.session").get_session()
+    validator = pytest.importorskip("botocore.validate").ParamValidator()
+    shape = session.get_service_model("ec2").operation_model("RunInstances").input_shape
     for kind, node in read("cluster.yaml")["available_node_types"].items():
         given = {**node["node_config"], "MinCount": 1, "MaxCount": 1}
-        report = ParamValidator().validate(given, shape)
+        report = validator.validate(given, shape)
         assert not report.has_errors(), f"{kind}: {report.generate_report()}"
         assert given["MetadataOptions"] == {"HttpTokens": "required"}
         assert given["InstanceInitiatedShutdownBehavior"] == "terminate"

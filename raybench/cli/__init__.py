@@ -14,12 +14,11 @@ from raybench.cli.advise import advise
 from raybench.cli.bench import bench, study
 from raybench.cli.check import check, doctor
 from raybench.cli.launch import attach, down, launch
-from raybench.cli.plan import plan
+from raybench.cli.lookup import cp, ls, schema, show
 from raybench.cli.reproduce import reproduce
 from raybench.cli.results import audit, compare, merge, plot, rank, report, status, table, verify
-from raybench.cli.run import run, sweep
+from raybench.cli.run import plan, run, sweep
 from raybench.cli.shared import leaving
-from raybench.cli.show import cp, ls, schema, show
 from raybench.core.process import (
     ending_on_the_second_signal,
     kernel_folder,

@@ -1,4 +1,4 @@
-"""The verbs that run cells: ``run``, one from flags, here and now; ``sweep``, what is missing of a sweep file."""
+"""The verbs that run cells: ``run``, one from flags, here and now; ``plan`` and ``sweep``, those of a sweep file."""
 
 from __future__ import annotations
 
@@ -198,7 +198,26 @@ def _show(resolved: Resolved, folder: str, before: bool) -> None:
     out.print(pairs(rows))
 
 
-# sweep ---------------------------------------------------------------------------------------
+# plan, sweep ---------------------------------------------------------------------------------
+
+
+def plan(
+    file: shared.File,
+    out: shared.Out = None,
+    sets: shared.Sets = None,
+    plugin: shared.Plugins = None,
+    retry_failed: Annotated[
+        bool, Option("--retry-failed", help="Count failed cells as missing.")
+    ] = False,
+    measure: Annotated[bool, Option(help="Run a few rounds to estimate bits and time.")] = True,
+) -> None:
+    """Check a sweep file; print its cells, bits and time.
+
+    Nothing is saved. Prints every error at once. Bits and time come from the first rounds of each method.
+    """
+    from raybench.cli.plan import preview
+
+    preview(file, out, sets, plugin, retry_failed, measure)
 
 
 def sweep(

@@ -1,31 +1,47 @@
-"""The verbs that look things up: ``ls``, ``cp``, ``schema``, and ``show``: constants, and what step sizes rest on."""
+"""What ``show`` prints: a plug-in's text and parameters, constants and bits, and what step sizes rest on."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import re
+from collections.abc import Mapping
 from html import unescape
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+import torch
+from rich.text import Text
 
+from raybench import spec, theory
 from raybench.cli import shared
 from raybench.cli.run import config, usual_operator
-from raybench.cli.shared import Screen, check_word, count, grid, listing, load_plugins, pairs, prose
+from raybench.cli.shared import Screen, count, grid, listing, pairs, prose
+from raybench.compressors import Compressor, Message
+from raybench.core import registry
 from raybench.core.errors import InputError, nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from rich.table import Table
-
-    from raybench.compressors import Compressor, Message
-    from raybench.core.registry import Entry
-    from raybench.problems.base import Problem
-    from raybench.spec import Cell
-    from raybench.theory import Convention, Rate, Setting, StepSizes, Theorem
+from raybench.core.facts import AlgorithmFacts
+from raybench.core.registry import REQUIRED, Entry
+from raybench.core.streams import stream
+from raybench.execution.checks import Skip
+from raybench.execution.plan import facts_of
+from raybench.execution.resolve import Resolver, problem_of
+from raybench.problems.base import Problem
+from raybench.report.words import number
+from raybench.spec import Cell, short
+from raybench.spec.sections import default
+from raybench.spec.values import allowed
+from raybench.spec.values import show as spelled
+from raybench.testing import claims
+from raybench.theory import (
+    RULES,
+    Convention,
+    Rate,
+    Setting,
+    StepSizes,
+    Theorem,
+    contraction,
+    explained,
+)
 
 CONSTANTS = {
     "clients": "n",
@@ -54,29 +70,16 @@ USUAL_CLIENTS = 10  # of compressors whose messages depend on each other; others
 KINDS = ("algorithm", "compressor", "problem", "metric")
 
 
-def show(
-    name: Annotated[str, Argument(metavar="NAME[:KEY=VALUE,...]", help="A plug-in; raybench ls.")],
-    d: Annotated[
-        int | None,
-        Option("--d", metavar="D", min=1, help="The dimension a compressor is shown for."),
-    ] = None,
-    problem: shared.ProblemFlag = None,
-    dataset: shared.DatasetFlag = None,
-    clients: shared.ClientsFlag = None,
-    compressor: shared.CompressorFlag = None,
-    downlink: shared.DownlinkFlag = None,
-    plugin: shared.Plugins = None,
+def page(
+    name: str,
+    d: int | None,
+    problem: str | None,
+    dataset: str | None,
+    clients: int | None,
+    compressor: str | None,
+    downlink: str | None,
 ) -> None:
-    """Show what a plug-in does, its parameters and constants.
-
-    A compressor with --d: its constants, its bits, and what some draws show of both. An algorithm with a problem and a compressor:
-    the problem's constants, the theorems behind its steps, and which of their assumptions hold. A
-    problem with --dataset: its constants.
-    """
-    from raybench.core import registry
-    from raybench.spec import short
-
-    load_plugins(plugin)
+    """Print all plug-ins of a name, as the options of ``show`` say. Raises InputError where there is none."""
     plain = short.parse(name, "show")["name"]
     kinds = [kind for kind in KINDS if plain in registry.names(kind)]
     if not kinds:
@@ -97,9 +100,6 @@ def show(
             content = config(name, problem, dataset, share, operator, downlink)
             _steps(out, content, operator, downlink)
         elif kind == "algorithm":
-            from raybench import theory
-            from raybench.core.facts import AlgorithmFacts
-
             assert isinstance(entry.facts, AlgorithmFacts)
             outline(out, theory.of(entry.facts.theory))
         if kind == "problem" and (given or ":" in name or not _required(entry)):
@@ -108,9 +108,6 @@ def show(
 
 def _clients(problem: str | None, given: int | None) -> int | None:
     """Return how many clients share the problem: those of the default one where none are asked for."""
-    from raybench.core import registry
-    from raybench.spec import short
-
     if problem is None or given is not None:
         return given
     section = short.parse(problem, "problem")
@@ -120,19 +117,11 @@ def _clients(problem: str | None, given: int | None) -> int | None:
 
 
 def _required(entry: Entry) -> list[str]:
-    from raybench.core.registry import REQUIRED
-
     return [name for name, param in entry.params.items() if param.default is REQUIRED]
 
 
 def _describe(out: Screen, entry: Entry) -> None:
     """Print the name, the docstring and the parameters."""
-    from raybench.core.facts import AlgorithmFacts
-    from raybench.core.registry import REQUIRED
-    from raybench.spec.sections import default
-    from raybench.spec.values import allowed
-    from raybench.spec.values import show as spelled
-
     about = f"  {entry.kind}"
     if isinstance(entry.facts, AlgorithmFacts):
         about += f", {_needs(entry.facts.up)}"
@@ -169,12 +158,6 @@ def _needs(role: str | None) -> str:
 
 def _constants(out: Screen, content: dict[str, object]) -> None:
     """Print the constants of the problem of a one-cell sweep file."""
-    import json
-
-    from raybench import spec
-    from raybench.execution.plan import facts_of
-    from raybench.execution.resolve import problem_of
-
     section = spec.load(content).cells[0].problem
     facts = facts_of(problem_of(section))
     values = {**facts, **json.loads(facts["constants"])}
@@ -192,8 +175,6 @@ def _constants(out: Screen, content: dict[str, object]) -> None:
 
 
 def _spelled(value: object) -> str:
-    from raybench.report.words import number
-
     if isinstance(value, int):
         return f"{value:,}"
     return number(value, 6) if isinstance(value, float) else str(value)
@@ -203,14 +184,6 @@ def _steps(
     out: Screen, content: dict[str, object], operator: str | None, downlink: str | None
 ) -> None:
     """Print the constants and the algorithm's theoretical steps under every rule."""
-    from rich.text import Text
-
-    from raybench import spec
-    from raybench.execution.checks import Skip
-    from raybench.execution.resolve import Resolver
-    from raybench.report import words
-    from raybench.theory import RULES
-
     _constants(out, content)
     rows: list[tuple[str, object]] = []
     facts: list[tuple[str, object]] = []
@@ -223,7 +196,7 @@ def _steps(
             rows.append((rule, Text(f"none: {why.__cause__ or why}", style="dim")))
             continue
         steps[rule] = resolved.step_size
-        rows.append((rule, words.number(resolved.step_size, 6)))
+        rows.append((rule, number(resolved.step_size, 6)))
         down = cell.downlink is not None
         numbers: list[tuple[str, float | None]] = [("ω", resolved.omega), ("α", resolved.alpha)]
         if operator is not None or down:
@@ -232,7 +205,7 @@ def _steps(
             numbers = [(n, v) for n, v in numbers if "downlink" in n]
         numbers += [(k, v) for k, v in resolved.params.items() if isinstance(v, int | float)]
         facts = [("K", resolved.k)] if resolved.k is not None else []
-        facts += [(n, words.number(v, 6)) for n, v in numbers if v is not None]
+        facts += [(n, number(v, 6)) for n, v in numbers if v is not None]
     used = operator or "dense messages"
     used += f", downlink {downlink}" if downlink is not None else ""
     if facts:
@@ -257,12 +230,6 @@ def _operator(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) ->
     name: the compressor with its parameters, ``top_k:k=5``. clients: how many there are of them, for
     compressors that draw together.
     """
-    from rich.text import Text
-
-    from raybench.core.registry import REQUIRED
-    from raybench.core.streams import stream
-    from raybench.spec import short
-
     counts = [n for n, p in entry.params.items() if p.kind == "count" and p.default is REQUIRED]
     given = short.parse(name, "show")
     free = [n for n in counts if n not in given]
@@ -296,7 +263,6 @@ def _kind(op: Compressor, d: int) -> str:
 
 def _figures(op: Compressor, message: Message, d: int) -> dict[str, str]:
     """Return constants and bits of a compressor by name."""
-    from raybench.report.words import number
 
     def both(constants: tuple[float, float] | None) -> str:
         return "–" if constants is None else ", ".join(number(c, 5) for c in constants)
@@ -322,11 +288,6 @@ def _figures(op: Compressor, message: Message, d: int) -> dict[str, str]:
 
 def _check(out: Screen, op: Compressor, d: int, label: str) -> None:
     """Print what draws show about the claims, a line per family of vectors."""
-    from rich.text import Text
-
-    from raybench.report.words import number
-    from raybench.testing import claims
-
     families = claims.check(op, d)
     unbiased = op.omega(d) is not None
     bound, factor = claims.claim(op, d)
@@ -370,8 +331,6 @@ def pretty(formula: str) -> str:
 
 def operator_numbers(setting: Setting, down: bool) -> list[tuple[str, float]]:
     """Return what the step makes of the compressor: theta and beta, or omega of the mean."""
-    from raybench.theory import contraction
-
     rows: list[tuple[str, float]] = []
     if setting.alpha is not None and setting.alpha > 0:
         theta, beta = contraction(setting.alpha)
@@ -386,8 +345,6 @@ def operator_numbers(setting: Setting, down: bool) -> list[tuple[str, float]]:
 
 def outline(out: Screen, steps: StepSizes | None) -> None:
     """Print what a method's step sizes rest on, without a problem: theorem, assumptions, source."""
-    from raybench.theory import RULES
-
     out.head("\n  step size")
     if steps is None:
         out.set_in("no theorem: give step_size.value, or multiples of another method's with .of")
@@ -401,9 +358,6 @@ def outline(out: Screen, steps: StepSizes | None) -> None:
 
 def explain(out: Screen, cell: Cell, sizes: Mapping[str, float]) -> None:
     """Print what the step sizes of a one-cell sweep rest on and promise; ``sizes``: those there are, by rule."""
-    from raybench.execution.resolve import Resolver, problem_of
-    from raybench.theory import RULES
-
     steps, setting = Resolver().backing(cell)
     if steps is None:
         return
@@ -427,8 +381,6 @@ def _section(
     start: float | None = None,
 ) -> None:
     """Print a rule's theorem or convention; ``seen`` are those printed before, by rule, and not repeated."""
-    from raybench.theory import Theorem, explained
-
     out.head(f"\n  {rule}")
     same = [other for other, other_backing in seen.items() if other_backing is backing]
     if same:
@@ -460,8 +412,6 @@ def _section(
 
 def _start(cell: Cell, problem: Problem) -> float | None:
     """Return a bound of f(x^0) - inf f at the sweep's starting point, None where there is none."""
-    import torch
-
     c = problem.constants
     least = c.f_star if c.f_star is not None else c.f_inf
     if least is None or cell.x0 not in ("zeros", "problem"):
@@ -476,27 +426,24 @@ def _lines(
     backing: Theorem | Convention, step: float, k: Setting, start: float | None
 ) -> list[str]:
     """Return the step with its factors and, for the generic rule, the inequality with its numbers."""
-    from raybench.report.words import number as n
-    from raybench.theory import Rate, Theorem
-
     rate = backing.formula(k)
     if not isinstance(rate, Rate) or not isinstance(backing, Theorem):
-        return [f"γ = {n(step, 6)}"]
+        return [f"γ = {number(step, 6)}"]
     L, root = k.need("L"), math.sqrt(rate.B / rate.rho)
-    times = "" if rate.scale == 1 else f"{n(rate.scale, 4)} · "
+    times = "" if rate.scale == 1 else f"{number(rate.scale, 4)} · "
     lines, form, ends = [], "1/L", ""
     if rate.B:
         lines.append(
             "E G⁺ ≤ (1 − ρ) G + B ‖x⁺ − x‖², where ‖g − ∇f‖² ≤ G: "
-            f"ρ = {n(rate.rho, 6)}, B = {n(rate.B, 6)}, √(B/ρ) = {n(root, 6)}"
+            f"ρ = {number(rate.rho, 6)}, B = {number(rate.B, 6)}, √(B/ρ) = {number(root, 6)}"
         )
-        form, ends = "1/(L + √(B/ρ))", f"1/({n(L, 4)} + {n(root, 4)})"
+        form, ends = "1/(L + √(B/ρ))", f"1/({number(L, 4)} + {number(root, 4)})"
     if backing.linear:
-        first = f"1/({n(L, 4)} + {n(math.sqrt(2) * root, 4)})"
+        first = f"1/({number(L, 4)} + {number(math.sqrt(2) * root, 4)})"
         form = "min{1/(L + √(2B/ρ)), ρ/(2μ)}"
-        ends = f"min{{{first}, {n(rate.rho, 4)}/(2 · {n(k.need('mu'), 4)})}}"
+        ends = f"min{{{first}, {number(rate.rho, 4)}/(2 · {number(k.need('mu'), 4)})}}"
     middle = f"{times}{ends} = " if ends else ""
-    lines.append(f"γ = {times}{form} = {middle}{n(step, 6)}")
+    lines.append(f"γ = {times}{form} = {middle}{number(step, 6)}")
     lines.append(pretty(backing.promises))
     return [*lines, *_in_words(backing, rate, step / rate.scale, k, start)]
 
@@ -505,8 +452,6 @@ def _in_words(
     theorem: Theorem, rate: Rate, step: float, k: Setting, start: float | None
 ) -> list[str]:
     """Return what the inequality of the generic rule says with this problem's numbers."""
-    from raybench.report.words import number as n
-
     exact = "G^0" not in theorem.promises
     noisy = "sigma" in theorem.promises and k.noise != 0
     beside = " beside the floor of the noise" if noisy else ""
@@ -514,118 +459,12 @@ def _in_words(
         if start is None:
             return []
         first = 2 * start / step
-        sums = n(first, 4) if exact else f"({n(first, 4)} + {n(1 / rate.rho, 4)} G⁰)"
+        sums = number(first, 4) if exact else f"({number(first, 4)} + {number(1 / rate.rho, 4)} G⁰)"
         return [
-            f"Here Δ₀ ≤ {n(start, 4)}: over T rounds the mean of ‖∇f‖² is at most {sums}/T{beside}, "
-            f"below 1e-6 from T = {n(1e6 * first, 2)} on{'' if exact else ' if G⁰ = 0'}."
+            f"Here Δ₀ ≤ {number(start, 4)}: over T rounds the mean of ‖∇f‖² is at most {sums}/T{beside}, "
+            f"below 1e-6 from T = {number(1e6 * first, 2)} on{'' if exact else ' if G⁰ = 0'}."
         ]
     shrink = step * k.need("mu")
     rounds = math.ceil(math.log(10) / -math.log1p(-shrink)) if shrink < 1 else 1
     tenth = "a round" if rounds == 1 else f"{rounds:,} rounds"
-    return [f"Here γμ = {n(shrink, 4)}: the bound falls tenfold every {tenth}{beside}."]
-
-
-# ls, cp, schema ------------------------------------------------------------------------------
-
-LISTED = (*(f"{kind}s" for kind in KINDS), "datasets", "sweeps")
-
-
-def ls(
-    kind: Annotated[
-        str | None, Argument(metavar="KIND", help=f"{', '.join(LISTED)}. [default: all]")
-    ] = None,
-    plugin: shared.Plugins = None,
-) -> None:
-    """List plug-ins by kind, data sets and shipped sweeps."""
-    load_plugins(plugin)
-    if kind is not None and f"{kind}s" not in LISTED:
-        check_word("ls", kind, LISTED, "kind")
-    out = Screen()
-    for plural in LISTED if kind is None else (kind if kind in LISTED else f"{kind}s",):
-        if plural == "datasets":
-            out.print(_datasets(every=kind is not None))
-        else:
-            out.print(_sweeps() if plural == "sweeps" else _plugins(plural))
-
-
-def _plugins(kind: str) -> Table:
-    from raybench.core import registry
-
-    single = kind.removesuffix("s")
-    names = registry.names(single)
-    rows = [(name, prose(registry.lookup(single, name).summary)) for name in names]
-    return listing((kind, ""), rows, fold="")
-
-
-def _datasets(every: bool) -> Table:
-    from raybench.data import catalogue
-
-    comes = "comes with scikit-learn"
-    rows = [("breast_cancer", "569", "30", comes), ("digits", "1,797", "64", comes)]
-    for name, images in catalogue.IMAGE_SETS.items():
-        if name == "digits":
-            continue
-        place = catalogue.present(images.files[0]) if images.files else None
-        where = str(place.parent) if place else "downloaded when first used"
-        if not place and not images.url and not name.endswith("mnist"):
-            where = f"put {images.files[0]} into the data folder"
-        rows.append((name, f"{images.train:,}", "x".join(map(str, images.shape)), where))
-    texts = {
-        name: catalogue.find_text(name) or f"put text/{name}.txt there" for name in catalogue.TEXTS
-    }
-    rows += [(name, "", "text", str(where)) for name, where in texts.items()]
-    for name, views in catalogue.VIEW_SETS.items():
-        file = catalogue.folder() / catalogue.VIEW_FILES[0]
-        where = str(file) if file.exists() else f"put it at {file}"
-        rows.append((name, f"{catalogue.ARTICLES:,}", ", ".join(views), where))
-    hidden = 0
-    for name, dataset in catalogue.LIBSVM_SETS.items():
-        path = catalogue.find(name)
-        if every or path:
-            where = str(path or "downloaded when first used")
-            rows.append((name, f"{dataset.rows:,}", f"{dataset.d:,}", where))
-        else:
-            hidden += 1
-    if hidden:
-        rows.append((f"and {hidden} more", "", "", "raybench ls datasets"))
-    heads = ("datasets", "rows", "features", "where")
-    return listing(heads, rows, right=heads[1:3], fold="where")
-
-
-def _sweeps() -> Table:
-    """Return the shipped sweeps with the first line of each head comment: the question it answers."""
-    rows = []
-    for name, text in shared.sweeps().items():
-        first = next((line for line in text.splitlines() if line.strip()), "")
-        rows.append((name, first.lstrip("# ").strip() if first.startswith("#") else ""))
-    return listing(("sweeps", ""), rows, fold="")
-
-
-def cp(
-    name: Annotated[str, Argument(help="A shipped sweep; raybench ls sweeps lists them.")],
-    goal: Annotated[
-        Path | None, Argument(metavar="FILE", help="Where to. [default: ./NAME.yaml]")
-    ] = None,
-) -> None:
-    """Copy a shipped sweep file to edit."""
-
-    shipped = shared.sweeps()
-    name = name.removesuffix(".yaml")
-    check_word("cp", name, shipped, "sweep")
-    goal = goal or Path(f"{name}.yaml")
-    goal = shared.new_file("cp", goal / f"{name}.yaml" if goal.is_dir() else goal)
-    goal.write_text(shipped[name], encoding="utf-8")
-    print(f"{goal}\nnext: raybench plan {goal}")
-
-
-def schema(plugin: shared.Plugins = None) -> None:
-    """Print the JSON schema of sweep files, with all defaults.
-
-    For editors: save it and point their YAML support to it.
-    """
-    import json
-
-    from raybench import spec
-
-    load_plugins(plugin)
-    print(json.dumps(spec.json_schema(), indent=2))
+    return [f"Here γμ = {number(shrink, 4)}: the bound falls tenfold every {tenth}{beside}."]
