@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cli_kit import call
-from heads_kit import free_port, head, without_token, write_token
+from cluster_kit import free_port, head, without_token, write_token
 
 from raybench import store
 from raybench.cluster.states import Launch

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cli_kit import call
-from heads_kit import free_port, head
+from cluster_kit import free_port, head
 
 pytestmark = pytest.mark.thorough
 
