@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import cli_kit
 import pandas as pd
 import pytest
-from cli_kit import SWEEP, Said, cli, tidy, tree
+from cli_kit import SWEEP, Said, call, cli, tidy, tree
 
 import raybench
 from raybench import store
@@ -45,7 +44,7 @@ def test_help_imports_nothing_heavy():
         "print('HEAVY', [m for m in heavy if m in sys.modules], code)"
     )
     for args in (["--help"], ["sweep", "--help"], ["--version"]):
-        done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True)
+        done = call(sys.executable, "-c", code, *args)
         assert done.stdout.splitlines()[-1] == "HEAVY [] 0", done.stdout + done.stderr
 
 

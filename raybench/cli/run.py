@@ -139,11 +139,11 @@ def _way_out(skipped: Skipped) -> str:
     from raybench.execution.checks import SkipCode
 
     usual = usual_operator(skipped.cell.algorithm.name)
+    data = shared.USUAL_PROBLEM.partition(":")[2]
     flags = {
         SkipCode.NO_STEP: "--step-value 0.1, or --set step_size.of=gd for multiples of gd's step",
-        SkipCode.VERTICAL_METHOD: f"--problem vertical_least_squares:{shared.USUAL_PROBLEM.partition(':')[2]}",
-        SkipCode.OPERATOR: f"--compressor {usual}; "
-        "--set allow_unproven=true runs what no theory covers",
+        SkipCode.VERTICAL_METHOD: f"--problem vertical_least_squares:{data}",
+        SkipCode.OPERATOR: f"--compressor {usual}; --set allow_unproven=true runs what no theory covers",
     }
     return flags.get(skipped.why.code, skipped.why.fix)
 
@@ -165,9 +165,8 @@ def _show(resolved: Resolved, folder: str, before: bool) -> None:
     cells = store.cells(folder)
     row = cells[cells["cell"] == resolved.id].iloc[0]
     out = Screen()
-    data = [row["dataset"]] if words.known(row["dataset"]) else []
-    size = f"{row['clients']:.0f} clients, d = {row['d']:,.0f}"
-    about = f"  {', '.join([*data, size])}"
+    data = f"{row['dataset']}, " if words.known(row["dataset"]) else ""
+    about = f"  {data}{row['clients']:.0f} clients, d = {row['d']:,.0f}"
     out.head(f"{row['label']} on {row['problem']}", about, dim=True)
     if row["status"] == "failed":
         out.print(pairs([("failed", _cause(str(row["error"]))), ("saved in", folder)]))
@@ -191,10 +190,9 @@ def _show(resolved: Resolved, folder: str, before: bool) -> None:
     ]
     if not math.isnan(row["accuracy"]):
         rows.append(("accuracy", words.number(row["accuracy"], 4)))
-    rows += [("up", f"{sent('up')} per client"), ("down", sent("down"))]
     already = "  (was there already: --fresh runs it again)" if before else ""
-    rows.append(("saved in", folder + already))
-    rows.append(("next", f"raybench report {folder}"))
+    rows += [("up", f"{sent('up')} per client"), ("down", sent("down"))]
+    rows += [("saved in", folder + already), ("next", f"raybench report {folder}")]
     out.print(pairs(rows))
 
 
@@ -243,7 +241,6 @@ def sweep(
     Ends with a table of each method's best K and step, and a report. Interrupted or extended, the
     same command goes on. Exit code 1 if cells failed, or all were skipped.
     """
-    shared.check_file(file)
     from raybench.analysis import BestSteps
     from raybench.runtime.driver import drive
 
@@ -304,13 +301,10 @@ def close(outcome: Outcome, file: str) -> None:
         ("report", str(report.html(results))),
         ("tables", f"{folder}/cells, {folder}/curves  (Parquet)"),
     ]
-    if counts.get("missing"):
-        rows.append(("next", Text(f"raybench sweep {file}", style="bold")))
-    elif counts.get("failed"):
-        rows.append(("next", Text(f"raybench sweep {file} --retry-failed", style="bold")))
-    else:
-        rows.append(("next", Text(f"raybench plot {folder}", style="bold")))
-    out.print(pairs(rows, indent=0))
+    command = f"raybench plot {folder}"
+    if counts.get("missing") or counts.get("failed"):
+        command = f"raybench sweep {file}" + ("" if counts.get("missing") else " --retry-failed")
+    out.print(pairs([*rows, ("next", Text(command, style="bold"))], indent=0))
 
 
 def _why(out: Screen, outcome: Outcome) -> None:
