@@ -237,14 +237,14 @@ def test_azure_parameters_are_those_of_rays_template() -> None:
     import ray.autoscaler._private as private
 
     template = Path(private.__path__[0]) / "_azure" / "azure-vm-template.json"
-    known = json.loads(template.read_text())["parameters"]
+    declared = json.loads(template.read_text())["parameters"]
     python = {"string": str, "int": int, "object": dict, "bool": bool}
     for kind, node in read("cluster/azure.yaml")["available_node_types"].items():
         given = dict(node["node_config"]["azure_arm_parameters"])
         assert given.pop("availability_zone") in ("auto", "none")  # Ray's own, beside the template
         for name, value in given.items():
-            assert name in known, f"{kind}: {name}"
-            assert isinstance(value, python[known[name]["type"]]), f"{kind}: {name}"
+            assert name in declared, f"{kind}: {name}"
+            assert isinstance(value, python[declared[name]["type"]]), f"{kind}: {name}"
 
 
 def test_google_deletes_every_machine_after_hours_and_on_preemption() -> None:

@@ -235,9 +235,9 @@ def two_splits(tmp_path_factory):
 @pytest.mark.parametrize("page", RECIPES)
 def test_recipes_have_a_row_for_each_split(two_splits, monkeypatch, page):
     monkeypatch.chdir(two_splits)
-    found = recipes(page)
-    assert len(found) == {"README.md": 1, "docs/how-to.md": 4, "docs/results.md": 1}[page]
-    for block in found:
+    blocks = recipes(page)
+    assert len(blocks) == {"README.md": 1, "docs/how-to.md": 4, "docs/results.md": 1}[page]
+    for block in blocks:
         reachable = re.sub(r"<= \d+e-\d+", "<= 1e-2", block)
         with contextlib.redirect_stdout(io.StringIO()) as said:
             exec(compile(reachable, page, "exec"), {})

@@ -116,7 +116,12 @@ def reading_options(
     every: All = False,
 ) -> Reader:
     """Return what opens a results folder as these options say. Raises InputError for a wrong one."""
-    value, seeds = goal(target), seeds_of(tuning_seeds)
+    value = goal(target)
+    try:
+        seeds = [] if tuning_seeds is None else [int(part) for part in tuning_seeds.split(",")]
+    except ValueError:
+        what = f"{tuning_seeds!r} is no list of seeds"
+        raise InputError.of("--tuning-seeds", what, "such as 0,1") from None
 
     def open_folder(folder: str) -> Frames:
         from raybench.report.content import open_frames
@@ -387,15 +392,6 @@ def goal(text: str | None) -> float | str | None:
     if not 0 < value < float("inf"):
         raise InputError.of("--target", f"{text} is out of range", "a number > 0, or auto")
     return value
-
-
-def seeds_of(text: str | None) -> list[int]:
-    """Return the seeds that ``--tuning-seeds`` names. Raises InputError for a text that is no list of whole numbers."""
-    try:
-        return [] if text is None else [int(part) for part in text.split(",")]
-    except ValueError:
-        what = f"{text!r} is no list of seeds"
-        raise InputError.of("--tuning-seeds", what, "such as 0,1") from None
 
 
 def results_of(sweep: Sweep, out: str | None) -> str:
