@@ -176,10 +176,10 @@ def short() -> Iterator[Path]:
 
 
 @pytest.fixture
-def neighbour() -> Iterator[int]:
+def neighbour(short: Path) -> Iterator[int]:
     """The port of a Ray on this machine that is not ours, as SkyPilot runs one on each node."""
     flags = ("--include-dashboard=false", "--dashboard-agent-listen-port=0")
-    with head(*flags, RAY_AUTH_MODE="disabled") as port:
+    with head(*flags, RAY_AUTH_MODE="disabled", RAY_TMPDIR=str(short)) as port:
         yield port
 
 
