@@ -42,79 +42,67 @@ PROBLEMS: dict[str, dict[str, Any]] = {
         "dtype": "float32",
     },
     "matrix 24 x 16": {"name": "quadratic", "shape": [[24, 16]], "clients": 4},
+    **{
+        f"network {model}": {"name": "network", "model": model, "dataset": "digits", "clients": 4}
+        | {"batch": 16}
+        for model in ("mlp", "mlp:hidden=[256]", "mlp:hidden=[512,256]")
+    },
 }
 Times = tuple[float, float, float]
 TURN = 0.02  # seconds
 FEWEST, MOST, BUDGET = 5, 40, 4.0  # turns of each side, and the seconds they should not exceed
-ANYWHERE = [
-    *("identity", "top_k:k=1%", "top_k:k=5%", "top_k:k=10%", "rtop_k:k=10%", "rand_k:k=1%"),
-    *("rand_k:k=10%,mask=common", "dgc:k=1%", "dgc:k=10%,truncate=random", "perm_k", "lazy"),
-    *("block_top_k:k=1,block=10", "block_top_k:k=1,block=10,form=blocks", "pos_neg_top_k:k=5"),
-    *("pos_neg_top_k:k=10%,values=means", "adaptive_threshold", "adaptive_threshold:rule=energy"),
-    *("adaptive_threshold:rule=percentile", "hard_threshold:threshold=0.001", "wangni:k=10%"),
-    *("adaptive_sparsification", "l1_sampling", "random_sparsification:p=0.1"),
-    *("natural", "dithering", "natural_dithering", "qsgd", "terngrad", "scaled_sign", "one_bit"),
-    *(
-        "exponential_rounding",
-        "stochastic_rounding",
-        "fp16",
-        "bf16",
-        "int8",
-        "nf4",
-        "mxfp8",
-        "mxfp4",
-    ),
-    *("chain", "two_shot", "induced", "optimal_rescale", "top_k_natural:k=10%", "entropy_coded"),
+SPARSE = [
+    *("top_k:k=1%", "top_k:k=5%", "top_k:k=10%", "rtop_k:k=10%", "rand_k:k=1%", "perm_k", "lazy"),
+    *("rand_k:k=10%,mask=common", "random_sparsification:p=0.1", "dgc:k=1%", "l1_sampling"),
+    *("dgc:k=10%,truncate=random", "block_top_k:k=1,block=10", "pos_neg_top_k:k=5", "wangni:k=10%"),
+    *("block_top_k:k=1,block=10,form=blocks", "pos_neg_top_k:k=10%,values=means"),
+    *("adaptive_threshold", "adaptive_threshold:rule=energy", "adaptive_threshold:rule=percentile"),
+    *("hard_threshold:threshold=0.001", "adaptive_sparsification"),
+]
+QUANTISED = ["natural", "dithering", "natural_dithering", "qsgd", "terngrad", "scaled_sign"]
+ROUNDED = ["exponential_rounding", "stochastic_rounding", "fp16", "bf16", "int8", "nf4", "mxfp8"]
+COMPOSED = ["chain", "two_shot", "induced", "optimal_rescale", "top_k_natural:k=10%"]
+VECTORS = [
+    "identity",
+    *SPARSE,
+    *QUANTISED,
+    "one_bit",
+    *ROUNDED,
+    "mxfp4",
+    *COMPOSED,
+    "entropy_coded",
 ]
 MATRICES = ["svd", "power_step", "st_hosvd", "hosvd", "tucker", "tensor_train", "cp"]
+OPERATORS = {"matrix": MATRICES, "network": ["top_k:k=5%"]}  # of these problems; others: VECTORS
 
 
 def cases(pattern: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (title, sweep file) of every case whose title holds the pattern."""
     from raybench import api
     from raybench.core.errors import InputError
+    from raybench.spec import short
 
     for problem, section in PROBLEMS.items():
-        operators = MATRICES if problem.startswith("matrix") else ANYWHERE
-        for operator in operators:
+        for operator in OPERATORS.get(problem.split()[0], VECTORS):
             try:
                 op = api.compressor(operator)
             except InputError:
                 continue  # a compressor that this checkout does not have, or that needs parameters
-            biased = op.omega(64) is None
+            method = "ef21" if op.omega(64) is None else "diana"
             for cells in (1, 16):
-                title = f"{problem}, {cells} cells, {'ef21' if biased else 'diana'} {operator}"
-                if pattern not in title:
-                    continue
-                steps = [1e-6 * (j + 1) for j in range(cells)]
-                yield (
-                    title,
-                    {
-                        "name": "cells",
-                        "problem": section,
-                        "algorithm": "ef21" if biased else "diana",
-                        "compressor": _section(operator),
-                        "step_size": {"value": steps},
-                        "rounds": 1_000_000,
-                        "record": {"points": 8},
-                        "allow_unproven": True,
-                    },
-                )
-
-
-def _section(operator: str) -> dict[str, Any]:
-    name, _, given = operator.partition(":")
-    pairs = [part.split("=") for part in given.split(",") if part]
-    return {"name": name, **{key: _value(text) for key, text in pairs}}
-
-
-def _value(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
+                title = f"{problem}, {cells} cells, {method} {operator}"
+                config = {
+                    "name": "cells",
+                    "problem": section,
+                    "algorithm": method,
+                    "compressor": short.parse(operator, "compressor"),
+                    "step_size": {"value": [1e-6 * (j + 1) for j in range(cells)]},
+                    "rounds": 1_000_000,
+                    "record": {"points": 8},
+                    "allow_unproven": True,
+                }
+                if pattern in title:
+                    yield title, config
 
 
 def use_plain_torch() -> None:

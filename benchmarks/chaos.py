@@ -67,12 +67,9 @@ class Tally:
 
     def text(self) -> str:
         """Return the table for people."""
-        heads = ("mode", "killed", "when", "what happened", "times")
-        rows = [heads] + [(*key, str(n)) for key, n in sorted(self.happened.items())]
-        widths = [max(len(row[j]) for row in rows) for j in range(len(heads))]
-        return "\n".join(
-            "  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in rows
-        )
+        rows = [(*key, times) for key, times in sorted(self.happened.items())]
+        heads = ["mode", "killed", "when", "what happened", "times"]
+        return pd.DataFrame(rows, columns=heads).to_string(index=False)
 
 
 def written(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:

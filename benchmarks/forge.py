@@ -20,14 +20,12 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from forge_files import changed_file, forge_files
+from forge_files import forge_files, forge_results
 from forge_messages import forge_messages
-from forge_results import forge_results
 
 MOST_SECONDS = 2.0
 MOST_GROWTH, MOST_EXTRA = 10, 100 * 10**6  # bytes of memory for each byte of input, and beside
@@ -132,7 +130,7 @@ def main() -> int:
     kinds = (
         ("messages", given.messages, forge_messages),
         ("files", given.files, forge_files),
-        ("results", given.results, partial(forge_results, change=changed_file)),
+        ("results", given.results, forge_results),
     )
     for name, count, forge in kinds:
         if count:

@@ -36,14 +36,8 @@ def honest_messages(d: int = 24) -> list[Any]:
             found += [m, m.row(1, 2), m.masked(there)]
     x = gaussian(2, 3, d)
     choice = choose(there, Dense(x), Dense(-x))
-    texts = (
-        "top_k:k=3",
-        "rand_k:k=3",
-        "entropy_coded:of=(dithering:s=2)",
-        "terngrad",
-        "power_step",
-    )
-    for text in texts if d >= 3 else ():
+    texts = ("top_k:k=3", "rand_k:k=3", "entropy_coded:of=(dithering:s=2)", "terngrad")
+    for text in (*texts, "power_step") if d >= 3 else ():
         q = raybench.compressor(text).bind(d, 3).operator
         part = q.compress(x, stream(1).spread((2,)).each(range(3)))
         cells = [torch.tensor([1]), torch.tensor([0])]
@@ -53,42 +47,12 @@ def honest_messages(d: int = 24) -> list[Any]:
 
 
 NASTY = (
-    *(
-        0,
-        1,
-        2,
-        3,
-        7,
-        24,
-        25,
-        255,
-        65537,
-        10**7,
-        2**31 - 1,
-        2**31,
-        2**40,
-        2**53,
-        2**62,
-        2**63,
-        2**64,
-    ),
-    *(-1, -2, -(2**31), -(2**63), 10**400, 0.0, -1.0, 0.5, 1e-300, 1e300, 1e400, -1e400, math.nan),
-    *(True, False, None, "", "x", "float64", "float16", "sparse", "cases", "power", "pair", "e4m3"),
-    *(
-        [],
-        [0],
-        [1, 0],
-        [-1],
-        [2**62],
-        [2**31, 0],
-        [0, 2**62],
-        [2, 3],
-        [3, 2],
-        [6],
-        ["a", "b"],
-        [[1]],
-    ),
-    *({}, {"kind": "dense"}, [{}], [True] * 6, [False] * 6, [0] * 6, [2**62] * 6, list(range(6))),
+    *(0, 1, 2, 3, 7, 24, 25, 255, 65537, 10**7, 2**31 - 1, 2**31, 2**40, 2**53, 2**62, 2**63),
+    *(2**64, -1, -2, -(2**31), -(2**63), 10**400, 0.0, -1.0, 0.5, 1e-300, 1e300, 1e400, -1e400),
+    *(math.nan, True, False, None, "", "x", "float64", "float16", "sparse", "cases", "power"),
+    *("pair", "e4m3", [], [0], [1, 0], [-1], [2**62], [2**31, 0], [0, 2**62], [2, 3], [3, 2]),
+    *([6], ["a", "b"], [[1]], {}, {"kind": "dense"}, [{}], [True] * 6, [False] * 6, [0] * 6),
+    *([2**62] * 6, list(range(6))),
 )
 
 

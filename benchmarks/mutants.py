@@ -28,16 +28,8 @@ from pathlib import Path
 from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = (
-    "raybench",
-    "tests",
-    "sweeps",
-    "docs",
-    "examples",
-    "benchmarks",
-    "pyproject.toml",
-    "README.md",
-)
+FOLDERS = ("raybench", "tests", "sweeps", "docs", "examples", "benchmarks")
+COPIED = (*FOLDERS, "pyproject.toml", "README.md")
 LONGEST = 900.0  # seconds for the test of one fault; a fault that hangs is noticed as well
 
 
@@ -145,12 +137,9 @@ def main() -> int:
             return 1
         with ThreadPoolExecutor(asked.jobs) as pool:
             for mutant, result in zip(tried, pool.map(run, tried)):
-                killed = result in ("failed", "hung")
-                print(
-                    f"{'killed' if killed else 'SURVIVED'}: {mutant.name} ({mutant.test})",
-                    flush=True,
-                )
-                alive += [] if killed else [mutant]
+                word = "killed" if result in ("failed", "hung") else "SURVIVED"
+                print(f"{word}: {mutant.name} ({mutant.test})", flush=True)
+                alive += [mutant] if word == "SURVIVED" else []
     print(f"{len(tried) - len(alive)} of {len(tried)} killed, {len(stale)} do not apply")
     return int(bool(alive or stale))
 

@@ -226,17 +226,14 @@ def compared(what: str, code: Path, rounds: int) -> tuple[str, Path_, Path_]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    for name in ("demo", "dion", "powersgd", "dgc"):
-        parser.add_argument(
-            f"--{name}", type=Path, metavar="DIR", help="a clone of the authors' code"
-        )
+    names = ("demo", "dion", "powersgd", "dgc")
+    for name in names:
+        parser.add_argument(f"--{name}", type=Path, metavar="DIR", help="a clone of their code")
     parser.add_argument("--rounds", type=int, default=20)
     given = parser.parse_args()
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     torch.set_default_dtype(torch.float64)
-    todo = [
-        (n, getattr(given, n)) for n in ("demo", "dion", "powersgd", "dgc") if getattr(given, n)
-    ]
+    todo = [(name, getattr(given, name)) for name in names if getattr(given, name)]
     if given.dgc:
         todo.append(("dgc, nesterov", given.dgc))
     failed = False
@@ -247,10 +244,8 @@ def main() -> int:
             float((a - b).abs().max() / b.abs().max()) for a, b in zip(own, theirs, strict=True)
         )
         failed |= not apart <= NEAR
-        print(
-            f"{name:24} {given.rounds} rounds: x moved {moved:.2g}, differs by {apart:.1e}",
-            flush=True,
-        )
+        moved_and_apart = f"x moved {moved:.2g}, differs by {apart:.1e}"
+        print(f"{name:24} {given.rounds} rounds: {moved_and_apart}", flush=True)
     return int(failed)
 
 

@@ -14,6 +14,7 @@ Each phase is a process of its own, and its peak memory is that of this process 
     resume   the same command when all is there                    floor: read and hash all files
     cells    ``raybench.store.cells``                              floor: pyarrow's reading of the same files
     load     ``raybench.load``, every row of every curve           floor: the same
+    costs    ``raybench.analysis.to_target``, every cell           floor: the same
 
 Seconds of run and resume include the start of Python and its imports, those of the others do not.
 """
@@ -29,6 +30,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -98,28 +100,35 @@ def plan(file: Path, out: Path) -> Found:
     return {"seconds": seconds, "floor": hashed(sweep.cells)}
 
 
-def cells(file: Path, out: Path) -> Found:
+def _reading(out: Path, parts: Sequence[str]) -> float:
+    """Return the seconds of pyarrow's reading of the tables in these folders, on one core."""
     import pyarrow.parquet as pq
 
+    files = [file for part in parts for file in (out / part).iterdir()]
+    return timed(lambda: [len(pq.read_table(file, use_threads=False)) for file in files])[0]
+
+
+def cells(file: Path, out: Path) -> Found:
     from raybench.store import cells as read
 
-    floor, _ = timed(
-        lambda: [pq.read_table(f, use_threads=False) for f in (out / "cells").iterdir()]
-    )
-    return {"seconds": timed(lambda: read(out))[0], "floor": floor}
+    return {"floor": _reading(out, ["cells"]), "seconds": timed(lambda: read(out))[0]}
 
 
 def load(file: Path, out: Path) -> Found:
-    import pyarrow.parquet as pq
-
     import raybench
 
-    files = [f for folder in ("cells", "curves") for f in (out / folder).iterdir()]
-    floor, _ = timed(lambda: [len(pq.read_table(f, use_threads=False)) for f in files])
-    return {"seconds": timed(lambda: raybench.load(out))[0], "floor": floor}
+    floor = _reading(out, ["cells", "curves"])
+    return {"floor": floor, "seconds": timed(lambda: raybench.load(out))[0]}
 
 
-FUNCTIONS = {f.__name__: f for f in (expand, plan, cells, load)}
+def costs(file: Path, out: Path) -> Found:
+    from raybench.analysis import to_target
+
+    floor = _reading(out, ["cells", "curves"])
+    return {"floor": floor, "seconds": timed(lambda: to_target(out))[0]}
+
+
+FUNCTIONS = {f.__name__: f for f in (expand, plan, cells, load, costs)}
 
 
 # Phases in processes ---------------------------------------------------------------------------------
@@ -206,8 +215,8 @@ def measured(count: int, rounds: int, through: str, folder: Path, skip: list[str
         inline = ["--inline"] if through == "inline" else []
         phases["run"] = lambda: ran([*command, *inline])
         phases["resume"] = lambda: {**ran([*command, *inline]), "floor": hashing(out)}
-        phases["cells"] = lambda: apart("cells", file, out)
-        phases["load"] = lambda: apart("load", file, out)
+        for name in ("cells", "load", "costs"):
+            phases[name] = partial(apart, name, file, out)
     for name, phase in phases.items():
         if name not in skip:
             shown(count, name, phase())

@@ -25,6 +25,7 @@ algorithm: ef21
 compressor: {name: top_k, k: 1..%d}
 rounds: 2
 """  # each K is a batch, so a shard, of its own
+KINDS = ("GET", "LIST", "PUT", "HEAD", "DELETE")
 
 
 def kind(method: str, path: str) -> str:
@@ -48,9 +49,8 @@ def main() -> None:
         from raybench.store import compact
         from raybench.store.status import status_of
 
-        print(
-            f"{'shards':>6}  {'what':<12} {'GET':>6} {'LIST':>5} {'PUT':>5} {'HEAD':>5} {'DELETE':>6}  a shard"
-        )
+        heads = " ".join(f"{name:>6}" for name in KINDS)
+        print(f"{'shards':>6}  {'what':<14} {heads}  a shard")
         for shards in asked.shards:
             url = f"s3://bucket/{shards}"
             sweep = spec.load(SWEEP % (shards, shards))
@@ -68,11 +68,8 @@ def main() -> None:
                 for (method, path), n in proxy.asked.items():
                     counts[kind(method, path)] += n
                 each = sum(counts.values()) / shards
-                said = [
-                    f"{counts[k]:>{w}}"
-                    for k, w in (("GET", 6), ("LIST", 5), ("PUT", 5), ("HEAD", 5), ("DELETE", 6))
-                ]
-                print(f"{shards:>6}  {what:<14} {' '.join(said)}  {each:.1f}", flush=True)
+                said = " ".join(f"{counts[name]:>6}" for name in KINDS)
+                print(f"{shards:>6}  {what:<14} {said}  {each:.1f}", flush=True)
         proxy.close()
 
 

@@ -53,7 +53,7 @@ def run(
     if data:
         with tempfile.TemporaryDirectory(prefix="raybench-data-") as folder:
             return _run(_with_data(config, sets, plugins, data, Path(folder)), params)
-    return _run(_read(config, sets, plugins), params)
+    return _run(spec.load(_source(config), sets=sets, plugins=plugins), params)
 
 
 def _run(sweep: spec.Sweep, params: bool) -> pd.DataFrame:
@@ -110,7 +110,10 @@ def sweep(
     from raybench.analysis import BestSteps, frames, keep_targets
     from raybench.runtime.driver import drive
 
-    planned = _read(config, sets, plugins) if not data else _saved(config, sets, plugins, data, out)
+    if data:
+        planned = _saved(config, sets, plugins, data, out)
+    else:
+        planned = spec.load(_source(config), sets=sets, plugins=plugins)
     folder = out if out is not None else Path(RESULTS_FOLDER) / planned.name
     outcome = drive(
         planned,
@@ -142,8 +145,7 @@ def _saved(
     from raybench.store.files import open_folder
 
     if out is None:
-        source = config if isinstance(config, str | Mapping) else Path(config)
-        out = Path(RESULTS_FOLDER) / saved(source, sets=sets, plugins=plugins)[0]
+        out = Path(RESULTS_FOLDER) / saved(_source(config), sets=sets, plugins=plugins)[0]
     open_folder(out).check()  # the data is not written through a link either
     place = folder() / "own" if "://" in os.fspath(out) else Path(out).absolute() / "data"
     try:
@@ -161,11 +163,10 @@ def _with_data(
     absent = [folder for folder in (place, *place.parents) if not folder.exists()]
     files, new = session.save(data, place)
     try:
-        planned = _read(config, sets, plugins, files)
+        planned = spec.load(_source(config), sets=sets, plugins=plugins, data=files)
+        problems = [cell.problem.params.values() for cell in planned.cells]
         for name, path in files.items():
-            if not any(
-                str(path.resolve()) in cell.problem.params.values() for cell in planned.cells
-            ):
+            if not any(str(path.resolve()) in values for values in problems):
                 fix = f"write dataset: {name}, or test_set: {name}"
                 raise InputError.of(f"data.{name}", "no problem names it", fix)
     except InputError:
@@ -178,11 +179,5 @@ def _with_data(
     return planned
 
 
-def _read(
-    config: Source,
-    sets: Sequence[str],
-    plugins: Sequence[str],
-    files: Mapping[str, Path] | None = None,
-) -> spec.Sweep:
-    source = config if isinstance(config, str | Mapping) else Path(config)
-    return spec.load(source, sets=sets, plugins=plugins, data=files)
+def _source(config: Source) -> str | Mapping[str, object] | Path:
+    return config if isinstance(config, str | Mapping) else Path(config)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import subprocess
 import sys
 import unittest.mock
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from raybench.cli import main
 from raybench.core import registry
@@ -53,6 +57,12 @@ def cli(*args: object) -> Said:
     return Said(code, out.getvalue(), err.getvalue())
 
 
+def call(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, and return what it printed; options are those of ``subprocess.run``."""
+    options = {"capture_output": True, "text": True, **options}
+    return subprocess.run([str(word) for word in command], **options)
+
+
 @contextlib.contextmanager
 def own_plugins() -> Iterator[None]:
     """Forget at the end what plug-in files have registered meanwhile."""
@@ -66,6 +76,14 @@ def own_plugins() -> Iterator[None]:
         registry._entries.update(before)
         for name in [n for n in sys.modules if n.startswith("raybench_plugin_")]:
             del sys.modules[name]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty working folder; plug-ins of a test are forgotten."""
+    monkeypatch.chdir(tmp_path)
+    with own_plugins():
+        yield tmp_path
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -1,14 +1,19 @@
-"""Joining clusters that ask for a token and ones that do not, from homes with and without one: real heads."""
+"""Clusters that are there, real heads: joined with and without a token from homes with and without one; a job."""
 
 from __future__ import annotations
 
+import importlib.util
 import secrets
-import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
-from heads_kit import head, without_token, write_token
+from cli_kit import call
+from cluster_kit import free_port, head, without_token, write_token
+
+from raybench import store
+from raybench.cluster.states import Launch
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(300)]
 JOIN = """
@@ -25,14 +30,8 @@ except raybench.InputError as error:
 
 def join(address: str, home: Path, out: Path, **more: str) -> str:
     """Run a sweep on a cluster from a home; return what it printed last."""
-    done = subprocess.run(
-        [sys.executable, "-c", JOIN, address, str(out)],
-        env=without_token(HOME=str(home), **more),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    env = without_token(HOME=str(home), **more)
+    done = call(sys.executable, "-c", JOIN, address, out, env=env, timeout=200)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip()
 
@@ -75,3 +74,59 @@ def test_a_cluster_that_asks_for_a_token_says_what_is_missing(tmp_path, homes):
 def test_where_nobody_listens_it_is_said_at_once(tmp_path):
     said = join("127.0.0.1:1", tmp_path, tmp_path / "a")
     assert said.startswith("refused: --address: no Ray cluster answers at 127.0.0.1:1")
+
+
+# A job of a cluster that is there ---------------------------------------------------------------
+
+SWEEP = """\
+name: near
+problem: {name: quadratic, dim: 12, clients: 4}
+algorithm: [gd, ef21]
+compressor: {name: top_k, k: 2}
+step_size: {theory: [1, 2]}
+rounds: 30
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(
+    importlib.util.find_spec("aiohttp_cors") is None, reason="needs raybench[cluster]"
+)
+def test_a_job_of_a_cluster_that_is_there(tmp_path: Path) -> None:
+    """The sweep runs there, its results lie in the shared folder, and the cluster stays."""
+    token, port = write_token(tmp_path / "token"), free_port()
+    shown = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    flags = [
+        f"--dashboard-port={port}",
+        "--dashboard-host=127.0.0.1",
+        "--node-ip-address=127.0.0.1",
+    ]
+    with head(*flags, **shown):
+        check_jobs(f"http://127.0.0.1:{port}", shown, tmp_path)
+
+
+def check_jobs(url: str, shown: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "near.yaml").write_text(SWEEP)
+    out = tmp_path / "shared"
+
+    def launch(**env: str) -> tuple[int, str]:
+        args = ("launch", "near.yaml", "--address", url, "--out", f"file://{out}", "--yes")
+        command = (sys.executable, "-m", "raybench", *args)
+        done = call(*command, cwd=tmp_path, env=without_token(**env), timeout=400)
+        return done.returncode, done.stderr
+
+    code, said = launch(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64)
+    assert code == 2, said
+    assert "--address" in said
+    assert "RAY_AUTH" in said
+    assert "Traceback" not in said
+    code, said = launch(**shown)
+    assert code == 0, said
+    cells = store.cells(str(out))
+    assert set(cells["status"]) == {"ok"}
+    assert len(cells) == 4
+    assert Launch(tmp_path / "results/near").state == "down"
+    urllib.request.urlopen(f"{url}/api/gcs_healthz", timeout=5)  # it is there still
+    code, said = launch(**shown)
+    assert code == 0, said
+    assert "nothing is missing" in said

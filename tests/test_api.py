@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from cli_kit import call
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,38 +24,15 @@ CELL = {
 }
 
 
-def fresh(code: str) -> str:
-    """Return what a new Python prints."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+HEAVY = "torch ray pandas pyarrow numba numpy matplotlib plotly rich pydantic"
+LIGHT = ["raybench", "raybench.cli", "raybench.core.errors", "raybench.spec.short"]
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "raybench",
-        "raybench.cli",
-        "raybench.store.accounting",
-        "raybench.core.errors",
-        "raybench.spec.short",
-    ],
-)
+@pytest.mark.parametrize("module", [*LIGHT, "raybench.store.accounting"])
 def test_import_is_light(module):
-    heavy = [
-        "torch",
-        "ray",
-        "pandas",
-        "pyarrow",
-        "numba",
-        "numpy",
-        "matplotlib",
-        "plotly",
-        "rich",
-        "pydantic",
-    ]
-    code = f"import sys, {module}; print(*[m for m in {heavy} if m in sys.modules])"
-    assert fresh(code) == ""
+    code = f"import sys, {module}; print({{*'{HEAVY}'.split()}} & {{*sys.modules}})"
+    done = call(sys.executable, "-c", code)
+    assert done.stdout == "set()\n", done.stderr
 
 
 def test_names_are_there():
@@ -71,19 +48,19 @@ def test_names_are_there():
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("name", "params", "text"),
     [
-        (("top_k", {"k": 10}), ("top_k:k=10", {})),
-        (("top_k", {"k": "1%"}), ("top_k:k=1%", {})),
-        (("top_k", {"k": 0.01}), ("top_k: k = 0.01", {})),
-        (("top_k", {"k": np.int64(7)}), ("top_k:k=7", {})),
-        (("rand_k", {"k": 5, "mask": "common"}), ("rand_k:k=5,mask=common", {})),
-        (("dithering", {"s": 4, "p": "inf"}), ("dithering:s=4", {"p": "inf"})),
-        (("natural", {}), ("natural:", {})),
+        ("top_k", {"k": 10}, "top_k:k=10"),
+        ("top_k", {"k": "1%"}, "top_k:k=1%"),
+        ("top_k", {"k": 0.01}, "top_k: k = 0.01"),
+        ("top_k", {"k": np.int64(7)}, "top_k:k=7"),
+        ("rand_k", {"k": 5, "mask": "common"}, "rand_k:k=5,mask=common"),
+        ("dithering:s=4", {"p": "inf"}, "dithering:s=4,p=inf"),
+        ("natural", {}, "natural:"),
     ],
 )
-def test_forms_of_one_operator(one, other):
-    assert raybench.compressor(one[0], **one[1]) == raybench.compressor(other[0], **other[1])
+def test_forms_of_one_operator(name, params, text):
+    assert raybench.compressor(name, **params) == raybench.compressor(text)
 
 
 def test_operator_compresses_and_packs():
@@ -147,10 +124,7 @@ def test_short_forms_give_sections_or_input_errors(text):
 def test_short_form_is_the_mapping(params):
     params.pop("name", None)
     spelled = ",".join(f"{k}={str(v).lower()}" for k, v in params.items())
-    assert short.parse(f"thing:{spelled}" if params else "thing", "x") == {
-        "name": "thing",
-        **params,
-    }
+    assert short.parse(f"thing:{spelled}", "x") == {"name": "thing", **params}
 
 
 # Cells and sweeps ----------------------------------------------------------------------------------

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import cli_kit
 import pandas as pd
 import pytest
-from cli_kit import SWEEP, cli, own_plugins, tree
+from cli_kit import SWEEP, cli, tree
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+import raybench
 
 LOGISTIC = """
 problem: {name: logistic, dataset: DATA, clients: 3}
@@ -18,14 +21,8 @@ rounds: 5
 """
 LINES = "+1 1:0.5 3:1\n-1 2:1\n+1 1:1 2:2 3:3\n-1 3:0.25\n"
 LONGEST = 12
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """An empty working folder; plug-ins of a test are forgotten."""
-    monkeypatch.chdir(tmp_path)
-    with own_plugins():
-        yield tmp_path
+here = cli_kit.here
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def refused(here: Path, *args: object, says: tuple[str, ...]) -> None:
@@ -95,7 +92,7 @@ def test_no_such_sweep_file(here):
 
 def test_another_sweeps_folder_is_left_alone(here):
     (here / "s.yaml").write_text(SWEEP)
-    assert cli("sweep", "s.yaml", "--inline", "--out", "out").code == 0
+    raybench.sweep("s.yaml", "out", inline=True, sets=["seed=0", "algorithm=gd"])
     (here / "other.yaml").write_text(SWEEP.replace("clients: 4", "clients: 5"))
     for verb in (["sweep", "--inline"], ["sweep", "--inline", "--fresh"], ["plan"]):
         says = ("holds another sweep", "problem.clients: 4 there, 5 here")
@@ -177,8 +174,7 @@ def test_a_run_that_fails_prints_the_whole_message(here):
     """The cause stands in the line before the advice."""
     (here / "moody.py").write_text(MOODY)
     args = ("--plugin", "moody.py", "--algorithm", "moody", "--step-value", 0.1, "--rounds", 3)
-    with own_plugins():
-        said = cli("run", *args)
+    said = cli("run", *args)
     assert said.code == 1
     assert "weather: it rains; take an umbrella" in said.out
 
@@ -198,14 +194,6 @@ def test_results_do_not_go_into_a_file(verb, here):
     assert (here / "there").read_text() == "mine"
 
 
-def test_a_file_of_another_format_is_not_shown(here):
-    pd.DataFrame({"a": [1, 2]}).to_parquet(here / "x.data")
-    said = cli("run", "--dataset", "x.data", "--rounds", 5)
-    assert said.code == 2
-    assert "x.data is no text, but Parquet" in said.err
-    assert said.err.isprintable() or said.err.replace("\n", "").isprintable()
-
-
 def test_rounds_may_be_written_as_a_power(here):
     said = cli("run", "--problem", "quadratic:dim=5,clients=2", "--rounds", "1e2", "--out", "r")
     assert "after 100 rounds" in said.out, said.err
@@ -214,13 +202,17 @@ def test_rounds_may_be_written_as_a_power(here):
     assert "rounds: expected an integer" in said.err
 
 
-@pytest.mark.parametrize("name", ["sweep.parquet", "sweep.yaml"])
-@pytest.mark.parametrize("verb", ["sweep", "plan"])
-def test_a_parquet_file_is_no_sweep_file(tmp_path, name, verb):
-    """One line says so, and none of its bytes reach the terminal."""
-    pd.DataFrame({"label": [0, 1], "x": [0.5, 1.5]}).to_parquet(tmp_path / name)
-    said = cli(verb, tmp_path / name)
-    assert said.code == 2
-    assert said.complaints == 1
-    assert "not a text file" in said.err
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["sweep", "x.yaml"], "not a text file"),
+        (["plan", "x.yaml"], "not a text file"),
+        (["run", "--dataset", "x.yaml", "--rounds", 5], "x.yaml is no text, but Parquet"),
+    ],
+)
+def test_bytes_of_a_parquet_file_do_not_reach_the_terminal(here, args, says):
+    pd.DataFrame({"label": [0, 1], "x": [0.5, 1.5]}).to_parquet(here / "x.yaml")
+    said = cli(*args)
+    assert (said.code, said.complaints) == (2, 1)
+    assert says in said.err
     assert (said.out + said.err).replace("\n", "").isprintable()

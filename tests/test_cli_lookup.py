@@ -8,22 +8,18 @@ import os
 import re
 from pathlib import Path
 
+import cli_kit
 import numpy as np
 import pytest
 import yaml
-from cli_kit import cli, own_plugins, tidy
+from cli_kit import cli, tidy
 
 from raybench import spec
 from raybench.core import registry
 from raybench.execution.resolve import Resolver
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """An empty working folder; plug-ins of a test are forgotten."""
-    monkeypatch.chdir(tmp_path)
-    with own_plugins():
-        yield tmp_path
+here = cli_kit.here
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_cp_copies_every_shipped_sweep(here):
@@ -161,10 +157,15 @@ def test_show_others():
     assert "heterogeneity" in said.out
     assert cli("show", "logistic", "--dataset", "breast_cancer", "--clients", 5).code == 0
     assert "||x||_2" in cli("show", "iterate_norm").out
-    for entry in (e for e in registry._entries.values() if not e.source):
-        assert cli("show", entry.name).code == 0, entry.name
     said = cli("show", "topk")
     assert (said.code, "did you mean top_k?" in said.err) == (2, True)
+
+
+@pytest.mark.thorough
+def test_every_plugin_can_be_shown():
+    for kind in registry.BUILTIN_PACKAGES:
+        for name in registry.names(kind):
+            assert cli("show", name).code == 0, name
 
 
 def test_schema_is_json_with_defaults():

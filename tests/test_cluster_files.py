@@ -8,7 +8,6 @@ import json
 import os
 import re
 import stat
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from cli_kit import call
 
 from raybench.cluster import file
 from raybench.runtime.session import HEAD_ENVIRONMENT
@@ -26,6 +26,7 @@ ROOT = Path(__file__).parent.parent
 UP = ["cluster.yaml", "cluster/gcp.yaml", "cluster/azure.yaml", "cluster/local.yaml"]  # `ray up`
 CLOUDS = UP[:3]
 OTHERS = ["cluster/kuberay.yaml", "cluster/slurm.sh", "cluster/sky.yaml"]
+SPOT = {"head": False, "worker": True, "gpu": True}
 HEALTH = HEAD_ENVIRONMENT  # worst case: threshold * (period + timeout)
 
 
@@ -42,97 +43,79 @@ def prepared(given: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def job() -> dict[str, Any]:
-    documents = list(yaml.safe_load_all((ROOT / "cluster/kuberay.yaml").read_text()))
-    return next(one for one in documents if one["kind"] == "RayJob")
+def kuberay(kind: str) -> dict[str, Any]:
+    documents = yaml.safe_load_all((ROOT / "cluster/kuberay.yaml").read_text())
+    return next(document for document in documents if document["kind"] == kind)
 
 
 def is_spot(node: dict[str, Any]) -> bool:
+    """Say whether any of the three clouds may take a node back."""
     config = node["node_config"]
-    scheduling, arm = config.get("scheduling", {}), config.get("azure_arm_parameters", {})
-    market = config.get("InstanceMarketOptions", {})
-    return "spot" in {
-        str(value).lower()
-        for value in (
-            market.get("MarketType"),
-            scheduling.get("provisioningModel"),
-            arm.get("priority"),
-        )
-    }
+    market = config.get("InstanceMarketOptions", {}).get("MarketType")
+    model = config.get("scheduling", {}).get("provisioningModel")
+    priority = config.get("azure_arm_parameters", {}).get("priority")
+    return "spot" in {str(value).lower() for value in (market, model, priority)}
+
+
+def health(text: str) -> dict[str, str]:
+    """Return the settings by which a head gives up a silent node."""
+    return dict(re.findall(r"(RAY_health_check_\w+)=(\d+)", text))
 
 
 def test_every_file_is_tested_and_described() -> None:
     there = {file.relative_to(ROOT).as_posix() for file in (ROOT / "cluster").iterdir()}
     assert there == {*UP[1:], *OTHERS}
     page = (ROOT / "docs" / "cluster.md").read_text()
-    for name in [*UP, *OTHERS]:
-        assert f"](../{name})" in page, f"docs/cluster.md has no walk-through of {name}"
+    missing = [name for name in [*UP, *OTHERS] if f"](../{name})" not in page]
+    assert not missing, f"docs/cluster.md has no walk-through of {missing}"
 
 
 @pytest.mark.parametrize("name", UP)
-def test_ray_takes_the_file(name: str) -> None:
-    types = prepared(read(name))["available_node_types"]
+def test_ray_and_the_launcher_take_the_file(name: str) -> None:
+    """A wheel and the token are mounted, never the checkout; every start asks for the token and opens no port."""
+    given = read(name)
+    types = prepared(given)["available_node_types"]
     assert all(node["min_workers"] <= node["max_workers"] for node in types.values())
+    launched = file.read(str(ROOT / name))
+    assert launched.head is not None
+    assert launched.workers
+    assert all(node.cpus is not None and node.price is not None for node in launched.nodes)
+    there = f"/home/{given['auth']['ssh_user']}/raybench-launch/"
+    assert given["file_mounts"] == {there: "dist/"}
+    assert list(launched.config["file_mounts"]) == [there]
+    (start,) = (c for c in given["head_start_ray_commands"] if " start " in c)
+    (join,) = (c for c in given["worker_start_ray_commands"] if " start " in c)
+    for command in (start, join):
+        token = "RAY_AUTH_TOKEN_PATH=$HOME/raybench-launch/token"
+        assert command.startswith(f"export RAY_AUTH_MODE=token {token}")
+        assert re.search(r"(~/\S+)/bin/ray start ", command), "with a path: `ray` may be off PATH"
+    assert "--dashboard-host=127.0.0.1" in start
+    assert "--autoscaling-config=~/ray_bootstrap_config.yaml" in start
+    assert not re.search(r"0\.0\.0\.0|--ray-client-server-port|RAY_AUTH_TOKEN=", str(given))
+    assert health(start) == HEALTH
+    if name == "cluster/local.yaml":
+        (node,) = types.values()
+        assert node["min_workers"] == len(given["provider"]["worker_ips"]), "all are started"
 
 
 @pytest.mark.parametrize("name", CLOUDS)
-def test_a_head_on_demand_and_spot_workers_with_bounds(name: str) -> None:
+def test_a_head_on_demand_and_spot_workers_with_bounds_and_dated_prices(name: str) -> None:
     given = read(name)
-    types = given["available_node_types"]
+    types, prices = given["available_node_types"], given["metadata"]["prices"]
     assert given["head_node_type"] == "head"
-    assert not is_spot(types["head"])
+    assert {kind: is_spot(node) for kind, node in types.items()} == SPOT
     assert types["head"]["resources"] == {"CPU": 0}
-    assert is_spot(types["worker"])
-    assert is_spot(types["gpu"])
     assert types["gpu"]["min_workers"] == 0, "a GPU costs nothing until a sweep asks for one"
     assert 0 < given["idle_timeout_minutes"] <= 10
     assert given["max_workers"] >= max(types[t]["max_workers"] for t in ("worker", "gpu"))
     assert given["provider"]["cache_stopped_nodes"] is False, "stopped nodes cost disk"
-
-
-@pytest.mark.parametrize("name", CLOUDS)
-def test_prices_are_dated_and_complete(name: str) -> None:
-    given = read(name)
-    prices = given["metadata"]["prices"]
     assert set(prices) == {"currency", "as_of", "per_hour"}
     assert prices["currency"] == "USD"
     assert datetime.date.fromisoformat(prices["as_of"]) <= datetime.datetime.now().date()
-    types = prepared(given)["available_node_types"]
     assert set(prices["per_hour"]) == set(types)
     for kind, price in prices["per_hour"].items():
-        cpus = types[kind]["resources"].get("CPU", given["metadata"].get("cpus", {}).get(kind))
-        assert cpus is not None, "what a node costs is worth something only with what it can do"
-        assert set(price) == ({"list", "spot"} if is_spot(types[kind]) else {"list"})
+        assert set(price) == ({"list", "spot"} if SPOT[kind] else {"list"})
         assert 0 <= price.get("spot", 0) <= price["list"]
-
-
-@pytest.mark.parametrize("name", UP)
-def test_the_launcher_reads_sizes_and_prices(name: str) -> None:
-    found = file.read(str(ROOT / name))
-    assert found.head is not None
-    assert found.workers
-    assert all(node.cpus is not None and node.price is not None for node in found.nodes)
-    assert [f"{found.home}/raybench-launch/"] == list(found.config["file_mounts"])
-
-
-@pytest.mark.parametrize("name", UP)
-def test_every_start_asks_for_the_token_and_opens_no_port(name: str) -> None:
-    given = read(name)
-    starts = [c for c in given["head_start_ray_commands"] if " start " in c]
-    joins = [c for c in given["worker_start_ray_commands"] if " start " in c]
-    assert len(starts) == len(joins) == 1
-    for command in [*starts, *joins]:
-        token = "RAY_AUTH_TOKEN_PATH=$HOME/raybench-launch/token"
-        assert command.startswith(f"export RAY_AUTH_MODE=token {token}")
-        assert re.search(r"(~/\S+)/bin/ray start ", command), "with a path: `ray` may be off PATH"
-    assert "--dashboard-host=127.0.0.1" in starts[0]
-    assert "--autoscaling-config=~/ray_bootstrap_config.yaml" in starts[0]
-    assert not re.search(r"0\.0\.0\.0|--ray-client-server-port|RAY_AUTH_TOKEN=", str(given))
-    assert health(starts[0]) == HEALTH
-
-
-def health(text: str) -> dict[str, str]:
-    return dict(re.findall(r"(RAY_health_check_\w+)=(\d+)", text))
 
 
 def test_a_silent_node_is_given_up_after_twenty_seconds_everywhere() -> None:
@@ -140,17 +123,9 @@ def test_a_silent_node_is_given_up_after_twenty_seconds_everywhere() -> None:
     assert threshold * (period + timeout) == 20_000
     assert health((ROOT / "cluster/slurm.sh").read_text()) == HEALTH
     assert health(read("cluster/sky.yaml")["run"]) == HEALTH
-    (container,) = job()["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"][
-        "containers"
-    ]
-    assert {one["name"]: one["value"] for one in container["env"]} == HEALTH
-
-
-@pytest.mark.parametrize("name", UP)
-def test_a_wheel_and_the_token_are_mounted_never_the_checkout(name: str) -> None:
-    given = read(name)
-    there = f"/home/{given['auth']['ssh_user']}/raybench-launch/"
-    assert given["file_mounts"] == {there: "dist/"}
+    head = kuberay("RayJob")["spec"]["rayClusterSpec"]["headGroupSpec"]
+    (container,) = head["template"]["spec"]["containers"]
+    assert {setting["name"]: setting["value"] for setting in container["env"]} == HEALTH
 
 
 @pytest.mark.parametrize("name", UP)
@@ -173,53 +148,34 @@ def test_set_up_closes_the_token_and_installs_the_newest_wheel(name: str, tmp_pa
         stand_in.chmod(0o755)
     for _ in range(2):  # a second `ray up` runs them again
         for command in given["setup_commands"]:
-            done = subprocess.run(
-                ["bash", "-c", command], env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
-            )
-            assert done.returncode == 0, command
+            home = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+            call("bash", "-c", command, env=home, check=True)
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     assert (tmp_path / ".bashrc").read_text() == f"export PATH=$HOME/{venv}/bin:$PATH\n"
-    launch = tmp_path / "raybench-launch"
+    words = ["constraints.txt", "raybench-0.2.0-py3-none-any.whl[cluster]"]
+    paths = [f"{tmp_path}/raybench-launch/{word}" for word in words]
     called = (tmp_path / "called").read_text().split()
-    assert called[: len(called) // 2] == [
-        "install",
-        "--quiet",
-        "--constraint",
-        f"{launch}/constraints.txt",
-        f"{launch}/raybench-0.2.0-py3-none-any.whl[cluster]",
-    ]
+    assert called == 2 * ["install", "--quiet", "--constraint", *paths]
 
 
-def test_local_nodes_share_one_type_and_all_are_started() -> None:
-    given = read("cluster/local.yaml")
-    (node,) = prepared(given)["available_node_types"].values()
-    assert node["min_workers"] == len(given["provider"]["worker_ips"])
-
-
-def closed(schema: Any) -> Any:
-    """Refuse unknown fields at every level, as the description of a type leaves them out."""
-    if isinstance(schema, dict):
-        if "properties" in schema and isinstance(schema["properties"], dict):
-            schema.setdefault("additionalProperties", False)
-        for inner in schema.values():
-            closed(inner)
-    elif isinstance(schema, list):
-        for inner in schema:
-            closed(inner)
-    return schema
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Refuse unknown fields, as the description of a type leaves them out."""
+    is_type = isinstance(schema.get("properties"), dict)
+    return {"additionalProperties": False, **schema} if is_type else schema
 
 
 def test_kuberay_takes_the_job() -> None:
-    schema = closed(json.loads((Path(__file__).parent / "rayjob_schema.json").read_text()))
-    jsonschema.Draft7Validator(schema).validate(job())
-    misspelt = copy.deepcopy(job())
+    text = (Path(__file__).parent / "rayjob_schema.json").read_text()
+    check = jsonschema.Draft7Validator(json.loads(text, object_hook=closed))
+    misspelt = kuberay("RayJob")
+    check.validate(misspelt)
     misspelt["spec"]["rayClusterSpec"]["authOption"] = {"mode": "token"}
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.Draft7Validator(schema).validate(misspelt)
+        check.validate(misspelt)
 
 
 def test_the_job_on_kubernetes_ends_asks_for_the_token_and_is_fenced_in() -> None:
-    spec = job()["spec"]
+    spec = kuberay("RayJob")["spec"]
     cluster = spec["rayClusterSpec"]
     assert spec["shutdownAfterJobFinishes"] is True
     assert 0 < spec["ttlSecondsAfterFinished"] <= 3600
@@ -233,8 +189,7 @@ def test_the_job_on_kubernetes_ends_asks_for_the_token_and_is_fenced_in() -> Non
         (container,) = group["template"]["spec"]["containers"]
         assert container["image"].startswith(f"rayproject/ray:{cluster['rayVersion']}-")
         assert container["resources"]["requests"] == container["resources"]["limits"]
-    documents = list(yaml.safe_load_all((ROOT / "cluster/kuberay.yaml").read_text()))
-    policy = next(one for one in documents if one["kind"] == "NetworkPolicy")["spec"]
+    policy = kuberay("NetworkPolicy")["spec"]
     fenced = policy["podSelector"]["matchLabels"]
     assert all(fenced == group["template"]["metadata"]["labels"] for group in groups)
     assert policy["policyTypes"] == ["Ingress"]
@@ -252,7 +207,7 @@ def test_skypilot_takes_the_task() -> None:
     assert "ports" not in task["resources"], "SkyPilot would open them to the world"
     assert task["secrets"] == {"RAY_AUTH_TOKEN": None}, "given at launch, never written down"
     for script in (task["setup"], task["run"]):
-        assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+        call("bash", "-n", input=script, check=True)
         assert "ray stop" not in script, "it would end SkyPilot's own Ray"
     assert not re.search(r"\b(6380|8266)\b", task["run"]), "those are the ports of SkyPilot's Ray"
     assert "--dashboard-host=127.0.0.1" in task["run"]
@@ -260,20 +215,59 @@ def test_skypilot_takes_the_task() -> None:
 
 @pytest.mark.parametrize("name", ["cluster/slurm.sh", ".ci/run"])
 def test_shell_scripts_are_clean(name: str) -> None:
-    done = subprocess.run(
-        [Path(sys.executable).with_name("shellcheck"), ROOT / name], capture_output=True, text=True
-    )
+    done = call(Path(sys.executable).with_name("shellcheck"), ROOT / name)
     assert done.returncode == 0, done.stdout
 
 
 def test_the_batch_script_is_sound() -> None:
     script = ROOT / "cluster" / "slurm.sh"
     assert os.access(script, os.X_OK)
-    assert subprocess.run(["bash", "-n", script]).returncode == 0
     lines = script.read_text().splitlines()
     first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
-    settings = [i for i, line in enumerate(lines) if line.startswith("#SBATCH")]
-    assert settings
-    assert max(settings) < first, "sbatch reads settings up to the first command only"
+    last = max(i for i, line in enumerate(lines) if line.startswith("#SBATCH"))
+    assert last < first, "sbatch reads settings up to the first command only"
     assert "#SBATCH --signal=B:TERM@120" in lines
     assert "ray stop" not in script.read_text(), "it would end another job's Ray on a shared node"
+
+
+# What the clouds say of their interfaces, and an emulated EC2 ------------------------------------
+
+
+def test_azure_parameters_are_those_of_rays_template() -> None:
+    import ray.autoscaler._private as private
+
+    template = Path(private.__path__[0]) / "_azure" / "azure-vm-template.json"
+    declared = json.loads(template.read_text())["parameters"]
+    python = {"string": str, "int": int, "object": dict, "bool": bool}
+    for kind, node in read("cluster/azure.yaml")["available_node_types"].items():
+        given = dict(node["node_config"]["azure_arm_parameters"])
+        assert given.pop("availability_zone") in ("auto", "none")  # Ray's own, beside the template
+        for name, value in given.items():
+            assert name in declared, f"{kind}: {name}"
+            assert isinstance(value, python[declared[name]["type"]]), f"{kind}: {name}"
+
+
+def test_google_deletes_every_machine_after_hours_and_on_preemption() -> None:
+    given = read("cluster/gcp.yaml")
+    region = given["provider"]["region"]
+    for node in given["available_node_types"].values():
+        scheduling = node["node_config"]["scheduling"]
+        assert scheduling["instanceTerminationAction"] == "DELETE"
+        assert 0 < int(scheduling["maxRunDuration"]["seconds"]) <= 86_400
+        assert node["node_config"]["tags"] == {"items": ["raybench"]}, "what the firewall goes by"
+        (interface,) = node["node_config"]["networkInterfaces"]
+        assert interface["subnetwork"].endswith(f"regions/{region}/subnetworks/raybench")
+    assert given["provider"]["availability_zone"].startswith(f"{region}-")
+
+
+def test_ec2_takes_the_nodes() -> None:
+    """Every field against Amazon's own description of RunInstances, where its client is installed."""
+    session = pytest.importorskip("botocore.session").get_session()
+    validator = pytest.importorskip("botocore.validate").ParamValidator()
+    shape = session.get_service_model("ec2").operation_model("RunInstances").input_shape
+    for kind, node in read("cluster.yaml")["available_node_types"].items():
+        given = {**node["node_config"], "MinCount": 1, "MaxCount": 1}
+        report = validator.validate(given, shape)
+        assert not report.has_errors(), f"{kind}: {report.generate_report()}"
+        assert given["MetadataOptions"] == {"HttpTokens": "required"}
+        assert given["InstanceInitiatedShutdownBehavior"] == "terminate"

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from heads_kit import free_port
+from cli_kit import call
+from cluster_kit import free_port, head
 
 pytestmark = pytest.mark.thorough
 
@@ -120,21 +122,16 @@ def counts(folder: Path) -> dict[str, int]:
 
 
 def test_the_batch_script_tells_how_it_is_used(slurm: dict[str, str], tmp_path: Path) -> None:
-    done = subprocess.run([SCRIPT], env=slurm, capture_output=True, text=True)
-    assert (done.returncode, done.stderr.splitlines()) == (
-        2,
-        ["usage: sbatch cluster/slurm.sh SWEEP.yaml [options of raybench sweep]"],
-    )
-    elsewhere = {**slurm, "RAYBENCH_VENV": str(tmp_path)}
-    done = subprocess.run([SCRIPT, "x.yaml"], env=elsewhere, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr == f"no raybench in {tmp_path}: set RAYBENCH_VENV\n"
+    done = call(SCRIPT, env=slurm)
+    usage = "usage: sbatch cluster/slurm.sh SWEEP.yaml [options of raybench sweep]\n"
+    assert (done.returncode, done.stderr) == (2, usage)
+    done = call(SCRIPT, "x.yaml", env={**slurm, "RAYBENCH_VENV": str(tmp_path)})
+    said = f"no raybench in {tmp_path}: set RAYBENCH_VENV\n"
+    assert (done.returncode, done.stderr) == (2, said)
 
 
 def test_a_head_that_does_not_start_ends_the_job(slurm: dict[str, str]) -> None:
-    done = subprocess.run(
-        [SCRIPT, "x.yaml"], env={**slurm, "REFUSE": "ray"}, capture_output=True, text=True
-    )
+    done = call(SCRIPT, "x.yaml", env={**slurm, "REFUSE": "ray"})
     assert done.returncode == 1
     assert "the head did not start on node1" in done.stderr
 
@@ -158,13 +155,13 @@ def test_a_job_whose_time_is_up_can_be_submitted_again(
         assert work.wait(timeout=100) in (130, 143), log.read_text()[-3000:]
     assert not list((tmp_path / ".raybench").glob("*"))
     Path(slurm["DIARY"]).unlink()
-    done = subprocess.run(command, env=slurm, capture_output=True, text=True)
+    done = call(*command, env=slurm)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "2 nodes, 2 CPUs" in done.stdout
     assert counts(out) == {"ok": 16}
-    _, head, worker, tidy = Path(slurm["DIARY"]).read_text().splitlines()
+    _, first, worker, tidy = Path(slurm["DIARY"]).read_text().splitlines()
     start = "600 mode=token cpus=1 --nodes=1 --ntasks=1 "
-    assert head.startswith(start + "--nodelist=node1 ray start --head --block ")
+    assert first.startswith(start + "--nodelist=node1 ray start --head --block ")
     assert worker.startswith(start + "--ntasks-per-node=1 --exclude=node1 ray start --address=")
     assert tidy.endswith(f"rm -rf /tmp/raybench-{slurm['SLURM_JOB_ID']}")
 
@@ -179,33 +176,17 @@ def short() -> Iterator[Path]:
 
 
 @pytest.fixture
-def neighbour(short: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A Ray on this machine that is not ours, as SkyPilot runs one on each node."""
-    port, log = free_port(), short / "neighbour.log"
-    flags = [f"--port={port}", "--num-cpus=1", "--include-dashboard=false", "--block"]
-    flags += [f"--temp-dir={short}/n", "--dashboard-agent-listen-port=0"]
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    with log.open("w") as stream:
-        ray = subprocess.Popen(
-            [VENV / "bin" / "ray", "start", "--head", *flags],
-            env={**kept, "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": str(short)},
-            stdout=stream,
-            stderr=stream,
-        )
-        while "Ray runtime started" not in log.read_text():
-            assert ray.poll() is None, log.read_text()
-            time.sleep(0.2)
-        yield ray
-        ray.terminate()
-        ray.wait(timeout=60)
+def neighbour(short: Path) -> Iterator[int]:
+    """The port of a Ray on this machine that is not ours, as SkyPilot runs one on each node."""
+    flags = ("--include-dashboard=false", "--dashboard-agent-listen-port=0")
+    with head(*flags, RAY_AUTH_MODE="disabled", RAY_TMPDIR=str(short)) as port:
+        yield port
 
 
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-def test_a_task_of_skypilot_beside_its_own_ray(
-    neighbour: subprocess.Popen[bytes], short: Path, tmp_path: Path
-) -> None:
+def test_a_task_of_skypilot_beside_its_own_ray(neighbour: int, short: Path, tmp_path: Path) -> None:
     script = yaml.safe_load((ROOT / "cluster" / "sky.yaml").read_text())["run"]
     for port in ("6379", "10011", "8265"):  # those of the file may be taken on this machine
         assert port in script
@@ -234,16 +215,10 @@ def test_a_task_of_skypilot_beside_its_own_ray(
     nodes = []
     try:
         for rank, log in enumerate(logs):
+            ranked = {**env, "SKYPILOT_NODE_RANK": str(rank)}
             with log.open("w") as stream:
-                nodes.append(
-                    subprocess.Popen(
-                        ["bash", "-c", script],
-                        env={**env, "SKYPILOT_NODE_RANK": str(rank)},
-                        stdout=stream,
-                        stderr=stream,
-                        start_new_session=True,
-                    )
-                )
+                streams = {"stdout": stream, "stderr": stream, "start_new_session": True}
+                nodes.append(subprocess.Popen(["bash", "-c", script], env=ranked, **streams))
         ends = [node.wait(timeout=250) for node in nodes]
     finally:
         for node in nodes:
@@ -253,5 +228,5 @@ def test_a_task_of_skypilot_beside_its_own_ray(
     assert ends == [0, 0], said
     assert "2 nodes" in logs[0].read_text(), said
     assert counts(tmp_path / "results" / "tiny") == {"ok": 16}
-    assert neighbour.poll() is None, "SkyPilot's own Ray was ended"
+    socket.create_connection(("127.0.0.1", neighbour), timeout=5).close()  # it is there still
     vanish(str(short / "r"))

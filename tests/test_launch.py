@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 import json
+import lzma
 import os
 import re
 import shutil
 import stat
 import subprocess
 import sys
+import time
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import cli_kit
 import pytest
 import yaml
+from cli_kit import call
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench import spec, store
-from raybench.cluster import file, render, stage, states, wheel
+from raybench.cluster import fetch, file, kuberay, render, stage, states, switch, wheel
+from raybench.cluster.hosts import Host
 from raybench.cluster.price import price
 from raybench.cluster.states import STATES, Launch
 from raybench.core.errors import InputError
@@ -28,31 +35,24 @@ from raybench.core.errors import InputError
 pytestmark = pytest.mark.thorough
 
 ROOT = Path(__file__).parent.parent
-CLOUD = {
-    "cluster_name": "c",
-    "provider": {"type": "aws", "region": "us-west-2"},
-    "auth": {"ssh_user": "ubuntu"},
-    "max_workers": 4,
-    "head_node_type": "head",
-    "available_node_types": {
-        "head": {"resources": {"CPU": 0}, "node_config": {}},
-        "worker": {"resources": {}, "node_config": {}, "max_workers": 4},
-        "gpu": {"resources": {}, "node_config": {}, "max_workers": 2},
-    },
-    "metadata": {
-        "prices": {
-            "currency": "USD",
-            "as_of": "2026-11-01",
-            "per_hour": {
-                "head": {"list": 0.1},
-                "worker": {"list": 1.0, "spot": 0.4},
-                "gpu": {"list": 2},
-            },
-        },
-        "cpus": {"worker": 16, "gpu": 4},
-        "gpus": {"gpu": 1},
-    },
-}
+CLOUD = yaml.safe_load("""
+cluster_name: c
+provider: {type: aws, region: us-west-2}
+auth: {ssh_user: ubuntu}
+max_workers: 4
+head_node_type: head
+available_node_types:
+  head: {resources: {CPU: 0}, node_config: {}}
+  worker: {resources: {}, node_config: {}, max_workers: 4}
+  gpu: {resources: {}, node_config: {}, max_workers: 2}
+metadata:
+  prices:
+    currency: USD
+    as_of: "2026-11-01"
+    per_hour: {head: {list: 0.1}, worker: {list: 1.0, spot: 0.4}, gpu: {list: 2}}
+  cpus: {worker: 16, gpu: 4}
+  gpus: {gpu: 1}
+""")
 SWEEP = "name: far\nproblem: {name: quadratic, clients: 2, dim: 4}\nalgorithm: gd\nstep_size: {theory: 1}\nrounds: 5\n"
 
 
@@ -69,46 +69,49 @@ def cluster(folder: Path, **changes: object) -> file.ClusterFile:
     return file.read(str(path))
 
 
-def test_a_file_nested_too_deeply_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("a: " + "[" * 20_000 + "]" * 20_000)
-    with pytest.raises(InputError, match="nested too deeply"):
-        file.read(str(tmp_path / "c.yaml"))
-
-
-def complaint(folder: Path, **changes: object) -> str:
-    """Return what is said of a wrong cluster file."""
-    with pytest.raises(InputError) as error:
-        cluster(folder, **changes)
-    return str(error.value)
-
-
 # -- cluster files -----------------------------------------------------------------------------
 
 
-def test_wrong_keys_are_named(tmp_path: Path) -> None:
-    """A misspelt key is named with the one that is meant."""
-    prices = {"prices": {"as_off": "2026-11-01"}}
-    assert "did you mean as_of" in complaint(tmp_path, metadata=prices)
-    assert "idle_minutes" in complaint(tmp_path, metadata={"idle_minute": 3})
-    assert "is no amount" in complaint(tmp_path, metadata={"idle_minutes": -1})
-    assert "2026-13-01" in complaint(tmp_path, metadata={"prices": {"as_of": "2026-13-01"}})
-    assert "worker" in complaint(tmp_path, metadata={"cpus": {"workers": 3}})
-    assert "head_node_type" in complaint(tmp_path, head_node_type="had")
-    assert "provider.type" in complaint(tmp_path, provider={})
-    assert "unknown_key" in complaint(tmp_path, unknown_key=1)
-
-
 @pytest.mark.parametrize(
-    "text", ["", "[1, 2]", "a: [", "\x00", "kind: RayJob\n---\nkind: RayJob\n"]
+    ("changes", "said"),
+    [
+        ({"metadata": {"prices": {"as_off": "2026-11-01"}}}, "did you mean as_of"),
+        ({"metadata": {"prices": {"as_of": "2026-13-01"}}}, "2026-13-01"),
+        ({"metadata": {"idle_minute": 3}}, "idle_minutes"),
+        ({"metadata": {"idle_minutes": -1}}, "is no amount"),
+        ({"metadata": {"cpus": {"workers": 3}}}, "worker"),
+        ({"head_node_type": "had"}, "head_node_type"),
+        ({"provider": {}}, "provider.type"),
+        ({"unknown_key": 1}, "unknown_key"),
+    ],
 )
+def test_wrong_keys_are_named(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        cluster(tmp_path, **changes)
+
+
+NO_CLUSTER_FILES = {
+    **{"empty": "", "list": "[1, 2]", "cut": "a: [", "zero": "\x00"},
+    "deep": "a: " + "[" * 20_000 + "]" * 20_000,
+    "two": "kind: RayJob\n---\nkind: RayJob\n",
+}
+
+
+@pytest.mark.parametrize("text", NO_CLUSTER_FILES.values(), ids=NO_CLUSTER_FILES)
 def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
     """What is no cluster file is refused in a few lines, and nothing is written."""
-    (tmp_path / "c.yaml").write_text(text)
-    (tmp_path / "s.yaml").write_text(SWEEP)
-    done = cli("launch", "s.yaml", "--cluster", "c.yaml", "--yes", cwd=tmp_path)
-    assert done.code == 2
+    refused(tmp_path, text, "--cluster", "c.yaml", "--yes")
+
+
+def refused(folder: Path, cluster_file: str, *args: str) -> str:
+    """Assert that a launch is refused in a few lines and nothing is written; return what was said."""
+    (folder / "c.yaml").write_text(cluster_file)
+    (folder / "s.yaml").write_text(SWEEP)
+    done = cli("launch", "s.yaml", *args, cwd=folder)
+    assert done.code == 2, done.err
     assert "Traceback" not in done.err
-    assert not (tmp_path / "results/far/cells").exists()
+    assert not (folder / "results/far/cells").exists()
+    return done.err
 
 
 # -- price -------------------------------------------------------------------------------------
@@ -116,28 +119,28 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_price_of_a_cloud(tmp_path: Path) -> None:
     """Nodes with GPUs are not counted where none is asked for; the most is at list prices."""
-    found = cluster(tmp_path)
-    made = price(found, 3600 * 640, 1000, 1, 0, 20, None)
+    rented = cluster(tmp_path)
+    made = price(rented, 3600 * 640, 1000, 1, 0, 20, None)
     assert made.slots == 4 * 16
     hours = 640 / 64 + 0.15
     assert made.hours == pytest.approx(hours)
     assert made.cost == pytest.approx((0.1 + 4 * 0.4) * hours)
     assert made.most == pytest.approx((0.1 + 4 * 1.0) * 20)
-    with_gpus = price(found, 3600, 1000, 1, 1, 20, None)
+    with_gpus = price(rented, 3600, 1000, 1, 1, 20, None)
     assert with_gpus.slots == 2
     assert with_gpus.most == pytest.approx((0.1 + 2 * 2) * 20)
 
 
 def test_limits_of_a_launch(tmp_path: Path) -> None:
     """What is expected to be dearer or longer than allowed is refused; a limit on cost shortens the hours."""
-    found = cluster(tmp_path)
+    rented = cluster(tmp_path)
     with pytest.raises(InputError, match="max-cost"):
-        price(found, 3600 * 640, 1000, 1, 0, 20, 1.0)
+        price(rented, 3600 * 640, 1000, 1, 0, 20, 1.0)
     with pytest.raises(InputError, match="max-hours"):
-        price(found, 3600 * 640, 1000, 1, 0, 2, None)
+        price(rented, 3600 * 640, 1000, 1, 0, 2, None)
     with pytest.raises(InputError, match="no node"):
-        price(found, 60, 10, 32, 0, 2, None)
-    assert price(found, 36, 1000, 1, 0, 20, 8.2).most_hours == pytest.approx(2.0)
+        price(rented, 60, 10, 32, 0, 2, None)
+    assert price(rented, 36, 1000, 1, 0, 20, 8.2).most_hours == pytest.approx(2.0)
     unpriced = cluster(tmp_path, metadata={"cpus": {"worker": 16}})
     assert price(unpriced, 36, 10, 1, 0, 20, None).cost is None
     with pytest.raises(InputError, match="has no price"):
@@ -150,11 +153,10 @@ def test_price_never_exceeds_what_is_allowed(
 ) -> None:
     """A launch that is accepted can never cost more than its limit, even if every node runs to the end."""
     workers = (file.NodeType("worker", 4, 16, 0, 0.4, 1.0),)
-    found = file.ClusterFile(
-        Path("c"), "ray", {}, file.NodeType("head", 1, 0, 0, 0.1, 0.1), workers, priced="x"
-    )
+    head = file.NodeType("head", 1, 0, 0, 0.1, 0.1)
+    rented = file.ClusterFile(Path("c"), "ray", {}, head, workers, priced="x")
     try:
-        made = price(found, seconds, batches, cpus, 0, 1e6, most)
+        made = price(rented, seconds, batches, cpus, 0, 1e6, most)
     except InputError:
         return
     assert made.most is not None
@@ -197,13 +199,8 @@ def test_states_follow_each_other(tmp_path: Path) -> None:
 def test_a_folder_from_elsewhere_runs_nothing(tmp_path: Path) -> None:
     """A received folder may say what it likes of its launch: whatever is not kept for this user is not read."""
     ran, folder = tmp_path / "ran", tmp_path / "received"
-    head = {
-        "address": "h",
-        "user": "u",
-        "proxy": f"touch {ran}; false",
-        "key": "",
-        "known_hosts": "",
-    }
+    head = {"address": "h", "user": "u", "key": "", "known_hosts": ""}
+    head["proxy"] = f"touch {ran}; false"
     kept = {
         "order.json": {"id": "0123abcd", "name": "x", "python": "p", "job": "j", "address": ""},
         "up.json": {"at": 1.0, "head": head},
@@ -263,19 +260,13 @@ def test_the_wheel_is_what_runs_here(tmp_path: Path) -> None:
     here = {p.relative_to(ROOT).as_posix() for p in (ROOT / "raybench").rglob("*.py")}
     assert here <= names
     assert not [name for name in names if "__pycache__" in name]
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", tmp_path / "t", made],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    told = (
-        "import raybench, importlib.metadata as m; print(raybench.__file__, m.version('raybench'))"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", told], env={**os.environ, "PYTHONPATH": str(tmp_path / "t")},
-        cwd=tmp_path, capture_output=True, text=True, check=True,
-    ).stdout.split()  # fmt: skip
-    assert said[0].startswith(str(tmp_path))
-    assert (tmp_path / "again").mkdir() is None
+    pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index")
+    call(*pip, "--target", tmp_path / "t", made, check=True)
+    told = "import raybench; print(raybench.__file__, raybench.__version__)"
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "t")}
+    said = call(sys.executable, "-c", told, env=env, cwd=tmp_path, check=True).stdout
+    assert said.startswith(str(tmp_path))
+    (tmp_path / "again").mkdir()
     assert wheel.build(tmp_path / "again").read_bytes() == made.read_bytes()
 
 
@@ -296,15 +287,8 @@ def test_a_sweep_travels_with_its_files(tmp_path: Path, monkeypatch: pytest.Monk
         f"plugins: [{ROOT}/examples/rand_block.py]\nalgorithm: gd\nstep_size: {{theory: 1}}\nrounds: 5\n"
     )
     sweep = spec.load(text)
-    made = stage.gather(
-        tmp_path / "stage",
-        sweep,
-        "job-1",
-        ["--fail-fast"],
-        "/there/far",
-        "~/v/bin/python",
-        {"idle": 1},
-    )
+    given = (sweep, "job-1", ["--fail-fast"], "/there/far", "~/v/bin/python", {"idle": 1})
+    made = stage.gather(tmp_path / "stage", *given)
     moved = (made.folder / "sweep.yaml").read_text()
     assert str(tmp_path) not in moved
     assert str(ROOT) not in moved
@@ -329,7 +313,7 @@ def test_a_job_tells_how_it_ended(tmp_path: Path) -> None:
     script = made.folder / "job.sh"
     script.write_text(script.read_text().replace(" --address auto", ""))
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    assert subprocess.run(["bash", script], env=env, capture_output=True).returncode == 0
+    call("bash", script, env=env, check=True)
     assert (made.folder / "job-1/ended").read_text() == "0\n"
     assert int((made.folder / "job-1/driver.pid").read_text()) > 1
     told = json.loads((made.folder / "job-1/progress.json").read_text())
@@ -340,15 +324,12 @@ def test_a_job_tells_how_it_ended(tmp_path: Path) -> None:
 def test_rendered_for_ray(tmp_path: Path) -> None:
     """Every start of Ray asks for the token; the switch starts last; the file's own mounts and commands stay."""
     starts = {"head_start_ray_commands": ["~/v/bin/ray stop", "~/v/bin/ray start --head"]}
-    found = cluster(
-        tmp_path, **starts, file_mounts={"/home/ubuntu/raybench-launch/": "dist/", "/x": "/y"}
-    )
-    made = render.rendered(found, "c-1", tmp_path / "stage", render.python_of(found))
+    mounts = {"/home/ubuntu/raybench-launch/": "dist/", "/x": "/y"}
+    rented = cluster(tmp_path, **starts, file_mounts=mounts)
+    made = render.rendered(rented, "c-1", tmp_path / "stage", render.python_of(rented))
     assert made["cluster_name"] == "c-1"
-    assert made["file_mounts"] == {
-        "/x": "/y",
-        "/home/ubuntu/raybench-launch": str(tmp_path / "stage"),
-    }
+    there = {"/home/ubuntu/raybench-launch": str(tmp_path / "stage")}
+    assert made["file_mounts"] == {"/x": "/y", **there}
     commands = made["head_start_ray_commands"]
     assert all("RAY_AUTH_MODE=token" in c and "raybench-launch/token" in c for c in commands)
     assert commands[1].endswith("~/v/bin/ray start --head")
@@ -374,12 +355,7 @@ def test_rendered_for_ray(tmp_path: Path) -> None:
 )
 def test_mistakes_start_nothing(tmp_path: Path, given: list[str], said: str) -> None:
     """Each mistake is told in a few lines that name the option, and no launch is begun."""
-    (tmp_path / "c.yaml").write_text(yaml.safe_dump(CLOUD))
-    (tmp_path / "s.yaml").write_text(SWEEP)
-    done = cli("launch", "s.yaml", *given, cwd=tmp_path)
-    assert done.code == 2, done.err
-    assert said in done.err
-    assert "Traceback" not in done.err
+    assert said in refused(tmp_path, yaml.safe_dump(CLOUD), *given)
     assert not (tmp_path / "results/far/launch").exists()
 
 
@@ -389,12 +365,178 @@ def test_a_dry_run_says_what_it_takes(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SWEEP)
     done = cli("launch", "s.yaml", "--cluster", "c.yaml", "--dry-run", cwd=tmp_path)
     assert done.code == 0, done.err
-    for text in (
-        "1 cell to run",
-        "up to 4 worker of 16 CPUs",
-        "prices of 2026-11-01",
-        "USD",
-        "12 hours",
-    ):
+    size = "up to 4 worker of 16 CPUs"
+    for text in ("1 cell to run", size, "prices of 2026-11-01", "USD", "12 hours"):
         assert text in done.out, text
     assert not (tmp_path / "results").exists()
+
+
+# -- the switch --------------------------------------------------------------------------------
+
+
+def settings(**changes: object) -> dict[str, object]:
+    """Return a switch's settings, a deadline far away."""
+    given = {"deadline": 1e12, "idle": 60, "job": "job-1", "holds_results": False}
+    return {**given, **changes}
+
+
+def test_the_switch_waits_for_a_reason(tmp_path: Path) -> None:
+    """It ends the cluster after its hours, or when nothing runs and nobody looked in; not before, not while work is done."""
+    now, job = time.time(), tmp_path / "job-1"
+    assert switch.why(tmp_path, settings(), now, now) == ""
+    assert "nothing ran" in switch.why(tmp_path, settings(), now, now - 61)
+    assert "hours" in switch.why(tmp_path, settings(deadline=now - 1), now, now)
+    (tmp_path / "lease").touch()
+    assert switch.why(tmp_path, settings(), now, now - 61) == ""
+    os.utime(tmp_path / "lease", (now - 100, now - 100))
+    job.mkdir()
+    (job / "driver.pid").write_text(str(os.getpid()))
+    assert switch.why(tmp_path, settings(), now, now - 500) == ""  # it runs
+    (job / "ended").write_text("0")
+    assert switch.why(tmp_path, settings(), now, now - 500) == ""  # just ended
+    assert "nothing ran" in switch.why(tmp_path, settings(), now + 61, now - 500)
+    assert switch.why(tmp_path, settings(holds_results=True), now + 61, now - 500) == ""
+    (job / "ended").unlink()
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (job / "driver.pid").write_text(str(gone.pid))
+    assert "nothing ran" in switch.why(tmp_path, settings(), now + 61, now - 500)  # killed
+
+
+def test_the_switch_ends_what_is_there(tmp_path: Path) -> None:
+    """Run as on a head: it calls the command that stops Ray, takes token and key away, and ends itself."""
+    folder = tmp_path / "raybench-launch"
+    folder.mkdir()
+    (folder / "switch.py").write_text(Path(switch.__file__).read_text())
+    stop = f"echo stopped > {tmp_path}/said"
+    given = settings(deadline=0, stop=stop, own_machines=True, workers=[], user="x", every=0.1)
+    (folder / "switch.json").write_text(json.dumps(given))
+    (folder / "token").write_text("secret")
+    (tmp_path / "ray_bootstrap_key.pem").write_text("secret")
+    env = {**os.environ, "HOME": str(tmp_path)}
+    call(sys.executable, "-I", folder / "switch.py", env=env, timeout=60, check=True)
+    assert (tmp_path / "said").read_text() == "stopped\n"
+    assert not (folder / "token").exists()
+    assert not (tmp_path / "ray_bootstrap_key.pem").exists()
+    assert "its hours are over" in (folder / "switch.log").read_text()
+
+
+# -- results -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Here(Host):
+    """This machine in place of a host: rsync copies from folder to folder."""
+
+    @property
+    def login(self) -> str:
+        """No host before the path: ``:there`` is made local below."""
+        return ""
+
+    def pull(self, there: str, here: Path, *options: str) -> None:
+        """Copy as ``Host.pull`` does, without ssh."""
+        here.mkdir(parents=True, exist_ok=True)
+        if Path(there).is_dir():
+            subprocess.run(["rsync", "-a", *options, f"{there}/", f"{here}/"], check=True)
+
+
+@pytest.mark.skipif(
+    not any(os.access(f"{p}/rsync", os.X_OK) for p in os.get_exec_path()), reason="needs rsync"
+)
+def test_results_come_home_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed at any step of a fetch, and fetched again: readers never see cells without curves, and all arrive."""
+    text = SWEEP.replace("theory: 1", "theory: [0.5, 1]")
+    text = text.replace("clients: 2", "clients: [2, 3, 4]")
+    (tmp_path / "s.yaml").write_text(text)
+    assert (
+        cli_kit.cli("sweep", tmp_path / "s.yaml", "--inline", "--out", tmp_path / "far").code == 0
+    )
+    want = store.load(str(tmp_path / "far")).sort_values(["cell", "round"], ignore_index=True)
+    host, there = Here("", ""), str(tmp_path / "far")
+    real, steps = os.link, [0]
+    for stop_after in range(12):
+        launch = Launch(tmp_path / f"home{stop_after}")
+        launch.begin({})
+        store.Store(launch.results).claim((tmp_path / "far/sweep.yaml").read_text())
+        steps[0] = 0
+
+        def link(source: Path, target: Path, most: int = stop_after) -> None:
+            steps[0] += 1
+            if steps[0] > most:
+                raise KeyboardInterrupt  # as a kill at this step
+            real(source, target)
+
+        monkeypatch.setattr(os, "link", link)
+        try:
+            fetch.fetch(launch, host, there)
+        except KeyboardInterrupt:
+            if list(launch.results.glob("cells/*")):
+                half, cells = store.load(launch.results), store.cells(launch.results)
+                assert set(cells["cell"]) == set(half["cell"])
+        monkeypatch.setattr(os, "link", real)
+        fetch.fetch(launch, host, there)
+        got = store.load(str(launch.results)).sort_values(["cell", "round"], ignore_index=True)
+        assert got.equals(want)
+        assert not store.Store(launch.results).repair()
+
+
+# -- Kubernetes: documents, and a wheel that a ConfigMap can hold ---------------------------------
+
+
+def files_in(data: bytes) -> dict[str, bytes]:
+    """Return what a wheel holds."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_a_pod_installs_the_wheel_that_was_packed(tmp_path: Path) -> None:
+    """The line of the shipped file, run by bash in folders of its own; only pip is a stand-in."""
+    documents = yaml.safe_load_all((ROOT / "cluster/kuberay.yaml").read_text())
+    (job,) = (d for d in documents if d and d["kind"] == "RayJob")
+    head = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    (line,) = head["command"]
+    launch, there, tools = (tmp_path / name for name in ("launch", "tmp", "tools"))
+    for folder in (launch, there, tools):
+        folder.mkdir()
+    whole = wheel.build(launch)
+    before = whole.read_bytes()
+    call(sys.executable, "-m", "raybench.cluster.wheel", whole, check=True)
+    assert not whole.exists()
+    (tools / "pip").write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$CALLED"\n')
+    (tools / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    line = line.replace("/raybench-launch", str(launch))
+    line = line.replace("/tmp/raybench", f"{there}/raybench")
+    line = line.replace("'/tmp'", f"'{there}'")
+    called = tmp_path / "called"
+    path = {"PATH": f"{tools}:{os.environ['PATH']}", "CALLED": str(called)}
+    call("bash", "-c", line, env=path, check=True)
+    assert called.read_text().split()[-1] == f"{there}/{whole.name}[cluster]"
+    assert files_in((there / whole.name).read_bytes()) == files_in(before)
+
+
+def test_a_rayjob_with_all_it_needs(tmp_path: Path) -> None:
+    """The documents hold the wheel, the sweep and the token; the RayJob bears the launch's names."""
+    made = stage.gather(
+        tmp_path / "stage", spec.load(SWEEP), "job-1", [], "/results/far", "python", {}
+    )
+    text = kuberay.rendered(ROOT / "cluster/kuberay.yaml", made.folder, "raybench-abc", "job-1")
+    parts = [p for p in yaml.safe_load_all(text) if p]
+    by_kind = {p["kind"]: p for p in parts}
+    job = by_kind["RayJob"]
+    assert job["metadata"]["name"] == "raybench-abc"
+    assert job["spec"]["jobId"] == "job-1"
+    assert job["spec"]["shutdownAfterJobFinishes"] is True
+    held = {k: base64.b64decode(v) for k, v in by_kind["ConfigMap"]["binaryData"].items()}
+    assert b"raybench sweep sweep.yaml" in held["job.sh"]
+    (name,) = (key for key in held if key.endswith(".whl.xz"))
+    (whole,) = made.folder.glob("*.whl")
+    assert name == f"{whole.name}.xz"
+    assert files_in(lzma.decompress(held[name])) == files_in(whole.read_bytes())
+    assert not any("token" in key for key in held)
+    secret = base64.b64decode(by_kind["Secret"]["data"]["auth_token"])
+    assert secret == (made.folder / "token").read_bytes()
+    mounted = yaml.safe_dump(job)
+    assert by_kind["ConfigMap"]["metadata"]["name"] in mounted
+    assert by_kind["Secret"]["metadata"]["name"] in mounted

@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import hosts_kit
+import cluster_kit
 import pytest
+from cluster_kit import Hosts
 
 from raybench import store
 from raybench.cluster.states import Launch
 
-WHY_NOT = hosts_kit.missing()
+WHY_NOT = cluster_kit.missing()
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(WHY_NOT), reason=f"hosts: {WHY_NOT}"),
@@ -60,13 +61,13 @@ SWEEP = textwrap.dedent("""\
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[hosts_kit.Hosts]:
+def bench(tmp_path: Path) -> Iterator[Hosts]:
     """Two hosts, a cluster file of them, and a sweep with data of its own, in the working directory."""
-    with hosts_kit.hosts(2, tmp_path / "hosts") as found:
-        yield found
+    with cluster_kit.hosts(2, tmp_path / "hosts") as running:
+        yield running
 
 
-def written(folder: Path, bench: hosts_kit.Hosts, rounds: int, idle: float = 30.0) -> None:
+def written(folder: Path, bench: Hosts, rounds: int, idle: float = 30.0) -> None:
     """Write the files that a user would have."""
     text = CLUSTER.replace("HEAD", bench.address(1)).replace("WORKER", bench.address(2))
     text = text.replace("RAY_" + bench.address(1), "RAY_HEAD").replace("KEY", str(bench.key))
@@ -104,7 +105,7 @@ def all_there(folder: Path) -> None:
     assert set(cells["status"]) <= {"ok", "skipped"}
 
 
-def free(bench: hosts_kit.Hosts, *which: int) -> None:
+def free(bench: Hosts, *which: int) -> None:
     """Check that hosts run nothing of Ray's, and that nothing secret lies there."""
     for k in which:
         said = bench.run(
@@ -116,24 +117,22 @@ def free(bench: hosts_kit.Hosts, *which: int) -> None:
         assert "raybench-launch" not in said.split()
 
 
-def test_both_hosts_work_and_nothing_is_left(bench: hosts_kit.Hosts, tmp_path: Path) -> None:
+def test_both_hosts_work_and_nothing_is_left(bench: Hosts, tmp_path: Path) -> None:
     """Launch: both hosts work, the results come home, both are down."""
     written(tmp_path, bench, 12000)  # long enough for the second host to join
     run = launched(tmp_path, "launch", "far.yaml", "--cluster", "cluster.yaml", "--yes")
     said, _ = run.communicate(timeout=800)
     assert run.returncode == 0, said
     all_there(tmp_path)
-    assert set(store.cells(str(tmp_path / "results/far"))["host"].dropna()) == {
-        "rb-host-1",
-        "rb-host-2",
-    }
+    hosts = set(store.cells(str(tmp_path / "results/far"))["host"].dropna())
+    assert hosts == {"rb-host-1", "rb-host-2"}
     free(bench, 1, 2)
     launch = Launch(tmp_path / "results/far")
     assert launch.state == "down"
     assert not (launch.place("stage") / "token").exists()
 
 
-def test_a_killed_launcher_and_a_killed_host(bench: hosts_kit.Hosts, tmp_path: Path) -> None:
+def test_a_killed_launcher_and_a_killed_host(bench: Hosts, tmp_path: Path) -> None:
     """The launching process is killed, a worker host vanishes, and attach brings everything home."""
     written(tmp_path, bench, 20000)
     first = launched(tmp_path, "launch", "far.yaml", "--cluster", "cluster.yaml", "--yes")
@@ -155,7 +154,7 @@ def test_a_killed_launcher_and_a_killed_host(bench: hosts_kit.Hosts, tmp_path: P
     assert attempts.max() <= 2
 
 
-def test_the_switch_ends_what_nobody_looks_after(bench: hosts_kit.Hosts, tmp_path: Path) -> None:
+def test_the_switch_ends_what_nobody_looks_after(bench: Hosts, tmp_path: Path) -> None:
     """The launcher is killed and never comes back: when the sweep has ended, the cluster ends by itself."""
     written(tmp_path, bench, 300, idle=0.5)
     run = launched(tmp_path, "launch", "far.yaml", "--cluster", "cluster.yaml", "--yes")
@@ -180,7 +179,7 @@ def test_the_switch_ends_what_nobody_looks_after(bench: hosts_kit.Hosts, tmp_pat
     assert "ray_bootstrap_key.pem" not in left.split()
 
 
-def progress(bench: hosts_kit.Hosts, launch: Launch) -> str:
+def progress(bench: Hosts, launch: Launch) -> str:
     """Return what the sweep on the head tells of its progress."""
     job = json.loads(launch.place("order.json").read_text())["job"]
     return bench.run(

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+import raybench
 from raybench import spec, store
 from raybench.cluster import begin, end, file, steps
 from raybench.cluster.follow import Told
@@ -52,7 +54,7 @@ class World:
     before: bool = True
     did: list[str] = field(default_factory=list)
     alive: bool = False
-    jobs: dict[str, int] = field(default_factory=dict)
+    jobs: set[str] = field(default_factory=set)
     gone: tuple[str, ...] = ()
 
     def step(self, what: str, do: Any = None) -> Any:
@@ -61,33 +63,17 @@ class World:
         self.did.append(what)
         if number == self.kill_at and self.before:
             raise Killed
-        found = do() if do is not None else None
+        result = do() if do is not None else None
         if number == self.kill_at:
             raise Killed
-        return found
-
-    def start(self) -> None:
-        """``ray up``."""
-        self.alive = True
-
-    def stop(self) -> None:
-        """``ray down``."""
-        self.alive = False
-
-    def run(self, job: str) -> None:
-        """Submit a job: a second one of the same id is the first."""
-        self.jobs[job] = self.jobs.get(job, 0) + (job not in self.jobs)
+        return result
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """A world in place of Ray's launcher, the Jobs API and the hosts."""
-    made = World(tmp_path)
-    sweep = spec.load(SWEEP)
-    far = tmp_path / "far"
-    from raybench.runtime.driver import drive
-
-    drive(sweep, far, inline=True)
+    made, far = World(tmp_path), tmp_path / "far"
+    raybench.sweep(SWEEP, far, inline=True)
     host = Host("10.0.0.1", "me")
 
     def run(self: Host, command: str, **_: Any) -> str:
@@ -109,12 +95,13 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(Host, "run", run)
     monkeypatch.setattr(Host, "pull", pull)
     monkeypatch.setattr(Host, "push", lambda *a: made.step("push"))
-    monkeypatch.setattr(steps.provider, "up", lambda *a: made.step("ray up", made.start))
+    up, down = (partial(setattr, made, "alive", on) for on in (True, False))
+    monkeypatch.setattr(steps.provider, "up", lambda *a: made.step("ray up", up))
     monkeypatch.setattr(steps.provider, "head", lambda *a: made.step("head", lambda: host))
-    monkeypatch.setattr(steps.provider, "down", lambda *a: made.step("ray down", made.stop))
+    monkeypatch.setattr(steps.provider, "down", lambda *a: made.step("ray down", down))
 
     def ask(env: Any, action: str, url: str, job: str, **more: Any) -> dict[str, Any]:
-        made.step(action, lambda: made.run(job))
+        made.step(action, lambda: made.jobs.add(job))
         return {"job": job}
 
     monkeypatch.setattr(steps.jobs, "ask", ask)
@@ -174,7 +161,7 @@ def test_killed_at_every_step(world: World, before: bool) -> None:
         home = world.home / f"{before}-{number}"
         home.mkdir()
         launch = ordered(home)
-        world.did, world.jobs, world.alive = [], {}, False
+        world.did, world.jobs, world.alive = [], set(), False
         world.kill_at, world.before = number, before
         with pytest.raises(Killed):
             through(launch)
@@ -183,7 +170,7 @@ def test_killed_at_every_step(world: World, before: bool) -> None:
             assert through(Launch(launch.results)) == 0
         assert launch.state == "down"
         assert not world.alive, number
-        assert sum(world.jobs.values()) <= 1, number
+        assert len(world.jobs) <= 1, number
         assert store.load(str(launch.results)).equals(want), number
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
 import mutants
 import pytest
+from cli_kit import call
 
 ROOT = Path(__file__).parent.parent
 
@@ -45,16 +45,13 @@ def test_a_fault_is_killed_by_its_test_or_survives(tmp_path, new, status, said):
         "from raybench.code import two\ndef test_two():\n    assert two == 2\n"
     )
     entry = {"name": "sum", "file": "raybench/code.py", "old": "1 * 2", "new": new}
-    entry["test"] = "test_two"
-    lines = [f'{key} = "{value}"' for key, value in entry.items()]
+    lines = [f'{key} = "{value}"' for key, value in {**entry, "test": "test_two"}.items()]
     (tmp_path / "pyproject.toml").write_text(
         '[tool.pytest.ini_options]\nmarkers = ["thorough: x"]\n'
     )
     script = Path(mutants.__file__)
     (tmp_path / "benchmarks" / "mutants.py").write_text(script.read_text())
     (tmp_path / "benchmarks" / "mutants.toml").write_text("\n".join(["[[mutant]]", *lines]))
-    done = subprocess.run(
-        [sys.executable, tmp_path / "benchmarks" / "mutants.py"], capture_output=True, text=True
-    )
+    done = call(sys.executable, tmp_path / "benchmarks" / "mutants.py")
     assert done.returncode == status, done.stdout + done.stderr
     assert said in done.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import tomllib
 import zipfile
@@ -12,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from cli_kit import call
 
 pytestmark = pytest.mark.thorough
 
@@ -27,23 +27,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"setuptools {setuptools.__version__} is older than the build needs")
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
-    listed = [
-        "pyproject.toml",
-        "setup.py",
-        "MANIFEST.in",
-        "README.md",
-        "LICENSE",
-        "sweeps",
-        "raybench",
-    ]
     source.mkdir()
-    subprocess.run(["cp", "-r", *listed, str(source)], cwd=ROOT, check=True)
-    build = (
-        "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", build, str(folder)], cwd=source, capture_output=True, text=True
-    )
+    files = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
+    call("cp", "-r", *files, "sweeps", "raybench", source, cwd=ROOT, check=True)
+    build = f"from setuptools import build_meta; build_meta.build_wheel({str(folder)!r})"
+    done = call(sys.executable, "-c", build, cwd=source)
     assert done.returncode == 0, done.stderr[-2000:]
     (built,) = folder.glob("*.whl")
     return built
@@ -68,29 +56,19 @@ def test_wheel_runs_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     work.mkdir()
     env = {**os.environ, "PYTHONPATH": str(site)}
 
-    def raybench(*args: str) -> subprocess.CompletedProcess[str]:
-        start = "import sys; from raybench.cli import main; sys.exit(main())"
-        command = [sys.executable, "-c", start, *args]
-        return subprocess.run(command, cwd=work, env=env, capture_output=True, text=True)
-
-    where = "import raybench, pathlib; print(pathlib.Path(raybench.__file__).parent)"
-    found = subprocess.run(
-        [sys.executable, "-c", where], cwd=work, env=env, capture_output=True, text=True, check=True
-    )
-    assert Path(found.stdout.strip()) == site / "raybench"
-    copied = raybench("cp", "quickstart", "my.yaml")
-    assert copied.returncode == 0, copied.stderr
+    where = "import raybench; print(raybench.__file__)"
+    imported = call(sys.executable, "-c", where, cwd=work, env=env, check=True)
+    assert Path(imported.stdout.strip()).parent == site / "raybench"
+    for args in (("cp", "quickstart", "my.yaml"), ("plan", "my.yaml")):
+        done = call(sys.executable, "-m", "raybench", *args, cwd=work, env=env)
+        assert done.returncode == 0, done.stderr
     assert (work / "my.yaml").read_text() == (ROOT / "sweeps" / "quickstart.yaml").read_text()
-    planned = raybench("plan", "my.yaml")
-    assert planned.returncode == 0, planned.stderr
 
 
 def test_constraints_agree_with_the_requirements_and_what_is_installed() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pinned = {
-        _key(name): number
-        for name, _, number in (line.partition("==") for line in lines if "==" in line)
-    }
+    parts = [line.split("==") for line in lines if "==" in line]
+    pinned = {_key(name): number for name, number in parts}
     project = PYPROJECT["project"]
     needed = project["dependencies"] + project["optional-dependencies"]["dev"]
     names = [_key(re.split(r"[\[<>=!~ ]", text, maxsplit=1)[0]) for text in needed]
@@ -119,8 +97,7 @@ def test_make_refuses_an_old_python_in_one_line(tmp_path: Path) -> None:
     old.chmod(0o755)
     for name in ("Makefile", "pyproject.toml", "constraints.txt", "setup.py"):
         (tmp_path / name).write_text((ROOT / name).read_text())
-    command = ["make", f"PYTHON={old}", "demo"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = call("make", f"PYTHON={old}", "demo", cwd=tmp_path)
     said = done.stderr.splitlines()
     assert done.returncode != 0
     assert said[0].startswith("error: raybench needs Python 3.11")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
+import cli_kit
 import pandas as pd
 import pytest
-from cli_kit import cli, own_plugins
+from cli_kit import call, cli
+from tiers import first_of_each
 
 import raybench
 from raybench import plugins, spec
@@ -24,6 +24,8 @@ from raybench.runtime.callbacks import opened
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 PAGE = ROOT / "docs" / "plugins.md"
+here = cli_kit.here
+pytestmark = pytest.mark.usefixtures("here")
 FILES = {
     "rand_block.py": "compressor",
     "byte_top_k.py": "compressor",
@@ -33,30 +35,22 @@ FILES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """An empty working folder; plug-ins of a test are forgotten."""
-    monkeypatch.chdir(tmp_path)
-    with own_plugins():
-        yield tmp_path
-
-
 def test_page_shows_the_examples_as_they_are():
     blocks = re.findall(r"```(?:python|yaml)\n(.*?)```", PAGE.read_text(), re.DOTALL)
     shown = [block for block in blocks if block.startswith(('"""', "#"))]
     assert shown == [(EXAMPLES / name).read_text() for name in (*FILES, "plugin_sweep.yaml")]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_examples_are_short_and_need_one_module(name):
-    tree = ast.parse((EXAMPLES / name).read_text())
-    (body,) = (n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef))
-    assert body.end_lineno - body.lineno < 22
-    froms = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-    assert {m for m in froms if m.startswith("raybench")} == {"raybench.plugins"}
+def test_examples_are_short_and_need_one_module():
+    for name in FILES:
+        tree = ast.parse((EXAMPLES / name).read_text())
+        (body,) = (n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef))
+        assert body.end_lineno - body.lineno < 22, name
+        froms = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+        assert {m for m in froms if m.startswith("raybench")} == {"raybench.plugins"}, name
 
 
-@pytest.mark.parametrize(("name", "kind"), FILES.items())
+@pytest.mark.parametrize(("name", "kind"), first_of_each(FILES.items()))
 def test_examples_conform(name, kind):
     said = cli("check", EXAMPLES / name)
     assert said.code == 0, said.out
@@ -68,8 +62,7 @@ def test_examples_conform(name, kind):
 
 
 def test_example_sweep_runs(here):
-    said = cli("sweep", EXAMPLES / "plugin_sweep.yaml", "--inline")
-    assert said.code == 0, said.err
+    assert raybench.sweep(EXAMPLES / "plugin_sweep.yaml", inline=True).exit_code == 0
     cells = pd.read_parquet(here / "results" / "plugin_sweep" / "cells")
     assert set(cells["status"]) == {"ok"}
     assert {"ef21_heavy_ball", "marina"} < set(cells["algorithm"])
@@ -90,10 +83,8 @@ def test_run_and_show_take_plugins():
     file = EXAMPLES / "rand_block.py"
     said = cli("show", "rand_block:k=5", "--d", 50, "--plugin", file)
     assert re.search(r"^  ω +9$", said.out, re.M)
-    said = cli(
-        *("run", "--plugin", file, "--algorithm", "marina", "--compressor", "rand_block:k=3"),
-        *("--rounds", 10),
-    )
+    args = ("--algorithm", "marina", "--compressor", "rand_block:k=3", "--rounds", 10)
+    said = cli("run", "--plugin", file, *args)
     assert said.code == 0, said.err
     assert "marina rand_block(k=3)" in said.out
 
@@ -108,36 +99,25 @@ def test_all_a_plugin_needs_is_in_one_place():
 # Faults are found ----------------------------------------------------------------------------------
 
 
-FAULTS = {
-    "a biased compressor": (
-        *("rand_block.py", "scale=d / k", "scale=1.0"),
-        r"rand_block:k=25%: unbiased: \S",
+FAULTS = [
+    ("rand_block", "scale=d / k", "scale=1.0", r"rand_block:k=25%: unbiased: \S"),
+    ("heavy_ball", "wire.up(m).mean()", "m.decode().mean(1)", ".*: ranks change nothing"),
+    (
+        "pseudo_huber",
+        "return away /",
+        "return 2 * away /",
+        ".*: gradients match finite differences",
     ),
-    "unbooked means": (
-        *("heavy_ball.py", "wire.up(m).mean()", "m.decode().mean(1)"),
-        "ef21_heavy_ball.*: ranks change nothing",
-    ),
-    "a wrong gradient": (
-        *("pseudo_huber.py", "return away /", "return 2 * away /"),
-        "pseudo_huber: gradients match finite differences",
-    ),
-    "a wrong constant": (
-        *("pseudo_huber.py", "self.L, self.L_i = 1.0,", "self.L, self.L_i = 0.1,"),
-        "pseudo_huber: smoothness constants hold",
-    ),
-    "a metric without cells": (*("largest.py", "x.abs().amax(-1)", "x.abs().amax()"), "largest: "),
-    "what cannot be made": (
-        *("pseudo_huber.py", "noise = torch", "noise = tolch"),
-        "pseudo_huber: can be made: NameError",
-    ),
-}
+    ("pseudo_huber", "self.L_i = 1.0,", "self.L_i = 0.1,", ".*: smoothness constants hold"),
+    ("pseudo_huber", "noise = torch", "noise = tolch", ".*: can be made: NameError"),
+    ("largest", "x.abs().amax(-1)", "x.abs().amax()", "largest: "),
+]
 """Faults in examples, and what ``check`` says of them: file, text, text in its place, finding."""
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_check_finds(here, fault):
-    name, old, new, finding = FAULTS[fault]
-    text = (EXAMPLES / name).read_text()
+@pytest.mark.parametrize(("name", "old", "new", "finding"), first_of_each(FAULTS))
+def test_check_finds(here, name, old, new, finding):
+    text = (EXAMPLES / f"{name}.py").read_text()
     assert old in text
     (here / "p.py").write_text(text.replace(old, new))
     said = cli("check", "p.py")
@@ -156,7 +136,7 @@ def test_constants_set_as_attributes():
     assert (constants.mu, constants.f_star, constants.L_pm) == (None, None, None)
 
 
-def test_ids_follow_the_file(here):
+def test_ids_follow_the_file(here, monkeypatch):
     config = {
         "problem": "quadratic",
         "algorithm": "marina",
@@ -167,7 +147,9 @@ def test_ids_follow_the_file(here):
         (here / "p.py").write_text((EXAMPLES / "rand_block.py").read_text() + change)
         return [cell.id for cell in spec.load(config, plugins=["p.py"]).cells]
 
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     first, again, other = ids(), ids(), ids("# edited\n")
+    assert [path.name for path in here.iterdir()] == ["p.py"], "nothing is left beside it"
     assert first == again
     assert first[0] != other[0]  # its own code changed
     assert first[1] == other[1]  # that of rand_k did not
@@ -179,28 +161,28 @@ def test_a_file_of_another_kind_is_no_plugin(here):
         registry.load_plugin("notes.md")
 
 
-@pytest.mark.parametrize("what", ["plug-in", "network", "callback"])
-def test_nothing_is_left_beside_a_file_that_is_read_nor_is_an_older_text_of_it_run(
-    here, monkeypatch, what
-):
+def _callback_size():
+    return opened(["mine.py:Mine"])[0][1].size
+
+
+def _network_size():
+    return _of_user("mine.py:mine", ()).model.out_features
+
+
+READERS = {
+    "class Mine(raybench.plugins.Callback):\n    size = SIZE\n": _callback_size,
+    "def mine():\n    return torch.nn.Linear(3, SIZE)\n": _network_size,
+}
+"""Files of users that are run on import, and what reads SIZE from them."""
+
+
+@pytest.mark.parametrize("text", READERS, ids=["callback", "network"])
+def test_nothing_is_left_beside_a_file_nor_is_an_older_text_of_it_run(here, monkeypatch, text):
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    texts = {
-        "plug-in": (EXAMPLES / "rand_block.py").read_text(),
-        "network": "import torch\ndef mine():\n    return torch.nn.Linear(3, SIZE)\n",
-        "callback": "import raybench.plugins\nclass Mine(raybench.plugins.Callback):\n    size = SIZE\n",
-    }
-    read = {
-        "plug-in": registry.load_plugin,
-        "network": lambda file: _of_user(f"{file}:mine", ()).model.out_features,
-        "callback": lambda file: opened([f"{file}:Mine"])[0][1].size,
-    }
-    for size in (
-        4,
-        5,
-    ):  # of one length, and written within one second: bytecode would be taken for current
-        Path("mine.py").write_text(texts[what].replace("SIZE", str(size)))
-        assert what == "plug-in" or read[what]("mine.py") == size
-        assert what != "plug-in" or read[what]("mine.py")[0].name == "rand_block"
+    file = here / "mine.py"
+    for size in (4, 5):  # of one length, within one second: bytecode would be taken for current
+        file.write_text(f"import torch, raybench.plugins\n{text.replace('SIZE', str(size))}")
+        assert READERS[text]() == size
     assert [path.name for path in here.iterdir()] == ["mine.py"]
     assert not sys.dont_write_bytecode
 
@@ -220,22 +202,13 @@ def test_entry_points(here):
         for name, kind in FILES.items()
     )
     (info / "entry_points.txt").write_text(points)
-    code = textwrap.dedent(
-        """
-        import sys
-        sys.path.insert(0, "site")
-        import raybench
-        print(raybench.compressor("rand_block", k=5).omega(50))
-        frame = raybench.run({
-            "problem": {"name": "pseudo_huber", "d": 9},
-            "algorithm": "ef21_heavy_ball",
-            "compressor": {"name": "rand_block", "k": 3},
-            "step_size": {"theory": 0.1, "of": "ef21"},
-            "evaluate": {"metrics": ["largest"]},
-            "rounds": 5,
-        })
-        print(frame["round"].max(), frame["extra.largest"].notna().any())
-        """
+    (here / "uses.py").write_text(
+        "import sys; sys.path.insert(0, 'site')\n"
+        "from raybench.core import registry\n"
+        "print(registry.lookup('compressor', 'rand_block').target(k=5).omega(50))\n"
+        "print(*(registry.lookup(*entry.split('/')).name for entry in sys.argv[1:]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["9.0", "5 True"], done.stderr
+    names = ["pseudo_huber", "ef21_heavy_ball", "largest", "byte_top_k"]
+    kinds = ["problem", "algorithm", "metric", "compressor"]
+    done = call(sys.executable, "uses.py", *map("/".join, zip(kinds, names)))
+    assert done.stdout.splitlines() == ["9.0", " ".join(names)], done.stderr

@@ -1,16 +1,21 @@
-"""The documentation site builds without a warning, knows every plug-in and needs no network."""
+"""The documentation site builds without a warning and needs no network; the examples of its pages run."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import re
-import subprocess
+import runpy
+import shutil
 import sys
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
+from cli_kit import call, cli
 
+import raybench
 from raybench import spec
 from raybench.core import registry
 from raybench.core import yaml as core_yaml
@@ -25,15 +30,9 @@ needs_mkdocs = pytest.mark.skipif(
 )
 
 
-def hooks() -> ModuleType:
-    """Return docs/reference_pages.py."""
-    path = ROOT / "docs" / "reference_pages.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def hooks() -> dict[str, Any]:
+    """Return what docs/reference_pages.py defines."""
+    return runpy.run_path(str(ROOT / "docs" / "reference_pages.py"))
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the site strictly: a link that leads nowhere, or a page that no one finds, ends it."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    done = call(*command, cwd=ROOT, timeout=240)
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
 
@@ -97,8 +96,8 @@ def test_search_runs_from_disk(site: Path) -> None:
 def test_reference_has_every_plugin() -> None:
     """Each registered plug-in has a section with its first line; each method says what its step rests on."""
     module = hooks()
-    pages = module.reference()
-    for kind, (path, _) in module.TITLES.items():
+    pages = module["reference"]()
+    for kind, (path, _) in module["TITLES"].items():
         heads = re.findall(r"^## (\S+)$", pages[path], re.MULTILINE)
         assert heads == list(registry.names(kind))
     sections = re.split(r"^## ", pages["reference/methods.md"], flags=re.MULTILINE)[1:]
@@ -108,7 +107,7 @@ def test_reference_has_every_plugin() -> None:
 
 
 def test_reference_says_what_show_says() -> None:
-    text = hooks().reference()["reference/methods.md"]
+    text = hooks()["reference"]()["reference/methods.md"]
     marina = text.split("\n## marina\n")[1].split("\n## ")[0]
     assert r"with probability p g &lt;- grad f(x), else g &lt;- g + mean Q\_i(difference)" in marina
     assert "Gorbunov, Burlachenko, Li, Richtarik 2021" in marina
@@ -127,3 +126,120 @@ def test_sweep_file_of_the_tutorial_is_what_the_page_says() -> None:
     later = {**sweep, **core_yaml.parse("algorithm:\n" + change)}
     assert len(spec.load(later).cells) == 492
     assert "492 cells: 492 ok" in text
+
+
+# The examples of the pages, on the results of the quickstart, made small --------------------------
+
+TEXT = (ROOT / "docs" / "results.md").read_text()
+CONCEPTS = (ROOT / "docs" / "concepts.md").read_text()
+SMALL = ["rounds=60", "step_size={theory: [1, 16]}"]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("here")
+    for name, sets in (("quickstart", []), ("other", ["problem.lambda=0.2"])):
+        sweep = ROOT / "sweeps" / "quickstart.yaml"
+        raybench.sweep(sweep, folder / "results" / name, sets=[*SMALL, *sets], inline=True)
+    return folder
+
+
+def section(name):
+    return TEXT.split(f"## {name}\n")[1].split("\n## ")[0]
+
+
+def test_the_python_of_the_analysis_runs(here, monkeypatch):
+    monkeypatch.chdir(here)
+    blocks = re.findall(r"```python\n(.*?)```", section("The analysis in Python"), re.S)
+    assert len(blocks) >= 7
+    names = {}
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        for block in blocks:
+            exec(compile(block, "results.md", "exec"), names)
+    assert "EF21 Top-1" in said.getvalue()
+
+
+def test_the_commands_on_tables_run(here, monkeypatch):
+    monkeypatch.chdir(here)
+    lines = re.findall(r"^raybench (.*)$", section("Tables"), re.M)
+    assert len(lines) >= 7
+    for line in lines:
+        said = cli(*line.partition("#")[0].split())
+        assert said.code == 0, (line, said.err)
+        assert "EF21 Top-K" in said.out
+
+
+def test_every_function_that_is_listed_exists():
+    from raybench import analysis
+
+    names = re.findall(r"^\| `(\w+)\(", section("The analysis in Python"), re.M)
+    assert len(names) == 10
+    assert set(names) <= set(analysis.__all__)
+
+
+def test_the_commands_of_the_page_on_concepts_run(here, monkeypatch):
+    monkeypatch.chdir(here)
+    blocks = "".join(re.findall(r"```sh\n(.*?)```", CONCEPTS, re.S))
+    fenced = [line.partition("#")[0] for line in re.findall(r"^raybench (.*)$", blocks, re.M)]
+    lines = {*fenced, *re.findall(r"`raybench ([^`]*)`", CONCEPTS)}
+    assert len(lines) >= 7
+    for line in lines:
+        verb, *rest = line.split()
+        if verb == "sweep" or not rest:  # that sweep has made the folder; a bare verb is no command
+            continue
+        if verb == "plan":
+            rest = [ROOT / rest[0]]
+        said = cli(verb, *rest)
+        assert said.code == 0, (line, said.err)
+
+
+def test_the_numbers_on_the_page_on_concepts_are_those_of_the_sweep(here):
+    sweep = spec.load(core_yaml.parse((ROOT / "sweeps" / "quickstart.yaml").read_text()))
+    assert f"anything runs: {len(sweep.cells)} in this case" in " ".join(CONCEPTS.split())
+    readings = cli("audit", here / "results" / "quickstart").out.split(" ")[0]
+    assert f"There are {readings} readings of this folder" in " ".join(CONCEPTS.split())
+
+
+# Recipes for other programs ------------------------------------------------------------------------
+
+RECIPES = ["README.md", "docs/how-to.md", "docs/results.md"]
+PROGRAMS = ("raybench.load(", "duckdb.sql(", "polars", "pandas.read_parquet(")
+
+
+def recipes(page):
+    """Return the Python of a page that reads curves on this machine, in the order in which it stands there."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+    told = [b for b in blocks if any(name in b for name in PROGRAMS) and "print(" in b]
+    return [b for b in told if "s3://" not in b and "raybench.analysis" not in b]
+
+
+@pytest.fixture(scope="module")
+def two_splits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("splits")
+    sweep = {
+        "name": "two",
+        "problem": {"name": "logistic", "dataset": "breast_cancer", "clients": 4}
+        | {"scale": "columns", "split": ["shuffled", "sorted_by_label"]},
+        "algorithm": "ef21",
+        "compressor": {"name": "top_k", "k": 3},
+        "step_size": {"theory": [4, 16]},
+        "seed": [0, 1, 2],
+        "rounds": 100,
+    }
+    raybench.sweep(sweep, folder / "results" / "quickstart", inline=True)
+    for name in ("first_study", "a", "b"):
+        shutil.copytree(folder / "results" / "quickstart", folder / "results" / name)
+    return folder
+
+
+@pytest.mark.parametrize("page", RECIPES)
+def test_recipes_have_a_row_for_each_split(two_splits, monkeypatch, page):
+    monkeypatch.chdir(two_splits)
+    blocks = recipes(page)
+    assert len(blocks) == {"README.md": 1, "docs/how-to.md": 4, "docs/results.md": 1}[page]
+    for block in blocks:
+        reachable = re.sub(r"<= \d+e-\d+", "<= 1e-2", block)
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            exec(compile(reachable, page, "exec"), {})
+        assert "shuffled" in said.getvalue(), block
+        assert "sorted_by_label" in said.getvalue(), block

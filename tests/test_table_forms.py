@@ -180,9 +180,6 @@ def test_forms_of_the_command_line(swept):
         said = cli("table", swept, "--format", form)
         assert said.code == 0
         assert said.out.startswith(start), form
-    wrong = cli("table", swept, "--format", "latx")
-    assert (wrong.code, wrong.out) == (2, "")
-    assert "did you mean latex" in wrong.err
 
 
 @pytest.mark.parametrize("verb", ["table", "rank"])

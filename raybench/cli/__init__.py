@@ -7,30 +7,18 @@ from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from raybench.cli.advise import advise
 from raybench.cli.bench import bench, study
 from raybench.cli.check import check, doctor
 from raybench.cli.launch import attach, down, launch
-from raybench.cli.lookup import cp, ls, schema
-from raybench.cli.plan import plan
+from raybench.cli.lookup import cp, ls, schema, show
 from raybench.cli.reproduce import reproduce
-from raybench.cli.results import (
-    audit,
-    compare,
-    merge,
-    plot,
-    rank,
-    report,
-    status,
-    table,
-    verify,
-)
-from raybench.cli.run import run
+from raybench.cli.results import audit, compare, merge, plot, rank, report, status, table, verify
+from raybench.cli.run import plan, run, sweep
 from raybench.cli.shared import leaving
-from raybench.cli.show import show
-from raybench.cli.sweep import sweep
 from raybench.core.process import (
     ending_on_the_second_signal,
     kernel_folder,
@@ -91,7 +79,7 @@ COMPUTING = {
 def top(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Sweep and benchmark communication-compressed distributed optimization."""

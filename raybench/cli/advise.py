@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
-from raybench.cli.shared import (
-    Plugins,
-    Screen,
-    console,
-    count,
-    listing,
-    load_plugins,
-    note,
-    pairs,
-)
+from raybench.cli import shared
+from raybench.cli.shared import Screen, count, listing, load_plugins, new_file, note, pairs
+from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,6 +28,7 @@ LINKS_AT_ONCE = 4
 LABEL = 17
 WIDEST_LINK = 8  # letters of a column's head
 RULE_BY = "top_k:k=1%"
+WITH_THE_MODEL = "With the model, --sweep FILE.yaml writes a sweep."
 LEGEND = (
     "* pays: saves 5 % of the step or more. pays below: up to which bit/s of the link, at the latency of the "
     "fastest link shown; free codec: the same if encoding and decoding took no time. Errors are "
@@ -49,48 +42,44 @@ LEGEND = (
 def advise(
     model: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="MODEL|FOLDER",
             help="resnet18, transformer, torchvision:NAME, my_module:function, or recorded gradients.",
         ),
     ],
     gpus: Annotated[
-        list[str] | None,
-        typer.Option(metavar="N", help="Workers; 2,8,64 or repeat. [default: 2,8,64]"),
+        list[str] | None, Option(metavar="N", help="Workers; 2,8,64 or repeat. [default: 2,8,64]")
     ] = None,
     link: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="LINK",
             help="1Gbit, 10Gbit,20ms,server, 31MB/s,80us; repeat. [default: 100Mbit to 100Gbit]",
         ),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(metavar="B", help="Samples of a worker's gradient. [default: 16]")
+        int | None, Option(metavar="B", help="Samples of a worker's gradient. [default: 16]")
     ] = None,
     backward: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="Your backward pass. [default: measured here]"),
+        float | None, Option(metavar="SECONDS", help="Your backward pass. [default: measured here]")
     ] = None,
     forward: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Your forward pass. [default: half the backward]"),
+        Option(metavar="SECONDS", help="Your forward pass. [default: half the backward]"),
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="[default: a usual one of the model]")
+        str | None, Option(metavar="NAME", help="[default: a usual one of the model]")
     ] = None,
     compressor: Annotated[
         list[str] | None,
-        typer.Option(metavar="OP", help="top_k:k=5%, ..; repeat. [default: a catalogue]"),
+        Option(metavar="OP", help="top_k:k=5%, ..; repeat. [default: a catalogue]"),
     ] = None,
     sweep: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE.yaml", help="Write the sweep that tells how many steps it takes."
-        ),
+        Option(metavar="FILE.yaml", help="Write the sweep that tells how many steps it takes."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
-    plugin: Plugins = None,
+    json: Annotated[bool, Option("--json", help="Print the figures as JSON.")] = False,
+    plugin: shared.Plugins = None,
 ) -> None:
     """Say whether compression pays for a model on a network.
 
@@ -98,15 +87,22 @@ def advise(
     data-parallel training in bfloat16 by a model of the network.
     """
     from raybench.analysis.links import parse
+    from raybench.data.recorded import is_record
     from raybench.measure.advise import BATCH, baseline, chosen, gradients, replay, sweep_text
     from raybench.measure.payoff import case_of
     from raybench.measure.timing import busy
 
     load_plugins(plugin)
     workers, networks = _workers(gpus or GPUS), {text: parse(text) for text in link or LINKS}
-    asked, goal = chosen(compressor), _goal(sweep, model)
+    asked, goal = chosen(compressor), None
+    if sweep is not None:  # whatever is in the way is said before anything is measured
+        goal = new_file("--sweep", sweep)
+        if is_record(model):
+            what = "recorded gradients do not tell how to train the model"
+            raise InputError.of("--sweep", what, "give the model: my_module:function")
     for key, seconds in (("--forward", forward), ("--backward", backward)):
-        _check_seconds(key, seconds)
+        if seconds is not None and not 0 < seconds < math.inf:
+            raise InputError.of(key, f"{seconds:g} is out of range", "seconds > 0, such as 0.12")
     doubt = busy()
     source = gradients(model, dataset, BATCH if batch is None else batch)
     compute, whose = _compute(source, forward, backward)
@@ -129,22 +125,18 @@ def advise(
     if json:
         _print_json(source, compute, whose, rows, cases)
     else:
-        _print(console(), source, compute, whose, rows, cases, networks)
-        text = "\nHow many steps a method needs to a target is unknown: only training tells. "
-        if goal is not None:
-            text += f"Next: raybench plan {goal}"
-        elif source.problem is None:
-            text += "With the model, --sweep FILE.yaml writes a sweep."
-        else:
-            text += "--sweep FILE.yaml writes the sweep."
-        console().print(text)
+        _print(Screen(), source, compute, whose, rows, cases, networks)
+        after = f"Next: raybench plan {goal}"
+        if goal is None:
+            model_given = source.problem is not None
+            after = "--sweep FILE.yaml writes the sweep." if model_given else WITH_THE_MODEL
+        caveat = "How many steps a method needs to a target is unknown: only training tells."
+        Screen().print(f"\n{caveat} {after}")
     if doubt:
         note(doubt)
 
 
 def _workers(given: Sequence[str]) -> list[int]:
-    from raybench.core.errors import InputError
-
     words = [word.strip() for text in given for word in text.split(",")]
     for word in words:
         if not word.isdigit() or not 2 <= int(word) <= MOST_WORKERS:
@@ -154,18 +146,10 @@ def _workers(given: Sequence[str]) -> list[int]:
     return list(dict.fromkeys(map(int, words)))
 
 
-def _check_seconds(key: str, value: float | None) -> None:
-    from raybench.core.errors import InputError
-
-    if value is not None and not 0 < value < math.inf:
-        raise InputError.of(key, f"{value:g} is out of range", "seconds > 0, such as 0.12")
-
-
 def _compute(
     source: Gradients, forward: float | None, backward: float | None
 ) -> tuple[Compute, str]:
     """Return the seconds of a step's passes, and whose they are."""
-    from raybench.core.errors import InputError
     from raybench.measure.payoff import Compute
 
     back = backward if backward is not None else source.backward
@@ -182,37 +166,12 @@ def _compute(
     return Compute(forward or FORWARD_SHARE * back, back), whose
 
 
-def _goal(sweep: str | None, model: str) -> Path | None:
-    """Return where the sweep file goes; whatever is in the way is said before anything is measured."""
-    from raybench.core.errors import InputError
-    from raybench.data.recorded import is_record
-
-    if sweep is None:
-        return None
-    goal = Path(sweep).expanduser()
-    if is_record(model):
-        what = "recorded gradients do not tell how to train the model"
-        raise InputError.of("--sweep", what, "give the model: my_module:function")
-    if goal.exists():
-        raise InputError.of("--sweep", f"{goal} exists", "give another name")
-    if not goal.parent.is_dir():
-        raise InputError.of("--sweep", f"no folder {goal.parent}", "make it first")
-    return goal
-
-
 def _print_json(
     source: Gradients, compute: Compute, whose: str, rows: list[Replayed], cases: list[Case]
 ) -> None:
     """Print everything as JSON: seconds, bytes, bytes per second; infinite and unknown numbers are null."""
     from dataclasses import asdict
-    from json import dumps
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: plain(v) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return [plain(v) for v in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
+    from json import dumps, loads
 
     figures = {
         "gradients": source.about,
@@ -244,7 +203,8 @@ def _print_json(
         ],
         "steps_to_target": None,
     }
-    print(dumps(plain(figures), indent=1))
+    finite = loads(dumps(figures), parse_constant=lambda word: None)
+    print(dumps(finite, indent=1))
 
 
 def _print(
@@ -305,10 +265,8 @@ def _rule(rows: list[Replayed], workers: list[int]) -> str:
 
 
 def _operators(rows: list[Replayed], narrow: bool) -> Table:
-    heads = ["via", "MB", "enc. ms", "dec. ms", "error", "state MB"]
-    heads = heads[1:-1] if narrow else heads
-    table = _by_compressor(heads, [h for h in heads if h != "via"])
-    for row in [row for row in rows if not row.left_out]:
+    lines = []
+    for row in (row for row in rows if not row.left_out):
         of = row.candidate
         error = of.error if row.error is None else f"{row.error:.2g} {of.error}"
         cells = {
@@ -319,12 +277,15 @@ def _operators(rows: list[Replayed], narrow: bool) -> Table:
             "error": "0" if of.error == "none" else error,
             "state MB": f"{row.state / 1e6:.3g}",
         }
-        table.add_row(of.label, *(cells[h] for h in heads))
-    return table
+        lines.append((of.label, cells))
+    heads = ["via", "MB", "enc. ms", "dec. ms", "error", "state MB"]
+    heads = heads[1:-1] if narrow else heads
+    rows_shown = [(label, *(cells[head] for head in heads)) for label, cells in lines]
+    return _by_compressor(heads, rows_shown, [head for head in heads if head != "via"])
 
 
-def _by_compressor(heads: list[str], right: list[str]) -> Table:
-    table = listing("compressor", *heads, right=right, fold="compressor")
+def _by_compressor(heads: list[str], rows: list[tuple[str, ...]], right: list[str]) -> Table:
+    table = listing(("compressor", *heads), rows, right=right, fold="compressor")
     table.columns[0].min_width = LABEL
     return table
 
@@ -334,15 +295,14 @@ def _steps(cases: list[Case], labels: Mapping[str, str], narrow: bool) -> Table:
     reference = max(cases, key=lambda case: case.network.link.bandwidth)
     limits = ["pays below", "free codec"][: 1 if narrow else 2]
     heads = [*limits, *(labels[case.link] for case in cases)]
-    table = _by_compressor(heads, heads)
     base = [f"{_digits(case.baseline.seconds)} " for case in cases]
-    table.add_row("bf16, the baseline", *([""] * len(limits)), *base)
+    rows = [("bf16, the baseline", *([""] * len(limits)), *base)]
     for i, verdict in enumerate(reference.verdicts):
         bounds = [verdict.pays_below, verdict.pays_below_free][: len(limits)]
         here = [case.verdicts[i] for case in cases]
         cells = [f"{_digits(v.step.seconds)}{'*' if v.pays else ' '}" for v in here]
-        table.add_row(verdict.name, *map(_rate, bounds), *cells)
-    return table
+        rows.append((verdict.name, *map(_rate, bounds), *cells))
+    return _by_compressor(heads, rows, heads)
 
 
 def _sentence(case: Case) -> str:

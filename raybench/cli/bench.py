@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from raybench.cli.shared import (
-    RESULTS_FOLDER,
-    Plugins,
-    Screen,
-    console,
-    count,
-    listing,
-    load_plugins,
-    note,
-)
+from raybench.cli import shared
+from raybench.cli.shared import Screen, check_folder, check_word, count, listing, load_plugins, note
+from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,47 +25,43 @@ NONE = "none"
 USUAL_BATCH = "64,20,112"
 CLONE = "x.clone()"
 COLUMN_HEADS = ("compress", "decode", "pack", "unpack", "error", "bytes", "bits/d", "of dense")
-Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
+Json = Annotated[bool, Option("--json", help="Print the figures as JSON.")]
 
 
 def bench(
     operators: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="NAME[:KEY=VALUE,...]|link",
             help="Compressors, or the link. [default: the usual]",
         ),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every compressor there is.")] = False,
+    every: Annotated[bool, Option("--all", help="Every compressor there is.")] = False,
     d: Annotated[
         int | None,
-        typer.Option("--d", metavar="D", min=1, help="Length of the long vector. [default: all]"),
+        Option("--d", metavar="D", min=1, help="Length of the long vector. [default: all]"),
     ] = None,
     batch: Annotated[
-        str, typer.Option(metavar="B,n,d", help="Shape of the batch of short ones, or none.")
+        str, Option(metavar="B,n,d", help="Shape of the batch of short ones, or none.")
     ] = USUAL_BATCH,
     vector: Annotated[
-        str, typer.Option(metavar="NAME", help="The long vector: resnet18, gaussian or none.")
+        str, Option(metavar="NAME", help="The long vector: resnet18, gaussian or none.")
     ] = VECTORS[0],
     gradient: Annotated[
-        str | None, typer.Option(metavar="FILE.npy", help="A long vector of your own.")
+        str | None, Option(metavar="FILE.npy", help="A long vector of your own.")
     ] = None,
     processes: Annotated[
-        int, typer.Option(metavar="N", min=2, max=64, help="Of `link`: processes here.")
+        int, Option(metavar="N", min=2, max=64, help="Of `link`: processes here.")
     ] = 2,
-    repeats: Annotated[int, typer.Option(min=1, help="Turns; the best of each counts.")] = 10,
+    repeats: Annotated[int, Option(min=1, help="Turns; the best of each counts.")] = 10,
     limit: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="Time for one compressor on one vector.")
+        float, Option(metavar="SECONDS", min=0, help="Time for one compressor on one vector.")
     ] = 5.0,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads. [default: torch's choice]")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = DEVICES[0],
+    threads: Annotated[int | None, Option(min=1, help="Threads. [default: torch's choice]")] = None,
+    device: Annotated[str, Option(help="cpu or cuda.")] = DEVICES[0],
     json: Json = False,
-    out: Annotated[
-        str | None, typer.Option(metavar="FILE.parquet", help="Save the figures.")
-    ] = None,
-    plugin: Plugins = None,
+    out: Annotated[str | None, Option(metavar="FILE.parquet", help="Save the figures.")] = None,
+    plugin: shared.Plugins = None,
 ) -> None:
     """Time compressors on a real gradient and on short vectors; or, as `bench link`, messages between processes.
 
@@ -89,16 +78,14 @@ def bench(
     import torch
 
     from raybench.core import registry
-    from raybench.core.errors import InputError, nearest
     from raybench.measure.timing import busy, frame, measure, named, usual
 
     load_plugins(plugin)
-    if device not in DEVICES:
-        raise InputError.of("--device", f"unknown device {device!r}", nearest(device, DEVICES))
+    check_word("--device", device, DEVICES, "device")
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError.of("--device", "there is no GPU here", "raybench doctor tells more")
-    if out is not None and not Path(out).expanduser().resolve().parent.is_dir():
-        raise InputError.of("--out", f"no folder {Path(out).parent}", "make it first")
+    if out is not None:
+        check_folder("--out", Path(out))
     if operators and every:
         raise InputError.of("--all", "and names together", "give one of them")
     texts = registry.names("compressor") if every else operators or usual()
@@ -107,7 +94,7 @@ def bench(
     torch.set_num_threads(threads or before)
     facts = {"threads": torch.get_num_threads(), "device": device, "torch": torch.__version__}
     where = device if device != "cpu" else count(torch.get_num_threads(), "thread")
-    screen, doubt, figures = console(), busy(), pd.DataFrame()
+    screen, doubt, figures = Screen(), busy(), pd.DataFrame()
     try:
         for about, x in _vectors(d, batch, vector, gradient):
             x = x.to(device)
@@ -138,15 +125,14 @@ def _vectors(
     """Yield names and vectors to measure on; all options are checked before the first one is made."""
     import torch
 
-    from raybench.core.errors import InputError, nearest
     from raybench.testing.vectors import SIZE, gaussian, resnet18, thinned
 
     parts = [] if batch == NONE else [p.strip() for p in batch.split(",")]
     if batch != NONE and (len(parts) != 3 or not all(p.isdigit() and int(p) > 0 for p in parts)):
         fix = f"cells, clients, coordinates such as {USUAL_BATCH}, or none"
         raise InputError.of("--batch", f"{batch!r} is no shape", fix)
-    if gradient is None and vector not in (*VECTORS, NONE):
-        raise InputError.of("--vector", f"unknown vector {vector!r}", nearest(vector, VECTORS))
+    if gradient is None:
+        check_word("--vector", vector, (*VECTORS, NONE), "vector")
     if gradient is None and vector == "resnet18" and (d or 0) > SIZE:
         fix = "--vector gaussian has any length"
         raise InputError.of("--d", f"ResNet-18 has {SIZE:,} parameters", fix)
@@ -167,8 +153,6 @@ def _read(file: str) -> tuple[str, Tensor]:
     """Return the name and the vector in a .npy file, as float32 unless it holds float64."""
     import numpy as np
     import torch
-
-    from raybench.core.errors import InputError
 
     try:
         values = np.asarray(np.load(Path(file).expanduser(), allow_pickle=False)).ravel()
@@ -191,14 +175,15 @@ def _timed(screen: Screen, rows: list[Measured], x: Tensor, clone: Measured) -> 
     said = f"{took * 1e3:.3g} ms" if took >= 1e-3 else f"{took * 1e6:.3g} µs"
     text = f"  a copy takes {said}, {moved / took / 1e9:.3g} GB/s read and written; "
     screen.dim(f"{text}a fresh clone {_ratio(clone.compress)} copies")
-    table = listing("operator", *COLUMN_HEADS, right=COLUMN_HEADS, fold="operator")
-    for row in [row for row in rows if not row.left_out]:
-        cells = {action: _ratio(getattr(row, action)) for action in COLUMN_HEADS[:4]}
-        cells |= {"error": f"{row.error:.3g}", "bytes": size(row.bytes or 0)}
-        cells |= {"bits/d": f"{row.bits_each:.3g}", "of dense": f"{row.of_dense:.2%}"}
-        table.add_row(row.operator, *(cells[head] for head in COLUMN_HEADS))
-    if table.row_count:
-        screen.print(table)
+    lines = [
+        (row.operator, *(_ratio(getattr(row, action)) for action in COLUMN_HEADS[:4]))
+        + (f"{row.error:.3g}", size(row.bytes or 0), f"{row.bits_each:.3g}", f"{row.of_dense:.2%}")
+        for row in rows
+        if not row.left_out
+    ]
+    if lines:
+        heads = ("operator", *COLUMN_HEADS)
+        screen.print(listing(heads, lines, right=COLUMN_HEADS, fold="operator"))
     for row in [row for row in rows if row.left_out]:
         screen.dim(f"  left out: {row.operator}: {row.left_out}")
 
@@ -234,7 +219,6 @@ def _bench_link(processes: int, repeats: int, json: bool) -> None:
     from json import dumps
 
     from raybench.analysis.links import rate_word, time_word, written
-    from raybench.core.errors import InputError
     from raybench.measure import link
     from raybench.measure.timing import busy
 
@@ -255,21 +239,21 @@ def _bench_link(processes: int, repeats: int, json: bool) -> None:
         rows = {kind: {**asdict(fit), "text": texts[kind]} for kind, fit in fits.items()}
         print(dumps({"timings": [asdict(t) for t in times], "fits": rows}, indent=1))
         return
-    screen, where = console(), "of torchrun" if several else "of this machine"
+    screen, where = Screen(), "of torchrun" if several else "of this machine"
     screen.head(f"{times[0].n} processes {where}, over gloo")
-    heads = ("exchange", "bytes of each", "measured", "fitted")
-    table = listing(*heads, right=heads[1:], fold="exchange")
+    heads: tuple[str, ...] = ("exchange", "bytes of each", "measured", "fitted")
+    lines: list[tuple[str, ...]] = []
     for t in times:
         fitted = float(link.expected(t.what, fits[t.what].link, t.n, t.size))
-        table.add_row(WORDS[t.what], f"{t.size:,}", time_word(t.median), time_word(fitted))
-    screen.print(table)
-    names = ("exchange", "latency", "bandwidth", "misfit", "--link")
-    table = listing(*names, right=names[1:4], fold="exchange")
+        lines.append((WORDS[t.what], f"{t.size:,}", time_word(t.median), time_word(fitted)))
+    screen.print(listing(heads, lines, right=heads[1:], fold="exchange"))
+    heads = ("exchange", "latency", "bandwidth", "misfit", "--link")
+    lines = []
     for kind, fit in fits.items():
         latency = f"{time_word(fit.link.latency)} [{', '.join(map(time_word, fit.latency))}]"
         rate = f"{rate_word(fit.link.bandwidth)} [{', '.join(map(rate_word, fit.bandwidth))}]"
-        table.add_row(WORDS[kind], latency, rate, f"{fit.misfit:.0%}", texts[kind])
-    screen.print(table)
+        lines.append((WORDS[kind], latency, rate, f"{fit.misfit:.0%}", texts[kind]))
+    screen.print(listing(heads, lines, right=heads[1:4], fold="exchange"))
     screen.dim(
         "gather: every process broadcasts its message, as raybench's train mode does; all-reduce: gloo's ring. "
         "Medians of turns, as the slowest process saw them; in brackets 95 % of fits to sizes and turns drawn "
@@ -283,7 +267,6 @@ def _bench_link(processes: int, repeats: int, json: bool) -> None:
 
 # study ---------------------------------------------------------------------------------------
 
-STUDIES = ("compressors",)
 SHORT_HEADS = {
     "scaled sign": "sign",
     "Top-k + natural": "+ nat.",
@@ -294,38 +277,33 @@ SHORT_HEADS = {
 
 
 def study(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="compressors.")],
+    what: Annotated[str, Argument(metavar="WHAT", help="compressors.")],
     operators: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[OPERATOR]...", help="top_k:k=1% ... [default: all of the study]"),
+        Argument(metavar="[OPERATOR]...", help="top_k:k=1% ... [default: all of the study]"),
     ] = None,
-    d: Annotated[
-        int, typer.Option("--d", metavar="D", help="Length of the drawn vectors.")
-    ] = 10_000,
-    draws: Annotated[int, typer.Option(metavar="N", help="Vectors of each family.")] = 20,
-    seed: Annotated[int, typer.Option(metavar="S", help="Of vectors and compressors.")] = 0,
+    d: Annotated[int, Option("--d", metavar="D", help="Length of the drawn vectors.")] = 10_000,
+    draws: Annotated[int, Option(metavar="N", help="Vectors of each family.")] = 20,
+    seed: Annotated[int, Option(metavar="S", help="Of vectors and compressors.")] = 0,
     out: Annotated[
-        str | None,
-        typer.Option("--out", metavar="DIR", help="[default: results/compressor-study]"),
+        str | None, Option("--out", metavar="DIR", help="[default: results/compressor-study]")
     ] = None,
-    plugin: Plugins = None,
+    plugin: shared.Plugins = None,
 ) -> None:
     """Measure error against bits of compressors on random vectors and gradients.
 
     Writes study.parquet and figures: Gaussian, Laplace, uniform, exponential and heavy-tailed
     vectors, and gradients of a network at the start and in training.
     """
-    from raybench.core.errors import InputError, nearest
     from raybench.measure import study as studies
 
-    if what not in STUDIES:
-        raise InputError.of("study", f"no study is named {what!r}", nearest(what, STUDIES))
+    check_word("study", what, ("compressors",), "study")
     load_plugins(plugin)
     grids = {text: [text] for text in operators} if operators else None
-    folder = out or str(RESULTS_FOLDER / "compressor-study")
+    folder = out or str(shared.RESULTS_FOLDER / "compressor-study")
     rows = studies.compressors(folder, d, draws, grids, seed)
     paths = studies.figures(rows, folder)
-    screen = console()
+    screen = Screen()
     if grids:
         _errors(screen, rows)
     else:
@@ -343,34 +321,33 @@ def _number(value: float) -> str:
 
 def _errors(out: Screen, rows: pd.DataFrame) -> None:
     """Print every compressor's error and bits a coordinate, family by family."""
-    families = list(rows["family"].unique())
-    table = listing("operator", "bits", *families, right=("bits", *families))
-    for operator, part in rows.groupby("operator", sort=False):
-        errors = part.set_index("family")["error_best"]
-        bits = f"{part['wire_per_coordinate'].mean():.3g}"
-        table.add_row(str(operator), bits, *(_number(errors[f]) for f in families))
+    errors = rows.pivot_table("error_best", "operator", "family", dropna=False, sort=False)
+    bits = rows.groupby("operator", sort=False)["wire_per_coordinate"].mean()
+    lines = [
+        (str(operator), f"{bits[operator]:.3g}", *map(_number, part))
+        for operator, *part in errors.itertuples()
+    ]
+    heads = ("operator", "bits", *errors.columns)
     out.head("‖c C(x) − x‖² / ‖x‖² with the best c; bits a coordinate as packed")
-    out.print(table)
+    out.print(listing(heads, lines, right=heads[1:]))
 
 
 def _sign(out: Screen, rows: pd.DataFrame) -> None:
     """Print what others pay for scaled sign's error."""
     from rich.text import Text
 
+    def cell(row: dict[Hashable, Any], name: str) -> Text:
+        text = ("< " if name in row["below"] else "") + _number(row[name])
+        return Text(text, style="bold" if name == row["cheapest"] else "")
+
     names = [c for c in rows.columns if c not in ("family", "error", "below", "cheapest")]
-    heads = [SHORT_HEADS.get(n, n) for n in names]
-    table = listing("vectors", "error", *heads, right=("error", *heads))
-    for row in rows.to_dict("records"):
-        cells = [
-            Text(
-                ("< " if n in row["below"] else "") + _number(row[n]),
-                style="bold" if n == row["cheapest"] else "",
-            )
-            for n in names
-        ]
-        table.add_row(row["family"], _number(row["error"]), *cells)
+    heads = ("vectors", "error", *(SHORT_HEADS.get(name, name) for name in names))
+    lines = [
+        (row["family"], _number(row["error"]), *(cell(row, name) for name in names))
+        for row in rows.to_dict("records")
+    ]
     out.head("Bits a coordinate for the error of scaled sign (bold: the least)")
-    out.print(table)
+    out.print(listing(heads, lines, right=heads[1:]))
     wins = list(rows.loc[rows["cheapest"] == "scaled sign", "family"])
     if wins:
         out.print(f"Nothing here beats scaled sign at its own error on: {', '.join(wins)}.")
@@ -380,15 +357,15 @@ def _energy(out: Screen, energy: pd.DataFrame) -> None:
     """Print Top-k's residuals beside the formulas of order statistics."""
     energy = energy.assign(share=energy["share"].round(4))
     shares = [s for s in (0.01, 0.03, 0.1, 0.3) if s in set(energy["share"])]
-    heads = [f"{s:.0%}" for s in shares]
-    table = listing("vectors", *heads, right=heads)
+    lines = []
     for family, part in energy.groupby("family", sort=False):
-        by_share = part.set_index("share")
-        cells = []
-        for share in shares:
-            error, formula = by_share.loc[share, ["error", "formula"]]
-            cells.append(f"{error:.4f}" + (f" ({formula:.4f})" if math.isfinite(formula) else ""))
-        table.add_row(str(family), *cells)
-    table.add_row("Rand-k, any", *(f"{1 - s:.4f}" for s in shares))
+        by_share = part.set_index("share")[["error", "formula"]]
+        pairs = [by_share.loc[share] for share in shares]
+        exact = [f" ({f:.4f})" if math.isfinite(f) else "" for _, f in pairs]
+        lines.append(
+            (str(family), *(f"{e:.4f}{text}" for (e, _), text in zip(pairs, exact, strict=True)))
+        )
+    lines.append(("Rand-k, any", *(f"{1 - s:.4f}" for s in shares)))
+    heads = ("vectors", *(f"{s:.0%}" for s in shares))
     out.head("\nWhat Top-k leaves of ‖x‖², by k/d (in brackets: the formula)")
-    out.print(table)
+    out.print(listing(heads, lines, right=heads[1:]))

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from raybench.cli.shared import RESULTS_FOLDER, console, count
+from raybench.cli.shared import RESULTS_FOLDER, Screen, count, grid
+from raybench.core.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from raybench.core.registry import Entry
@@ -23,33 +25,30 @@ ON_A_PROBLEM = ("algorithm", "metric")  # the kinds that are tried on a problem
 
 
 def check(
-    file: Annotated[str, typer.Argument(metavar="PLUGIN.py", help="A file with plug-ins.")],
+    file: Annotated[str, Argument(metavar="PLUGIN.py", help="A file with plug-ins.")],
     sets: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set", metavar="KEY=VALUE", help="A parameter of the plug-in, for all checks. Repeat."
         ),
     ] = None,
     problem: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="NAME[:KEY=VALUE,...]",
             help="What methods and metrics are tried on. [default: a small one]",
         ),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="A line for every check.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but what fails.")] = False,
+    verbose: Annotated[bool, Option("--verbose", help="A line for every check.")] = False,
+    quiet: Annotated[bool, Option("--quiet", help="Print nothing but what fails.")] = False,
 ) -> None:
     """Check plug-ins as our own are checked, in a line for each set of parameters, with what fails.
 
     Exit code 1 if a check fails.
     """
-    from importlib import import_module
     from itertools import groupby
 
     from raybench.core import registry
-    from raybench.core.errors import InputError
-    from raybench.testing import Finding
 
     if verbose and quiet:
         raise InputError.of("check", "--verbose and --quiet together", "leave one out")
@@ -59,31 +58,34 @@ def check(
     for entry, more in zip(entries, options, strict=True):
         if not quiet:
             print(f"{entry.kind} {entry.name}", flush=True)
-        kit = import_module(f"raybench.testing.{entry.kind}s")
         told: set[str] = set()
-        try:
-            for about, group in groupby(
-                kit.check_entry(entry, **more), lambda finding: finding.about
-            ):
-                findings = list(group)
-                for line in (
-                    map(str, findings) if verbose else _summary(about, findings, told, quiet)
-                ):
-                    print(f"  {line}", flush=True)
-                failed += sum(not finding.ok for finding in findings)
-                unclaimed += sum(not finding.claimed for finding in findings)
-                made += sum(finding.claimed for finding in findings)
-        except InputError:
-            raise
-        except Exception as error:  # the user's own code raised before a check could begin
-            fault = Finding("can be made", entry.name, f"{type(error).__name__}: {error}")
-            print(f"  {fault}", flush=True)
-            failed, made = failed + 1, made + 1
+        for about, group in groupby(_tried(entry, more), lambda finding: finding.about):
+            findings = list(group)
+            lines = map(str, findings) if verbose else _summary(about, findings, told, quiet)
+            for line in lines:
+                print(f"  {line}", flush=True)
+            failed += sum(not finding.ok for finding in findings)
+            unclaimed += sum(not finding.claimed for finding in findings)
+            made += sum(finding.claimed for finding in findings)
     checks = count(made, "check")
     beside = f", {unclaimed} of nothing that is claimed" if unclaimed else ""
     if failed or not quiet:
         print(f"{checks}, {failed} failed" if failed else f"{checks} passed{beside}")
     raise typer.Exit(1 if failed else 0)
+
+
+def _tried(entry: Entry[Any], options: dict[str, Any]) -> Iterator[Finding]:
+    """Yield what the kit finds of a plug-in; an error of the user's own code, before a check began, is a finding."""
+    from importlib import import_module
+
+    from raybench.testing import Finding
+
+    try:
+        yield from import_module(f"raybench.testing.{entry.kind}s").check_entry(entry, **options)
+    except InputError:
+        raise
+    except Exception as error:
+        yield Finding("can be made", entry.name, f"{type(error).__name__}: {error}")
 
 
 def _summary(about: str, findings: Sequence[Finding], told: set[str], quiet: bool) -> Iterable[str]:
@@ -111,7 +113,6 @@ def _options(
 
     Raises InputError for a key that none of them has, a value that does not fit, and a problem that none needs.
     """
-    from raybench.core.errors import InputError, nearest
     from raybench.spec import short
 
     given = [short.parse(f"set:{text}", "--set") for text in sets]
@@ -122,9 +123,8 @@ def _options(
             fix = nearest(key, names) if names else "the file's plug-ins have no parameters"
             raise InputError.of(f"--set {key}", "no plug-in of the file has it", fix)
     if problem is not None and not any(entry.kind in ON_A_PROBLEM for entry in entries):
-        raise InputError.of(
-            "--problem", "only methods and metrics are tried on one", "leave it out"
-        )
+        what = "only methods and metrics are tried on one"
+        raise InputError.of("--problem", what, "leave it out")
     options: list[dict[str, Any]] = []
     for entry in entries:
         fitting = {key: value for key, value in values.items() if key in entry.params}
@@ -154,19 +154,16 @@ def doctor() -> None:
 
     Exit code 1 if something is in the way; each problem comes with its fix.
     """
-    from rich.table import Table
     from rich.text import Text
 
-    out = console()
-    table = Table.grid(padding=(0, 2, 0, 0))
-    looks = list(findings())
-    for what, state, fix in looks:
-        mark = Text("problem", style="red") if fix else Text("ok", style="green")
-        table.add_row(mark, what, state)
+    out, problems = Screen(), 0
+    rows: list[tuple[str | Text, str, str | Text]] = []
+    for what, state, fix in findings():
+        rows.append((Text("ok", style="green"), what, state))
         if fix:
-            table.add_row("", "", Text(fix, style="bold"))
-    out.print(table)
-    problems = sum(bool(fix) for _, _, fix in looks)
+            rows[-1:] = [(Text("problem", style="red"), what, state), ("", "", Text(fix, "bold"))]
+            problems += 1
+    out.print(grid(rows, gap=2))
     if problems:
         out.print(f"{problems} in the way")
     raise typer.Exit(1 if problems else 0)
@@ -241,10 +238,7 @@ def _data() -> Look:
         if is_set:
             return "data", f"no folder {folder}", "make it, or correct RAYBENCH_DATA"
         return "data", f"{shown}, empty: sets are downloaded when first used", ""
-    have = (
-        ", ".join(name for name in catalogue.LIBSVM_SETS if catalogue.find(name))
-        or "no LIBSVM set yet"
-    )
+    have = ", ".join(filter(catalogue.find, catalogue.LIBSVM_SETS)) or "no LIBSVM set yet"
     if not os.access(folder, os.W_OK):
         have += " (cannot be written: nothing can be downloaded)"
     return "data", f"{shown}: {have}", ""

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from raybench.cli import shared
-from raybench.cli.shared import complain, console, count, note, pairs, results_of
+from raybench.cli.shared import Screen, complain, count, note, pairs, results_of
+from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
     from raybench.cluster.begin import Offer
@@ -18,34 +20,30 @@ if TYPE_CHECKING:
     from raybench.cluster.steps import Steps
     from raybench.spec import Sweep
 
-Keep = Annotated[bool, typer.Option("--keep", help="Leave the cluster up at the end.")]
+Keep = Annotated[bool, Option("--keep", help="Leave the cluster up at the end.")]
 
 
 def launch(
     file: shared.File,
     cluster: Annotated[
         str | None,
-        typer.Option("--cluster", metavar="FILE", help="A cluster file. [default: cluster.yaml]"),
+        Option("--cluster", metavar="FILE", help="A cluster file. [default: cluster.yaml]"),
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL", help="A cluster that is there: http://HOST:8265, its Jobs API."
-        ),
+        Option(metavar="URL", help="A cluster that is there: http://HOST:8265, its Jobs API."),
     ] = None,
     out: shared.Out = None,
     sets: shared.Sets = None,
     plugin: shared.Plugins = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what it would take, and stop.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Say what it would take, and stop.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False,
     max_cost: Annotated[
         float | None,
-        typer.Option(metavar="AMOUNT", help="The most that it may cost, in the file's currency."),
+        Option(metavar="AMOUNT", help="The most that it may cost, in the file's currency."),
     ] = None,
     max_hours: Annotated[
-        float, typer.Option(metavar="H", help="The cluster ends by itself after so many hours.")
+        float, Option(metavar="H", help="The cluster ends by itself after so many hours.")
     ] = 12.0,
     keep: Keep = False,
     retry_failed: shared.RetryFailed = False,
@@ -64,7 +62,6 @@ def launch(
     from raybench.cluster import begin, jobs
     from raybench.cluster.render import python_of
     from raybench.cluster.states import Launch
-    from raybench.core.errors import InputError
 
     if file == "ls":
         _list()
@@ -110,16 +107,12 @@ def _list() -> None:
     if not rows:
         note("no launch was begun here")
         return
-    table = shared.listing("sweep", "state", "folder")
-    for row in rows:
-        table.add_row(*row)
-    console().print(table)
+    Screen().print(shared.listing(("sweep", "state", "folder"), rows))
 
 
 def _cluster(path: str | None, address: str | None, remote: str) -> ClusterFile:
     """Return the cluster that is meant: of a file, or one that is there at an address."""
     from raybench.cluster import file
-    from raybench.core.errors import InputError
 
     if address is None:
         return file.read(path or "cluster.yaml")
@@ -160,7 +153,7 @@ def _rayjob(
         ("follow", f"kubectl get rayjob {name}, kubectl logs -l job-name={name} -f"),
         ("results", remote or f"{kuberay.RESULTS}/{sweep.name}, on the volume raybench-results"),
     ]
-    console().print(pairs(rows))
+    Screen().print(pairs(rows))
     return 0
 
 
@@ -177,7 +170,7 @@ def attach(folder: shared.Folder, keep: Keep = False) -> None:
 def down(
     folder: shared.Folder,
     fetch: Annotated[
-        bool, typer.Option("--fetch/--no-fetch", help="Bring home what is there first.")
+        bool, Option("--fetch/--no-fetch", help="Bring home what is there first.")
     ] = True,
 ) -> None:
     """End the cluster of a launch, and make sure.
@@ -219,7 +212,6 @@ def _run(steps: Steps) -> int | None:
     from raybench.cluster.provider import LaunchFailed
     from raybench.cluster.shown import Far
     from raybench.cluster.steps import HeadLost
-    from raybench.core.errors import InputError
 
     record = steps.launch
     again = (
@@ -255,7 +247,7 @@ def _close(steps: Steps, code: int) -> None:
     from raybench import report, store
     from raybench.analysis import frames
 
-    out, folder = console(), str(steps.order.get("remote_out") or steps.launch.results)
+    out, folder = Screen(), str(steps.order.get("remote_out") or steps.launch.results)
     if code:
         log = steps.log()
         note(*([f"the sweep ended with exit code {code}; its last lines:", log] if log else []))
@@ -298,7 +290,7 @@ def _show_offer(made: Offer, cluster: ClusterFile, results: str, record: Launch)
     from raybench.cluster.price import money
     from raybench.core.clock import duration
 
-    plan, cost, screen = made.plan, made.price, console()
+    plan, cost, screen = made.plan, made.price, Screen()
     stage = " in the next stage of a search" if plan.stage else ""
     said = f"  {count(plan.missing, 'cell')} to run{stage}, {len(plan.done):,} there"
     screen.head(plan.sweep.name, said)

@@ -1,41 +1,58 @@
-"""The verbs that look things up: ``ls``, ``cp`` and ``schema``."""
+"""The verbs that look things up: ``show``, ``ls``, ``cp`` and ``schema``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
-from raybench.cli.shared import (
-    Plugins,
-    check_word,
-    console,
-    listing,
-    load_plugins,
-    prose,
-    sweeps,
-)
+from raybench.cli import shared
+from raybench.cli.shared import Screen, check_word, listing, load_plugins, prose
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-PLUGINS = ("algorithms", "compressors", "problems", "metrics")
-KINDS = (*PLUGINS, "datasets", "sweeps")
+LISTED = ("algorithms", "compressors", "problems", "metrics", "datasets", "sweeps")
+
+
+def show(
+    name: Annotated[str, Argument(metavar="NAME[:KEY=VALUE,...]", help="A plug-in; raybench ls.")],
+    d: Annotated[
+        int | None,
+        Option("--d", metavar="D", min=1, help="The dimension a compressor is shown for."),
+    ] = None,
+    problem: shared.ProblemFlag = None,
+    dataset: shared.DatasetFlag = None,
+    clients: shared.ClientsFlag = None,
+    compressor: shared.CompressorFlag = None,
+    downlink: shared.DownlinkFlag = None,
+    plugin: shared.Plugins = None,
+) -> None:
+    """Show what a plug-in does, its parameters and constants.
+
+    A compressor with --d: its constants, its bits, and what some draws show of both. An algorithm with a problem and a compressor:
+    the problem's constants, the theorems behind its steps, and which of their assumptions hold. A
+    problem with --dataset: its constants.
+    """
+    from raybench.cli.show import page
+
+    load_plugins(plugin)
+    page(name, d, problem, dataset, clients, compressor, downlink)
 
 
 def ls(
     kind: Annotated[
-        str | None, typer.Argument(metavar="KIND", help=f"{', '.join(KINDS)}. [default: all]")
+        str | None, Argument(metavar="KIND", help=f"{', '.join(LISTED)}. [default: all]")
     ] = None,
-    plugin: Plugins = None,
+    plugin: shared.Plugins = None,
 ) -> None:
     """List plug-ins by kind, data sets and shipped sweeps."""
     load_plugins(plugin)
-    if kind is not None and f"{kind}s" not in KINDS:
-        check_word("ls", kind, KINDS, "kind")
-    out = console()
-    for plural in KINDS if kind is None else (kind if kind in KINDS else f"{kind}s",):
+    if kind is not None and f"{kind}s" not in LISTED:
+        check_word("ls", kind, LISTED, "kind")
+    out = Screen()
+    for plural in LISTED if kind is None else (kind if kind in LISTED else f"{kind}s",):
         if plural == "datasets":
             out.print(_datasets(every=kind is not None))
         else:
@@ -46,20 +63,16 @@ def _plugins(kind: str) -> Table:
     from raybench.core import registry
 
     single = kind.removesuffix("s")
-    table = listing(kind, "", fold="")
-    for name in registry.names(single):
-        table.add_row(name, prose(registry.lookup(single, name).summary))
-    return table
+    names = registry.names(single)
+    rows = [(name, prose(registry.lookup(single, name).summary)) for name in names]
+    return listing((kind, ""), rows, fold="")
 
 
 def _datasets(every: bool) -> Table:
     from raybench.data import catalogue
 
-    table = listing(
-        "datasets", "rows", "features", "where", right=("rows", "features"), fold="where"
-    )
-    for name, (rows, d) in {"breast_cancer": (569, 30), "digits": (1797, 64)}.items():
-        table.add_row(name, f"{rows:,}", f"{d:,}", "comes with scikit-learn")
+    comes = "comes with scikit-learn"
+    rows = [("breast_cancer", "569", "30", comes), ("digits", "1,797", "64", comes)]
     for name, images in catalogue.IMAGE_SETS.items():
         if name == "digits":
             continue
@@ -67,61 +80,56 @@ def _datasets(every: bool) -> Table:
         where = str(place.parent) if place else "downloaded when first used"
         if not place and not images.url and not name.endswith("mnist"):
             where = f"put {images.files[0]} into the data folder"
-        size = "x".join(map(str, images.shape))
-        table.add_row(name, f"{images.train:,}", size, where)
-    for name in catalogue.TEXTS:
-        file = catalogue.find_text(name)
-        table.add_row(name, "", "text", str(file) if file else f"put text/{name}.txt there")
+        rows.append((name, f"{images.train:,}", "x".join(map(str, images.shape)), where))
+    texts = {
+        name: catalogue.find_text(name) or f"put text/{name}.txt there" for name in catalogue.TEXTS
+    }
+    rows += [(name, "", "text", str(where)) for name, where in texts.items()]
     for name, views in catalogue.VIEW_SETS.items():
         file = catalogue.folder() / catalogue.VIEW_FILES[0]
         where = str(file) if file.exists() else f"put it at {file}"
-        table.add_row(name, f"{catalogue.ARTICLES:,}", ", ".join(views), where)
-    files = {name: catalogue.find(name) for name in catalogue.LIBSVM_SETS}
-    shown = {
-        name: dataset for name, dataset in catalogue.LIBSVM_SETS.items() if every or files[name]
-    }
-    for name, dataset in shown.items():
-        file = files[name]
-        where = str(file) if file else "downloaded when first used"
-        table.add_row(name, f"{dataset.rows:,}", f"{dataset.d:,}", where)
-    if more := len(catalogue.LIBSVM_SETS) - len(shown):
-        table.add_row(f"and {more} more", "", "", "raybench ls datasets")
-    return table
+        rows.append((name, f"{catalogue.ARTICLES:,}", ", ".join(views), where))
+    hidden = 0
+    for name, dataset in catalogue.LIBSVM_SETS.items():
+        path = catalogue.find(name)
+        if every or path:
+            where = str(path or "downloaded when first used")
+            rows.append((name, f"{dataset.rows:,}", f"{dataset.d:,}", where))
+        else:
+            hidden += 1
+    if hidden:
+        rows.append((f"and {hidden} more", "", "", "raybench ls datasets"))
+    heads = ("datasets", "rows", "features", "where")
+    return listing(heads, rows, right=heads[1:3], fold="where")
 
 
 def _sweeps() -> Table:
-    table = listing("sweeps", "", fold="")
-    for name, text in sweeps().items():
-        table.add_row(name, summary(text))
-    return table
+    """Return the shipped sweeps with the first line of each head comment: the question it answers."""
+    rows = []
+    for name, text in shared.sweeps().items():
+        first = next((line for line in text.splitlines() if line.strip()), "")
+        rows.append((name, first.lstrip("# ").strip() if first.startswith("#") else ""))
+    return listing(("sweeps", ""), rows, fold="")
 
 
 def cp(
-    name: Annotated[str, typer.Argument(help="A shipped sweep; raybench ls sweeps lists them.")],
+    name: Annotated[str, Argument(help="A shipped sweep; raybench ls sweeps lists them.")],
     goal: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="Where to. [default: ./NAME.yaml]")
+        Path | None, Argument(metavar="FILE", help="Where to. [default: ./NAME.yaml]")
     ] = None,
 ) -> None:
     """Copy a shipped sweep file to edit."""
-    from raybench.core.errors import InputError, nearest
 
-    shipped = sweeps()
+    shipped = shared.sweeps()
     name = name.removesuffix(".yaml")
-    if name not in shipped:
-        raise InputError.of("cp", f"no shipped sweep {name!r}", nearest(name, shipped))
+    check_word("cp", name, shipped, "sweep")
     goal = goal or Path(f"{name}.yaml")
-    goal = goal / f"{name}.yaml" if goal.is_dir() else goal
-    if not goal.parent.is_dir():
-        raise InputError.of("cp", f"no folder {goal.parent}", "make it first")
-    try:
-        with goal.open("x", encoding="utf-8") as file:
-            file.write(shipped[name])
-    except FileExistsError:
-        raise InputError.of("cp", f"{goal} exists", "give another name") from None
+    goal = shared.new_file("cp", goal / f"{name}.yaml" if goal.is_dir() else goal)
+    goal.write_text(shipped[name], encoding="utf-8")
     print(f"{goal}\nnext: raybench plan {goal}")
 
 
-def schema(plugin: Plugins = None) -> None:
+def schema(plugin: shared.Plugins = None) -> None:
     """Print the JSON schema of sweep files, with all defaults.
 
     For editors: save it and point their YAML support to it.
@@ -132,9 +140,3 @@ def schema(plugin: Plugins = None) -> None:
 
     load_plugins(plugin)
     print(json.dumps(spec.json_schema(), indent=2))
-
-
-def summary(text: str) -> str:
-    """Return the first line of a sweep's head comment: the question it answers."""
-    first = next((line for line in text.splitlines() if line.strip()), "")
-    return first.lstrip("# ").strip() if first.startswith("#") else ""

@@ -1,86 +1,63 @@
-"""raybench plan: what a sweep amounts to, before it runs."""
+"""What ``plan`` prints: what a sweep amounts to, before it runs."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated
 
-import typer
+from rich.table import Table
+from rich.text import Text
 
+from raybench import store
+from raybench.analysis import BestSteps
 from raybench.cli import shared
-from raybench.cli.shared import console, count, listing, note, pairs, results_of, span
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from raybench.execution.batch import Resolved
-    from raybench.execution.costs import Estimate, Need
-    from raybench.execution.plan import Plan
+from raybench.cli.shared import Screen, count, listing, note, pairs, results_of, span
+from raybench.core import registry
+from raybench.core.clock import duration
+from raybench.core.limits import disk_free, memory_here, size
+from raybench.execution.batch import Resolved
+from raybench.execution.checks import counted
+from raybench.execution.costs import Estimate, Need, admit, estimate
+from raybench.execution.plan import Plan, as_booked, make_plan
+from raybench.execution.resolve import describe
+from raybench.execution.run import Options
+from raybench.execution.search import foreseen, ladders
+from raybench.report import words
+from raybench.runtime.resources import crowded
+from raybench.spec import Section
+from raybench.spec.parts import canonical
+from raybench.spec.values import show
+from raybench.store.files import check_reachable
 
 SECONDS_TO_START_RAY = 6.0
 Cost = tuple[float, float | None]  # bits up per client at the end, seconds on one core
 
 
-def plan(
-    file: shared.File,
-    out: shared.Out = None,
-    sets: shared.Sets = None,
-    plugin: shared.Plugins = None,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Count failed cells as missing.")
-    ] = False,
-    measure: Annotated[
-        bool, typer.Option(help="Run a few rounds to estimate bits and time.")
-    ] = True,
+def preview(
+    file: str,
+    out: str | None,
+    sets: list[str] | None,
+    plugin: list[str] | None,
+    retry_failed: bool,
+    measure: bool,
 ) -> None:
-    """Check a sweep file; print its cells, bits and time.
-
-    Nothing is saved. Prints every error at once. Bits and time come from the first rounds of each method.
-    """
-    from raybench.analysis import BestSteps
-    from raybench.execution.costs import admit, estimate
-    from raybench.execution.plan import as_booked, make_plan
-    from raybench.execution.run import Options
-    from raybench.store import Store
-    from raybench.store.files import check_reachable
-
+    """Check a sweep file; print its cells, bits and time. Raises InputError with every error at once."""
     sweep = shared.read(file, sets, plugin)
     folder = results_of(sweep, out)
     check_reachable(folder)
-    store = Store(folder)
-    store.claim(sweep.text, write=False)
-    done = store.done()
-    sweep = as_booked(sweep, folder)
-    made = make_plan(sweep, done, retry_failed, BestSteps(folder))
-    need = admit(made, folder)
-    estimates = {}
+    held = store.Store(folder)
+    held.claim(sweep.text, write=False)
+    made = make_plan(as_booked(sweep, folder), held.done(), retry_failed, BestSteps(folder))
+    sweep, need, screen = made.sweep, admit(made, folder), Screen()
+    estimates: dict[str, Estimate] = {}
     if measure and made.batches:
         options = Options(sweep.record, sweep.accounting, sweep.evaluate, sweep.prune)
         estimates = estimate(made.batches, options)
     costs = _costs(made, estimates)
     if made.done:
-        from raybench.store import cells
-
-        ended = cells(folder).set_index("cell")["bits_up"].dropna()
+        ended = store.cells(folder).set_index("cell")["bits_up"].dropna()
         costs |= {i: (float(bits), None) for i, bits in ended.items() if i in made.done}
-    _print(made, folder, file, estimates, costs, need)
-
-
-def _print(
-    made: Plan,
-    folder: str,
-    file: str,
-    estimates: dict[str, Estimate],
-    costs: dict[str, Cost],
-    need: Need,
-) -> None:
-    from rich.text import Text
-
-    from raybench.execution.checks import counted
-    from raybench.runtime.resources import crowded
-
-    sweep, screen = made.sweep, console()
     planned = len(made.grid) + len(made.skipped)
     first = " in the next stage" if made.stage and made.batches else ""
     done = Counter(made.done[c.id] for c in made.cells if c.id in made.done)
@@ -107,13 +84,11 @@ def _print(
     rows.append(("next", Text(command, "bold")))
     screen.print(pairs(rows))
     note(*made.notes, *dict.fromkeys(e.warning for e in estimates.values() if e.warning))
-    note(*crowded(made.sweep.resources))
+    note(*crowded(sweep.resources))
 
 
 def _fewer(made: Plan) -> list[tuple[str, str]]:
     """Return lines on how a sweep does with less than its grid: by a search over steps, by pruning."""
-    from raybench.execution.search import foreseen, ladders
-
     rows, grid = [], f"{len(made.grid):,} cells"
     if made.stage is not None:
         tried = len(made.stage.tried)
@@ -133,8 +108,6 @@ def _fewer(made: Plan) -> list[tuple[str, str]]:
 
 def _needs(need: Need, folder: str) -> list[tuple[str, str]]:
     """Return lines on memory and disk: what the missing cells need, and what there is."""
-    from raybench.core.limits import disk_free, memory_here, size
-
     until = "" if need.sure else ", if no stop rule ends cells before"
     apart = f"{size(need.server)} of a batch are n d values a cell that a robust server keeps of its clients"
     kept = [("", apart)] if need.server else []
@@ -150,10 +123,6 @@ def _needs(need: Need, folder: str) -> list[tuple[str, str]]:
 
 def _problems(made: Plan) -> list[tuple[str, str]]:
     """Return a line per problem: what it is, and its constants."""
-    from raybench.report import words
-    from raybench.spec.parts import canonical
-    from raybench.spec.values import show
-
     rows = []
     sections = dict.fromkeys(c.cell.problem for c in made.cells)
     values = [{**section.params, "problem": section.name} for section in sections]
@@ -189,11 +158,13 @@ def _methods(made: Plan, costs: dict[str, Cost]) -> Table:
     groups: dict[tuple[str, str], list[Resolved]] = {}
     tried = {c.id for c in made.cells}
     for cell in made.grid:
-        groups.setdefault((_data(cell) if several else "", _method(cell)), []).append(cell)
-    heads = ["Method", "K", "Step", "Seeds", "Cells", "Done", "Bits up", "Time"]
-    table = listing(*(["Problem"] if several else []), *heads, right=heads[4:], fold="Method")
+        problem = cell.cell.problem
+        data = str(problem.params.get("dataset") or problem.name).rsplit("/", 1)[-1]
+        groups.setdefault((data if several else "", _method(cell)), []).append(cell)
+    rows: list[list[str]] = []
     last = ""
-    for (problem, method), cells in groups.items():
+    for (data, method), cells in groups.items():
+        count_tried, whole = sum(c.id in tried for c in cells), f"{len(cells):,}"
         mine = [costs[c.id] for c in cells if c.id in costs]
         bits = [bits for bits, _ in mine]
         times = [seconds for _, seconds in mine if seconds is not None]
@@ -201,29 +172,24 @@ def _methods(made: Plan, costs: dict[str, Cost]) -> Table:
         theory = sorted({step.number for step in steps if step.kind == "theory"})
         values = sorted({step.number for step in steps if step.kind == "value"})
         row = [
+            data if data != last else "",
             method,
             span(sorted({c.k for c in cells if c.k is not None})),
             ", ".join([f"{span(theory)} ×"] * bool(theory) + [span(values)] * bool(values)),
             span(sorted({c.cell.seed for c in cells})),
-            _of(sum(c.id in tried for c in cells), len(cells)),
+            whole if count_tried == len(cells) else f"{count_tried:,} of {whole}",
             f"{sum(c.id in made.done for c in cells):,}",
             _between(min(bits), max(bits)) if bits else "–",
             _clock(sum(times)) if times else "–",
         ]
-        table.add_row(*([problem if problem != last else ""] if several else []), *row)
-        last = problem
-    return table
-
-
-def _of(part: int, whole: int) -> str:
-    return f"{whole:,}" if part == whole else f"{part:,} of {whole:,}"
+        rows.append(row if several else row[1:])
+        last = data
+    heads = ["Problem", "Method", "K", "Step", "Seeds", "Cells", "Done", "Bits up", "Time"]
+    return listing(heads if several else heads[1:], rows, right=heads[5:], fold="Method")
 
 
 def _method(cell: Resolved) -> str:
     """Return how the method and its compressors are named, K left out."""
-    from raybench.core import registry
-    from raybench.execution.resolve import describe
-    from raybench.spec import Section
 
     def named(kind: str, section: Section | None) -> str:
         if section is None:
@@ -235,11 +201,6 @@ def _method(cell: Resolved) -> str:
     if cell.cell.downlink is not None:
         parts.append(f"down {named('compressor', cell.cell.downlink)}")
     return " ".join(part for part in parts if part)
-
-
-def _data(cell: Resolved) -> str:
-    problem = cell.cell.problem
-    return str(problem.params.get("dataset") or problem.name).rsplit("/", 1)[-1]
 
 
 def _costs(made: Plan, estimates: dict[str, Estimate]) -> dict[str, Cost]:
@@ -254,8 +215,6 @@ def _costs(made: Plan, estimates: dict[str, Estimate]) -> dict[str, Cost]:
 
 def _between(low: float, high: float) -> str:
     """Return two amounts of bits in one unit: ``13.9–41.6 kbit``."""
-    from raybench.report import words
-
     size, _ = words.unit_of(high)
     least, most = f"{low / size:.3g}", words.bits(high)
     return most if most.startswith(f"{least} ") else f"{least}–{most}"
@@ -263,8 +222,6 @@ def _between(low: float, high: float) -> str:
 
 def _time(made: Plan, estimates: dict[str, Estimate]) -> str:
     """Return the estimated time of all that is missing, on this machine."""
-    import os
-
     work = {batch.name: made.work(batch) for batch in made.batches}
     tried = sum(work[name] for name in estimates)
     total = sum(e.seconds for e in estimates.values()) * sum(work.values()) / tried
@@ -277,6 +234,4 @@ def _time(made: Plan, estimates: dict[str, Estimate]) -> str:
 
 
 def _clock(seconds: float) -> str:
-    from raybench.core.clock import duration
-
     return duration(seconds) if seconds >= 1 else "< 1 s"

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from raybench.cli.shared import RESULTS_FOLDER, Address, Inline, console, listing, note
+from raybench.cli.shared import RESULTS_FOLDER, Address, Inline, Screen, listing, note
+from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
     from raybench.reproduce import Reproduction, Verdict
@@ -19,23 +21,21 @@ KEPT = Path(__file__).resolve().parents[2] / "docs" / "reproductions"  # in a ch
 def reproduce(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Reproductions, or claims files of your own."),
+        Argument(metavar="[NAME]...", help="Reproductions, or claims files of your own."),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All that are no networks.")] = False,
+    every: Annotated[bool, Option("--all", help="All that are no networks.")] = False,
     networks: Annotated[
-        bool, typer.Option("--networks", help="Run those that train networks, too: hours.")
+        bool, Option("--networks", help="Run those that train networks, too: hours.")
     ] = False,
-    full: Annotated[bool, typer.Option("--full", help="At the published scale.")] = False,
+    full: Annotated[bool, Option("--full", help="At the published scale.")] = False,
     no_run: Annotated[
-        bool, typer.Option("--no-run", help="Judge the results that are there, run nothing.")
+        bool, Option("--no-run", help="Judge the results that are there, run nothing.")
     ] = False,
-    details: Annotated[bool, typer.Option("--details", help="Show every comparison.")] = False,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Where results go.")
-    ] = RESULTS_FOLDER / "paper",
+    details: Annotated[bool, Option("--details", help="Show every comparison.")] = False,
+    out: Annotated[Path, Option("--out", metavar="DIR", help="Where results go.")] = RESULTS_FOLDER
+    / "paper",
     page: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.md", help="Write what came out as a page, with figures."),
+        Path | None, Option(metavar="FILE.md", help="Write what came out as a page, with figures.")
     ] = None,
     inline: Inline = False,
     address: Address = None,
@@ -46,7 +46,6 @@ def reproduce(
     --networks is given; else their kept results are judged. Exit code 1 if a claim DISAGREES or a
     cell failed.
     """
-    from raybench.core.errors import InputError
     from raybench.reproduce import catalogue, find, judge
     from raybench.reproduce.evidence import keep, kept, of_folder
     from raybench.reproduce.judge import DISAGREES
@@ -113,18 +112,19 @@ def _tell(
     from raybench.reproduce.judge import details as lines_of
 
     styles = {AGREES: "green", DISAGREES: "bold red"}
-    screen = console()
+    screen = Screen()
     origin = f" (judged on {evidence.origin})" if evidence is not None else ""
     screen.print(Text(f"{what.name}: {what.title}{origin}", style="bold"))
-    table = listing("", "", "claim", "measured", fold="measured")
-    table.show_header = False
+    rows = []
     for verdict in verdicts:
         lines = [verdict.claim.says, measured_words(verdict), *lines_of(verdict, details)]
         if verdict.word == DISAGREES and verdict.claim.likely:
             lines.append(f"likely: {verdict.claim.likely.strip()}")
         word = Text(verdict.word, style=styles.get(verdict.word, "yellow"))
         kind = "published" if verdict.claim.published else "own"
-        table.add_row(word, kind, verdict.claim.name, Text("\n".join(lines)))
+        rows.append((word, kind, verdict.claim.name, Text("\n".join(lines))))
+    table = listing(("", "", "claim", "measured"), rows, fold="measured")
+    table.show_header = False
     screen.print(table)
 
 
@@ -141,8 +141,6 @@ def _list() -> None:
     """Print which reproductions there are."""
     from raybench.reproduce import catalogue, find
 
-    table = listing("name", "kind", "what", fold="what")
-    for name in catalogue():
-        what = find(name)
-        table.add_row(name, what.kind, f"{what.title}. {what.source}")
-    console().print(table)
+    kinds = [(name, find(name)) for name in catalogue()]
+    rows = [(name, what.kind, f"{what.title}. {what.source}") for name, what in kinds]
+    Screen().print(listing(("name", "kind", "what"), rows, fold="what"))

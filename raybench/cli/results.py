@@ -7,27 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from raybench.cli.shared import (
-    Accounting,
-    All,
-    Figures,
-    Folder,
-    Format,
-    Link,
-    Target,
-    TuningSeeds,
-    Written,
-    check_word,
-    console,
-    count,
-    goal,
-    listing,
-    note,
-    pairs,
-    seeds_of,
-    show,
-)
+from raybench.cli import shared
+from raybench.cli.shared import Screen, check_word, count, grid, listing, note, pairs
+from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
     from raybench.store.status import Status
@@ -36,188 +20,155 @@ FIGURE_FORMATS = ("png", "pdf", "svg", "csv")
 MOST_METHODS = 12  # that ``status`` shows
 
 
+@shared.reading
 def table(
-    folder: Folder,
-    accounting: Accounting = None,
-    link: Link = None,
-    target: Target = None,
+    folder: shared.Folder,
+    read: shared.Reader,
     by: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="method|series|k",
             help="The best K of each method, every K of each, or the methods at each K.",
         ),
     ] = "method",
-    format: Format = "terminal",
+    format: shared.Format = "terminal",
     columns: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="NAME,NAME",
             help="Which columns, in this order: step, and those of --format csv.",
         ),
     ] = None,
-    tuning_seeds: TuningSeeds = None,
-    every: All = False,
-    out: Written = None,
+    out: shared.Written = None,
 ) -> None:
     """Print per method the best K and step, and what the target costs."""
     check_word("--by", by, ("method", "series", "k"))
-    value = goal(target)
-    from raybench.report.content import open_frames
     from raybench.report.formats import check
     from raybench.report.tables import closing
 
     form, names = check(format), None if columns is None else columns.split(",")
-    frames = open_frames(folder, accounting, link, value, seeds_of(tuning_seeds), every)
-    show(closing(frames, by=by, names=names), form, out)
+    shared.show(closing(read(folder), by=by, names=names), form, out)
 
 
+@shared.reading
 def rank(
-    folder: Folder,
-    accounting: Accounting = None,
-    link: Link = None,
-    target: Target = None,
-    tuning_seeds: TuningSeeds = None,
-    every: All = False,
+    folder: shared.Folder,
+    read: shared.Reader,
     by: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="method|series",
             help="The best K of each method, or every K; with --trials also algorithm.",
         ),
     ] = "method",
     x: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="What is paid: round, say. [default: bits]")
+        str | None, Option(metavar="COLUMN", help="What is paid: round, say. [default: bits]")
     ] = None,
     trials: Annotated[
         int | None,
-        typer.Option(
+        Option(
             metavar="M",
             help="What the target costs after M random trials of each method's own grid.",
         ),
     ] = None,
-    format: Format = "terminal",
-    out: Written = None,
+    format: shared.Format = "terminal",
+    out: shared.Written = None,
 ) -> None:
     """Rank methods over problems and seeds by what the target costs."""
     check_word("--by", by, ("method", "series", *(["algorithm"] if trials is not None else [])))
-    value = goal(target)
-    from raybench.report.content import open_frames
     from raybench.report.formats import check
     from raybench.report.rankings import after_trials, ranking
 
-    form = check(format)
-    frames = open_frames(folder, accounting, link, value, seeds_of(tuning_seeds), every)
+    form, frames = check(format), read(folder)
     if trials is None:
         sheet = ranking(frames, by=by, x=x)
     else:
         sheet = after_trials(frames, trials, by=by, x=x)
-    show(sheet, form, out)
+    shared.show(sheet, form, out)
 
 
+@shared.reading
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="A results folder.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The results folder to compare it with.")],
-    accounting: Accounting = None,
-    link: Link = None,
-    target: Target = None,
-    tuning_seeds: TuningSeeds = None,
-    every: All = False,
+    a: Annotated[str, Argument(metavar="A", help="A results folder.")],
+    b: Annotated[str, Argument(metavar="B", help="The results folder to compare it with.")],
+    read: shared.Reader,
     by: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="step|series|method",
             help="Every step of every method and K, the best step, or the best K and step.",
         ),
     ] = "series",
-    format: Format = "terminal",
-    out: Written = None,
+    format: shared.Format = "terminal",
+    out: shared.Written = None,
 ) -> None:
     """Compare what the target costs in two results folders: ratios, and which are more than luck."""
     check_word("--by", by, ("step", "series", "method"))
-    value, seeds = goal(target), seeds_of(tuning_seeds)
-    from raybench.report.content import open_frames
     from raybench.report.formats import check
     from raybench.report.rankings import comparison
 
     form = check(format)
-    first, second = (open_frames(f, accounting, link, value, seeds, every) for f in (a, b))
-    show(comparison(first, second, by=by), form, out)
+    shared.show(comparison(read(a), read(b), by=by), form, out)
 
 
+@shared.reading
 def report(
-    folder: Folder,
+    folder: shared.Folder,
+    read: shared.Reader,
     out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Where to. [default: DIR/report.html]")
+        str | None, Option(metavar="FILE", help="Where to. [default: DIR/report.html]")
     ] = None,
-    accounting: Accounting = None,
-    link: Link = None,
-    target: Target = None,
-    tuning_seeds: TuningSeeds = None,
-    every: All = False,
 ) -> None:
     """Write the report, one HTML file that needs no network."""
     from raybench.report import html
-    from raybench.report.content import open_frames
 
-    frames = open_frames(folder, accounting, link, goal(target), seeds_of(tuning_seeds), every)
-    print(html(frames, out))
+    print(html(read(folder), out))
 
 
+@shared.reading
 def plot(
-    folder: Folder,
-    out: Figures = None,
+    folder: shared.Folder,
+    read: shared.Reader,
+    out: shared.Figures = None,
     kind: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="curves|steps|k|heatmap|profile|trials",
             help="One figure: curves, the final y by step, what the target costs by K, by K and step, as a profile, or "
             "after m random trials of the grid.",
         ),
     ] = None,
-    x: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="One figure, against this.")
-    ] = None,
-    y: Annotated[str | None, typer.Option(metavar="COLUMN", help="One figure, of this.")] = None,
+    x: Annotated[str | None, Option(metavar="COLUMN", help="One figure, against this.")] = None,
+    y: Annotated[str | None, Option(metavar="COLUMN", help="One figure, of this.")] = None,
     methods: Annotated[
-        str | None,
-        typer.Option(metavar="A,B", help="One figure, of these methods alone, in this order."),
+        str | None, Option(metavar="A,B", help="One figure, of these methods alone, in this order.")
     ] = None,
     by: Annotated[
         str | None,
-        typer.Option(metavar="method|k|step", help="One figure, with a line for each of these."),
+        Option(metavar="method|k|step", help="One figure, with a line for each of these."),
     ] = None,
     best: Annotated[
         str | None,
-        typer.Option(
-            metavar="step_size|theory", help="One figure, at the tuned step or at theory's."
-        ),
+        Option(metavar="step_size|theory", help="One figure, at the tuned step or at theory's."),
     ] = None,
     label: Annotated[
-        list[str] | None, typer.Option(metavar="METHOD=NAME", help="What to call a method. Repeat.")
+        list[str] | None, Option(metavar="METHOD=NAME", help="What to call a method. Repeat.")
     ] = None,
     label_lines: Annotated[
-        bool,
-        typer.Option("--label-lines", help="Names at the ends of lines instead of a legend."),
+        bool, Option("--label-lines", help="Names at the ends of lines instead of a legend.")
     ] = False,
     size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="column, text, slide, or inches: 3.3x2.5.")
+        str | None, Option(metavar="SIZE", help="column, text, slide, or inches: 3.3x2.5.")
     ] = None,
     style: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A matplotlib style, over raybench's own.")
+        str | None, Option(metavar="FILE", help="A matplotlib style, over raybench's own.")
     ] = None,
     format: Annotated[
-        str, typer.Option(metavar="A,B", help="Of png, pdf, svg and csv, the rows behind a figure.")
+        str, Option(metavar="A,B", help="Of png, pdf, svg and csv, the rows behind a figure.")
     ] = "png,pdf,csv",
-    accounting: Accounting = None,
-    link: Link = None,
-    target: Target = None,
-    tuning_seeds: TuningSeeds = None,
-    every: All = False,
 ) -> None:
     """Draw the figures of a sweep, with the CSV behind each, or one figure of your own."""
-    from raybench.core.errors import InputError
-    from raybench.report.content import chosen, default_out, open_frames
+    from raybench.report.content import chosen, default_out
 
     kinds = [kind.strip() for kind in format.split(",")]
     for ending in kinds:
@@ -231,7 +182,7 @@ def plot(
     given = {"kind": kind, "x": x, "y": y, "by": by, "best": best}
     asked: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     drawn_methods = [method.strip() for method in methods.split(",")] if methods else []
-    frames = open_frames(folder, accounting, link, goal(target), seeds_of(tuning_seeds), every)
+    frames = read(folder)
     note(*frames.earlier)
     if not (asked or drawn_methods or names):
         from raybench.report.plots import figures
@@ -257,46 +208,41 @@ def plot(
 
 
 def audit(
-    folder: Folder,
-    out: Figures = None,
-    target: Target = None,
-    every: All = False,
+    folder: shared.Folder,
+    out: shared.Figures = None,
+    target: shared.Target = None,
+    every: shared.All = False,
 ) -> None:
     """Say which orders of methods depend on how bits are booked and steps are chosen.
 
     Reads DIR under every accounting of values, indices and first messages, with and without the downlink, at tuned and
     theoretical steps; prints what turns the order of two methods round, and draws how often a method has which rank.
     """
-    from raybench.analysis import frames
-    from raybench.analysis.rankings import audit as audited
+    from raybench.analysis import frames, rankings
     from raybench.report.charts import audit_figure
     from raybench.report.content import default_out
     from raybench.report.formats import separated
     from raybench.report.plots import save, styled
     from raybench.report.rankings import audit_lines
 
-    read = frames(folder, target=goal(target), every=every)
-    reading = audited(read)
-    for line in audit_lines(reading):
-        print(line)
-    for line in read.earlier:
-        print(f"\n{line}")
+    read = frames(folder, target=shared.goal(target), every=every)
+    audited = rankings.audit(read)
+    print(*audit_lines(audited), *(f"\n{line}" for line in read.earlier), sep="\n")
     place = Path(out) if out is not None else default_out(folder, "figures")
     place.mkdir(parents=True, exist_ok=True)
     with styled(None):
         paths = save(
-            place / "audit", audit_figure(reading), reading.readings, ("png", "pdf", "csv")
+            place / "audit", audit_figure(audited), audited.readings, ("png", "pdf", "csv")
         )
-    pairs = place / "audit_pairs.csv"
-    pairs.write_text(separated(reading.pairs), encoding="utf-8")
-    print()
-    print(f"{paths[0].with_suffix('')}.{{png,pdf,csv}}\n{pairs}")
+    orders = place / "audit_pairs.csv"
+    orders.write_text(separated(audited.pairs), encoding="utf-8")
+    print(f"\n{paths[0].with_suffix('')}.{{png,pdf,csv}}\n{orders}")
 
 
 def merge(
-    first: Annotated[str, typer.Argument(metavar="A", help="A results folder.")],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another of the same problem.")],
-    out: Annotated[str, typer.Option("--out", metavar="C", help="A new folder for both.")],
+    first: Annotated[str, Argument(metavar="A", help="A results folder.")],
+    second: Annotated[str, Argument(metavar="B", help="Another of the same problem.")],
+    out: Annotated[str, Option("--out", metavar="C", help="A new folder for both.")],
 ) -> None:
     """Merge two results folders into a new one.
 
@@ -308,14 +254,11 @@ def merge(
     print(f"{out}\nnext: raybench table {out}")
 
 
-def verify(
-    folder: Folder,
-) -> None:
+def verify(folder: shared.Folder) -> None:
     """Compare every file of a results folder with its digest, and say what to do.
 
     Changes nothing. Exit code 1 if a file is damaged, missing, or not this folder's.
     """
-    from rich.table import Table
     from rich.text import Text
 
     from raybench.store import reader
@@ -323,32 +266,26 @@ def verify(
 
     files = reader.open_results(folder)
     state = verified(files)
-    out = console()
-    shards, cells = len(state.log.shards), len(state.log.statuses())
-    said = f"{count(shards, 'shard')} with {count(cells, 'cell')} as they were written"
-    out.head(files.name, f"  {said}")
+    out = Screen()
+    shards, cells = count(len(state.log.shards), "shard"), count(len(state.log.statuses()), "cell")
+    out.head(files.name, f"  {shards} with {cells} as they were written")
     for kind, findings in state.by_kind().items():
+        mark = Text(kind, style="dim" if kind in HARMLESS else "red")
         out.print()
-        table = Table.grid(padding=(0, 2, 0, 0))
-        for finding in findings:
-            table.add_row(
-                Text(kind, style="dim" if kind in HARMLESS else "red"), finding.rel, finding.what
-            )
-        out.print(table)
+        out.print(grid([(mark, finding.rel, finding.what) for finding in findings], gap=2))
         out.print(Text(findings[0].fix, style="bold"))
     raise typer.Exit(1 if state.harm else 0)
 
 
 def status(
-    folder: Folder,
-    json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    folder: shared.Folder,
+    json: Annotated[bool, Option("--json", help="As JSON, for programs.")] = False,
 ) -> None:
     """Show how a sweep stands: who works on it, what is done, how fast, what is best so far.
 
     Reads DIR, a folder or s3://bucket/path, and changes nothing. Exit code 1 if cells failed, or are missing
     while nobody works on them.
     """
-    from raybench.core.errors import InputError
     from raybench.store.status import status_of
 
     try:
@@ -359,7 +296,7 @@ def status(
         if "://" in folder or Launch(folder).order() is None:  # raises where it was begun elsewhere
             raise
         lines = launch_lines(folder)
-        console().print(pairs([("folder", folder), *lines]))  # nothing was fetched yet
+        Screen().print(pairs([("folder", folder), *lines]))  # nothing was fetched yet
         raise typer.Exit(0) from None
     if json:
         print(_as_json(state))
@@ -371,7 +308,6 @@ def status(
 def launch_lines(folder: str) -> list[tuple[str, str]]:
     """Return what `raybench launch` noted of this folder: the states that it reached, and how long ago."""
     from raybench.cluster.states import STATES, Launch
-    from raybench.core.errors import InputError
 
     begun = Launch(folder)
     try:
@@ -388,7 +324,7 @@ def launch_lines(folder: str) -> list[tuple[str, str]]:
 
 
 def _show(state: Status) -> None:
-    out, counts = console(), state.counts
+    out, counts = Screen(), state.counts
     planned = sum(counts.values())
     ended = f"  {planned - state.missing:,} of {count(planned, 'cell')} ended"
     out.head(str(state.sweep.get("name") or state.folder), ended)
@@ -419,13 +355,14 @@ def _show(state: Status) -> None:
     for i, (error, n) in enumerate(list(state.errors.items())[:3]):
         rows.append(("" if i else "failed", f"{count(n, 'cell')}: {error[:200]}"))
     out.print(pairs((name, value) for name, value in rows if value or not name))
-    table = listing("best so far", "K", "step", "‖∇f‖²", right=("K", "step", "‖∇f‖²"))
-    for best in state.best[:MOST_METHODS]:
-        multiple, size = best.step_multiple, best.step_size
-        step = f"{multiple:g}×" if multiple is not None else f"{size:.3g}" if size else "–"
-        table.add_row(best.label, str(best.k or "–"), step, f"{best.value:.2e}")
     if state.best:
-        out.print(table)
+        lines = []
+        for best in state.best[:MOST_METHODS]:
+            multiple, size = best.step_multiple, best.step_size
+            step = f"{multiple:g}×" if multiple is not None else f"{size:.3g}" if size else "–"
+            lines.append((best.label, str(best.k or "–"), step, f"{best.value:.2e}"))
+        heads = ("best so far", "K", "step", "‖∇f‖²")
+        out.print(listing(heads, lines, right=heads[1:]))
     if others := max(0, len(state.best) - MOST_METHODS):
         out.print(f"{others} methods more: raybench table {state.folder}")
 

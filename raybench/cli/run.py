@@ -1,50 +1,22 @@
-"""The verb ``run``: one cell from flags, here and now; and those flags, which ``show`` has too."""
+"""The verbs that run cells: ``run``, one from flags, here and now; ``plan`` and ``sweep``, those of a sweep file."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
-from raybench.cli.shared import (
-    Fresh,
-    Out,
-    Plugins,
-    Sets,
-    console,
-    load_plugins,
-    note,
-    pairs,
-    results_of,
-)
-from raybench.core.facts import Role
+from raybench.cli import shared
+from raybench.cli.shared import Screen, count, load_plugins, note, pairs, results_of
+from raybench.core.errors import InputError
 
 if TYPE_CHECKING:
     from raybench.execution.batch import Resolved
     from raybench.execution.checks import Skipped
+    from raybench.runtime.driver import Outcome
     from raybench.spec import Sweep
-
-Number = dict[str, object]
-USUAL_PROBLEM = "logistic:dataset=breast_cancer,scale=columns,clients=10"
-
-ProblemFlag = Annotated[
-    str | None,
-    typer.Option(metavar="NAME[:KEY=VALUE,...]", help=f"The problem. [default: {USUAL_PROBLEM}]"),
-]
-DatasetFlag = Annotated[
-    str | None, typer.Option(metavar="NAME|PATH", help="Its data set; raybench ls datasets.")
-]
-ClientsFlag = Annotated[int | None, typer.Option(metavar="N", help="How many clients share it.")]
-CompressorFlag = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME[:KEY=VALUE,...]",
-        help=f"The compressor. [default: {' or '.join(sorted({r.usual_form for r in Role}))}]",
-    ),
-]
-DownlinkFlag = Annotated[
-    str | None, typer.Option(metavar="NAME[:KEY=VALUE,...]", help="The server's compressor.")
-]
 
 
 def config(
@@ -63,7 +35,7 @@ def config(
     """
     from raybench.spec import short
 
-    section = short.parse(problem or USUAL_PROBLEM, "problem")
+    section = short.parse(problem or shared.USUAL_PROBLEM, "problem")
     if problem is None and dataset is not None:
         section = {"name": section["name"], "clients": section["clients"]}
     flags = {"dataset": dataset, "clients": clients}
@@ -100,69 +72,53 @@ def folder_name(sweep: Sweep) -> str:
 
 
 def run(
-    problem: ProblemFlag = None,
-    dataset: DatasetFlag = None,
-    clients: ClientsFlag = None,
-    algorithm: Annotated[
-        str, typer.Option(metavar="NAME[:KEY=VALUE,...]", help="The method.")
-    ] = "ef21",
-    compressor: CompressorFlag = None,
-    downlink: DownlinkFlag = None,
+    problem: shared.ProblemFlag = None,
+    dataset: shared.DatasetFlag = None,
+    clients: shared.ClientsFlag = None,
+    algorithm: Annotated[str, Option(metavar="NAME[:KEY=VALUE,...]", help="The method.")] = "ef21",
+    compressor: shared.CompressorFlag = None,
+    downlink: shared.DownlinkFlag = None,
     step: Annotated[
-        float | None, typer.Option(metavar="X", help="Step size as a multiple of the theory's.")
+        float | None, Option(metavar="X", help="Step size as a multiple of the theory's.")
     ] = None,
-    step_value: Annotated[
-        float | None, typer.Option(metavar="X", help="Step size as a number.")
-    ] = None,
+    step_value: Annotated[float | None, Option(metavar="X", help="Step size as a number.")] = None,
     rounds: Annotated[
-        float,
-        typer.Option(metavar="T", help="Communication rounds. [default: 1000]", show_default=False),
+        float, Option(metavar="T", help="Communication rounds. [default: 1000]", show_default=False)
     ] = 1000,  # a number, so that 1e3 is one
-    seed: Annotated[int, typer.Option(help="Drives the algorithm and x0.")] = 0,
-    sets: Sets = None,
-    plugin: Plugins = None,
-    out: Out = None,
-    fresh: Fresh = False,
+    seed: Annotated[int, Option(help="Drives the algorithm and x0.")] = 0,
+    sets: shared.Sets = None,
+    plugin: shared.Plugins = None,
+    out: shared.Out = None,
+    fresh: shared.Fresh = False,
 ) -> None:
     """Run one cell, without Ray, and save it.
 
     Runs on one problem share a folder, so that raybench table and raybench report compare them.
     """
     from raybench import spec
-    from raybench.core.errors import InputError
     from raybench.spec import short
 
-    if step is not None and step_value is not None:
+    sizes = {"theory": step, "value": step_value}
+    sizes = {kind: size for kind, size in sizes.items() if size is not None}
+    if len(sizes) == 2:
         raise InputError.of("--step", "and --step-value together", "give one of them")
-    steps: Number | None = None if step is None else {"theory": step}
-    steps = {"value": step_value} if step_value is not None else steps
     name = short.parse(algorithm, "algorithm")["name"]
     if compressor is None:
         load_plugins(plugin)
         compressor = usual_operator(name)
-    given = config(
-        algorithm,
-        problem,
-        dataset,
-        clients,
-        compressor,
-        downlink,
-        step_size=steps,
-        rounds=rounds,
-        seed=seed,
-    )
-    sweep = spec.load(given, sets=sets or (), plugins=plugin or ())
-    if len(sweep.cells) != 1:
-        what = f"this is a grid of {len(sweep.cells)} cells"
+    more = {"step_size": sizes or None, "rounds": rounds, "seed": seed}
+    given = config(algorithm, problem, dataset, clients, compressor, downlink, **more)
+    planned = spec.load(given, sets=sets or (), plugins=plugin or ())
+    if len(planned.cells) != 1:
+        what = f"this is a grid of {len(planned.cells)} cells"
         raise InputError.of("run", what, "write a sweep file: raybench sweep FILE")
-    if sweep.name == "sweep":  # a name given by --set stays
-        named = folder_name(sweep)
-        sweep = spec.load(given, sets=sets or (), plugins=plugin or (), name=named)
-    _work(sweep, results_of(sweep, out), fresh)
+    if planned.name == "sweep":  # a name given by --set stays
+        named = folder_name(planned)
+        planned = spec.load(given, sets=sets or (), plugins=plugin or (), name=named)
+    _work(planned, results_of(planned, out), fresh)
 
 
 def _work(sweep: Sweep, folder: str, fresh: bool) -> None:
-    from raybench.core.errors import InputError
     from raybench.core.process import Terminated
     from raybench.execution.plan import make_plan
     from raybench.runtime.driver import drive
@@ -183,11 +139,11 @@ def _way_out(skipped: Skipped) -> str:
     from raybench.execution.checks import SkipCode
 
     usual = usual_operator(skipped.cell.algorithm.name)
+    data = shared.USUAL_PROBLEM.partition(":")[2]
     flags = {
         SkipCode.NO_STEP: "--step-value 0.1, or --set step_size.of=gd for multiples of gd's step",
-        SkipCode.VERTICAL_METHOD: f"--problem vertical_least_squares:{USUAL_PROBLEM.partition(':')[2]}",
-        SkipCode.OPERATOR: f"--compressor {usual}; "
-        "--set allow_unproven=true runs what no theory covers",
+        SkipCode.VERTICAL_METHOD: f"--problem vertical_least_squares:{data}",
+        SkipCode.OPERATOR: f"--compressor {usual}; --set allow_unproven=true runs what no theory covers",
     }
     return flags.get(skipped.why.code, skipped.why.fix)
 
@@ -208,10 +164,9 @@ def _show(resolved: Resolved, folder: str, before: bool) -> None:
 
     cells = store.cells(folder)
     row = cells[cells["cell"] == resolved.id].iloc[0]
-    out = console()
-    data = [row["dataset"]] if words.known(row["dataset"]) else []
-    size = f"{row['clients']:.0f} clients, d = {row['d']:,.0f}"
-    about = f"  {', '.join([*data, size])}"
+    out = Screen()
+    data = f"{row['dataset']}, " if words.known(row["dataset"]) else ""
+    about = f"  {data}{row['clients']:.0f} clients, d = {row['d']:,.0f}"
     out.head(f"{row['label']} on {row['problem']}", about, dim=True)
     if row["status"] == "failed":
         out.print(pairs([("failed", _cause(str(row["error"]))), ("saved in", folder)]))
@@ -235,8 +190,134 @@ def _show(resolved: Resolved, folder: str, before: bool) -> None:
     ]
     if not math.isnan(row["accuracy"]):
         rows.append(("accuracy", words.number(row["accuracy"], 4)))
-    rows += [("up", f"{sent('up')} per client"), ("down", sent("down"))]
     already = "  (was there already: --fresh runs it again)" if before else ""
-    rows.append(("saved in", folder + already))
-    rows.append(("next", f"raybench report {folder}"))
+    rows += [("up", f"{sent('up')} per client"), ("down", sent("down"))]
+    rows += [("saved in", folder + already), ("next", f"raybench report {folder}")]
     out.print(pairs(rows))
+
+
+# plan, sweep ---------------------------------------------------------------------------------
+
+
+def plan(
+    file: shared.File,
+    out: shared.Out = None,
+    sets: shared.Sets = None,
+    plugin: shared.Plugins = None,
+    retry_failed: Annotated[
+        bool, Option("--retry-failed", help="Count failed cells as missing.")
+    ] = False,
+    measure: Annotated[bool, Option(help="Run a few rounds to estimate bits and time.")] = True,
+) -> None:
+    """Check a sweep file; print its cells, bits and time.
+
+    Nothing is saved. Prints every error at once. Bits and time come from the first rounds of each method.
+    """
+    from raybench.cli.plan import preview
+
+    preview(file, out, sets, plugin, retry_failed, measure)
+
+
+def sweep(
+    file: shared.File,
+    out: shared.Out = None,
+    sets: shared.Sets = None,
+    plugin: shared.Plugins = None,
+    inline: shared.Inline = False,
+    address: shared.Address = None,
+    fresh: shared.Fresh = False,
+    retry_failed: shared.RetryFailed = False,
+    fail_fast: shared.FailFast = False,
+    callback: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME",
+            help="Tell mlflow, tensorboard, wandb or FILE.py:CLASS of every cell. Repeat.",
+        ),
+    ] = None,
+) -> None:
+    """Run a sweep: the cells of FILE that its results folder lacks.
+
+    Ends with a table of each method's best K and step, and a report. Interrupted or extended, the
+    same command goes on. Exit code 1 if cells failed, or all were skipped.
+    """
+    from raybench.analysis import BestSteps
+    from raybench.runtime.driver import drive
+
+    planned = shared.read(file, sets, plugin)
+    folder = results_of(planned, out)
+    note(*planned.notes)
+    outcome = drive(
+        planned,
+        folder,
+        inline=inline,
+        address=address,
+        fresh=fresh,
+        retry_failed=retry_failed,
+        fail_fast=fail_fast,
+        best=BestSteps(folder),
+        callbacks=callback or (),
+    )
+    note(*outcome.plan.notes[len(planned.notes) :], *outcome.repairs)
+    if outcome.interrupted:
+        left = outcome.counts.get("missing", 0)
+        how = "stopped by SIGTERM" if outcome.terminated else "interrupted"
+        note(f"{how}, {count(left, 'cell')} left: the same command goes on")
+        note(f"raybench table {folder} shows what is there")
+        raise typer.Exit(outcome.exit_code)
+    close(outcome, file)
+    raise typer.Exit(outcome.exit_code)
+
+
+def close(outcome: Outcome, file: str) -> None:
+    """Print what came out of a sweep, and write its report."""
+    from rich.text import Text
+
+    from raybench import report
+    from raybench.analysis import frames, keep_targets
+    from raybench.core.clock import duration
+    from raybench.report.rankings import firmness
+
+    plan, counts, folder = outcome.plan, outcome.counts, outcome.folder
+    out = Screen()
+    if not counts.get("ok"):
+        said = ", ".join(f"{n:,} {status}" for status, n in counts.items() if n)
+        out.print(f"no cell ended ok: {said or 'nothing ran'}")
+        _why(out, outcome)
+        return
+    results = frames(folder)
+    if not counts.get("missing"):
+        results = keep_targets(results)
+    said = "  nothing was missing"
+    if plan.missing:
+        said = f"  {count(plan.missing, 'cell')} run in {duration(outcome.seconds)}"
+    said += f", {len(plan.done):,} were there already" if plan.done else ""
+    out.head(plan.sweep.name, said)
+    out.print(report.table(results))
+    _why(out, outcome)
+    said = firmness(results)
+    rows: list[tuple[str, object]] = [
+        *([("order", said)] if said else []),
+        ("report", str(report.html(results))),
+        ("tables", f"{folder}/cells, {folder}/curves  (Parquet)"),
+    ]
+    command = f"raybench plot {folder}"
+    if counts.get("missing") or counts.get("failed"):
+        command = f"raybench sweep {file}" + ("" if counts.get("missing") else " --retry-failed")
+    out.print(pairs([*rows, ("next", Text(command, style="bold"))], indent=0))
+
+
+def _why(out: Screen, outcome: Outcome) -> None:
+    """Print why cells were skipped or failed, the commonest reasons first."""
+    from raybench.execution.checks import counted
+
+    rows = shared.reasons(counted(outcome.plan.skipped))
+    if outcome.counts.get("failed"):
+        from raybench import store
+
+        cells = store.cells(outcome.folder)
+        errors = cells.loc[cells["status"] == "failed", "error"].fillna("").str.strip()
+        said = Counter((text.splitlines() or ["?"])[-1] for text in errors)
+        rows += [("failed", f"{count(n, 'cell')}: {text}") for text, n in said.most_common(3)]
+    if rows:
+        out.print(pairs(rows, indent=0))

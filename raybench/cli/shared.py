@@ -2,99 +2,169 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from raybench.core import terminal
 from raybench.core.errors import InputError, Notice, nearest
+from raybench.core.facts import Role
 from raybench.core.process import ending
 
 if TYPE_CHECKING:
+    from rich.console import JustifyMethod
     from rich.table import Table
 
+    from raybench.analysis import Frames
     from raybench.execution.checks import Why
     from raybench.report.sheet import Sheet
     from raybench.spec import Sweep
 
+
+Reader = Callable[[str], "Frames"]
+"""What opens a results folder as the options of a verb say: see ``reading``."""
 RESULTS_FOLDER = Path("results")
 WIDEST_TABLE = 110
 WIDTH_IN_A_PIPE = 120
 
-File = Annotated[str, typer.Argument(metavar="FILE", help="A sweep file.")]
-Folder = Annotated[str, typer.Argument(metavar="DIR", help="A results folder.")]
+File = Annotated[str, Argument(metavar="FILE", help="A sweep file.")]
+Folder = Annotated[str, Argument(metavar="DIR", help="A results folder.")]
 Out = Annotated[
-    str | None, typer.Option("--out", metavar="DIR", help="Results folder. [default: results/NAME]")
+    str | None, Option("--out", metavar="DIR", help="Results folder. [default: results/NAME]")
 ]
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key: problem.clients=50. Repeat."),
+    Option("--set", metavar="KEY=VALUE", help="Override a key: problem.clients=50. Repeat."),
 ]
 Plugins = Annotated[
     list[str] | None,
-    typer.Option("--plugin", metavar="FILE", help="A Python file with plug-ins. Repeat."),
-]
-Accounting = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOW",
-        help="Book bits anew: paper:ef21, paper:marina, paper:3pc, or settings such as value_bits=32,"
-        "index_bits=none (auto, list_or_bitmask, explicit, bitmask, entropy, none).",
-    ),
-]
-Link = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NETWORK",
-        help="Simulate seconds on a network: a link, maybe its latency, and ring, tree, server, gather, two_shot or "
-        "hierarchical: 1Gbit,ring or 100Mbit,20ms,server. docs/links.md",
-    ),
+    Option("--plugin", metavar="FILE", help="A Python file with plug-ins. Repeat."),
 ]
 Target = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="VALUE",
         help="Count the bits, or seconds, to this value; auto: one from what the folder holds now. "
         "[default: as fixed when the sweep first ended]",
     ),
 ]
-TuningSeeds = Annotated[
-    str | None,
-    typer.Option(
-        metavar="0,1",
-        help="Choose K and steps on these seeds, and report the results of the others.",
-    ),
-]
 All = Annotated[
     bool,
-    typer.Option(
-        "--all",
-        help="Show every cell of the folder, not those alone that its sweep.yaml plans.",
+    Option(
+        "--all", help="Show every cell of the folder, not those alone that its sweep.yaml plans."
     ),
 ]
+
+
+USUAL_PROBLEM = "logistic:dataset=breast_cancer,scale=columns,clients=10"
+
+ProblemFlag = Annotated[
+    str | None,
+    Option(metavar="NAME[:KEY=VALUE,...]", help=f"The problem. [default: {USUAL_PROBLEM}]"),
+]
+DatasetFlag = Annotated[
+    str | None, Option(metavar="NAME|PATH", help="Its data set; raybench ls datasets.")
+]
+ClientsFlag = Annotated[int | None, Option(metavar="N", help="How many clients share it.")]
+CompressorFlag = Annotated[
+    str | None,
+    Option(
+        metavar="NAME[:KEY=VALUE,...]",
+        help=f"The compressor. [default: {' or '.join(sorted({r.usual_form for r in Role}))}]",
+    ),
+]
+DownlinkFlag = Annotated[
+    str | None, Option(metavar="NAME[:KEY=VALUE,...]", help="The server's compressor.")
+]
+
+
+def reading_options(
+    accounting: Annotated[
+        str | None,
+        Option(
+            metavar="HOW",
+            help="Book bits anew: paper:ef21, paper:marina, paper:3pc, or settings such as value_bits=32,"
+            "index_bits=none (auto, list_or_bitmask, explicit, bitmask, entropy, none).",
+        ),
+    ] = None,
+    link: Annotated[
+        str | None,
+        Option(
+            metavar="NETWORK",
+            help="Simulate seconds on a network: a link, maybe its latency, and ring, tree, server, gather, two_shot or "
+            "hierarchical: 1Gbit,ring or 100Mbit,20ms,server. docs/links.md",
+        ),
+    ] = None,
+    target: Target = None,
+    tuning_seeds: Annotated[
+        str | None,
+        Option(
+            metavar="0,1",
+            help="Choose K and steps on these seeds, and report the results of the others.",
+        ),
+    ] = None,
+    every: All = False,
+) -> Reader:
+    """Return what opens a results folder as these options say. Raises InputError for a wrong one."""
+    value = goal(target)
+    try:
+        seeds = [] if tuning_seeds is None else [int(part) for part in tuning_seeds.split(",")]
+    except ValueError:
+        what = f"{tuning_seeds!r} is no list of seeds"
+        raise InputError.of("--tuning-seeds", what, "such as 0,1") from None
+
+    def open_folder(folder: str) -> Frames:
+        from raybench.report.content import open_frames
+
+        return open_frames(folder, accounting, link, value, seeds, every)
+
+    return open_folder
+
+
+def reading(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb the options of ``reading_options`` in place of its parameter ``read``, which they make."""
+    names = inspect.signature(reading_options).parameters.keys()
+
+    @functools.wraps(verb)
+    def with_options(**given: Any) -> None:
+        read = reading_options(**{name: given.pop(name) for name in names})
+        verb(read=read, **given)
+
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(verb, eval_str=True).parameters.values():
+        if parameter.name == "read":
+            options = inspect.signature(reading_options, eval_str=True)
+            parameters += options.parameters.values()
+        else:
+            parameters.append(parameter)
+    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {p.name: p.annotation for p in parameters}
+    return with_options
+
+
 Format = Annotated[
-    str, typer.Option(metavar="terminal|plain|markdown|csv|latex", help="How it is written.")
+    str, Option(metavar="terminal|plain|markdown|csv|latex", help="How it is written.")
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what the folder holds.")]
-Inline = Annotated[bool, typer.Option("--inline", help="In this process, without Ray.")]
+Fresh = Annotated[bool, Option("--fresh", help="Forget what the folder holds.")]
+Inline = Annotated[bool, Option("--inline", help="In this process, without Ray.")]
 Address = Annotated[
-    str | None, typer.Option(metavar="A", help="A running Ray cluster. [default: a local Ray]")
+    str | None, Option(metavar="A", help="A running Ray cluster. [default: a local Ray]")
 ]
-RetryFailed = Annotated[
-    bool, typer.Option("--retry-failed", help="Run the cells that failed again.")
-]
-FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop when the first cell fails.")]
-Written = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write it to a file.")]
+RetryFailed = Annotated[bool, Option("--retry-failed", help="Run the cells that failed again.")]
+FailFast = Annotated[bool, Option("--fail-fast", help="Stop when the first cell fails.")]
+Written = Annotated[Path | None, Option("--out", metavar="FILE", help="Write it to a file.")]
 Figures = Annotated[
-    str | None, typer.Option("--out", metavar="DIR", help="Where to. [default: DIR/figures]")
+    str | None, Option("--out", metavar="DIR", help="Where to. [default: DIR/figures]")
 ]
 
 
@@ -142,11 +212,6 @@ class Screen:
         self.print(Padding(Text(prose(text), style=style), (0, 0, 0, 2)))
 
 
-def console() -> Screen:
-    """Return the screen that verbs print their results on."""
-    return Screen()
-
-
 def show(sheet: Sheet, form: str, out: Path | None) -> None:
     """Print a sheet in a form that ``formats.check`` has let pass, or write it to a file and print its name."""
     from raybench.report.formats import written
@@ -157,37 +222,48 @@ def show(sheet: Sheet, form: str, out: Path | None) -> None:
     elif form == "terminal":
         from raybench.report.formats import Fitted
 
-        console().print(Fitted(sheet))
+        Screen().print(Fitted(sheet))
     else:
         sys.stdout.write(written(sheet, form))
 
 
-def listing(*heads: str, right: Iterable[str] = (), fold: str = "") -> Table:
-    """Return an empty table of the common look; ``fold`` is the column that takes what is left."""
+def listing(
+    heads: Sequence[str], rows: Iterable[Sequence[Any]], right: Iterable[str] = (), fold: str = ""
+) -> Table:
+    """Return a table of the common look; ``fold`` is the column that takes what is left."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for head in heads:
-        table.add_column(
-            head,
-            justify="right" if head in right else "left",
-            no_wrap=head != fold,
-            overflow="fold",
-        )
+        justify: JustifyMethod = "right" if head in right else "left"
+        table.add_column(head, justify=justify, no_wrap=head != fold, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def grid(rows: Iterable[Sequence[Any]], gap: int = 3, numbers: int = 0) -> Table:
+    """Return rows side by side, without heads; the last ``numbers`` columns are set to the right."""
+    from rich.table import Table
+
+    table, rows = Table.grid(padding=(0, gap, 0, 0)), list(rows)
+    width = len(rows[0]) if rows else 0
+    for column in range(width):
+        table.add_column(justify="right" if column >= width - numbers else "left")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
 def pairs(rows: Iterable[tuple[str, object]], indent: int = 2) -> Table:
     """Return names and values side by side."""
-    from rich.table import Table
     from rich.text import Text
 
-    grid = Table.grid(padding=(0, 3, 0, 0))
-    for name, value in rows:
-        shown = value if isinstance(value, Text) else str(value)
-        grid.add_row(Text(" " * indent + name, style="dim"), shown)
-    return grid
+    return grid(
+        (Text(" " * indent + name, style="dim"), value if isinstance(value, Text) else str(value))
+        for name, value in rows
+    )
 
 
 def prose(text: str) -> str:
@@ -290,6 +366,21 @@ def check_word(key: str, word: str, allowed: Iterable[str], what: str = "") -> N
         raise InputError.of(key, said, nearest(word, allowed))
 
 
+def new_file(key: str, path: str | Path) -> Path:
+    """Return where a file may be made. Raises InputError where something is there, or no folder for it."""
+    path = Path(path).expanduser()
+    if path.exists():
+        raise InputError.of(key, f"{path} exists", "give another name")
+    check_folder(key, path)
+    return path
+
+
+def check_folder(key: str, path: Path) -> None:
+    """Raise InputError where there is no folder for a file."""
+    if not path.expanduser().absolute().parent.is_dir():
+        raise InputError.of(key, f"no folder {path.parent}", "make it first")
+
+
 def goal(text: str | None) -> float | str | None:
     """Return a target as ``analysis.frames`` takes it. Raises InputError for what is none."""
     if text is None or text == "auto":
@@ -301,15 +392,6 @@ def goal(text: str | None) -> float | str | None:
     if not 0 < value < float("inf"):
         raise InputError.of("--target", f"{text} is out of range", "a number > 0, or auto")
     return value
-
-
-def seeds_of(text: str | None) -> list[int]:
-    """Return the seeds that ``--tuning-seeds`` names. Raises InputError for a text that is no list of whole numbers."""
-    try:
-        return [] if text is None else [int(part) for part in text.split(",")]
-    except ValueError:
-        what = f"{text!r} is no list of seeds"
-        raise InputError.of("--tuning-seeds", what, "such as 0,1") from None
 
 
 def results_of(sweep: Sweep, out: str | None) -> str:

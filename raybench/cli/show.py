@@ -1,34 +1,47 @@
-"""The verb ``show``: a plug-in's text and parameters, a compressor's constants, what a method's step sizes rest on."""
+"""What ``show`` prints: a plug-in's text and parameters, constants and bits, and what step sizes rest on."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import re
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from html import unescape
 
-import typer
+import torch
+from rich.text import Text
 
-from raybench.cli.run import (
-    USUAL_PROBLEM,
-    ClientsFlag,
-    CompressorFlag,
-    DatasetFlag,
-    DownlinkFlag,
-    ProblemFlag,
-    config,
-    usual_operator,
+from raybench import spec, theory
+from raybench.cli import shared
+from raybench.cli.run import config, usual_operator
+from raybench.cli.shared import Screen, count, grid, listing, pairs, prose
+from raybench.compressors import Compressor, Message
+from raybench.core import registry
+from raybench.core.errors import InputError, nearest
+from raybench.core.facts import AlgorithmFacts
+from raybench.core.registry import REQUIRED, Entry
+from raybench.core.streams import stream
+from raybench.execution.checks import Skip
+from raybench.execution.plan import facts_of
+from raybench.execution.resolve import Resolver, problem_of
+from raybench.problems.base import Problem
+from raybench.report.words import number
+from raybench.spec import Cell, short
+from raybench.spec.sections import default
+from raybench.spec.values import allowed
+from raybench.spec.values import show as spelled
+from raybench.testing import claims
+from raybench.theory import (
+    RULES,
+    Convention,
+    Rate,
+    Setting,
+    StepSizes,
+    Theorem,
+    contraction,
+    explained,
 )
-from raybench.cli.shared import Plugins, Screen, console, listing, load_plugins, pairs, prose
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from raybench.compressors import Compressor, Message
-    from raybench.core.registry import Entry
-    from raybench.problems.base import Problem
-    from raybench.spec import Cell
-    from raybench.theory import Convention, Rate, Setting, StepSizes, Theorem
 
 CONSTANTS = {
     "clients": "n",
@@ -53,45 +66,27 @@ CONSTANTS = {
     "facts": "known to hold",
 }
 """The constants of a problem, as ``show`` names them, in their order."""
-USUAL_CLIENTS = (
-    10  # compressors whose messages depend on each other need a number; others ignore it
-)
+USUAL_CLIENTS = 10  # of compressors whose messages depend on each other; others ignore it
 KINDS = ("algorithm", "compressor", "problem", "metric")
 
 
-def show(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME[:KEY=VALUE,...]", help="A plug-in; raybench ls.")
-    ],
-    d: Annotated[
-        int | None,
-        typer.Option("--d", metavar="D", min=1, help="The dimension a compressor is shown for."),
-    ] = None,
-    problem: ProblemFlag = None,
-    dataset: DatasetFlag = None,
-    clients: ClientsFlag = None,
-    compressor: CompressorFlag = None,
-    downlink: DownlinkFlag = None,
-    plugin: Plugins = None,
+def page(
+    name: str,
+    d: int | None,
+    problem: str | None,
+    dataset: str | None,
+    clients: int | None,
+    compressor: str | None,
+    downlink: str | None,
 ) -> None:
-    """Show what a plug-in does, its parameters and constants.
-
-    A compressor with --d: its constants, its bits, and what some draws show of both. An algorithm with a problem and a compressor:
-    the problem's constants, the theorems behind its steps, and which of their assumptions hold. A
-    problem with --dataset: its constants.
-    """
-    from raybench.core import registry
-    from raybench.core.errors import InputError, nearest
-    from raybench.spec import short
-
-    load_plugins(plugin)
+    """Print all plug-ins of a name, as the options of ``show`` say. Raises InputError where there is none."""
     plain = short.parse(name, "show")["name"]
     kinds = [kind for kind in KINDS if plain in registry.names(kind)]
     if not kinds:
         names = [n for kind in KINDS for n in registry.names(kind)]
         raise InputError.of("show", f"nothing is named {plain!r}", nearest(plain, names))
     given = any(value is not None for value in (problem, dataset, clients))
-    out = console()
+    out = Screen()
     for i, kind in enumerate(kinds):
         if i:
             out.print()
@@ -105,9 +100,6 @@ def show(
             content = config(name, problem, dataset, share, operator, downlink)
             _steps(out, content, operator, downlink)
         elif kind == "algorithm":
-            from raybench import theory
-            from raybench.core.facts import AlgorithmFacts
-
             assert isinstance(entry.facts, AlgorithmFacts)
             outline(out, theory.of(entry.facts.theory))
         if kind == "problem" and (given or ":" in name or not _required(entry)):
@@ -116,31 +108,20 @@ def show(
 
 def _clients(problem: str | None, given: int | None) -> int | None:
     """Return how many clients share the problem: those of the default one where none are asked for."""
-    from raybench.core import registry
-    from raybench.spec import short
-
     if problem is None or given is not None:
         return given
     section = short.parse(problem, "problem")
     entry = registry.lookup("problem", section["name"])
     asked = "clients" in section or "clients" not in _required(entry)
-    return None if asked else int(short.parse(USUAL_PROBLEM, "problem")["clients"])
+    return None if asked else int(short.parse(shared.USUAL_PROBLEM, "problem")["clients"])
 
 
 def _required(entry: Entry) -> list[str]:
-    from raybench.core.registry import REQUIRED
-
     return [name for name, param in entry.params.items() if param.default is REQUIRED]
 
 
 def _describe(out: Screen, entry: Entry) -> None:
     """Print the name, the docstring and the parameters."""
-    from raybench.core.facts import AlgorithmFacts
-    from raybench.core.registry import REQUIRED
-    from raybench.spec.sections import default
-    from raybench.spec.values import allowed
-    from raybench.spec.values import show as spelled
-
     about = f"  {entry.kind}"
     if isinstance(entry.facts, AlgorithmFacts):
         about += f", {_needs(entry.facts.up)}"
@@ -152,11 +133,12 @@ def _describe(out: Screen, entry: Entry) -> None:
     if not entry.params:
         out.dim("\n  no parameters\n")
         return
-    table = listing("  parameter", "default", "allowed", "meaning", fold="allowed")
+    rows = []
     for name, param in entry.params.items():
         value = "required" if param.default is REQUIRED else spelled(default(param), bare=True)
         ways = "count >= 1 or share" if param.kind == "count" else allowed(param)
-        table.add_row(f"  {name}", value, ways, param.help)
+        rows.append((f"  {name}", value, ways, param.help))
+    table = listing(("  parameter", "default", "allowed", "meaning"), rows, fold="allowed")
     table.columns[-1].no_wrap = False
     out.print(table)
 
@@ -176,12 +158,6 @@ def _needs(role: str | None) -> str:
 
 def _constants(out: Screen, content: dict[str, object]) -> None:
     """Print the constants of the problem of a one-cell sweep file."""
-    import json
-
-    from raybench import spec
-    from raybench.execution.plan import facts_of
-    from raybench.execution.resolve import problem_of
-
     section = spec.load(content).cells[0].problem
     facts = facts_of(problem_of(section))
     values = {**facts, **json.loads(facts["constants"])}
@@ -199,8 +175,6 @@ def _constants(out: Screen, content: dict[str, object]) -> None:
 
 
 def _spelled(value: object) -> str:
-    from raybench.report.words import number
-
     if isinstance(value, int):
         return f"{value:,}"
     return number(value, 6) if isinstance(value, float) else str(value)
@@ -210,39 +184,28 @@ def _steps(
     out: Screen, content: dict[str, object], operator: str | None, downlink: str | None
 ) -> None:
     """Print the constants and the algorithm's theoretical steps under every rule."""
-    from rich.text import Text
-
-    from raybench import spec
-    from raybench.execution.checks import Skip
-    from raybench.execution.resolve import Resolver
-    from raybench.report import words
-    from raybench.theory import RULES
-
     _constants(out, content)
     rows: list[tuple[str, object]] = []
     facts: list[tuple[str, object]] = []
     steps: dict[str, float] = {}
     for rule in RULES:
-        step = {"theory": 1, "rule": rule}
-        for cell in spec.load({**content, "step_size": step}).cells:
-            try:
-                resolved = Resolver().resolve(cell)
-            except Skip as why:
-                rows.append((rule, Text(f"none: {why.__cause__ or why}", style="dim")))
-                continue
-            steps[rule] = resolved.step_size
-            rows.append((rule, words.number(resolved.step_size, 6)))
-            numbers = [
-                (n, v) for n, v in (("ω", resolved.omega), ("α", resolved.alpha)) if v is not None
-            ]
-            down = cell.downlink is not None
-            if operator is not None or down:
-                numbers += operator_numbers(Resolver().backing(cell)[1], down)
-            if operator is None and down:  # the method compresses the downlink only
-                numbers = [(n, v) for n, v in numbers if "downlink" in n]
-            numbers += [(k, v) for k, v in resolved.params.items() if isinstance(v, int | float)]
-            facts = [("K", resolved.k)] if resolved.k is not None else []
-            facts += [(n, words.number(v, 6)) for n, v in numbers]
+        (cell,) = spec.load({**content, "step_size": {"theory": 1, "rule": rule}}).cells
+        try:
+            resolved = Resolver().resolve(cell)
+        except Skip as why:
+            rows.append((rule, Text(f"none: {why.__cause__ or why}", style="dim")))
+            continue
+        steps[rule] = resolved.step_size
+        rows.append((rule, number(resolved.step_size, 6)))
+        down = cell.downlink is not None
+        numbers: list[tuple[str, float | None]] = [("ω", resolved.omega), ("α", resolved.alpha)]
+        if operator is not None or down:
+            numbers += operator_numbers(Resolver().backing(cell)[1], down)
+        if operator is None and down:  # the method compresses the downlink only
+            numbers = [(n, v) for n, v in numbers if "downlink" in n]
+        numbers += [(k, v) for k, v in resolved.params.items() if isinstance(v, int | float)]
+        facts = [("K", resolved.k)] if resolved.k is not None else []
+        facts += [(n, number(v, 6)) for n, v in numbers if v is not None]
     used = operator or "dense messages"
     used += f", downlink {downlink}" if downlink is not None else ""
     if facts:
@@ -259,10 +222,6 @@ def _steps(
 # values that are shown for a count that is required and was not given
 COUNTS_SHOWN = (1, "1%", "10%")
 COUNT_CHECKED = "1%"  # the value for which the compressor is drawn and compared with its constants
-FIGURES = (
-    *("ω", "α", "B1: α, β", "B2: γ, β", "B3: δ", "  of C times", "bits", "  values", "  index"),
-    *("  raw", "of dense", "bytes", "  with header"),
-)
 
 
 def _operator(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) -> None:
@@ -271,13 +230,6 @@ def _operator(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) ->
     name: the compressor with its parameters, ``top_k:k=5``. clients: how many there are of them, for
     compressors that draw together.
     """
-    from rich.table import Table
-    from rich.text import Text
-
-    from raybench.core.registry import REQUIRED
-    from raybench.core.streams import stream
-    from raybench.spec import short
-
     counts = [n for n, p in entry.params.items() if p.kind == "count" and p.default is REQUIRED]
     given = short.parse(name, "show")
     free = [n for n in counts if n not in given]
@@ -289,18 +241,12 @@ def _operator(out: Screen, entry: Entry, name: str, d: int, clients: int = 1) ->
         op = entry.target(**section.params).bind(d, n=clients).operator
         label = ", ".join(str(section.params[n]) for n in counts)
         ops[label] = op
-        columns.append([label, *_figures(op, op.compress(x), d)])
+        columns.append({"K": label, **_figures(op, op.compress(x), d)})
     if not entry.params:
         out.print("")
     out.set_in(f"d = {d:,}, a Gaussian float64 vector; {_kind(op, d)}", "dim")
-    heads = ["K", *FIGURES]
-    table = Table.grid(padding=(0, 3, 0, 0))
-    for n in range(1 + len(columns)):
-        table.add_column(justify="right" if n else "left")
-    for row in zip(heads, *columns, strict=True):
-        if any(row[1:]):
-            table.add_row(Text(f"  {row[0]}", style="dim"), *row[1:])
-    out.print(table)
+    rows = [[Text(f"  {head}", style="dim"), *(c[head] for c in columns)] for head in columns[0]]
+    out.print(grid((row for row in rows if any(row[1:])), numbers=len(columns)))
     drawn = COUNT_CHECKED if COUNT_CHECKED in ops else next(iter(ops))
     _check(out, ops[drawn], d, f"K = {drawn}, " if len(ops) > 1 else "")
 
@@ -315,52 +261,45 @@ def _kind(op: Compressor, d: int) -> str:
     return "; ".join(kind)
 
 
-def _figures(op: Compressor, message: Message, d: int) -> list[str]:
-    """Return what FIGURES names, spelled."""
-    from raybench.report.words import number
+def _figures(op: Compressor, message: Message, d: int) -> dict[str, str]:
+    """Return constants and bits of a compressor by name."""
 
     def both(constants: tuple[float, float] | None) -> str:
         return "–" if constants is None else ", ".join(number(c, 5) for c in constants)
 
     wider = op.b3(d)
     cost, bits = message.cost, int(message.bits)
-    parts = (cost.values * message.dtype.itemsize * 8, cost.index_auto, cost.raw)
-    return [
-        number(op.omega(d), 6),
-        number(op.alpha(d), 6),
-        both(op.b1(d)),
-        both(op.b2(d)),
-        number(wider[0], 6) if wider else "–",
-        number(wider[1], 4) if wider else "–",
-        f"{bits:,}",
-        *(f"{round(float(part)):,}" for part in parts),
-        f"{bits / (64 * d):.3%}",
-        f"{int(message.nbytes):,}",
-        f"{len(message.pack()):,}",
-    ]
+    return {
+        "ω": number(op.omega(d), 6),
+        "α": number(op.alpha(d), 6),
+        "B1: α, β": both(op.b1(d)),
+        "B2: γ, β": both(op.b2(d)),
+        "B3: δ": number(wider[0], 6) if wider else "–",
+        "  of C times": number(wider[1], 4) if wider else "–",
+        "bits": f"{bits:,}",
+        "  values": f"{round(float(cost.values * message.dtype.itemsize * 8)):,}",
+        "  index": f"{round(float(cost.index_auto)):,}",
+        "  raw": f"{round(float(cost.raw)):,}",
+        "of dense": f"{bits / (64 * d):.3%}",
+        "bytes": f"{int(message.nbytes):,}",
+        "  with header": f"{len(message.pack()):,}",
+    }
 
 
 def _check(out: Screen, op: Compressor, d: int, label: str) -> None:
     """Print what draws show about the claims, a line per family of vectors."""
-    from rich.text import Text
-
-    from raybench.report.words import number
-    from raybench.testing import claims
-
     families = claims.check(op, d)
     unbiased = op.omega(d) is not None
     bound, factor = claims.claim(op, d)
     what = "C(x)" if factor == 1.0 else f"{number(factor, 4)} C(x)"
-    count = families[0].draws
-    text = f"measured, {label}{count:,} {'draw' if count == 1 else 'draws'} each: "
-    text += f"‖{what} − x‖²/‖x‖² beside its bound"
-    if unbiased and count > 1:
+    draws = families[0].draws
+    text = f"measured, {label}{count(draws, 'draw')} each: ‖{what} − x‖²/‖x‖² beside its bound"
+    bias = ["bias", "by chance"] if unbiased and draws > 1 else []
+    if bias:
         text += "; bias: ‖mean C(x) − x‖/‖x‖ beside chance"
     out.print("")
     out.set_in(text, "dim")
-    bias = ["bias", "by chance"] if unbiased and count > 1 else []
-    heads = ["error", "± s.e.", "bound", *bias]
-    table = listing("  vector", *heads, "", right=heads, fold="")
+    rows = []
     for family in families:
         mean, error = family.error
         row = [number(mean, 4), number(error if error > 1e-9 * mean else 0.0, 2)]
@@ -368,53 +307,30 @@ def _check(out: Screen, op: Compressor, d: int, label: str) -> None:
         if bias and family.bias is not None:
             row += [number(part, 3) for part in family.bias]
         style = "red" if family.faults else ""
-        table.add_row(f"  {family.family}", *row, Text(family.verdict, style=style))
-    out.print(table)
+        rows.append((f"  {family.family}", *row, Text(family.verdict, style=style)))
+    heads = ["error", "± s.e.", "bound", *bias]
+    out.print(listing(("  vector", *heads, ""), rows, right=heads, fold=""))
 
 
 # What a step size rests on ---------------------------------------------------------------------
 
 PROVED = "the largest step proved here under this rule"
-SIGNS = {
-    "grad": "∇",
-    "sum": "Σ",
-    "gamma": "γ",
-    "rho": "ρ",
-    "mu": "μ",
-    "sigma": "σ",
-    "omega": "ω",
-    "theta": "θ",
-    "beta": "β",
-    "delta": "δ",
-    "eta": "η",
-    "Psi": "Ψ",
-    "Phi": "Φ",
-    "Delta0": "Δ₀",
-}
-MARKS = (
-    ("||", "‖"),
-    ("<=", "≤"),
-    ("∇ ", "∇"),
-    ("^2", "²"),
-    ("^0", "⁰"),
-    ("^t", "ᵗ"),
-    (" - ", " − "),
-)
+GREEK = "gamma rho mu sigma omega theta beta delta eta Psi Phi"
+SIGNS = {"grad": "∇", "sum": "Σ", "Delta0": "Δ₀"} | {n: unescape(f"&{n};") for n in GREEK.split()}
+MARKS = {"||": "‖", "<=": "≤", "∇ ": "∇", "^2": "²", "^0": "⁰", "^t": "ᵗ", " - ": " − "}
 
 
 def pretty(formula: str) -> str:
     """Return a formula in signs: ``E||grad f(x^t)||^2`` is ``E‖∇f(xᵗ)‖²``."""
     words = rf"(?<![A-Za-z])({'|'.join(SIGNS)})(?![A-Za-z])"
     text = re.sub(words, lambda m: SIGNS[m[0]], formula)
-    for plain, sign in MARKS:
+    for plain, sign in MARKS.items():
         text = text.replace(plain, sign)
     return text
 
 
 def operator_numbers(setting: Setting, down: bool) -> list[tuple[str, float]]:
     """Return what the step makes of the compressor: theta and beta, or omega of the mean."""
-    from raybench.theory import contraction
-
     rows: list[tuple[str, float]] = []
     if setting.alpha is not None and setting.alpha > 0:
         theta, beta = contraction(setting.alpha)
@@ -429,8 +345,6 @@ def operator_numbers(setting: Setting, down: bool) -> list[tuple[str, float]]:
 
 def outline(out: Screen, steps: StepSizes | None) -> None:
     """Print what a method's step sizes rest on, without a problem: theorem, assumptions, source."""
-    from raybench.theory import RULES
-
     out.head("\n  step size")
     if steps is None:
         out.set_in("no theorem: give step_size.value, or multiples of another method's with .of")
@@ -444,9 +358,6 @@ def outline(out: Screen, steps: StepSizes | None) -> None:
 
 def explain(out: Screen, cell: Cell, sizes: Mapping[str, float]) -> None:
     """Print what the step sizes of a one-cell sweep rest on and promise; ``sizes``: those there are, by rule."""
-    from raybench.execution.resolve import Resolver, problem_of
-    from raybench.theory import RULES
-
     steps, setting = Resolver().backing(cell)
     if steps is None:
         return
@@ -470,8 +381,6 @@ def _section(
     start: float | None = None,
 ) -> None:
     """Print a rule's theorem or convention; ``seen`` are those printed before, by rule, and not repeated."""
-    from raybench.theory import Theorem, explained
-
     out.head(f"\n  {rule}")
     same = [other for other, other_backing in seen.items() if other_backing is backing]
     if same:
@@ -503,8 +412,6 @@ def _section(
 
 def _start(cell: Cell, problem: Problem) -> float | None:
     """Return a bound of f(x^0) - inf f at the sweep's starting point, None where there is none."""
-    import torch
-
     c = problem.constants
     least = c.f_star if c.f_star is not None else c.f_inf
     if least is None or cell.x0 not in ("zeros", "problem"):
@@ -519,34 +426,24 @@ def _lines(
     backing: Theorem | Convention, step: float, k: Setting, start: float | None
 ) -> list[str]:
     """Return the step with its factors and, for the generic rule, the inequality with its numbers."""
-    from raybench.report.words import number as n
-    from raybench.theory import Rate, Theorem
-
     rate = backing.formula(k)
     if not isinstance(rate, Rate) or not isinstance(backing, Theorem):
-        return [f"γ = {n(step, 6)}"]
-    L = k.need("L")
-    times = "" if rate.scale == 1 else f"{n(rate.scale, 4)} · "
-    lines = []
+        return [f"γ = {number(step, 6)}"]
+    L, root = k.need("L"), math.sqrt(rate.B / rate.rho)
+    times = "" if rate.scale == 1 else f"{number(rate.scale, 4)} · "
+    lines, form, ends = [], "1/L", ""
     if rate.B:
-        ratio = math.sqrt(rate.B / rate.rho)
         lines.append(
             "E G⁺ ≤ (1 − ρ) G + B ‖x⁺ − x‖², where ‖g − ∇f‖² ≤ G: "
-            f"ρ = {n(rate.rho, 6)}, B = {n(rate.B, 6)}, √(B/ρ) = {n(ratio, 6)}"
+            f"ρ = {number(rate.rho, 6)}, B = {number(rate.B, 6)}, √(B/ρ) = {number(root, 6)}"
         )
+        form, ends = "1/(L + √(B/ρ))", f"1/({number(L, 4)} + {number(root, 4)})"
     if backing.linear:
-        root = math.sqrt(2 * rate.B / rate.rho)
-        ends = f"1/({n(L, 4)} + {n(root, 4)}), {n(rate.rho, 4)}/(2 · {n(k.need('mu'), 4)})"
-        lines.append(
-            f"γ = {times}min{{1/(L + √(2B/ρ)), ρ/(2μ)}} = {times}min{{{ends}}} = {n(step, 6)}"
-        )
-    elif rate.B:
-        root = math.sqrt(rate.B / rate.rho)
-        lines.append(
-            f"γ = {times}1/(L + √(B/ρ)) = {times}1/({n(L, 4)} + {n(root, 4)}) = {n(step, 6)}"
-        )
-    else:
-        lines.append(f"γ = {times}1/L = {n(step, 6)}")
+        first = f"1/({number(L, 4)} + {number(math.sqrt(2) * root, 4)})"
+        form = "min{1/(L + √(2B/ρ)), ρ/(2μ)}"
+        ends = f"min{{{first}, {number(rate.rho, 4)}/(2 · {number(k.need('mu'), 4)})}}"
+    middle = f"{times}{ends} = " if ends else ""
+    lines.append(f"γ = {times}{form} = {middle}{number(step, 6)}")
     lines.append(pretty(backing.promises))
     return [*lines, *_in_words(backing, rate, step / rate.scale, k, start)]
 
@@ -555,8 +452,6 @@ def _in_words(
     theorem: Theorem, rate: Rate, step: float, k: Setting, start: float | None
 ) -> list[str]:
     """Return what the inequality of the generic rule says with this problem's numbers."""
-    from raybench.report.words import number as n
-
     exact = "G^0" not in theorem.promises
     noisy = "sigma" in theorem.promises and k.noise != 0
     beside = " beside the floor of the noise" if noisy else ""
@@ -564,13 +459,12 @@ def _in_words(
         if start is None:
             return []
         first = 2 * start / step
-        sums = n(first, 4) if exact else f"({n(first, 4)} + {n(1 / rate.rho, 4)} G⁰)"
+        sums = number(first, 4) if exact else f"({number(first, 4)} + {number(1 / rate.rho, 4)} G⁰)"
         return [
-            f"Here Δ₀ ≤ {n(start, 4)}: over T rounds the mean of ‖∇f‖² is at most {sums}/T{beside}, "
-            f"below 1e-6 from T = {n(1e6 * first, 2)} on{'' if exact else ' if G⁰ = 0'}."
+            f"Here Δ₀ ≤ {number(start, 4)}: over T rounds the mean of ‖∇f‖² is at most {sums}/T{beside}, "
+            f"below 1e-6 from T = {number(1e6 * first, 2)} on{'' if exact else ' if G⁰ = 0'}."
         ]
     shrink = step * k.need("mu")
-    tenth = (
-        f"{math.ceil(math.log(10) / -math.log1p(-shrink)):,} rounds" if shrink < 1 else "a round"
-    )
-    return [f"Here γμ = {n(shrink, 4)}: the bound falls tenfold every {tenth}{beside}."]
+    rounds = math.ceil(math.log(10) / -math.log1p(-shrink)) if shrink < 1 else 1
+    tenth = "a round" if rounds == 1 else f"{rounds:,} rounds"
+    return [f"Here γμ = {number(shrink, 4)}: the bound falls tenfold every {tenth}{beside}."]

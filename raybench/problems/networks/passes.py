@@ -26,7 +26,7 @@ from raybench.problems.base import right
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 STATISTICS = ("running_mean", "running_var")
 MOST_STACKED = 200_000
-"""Parameters up to which rows are stacked: above, one row keeps the cores busy (benchmarks/networks.py)."""
+"""Parameters up to which rows are stacked: above, one row keeps the cores busy (benchmarks/cells.py)."""
 AT_ONCE = 2**26
 """Numbers that rows which are evaluated together may take: parameters, gradients, what layers keep."""
 

@@ -1,8 +1,8 @@
-"""Hosts for tests of the cluster: network namespaces on this machine, each with processes, files and an sshd of its own.
+"""Clusters on this machine for tests: heads of Ray with or without a token, and hosts in network namespaces.
 
-Needs root, and the programs of openssh-server, openssh-client, rsync, iproute2 and util-linux. A host sees this
-machine's system folders, but homes, temporary files, shared memory and process ids of its own; no way leads out
-of the bridge that joins the hosts with this machine.
+A host has processes, files and an sshd of its own; it needs root, and the programs of openssh-server, openssh-client,
+rsync, iproute2 and util-linux. It sees this machine's system folders, but homes, temporary files, shared memory and
+process ids of its own; no way leads out of the bridge that joins the hosts with this machine.
 """
 
 from __future__ import annotations
@@ -10,13 +10,19 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from cli_kit import call
 
 PROGRAMS = ("sshd", "ssh", "ssh-keygen", "rsync", "ip", "unshare", "mount")
 NET = "10.213.7"
@@ -50,19 +56,68 @@ exec /usr/sbin/sshd -D -e -h /root/keys/host -o UsePAM=no -o PidFile=none -o Pas
 """
 
 
+def free_port() -> int:
+    """Return a port of the loopback that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def without_token(**more: str) -> dict[str, str]:
+    """Return this environment without what it says of tokens, and more variables."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")}
+    return {**kept, "RAY_USAGE_STATS_ENABLED": "0", **more}
+
+
+def write_token(file: Path) -> Path:
+    """Write a new token that its user alone can read."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(secrets.token_hex(32))
+    file.chmod(0o600)
+    return file
+
+
+@contextmanager
+def head(*flags: str, **variables: str) -> Iterator[int]:
+    """Yield the port of a running head; all its processes end with it, and no other Ray of this machine."""
+    with tempfile.TemporaryDirectory(prefix="rb", dir="/tmp") as short:  # sockets have long names
+        port, log = free_port(), Path(short) / "head.log"
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+        command += [f"--port={port}", "--num-cpus=2", "--object-store-memory=200000000"]
+        with log.open("w") as stream:
+            streams = {"stdout": stream, "stderr": stream, "start_new_session": True}
+            command += [f"--temp-dir={short}/r", *flags]
+            process = subprocess.Popen(command, env=without_token(**variables), **streams)
+        try:
+            until = time.monotonic() + 120
+            while "Ray runtime started" not in log.read_text() and time.monotonic() < until:
+                assert process.poll() is None, log.read_text()
+                time.sleep(0.25)
+            yield port
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+# Hosts ---------------------------------------------------------------------------------------
+
+
 def missing() -> str:
     """Return why there can be no such hosts here, empty where there can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "needs root on Linux"
-    absent = [
-        p for p in PROGRAMS if shutil.which(p, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None
-    ]
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    absent = [program for program in PROGRAMS if shutil.which(program, path=path) is None]
     if absent:
         return f"needs {', '.join(absent)}"
     if importlib.util.find_spec("aiohttp_cors") is None:
         return "needs Ray's job client: pip install 'raybench[cluster]'"
-    done = subprocess.run(["ip", "netns", "add", "raybench-try"], capture_output=True)
-    subprocess.run(["ip", "netns", "del", "raybench-try"], capture_output=True)
+    done = call("ip", "netns", "add", "raybench-try")
+    call("ip", "netns", "del", "raybench-try")
     return "" if done.returncode == 0 else "cannot make network namespaces"
 
 
@@ -82,10 +137,10 @@ class Hosts:
     def start(self) -> None:
         """Start all hosts and wait until their sshd answers."""
         self.folder.mkdir(parents=True)
-        _call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key))
-        _call("ip", "link", "add", "rb-hosts", "type", "bridge")
-        _call("ip", "addr", "add", f"{NET}.1/24", "dev", "rb-hosts")
-        _call("ip", "link", "set", "rb-hosts", "up")
+        call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.key, check=True)
+        _ip("link add rb-hosts type bridge")
+        _ip(f"addr add {NET}.1/24 dev rb-hosts")
+        _ip("link set rb-hosts up")
         for k in range(1, self.count + 1):
             self._start(k)
         for k in range(1, self.count + 1):
@@ -102,18 +157,13 @@ class Hosts:
         shutil.copy(f"{self.key}.pub", root / "key.pub")
         (root / "shutdown").write_text("#!/bin/sh\nkill -TERM 1\n")
         (root / "shutdown").chmod(0o755)
-        _call("ip", "netns", "add", space)
-        _call(
-            "ip", "link", "add", f"rb-v{k}", "type", "veth", "peer", "name", "eth0", "netns", space
-        )
-        _call("ip", "link", "set", f"rb-v{k}", "master", "rb-hosts", "up")
-        for what in (
-            "link set lo up",
-            f"addr add {self.address(k)}/24 dev eth0",
-            "link set eth0 up",
-            "route add default dev eth0",  # Ray finds its own address by the route to 8.8.8.8
-        ):
-            _call("ip", "-n", space, *what.split())
+        _ip(f"netns add {space}")
+        _ip(f"link add rb-v{k} type veth peer name eth0 netns {space}")
+        _ip(f"link set rb-v{k} master rb-hosts up")
+        inside = ("link set lo up", f"addr add {self.address(k)}/24 dev eth0", "link set eth0 up")
+        # Ray finds its own address by the route to 8.8.8.8
+        for words in (*inside, "route add default dev eth0"):
+            _ip(f"-n {space} {words}")
         clean = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
         with (self.folder / f"{k}.log").open("wb") as log:
             self._inits[k] = subprocess.Popen(
@@ -126,40 +176,34 @@ class Hosts:
         self, k: int, command: str, check: bool = True, timeout: float = 60
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on host k by ssh."""
-        return subprocess.run(
-            ["ssh", "-i", str(self.key), "-o", "StrictHostKeyChecking=no", "-o", "LogLevel=ERROR",
-             "-o", "UserKnownHostsFile=/dev/null", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5",
-             f"root@{self.address(k)}", command],
-            capture_output=True, text=True, check=check, timeout=timeout, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        options = ("StrictHostKeyChecking=no", "LogLevel=ERROR", "UserKnownHostsFile=/dev/null")
+        flags = [f"-o{option}" for option in (*options, "BatchMode=yes", "ConnectTimeout=5")]
+        ssh = ("ssh", "-i", self.key, *flags, f"root@{self.address(k)}", command)
+        return call(*ssh, check=check, timeout=timeout, stdin=subprocess.DEVNULL)
 
     def lose(self, k: int) -> None:
         """Let host k vanish without notice: its link first, so that no process says good-bye; then all processes."""
-        _call("ip", "link", "del", f"rb-v{k}", check=False)
+        _ip(f"link del rb-v{k}", check=False)
         init = self._inits.pop(k, None)
         if init is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(
-                    init.pid, signal.SIGKILL
-                )  # unshare; --kill-child takes process 1, and with it all
+            with contextlib.suppress(ProcessLookupError):  # unshare, which takes its child along
+                os.killpg(init.pid, signal.SIGKILL)
             init.wait()
 
     def stop(self) -> None:
         """End all hosts and remove what they were made of."""
         for k in range(1, self.count + 1):
             self.lose(k)
-            _call("ip", "netns", "del", f"rb-host-{k}", check=False)
-        _call("ip", "link", "del", "rb-hosts", check=False)
+            _ip(f"netns del rb-host-{k}", check=False)
+        _ip("link del rb-hosts", check=False)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-@contextlib.contextmanager
+@contextmanager
 def hosts(count: int, folder: Path) -> Iterator[Hosts]:
     """Yield running hosts that see this Python and its packages."""
-    seen = [Path(sys.prefix), Path(sys.base_prefix)]
-    made = Hosts(
-        count, folder, [p for p in dict.fromkeys(seen) if p not in (Path("/usr"), Path("/"))]
-    )
+    seen = {Path(sys.prefix), Path(sys.base_prefix)} - {Path("/usr"), Path("/")}
+    made = Hosts(count, folder, sorted(seen))
     try:
         made.start()
         yield made
@@ -167,5 +211,5 @@ def hosts(count: int, folder: Path) -> Iterator[Hosts]:
         made.stop()
 
 
-def _call(*command: str, check: bool = True) -> None:
-    subprocess.run(command, check=check, capture_output=True)
+def _ip(words: str, check: bool = True) -> None:
+    call("ip", *words.split(), check=check)
