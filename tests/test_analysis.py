@@ -1,5 +1,7 @@
 """Analysis: crossings, tuned steps, bands and the closing table, against hand computation."""
 
+import doctest
+import importlib
 import json
 import math
 
@@ -281,3 +283,12 @@ def test_a_plug_ins_title_travels_with_its_results():
         cells["config"] = json.dumps({**config, "plugins": [{**plugin, "title": title}]})
         (row,) = describe(cells).to_dict("records")
         assert (row["method"], row["title"]) == (method, method.removesuffix(" Top-K"))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["aligned", "frames", "rankings", "to_target", "tuned"])
+def test_the_examples_in_docstrings_print_what_they_say(name):
+    module = importlib.import_module(f"raybench.analysis.{name}")
+    done = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert done.attempted
+    assert not done.failed

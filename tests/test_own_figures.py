@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from cli_kit import SWEEP, cli
+from cli_kit import cli
 
 import raybench
 from raybench import plot
@@ -18,24 +18,15 @@ from raybench.report.custom import figure
 pytestmark = pytest.mark.thorough
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Return the results of a small sweep."""
-    place = tmp_path_factory.mktemp("own")
-    (place / "small.yaml").write_text(SWEEP)
-    assert cli("sweep", place / "small.yaml", "--out", place / "out", "--inline").code == 0
-    return place / "out"
-
-
-def test_curves_are_those_of_the_tuned_cells(folder):
+def test_curves_are_those_of_the_tuned_cells(swept):
     """Of one seed a curve is its rows, as they are in the folder."""
-    found = frames(folder)
+    found = frames(swept)
     made = figure(found, methods=["EF21 Top-K"], y="loss", x="round")
     best = found.tuned("method").set_index("method").loc["EF21 Top-K"]
     cells = found.cells[
         (found.cells["series"] == best["series"]) & (found.cells["step"] == best["step"])
     ]
-    rows = raybench.load(folder)
+    rows = raybench.load(swept)
     rows = rows[rows["cell"].isin(cells["cell"])]
     want = rows.groupby("round")["loss"].median()
     got = made.data.set_index("x")["y"]
@@ -43,8 +34,8 @@ def test_curves_are_those_of_the_tuned_cells(folder):
     assert (made.name, made.x, made.y) == ("loss_vs_round", "round", "loss")
 
 
-def test_a_line_for_each_k_or_step(folder):
-    found = frames(folder)
+def test_a_line_for_each_k_or_step(swept):
+    found = frames(swept)
     cells = found.cells[(found.cells["algorithm"] == "ef21") & (found.cells["status"] == "ok")]
     by_k = figure(found, methods=["ef21"], by="k")
     assert set(by_k.data["series"]) == set(cells["series"])
@@ -54,8 +45,8 @@ def test_a_line_for_each_k_or_step(folder):
     assert len({(look.colour, look.dash) for look in by_step.looks.values()}) == len(pairs)
 
 
-def test_the_cost_of_the_target_by_k(folder):
-    found = frames(folder)
+def test_the_cost_of_the_target_by_k(swept):
+    found = frames(swept)
     made = figure(found, kind="k")
     best = found.tuned("series")
     best = best[best["k"].notna() & np.isfinite(best["cost"]) & best["eligible"]]
@@ -64,8 +55,8 @@ def test_the_cost_of_the_target_by_k(folder):
     np.testing.assert_allclose(got.to_numpy(), want.to_numpy())
 
 
-def test_a_heat_map_of_k_and_step(folder):
-    found = frames(folder)
+def test_a_heat_map_of_k_and_step(swept):
+    found = frames(swept)
     made = figure(found, kind="heatmap", methods=["EF21 Top-K"])
     costs = to_target(found, by=["series", "k", "step_multiple"], where={"method": ["EF21 Top-K"]})
     want = costs.set_index(["k", "step_multiple"])["bits_up"]
@@ -77,8 +68,8 @@ def test_a_heat_map_of_k_and_step(folder):
         figure(found, kind="heatmap", methods=["gd"])
 
 
-def test_performance_profiles(folder):
-    found = frames(folder)
+def test_performance_profiles(swept):
+    found = frames(swept)
     made = figure(found, kind="profile", methods=["gd", "EF21 Top-K"])
     want = profile(found, where={"method": ["GD", "EF21 Top-K"]})
     got = made.data[made.data["x"] <= want["tau"].max()]
@@ -90,23 +81,23 @@ def test_performance_profiles(folder):
     (line, *_) = plot(found, kind="profile", methods=["gd", "EF21 Top-K"]).axes[0].lines
     assert line.get_drawstyle() == "steps-post"
     with pytest.raises(InputError, match="another --target"):
-        figure(frames(folder, target=1e-300), kind="profile")
+        figure(frames(swept, target=1e-300), kind="profile")
 
 
-def test_names_of_ones_own_and_their_order(folder):
-    made = figure(folder, methods=["marina", "gd", "ef21"], labels={"ef21": "EF21 (ours)"})
+def test_names_of_ones_own_and_their_order(swept):
+    made = figure(swept, methods=["marina", "gd", "ef21"], labels={"ef21": "EF21 (ours)"})
     shown = [look.label for look in made.looks.values()]
     steps = [label.rpartition(", ") for label in shown]
     assert [name for name, _, _ in steps][-2:] == ["EF21 (ours) Rand-K", "EF21 (ours) Top-K"]
     assert all(step.endswith("× theory") for _, _, step in steps)
     assert shown[0].startswith("MARINA")
-    by_k = figure(folder, methods=["EF21 Top-K"], by="k", labels={"ef21": "ours"})
+    by_k = figure(swept, methods=["EF21 Top-K"], by="k", labels={"ef21": "ours"})
     names = {look.label.rpartition(", ")[0] for look in by_k.looks.values()}
     assert names == {"ours, $K = 1$", "ours, $K = 3$"}
 
 
-def test_a_method_looks_the_same_in_all_figures(folder):
-    found = frames(folder)
+def test_a_method_looks_the_same_in_all_figures(swept):
+    found = frames(swept)
     looks: dict[str, set[str]] = {}
     several = [
         figure(found, kind="k"),
@@ -125,21 +116,21 @@ def test_a_method_looks_the_same_in_all_figures(folder):
     assert "GD" not in all_methods(found)
 
 
-def test_frames_of_pandas_are_drawn_as_their_folder(folder):
-    curves = raybench.load(folder)
-    want = figure(folder, x="round", methods=["gd"]).data
-    for source in (curves, (curves, raybench.store.cells(folder))):
+def test_frames_of_pandas_are_drawn_as_their_folder(swept):
+    curves = raybench.load(swept)
+    want = figure(swept, x="round", methods=["gd"]).data
+    for source in (curves, (curves, raybench.store.cells(swept))):
         got = figure(source, x="round", methods=["gd"]).data
         pd.testing.assert_frame_equal(got[["x", "y"]], want[["x", "y"]])
 
 
-def test_plot_returns_a_figure_of_matplotlib(folder, tmp_path):
+def test_plot_returns_a_figure_of_matplotlib(swept, tmp_path):
     (tmp_path / "own.mplstyle").write_text("axes.labelsize: 17\n")
-    canvas = plot(folder, size=(3.0, 2.0), style=tmp_path / "own.mplstyle")
+    canvas = plot(swept, size=(3.0, 2.0), style=tmp_path / "own.mplstyle")
     assert canvas.get_size_inches().tolist() == [3.0, 2.0]
     assert canvas.axes[0].xaxis.label.get_size() == 17
-    assert plot(folder, size="column").get_size_inches()[0] == 3.3
-    assert plot(folder).axes[0].xaxis.label.get_size() == 9
+    assert plot(swept, size="column").get_size_inches()[0] == 3.3
+    assert plot(swept).axes[0].xaxis.label.get_size() == 9
 
 
 @pytest.mark.parametrize(
@@ -158,16 +149,16 @@ def test_plot_returns_a_figure_of_matplotlib(folder, tmp_path):
         ({"target": "low"}, "auto"),
     ],
 )
-def test_what_is_wrong_is_told(folder, given, said):
+def test_what_is_wrong_is_told(swept, given, said):
     with pytest.raises(InputError) as told:
-        plot(folder, **given)
+        plot(swept, **given)
     assert said in "\n".join(told.value.shown())
 
 
-def test_on_the_command_line(folder, tmp_path):
+def test_on_the_command_line(swept, tmp_path):
     out = tmp_path / "figures"
     said = cli(
-        "plot", folder, "--out", out, "--methods", "ef21,gd", "--by", "k", "--x", "epoch", "--y", "loss",
+        "plot", swept, "--out", out, "--methods", "ef21,gd", "--by", "k", "--x", "epoch", "--y", "loss",
         "--label", "ef21=EF21 (ours)", "--size", "column", "--format", "pdf,csv",
     )  # fmt: skip
     assert said.code == 0, said.err
@@ -186,7 +177,7 @@ def test_on_the_command_line(folder, tmp_path):
         "cells",
     } <= set(table)
     for wrong in (["--format", "jpg"], ["--label", "ef21"], ["--methods", "nought"]):
-        told = cli("plot", folder, "--out", tmp_path / "none", *wrong)
+        told = cli("plot", swept, "--out", tmp_path / "none", *wrong)
         assert told.code == 2
         assert not (tmp_path / "none").exists()
 

@@ -499,17 +499,6 @@ def test_a_method_that_ran_once_is_reported_on_its_only_seed():
         assert found.loc["ef21", "cost"] == (250.0 if seeds == [0] else 100.0)
 
 
-def test_the_option(swept):
-    said = cli("table", swept, "--tuning-seeds", "0")
-    assert "chosen on seeds 0; results: of the other seeds" in " ".join(said.out.split())
-    raw = pd.read_csv(
-        io.StringIO(cli("table", swept, "--tuning-seeds", "0", "--format", "csv").out)
-    )
-    want = closing_table(swept, tuning_seeds=[0])
-    np.testing.assert_allclose(raw["bits_to_target"], want["bits_to_target"])
-    assert set(want["seeds"]) == {1}
-
-
 def test_frames_choose_for_all_that_is_made_of_them():
     """Seed 0 prefers the second step, seeds 1 and 2 the first: all is reported of the second, on seeds 1 and 2."""
     other = {"algorithm": "diana"}
@@ -539,12 +528,16 @@ def test_frames_choose_for_all_that_is_made_of_them():
 
 def test_the_option_of_every_verb_that_chooses(swept, tmp_path):
     seeds = ["--tuning-seeds", "0"]
-    for verb in (["rank", swept], ["rank", swept, "--trials", "2"], ["compare", swept, swept]):
+    ranking = ["rank", swept]
+    for verb in (["table", swept], ranking, [*ranking, "--trials", "2"], ["compare", swept, swept]):
         said = cli(*verb, *seeds)
         assert (said.code, said.err) == (0, "")
         assert "chosen on seeds 0" in " ".join(said.out.split()), verb
     raw = pd.read_csv(io.StringIO(cli("rank", swept, *seeds, "--format", "csv").out))
     assert set(raw["instances"]) == {1}
+    raw = pd.read_csv(io.StringIO(cli("table", swept, *seeds, "--format", "csv").out))
+    want = closing_table(swept, tuning_seeds=[0])
+    np.testing.assert_allclose(raw["bits_to_target"], want["bits_to_target"])
     out = ["--out", tmp_path, "--format", "csv"]
     assert cli("plot", swept, *seeds, *out, "--methods", "ef21").code == 0
     assert cli("plot", swept, *seeds, *out).code == 0

@@ -61,7 +61,7 @@ def test_render_forms_agree(folder_of):
     pd.testing.assert_series_equal(raw["bits_to_target"], want["bits_to_target"])
     plain, marked = render(folder), render(folder, "markdown")
     for row in want.to_dict("records"):
-        shown = words.bits_interval(row["bits_to_target"], row["bits_low"], row["bits_high"])
+        shown = words.interval(row["bits_to_target"], row["bits_low"], row["bits_high"])
         assert re.search(re.escape(row["method"]) + r"\s.*" + re.escape(shown), plain)
         assert f"| {row['method']} |" in marked
     lines = [line for line in marked.splitlines() if line.startswith("|")]
@@ -101,23 +101,22 @@ def test_texts_in_brackets_are_no_markup(tmp_path):
     assert "X[BOLD]" in render(store.folder)
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [(0.0, "0 bit"), (999, "999 bit"), (11499, "11.5 kbit"), (2.3e6, "2.3 Mbit")],
-)
-def test_bits_have_units(value, said):
-    assert words.bits(value) == said
-
-
-def test_unknown_and_unreached_bits():
+def test_bits_have_units_and_say_what_is_not_known():
+    for value, said in (
+        (0.0, "0 bit"),
+        (999, "999 bit"),
+        (11499, "11.5 kbit"),
+        (2.3e6, "2.3 Mbit"),
+    ):
+        assert words.bits(value) == said
     assert words.bits(float("nan")) == "–"
     assert words.bits(float("inf")) == "not reached"
-    assert words.bits_interval(1e4, 9e3, float("inf")) == "10 [9, ∞] kbit"
+    assert words.interval(1e4, 9e3, float("inf")) == "10 [9, ∞] kbit"
     unknown, inf = float("nan"), float("inf")
-    assert words.bits_interval(inf, inf, inf) == "not reached"
-    assert words.bits_interval(inf, 9e3, inf) == "not reached [9 kbit, ∞]"
-    assert words.bits_interval(1e4, unknown, unknown) == "10 kbit"
-    assert words.bits_interval(unknown, unknown, unknown) == "–"
+    assert words.interval(inf, inf, inf) == "not reached"
+    assert words.interval(inf, 9e3, inf) == "not reached [9 kbit, ∞]"
+    assert words.interval(1e4, unknown, unknown) == "10 kbit"
+    assert words.interval(unknown, unknown, unknown) == "–"
 
 
 # -- figures ---------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import fake_store
 import numpy as np
 import pandas as pd
 import pytest
-from cli_kit import SWEEP, cli, tidy
+from cli_kit import cli, tidy
 
 import raybench
 from raybench.analysis import by_bandwidth, frames
@@ -155,14 +155,6 @@ def test_the_fastest_method_changes_with_the_bandwidth():
 
 
 # Tables, figures, pages ------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("linked")
-    (folder / "s.yaml").write_text(SWEEP)
-    assert cli("sweep", folder / "s.yaml", "--out", folder / "out", "--inline").code == 0
-    return folder / "out"
 
 
 def test_the_table_counts_simulated_seconds(swept):

@@ -20,11 +20,6 @@ COLUMNS = ["facet", "bandwidth", "method", "series", "step", "group", "k", "targ
 COLUMNS += ["seconds", "low", "high", "coverage", "seeds", "dense", "fastest"]
 
 
-def rates(points: int = POINTS) -> np.ndarray:
-    """Return bandwidths from 100 Mbit/s to 400 Gbit/s, in bits per second, evenly in logarithms."""
-    return np.geomspace(SLOWEST, FASTEST, points)
-
-
 def by_bandwidth(
     curves: pd.DataFrame,
     cells: pd.DataFrame,
@@ -37,13 +32,13 @@ def by_bandwidth(
     """Return per facet, bandwidth and method the simulated seconds to the target at its best K and step there.
 
     curves, cells: annotated and described, as in ``Frames``; targets: of each facet; at: bandwidths in bits per
-    second (``rates``), each put in the place of that of the network's link, whose latency stays. A method's K and
-    step are chosen anew at each bandwidth by the rule of ``candidates``, with ``tuning_seeds`` on these and reported on
-    the others. Columns: facet, bandwidth, method, series, step, group, k, target, seconds (the median over seeds, inf
+    second, by default 49 from 100 Mbit/s to 400 Gbit/s, each put in the place of that of the network's link, whose
+    latency stays. A method's K and step are chosen anew at each bandwidth by the rule of ``candidates``, with
+    ``tuning_seeds`` on these and reported on the others. Columns: facet, bandwidth, method, series, step, group, k, target, seconds (the median over seeds, inf
     where it misses the target), low, high, coverage, seeds, dense (whether all messages of the method are whole
     vectors), fastest (whether no method has fewer seconds).
     """
-    at = rates() if at is None else at
+    at = np.geomspace(SLOWEST, FASTEST, POINTS) if at is None else at
     pieces = [
         _facet(curves[curves["facet"] == facet], part, network, targets[facet], y, at, tuning_seeds)
         for facet, part in cells.groupby("facet", sort=True)

@@ -216,32 +216,6 @@ def frames(
     Raises InputError if there are no results in the folder, the accounting or the link is unknown, or the seeds are not
     some of those there are.
     """
-    results = _frames(folder, accounting, link, target, every)
-    return choosing_on(results, tuning_seeds)
-
-
-def choosing_on(results: Frames, tuning_seeds: Sequence[int]) -> Frames:
-    """Return frames whose steps are chosen on some seeds and reported on the others; of no seeds, the frames.
-
-    Raises InputError unless some of the seeds choose and others are left.
-    """
-    if not tuning_seeds:
-        return results
-    there = sorted({int(s) for s in results.cells["seed"].dropna()})
-    chosen = tuple(seed for seed in there if seed in tuning_seeds)
-    if not chosen or len(chosen) == len(there):
-        what = f"{', '.join(map(str, tuning_seeds))} are {'all' if chosen else 'none'} of the seeds there are"
-        raise InputError.of("--tuning-seeds", what, f"some of {', '.join(map(str, there))}")
-    return replace(results, tuning_seeds=chosen, _tuned={})
-
-
-def _frames(
-    folder: str | os.PathLike[str],
-    accounting: How,
-    link: str | None,
-    target: float | str | None,
-    every: bool,
-) -> Frames:
     network = None if link is None else parse_link(link)
     sweep = reader.sweep(folder)
     if isinstance(target, str) and target != "auto":
@@ -262,7 +236,8 @@ def _frames(
         if metric not in cells:
             cells = with_final(cells, held.columns([metric]), metric)
         kept = _kept(folder, cells, metric)
-        return Frames(held, cells, metric, accounting=str(asked), kept=kept, **more)
+        results = Frames(held, cells, metric, accounting=str(asked), kept=kept, **more)
+        return choosing_on(results, tuning_seeds)
     curves, cells = reader.frames(folder, accounting)
     if only is not None and not cells["cell"].isin(only).all():
         more["left_out"] = int((~cells["cell"].isin(only)).sum())
@@ -270,7 +245,23 @@ def _frames(
     results = framed(
         curves, cells, accounting=str(asked), link=network, link_text=link or "", **more
     )
-    return replace(results, kept=_kept(folder, results.cells, results.metric))
+    results = replace(results, kept=_kept(folder, results.cells, results.metric))
+    return choosing_on(results, tuning_seeds)
+
+
+def choosing_on(results: Frames, tuning_seeds: Sequence[int]) -> Frames:
+    """Return frames whose steps are chosen on some seeds and reported on the others; of no seeds, the frames.
+
+    Raises InputError unless some of the seeds choose and others are left.
+    """
+    if not tuning_seeds:
+        return results
+    there = sorted({int(s) for s in results.cells["seed"].dropna()})
+    chosen = tuple(seed for seed in there if seed in tuning_seeds)
+    if not chosen or len(chosen) == len(there):
+        what = f"{', '.join(map(str, tuning_seeds))} are {'all' if chosen else 'none'} of the seeds there are"
+        raise InputError.of("--tuning-seeds", what, f"some of {', '.join(map(str, there))}")
+    return replace(results, tuning_seeds=chosen, _tuned={})
 
 
 def framed(curves: pd.DataFrame, cells: pd.DataFrame, **more: Any) -> Frames:

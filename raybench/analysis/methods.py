@@ -318,11 +318,10 @@ def k_of_rows(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
     """Return K for reading of rows that have facet, algorithm, compressor and k: the words of their cells."""
     keys = ["facet", "algorithm", "compressor", "k"]
     known = cells.assign(word=k_words(cells)).drop_duplicates(keys)
-    words = {
-        _key_of(values): str(word) for *values, word in known[[*keys, "word"]].to_numpy(object)
-    }
-    return [words.get(_key_of(values), "") for values in rows[keys].to_numpy(object)]
+    words = {key_of(values): str(word) for *values, word in known[[*keys, "word"]].to_numpy(object)}
+    return [words.get(key_of(values), "") for values in rows[keys].to_numpy(object)]
 
 
-def _key_of(values: list[object]) -> tuple[object, ...]:
+def key_of(values: list[object]) -> tuple[object, ...]:
+    """Return values as a key in which NaN is None, so that what is unknown is equal."""
     return tuple(v if v == v else None for v in values)

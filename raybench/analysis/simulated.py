@@ -90,6 +90,8 @@ class Work:
         summed = (self.how == REDUCE) | (self.dense & (network.form != "gather"))
         summed &= ~gossip & ~shot & (not served)
         link = network.link
+        # dense vectors: the two-shot form is as long as the ring
+        form = "ring" if network.form == "two_shot" else network.form
 
         def neighbours(rows: np.ndarray) -> np.ndarray:
             return self.sent[rows] * link.latency + self.most[rows] / link.bandwidth
@@ -97,14 +99,9 @@ class Work:
         return [
             (gossip, neighbours),
             (shot & (not served), lambda rows: seconds(rows, "two_shot")),
-            (summed, lambda rows: seconds(rows, _summing(network.form), True)),
+            (summed, lambda rows: seconds(rows, form, True)),
             (~gossip & ~(shot & (not served)) & ~summed, lambda rows: seconds(rows)),
         ]
-
-
-def _summing(form: str) -> str:
-    """Return the form in which dense vectors are summed: the two-shot one is as long as the ring."""
-    return "ring" if form == "two_shot" else form
 
 
 def work(curves: pd.DataFrame, cells: pd.DataFrame | None = None) -> Work:

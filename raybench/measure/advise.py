@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -38,34 +38,36 @@ FLOAT, HALF = 4, 2  # bytes of a number
 # Candidates ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A compressor with the method that uses it.
+@dataclass(frozen=True, kw_only=True)
+class Candidate(Exchange):
+    """A compressor with the method that uses it, and, once it was replayed, what it did to gradients.
 
-    compressor: its short form. method: the algorithm's entry in a sweep file. collectives: how its messages can
-    become a mean. memory: vectors of d float32 numbers that the method keeps on each worker. role: what the method
-    needs the compressor to be. error: what becomes of what the compressor drops: ``kept`` by error feedback
-    and sent later, ``lost``, or ``none`` where nothing is dropped. parts, every, overlaps: as in
-    ``raybench.measure.payoff.Exchange``.
+    compressor: its short form. method: the algorithm's entry in a sweep file. memory: vectors of d float32 numbers that
+    the method keeps on each worker. role: what the method needs the compressor to be. dropped: what becomes of what
+    the compressor drops: ``kept`` by error feedback and sent later, ``lost``, or ``none`` where nothing is dropped.
+
+    Replayed, means over the gradients and the best times: d; size without the header; entries, full-width values in a
+    message; encode, error feedback included; decode, to the sum in which a message is added; error, ||C(g) - g||^2 /
+    ||g||^2, None for local steps, where only training tells; state, bytes that the method keeps on a worker;
+    left_out, why nothing was measured.
     """
 
-    label: str
     compressor: str
-    method: Mapping[str, Any]
-    collectives: tuple[str, ...]
+    method: Mapping[str, Any] = field(hash=False)
     memory: int = 0
     role: Role = Role.ANY
-    error: str = "lost"
-    parts: int = 1
-    every: int = 1
-    overlaps: bool = False
+    dropped: str = "lost"
+    d: int = 0
+    entries: float = math.nan
+    state: int = 0
+    left_out: str = ""
 
     @property
     def operator(self) -> Compressor:
         """The compressor, not yet fitted to a vector."""
         return api.compressor(self.compressor)
 
-    def state(self, layout: Layout) -> int:
+    def kept_bytes(self, layout: Layout) -> int:
         """Return the bytes that the method keeps on a worker: its memory, and PowerSGD's bases, min(r, a, b)
         columns of b numbers for every matrix a x b."""
         bases = 0
@@ -75,15 +77,35 @@ class Candidate:
         return FLOAT * (self.memory * layout.dim + bases)
 
 
-def _dense(label: str, compressor: str, error: str = "lost") -> Candidate:
-    return Candidate(label, compressor, {"name": "dcgd"}, (REDUCE,), error=error, overlaps=True)
+def _dense(name: str, compressor: str, dropped: str = "lost") -> Candidate:
+    return Candidate(
+        name=name,
+        collectives=(REDUCE,),
+        overlaps=True,
+        compressor=compressor,
+        method={"name": "dcgd"},
+        dropped=dropped,
+    )
 
 
 def _feedback(
-    compressor: str, *collectives: str, label: str = "", method: str = "ef14", memory: int = 1
+    compressor: str, *collectives: str, name: str = "", method: str = "ef14", memory: int = 1
 ) -> Candidate:
-    role, name = Role.CONTRACTIVE, {"name": method}
-    return Candidate(label or compressor, compressor, name, collectives, memory, role, "kept")
+    return Candidate(
+        name=name or compressor,
+        collectives=collectives,
+        compressor=compressor,
+        method={"name": method},
+        memory=memory,
+        role=Role.CONTRACTIVE,
+        dropped="kept",
+    )
+
+
+def _lossy(name: str, compressor: str, *collectives: str) -> Candidate:
+    return Candidate(
+        name=name, collectives=collectives, compressor=compressor, method={"name": "dcgd"}
+    )
 
 
 BASELINE = _dense("bf16", "bf16")
@@ -99,24 +121,24 @@ CATALOGUE: tuple[Candidate, ...] = (
         _feedback(name, GATHER, ALL_TO_ALL)
         for name in ("scaled_sign", "int8", "mxfp8", "nf4", "mxfp4")
     ),
-    Candidate("qsgd:s=7", "qsgd:s=7", {"name": "dcgd"}, (GATHER, ALL_TO_ALL)),
+    _lossy("qsgd:s=7", "qsgd:s=7", GATHER, ALL_TO_ALL),
     Candidate(
-        f"power_sgd:rank={RANK}",
-        f"per_tensor:of=(power_step:rank={RANK}),vectors=dense",
-        {"name": "power_sgd", "rank": RANK},
-        (REDUCE,),
-        1,
-        error="kept",
+        name=f"power_sgd:rank={RANK}",
+        collectives=(REDUCE,),
         parts=2,
+        compressor=f"per_tensor:of=(power_step:rank={RANK}),vectors=dense",
+        method={"name": "power_sgd", "rank": RANK},
+        memory=1,
+        dropped="kept",
     ),
     Candidate(
-        f"diloco:steps={LOCAL_STEPS}",
-        "identity",
-        {"name": "diloco", "steps": LOCAL_STEPS, "inner_step": 0.001},
-        (REDUCE,),
-        2,
-        error="unknown",
+        name=f"diloco:steps={LOCAL_STEPS}",
+        collectives=(REDUCE,),
         every=LOCAL_STEPS,
+        compressor="identity",
+        method={"name": "diloco", "steps": LOCAL_STEPS, "inner_step": 0.001},
+        memory=2,
+        dropped="unknown",
     ),
 )
 """Usual formats, sparsifiers, signs, quantisers of 8 and 4 bits, block formats, low rank, and local steps.
@@ -137,7 +159,7 @@ def chosen(texts: Iterable[str] | None) -> list[Candidate]:
     if not texts:
         return list(CATALOGUE)
     named = {c.compressor: c for c in (*CATALOGUE, BASELINE) if c.overlaps}
-    named |= {c.label: c for c in (*CATALOGUE, BASELINE)}
+    named |= {c.name: c for c in (*CATALOGUE, BASELINE)}
     return [named.get(text) or _candidate(text) for text in dict.fromkeys(texts)]
 
 
@@ -153,8 +175,8 @@ def _candidate(text: str) -> Candidate:
     elif operator.selection or section.name == "per_tensor" or form != text:
         ways = (GATHER,)
     if _contracts(operator):
-        return _feedback(form, *ways, label=text)
-    return Candidate(text, form, {"name": "dcgd"}, ways)
+        return _feedback(form, *ways, name=text)
+    return _lossy(text, form, *ways)
 
 
 def _contracts(operator: Compressor) -> bool:
@@ -322,47 +344,9 @@ WORKERS = 2  # that compressors which share their work out are fitted for
 LIMIT = 10.0  # seconds that one message of a candidate may take
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """A candidate on the gradients: means over them, and the best times.
-
-    size: bytes of a message, without the header. entries: full-width values in it. encode: seconds from a gradient
-    to packed bytes, error feedback included; decode: from the bytes of one message to the sum in which it is added.
-    error: ||C(g) - g||^2 / ||g||^2, None for local steps, where only training tells. state: bytes that the method
-    keeps on a worker. left_out: why nothing was measured.
-    """
-
-    candidate: Candidate
-    d: int
-    size: float = math.nan
-    entries: float = math.nan
-    encode: float = math.nan
-    decode: float = math.nan
-    error: float | None = None
-    state: int = 0
-    left_out: str = ""
-
-    @property
-    def exchange(self) -> Exchange:
-        """What the model of a step needs; casts that travel in buckets are free, see ``docs/advise.md``."""
-        of, free = self.candidate, self.candidate.overlaps or self.candidate.every > 1
-        return Exchange(
-            of.label,
-            self.size,
-            of.collectives,
-            HALF * self.d,
-            0.0 if free else self.encode,
-            0.0 if free else self.decode,
-            of.parts,
-            of.every,
-            of.overlaps,
-            self.error,
-        )
-
-
 def baseline(d: int) -> Exchange:
     """Return the exchange of d gradients in bfloat16, in buckets behind the backward pass."""
-    return Replayed(BASELINE, d, HALF * d).exchange
+    return replace(BASELINE, size=HALF * d, dense=HALF * d)
 
 
 def replay(
@@ -371,7 +355,7 @@ def replay(
     vectors: Sequence[Tensor],
     seed: int = 0,
     limit: float = LIMIT,
-) -> list[Replayed]:
+) -> list[Candidate]:
     """Return what each candidate does to the gradients (d,), one after the other as in training.
 
     limit: seconds; a compressor whose message would take longer is left out, with the reason, as is one that does not
@@ -382,13 +366,13 @@ def replay(
         try:
             rows.append(_replayed(candidate, layout, vectors, seed, limit))
         except InputError as error:
-            rows.append(Replayed(candidate, layout.dim, left_out=in_a_line(error)))
+            rows.append(replace(candidate, d=layout.dim, left_out=in_a_line(error)))
     return rows
 
 
 def _replayed(
     candidate: Candidate, layout: Layout, vectors: Sequence[Tensor], seed: int, limit: float
-) -> Replayed:
+) -> Candidate:
     bound = candidate.operator.bind(layout.dim, WORKERS, layout, candidate.role)
     affordable(bound.operator, vectors[0][None], limit, "a message")
     memory, total = (torch.zeros_like(vectors[0][None]) for _ in range(2))
@@ -399,7 +383,7 @@ def _replayed(
         source = stream(seed).fold("advise").spread((1,))
 
         def encode() -> bytes:
-            if candidate.error != "kept":
+            if candidate.dropped != "kept":
                 return bound(x, source).pack()
             memory.add_(x)
             message = bound(memory, source)
@@ -423,15 +407,16 @@ def _replayed(
         )
         figures.append((size, entries, relative_error(alone.decode(), x)))
     size, entries, error = (sum(column) / len(vectors) for column in zip(*figures, strict=True))
-    return Replayed(
+    return replace(
         candidate,
-        layout.dim,
-        size,
-        entries,
-        clock.best["encode"],
-        clock.best["decode"],
-        error if candidate.every == 1 else None,
-        candidate.state(layout),
+        d=layout.dim,
+        dense=HALF * layout.dim,
+        size=size,
+        entries=entries,
+        encode=clock.best["encode"],
+        decode=clock.best["decode"],
+        error=error if candidate.every == 1 else None,
+        state=candidate.kept_bytes(layout),
     )
 
 
@@ -461,7 +446,7 @@ def sweep_text(
     entries: list[dict[str, Any]] = []
     for candidate, how in [(BASELINE, REDUCE), *candidates]:
         entry = _entry(candidate, how)
-        if candidate.label != "float32" and entry not in entries:
+        if candidate.name != "float32" and entry not in entries:
             entries.append(entry)
     sweep = {
         "name": name,

@@ -216,41 +216,31 @@ def relative_error(value: Tensor, x: Tensor) -> float:
 
 
 def affordable(op: Compressor, x: Tensor, limit: float, what: str, fix: str = "") -> None:
-    """Raise InputError if a message of x would take longer than ``limit`` seconds, as far as pieces of x tell."""
-    guess = guess_seconds(op, x, limit)
-    if guess > limit:
-        raise InputError.of("", f"{what} takes about {guess:.0f} s", fix)
+    """Raise InputError if a message of x would take longer than ``limit`` seconds, as far as pieces of x tell.
 
-
-def guess_seconds(op: Compressor, x: Tensor, limit: float) -> float:
-    """Return about how many seconds a message of x takes, from pieces of it; 0 where it is small.
-
-    Longer pieces are tried only while a time proportional to the length keeps to the limit.
+    Longer pieces are tried only while a time proportional to the length keeps to the limit; a small x is not tried.
     """
     rows = x.reshape(-1, x.shape[-1])
-    if rows.numel() < PROBES[0]:
-        return 0.0
     if len(rows) > PROBE_ROWS[0]:
         pieces = [rows[:m] for m in PROBE_ROWS if 2 * m < len(rows)]
     else:
         pieces = [rows[:1, :m] for m in PROBES if 2 * m < rows.shape[1]]
-    guess, last = 0.0, 0.0
-    for before, piece in zip([None, *pieces], pieces):
+    guess = last = length = 0.0
+    for piece in pieces if rows.numel() >= PROBES[0] else ():
         try:
-            took = _best(op, piece.contiguous())
+            took = _seconds(op, piece.contiguous())
         except InputError:  # fixed to its own dimension
-            return guess
-        power = 1.0
-        if before is not None:
-            power = math.log(took / last) / math.log(piece.numel() / before.numel())
+            break
         left = rows.numel() / piece.numel()
-        guess, last = took * left ** min(max(power, 1.0), STEEPEST), took
+        power = math.log(took / last) / math.log(piece.numel() / length) if last else 1.0
+        guess, last, length = took * left ** min(max(power, 1.0), STEEPEST), took, piece.numel()
         if took * left > limit:
             break
-    return guess
+    if guess > limit:
+        raise InputError.of("", f"{what} takes about {guess:.0f} s", fix)
 
 
-def _best(op: Compressor, x: Tensor) -> float:
+def _seconds(op: Compressor, x: Tensor) -> float:
     clock, source = Clock(x.device), stream(0, x.device)
     for _ in range(TRIES):
         clock("", lambda: op.compress(x, source).decode())

@@ -14,8 +14,7 @@ from raybench.analysis import Frames, Network, by_bandwidth, profile, trials
 from raybench.analysis.rankings import DRAWS, FACTORS, Audit
 from raybench.core.errors import InputError
 from raybench.report import words
-from raybench.report.content import MOST_SERIES, Figure, Look, all_methods, build, looks
-from raybench.report.rankings import targets_word
+from raybench.report.content import MOST_SERIES, Figure, all_methods, build, looks_of_methods
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,10 +39,6 @@ def profiles(results: Frames, methods: Sequence[str], every: Sequence[str]) -> F
     table = profile(results, where={"method": list(methods)})
     if table.empty or not (table["share"] > 0).any():
         raise InputError.of("plot", "no method reaches the target", "another --target")
-    heads = results.cells.drop_duplicates("method").assign(k=np.nan)
-    heads = heads.assign(series=heads["method"])
-    plain = looks(heads[heads["method"].isin(methods)], every)
-    style = {name: replace(look, label=name) for name, look in plain.items()}
     # of few instances the intervals cover all: they are in the rows behind the figure, and not drawn
     names = {"tau": "x", "share": "y", "low": "interval_low", "high": "interval_high"}
     data = table.rename(columns=names).assign(series=table["method"], panel="")
@@ -62,7 +57,7 @@ def profiles(results: Frames, methods: Sequence[str], every: Sequence[str]) -> F
         x_label="Cost ÷ that of the cheapest method",
         y_label="Share of problems and seeds",
         data=data,
-        looks=style,
+        looks=looks_of_methods(results.cells, methods, every),
         panels=[""],
         band=f"{words.COLUMNS[results.metric]} {goal}; {words.count(count, 'pair')} of problem and seed",
         log_x=end > 4,
@@ -81,12 +76,11 @@ def against_trials(results: Frames, cells: pd.DataFrame, every: Sequence[str], x
     finite = table["cost"].replace(np.inf, np.nan)
     if not finite.notna().any():
         raise InputError.of("plot", "no method reaches the target", "another --target")
-    heads = results.cells.drop_duplicates("method").assign(k=np.nan, series=lambda t: t["method"])
-    heads = heads[heads["method"].isin(table["method"])]
     grids = table.groupby("method")["grid"].max()
-    style: dict[str, Look] = {
+    plain = looks_of_methods(results.cells, set(table["method"]), every)
+    style = {
         name: replace(look, label=f"{name}, {words.count(int(grids[name]), 'cell')}")
-        for name, look in looks(heads, every).items()
+        for name, look in plain.items()
     }
     data = table.rename(columns={"facet": "panel", "trials": "x", "cost": "y"})
     data = data.assign(series=data["method"], low=data["draws_low"], high=data["draws_high"])
@@ -109,7 +103,11 @@ def against_trials(results: Frames, cells: pd.DataFrame, every: Sequence[str], x
         title="What the target costs after some random trials of the grid",
         x_label="Random trials of the method's own grid",
         y_label=f"{words.axis(x, name)}\nto {words.COLUMNS[results.metric]} ≤ "
-        + (targets_word(table) if table["target"].nunique() == 1 else "its target"),
+        + (
+            words.targets(zip(table["facet"], table["target"]))
+            if table["target"].nunique() == 1
+            else "its target"
+        ),
         data=data[[*BEHIND]],
         looks=style,
         panels=sorted(table["facet"].unique()),
@@ -152,8 +150,7 @@ def best_by_bandwidth(results: Frames, network: Network) -> Figure | None:
     drawn = [m for i, m in enumerate(least.index) if i < MOST_SERIES or plain[m]]
     left = sorted(set(least.index) - set(drawn))
     table = table[table["method"].isin(drawn)]
-    heads = best[best["method"].isin(drawn)].drop_duplicates("method")
-    style = looks(heads.assign(series=heads["method"], k=np.nan), all_methods(results))
+    style = looks_of_methods(best, drawn, all_methods(results))
     data = table.rename(columns={"facet": "panel", "bandwidth": "x", "seconds": "y"})
     data = data.drop(columns="series").assign(best=table["series"], series=table["method"])
     name = words.COLUMNS[results.metric]
@@ -167,7 +164,10 @@ def best_by_bandwidth(results: Frames, network: Network) -> Figure | None:
         x_label="Bandwidth of a link (Gbit/s)",
         y_label="Simulated time to target (s)",
         data=data.reset_index(drop=True),
-        looks={m: _look(style[m], m, bool(plain[m])) for m in drawn},
+        looks={
+            m: replace(style[m], label=f"{m} (dense messages)") if plain[m] else style[m]
+            for m in drawn
+        },
         panels=sorted(results.cells["facet"].unique()),
         band=_caption(network, goal, table, plain),
         x_unit=1e9,
@@ -177,10 +177,6 @@ def best_by_bandwidth(results: Frames, network: Network) -> Figure | None:
         marked="fastest",
         notes=[f"not in the chart of bandwidths: {', '.join(left)}"] if left else [],
     )
-
-
-def _look(look: Look, method: str, plain: bool) -> Look:
-    return replace(look, label=f"{method} (dense messages)" if plain else method)
 
 
 def _caption(network: Network, goal: str, table: pd.DataFrame, plain: pd.Series) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -162,6 +162,15 @@ def looks(best: pd.DataFrame, every: Sequence[str] = ()) -> dict[str, Look]:
                 label += f", {step_word(*same.iloc[0])}"
             results[str(row.series)] = Look(colour, dash, label)
     return results
+
+
+def looks_of_methods(
+    cells: pd.DataFrame, methods: Collection[str], every: Sequence[str]
+) -> dict[str, Look]:
+    """Return a look per method, whatever its K and step, of cells or settings. every: as for ``looks``."""
+    heads = cells[cells["method"].isin(methods)].drop_duplicates("method")
+    heads = heads.assign(series=heads["method"], k=np.nan)
+    return {name: replace(look, label=name) for name, look in looks(heads, every).items()}
 
 
 def step_word(multiple: float, size: float, step: str = "") -> str:

@@ -25,6 +25,7 @@ from raybench.report.content import (
     curve,
     final_by_step,
     looks,
+    looks_of_methods,
     open_frames,
     step_word,
     told,
@@ -267,8 +268,6 @@ def _by_k(results: Frames, lines: pd.DataFrame, every: Sequence[str]) -> Figure:
     data = data.rename(columns={"k": "x", "cost": "y", "cost_low": "low", "cost_high": "high"})
     data = data.sort_values(["panel", "series", "x"])
     data[["y", "low", "high"]] = data[["y", "low", "high"]].replace(np.inf, np.nan)
-    heads = lines.drop_duplicates("method").assign(series=lambda t: t["method"], k=np.nan)
-    plain = {name: replace(look, label=name) for name, look in looks(heads, every).items()}
     goals = sorted(set(lines["target"]))
     goal = f"≤ {goals[0]:g}" if len(goals) == 1 else "≤ its target"
     unit = words.unit_of if results.link is None else words.time_unit_of
@@ -289,7 +288,7 @@ def _by_k(results: Frames, lines: pd.DataFrame, every: Sequence[str]) -> Figure:
         data=data[
             ["panel", "series", "x", "y", "low", "high", "coverage", "seeds", "step", "target"]
         ],
-        looks=plain,
+        looks=looks_of_methods(lines, set(lines["method"]), every),
         panels=sorted(lines["facet"].unique()),
         band="; ".join(filter(None, said)),
         y_unit=size,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 
-from raybench.analysis import Frames, candidates, first_reached
+from raybench.analysis import Frames, candidates, configs, first_reached
 from raybench.core.errors import InputError
 from raybench.report import words
 
@@ -98,19 +97,9 @@ def by_step(results: Frames, cells: pd.DataFrame) -> HeatMap:
 
 def _numbers(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the numbers among the parameters of method and compressor, ``algorithm.z``; same rows."""
-    rows = []
-    texts = cells["config"].astype(object)
-    known = {t: json.loads(t) for t in texts.unique() if isinstance(t, str)}
-    for text in texts:
-        config = known.get(text, {})
-        parts = {name: config.get(name) or {} for name in ("algorithm", "compressor")}
-        own = {
-            f"{n}.{key}": v
-            for n, part in parts.items()
-            for key, v in part.get("params", {}).items()
-        }
-        rows.append({key: float(v) for key, v in own.items() if type(v) in (int, float)})
-    return pd.DataFrame(rows, index=cells.index).drop(columns="compressor.k", errors="ignore")
+    flat = configs(cells)
+    names = [n for n in flat if n.startswith(("algorithm.", "compressor.")) and n != "compressor.k"]
+    return flat[names].map(lambda v: float(v) if type(v) in (int, float) else np.nan)
 
 
 def _number(cells: pd.DataFrame) -> str | None:

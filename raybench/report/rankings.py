@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from raybench.analysis import Frames, How, Where, audit, compare, differences, opened, rank, trials
+from raybench.analysis import Frames, audit, compare, differences, rank, trials
 from raybench.analysis.rankings import DRAWS, FACTORS, Audit
 from raybench.core.errors import InputError
 from raybench.report import words
-from raybench.report.content import open_frames
-from raybench.report.sheet import Field, Row, Sheet, Unit, column
+from raybench.report.sheet import Field, Row, Sheet, column
+from raybench.report.words import Unit
 
 SHOWN = 6  # keys that two folders differ in
 MOST_FLIPS_TOLD, MOST_TERMS_TOLD = 12, 4
@@ -25,18 +25,8 @@ MOST_ROWS = 100_000  # of curves, whose readings take some seconds
 # Over problems and seeds -------------------------------------------------------------------------------
 
 
-def ranking(
-    source: str | os.PathLike[str] | Frames,
-    accounting: How = None,
-    target: float | str | None = None,
-    by: str = "method",
-    link: str | None = None,
-    x: str | None = None,
-    tuning_seeds: Sequence[int] = (),
-    where: Where | None = None,
-) -> Sheet:
-    """Return ``analysis.rank`` of a results folder, spelled for reading. Raises InputError as it does."""
-    results = opened(open_frames(source, accounting, link, target, tuning_seeds), where)
+def ranking(results: Frames, by: str = "method", x: str | None = None) -> Sheet:
+    """Return ``analysis.rank`` spelled for reading. Raises InputError as it does."""
     table = rank(results, by=by, x=x)
     rows = table.to_dict("records")
     for place, row in enumerate(rows):
@@ -47,7 +37,14 @@ def ranking(
 
     fields = [
         column(rows, by, "Method", left=True),
-        column(rows, "rank", "Mean rank", _two_digits, behind=["rank"], better="low"),
+        column(
+            rows,
+            "rank",
+            "Mean rank",
+            lambda row: f"{row['rank']:.2f}",
+            behind=["rank"],
+            better="low",
+        ),
         column(rows, "wins", "Wins"),
         column(rows, "reached", "Reach", lambda row: f"{row['reached']}/{row['instances']}"),
         column(rows, "ratio", "Cost ÷ least", ratio),
@@ -57,10 +54,6 @@ def ranking(
     return Sheet(fields=fields, sections=[0] * len(rows), data=table, notes=notes)
 
 
-def _two_digits(row: Row) -> str:
-    return f"{row['rank']:.2f}"
-
-
 def _rank_notes(results: Frames, table: pd.DataFrame, by: str, x: str) -> list[str]:
     if table.empty:
         return ["nothing to rank: no cell ran", *results.earlier]
@@ -68,8 +61,9 @@ def _rank_notes(results: Frames, table: pd.DataFrame, by: str, x: str) -> list[s
     cost += "" if results.link is None else f" for {results.link}"
     goals = results.tuned(by, cost=x).drop_duplicates("facet")
     first, problems = table.iloc[0], len(goals)
+    goal = words.targets(zip(goals["facet"], goals["target"]))
     notes = [
-        f"Cost: {cost} to {words.COLUMNS[results.metric]} ≤ {targets_word(goals)}, each method at its best "
+        f"Cost: {cost} to {words.COLUMNS[results.metric]} ≤ {goal}, each method at its best "
         + ("K and step" if by == "method" else "step"),
         f"Over {words.count(int(first['instances']), 'instance')}: seeds of {words.count(problems, 'problem')}",
     ]
@@ -85,37 +79,16 @@ def _rank_notes(results: Frames, table: pd.DataFrame, by: str, x: str) -> list[s
     return [*notes, *results.chosen_on, *(words.sentence(note) for note in results.notes)]
 
 
-def targets_word(rows: pd.DataFrame) -> str:
-    """Return the target of rows with facet and target; each with its facet where they differ."""
-    goals = rows.drop_duplicates("facet")[["facet", "target"]].dropna()
-    if goals.empty:
-        return "–"
-    if goals["target"].nunique() == 1:
-        return f"{goals['target'].iloc[0]:g}"
-    return ", ".join(f"{t:g} ({f})" if f else f"{t:g}" for f, t in goals.itertuples(index=False))
-
-
 # After some trials of each method's grid ----------------------------------------------------------------
 
 
-def after_trials(
-    source: str | os.PathLike[str] | Frames,
-    count: int,
-    accounting: How = None,
-    target: float | str | None = None,
-    by: str = "method",
-    link: str | None = None,
-    x: str | None = None,
-    tuning_seeds: Sequence[int] = (),
-    where: Where | None = None,
-) -> Sheet:
+def after_trials(results: Frames, count: int, by: str = "method", x: str | None = None) -> Sheet:
     """Return ``analysis.trials`` after so many trials, cheapest first, spelled for reading.
 
     A method whose grid is smaller is shown after its whole grid. Raises InputError as ``trials`` does, and for a number below 1.
     """
     if count < 1:
         raise InputError.of("--trials", f"{count} is out of range", "a whole number from 1")
-    results = opened(open_frames(source, accounting, link, target, tuning_seeds), where)
     x = x or results.cost
     table = trials(results, by=by, x=x)
     own = table[table["trials"] == np.minimum(count, table["grid"])]
@@ -174,9 +147,9 @@ def _spelling(
 ) -> tuple[Callable[[float], str], Callable[[float, float, float], str], Unit | None]:
     """Return how numbers of a column are spelled, how with their interval, and in which unit."""
     if x.startswith("bits"):
-        return words.bits, words.bits_interval, words.unit_of
+        return words.bits, words.interval, words.unit_of
     if x.startswith("seconds"):
-        return words.seconds, words.seconds_interval, words.time_unit_of
+        return words.seconds, partial(words.interval, unit=words.time_unit_of), words.time_unit_of
 
     def plain(value: float) -> str:
         return "not reached" if np.isinf(value) else words.number(value, 4)
@@ -202,8 +175,9 @@ def _trial_notes(results: Frames, own: pd.DataFrame, by: str, x: str, count: int
     what = {"method": "a K and a step", "series": "a step", "algorithm": "a cell, seeds apart"}[by]
     paid = words.COLUMNS.get(x, x) + (f" for {results.link}" if results.link is not None else "")
     sure = words.intervals(int(n) for n in own["seeds"])
+    goal = words.targets(zip(own["facet"], own["target"]))
     notes = [
-        f"Cost: {paid} to {words.COLUMNS[results.metric]} ≤ {targets_word(own)}, of the best of "
+        f"Cost: {paid} to {words.COLUMNS[results.metric]} ≤ {goal}, of the best of "
         f"{words.count(count, 'random trial')} ({what}) of the method's own grid, drawn without replacement",
         "Median over draws, exact, and over seeds"
         + (
@@ -235,17 +209,8 @@ def _trial_notes(results: Frames, own: pd.DataFrame, by: str, x: str, count: int
 # Two folders -----------------------------------------------------------------------------------------
 
 
-def comparison(
-    a: str | os.PathLike[str] | Frames,
-    b: str | os.PathLike[str] | Frames,
-    accounting: How = None,
-    target: float | str | None = None,
-    by: str = "series",
-    link: str | None = None,
-    tuning_seeds: Sequence[int] = (),
-) -> Sheet:
+def comparison(one: Frames, two: Frames, by: str = "series") -> Sheet:
     """Return ``analysis.compare`` of two results folders, spelled for reading. Raises InputError as it does."""
-    one, two = (open_frames(folder, accounting, link, target, tuning_seeds) for folder in (a, b))
     table = compare(one, two, by=by)
     rows = table.to_dict("records")
     paid = "Bits" if one.link is None else "Seconds"
@@ -274,7 +239,7 @@ def comparison(
 
 def _steps(row: Row) -> str:
     sides = (row["step_a"], row["step_b"])
-    one, two = (f"{s[1:]}×" if s.startswith("x") and " " not in s else s for s in sides)
+    one, two = map(words.grid_step, sides)
     return one or two if one == two or not (one and two) else f"{one} → {two}"
 
 
@@ -300,7 +265,7 @@ def _notes(one: Frames, two: Frames, table: pd.DataFrame) -> list[str]:
     more = f", and {len(apart) - SHOWN} more keys" if len(apart) > SHOWN else ""
     if said:
         notes.append(f"They differ in {'; '.join(said)}{more}")
-    goal = targets_word(table)
+    goal = words.targets(zip(table["facet"], table["target"]))
     notes.append(f"Cost: median over seeds, to {words.COLUMNS[one.metric]} ≤ {goal}")
     counts = [f"{n} {_verdict(verdict)}" for verdict, n in table["verdict"].value_counts().items()]
     notes.append(f"{words.count(len(table), 'row')}: {', '.join(counts)}")
