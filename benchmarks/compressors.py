@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from raybench.core.streams import stream
-from raybench.measure.timing import Measured, busy, measure, named, usual
+from raybench.measure.timing import USUAL, Measured, busy, measure, named
 from raybench.testing.vectors import SIZE, gaussian, resnet18
 
 WIRE = 4.0  # copies that pack and unpack may take together
@@ -96,7 +96,7 @@ def main() -> None:
     about = found.about if found else "Gaussian"
     x = found.vector if found else gaussian(SIZE, dtype=torch.float32)
     below, doubt = floors(x), busy()
-    rows = measure(dict(map(named, usual())), x, given.repeats, limit=10.0, floors=below)
+    rows = measure(dict(map(named, USUAL)), x, given.repeats, limit=10.0, floors=below)
     print(f"{x.numel():,} float32, {about}, {torch.get_num_threads()} threads")
     print(f"a copy takes {1e3 * rows[-1].copy_s:.2f} ms; all times are multiples of it")
     print(f"{doubt}\n")

@@ -152,9 +152,9 @@ def test_names_fill_in_what_is_required():
     label, op = bench.named("rand_k:mask=common")
     assert label == "rand_k:mask=common,k=1%"
     assert bench.named("natural")[0] == "natural"
-    for text in bench.usual():
+    for text in bench.USUAL:
         assert bench.named(text)[0] == text  # the usual ones say all that they require
-    assert {t.partition(":")[0] for t in bench.usual()} <= set(registry.names("compressor"))
+    assert {t.partition(":")[0] for t in bench.USUAL} <= set(registry.names("compressor"))
     with pytest.raises(InputError, match="did you mean top_k"):
         bench.named("topk")
     with pytest.raises(InputError, match="kk"):

@@ -76,7 +76,7 @@ def test_one_machine_needs_no_network(network):
     assert links.all_gather(network, 1, 1e9) == 0
     assert links.server(network, 1, 1e9, 1e9) == 0
     assert links.two_shot(network, 1, 1e9) == 0
-    assert links.seconds_of_round(network, 1, up=1e9, down=1e9, gradient=2, codec=1) == 3
+    assert links.seconds_of_round(network, 1, up=1e9, down=1e9) == 0
 
 
 @FORM
@@ -111,19 +111,16 @@ def test_copies_along_a_binomial_tree():
 
 def test_a_round_adds_up_what_it_is_told():
     ring = Network(LINK, "ring")
-    spent = links.seconds_of_round(
-        ring, 4, up=1e4, down=1e9, up_max=2e4, messages_up=2, gradient=0.5, codec=0.25
-    )
-    assert spent == pytest.approx(0.75 + 3 * (2 * A + 2e4 / B))  # padded; nothing comes down
+    spent = links.seconds_of_round(ring, 4, up=1e4, down=1e9, up_max=2e4, messages_up=2)
+    assert spent == pytest.approx(3 * (2 * A + 2e4 / B))  # padded; nothing comes down
     summed = links.seconds_of_round(ring, 4, up=1e4, down=0.0, reduced=True)
     assert summed == pytest.approx(6 * A + 1.5e4 / B)
-    served = links.seconds_of_round(
-        ring, 4, up=1e4, down=3e4, messages_up=1, messages_down=2, form="server"
-    )
+    star, direct = Network(LINK, "server"), Network(LINK, "two_shot")
+    served = links.seconds_of_round(star, 4, up=1e4, down=3e4, messages_up=1, messages_down=2)
     assert served == pytest.approx(3 * A + 4 * 4e4 / B)
-    slowest = links.seconds_of_round(ring, 4, up=1e4, down=0.0, up_max=8e4, form="server")
+    slowest = links.seconds_of_round(star, 4, up=1e4, down=0.0, up_max=8e4)
     assert slowest == pytest.approx(2 * A + 8e4 / B)  # the largest client alone takes longer
-    shot = links.seconds_of_round(ring, 4, up=4e4, down=8e4, form="two_shot")
+    shot = links.seconds_of_round(direct, 4, up=4e4, down=8e4)
     assert shot == pytest.approx(6 * A + 3e4 / B + 6e4 / B)
     assert links.seconds_of_round(ring, 4, up=0.0, down=0.0, messages_up=0) == 0
 
@@ -131,10 +128,10 @@ def test_a_round_adds_up_what_it_is_told():
 @FORM
 def test_arrays_are_as_good_as_numbers(network):
     ups, ns = np.array([1e3, 1e5, 1e7]), np.array([1, 3, 8])
-    got = links.seconds_of_round(network, ns, up=ups, down=10.0, codec=np.array([0.0, 1.0, 2.0]))
+    got = links.seconds_of_round(network, ns, up=ups, down=10.0)
     one = [
-        links.seconds_of_round(network, int(n), up=u, down=10.0, codec=c)
-        for n, u, c in zip(ns, ups, (0.0, 1.0, 2.0))
+        links.seconds_of_round(network, int(n), up=u, down=10.0)
+        for n, u in zip(ns, ups, strict=True)
     ]
     np.testing.assert_allclose(got, one)
     assert isinstance(links.all_reduce(network, 3, 1e3), float)

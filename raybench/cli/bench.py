@@ -90,7 +90,7 @@ def bench(
 
     from raybench.core import registry
     from raybench.core.errors import InputError, nearest
-    from raybench.measure.timing import busy, frame, measure, named, usual
+    from raybench.measure.timing import USUAL, busy, frame, measure, named
 
     load_plugins(plugin)
     if device not in DEVICES:
@@ -101,7 +101,7 @@ def bench(
         raise InputError.of("--out", f"no folder {Path(out).parent}", "make it first")
     if operators and every:
         raise InputError.of("--all", "and names together", "give one of them")
-    texts = registry.names("compressor") if every else operators or usual()
+    texts = registry.names("compressor") if every else operators or USUAL
     chosen = dict(map(named, texts))
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)

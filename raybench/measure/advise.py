@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from raybench.core import yaml
 from raybench.core.draws import Sample
 from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
-from raybench.core.streams import stream
+from raybench.core.streams import Stream, stream
 from raybench.data.catalogue import IMAGE_SETS, present
 from raybench.data.recorded import is_record, recorded
 from raybench.measure.payoff import ALL_TO_ALL, GATHER, REDUCE, Exchange
@@ -53,7 +53,7 @@ class Candidate(Exchange):
     """
 
     compressor: str
-    method: Mapping[str, Any] = field(hash=False)
+    method: Mapping[str, Any] = field(default_factory=lambda: {"name": "dcgd"}, hash=False)
     memory: int = 0
     role: Role = Role.ANY
     dropped: str = "lost"
@@ -77,65 +77,44 @@ class Candidate(Exchange):
         return FLOAT * (self.memory * layout.dim + bases)
 
 
-def _dense(name: str, compressor: str, dropped: str = "lost") -> Candidate:
-    return Candidate(
-        name=name,
-        collectives=(REDUCE,),
-        overlaps=True,
-        compressor=compressor,
-        method={"name": "dcgd"},
-        dropped=dropped,
-    )
+def _candidate(compressor: str, *ways: str, name: str = "", **more: Any) -> Candidate:
+    return Candidate(name=name or compressor, compressor=compressor, collectives=ways, **more)
 
 
-def _feedback(
-    compressor: str, *collectives: str, name: str = "", method: str = "ef14", memory: int = 1
-) -> Candidate:
-    return Candidate(
-        name=name or compressor,
-        collectives=collectives,
-        compressor=compressor,
-        method={"name": method},
-        memory=memory,
-        role=Role.CONTRACTIVE,
-        dropped="kept",
-    )
-
-
-def _lossy(name: str, compressor: str, *collectives: str) -> Candidate:
-    return Candidate(
-        name=name, collectives=collectives, compressor=compressor, method={"name": "dcgd"}
-    )
-
-
-BASELINE = _dense("bf16", "bf16")
+FEEDBACK: dict[str, Any] = {
+    "method": {"name": "ef14"},
+    "memory": 1,
+    "role": Role.CONTRACTIVE,
+    "dropped": "kept",
+}
+BASELINE = _candidate("bf16", REDUCE, overlaps=True)
 """Data-parallel training in 16 bits: what everything is compared with."""
 
 CATALOGUE: tuple[Candidate, ...] = (
-    _dense("float32", "identity", "none"),
-    _dense("fp16", "fp16"),
-    *(_feedback(f"top_k:k={share}", GATHER) for share in ("10%", "1%", "0.1%")),
-    _feedback("dgc:k=0.1%", GATHER, method="dgc", memory=2),
-    _feedback("rand_k:k=1%,mask=common", REDUCE),
+    _candidate("identity", REDUCE, name="float32", overlaps=True, dropped="none"),
+    _candidate("fp16", REDUCE, overlaps=True),
+    *(_candidate(f"top_k:k={share}", GATHER, **FEEDBACK) for share in ("10%", "1%", "0.1%")),
+    _candidate("dgc:k=0.1%", GATHER, **FEEDBACK | {"method": {"name": "dgc"}, "memory": 2}),
+    _candidate("rand_k:k=1%,mask=common", REDUCE, **FEEDBACK),
     *(
-        _feedback(name, GATHER, ALL_TO_ALL)
+        _candidate(name, GATHER, ALL_TO_ALL, **FEEDBACK)
         for name in ("scaled_sign", "int8", "mxfp8", "nf4", "mxfp4")
     ),
-    _lossy("qsgd:s=7", "qsgd:s=7", GATHER, ALL_TO_ALL),
-    Candidate(
+    _candidate("qsgd:s=7", GATHER, ALL_TO_ALL),
+    _candidate(
+        f"per_tensor:of=(power_step:rank={RANK}),vectors=dense",
+        REDUCE,
         name=f"power_sgd:rank={RANK}",
-        collectives=(REDUCE,),
         parts=2,
-        compressor=f"per_tensor:of=(power_step:rank={RANK}),vectors=dense",
         method={"name": "power_sgd", "rank": RANK},
         memory=1,
         dropped="kept",
     ),
-    Candidate(
+    _candidate(
+        "identity",
+        REDUCE,
         name=f"diloco:steps={LOCAL_STEPS}",
-        collectives=(REDUCE,),
         every=LOCAL_STEPS,
-        compressor="identity",
         method={"name": "diloco", "steps": LOCAL_STEPS, "inner_step": 0.001},
         memory=2,
         dropped="unknown",
@@ -160,10 +139,10 @@ def chosen(texts: Iterable[str] | None) -> list[Candidate]:
         return list(CATALOGUE)
     named = {c.compressor: c for c in (*CATALOGUE, BASELINE) if c.overlaps}
     named |= {c.name: c for c in (*CATALOGUE, BASELINE)}
-    return [named.get(text) or _candidate(text) for text in dict.fromkeys(texts)]
+    return [named.get(text) or _asked(text) for text in dict.fromkeys(texts)]
 
 
-def _candidate(text: str) -> Candidate:
+def _asked(text: str) -> Candidate:
     form, section = text, short.section("compressor", text, where="--compressor")
     operator = api.compressor(text)
     if isinstance(operator, Projection):
@@ -174,9 +153,7 @@ def _candidate(text: str) -> Candidate:
         ways = (REDUCE,)
     elif operator.selection or section.name == "per_tensor" or form != text:
         ways = (GATHER,)
-    if _contracts(operator):
-        return _feedback(form, *ways, name=text)
-    return _lossy(text, form, *ways)
+    return _candidate(form, *ways, name=text, **(FEEDBACK if _contracts(operator) else {}))
 
 
 def _contracts(operator: Compressor) -> bool:
@@ -231,7 +208,6 @@ def gradients(
     dataset: str | None = None,
     batch: int = BATCH,
     steps: Sequence[int] = STEPS,
-    seed: int = 0,
 ) -> Gradients:
     """Return gradients of a model, or those in a folder that ``raybench.torch.record`` wrote.
 
@@ -254,7 +230,30 @@ def gradients(
     if ":" not in model and model not in NAMED:
         fix = f"{nearest(model, NAMED)}; or torchvision:NAME, my_module:function, or a folder"
         raise InputError.of("model", f"unknown model {model!r}", fix)
-    return _walked(model, dataset, batch, steps, seed)
+    data, note = (dataset, "") if dataset is not None else _usual(model)
+    section: dict[str, Any] = {"name": "network", "model": model}
+    section |= ({} if data is None else {"dataset": data}) | {"clients": 1, "batch": batch}
+    problem, draws, clock = _problem(section, note), stream(0).fold("advise"), Clock()
+    x, vectors = problem.start()[None], []
+    for t in range(max(steps) + 1):
+        indices = draws.fold(t).integers(batch, problem.samples[0])[None, None]
+        if t <= TIMED:
+            inputs, _ = problem.examples(problem.train, problem.rows[0][indices[0, 0]])
+            clock("forward", partial(problem.passes.outputs, x[0], inputs))
+        sample = Sample(indices, draws.fold(t).spread((1, 1)))
+        gradient = clock("both", partial(problem.grad, x, sample))[0, 0]
+        if not bool(gradient.isfinite().all()):
+            fix = "record gradients of a run of your own: raybench.torch.record"
+            raise InputError.of("model", f"{model} diverges in plain SGD with step {RATE}", fix)
+        if t in steps:
+            vectors.append(gradient.float().clone())
+        x = x - RATE * gradient
+    about = f"{model}: gradients of {batch} samples of {data or 'its own data'}, "
+    about += f"steps {', '.join(map(str, steps))} of SGD"
+    forward, both = clock.best["forward"], clock.best["both"]
+    backward = max(both - forward, both / 10)
+    facts = (about, problem.layout, tuple(steps), tuple(vectors))
+    return Gradients(*facts, forward, backward, section, note)
 
 
 def _recorded(path: str) -> Gradients:
@@ -268,42 +267,9 @@ def _recorded(path: str) -> Gradients:
     return Gradients(about, held.layout, held.steps, vectors, None, backward, None, note)
 
 
-def _walked(
-    model: str, dataset: str | None, batch: int, steps: Sequence[int], seed: int
-) -> Gradients:
-    data, note = (dataset, "") if dataset is not None else _usual(model)
-    params: dict[str, Any] = {"model": model} | ({} if data is None else {"dataset": data})
-    params |= {"clients": 1, "batch": batch}
-    problem = _problem(params, note)
-    draws = stream(seed).fold("advise")
-    x, vectors = problem.start()[None], []
-    forward, whole = [], []
-    for t in range(max(steps) + 1):
-        indices = draws.fold(t).integers(batch, problem.samples[0])[None, None]
-        if t <= TIMED:
-            inputs, _ = problem.examples(problem.train, problem.rows[0][indices[0, 0]])
-            forward.append(_timed(partial(problem.passes.outputs, x[0], inputs))[0])
-        sample = Sample(indices, draws.fold(t).spread((1, 1)))
-        seconds, gradients = _timed(partial(problem.grad, x, sample))
-        whole.append(seconds)
-        gradient = gradients[0, 0]
-        if not bool(gradient.isfinite().all()):
-            fix = "record gradients of a run of your own: raybench.torch.record"
-            raise InputError.of("model", f"{model} diverges in plain SGD with step {RATE}", fix)
-        if t in steps:
-            vectors.append(gradient.float().clone())
-        x = x - RATE * gradient
-    about = f"{model}: gradients of {batch} samples of {data or 'its own data'}, "
-    about += f"steps {', '.join(map(str, steps))} of SGD"
-    ahead, back = min(forward), max(min(whole) - min(forward), min(whole) / 10)
-    section = {"name": "network", **params}
-    return Gradients(
-        about, problem.layout, tuple(steps), tuple(vectors), ahead, back, section, note
-    )
-
-
-def _problem(params: Mapping[str, Any], note: str) -> Any:
-    """Return the network of ``params``; note: which data set stands in for the usual one."""
+def _problem(section: Mapping[str, Any], note: str) -> Any:
+    """Return the network of a sweep's section; note: which data set stands in for the usual one."""
+    params = {key: value for key, value in section.items() if key != "name"}
     try:
         return problems.build("network", {"dataset": None, **params})
     except InputError as error:
@@ -318,12 +284,6 @@ def _problem(params: Mapping[str, Any], note: str) -> Any:
             f"is missing, and {params['model']} cannot do without: {type(error).__name__}: {error}"
         )
         raise InputError.of("--dataset", what, "such as --dataset digits") from error
-
-
-def _timed(action: Callable[[], Any]) -> tuple[float, Any]:
-    begin = perf_counter()
-    result = action()
-    return perf_counter() - begin, result
 
 
 def _usual(model: str) -> tuple[str | None, str]:
@@ -353,7 +313,6 @@ def replay(
     candidates: Iterable[Candidate],
     layout: Layout,
     vectors: Sequence[Tensor],
-    seed: int = 0,
     limit: float = LIMIT,
 ) -> list[Candidate]:
     """Return what each candidate does to the gradients (d,), one after the other as in training.
@@ -364,23 +323,22 @@ def replay(
     rows = []
     for candidate in candidates:
         try:
-            rows.append(_replayed(candidate, layout, vectors, seed, limit))
+            rows.append(_replayed(candidate, layout, vectors, limit))
         except InputError as error:
             rows.append(replace(candidate, d=layout.dim, left_out=in_a_line(error)))
     return rows
 
 
 def _replayed(
-    candidate: Candidate, layout: Layout, vectors: Sequence[Tensor], seed: int, limit: float
+    candidate: Candidate, layout: Layout, vectors: Sequence[Tensor], limit: float
 ) -> Candidate:
     bound = candidate.operator.bind(layout.dim, WORKERS, layout, candidate.role)
     affordable(bound.operator, vectors[0][None], limit, "a message")
     memory, total = (torch.zeros_like(vectors[0][None]) for _ in range(2))
-    figures: list[tuple[float, float, float]] = []
 
-    def turn(clock: Clock, x: Tensor, seed: int) -> None:
-        """Compress a gradient as the method does, and decode it."""
-        source = stream(seed).fold("advise").spread((1,))
+    def turn(clock: Clock, x: Tensor, t: int) -> Stream:
+        """Compress a gradient as the method does, and decode it; return the stream that was drawn from."""
+        source = stream(t).fold("advise").spread((1,))
 
         def encode() -> bytes:
             if candidate.dropped != "kept":
@@ -393,20 +351,16 @@ def _replayed(
 
         packed = clock("encode", encode)
         clock("decode", lambda: unpack(packed, tuple(x.shape)).add_to(total))
+        return source
 
-    turn(Clock(), vectors[0][None], seed)  # compiles, and touches memory
+    turn(Clock(), vectors[0][None], 0)  # compiles, and touches memory
     memory.zero_()
-    clock = Clock()
-    for t, gradient in enumerate(vectors):
-        x = gradient[None]
-        turn(clock, x, seed + t)
-        alone = bound(x, stream(seed + t).fold("advise").spread((1,)))
-        size, entries = (
-            float(torch.as_tensor(count).double().mean())
-            for count in (alone.nbytes, alone.cost.values)
-        )
-        figures.append((size, entries, relative_error(alone.decode(), x)))
-    size, entries, error = (sum(column) / len(vectors) for column in zip(*figures, strict=True))
+    clock, figures = Clock(), []
+    for t, x in enumerate(vector[None] for vector in vectors):
+        alone = bound(x, turn(clock, x, t))
+        counts = (torch.as_tensor(n).double().mean() for n in (alone.nbytes, alone.cost.values))
+        figures.append([*map(float, counts), relative_error(alone.decode(), x)])
+    size, entries, error = map(float, np.mean(figures, axis=0))
     return replace(
         candidate,
         d=layout.dim,

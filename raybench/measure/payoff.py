@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from scipy.optimize import brentq
@@ -161,10 +161,8 @@ def case_of(
 def sparse_share(n: int, entry_bytes: float) -> float:
     """Return 4/(c n): the share k/d below which gathered entries of c bytes are fewer than a ring's in 16 bits.
 
-    1 at most: a share cannot be larger. Raises ValueError for n < 2 or c <= 0.
+    1 at most: a share cannot be larger.
     """
-    if n < 2 or not entry_bytes > 0:
-        raise ValueError(f"no exchange of {n} workers with {entry_bytes} bytes an entry")
     return min(1.0, 4 / (entry_bytes * n))
 
 
@@ -230,21 +228,18 @@ def verdict(
 ) -> Verdict:
     """Return how a method does beside the baseline on a network of n workers."""
 
-    def at(x: Exchange) -> Callable[[float], float]:
-        def seconds(bandwidth: float) -> float:
-            link = replace(network.link, bandwidth=bandwidth)
-            return step_of(x, replace(network, link=link), n, compute).seconds
+    def at(x: Exchange, bandwidth: float) -> float:
+        link = replace(network.link, bandwidth=bandwidth)
+        return step_of(x, replace(network, link=link), n, compute).seconds
 
-        return seconds
-
-    free = replace(exchange, encode=0.0, decode=0.0)
+    free, of_base = replace(exchange, encode=0.0, decode=0.0), partial(at, baseline)
     base, step, least = (step_of(x, network, n, compute) for x in (baseline, exchange, free))
     return Verdict(
         exchange.name,
         step,
         base.seconds / step.seconds,
-        break_even(at(exchange), at(baseline), WORTH),
-        break_even(at(free), at(baseline), WORTH),
+        break_even(partial(at, exchange), of_base, WORTH),
+        break_even(partial(at, free), of_base, WORTH),
         base.seconds / least.seconds,
         exchange.error,
         exchange.every,

@@ -14,7 +14,7 @@ from raybench.analysis import Frames, Network, by_bandwidth, profile, trials
 from raybench.analysis.rankings import DRAWS, FACTORS, Audit
 from raybench.core.errors import InputError
 from raybench.report import words
-from raybench.report.content import MOST_SERIES, Figure, all_methods, build, looks_of_methods
+from raybench.report.content import MOST_SERIES, Figure, all_methods, build, looks_of_methods, told
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,7 +120,7 @@ def against_trials(results: Frames, cells: pd.DataFrame, every: Sequence[str], x
 
 def every(results: Frames, extras: bool = False) -> list[Figure]:
     """Return the figures of ``build``, and with a link the chart of bandwidths."""
-    figures = build(results, extras)
+    figures = [f if f.steps else told(f, results) for f in build(results, extras)]
     chart = None if results.link is None else best_by_bandwidth(results, results.link)
     return figures + ([chart] if chart is not None else [])
 

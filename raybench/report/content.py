@@ -375,6 +375,13 @@ def final_by_step(
     )
 
 
+def alone(y: np.ndarray) -> np.ndarray:
+    """Return which values of a line have no finite neighbour, so that only a marker shows them."""
+    finite = np.isfinite(np.concatenate([[math.nan], y, [math.nan]]))
+    lone: np.ndarray = finite[1:-1] & ~finite[:-2] & ~finite[2:]
+    return lone
+
+
 def shown(values: pd.Series, log: bool) -> np.ndarray:
     """Return values as an axis can show them: a log axis has none below ``LOWEST_SHOWN``."""
     results = values.to_numpy(float)

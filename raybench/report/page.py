@@ -21,7 +21,7 @@ from raybench.analysis import SECONDS, Frames, How
 from raybench.analysis.methods import k_order, k_words
 from raybench.report import words
 from raybench.report.charts import every
-from raybench.report.content import default_out, open_frames, told
+from raybench.report.content import default_out, open_frames
 from raybench.report.interactive import panels
 from raybench.report.tables import closing, grown_rows, growth_notes
 
@@ -83,10 +83,7 @@ def packed(text: str) -> str:
 def content(results: Frames) -> dict[str, object]:
     """Return what the template shows, all spelled for reading."""
     sheet, grown = closing(results), results.growth
-    figures = [
-        figure if figure.steps or figure.marked else told(figure, results)
-        for figure in every(results, extras=True)
-    ]
+    figures = every(results, extras=True)
     drawn: dict[str, dict[str, Any]] = {}
     for figure in figures:
         drawn |= {f"{figure.name}-{i}": panel for i, panel in enumerate(panels(figure))}

@@ -26,7 +26,14 @@ from raybench.analysis import Frames, How
 from raybench.core.errors import InputError, nearest
 from raybench.report import heatmap, words
 from raybench.report.charts import every
-from raybench.report.content import LOWEST_SHOWN, Figure, default_out, open_frames, shown, told
+from raybench.report.content import (
+    LOWEST_SHOWN,
+    Figure,
+    alone,
+    default_out,
+    open_frames,
+    shown,
+)
 from raybench.report.formats import separated
 
 STYLE: dict[Any, Any] = {
@@ -64,6 +71,7 @@ WHOLE = ("trials", "round")  # columns without anything between two whole number
 BESIDE = 0.03  # of the width of a panel, from its right edge to the names
 APART = 1.15  # heights of a line of text from one name to the next
 SMALLER = 0.9  # than the font of the legend
+LEADER = {"arrowstyle": "-", "lw": 0.6, "ls": ":", "shrinkA": 0, "shrinkB": 2}
 LETTERS_PER_INCH = 18  # of the line below a figure that says what lines and bands are
 
 SIZES = {"column": 3.3, "text": 6.8, "slide": 9.0}
@@ -99,8 +107,6 @@ def figures(
     paths: list[Path] = []
     with styled(style):
         for figure in figures:
-            if not (figure.steps or figure.marked):
-                figure = told(figure, results)
             drawn = draw(figure, size_of(size), label_lines)
             paths += save(goal / figure.name, drawn, rows_behind(figure), kinds)
         for grid in heatmap.heatmaps(results):
@@ -232,35 +238,30 @@ def draw(
 
 def _panel(axis: Axes, figure: Figure, name: str) -> None:
     rows = figure.data[figure.data["panel"] == name]
-    drawn = [part for _, part in rows.groupby("series", sort=False)]
-    drawn.sort(key=lambda p: list(figure.looks).index(p["series"].iloc[0]))
-    for part in drawn:
-        look = figure.looks[part["series"].iloc[0]]
+    parts = {str(series): part for series, part in rows.groupby("series", sort=False)}
+    for series in sorted(parts, key=list(figure.looks).index):
+        part, look = parts[series], figure.looks[series]
         x = part["x"].to_numpy(float) / figure.x_unit
         if figure.y_to:  # infinite is beyond the end of the axis, and not unknown
             part = part.assign(high=part["high"].clip(upper=figure.y_to))
         y, low, high = (shown(part[c] / figure.y_unit, figure.log_y) for c in ("y", "low", "high"))
-        marker: dict[str, Any] = (
-            {"marker": "o", "ms": 3.2} if figure.steps or len(part) == 1 else {}
+        axis.plot(
+            x,
+            y,
+            color=look.colour,
+            ls=DASH[look.dash],
+            marker="o",
+            ms=3.2,
+            markevery=None if figure.steps else alone(y),
+            drawstyle="steps-post" if figure.stairs else "default",
         )
-        if figure.stairs:
-            marker["drawstyle"] = "steps-post"
-        axis.plot(x, y, color=look.colour, ls=DASH[look.dash], **marker)
         if figure.marked:
             thick = np.where(part[figure.marked].to_numpy(bool), y, np.nan)
-            axis.plot(
-                x, thick, color=look.colour, lw=6, alpha=0.35, solid_capstyle="butt", zorder=1
-            )
+            wide: dict[str, Any] = {"lw": 6, "alpha": 0.35, "solid_capstyle": "butt", "zorder": 1}
+            axis.plot(x, thick, color=look.colour, **wide)
         if np.nanmax(np.abs(high - low), initial=0.0) > 0:
-            axis.fill_between(
-                x,
-                low,
-                high,
-                color=look.colour,
-                alpha=0.16,
-                lw=0,
-                step="post" if figure.stairs else None,
-            )
+            step: Any = "post" if figure.stairs else None
+            axis.fill_between(x, low, high, color=look.colour, alpha=0.16, lw=0, step=step)
     _axes(axis, figure, rows)
     if not np.isfinite(rows["y"]).any():
         said = "every cell diverged" if figure.steps else "no cell ended ok"
@@ -306,16 +307,16 @@ def _axes(axis: Axes, figure: Figure, rows: pd.DataFrame) -> None:
 
 
 def _log_ticks(axis: Axes, figure: Figure) -> None:
-    """Put ticks at powers of ten, or at 1, 2 and 5 times these where few powers are in sight."""
-    values = figure.data["y"].to_numpy(float) / figure.y_unit
-    values = values[np.isfinite(values) & (values > 0)]
+    """Put ticks at powers of ten; below two of these at 1, 2 and 5 times a power, and within one at round numbers."""
+    values = figure.data[["y", "low", "high"]].to_numpy(float)
+    values = np.maximum(values[np.isfinite(values)], LOWEST_SHOWN) / figure.y_unit
+    span = values.max() / values.min()
     axis.yaxis.set_minor_locator(NullLocator())
-    few = figure.marked or figure.x == "k"
-    if few and len(values) and values.max() < 30 * values.min():
-        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+    axis.yaxis.set_major_locator(LogLocator(numticks=7))
+    if span < 100:
+        few = MaxNLocator(5) if span < 8 else LogLocator(subs=(1.0, 2.0, 5.0), numticks=12)
+        axis.yaxis.set_major_locator(few)
         axis.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
-    else:
-        axis.yaxis.set_major_locator(LogLocator(numticks=7))
 
 
 def _diverged(axes: np.ndarray, figure: Figure, names: list[str]) -> None:
@@ -352,13 +353,13 @@ def at_ends(canvas: Canvas, axes: Sequence[Axes], figure: Figure) -> None:
 
     axes: one for each panel, drawn and with their limits. A thin dotted line leads from the end of a line to its name.
     """
-    size = (
-        SMALLER
-        * mpl.font_manager.FontProperties(size=mpl.rcParams["legend.fontsize"]).get_size_in_points()
-    )
+    font = mpl.font_manager.FontProperties(size=mpl.rcParams["legend.fontsize"])
+    size = SMALLER * font.get_size_in_points()
     canvas.draw_without_rendering()  # the layout settles, and heights are known
     for axis, panel in zip(axes, figure.panels or [""], strict=False):
-        ends = _ends(figure, panel)
+        rows = figure.data[(figure.data["panel"] == panel) & np.isfinite(figure.data["y"])]
+        ends = rows.groupby("series", sort=False).tail(1)
+        ends = ends.assign(x=ends["x"] / figure.x_unit, y=ends["y"] / figure.y_unit)
         if ends.empty:
             continue
         low, high = axis.get_ylim()
@@ -379,21 +380,9 @@ def at_ends(canvas: Canvas, axes: Sequence[Axes], figure: Figure) -> None:
                 xytext=(1 + 0.8 * BESIDE, at),
                 textcoords="axes fraction",
                 annotation_clip=False,
-                arrowprops={
-                    "arrowstyle": "-",
-                    "lw": 0.6,
-                    "ls": ":",
-                    "color": look.colour,
-                    "shrinkA": 0,
-                    "shrinkB": 2,
-                },
+                arrowprops={**LEADER, "color": look.colour},
             )
-            place: dict[str, Any] = {
-                "transform": axis.transAxes,
-                "va": "center",
-                "ha": "left",
-                "clip_on": False,
-            }
+            place: dict[str, Any] = {"transform": axis.transAxes, "va": "center", "clip_on": False}
             axis.text(1 + BESIDE, at, look.label, color=dark, fontsize=size, **place)
 
 
@@ -407,18 +396,7 @@ def spread(wanted: np.ndarray, gap: float) -> np.ndarray:
     # heights less their steps need only not fall: what isotonic regression solves
     free = isotonic_regression(wanted[order] - steps).x
     room = 1 - gap * (len(wanted) - 1)
-    free = (
-        np.clip(free, min(0, room / 2), max(room, room / 2))
-        if room > 0
-        else np.full(len(free), room / 2)
-    )
+    free = np.clip(free, *((0, room) if room > 0 else (room / 2, room / 2)))
     results = np.empty(len(wanted))
     results[order] = free + steps
     return results
-
-
-def _ends(figure: Figure, panel: str) -> pd.DataFrame:
-    """Return the last drawn point of each line of a panel: series, x, y, in the units of the axes."""
-    rows = figure.data[(figure.data["panel"] == panel) & np.isfinite(figure.data["y"])]
-    last = rows.groupby("series", sort=False).tail(1)
-    return last[["series"]].assign(x=last["x"] / figure.x_unit, y=last["y"] / figure.y_unit)
