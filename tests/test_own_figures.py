@@ -6,14 +6,17 @@ import numpy as np
 import pandas as pd
 import pytest
 from cli_kit import cli
+from fake_runs import make, reaching
 
 import raybench
 from raybench import plot
 from raybench.analysis import frames, profile, to_target, tuned
+from raybench.analysis.frames import framed
 from raybench.core.errors import InputError
 from raybench.report import words
 from raybench.report.content import all_methods, build
 from raybench.report.custom import figure
+from raybench.report.interactive import panels as drawn_panels
 
 pytestmark = pytest.mark.thorough
 
@@ -199,6 +202,32 @@ def test_of_many_methods_the_best_and_the_baseline_are_drawn_and_the_others_name
     found = frames(tmp_path / "out", target=1e-30)
     best = tuned(found.curves, found.cells, 1e-30, by="method")
     assert best.loc[best["grad_norm_sq"].idxmin(), "method"] in set(table["method"])
+
+
+def test_a_point_without_neighbours_has_a_marker():
+    """K = 2 never gets there: of the line only the points at K = 1 and 3 are left, with nothing between them."""
+    runs = [*reaching(1.0, 10, 11), *reaching(1.0, 60, 60, k=2), *reaching(1.0, 9, 9, k=3)]
+    source = framed(*make([*runs, *reaching(1.0, 7, 7, algorithm="marina")]))
+    seen = {
+        tuple(line.get_xdata()): list(line.get_markevery())
+        for line in plot(source, kind="k", target=0.1).axes[0].lines
+    }
+    assert seen == {(1.0, 2.0, 3.0): [True, False, True], (1.0,): [True]}
+    panel = drawn_panels(figure(source, kind="k", target=0.1))[0]
+    assert [trace["marker"]["size"] for trace in panel["data"] if "marker" in trace] == [
+        [6, 0, 6],
+        [6],
+    ]
+
+
+@pytest.mark.parametrize("wide", [1, 3, 12])
+@pytest.mark.parametrize("kind", ["trials", "k"])
+def test_an_axis_has_ticks_however_narrow_it_is(kind, wide):
+    runs = [*reaching(1.0, 20, 21), *reaching(2.0, 20 * wide, 21 * wide, k=2)]
+    canvas = plot(make([{**run, "g": [*run["g"], 0.01]} for run in runs]), kind=kind, target=0.1)
+    canvas.canvas.draw()
+    low, high = canvas.axes[0].get_ylim()
+    assert 2 <= sum(low <= tick <= high for tick in canvas.axes[0].get_yticks()) <= 8
 
 
 @pytest.mark.parametrize(

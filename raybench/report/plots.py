@@ -15,6 +15,7 @@ import matplotlib.style
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
@@ -279,7 +280,9 @@ def _axes(axis: Axes, figure: Figure, rows: pd.DataFrame) -> None:
             axis.set_ylim(bottom=LOWEST_SHOWN / 10)
         if figure.y_to:
             axis.set_ylim(top=figure.y_to / figure.y_unit)
-        _log_ticks(axis, figure)
+        values = figure.data[["y", "low", "high"]].to_numpy(float)
+        values = np.maximum(values[np.isfinite(values)], LOWEST_SHOWN)
+        _log_ticks(axis.yaxis, values / figure.y_unit)
     if figure.steps:
         axis.set_xscale("log", base=2)
         ticks = np.unique(figure.data["x"])
@@ -292,13 +295,16 @@ def _axes(axis: Axes, figure: Figure, rows: pd.DataFrame) -> None:
         axis.set_xlim(left=figure.x_from / figure.x_unit)
         if figure.marked:
             axis.set_xlim(right=figure.data["x"].max() / figure.x_unit)
-        spell = {"bit": words.bits, "s": words.seconds}.get(figure.x_kind, "{:g}".format)
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda v, _: spell(v)))
+        at = np.unique(figure.data["x"]) / figure.x_unit
         if figure.x_kind:  # texts with a unit are wide
+            spell = {"bit": words.bits, "s": words.seconds}[figure.x_kind]
             axis.xaxis.set_major_locator(LogLocator(numticks=4))
-        if figure.x == "k":
-            axis.set_xticks(np.unique(figure.data["x"]))
+            axis.xaxis.set_major_formatter(FuncFormatter(lambda v, _: spell(v)))
+        elif figure.x == "k":
+            axis.set_xticks(at, [f"{k:g}" for k in at])
             axis.xaxis.set_minor_locator(NullLocator())
+        else:
+            _log_ticks(axis.xaxis, np.array([axis.get_xlim()[0], at.max()]))
     elif len(rows):
         axis.set_xlim(left=0)
         axis.xaxis.set_major_locator(MaxNLocator(5, integer=figure.x in WHOLE))
@@ -306,17 +312,15 @@ def _axes(axis: Axes, figure: Figure, rows: pd.DataFrame) -> None:
         axis.set_xticks([])
 
 
-def _log_ticks(axis: Axes, figure: Figure) -> None:
+def _log_ticks(side: Axis, values: np.ndarray) -> None:
     """Put ticks at powers of ten; below two of these at 1, 2 and 5 times a power, and within one at round numbers."""
-    values = figure.data[["y", "low", "high"]].to_numpy(float)
-    values = np.maximum(values[np.isfinite(values)], LOWEST_SHOWN) / figure.y_unit
     span = values.max() / values.min()
-    axis.yaxis.set_minor_locator(NullLocator())
-    axis.yaxis.set_major_locator(LogLocator(numticks=7))
+    side.set_minor_locator(NullLocator())
+    side.set_major_locator(LogLocator(numticks=7))
     if span < 100:
         few = MaxNLocator(5) if span < 8 else LogLocator(subs=(1.0, 2.0, 5.0), numticks=12)
-        axis.yaxis.set_major_locator(few)
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+        side.set_major_locator(few)
+        side.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
 
 
 def _diverged(axes: np.ndarray, figure: Figure, names: list[str]) -> None:
