@@ -49,36 +49,32 @@ def other(tmp_path_factory):
 
 
 BAD = [
-    (["rank", "A", "--by", "methd"], "did you mean method"),
-    (["rank", "A", "--target", "-1"], "a number > 0"),
-    (["rank", "A", "--format", "latx"], "did you mean latex"),
-    (["rank", "A", "--accounting", "paper:ef12"], "did you mean"),
-    (["rank", "A", "--trials", "0"], "a whole number from 1"),
-    (["rank", "A", "--trials", "2", "--by", "algoritm"], "did you mean algorithm"),
-    (["compare", "A", "A", "--by", "serie"], "did you mean series"),
-    (["compare", "A", "A", "--target", "nan"], "a number > 0"),
-    (["compare", "A", "A", "--format", "latx"], "did you mean latex"),
-    (["compare", "A", "none"], "none"),
-    *[(["table", "A", "--tuning-seeds", s], "seeds") for s in ("0,1", "7", "x", "", "0.5")],
+    ("rank A --by methd", "did you mean method"),
+    ("rank A --target -1", "a number > 0"),
+    ("rank A --format latx", "did you mean latex"),
+    ("rank A --accounting paper:ef12", "did you mean"),
+    ("rank A --trials 0", "a whole number from 1"),
+    ("rank A --trials 2 --by algoritm", "did you mean algorithm"),
+    ("compare A A --by serie", "did you mean series"),
+    ("compare A A --target nan", "a number > 0"),
+    ("compare A A --format latx", "did you mean latex"),
+    ("compare A none", "none"),
+    *[(f"table A --tuning-seeds {seeds}", "seeds") for seeds in ("0,1", "7", "x", "", "0.5")],
     *[
-        ([*verb, "--tuning-seeds", "0,1"], "all of the seeds")
-        for verb in (["rank", "A"], ["rank", "A", "--trials", "2"], ["compare", "A", "A"])
+        (f"{verb} --tuning-seeds 0,1", "all of the seeds")
+        for verb in ("rank A", "rank A --trials 2", "compare A A", "plot A", "report A")
     ],
     *[
-        ([*verb, "--tuning-seeds", "0,1"], "all of the seeds")
-        for verb in (["plot", "A"], ["plot", "A", "--kind", "k"], ["report", "A"])
-    ],
-    *[
-        (["plot", "A", *asked, "--tuning-seeds", "0"], "none is chosen")
-        for asked in (["--kind", "steps"], ["--kind", "heatmap"], ["--by", "step"])
+        (f"plot A {asked} --tuning-seeds 0", "none is chosen")
+        for asked in ("--kind steps", "--kind heatmap", "--by step")
     ],
 ]
 
 
-@pytest.mark.parametrize(("asked", "says"), BAD, ids=[" ".join(asked) for asked, _ in BAD])
+@pytest.mark.parametrize(("asked", "says"), BAD)
 def test_bad_questions(swept, asked, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    wrong = cli(*(swept if part == "A" else part for part in asked))
+    wrong = cli(*(swept if part == "A" else part for part in asked.split(" ")))
     assert (wrong.code, wrong.complaints, wrong.out) == (2, 1, "")
     assert says in wrong.err
     assert not (swept / "figures").exists()
@@ -125,21 +121,12 @@ def test_methods_that_miss_the_target_share_the_last_rank():
         "DIANA Top-K": 3.5,
         "MARINA Top-K": 3.5,
     }
-    assert found["reached"].to_dict() == {
-        "EF21 Top-K": 3,
-        "GD": 3,
-        "DIANA Top-K": 0,
-        "MARINA Top-K": 0,
-    }
+    assert found["reached"][["EF21 Top-K", "GD", "DIANA Top-K"]].tolist() == [3, 3, 0]
     assert found.loc["GD", "ratio"] == 2.0
     assert found.loc["DIANA Top-K", "ratio"] == math.inf
-
-
-def test_an_instance_that_none_solves_decides_nothing():
-    runs = [{"g": [1, 1], "seed": 0}, {"g": [1, 1], "algorithm": "diana"}]
-    found = rank(make(runs), 0.1)
-    assert found["rank"].tolist() == [1.5, 1.5]
-    assert found["wins"].tolist() == [0, 0]
+    # an instance that none solves decides nothing
+    found = rank(make([{"g": [1, 1], "seed": 0}, {"g": [1, 1], "algorithm": "diana"}]), 0.1)
+    assert (found["rank"].tolist(), found["wins"].tolist()) == ([1.5, 1.5], [0, 0])
     assert found["ratio"].isna().all()
 
 
@@ -231,7 +218,7 @@ def drawn(costs, m):
     return np.array([costs[min(subset)] for subset in itertools.combinations(range(len(costs)), m)])
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(arrays(float, st.tuples(st.integers(1, 7), st.integers(1, 4)), elements=COSTS))
 def test_means_medians_and_shares_are_those_of_all_subsets(costs):
     found = after(costs)
@@ -288,14 +275,6 @@ def test_after_the_whole_grid_it_is_what_the_table_says():
     last = found[found["trials"] == found["grid"]].set_index(["facet", "method"])
     for name in ("cost", "cost_low", "cost_high", "coverage"):
         assert last[name].to_dict() == best[name].to_dict()
-
-
-def test_trials_are_chosen_on_tuning_seeds_and_cost_what_others_pay():
-    made = make([*reaching(1.0, 5, 20), *reaching(2.0, 10, 3)])
-    table = trials(made, 0.1, tuning_seeds=[0])
-    assert table["expected"].tolist() == [(200 + 30) / 2, 200.0]
-    assert table["seeds"].tolist() == [1, 1]
-    assert trials(made, 0.1, tuning_seeds=[1])["expected"].tolist() == [75.0, 100.0]
 
 
 def test_rounds_series_and_algorithms():
@@ -449,20 +428,7 @@ rounds: 40
 # -- steps that are chosen on some seeds and reported on the others ------------------------------------
 
 
-def test_the_step_is_that_of_the_tuning_seeds_and_the_cost_that_of_others():
-    made = make(
-        [*reaching(1.0, 10, 11, 12, 13), *reaching(2.0, 5, 6, 40, 41), *reaching(4.0, 30, 30, 1, 1)]
-    )
-    (row,) = tuned(*made, target=0.1, tuning_seeds=[0, 1]).to_dict("records")
-    assert (row["step_multiple"], row["cost"], row["seeds"], row["edge"]) == (2.0, 405.0, 2, "")
-    assert row["held_out"]
-    assert (row["cost_low"], row["cost_high"], row["coverage"]) == (400.0, 410.0, 0.5)
-    (all_,) = tuned(*made, target=0.1).to_dict("records")
-    assert (all_["step_multiple"], all_["cost"], all_["seeds"]) == (1.0, 115.0, 4)
-    assert "held_out" not in all_
-
-
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.lists(st.lists(st.integers(1, 50), min_size=4, max_size=4), min_size=2, max_size=4),
     st.sets(st.integers(0, 3), min_size=1, max_size=3),
@@ -474,8 +440,17 @@ def test_it_is_what_loops_find(costs, seeds):
     j = int(np.log2(row["step_multiple"]))
     assert chooses[j] == min(chooses)
     others = [costs[j][s] for s in range(4) if s not in seeds]
-    assert row["cost"] == 10 * np.median(others)
-    assert row["seeds"] == len(others)
+    assert (row["cost"], row["seeds"], row["held_out"]) == (
+        10 * np.median(others),
+        len(others),
+        True,
+    )
+    assert "held_out" not in tuned(*made, target=0.1)
+    # so with trials: after the whole grid the step is the chosen one, paid by the other seeds
+    table = trials(made, 0.1, tuning_seeds=seeds)
+    assert table["seeds"].tolist() == [len(others)] * len(costs)
+    first = min(range(len(costs)), key=lambda j: (chooses[j], j))
+    assert chooses.count(chooses[first]) > 1 or table["expected"].iloc[-1] == row["cost"]
 
 
 def test_a_step_that_fails_on_other_seeds_is_shown_with_its_failure():
