@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 from fake_runs import make
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench import spec
@@ -40,7 +40,6 @@ def test_first_crossing_is_the_first_recorded_point_at_or_below():
 # -- curves ----------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.floats(1e-3, 1e6), st.floats(0, 1e3)),
@@ -137,7 +136,6 @@ def test_bands_are_step_functions():
     assert by_round["grad_norm_sq"].tolist() == [7.0, 3.5, 1.5]
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), min_size=1, max_size=5),
     st.integers(2, 10),
@@ -216,53 +214,52 @@ def test_steps_of_two_theories_are_two_candidates():
     assert list(found["cells"]) == [2, 2]
 
 
-def test_steps_that_change_over_the_rounds_are_methods_of_their_own():
-    """With the configurations that a sweep really stores."""
-    asked = spec.load(
-        {
-            "problem": {"name": "quadratic", "dim": 4, "clients": 2},
-            "algorithm": "ef21",
-            "compressor": {"name": "top_k", "k": 1},
-            "step_size": {"theory": 1, "schedule": ["constant", "sqrt"], "warmup": [0, 20]},
-            "seed": [0, 1],
-            "rounds": 10,
-        }
-    )
-    runs = [{"g": [1.0, 0.5 / (1 + j)], "seed": c.seed} for j, c in enumerate(asked.cells)]
-    curves, cells = make(runs)
-    cells["config"] = [json.dumps(c.config()) for c in asked.cells]
-    cells["group"] = [c.group for c in asked.cells]
-    found = describe(cells)
-    assert len(cells) == 8
-    assert set(found["method"]) == {
-        f"EF21 Top-K (schedule={schedule}, warmup={rounds})"
-        for schedule in ("constant", "sqrt")
-        for rounds in (0, 20)
-    }
-    best = tuned(curves, cells, target=0.9, by="method")
-    assert best["seeds"].tolist() == [2] * 4
+SCHEDULES = [("constant", 0), ("constant", 20), ("sqrt", 0), ("sqrt", 20)]
 
 
-def test_parts_of_a_round_make_methods_of_their_own():
-    asked = spec.load(
-        {
-            "problem": {"name": "quadratic", "dim": 4, "clients": 2},
-            "algorithm": [
-                {"name": "dcgd", "outer": {"optimizer": ["momentum", "adam"]}},
-                {"name": "dcgd", "local": {"steps": 4}, "delay": {"rounds": [1, 2]}},
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (
+            {
+                "algorithm": "ef21",
+                "step_size": {"theory": 1, "schedule": ["constant", "sqrt"], "warmup": [0, 20]},
+            },
+            [f"(schedule={name}, warmup={rounds})" for name, rounds in SCHEDULES],
+        ),
+        (
+            {
+                "algorithm": [
+                    {"name": "dcgd", "outer": {"optimizer": ["momentum", "adam"]}},
+                    {"name": "dcgd", "local": {"steps": 4}, "delay": {"rounds": [1, 2]}},
+                ],
+                "step_size": {"value": 0.1},
+            },
+            [
+                "outer.optimizer=adam",
+                "outer.optimizer=momentum",
+                "delay.rounds=1",
+                "delay.rounds=2",
             ],
-            "compressor": {"name": "top_k", "k": 1},
-            "step_size": {"value": 0.1},
-            "rounds": 10,
-        }
-    )
-    cells = make([{"g": [1.0, 0.5], "algorithm": "dcgd"} for _ in asked.cells])[1]
-    cells["config"] = [json.dumps(c.config()) for c in asked.cells]
-    cells["group"] = [c.group for c in asked.cells]
-    names = describe(cells)["method"].tolist()
-    assert len(set(names)) == len(names) == 4
-    assert sum("outer.optimizer=adam" in name for name in names) == 1
-    assert sum("delay.rounds=2" in name for name in names) == 1
+        ),
+    ],
+    ids=["steps", "parts of a round"],
+)
+def test_what_changes_a_round_makes_methods_of_their_own(asked, told):
+    """With the configurations that a sweep really stores; seeds of one method stay together."""
+    same = {"problem": {"name": "quadratic", "dim": 4, "clients": 2}, "rounds": 10, "seed": [0, 1]}
+    cells_of = spec.load({**same, "compressor": {"name": "top_k", "k": 1}, **asked}).cells
+    runs = [
+        {"g": [1.0, 0.5 / (1 + j)], "seed": c.seed, "algorithm": c.algorithm.name}
+        for j, c in enumerate(cells_of)
+    ]
+    curves, cells = make(runs)
+    cells["config"] = [json.dumps(c.config()) for c in cells_of]
+    cells["group"] = [c.group for c in cells_of]
+    names = describe(cells)["method"].unique()
+    assert (len(cells), len(names)) == (8, 4)
+    assert all(sum(words in name for name in names) == 1 for words in told)
+    assert tuned(curves, cells, target=0.9, by="method")["seeds"].tolist() == [2] * 4
 
 
 def test_cells_without_a_config_are_told_apart_by_their_columns():

@@ -47,14 +47,10 @@ class Given(Compressor):
         return self.constants.get("b2")
 
 
-def lasting(seconds):
-    """Return a compressor that sleeps so long per coordinate."""
-
-    def of(x):
-        time.sleep(seconds * x.numel())
-        return x.clone()
-
-    return Given(of, alpha=1.0)
+def slow(x):
+    """Return x after 0.1 µs a coordinate."""
+    time.sleep(1e-7 * x.numel())
+    return x.clone()
 
 
 # What is measured ------------------------------------------------------------------------------
@@ -110,55 +106,43 @@ def test_best_of_turns_over_the_copy(monkeypatch):
     assert all(not left for name, left in durations.items() if name != "copy")
 
 
-def test_random_operators_meet_a_new_stream_every_turn():
-    keys = []
+def test_what_does_not_fit_is_left_out_and_every_turn_draws_anew():
+    seen = []
 
     class Seen(Given):
         def encode(self, x, stream):
-            keys.append(stream.keys.flatten().tolist())
+            seen.extend(stream.keys.flatten().tolist())
             return Dense(x.clone())
 
-    bench.measure({"seen": Seen()}, gaussian(2, 3, 5), 4)
-    flat = [key for turn in keys for key in turn]
-    assert len(keys) == 5
-    assert len(set(flat)) == len(flat) == 5 * 6
-
-
-def test_what_does_not_fit_is_left_out_with_the_reason():
-    rows = bench.measure(["top_k:k=500", "identity"], gaussian(100), 1)
-    assert "500 of 100 coordinates" in rows[0].left_out
+    given = {"large": raybench.compressor("top_k:k=500"), "seen": Seen()}
+    rows = bench.measure(given, gaussian(2, 3, 50), 4)
+    assert "500 of 50 coordinates" in rows[0].left_out
     assert rows[0].compress is rows[0].bits_each is rows[0].of_dense is None
-    assert (rows[1].left_out, rows[1].repeats) == ("", 1)
+    assert (rows[1].left_out, rows[1].repeats) == ("", 4)
+    assert len(set(seen)) == len(seen) == 5 * 6
 
 
 def test_slow_operators_are_guessed_from_pieces_or_measured_once():
-    slow = {"slow": lasting(1e-7)}
-    (row,) = bench.measure(slow, gaussian(1 << 19), 3, limit=0.02)
+    given = {"slow": Given(slow, alpha=1.0)}
     # 2^17 coordinates take 13 ms, four times that too long
-    assert "a call takes about" in row.left_out
-    (row,) = bench.measure(slow, gaussian(64, 20, 100), 3, limit=0.001)
-    assert "a call takes about" in row.left_out
-    (row,) = bench.measure(slow, gaussian(2, 10_000), 3, limit=0.001)
+    for shape, limit in (((1 << 19,), 0.02), ((64, 20, 100), 0.001)):
+        (row,) = bench.measure(given, gaussian(*shape), 3, limit=limit)
+        assert "a call takes about" in row.left_out
+    (row,) = bench.measure(given, gaussian(2, 10_000), 3, limit=0.001)
     assert (row.left_out, row.repeats) == ("", 1)  # too short to guess: one turn, which counts
     assert row.compress * row.copy_s >= 0.001
-    (row,) = bench.measure(slow, gaussian(2, 10_000), 3, limit=60.0)
+    (row,) = bench.measure(given, gaussian(2, 10_000), 3, limit=60.0)
     assert row.repeats == 3
 
 
 def test_names_fill_in_what_is_required():
-    label, op = bench.named("top_k")
-    assert label == "top_k:k=1%"
-    assert op.alpha(1000) == 0.01
-    label, op = bench.named("rand_k:mask=common")
-    assert label == "rand_k:mask=common,k=1%"
-    assert bench.named("natural")[0] == "natural"
-    for text in bench.USUAL:
-        assert bench.named(text)[0] == text  # the usual ones say all that they require
-    assert {t.partition(":")[0] for t in bench.USUAL} <= set(registry.names("compressor"))
-    with pytest.raises(InputError, match="did you mean top_k"):
-        bench.named("topk")
-    with pytest.raises(InputError, match="kk"):
-        bench.named("top_k:kk=3")
+    assert bench.named("top_k")[1].alpha(1000) == 0.01
+    labels = {"top_k": "top_k:k=1%", "rand_k:mask=common": "rand_k:mask=common,k=1%"}
+    labels |= {text: text for text in bench.USUAL}  # the usual ones say all that they require
+    assert {text: bench.named(text)[0] for text in labels} == labels
+    for text, said in (("topk", "did you mean top_k"), ("top_k:kk=3", "kk")):
+        with pytest.raises(InputError, match=said):
+            bench.named(text)
 
 
 def test_every_operator_can_be_measured():
@@ -236,6 +220,11 @@ def test_bench_takes_a_gradient_and_saves_its_figures(tmp_path):
     assert row["error"] == pytest.approx(1 - (kept**2).sum() / (values**2).sum(), rel=1e-12)
     table = pd.read_parquet(tmp_path / "figures.parquet")
     assert table.to_dict("records")[0]["bits"] == row["bits"] == 4 * (64 + 9)
+    for name, wrong in {"nan": [1.0, math.nan], "none": [], "text": ["a"]}.items():
+        np.save(tmp_path / f"{name}.npy", np.array(wrong))
+        refused = cli("bench", "--gradient", tmp_path / f"{name}.npy")
+        assert refused.code == 2
+        assert ("cannot be read" if name == "text" else "empty or not finite") in refused.err
     np.save(tmp_path / "half.npy", values.astype(np.float16))
     said = cli(
         *("bench", "identity", "--gradient", tmp_path / "half.npy", "--d", 7, "--json"),
@@ -257,6 +246,10 @@ def test_bench_takes_a_gradient_and_saves_its_figures(tmp_path):
         (("--gradient", "nowhere.npy"), "no such file"),
         (("--gradient", __file__), "cannot be read"),
         (("--device", "tpu"), "unknown device"),
+        pytest.param(
+            *(("--device", "cuda"), "there is no GPU here"),
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
         (("--out", "nowhere/x.parquet"), "no folder"),
         (("identity", "--all"), "give one of them"),
     ],
@@ -267,21 +260,6 @@ def test_mistakes_are_told_before_anything_is_measured(args, said, monkeypatch):
     assert found.code == 2
     assert said in found.err
     assert found.complaints == 1
-
-
-def test_a_gradient_must_be_finite(tmp_path):
-    for name, values in {"nan": [1.0, math.nan], "none": []}.items():
-        np.save(tmp_path / f"{name}.npy", np.array(values))
-        said = cli("bench", "--gradient", tmp_path / f"{name}.npy")
-        assert (said.code, "empty or not finite" in said.err) == (2, True)
-    np.save(tmp_path / "text.npy", np.array(["a"]))
-    assert cli("bench", "--gradient", tmp_path / "text.npy").code == 2
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu():
-    said = cli("bench", "--device", "cuda")
-    assert (said.code, "there is no GPU here" in said.err) == (2, True)
 
 
 # Claims ----------------------------------------------------------------------------------------

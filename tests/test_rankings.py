@@ -59,6 +59,7 @@ BAD = [
     ("compare A A --target nan", "a number > 0"),
     ("compare A A --format latx", "did you mean latex"),
     ("compare A none", "none"),
+    ("table A --format latx", "did you mean latex"),
     *[(f"table A --tuning-seeds {seeds}", "seeds") for seeds in ("0,1", "7", "x", "", "0.5")],
     *[
         (f"{verb} --tuning-seeds 0,1", "all of the seeds")

@@ -77,14 +77,10 @@ class Frames:
     link_text: str = ""  # as the user wrote it
     asked: float | str | None = None  # a target, or ``auto``, in place of those that are kept
     kept: Mapping[str, Kept] = field(default_factory=dict)  # targets by facet
-    # on which steps are chosen, to be reported on others; none: all
-    tuning_seeds: tuple[int, ...] = ()
-    # cells of each group, where few are tried
-    grid: Mapping[str, int] = field(default_factory=dict)
+    tuning_seeds: tuple[int, ...] = ()  # on which steps are chosen; none: all
+    grid: Mapping[str, int] = field(default_factory=dict)  # cells by group, where few are tried
     left_out: int = 0
-    _tuned: dict[tuple[str, float | str | None, str, tuple[int, ...]], pd.DataFrame] = field(
-        default_factory=dict, repr=False
-    )
+    _tuned: dict[tuple[Any, ...], pd.DataFrame] = field(default_factory=dict, repr=False)
 
     @property
     def curves(self) -> pd.DataFrame:
@@ -116,12 +112,9 @@ class Frames:
     @property
     def chosen_on(self) -> list[str]:
         """On which seeds steps were chosen, and on which they are reported, where these differ."""
-        if not self.tuning_seeds:
-            return []
-        said = ", ".join(map(str, self.tuning_seeds))
-        return [
-            f"K and steps: chosen on seeds {said}; results: of the other seeds, where a method has some"
-        ]
+        said = f"K and steps: chosen on seeds {', '.join(map(str, self.tuning_seeds))}"
+        more = "results: of the other seeds, where a method has some"
+        return [f"{said}; {more}"] if self.tuning_seeds else []
 
     @property
     def goals(self) -> float | Mapping[str, float]:
@@ -146,15 +139,11 @@ class Frames:
     @property
     def earlier(self) -> list[str]:
         """A line on the cells that are left out, none where there are no such cells."""
-        if not self.left_out:
-            return []
-        cells, rows = (
-            f"{self.left_out:,} cells",
-            "are left out; --all shows them as rows of their own",
-        )
-        if self.left_out == 1:
-            cells, rows = "1 cell", "is left out; --all shows it as a row of its own"
-        return [f"{cells} of earlier versions of this sweep {rows}"]
+        lone = self.left_out == 1
+        cells, are = ("cell", "is") if lone else ("cells", "are")
+        them = "it as a row of its own" if lone else "them as rows of their own"
+        said = f"{cells} of earlier versions of this sweep {are} left out; --all shows {them}"
+        return [f"{self.left_out:,} {said}"] if self.left_out else []
 
     @property
     def tuning(self) -> list[str]:
@@ -507,19 +496,15 @@ class BestSteps:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = folder
-        self._read: tuple[pd.DataFrame, pd.DataFrame] | None = None
+        self._read = pd.DataFrame(), pd.DataFrame({"cell": [], "status": []})
 
     def __call__(self, cells: Mapping[str, str]) -> dict[str, tuple[float, ...]]:
         """Return per group (without those of which no cell ended ok) the step sizes to go on around."""
-        if self._read is None or not self._knows(cells):  # cells that ended once do not change
+        known = self._read[1].set_index("cell")["status"].to_dict()
+        if not cells.items() <= known.items():  # cells that ended once do not change
             self._read = reader.part(self.folder, READ)
         curves, table = (part[part["cell"].isin(cells)] for part in self._read)
         return best_steps(curves, table)
-
-    def _knows(self, cells: Mapping[str, str]) -> bool:
-        assert self._read is not None
-        known = self._read[1].set_index("cell")["status"].to_dict()
-        return all(known.get(cell) == status for cell, status in cells.items())
 
 
 def best_steps(curves: pd.DataFrame, cells: pd.DataFrame) -> dict[str, tuple[float, ...]]:
