@@ -461,7 +461,7 @@ def test_a_step_that_fails_on_other_seeds_is_shown_with_its_failure():
     (row,) = tuned(*made, target=0.1, tuning_seeds=[0, 1]).to_dict("records")
     assert (row["step_multiple"], row["diverged"], row["eligible"]) == (2.0, 1, False)
     assert np.isnan(row["cost"])
-    table = closing_table(made, target=0.1, tuning_seeds=[0, 1]).iloc[0]
+    table = closing_table(choosing_on(opened(made), [0, 1]), target=0.1).iloc[0]
     assert (table["step_multiple"], table["diverged"]) == (2.0, 1)
 
 
@@ -512,7 +512,7 @@ def test_the_option_of_every_verb_that_chooses(swept, tmp_path):
     raw = pd.read_csv(io.StringIO(cli("rank", swept, *seeds, "--format", "csv").out))
     assert set(raw["instances"]) == {1}
     raw = pd.read_csv(io.StringIO(cli("table", swept, *seeds, "--format", "csv").out))
-    want = closing_table(swept, tuning_seeds=[0])
+    want = closing_table(frames(swept, tuning_seeds=[0]))
     np.testing.assert_allclose(raw["bits_to_target"], want["bits_to_target"])
     out = ["--out", tmp_path, "--format", "csv"]
     assert cli("plot", swept, *seeds, *out, "--methods", "ef21").code == 0

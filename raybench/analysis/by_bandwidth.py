@@ -16,8 +16,12 @@ from raybench.analysis.tuned import candidates, set_apart
 
 SLOWEST, FASTEST = 100e6, 400e9  # bits per second
 POINTS = 49
-COLUMNS = ["facet", "bandwidth", "method", "series", "step", "group", "k", "target"]
-COLUMNS += ["seconds", "low", "high", "coverage", "seeds", "dense", "fastest"]
+SAME, ENDS = (
+    ("facet", "series", "step", "group", "k", "dense"),
+    ("seconds", "low", "high", "coverage"),
+)
+COLUMNS = ["facet", "bandwidth", "method", "series", "step", "group", "k", "target", *ENDS]
+COLUMNS += ["seeds", "dense", "fastest"]
 
 
 def by_bandwidth(
@@ -100,21 +104,9 @@ def _best(
         for j, which in enumerate(np.where(first[:, None], medians, np.inf).argmin(axis=0)):
             place = places[which]
             head, shown = cells.iloc[place[0]], place[reports[place]]
-            spread = interval(seconds[j, shown])
-            rows.append(
-                {
-                    "bandwidth": at[j],
-                    "method": method,
-                    **{
-                        key: head[key] for key in ("facet", "series", "step", "group", "k", "dense")
-                    },
-                    "seconds": spread.median,
-                    "low": spread.low,
-                    "high": spread.high,
-                    "coverage": spread.coverage,
-                    "seeds": len(shown),
-                }
-            )
+            ends = zip(ENDS, interval(seconds[j, shown]), strict=True)
+            facts = {"bandwidth": at[j], "method": method, "seeds": len(shown), **dict(ends)}
+            rows.append({**head[list(SAME)], **facts})
     results = pd.DataFrame(rows, columns=[c for c in COLUMNS if c not in ("target", "fastest")])
     least = results.groupby("bandwidth")["seconds"].transform("min")
     return results.assign(fastest=(results["seconds"] <= least) & np.isfinite(results["seconds"]))

@@ -91,12 +91,10 @@ class Frames:
         """Return the curves of some cells: these columns of numbers, and what tells the cells apart."""
         return self.held.of(cells, names)
 
-    def tuned(
-        self, by: str, target: float | None = None, cost: str = "", seeds: Sequence[int] = ()
-    ) -> pd.DataFrame:
-        """Return ``tuned`` of these frames by their metric and ``cost`` (their own); computed once. seeds: that tune (their own)."""
-        cost, seeds = cost or self.cost, seeds or self.tuning_seeds
-        key = (by, self.asked if target is None else target, cost, tuple(seeds))
+    def tuned(self, by: str, target: float | None = None, cost: str = "") -> pd.DataFrame:
+        """Return ``tuned`` of these frames by their metric and ``cost`` (their own); computed once."""
+        cost, seeds = cost or self.cost, self.tuning_seeds
+        key = (by, self.asked if target is None else target, cost)
         if key not in self._tuned:
             curves = self.held.columns([cost, self.metric])
             goal = self.goals if target is None else target
@@ -433,7 +431,6 @@ def closing_table(
     accounting: How = None,
     target: float | None = None,
     by: str = "method",
-    tuning_seeds: Sequence[int] = (),
 ) -> pd.DataFrame:
     """Return per facet and method its best K and step and what the target costs, best first.
 
@@ -444,8 +441,7 @@ def closing_table(
     that of the uncompressed baseline (``baselines``): gd, where it ran. arrived is how many of the seeds reach the target. ok, diverged, ... count all cells of the
     method. grad_norm_sq, loss, ... are final medians over seeds. ``by="series"`` keeps every K, and so does ``by="k"``,
     which sorts by K first. Of frames with a link the cost is in seconds simulated for it,
-    seconds_to_target, seconds_low and seconds_high, and K and step are the best ones by that. With ``tuning_seeds`` K and step are
-    chosen on these seeds and reported on the others, as ``tuned`` does.
+    seconds_to_target, seconds_low and seconds_high, and K and step are the best ones by that.
 
     >>> from raybench.analysis.examples import example
     >>> found = closing_table(example(), target=1e-3)
@@ -457,7 +453,7 @@ def closing_table(
     """
     results = opened(source, accounting=accounting)
     kind = "series" if by == "k" else by
-    best = results.tuned(kind, target, seeds=tuning_seeds)
+    best = results.tuned(kind, target)
     unit = "bits" if results.cost == "bits_up" else "seconds"
     names = dict(zip(PAID, (f"{unit}_to_target", f"{unit}_low", f"{unit}_high"), strict=True))
     heads = [names.get(name, name) for name in COLUMNS]

@@ -167,16 +167,12 @@ def unmeasured(curves: pd.DataFrame) -> list[str]:
     """Return what a reader of simulated seconds should know: what was not measured, in how many cells."""
     columns = [c for c in ("bytes_up", *PARTS) if c in curves]
     ended = curves.groupby("cell", sort=False)[columns].max()
-    said = []
+    said, every = [], f"{len(ended):,} cells"
     if "bytes_up" in ended and (none := int(ended["bytes_up"].isna().sum())):
-        said.append(
-            f"{none:,} of {len(ended):,} cells did not count bytes: they have no simulated seconds"
-        )
+        said.append(f"{none:,} of {every} did not count bytes: they have no simulated seconds")
     for name, word in zip(PARTS, ("gradients", "compressors"), strict=True):
         none = int(ended[name].isna().sum()) if name in ended else len(ended)
         if none:
-            said.append(
-                f"the seconds of {word} were not measured in {none:,} of {len(ended):,} cells: "
-                "there they count as none"
-            )
+            what = f"the seconds of {word} were not measured in {none:,} of {every}"
+            said.append(f"{what}: there they count as none")
     return said

@@ -84,13 +84,12 @@ def against_trials(results: Frames, cells: pd.DataFrame, every: Sequence[str], x
     }
     data = table.rename(columns={"facet": "panel", "trials": "x", "cost": "y"})
     data = data.assign(series=data["method"], low=data["draws_low"], high=data["draws_high"])
-    never = sorted(
-        name for name in style if not np.isfinite(table.loc[table["method"] == name, "cost"]).any()
-    )
+    never = sorted(set(style) - set(table.loc[finite.notna(), "method"]))
     top = ROOM * float(table[["cost", "draws_high"]].replace(np.inf, np.nan).max().max())
     unit = words.time_unit_of if x.startswith("seconds") else words.unit_of
     size, name = unit(float(finite.min())) if x.startswith(("seconds", "bits")) else (1.0, "")
     data = data[~data["series"].isin(never)]
+    goal = f"≤ {goals[0]:g}" if len(goals := sorted(set(table["target"]))) == 1 else "≤ its target"
     tail = words.percent((1 - DRAWS) / 2)
     said = [
         f"median over draws and seeds; bands: {words.percent(DRAWS)} of them, open above where more than {tail} miss the target",
@@ -102,12 +101,7 @@ def against_trials(results: Frames, cells: pd.DataFrame, every: Sequence[str], x
         y=x,
         title="What the target costs after some random trials of the grid",
         x_label="Random trials of the method's own grid",
-        y_label=f"{words.axis(x, name)}\nto {words.COLUMNS[results.metric]} ≤ "
-        + (
-            words.targets(zip(table["facet"], table["target"]))
-            if table["target"].nunique() == 1
-            else "its target"
-        ),
+        y_label=f"{words.axis(x, name)}\nto {words.COLUMNS[results.metric]} {goal}",
         data=data[[*BEHIND]],
         looks=style,
         panels=sorted(table["facet"].unique()),
@@ -197,20 +191,13 @@ def shares(readings: pd.DataFrame) -> pd.DataFrame:
     The last column is the share in which it misses the target. Rows are ordered by mean rank.
     """
     rank = readings["rank"].map(lambda r: MISSED if math.isnan(r) else int(r))
-    table = (
-        readings.assign(rank=rank).groupby(["facet", "method"])["rank"].value_counts(normalize=True)
-    )
-    table = table.unstack(fill_value=0.0)
+    by_method = readings.assign(rank=rank).groupby(["facet", "method"])["rank"]
+    table = by_method.value_counts(normalize=True).unstack(fill_value=0.0)
     ranks = sorted(c for c in table if c != MISSED)
-    table = table.reindex(columns=[*ranks, MISSED], fill_value=0.0)
-    mean = (
-        readings.assign(rank=readings["rank"].fillna(len(ranks) + 1))
-        .groupby(["facet", "method"])["rank"]
-        .mean()
-    )
-    return (
-        table.assign(mean=mean).sort_values(["facet", "mean"], kind="stable").drop(columns="mean")
-    )
+    place = readings["rank"].fillna(len(ranks) + 1)
+    mean = readings.assign(rank=place).groupby(["facet", "method"])["rank"].mean()
+    table = table.reindex(columns=[*ranks, MISSED], fill_value=0.0).assign(mean=mean)
+    return table.sort_values(["facet", "mean"], kind="stable").drop(columns="mean")
 
 
 def audit_figure(results: Audit) -> Canvas:
@@ -226,9 +213,8 @@ def audit_figure(results: Audit) -> Canvas:
     rows = [len(table.loc[facet]) for facet in facets]
     widest = max(len(name) for name in table.index.get_level_values("method"))
     width = 0.09 * widest + 0.55 * len(table.columns) + 0.4
-    canvas = Canvas(
-        figsize=(width, 0.27 * sum(rows) + 0.75 * len(facets) + 0.35), layout="constrained"
-    )
+    height = 0.27 * sum(rows) + 0.75 * len(facets) + 0.35
+    canvas = Canvas(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(canvas)
     axes = canvas.subplots(len(facets), 1, squeeze=False, gridspec_kw={"height_ratios": rows})
     own = results.readings[results.readings["own"]].set_index(["facet", "method"])["rank"]
@@ -236,10 +222,8 @@ def audit_figure(results: Audit) -> Canvas:
         _matrix(axis, table.loc[facet], own.get(facet, pd.Series(dtype=float)))
         axis.set_title(facet, pad=4)
     count = len(results.readings.drop_duplicates([*FACTORS]))
-    canvas.supxlabel(
-        f"Rank by bits to the target: % of {count} readings; framed: as the folder is read",
-        fontsize=7.5,
-    )
+    said = f"Rank by bits to the target: % of {count} readings; framed: as the folder is read"
+    canvas.supxlabel(said, fontsize=7.5)
     return canvas
 
 

@@ -60,9 +60,7 @@ class Figure:
     log_x: bool = False
     x_from: float = 1.0
     log_y: bool = True
-    y_to: float = (
-        0.0  # where it is set the axis of y ends there, and bands that go on to infinity too
-    )
+    y_to: float = 0.0  # where set the axis of y ends there, and bands that go on to infinity too
     steps: bool = False
     stairs: bool = False
     marked: str = ""  # the column of rows to be drawn thick
@@ -278,9 +276,8 @@ def curve(
 
 def simulated_for(link: Network | None, band: str) -> str:
     """Return what a figure of simulated seconds says below: for which network, and what its bands are."""
-    return f"simulated for {link}, each client on a machine of its own" + (
-        f"; {band}" if band else ""
-    )
+    said = f"simulated for {link}, each client on a machine of its own"
+    return f"{said}; {band}" if band else said
 
 
 def _band(data: pd.DataFrame) -> str:

@@ -23,7 +23,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from scipy.optimize import isotonic_regression
 
-from raybench.analysis import Frames, How
+from raybench.analysis import Frames
 from raybench.core.errors import InputError, nearest
 from raybench.report import heatmap, words
 from raybench.report.charts import every
@@ -80,28 +80,24 @@ SIZES = {"column": 3.3, "text": 6.8, "slide": 9.0}
 
 
 def figures(
-    folder: str | os.PathLike[str] | Frames,
+    source: str | os.PathLike[str] | Frames,
     out: str | os.PathLike[str] | None = None,
-    accounting: How = None,
-    link: str | None = None,
-    target: float | str | None = None,
     kinds: Sequence[str] = ("png", "pdf", "csv"),
     size: str | tuple[float, float] | None = None,
     style: str | os.PathLike[str] | None = None,
-    tuning_seeds: Sequence[int] = (),
     label_lines: bool = False,
+    **asked: Any,
 ) -> list[Path]:
     """Draw a results folder's figures into ``out`` (default ``<folder>/figures``); return the paths.
 
     Per figure a PNG (300 dpi), a PDF with embedded fonts and a CSV with the rows behind it, in
     bits, rounds and seconds. Where a method varies K and one more number, a heat map of what the
-    target costs. link: a network such as ``1Gbit,ring``: curves against seconds simulated for it take the place of
-    those against wall time, and a chart shows which method is fastest at which bandwidth. kinds: of files, ``svg``
-    too. size, style: as for ``raybench.plot``. tuning_seeds: as for ``analysis.frames``. label_lines: names at
-    the ends of lines instead of a legend. Raises InputError if there are no results in the folder, and for an
-    unknown link, size or style.
+    target costs. kinds: of files, ``svg`` too. size, style: as for ``raybench.plot``. label_lines: names at the ends of
+    lines instead of a legend. asked: of a folder, as for ``analysis.frames``; with a link curves against simulated
+    seconds take the place of those against wall time, and a chart shows which method is fastest at which bandwidth.
+    Raises InputError as that does, and for an unknown size or style.
     """
-    results = open_frames(folder, accounting, link, target, tuning_seeds)
+    results = open_frames(source, **asked)
     goal = Path(out) if out is not None else default_out(results.folder, "figures")
     figures = every(results)
     goal.mkdir(parents=True, exist_ok=True)

@@ -35,16 +35,12 @@ def ranking(results: Frames, by: str = "method", x: str | None = None) -> Sheet:
     def ratio(row: Row) -> str:
         return words.number(row["ratio"], 3) + "×" * (row["ratio"] < math.inf)
 
+    def mean(row: Row) -> str:
+        return f"{row['rank']:.2f}"
+
     fields = [
         column(rows, by, "Method", left=True),
-        column(
-            rows,
-            "rank",
-            "Mean rank",
-            lambda row: f"{row['rank']:.2f}",
-            behind=["rank"],
-            better="low",
-        ),
+        column(rows, "rank", "Mean rank", mean, behind=["rank"], better="low"),
         column(rows, "wins", "Wins"),
         column(rows, "reached", "Reach", lambda row: f"{row['reached']}/{row['instances']}"),
         column(rows, "ratio", "Cost ÷ least", ratio),
@@ -92,9 +88,8 @@ def after_trials(results: Frames, count: int, by: str = "method", x: str | None 
     x = x or results.cost
     table = trials(results, by=by, x=x)
     own = table[table["trials"] == np.minimum(count, table["grid"])]
-    own = own.assign(missed=-own["reach"])
-    own = own.sort_values(["facet", "cost", "missed"], kind="stable", ignore_index=True)
-    own = own.drop(columns="missed")
+    order = ["facet", "cost", "reach"]
+    own = own.sort_values(order, ascending=[True, True, False], kind="stable", ignore_index=True)
     whole = table[table["trials"] == table["grid"]].set_index(["facet", by])["cost"]
     own["whole_grid"] = whole.reindex(pd.MultiIndex.from_frame(own[["facet", by]])).to_numpy()
     rows = own.to_dict("records")
@@ -102,9 +97,8 @@ def after_trials(results: Frames, count: int, by: str = "method", x: str | None 
     fields = _trial_fields(rows, by, x, count)
     if own["facet"].nunique() > 1:
         fields.insert(0, column(rows, "facet", "Problem", left=True))
-    return Sheet(
-        fields=fields, sections=sections, data=own, notes=_trial_notes(results, own, by, x, count)
-    )
+    notes = _trial_notes(results, own, by, x, count)
+    return Sheet(fields=fields, sections=sections, data=own, notes=notes)
 
 
 def _trial_fields(rows: Sequence[Row], by: str, x: str, count: int) -> list[Field]:
@@ -122,22 +116,22 @@ def _trial_fields(rows: Sequence[Row], by: str, x: str, count: int) -> list[Fiel
         low, high = row["draws_low"], row["draws_high"]
         return f"{end(low)} to {end(high)}" if low < high else end(low)
 
-    whole = "whole_grid"
+    least: dict[str, Any] = {"unit": unit, "better": "low"}
+    after = "After the whole grid"
     return [
         column(rows, by, "Method", left=True),
         column(rows, "grid", "Grid"),
-        column(rows, "cost", head, cost, behind=ends, unit=unit, better="low"),
+        column(rows, "cost", head, cost, behind=ends, **least),
         column(rows, "draws", f"{words.percent(DRAWS)} of draws", draws),
         column(rows, "reach", "Reach", lambda row: _share(row["reach"]), behind=["reach"]),
         column(rows, "expected", "Mean", lambda row: end(row["expected"])),
         column(
             rows,
-            whole,
-            "After the whole grid",
-            lambda row: spell(row[whole]),
-            behind=[whole],
-            unit=unit,
-            better="low",
+            "whole_grid",
+            after,
+            partial(_spelled, spell, "whole_grid"),
+            behind=["whole_grid"],
+            **least,
         ),
     ]
 
@@ -175,17 +169,13 @@ def _trial_notes(results: Frames, own: pd.DataFrame, by: str, x: str, count: int
     what = {"method": "a K and a step", "series": "a step", "algorithm": "a cell, seeds apart"}[by]
     paid = words.COLUMNS.get(x, x) + (f" for {results.link}" if results.link is not None else "")
     sure = words.intervals(int(n) for n in own["seeds"])
-    goal = words.targets(zip(own["facet"], own["target"]))
+    held = f", in brackets an interval that holds the true median with probability {sure}"
+    held, goal = held if sure else "", words.targets(zip(own["facet"], own["target"]))
     notes = [
         f"Cost: {paid} to {words.COLUMNS[results.metric]} ≤ {goal}, of the best of "
         f"{words.count(count, 'random trial')} ({what}) of the method's own grid, drawn without replacement",
-        "Median over draws, exact, and over seeds"
-        + (
-            f", in brackets an interval that holds the true median with probability {sure}"
-            if sure
-            else ""
-        )
-        + "; mean: over draws, infinite if one of them misses; reach: share of draws and seeds that get there",
+        f"Median over draws, exact, and over seeds{held}; mean: over draws, infinite if one of them misses; "
+        "reach: share of draws and seeds that get there",
     ]
     small = own[own["grid"] < count]
     if len(small):
@@ -223,10 +213,8 @@ def comparison(one: Frames, two: Frames, by: str = "series") -> Sheet:
         column(rows, "step", "Step", _steps),
     ]
     for side in ("cost_a", "cost_b"):
-        head = f"{paid} in {side[-1].upper()}"
-        texts = [spell(row[side]) for row in rows]
-        numbers = [float(row[side]) for row in rows]
-        fields.append(Field(name=side, head=head, texts=texts, numbers=numbers, unit=unit))
+        head, cost = f"{paid} in {side[-1].upper()}", partial(_spelled, spell, side)
+        fields.append(column(rows, side, head, cost, behind=[side], unit=unit))
     fields += [
         column(rows, "ratio", "B ÷ A", _ratio),
         column(rows, "pairs", "Pairs"),
@@ -237,9 +225,12 @@ def comparison(one: Frames, two: Frames, by: str = "series") -> Sheet:
     return Sheet(fields=fields, sections=sections, data=table, notes=_notes(one, two, table))
 
 
+def _spelled(spell: Callable[[float], str], name: str, row: Row) -> str:
+    return spell(row[name])
+
+
 def _steps(row: Row) -> str:
-    sides = (row["step_a"], row["step_b"])
-    one, two = map(words.grid_step, sides)
+    one, two = words.grid_step(row["step_a"]), words.grid_step(row["step_b"])
     return one or two if one == two or not (one and two) else f"{one} → {two}"
 
 
@@ -270,19 +261,14 @@ def _notes(one: Frames, two: Frames, table: pd.DataFrame) -> list[str]:
     counts = [f"{n} {_verdict(verdict)}" for verdict, n in table["verdict"].value_counts().items()]
     notes.append(f"{words.count(len(table), 'row')}: {', '.join(counts)}")
     pairs = int(table["pairs"].max())
-    notes.append(
-        "p: of no difference, over pairs of equal seeds (Wilcoxon), corrected for all rows (Holm)"
-        if pairs
-        else "p: of no difference, over seeds, none of which are in both (Mann and Whitney), corrected for all rows (Holm)"
-    )
+    over = "pairs of equal seeds (Wilcoxon)"
+    over = over if pairs else "seeds, none of which are in both (Mann and Whitney)"
+    notes.append(f"p: of no difference, over {over}, corrected for all rows (Holm)")
     if 0 < pairs < 6:
-        notes.append(
-            f"{words.count(pairs, 'pair')} cannot show a difference at 5 %: it takes 6 seeds at least"
-        )
+        said = "cannot show a difference at 5 %: it takes 6 seeds at least"
+        notes.append(f"{words.count(pairs, 'pair')} {said}")
     notes += one.chosen_on
-    notes += [
-        f"{name}: {line}" for name, results in (("A", one), ("B", two)) for line in results.earlier
-    ]
+    notes += [f"A: {line}" for line in one.earlier] + [f"B: {line}" for line in two.earlier]
     if one.accounting:
         other = f"; B: {two.accounting}" if one.accounting != two.accounting else ""
         notes.append(f"Accounting: {one.accounting}{other}")
@@ -301,28 +287,23 @@ def audit_lines(results: Audit) -> list[str]:
         moved = pairs[pairs["flipped"] > 0].sort_values("flipped", kind="stable")
         for row in moved.head(MOST_FLIPS_TOLD).itertuples():
             better, worse = words.bits(row.cost_better), words.bits(row.cost_worse)
-            lines.append(
-                f"{row.better} ({better}) beats {row.worse} ({worse}) unless {_short(row.unless)} "
-                f"({row.flipped} of {row.decided} readings{_others(row)})"
+            said = (
+                f"{row.better} ({better}) beats {row.worse} ({worse}) unless {_short(row.unless)}"
             )
-        if len(moved) > MOST_FLIPS_TOLD:
-            lines.append(
-                f"{len(moved) - MOST_FLIPS_TOLD} more orders that some readings turn round: see the CSV"
-            )
+            lines.append(f"{said} ({row.flipped} of {row.decided} readings{_others(row)})")
+        if (more := len(moved) - MOST_FLIPS_TOLD) > 0:
+            lines.append(f"{more} more orders that some readings turn round: see the CSV")
         firm = pairs[pairs["flipped"] == 0]
         for better, own in firm.groupby("better", sort=False):
-            lines.append(
-                f"{better} beats {_listed(own['worse'])} in every reading that tells them apart"
-            )
+            worse = _listed(own["worse"])
+            lines.append(f"{better} beats {worse} in every reading that tells them apart")
         if (pairs["decided"] < count).any():
             lines.append(
                 "a reading does not tell two methods apart where one of them has no such step, neither arrives, or both need the same"
             )
     if results.pairs.empty:
-        lines += [
-            "",
-            "no method is cheaper than another: none reaches the target, or there is one method alone",
-        ]
+        said = "none reaches the target, or there is one method alone"
+        lines += ["", f"no method is cheaper than another: {said}"]
     return lines
 
 

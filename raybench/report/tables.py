@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from raybench.analysis import Frames, How, closing_table
+from raybench.analysis import Frames, closing_table
 from raybench.analysis.frames import baselines
 from raybench.analysis.methods import algorithm_name, k_of_rows, key_of
 from raybench.core.errors import InputError, nearest
 from raybench.report import words
 from raybench.report.content import open_frames
-from raybench.report.formats import check, written
+from raybench.report.formats import written
 from raybench.report.sheet import Field, Row, Sheet, column
 from raybench.report.words import Unit
 
 if TYPE_CHECKING:
     from raybench.report.formats import Fitted
 
-WORDS = {"facet": "Problem", "method": "Method", "algorithm": "Algorithm", "compressor": "Operator"}
+WORDS = ("facet", "method", "algorithm", "compressor")
 COUNTS = ("arrived", "ok", "diverged", "failed", "skipped", "pruned")
 FINAL = {"grad_norm_sq": "low", "loss": "low", "test_loss": "low", "accuracy": "high"}
 """Values at the end, and where their best lies."""
@@ -40,21 +40,17 @@ HEADS = {
 
 def closing(
     source: str | os.PathLike[str] | Frames,
-    accounting: How = None,
-    target: float | str | None = None,
     by: str = "method",
-    link: str | None = None,
     names: Sequence[str] | None = None,
-    tuning_seeds: Sequence[int] = (),
+    **asked: Any,
 ) -> Sheet:
     """Return the closing table, spelled for reading: per method its best K and step, what the target costs, ratio to gd, seeds.
 
-    by: ``series`` keeps every K, ``k`` compares methods at each K. link: a network such as ``1Gbit,ring``, for which
-    seconds are simulated; they take the place of bits. names: of the columns, those of ``closing_table`` and ``step``.
-    tuning_seeds: on which K and steps are chosen, to be reported on the others. Raises InputError as ``raybench.load``
-    does, and for an unknown link, an unknown column and seeds that are not there.
+    by: ``series`` keeps every K, ``k`` compares methods at each K. names: of the columns, those of ``closing_table`` and
+    ``step``. asked: of a folder, as for ``analysis.frames``; with a link simulated seconds take the place of bits.
+    Raises InputError as that does, and for an unknown column.
     """
-    results = open_frames(source, accounting, link, target, tuning_seeds)
+    results = open_frames(source, **asked)
     table = closing_table(results, by=by)
     shown = wanted(names, table) if names else usual(results, table, by)
     grown = [words.GREW_NOTE] if any(grown_rows(results, table)) else []
@@ -70,10 +66,9 @@ def closing(
 
 def _notes(results: Frames, table: pd.DataFrame, value: str) -> list[str]:
     notes = _target_notes(results, table)
-    count = results.cells["status"].value_counts()
-    ended = [f"{count[s]:,} {s}" for s in count.index]
+    ended = [f"{n:,} {status}" for status, n in results.cells["status"].value_counts().items()]
     notes.append(
-        ": ".join(filter(None, [words.count(len(results.cells), "cell"), ", ".join(ended)]))
+        ": ".join([words.count(len(results.cells), "cell"), ", ".join(ended)][: 1 + bool(ended)])
     )
     notes += growth_notes(results)
     notes += map(words.sentence, results.tuning)
@@ -107,11 +102,8 @@ def _target_notes(results: Frames, table: pd.DataFrame) -> list[str]:
     if results.asked is not None:
         said += ", as asked for" if results.asked != "auto" else ", from what the folder holds now"
         moved = held[held != of.reindex(held.index)]
-        return [
-            f"{said}; the target that was fixed is {words.targets(moved.items())}"
-            if len(moved)
-            else said
-        ]
+        fixed = f"; the target that was fixed is {words.targets(moved.items())}"
+        return [said + fixed * (len(moved) > 0)]
     if not kept:
         return [f"{said}, from what the folder holds"]
     dates = sorted({one.since[:10] for one in kept.values()})
@@ -129,18 +121,12 @@ def table(source: str | os.PathLike[str] | Frames, **asked: Any) -> Fitted:
     return Fitted(closing(source, **asked))
 
 
-def render(
-    source: str | os.PathLike[str] | Frames,
-    form: str = "plain",
-    accounting: How = None,
-    **asked: Any,
-) -> str:
+def render(source: str | os.PathLike[str] | Frames, form: str = "plain", **asked: Any) -> str:
     """Return the ``closing`` table as text: ``plain``, ``markdown``, ``csv`` (raw numbers in bits) or ``latex``.
 
     Raises InputError for an unknown form, and as ``closing`` does.
     """
-    form = check(form)
-    return written(closing(source, accounting, **asked), form)
+    return written(closing(source, **asked), form)
 
 
 # Its columns -----------------------------------------------------------------------------------------
@@ -184,7 +170,8 @@ def spelled(results: Frames, table: pd.DataFrame, names: Sequence[str]) -> list[
 
 def _field(results: Frames, rows: Sequence[Row], name: str) -> Field:
     if name in WORDS:
-        return column(rows, name, WORDS[name], lambda row: str(row[name] or ""), left=True)
+        head = "Problem" if name == "facet" else name.capitalize()
+        return column(rows, name, head, lambda row: str(row[name] or ""), left=True)
     if name == "step":
         return column(rows, name, "Step", _step)
     if name == "k":
@@ -236,11 +223,8 @@ def _k(row: Row) -> str:
     """Return K as it was asked for, a share with its count: ``10% (12)``."""
     if not words.known(row["k"]):
         return "–"
-    return (
-        f"{row['k_word']} ({row['k']:.0f})"
-        if row["k_word"].endswith("%")
-        else words.whole(row["k"])
-    )
+    share = row["k_word"].endswith("%")
+    return f"{row['k_word']} ({row['k']:.0f})" if share else words.whole(row["k"])
 
 
 def _step(row: Row) -> str:
@@ -262,17 +246,15 @@ def _cost(ends: Sequence[str], unit: Unit, row: Row) -> str:
 
 def growth_notes(results: Frames) -> list[str]:
     """Return a line per method of which cells ended ok though f grew, none where all is well."""
-    said = results.growth
-    cells = results.cells.assign(grew=said)
-    cells = cells[said != ""]
+    cells = results.cells.assign(grew=results.growth)[results.growth != ""]
     lines = []
     for method, part in cells.groupby("method", sort=True):
         worst = part.loc[part["loss"].idxmax(), "grew"]
         part = part.sort_values(["step_multiple", "step_size"], kind="stable")
         steps = ", ".join(dict.fromkeys(words.grid_step(step) for step in part["step"].astype(str)))
         steps = steps if len(steps) < 60 else f"{steps[:57].rpartition(',')[0]}, …"
-        cells_word = words.count(len(part), "cell")
-        lines.append(f"{method}: {worst} in {cells_word} that ended ok (steps {steps})")
+        many = words.count(len(part), "cell")
+        lines.append(f"{method}: {worst} in {many} that ended ok (steps {steps})")
     return lines
 
 
