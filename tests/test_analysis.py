@@ -121,10 +121,7 @@ def test_names_of_operators(name, k, series, method):
 
 def test_bands_are_step_functions():
     curves, _ = make(
-        [
-            {"g": [8, 4, 2], "per_round": 10.0},
-            {"g": [6, 3, 1], "per_round": 20.0, "seed": 1},
-        ]
+        [{"g": [8, 4, 2], "per_round": 10.0}, {"g": [6, 3, 1], "per_round": 20.0, "seed": 1}]
     )
     found = bands(curves)
     # medians of the rounds' bits, up to the median end: 0, 15, 30

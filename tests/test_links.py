@@ -80,11 +80,7 @@ def test_one_machine_needs_no_network(network):
 
 
 @FORM
-@given(
-    n=st.integers(2, 64),
-    small=st.floats(1, 1e8),
-    more=st.floats(1.01, 100),
-)
+@given(n=st.integers(2, 64), small=st.floats(1, 1e8), more=st.floats(1.01, 100))
 def test_longer_messages_and_latencies_take_longer(network, n, small, more):
     slow = Network(Link(A * more, B), network.form, network.inner, network.per_node)
     for time in (links.all_reduce, links.all_gather):

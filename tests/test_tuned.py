@@ -98,10 +98,7 @@ def test_a_step_with_a_diverged_seed_never_wins():
 
 def test_a_step_that_only_passes_by_the_target_has_not_reached_it():
     curves, cells = make(
-        [
-            {"g": [1, 0.5, 0.09, 0.05], "multiple": 1.0},
-            {"g": [1, 0.01, 50, 3], "multiple": 2.0},
-        ]
+        [{"g": [1, 0.5, 0.09, 0.05], "multiple": 1.0}, {"g": [1, 0.01, 50, 3], "multiple": 2.0}]
     )
     assert first_crossing(curves, 0.1).tolist() == [20.0, 10.0]
     assert first_crossing(curves, 0.1, settled=True).tolist() == [20.0, math.inf]

@@ -427,10 +427,7 @@ def baselines(table: pd.DataFrame) -> pd.Series:
 
 
 def closing_table(
-    source: Source,
-    accounting: How = None,
-    target: float | None = None,
-    by: str = "method",
+    source: Source, accounting: How = None, target: float | None = None, by: str = "method"
 ) -> pd.DataFrame:
     """Return per facet and method its best K and step and what the target costs, best first.
 

@@ -67,11 +67,7 @@ def to_target(
 
 
 def costs_of(
-    results: Frames,
-    cells: pd.DataFrame,
-    targets: Sequence[tuple[str, float]],
-    x: str,
-    y: str,
+    results: Frames, cells: pd.DataFrame, targets: Sequence[tuple[str, float]], x: str, y: str
 ) -> pd.DataFrame:
     """Return cells, once for each target of their facet, with columns target and cost, as ``to_target`` counts it."""
     rows = results.held.columns([x, y])

@@ -204,10 +204,7 @@ class Gradients:
 
 
 def gradients(
-    model: str,
-    dataset: str | None = None,
-    batch: int = BATCH,
-    steps: Sequence[int] = STEPS,
+    model: str, dataset: str | None = None, batch: int = BATCH, steps: Sequence[int] = STEPS
 ) -> Gradients:
     """Return gradients of a model, or those in a folder that ``raybench.torch.record`` wrote.
 
@@ -310,10 +307,7 @@ def baseline(d: int) -> Exchange:
 
 
 def replay(
-    candidates: Iterable[Candidate],
-    layout: Layout,
-    vectors: Sequence[Tensor],
-    limit: float = LIMIT,
+    candidates: Iterable[Candidate], layout: Layout, vectors: Sequence[Tensor], limit: float = LIMIT
 ) -> list[Candidate]:
     """Return what each candidate does to the gradients (d,), one after the other as in training.
 

@@ -27,14 +27,7 @@ from raybench.analysis import Frames
 from raybench.core.errors import InputError, nearest
 from raybench.report import heatmap, words
 from raybench.report.charts import every
-from raybench.report.content import (
-    LOWEST_SHOWN,
-    Figure,
-    alone,
-    default_out,
-    open_frames,
-    shown,
-)
+from raybench.report.content import LOWEST_SHOWN, Figure, alone, default_out, open_frames, shown
 from raybench.report.formats import separated
 
 STYLE: dict[Any, Any] = {
