@@ -7,8 +7,8 @@ import json
 
 import fake_store
 import pytest
-from browser_kit import ABSENT, CHROMIUM, DARK, visit
 from fake_runs import make
+from page_kit import ABSENT, CHROMIUM, DARK, visit
 
 from raybench.analysis import frames
 from raybench.analysis.frames import framed

@@ -89,7 +89,8 @@ def against_trials(results: Frames, cells: pd.DataFrame, every: Sequence[str], x
     unit = words.time_unit_of if x.startswith("seconds") else words.unit_of
     size, name = unit(float(finite.min())) if x.startswith(("seconds", "bits")) else (1.0, "")
     data = data[~data["series"].isin(never)]
-    goal = f"≤ {goals[0]:g}" if len(goals := sorted(set(table["target"]))) == 1 else "≤ its target"
+    goals = table["target"].dropna().unique()
+    goal = f"≤ {goals[0]:g}" if len(goals) == 1 else "≤ its target"
     tail = words.percent((1 - DRAWS) / 2)
     said = [
         f"median over draws and seeds; bands: {words.percent(DRAWS)} of them, open above where more than {tail} miss the target",

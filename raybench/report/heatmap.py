@@ -59,13 +59,9 @@ def heatmaps(results: Frames) -> list[HeatMap]:
         values = _numbers(part)[number]
         pairs = part.assign(value=values)[["facet", "series", "k", "value"]].drop_duplicates()
         data = pairs.merge(best.drop(columns="k"), on=["facet", "series"])
-        data["best"] = first_reached(data, ["facet"])
-        data["cost"] = data["cost"].where(data["eligible"])
-        names = ["facet", "k", "value", "cost", "step_multiple", "step_size", "target", "best"]
-        data = data[names].sort_values(["facet", "k", "value"], ignore_index=True)
         name, key = f"bits_to_target_{algorithm}_{compressor}", number.partition(".")[2]
         title = str(part["method"].iloc[0]).partition(" (")[0]
-        maps.append(HeatMap(name, title, key, results.metric, data))
+        maps.append(HeatMap(name, title, key, results.metric, _rows(data)))
     return maps
 
 
@@ -86,13 +82,17 @@ def by_step(results: Frames, cells: pd.DataFrame) -> HeatMap:
     data = pd.concat(pieces, ignore_index=True)
     multiples = bool(data["step_multiple"].notna().any())
     data["value"] = data["step_multiple" if multiples else "step_size"]
-    data["best"] = first_reached(data, ["facet", "method"])
-    data["cost"] = data["cost"].where(data["eligible"])
-    panel = [f"{m}, {f}" if f else m for m, f in zip(data["method"], data["facet"], strict=True)]
-    names = ["facet", "k", "value", "cost", "step_multiple", "step_size", "target", "best"]
-    data = data.assign(facet=panel)[names].sort_values(["facet", "k", "value"], ignore_index=True)
+    data["method"] += data["facet"].map(lambda facet: f", {facet}" if facet else "")
     number = r"\gamma\,/\,\gamma_{\rm theory}" if multiples else r"\gamma"
+    data = _rows(data.assign(facet=data["method"]))
     return HeatMap("target_vs_k_and_step", "", number, results.metric, data)
+
+
+def _rows(data: pd.DataFrame) -> pd.DataFrame:
+    best, cost = first_reached(data, ["facet"]), data["cost"].where(data["eligible"])
+    names = ["facet", "k", "value", "cost", "step_multiple", "step_size", "target", "best"]
+    data = data.assign(best=best, cost=cost)[names]
+    return data.sort_values(["facet", "k", "value"], ignore_index=True)
 
 
 def _numbers(cells: pd.DataFrame) -> pd.DataFrame:

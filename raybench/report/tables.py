@@ -67,9 +67,8 @@ def closing(
 def _notes(results: Frames, table: pd.DataFrame, value: str) -> list[str]:
     notes = _target_notes(results, table)
     ended = [f"{n:,} {status}" for status, n in results.cells["status"].value_counts().items()]
-    notes.append(
-        ": ".join([words.count(len(results.cells), "cell"), ", ".join(ended)][: 1 + bool(ended)])
-    )
+    head = words.count(len(results.cells), "cell")
+    notes.append(f"{head}: {', '.join(ended)}" if ended else head)
     notes += growth_notes(results)
     notes += map(words.sentence, results.tuning)
     if results.accounting:
