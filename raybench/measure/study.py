@@ -274,16 +274,14 @@ def _bits_at(curve: pd.DataFrame, error: float) -> float:
 def top_k_energy(rows: pd.DataFrame) -> pd.DataFrame:
     """Return Top-k's measured residuals beside the formulas: family, share, error, error_se, formula,
     rand_k (1 - k/d, of any vector)."""
-    table = rows.loc[rows["name"] == "top_k", ["family", "error", "error_se"]]
-    table = table.reset_index(drop=True)
-    sizes = rows.loc[rows["name"] == "top_k", ["d", "values"]].round().astype(int)
-    shares = (sizes["values"] / sizes["d"]).to_numpy()
+    part = rows[rows["name"] == "top_k"].reset_index(drop=True)
+    d, k = (part[column].round().astype(int) for column in ("d", "values"))
     formulas = [
-        FORMULAS[family](d, k) if family in FORMULAS else math.nan
-        for family, d, k in zip(table["family"], sizes["d"], sizes["values"], strict=True)
+        FORMULAS[family](*size) if family in FORMULAS else math.nan
+        for family, *size in zip(part["family"], d, k, strict=True)
     ]
-    table = table.assign(share=shares, formula=formulas, rand_k=1 - shares)
-    return table[["family", "share", "formula", "rand_k", "error", "error_se"]]
+    part = part.assign(share=k / d, formula=formulas, rand_k=1 - k / d)
+    return part[["family", "share", "formula", "rand_k", "error", "error_se"]]
 
 
 # The figure ----------------------------------------------------------------------------------

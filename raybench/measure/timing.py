@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -171,7 +172,7 @@ def measure(
         clock("copy", lambda: buffer.copy_(x))
     copy = clock.best["copy"]
     for name in fitted:
-        times = {action: clock.best[name, action] / copy for action in ACTIONS}
+        times: dict[str, Any] = {action: clock.best[name, action] / copy for action in ACTIONS}
         rows[name] = replace(rows[name], copy_s=copy, repeats=turns[name], **times)
     below = [
         Measured(name, *head, copy, compress=clock.best[name, "compress"] / copy, repeats=repeats)
@@ -200,12 +201,16 @@ def affordable(op: Compressor, x: Tensor, limit: float, what: str, fix: str = ""
         pieces = [rows[:m] for m in PROBE_ROWS if 2 * m < len(rows)]
     else:
         pieces = [rows[:1, :m] for m in PROBES if 2 * m < rows.shape[1]]
-    guess = last = length = 0.0
+
+    def decoded(piece: Tensor) -> Tensor:
+        return op.compress(piece, source).decode()
+
+    source, guess, last, length = stream(0, x.device), 0.0, 0.0, 0
     for piece in pieces if rows.numel() >= PROBES[0] else ():
-        clock, source, part = Clock(x.device), stream(0, x.device), piece.contiguous()
+        clock, compress = Clock(x.device), partial(decoded, piece.contiguous())
         try:
             for _ in range(TRIES):
-                clock("", lambda part=part, source=source: op.compress(part, source).decode())
+                clock("", compress)
         except InputError:  # fixed to its own dimension
             break
         took, left = clock.best[""], rows.numel() / piece.numel()

@@ -53,7 +53,11 @@ def _traces(figure: Figure, panel: str) -> list[dict[str, Any]]:
             marked = figure.steps or lone.any()
             line = {"color": look.colour, "dash": look.dash, "width": 2}
             hover = "%{x:.4g}, %{y:.3g}<extra>%{fullData.name}</extra>"
-            trace = {**spoken, "y": _plain(y), "mode": "lines+markers" if marked else "lines"}
+            trace: dict[str, Any] = {
+                **spoken,
+                "y": _plain(y),
+                "mode": "lines+markers" if marked else "lines",
+            }
             if marked and not figure.steps:
                 trace["marker"] = {"size": [6 if point else 0 for point in lone]}
             traces.append({**trace, "line": line, "hovertemplate": hover})

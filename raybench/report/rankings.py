@@ -265,8 +265,8 @@ def _notes(one: Frames, two: Frames, table: pd.DataFrame) -> list[str]:
     over = over if pairs else "seeds, none of which are in both (Mann and Whitney)"
     notes.append(f"p: of no difference, over {over}, corrected for all rows (Holm)")
     if 0 < pairs < 6:
-        said = "cannot show a difference at 5 %: it takes 6 seeds at least"
-        notes.append(f"{words.count(pairs, 'pair')} {said}")
+        few = f"{words.count(pairs, 'pair')} cannot show a difference at 5 %"
+        notes.append(f"{few}: it takes 6 seeds at least")
     notes += one.chosen_on
     notes += [f"A: {line}" for line in one.earlier] + [f"B: {line}" for line in two.earlier]
     if one.accounting:

@@ -152,7 +152,7 @@ def _compared(what: Reproduction, claim: Claim, evidence: Evidence) -> list[Comp
             samples.append(_certain(float(claim.right), float(claim.right)))
         word, p_value = held(claim, *samples)
         of = {str(name): value for name, value in key.items()}
-        rows.append(Compared(of, *samples, word, p_value))
+        rows.append(Compared(of, samples[0], samples[1], word, p_value))
     return rows
 
 
