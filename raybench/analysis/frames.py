@@ -493,8 +493,8 @@ class BestSteps:
 
     def __call__(self, cells: Mapping[str, str]) -> dict[str, tuple[float, ...]]:
         """Return per group (without those of which no cell ended ok) the step sizes to go on around."""
-        known = self._read[1].set_index("cell")["status"].to_dict()
-        if not cells.items() <= known.items():  # cells that ended once do not change
+        statuses = self._read[1].set_index("cell")["status"].to_dict()
+        if not cells.items() <= statuses.items():  # cells that ended once do not change
             self._read = reader.part(self.folder, READ)
         curves, table = (part[part["cell"].isin(cells)] for part in self._read)
         return best_steps(curves, table)

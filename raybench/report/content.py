@@ -216,25 +216,13 @@ def build(results: Frames, extras: bool = False) -> list[Figure]:
     xs = [x for x in ("bits_up", "round", clock) if rows[x].notna().any()] or ["bits_up"]
     pairs = [(x, y) for y in ys or [results.metric] for x in xs]
     figures += [curve(rows, style, facets, x, y, notes, results.link) for x, y in pairs]
-    figures.append(against_step(results))
+    figures.append(final_by_step(results, best, style, facets, results.metric, notes))
     every = results.tuned("series")
     every = every[every["eligible"]]
     several = every.groupby("method")["series"].nunique()
     if (several > 1).any() and len(every["series"].unique()) > MOST_SERIES:
         figures.append(_by_k(results, every[every["method"].map(several) > 1]))
     return [f for f in figures if f is not None]
-
-
-def against_step(results: Frames) -> Figure | None:
-    """Return the figure of final values against the step, None where no method has two steps."""
-    best, notes = chosen(results)
-    if best.empty:
-        return None
-    facets = sorted(results.cells["facet"].unique())
-    figure = final_by_step(
-        results, best, looks(best[best["eligible"]], all_methods(results)), facets, results.metric
-    )
-    return figure and replace(figure, notes=notes)
 
 
 def curve(
@@ -340,7 +328,12 @@ def _by_k(results: Frames, best: pd.DataFrame) -> Figure:
 
 
 def final_by_step(
-    results: Frames, best: pd.DataFrame, style: dict[str, Look], panels: list[str], y: str
+    results: Frames,
+    best: pd.DataFrame,
+    style: dict[str, Look],
+    panels: list[str],
+    y: str,
+    notes: Sequence[str] = (),
 ) -> Figure | None:
     """Return the figure of the final y against the step, of the series of ``best``; None where none has two steps."""
     data = final_vs_step(results.cells[results.cells["series"].isin(set(best["series"]))], y)
@@ -369,6 +362,7 @@ def final_by_step(
         log_x=True,
         log_y=y.endswith("_sq") or spans(data["y"]),
         steps=True,
+        notes=[*notes],
     )
 
 
