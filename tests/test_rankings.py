@@ -431,7 +431,7 @@ rounds: 40
 # -- steps that are chosen on some seeds and reported on the others ------------------------------------
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(
     st.lists(st.lists(st.integers(1, 50), min_size=4, max_size=4), min_size=2, max_size=4),
     st.sets(st.integers(0, 3), min_size=1, max_size=3),

@@ -87,18 +87,20 @@ def after_trials(results: Frames, count: int, by: str = "method", x: str | None 
         raise InputError.of("--trials", f"{count} is out of range", "a whole number from 1")
     x = x or results.cost
     table = trials(results, by=by, x=x)
-    own = table[table["trials"] == np.minimum(count, table["grid"])]
+    shown = table[table["trials"] == np.minimum(count, table["grid"])]
     order = ["facet", "cost", "reach"]
-    own = own.sort_values(order, ascending=[True, True, False], kind="stable", ignore_index=True)
+    shown = shown.sort_values(
+        order, ascending=[True, True, False], kind="stable", ignore_index=True
+    )
     whole = table[table["trials"] == table["grid"]].set_index(["facet", by])["cost"]
-    own["whole_grid"] = whole.reindex(pd.MultiIndex.from_frame(own[["facet", by]])).to_numpy()
-    rows = own.to_dict("records")
-    sections = own.groupby("facet", sort=False).ngroup().tolist()
+    shown["whole_grid"] = whole.reindex(pd.MultiIndex.from_frame(shown[["facet", by]])).to_numpy()
+    rows = shown.to_dict("records")
+    sections = shown.groupby("facet", sort=False).ngroup().tolist()
     fields = _trial_fields(rows, by, x, count)
-    if own["facet"].nunique() > 1:
+    if shown["facet"].nunique() > 1:
         fields.insert(0, column(rows, "facet", "Problem", left=True))
-    notes = _trial_notes(results, own, by, x, count)
-    return Sheet(fields=fields, sections=sections, data=own, notes=notes)
+    notes = _trial_notes(results, shown, by, x, count)
+    return Sheet(fields=fields, sections=sections, data=shown, notes=notes)
 
 
 def _trial_fields(rows: Sequence[Row], by: str, x: str, count: int) -> list[Field]:
@@ -163,29 +165,29 @@ def _share(value: float) -> str:
     return "< 0.1 %" if 1e-9 < value < 0.001 else words.percent(value)
 
 
-def _trial_notes(results: Frames, own: pd.DataFrame, by: str, x: str, count: int) -> list[str]:
-    if own.empty:
+def _trial_notes(results: Frames, shown: pd.DataFrame, by: str, x: str, count: int) -> list[str]:
+    if shown.empty:
         return ["nothing to rank: no cell ran", *results.earlier]
     what = {"method": "a K and a step", "series": "a step", "algorithm": "a cell, seeds apart"}[by]
     paid = words.COLUMNS.get(x, x) + (f" for {results.link}" if results.link is not None else "")
-    sure = words.intervals(int(n) for n in own["seeds"])
+    sure = words.intervals(int(n) for n in shown["seeds"])
     held = f", in brackets an interval that holds the true median with probability {sure}"
-    held, goal = held if sure else "", words.targets(zip(own["facet"], own["target"]))
+    held, goal = held if sure else "", words.targets(zip(shown["facet"], shown["target"]))
     notes = [
         f"Cost: {paid} to {words.COLUMNS[results.metric]} ≤ {goal}, of the best of "
         f"{words.count(count, 'random trial')} ({what}) of the method's own grid, drawn without replacement",
         f"Median over draws, exact, and over seeds{held}; mean: over draws, infinite if one of them misses; "
         "reach: share of draws and seeds that get there",
     ]
-    small = own[own["grid"] < count]
+    small = shown[shown["grid"] < count]
     if len(small):
         named = ", ".join(f"{row[by]} ({row['grid']})" for row in small.to_dict("records"))
         notes.append(f"After their whole grid, which is smaller: {named}")
-    if own["facet"].nunique() > 1:
-        place = own["cost"].groupby(own["facet"]).rank(method="average")
-        mean = place.groupby(own[by]).mean().sort_values()
+    if shown["facet"].nunique() > 1:
+        place = shown["cost"].groupby(shown["facet"]).rank(method="average")
+        mean = place.groupby(shown[by]).mean().sort_values()
         said = ", ".join(f"{name} {value:.3g}" for name, value in mean.items())
-        notes.append(f"Mean place over {words.count(own['facet'].nunique(), 'problem')}: {said}")
+        notes.append(f"Mean place over {words.count(shown['facet'].nunique(), 'problem')}: {said}")
     notes += [words.sentence(note) for note in results.tuning]
     if results.tuning:
         notes.append(
@@ -230,8 +232,8 @@ def _spelled(spell: Callable[[float], str], name: str, row: Row) -> str:
 
 
 def _steps(row: Row) -> str:
-    one, two = words.grid_step(row["step_a"]), words.grid_step(row["step_b"])
-    return one or two if one == two or not (one and two) else f"{one} → {two}"
+    a, b = words.grid_step(row["step_a"]), words.grid_step(row["step_b"])
+    return a or b if a == b or not (a and b) else f"{a} → {b}"
 
 
 def _ratio(row: Row) -> str:
