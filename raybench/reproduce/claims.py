@@ -116,21 +116,14 @@ class Reproduction:
         return drawn.union(*(side.measure.columns for side in sides))
 
 
-def folder() -> Path | None:
-    """Return where the reproductions are: package data of an installed raybench, ``sweeps/paper`` of a checkout."""
+@cache
+def catalogue() -> dict[str, Path]:
+    """Return the claims files that come with raybench, by name: package data, or ``sweeps/paper`` of a checkout."""
     try:
         place = Path(str(resources.files("raybench.sweeps").joinpath("paper")))
     except ImportError:
         place = Path(__file__).resolve().parents[2] / "sweeps" / "paper"
-    return place if place.is_dir() else None
-
-
-@cache
-def catalogue() -> dict[str, Path]:
-    """Return the claims files that come with raybench, by name."""
-    place = folder()
-    files = sorted(place.glob(f"*{ENDING}")) if place else []
-    return {file.name.removesuffix(ENDING): file for file in files}
+    return {path.name.removesuffix(ENDING): path for path in sorted(place.glob(f"*{ENDING}"))}
 
 
 def find(name: str) -> Reproduction:
