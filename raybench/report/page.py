@@ -8,7 +8,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -170,7 +170,10 @@ def _final(results: Frames) -> Sheet:
     table = closing_table(results, by="series")
     names = ["facet"] * (table["facet"].nunique() > 1) + ["method", "step", "step_size", "seeds"]
     names += [n for n in (*FINAL, "bits_up", "rounds", "seconds") if table[n].notna().any()]
-    return Sheet(fields=spelled(results, table, names), sections=[], data=table)
+    fields = spelled(results, table, names)
+    digits = [words.number(value, 6) for value in table["loss"]]  # f has an offset
+    fields = [replace(f, texts=digits) if f.name == "loss" else f for f in fields]
+    return Sheet(fields=fields, sections=[], data=table)
 
 
 def _versions(cells: pd.DataFrame) -> list[tuple[str, str]]:

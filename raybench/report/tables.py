@@ -35,6 +35,7 @@ HEADS = {
     "accuracy": "Accuracy",
     "bits_up": "Bits up",
     "coverage": "Coverage",
+    "seconds": "Seconds",
 }
 
 
