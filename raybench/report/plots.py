@@ -60,6 +60,12 @@ DASH: dict[str, str | tuple[int, tuple[float, ...]]] = {
     "longdash": (0, (9, 2)),
     "longdashdot": (0, (9, 1.5, 1.2, 1.5)),
 }
+LEGEND: dict[str, Any] = {
+    **{"loc": "outside lower center", "frameon": False, "title_fontsize": 7.5},
+    **{"handlelength": 2.6, "columnspacing": 1.4},
+}
+DATED = {"png": "Software", "pdf": "CreationDate"}  # others: Date
+"""What of the metadata of each format differs from run to run: it is left out."""
 PANELS_PER_LINE = 3
 WHOLE = ("trials", "round")  # columns without anything between two whole numbers
 BESIDE = 0.03  # of the width of a panel, from its right edge to the names
@@ -155,11 +161,8 @@ def save(path: Path, canvas: Canvas, data: pd.DataFrame, kinds: Sequence[str]) -
     for kind, goal in zip(kinds, paths, strict=True):
         if kind == "csv":
             goal.write_text(separated(data), encoding="utf-8")
-        else:  # without what differs from run to run
-            plain = {"png": {"Software": None}, "pdf": {"CreationDate": None}}.get(
-                kind, {"Date": None}
-            )
-            canvas.savefig(goal, metadata=plain)
+        else:
+            canvas.savefig(goal, metadata={DATED.get(kind, "Date"): None})
     return paths
 
 
@@ -208,17 +211,8 @@ def draw(
             Line2D([], [], color=figure.looks[n].colour, ls=DASH[figure.looks[n].dash])
             for n in entries
         ]
-        canvas.legend(
-            lines,
-            [figure.looks[n].label for n in entries],
-            loc="outside lower center",
-            ncols=max(1, min(per_line, len(entries))),
-            frameon=False,
-            handlelength=2.6,
-            columnspacing=1.4,
-            title=said or None,
-            title_fontsize=7.5,
-        )
+        texts, columns = [figure.looks[n].label for n in entries], min(per_line, len(entries))
+        canvas.legend(lines, texts, ncols=max(1, columns), title=said or None, **LEGEND)
     if labelled:
         at_ends(canvas, list(axes), figure)
     if len(names) == 1 and panels == [""]:

@@ -308,11 +308,10 @@ def _bounds(
 
 def _whole(rows: pd.DataFrame, cells: pd.DataFrame, measure: Measure) -> pd.Series:
     """Return whether the curve of each cell goes on to the budget, or where none is given, to the cell's last round."""
+    x, limit = measure.at if isinstance(measure.at, tuple) else ("round", COMMON)
+    last = cells["cell"].map(rows.groupby("cell")[x].max())
     if isinstance(measure.at, tuple):
-        x, limit = measure.at
-        last = cells["cell"].map(rows.groupby("cell")[x].max())
-        return last >= SPENT * float(limit) if limit != COMMON else last.notna()
-    last = cells["cell"].map(rows.groupby("cell")["round"].max())
+        return last.notna() if limit == COMMON else last >= SPENT * float(limit)
     return last >= cells["rounds"] if "rounds" in cells else last.notna()
 
 
