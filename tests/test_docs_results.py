@@ -101,21 +101,16 @@ def recipes(page):
 @pytest.fixture(scope="module")
 def two_splits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("splits")
+    data = {"name": "logistic", "dataset": "breast_cancer", "scale": "columns", "clients": 4}
     sweep = {
         "name": "two",
-        "problem": {
-            "name": "logistic",
-            "dataset": "breast_cancer",
-            "scale": "columns",
-            "clients": 4,
-        },
+        "problem": {**data, "split": ["shuffled", "sorted_by_label"]},
         "algorithm": "ef21",
         "compressor": {"name": "top_k", "k": 3},
         "step_size": {"theory": [4, 16]},
         "seed": [0, 1, 2],
         "rounds": 100,
     }
-    sweep["problem"]["split"] = ["shuffled", "sorted_by_label"]
     for name in ("quickstart", "first_study", "a", "b"):
         raybench.sweep(sweep, folder / "results" / name, inline=True)
     return folder

@@ -26,31 +26,19 @@ FORM = pytest.mark.parametrize("network", NETWORKS, ids=lambda n: n.form)
 
 
 @pytest.mark.parametrize(
-    ("form", "want"),
+    ("form", "summed", "gathered"),
     [
-        ("ring", 6 * A + 1.5 * 8e4 / B),
-        ("tree", 4 * A + 2 * 8e4 / B),
-        ("server", 2 * A + 8 * 8e4 / B),
-        ("two_shot", 6 * A + 1.5 * 8e4 / B),
-        ("gather", 2 * (2 * (1e4 / B + 1e4 / B) + 2e4 / B + 2 * A)),  # segments of 10 ms, I = 6
+        ("ring", 6 * A + 1.5 * 8e4 / B, 3 * (A + 1e4 / B)),
+        ("tree", 4 * A + 2 * 8e4 / B, 2 * A + 3e4 / B),
+        ("server", 2 * A + 8 * 8e4 / B, 2 * A + 4 * 5e4 / B),
+        ("two_shot", 6 * A + 1.5 * 8e4 / B, 3 * (A + 1e4 / B)),
+        # summed: segments of 10 ms, I = 6; gathered: two turns, of a word and two hops, three copies
+        ("gather", 2 * (2 * (1e4 / B + 1e4 / B) + 2e4 / B + 2 * A), 2 * (3 * A + 3e4 / B)),
     ],
 )
-def test_all_reduce_of_four(form, want):
-    assert links.all_reduce(Network(LINK, form), 4, 8e4) == pytest.approx(want)
-
-
-@pytest.mark.parametrize(
-    ("form", "want"),
-    [
-        ("ring", 3 * (A + 1e4 / B)),
-        ("tree", 2 * A + 3e4 / B),
-        ("server", 2 * A + 4 * 5e4 / B),
-        ("two_shot", 3 * (A + 1e4 / B)),
-        ("gather", 2 * (3 * A + 3e4 / B)),  # two turns: a word and two hops, three copies
-    ],
-)
-def test_all_gather_of_four(form, want):
-    assert links.all_gather(Network(LINK, form), 4, 1e4) == pytest.approx(want)
+def test_collectives_of_four(form, summed, gathered):
+    assert links.all_reduce(Network(LINK, form), 4, 8e4) == pytest.approx(summed)
+    assert links.all_gather(Network(LINK, form), 4, 1e4) == pytest.approx(gathered)
 
 
 def test_hierarchical_by_hand():

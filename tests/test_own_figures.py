@@ -106,13 +106,8 @@ def test_names_of_ones_own_and_their_order(swept):
 def test_a_method_looks_the_same_in_all_figures(swept):
     found = frames(swept)
     looks: dict[str, set[str]] = {}
-    several = [
-        figure(found, kind="k"),
-        figure(found),
-        figure(found, methods=["ef21", "gd"]),
-        *build(found),
-    ]
-    for made in several:
+    few = figure(found, methods=["ef21", "gd"])
+    for made in (figure(found, kind="k"), figure(found), few, *build(found)):
         if made.name.endswith("_by_k"):
             continue  # there colours tell K
         heads = found.cells.drop_duplicates("series").set_index("series")["method"]
@@ -171,21 +166,10 @@ def test_on_the_command_line(swept, tmp_path):
     assert said.code == 0, said.err
     assert sorted(p.name for p in out.iterdir()) == ["loss_vs_epoch.csv", "loss_vs_epoch.pdf"]
     table = pd.read_csv(out / "loss_vs_epoch.csv")
-    assert {
-        "facet",
-        "method",
-        "series",
-        "k",
-        "step",
-        "epoch",
-        "loss",
-        "low",
-        "high",
-        "cells",
-    } <= set(table)
+    told = {"facet", "method", "series", "k", "step", "epoch", "loss", "low", "high", "cells"}
+    assert told <= set(table)
     for wrong in (["--format", "jpg"], ["--label", "ef21"], ["--methods", "nought"]):
-        told = cli("plot", swept, "--out", tmp_path / "none", *wrong)
-        assert told.code == 2
+        assert cli("plot", swept, "--out", tmp_path / "none", *wrong).code == 2
         assert not (tmp_path / "none").exists()
 
 

@@ -535,11 +535,8 @@ def test_readings_are_those_of_the_table(swept):
     assert own.to_dict() == want.to_dict()
     some = [("32", "none", "free"), ("dtype", "explicit", "counted"), ("32", "bitmask", "counted")]
     for values, indices, first in some:
-        how = {
-            "value_bits": 32 if values == "32" else "dtype",
-            "index_bits": indices,
-            "count_init": first == "counted",
-        }
+        how = {"value_bits": 32 if values == "32" else "dtype", "index_bits": indices}
+        how["count_init"] = first == "counted"
         want = closing_table(swept, how).set_index("method")["bits_to_target"].dropna()
         part = found.readings.query("values == @values and indices == @indices and first == @first")
         part = part.query("side == 'up' and steps == 'tuned'").set_index("method")["cost"]
@@ -562,11 +559,8 @@ def test_what_turns_an_order_round_is_found():
         [(v, i, s) for v in ("dtype", "32") for i in ("auto", "explicit", "none") for s in ("up", "up + down")],
         columns=["values", "indices", "side"],
     )  # fmt: skip
-    explicit, both, wide = (
-        table["indices"] == "explicit",
-        table["side"] == "up + down",
-        table["values"] == "dtype",
-    )
+    explicit, both = table["indices"] == "explicit", table["side"] == "up + down"
+    wide = table["values"] == "dtype"
     said = {
         "indices = explicit": explicit,
         "indices = explicit or none": table["indices"] != "auto",
@@ -631,7 +625,5 @@ rounds: 20
     lines = told(found)
     assert any("one of them has no such step" in line for line in lines)
     if row.flipped:
-        assert any(
-            f"of {row.decided} readings; in {row.absent} more one has no such step" in n
-            for n in lines
-        )
+        said = f"of {row.decided} readings; in {row.absent} more one has no such step"
+        assert any(said in line for line in lines)

@@ -1,5 +1,6 @@
 """Simulated seconds of finished runs: by hand, in tables, in figures, on the command line."""
 
+import io
 import json
 import math
 
@@ -164,9 +165,8 @@ def test_the_table_counts_simulated_seconds(swept):
     text = " ".join(said.out.split())
     assert "Seconds to target" in text
     assert "simulated for 100Mbit: 88 Mbit/s, 5 ms, server, each client on a machine of" in text
-    raw = pd.read_csv(
-        pd.io.common.StringIO(cli("table", swept, "--link", "1Gbit", "--format", "csv").out)
-    )
+    said = cli("table", swept, "--link", "1Gbit", "--format", "csv")
+    raw = pd.read_csv(io.StringIO(said.out))
     assert {"seconds_to_target", "seconds_low", "ratio_to_gd"} <= set(raw)
     assert "bits_to_target" not in raw
 
