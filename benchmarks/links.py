@@ -193,7 +193,7 @@ def predicted(one: dict[str, Any], latency: float, bandwidth: float) -> float:
     if "computed" not in one:
         return float(expected(one["what"], link, one["n"], one["size"]))
     net = Network(link, "gather")
-    return float(seconds_of_round(net, one["n"], up=one["size"], down=0, codec=one["computed"]))
+    return one["computed"] + float(seconds_of_round(net, one["n"], up=one["size"], down=0))
 
 
 def compare(

@@ -1,15 +1,18 @@
 """Analysis: crossings, tuned steps, bands and the closing table, against hand computation."""
 
+import doctest
+import importlib
 import json
 import math
 
+import fake_store
 import numpy as np
 import pytest
 from fake_runs import make
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from raybench import spec
+from raybench import spec, store
 from raybench.analysis import (
     annotate,
     bands,
@@ -17,11 +20,15 @@ from raybench.analysis import (
     describe,
     final_vs_step,
     first_crossing,
+    frames,
+    to_target,
     tuned,
 )
 from raybench.analysis.aligned import interpolated
 from raybench.analysis.examples import example
 from raybench.core.errors import InputError
+from raybench.store import Store, log
+from raybench.store.files import open_folder
 
 # -- crossings -------------------------------------------------------------------------------
 
@@ -38,7 +45,6 @@ def test_first_crossing_is_the_first_recorded_point_at_or_below():
 # -- curves ----------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.floats(1e-3, 1e6), st.floats(0, 1e3)),
@@ -120,10 +126,7 @@ def test_names_of_operators(name, k, series, method):
 
 def test_bands_are_step_functions():
     curves, _ = make(
-        [
-            {"g": [8, 4, 2], "per_round": 10.0},
-            {"g": [6, 3, 1], "per_round": 20.0, "seed": 1},
-        ]
+        [{"g": [8, 4, 2], "per_round": 10.0}, {"g": [6, 3, 1], "per_round": 20.0, "seed": 1}]
     )
     found = bands(curves)
     # medians of the rounds' bits, up to the median end: 0, 15, 30
@@ -135,7 +138,6 @@ def test_bands_are_step_functions():
     assert by_round["grad_norm_sq"].tolist() == [7.0, 3.5, 1.5]
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), min_size=1, max_size=5),
     st.integers(2, 10),
@@ -214,53 +216,52 @@ def test_steps_of_two_theories_are_two_candidates():
     assert list(found["cells"]) == [2, 2]
 
 
-def test_steps_that_change_over_the_rounds_are_methods_of_their_own():
-    """With the configurations that a sweep really stores."""
-    asked = spec.load(
-        {
-            "problem": {"name": "quadratic", "dim": 4, "clients": 2},
-            "algorithm": "ef21",
-            "compressor": {"name": "top_k", "k": 1},
-            "step_size": {"theory": 1, "schedule": ["constant", "sqrt"], "warmup": [0, 20]},
-            "seed": [0, 1],
-            "rounds": 10,
-        }
-    )
-    runs = [{"g": [1.0, 0.5 / (1 + j)], "seed": c.seed} for j, c in enumerate(asked.cells)]
-    curves, cells = make(runs)
-    cells["config"] = [json.dumps(c.config()) for c in asked.cells]
-    cells["group"] = [c.group for c in asked.cells]
-    found = describe(cells)
-    assert len(cells) == 8
-    assert set(found["method"]) == {
-        f"EF21 Top-K (schedule={schedule}, warmup={rounds})"
-        for schedule in ("constant", "sqrt")
-        for rounds in (0, 20)
-    }
-    best = tuned(curves, cells, target=0.9, by="method")
-    assert best["seeds"].tolist() == [2] * 4
+SCHEDULES = [("constant", 0), ("constant", 20), ("sqrt", 0), ("sqrt", 20)]
 
 
-def test_parts_of_a_round_make_methods_of_their_own():
-    asked = spec.load(
-        {
-            "problem": {"name": "quadratic", "dim": 4, "clients": 2},
-            "algorithm": [
-                {"name": "dcgd", "outer": {"optimizer": ["momentum", "adam"]}},
-                {"name": "dcgd", "local": {"steps": 4}, "delay": {"rounds": [1, 2]}},
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (
+            {
+                "algorithm": "ef21",
+                "step_size": {"theory": 1, "schedule": ["constant", "sqrt"], "warmup": [0, 20]},
+            },
+            [f"(schedule={name}, warmup={rounds})" for name, rounds in SCHEDULES],
+        ),
+        (
+            {
+                "algorithm": [
+                    {"name": "dcgd", "outer": {"optimizer": ["momentum", "adam"]}},
+                    {"name": "dcgd", "local": {"steps": 4}, "delay": {"rounds": [1, 2]}},
+                ],
+                "step_size": {"value": 0.1},
+            },
+            [
+                "outer.optimizer=adam",
+                "outer.optimizer=momentum",
+                "delay.rounds=1",
+                "delay.rounds=2",
             ],
-            "compressor": {"name": "top_k", "k": 1},
-            "step_size": {"value": 0.1},
-            "rounds": 10,
-        }
-    )
-    cells = make([{"g": [1.0, 0.5], "algorithm": "dcgd"} for _ in asked.cells])[1]
-    cells["config"] = [json.dumps(c.config()) for c in asked.cells]
-    cells["group"] = [c.group for c in asked.cells]
-    names = describe(cells)["method"].tolist()
-    assert len(set(names)) == len(names) == 4
-    assert sum("outer.optimizer=adam" in name for name in names) == 1
-    assert sum("delay.rounds=2" in name for name in names) == 1
+        ),
+    ],
+    ids=["steps", "parts of a round"],
+)
+def test_what_changes_a_round_makes_methods_of_their_own(asked, told):
+    """With the configurations that a sweep really stores; seeds of one method stay together."""
+    same = {"problem": {"name": "quadratic", "dim": 4, "clients": 2}, "rounds": 10, "seed": [0, 1]}
+    cells_of = spec.load({**same, "compressor": {"name": "top_k", "k": 1}, **asked}).cells
+    runs = [
+        {"g": [1.0, 0.5 / (1 + j)], "seed": c.seed, "algorithm": c.algorithm.name}
+        for j, c in enumerate(cells_of)
+    ]
+    curves, cells = make(runs)
+    cells["config"] = [json.dumps(c.config()) for c in cells_of]
+    cells["group"] = [c.group for c in cells_of]
+    names = describe(cells)["method"].unique()
+    assert (len(cells), len(names)) == (8, 4)
+    assert all(sum(words in name for name in names) == 1 for words in told)
+    assert tuned(curves, cells, target=0.9, by="method")["seeds"].tolist() == [2] * 4
 
 
 def test_cells_without_a_config_are_told_apart_by_their_columns():
@@ -281,3 +282,120 @@ def test_a_plug_ins_title_travels_with_its_results():
         cells["config"] = json.dumps({**config, "plugins": [{**plugin, "title": title}]})
         (row,) = describe(cells).to_dict("records")
         assert (row["method"], row["title"]) == (method, method.removesuffix(" Top-K"))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["aligned", "frames", "rankings", "to_target", "tuned"])
+def test_the_examples_in_docstrings_print_what_they_say(name):
+    module = importlib.import_module(f"raybench.analysis.{name}")
+    done = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert done.attempted
+    assert not done.failed
+
+
+# -- what a target costs: whatever the source, from no more of a folder than is asked for ----------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("made") / "results"
+    fake_store.fill(Store(out), rounds=60, multiples=(1.0, 8.0, 64.0), seeds=3)
+    return out
+
+
+def slow(curves, cells, target, x, y="grad_norm_sq"):
+    """Return {(algorithm, k, multiple): costs} by loops."""
+    found = {}
+    for cell in cells.to_dict("records"):
+        if cell["status"] == "skipped":
+            continue
+        rows = curves[curves["cell"] == cell["cell"]].sort_values("round").to_dict("records")
+        there = [row[x] for row in rows if row[y] <= target]
+        ok = cell["status"] == "ok" and there and rows[-1][y] <= target
+        key = (cell["algorithm"], cell["k"] if cell["k"] == cell["k"] else None)
+        key = (*key, cell["step_multiple"])
+        found.setdefault(key, []).append(there[0] if ok else math.inf)
+    return found
+
+
+@pytest.mark.parametrize("x", ["bits_up", "round", "seconds", "grad_evals"])
+def test_it_is_what_loops_find(folder, x):
+    want = slow(store.load(folder), store.cells(folder), 1e-3, x)
+    found = to_target(folder, 1e-3, x=x, by=["algorithm", "k", "step_multiple"])
+    assert len(found) == len(want)
+    assert found["reached"].sum() > 0
+    for row in found.to_dict("records"):
+        key = (row["algorithm"], row["k"] if row["k"] == row["k"] else None, row["step_multiple"])
+        costs = sorted(want[key])
+        assert row["cells"] == len(costs)
+        assert row["reached"] == sum(map(math.isfinite, costs))
+        assert row[x] == np.median(costs)
+        if len(costs) > 1:
+            assert (row[f"{x}_low"], row[f"{x}_high"]) == (costs[0], costs[-1])
+
+
+def test_every_source_gives_the_same(folder):
+    curves, cells = store.load(folder), store.cells(folder)
+    want = to_target(folder, [1e-2, 1e-3])
+    assert set(want["target"]) == {1e-2, 1e-3}
+    for source in (str(folder), frames(folder), (curves, cells)):
+        assert to_target(source, [1e-2, 1e-3]).equals(want)
+
+
+def test_the_default_target_is_that_of_the_table(folder):
+    own = frames(folder).tuned("method")["target"].iloc[0]
+    assert to_target(folder).equals(to_target(folder, own))
+    two = to_target(example(("a", "b")))
+    assert two.groupby("facet")["target"].nunique().tolist() == [1, 1]
+
+
+def test_a_cell_that_did_not_end_ok_has_not_reached_it():
+    runs = [{"g": [1, 0.01], "status": s, "seed": i} for i, s in enumerate(("ok", "diverged"))]
+    (row,) = to_target(make(runs), 0.1).to_dict("records")
+    assert (row["cells"], row["reached"], row["bits_up"]) == (2, 1, math.inf)
+
+
+def test_only_files_and_columns_that_are_asked_for_are_read(folder, monkeypatch):
+    read, names = [], []
+    rows, plain = log.rows, type(open_folder(folder)).read
+
+    def noted_rows(file, schema, columns):
+        names.append(set(columns))
+        return rows(file, schema, columns)
+
+    def noted_read(self, rel):
+        read.append(rel)
+        return plain(self, rel)
+
+    monkeypatch.setattr(log, "rows", noted_rows)
+    monkeypatch.setattr(type(open_folder(folder)), "read", noted_read)
+    found = to_target(folder, 1e-3, where={"algorithm": "ef21", "k": [1, 5]})
+    assert set(found["series"]) == {"EF21 Top-1", "EF21 Top-5"}
+    assert sum(rel.startswith("curves/") for rel in read) == 2  # a shard for each K
+    assert names[-2:] == [{"cell", "round", "bits_up", "grad_norm_sq"}] * 2
+    everything = to_target(folder, 1e-3)
+    own = everything[everything["series"].isin(["EF21 Top-1", "EF21 Top-5"])]
+    assert found.equals(own.reset_index(drop=True))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"target": -1.0}, "a number > 0"),
+        ({"target": [1e-3, math.nan]}, "a number > 0"),
+        ({"x": "bits_upp"}, "did you mean bits_up"),
+        ({"y": "label"}, "no column of numbers"),
+        ({"by": "methd"}, "did you mean method"),
+        ({"where": {"algorthm": "gd"}}, "did you mean algorithm"),
+    ],
+)
+def test_bad_questions(asked, said):
+    with pytest.raises(InputError, match=said):
+        to_target(example(), **asked)
+
+
+def test_no_cells_are_an_empty_table(folder):
+    found = to_target(folder, 1e-3, where={"algorithm": "none of them"})
+    assert len(found) == 0
+    assert "bits_up_low" in found
+    assert len(to_target(folder, where={"algorithm": "none of them"})) == 0

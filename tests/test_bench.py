@@ -16,7 +16,9 @@ import raybench
 from raybench.compressors import Compressor, Dense
 from raybench.core import registry
 from raybench.core.errors import InputError
+from raybench.measure import study
 from raybench.measure import timing as bench
+from raybench.measure.study import FORMULAS, against_sign, drawn, gradients, top_k_energy
 from raybench.testing import claims, vectors
 from raybench.testing.vectors import families, gaussian
 
@@ -47,14 +49,10 @@ class Given(Compressor):
         return self.constants.get("b2")
 
 
-def lasting(seconds):
-    """Return a compressor that sleeps so long per coordinate."""
-
-    def of(x):
-        time.sleep(seconds * x.numel())
-        return x.clone()
-
-    return Given(of, alpha=1.0)
+def slow(x):
+    """Return x after 0.1 µs a coordinate."""
+    time.sleep(1e-7 * x.numel())
+    return x.clone()
 
 
 # What is measured ------------------------------------------------------------------------------
@@ -110,55 +108,43 @@ def test_best_of_turns_over_the_copy(monkeypatch):
     assert all(not left for name, left in durations.items() if name != "copy")
 
 
-def test_random_operators_meet_a_new_stream_every_turn():
-    keys = []
+def test_what_does_not_fit_is_left_out_and_every_turn_draws_anew():
+    seen = []
 
     class Seen(Given):
         def encode(self, x, stream):
-            keys.append(stream.keys.flatten().tolist())
+            seen.extend(stream.keys.flatten().tolist())
             return Dense(x.clone())
 
-    bench.measure({"seen": Seen()}, gaussian(2, 3, 5), 4)
-    flat = [key for turn in keys for key in turn]
-    assert len(keys) == 5
-    assert len(set(flat)) == len(flat) == 5 * 6
-
-
-def test_what_does_not_fit_is_left_out_with_the_reason():
-    rows = bench.measure(["top_k:k=500", "identity"], gaussian(100), 1)
-    assert "500 of 100 coordinates" in rows[0].left_out
+    given = {"large": raybench.compressor("top_k:k=500"), "seen": Seen()}
+    rows = bench.measure(given, gaussian(2, 3, 50), 4)
+    assert "500 of 50 coordinates" in rows[0].left_out
     assert rows[0].compress is rows[0].bits_each is rows[0].of_dense is None
-    assert (rows[1].left_out, rows[1].repeats) == ("", 1)
+    assert (rows[1].left_out, rows[1].repeats) == ("", 4)
+    assert len(set(seen)) == len(seen) == 5 * 6
 
 
 def test_slow_operators_are_guessed_from_pieces_or_measured_once():
-    slow = {"slow": lasting(1e-7)}
-    (row,) = bench.measure(slow, gaussian(1 << 19), 3, limit=0.02)
+    given = {"slow": Given(slow, alpha=1.0)}
     # 2^17 coordinates take 13 ms, four times that too long
-    assert "a call takes about" in row.left_out
-    (row,) = bench.measure(slow, gaussian(64, 20, 100), 3, limit=0.001)
-    assert "a call takes about" in row.left_out
-    (row,) = bench.measure(slow, gaussian(2, 10_000), 3, limit=0.001)
+    for shape, limit in (((1 << 19,), 0.02), ((64, 20, 100), 0.001)):
+        (row,) = bench.measure(given, gaussian(*shape), 3, limit=limit)
+        assert "a call takes about" in row.left_out
+    (row,) = bench.measure(given, gaussian(2, 10_000), 3, limit=0.001)
     assert (row.left_out, row.repeats) == ("", 1)  # too short to guess: one turn, which counts
     assert row.compress * row.copy_s >= 0.001
-    (row,) = bench.measure(slow, gaussian(2, 10_000), 3, limit=60.0)
+    (row,) = bench.measure(given, gaussian(2, 10_000), 3, limit=60.0)
     assert row.repeats == 3
 
 
 def test_names_fill_in_what_is_required():
-    label, op = bench.named("top_k")
-    assert label == "top_k:k=1%"
-    assert op.alpha(1000) == 0.01
-    label, op = bench.named("rand_k:mask=common")
-    assert label == "rand_k:mask=common,k=1%"
-    assert bench.named("natural")[0] == "natural"
-    for text in bench.usual():
-        assert bench.named(text)[0] == text  # the usual ones say all that they require
-    assert {t.partition(":")[0] for t in bench.usual()} <= set(registry.names("compressor"))
-    with pytest.raises(InputError, match="did you mean top_k"):
-        bench.named("topk")
-    with pytest.raises(InputError, match="kk"):
-        bench.named("top_k:kk=3")
+    assert bench.named("top_k")[1].alpha(1000) == 0.01
+    labels = {"top_k": "top_k:k=1%", "rand_k:mask=common": "rand_k:mask=common,k=1%"}
+    labels |= {text: text for text in bench.USUAL}  # the usual ones say all that they require
+    assert {text: bench.named(text)[0] for text in labels} == labels
+    for text, said in (("topk", "did you mean top_k"), ("top_k:kk=3", "kk")):
+        with pytest.raises(InputError, match=said):
+            bench.named(text)
 
 
 def test_every_operator_can_be_measured():
@@ -236,6 +222,11 @@ def test_bench_takes_a_gradient_and_saves_its_figures(tmp_path):
     assert row["error"] == pytest.approx(1 - (kept**2).sum() / (values**2).sum(), rel=1e-12)
     table = pd.read_parquet(tmp_path / "figures.parquet")
     assert table.to_dict("records")[0]["bits"] == row["bits"] == 4 * (64 + 9)
+    for name, wrong in {"nan": [1.0, math.nan], "none": [], "text": ["a"]}.items():
+        np.save(tmp_path / f"{name}.npy", np.array(wrong))
+        refused = cli("bench", "--gradient", tmp_path / f"{name}.npy")
+        assert refused.code == 2
+        assert ("cannot be read" if name == "text" else "empty or not finite") in refused.err
     np.save(tmp_path / "half.npy", values.astype(np.float16))
     said = cli(
         *("bench", "identity", "--gradient", tmp_path / "half.npy", "--d", 7, "--json"),
@@ -257,6 +248,10 @@ def test_bench_takes_a_gradient_and_saves_its_figures(tmp_path):
         (("--gradient", "nowhere.npy"), "no such file"),
         (("--gradient", __file__), "cannot be read"),
         (("--device", "tpu"), "unknown device"),
+        pytest.param(
+            *(("--device", "cuda"), "there is no GPU here"),
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
         (("--out", "nowhere/x.parquet"), "no folder"),
         (("identity", "--all"), "give one of them"),
     ],
@@ -267,21 +262,6 @@ def test_mistakes_are_told_before_anything_is_measured(args, said, monkeypatch):
     assert found.code == 2
     assert said in found.err
     assert found.complaints == 1
-
-
-def test_a_gradient_must_be_finite(tmp_path):
-    for name, values in {"nan": [1.0, math.nan], "none": []}.items():
-        np.save(tmp_path / f"{name}.npy", np.array(values))
-        said = cli("bench", "--gradient", tmp_path / f"{name}.npy")
-        assert (said.code, "empty or not finite" in said.err) == (2, True)
-    np.save(tmp_path / "text.npy", np.array(["a"]))
-    assert cli("bench", "--gradient", tmp_path / "text.npy").code == 2
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu():
-    said = cli("bench", "--device", "cuda")
-    assert (said.code, "there is no GPU here" in said.err) == (2, True)
 
 
 # Claims ----------------------------------------------------------------------------------------
@@ -346,3 +326,97 @@ def test_a_false_claim_of_a_random_operator_is_found(monkeypatch):
             return super().omega(d) / 2
 
     assert "error above the bound" in claims.check(Quiet(5), 50)[0].verdict
+
+
+# -- the study: formulas, vectors, rows, figures ---------------------------------------------------
+
+
+SMALL = {"Top-k": ["top_k:k=1%", "top_k:k=10%", "top_k:k=100%"], "scaled sign": ["scaled_sign"]}
+
+
+def quantile_share(absolute, k):
+    """The residual by definition: sort, drop the k largest."""
+    squares = absolute.double().square().sort(dim=-1).values
+    return squares[..., : squares.shape[-1] - k].sum(-1) / squares.sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("family", "share", "left"),  # computed independently
+    [("gaussian", 0.05, 0.721), ("laplace", 0.05, 0.576), ("uniform", 0.1, 0.729)],
+)
+def test_published_values(family, share, left):
+    assert round(FORMULAS[family](10**6, int(share * 10**6)), 3) == left
+
+
+@pytest.mark.parametrize("family", FORMULAS)
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.5])
+def test_order_statistics(family, share):
+    d = 20_000
+    x = drawn(d, 12)[family]
+    found = quantile_share(x.abs(), int(share * d))
+    error = float(found.std()) / math.sqrt(12)
+    assert abs(float(found.mean()) - FORMULAS[family](d, int(share * d))) < 5 * error + 1e-4
+
+
+def test_vectors_depend_on_the_seed_alone():
+    one, two, other = drawn(50, 3), drawn(50, 5), drawn(50, 3, seed=1)
+    assert all(torch.equal(one[n], two[n][:3]) for n in one)
+    assert not any(torch.equal(one[n], other[n]) for n in one)
+    state = torch.get_rng_state()
+    first = gradients(2, steps=3)
+    assert torch.equal(state, torch.get_rng_state())
+    again = gradients(2, steps=3)
+    assert all(torch.equal(first[n], again[n]) for n in first)
+    assert {tuple(g.shape) for g in first.values()} == {(2, 51_946)}
+    assert all(float(g.norm()) > 0 for g in first.values())
+
+
+def test_rows_are_what_they_say():
+    x = drawn(400, 6)
+    rows = study.measure({"gaussian": x["gaussian"]}, {**SMALL, "Rand-k": ["rand_k:k=10%"]})
+    assert len(rows) == 5
+    by = rows.set_index("operator")
+    assert by.loc["top_k:k=100%", "error"] == 0
+    kept = quantile_share(x["gaussian"].abs(), 40)
+    assert by.loc["top_k:k=10%", "error"] == pytest.approx(float(kept.mean()), rel=1e-6)
+    low = 3  # Elias-Fano: floor(log2(400/40)) bits of each index, the rest in unary
+    assert by.loc["top_k:k=10%", "bits"] == 40 * (32 + low) + 40 + (399 >> low)
+    one = x["gaussian"].double()
+    sign = 1 - one.abs().sum(-1).square() / 400 / one.square().sum(-1)
+    assert by.loc["scaled_sign", "error"] == pytest.approx(float(sign.mean()), rel=1e-5)
+    rand = by.loc["rand_k:k=10%"]
+    assert rand["factor"] == pytest.approx(0.1)
+    assert rand["error"] > 3 > 1 > rand["error_scaled"] >= rand["error_best"]
+    assert (rows["error_scaled"] <= rows["bound"] + 5 * rows["error_scaled_se"] + 1e-9).all()
+
+
+def test_against_sign_interpolates_and_admits():
+    def row(curve, bits, error):
+        return {"family": "f", "curve": curve, "wire_per_coordinate": bits, "error_best": error}
+
+    rows = [row("scaled sign", 1.0, 0.1), row("Top-k", 1.0, 0.2), row("Top-k", 4.0, 0.0)]
+    found = against_sign(pd.DataFrame([*rows, row("dithering", 3.0, 0.5)])).iloc[0]
+    assert found["Top-k"] == pytest.approx(2.0)
+    assert found["dithering"] == math.inf
+    assert found["cheapest"] == "scaled sign"
+    rows[1] = row("Top-k", 0.5, 0.05)
+    found = against_sign(pd.DataFrame(rows)).iloc[0]
+    assert (found["cheapest"], found["Top-k"], found["below"]) == ("Top-k", 0.5, ["Top-k"])
+
+
+def test_study_writes_rows_and_figures(tmp_path):
+    rows = study.compressors(tmp_path / "s", d=300, draws=2, operators=SMALL)
+    saved = pd.read_parquet(tmp_path / "s" / "study.parquet")
+    pd.testing.assert_frame_equal(saved, rows, check_dtype=False)
+    assert set(rows["family"]) == {*drawn(1, 1), "gradient, start", "gradient, trained"}
+    assert len(top_k_energy(rows)) == 8 * 3
+    paths = study.figures(rows, tmp_path / "s")
+    assert {p.suffix for p in paths} == {".png", ".pdf", ".csv"}
+    assert all(p.stat().st_size > 500 for p in paths)
+
+
+def test_bad_input_writes_nothing(tmp_path):
+    for bad in ({"d": 0}, {"draws": 0}, {"operators": {"x": ["top_q"]}}):
+        with pytest.raises(InputError):
+            study.compressors(tmp_path / "s", **{"d": 10, "draws": 2, **bad})
+    assert not (tmp_path / "s").exists()

@@ -22,7 +22,7 @@ from raybench.analysis import (
     trials,
     tuned,
 )
-from raybench.analysis.frames import framed
+from raybench.analysis.frames import choosing_on, framed
 from raybench.report import heatmap
 from raybench.report.custom import figure
 from raybench.report.page import content
@@ -77,7 +77,7 @@ def test_all_outputs_name_the_same_k_and_step(folder, link, target):
     cost = found.cost
     # the report: final values, and the curves that are at first in sight
     page = content(found)
-    final = {row[0]: float(row[1].rstrip("×")) for row in page["final"]["rows"]}
+    final = {row[0]: float(row[1].partition("×")[0]) for row in page["final"].rows}
     series = {m: found.tuned("method").set_index("method").loc[m, "series"] for m in want}
     lines = {trace.get("name") for part in page["drawn"].values() for trace in part["data"]}
     for method, (_, step) in want.items():
@@ -121,7 +121,7 @@ def test_the_chart_of_bandwidths_has_at_the_links_own_what_the_table_has(folder,
     best = found.tuned("method").set_index("method")
     at = np.array([8.0 * found.link.link.bandwidth])
     for seeds in (None, [0]):
-        table = found.tuned("method", seeds=seeds or ()).set_index("method")
+        table = choosing_on(found, seeds or ()).tuned("method").set_index("method")
         chart = by_bandwidth(
             found.curves, found.cells, found.link, {"": target}, found.metric, at, seeds
         ).set_index("method")

@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
+import fake_store
 import numpy as np
 import pandas as pd
 import pytest
-from cli_kit import SWEEP, cli
+from cli_kit import cli
+from fake_runs import make, reaching
 
 import raybench
 from raybench import plot
 from raybench.analysis import frames, profile, to_target, tuned
+from raybench.analysis.frames import framed
 from raybench.core.errors import InputError
-from raybench.report import words
+from raybench.report import figures, plots, words
 from raybench.report.content import all_methods, build
 from raybench.report.custom import figure
+from raybench.report.heatmap import draw, heatmaps
+from raybench.report.interactive import panels as drawn_panels
+from raybench.store import Store
+from raybench.store.reader import configs
 
 pytestmark = pytest.mark.thorough
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Return the results of a small sweep."""
-    place = tmp_path_factory.mktemp("own")
-    (place / "small.yaml").write_text(SWEEP)
-    assert cli("sweep", place / "small.yaml", "--out", place / "out", "--inline").code == 0
-    return place / "out"
-
-
-def test_curves_are_those_of_the_tuned_cells(folder):
+def test_curves_are_those_of_the_tuned_cells(swept):
     """Of one seed a curve is its rows, as they are in the folder."""
-    found = frames(folder)
+    found = frames(swept)
     made = figure(found, methods=["EF21 Top-K"], y="loss", x="round")
     best = found.tuned("method").set_index("method").loc["EF21 Top-K"]
     cells = found.cells[
         (found.cells["series"] == best["series"]) & (found.cells["step"] == best["step"])
     ]
-    rows = raybench.load(folder)
+    rows = raybench.load(swept)
     rows = rows[rows["cell"].isin(cells["cell"])]
     want = rows.groupby("round")["loss"].median()
     got = made.data.set_index("x")["y"]
@@ -43,8 +41,8 @@ def test_curves_are_those_of_the_tuned_cells(folder):
     assert (made.name, made.x, made.y) == ("loss_vs_round", "round", "loss")
 
 
-def test_a_line_for_each_k_or_step(folder):
-    found = frames(folder)
+def test_a_line_for_each_k_or_step(swept):
+    found = frames(swept)
     cells = found.cells[(found.cells["algorithm"] == "ef21") & (found.cells["status"] == "ok")]
     by_k = figure(found, methods=["ef21"], by="k")
     assert set(by_k.data["series"]) == set(cells["series"])
@@ -54,8 +52,8 @@ def test_a_line_for_each_k_or_step(folder):
     assert len({(look.colour, look.dash) for look in by_step.looks.values()}) == len(pairs)
 
 
-def test_the_cost_of_the_target_by_k(folder):
-    found = frames(folder)
+def test_the_cost_of_the_target_by_k(swept):
+    found = frames(swept)
     made = figure(found, kind="k")
     best = found.tuned("series")
     best = best[best["k"].notna() & np.isfinite(best["cost"]) & best["eligible"]]
@@ -64,8 +62,8 @@ def test_the_cost_of_the_target_by_k(folder):
     np.testing.assert_allclose(got.to_numpy(), want.to_numpy())
 
 
-def test_a_heat_map_of_k_and_step(folder):
-    found = frames(folder)
+def test_a_heat_map_of_k_and_step(swept):
+    found = frames(swept)
     made = figure(found, kind="heatmap", methods=["EF21 Top-K"])
     costs = to_target(found, by=["series", "k", "step_multiple"], where={"method": ["EF21 Top-K"]})
     want = costs.set_index(["k", "step_multiple"])["bits_up"]
@@ -77,8 +75,8 @@ def test_a_heat_map_of_k_and_step(folder):
         figure(found, kind="heatmap", methods=["gd"])
 
 
-def test_performance_profiles(folder):
-    found = frames(folder)
+def test_performance_profiles(swept):
+    found = frames(swept)
     made = figure(found, kind="profile", methods=["gd", "EF21 Top-K"])
     want = profile(found, where={"method": ["GD", "EF21 Top-K"]})
     got = made.data[made.data["x"] <= want["tau"].max()]
@@ -90,31 +88,26 @@ def test_performance_profiles(folder):
     (line, *_) = plot(found, kind="profile", methods=["gd", "EF21 Top-K"]).axes[0].lines
     assert line.get_drawstyle() == "steps-post"
     with pytest.raises(InputError, match="another --target"):
-        figure(frames(folder, target=1e-300), kind="profile")
+        figure(frames(swept, target=1e-300), kind="profile")
 
 
-def test_names_of_ones_own_and_their_order(folder):
-    made = figure(folder, methods=["marina", "gd", "ef21"], labels={"ef21": "EF21 (ours)"})
+def test_names_of_ones_own_and_their_order(swept):
+    made = figure(swept, methods=["marina", "gd", "ef21"], labels={"ef21": "EF21 (ours)"})
     shown = [look.label for look in made.looks.values()]
     steps = [label.rpartition(", ") for label in shown]
     assert [name for name, _, _ in steps][-2:] == ["EF21 (ours) Rand-K", "EF21 (ours) Top-K"]
     assert all(step.endswith("× theory") for _, _, step in steps)
     assert shown[0].startswith("MARINA")
-    by_k = figure(folder, methods=["EF21 Top-K"], by="k", labels={"ef21": "ours"})
+    by_k = figure(swept, methods=["EF21 Top-K"], by="k", labels={"ef21": "ours"})
     names = {look.label.rpartition(", ")[0] for look in by_k.looks.values()}
     assert names == {"ours, $K = 1$", "ours, $K = 3$"}
 
 
-def test_a_method_looks_the_same_in_all_figures(folder):
-    found = frames(folder)
+def test_a_method_looks_the_same_in_all_figures(swept):
+    found = frames(swept)
     looks: dict[str, set[str]] = {}
-    several = [
-        figure(found, kind="k"),
-        figure(found),
-        figure(found, methods=["ef21", "gd"]),
-        *build(found),
-    ]
-    for made in several:
+    few = figure(found, methods=["ef21", "gd"])
+    for made in (figure(found, kind="k"), figure(found), few, *build(found)):
         if made.name.endswith("_by_k"):
             continue  # there colours tell K
         heads = found.cells.drop_duplicates("series").set_index("series")["method"]
@@ -125,21 +118,21 @@ def test_a_method_looks_the_same_in_all_figures(folder):
     assert "GD" not in all_methods(found)
 
 
-def test_frames_of_pandas_are_drawn_as_their_folder(folder):
-    curves = raybench.load(folder)
-    want = figure(folder, x="round", methods=["gd"]).data
-    for source in (curves, (curves, raybench.store.cells(folder))):
+def test_frames_of_pandas_are_drawn_as_their_folder(swept):
+    curves = raybench.load(swept)
+    want = figure(swept, x="round", methods=["gd"]).data
+    for source in (curves, (curves, raybench.store.cells(swept))):
         got = figure(source, x="round", methods=["gd"]).data
         pd.testing.assert_frame_equal(got[["x", "y"]], want[["x", "y"]])
 
 
-def test_plot_returns_a_figure_of_matplotlib(folder, tmp_path):
+def test_plot_returns_a_figure_of_matplotlib(swept, tmp_path):
     (tmp_path / "own.mplstyle").write_text("axes.labelsize: 17\n")
-    canvas = plot(folder, size=(3.0, 2.0), style=tmp_path / "own.mplstyle")
+    canvas = plot(swept, size=(3.0, 2.0), style=tmp_path / "own.mplstyle")
     assert canvas.get_size_inches().tolist() == [3.0, 2.0]
     assert canvas.axes[0].xaxis.label.get_size() == 17
-    assert plot(folder, size="column").get_size_inches()[0] == 3.3
-    assert plot(folder).axes[0].xaxis.label.get_size() == 9
+    assert plot(swept, size="column").get_size_inches()[0] == 3.3
+    assert plot(swept).axes[0].xaxis.label.get_size() == 9
 
 
 @pytest.mark.parametrize(
@@ -158,36 +151,25 @@ def test_plot_returns_a_figure_of_matplotlib(folder, tmp_path):
         ({"target": "low"}, "auto"),
     ],
 )
-def test_what_is_wrong_is_told(folder, given, said):
+def test_what_is_wrong_is_told(swept, given, said):
     with pytest.raises(InputError) as told:
-        plot(folder, **given)
+        plot(swept, **given)
     assert said in "\n".join(told.value.shown())
 
 
-def test_on_the_command_line(folder, tmp_path):
+def test_on_the_command_line(swept, tmp_path):
     out = tmp_path / "figures"
     said = cli(
-        "plot", folder, "--out", out, "--methods", "ef21,gd", "--by", "k", "--x", "epoch", "--y", "loss",
+        "plot", swept, "--out", out, "--methods", "ef21,gd", "--by", "k", "--x", "epoch", "--y", "loss",
         "--label", "ef21=EF21 (ours)", "--size", "column", "--format", "pdf,csv",
     )  # fmt: skip
     assert said.code == 0, said.err
     assert sorted(p.name for p in out.iterdir()) == ["loss_vs_epoch.csv", "loss_vs_epoch.pdf"]
     table = pd.read_csv(out / "loss_vs_epoch.csv")
-    assert {
-        "facet",
-        "method",
-        "series",
-        "k",
-        "step",
-        "epoch",
-        "loss",
-        "low",
-        "high",
-        "cells",
-    } <= set(table)
+    told = {"facet", "method", "series", "k", "step", "epoch", "loss", "low", "high", "cells"}
+    assert told <= set(table)
     for wrong in (["--format", "jpg"], ["--label", "ef21"], ["--methods", "nought"]):
-        told = cli("plot", folder, "--out", tmp_path / "none", *wrong)
-        assert told.code == 2
+        assert cli("plot", swept, "--out", tmp_path / "none", *wrong).code == 2
         assert not (tmp_path / "none").exists()
 
 
@@ -210,6 +192,32 @@ def test_of_many_methods_the_best_and_the_baseline_are_drawn_and_the_others_name
     assert best.loc[best["grad_norm_sq"].idxmin(), "method"] in set(table["method"])
 
 
+def test_a_point_without_neighbours_has_a_marker():
+    """K = 2 never gets there: of the line only the points at K = 1 and 3 are left, with nothing between them."""
+    runs = [*reaching(1.0, 10, 11), *reaching(1.0, 60, 60, k=2), *reaching(1.0, 9, 9, k=3)]
+    source = framed(*make([*runs, *reaching(1.0, 7, 7, algorithm="marina")]))
+    seen = {
+        tuple(line.get_xdata()): list(line.get_markevery())
+        for line in plot(source, kind="k", target=0.1).axes[0].lines
+    }
+    assert seen == {(1.0, 2.0, 3.0): [True, False, True], (1.0,): [True]}
+    panel = drawn_panels(figure(source, kind="k", target=0.1))[0]
+    assert [trace["marker"]["size"] for trace in panel["data"] if "marker" in trace] == [
+        [6, 0, 6],
+        [6],
+    ]
+
+
+@pytest.mark.parametrize("wide", [1, 3, 12])
+@pytest.mark.parametrize("kind", ["trials", "k"])
+def test_an_axis_has_ticks_however_narrow_it_is(kind, wide):
+    runs = [*reaching(1.0, 20, 21), *reaching(2.0, 20 * wide, 21 * wide, k=2)]
+    canvas = plot(make([{**run, "g": [*run["g"], 0.01]} for run in runs]), kind=kind, target=0.1)
+    canvas.canvas.draw()
+    low, high = canvas.axes[0].get_ylim()
+    assert 2 <= sum(low <= tick <= high for tick in canvas.axes[0].get_yticks()) <= 8
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -225,3 +233,72 @@ def test_of_many_methods_the_best_and_the_baseline_are_drawn_and_the_others_name
 )
 def test_ticks_of_steps(values, said):
     assert words.ticks(values, "2^{}", "×") == said
+
+
+# -- heat maps of what a target costs, over K and one more number ----------------------------------
+
+
+KS, ZS, TARGET = [1, 3, 8], [0, 1, 40], 1e-3
+GRID = {
+    "name": "grid",
+    "problem": {"name": "quadratic", "dim": 8, "clients": 3, "mu": 0.1, "seed": [1, 2]},
+    "algorithm": [{"name": "clag", "z": ZS}, "gd"],
+    "compressor": {"name": "top_k", "k": KS},
+    "step_size": {"theory": [1, 4], "of": "gd"},
+    "x0": {"normal": 1.0},
+    "rounds": 60,
+    "stop": {"grad_norm_sq": TARGET},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("heat") / "grid"
+    raybench.sweep(GRID, out, inline=True)
+    return out
+
+
+def test_each_pair_costs_what_its_best_step_needs(folder):
+    found = frames(folder)
+    (grid,) = heatmaps(found)
+    assert (grid.name, grid.title, grid.number) == ("bits_to_target_clag_top_k", "CLAG Top-K", "z")
+    assert len(grid.data) == 2 * len(KS) * len(ZS)
+    assert (grid.data["target"] == TARGET).all()
+    cells = found.cells.assign(z=configs(found.cells)["algorithm.z"].astype(float))
+    for row in grid.data.itertuples():
+        own = cells[
+            (cells["facet"] == row.facet) & (cells["k"] == row.k) & (cells["z"] == row.value)
+        ]
+        assert len(own) == 2
+        costs = []
+        for cell, status in zip(own["cell"], own["status"], strict=True):
+            curve = found.curves[found.curves["cell"] == cell].sort_values("round")
+            hit = curve[curve["grad_norm_sq"] <= TARGET]
+            costs.append(hit["bits_up"].iloc[0] if len(hit) and status == "ok" else np.inf)
+        assert row.cost == pytest.approx(min(costs)) or (
+            np.isinf(min(costs)) and not np.isfinite(row.cost)
+        )
+    assert np.isfinite(grid.data["cost"]).any()
+    assert not np.isfinite(grid.data["cost"]).all()  # some pair misses the target: a dash
+
+
+def test_it_is_drawn_by_plot(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "every", lambda found: [])  # the other figures take a while
+    names = {path.name for path in figures(folder, tmp_path)}
+    assert names == {f"bits_to_target_clag_top_k.{kind}" for kind in ("png", "pdf", "csv")}
+    written = pd.read_csv(tmp_path / "bits_to_target_clag_top_k.csv")
+    assert written["k"].tolist() == 2 * [k for k in KS for _ in ZS]
+    canvas = draw(heatmaps(frames(folder))[0])
+    panels = [axis for axis in canvas.axes if axis.get_xlabel() == "$z$"]
+    assert len(panels) == 2
+    for axis in panels:
+        assert [t.get_text() for t in axis.get_xticklabels()] == ["0", "1", "40"]
+        assert len(axis.texts) == len(KS) * len(ZS)
+        (frame,) = axis.patches
+        assert frame.get_width() == 1
+
+
+def test_no_map_without_such_a_grid(tmp_path):
+    store = Store(tmp_path)
+    fake_store.fill(store, rounds=20, seeds=1)
+    assert heatmaps(frames(tmp_path)) == []  # MARINA's p has one value per K

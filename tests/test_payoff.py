@@ -26,10 +26,10 @@ from raybench.measure.payoff import (
 D = 10_000_000
 DENSE = 2 * D
 COMPUTE = Compute(0.05, 0.1)
-BASELINE = Exchange("bf16", DENSE, (REDUCE,), DENSE, overlaps=True)
-TOP = Exchange("top", 0.001 * D * 8, (GATHER,), DENSE, encode=0.01, decode=0.0005)
-FORMAT = Exchange("four bits", D / 2, (GATHER, ALL_TO_ALL), DENSE, encode=0.02, decode=0.01)
-LOCAL = Exchange("local", 4 * D, (REDUCE,), DENSE, every=30)
+BASELINE = Exchange("bf16", (REDUCE,), DENSE, DENSE, overlaps=True)
+TOP = Exchange("top", (GATHER,), 0.001 * D * 8, DENSE, encode=0.01, decode=0.0005)
+FORMAT = Exchange("four bits", (GATHER, ALL_TO_ALL), D / 2, DENSE, encode=0.02, decode=0.01)
+LOCAL = Exchange("local", (REDUCE,), 4 * D, DENSE, every=30)
 
 
 def ring(bandwidth: float, latency: float = 0.0) -> Network:

@@ -7,8 +7,8 @@ import json
 
 import fake_store
 import pytest
-from browser_kit import ABSENT, CHROMIUM, DARK, visit
 from fake_runs import make
+from page_kit import ABSENT, CHROMIUM, DARK, visit
 
 from raybench.analysis import frames
 from raybench.analysis.frames import framed
@@ -33,24 +33,11 @@ def folder(tmp_path_factory):
     """Results of two problems in which cells failed, were skipped, diverged, and bear names that are markup."""
     store = Store(tmp_path_factory.mktemp("results") / "run")
     methods = (*fake_store.METHODS[:4], fake_store.Method(EVIL, "top_k", (1, 5)))
-    fake_store.fill(
-        store,
-        rounds=200,
-        methods=methods,
-        datasets=("mushrooms", "a9a"),
-        multiples=(1.0, 8.0, 64.0),
-    )
+    more = {"datasets": ("mushrooms", "a9a"), "multiples": (1.0, 8.0, 64.0)}
+    fake_store.fill(store, rounds=200, methods=methods, **more)
     config = fake_store._config(fake_store.METHODS[0], "mushrooms", None, 7, {"kind": "theory"})
-    row = {
-        "cell": ["evil"],
-        "group": fake_store._ids(config)[1],
-        "config": json.dumps(config),
-        "clients": 20,
-        "status": "failed",
-        "error": EVIL,
-        "algorithm": "gd",
-        "label": EVIL,
-    }
+    row = {"cell": ["evil"], "group": fake_store._ids(config)[1], "config": json.dumps(config)}
+    row |= {"clients": 20, "status": "failed", "error": EVIL, "algorithm": "gd", "label": EVIL}
     row |= {"problem": "logistic", "dataset": "mushrooms", "step_multiple": 1.0, "seed": 0}
     store.commit("evil", None, to_table(row, CELLS))
     return store.folder

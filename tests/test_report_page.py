@@ -95,13 +95,10 @@ def test_growth_of_f_is_told(values, said):
     assert bool(growth_notes(found)) == bool(said)
 
 
-def test_only_cells_that_ended_ok_are_said_to_have_grown():
+def test_growth_is_that_of_cells_that_ended_ok_and_of_their_own_start():
+    """Seeds that start elsewhere, and cells of one seed that do, as a nonsmooth part's weight can make them."""
     runs = [{"g": [1, 9], "status": s} for s in ("ok", "diverged", "pruned")]
     assert framed(*make(runs)).growth.tolist() == ["f grew 9×", "", ""]
-
-
-def test_growth_is_that_of_the_cells_own_start():
-    """Seeds that start elsewhere, and cells of one seed that do, as a nonsmooth part's weight can make them."""
     runs = [{"g": [1, 5], "seed": 0}, {"g": [100, 5], "seed": 1}, {"g": [4, 5], "seed": 0, "k": 2}]
     assert framed(*make(runs)).growth.tolist() == ["f grew 5×", "", ""]
 

@@ -18,7 +18,7 @@ from raybench.core import yaml
 from raybench.core.errors import InputError
 from raybench.reproduce import catalogue, find, judge, page, read
 from raybench.reproduce.evidence import Evidence, keep, kept, of_folder
-from raybench.reproduce.judge import AGREES, DISAGREES, NOT_RUN, UNDECIDED, measured_words
+from raybench.reproduce.judge import AGREES, DISAGREES, NOT_RUN, UNDECIDED, details, measured_words
 from raybench.store import CURVES
 
 pytestmark = pytest.mark.thorough
@@ -372,7 +372,9 @@ def test_what_is_kept_is_judged_as_the_results_are(ran, tmp_path):
     paths = keep(what, found, tmp_path)
     assert sum(path.stat().st_size for path in paths) < 100_000
     again = judge(what, kept(what, tmp_path))
-    assert [v.compared for v in again] == [v.compared for v in judge(what, found)]
+    assert [[*details(v, every=True)] for v in again] == [
+        [*details(v, every=True)] for v in judge(what, found)
+    ]
     # a figure of another column than that by which steps are chosen
     drawn = replace(what, figures=({"x": "bits_up", "y": "loss"},), claims=())
     keep(drawn, found, tmp_path)

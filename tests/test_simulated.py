@@ -1,5 +1,6 @@
 """Simulated seconds of finished runs: by hand, in tables, in figures, on the command line."""
 
+import io
 import json
 import math
 
@@ -7,7 +8,7 @@ import fake_store
 import numpy as np
 import pandas as pd
 import pytest
-from cli_kit import SWEEP, cli, tidy
+from cli_kit import cli, tidy
 
 import raybench
 from raybench.analysis import by_bandwidth, frames
@@ -157,14 +158,6 @@ def test_the_fastest_method_changes_with_the_bandwidth():
 # Tables, figures, pages ------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("linked")
-    (folder / "s.yaml").write_text(SWEEP)
-    assert cli("sweep", folder / "s.yaml", "--out", folder / "out", "--inline").code == 0
-    return folder / "out"
-
-
 def test_the_table_counts_simulated_seconds(swept):
     said = cli("table", swept, "--link", "100Mbit,5ms,server")
     assert said.code == 0
@@ -172,9 +165,8 @@ def test_the_table_counts_simulated_seconds(swept):
     text = " ".join(said.out.split())
     assert "Seconds to target" in text
     assert "simulated for 100Mbit: 88 Mbit/s, 5 ms, server, each client on a machine of" in text
-    raw = pd.read_csv(
-        pd.io.common.StringIO(cli("table", swept, "--link", "1Gbit", "--format", "csv").out)
-    )
+    said = cli("table", swept, "--link", "1Gbit", "--format", "csv")
+    raw = pd.read_csv(io.StringIO(said.out))
     assert {"seconds_to_target", "seconds_low", "ratio_to_gd"} <= set(raw)
     assert "bits_to_target" not in raw
 

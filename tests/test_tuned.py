@@ -1,11 +1,14 @@
 """The best step of each method, the candidates it is chosen from, their target, and the table that a sweep ends with."""
 
+import json
 import math
+import shutil
 
 import fake_store
 import numpy as np
 import pandas as pd
 import pytest
+from cli_kit import SWEEP, cli
 from fake_runs import make, reaching
 
 from raybench.analysis import (
@@ -17,8 +20,11 @@ from raybench.analysis import (
     tuned,
 )
 from raybench.analysis.frames import framed
+from raybench.core import registry
+from raybench.core.errors import InputError
 from raybench.report.tables import closing
 from raybench.store import Store
+from raybench.store.log import TARGETS
 
 
 def test_tuned_takes_the_cheapest_step_to_the_target():
@@ -98,10 +104,7 @@ def test_a_step_with_a_diverged_seed_never_wins():
 
 def test_a_step_that_only_passes_by_the_target_has_not_reached_it():
     curves, cells = make(
-        [
-            {"g": [1, 0.5, 0.09, 0.05], "multiple": 1.0},
-            {"g": [1, 0.01, 50, 3], "multiple": 2.0},
-        ]
+        [{"g": [1, 0.5, 0.09, 0.05], "multiple": 1.0}, {"g": [1, 0.01, 50, 3], "multiple": 2.0}]
     )
     assert first_crossing(curves, 0.1).tolist() == [20.0, 10.0]
     assert first_crossing(curves, 0.1, settled=True).tolist() == [20.0, math.inf]
@@ -273,3 +276,119 @@ def test_the_baseline_is_what_ran_without_compression():
         assert head in closing(framed(*runs), target=0.1).head
     table = closing_table(make([own, thin]), target=0.1)
     assert table["ratio_to_gd"].isna().all()
+
+
+# -- the target of a problem is fixed when a sweep first ends, and kept ----------------------------
+
+
+MORE = ("--set", "rounds=200")
+
+
+@pytest.fixture
+def ended(swept, tmp_path):
+    """Return the file and the folder of a sweep that has run."""
+    file, out = tmp_path / "small.yaml", tmp_path / "out"
+    file.write_text(SWEEP)
+    shutil.copytree(swept, out)
+    return file, out
+
+
+def target_of(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip().startswith("Target")]
+
+
+def test_a_target_stays_when_a_sweep_is_extended(ended):
+    file, out = ended
+    (kept,) = json.loads((out / TARGETS).read_text())["targets"]
+    said = target_of(cli("table", out).out)
+    assert said == [f"Target: ‖∇f‖² ≤ {kept['value']:g}, fixed on {kept['since'][:10]}"]
+    before = closing_table(out).set_index("method")
+    assert cli("sweep", file, "--out", out, "--inline", *MORE).code == 0
+    now = frames(out).own_targets[""]
+    assert now != kept["value"], "the sweep was meant to move it"
+    assert set(closing_table(out)["target"]) == {kept["value"]}
+    first, second = target_of(cli("table", out).out)
+    assert first == said[0]
+    assert second == f"Target from what the folder holds now: {now:g} (--target auto)"
+    assert [one["value"] for one in json.loads((out / TARGETS).read_text())["targets"]] == [
+        kept["value"]
+    ]
+    assert (
+        before.loc["GD", "bits_to_target"]
+        == closing_table(out).set_index("method").loc["GD", "bits_to_target"]
+    )
+
+
+@pytest.mark.parametrize("verb", ["table", "report", "plot"])
+def test_another_target_is_asked_for_with_every_verb(ended, verb):
+    _, out = ended
+    for wrong in ("nought", "-1", "0", "inf", "nan")[: 5 if verb == "table" else 1]:
+        said = cli(verb, out, "--target", wrong)
+        assert said.code == 2
+        assert "a number > 0, or auto" in said.err
+    more = ("--format", "csv", "--methods", "gd") if verb == "plot" else ()
+    assert cli(verb, out, "--target", "0.5", *more).code == 0
+    if verb == "report":
+        assert (
+            "≤ 0.5, as asked for; the target that was fixed is" in (out / "report.html").read_text()
+        )
+
+
+def test_what_was_asked_for_is_said(ended):
+    _, out = ended
+    (kept,) = json.loads((out / TARGETS).read_text())["targets"]
+    said = target_of(cli("table", out, "--target", "0.5").out)
+    assert said == [
+        f"Target: ‖∇f‖² ≤ 0.5, as asked for; the target that was fixed is {kept['value']:g}"
+    ]
+    (said,) = target_of(cli("table", out, "--target", "auto").out)
+    assert said.endswith(f"≤ {kept['value']:g}, from what the folder holds now")
+
+
+def test_each_problem_has_its_own_whatever_it_is_called(ended):
+    """With a second problem tables call the first by another name; its target stays."""
+    file, out = ended
+    (kept,) = json.loads((out / TARGETS).read_text())["targets"]
+    assert cli("sweep", file, "--out", out, "--inline", "--set", "problem.clients=[4, 6]").code == 0
+    told = json.loads((out / TARGETS).read_text())["targets"]
+    assert len(told) == 2
+    assert kept in told
+    found = frames(out)
+    assert set(found.cells["facet"]) == set(found.kept) == {"4 clients", "6 clients"}
+    assert found.kept["4 clients"].value == kept["value"]
+
+
+def test_a_sweep_that_is_not_whole_fixes_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    (tmp_path / "own.py").write_text(
+        "from raybench.plugins import algorithm, Estimator\n"
+        '@algorithm(\'breaks\')\nclass Breaks(Estimator):\n    """Breaks."""\n\n'
+        "    def setup(a, wire, s, c):\n        raise RuntimeError('as it does')\n\n"
+        "    def estimate(a, wire, s, c, grad):\n        return s.x\n"
+    )
+    (tmp_path / "a.yaml").write_text(
+        "name: a\nproblem: {name: quadratic, dim: 4, clients: 2}\nalgorithm: [gd, breaks, diana]\nrounds: 60\n"
+        f"compressor: {{name: rand_k, k: 1}}\nstep_size: 0.1\nplugins: {tmp_path}/own.py\n"
+    )
+    said = cli("sweep", tmp_path / "a.yaml", "--out", tmp_path / "out", "--inline", "--fail-fast")
+    assert said.code == 1
+    assert not (tmp_path / "out" / TARGETS).exists()
+    assert cli("sweep", tmp_path / "a.yaml", "--out", tmp_path / "out", "--inline").code == 1
+    assert (tmp_path / "out" / TARGETS).exists(), "failed cells have ended, too"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"targets": [{"problem": 1}]}',
+        '{"targets": 3}',
+        '{"targets": [{"problem": "a", "metric": "loss", "value": NaN, "since": "x"}]}',
+    ],
+)
+def test_a_damaged_file_is_told(ended, text):
+    _, out = ended
+    (out / TARGETS).write_text(text)
+    with pytest.raises(InputError, match=r"target\.json"):
+        frames(out)

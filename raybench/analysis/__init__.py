@@ -29,6 +29,7 @@ from raybench.analysis.tuned import (
     main_metric,
     tuned,
 )
+from raybench.store.reader import configs
 
 __all__ = [
     "SECONDS",
@@ -47,6 +48,7 @@ __all__ = [
     "candidates",
     "closing_table",
     "compare",
+    "configs",
     "curves",
     "default_target",
     "describe",

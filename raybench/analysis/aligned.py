@@ -61,7 +61,13 @@ def curves(
     heads = list(dict.fromkeys(["cell", "seed", *names]))
     if not parts:
         return pd.DataFrame(columns=[*heads, x, y])
-    grid = _grid(parts, points) if at is None else _checked(at)
+    if at is None:
+        low, high = min(xs[0] for _, xs, _ in parts), max(xs[-1] for _, xs, _ in parts)
+        grid = np.geomspace(low, high, points)
+        grid[0], grid[-1] = low, high  # not a rounding error outside of the curves
+        grid = np.unique(grid)
+    else:
+        grid = _checked(at)
     values = {cell: interpolated(xs, ys, grid) for cell, xs, ys in parts}
     cells = results.cells.loc[results.cells["cell"].isin(values.keys()), heads]
     table = cells.loc[cells.index.repeat(len(grid))].reset_index(drop=True)
@@ -85,13 +91,6 @@ def interpolated(xs: np.ndarray, ys: np.ndarray, grid: np.ndarray) -> np.ndarray
     values = np.where((a > 0) & (b > 0), logs, a + share * (b - a))
     values = np.where(share == 0, a, values)  # at a recorded row its very value
     return np.where((grid < xs[0]) | (grid > xs[-1]), np.nan, values)
-
-
-def _grid(parts: Sequence[tuple[str, np.ndarray, np.ndarray]], points: int) -> np.ndarray:
-    low, high = min(xs[0] for _, xs, _ in parts), max(xs[-1] for _, xs, _ in parts)
-    grid = np.geomspace(low, high, points)
-    grid[0], grid[-1] = low, high  # not a rounding error outside of the curves
-    return np.unique(grid)
 
 
 def _checked(at: Sequence[float] | np.ndarray) -> np.ndarray:

@@ -16,13 +16,12 @@ from raybench.analysis.tuned import candidates, set_apart
 
 SLOWEST, FASTEST = 100e6, 400e9  # bits per second
 POINTS = 49
-COLUMNS = ["facet", "bandwidth", "method", "series", "step", "group", "k", "target"]
-COLUMNS += ["seconds", "low", "high", "coverage", "seeds", "dense", "fastest"]
-
-
-def rates(points: int = POINTS) -> np.ndarray:
-    """Return bandwidths from 100 Mbit/s to 400 Gbit/s, in bits per second, evenly in logarithms."""
-    return np.geomspace(SLOWEST, FASTEST, points)
+SAME, ENDS = (
+    ("facet", "series", "step", "group", "k", "dense"),
+    ("seconds", "low", "high", "coverage"),
+)
+COLUMNS = ["facet", "bandwidth", "method", "series", "step", "group", "k", "target", *ENDS]
+COLUMNS += ["seeds", "dense", "fastest"]
 
 
 def by_bandwidth(
@@ -37,13 +36,13 @@ def by_bandwidth(
     """Return per facet, bandwidth and method the simulated seconds to the target at its best K and step there.
 
     curves, cells: annotated and described, as in ``Frames``; targets: of each facet; at: bandwidths in bits per
-    second (``rates``), each put in the place of that of the network's link, whose latency stays. A method's K and
-    step are chosen anew at each bandwidth by the rule of ``candidates``, with ``tuning_seeds`` on these and reported on
-    the others. Columns: facet, bandwidth, method, series, step, group, k, target, seconds (the median over seeds, inf
+    second, by default 49 from 100 Mbit/s to 400 Gbit/s, each put in the place of that of the network's link, whose
+    latency stays. A method's K and step are chosen anew at each bandwidth by the rule of ``candidates``, with
+    ``tuning_seeds`` on these and reported on the others. Columns: facet, bandwidth, method, series, step, group, k, target, seconds (the median over seeds, inf
     where it misses the target), low, high, coverage, seeds, dense (whether all messages of the method are whole
     vectors), fastest (whether no method has fewer seconds).
     """
-    at = rates() if at is None else at
+    at = np.geomspace(SLOWEST, FASTEST, POINTS) if at is None else at
     pieces = [
         _facet(curves[curves["facet"] == facet], part, network, targets[facet], y, at, tuning_seeds)
         for facet, part in cells.groupby("facet", sort=True)
@@ -105,21 +104,9 @@ def _best(
         for j, which in enumerate(np.where(first[:, None], medians, np.inf).argmin(axis=0)):
             place = places[which]
             head, shown = cells.iloc[place[0]], place[reports[place]]
-            spread = interval(seconds[j, shown])
-            rows.append(
-                {
-                    "bandwidth": at[j],
-                    "method": method,
-                    **{
-                        key: head[key] for key in ("facet", "series", "step", "group", "k", "dense")
-                    },
-                    "seconds": spread.median,
-                    "low": spread.low,
-                    "high": spread.high,
-                    "coverage": spread.coverage,
-                    "seeds": len(shown),
-                }
-            )
+            ends = zip(ENDS, interval(seconds[j, shown]), strict=True)
+            facts = {"bandwidth": at[j], "method": method, "seeds": len(shown), **dict(ends)}
+            rows.append({**head[list(SAME)], **facts})
     results = pd.DataFrame(rows, columns=[c for c in COLUMNS if c not in ("target", "fastest")])
     least = results.groupby("bandwidth")["seconds"].transform("min")
     return results.assign(fastest=(results["seconds"] <= least) & np.isfinite(results["seconds"]))

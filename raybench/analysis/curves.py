@@ -171,17 +171,8 @@ class InFolder:
     def of(self, cells: Collection[str], names: Sequence[str]) -> pd.DataFrame:
         """Return some columns of numbers, and what tells cells apart, of the rows of some cells."""
         rows = self.results.some(cells, names)
-        facts = [
-            "k",
-            "step_size",
-            "step_multiple",
-            "seed",
-            "label",
-            *METHOD_KEYS,
-            "group",
-            "status",
-        ]
-        table = self.cells.set_index("cell")[facts]
+        facts = ["k", "step_size", "step_multiple", "seed", "label", "group", "status"]
+        table = self.cells.set_index("cell")[[*facts, *METHOD_KEYS]]
         # curves stand together: one look for each, not for each of its rows
         place, ids = pd.factorize(rows["cell"])
         joined = table.iloc[table.index.get_indexer(ids)[place]].set_index(rows.index)
@@ -220,7 +211,9 @@ def growth(cells: pd.DataFrame, held: Held) -> pd.Series:
         return words
     first, last = maybe["cell"].map(_first_loss(held, maybe["cell"])), maybe["loss"]
     for row in maybe.index[_grew(first, last)]:
-        words[row] = _growth_word(float(first[row]), float(last[row]))
+        before, after = float(first[row]), float(last[row])
+        factor = f"f grew {_two_digits(after / before)}×" if before > 0 else ""
+        words[row] = factor or f"f grew from {_two_digits(before)} to {_two_digits(after)}"
     return words
 
 
@@ -236,12 +229,6 @@ def _grew(before: pd.Series, after: pd.Series) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         grew: np.ndarray = last - first >= above
     return grew
-
-
-def _growth_word(before: float, after: float) -> str:
-    if before > 0:
-        return f"f grew {_two_digits(after / before)}×"
-    return f"f grew from {_two_digits(before)} to {_two_digits(after)}"
 
 
 def _two_digits(value: float) -> str:

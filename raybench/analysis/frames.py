@@ -77,14 +77,10 @@ class Frames:
     link_text: str = ""  # as the user wrote it
     asked: float | str | None = None  # a target, or ``auto``, in place of those that are kept
     kept: Mapping[str, Kept] = field(default_factory=dict)  # targets by facet
-    # on which steps are chosen, to be reported on others; none: all
-    tuning_seeds: tuple[int, ...] = ()
-    # cells of each group, where few are tried
-    grid: Mapping[str, int] = field(default_factory=dict)
+    tuning_seeds: tuple[int, ...] = ()  # on which steps are chosen; none: all
+    grid: Mapping[str, int] = field(default_factory=dict)  # cells by group, where few are tried
     left_out: int = 0
-    _tuned: dict[tuple[str, float | str | None, str, tuple[int, ...]], pd.DataFrame] = field(
-        default_factory=dict, repr=False
-    )
+    _tuned: dict[tuple[Any, ...], pd.DataFrame] = field(default_factory=dict, repr=False)
 
     @property
     def curves(self) -> pd.DataFrame:
@@ -95,12 +91,10 @@ class Frames:
         """Return the curves of some cells: these columns of numbers, and what tells the cells apart."""
         return self.held.of(cells, names)
 
-    def tuned(
-        self, by: str, target: float | None = None, cost: str = "", seeds: Sequence[int] = ()
-    ) -> pd.DataFrame:
-        """Return ``tuned`` of these frames by their metric and ``cost`` (their own); computed once. seeds: that tune (their own)."""
-        cost, seeds = cost or self.cost, seeds or self.tuning_seeds
-        key = (by, self.asked if target is None else target, cost, tuple(seeds))
+    def tuned(self, by: str, target: float | None = None, cost: str = "") -> pd.DataFrame:
+        """Return ``tuned`` of these frames by their metric and ``cost`` (their own); computed once."""
+        cost, seeds = cost or self.cost, self.tuning_seeds
+        key = (by, self.asked if target is None else target, cost)
         if key not in self._tuned:
             curves = self.held.columns([cost, self.metric])
             goal = self.goals if target is None else target
@@ -116,12 +110,9 @@ class Frames:
     @property
     def chosen_on(self) -> list[str]:
         """On which seeds steps were chosen, and on which they are reported, where these differ."""
-        if not self.tuning_seeds:
-            return []
-        said = ", ".join(map(str, self.tuning_seeds))
-        return [
-            f"K and steps: chosen on seeds {said}; results: of the other seeds, where a method has some"
-        ]
+        said = f"K and steps: chosen on seeds {', '.join(map(str, self.tuning_seeds))}"
+        more = "results: of the other seeds, where a method has some"
+        return [f"{said}; {more}"] if self.tuning_seeds else []
 
     @property
     def goals(self) -> float | Mapping[str, float]:
@@ -146,15 +137,11 @@ class Frames:
     @property
     def earlier(self) -> list[str]:
         """A line on the cells that are left out, none where there are no such cells."""
-        if not self.left_out:
-            return []
-        cells, rows = (
-            f"{self.left_out:,} cells",
-            "are left out; --all shows them as rows of their own",
-        )
-        if self.left_out == 1:
-            cells, rows = "1 cell", "is left out; --all shows it as a row of its own"
-        return [f"{cells} of earlier versions of this sweep {rows}"]
+        lone = self.left_out == 1
+        cells, are = ("cell", "is") if lone else ("cells", "are")
+        them = "it as a row of its own" if lone else "them as rows of their own"
+        said = f"{cells} of earlier versions of this sweep {are} left out; --all shows {them}"
+        return [f"{self.left_out:,} {said}"] if self.left_out else []
 
     @property
     def tuning(self) -> list[str]:
@@ -216,32 +203,6 @@ def frames(
     Raises InputError if there are no results in the folder, the accounting or the link is unknown, or the seeds are not
     some of those there are.
     """
-    results = _frames(folder, accounting, link, target, every)
-    return choosing_on(results, tuning_seeds)
-
-
-def choosing_on(results: Frames, tuning_seeds: Sequence[int]) -> Frames:
-    """Return frames whose steps are chosen on some seeds and reported on the others; of no seeds, the frames.
-
-    Raises InputError unless some of the seeds choose and others are left.
-    """
-    if not tuning_seeds:
-        return results
-    there = sorted({int(s) for s in results.cells["seed"].dropna()})
-    chosen = tuple(seed for seed in there if seed in tuning_seeds)
-    if not chosen or len(chosen) == len(there):
-        what = f"{', '.join(map(str, tuning_seeds))} are {'all' if chosen else 'none'} of the seeds there are"
-        raise InputError.of("--tuning-seeds", what, f"some of {', '.join(map(str, there))}")
-    return replace(results, tuning_seeds=chosen, _tuned={})
-
-
-def _frames(
-    folder: str | os.PathLike[str],
-    accounting: How,
-    link: str | None,
-    target: float | str | None,
-    every: bool,
-) -> Frames:
     network = None if link is None else parse_link(link)
     sweep = reader.sweep(folder)
     if isinstance(target, str) and target != "auto":
@@ -262,7 +223,8 @@ def _frames(
         if metric not in cells:
             cells = with_final(cells, held.columns([metric]), metric)
         kept = _kept(folder, cells, metric)
-        return Frames(held, cells, metric, accounting=str(asked), kept=kept, **more)
+        results = Frames(held, cells, metric, accounting=str(asked), kept=kept, **more)
+        return choosing_on(results, tuning_seeds)
     curves, cells = reader.frames(folder, accounting)
     if only is not None and not cells["cell"].isin(only).all():
         more["left_out"] = int((~cells["cell"].isin(only)).sum())
@@ -270,7 +232,23 @@ def _frames(
     results = framed(
         curves, cells, accounting=str(asked), link=network, link_text=link or "", **more
     )
-    return replace(results, kept=_kept(folder, results.cells, results.metric))
+    results = replace(results, kept=_kept(folder, results.cells, results.metric))
+    return choosing_on(results, tuning_seeds)
+
+
+def choosing_on(results: Frames, tuning_seeds: Sequence[int]) -> Frames:
+    """Return frames whose steps are chosen on some seeds and reported on the others; of no seeds, the frames.
+
+    Raises InputError unless some of the seeds choose and others are left.
+    """
+    if not tuning_seeds:
+        return results
+    there = sorted({int(s) for s in results.cells["seed"].dropna()})
+    chosen = tuple(seed for seed in there if seed in tuning_seeds)
+    if not chosen or len(chosen) == len(there):
+        what = f"{', '.join(map(str, tuning_seeds))} are {'all' if chosen else 'none'} of the seeds there are"
+        raise InputError.of("--tuning-seeds", what, f"some of {', '.join(map(str, there))}")
+    return replace(results, tuning_seeds=chosen, _tuned={})
 
 
 def framed(curves: pd.DataFrame, cells: pd.DataFrame, **more: Any) -> Frames:
@@ -449,11 +427,7 @@ def baselines(table: pd.DataFrame) -> pd.Series:
 
 
 def closing_table(
-    source: Source,
-    accounting: How = None,
-    target: float | None = None,
-    by: str = "method",
-    tuning_seeds: Sequence[int] = (),
+    source: Source, accounting: How = None, target: float | None = None, by: str = "method"
 ) -> pd.DataFrame:
     """Return per facet and method its best K and step and what the target costs, best first.
 
@@ -464,8 +438,7 @@ def closing_table(
     that of the uncompressed baseline (``baselines``): gd, where it ran. arrived is how many of the seeds reach the target. ok, diverged, ... count all cells of the
     method. grad_norm_sq, loss, ... are final medians over seeds. ``by="series"`` keeps every K, and so does ``by="k"``,
     which sorts by K first. Of frames with a link the cost is in seconds simulated for it,
-    seconds_to_target, seconds_low and seconds_high, and K and step are the best ones by that. With ``tuning_seeds`` K and step are
-    chosen on these seeds and reported on the others, as ``tuned`` does.
+    seconds_to_target, seconds_low and seconds_high, and K and step are the best ones by that.
 
     >>> from raybench.analysis.examples import example
     >>> found = closing_table(example(), target=1e-3)
@@ -477,7 +450,7 @@ def closing_table(
     """
     results = opened(source, accounting=accounting)
     kind = "series" if by == "k" else by
-    best = results.tuned(kind, target, seeds=tuning_seeds)
+    best = results.tuned(kind, target)
     unit = "bits" if results.cost == "bits_up" else "seconds"
     names = dict(zip(PAID, (f"{unit}_to_target", f"{unit}_low", f"{unit}_high"), strict=True))
     heads = [names.get(name, name) for name in COLUMNS]
@@ -516,19 +489,15 @@ class BestSteps:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = folder
-        self._read: tuple[pd.DataFrame, pd.DataFrame] | None = None
+        self._read = pd.DataFrame(), pd.DataFrame({"cell": [], "status": []})
 
     def __call__(self, cells: Mapping[str, str]) -> dict[str, tuple[float, ...]]:
         """Return per group (without those of which no cell ended ok) the step sizes to go on around."""
-        if self._read is None or not self._knows(cells):  # cells that ended once do not change
+        statuses = self._read[1].set_index("cell")["status"].to_dict()
+        if not cells.items() <= statuses.items():  # cells that ended once do not change
             self._read = reader.part(self.folder, READ)
         curves, table = (part[part["cell"].isin(cells)] for part in self._read)
         return best_steps(curves, table)
-
-    def _knows(self, cells: Mapping[str, str]) -> bool:
-        assert self._read is not None
-        known = self._read[1].set_index("cell")["status"].to_dict()
-        return all(known.get(cell) == status for cell, status in cells.items())
 
 
 def best_steps(curves: pd.DataFrame, cells: pd.DataFrame) -> dict[str, tuple[float, ...]]:

@@ -195,11 +195,8 @@ def parse(text: str) -> Network:
 
 def _part(word: str) -> tuple[str, Any]:
     """Return what a word after the first one gives, and its value: a form, a latency or an inner link."""
-    form, time, node = (
-        word.lower().replace("-", "_"),
-        _TIME.fullmatch(word.lower()),
-        _NODE.fullmatch(word),
-    )
+    form = word.lower().replace("-", "_")
+    time, node = _TIME.fullmatch(word.lower()), _NODE.fullmatch(word)
     if form in FORMS:
         return "form", form
     if time is not None:
@@ -241,9 +238,8 @@ def _near(word: str) -> str:
 
 def written(latency: float, bandwidth: float, form: str) -> str:
     """Return the text of a measured link for ``--link``: ``118MB/s,85us,gather``."""
-    size, unit = next(
-        ((s, u) for s, u in ((1e9, "GB/s"), (1e6, "MB/s")) if bandwidth >= s), (1e3, "kB/s")
-    )
+    units = ((1e9, "GB/s"), (1e6, "MB/s"), (0.0, "kB/s"))
+    size, unit = next((size or 1e3, unit) for size, unit in units if bandwidth >= size)
     return f"{bandwidth / size:.4g}{unit},{latency * 1e6:.4g}us,{form}"
 
 
@@ -275,7 +271,9 @@ def all_reduce(network: Network, n: Number, size: Number) -> Number:
     a, rate = link.latency, link.bandwidth
     n, size = np.asarray(n, float), np.asarray(size, float)
     if form == "hierarchical":
-        spent = _hierarchical_sum(network, n, size)
+        inner, g, nodes = _nodes(network, n)
+        scatter = (g - 1) * inner.latency + (g - 1) / g * size / inner.bandwidth
+        spent = 2 * scatter + 2 * (nodes - 1) * a + 2 * (nodes - 1) / nodes * size / rate
     elif form == "tree":
         spent = 2 * log2_up(n) * a + 2 * size / rate
     elif form == "server":
@@ -310,7 +308,12 @@ def all_gather(
     n, message = np.asarray(n, float), np.asarray(message, float)
     most = message if largest is None else np.maximum(message, largest)
     if form == "hierarchical":
-        spent = _hierarchical_gather(network, n, most)
+        inner, g, nodes = _nodes(network, n)
+        # bytes from other nodes: each process took a share, all need all
+        others = (nodes - 1) * g * most
+        spread = (g - 1) * inner.latency + (g - 1) / g * others / inner.bandwidth
+        spent = (g - 1) * (inner.latency + most / inner.bandwidth)
+        spent += (nodes - 1) * (a + g * most / rate) + np.where(nodes > 1, spread, 0.0)
     elif form == "tree":
         spent = log2_up(n) * a + (n - 1) * most / rate
     elif form == "server":
@@ -379,44 +382,31 @@ def seconds_of_round(
     up_max: Number | None = None,
     messages_up: Number = 1,
     messages_down: Number = 1,
-    gradient: Number = 0.0,
-    codec: Number = 0.0,
-    form: str | None = None,
-    reduced: Number = False,
+    reduced: bool = False,
 ) -> Number:
-    """Return the seconds of a round: gradients, compressors, and what travels, one after the other.
+    """Return the seconds in which the messages of a round travel.
 
     up, down: packed bytes of a mean client and of the broadcast; up_max: of the largest client; messages_up,
-    messages_down: in how many messages; gradient, codec: seconds that one client computes and (de)compresses; form:
-    instead of the network's; reduced: whether the messages are dense vectors that are summed on the way.
+    messages_down: in how many messages; reduced: whether they are dense vectors that are summed on the way.
 
     ``server``: (messages_up + messages_down) a + (n up + n down)/B, and no less than the largest client's up_max/B
     on its way. ``two_shot``: ``up`` in parts to their owners, ``down``, the means, to all. Other forms have no
     server, each machine does its work, so ``down`` does not travel: messages_up all-gathers, or all-reduces of what is
-    ``reduced``, of up/messages_up bytes. A round without a message costs nothing but the computation.
+    ``reduced``, of up/messages_up bytes. A round without a message costs nothing.
     """
-    form = form or network.form
-    net = replace(network, form=form)
-    up, down = np.asarray(up, float), np.asarray(down, float)
+    link, up, down = network.link, np.asarray(up, float), np.asarray(down, float)
     most = up if up_max is None else np.maximum(up, up_max)
     sent, told = np.asarray(messages_up, float), np.asarray(messages_down, float)
-    per = np.where(sent > 0, sent, 1.0)
-    if form in ("server", "two_shot"):
-        link = net.link
-        if form == "server":
-            there = sent * link.latency + np.maximum(n * up, most) / link.bandwidth
-            back = told * link.latency + n * down / link.bandwidth
-            travel = _alone(n, there + back + link.start)
-        else:
-            there = sent * _exchange(link, n, most / per)
-            travel = there + np.where(told > 0, told, 0.0) * _exchange(
-                link, n, down / np.where(told > 0, told, 1.0)
-            )
-    else:
-        gathered = all_gather(net, n, up / per, most / per)
-        summed = all_reduce(net, n, up / per)
-        travel = sent * np.where(reduced, summed, gathered)
-    return np.asarray(gradient, float) + codec + travel
+    per, back = (np.where(count > 0, count, 1.0) for count in (sent, told))
+    if network.form == "server":
+        there = sent * link.latency + np.maximum(n * up, most) / link.bandwidth
+        travel = there + told * link.latency + n * down / link.bandwidth + link.start
+        return _alone(n, travel)
+    if network.form == "two_shot":
+        return sent * _exchange(link, n, most / per) + told * _exchange(link, n, down / back)
+    if reduced:
+        return sent * all_reduce(network, n, up / per)
+    return sent * all_gather(network, n, up / per, most / per)
 
 
 def overlapped(backward: Number, per_bucket_seconds: Number, buckets: Number) -> Number:
@@ -436,26 +426,6 @@ def _nodes(network: Network, n: Number) -> tuple[Link, Number, Number]:
     assert network.inner is not None
     within = np.minimum(network.per_node, n)
     return network.inner, within, np.ceil(n / within)
-
-
-def _hierarchical_sum(network: Network, n: Number, size: Number) -> Number:
-    inner, g, nodes = _nodes(network, n)
-    link = network.link
-    scatter = (g - 1) * inner.latency + (g - 1) / g * size / inner.bandwidth
-    outer = 2 * (nodes - 1) * link.latency + 2 * (nodes - 1) / nodes * size / link.bandwidth
-    return 2 * scatter + outer
-
-
-def _hierarchical_gather(network: Network, n: Number, message: Number) -> Number:
-    inner, g, nodes = _nodes(network, n)
-    link = network.link
-    within = (g - 1) * (inner.latency + message / inner.bandwidth)
-    outer = (nodes - 1) * (link.latency + g * message / link.bandwidth)
-    others = (
-        (nodes - 1) * g * message
-    )  # bytes from other nodes: each process took a share, all need all
-    spread = (g - 1) * inner.latency + (g - 1) / g * others / inner.bandwidth
-    return within + outer + np.where(nodes > 1, spread, 0.0)
 
 
 def _alone(n: Number, spent: Number) -> Number:

@@ -13,20 +13,8 @@ from raybench.core import registry
 from raybench.store.reader import configs, shared
 
 _METHOD_KEYS = (
-    "algorithm.",
-    "compressor.",
-    "downlink",
-    "groups",
-    "local",
-    "outer",
-    "delay",
-    "robust",
-    "train",
-    "participation",
-    "prox",
-    "graph",
-    "step_size.schedule",
-    "step_size.warmup",
+    *("algorithm.", "compressor.", "downlink", "groups", "local", "outer", "delay", "robust"),
+    *("train", "participation", "prox", "graph", "step_size.schedule", "step_size.warmup"),
     "iterate",
 )
 Kind = Literal["algorithm", "compressor"]
@@ -67,7 +55,10 @@ def describe(cells: pd.DataFrame) -> pd.DataFrame:
     step = pd.Series([_step(m, s, t) for m, s, t in steps], index=cells.index, dtype=object)
     heads["facet"] = _facets(heads, config)
     plugins = config["plugins"] if "plugins" in config else [None] * len(heads)
-    kinds: tuple[tuple[Kind, str], ...] = (("algorithm", "title"), ("compressor", "operator"))
+    kinds: tuple[tuple[Kind, str], ...] = (
+        ("algorithm", "title"),
+        ("compressor", "compressor_title"),
+    )
     for kind, name in kinds:
         pairs = zip(heads[kind], plugins, strict=True)
         heads[name] = [_title(kind, plain, own) for plain, own in pairs]
@@ -84,14 +75,10 @@ def describe(cells: pd.DataFrame) -> pd.DataFrame:
 
 def _named(heads: pd.DataFrame, extras: list[str]) -> pd.DataFrame:
     """Return facet, method and series of cells, same rows. heads: with ``facet``, ``title`` and ``compressor``."""
-    base, operators = heads["title"], heads["operator"]
-    generic = [_compressor(word, "") for word in operators]
-    exact = [_compressor(word, k) for word, k in zip(operators, k_words(heads), strict=True)]
-    names = {
-        "facet": heads["facet"],
-        "method": [_join(b, c, e) for b, c, e in zip(base, generic, extras, strict=True)],
-        "series": [_join(b, c, e) for b, c, e in zip(base, exact, extras, strict=True)],
-    }
+    names = {"facet": heads["facet"].to_list()}
+    for name, ks in (("method", [""] * len(heads)), ("series", k_words(heads))):
+        parts = zip(heads["title"], heads["compressor_title"], ks, extras, strict=True)
+        names[name] = [_joined(*part) for part in parts]
     return pd.DataFrame(names, index=heads.index, dtype=object)
 
 
@@ -156,10 +143,6 @@ def _plain(value: object) -> str | int | float | bool:
     return json.dumps(value, sort_keys=True)
 
 
-def _varied(frame: pd.DataFrame) -> list[str]:
-    return [c for c in frame if frame[c].nunique(dropna=False) > 1]
-
-
 def _facets(cells: pd.DataFrame, config: pd.DataFrame) -> pd.Series:
     # f is the mean over honest clients: how many others there are is part of the problem
     known = [c for c in config if c.startswith(("problem.", "x0.")) or c in ("x0", ATTACKERS)]
@@ -169,15 +152,12 @@ def _facets(cells: pd.DataFrame, config: pd.DataFrame) -> pd.Series:
         key = "problem.name" if name == "problem" else f"problem.{name}"
         if key not in table:
             table[key] = cells[name].astype(object)
-    varied = _varied(table)
+    varied = [c for c in table if table[c].nunique(dropna=False) > 1]
     order = {"problem.name": 0, "problem.dataset": 1, "problem.clients": 2}
     varied.sort(key=lambda c: (order.get(c, 3), c))
-    words = [", ".join(_word(c, row[c]) for c in varied if _known(row[c])) for row in _rows(table)]
+    rows = table.to_dict("records")
+    words = [", ".join(_word(c, row[c]) for c in varied if _known(row[c])) for row in rows]
     return pd.Series(words, index=cells.index, dtype=object)
-
-
-def _rows(frame: pd.DataFrame) -> list[dict[str, object]]:
-    return frame.to_dict("records")
 
 
 def _known(value: object) -> bool:
@@ -209,7 +189,7 @@ def _extras(cells: pd.DataFrame, config: pd.DataFrame) -> list[str]:
     chosen = [k for k in keys if own[k] and told[k]]
     return [
         ", ".join(f"{_key(c)}={_number(row[c])}" for c in chosen if _known(row[c]))
-        for row in _rows(config[chosen])
+        for row in config[chosen].to_dict("records")
     ]
 
 
@@ -264,14 +244,12 @@ def _title(kind: Kind, name: object, plugins: object = None) -> str:
     return f"{word[:1].upper()}{word[1:]}-" if name.endswith("_k") else word
 
 
-def _compressor(title: str, k: str) -> str:
-    if title.endswith("-"):
-        return f"{title}{k or 'K'}"
-    return f"{title} K={k}" if title and k else title
-
-
-def _join(base: str, compressor: str, extras: str) -> str:
-    words = f"{base} {compressor}".strip()
+def _joined(algorithm: str, compressor: str, k: str, extras: str) -> str:
+    if compressor.endswith("-"):
+        compressor += k or "K"
+    elif compressor and k:
+        compressor += f" K={k}"
+    words = f"{algorithm} {compressor}".strip()
     return f"{words} ({extras})" if extras else words
 
 
@@ -318,11 +296,10 @@ def k_of_rows(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
     """Return K for reading of rows that have facet, algorithm, compressor and k: the words of their cells."""
     keys = ["facet", "algorithm", "compressor", "k"]
     known = cells.assign(word=k_words(cells)).drop_duplicates(keys)
-    words = {
-        _key_of(values): str(word) for *values, word in known[[*keys, "word"]].to_numpy(object)
-    }
-    return [words.get(_key_of(values), "") for values in rows[keys].to_numpy(object)]
+    words = {key_of(values): str(word) for *values, word in known[[*keys, "word"]].to_numpy(object)}
+    return [words.get(key_of(values), "") for values in rows[keys].to_numpy(object)]
 
 
-def _key_of(values: list[object]) -> tuple[object, ...]:
+def key_of(values: list[object]) -> tuple[object, ...]:
+    """Return values as a key in which NaN is None, so that what is unknown is equal."""
     return tuple(v if v == v else None for v in values)

@@ -20,7 +20,6 @@ import pandas as pd
 from raybench.analysis.curves import ordered
 from raybench.analysis.frames import Frames, Source, Where, axis, frames, keys, opened, targets_of
 from raybench.analysis.statistics import (
-    CONFIDENCE,
     Verdict,
     clopper_pearson,
     critical,
@@ -56,7 +55,6 @@ def rank(
     x: str | None = None,
     where: Where | None = None,
     accounting: How = None,
-    level: float = CONFIDENCE,
 ) -> pd.DataFrame:
     """Return methods by their mean rank over instances, which are the pairs of a problem and a seed.
 
@@ -65,7 +63,7 @@ def rank(
     ``tuned`` chooses for the problem. Two mean ranks of m methods over N instances differ by more than luck, with all
     pairs taken together, if they are ``critical`` apart (Nemenyi):
 
-        critical = q sqrt(m (m + 1) / (6 N)),   q: quantile of the studentized range of m at ``level``, over sqrt(2).
+        critical = q sqrt(m (m + 1) / (6 N)),   q: quantile of the studentized range of m at 95 %, over sqrt(2).
 
     That holds for instances that are drawn independently; seeds of one problem tell about this problem alone.
     Columns: ``by``, rank (mean), wins (instances where no method is cheaper), reached, instances, ratio (the geometric
@@ -90,7 +88,7 @@ def rank(
     count, methods = costs.shape
     least = costs.min(axis=1)
     solved = np.isfinite(least)  # an instance that no method solves tells nothing about ratios
-    apart = critical(methods, count, level)
+    apart = critical(methods, count)
     logs = np.log(_ratios(costs[solved]))
     rows = pd.DataFrame(
         {
@@ -117,7 +115,6 @@ def profile(
     x: str | None = None,
     where: Where | None = None,
     accounting: How = None,
-    level: float = CONFIDENCE,
 ) -> pd.DataFrame:
     """Return the performance profile of each method over instances, which are the pairs of a problem and a seed.
 
@@ -149,7 +146,7 @@ def profile(
     pieces = []
     for name, ratio in zip(table.columns, ratios.T, strict=True):
         within, count = np.searchsorted(np.sort(ratio), taus, side="right"), len(ratio)
-        low, high = clopper_pearson(within, count, level)
+        low, high = clopper_pearson(within, count)
         piece = {by: name, "tau": taus, "share": within / count, "low": low, "high": high}
         pieces.append(pd.DataFrame({**piece, "instances": count}))
     return pd.concat(pieces, ignore_index=True)[heads]

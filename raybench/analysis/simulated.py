@@ -13,8 +13,8 @@ What was sent before the first round counts as a round. Packing, unpacking and t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,11 +24,7 @@ from raybench.analysis.links import Network, seconds_of_round
 SECONDS = "seconds_simulated"
 """The column that ``simulated`` adds."""
 
-GATHER, REDUCE, ALL_TO_ALL = (
-    "gather",
-    "reduce",
-    "all_to_all",
-)  # what ``collective`` of a compressor may be
+GATHER, REDUCE, ALL_TO_ALL = "gather", "reduce", "all_to_all"  # ``collective`` of a compressor
 COUNTS = ("bytes_up", "bytes_down", "bytes_up_max", "messages_up", "messages_down", "values_up")
 PARTS = ("seconds_gradient", "seconds_compress")
 
@@ -62,49 +58,31 @@ class Work:
         every machine sends to its neighbours one after the other, whatever the form.
         """
 
-        def seconds(rows: np.ndarray, form: str | None = None, summed: bool = False) -> np.ndarray:
+        def seconds(rows: np.ndarray, form: str = network.form, reduced: bool = False) -> Any:
             return seconds_of_round(
-                network,
+                replace(network, form=form),
                 self.clients[rows],
                 up=self.up[rows],
                 down=self.down[rows],
                 up_max=self.most[rows],
                 messages_up=self.sent[rows],
                 messages_down=self.told[rows],
-                form=form,
-                reduced=summed,
+                reduced=reduced,
             )
 
-        spent = np.zeros(len(self.cell))
-        for rows, time in self._kinds(network, seconds):
-            if rows.any():
-                spent[rows] = time(rows)
-        return self.rounds * spent
-
-    def _kinds(
-        self, network: Network, seconds: Callable[..., np.ndarray]
-    ) -> list[tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]]:
-        """Return which rows are timed how."""
-        gossip, shot = self.how == "gossip", self.how == ALL_TO_ALL
         served = network.form == "server"
+        gossip = self.how == "gossip"
+        shot = (self.how == ALL_TO_ALL) & (not served)
         summed = (self.how == REDUCE) | (self.dense & (network.form != "gather"))
         summed &= ~gossip & ~shot & (not served)
-        link = network.link
-
-        def neighbours(rows: np.ndarray) -> np.ndarray:
-            return self.sent[rows] * link.latency + self.most[rows] / link.bandwidth
-
-        return [
-            (gossip, neighbours),
-            (shot & (not served), lambda rows: seconds(rows, "two_shot")),
-            (summed, lambda rows: seconds(rows, _summing(network.form), True)),
-            (~gossip & ~(shot & (not served)) & ~summed, lambda rows: seconds(rows)),
-        ]
-
-
-def _summing(form: str) -> str:
-    """Return the form in which dense vectors are summed: the two-shot one is as long as the ring."""
-    return "ring" if form == "two_shot" else form
+        # dense vectors: the two-shot form is as long as the ring
+        ring = "ring" if network.form == "two_shot" else network.form
+        spent = self.sent * network.link.latency + self.most / network.link.bandwidth
+        spent[shot] = seconds(shot, "two_shot")
+        spent[summed] = seconds(summed, ring, True)
+        others = ~(gossip | shot | summed)
+        spent[others] = seconds(others)
+        return self.rounds * spent
 
 
 def work(curves: pd.DataFrame, cells: pd.DataFrame | None = None) -> Work:
@@ -187,20 +165,14 @@ def simulated(
 
 def unmeasured(curves: pd.DataFrame) -> list[str]:
     """Return what a reader of simulated seconds should know: what was not measured, in how many cells."""
-    ended = curves.groupby("cell", sort=False).agg(
-        {c: "max" for c in ("bytes_up", *PARTS) if c in curves}
-    )
-    said = []
+    columns = [c for c in ("bytes_up", *PARTS) if c in curves]
+    ended = curves.groupby("cell", sort=False)[columns].max()
+    said, every = [], f"{len(ended):,} cells"
     if "bytes_up" in ended and (none := int(ended["bytes_up"].isna().sum())):
-        said.append(
-            f"{none:,} of {len(ended):,} cells did not count bytes: they have no simulated seconds"
-        )
-    words = dict(zip(PARTS, ("gradients", "compressors")))
-    for name, word in words.items():
+        said.append(f"{none:,} of {every} did not count bytes: they have no simulated seconds")
+    for name, word in zip(PARTS, ("gradients", "compressors"), strict=True):
         none = int(ended[name].isna().sum()) if name in ended else len(ended)
         if none:
-            said.append(
-                f"the seconds of {word} were not measured in {none:,} of {len(ended):,} cells: "
-                "there they count as none"
-            )
+            what = f"the seconds of {word} were not measured in {none:,} of {every}"
+            said.append(f"{what}: there they count as none")
     return said

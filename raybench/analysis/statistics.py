@@ -54,7 +54,7 @@ def ranks(count: int, level: float = CONFIDENCE) -> tuple[int, float]:
     return rank, covered[rank - 1]
 
 
-def interval(values: Values, level: float = CONFIDENCE) -> Interval:
+def interval(values: Values) -> Interval:
     """Return the median of the values (one per seed, inf where a target was missed) and its interval.
 
     The median of an even number is the mean of the middle two: inf if one of them is. All is NaN
@@ -66,17 +66,15 @@ def interval(values: Values, level: float = CONFIDENCE) -> Interval:
     middle = float(np.median(sort))
     if len(sort) == 1:
         return Interval(middle, math.nan, math.nan, 0.0)
-    rank, covered = ranks(len(sort), level)
+    rank, covered = ranks(len(sort))
     return Interval(middle, float(sort[rank - 1]), float(sort[-rank]), covered)
 
 
-def clopper_pearson(
-    hits: np.ndarray, count: int, level: float = CONFIDENCE
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return intervals that hold the probability of a hit with probability ``level`` at least, of so many hits in ``count``."""
+def clopper_pearson(hits: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return intervals that hold the probability of a hit with 95 % at least, of so many hits in ``count``."""
     from scipy.stats import beta
 
-    tail = (1 - level) / 2
+    tail = (1 - CONFIDENCE) / 2
     low = np.nan_to_num(beta.ppf(tail, hits, count - hits + 1), nan=0.0)  # NaN where none hits
     return low, np.nan_to_num(beta.ppf(1 - tail, hits + 1, count - hits), nan=1.0)  # where all do
 
@@ -168,13 +166,13 @@ def _logs(a: Values, b: Values) -> np.ndarray:
 # Many samples ----------------------------------------------------------------------------------------
 
 
-def critical(methods: int, count: int, level: float = CONFIDENCE) -> float:
+def critical(methods: int, count: int) -> float:
     """Return how far two mean ranks of so many methods over so many instances are apart by more than luck (Nemenyi)."""
     from scipy.stats import studentized_range
 
     if methods < 2:
         return math.nan
-    q = float(studentized_range.ppf(level, methods, math.inf)) / math.sqrt(2)
+    q = float(studentized_range.ppf(CONFIDENCE, methods, math.inf)) / math.sqrt(2)
     return q * math.sqrt(methods * (methods + 1) / (6 * count))
 
 
@@ -198,9 +196,7 @@ def friedman(ranks: np.ndarray) -> float:
     return float(chi2.sf((methods - 1) * apart / spread, methods - 1))
 
 
-def power(
-    values: Values, costs: Values, level: float = CONFIDENCE
-) -> tuple[float, float, float, int]:
+def power(values: Values, costs: Values) -> tuple[float, float, float, int]:
     """Return (exponent, its low and high end, points) of the power law through the finite costs."""
     from scipy import stats
 
@@ -210,5 +206,7 @@ def power(
     if len(np.unique(v[good])) < 2:
         return math.nan, math.nan, math.nan, count
     fit = stats.linregress(np.log(v[good]), np.log(c[good]))
-    wide = float(stats.t.ppf((1 + level) / 2, count - 2) * fit.stderr) if count > 2 else math.nan
+    wide = (
+        float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 2) * fit.stderr) if count > 2 else math.nan
+    )
     return float(fit.slope), float(fit.slope) - wide, float(fit.slope) + wide, count

@@ -11,7 +11,7 @@ import pandas as pd
 
 from raybench.analysis.curves import first_crossing
 from raybench.analysis.frames import Frames, Source, Where, axis, keys, opened, targets_of
-from raybench.analysis.statistics import CONFIDENCE, interval, power
+from raybench.analysis.statistics import interval, power
 from raybench.core.errors import InputError, nearest
 from raybench.store.reader import How
 
@@ -28,13 +28,12 @@ def to_target(
     by: str | Sequence[str] = ("facet", "series", "step"),
     where: Where | None = None,
     accounting: How = None,
-    settled: bool = True,
 ) -> pd.DataFrame:
     """Return what it costs to come down to one target or several: the median over seeds and its interval.
 
     The cost of a cell is the ``x`` of its first recorded row with ``y <= target``, without interpolation: that of a
-    point that was reached. It is infinite where there is no such row, where the cell did not end ok and, with
-    ``settled``, where its last row is above the target again. target: None for that of each problem's table. x: any
+    point that was reached. It is infinite where there is no such row, where the cell did not end ok and
+    where its last row is above the target again. target: None for that of each problem's table. x: any
     cumulative column of curves, upstream bits per client by default; y: the column that methods are judged by. by: columns
     of the described cells. where: which cells are meant; of a folder no other file is read.
 
@@ -55,7 +54,7 @@ def to_target(
     x, y = axis(x or results.cost, results, "x"), axis(y or results.metric, results, "y")
     names = list(dict.fromkeys(["facet", *keys(by, results.cells)]))
     cells = results.cells[results.cells["status"] != "skipped"].reset_index(drop=True)
-    costs = costs_of(results, cells, targets_of(results, target), x, y, settled)
+    costs = costs_of(results, cells, targets_of(results, target), x, y)
     rows: list[dict[str, object]] = []
     heads = costs[[*names, "target"]].columns.to_list()
     for key, part in costs.groupby(heads, sort=False, dropna=False)["cost"]:
@@ -68,12 +67,7 @@ def to_target(
 
 
 def costs_of(
-    results: Frames,
-    cells: pd.DataFrame,
-    targets: Sequence[tuple[str, float]],
-    x: str,
-    y: str,
-    settled: bool = True,
+    results: Frames, cells: pd.DataFrame, targets: Sequence[tuple[str, float]], x: str, y: str
 ) -> pd.DataFrame:
     """Return cells, once for each target of their facet, with columns target and cost, as ``to_target`` counts it."""
     rows = results.held.columns([x, y])
@@ -81,7 +75,7 @@ def costs_of(
     pieces = [cells.iloc[:0].assign(target=0.0, cost=0.0)]
     for facet, goal in targets:
         if goal not in crossings:  # NaN, of a problem without a target, is reached by none
-            crossings[goal] = first_crossing(rows, goal, x, y, settled)
+            crossings[goal] = first_crossing(rows, goal, x, y, settled=True)
         part = cells[cells["facet"] == facet]
         cost = part["cell"].map(crossings[goal]).astype(float)
         cost = cost.where(part["status"] == "ok", np.inf).fillna(np.inf)
@@ -135,7 +129,6 @@ def scaling(
     x: str | None = None,
     where: Where | None = None,
     accounting: How = None,
-    level: float = CONFIDENCE,
 ) -> pd.DataFrame:
     """Return what the target costs each method at each n, d or K, and the power of it that fits best.
 
@@ -191,7 +184,7 @@ def scaling(
         for (value, goal), few in part.groupby([column, "target"], dropna=False):
             middle = interval(few["cost"].to_numpy())
             own.append((problem, method, value, goal, len(few), *middle))
-        fit = power([row[2] for row in own], [row[5] for row in own], level)
+        fit = power([row[2] for row in own], [row[5] for row in own])
         rows += [(*row, *fit) for row in own]
     return pd.DataFrame(rows, columns=[*heads, *ends, *fits])
 

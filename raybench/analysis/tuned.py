@@ -239,9 +239,7 @@ def tuned(
         blank = ~best["eligible"].to_numpy(bool)
         numbers = ["cost", "loss", *({y, x} - {"loss"})]
         best.loc[blank, numbers] = np.nan  # a column named twice here would be doubled
-        if (
-            tuning_seeds is not None
-        ):  # a step that was chosen and then failed stays there to be seen
+        if tuning_seeds is not None:  # a step that was chosen and then failed stays to be seen
             blank &= ~best["held_out"].to_numpy(bool)
         best.loc[blank, ["k", "step_size", "step_multiple"]] = np.nan
         best.loc[blank, ["step", "edge"]] = ""
@@ -301,27 +299,15 @@ def final_vs_step(cells: pd.DataFrame, y: str = "grad_norm_sq") -> pd.DataFrame:
         cells = cells.drop(part.index[theory != theory.mode().iloc[0]])
     rows = []
     for (facet, series, _), part in cells.groupby(["facet", "series", "step"], sort=False):
-        multiple = part["step_multiple"].iloc[0]
+        multiple, head = part["step_multiple"].iloc[0], part.iloc[0]
         whole = multiple == multiple
+        axis, at = ("step_multiple", multiple) if whole else ("step_size", part["step_size"].mean())
         good = part.loc[part["status"] == "ok", y].dropna()
-        final = interval(good.to_numpy(float))
-        rows.append(
-            {
-                "facet": facet,
-                "method": part["method"].iloc[0],
-                "series": series,
-                "k": part["k"].iloc[0],
-                "axis": "step_multiple" if whole else "step_size",
-                "at": multiple if whole else part["step_size"].mean(),
-                "cells": len(part),
-                "diverged": int((part["status"] == "diverged").sum()),
-                "seeds": len(good),
-                y: final.median,
-                f"{y}_low": final.low if len(good) > 1 else final.median,
-                f"{y}_high": final.high if len(good) > 1 else final.median,
-                "coverage": final.coverage,
-            }
-        )
+        middle, low, high, coverage = interval(good.to_numpy(float))
+        ends = (middle, low, high) if len(good) > 1 else (middle, middle, middle)
+        counts = (len(part), int((part["status"] == "diverged").sum()), len(good))
+        where = (facet, head["method"], series, head["k"], axis, at)
+        rows.append((*where, *counts, *ends, coverage))
     names = ["facet", "method", "series", "k", "axis", "at", "cells", "diverged", "seeds"]
     table = pd.DataFrame(rows, columns=[*names, y, f"{y}_low", f"{y}_high", "coverage"])
     return table.sort_values(["facet", "series", "at"], kind="stable", ignore_index=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from raybench.analysis.links import Network
-    from raybench.measure.advise import Gradients, Replayed
+    from raybench.measure.advise import Candidate, Gradients
     from raybench.measure.payoff import Case, Compute
 
 GPUS = ("2", "8", "64")
@@ -27,6 +27,7 @@ NARROW = 76  # columns below which a table does without what matters less
 LINKS_AT_ONCE = 4
 LABEL = 17
 WIDEST_LINK = 8  # letters of a column's head
+OF_THE_MODEL = ("dense", "parts", "every", "overlaps", "memory", "role")  # not in JSON
 RULE_BY = "top_k:k=1%"
 WITH_THE_MODEL = "With the model, --sweep FILE.yaml writes a sweep."
 LEGEND = (
@@ -110,7 +111,7 @@ def advise(
     base = baseline(source.layout.dim)
     measured = [row for row in rows if not row.left_out]
     cases = [
-        case_of(name, network, n, compute, base, [row.exchange for row in measured])
+        case_of(name, network, n, compute, base, measured)
         for n in workers
         for name, network in networks.items()
     ]
@@ -119,7 +120,7 @@ def advise(
     if goal is not None:  # messages travel as is fastest on the first network
         assert source.problem is not None
         ways = [v.step.collective for v in cases[0].verdicts]
-        candidates = zip((row.candidate for row in measured), ways, strict=True)
+        candidates = zip(measured, ways, strict=True)
         with goal.open("x", encoding="utf-8") as file:
             file.write(sweep_text(candidates, source.problem, workers[0]))
     if json:
@@ -167,7 +168,7 @@ def _compute(
 
 
 def _print_json(
-    source: Gradients, compute: Compute, whose: str, rows: list[Replayed], cases: list[Case]
+    source: Gradients, compute: Compute, whose: str, rows: list[Candidate], cases: list[Case]
 ) -> None:
     """Print everything as JSON: seconds, bytes, bytes per second; infinite and unknown numbers are null."""
     from dataclasses import asdict
@@ -181,11 +182,8 @@ def _print_json(
         "backward": compute.backward,
         "passes": whose,
         "operators": [
-            {"name": of.label, "compressor": of.compressor, "method": dict(of.method)}
-            | {key: value for key, value in vars(row).items() if key != "candidate"}
-            | {"dropped": of.error, "collectives": of.collectives}
+            {key: value for key, value in vars(row).items() if key not in OF_THE_MODEL}
             for row in rows
-            for of in [row.candidate]
         ],
         "networks": [
             {
@@ -212,7 +210,7 @@ def _print(
     source: Gradients,
     compute: Compute,
     whose: str,
-    rows: list[Replayed],
+    rows: list[Candidate],
     cases: list[Case],
     networks: Mapping[str, Network],
 ) -> None:
@@ -228,7 +226,7 @@ def _print(
     out.print(_operators(rows, narrow))
     for row in rows:
         if row.left_out:
-            out.dim(f"  left out: {row.candidate.label}: {row.left_out}")
+            out.dim(f"  left out: {row.name}: {row.left_out}")
     names = list(networks)
     labels = {n: n if len(n) <= WIDEST_LINK else f"link {i}" for i, n in enumerate(names, 1)}
     for n in workers:
@@ -244,15 +242,15 @@ def _print(
     out.print(pairs([(f"{c.n} workers, {labels[c.link]}", _sentence(c)) for c in cases]))
 
 
-def _rule(rows: list[Replayed], workers: list[int]) -> str:
+def _rule(rows: list[Candidate], workers: list[int]) -> str:
     """Return the rule that says from bytes alone when gathered sparse messages are fewer than a ring's."""
     from raybench.measure.payoff import GATHER, sparse_share
 
     sparse = {
-        row.candidate.label: row.size / row.entries
+        row.name: row.size / row.entries
         for row in rows
         if not row.left_out and row.entries > 0
-        if GATHER in row.candidate.collectives and row.candidate.operator.selection
+        if GATHER in row.collectives and row.operator.selection
     }
     text = "In bytes alone, k of d entries that are gathered beat a bf16 ring only if k/d < 4/(c n)"
     if not sparse:
@@ -264,24 +262,22 @@ def _rule(rows: list[Replayed], workers: list[int]) -> str:
     return f"{text}: here, with c = {c:.2f} bytes ({label}), below {', '.join(shares)} workers."
 
 
-def _operators(rows: list[Replayed], narrow: bool) -> Table:
+def _operators(rows: list[Candidate], narrow: bool) -> Table:
+    heads = ["via", "MB", "enc. ms", "dec. ms", "error", "state MB"]
+    heads = heads[1:-1] if narrow else heads
     lines = []
-    for row in (row for row in rows if not row.left_out):
-        of = row.candidate
-        error = of.error if row.error is None else f"{row.error:.2g} {of.error}"
+    for row in [row for row in rows if not row.left_out]:
+        error = row.dropped if row.error is None else f"{row.error:.2g} {row.dropped}"
         cells = {
-            "via": of.collectives[0] if len(of.collectives) == 1 else "either",
+            "via": row.collectives[0] if len(row.collectives) == 1 else "either",
             "MB": f"{row.size / 1e6:.3g}",
             "enc. ms": f"{1e3 * row.encode:.3g}",
             "dec. ms": f"{1e3 * row.decode:.3g}",
-            "error": "0" if of.error == "none" else error,
+            "error": "0" if row.dropped == "none" else error,
             "state MB": f"{row.state / 1e6:.3g}",
         }
-        lines.append((of.label, cells))
-    heads = ["via", "MB", "enc. ms", "dec. ms", "error", "state MB"]
-    heads = heads[1:-1] if narrow else heads
-    rows_shown = [(label, *(cells[head] for head in heads)) for label, cells in lines]
-    return _by_compressor(heads, rows_shown, [head for head in heads if head != "via"])
+        lines.append((row.name, *(cells[head] for head in heads)))
+    return _by_compressor(heads, lines, [head for head in heads if head != "via"])
 
 
 def _by_compressor(heads: list[str], rows: list[tuple[str, ...]], right: list[str]) -> Table:

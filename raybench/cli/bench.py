@@ -78,7 +78,8 @@ def bench(
     import torch
 
     from raybench.core import registry
-    from raybench.measure.timing import busy, frame, measure, named, usual
+    from raybench.core.errors import InputError
+    from raybench.measure.timing import USUAL, busy, frame, measure, named
 
     load_plugins(plugin)
     check_word("--device", device, DEVICES, "device")
@@ -88,7 +89,7 @@ def bench(
         check_folder("--out", Path(out))
     if operators and every:
         raise InputError.of("--all", "and names together", "give one of them")
-    texts = registry.names("compressor") if every else operators or usual()
+    texts = registry.names("compressor") if every else operators or USUAL
     chosen = dict(map(named, texts))
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from raybench.core import yaml
 from raybench.core.draws import Sample
 from raybench.core.errors import InputError, nearest
 from raybench.core.layout import Layout
-from raybench.core.streams import stream
+from raybench.core.streams import Stream, stream
 from raybench.data.catalogue import IMAGE_SETS, present
 from raybench.data.recorded import is_record, recorded
 from raybench.measure.payoff import ALL_TO_ALL, GATHER, REDUCE, Exchange
@@ -38,34 +38,36 @@ FLOAT, HALF = 4, 2  # bytes of a number
 # Candidates ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A compressor with the method that uses it.
+@dataclass(frozen=True, kw_only=True)
+class Candidate(Exchange):
+    """A compressor with the method that uses it, and, once it was replayed, what it did to gradients.
 
-    compressor: its short form. method: the algorithm's entry in a sweep file. collectives: how its messages can
-    become a mean. memory: vectors of d float32 numbers that the method keeps on each worker. role: what the method
-    needs the compressor to be. error: what becomes of what the compressor drops: ``kept`` by error feedback
-    and sent later, ``lost``, or ``none`` where nothing is dropped. parts, every, overlaps: as in
-    ``raybench.measure.payoff.Exchange``.
+    compressor: its short form. method: the algorithm's entry in a sweep file. memory: vectors of d float32 numbers that
+    the method keeps on each worker. role: what the method needs the compressor to be. dropped: what becomes of what
+    the compressor drops: ``kept`` by error feedback and sent later, ``lost``, or ``none`` where nothing is dropped.
+
+    Replayed, means over the gradients and the best times: d; size without the header; entries, full-width values in a
+    message; encode, error feedback included; decode, to the sum in which a message is added; error, ||C(g) - g||^2 /
+    ||g||^2, None for local steps, where only training tells; state, bytes that the method keeps on a worker;
+    left_out, why nothing was measured.
     """
 
-    label: str
     compressor: str
-    method: Mapping[str, Any]
-    collectives: tuple[str, ...]
+    method: Mapping[str, Any] = field(default_factory=lambda: {"name": "dcgd"}, hash=False)
     memory: int = 0
     role: Role = Role.ANY
-    error: str = "lost"
-    parts: int = 1
-    every: int = 1
-    overlaps: bool = False
+    dropped: str = "lost"
+    d: int = 0
+    entries: float = math.nan
+    state: int = 0
+    left_out: str = ""
 
     @property
     def operator(self) -> Compressor:
         """The compressor, not yet fitted to a vector."""
         return api.compressor(self.compressor)
 
-    def state(self, layout: Layout) -> int:
+    def kept_bytes(self, layout: Layout) -> int:
         """Return the bytes that the method keeps on a worker: its memory, and PowerSGD's bases, min(r, a, b)
         columns of b numbers for every matrix a x b."""
         bases = 0
@@ -75,48 +77,47 @@ class Candidate:
         return FLOAT * (self.memory * layout.dim + bases)
 
 
-def _dense(label: str, compressor: str, error: str = "lost") -> Candidate:
-    return Candidate(label, compressor, {"name": "dcgd"}, (REDUCE,), error=error, overlaps=True)
+def _candidate(compressor: str, *ways: str, name: str = "", **more: Any) -> Candidate:
+    return Candidate(name=name or compressor, compressor=compressor, collectives=ways, **more)
 
 
-def _feedback(
-    compressor: str, *collectives: str, label: str = "", method: str = "ef14", memory: int = 1
-) -> Candidate:
-    role, name = Role.CONTRACTIVE, {"name": method}
-    return Candidate(label or compressor, compressor, name, collectives, memory, role, "kept")
-
-
-BASELINE = _dense("bf16", "bf16")
+FEEDBACK: dict[str, Any] = {
+    "method": {"name": "ef14"},
+    "memory": 1,
+    "role": Role.CONTRACTIVE,
+    "dropped": "kept",
+}
+BASELINE = _candidate("bf16", REDUCE, overlaps=True)
 """Data-parallel training in 16 bits: what everything is compared with."""
 
 CATALOGUE: tuple[Candidate, ...] = (
-    _dense("float32", "identity", "none"),
-    _dense("fp16", "fp16"),
-    *(_feedback(f"top_k:k={share}", GATHER) for share in ("10%", "1%", "0.1%")),
-    _feedback("dgc:k=0.1%", GATHER, method="dgc", memory=2),
-    _feedback("rand_k:k=1%,mask=common", REDUCE),
+    _candidate("identity", REDUCE, name="float32", overlaps=True, dropped="none"),
+    _candidate("fp16", REDUCE, overlaps=True),
+    *(_candidate(f"top_k:k={share}", GATHER, **FEEDBACK) for share in ("10%", "1%", "0.1%")),
+    _candidate("dgc:k=0.1%", GATHER, **FEEDBACK | {"method": {"name": "dgc"}, "memory": 2}),
+    _candidate("rand_k:k=1%,mask=common", REDUCE, **FEEDBACK),
     *(
-        _feedback(name, GATHER, ALL_TO_ALL)
+        _candidate(name, GATHER, ALL_TO_ALL, **FEEDBACK)
         for name in ("scaled_sign", "int8", "mxfp8", "nf4", "mxfp4")
     ),
-    Candidate("qsgd:s=7", "qsgd:s=7", {"name": "dcgd"}, (GATHER, ALL_TO_ALL)),
-    Candidate(
-        f"power_sgd:rank={RANK}",
+    _candidate("qsgd:s=7", GATHER, ALL_TO_ALL),
+    _candidate(
         f"per_tensor:of=(power_step:rank={RANK}),vectors=dense",
-        {"name": "power_sgd", "rank": RANK},
-        (REDUCE,),
-        1,
-        error="kept",
+        REDUCE,
+        name=f"power_sgd:rank={RANK}",
         parts=2,
+        method={"name": "power_sgd", "rank": RANK},
+        memory=1,
+        dropped="kept",
     ),
-    Candidate(
-        f"diloco:steps={LOCAL_STEPS}",
+    _candidate(
         "identity",
-        {"name": "diloco", "steps": LOCAL_STEPS, "inner_step": 0.001},
-        (REDUCE,),
-        2,
-        error="unknown",
+        REDUCE,
+        name=f"diloco:steps={LOCAL_STEPS}",
         every=LOCAL_STEPS,
+        method={"name": "diloco", "steps": LOCAL_STEPS, "inner_step": 0.001},
+        memory=2,
+        dropped="unknown",
     ),
 )
 """Usual formats, sparsifiers, signs, quantisers of 8 and 4 bits, block formats, low rank, and local steps.
@@ -137,11 +138,11 @@ def chosen(texts: Iterable[str] | None) -> list[Candidate]:
     if not texts:
         return list(CATALOGUE)
     named = {c.compressor: c for c in (*CATALOGUE, BASELINE) if c.overlaps}
-    named |= {c.label: c for c in (*CATALOGUE, BASELINE)}
-    return [named.get(text) or _candidate(text) for text in dict.fromkeys(texts)]
+    named |= {c.name: c for c in (*CATALOGUE, BASELINE)}
+    return [named.get(text) or _asked(text) for text in dict.fromkeys(texts)]
 
 
-def _candidate(text: str) -> Candidate:
+def _asked(text: str) -> Candidate:
     form, section = text, short.section("compressor", text, where="--compressor")
     operator = api.compressor(text)
     if isinstance(operator, Projection):
@@ -152,9 +153,7 @@ def _candidate(text: str) -> Candidate:
         ways = (REDUCE,)
     elif operator.selection or section.name == "per_tensor" or form != text:
         ways = (GATHER,)
-    if _contracts(operator):
-        return _feedback(form, *ways, label=text)
-    return Candidate(text, form, {"name": "dcgd"}, ways)
+    return _candidate(form, *ways, name=text, **(FEEDBACK if _contracts(operator) else {}))
 
 
 def _contracts(operator: Compressor) -> bool:
@@ -205,11 +204,7 @@ class Gradients:
 
 
 def gradients(
-    model: str,
-    dataset: str | None = None,
-    batch: int = BATCH,
-    steps: Sequence[int] = STEPS,
-    seed: int = 0,
+    model: str, dataset: str | None = None, batch: int = BATCH, steps: Sequence[int] = STEPS
 ) -> Gradients:
     """Return gradients of a model, or those in a folder that ``raybench.torch.record`` wrote.
 
@@ -232,7 +227,30 @@ def gradients(
     if ":" not in model and model not in NAMED:
         fix = f"{nearest(model, NAMED)}; or torchvision:NAME, my_module:function, or a folder"
         raise InputError.of("model", f"unknown model {model!r}", fix)
-    return _walked(model, dataset, batch, steps, seed)
+    data, note = (dataset, "") if dataset is not None else _usual(model)
+    section: dict[str, Any] = {"name": "network", "model": model}
+    section |= ({} if data is None else {"dataset": data}) | {"clients": 1, "batch": batch}
+    problem, draws, clock = _problem(section, note), stream(0).fold("advise"), Clock()
+    x, vectors = problem.start()[None], []
+    for t in range(max(steps) + 1):
+        indices = draws.fold(t).integers(batch, problem.samples[0])[None, None]
+        if t <= TIMED:
+            inputs, _ = problem.examples(problem.train, problem.rows[0][indices[0, 0]])
+            clock("forward", partial(problem.passes.outputs, x[0], inputs))
+        sample = Sample(indices, draws.fold(t).spread((1, 1)))
+        gradient = clock("both", partial(problem.grad, x, sample))[0, 0]
+        if not bool(gradient.isfinite().all()):
+            fix = "record gradients of a run of your own: raybench.torch.record"
+            raise InputError.of("model", f"{model} diverges in plain SGD with step {RATE}", fix)
+        if t in steps:
+            vectors.append(gradient.float().clone())
+        x = x - RATE * gradient
+    about = f"{model}: gradients of {batch} samples of {data or 'its own data'}, "
+    about += f"steps {', '.join(map(str, steps))} of SGD"
+    forward, both = clock.best["forward"], clock.best["both"]
+    backward = max(both - forward, both / 10)
+    facts = (about, problem.layout, tuple(steps), tuple(vectors))
+    return Gradients(*facts, forward, backward, section, note)
 
 
 def _recorded(path: str) -> Gradients:
@@ -246,42 +264,9 @@ def _recorded(path: str) -> Gradients:
     return Gradients(about, held.layout, held.steps, vectors, None, backward, None, note)
 
 
-def _walked(
-    model: str, dataset: str | None, batch: int, steps: Sequence[int], seed: int
-) -> Gradients:
-    data, note = (dataset, "") if dataset is not None else _usual(model)
-    params: dict[str, Any] = {"model": model} | ({} if data is None else {"dataset": data})
-    params |= {"clients": 1, "batch": batch}
-    problem = _problem(params, note)
-    draws = stream(seed).fold("advise")
-    x, vectors = problem.start()[None], []
-    forward, whole = [], []
-    for t in range(max(steps) + 1):
-        indices = draws.fold(t).integers(batch, problem.samples[0])[None, None]
-        if t <= TIMED:
-            inputs, _ = problem.examples(problem.train, problem.rows[0][indices[0, 0]])
-            forward.append(_timed(partial(problem.passes.outputs, x[0], inputs))[0])
-        sample = Sample(indices, draws.fold(t).spread((1, 1)))
-        seconds, gradients = _timed(partial(problem.grad, x, sample))
-        whole.append(seconds)
-        gradient = gradients[0, 0]
-        if not bool(gradient.isfinite().all()):
-            fix = "record gradients of a run of your own: raybench.torch.record"
-            raise InputError.of("model", f"{model} diverges in plain SGD with step {RATE}", fix)
-        if t in steps:
-            vectors.append(gradient.float().clone())
-        x = x - RATE * gradient
-    about = f"{model}: gradients of {batch} samples of {data or 'its own data'}, "
-    about += f"steps {', '.join(map(str, steps))} of SGD"
-    ahead, back = min(forward), max(min(whole) - min(forward), min(whole) / 10)
-    section = {"name": "network", **params}
-    return Gradients(
-        about, problem.layout, tuple(steps), tuple(vectors), ahead, back, section, note
-    )
-
-
-def _problem(params: Mapping[str, Any], note: str) -> Any:
-    """Return the network of ``params``; note: which data set stands in for the usual one."""
+def _problem(section: Mapping[str, Any], note: str) -> Any:
+    """Return the network of a sweep's section; note: which data set stands in for the usual one."""
+    params = {key: value for key, value in section.items() if key != "name"}
     try:
         return problems.build("network", {"dataset": None, **params})
     except InputError as error:
@@ -296,12 +281,6 @@ def _problem(params: Mapping[str, Any], note: str) -> Any:
             f"is missing, and {params['model']} cannot do without: {type(error).__name__}: {error}"
         )
         raise InputError.of("--dataset", what, "such as --dataset digits") from error
-
-
-def _timed(action: Callable[[], Any]) -> tuple[float, Any]:
-    begin = perf_counter()
-    result = action()
-    return perf_counter() - begin, result
 
 
 def _usual(model: str) -> tuple[str | None, str]:
@@ -322,56 +301,14 @@ WORKERS = 2  # that compressors which share their work out are fitted for
 LIMIT = 10.0  # seconds that one message of a candidate may take
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """A candidate on the gradients: means over them, and the best times.
-
-    size: bytes of a message, without the header. entries: full-width values in it. encode: seconds from a gradient
-    to packed bytes, error feedback included; decode: from the bytes of one message to the sum in which it is added.
-    error: ||C(g) - g||^2 / ||g||^2, None for local steps, where only training tells. state: bytes that the method
-    keeps on a worker. left_out: why nothing was measured.
-    """
-
-    candidate: Candidate
-    d: int
-    size: float = math.nan
-    entries: float = math.nan
-    encode: float = math.nan
-    decode: float = math.nan
-    error: float | None = None
-    state: int = 0
-    left_out: str = ""
-
-    @property
-    def exchange(self) -> Exchange:
-        """What the model of a step needs; casts that travel in buckets are free, see ``docs/advise.md``."""
-        of, free = self.candidate, self.candidate.overlaps or self.candidate.every > 1
-        return Exchange(
-            of.label,
-            self.size,
-            of.collectives,
-            HALF * self.d,
-            0.0 if free else self.encode,
-            0.0 if free else self.decode,
-            of.parts,
-            of.every,
-            of.overlaps,
-            self.error,
-        )
-
-
 def baseline(d: int) -> Exchange:
     """Return the exchange of d gradients in bfloat16, in buckets behind the backward pass."""
-    return Replayed(BASELINE, d, HALF * d).exchange
+    return replace(BASELINE, size=HALF * d, dense=HALF * d)
 
 
 def replay(
-    candidates: Iterable[Candidate],
-    layout: Layout,
-    vectors: Sequence[Tensor],
-    seed: int = 0,
-    limit: float = LIMIT,
-) -> list[Replayed]:
+    candidates: Iterable[Candidate], layout: Layout, vectors: Sequence[Tensor], limit: float = LIMIT
+) -> list[Candidate]:
     """Return what each candidate does to the gradients (d,), one after the other as in training.
 
     limit: seconds; a compressor whose message would take longer is left out, with the reason, as is one that does not
@@ -380,26 +317,25 @@ def replay(
     rows = []
     for candidate in candidates:
         try:
-            rows.append(_replayed(candidate, layout, vectors, seed, limit))
+            rows.append(_replayed(candidate, layout, vectors, limit))
         except InputError as error:
-            rows.append(Replayed(candidate, layout.dim, left_out=in_a_line(error)))
+            rows.append(replace(candidate, d=layout.dim, left_out=in_a_line(error)))
     return rows
 
 
 def _replayed(
-    candidate: Candidate, layout: Layout, vectors: Sequence[Tensor], seed: int, limit: float
-) -> Replayed:
+    candidate: Candidate, layout: Layout, vectors: Sequence[Tensor], limit: float
+) -> Candidate:
     bound = candidate.operator.bind(layout.dim, WORKERS, layout, candidate.role)
     affordable(bound.operator, vectors[0][None], limit, "a message")
     memory, total = (torch.zeros_like(vectors[0][None]) for _ in range(2))
-    figures: list[tuple[float, float, float]] = []
 
-    def turn(clock: Clock, x: Tensor, seed: int) -> None:
-        """Compress a gradient as the method does, and decode it."""
-        source = stream(seed).fold("advise").spread((1,))
+    def turn(clock: Clock, x: Tensor, t: int) -> Stream:
+        """Compress a gradient as the method does, and decode it; return the stream that was drawn from."""
+        source = stream(t).fold("advise").spread((1,))
 
         def encode() -> bytes:
-            if candidate.error != "kept":
+            if candidate.dropped != "kept":
                 return bound(x, source).pack()
             memory.add_(x)
             message = bound(memory, source)
@@ -409,29 +345,26 @@ def _replayed(
 
         packed = clock("encode", encode)
         clock("decode", lambda: unpack(packed, tuple(x.shape)).add_to(total))
+        return source
 
-    turn(Clock(), vectors[0][None], seed)  # compiles, and touches memory
+    turn(Clock(), vectors[0][None], 0)  # compiles, and touches memory
     memory.zero_()
-    clock = Clock()
-    for t, gradient in enumerate(vectors):
-        x = gradient[None]
-        turn(clock, x, seed + t)
-        alone = bound(x, stream(seed + t).fold("advise").spread((1,)))
-        size, entries = (
-            float(torch.as_tensor(count).double().mean())
-            for count in (alone.nbytes, alone.cost.values)
-        )
-        figures.append((size, entries, relative_error(alone.decode(), x)))
-    size, entries, error = (sum(column) / len(vectors) for column in zip(*figures, strict=True))
-    return Replayed(
+    clock, figures = Clock(), []
+    for t, x in enumerate(vector[None] for vector in vectors):
+        alone = bound(x, turn(clock, x, t))
+        counts = (torch.as_tensor(n).double().mean() for n in (alone.nbytes, alone.cost.values))
+        figures.append([*map(float, counts), relative_error(alone.decode(), x)])
+    size, entries, error = map(float, np.mean(figures, axis=0))
+    return replace(
         candidate,
-        layout.dim,
-        size,
-        entries,
-        clock.best["encode"],
-        clock.best["decode"],
-        error if candidate.every == 1 else None,
-        candidate.state(layout),
+        d=layout.dim,
+        dense=HALF * layout.dim,
+        size=size,
+        entries=entries,
+        encode=clock.best["encode"],
+        decode=clock.best["decode"],
+        error=error if candidate.every == 1 else None,
+        state=candidate.kept_bytes(layout),
     )
 
 
@@ -461,7 +394,7 @@ def sweep_text(
     entries: list[dict[str, Any]] = []
     for candidate, how in [(BASELINE, REDUCE), *candidates]:
         entry = _entry(candidate, how)
-        if candidate.label != "float32" and entry not in entries:
+        if candidate.name != "float32" and entry not in entries:
             entries.append(entry)
     sweep = {
         "name": name,

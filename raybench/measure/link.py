@@ -27,10 +27,8 @@ BURST_SECONDS, BURST_MOST = 0.02, 50
 SHORT_BURST = 3  # exchanges in a row at least: then the ranks need not start together
 TIMEOUT = datetime.timedelta(seconds=120)
 OUTLYING = 0.1  # relative errors beyond about this count less than by their square
-DRAWS, TAIL = (
-    200,
-    2.5,
-)  # fits to drawn times, and the percentiles of theirs that an interval leaves out at each end
+DRAWS = 200  # fits to drawn times
+TAIL = 2.5  # percentiles of these fits that an interval leaves out at each end
 SHORT, LONG = 64, 8  # a draw has a size within these factors of the shortest and of the longest one
 
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from scipy.optimize import brentq
@@ -45,27 +45,23 @@ BANDWIDTHS = np.geomspace(1e15, 1e2, 8 * 13 + 1)
 class Exchange:
     """What a method's step sends and computes on a worker, whatever the network.
 
-    size: bytes of a message. collectives: the ways in which messages can become a mean, of which the fastest is
-    taken. dense: bytes of a gradient in 16 bits, what a server sends at most. encode, decode: seconds of making a
-    message from a gradient, and of adding one message up. parts: exchanges one after the other in which the message
-    travels. every: steps between exchanges. overlaps: whether it travels in buckets while the backward pass runs.
-    error: of the compressor, None where unknown.
+    collectives: the ways in which messages can become a mean, of which the fastest is taken. size: bytes of a message.
+    dense: bytes of a gradient in 16 bits, what a server sends at most. encode, decode: seconds of making a message from
+    a gradient, and of adding one message up. parts: exchanges one after the other in which the message travels. every:
+    steps between exchanges. overlaps: whether it travels in buckets while the backward pass runs. A codec counts
+    neither there nor with local steps, where it is a cast. error: of the compressor, None where unknown.
     """
 
     name: str
-    size: float
     collectives: tuple[str, ...]
-    dense: float
+    size: float = math.nan
+    dense: float = math.nan
     encode: float = 0.0
     decode: float = 0.0
     parts: int = 1
     every: int = 1
     overlaps: bool = False
     error: float | None = None
-
-    def free(self) -> Exchange:
-        """Return the same with a codec that takes no time: what faster hardware could reach at best."""
-        return replace(self, encode=0.0, decode=0.0)
 
 
 @dataclass(frozen=True)
@@ -165,50 +161,47 @@ def case_of(
 def sparse_share(n: int, entry_bytes: float) -> float:
     """Return 4/(c n): the share k/d below which gathered entries of c bytes are fewer than a ring's in 16 bits.
 
-    1 at most: a share cannot be larger. Raises ValueError for n < 2 or c <= 0.
+    1 at most: a share cannot be larger.
     """
-    if n < 2 or not entry_bytes > 0:
-        raise ValueError(f"no exchange of {n} workers with {entry_bytes} bytes an entry")
     return min(1.0, 4 / (entry_bytes * n))
 
 
 @lru_cache(maxsize=2**14)  # all methods on a network ask for the baseline at the same bandwidths
 def step_of(exchange: Exchange, network: Network, n: int, compute: Compute) -> Step:
     """Return the step of n workers on a network, by the fastest of the exchange's collectives."""
-    ways = [_by(exchange, how, network, n, compute) for how in exchange.collectives]
-    return min(ways, key=lambda step: step.seconds)
-
-
-def _by(x: Exchange, how: str, network: Network, n: int, compute: Compute) -> Step:
+    x = exchange
     if x.overlaps:
         buckets = all_reduce(network, n, x.size / BUCKETS)
         spent = overlapped(compute.backward, buckets, BUCKETS)
         at = int(np.argmin(spent))
-        return Step(compute.forward + float(spent[at]), float(BUCKETS[at] * buckets[at]), how)
+        travel = float(BUCKETS[at] * buckets[at])
+        return Step(compute.forward + float(spent[at]), travel, x.collectives[0])
+    coded = 1.0 if x.every == 1 else 0.0
+    steps = []
+    for how in x.collectives:
+        travel, encoded, decoded = _travel(x, how, network, n)
+        codec = coded * (encoded * x.encode + decoded * x.decode)
+        spent = compute.forward + compute.backward + (codec + travel) / x.every
+        steps.append(Step(spent, travel / x.every, how))
+    return min(steps, key=lambda step: step.seconds)
+
+
+def _travel(x: Exchange, how: str, network: Network, n: int) -> tuple[float, float, float]:
+    """Return the seconds of travel, and how many messages a worker encodes and decodes."""
+    served, inner = network.form == "server", network.inner
     if how == REDUCE:
-        travel, codec = x.parts * all_reduce(network, n, x.size / x.parts), x.encode + x.decode
-    elif how == GATHER:
-        travel, codec = _gathered(x, network, n), x.encode + n * x.decode
-    else:
-        travel, codec = _in_parts(network, n, x.size), (1 + 1 / n) * x.encode + 2 * x.decode
-    spent = (codec + float(travel)) / x.every
-    return Step(compute.forward + compute.backward + spent, float(travel) / x.every, how)
-
-
-def _gathered(x: Exchange, network: Network, n: int) -> float:
-    """Return the seconds of gathering; a server that has added all up sends no more than a dense vector."""
-    if network.form == "server":
-        return server(network, n, x.size, min(n * x.size, x.dense))
-    return all_gather(network, n, x.size)
-
-
-def _in_parts(network: Network, n: int, size: float) -> float:
-    """Return the seconds of two exchanges of all with all; the processes of a node share its link."""
-    if network.form == "server":
-        return server(network, n, size, size)
-    if network.inner is not None and n <= network.per_node:
-        return two_shot(Network(network.inner), n, size)
-    return two_shot(network, n, size * (network.per_node if network.inner is not None else 1))
+        return float(x.parts * all_reduce(network, n, x.size / x.parts)), 1, 1
+    if how == GATHER:
+        if served:  # that has added all up sends no more than a dense vector
+            return float(server(network, n, x.size, min(n * x.size, x.dense))), 1, n
+        return float(all_gather(network, n, x.size)), 1, n
+    if served:
+        spent = server(network, n, x.size, x.size)
+    elif inner is not None and n <= network.per_node:
+        spent = two_shot(Network(inner), n, x.size)
+    else:  # the processes of a node share its link
+        spent = two_shot(network, n, x.size * (network.per_node if inner is not None else 1))
+    return float(spent), 1 + 1 / n, 2
 
 
 def break_even(
@@ -235,21 +228,18 @@ def verdict(
 ) -> Verdict:
     """Return how a method does beside the baseline on a network of n workers."""
 
-    def at(x: Exchange) -> Callable[[float], float]:
-        def seconds(bandwidth: float) -> float:
-            link = replace(network.link, bandwidth=bandwidth)
-            return step_of(x, replace(network, link=link), n, compute).seconds
+    def at(x: Exchange, bandwidth: float) -> float:
+        link = replace(network.link, bandwidth=bandwidth)
+        return step_of(x, replace(network, link=link), n, compute).seconds
 
-        return seconds
-
-    free = exchange.free()
+    free, of_base = replace(exchange, encode=0.0, decode=0.0), partial(at, baseline)
     base, step, least = (step_of(x, network, n, compute) for x in (baseline, exchange, free))
     return Verdict(
         exchange.name,
         step,
         base.seconds / step.seconds,
-        break_even(at(exchange), at(baseline), WORTH),
-        break_even(at(free), at(baseline), WORTH),
+        break_even(partial(at, exchange), of_base, WORTH),
+        break_even(partial(at, free), of_base, WORTH),
         base.seconds / least.seconds,
         exchange.error,
         exchange.every,

@@ -76,25 +76,20 @@ def drawn(d: int, draws: int, seed: int = 0) -> dict[str, Tensor]:
     """
     root = stream(seed).fold("study").each(range(draws))
 
-    def normals(name: str) -> Tensor:
-        return root.fold(name).normal(d)
-
-    def uniforms(name: str) -> Tensor:
-        return root.fold(name).uniform(d)
-
     def signs(name: str) -> Tensor:
-        return 1 - 2 * (uniforms(name) < 0.5).double()
+        return 1 - 2 * (root.fold(name).uniform(d) < 0.5).double()
 
     def exponentials(name: str) -> Tensor:
-        return -torch.log1p(-uniforms(name))
+        return -torch.log1p(-root.fold(name).uniform(d))
 
+    scale = exponentials("t2 scale").clamp_min(1e-12).sqrt()
     vectors = {
-        "gaussian": normals("gaussian"),
+        "gaussian": root.fold("gaussian").normal(d),
         "laplace": exponentials("laplace") * signs("laplace sign"),
-        "uniform": uniforms("uniform"),
+        "uniform": root.fold("uniform").uniform(d),
         "exponential": exponentials("exponential"),
-        "student t2": normals("t2") / exponentials("t2 scale").clamp_min(1e-12).sqrt(),
-        "lognormal": torch.exp(2 * normals("lognormal")) * signs("lognormal sign"),
+        "student t2": root.fold("t2").normal(d) / scale,
+        "lognormal": torch.exp(2 * root.fold("lognormal").normal(d)) * signs("lognormal sign"),
     }
     return {name: value.float() for name, value in vectors.items()}
 
@@ -279,18 +274,14 @@ def _bits_at(curve: pd.DataFrame, error: float) -> float:
 def top_k_energy(rows: pd.DataFrame) -> pd.DataFrame:
     """Return Top-k's measured residuals beside the formulas: family, share, error, error_se, formula,
     rand_k (1 - k/d, of any vector)."""
-    table = rows.loc[rows["name"] == "top_k", ["family", "d", "values", "error", "error_se"]]
-    table = table.reset_index(drop=True)
-    k = table.pop("values").round().astype(int)
-    d = table.pop("d")
-    table.insert(1, "share", k / d)
+    part = rows[rows["name"] == "top_k"].reset_index(drop=True)
+    d, k = (part[column].round().astype(int) for column in ("d", "values"))
     formulas = [
-        FORMULAS[family](dim, kept) if family in FORMULAS else math.nan
-        for family, dim, kept in zip(table["family"], d, k)
+        FORMULAS[family](*size) if family in FORMULAS else math.nan
+        for family, *size in zip(part["family"], d, k, strict=True)
     ]
-    table.insert(2, "formula", formulas)
-    table.insert(3, "rand_k", 1 - k / d)
-    return table
+    part = part.assign(share=k / d, formula=formulas, rand_k=1 - k / d)
+    return part[["family", "share", "formula", "rand_k", "error", "error_se"]]
 
 
 # The figure ----------------------------------------------------------------------------------

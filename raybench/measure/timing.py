@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,8 @@ class Measured:
 
     copy_s: seconds of ``buffer.copy_(x)``. compress, decode, pack, unpack: best times over copy_s; None
     where not measured. error: ||C(x) - x||^2 / ||x||^2 of one draw, the mean over rows. bytes: payload
-    of all rows; packed: with the header; bits: modelled. left_out: why nothing was measured.
+    of all rows; packed: with the header; bits: modelled, bits_each per coordinate; of_dense: bytes over those of x.
+    left_out: why nothing was measured.
     """
 
     operator: str
@@ -63,17 +65,8 @@ class Measured:
     bits: int | None = None
     repeats: int = 0
     left_out: str = ""
-
-    @property
-    def of_dense(self) -> float | None:
-        """Return the payload's bytes over those of x."""
-        dense = self.rows * self.d * getattr(torch, self.dtype).itemsize
-        return None if self.bytes is None else self.bytes / dense
-
-    @property
-    def bits_each(self) -> float | None:
-        """Return modelled bits per coordinate."""
-        return None if self.bits is None else self.bits / (self.rows * self.d)
+    bits_each: float | None = None
+    of_dense: float | None = None
 
 
 @dataclass
@@ -114,12 +107,6 @@ def named(text: str) -> tuple[str, Compressor]:
     return label, api.compressor(text, **missing)
 
 
-def usual() -> list[str]:
-    """Return the compressors of ``USUAL`` that are registered."""
-    have = set(registry.names("compressor"))
-    return [text for text in USUAL if text.partition(":")[0] in have]
-
-
 def measure(
     operators: Iterable[str] | Mapping[str, Compressor],
     x: Tensor,
@@ -138,71 +125,60 @@ def measure(
     """
     given = operators if isinstance(operators, Mapping) else dict(map(named, operators))
     x, repeats, floors = x.detach().contiguous(), max(1, repeats), floors or {}
-    clock, buffer = Clock(x.device), torch.empty_like(x)
-    head = (math.prod(x.shape[:-1]), x.shape[-1], str(x.dtype).removeprefix("torch."))
-    rows: dict[str, Measured] = {}
-    laps: dict[str, _Lap] = {}
+    clock, buffer, shape = Clock(x.device), torch.empty_like(x), tuple(x.shape)
+    head = (math.prod(shape[:-1]), shape[-1], str(x.dtype).removeprefix("torch."))
+    rows = {name: Measured(name, *head) for name in given}
+    fitted: dict[str, Compressor] = {}
+
+    def lap(name: str, op: Compressor, turn: int) -> tuple[Any, bytes]:
+        source = stream(turn, x.device).spread(shape[:-1])
+        message = clock((name, "compress"), lambda: op.compress(x, source))
+        clock((name, "decode"), lambda: message.decode(out=buffer))
+        data = clock((name, "pack"), message.pack)
+        clock((name, "unpack"), lambda: unpack(data, shape))
+        return message, data
+
     for name, op in given.items():
-        rows[name] = Measured(name, *head)
         try:
-            fixed = op.bind(x.shape[-1], n=x.shape[-2] if x.ndim > 1 else 1).operator
-            affordable(fixed, x, limit, "a call", "raise the limit")
-            laps[name] = _Lap(name, fixed, x, buffer)
+            op = op.bind(shape[-1], n=shape[-2] if x.ndim > 1 else 1).operator
+            affordable(op, x, limit, "a call", "raise the limit")
         except InputError as error:
             rows[name] = replace(rows[name], left_out=in_a_line(error))
-    for lap in laps.values():
-        lap.run(clock, 0)
+            continue
+        message, data = lap(name, op, 0)
+        size = int(torch.as_tensor(message.nbytes).expand(message.lead).sum())
+        bits = int(message.bits.sum())
+        rows[name] = replace(
+            rows[name],
+            error=relative_error(buffer, x),
+            bytes=size,
+            packed=len(data),
+            bits=bits,
+            bits_each=bits / x.numel(),
+            of_dense=size / (x.numel() * x.element_size()),
+        )
+        fitted[name] = op
     clock.best.clear()  # the first turn compiled, and met memory that was not there yet
+    spent, turns = dict.fromkeys(fitted, 0.0), dict.fromkeys(fitted, 0)
     for turn in range(1, repeats + 1):
         for name, action in floors.items():
             clock((name, "compress"), action)
-        for lap in laps.values():
+        for name, op in fitted.items():
             clock("copy", lambda: buffer.copy_(x))
-            if lap.spent <= limit:
-                lap.run(clock, turn)
+            if spent[name] <= limit:
+                began = perf_counter()
+                lap(name, op, turn)
+                spent[name], turns[name] = spent[name] + perf_counter() - began, turn
         clock("copy", lambda: buffer.copy_(x))
-    copy = clock.best.get("copy", math.nan)
-    for name, lap in laps.items():
-        times: dict[str, Any] = {a: clock.best[name, a] / copy for a in ACTIONS}
-        rows[name] = replace(rows[name], copy_s=copy, repeats=lap.turns, **times, **lap.facts)
-    return [
-        *rows.values(),
-        *(
-            Measured(n, *head, copy, compress=clock.best[n, "compress"] / copy, repeats=repeats)
-            for n in floors
-        ),
+    copy = clock.best["copy"]
+    for name in fitted:
+        times: dict[str, Any] = {action: clock.best[name, action] / copy for action in ACTIONS}
+        rows[name] = replace(rows[name], copy_s=copy, repeats=turns[name], **times)
+    below = [
+        Measured(name, *head, copy, compress=clock.best[name, "compress"] / copy, repeats=repeats)
+        for name in floors
     ]
-
-
-@dataclass
-class _Lap:
-    """A compressor's four actions in turn; ``facts`` are those of its first message."""
-
-    name: str
-    op: Compressor
-    x: Tensor
-    buffer: Tensor
-    spent: float = 0.0
-    turns: int = 0
-    facts: dict[str, Any] = field(default_factory=dict)
-
-    def run(self, clock: Clock, turn: int) -> None:
-        begin, shape = perf_counter(), tuple(self.x.shape)
-        source = stream(turn, self.x.device).spread(shape[:-1])
-        message = clock((self.name, "compress"), lambda: self.op.compress(self.x, source))
-        clock((self.name, "decode"), lambda: message.decode(out=self.buffer))
-        data = clock((self.name, "pack"), message.pack)
-        clock((self.name, "unpack"), lambda: unpack(data, shape))
-        took = perf_counter() - begin
-        if self.facts:  # the first turn, which may have compiled, does not count
-            self.spent, self.turns = self.spent + took, self.turns + 1
-            return
-        self.facts = {
-            "error": relative_error(self.buffer, self.x),
-            "bytes": int(torch.as_tensor(message.nbytes).expand(message.lead).sum()),
-            "packed": len(data),
-            "bits": int(message.bits.sum()),
-        }
+    return [*rows.values(), *below]
 
 
 def in_a_line(error: InputError) -> str:
@@ -216,45 +192,34 @@ def relative_error(value: Tensor, x: Tensor) -> float:
 
 
 def affordable(op: Compressor, x: Tensor, limit: float, what: str, fix: str = "") -> None:
-    """Raise InputError if a message of x would take longer than ``limit`` seconds, as far as pieces of x tell."""
-    guess = guess_seconds(op, x, limit)
-    if guess > limit:
-        raise InputError.of("", f"{what} takes about {guess:.0f} s", fix)
+    """Raise InputError if a message of x would take longer than ``limit`` seconds, as far as pieces of x tell.
 
-
-def guess_seconds(op: Compressor, x: Tensor, limit: float) -> float:
-    """Return about how many seconds a message of x takes, from pieces of it; 0 where it is small.
-
-    Longer pieces are tried only while a time proportional to the length keeps to the limit.
+    Longer pieces are tried only while a time proportional to the length keeps to the limit; a small x is not tried.
     """
     rows = x.reshape(-1, x.shape[-1])
-    if rows.numel() < PROBES[0]:
-        return 0.0
     if len(rows) > PROBE_ROWS[0]:
         pieces = [rows[:m] for m in PROBE_ROWS if 2 * m < len(rows)]
     else:
         pieces = [rows[:1, :m] for m in PROBES if 2 * m < rows.shape[1]]
-    guess, last = 0.0, 0.0
-    for before, piece in zip([None, *pieces], pieces):
+
+    def decoded(piece: Tensor) -> Tensor:
+        return op.compress(piece, source).decode()
+
+    source, guess, last, length = stream(0, x.device), 0.0, 0.0, 0
+    for piece in pieces if rows.numel() >= PROBES[0] else ():
+        clock, compress = Clock(x.device), partial(decoded, piece.contiguous())
         try:
-            took = _best(op, piece.contiguous())
+            for _ in range(TRIES):
+                clock("", compress)
         except InputError:  # fixed to its own dimension
-            return guess
-        power = 1.0
-        if before is not None:
-            power = math.log(took / last) / math.log(piece.numel() / before.numel())
-        left = rows.numel() / piece.numel()
-        guess, last = took * left ** min(max(power, 1.0), STEEPEST), took
+            break
+        took, left = clock.best[""], rows.numel() / piece.numel()
+        power = math.log(took / last) / math.log(piece.numel() / length) if last else 1.0
+        guess, last, length = took * left ** min(max(power, 1.0), STEEPEST), took, piece.numel()
         if took * left > limit:
             break
-    return guess
-
-
-def _best(op: Compressor, x: Tensor) -> float:
-    clock, source = Clock(x.device), stream(0, x.device)
-    for _ in range(TRIES):
-        clock("", lambda: op.compress(x, source).decode())
-    return clock.best[""]
+    if guess > limit:
+        raise InputError.of("", f"{what} takes about {guess:.0f} s", fix)
 
 
 def busy() -> str:
@@ -270,6 +235,4 @@ def frame(rows: Iterable[Measured], **facts: Any) -> pd.DataFrame:
     """Return the figures as a table, one row per compressor, with ``facts`` about the run as columns."""
     import pandas as pd
 
-    return pd.DataFrame.from_records(
-        asdict(row) | {"bits_each": row.bits_each, "of_dense": row.of_dense} | facts for row in rows
-    )
+    return pd.DataFrame(map(asdict, rows)).assign(**facts)

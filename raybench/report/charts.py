@@ -14,8 +14,7 @@ from raybench.analysis import Frames, Network, by_bandwidth, profile, trials
 from raybench.analysis.rankings import DRAWS, FACTORS, Audit
 from raybench.core.errors import InputError
 from raybench.report import words
-from raybench.report.content import MOST_SERIES, Figure, Look, all_methods, build, looks
-from raybench.report.rankings import targets_word
+from raybench.report.content import MOST_SERIES, Figure, all_methods, build, looks_of_methods, told
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,10 +39,6 @@ def profiles(results: Frames, methods: Sequence[str], every: Sequence[str]) -> F
     table = profile(results, where={"method": list(methods)})
     if table.empty or not (table["share"] > 0).any():
         raise InputError.of("plot", "no method reaches the target", "another --target")
-    heads = results.cells.drop_duplicates("method").assign(k=np.nan)
-    heads = heads.assign(series=heads["method"])
-    plain = looks(heads[heads["method"].isin(methods)], every)
-    style = {name: replace(look, label=name) for name, look in plain.items()}
     # of few instances the intervals cover all: they are in the rows behind the figure, and not drawn
     names = {"tau": "x", "share": "y", "low": "interval_low", "high": "interval_high"}
     data = table.rename(columns=names).assign(series=table["method"], panel="")
@@ -62,7 +57,7 @@ def profiles(results: Frames, methods: Sequence[str], every: Sequence[str]) -> F
         x_label="Cost ÷ that of the cheapest method",
         y_label="Share of problems and seeds",
         data=data,
-        looks=style,
+        looks=looks_of_methods(results.cells, methods, every),
         panels=[""],
         band=f"{words.COLUMNS[results.metric]} {goal}; {words.count(count, 'pair')} of problem and seed",
         log_x=end > 4,
@@ -81,22 +76,21 @@ def against_trials(results: Frames, cells: pd.DataFrame, every: Sequence[str], x
     finite = table["cost"].replace(np.inf, np.nan)
     if not finite.notna().any():
         raise InputError.of("plot", "no method reaches the target", "another --target")
-    heads = results.cells.drop_duplicates("method").assign(k=np.nan, series=lambda t: t["method"])
-    heads = heads[heads["method"].isin(table["method"])]
     grids = table.groupby("method")["grid"].max()
-    style: dict[str, Look] = {
+    plain = looks_of_methods(results.cells, set(table["method"]), every)
+    style = {
         name: replace(look, label=f"{name}, {words.count(int(grids[name]), 'cell')}")
-        for name, look in looks(heads, every).items()
+        for name, look in plain.items()
     }
     data = table.rename(columns={"facet": "panel", "trials": "x", "cost": "y"})
     data = data.assign(series=data["method"], low=data["draws_low"], high=data["draws_high"])
-    never = sorted(
-        name for name in style if not np.isfinite(table.loc[table["method"] == name, "cost"]).any()
-    )
+    never = sorted(set(style) - set(table.loc[finite.notna(), "method"]))
     top = ROOM * float(table[["cost", "draws_high"]].replace(np.inf, np.nan).max().max())
     unit = words.time_unit_of if x.startswith("seconds") else words.unit_of
     size, name = unit(float(finite.min())) if x.startswith(("seconds", "bits")) else (1.0, "")
     data = data[~data["series"].isin(never)]
+    goals = table["target"].dropna().unique()
+    goal = f"≤ {goals[0]:g}" if len(goals) == 1 else "≤ its target"
     tail = words.percent((1 - DRAWS) / 2)
     said = [
         f"median over draws and seeds; bands: {words.percent(DRAWS)} of them, open above where more than {tail} miss the target",
@@ -108,8 +102,7 @@ def against_trials(results: Frames, cells: pd.DataFrame, every: Sequence[str], x
         y=x,
         title="What the target costs after some random trials of the grid",
         x_label="Random trials of the method's own grid",
-        y_label=f"{words.axis(x, name)}\nto {words.COLUMNS[results.metric]} ≤ "
-        + (targets_word(table) if table["target"].nunique() == 1 else "its target"),
+        y_label=f"{words.axis(x, name)}\nto {words.COLUMNS[results.metric]} {goal}",
         data=data[[*BEHIND]],
         looks=style,
         panels=sorted(table["facet"].unique()),
@@ -122,7 +115,7 @@ def against_trials(results: Frames, cells: pd.DataFrame, every: Sequence[str], x
 
 def every(results: Frames, extras: bool = False) -> list[Figure]:
     """Return the figures of ``build``, and with a link the chart of bandwidths."""
-    figures = build(results, extras)
+    figures = [f if f.steps else told(f, results) for f in build(results, extras)]
     chart = None if results.link is None else best_by_bandwidth(results, results.link)
     return figures + ([chart] if chart is not None else [])
 
@@ -152,8 +145,7 @@ def best_by_bandwidth(results: Frames, network: Network) -> Figure | None:
     drawn = [m for i, m in enumerate(least.index) if i < MOST_SERIES or plain[m]]
     left = sorted(set(least.index) - set(drawn))
     table = table[table["method"].isin(drawn)]
-    heads = best[best["method"].isin(drawn)].drop_duplicates("method")
-    style = looks(heads.assign(series=heads["method"], k=np.nan), all_methods(results))
+    style = looks_of_methods(best, drawn, all_methods(results))
     data = table.rename(columns={"facet": "panel", "bandwidth": "x", "seconds": "y"})
     data = data.drop(columns="series").assign(best=table["series"], series=table["method"])
     name = words.COLUMNS[results.metric]
@@ -167,7 +159,10 @@ def best_by_bandwidth(results: Frames, network: Network) -> Figure | None:
         x_label="Bandwidth of a link (Gbit/s)",
         y_label="Simulated time to target (s)",
         data=data.reset_index(drop=True),
-        looks={m: _look(style[m], m, bool(plain[m])) for m in drawn},
+        looks={
+            m: replace(style[m], label=f"{m} (dense messages)") if plain[m] else style[m]
+            for m in drawn
+        },
         panels=sorted(results.cells["facet"].unique()),
         band=_caption(network, goal, table, plain),
         x_unit=1e9,
@@ -177,10 +172,6 @@ def best_by_bandwidth(results: Frames, network: Network) -> Figure | None:
         marked="fastest",
         notes=[f"not in the chart of bandwidths: {', '.join(left)}"] if left else [],
     )
-
-
-def _look(look: Look, method: str, plain: bool) -> Look:
-    return replace(look, label=f"{method} (dense messages)" if plain else method)
 
 
 def _caption(network: Network, goal: str, table: pd.DataFrame, plain: pd.Series) -> str:
@@ -201,20 +192,13 @@ def shares(readings: pd.DataFrame) -> pd.DataFrame:
     The last column is the share in which it misses the target. Rows are ordered by mean rank.
     """
     rank = readings["rank"].map(lambda r: MISSED if math.isnan(r) else int(r))
-    table = (
-        readings.assign(rank=rank).groupby(["facet", "method"])["rank"].value_counts(normalize=True)
-    )
-    table = table.unstack(fill_value=0.0)
+    by_method = readings.assign(rank=rank).groupby(["facet", "method"])["rank"]
+    table = by_method.value_counts(normalize=True).unstack(fill_value=0.0)
     ranks = sorted(c for c in table if c != MISSED)
-    table = table.reindex(columns=[*ranks, MISSED], fill_value=0.0)
-    mean = (
-        readings.assign(rank=readings["rank"].fillna(len(ranks) + 1))
-        .groupby(["facet", "method"])["rank"]
-        .mean()
-    )
-    return (
-        table.assign(mean=mean).sort_values(["facet", "mean"], kind="stable").drop(columns="mean")
-    )
+    place = readings["rank"].fillna(len(ranks) + 1)
+    mean = readings.assign(rank=place).groupby(["facet", "method"])["rank"].mean()
+    table = table.reindex(columns=[*ranks, MISSED], fill_value=0.0).assign(mean=mean)
+    return table.sort_values(["facet", "mean"], kind="stable").drop(columns="mean")
 
 
 def audit_figure(results: Audit) -> Canvas:
@@ -230,9 +214,8 @@ def audit_figure(results: Audit) -> Canvas:
     rows = [len(table.loc[facet]) for facet in facets]
     widest = max(len(name) for name in table.index.get_level_values("method"))
     width = 0.09 * widest + 0.55 * len(table.columns) + 0.4
-    canvas = Canvas(
-        figsize=(width, 0.27 * sum(rows) + 0.75 * len(facets) + 0.35), layout="constrained"
-    )
+    height = 0.27 * sum(rows) + 0.75 * len(facets) + 0.35
+    canvas = Canvas(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(canvas)
     axes = canvas.subplots(len(facets), 1, squeeze=False, gridspec_kw={"height_ratios": rows})
     own = results.readings[results.readings["own"]].set_index(["facet", "method"])["rank"]
@@ -240,10 +223,8 @@ def audit_figure(results: Audit) -> Canvas:
         _matrix(axis, table.loc[facet], own.get(facet, pd.Series(dtype=float)))
         axis.set_title(facet, pad=4)
     count = len(results.readings.drop_duplicates([*FACTORS]))
-    canvas.supxlabel(
-        f"Rank by bits to the target: % of {count} readings; framed: as the folder is read",
-        fontsize=7.5,
-    )
+    said = f"Rank by bits to the target: % of {count} readings; framed: as the folder is read"
+    canvas.supxlabel(said, fontsize=7.5)
     return canvas
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -60,9 +60,7 @@ class Figure:
     log_x: bool = False
     x_from: float = 1.0
     log_y: bool = True
-    y_to: float = (
-        0.0  # where it is set the axis of y ends there, and bands that go on to infinity too
-    )
+    y_to: float = 0.0  # where set the axis of y ends there, and bands that go on to infinity too
     steps: bool = False
     stairs: bool = False
     marked: str = ""  # the column of rows to be drawn thick
@@ -164,6 +162,15 @@ def looks(best: pd.DataFrame, every: Sequence[str] = ()) -> dict[str, Look]:
     return results
 
 
+def looks_of_methods(
+    cells: pd.DataFrame, methods: Collection[str], every: Sequence[str]
+) -> dict[str, Look]:
+    """Return a look per method, whatever its K and step, of cells or settings. every: as for ``looks``."""
+    heads = cells[cells["method"].isin(methods)].drop_duplicates("method")
+    heads = heads.assign(series=heads["method"], k=np.nan)
+    return {name: replace(look, label=name) for name, look in looks(heads, every).items()}
+
+
 def step_word(multiple: float, size: float, step: str = "") -> str:
     """Return a step for a legend: ``8× theory``, ``1× theory (paper)``, ``1× rule of thumb`` or ``step 0.1``.
 
@@ -209,25 +216,13 @@ def build(results: Frames, extras: bool = False) -> list[Figure]:
     xs = [x for x in ("bits_up", "round", clock) if rows[x].notna().any()] or ["bits_up"]
     pairs = [(x, y) for y in ys or [results.metric] for x in xs]
     figures += [curve(rows, style, facets, x, y, notes, results.link) for x, y in pairs]
-    figures.append(against_step(results))
+    figures.append(final_by_step(results, best, style, facets, results.metric, notes))
     every = results.tuned("series")
     every = every[every["eligible"]]
     several = every.groupby("method")["series"].nunique()
     if (several > 1).any() and len(every["series"].unique()) > MOST_SERIES:
         figures.append(_by_k(results, every[every["method"].map(several) > 1]))
     return [f for f in figures if f is not None]
-
-
-def against_step(results: Frames) -> Figure | None:
-    """Return the figure of final values against the step, None where no method has two steps."""
-    best, notes = chosen(results)
-    if best.empty:
-        return None
-    facets = sorted(results.cells["facet"].unique())
-    figure = final_by_step(
-        results, best, looks(best[best["eligible"]], all_methods(results)), facets, results.metric
-    )
-    return figure and replace(figure, notes=notes)
 
 
 def curve(
@@ -269,9 +264,8 @@ def curve(
 
 def simulated_for(link: Network | None, band: str) -> str:
     """Return what a figure of simulated seconds says below: for which network, and what its bands are."""
-    return f"simulated for {link}, each client on a machine of its own" + (
-        f"; {band}" if band else ""
-    )
+    said = f"simulated for {link}, each client on a machine of its own"
+    return f"{said}; {band}" if band else said
 
 
 def _band(data: pd.DataFrame) -> str:
@@ -334,7 +328,12 @@ def _by_k(results: Frames, best: pd.DataFrame) -> Figure:
 
 
 def final_by_step(
-    results: Frames, best: pd.DataFrame, style: dict[str, Look], panels: list[str], y: str
+    results: Frames,
+    best: pd.DataFrame,
+    style: dict[str, Look],
+    panels: list[str],
+    y: str,
+    notes: Sequence[str] = (),
 ) -> Figure | None:
     """Return the figure of the final y against the step, of the series of ``best``; None where none has two steps."""
     data = final_vs_step(results.cells[results.cells["series"].isin(set(best["series"]))], y)
@@ -363,7 +362,15 @@ def final_by_step(
         log_x=True,
         log_y=y.endswith("_sq") or spans(data["y"]),
         steps=True,
+        notes=[*notes],
     )
+
+
+def alone(y: np.ndarray) -> np.ndarray:
+    """Return which values of a line have no finite neighbour, so that only a marker shows them."""
+    finite = np.isfinite(np.concatenate([[math.nan], y, [math.nan]]))
+    lone: np.ndarray = finite[1:-1] & ~finite[:-2] & ~finite[2:]
+    return lone
 
 
 def shown(values: pd.Series, log: bool) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,6 +25,7 @@ from raybench.report.content import (
     curve,
     final_by_step,
     looks,
+    looks_of_methods,
     open_frames,
     step_word,
     told,
@@ -115,16 +116,13 @@ def figure(
     by: str = "method",
     best: str = "step_size",
     labels: Mapping[str, str] | None = None,
-    target: float | str | None = None,
-    accounting: How = None,
-    link: str | None = None,
-    tuning_seeds: Sequence[int] = (),
+    **asked: Any,
 ) -> Figure | HeatMap:
     """Return what ``plot`` draws: its data, with labels and looks; arguments as there."""
     for name, value, allowed in (("kind", kind, KINDS), ("by", by, BY), ("best", best, BEST)):
         if value not in allowed:
             raise InputError.of(name, f"unknown {value!r}", nearest(value, allowed))
-    results = _open(source, accounting, link, target, tuning_seeds)
+    results = _open(source, asked)
     if results.tuning_seeds and (kind in ("steps", "heatmap") or (kind, by) == ("curves", "step")):
         raise InputError.of("--tuning-seeds", "this figure shows every step, and none is chosen")
     y = results.metric if y is None else y
@@ -150,31 +148,21 @@ def figure(
         made = _by_k(results, _lines(results, ran, "k"), every)
     else:
         x = x or "bits_up"
-        _check_columns({x, y} - {results.cost})
-        made = _curves(
-            results, _lines(results, cells if by == "step" else ran, by), x, y, by, every
-        )
+        for name in {x, y} - {results.cost}:
+            if not name.startswith("extra.") and name not in NUMBERS:
+                raise InputError.of("plot", f"no column {name!r}", nearest(name, NUMBERS))
+        lines = _lines(results, cells if by == "step" else ran, by)
+        made = _curves(results, lines, x, y, by, every)
     if made.data.empty:
         raise InputError.of("plot", f"nothing is known of {y} against {x}", "another x or y")
-    if isinstance(made, Figure):
-        made = told(made, results)
-    return _renamed(made, cells, labels or {}, methods)
+    return _renamed(told(made, results), cells, labels or {}, methods)
 
 
-def _open(
-    source: Source,
-    accounting: How,
-    link: str | None,
-    target: float | str | None,
-    seeds: Sequence[int],
-) -> Frames:
-    if isinstance(source, tuple):
-        return open_frames(framed(*source), target=target, tuning_seeds=seeds)
+def _open(source: Source, asked: Mapping[str, Any]) -> Frames:
     if isinstance(source, pd.DataFrame):
         last = source.sort_values("round").drop_duplicates("cell", keep="last")
-        cells = last if "config" in last else last.assign(config=None)
-        return open_frames(framed(source, cells), target=target, tuning_seeds=seeds)
-    return open_frames(source, accounting, link, target, seeds)
+        source = source, last if "config" in last else last.assign(config=None)
+    return open_frames(framed(*source) if isinstance(source, tuple) else source, **asked)
 
 
 def _of_methods(cells: pd.DataFrame, asked: Sequence[str], where: str) -> pd.DataFrame:
@@ -185,22 +173,15 @@ def _of_methods(cells: pd.DataFrame, asked: Sequence[str], where: str) -> pd.Dat
     for name in asked:
         if name not in known:
             raise InputError.of(where, f"no method {name!r} in these results", nearest(name, known))
-    own = [cells[column].isin(asked) for column in ("algorithm", "method", "series")]
-    return cells[own[0] | own[1] | own[2]]
-
-
-def _check_columns(names: Collection[str]) -> None:
-    for name in names:
-        if not name.startswith("extra.") and name not in NUMBERS:
-            raise InputError.of("plot", f"no column {name!r}", nearest(name, NUMBERS))
+    return cells[cells[["algorithm", "method", "series"]].isin(list(asked)).any(axis=1)]
 
 
 def _lines(results: Frames, cells: pd.DataFrame, by: str) -> pd.DataFrame:
     """Return what is drawn as lines: facet, series, step, of the best steps or of all."""
     if by == "step":
         heads = ["facet", "series", "step"]
-        found_all = cells.sort_values(["method", "k", "step_size"]).drop_duplicates(heads)
-        return found_all.assign(eligible=True, cost=np.nan)
+        every = cells.sort_values(["method", "k", "step_size"]).drop_duplicates(heads)
+        return every.assign(eligible=True, cost=np.nan)
     rows = results.held.columns([results.cost, results.metric])
     kind = "method" if by == "method" else "series"
     best = tuned(
@@ -261,14 +242,15 @@ def _steps(cells: pd.DataFrame, y: str, results: Frames, every: Sequence[str]) -
     return made
 
 
+BEHIND = ("panel", "series", "x", "y", "low", "high", "coverage", "seeds", "step", "target")
+
+
 def _by_k(results: Frames, lines: pd.DataFrame, every: Sequence[str]) -> Figure:
     """Return what the target costs against K, a line per method."""
     data = lines[lines["k"].notna()].assign(series=lines["method"], panel=lines["facet"])
     data = data.rename(columns={"k": "x", "cost": "y", "cost_low": "low", "cost_high": "high"})
     data = data.sort_values(["panel", "series", "x"])
     data[["y", "low", "high"]] = data[["y", "low", "high"]].replace(np.inf, np.nan)
-    heads = lines.drop_duplicates("method").assign(series=lambda t: t["method"], k=np.nan)
-    plain = {name: replace(look, label=name) for name, look in looks(heads, every).items()}
     goals = sorted(set(lines["target"]))
     goal = f"≤ {goals[0]:g}" if len(goals) == 1 else "≤ its target"
     unit = words.unit_of if results.link is None else words.time_unit_of
@@ -286,10 +268,8 @@ def _by_k(results: Frames, lines: pd.DataFrame, every: Sequence[str]) -> Figure:
         title="What the target costs, by K",
         x_label="$K$",
         y_label=f"{words.axis(results.cost, name)}\nto {words.COLUMNS[results.metric]} {goal}",
-        data=data[
-            ["panel", "series", "x", "y", "low", "high", "coverage", "seeds", "step", "target"]
-        ],
-        looks=plain,
+        data=data[[*BEHIND]],
+        looks=looks_of_methods(lines, set(lines["method"]), every),
         panels=sorted(lines["facet"].unique()),
         band="; ".join(filter(None, said)),
         y_unit=size,
@@ -306,9 +286,7 @@ def _renamed(
     heads: dict[str, Any] = {row.method: row._replace(k=np.nan) for row in cells.itertuples()}
     heads |= {row.series: row for row in cells.drop_duplicates("series").itertuples()}
     of = {name: heads[name.partition(", step ")[0]] for name in made.looks}
-    operators = Counter(
-        algorithm for _, algorithm in {(r.method, r.algorithm) for r in of.values()}
-    )
+    several = Counter(algorithm for _, algorithm in {(r.method, r.algorithm) for r in of.values()})
     lines = Counter((row.method, row.algorithm) for row in of.values())
     style = {}
     for name, look in made.looks.items():
@@ -316,7 +294,7 @@ def _renamed(
         keys = [key for key in (row.series, row.method, row.algorithm) if key in labels]
         if keys:
             parts = [labels[keys[0]]]
-            if keys[0] == row.algorithm and operators[row.algorithm] > 1:
+            if keys[0] == row.algorithm and several[row.algorithm] > 1:
                 parts[0] += row.method.removeprefix(row.title)
             if keys[0] != row.series and row.k == row.k and lines[row.method, row.algorithm] > 1:
                 parts.append(f"$K = {row.k:.0f}$")
@@ -325,10 +303,7 @@ def _renamed(
         style[name] = look
 
     def place(name: str) -> int:
-        row = of[name]
-        return min(
-            (order.index(k) for k in (row.series, row.method, row.algorithm) if k in order),
-            default=0,
-        )
+        names = (of[name].series, of[name].method, of[name].algorithm)
+        return min((order.index(k) for k in names if k in order), default=0)
 
     return replace(made, looks={name: style[name] for name in sorted(style, key=place)})

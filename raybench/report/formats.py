@@ -55,9 +55,7 @@ HEAD = """\
 
 
 def check(form: str) -> str:
-    """Return the name of a form, of an older name today's. Raises InputError for an unknown one."""
-    if form == "rich":
-        return "terminal"
+    """Return the name of a form. Raises InputError for an unknown one."""
     if form not in FORMS:
         raise InputError.of("format", f"unknown {form!r}", nearest(form, FORMS))
     return form

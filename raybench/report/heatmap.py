@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 
-from raybench.analysis import Frames, candidates, first_reached
+from raybench.analysis import Frames, candidates, configs, first_reached
 from raybench.core.errors import InputError
 from raybench.report import words
 
@@ -60,13 +59,9 @@ def heatmaps(results: Frames) -> list[HeatMap]:
         values = _numbers(part)[number]
         pairs = part.assign(value=values)[["facet", "series", "k", "value"]].drop_duplicates()
         data = pairs.merge(best.drop(columns="k"), on=["facet", "series"])
-        data["best"] = first_reached(data, ["facet"])
-        data["cost"] = data["cost"].where(data["eligible"])
-        names = ["facet", "k", "value", "cost", "step_multiple", "step_size", "target", "best"]
-        data = data[names].sort_values(["facet", "k", "value"], ignore_index=True)
         name, key = f"bits_to_target_{algorithm}_{compressor}", number.partition(".")[2]
         title = str(part["method"].iloc[0]).partition(" (")[0]
-        maps.append(HeatMap(name, title, key, results.metric, data))
+        maps.append(HeatMap(name, title, key, results.metric, _rows(data)))
     return maps
 
 
@@ -87,30 +82,24 @@ def by_step(results: Frames, cells: pd.DataFrame) -> HeatMap:
     data = pd.concat(pieces, ignore_index=True)
     multiples = bool(data["step_multiple"].notna().any())
     data["value"] = data["step_multiple" if multiples else "step_size"]
-    data["best"] = first_reached(data, ["facet", "method"])
-    data["cost"] = data["cost"].where(data["eligible"])
-    panel = [f"{m}, {f}" if f else m for m, f in zip(data["method"], data["facet"], strict=True)]
-    names = ["facet", "k", "value", "cost", "step_multiple", "step_size", "target", "best"]
-    data = data.assign(facet=panel)[names].sort_values(["facet", "k", "value"], ignore_index=True)
+    data["method"] += data["facet"].map(lambda facet: f", {facet}" if facet else "")
     number = r"\gamma\,/\,\gamma_{\rm theory}" if multiples else r"\gamma"
+    data = _rows(data.assign(facet=data["method"]))
     return HeatMap("target_vs_k_and_step", "", number, results.metric, data)
+
+
+def _rows(data: pd.DataFrame) -> pd.DataFrame:
+    best, cost = first_reached(data, ["facet"]), data["cost"].where(data["eligible"])
+    names = ["facet", "k", "value", "cost", "step_multiple", "step_size", "target", "best"]
+    data = data.assign(best=best, cost=cost)[names]
+    return data.sort_values(["facet", "k", "value"], ignore_index=True)
 
 
 def _numbers(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the numbers among the parameters of method and compressor, ``algorithm.z``; same rows."""
-    rows = []
-    texts = cells["config"].astype(object)
-    known = {t: json.loads(t) for t in texts.unique() if isinstance(t, str)}
-    for text in texts:
-        config = known.get(text, {})
-        parts = {name: config.get(name) or {} for name in ("algorithm", "compressor")}
-        own = {
-            f"{n}.{key}": v
-            for n, part in parts.items()
-            for key, v in part.get("params", {}).items()
-        }
-        rows.append({key: float(v) for key, v in own.items() if type(v) in (int, float)})
-    return pd.DataFrame(rows, index=cells.index).drop(columns="compressor.k", errors="ignore")
+    flat = configs(cells)
+    names = [n for n in flat if n.startswith(("algorithm.", "compressor.")) and n != "compressor.k"]
+    return flat[names].map(lambda v: float(v) if type(v) in (int, float) else np.nan)
 
 
 def _number(cells: pd.DataFrame) -> str | None:

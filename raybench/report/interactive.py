@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from raybench.report import words
-from raybench.report.content import LOWEST_SHOWN, Figure, shown
+from raybench.report.content import LOWEST_SHOWN, Figure, alone, shown
 
 DIGITS = 5
 SECOND_AXIS = {
@@ -49,12 +49,18 @@ def _traces(figure: Figure, panel: str) -> list[dict[str, Any]]:
             fill = {"fill": "tonexty", "fillcolor": f"{look.colour}2e"}
             traces += [{**edge, "y": _plain(low)}, {**edge, "y": _plain(high), **fill}]
         if known:
-            mode = "lines+markers" if figure.steps or len(part) == 1 else "lines"
+            lone = alone(y)
+            marked = figure.steps or lone.any()
             line = {"color": look.colour, "dash": look.dash, "width": 2}
             hover = "%{x:.4g}, %{y:.3g}<extra>%{fullData.name}</extra>"
-            traces.append(
-                {**spoken, "y": _plain(y), "mode": mode, "line": line, "hovertemplate": hover}
-            )
+            trace: dict[str, Any] = {
+                **spoken,
+                "y": _plain(y),
+                "mode": "lines+markers" if marked else "lines",
+            }
+            if marked and not figure.steps:
+                trace["marker"] = {"size": [6 if point else 0 for point in lone]}
+            traces.append({**trace, "line": line, "hovertemplate": hover})
         if name in hit:
             gone = part[part["diverged"] > 0]
             line = {"color": look.colour, "width": 2}

@@ -5,11 +5,10 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,14 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment
 
-from raybench.analysis import SECONDS, Frames, How
+from raybench.analysis import SECONDS, Frames, closing_table
 from raybench.analysis.methods import k_order, k_words
 from raybench.report import words
 from raybench.report.charts import every
-from raybench.report.content import default_out, open_frames, told
+from raybench.report.content import default_out, open_frames
 from raybench.report.interactive import panels
-from raybench.report.tables import closing, grown_rows, growth_notes
+from raybench.report.sheet import Sheet
+from raybench.report.tables import FINAL, closing, growth_notes, spelled
 
 CONSTANTS = {
     "d": "d",
@@ -43,21 +43,16 @@ MOST_REASONS, MOST_LETTERS = 20, 6000  # of distinct reasons for each status, an
 
 
 def html(
-    folder: str | os.PathLike[str] | Frames,
-    out: str | os.PathLike[str] | None = None,
-    accounting: How = None,
-    link: str | None = None,
-    target: float | str | None = None,
-    tuning_seeds: Sequence[int] = (),
+    source: str | os.PathLike[str] | Frames, out: str | os.PathLike[str] | None = None, **asked: Any
 ) -> Path:
     """Write a results folder's report to ``out`` (default ``<folder>/report.html``); return its path.
 
     One self-contained file, which loads nothing: problem and constants, how cells ended and why, the tuned table,
     curves with a menu of axes, a table of all cells to sort and filter, how to
-    reproduce. Without JavaScript the tables are complete. link: a network such as ``1Gbit,ring``, for which seconds are
-    simulated. target, tuning_seeds: as for ``analysis.frames``. Raises InputError if there are no results, and for an unknown link.
+    reproduce. Without JavaScript the tables are complete. asked: of a folder, as for ``analysis.frames``. Raises
+    InputError as that does.
     """
-    results = open_frames(folder, accounting, link, target, tuning_seeds)
+    results = open_frames(source, **asked)
     goal = Path(out) if out is not None else default_out(results.folder, "report.html")
     here = resources.files("raybench.report")
     # Everything is escaped, as labels, errors and paths are texts of the user.
@@ -83,10 +78,7 @@ def packed(text: str) -> str:
 def content(results: Frames) -> dict[str, object]:
     """Return what the template shows, all spelled for reading."""
     sheet, grown = closing(results), results.growth
-    figures = [
-        figure if figure.steps or figure.marked else told(figure, results)
-        for figure in every(results, extras=True)
-    ]
+    figures = every(results, extras=True)
     drawn: dict[str, dict[str, Any]] = {}
     for figure in figures:
         drawn |= {f"{figure.name}-{i}": panel for i, panel in enumerate(panels(figure))}
@@ -173,35 +165,15 @@ def _reasons(cells: pd.DataFrame) -> list[dict[str, object]]:
     return results
 
 
-def _final(results: Frames) -> dict[str, object]:
+def _final(results: Frames) -> Sheet:
     """Return the table of final values: every method at every K with its tuned step."""
-    best = results.tuned("series")
-    if best.empty:
-        return {"head": [], "rows": []}
-    best = best.sort_values(["facet", "method", "k"], kind="stable").reset_index(drop=True)
-    spelled = {
-        "facet": ("problem", str),
-        "series": ("method", str),
-        "step_multiple": ("step", lambda v: words.step(v, math.nan)),
-        "step_size": ("step size", words.number),
-        "seeds": ("seeds", str),
-        "grad_norm_sq": ("‖∇f‖²", words.number),
-        "loss": ("f", lambda v: words.number(v, 6)),
-        "test_loss": ("test loss", words.number),
-        "accuracy": ("accuracy", words.number),
-        "bits_up": ("bits up", words.bits),
-        "rounds": ("rounds", words.whole),
-        "seconds": ("seconds", words.seconds),
-        SECONDS: ("simulated", words.seconds),
-    }
-    first = "facet" if best["facet"].nunique() > 1 else "series"
-    shown = [c for c in spelled if c in best and (c[:4] == "step" or best[c].notna().any())]
-    shown = shown[shown.index(first) :]
-    texts = best[shown].apply(lambda column: column.map(spelled[column.name][1])).astype(object)
-    if "loss" in texts:
-        texts.loc[grown_rows(results, best), "loss"] += f" {words.GREW_MARK}"
-    head = [spelled[name][0] for name in shown]
-    return {"head": head, "rows": texts.to_numpy().tolist(), "left": 1 + (first == "facet")}
+    table = closing_table(results, by="series")
+    names = ["facet"] * (table["facet"].nunique() > 1) + ["method", "step", "step_size", "seeds"]
+    names += [n for n in (*FINAL, "bits_up", "rounds", "seconds") if table[n].notna().any()]
+    fields = spelled(results, table, names)
+    digits = [words.number(value, 6) for value in table["loss"]]  # f has an offset
+    fields = [replace(f, texts=digits) if f.name == "loss" else f for f in fields]
+    return Sheet(fields=fields, sections=[], data=table)
 
 
 def _versions(cells: pd.DataFrame) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ import matplotlib.style
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
@@ -22,11 +23,11 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from scipy.optimize import isotonic_regression
 
-from raybench.analysis import Frames, How
+from raybench.analysis import Frames
 from raybench.core.errors import InputError, nearest
 from raybench.report import heatmap, words
 from raybench.report.charts import every
-from raybench.report.content import LOWEST_SHOWN, Figure, default_out, open_frames, shown, told
+from raybench.report.content import LOWEST_SHOWN, Figure, alone, default_out, open_frames, shown
 from raybench.report.formats import separated
 
 STYLE: dict[Any, Any] = {
@@ -59,11 +60,18 @@ DASH: dict[str, str | tuple[int, tuple[float, ...]]] = {
     "longdash": (0, (9, 2)),
     "longdashdot": (0, (9, 1.5, 1.2, 1.5)),
 }
+LEGEND: dict[str, Any] = {
+    **{"loc": "outside lower center", "frameon": False, "title_fontsize": 7.5},
+    **{"handlelength": 2.6, "columnspacing": 1.4},
+}
+DATED = {"png": "Software", "pdf": "CreationDate"}  # others: Date
+"""What of the metadata of each format differs from run to run: it is left out."""
 PANELS_PER_LINE = 3
 WHOLE = ("trials", "round")  # columns without anything between two whole numbers
 BESIDE = 0.03  # of the width of a panel, from its right edge to the names
 APART = 1.15  # heights of a line of text from one name to the next
 SMALLER = 0.9  # than the font of the legend
+LEADER = {"arrowstyle": "-", "lw": 0.6, "ls": ":", "shrinkA": 0, "shrinkB": 2}
 LETTERS_PER_INCH = 18  # of the line below a figure that says what lines and bands are
 
 SIZES = {"column": 3.3, "text": 6.8, "slide": 9.0}
@@ -71,36 +79,30 @@ SIZES = {"column": 3.3, "text": 6.8, "slide": 9.0}
 
 
 def figures(
-    folder: str | os.PathLike[str] | Frames,
+    source: str | os.PathLike[str] | Frames,
     out: str | os.PathLike[str] | None = None,
-    accounting: How = None,
-    link: str | None = None,
-    target: float | str | None = None,
     kinds: Sequence[str] = ("png", "pdf", "csv"),
     size: str | tuple[float, float] | None = None,
     style: str | os.PathLike[str] | None = None,
-    tuning_seeds: Sequence[int] = (),
     label_lines: bool = False,
+    **asked: Any,
 ) -> list[Path]:
     """Draw a results folder's figures into ``out`` (default ``<folder>/figures``); return the paths.
 
     Per figure a PNG (300 dpi), a PDF with embedded fonts and a CSV with the rows behind it, in
     bits, rounds and seconds. Where a method varies K and one more number, a heat map of what the
-    target costs. link: a network such as ``1Gbit,ring``: curves against seconds simulated for it take the place of
-    those against wall time, and a chart shows which method is fastest at which bandwidth. kinds: of files, ``svg``
-    too. size, style: as for ``raybench.plot``. tuning_seeds: as for ``analysis.frames``. label_lines: names at
-    the ends of lines instead of a legend. Raises InputError if there are no results in the folder, and for an
-    unknown link, size or style.
+    target costs. kinds: of files, ``svg`` too. size, style: as for ``raybench.plot``. label_lines: names at the ends of
+    lines instead of a legend. asked: of a folder, as for ``analysis.frames``; with a link curves against simulated
+    seconds take the place of those against wall time, and a chart shows which method is fastest at which bandwidth.
+    Raises InputError as that does, and for an unknown size or style.
     """
-    results = open_frames(folder, accounting, link, target, tuning_seeds)
+    results = open_frames(source, **asked)
     goal = Path(out) if out is not None else default_out(results.folder, "figures")
     figures = every(results)
     goal.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     with styled(style):
         for figure in figures:
-            if not (figure.steps or figure.marked):
-                figure = told(figure, results)
             drawn = draw(figure, size_of(size), label_lines)
             paths += save(goal / figure.name, drawn, rows_behind(figure), kinds)
         for grid in heatmap.heatmaps(results):
@@ -159,11 +161,8 @@ def save(path: Path, canvas: Canvas, data: pd.DataFrame, kinds: Sequence[str]) -
     for kind, goal in zip(kinds, paths, strict=True):
         if kind == "csv":
             goal.write_text(separated(data), encoding="utf-8")
-        else:  # without what differs from run to run
-            plain = {"png": {"Software": None}, "pdf": {"CreationDate": None}}.get(
-                kind, {"Date": None}
-            )
-            canvas.savefig(goal, metadata=plain)
+        else:
+            canvas.savefig(goal, metadata={DATED.get(kind, "Date"): None})
     return paths
 
 
@@ -212,17 +211,8 @@ def draw(
             Line2D([], [], color=figure.looks[n].colour, ls=DASH[figure.looks[n].dash])
             for n in entries
         ]
-        canvas.legend(
-            lines,
-            [figure.looks[n].label for n in entries],
-            loc="outside lower center",
-            ncols=max(1, min(per_line, len(entries))),
-            frameon=False,
-            handlelength=2.6,
-            columnspacing=1.4,
-            title=said or None,
-            title_fontsize=7.5,
-        )
+        texts, columns = [figure.looks[n].label for n in entries], min(per_line, len(entries))
+        canvas.legend(lines, texts, ncols=max(1, columns), title=said or None, **LEGEND)
     if labelled:
         at_ends(canvas, list(axes), figure)
     if len(names) == 1 and panels == [""]:
@@ -232,35 +222,30 @@ def draw(
 
 def _panel(axis: Axes, figure: Figure, name: str) -> None:
     rows = figure.data[figure.data["panel"] == name]
-    drawn = [part for _, part in rows.groupby("series", sort=False)]
-    drawn.sort(key=lambda p: list(figure.looks).index(p["series"].iloc[0]))
-    for part in drawn:
-        look = figure.looks[part["series"].iloc[0]]
+    parts = {str(series): part for series, part in rows.groupby("series", sort=False)}
+    for series in sorted(parts, key=list(figure.looks).index):
+        part, look = parts[series], figure.looks[series]
         x = part["x"].to_numpy(float) / figure.x_unit
         if figure.y_to:  # infinite is beyond the end of the axis, and not unknown
             part = part.assign(high=part["high"].clip(upper=figure.y_to))
         y, low, high = (shown(part[c] / figure.y_unit, figure.log_y) for c in ("y", "low", "high"))
-        marker: dict[str, Any] = (
-            {"marker": "o", "ms": 3.2} if figure.steps or len(part) == 1 else {}
+        axis.plot(
+            x,
+            y,
+            color=look.colour,
+            ls=DASH[look.dash],
+            marker="o",
+            ms=3.2,
+            markevery=None if figure.steps else alone(y),
+            drawstyle="steps-post" if figure.stairs else "default",
         )
-        if figure.stairs:
-            marker["drawstyle"] = "steps-post"
-        axis.plot(x, y, color=look.colour, ls=DASH[look.dash], **marker)
         if figure.marked:
             thick = np.where(part[figure.marked].to_numpy(bool), y, np.nan)
-            axis.plot(
-                x, thick, color=look.colour, lw=6, alpha=0.35, solid_capstyle="butt", zorder=1
-            )
+            wide: dict[str, Any] = {"lw": 6, "alpha": 0.35, "solid_capstyle": "butt", "zorder": 1}
+            axis.plot(x, thick, color=look.colour, **wide)
         if np.nanmax(np.abs(high - low), initial=0.0) > 0:
-            axis.fill_between(
-                x,
-                low,
-                high,
-                color=look.colour,
-                alpha=0.16,
-                lw=0,
-                step="post" if figure.stairs else None,
-            )
+            step: Any = "post" if figure.stairs else None
+            axis.fill_between(x, low, high, color=look.colour, alpha=0.16, lw=0, step=step)
     _axes(axis, figure, rows)
     if not np.isfinite(rows["y"]).any():
         said = "every cell diverged" if figure.steps else "no cell ended ok"
@@ -278,7 +263,9 @@ def _axes(axis: Axes, figure: Figure, rows: pd.DataFrame) -> None:
             axis.set_ylim(bottom=LOWEST_SHOWN / 10)
         if figure.y_to:
             axis.set_ylim(top=figure.y_to / figure.y_unit)
-        _log_ticks(axis, figure)
+        values = figure.data[["y", "low", "high"]].to_numpy(float)
+        values = np.maximum(values[np.isfinite(values)], LOWEST_SHOWN)
+        _log_ticks(axis.yaxis, values / figure.y_unit)
     if figure.steps:
         axis.set_xscale("log", base=2)
         ticks = np.unique(figure.data["x"])
@@ -291,13 +278,16 @@ def _axes(axis: Axes, figure: Figure, rows: pd.DataFrame) -> None:
         axis.set_xlim(left=figure.x_from / figure.x_unit)
         if figure.marked:
             axis.set_xlim(right=figure.data["x"].max() / figure.x_unit)
-        spell = {"bit": words.bits, "s": words.seconds}.get(figure.x_kind, "{:g}".format)
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda v, _: spell(v)))
+        at = np.unique(figure.data["x"]) / figure.x_unit
         if figure.x_kind:  # texts with a unit are wide
+            spell = {"bit": words.bits, "s": words.seconds}[figure.x_kind]
             axis.xaxis.set_major_locator(LogLocator(numticks=4))
-        if figure.x == "k":
-            axis.set_xticks(np.unique(figure.data["x"]))
+            axis.xaxis.set_major_formatter(FuncFormatter(lambda v, _: spell(v)))
+        elif figure.x == "k":
+            axis.set_xticks(at, [f"{k:g}" for k in at])
             axis.xaxis.set_minor_locator(NullLocator())
+        else:
+            _log_ticks(axis.xaxis, np.array([axis.get_xlim()[0], at.max()]))
     elif len(rows):
         axis.set_xlim(left=0)
         axis.xaxis.set_major_locator(MaxNLocator(5, integer=figure.x in WHOLE))
@@ -305,17 +295,15 @@ def _axes(axis: Axes, figure: Figure, rows: pd.DataFrame) -> None:
         axis.set_xticks([])
 
 
-def _log_ticks(axis: Axes, figure: Figure) -> None:
-    """Put ticks at powers of ten, or at 1, 2 and 5 times these where few powers are in sight."""
-    values = figure.data["y"].to_numpy(float) / figure.y_unit
-    values = values[np.isfinite(values) & (values > 0)]
-    axis.yaxis.set_minor_locator(NullLocator())
-    few = figure.marked or figure.x == "k"
-    if few and len(values) and values.max() < 30 * values.min():
-        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
-    else:
-        axis.yaxis.set_major_locator(LogLocator(numticks=7))
+def _log_ticks(side: Axis, values: np.ndarray) -> None:
+    """Put ticks at powers of ten; below two of these at 1, 2 and 5 times a power, and within one at round numbers."""
+    span = values.max() / values.min()
+    side.set_minor_locator(NullLocator())
+    side.set_major_locator(LogLocator(numticks=7))
+    if span < 100:
+        few = MaxNLocator(5) if span < 8 else LogLocator(subs=(1.0, 2.0, 5.0), numticks=12)
+        side.set_major_locator(few)
+        side.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
 
 
 def _diverged(axes: np.ndarray, figure: Figure, names: list[str]) -> None:
@@ -352,13 +340,13 @@ def at_ends(canvas: Canvas, axes: Sequence[Axes], figure: Figure) -> None:
 
     axes: one for each panel, drawn and with their limits. A thin dotted line leads from the end of a line to its name.
     """
-    size = (
-        SMALLER
-        * mpl.font_manager.FontProperties(size=mpl.rcParams["legend.fontsize"]).get_size_in_points()
-    )
+    font = mpl.font_manager.FontProperties(size=mpl.rcParams["legend.fontsize"])
+    size = SMALLER * font.get_size_in_points()
     canvas.draw_without_rendering()  # the layout settles, and heights are known
     for axis, panel in zip(axes, figure.panels or [""], strict=False):
-        ends = _ends(figure, panel)
+        rows = figure.data[(figure.data["panel"] == panel) & np.isfinite(figure.data["y"])]
+        ends = rows.groupby("series", sort=False).tail(1)
+        ends = ends.assign(x=ends["x"] / figure.x_unit, y=ends["y"] / figure.y_unit)
         if ends.empty:
             continue
         low, high = axis.get_ylim()
@@ -379,21 +367,9 @@ def at_ends(canvas: Canvas, axes: Sequence[Axes], figure: Figure) -> None:
                 xytext=(1 + 0.8 * BESIDE, at),
                 textcoords="axes fraction",
                 annotation_clip=False,
-                arrowprops={
-                    "arrowstyle": "-",
-                    "lw": 0.6,
-                    "ls": ":",
-                    "color": look.colour,
-                    "shrinkA": 0,
-                    "shrinkB": 2,
-                },
+                arrowprops={**LEADER, "color": look.colour},
             )
-            place: dict[str, Any] = {
-                "transform": axis.transAxes,
-                "va": "center",
-                "ha": "left",
-                "clip_on": False,
-            }
+            place: dict[str, Any] = {"transform": axis.transAxes, "va": "center", "clip_on": False}
             axis.text(1 + BESIDE, at, look.label, color=dark, fontsize=size, **place)
 
 
@@ -407,18 +383,7 @@ def spread(wanted: np.ndarray, gap: float) -> np.ndarray:
     # heights less their steps need only not fall: what isotonic regression solves
     free = isotonic_regression(wanted[order] - steps).x
     room = 1 - gap * (len(wanted) - 1)
-    free = (
-        np.clip(free, min(0, room / 2), max(room, room / 2))
-        if room > 0
-        else np.full(len(free), room / 2)
-    )
+    free = np.clip(free, *((0, room) if room > 0 else (room / 2, room / 2)))
     results = np.empty(len(wanted))
     results[order] = free + steps
     return results
-
-
-def _ends(figure: Figure, panel: str) -> pd.DataFrame:
-    """Return the last drawn point of each line of a panel: series, x, y, in the units of the axes."""
-    rows = figure.data[(figure.data["panel"] == panel) & np.isfinite(figure.data["y"])]
-    last = rows.groupby("series", sort=False).tail(1)
-    return last[["series"]].assign(x=last["x"] / figure.x_unit, y=last["y"] / figure.y_unit)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from raybench.analysis import Frames, How, Where, audit, compare, differences, opened, rank, trials
+from raybench.analysis import Frames, audit, compare, differences, rank, trials
 from raybench.analysis.rankings import DRAWS, FACTORS, Audit
 from raybench.core.errors import InputError
 from raybench.report import words
-from raybench.report.content import open_frames
-from raybench.report.sheet import Field, Row, Sheet, Unit, column
+from raybench.report.sheet import Field, Row, Sheet, column
+from raybench.report.words import Unit
 
 SHOWN = 6  # keys that two folders differ in
 MOST_FLIPS_TOLD, MOST_TERMS_TOLD = 12, 4
@@ -25,18 +25,8 @@ MOST_ROWS = 100_000  # of curves, whose readings take some seconds
 # Over problems and seeds -------------------------------------------------------------------------------
 
 
-def ranking(
-    source: str | os.PathLike[str] | Frames,
-    accounting: How = None,
-    target: float | str | None = None,
-    by: str = "method",
-    link: str | None = None,
-    x: str | None = None,
-    tuning_seeds: Sequence[int] = (),
-    where: Where | None = None,
-) -> Sheet:
-    """Return ``analysis.rank`` of a results folder, spelled for reading. Raises InputError as it does."""
-    results = opened(open_frames(source, accounting, link, target, tuning_seeds), where)
+def ranking(results: Frames, by: str = "method", x: str | None = None) -> Sheet:
+    """Return ``analysis.rank`` spelled for reading. Raises InputError as it does."""
     table = rank(results, by=by, x=x)
     rows = table.to_dict("records")
     for place, row in enumerate(rows):
@@ -45,9 +35,12 @@ def ranking(
     def ratio(row: Row) -> str:
         return words.number(row["ratio"], 3) + "×" * (row["ratio"] < math.inf)
 
+    def mean(row: Row) -> str:
+        return f"{row['rank']:.2f}"
+
     fields = [
         column(rows, by, "Method", left=True),
-        column(rows, "rank", "Mean rank", _two_digits, behind=["rank"], better="low"),
+        column(rows, "rank", "Mean rank", mean, behind=["rank"], better="low"),
         column(rows, "wins", "Wins"),
         column(rows, "reached", "Reach", lambda row: f"{row['reached']}/{row['instances']}"),
         column(rows, "ratio", "Cost ÷ least", ratio),
@@ -57,10 +50,6 @@ def ranking(
     return Sheet(fields=fields, sections=[0] * len(rows), data=table, notes=notes)
 
 
-def _two_digits(row: Row) -> str:
-    return f"{row['rank']:.2f}"
-
-
 def _rank_notes(results: Frames, table: pd.DataFrame, by: str, x: str) -> list[str]:
     if table.empty:
         return ["nothing to rank: no cell ran", *results.earlier]
@@ -68,8 +57,9 @@ def _rank_notes(results: Frames, table: pd.DataFrame, by: str, x: str) -> list[s
     cost += "" if results.link is None else f" for {results.link}"
     goals = results.tuned(by, cost=x).drop_duplicates("facet")
     first, problems = table.iloc[0], len(goals)
+    goal = words.targets(zip(goals["facet"], goals["target"]))
     notes = [
-        f"Cost: {cost} to {words.COLUMNS[results.metric]} ≤ {targets_word(goals)}, each method at its best "
+        f"Cost: {cost} to {words.COLUMNS[results.metric]} ≤ {goal}, each method at its best "
         + ("K and step" if by == "method" else "step"),
         f"Over {words.count(int(first['instances']), 'instance')}: seeds of {words.count(problems, 'problem')}",
     ]
@@ -85,53 +75,32 @@ def _rank_notes(results: Frames, table: pd.DataFrame, by: str, x: str) -> list[s
     return [*notes, *results.chosen_on, *(words.sentence(note) for note in results.notes)]
 
 
-def targets_word(rows: pd.DataFrame) -> str:
-    """Return the target of rows with facet and target; each with its facet where they differ."""
-    goals = rows.drop_duplicates("facet")[["facet", "target"]].dropna()
-    if goals.empty:
-        return "–"
-    if goals["target"].nunique() == 1:
-        return f"{goals['target'].iloc[0]:g}"
-    return ", ".join(f"{t:g} ({f})" if f else f"{t:g}" for f, t in goals.itertuples(index=False))
-
-
 # After some trials of each method's grid ----------------------------------------------------------------
 
 
-def after_trials(
-    source: str | os.PathLike[str] | Frames,
-    count: int,
-    accounting: How = None,
-    target: float | str | None = None,
-    by: str = "method",
-    link: str | None = None,
-    x: str | None = None,
-    tuning_seeds: Sequence[int] = (),
-    where: Where | None = None,
-) -> Sheet:
+def after_trials(results: Frames, count: int, by: str = "method", x: str | None = None) -> Sheet:
     """Return ``analysis.trials`` after so many trials, cheapest first, spelled for reading.
 
     A method whose grid is smaller is shown after its whole grid. Raises InputError as ``trials`` does, and for a number below 1.
     """
     if count < 1:
         raise InputError.of("--trials", f"{count} is out of range", "a whole number from 1")
-    results = opened(open_frames(source, accounting, link, target, tuning_seeds), where)
     x = x or results.cost
     table = trials(results, by=by, x=x)
-    own = table[table["trials"] == np.minimum(count, table["grid"])]
-    own = own.assign(missed=-own["reach"])
-    own = own.sort_values(["facet", "cost", "missed"], kind="stable", ignore_index=True)
-    own = own.drop(columns="missed")
-    whole = table[table["trials"] == table["grid"]].set_index(["facet", by])["cost"]
-    own["whole_grid"] = whole.reindex(pd.MultiIndex.from_frame(own[["facet", by]])).to_numpy()
-    rows = own.to_dict("records")
-    sections = own.groupby("facet", sort=False).ngroup().tolist()
-    fields = _trial_fields(rows, by, x, count)
-    if own["facet"].nunique() > 1:
-        fields.insert(0, column(rows, "facet", "Problem", left=True))
-    return Sheet(
-        fields=fields, sections=sections, data=own, notes=_trial_notes(results, own, by, x, count)
+    shown = table[table["trials"] == np.minimum(count, table["grid"])]
+    order = ["facet", "cost", "reach"]
+    shown = shown.sort_values(
+        order, ascending=[True, True, False], kind="stable", ignore_index=True
     )
+    whole = table[table["trials"] == table["grid"]].set_index(["facet", by])["cost"]
+    shown["whole_grid"] = whole.reindex(pd.MultiIndex.from_frame(shown[["facet", by]])).to_numpy()
+    rows = shown.to_dict("records")
+    sections = shown.groupby("facet", sort=False).ngroup().tolist()
+    fields = _trial_fields(rows, by, x, count)
+    if shown["facet"].nunique() > 1:
+        fields.insert(0, column(rows, "facet", "Problem", left=True))
+    notes = _trial_notes(results, shown, by, x, count)
+    return Sheet(fields=fields, sections=sections, data=shown, notes=notes)
 
 
 def _trial_fields(rows: Sequence[Row], by: str, x: str, count: int) -> list[Field]:
@@ -149,22 +118,22 @@ def _trial_fields(rows: Sequence[Row], by: str, x: str, count: int) -> list[Fiel
         low, high = row["draws_low"], row["draws_high"]
         return f"{end(low)} to {end(high)}" if low < high else end(low)
 
-    whole = "whole_grid"
+    least: dict[str, Any] = {"unit": unit, "better": "low"}
+    after = "After the whole grid"
     return [
         column(rows, by, "Method", left=True),
         column(rows, "grid", "Grid"),
-        column(rows, "cost", head, cost, behind=ends, unit=unit, better="low"),
+        column(rows, "cost", head, cost, behind=ends, **least),
         column(rows, "draws", f"{words.percent(DRAWS)} of draws", draws),
         column(rows, "reach", "Reach", lambda row: _share(row["reach"]), behind=["reach"]),
         column(rows, "expected", "Mean", lambda row: end(row["expected"])),
         column(
             rows,
-            whole,
-            "After the whole grid",
-            lambda row: spell(row[whole]),
-            behind=[whole],
-            unit=unit,
-            better="low",
+            "whole_grid",
+            after,
+            partial(_spelled, spell, "whole_grid"),
+            behind=["whole_grid"],
+            **least,
         ),
     ]
 
@@ -174,9 +143,9 @@ def _spelling(
 ) -> tuple[Callable[[float], str], Callable[[float, float, float], str], Unit | None]:
     """Return how numbers of a column are spelled, how with their interval, and in which unit."""
     if x.startswith("bits"):
-        return words.bits, words.bits_interval, words.unit_of
+        return words.bits, words.interval, words.unit_of
     if x.startswith("seconds"):
-        return words.seconds, words.seconds_interval, words.time_unit_of
+        return words.seconds, partial(words.interval, unit=words.time_unit_of), words.time_unit_of
 
     def plain(value: float) -> str:
         return "not reached" if np.isinf(value) else words.number(value, 4)
@@ -196,32 +165,29 @@ def _share(value: float) -> str:
     return "< 0.1 %" if 1e-9 < value < 0.001 else words.percent(value)
 
 
-def _trial_notes(results: Frames, own: pd.DataFrame, by: str, x: str, count: int) -> list[str]:
-    if own.empty:
+def _trial_notes(results: Frames, shown: pd.DataFrame, by: str, x: str, count: int) -> list[str]:
+    if shown.empty:
         return ["nothing to rank: no cell ran", *results.earlier]
     what = {"method": "a K and a step", "series": "a step", "algorithm": "a cell, seeds apart"}[by]
     paid = words.COLUMNS.get(x, x) + (f" for {results.link}" if results.link is not None else "")
-    sure = words.intervals(int(n) for n in own["seeds"])
+    sure = words.intervals(int(n) for n in shown["seeds"])
+    held = f", in brackets an interval that holds the true median with probability {sure}"
+    held, goal = held if sure else "", words.targets(zip(shown["facet"], shown["target"]))
     notes = [
-        f"Cost: {paid} to {words.COLUMNS[results.metric]} ≤ {targets_word(own)}, of the best of "
+        f"Cost: {paid} to {words.COLUMNS[results.metric]} ≤ {goal}, of the best of "
         f"{words.count(count, 'random trial')} ({what}) of the method's own grid, drawn without replacement",
-        "Median over draws, exact, and over seeds"
-        + (
-            f", in brackets an interval that holds the true median with probability {sure}"
-            if sure
-            else ""
-        )
-        + "; mean: over draws, infinite if one of them misses; reach: share of draws and seeds that get there",
+        f"Median over draws, exact, and over seeds{held}; mean: over draws, infinite if one of them misses; "
+        "reach: share of draws and seeds that get there",
     ]
-    small = own[own["grid"] < count]
+    small = shown[shown["grid"] < count]
     if len(small):
         named = ", ".join(f"{row[by]} ({row['grid']})" for row in small.to_dict("records"))
         notes.append(f"After their whole grid, which is smaller: {named}")
-    if own["facet"].nunique() > 1:
-        place = own["cost"].groupby(own["facet"]).rank(method="average")
-        mean = place.groupby(own[by]).mean().sort_values()
+    if shown["facet"].nunique() > 1:
+        place = shown["cost"].groupby(shown["facet"]).rank(method="average")
+        mean = place.groupby(shown[by]).mean().sort_values()
         said = ", ".join(f"{name} {value:.3g}" for name, value in mean.items())
-        notes.append(f"Mean place over {words.count(own['facet'].nunique(), 'problem')}: {said}")
+        notes.append(f"Mean place over {words.count(shown['facet'].nunique(), 'problem')}: {said}")
     notes += [words.sentence(note) for note in results.tuning]
     if results.tuning:
         notes.append(
@@ -235,17 +201,8 @@ def _trial_notes(results: Frames, own: pd.DataFrame, by: str, x: str, count: int
 # Two folders -----------------------------------------------------------------------------------------
 
 
-def comparison(
-    a: str | os.PathLike[str] | Frames,
-    b: str | os.PathLike[str] | Frames,
-    accounting: How = None,
-    target: float | str | None = None,
-    by: str = "series",
-    link: str | None = None,
-    tuning_seeds: Sequence[int] = (),
-) -> Sheet:
+def comparison(one: Frames, two: Frames, by: str = "series") -> Sheet:
     """Return ``analysis.compare`` of two results folders, spelled for reading. Raises InputError as it does."""
-    one, two = (open_frames(folder, accounting, link, target, tuning_seeds) for folder in (a, b))
     table = compare(one, two, by=by)
     rows = table.to_dict("records")
     paid = "Bits" if one.link is None else "Seconds"
@@ -258,10 +215,8 @@ def comparison(
         column(rows, "step", "Step", _steps),
     ]
     for side in ("cost_a", "cost_b"):
-        head = f"{paid} in {side[-1].upper()}"
-        texts = [spell(row[side]) for row in rows]
-        numbers = [float(row[side]) for row in rows]
-        fields.append(Field(name=side, head=head, texts=texts, numbers=numbers, unit=unit))
+        head, cost = f"{paid} in {side[-1].upper()}", partial(_spelled, spell, side)
+        fields.append(column(rows, side, head, cost, behind=[side], unit=unit))
     fields += [
         column(rows, "ratio", "B ÷ A", _ratio),
         column(rows, "pairs", "Pairs"),
@@ -272,10 +227,13 @@ def comparison(
     return Sheet(fields=fields, sections=sections, data=table, notes=_notes(one, two, table))
 
 
+def _spelled(spell: Callable[[float], str], name: str, row: Row) -> str:
+    return spell(row[name])
+
+
 def _steps(row: Row) -> str:
-    sides = (row["step_a"], row["step_b"])
-    one, two = (f"{s[1:]}×" if s.startswith("x") and " " not in s else s for s in sides)
-    return one or two if one == two or not (one and two) else f"{one} → {two}"
+    a, b = words.grid_step(row["step_a"]), words.grid_step(row["step_b"])
+    return a or b if a == b or not (a and b) else f"{a} → {b}"
 
 
 def _ratio(row: Row) -> str:
@@ -300,24 +258,19 @@ def _notes(one: Frames, two: Frames, table: pd.DataFrame) -> list[str]:
     more = f", and {len(apart) - SHOWN} more keys" if len(apart) > SHOWN else ""
     if said:
         notes.append(f"They differ in {'; '.join(said)}{more}")
-    goal = targets_word(table)
+    goal = words.targets(zip(table["facet"], table["target"]))
     notes.append(f"Cost: median over seeds, to {words.COLUMNS[one.metric]} ≤ {goal}")
     counts = [f"{n} {_verdict(verdict)}" for verdict, n in table["verdict"].value_counts().items()]
     notes.append(f"{words.count(len(table), 'row')}: {', '.join(counts)}")
     pairs = int(table["pairs"].max())
-    notes.append(
-        "p: of no difference, over pairs of equal seeds (Wilcoxon), corrected for all rows (Holm)"
-        if pairs
-        else "p: of no difference, over seeds, none of which are in both (Mann and Whitney), corrected for all rows (Holm)"
-    )
+    over = "pairs of equal seeds (Wilcoxon)"
+    over = over if pairs else "seeds, none of which are in both (Mann and Whitney)"
+    notes.append(f"p: of no difference, over {over}, corrected for all rows (Holm)")
     if 0 < pairs < 6:
-        notes.append(
-            f"{words.count(pairs, 'pair')} cannot show a difference at 5 %: it takes 6 seeds at least"
-        )
+        few = f"{words.count(pairs, 'pair')} cannot show a difference at 5 %"
+        notes.append(f"{few}: it takes 6 seeds at least")
     notes += one.chosen_on
-    notes += [
-        f"{name}: {line}" for name, results in (("A", one), ("B", two)) for line in results.earlier
-    ]
+    notes += [f"A: {line}" for line in one.earlier] + [f"B: {line}" for line in two.earlier]
     if one.accounting:
         other = f"; B: {two.accounting}" if one.accounting != two.accounting else ""
         notes.append(f"Accounting: {one.accounting}{other}")
@@ -336,28 +289,23 @@ def audit_lines(results: Audit) -> list[str]:
         moved = pairs[pairs["flipped"] > 0].sort_values("flipped", kind="stable")
         for row in moved.head(MOST_FLIPS_TOLD).itertuples():
             better, worse = words.bits(row.cost_better), words.bits(row.cost_worse)
-            lines.append(
-                f"{row.better} ({better}) beats {row.worse} ({worse}) unless {_short(row.unless)} "
-                f"({row.flipped} of {row.decided} readings{_others(row)})"
+            said = (
+                f"{row.better} ({better}) beats {row.worse} ({worse}) unless {_short(row.unless)}"
             )
-        if len(moved) > MOST_FLIPS_TOLD:
-            lines.append(
-                f"{len(moved) - MOST_FLIPS_TOLD} more orders that some readings turn round: see the CSV"
-            )
+            lines.append(f"{said} ({row.flipped} of {row.decided} readings{_others(row)})")
+        if (more := len(moved) - MOST_FLIPS_TOLD) > 0:
+            lines.append(f"{more} more orders that some readings turn round: see the CSV")
         firm = pairs[pairs["flipped"] == 0]
         for better, own in firm.groupby("better", sort=False):
-            lines.append(
-                f"{better} beats {_listed(own['worse'])} in every reading that tells them apart"
-            )
+            worse = _listed(own["worse"])
+            lines.append(f"{better} beats {worse} in every reading that tells them apart")
         if (pairs["decided"] < count).any():
             lines.append(
                 "a reading does not tell two methods apart where one of them has no such step, neither arrives, or both need the same"
             )
     if results.pairs.empty:
-        lines += [
-            "",
-            "no method is cheaper than another: none reaches the target, or there is one method alone",
-        ]
+        said = "none reaches the target, or there is one method alone"
+        lines += ["", f"no method is cheaper than another: {said}"]
     return lines
 
 

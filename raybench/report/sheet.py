@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-Unit = Callable[[float], tuple[float, str]]
-"""Which unit a number reads best in: (its size, its name)."""
+from raybench.report.words import Unit
+
 Row = Mapping[Any, Any]
 
 

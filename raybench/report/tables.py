@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from raybench.analysis import Frames, How, closing_table
+from raybench.analysis import Frames, closing_table
 from raybench.analysis.frames import baselines
-from raybench.analysis.methods import algorithm_name, k_of_rows
+from raybench.analysis.methods import algorithm_name, k_of_rows, key_of
 from raybench.core.errors import InputError, nearest
 from raybench.report import words
 from raybench.report.content import open_frames
-from raybench.report.formats import check, written
-from raybench.report.sheet import Field, Row, Sheet, Unit, column
+from raybench.report.formats import written
+from raybench.report.sheet import Field, Row, Sheet, column
+from raybench.report.words import Unit
 
 if TYPE_CHECKING:
     from raybench.report.formats import Fitted
 
-WORDS = {"facet": "Problem", "method": "Method", "algorithm": "Algorithm", "compressor": "Operator"}
+WORDS = ("facet", "method", "algorithm", "compressor")
 COUNTS = ("arrived", "ok", "diverged", "failed", "skipped", "pruned")
 FINAL = {"grad_norm_sq": "low", "loss": "low", "test_loss": "low", "accuracy": "high"}
 """Values at the end, and where their best lies."""
@@ -34,26 +35,23 @@ HEADS = {
     "accuracy": "Accuracy",
     "bits_up": "Bits up",
     "coverage": "Coverage",
+    "seconds": "Seconds",
 }
 
 
 def closing(
     source: str | os.PathLike[str] | Frames,
-    accounting: How = None,
-    target: float | str | None = None,
     by: str = "method",
-    link: str | None = None,
     names: Sequence[str] | None = None,
-    tuning_seeds: Sequence[int] = (),
+    **asked: Any,
 ) -> Sheet:
     """Return the closing table, spelled for reading: per method its best K and step, what the target costs, ratio to gd, seeds.
 
-    by: ``series`` keeps every K, ``k`` compares methods at each K. link: a network such as ``1Gbit,ring``, for which
-    seconds are simulated; they take the place of bits. names: of the columns, those of ``closing_table`` and ``step``.
-    tuning_seeds: on which K and steps are chosen, to be reported on the others. Raises InputError as ``raybench.load``
-    does, and for an unknown link, an unknown column and seeds that are not there.
+    by: ``series`` keeps every K, ``k`` compares methods at each K. names: of the columns, those of ``closing_table`` and
+    ``step``. asked: of a folder, as for ``analysis.frames``; with a link simulated seconds take the place of bits.
+    Raises InputError as that does, and for an unknown column.
     """
-    results = open_frames(source, accounting, link, target, tuning_seeds)
+    results = open_frames(source, **asked)
     table = closing_table(results, by=by)
     shown = wanted(names, table) if names else usual(results, table, by)
     grown = [words.GREW_NOTE] if any(grown_rows(results, table)) else []
@@ -69,13 +67,11 @@ def closing(
 
 def _notes(results: Frames, table: pd.DataFrame, value: str) -> list[str]:
     notes = _target_notes(results, table)
-    count = results.cells["status"].value_counts()
-    ended = [f"{count[s]:,} {s}" for s in count.index]
-    notes.append(
-        ": ".join(filter(None, [words.count(len(results.cells), "cell"), ", ".join(ended)]))
-    )
+    ended = [f"{n:,} {status}" for status, n in results.cells["status"].value_counts().items()]
+    head = words.count(len(results.cells), "cell")
+    notes.append(f"{head}: {', '.join(ended)}" if ended else head)
     notes += growth_notes(results)
-    notes += [note[:1].upper() + note[1:] for note in results.tuning]
+    notes += map(words.sentence, results.tuning)
     if results.accounting:
         notes.append(f"Accounting: {results.accounting}")
     spread = words.intervals(int(n) for n in table["seeds"])
@@ -90,7 +86,7 @@ def _notes(results: Frames, table: pd.DataFrame, value: str) -> list[str]:
         notes.append(f"{paid}, {said} with probability {spread}")
         ends = [words.COLUMNS[value]] + ["accuracy"] * bool(table["accuracy"].notna().any())
         notes.append(f"{' and '.join(ends)} at the end: median over seeds")
-    notes += [note[:1].upper() + note[1:] for note in results.notes]
+    notes += map(words.sentence, results.notes)
     notes += [words.EDGE_NOTE[e] for e in ("high", "low", "only") if (table["edge"] == e).any()]
     return notes
 
@@ -102,26 +98,20 @@ def _target_notes(results: Frames, table: pd.DataFrame) -> list[str]:
         return []
     kept = {facet: one for facet, one in results.kept.items() if facet in of}
     held = pd.Series({facet: one.value for facet, one in kept.items()}, dtype=float)
-    said = f"Target: {words.COLUMNS[results.metric]} ≤ {_by_facet(of)}"
+    said = f"Target: {words.COLUMNS[results.metric]} ≤ {words.targets(of.items())}"
     if results.asked is not None:
         said += ", as asked for" if results.asked != "auto" else ", from what the folder holds now"
         moved = held[held != of.reindex(held.index)]
-        return [f"{said}; the target that was fixed is {_by_facet(moved)}" if len(moved) else said]
+        fixed = f"; the target that was fixed is {words.targets(moved.items())}"
+        return [said + fixed * (len(moved) > 0)]
     if not kept:
         return [f"{said}, from what the folder holds"]
     dates = sorted({one.since[:10] for one in kept.values()})
     said += f", fixed on {' and '.join(dates)}" if len(kept) == len(of) else ""
     now = pd.Series(results.own_targets, dtype=float).reindex(held.index)
     moved = now[(now != held) & now.notna()]
-    more = f"Target from what the folder holds now: {_by_facet(moved)} (--target auto)"
+    more = f"Target from what the folder holds now: {words.targets(moved.items())} (--target auto)"
     return [said, more] if len(moved) else [said]
-
-
-def _by_facet(values: pd.Series) -> str:
-    """Return one number where all facets share it, else each with its facet."""
-    if values.nunique() == 1:
-        return f"{values.iloc[0]:g}"
-    return ", ".join(f"{value:g} ({facet})" for facet, value in values.items())
 
 
 def table(source: str | os.PathLike[str] | Frames, **asked: Any) -> Fitted:
@@ -131,18 +121,12 @@ def table(source: str | os.PathLike[str] | Frames, **asked: Any) -> Fitted:
     return Fitted(closing(source, **asked))
 
 
-def render(
-    source: str | os.PathLike[str] | Frames,
-    form: str = "plain",
-    accounting: How = None,
-    **asked: Any,
-) -> str:
+def render(source: str | os.PathLike[str] | Frames, form: str = "plain", **asked: Any) -> str:
     """Return the ``closing`` table as text: ``plain``, ``markdown``, ``csv`` (raw numbers in bits) or ``latex``.
 
     Raises InputError for an unknown form, and as ``closing`` does.
     """
-    form = check(form)
-    return written(closing(source, accounting, **asked), form)
+    return written(closing(source, **asked), form)
 
 
 # Its columns -----------------------------------------------------------------------------------------
@@ -186,7 +170,8 @@ def spelled(results: Frames, table: pd.DataFrame, names: Sequence[str]) -> list[
 
 def _field(results: Frames, rows: Sequence[Row], name: str) -> Field:
     if name in WORDS:
-        return column(rows, name, WORDS[name], lambda row: str(row[name] or ""), left=True)
+        head = "Problem" if name == "facet" else name.capitalize()
+        return column(rows, name, head, lambda row: str(row[name] or ""), left=True)
     if name == "step":
         return column(rows, name, "Step", _step)
     if name == "k":
@@ -201,7 +186,7 @@ def _field(results: Frames, rows: Sequence[Row], name: str) -> Field:
     if name == "seeds":
         return column(rows, name, "Seeds", _seeds)
     if name in COUNTS or name == "rounds":
-        return column(rows, name, name.capitalize(), lambda row: _whole(row[name]))
+        return column(rows, name, name.capitalize(), lambda row: words.whole(row[name]))
     if name == "edge":
         return column(rows, name, "Edge")
     head = HEADS.get(name, words.COLUMNS.get(name, name.replace("_", " ").capitalize()))
@@ -230,7 +215,7 @@ def _field(results: Frames, rows: Sequence[Row], name: str) -> Field:
 def _seeds(row: Row) -> str:
     """Return how many seeds there are, and how many of them reach the target where that differs."""
     if row["arrived"] in (0, row["seeds"]):
-        return _whole(row["seeds"])
+        return words.whole(row["seeds"])
     return f"{row['arrived']}/{row['seeds']} reach"
 
 
@@ -238,7 +223,8 @@ def _k(row: Row) -> str:
     """Return K as it was asked for, a share with its count: ``10% (12)``."""
     if not words.known(row["k"]):
         return "–"
-    return f"{row['k_word']} ({row['k']:.0f})" if row["k_word"].endswith("%") else _whole(row["k"])
+    share = row["k_word"].endswith("%")
+    return f"{row['k_word']} ({row['k']:.0f})" if share else words.whole(row["k"])
 
 
 def _step(row: Row) -> str:
@@ -251,12 +237,8 @@ def _cost(ends: Sequence[str], unit: Unit, row: Row) -> str:
     ended = [f"{row[s]} {s}" for s in ("diverged", "failed", "skipped", "pruned") if row[s]]
     if ended and not (row["seeds"] and words.known(row[ends[0]])):
         return ", ".join(ended)
-    spell = words.bits_interval if unit is words.unit_of else words.seconds_interval
-    return spell(*(row[end] for end in ends))
-
-
-def _whole(value: float) -> str:
-    return f"{value:,.0f}" if words.known(value) else "–"
+    middle, low, high = (row[end] for end in ends)
+    return words.interval(middle, low, high, unit)
 
 
 # Runs that ended ``ok`` though f grew -----------------------------------------------------------------
@@ -264,43 +246,27 @@ def _whole(value: float) -> str:
 
 def growth_notes(results: Frames) -> list[str]:
     """Return a line per method of which cells ended ok though f grew, none where all is well."""
-    said = results.growth
-    cells = results.cells.assign(grew=said)
-    cells = cells[said != ""]
+    cells = results.cells.assign(grew=results.growth)[results.growth != ""]
     lines = []
     for method, part in cells.groupby("method", sort=True):
         worst = part.loc[part["loss"].idxmax(), "grew"]
         part = part.sort_values(["step_multiple", "step_size"], kind="stable")
-        steps = ", ".join(dict.fromkeys(_step_word(step) for step in part["step"].astype(str)))
+        steps = ", ".join(dict.fromkeys(words.grid_step(step) for step in part["step"].astype(str)))
         steps = steps if len(steps) < 60 else f"{steps[:57].rpartition(',')[0]}, …"
-        count = f"{len(part):,} cell" + ("" if len(part) == 1 else "s")
-        lines.append(f"{method}: {worst} in {count} that ended ok (steps {steps})")
+        many = words.count(len(part), "cell")
+        lines.append(f"{method}: {worst} in {many} that ended ok (steps {steps})")
     return lines
-
-
-def _step_word(step: str) -> str:
-    """Return a step of the grid for reading: ``x8 paper`` is ``8× paper``."""
-    multiple, space, theory = step.partition(" ")
-    return f"{multiple[1:]}×{space}{theory}" if multiple.startswith("x") else step
 
 
 def grown_rows(results: Frames, table: pd.DataFrame) -> list[bool]:
     """Return which rows of a closing table stand for cells whose f grew: of their method, K and step."""
     names = ["facet", "algorithm", "compressor", "k", "step_multiple"]
-    cells = results.cells[results.growth != ""]
-    grown = {
-        (_key(row, names), float(row["step_size"]))
-        for row in cells.to_dict("records")
-        if row["step_size"] == row["step_size"]
-    }
-    return [
-        any(
-            _key(row, names) == key and np.isclose(row["step_size"], size, rtol=1e-6)
-            for key, size in grown
-        )
-        for row in table.to_dict("records")
+    cells = results.cells[(results.growth != "") & results.cells["step_size"].notna()]
+    grown = [
+        (key_of(key), size)
+        for *key, size in cells[[*names, "step_size"]].drop_duplicates().to_numpy(object)
     ]
-
-
-def _key(row: dict[Any, Any], names: list[str]) -> tuple[object, ...]:
-    return tuple(None if row[n] != row[n] else row[n] for n in names)
+    return [
+        any(key_of(key) == own and np.isclose(size, other, rtol=1e-6) for own, other in grown)
+        for *key, size in table[[*names, "step_size"]].to_numpy(object)
+    ]

@@ -60,6 +60,10 @@ FORMULA = {
 """Signs of TeX in the formulas of labels, as Plotly takes markup."""
 
 
+Unit = Callable[[float], tuple[float, str]]
+"""Which unit a number reads best in: (its size, its name)."""
+
+
 def known(value: object) -> bool:
     """Return whether a value is neither None nor NaN."""
     return value is not None and value == value
@@ -85,20 +89,7 @@ def time_unit_of(value: float) -> tuple[float, str]:
     return next(((size, name) for size, name in UNITS_OF_TIME if value >= size), UNITS_OF_TIME[-1])
 
 
-def bits_interval(middle: float, low: float, high: float) -> str:
-    """Return a median of bits and its interval in one unit: ``11.5 [11.4, 12.0] kbit``.
-
-    Where the median seed did not reach the target but another did: ``not reached [11.4 kbit, ∞]``.
-    """
-    return _interval(middle, low, high, unit_of)
-
-
-def seconds_interval(middle: float, low: float, high: float) -> str:
-    """Return a median of seconds and its interval as ``bits_interval`` does: ``11.5 [11.4, 12.0] ms``."""
-    return _interval(middle, low, high, time_unit_of)
-
-
-def _amount(value: float, unit: Callable[[float], tuple[float, str]]) -> str:
+def _amount(value: float, unit: Unit) -> str:
     if not known(value):
         return "–"
     if math.isinf(value):
@@ -107,9 +98,11 @@ def _amount(value: float, unit: Callable[[float], tuple[float, str]]) -> str:
     return f"{_digits(value / size)} {name}"
 
 
-def _interval(
-    middle: float, low: float, high: float, unit: Callable[[float], tuple[float, str]]
-) -> str:
+def interval(middle: float, low: float, high: float, unit: Unit = unit_of) -> str:
+    """Return a median of bits, or of seconds, and its interval in one unit: ``11.5 [11.4, 12.0] kbit``.
+
+    Where the median seed did not reach the target but another did: ``not reached [11.4 kbit, ∞]``.
+    """
     if not known(middle) or not known(low):
         return _amount(middle, unit)
     if math.isinf(middle):
@@ -174,6 +167,12 @@ def step(multiple: float, size: float) -> str:
     return f"{times(multiple)}×" if known(multiple) else number(size)
 
 
+def grid_step(step: str) -> str:
+    """Return a step of the grid, as the column ``step`` has it: ``x8 paper`` is ``8× paper``."""
+    multiple, space, theory = step.partition(" ")
+    return f"{multiple[1:]}×{space}{theory}" if multiple.startswith("x") else step
+
+
 def times(multiple: float) -> str:
     """Return a multiple of a step, six digits; a power of two that has more as such: ``2^20``."""
     text = f"{multiple:.6g}"
@@ -203,6 +202,14 @@ def _short(value: float) -> str:
         return f"{value:,.0f}"
     mantissa, e, power = f"{value:.3g}".partition("e")
     return f"{mantissa}e{int(power)}" if e else mantissa
+
+
+def targets(pairs: Iterable[tuple[str, float]]) -> str:
+    """Return the target of (facet, target) pairs; each with its facet where they differ."""
+    goals = {facet: target for facet, target in pairs if known(target)}
+    if len(set(goals.values())) < 2:
+        return next((f"{target:g}" for target in goals.values()), "–")
+    return ", ".join(f"{t:g} ({f})" if f else f"{t:g}" for f, t in goals.items())
 
 
 def count(amount: int, word: str) -> str:

@@ -7,7 +7,7 @@ A file ``NAME.claims.yaml`` stands beside ``NAME.yaml``, a sweep, or ``NAME.py``
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache
 from importlib import resources
@@ -116,21 +116,14 @@ class Reproduction:
         return drawn.union(*(side.measure.columns for side in sides))
 
 
-def folder() -> Path | None:
-    """Return where the reproductions are: package data of an installed raybench, ``sweeps/paper`` of a checkout."""
+@cache
+def catalogue() -> dict[str, Path]:
+    """Return the claims files that come with raybench, by name: package data, or ``sweeps/paper`` of a checkout."""
     try:
         place = Path(str(resources.files("raybench.sweeps").joinpath("paper")))
     except ImportError:
         place = Path(__file__).resolve().parents[2] / "sweeps" / "paper"
-    return place if place.is_dir() else None
-
-
-@cache
-def catalogue() -> dict[str, Path]:
-    """Return the claims files that come with raybench, by name."""
-    place = folder()
-    files = sorted(place.glob(f"*{ENDING}")) if place else []
-    return {file.name.removesuffix(ENDING): file for file in files}
+    return {path.name.removesuffix(ENDING): path for path in sorted(place.glob(f"*{ENDING}"))}
 
 
 def find(name: str) -> Reproduction:
@@ -150,8 +143,9 @@ def read(file: Path) -> Reproduction:
         raise InputError.of(str(file), f"cannot be read: {error.strerror}") from error
     name = file.name.removesuffix(ENDING)
     given = _mapping(yaml.parse(text, str(file)), name)
-    if taken := [key for key in ("name", "file", "script") if key in given]:
-        raise InputError.of(f"{name}.{taken[0]}", "unknown key", "the file's own name tells it")
+    for key in ("name", "file", "script"):
+        if key in given:
+            raise InputError.of(f"{name}.{key}", "unknown key", "the file's own name tells it")
     sweep = file.parent / str(given.get("sweep", f"{name}.yaml"))
     script = file.parent / f"{name}.py"
     if not sweep.exists() and not script.exists():
@@ -163,40 +157,38 @@ def read(file: Path) -> Reproduction:
         "script": script if script.exists() else None,
         "evidence": file.parent / str(given["evidence"]) if "evidence" in given else None,
     }
-    claims = tuple(_claims(given.get("claims"), name, given.get("spread")))
+    items = _list(given.get("claims", []), f"{name}.claims")
+    claims = tuple(_claim(item, name, given.get("spread")) for item in items)
+    if not claims:
+        raise InputError.of(f"{name}.claims", "no claims", "a list of at least one")
+    for i, claim in enumerate(claims):
+        if claim.name in {other.name for other in claims[:i]}:
+            raise InputError.of(f"{name}.{claim.name}", "the name is taken", "another name")
     drawn = _list(given.get("figures", []), f"{name}.figures")
     figures = tuple(_mapping(figure, f"{name}.figures") for figure in drawn)
     values = {**given, **paths, "name": name, "claims": claims, "figures": figures}
     return _made(Reproduction, values, name)
 
 
-def _claims(given: Any, where: str, spread: Any) -> Iterator[Claim]:
-    if not isinstance(given, list) or not given:
-        raise InputError.of(f"{where}.claims", "no claims", "a list of at least one")
-    seen: set[str] = set()
-    for item in given:
-        stated = _mapping(item, f"{where}.claims")
-        place = f"{where}.{stated.get('name', 'claims')}"
-        if stated.get("name") in seen:
-            raise InputError.of(place, "the name is taken", "another name")
-        seen.add(str(stated.get("name")))
-        values = {("relation" if key == "is" else key): value for key, value in stated.items()}
-        if "spread" not in values and spread is not None:
-            values["spread"] = spread
-        for key in ("left", "right"):
-            if isinstance(values.get(key), Mapping):
-                values[key] = _side(values[key], f"{place}.{key}")
-        if not isinstance(values.get("left"), Side | None):
-            raise InputError.of(f"{place}.left", "is no side", "{where: ..., measure: ...}")
-        if not isinstance(values.get("right", 0), Side | int | float):
-            fix = "a number, or {where: ..., measure: ...}"
-            raise InputError.of(f"{place}.right", "is neither a number nor a side", fix)
-        claim = _made(Claim, values, place)
-        if bool(claim.published) == bool(claim.own):
-            what = "both published and" if claim.own else "neither published nor"
-            fix = "published: what the source says; or own: why it is asked, where it does not"
-            raise InputError.of(place, f"is {what} our own", fix)
-        yield claim
+def _claim(item: Any, where: str, spread: Any) -> Claim:
+    stated = _mapping(item, f"{where}.claims")
+    place = f"{where}.{stated.get('name', 'claims')}"
+    values = {} if spread is None else {"spread": spread}
+    values |= {("relation" if key == "is" else key): value for key, value in stated.items()}
+    for key in ("left", "right"):
+        if isinstance(values.get(key), Mapping):
+            values[key] = _side(values[key], f"{place}.{key}")
+    if not isinstance(values.get("left"), Side | None):
+        raise InputError.of(f"{place}.left", "is no side", "{where: ..., measure: ...}")
+    if not isinstance(values.get("right", 0), Side | int | float):
+        fix = "a number, or {where: ..., measure: ...}"
+        raise InputError.of(f"{place}.right", "is neither a number nor a side", fix)
+    claim = _made(Claim, values, place)
+    if bool(claim.published) == bool(claim.own):
+        what = "both published and" if claim.own else "neither published nor"
+        fix = "published: what the source says; or own: why it is asked, where it does not"
+        raise InputError.of(place, f"is {what} our own", fix)
+    return claim
 
 
 def _side(given: Mapping[str, Any], place: str) -> Side:

@@ -44,22 +44,17 @@ class Evidence:
     curves: pd.DataFrame
     origin: str
 
-    def config(self, key: str) -> pd.Series | None:
-        """Return a key of the cells' configuration, such as ``problem.noise``; None where none has it."""
-        if "config" not in self.cells:
-            return None
-        return configs(self.cells).get(key)
-
     def meant(self, where: Mapping[str, Any], place: str, more: Sequence[str] = ()) -> pd.DataFrame:
         """Return the cells that have one of the values given in each of some columns, and ``more`` columns beside.
 
         A column may be a key of the configuration. Raises InputError, which names ``place``, for an unknown one.
         """
         cells = self.cells
+        absent = [name for name in [*where, *more] if name not in cells]
+        if absent and "config" in cells:
+            settings = configs(cells)
+            cells = cells.assign(**{name: settings[name] for name in absent if name in settings})
         for name in [*where, *more]:
-            if name not in cells:
-                column = self.config(name)
-                cells = cells if column is None else cells.assign(**{name: column})
             check_column(name, cells, place)
         keep = pd.Series(True, index=cells.index)
         for name, wanted in where.items():

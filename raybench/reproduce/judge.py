@@ -28,30 +28,68 @@ AGAINST = {"below": "<", "above": ">", "within": "="}
 SPENT = 0.9  # the share of a budget from which on a curve that ends there is taken to have spent it
 
 
-@dataclass(frozen=True)
-class Number:
-    """What was measured of one side. value: the median over seeds, inf where a target was never reached.
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """What is measured of one side, by seed, between bounds: those of the step or K that is best by each bound.
 
-    least: what the value is at least, where it is not known; low, high: the range over seeds; seeds: how many, 0 where
-    no seed enters.
+    drawn: whether another seed would give another number. spread: how far one seed alone may be off, NaN if not known.
     """
 
-    value: float
-    least: float
-    low: float
-    high: float
-    seeds: int
+    lower: pd.Series
+    upper: pd.Series
+    drawn: bool = True
+    spread: float = math.nan
+
+    @property
+    def value(self) -> float:
+        """The median over seeds, inf where a target was never reached."""
+        return float(self.upper.median())
+
+    @property
+    def least(self) -> float:
+        """What the value is at least, where it is not known."""
+        return float(self.lower.median())
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds, 0 where none enters."""
+        return len(self.upper) if self.drawn else 0
+
+    def times(self, factor: float) -> Sample:
+        """This sample, multiplied by a number."""
+        ends = (self.lower * factor, self.upper * factor)
+        return Sample(*(ends if factor >= 0 else ends[::-1]), self.drawn, self.spread)
+
+    def reach(self, values: pd.Series) -> tuple[float, float]:
+        """Return between what a seed lies: of several the lowest and highest, of one what ``spread`` allows."""
+        low, high = float(values.min()), float(values.max())
+        if self.drawn and len(values) == 1 and math.isnan(self.spread):
+            return -math.inf, math.inf
+        if not self.drawn or len(values) > 1 or math.isinf(low):
+            return low, high
+        return low - self.spread * abs(low), high + self.spread * abs(high)
+
+
+NOTHING = Sample(pd.Series(dtype=float), pd.Series(dtype=float))
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One comparison: which (``dataset: a9a, k: 1``), both numbers, its verdict, the p-value of its test (NaN: none)."""
+    """One comparison: which (``dataset: a9a, k: 1``), both sides, its verdict, the p-value of its test (NaN: none)."""
 
     of: Mapping[str, object]
-    left: Number
-    right: Number
+    left: Sample
+    right: Sample
     word: str
     p_value: float = math.nan
+
+    @property
+    def unknown(self) -> bool:
+        """Whether a side has no cells, or none of which anything is known."""
+        ends = [(side.least, side.value) for side in (self.left, self.right)]
+        return any(
+            math.isnan(value) or end == (-math.inf, math.inf) for end in ends for value in end
+        )
 
     @property
     def where(self) -> str:
@@ -83,47 +121,6 @@ class Verdict:
         return UNDECIDED if self.compared and NOT_RUN not in self.words else NOT_RUN
 
 
-@dataclass(frozen=True)
-class Sample:
-    """What is measured of one side, by seed, between bounds: those of the step or K that is best by each bound.
-
-    drawn: whether another seed would give another number. spread: how far one seed alone may be off, NaN if not known.
-    """
-
-    lower: pd.Series
-    upper: pd.Series
-    drawn: bool = True
-    spread: float = math.nan
-
-    @property
-    def exact(self) -> bool:
-        """Whether nothing but seeds is in doubt."""
-        return self.lower.equals(self.upper)
-
-    def times(self, factor: float) -> Sample:
-        """This sample, multiplied by a number."""
-        ends = (self.lower * factor, self.upper * factor)
-        return Sample(*(ends if factor >= 0 else ends[::-1]), self.drawn, self.spread)
-
-    def reach(self, values: pd.Series) -> tuple[float, float]:
-        """Return between what a seed lies: of several the lowest and highest, of one what ``spread`` allows."""
-        low, high = float(values.min()), float(values.max())
-        if self.drawn and len(values) == 1 and math.isnan(self.spread):
-            return -math.inf, math.inf
-        if not self.drawn or len(values) > 1 or math.isinf(low):
-            return low, high
-        return low - self.spread * abs(low), high + self.spread * abs(high)
-
-    def number(self) -> Number:
-        """Return it in short."""
-        value, least = float(self.upper.median()), float(self.lower.median())
-        low, high = float(self.lower.min()), float(self.upper.max())
-        return Number(value, least, low, high, len(self.upper) if self.drawn else 0)
-
-
-NOTHING = Sample(pd.Series(dtype=float), pd.Series(dtype=float))
-
-
 def judge(what: Reproduction, evidence: Evidence | None) -> list[Verdict]:
     """Return the verdict of every claim on what was measured; all NOT RUN where nothing was.
 
@@ -143,7 +140,8 @@ def _compared(what: Reproduction, claim: Claim, evidence: Evidence) -> list[Comp
         each = claim.each if side.each is None else side.each
         cells[name] = evidence.meant(side.where, f"{what.name}.{claim.name}.{name}", each)
     every = pd.concat([cells[n] for n, s in sides if s.each is None or s.each == claim.each])
-    combinations = every[list(claim.each)].drop_duplicates() if claim.each else pd.DataFrame([{}])
+    keys = list(claim.each)
+    combinations = every[keys].drop_duplicates().sort_values(keys) if keys else pd.DataFrame([{}])
     spread = math.nan if claim.spread is None else claim.spread
     rows = []
     for key in combinations.to_dict("records") if len(every) else []:
@@ -154,8 +152,8 @@ def _compared(what: Reproduction, claim: Claim, evidence: Evidence) -> list[Comp
             samples.append(_certain(float(claim.right), float(claim.right)))
         word, p_value = held(claim, *samples)
         of = {str(name): value for name, value in key.items()}
-        rows.append(Compared(of, samples[0].number(), samples[1].number(), word, p_value))
-    return sorted(rows, key=lambda row: [_order(value) for value in row.of.values()])
+        rows.append(Compared(of, samples[0], samples[1], word, p_value))
+    return rows
 
 
 def held(claim: Claim, left: Sample, right: Sample) -> tuple[str, float]:
@@ -193,7 +191,8 @@ def _below(a: Sample, b: Sample, pairs: bool = False) -> tuple[str, float]:
     less, at_best = _ordered(a, a.lower, b, b.upper, pairs)
     if less is False:
         return DISAGREES, at_best
-    return (UNDECIDED if a.exact and b.exact else NOT_RUN), p_value
+    in_doubt = not all(side.lower.equals(side.upper) for side in (a, b))
+    return (NOT_RUN if in_doubt else UNDECIDED), p_value
 
 
 def _ordered(
@@ -309,11 +308,10 @@ def _bounds(
 
 def _whole(rows: pd.DataFrame, cells: pd.DataFrame, measure: Measure) -> pd.Series:
     """Return whether the curve of each cell goes on to the budget, or where none is given, to the cell's last round."""
+    x, limit = measure.at if isinstance(measure.at, tuple) else ("round", COMMON)
+    last = cells["cell"].map(rows.groupby("cell")[x].max())
     if isinstance(measure.at, tuple):
-        x, limit = measure.at
-        last = cells["cell"].map(rows.groupby("cell")[x].max())
-        return last >= SPENT * float(limit) if limit != COMMON else last.notna()
-    last = cells["cell"].map(rows.groupby("cell")["round"].max())
+        return last.notna() if limit == COMMON else last >= SPENT * float(limit)
     return last >= cells["rounds"] if "rounds" in cells else last.notna()
 
 
@@ -338,12 +336,6 @@ def _numbers(rows: pd.DataFrame, measure: Measure, budget: float) -> pd.Series:
     return how[measure.kind]().astype(float)
 
 
-def _order(value: object) -> tuple[bool, float, str]:
-    """Return what values are sorted by: numbers by size, then texts."""
-    number = isinstance(value, int | float | np.number)
-    return (not number, float(value) if number else 0.0, str(value))  # type: ignore[arg-type]
-
-
 # In words ---------------------------------------------------------------------------------------------
 
 
@@ -356,7 +348,7 @@ def totals(verdicts: Iterable[Verdict], published: bool) -> list[int]:
 def measured_words(verdict: Verdict) -> str:
     """Return the figures of a verdict: each comparison where they are few, else how far apart the sides are."""
     every = verdict.compared
-    if all(_nothing(comparison) for comparison in every):
+    if all(comparison.unknown for comparison in every):
         return "not run"
     if len(every) == 1:
         return figures(verdict, every[0])
@@ -374,7 +366,7 @@ def measured_words(verdict: Verdict) -> str:
 
 def figures(verdict: Verdict, comparison: Compared) -> str:
     """Return both numbers of a comparison, ``0.012 against 0.31``, with the factor, and what their seeds say."""
-    if _nothing(comparison):
+    if comparison.unknown:
         return "not run"
     claim = verdict.claim
     factor = f"{claim.factor:g} × " if claim.factor != 1 else ""
@@ -398,9 +390,9 @@ def figures(verdict: Verdict, comparison: Compared) -> str:
     if comparison.word != UNDECIDED:
         return f"{text} ({seeds} seeds)"
     ranges = (
-        f"{number(n.low)} to {number(n.high)}"
-        for n in (comparison.left, comparison.right)
-        if n.seeds
+        f"{number(side.lower.min())} to {number(side.upper.max())}"
+        for side in (comparison.left, comparison.right)
+        if side.seeds
     )
     return f"{text} ({seeds} seeds: {' against '.join(ranges)})"
 
@@ -414,7 +406,7 @@ def details(verdict: Verdict, every: bool = False) -> Iterator[str]:
             yield f"{comparison.word.lower()}  {comparison.where or 'all cells'}: {figures(verdict, comparison)}"
 
 
-def value(of: Number) -> str:
+def value(of: Sample) -> str:
     """Return a number; ``more than`` what was spent where a target was not reached, ``at most`` where another run may be better."""
     if of.least == of.value:
         return number(of.value)
@@ -428,9 +420,3 @@ def number(value: float) -> str:
     if math.isinf(value):
         return "never" if value > 0 else "-inf"
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e5 else f"{value:.3g}"
-
-
-def _nothing(comparison: Compared) -> bool:
-    """Whether a side of a comparison has no cells, or none of which anything is known."""
-    sides = (comparison.left, comparison.right)
-    return any(math.isnan(n.value) or (n.least == -math.inf and n.value == math.inf) for n in sides)

@@ -1,9 +1,9 @@
-"""Does gradient descent along C(grad f(x)) converge linearly for biased operators, and is Top-k faster than Rand-k?
+"""Does gradient descent along C(grad f(x)) converge linearly for biased compressors, and is Top-k faster than Rand-k?
 
 One client, so no memory is needed: x moves along C(grad f(x)). A quadratic, ridge regression on mushrooms and logistic regression with an l2
-regulariser on a9a, each with known L, mu and f*. An operator is in up to three classes, and each has a theorem with its
+regulariser on a9a, each with known L, mu and f*. A compressor is in up to three classes, and each has a theorem with its
 own step and rate: B1(a, b), step 1/(b L), f - f* shrinks by 1 - (a/b^2) mu/L a round; B2(c, b), 1/(b L) and 1 - (c/b) mu/L; B3(delta)
-of the operator times a factor, 1/L and 1 - mu/(delta L). The rate is measured in the second half of every run, and set
+of the compressor times a factor, 1/L and 1 - mu/(delta L). The rate is measured in the second half of every run, and set
 beside the promised one. Top-k and Rand-k (without its factor d/k) are promised the same, mu k/(d L).
 
 Measured: every class keeps its promise on every problem, 2 times over and more: the quadratic nature of f alone gives 2 (natural

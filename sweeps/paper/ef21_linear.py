@@ -2,7 +2,7 @@
 
 Least squares without regulariser, where mu is the smallest eigenvalue of A'A/N that is not zero, and ridge regression, over 20
 clients (consecutive chunks), EF21 with Top-k from the exact first gradients, at theory's step min{1/(L + L_tilde sqrt(2 beta/theta)),
-theta/(2 mu)} and multiples of it. With a deterministic operator the theorem holds for every run and every round t:
+theta/(2 mu)} and multiples of it. With a deterministic compressor the theorem holds for every run and every round t:
 f(x^t) - f* <= (1 - gamma mu)^t (f(x^0) - f*).
 
 Measured: the inequality holds at theory's step in every round, on all sets. In the second half of a run f - f* falls 2.2 to 25 times

@@ -1,8 +1,8 @@
-"""Which operator keeps most of a vector for its bits: is it Top-k with natural dithering?
+"""Which compressor keeps most of a vector for its bits: is it Top-k with natural dithering?
 
-Every operator is measured on vectors of 10,000 independent entries (Gaussian, Laplace, uniform) and on gradients of a small
+Every compressor is measured on vectors of 10,000 independent entries (Gaussian, Laplace, uniform) and on gradients of a small
 convolutional network, at its start and in training. Error is the share of ||x||^2 that is lost with the best
-factor for each x, 1 - cos^2, which is kind to unbiased operators: their own factor leaves more. Bits are those of packed
+factor for each x, 1 - cos^2, which is kind to unbiased compressors: their own factor leaves more. Bits are those of packed
 messages, indices and norms included, and once more with an entropy code for every quantiser. Each rival is set beside the
 best of Top-k with natural dithering (3 or 7 levels, k of 0.1 % to 80 %) that costs no more. Dithering is scaled by the
 largest entry: by the Euclidean norm nearly all levels of a long vector are zero.
