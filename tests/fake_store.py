@@ -59,13 +59,14 @@ def fill(
 ) -> list[tuple[str, pa.Table, pa.Table]]:
     """Commit one shard per (dataset, method, K); return the (shard, curves, cells) tables."""
     store.claim({"name": "fake", "problem": {"name": "logistic", "dataset": list(datasets)}})
-    shards = []
-    for dataset in datasets:
-        for method in methods:
-            for k in method.ks:
-                steps = [(m, None) for m in multiples] if multiples else [(None, v) for v in values]
-                grid = [(m, v, s) for m, v in steps for s in range(seeds)]
-                shards.append(_batch(method, dataset, k, grid, rounds, every, seconds, stop, d))
+    steps = [(m, None) for m in multiples] if multiples else [(None, v) for v in values]
+    grid = [(m, v, s) for m, v in steps for s in range(seeds)]
+    shards = [
+        _batch(method, dataset, k, grid, rounds, every, seconds, stop, d)
+        for dataset in datasets
+        for method in methods
+        for k in method.ks
+    ]
     if commit:
         for shard, curves, cells in shards:
             store.commit(shard, curves, cells)
@@ -75,18 +76,10 @@ def fill(
 
 def _config(method: Method, dataset: str, k: int | None, seed: int, step: dict) -> dict:
     compressor = {"name": method.compressor, "params": {"k": k}} if method.compressor else None
+    data = {"dataset": dataset, "clients": 20, "split": "contiguous"}
+    loss = {"regularizer": "nonconvex", "lambda": 0.1, "dtype": "float64"}
     return {
-        "problem": {
-            "name": "logistic",
-            "params": {
-                "dataset": dataset,
-                "clients": 20,
-                "split": "contiguous",
-                "regularizer": "nonconvex",
-                "lambda": 0.1,
-                "dtype": "float64",
-            },
-        },
+        "problem": {"name": "logistic", "params": {**data, **loss}},
         "algorithm": {
             "name": method.algorithm,
             "params": {"p": k / 112} if method.dense_share and k else {},
@@ -119,7 +112,8 @@ def _batch(method, dataset, k, grid, rounds, every, seconds, stop, d):
     relative = np.where(np.isnan(multiple), value / theory, multiple)
     t = np.arange(0, rounds + 1, every, dtype=float)
     seed = np.array([[s] for _, _, s in grid])
-    rng = np.random.default_rng(abs(hash_of(method.algorithm, dataset, k)) % 2**32)
+    name = repr((method.algorithm, dataset, k)).encode()
+    rng = np.random.default_rng(int.from_bytes(hashlib.sha256(name).digest()[:8], "big") % 2**32)
     wobble = 1 + 0.05 * rng.standard_normal((len(grid), 1))
     share = ((k or d) / d) ** 0.35
     rate = 0.012 * relative * method.speed * share * wobble
@@ -161,6 +155,7 @@ def _batch(method, dataset, k, grid, rounds, every, seconds, stop, d):
     ids = [_ids(c) for c in configs]
     loss = 0.4 + 3 * np.minimum(g, 1e6)
     text = {"cell": [[i] for i, _ in ids]}
+    zeros = ("raw_bits_up", "index_explicit_down", "index_auto_down", "raw_bits_down")
     same = {
         "label": label_of(method, k),
         "problem": "logistic",
@@ -181,23 +176,16 @@ def _batch(method, dataset, k, grid, rounds, every, seconds, stop, d):
             **text,
             **same,
             "round": t.astype(int),
-            "epoch": t,
-            "grad_evals": t,
+            **dict.fromkeys(("epoch", "grad_evals", "messages_up", "messages_down"), t),
             "bits_up": bits_up,
             "bits_down": bits_down,
-            "bytes_up": bits_up / 8,
+            **dict.fromkeys(("bytes_up", "bytes_up_max"), bits_up / 8),
             "bytes_down": bits_down / 8,
-            "bytes_up_max": bits_up / 8,
-            "messages_up": t,
-            "messages_down": t,
             "values_up": sent,
+            "values_down": down,
             "index_explicit_up": explicit,
             "index_auto_up": auto,
-            "raw_bits_up": 0.0,
-            "values_down": down,
-            "index_explicit_down": 0.0,
-            "index_auto_down": 0.0,
-            "raw_bits_down": 0.0,
+            **dict.fromkeys(zeros, 0.0),
             "loss": loss,
             "grad_norm_sq": g,
             "seconds": clock if seconds else None,
@@ -240,47 +228,32 @@ def _batch(method, dataset, k, grid, rounds, every, seconds, stop, d):
     return shard_name(i for i, _ in ids), curves, cells
 
 
-def hash_of(*what: object) -> int:
-    return int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:8], "big")
-
-
 def _others(store: Store, failed: int, skipped: int, dataset: str) -> None:
+    same = {"problem": "logistic", "dataset": dataset}
     for j in range(failed):
         config = _config(Method("ef21", "top_k"), dataset, 7, j, {"kind": "theory", "number": 1})
         cell, group = _ids(config)
         row = {
-            "cell": [cell],
-            "group": group,
-            "label": "ef21 top_k k=7",
-            "status": "failed",
-            "error": "RuntimeError: out of memory",
-            "algorithm": "ef21",
-            "compressor": "top_k",
-            "k": 7,
-            "problem": "logistic",
-            "dataset": dataset,
-            "seed": j,
-            "step_multiple": 1.0,
-            "config": json.dumps(config),
+            **same,
+            **{"algorithm": "ef21", "compressor": "top_k", "k": 7, "label": "ef21 top_k k=7"},
+            **{"status": "failed", "error": "RuntimeError: out of memory"},
+            **{"cell": [cell], "group": group, "config": json.dumps(config)},
+            **{"seed": j, "step_multiple": 1.0},
         }
         store.commit(cell, None, to_table(row, CELLS))
-    rows = []
-    for j in range(skipped):
-        config = _config(Method("marina", "top_k"), dataset, 1 + j, 0, {"kind": "theory"})
-        rows.append((*_ids(config), json.dumps(config)))
-    if rows:
+    methods = (Method("marina", "top_k"),) * skipped
+    configs = [_config(m, dataset, 1 + j, 0, {"kind": "theory"}) for j, m in enumerate(methods)]
+    if configs:
+        ids = [_ids(config) for config in configs]
         columns = {
-            "cell": [r[0] for r in rows],
-            "group": [r[1] for r in rows],
-            "config": [r[2] for r in rows],
-            "label": "marina top_k",
-            "status": "skipped",
-            "reason": "marina needs an unbiased compressor, top_k is biased",
-            "algorithm": "marina",
-            "compressor": "top_k",
-            "problem": "logistic",
-            "dataset": dataset,
-            "seed": 0,
+            **same,
+            **{"cell": [i for i, _ in ids], "group": [group for _, group in ids], "seed": 0},
+            "config": [json.dumps(config) for config in configs],
+            **{"algorithm": "marina", "compressor": "top_k", "label": "marina top_k"},
+            **{
+                "status": "skipped",
+                "reason": "marina needs an unbiased compressor, top_k is biased",
+            },
         }
         store.skip(to_table(columns, CELLS))
 
@@ -299,9 +272,7 @@ def batch(ids, rounds=3, status="ok", shift=0.0, extra=None, first_down=0.0):
         "index_auto_up": 20.0 * t,
         "raw_bits_up": 1.0 * t,
         "values_down": first_down + 100.0 * t,
-        "index_explicit_down": 0.0,
-        "index_auto_down": 0.0,
-        "raw_bits_down": 0.0,
+        **dict.fromkeys(("index_explicit_down", "index_auto_down", "raw_bits_down"), 0.0),
     }
     curves = to_table(
         {

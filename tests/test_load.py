@@ -17,18 +17,7 @@ from fake_store import batch, put
 import raybench
 from raybench import report, spec
 from raybench.core.errors import InputError
-from raybench.store import (
-    CELLS,
-    CURVES,
-    Store,
-    cells,
-    compact,
-    encode,
-    load,
-    log,
-    merge,
-    to_table,
-)
+from raybench.store import CELLS, CURVES, Store, cells, compact, encode, load, log, merge, to_table
 from raybench.store.remote import Remote
 from raybench.store.schema import SCHEMA_VERSION, version_of
 
@@ -80,14 +69,6 @@ def test_only_failed_cells(store, tmp_path):
     store.commit("x", None, failed)
     assert len(load(tmp_path / "results")) == 0
     assert cells(tmp_path / "results", "paper:ef21")["status"].tolist() == ["failed"]
-
-
-def test_a_torn_file_is_named(store, tmp_path):
-    put(store, ["a"])
-    file = tmp_path / "results/cells/b.parquet"
-    file.write_bytes((tmp_path / "results/cells/a.parquet").read_bytes()[:500])
-    with pytest.raises(InputError, match=r"b\.parquet: it is not a readable Parquet file"):
-        load(tmp_path / "results")
 
 
 # -- merge and compact -----------------------------------------------------------------------
@@ -174,6 +155,7 @@ def two(root):
     return a.folder, b.folder
 
 
+@pytest.mark.thorough
 def test_a_merge_that_is_killed_leaves_no_folder_that_reads_as_whole(tmp_path):
     """Killed at every single thing that it does to the disk."""
     two(tmp_path)

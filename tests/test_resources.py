@@ -10,7 +10,7 @@ from spec_plugins import BASE, registered, wrong
 import raybench
 from raybench.core.errors import InputError
 from raybench.execution.run import Options
-from raybench.runtime.resources import gpus_for, slots_of, workers_on
+from raybench.runtime.resources import backend_of, gpus_for, slots_of, workers_on
 from raybench.runtime.worker import Shared
 from raybench.spec.model import Resources
 from raybench.store.writer import Owner
@@ -60,7 +60,7 @@ def test_cpus_are_asked_for_as_they_are():
     [(0, "gloo"), (0.25, "gloo"), (0.5, "gloo"), (0.51, "nccl"), (1, "nccl"), (2, "nccl")],
 )
 def test_nccl_is_for_ranks_with_a_gpu_of_their_own(gpus, backend):
-    assert shared(gpus=gpus).backend == backend
+    assert backend_of(gpus) == backend
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -123,19 +124,12 @@ def test_of_one_minimum_the_search_finds_it_and_tries_as_many_as_foreseen(steps,
     """Also where all steps beyond some have diverged, and are as bad as one another."""
     minimum = data.draw(st.integers(0, steps - 1))
     diverged = data.draw(st.integers(minimum + 1, steps))
-    cells = [
-        SimpleNamespace(id=f"{i}", step_size=3.0**i, cell=SimpleNamespace(group="g"))
-        for i in range(steps)
-    ]
     slope = data.draw(st.floats(0.01, 100))
-    score = {
-        f"{i}": float("inf")
-        if i >= diverged
-        else (i - minimum) * slope
-        if i > minimum
-        else minimum - i
-        for i in range(steps)
-    }
+    score, cells = {}, []
+    for i in range(steps):
+        group = SimpleNamespace(group="g")
+        cells.append(SimpleNamespace(id=f"{i}", step_size=3.0**i, cell=group))
+        score[f"{i}"] = max(minimum - i, (i - minimum) * slope) if i < diverged else math.inf
     tried, stages = searched(cells, score, start=start)
     assert str(minimum) in tried
     about, upto = foreseen(ladders(cells), start)

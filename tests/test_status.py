@@ -90,19 +90,9 @@ def test_while_a_driver_works_and_after_its_death(tmp_path: Path) -> None:
     """The driver is another process, stopped in mid-run so that what it holds can be looked at, then killed."""
     (tmp_path / "s.yaml").write_text(LONG)
     folder = tmp_path / "r"
-    command = [
-        sys.executable,
-        "-m",
-        "raybench",
-        "sweep",
-        "s.yaml",
-        "--inline",
-        "--out",
-        str(folder),
-    ]
-    driver = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    command = [sys.executable, "-m", "raybench", "sweep", "s.yaml", "--inline", "--out", folder]
+    nowhere = subprocess.DEVNULL
+    driver = subprocess.Popen(command, cwd=tmp_path, stdout=nowhere, stderr=nowhere)
     try:
         until = time.monotonic() + 120
         while len(open_folder(folder).names("cells")) < 3 and time.monotonic() < until:

@@ -324,10 +324,12 @@ def verify(
     files = reader.open_results(folder)
     state = verified(files)
     out = console()
-    shards, cells = len(state.log.shards), len(state.log.statuses())
+    shards, cells = len(state.shards), len(state.statuses())
     said = f"{count(shards, 'shard')} with {count(cells, 'cell')} as they were written"
     out.head(files.name, f"  {said}")
-    for kind, findings in state.by_kind().items():
+    kinds = dict.fromkeys(finding.kind for finding in state.findings)
+    for kind in sorted(kinds, key=lambda kind: kind in HARMLESS):
+        findings = state.of(kind)
         out.print()
         table = Table.grid(padding=(0, 2, 0, 0))
         for finding in findings:

@@ -92,13 +92,16 @@ def grouped(reasons: Mapping[Why, int]) -> list[Reasons]:
     for (code, text, fix), cells in reasons.items():
         texts[code][text] += cells
         fixes[code][fix] += cells
-    found = [
+    groups = [
         Reasons(
-            SkipCode(code), own.total(), tuple(own.most_common()), fixes[code].most_common(1)[0][0]
+            SkipCode(code),
+            counts.total(),
+            tuple(counts.most_common()),
+            fixes[code].most_common(1)[0][0],
         )
-        for code, own in texts.items()
+        for code, counts in texts.items()
     ]
-    return sorted(found, key=lambda group: -group.cells)
+    return sorted(groups, key=lambda group: -group.cells)
 
 
 Method = registry.Entry[AlgorithmFacts]

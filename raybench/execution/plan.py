@@ -34,25 +34,21 @@ CONSTANTS = (
 class Plan:
     """What a sweep amounts to on the user's data.
 
-    batches: those that are yet to run. done: cells committed before, by status. skipped: cells that
-    make no sense, with the reason. notes: merged duplicates and the like. found: all cells that the folder
-    held, by status. grid: all cells that the sweep names, of which a search tries some, so that cells are
-    those tried so far. most: B_max by problem. again: cells that failed and are to be tried once more.
-    stage: where a search is.
+    grid: all cells that the sweep names, of which a search tries some, so that cells are those tried so far.
     """
 
     sweep: Sweep
     cells: tuple[Resolved, ...]
-    batches: tuple[Batch, ...]
-    done: Mapping[str, str]
-    skipped: tuple[Skipped, ...]
-    notes: tuple[str, ...]
-    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    found: Mapping[str, str] = field(default_factory=dict)
+    batches: tuple[Batch, ...]  # those that are yet to run
+    done: Mapping[str, str]  # cells committed before, by status
+    skipped: tuple[Skipped, ...]  # cells that make no sense, with the reason
+    notes: tuple[str, ...]  # merged duplicates and the like
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by problem
+    found: Mapping[str, str] = field(default_factory=dict)  # all that the folder held, by status
     grid: tuple[Resolved, ...] = ()
-    most: Mapping[str, int] = field(default_factory=dict)
-    again: frozenset[str] = frozenset()
-    stage: Stage | None = None
+    most: Mapping[str, int] = field(default_factory=dict)  # B_max by problem
+    again: frozenset[str] = frozenset()  # cells that failed and are to be tried once more
+    stage: Stage | None = None  # where a search is
 
     def following(self, found: Mapping[str, str], best: Best | None) -> Plan:
         """Return the plan of what is to run next, given all cells that the folder holds now, by status.
@@ -189,7 +185,10 @@ def make_plan(
     kept, notes = merged(cells, done)
     notes += thumbs(kept)
     facts, most = {}, {}
-    for section, own in _by_problem(kept):
+    by_problem: dict[Section, list[Resolved]] = {}
+    for resolved in kept:
+        by_problem.setdefault(resolved.cell.problem, []).append(resolved)
+    for section, members in by_problem.items():
         problem = problem_of(section)
         key = canonical(section.config())
         try:
@@ -197,7 +196,7 @@ def make_plan(
         except MemoryError as error:
             raise InputError(_complaints(error)) from error
         exclusive = sweep.resources.timing == "exclusive"
-        forms = {id(c.form): c for c in own}.values()
+        forms = {id(c.form): c for c in members}.values()
         notes += wide_batches(forms)
         rows = max(recorded(sweep, c).count for c in forms)
         size, wide = problem.dtype.itemsize, max(problem.dim, problem.message_dim)
@@ -258,13 +257,6 @@ def recorded(sweep: Sweep, cell: Resolved) -> RecordedRounds:
     record = sweep.record
     stochastic = entry.facts.stochastic or problem_of(cell.cell.problem).costly
     return RecordedRounds.of(cell.cell.rounds, record.every, record.points, stochastic)
-
-
-def _by_problem(cells: list[Resolved]) -> list[tuple[Section, list[Resolved]]]:
-    groups: dict[Section, list[Resolved]] = {}
-    for cell in cells:
-        groups.setdefault(cell.cell.problem, []).append(cell)
-    return list(groups.items())
 
 
 def merged(cells: list[Resolved], done: Mapping[str, str]) -> tuple[list[Resolved], list[str]]:

@@ -17,35 +17,26 @@ import pyarrow as pa
 
 from raybench.core import registry
 from raybench.execution.batch import Batch, Resolved
-from raybench.spec import Cell, Section
+from raybench.spec import Cell
 from raybench.store import CELLS, CURVES, to_table
-
-
-def known(values: np.ndarray) -> np.ma.MaskedArray:
-    """Return the values with NaN as null."""
-    return np.ma.masked_invalid(np.asarray(values, float))
-
-
-def _name(section: Section | None) -> str | None:
-    return None if section is None else section.name
 
 
 def requested(cell: Cell) -> dict[str, Any]:
     """Return the columns that the request alone decides."""
-    split = cell.problem.params.get("split")
+    problem, compressor = cell.problem.params, cell.compressor
+    split = problem.get("split")
+    params = None if compressor is None else json.dumps(dict(compressor.params), sort_keys=True)
     return {
         "cell": cell.id,
         "group": cell.group,
         "problem": cell.problem.name,
-        "dataset": cell.problem.params.get("dataset"),
-        "clients": cell.problem.params.get("clients"),
+        "dataset": problem.get("dataset"),
+        "clients": problem.get("clients"),
         "split": json.dumps(split) if isinstance(split, Mapping) else split,
         "algorithm": cell.algorithm.name,
-        "compressor": _name(cell.compressor),
-        "compressor_params": None
-        if cell.compressor is None
-        else json.dumps(dict(cell.compressor.params), sort_keys=True),
-        "downlink": _name(cell.downlink),
+        "compressor": None if compressor is None else compressor.name,
+        "compressor_params": params,
+        "downlink": None if cell.downlink is None else cell.downlink.name,
         "step_multiple": cell.step.number if cell.step.kind == "theory" else None,
         "seed": cell.seed,
         "config": json.dumps(cell.config(), sort_keys=True),
@@ -63,22 +54,17 @@ def own_plugins(cell: Cell) -> list[dict[str, Any]]:
         ("compressor", cell.compressor),
         ("compressor", cell.downlink),
     )
-    entries = {
-        (kind, one.name): registry.lookup(kind, one.name) for kind, one in named if one is not None
-    }
-    return [
-        {
-            "kind": entry.kind,
-            "name": entry.name,
-            "version": entry.version,
-            "source": entry.source,
-            "overrides": entry.overrides,
-            # so that whoever reads the results without the file sees the same names
-            **({"title": title} if (title := getattr(entry.facts, "title", None)) else {}),
-        }
-        for entry in entries.values()
-        if not entry.ours
-    ]
+    pairs = dict.fromkeys((kind, part.name) for kind, part in named if part is not None)
+    plugins = []
+    for entry in (registry.lookup(*pair) for pair in pairs):
+        if entry.ours:
+            continue
+        facts = ("kind", "name", "version", "source", "overrides")
+        plugins.append({name: getattr(entry, name) for name in facts})
+        title = getattr(entry.facts, "title", None)
+        if title:  # so that whoever reads the results without the file sees the same names
+            plugins[-1]["title"] = title
+    return plugins
 
 
 def resolved(cell: Resolved) -> dict[str, Any]:
@@ -124,15 +110,14 @@ def curve_facts(batch: Batch) -> dict[str, np.ndarray]:
 
 def cell_table(batch: Batch, ending: Mapping[str, object]) -> pa.Table:
     """Return the cells rows of a batch, given how it ended (scalars, or arrays over the cells)."""
-    columns: dict[str, Any] = _columns(resolved(cell) for cell in batch.cells)
-    shared = {
+    columns = {
+        **_columns(resolved(cell) for cell in batch.cells),
         **batch.facts,
         "batch": batch.name,
         "batch_cells": len(batch.cells),
         "attempts": batch.attempts + 1,
         **ending,
     }
-    columns.update(shared)
     return to_table(columns, CELLS)
 
 

@@ -39,7 +39,7 @@ from raybench.execution.recorder import (
     Recorder,
     measured,
 )
-from raybench.execution.saved import on
+from raybench.execution.saved import mapped
 from raybench.execution.search import Halving
 from raybench.problems.abilities import Trained
 from raybench.problems.base import OF_GRADIENTS, OF_LOSSES, Problem
@@ -100,7 +100,11 @@ class Run:
         if self.a.D is not None and self.entry.facts.broadcast:
             self.s.y = self.s.x.clone()
         self.gamma: PerCell = self.a.gamma  # the step size before the schedule's factor
-        self.average = self._average()
+        self.average: Average | None = None
+        if first.iterate != "last":
+            mu = float(batch.facts.get("mu") or 0.0) if first.iterate == "weighted" else 0.0
+            # w_t = (1 - gamma mu/2)^-(t+1)
+            self.average = Average((self.gamma.values * mu / 2).clamp(max=0.5))
         record = self.options.record
         self._wanted = RecordedRounds.of(
             self.rounds,
@@ -119,13 +123,6 @@ class Run:
         self._first: np.ndarray | None = None  # ||grad f||^2 and |f| at x^0, at least 1
         self._initial: dict[str, np.ndarray] = {}  # counts of the messages before round 1
 
-    def _average(self) -> Average | None:
-        """Return what averages the recorded points; weighted: w_t = (1 - gamma mu/2)^-(t+1)."""
-        if self.first.iterate == "last":
-            return None
-        mu = float(self.batch.facts.get("mu") or 0.0) if self.first.iterate == "weighted" else 0.0
-        return Average((self.gamma.values * mu / 2).clamp(max=0.5))
-
     # The loop --------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -139,15 +136,12 @@ class Run:
                 self._step(self.a.start, 0)
             until = min(self.t + rounds, self.rounds)
             while self.live.any() and self.t < until:
-                self.net.begin(self.t + 1)
-                self._schedule(self.t + 1)
-                self._step(self.a.round, self.t + 1)
+                t, step = self.t + 1, self.first.step
+                self.net.begin(t)
+                if step.schedule != "constant" or step.warmup:
+                    self.a.gamma = self.gamma * factor(step.schedule, step.warmup, t, self.rounds)
+                self._step(self.a.round, t)
         return not self.live.any() or self.t >= self.rounds
-
-    def _schedule(self, t: int) -> None:
-        step = self.first.step
-        if step.schedule != "constant" or step.warmup:
-            self.a.gamma = self.gamma * factor(step.schedule, step.warmup, t, self.rounds)
 
     def _step(self, work: Callable[[Net, State, State], None], t: int) -> None:
         net = self.net
@@ -168,8 +162,12 @@ class Run:
         elif t % ROUNDS_BETWEEN_LOOKS == 0:
             finite = torch.isfinite(self.a.point(net, self.s, self.c)).all(-1).cpu().numpy()
             self._leave(self.live & ~finite, "diverged")
-        if 0 < self.live.sum() < len(self.index) / 2:
-            self._gather()
+        if 0 < self.live.sum() < len(self.index) / 2:  # what has ended is let go
+            keep = torch.as_tensor(np.flatnonzero(self.live), device=self.problem.device)
+            self.index = self.index[self.live]
+            self.live = np.ones(len(self.index), bool)
+            self._select(keep)
+            self.s, self.c = self.s.select(keep), self.c.select(keep)
 
     def _record(self, t: int) -> None:
         net = self.net
@@ -252,13 +250,6 @@ class Run:
         self.status[self.index[who]] = status
         self.live &= ~who
 
-    def _gather(self) -> None:
-        keep = torch.as_tensor(np.flatnonzero(self.live), device=self.problem.device)
-        self.index = self.index[self.live]
-        self.live = np.ones(len(self.index), bool)
-        self._select(keep)
-        self.s, self.c = self.s.select(keep), self.c.select(keep)
-
     def _select(self, keep: Tensor) -> None:
         """Keep some cells of everything but what the method remembers."""
         self.net.select(keep)
@@ -296,9 +287,12 @@ class Run:
         The curve is the same, bit for bit on the same machine with the same clients hosted here.
         """
         assert self.t < 0, "only a run that has not begun can take over another's state"
-        saved = {**saved, **on({n: saved[n] for n in ("s", "c", "average")}, self.problem.device)}
-        oracle = saved["oracle"]
-        oracle = {**oracle, "buffers": on(oracle["buffers"], self.problem.device)}
+
+        def here(value: object) -> Any:
+            return mapped(value, lambda tensor: tensor.to(self.problem.device))
+
+        saved = {**saved, **{name: here(saved[name]) for name in ("s", "c", "average")}}
+        oracle = {**saved["oracle"], "buffers": here(saved["oracle"]["buffers"])}
         self.index, self.live = saved["index"].numpy().copy(), saved["live"].numpy().copy()
         self._select(saved["index"].to(self.problem.device))
         # makes anew what a method keeps on ``a``
@@ -320,11 +314,6 @@ class Run:
 
     # Results ---------------------------------------------------------------------------------
 
-    def best(self) -> float:
-        """Return the smallest ||grad f||^2 recorded so far, over all cells."""
-        norms = self.recorder.column("grad_norm_sq")
-        return float(np.nanmin(norms, initial=math.inf)) if norms.size else math.inf
-
     def files(self) -> dict[str, bytes]:
         """Return what is kept beside the tables, by its place in the results folder; asked on every rank."""
         if self.first.train is None or self.first.train["save"] == "none":
@@ -342,15 +331,20 @@ class Run:
         samples = float(np.mean(self.problem.samples))
         curves = recorder.table(facts, accounting, width, samples)
         at, cells = recorder.last_row(), np.arange(self.B)
-        norms = np.where(recorder.live, recorder.column("grad_norm_sq"), np.nan)
-        finite = np.where(np.isfinite(norms), norms, np.inf).min(1)
+        norms = recorder.smallest("grad_norm_sq")
+        rounds = np.array(recorder.rounds)[at]
         final = {
             "status": self.status,
-            "reason": self._reasons(at),
-            "rounds": np.array(recorder.rounds)[at],
-            "best_grad_norm_sq": np.where(np.isfinite(finite), finite, np.nan),
+            "reason": [
+                f"halving: behind other steps after {t:,} of {self.rounds:,} rounds"
+                if status == "pruned"
+                else None
+                for status, t in zip(self.status, rounds, strict=True)
+            ],
+            "rounds": rounds,
+            "best_grad_norm_sq": np.where(np.isfinite(norms), norms, np.nan),
             **{name: recorder.last(name) for name in ("loss", "grad_norm_sq", "seconds")},
-            "accuracy": rows.known(recorder.newest("accuracy")),
+            "accuracy": np.ma.masked_invalid(recorder.newest("accuracy")),
             **{f"bits_{w}": recorder.bits(w, accounting, width)[cells, at] for w in ("up", "down")},
             **{f"bytes_{w}": recorder.last(f"bytes_{w}") for w in ("up", "down")},
             "started": self.started,
@@ -358,16 +352,6 @@ class Run:
             "device": str(self.problem.device),
         }
         return curves, rows.cell_table(self.batch, {**final, **host})
-
-    def _reasons(self, at: np.ndarray) -> list[str | None]:
-        """Return why each cell ended early, None for those that were not pruned; at: their last rows."""
-        last = np.array(self.recorder.rounds)[at]
-        return [
-            f"halving: behind other steps after {t:,} of {self.rounds:,} rounds"
-            if status == "pruned"
-            else None
-            for status, t in zip(self.status, last, strict=True)
-        ]
 
 
 class Average:

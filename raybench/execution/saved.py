@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
-import torch
 from torch import Tensor
 
 from raybench.core.cells import joined
@@ -42,8 +41,12 @@ def whole(parts: Sequence[Mapping[str, object]]) -> dict[str, object]:
 
 
 def share(state: Mapping[str, object], clients: range) -> dict[str, object]:
-    """Return the part of a whole state that belongs to some consecutive clients."""
-    return _with_clients(state, lambda get: part_of(get(state), clients))
+    """Return the part of a whole state (``Run.state``) that belongs to some consecutive clients."""
+
+    def part(tensor: Tensor) -> Tensor:
+        return tensor[:, clients.start : clients.stop].clone()
+
+    return _with_clients(state, lambda get: mapped(get(state), part))
 
 
 def _with_clients(
@@ -57,23 +60,12 @@ def _with_clients(
     }
 
 
-def part_of(value: object, clients: range) -> Any:
-    """Return the part of a value of the clients' state that belongs to some of them, by place."""
+def mapped(value: object, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a part of a state with each of its tensors changed."""
     if isinstance(value, Tensor):
-        return value[:, clients.start : clients.stop].clone()
+        return change(value)
     if isinstance(value, list):
-        return [part_of(v, clients) for v in value]
+        return [mapped(v, change) for v in value]
     if isinstance(value, dict):
-        return {name: part_of(v, clients) for name, v in value.items()}
-    return value
-
-
-def on(value: object, device: torch.device) -> Any:
-    """Return a part of a state with its tensors on a device."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, list):
-        return [on(v, device) for v in value]
-    if isinstance(value, dict):
-        return {name: on(v, device) for name, v in value.items()}
+        return {name: mapped(v, change) for name, v in value.items()}
     return value

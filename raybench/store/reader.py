@@ -21,7 +21,7 @@ from raybench.store.accounting import Accounting, parse
 from raybench.store.files import Files, open_folder, reached
 from raybench.store.log import DAMAGED, FOREIGN, OTHER_VERSION, PLANNED, SWEEPS, Log, Shard
 from raybench.store.schema import CELLS, CURVES, EXTRA_COUNTS
-from raybench.store.table import cells_frame, coded, curves_frame, expand_extra
+from raybench.store.table import cells_frame, coded, curves_frame, expand_extra, in_order
 
 COLUMNS_JOINED = (
     *("status", "compressor_params", "downlink", "theory_step", "rounds", "d", "L"),
@@ -77,9 +77,14 @@ def frames(
     return _with_cells(curves, table, params), table
 
 
-def _curves(files: Files, commits: Log, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the curves of a table's cells."""
-    every = log.each_curves(files, commits, CURVES.names, lambda part: part)
+def _curves(
+    files: Files,
+    commits: Log,
+    table: pd.DataFrame,
+    columns: Sequence[str] = CURVES.names,
+    lenient: bool = False,
+) -> pd.DataFrame:
+    every = log.each_curves(files, commits, columns, lambda part: part, lenient=lenient)
     return curves_frame(every, table["cell"])
 
 
@@ -140,8 +145,8 @@ class Results:
                 if name in table.column_names
             }
             rest |= {name: np.full(len(code), np.nan) for name in extras if name not in rest}
-            blocks = _in_order({"cell": code, **rest})
-            return {name: blocks[name] for name in ("cell", *names)}
+            order = in_order(code, rest["round"])
+            return {"cell": code[order], **{name: rest[name][order] for name in names}}
 
         only = None if cells is None else {s.name for s in self._with(cells)}
         blocks, seen = [], np.zeros(len(self.cells), bool)
@@ -185,21 +190,6 @@ class Results:
         return [s for s in self.log.shards if not asked.isdisjoint(s.cells["cell"].to_pylist())]
 
 
-def _in_order(block: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the rows of a block cell by cell, in order of rounds, each once, without those of no cell (-1)."""
-    code, at = block["cell"], block["round"]
-    new = code[1:] != code[:-1]
-    starts = code[np.flatnonzero(np.append(True, new))[: len(code)]]
-    sound = (new | (at[1:] > at[:-1])).all() and len(np.unique(starts)) == len(starts)
-    if not sound:
-        order = np.lexsort((at, code))
-        code, at = code[order], at[order]
-        first = np.append(True, (code[1:] != code[:-1]) | (at[1:] != at[:-1]))[: len(code)]
-        block = {name: values[order][first] for name, values in block.items()}
-    of_cell = block["cell"] >= 0
-    return block if of_cell.all() else {name: values[of_cell] for name, values in block.items()}
-
-
 def part(folder: Source, columns: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return (curves with these columns alone, cells) of a folder, which a driver may be about to mend.
 
@@ -209,32 +199,22 @@ def part(folder: Source, columns: Sequence[str]) -> tuple[pd.DataFrame, pd.DataF
     commits = log.look(files, deep=True)
     log.refuse(commits, files.name, OTHER_VERSION)
     table = cells_frame(commits.cells())
-    every = log.each_curves(files, commits, columns, lambda part: part, lenient=True)
-    return curves_frame(every, table["cell"]), table
-
-
-def sweep_text(folder: Source) -> str:
-    """Return the text of a results folder's ``sweep.yaml``, empty where it has none."""
-    files = open_results(folder)
-    return identity.decoded(files.read("sweep.yaml") or b"", files.name)
+    return _curves(files, commits, table, columns, lenient=True), table
 
 
 def sweep_texts(folder: Source) -> dict[str, str]:
-    """Return the texts of all sweeps that ran in a results folder, by file: the last is ``sweep.yaml``.
-
-    Together they give its cells.
-    """
-    files, last = open_results(folder), sweep_text(folder)
-    before = {f"{SWEEPS}/{name}": files.read(f"{SWEEPS}/{name}") for name in files.names(SWEEPS)}
-    texts = {name: identity.decoded(text or b"", files.name) for name, text in before.items()}
+    """Return the texts of all sweeps that ran in a results folder, by file, each once: the last is ``sweep.yaml``."""
+    files = open_results(folder)
+    names = ["sweep.yaml", *(f"{SWEEPS}/{name}" for name in files.names(SWEEPS))]
+    texts = {name: identity.decoded(files.read(name) or b"", files.name) for name in names}
+    last = texts.pop("sweep.yaml")
     texts = {name: text for name, text in texts.items() if text != last}
     return {**texts, "sweep.yaml": last} if last else texts
 
 
 def sweep(folder: Source) -> dict[str, Any]:
     """Return the saved sweep of a results folder, empty where it has none."""
-    text = sweep_text(folder)
-    return identity.parse(text) if text else {}
+    return identity.parse(sweep_texts(folder).get("sweep.yaml") or "{}")
 
 
 def accounting_of(folder: Source, asked: Accounting | None = None) -> Accounting:

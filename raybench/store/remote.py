@@ -41,7 +41,7 @@ DRIVERS = {
     **dict.fromkeys(("az", "abfs"), "adlfs"),
 }
 
-_random = random.Random()  # jitter only; the user's generator stays as it is
+_random = random.Random()  # for waiting alone; the user's generator stays as it is
 _listeners: list[Callable[[str], None]] = []
 
 
@@ -203,29 +203,27 @@ class Remote(Folder):
             )
         except FileNotFoundError:
             return []
+        names = [item["name"].rstrip("/").rsplit("/", 1)[-1] for item in items]
         return [
-            Entry(
-                e["name"].rstrip("/").rsplit("/", 1)[-1],
-                e["type"] != "file",
-                e["size"] or 0,
-                _when(e),
-            )
-            for e in items
+            Entry(name, item["type"] != "file", item["size"] or 0, _when(item))
+            for name, item in zip(names, items, strict=True)
         ]
 
     def has(self, bucket: str) -> bool:
-        """Return whether the store has a bucket."""
-        return bool(self._ask("", lambda: self.filesystem.exists(bucket)))
+        """Return whether the store has a bucket, True where it knows none."""
+        kinds = ("s3://", "s3a://", "gs://", "gcs://")
+        is_kept = self.name.startswith(kinds)
+        return not is_kept or bool(self._ask("", lambda: self.filesystem.exists(bucket)))
 
     def exists(self, rel: str = "") -> bool:
         return bool(self._ask(rel, lambda: self.filesystem.exists(self.path(rel))))
 
     def read(self, rel: str) -> bytes | None:
-        try:
-            data: bytes = self._ask(rel, lambda: self.filesystem.cat_file(self.path(rel)))
-        except FileNotFoundError:
-            return None
-        return data
+        data: bytes
+        with suppress(FileNotFoundError):
+            data = self._ask(rel, lambda: self.filesystem.cat_file(self.path(rel)))
+            return data
+        return None
 
     def write(self, rel: str, data: bytes) -> None:
         self._ask(rel, lambda: self.filesystem.pipe_file(self.path(rel), data))
@@ -297,13 +295,10 @@ def _options(protocol: str) -> dict[str, Any]:
     }
 
 
-def _when(entry: Mapping[str, object]) -> float:
-    for name in ("LastModified", "mtime", "updated", "last_modified", "created"):
-        time_of = entry.get(name)
-        if isinstance(time_of, datetime):
-            return time_of.timestamp()
-        if isinstance(time_of, int | float):
-            return float(time_of)
-        if isinstance(time_of, str):
-            return datetime.fromisoformat(time_of.replace("Z", "+00:00")).timestamp()
-    return 0.0
+def _when(entry: Mapping[str, Any]) -> float:
+    """Return when an object was written, which every driver tells in its own words and kinds; 0 where it does not."""
+    names = ("LastModified", "mtime", "updated", "last_modified", "created")
+    when = next((entry[name] for name in names if entry.get(name) is not None), 0.0)
+    if isinstance(when, str):
+        when = datetime.fromisoformat(when)
+    return when.timestamp() if isinstance(when, datetime) else float(when)
