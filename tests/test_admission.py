@@ -113,16 +113,16 @@ def test_an_endless_run_with_few_rows_or_a_stop_rule_is_planned(rounds: int) -> 
 
 def test_an_estimate_is_below_what_a_run_takes(tmp_path: Path) -> None:
     """Cells that run all their rounds take more disk, and their tables more memory, than was estimated."""
-    sweep = spec.load(SWEEP.replace("rounds: 20", "rounds: 3000"))
+    sweep = spec.load(SWEEP.replace("rounds: 20", "rounds: 400"))
     plan = make_plan(sweep)
     need = need_of(plan)
     assert need.sure
-    assert need.disk == plan.missing * 3001 * DISK_PER_ROW
+    assert need.disk == plan.missing * 401 * DISK_PER_ROW
     assert drive(sweep, tmp_path / "out", inline=True).exit_code == 0
     files = list((tmp_path / "out" / "curves").glob("*.parquet"))
     assert need.disk < sum(file.stat().st_size for file in files)
     most = max(len(b.cells) for b in plan.batches)
-    assert need.rows == most * 3001 * admission.MEMORY_PER_ROW
+    assert need.rows == most * 401 * admission.MEMORY_PER_ROW
 
 
 def test_a_full_disk_is_foreseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

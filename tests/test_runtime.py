@@ -31,13 +31,13 @@ algorithm:
 compressor: {name: top_k, k: 3}
 step_size: {theory: [1, 4]}
 seed: 0..1
-rounds: 60
+rounds: 30
 """
 LONG = """
 name: long
 problem: {name: logistic, dataset: breast_cancer, clients: 20, regularizer: nonconvex, lambda: 0.1, scale: columns}
 algorithm: {name: ef21}
-compressor: {name: top_k, k: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]}
+compressor: {name: top_k, k: 1..6}
 step_size: {theory: [1, 4]}
 rounds: 1500
 """
@@ -175,15 +175,15 @@ def test_kill_9_of_the_driver_then_resume(tmp_path: Path) -> None:
                 process.kill()
         psutil.wait_procs(family, timeout=30)
         before = committed(out)
-        assert 2 <= sum("/cells/" in name for name in before) < 10
+        assert 2 <= sum("/cells/" in name for name in before) < 6
 
         outcome = drive(spec.load(LONG), out)
-        assert outcome.counts == {"ok": 20, "skipped": 0}
-        assert outcome.plan.missing < 20
+        assert outcome.counts == {"ok": 12, "skipped": 0}
+        assert outcome.plan.missing < 12
         assert cells(out).cell.is_unique
-        assert len(cells(out)) == 20
+        assert len(cells(out)) == 12
         sizes = curves(out).groupby("cell").size()
-        assert len(sizes) == 20
+        assert len(sizes) == 12
         assert (sizes == 1501).all()
         after = committed(out)
         finished = {n for n in before if n.replace("/curves/", "/cells/") in before}
@@ -206,14 +206,14 @@ def test_ctrl_c_leaves_a_valid_store(tmp_path: Path) -> None:
         assert "done 130" in said, errors
         assert "Traceback" not in errors
         done = cells(out)
-        assert 1 <= len(done) < 20
+        assert 1 <= len(done) < 12
         assert set(done.status) == {"ok"}
         assert set(done.cell) <= set(curves(out).cell)
         _, alive = psutil.wait_procs(family, timeout=30)
         assert not alive, "Ray was left running"
         outcome = drive(spec.load(LONG), out, inline=True)
-        assert outcome.counts == {"ok": 20, "skipped": 0}
-        assert outcome.plan.missing == 20 - len(done)
+        assert outcome.counts == {"ok": 12, "skipped": 0}
+        assert outcome.plan.missing == 12 - len(done)
     finally:
         for process in family:
             if process.is_running():
@@ -232,7 +232,7 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
         os.kill(workers[0].pid, signal.SIGKILL)
         said, errors = driver.communicate(timeout=200)
         assert "done 0" in said, errors
-        assert len(cells(out)) == 20
+        assert len(cells(out)) == 12
         assert set(cells(out).status) == {"ok"}
         # no message was applied twice: the curves are bit for bit those of one undisturbed process
         assert drive(spec.load(LONG), tmp_path / "whole", inline=True).exit_code == 0

@@ -319,7 +319,7 @@ def verify(
     from rich.text import Text
 
     from raybench.store import reader
-    from raybench.store.log import HARMLESS, verified
+    from raybench.store.log import FIXES, HARMLESS, verified
 
     files = reader.open_results(folder)
     state = verified(files)
@@ -327,17 +327,15 @@ def verify(
     shards, cells = len(state.shards), len(state.statuses())
     said = f"{count(shards, 'shard')} with {count(cells, 'cell')} as they were written"
     out.head(files.name, f"  {said}")
-    kinds = dict.fromkeys(finding.kind for finding in state.findings)
-    for kind in sorted(kinds, key=lambda kind: kind in HARMLESS):
-        findings = state.of(kind)
+    for kind in sorted(dict.fromkeys(f.kind for f in state.findings), key=HARMLESS.__contains__):
         out.print()
         table = Table.grid(padding=(0, 2, 0, 0))
-        for finding in findings:
+        for finding in state.of(kind):
             table.add_row(
                 Text(kind, style="dim" if kind in HARMLESS else "red"), finding.rel, finding.what
             )
         out.print(table)
-        out.print(Text(findings[0].fix, style="bold"))
+        out.print(Text(FIXES[kind], style="bold"))
     raise typer.Exit(1 if state.harm else 0)
 
 
