@@ -114,9 +114,8 @@ def test_rebook_by_hand(store, tmp_path):
     up, down = 10 + 5 * t, 40 + 100 * t
     for code, per_round in {**each, "auto": 20, "explicit": 30, "none": 0}.items():
         for how, width in ((f"value_bits=32,index_bits={code}", 32), (f"index_bits={code}", 64)):
-            assert (
-                load(folder, how)["bits_up"].tolist() == (width * up + per_round * t + t).tolist()
-            )
+            want = (width * up + per_round * t + t).tolist()
+            assert load(folder, how)["bits_up"].tolist() == want
     for code, bits in each.items():
         found = load(folder, f"value_bits=32,index_bits={code}")
         assert found["bits_down"].tolist() == (32 * down + bits + 2 * bits * t).tolist()
@@ -294,13 +293,10 @@ def test_merged_folders_have_the_accounting_of_the_first(tmp_path):
     raybench.sweep(REAL, whole, inline=True)
     other = {**REAL, "compressor": {"name": "top_k", "k": 7}, "accounting": "paper:ef21"}
     raybench.sweep(other, tmp_path / "paper", inline=True)
-    pairs = [
-        ((whole, tmp_path / "paper"), Accounting()),
-        ((tmp_path / "paper", whole), Accounting(32, "none", False)),
-    ]
-    for j, (pair, how) in enumerate(pairs):
+    pair, hows = (whole, tmp_path / "paper"), (Accounting(), Accounting(32, "none", False))
+    for j, how in enumerate(hows):
         out = tmp_path / f"out{j}"
-        merge(*pair, out)
+        merge(pair[j], pair[1 - j], out)
         assert accounting_of(out) == how
         found, ends = load(out), cells(out)
         assert len(found) == 14 * 6  # cells times rows; gd is in both

@@ -189,12 +189,8 @@ def test_limits_of_a_container_are_seen(tmp_path: Path, monkeypatch: pytest.Monk
 def test_few_problems_are_built_for_many_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planning, admission and queueing build each of 12 problems a few times, not once for every batch."""
     sweep = spec.load(
-        {
-            "problem": {"name": "quadratic", "dim": 20, "clients": list(range(2, 14))},
-            "algorithm": "ef21",
-            "compressor": {"name": "top_k", "k": list(range(1, 13))},
-            "rounds": 5,
-        }
+        "problem: {name: quadratic, dim: 20, clients: 2..13}\nalgorithm: ef21\n"
+        "compressor: {name: top_k, k: 1..12}\nrounds: 5\n"
     )
     built: list[object] = []
     build = problems.build

@@ -213,11 +213,8 @@ def test_compact_changes_files_not_rows(tmp_path):
     compact(tmp_path / "a", tmp_path / "b")
     assert len(os.listdir(tmp_path / "b/curves")) == 1
     pd.testing.assert_frame_equal(load(tmp_path / "a"), load(tmp_path / "b"))
-    key = "cell"
-    pd.testing.assert_frame_equal(
-        cells(tmp_path / "a").sort_values(key, ignore_index=True),
-        cells(tmp_path / "b").sort_values(key, ignore_index=True),
-    )
+    sorted_cells = (cells(tmp_path / n).sort_values("cell", ignore_index=True) for n in "ab")
+    pd.testing.assert_frame_equal(*sorted_cells)
 
 
 def test_a_text_that_rows_share_is_held_once_and_is_a_text_as_ever(tmp_path):

@@ -24,13 +24,16 @@ from raybench.execution.batch import (
     most_cells,
 )
 from raybench.execution.checks import SkipCode, counted, grouped
+from raybench.execution.execute import hosted
 from raybench.execution.plan import make_plan
 from raybench.execution.resolve import problem_of
 from raybench.execution.run import Run
 from raybench.runtime.ray_backend import options_of
 from raybench.spec.parts import canonical
+from raybench.wire.transport import Transport
 
 P1 = {"name": "quadratic", "dim": 50, "clients": 4}
+VALUE = {"step_size": {"value": 0.1}}
 CANCER = {"name": "least_squares", "dataset": "breast_cancer", "rows": 60, "scale": "columns"}
 TOP, RAND = {"name": "top_k", "k": 5}, {"name": "rand_k", "k": 5}
 
@@ -86,11 +89,8 @@ def test_steps_that_change_over_the_rounds_are_runs_of_their_own():
 
 
 def test_theory_steps_from_the_problems_constants():
-    found = plan(
-        algorithm=["gd", "ef21", "marina", "diana"],
-        compressor=RAND,
-        step_size={"theory": [1, 4]},
-    )
+    names = ["gd", "ef21", "marina", "diana"]
+    found = plan(algorithm=names, compressor=RAND, step_size={"theory": [1, 4]})
     c = problem_of(found.cells[0].cell.problem).constants
     n, omega, alpha, p = 4, 9.0, 0.1, 0.1
     theta = 1 - math.sqrt(1 - alpha)
@@ -161,30 +161,21 @@ def test_rescaled_operators_resolve_like_unscaled_ones():
             "proximal", "nonsmooth",
         ),
         (
-            {
-                "problem": {**CANCER, "clients": 3, "regularizer": "nonconvex", "lambda": 0.1},
-                "stop": {"suboptimality": 1e-3},
-            },
+            {"problem": {**CANCER, "clients": 3, "regularizer": "nonconvex", "lambda": 0.1}, "stop": {"suboptimality": 1e-3}},
             "f_star", "no_f_star",
         ),
         ({"participation": 0.5}, "participation", "no_participation"),
         ({"algorithm": "ef21_plus", "downlink": "aggregate"}, "relay", "no_relay"),
         ({"algorithm": "codistillation", "compressor": None}, "predictions", "no_predictions"),
         (
-            {
-                "problem": {**CANCER, "name": "nonconvex_classification", "clients": 3},
-                "algorithm": "ec_gd_star",
-            },
+            {"problem": {**CANCER, "name": "nonconvex_classification", "clients": 3}, "algorithm": "ec_gd_star"},
             "minimiser", "no_minimizer",
         ),
         (
-            {
-                "algorithm": {"name": "three_pc_v2", "first": "top_k:k=2"},
-                "step_size": {"value": 0.1},
-            },
+            {"algorithm": {"name": "three_pc_v2", "first": "top_k:k=2"}, **VALUE},
             "algorithm.first", "own_operator",
         ),
-        ({"algorithm": "diana", "compressor": TOP, "step_size": {"value": 0.1}}, "unbiased", "operator"),
+        ({"algorithm": "diana", "compressor": TOP, **VALUE}, "unbiased", "operator"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_skipped_with_a_reason(keys, reason, code):
@@ -208,13 +199,12 @@ def test_reasons_are_grouped_by_their_code_with_the_commonest_first():
 
 
 def test_unproven_pairs_run_where_they_are_wanted():
-    keys = {"algorithm": "marina", "step_size": {"value": 0.1}}
-    assert not plan(**keys).cells
-    found = plan(**keys, allow_unproven=True)
+    assert not plan(algorithm="marina", **VALUE).cells
+    found = plan(algorithm="marina", **VALUE, allow_unproven=True)
     assert found.cells[0].roles[0] == Role.ANY
     assert not found.skipped
-    assert plan(algorithm="dcgd", step_size={"value": 0.1}, allow_unproven=True).cells
-    assert plan(compressor="zero", step_size={"value": 0.1}, allow_unproven=True).cells
+    assert plan(algorithm="dcgd", **VALUE, allow_unproven=True).cells
+    assert plan(compressor="zero", **VALUE, allow_unproven=True).cells
 
 
 # Errors --------------------------------------------------------------------------------------
@@ -319,12 +309,10 @@ def test_parts_of_a_group_are_even(count, most):
     assert max(sizes) <= most
     assert max(sizes) - min(sizes) <= 1
     assert len(sizes) == math.ceil(count / most)
-    if count > 1:
-        first, second = batches[0].halves() if sizes[0] > 1 else (None, None)
-        if first:
-            assert first.cells + second.cells == batches[0].cells
-            assert first.cells
-            assert second.cells
+    if sizes[0] > 1:
+        first, second = batches[0].halves()
+        assert first.cells + second.cells == batches[0].cells
+        assert min(len(first.cells), len(second.cells)) > 0
 
 
 @pytest.mark.parametrize(("content", "says"), [(np.zeros(7), "holds 7 numbers"), (None, "cannot")])
@@ -361,9 +349,8 @@ def test_a_stop_at_so_many_bits_ends_the_estimate():
     options = options_of(sweep())
     made = plan(rounds=5000, stop={"bits_up": 20_000})
     (found,) = estimates.estimate(made.batches, options).values()
-    run = Run(
-        made.batches[0], estimates.hosted(made.batches[0], estimates.Transport(), "cpu"), options
-    )
+    batch = made.batches[0]
+    run = Run(batch, hosted(batch, Transport(), "cpu"), options)
     run.advance(5000)
     assert run.t < 5000
     assert found.bits_up == pytest.approx(float(run.bits("up").mean()), rel=0.02)

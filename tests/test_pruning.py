@@ -114,12 +114,11 @@ def test_no_id_hangs_on_how_a_sweep_searches_and_prunes():
 
 def fake(*cells):
     """Return a batch of (group, step size, seed)."""
-    return SimpleNamespace(
-        cells=tuple(
-            SimpleNamespace(id=f"{g}{s}{n}", step_size=s, cell=SimpleNamespace(group=g, seed=n))
-            for g, s, n in cells
-        )
-    )
+    members = []
+    for group, step, seed in cells:
+        cell = SimpleNamespace(group=group, seed=seed)
+        members.append(SimpleNamespace(id=f"{group}{step}{seed}", step_size=step, cell=cell))
+    return SimpleNamespace(cells=tuple(members))
 
 
 def ended(batch, values, prune=HALVE, status="ok", column="grad_norm_sq", rounds=100):

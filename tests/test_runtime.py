@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
+from process_kit import python
 
 from raybench import spec
 from raybench.runtime.driver import drive
@@ -91,12 +91,7 @@ def start(tmp_path: Path, text: str, out: Path) -> subprocess.Popen[str]:
     """Start a sweep in a driver process of its own."""
     (tmp_path / "driver.py").write_text(DRIVER)
     (tmp_path / "sweep.yaml").write_text(text)
-    return subprocess.Popen(
-        [sys.executable, tmp_path / "driver.py", tmp_path / "sweep.yaml", out],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return python(tmp_path / "driver.py", tmp_path / "sweep.yaml", out)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +15,7 @@ from cli_kit import cli, tree
 from fake_runs import make
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from process_kit import python
 
 import raybench
 from raybench import spec
@@ -303,15 +302,19 @@ drive(spec.load(sys.argv[1]), sys.argv[2], inline=True, best=BestSteps(sys.argv[
 """
 
 
+def alike(out: Path, other: Path, columns: list[str]) -> None:
+    """Assert that two folders hold the same in these columns of their cells."""
+    tables = (pd.read_parquet(folder / "cells")[columns] for folder in (out, other))
+    pd.testing.assert_frame_equal(*(t.sort_values("cell", ignore_index=True) for t in tables))
+
+
 def shards(out: Path) -> int:
     return len(list((out / "cells").glob("*.parquet")))
 
 
 def killed_after(tmp_path: Path, out: Path, count: int) -> None:
     """Run a driver in a process of its own and kill it once it has committed so many shards in all."""
-    with subprocess.Popen(
-        [sys.executable, tmp_path / "driver.py", tmp_path / "sweep.yaml", out]
-    ) as driver:
+    with python(tmp_path / "driver.py", tmp_path / "sweep.yaml", out) as driver:
         until = time.monotonic() + 120
         while shards(out) < count and driver.poll() is None:
             assert time.monotonic() < until, "no shards were committed"
@@ -333,12 +336,8 @@ def test_killed_in_mid_search_it_goes_on_with_the_same_cells(tmp_path):
     raybench.sweep(config, out, inline=True)
     raybench.sweep(config, tmp_path / "once", inline=True)
     same = ["cell", "status", "rounds", "grad_norm_sq", "bits_up", "batch"]
-    one, two = (
-        pd.read_parquet(f / "cells")[same].sort_values("cell", ignore_index=True)
-        for f in (out, tmp_path / "once")
-    )
     assert stages[0] < shards(out), "it was not killed in the middle"
-    pd.testing.assert_frame_equal(one, two)
+    alike(out, tmp_path / "once", same)
 
 
 @pytest.mark.ray
@@ -348,9 +347,4 @@ def test_through_ray_a_search_gives_what_it_gives_in_one_process(tmp_path):
         out = tmp_path / name
         outcome = drive(config, out, inline=inline, best=BestSteps(out))
         assert outcome.exit_code == 0
-    one, two = (
-        pd.read_parquet(tmp_path / f / "cells").sort_values("cell", ignore_index=True)
-        for f in ("ray", "here")
-    )
-    same = ["cell", "status", "rounds", "batch", "reason"]
-    pd.testing.assert_frame_equal(one[same], two[same])
+    alike(tmp_path / "ray", tmp_path / "here", ["cell", "status", "rounds", "batch", "reason"])

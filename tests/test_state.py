@@ -124,14 +124,6 @@ def test_only_what_can_be_read_back_safely_is_state():
         state.state()
 
 
-def test_a_run_that_has_begun_takes_nothing_over():
-    batch = Method("gd").batch()
-    run = started(batch)
-    run.advance(2)
-    with pytest.raises(AssertionError, match="not begun"):
-        run.load(run.state())
-
-
 # Memory that gradients carry along, and a problem that says what a record is worth -----------------
 
 

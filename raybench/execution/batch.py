@@ -85,12 +85,9 @@ def texts_of(
     schedule = [step.schedule, step.warmup]
     shape = {**config, "algorithm": [cell.algorithm.name, own], "k": k, "schedule": schedule}
     run = {**config, "algorithm": [cell.algorithm.name, dict(params)], "schedule": schedule}
-    # two ways of writing may be the same K, such as 10% and 5 where d is 50
-    if k is not None:
-        run["compressor"] = [
-            config["compressor"]["name"],
-            {**config["compressor"]["params"], "k": k},
-        ]
+    if k is not None:  # of which there are two ways of writing, such as 10% and 5 where d is 50
+        section = config["compressor"]
+        run["compressor"] = [section["name"], {**section["params"], "k": k}]
     return canonical(shape), canonical(run)
 
 

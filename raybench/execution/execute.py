@@ -129,9 +129,8 @@ def execute(
         if transport.rank == 0:
             commit(batch.name, curves, cells, files)
         part = Progress(rounds=(run.t - rounds) * len(run.index), best=_best(batch, run))
-        part.ok, part.diverged, part.pruned = (
-            int(np.sum(run.status == status)) for status in ("ok", "diverged", "pruned")
-        )
+        for status in ("ok", "diverged", "pruned"):
+            setattr(part, status, int(np.sum(run.status == status)))
         progress.add(part)
         yield progress
 

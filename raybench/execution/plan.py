@@ -55,11 +55,8 @@ class Plan:
 
         best: judges the steps that were tried. Raises TypeError where a search needs it and it is not given.
         """
-        ended = {
-            i: status
-            for i, status in found.items()
-            if i not in self.again and status != "skipped" and not self._pruned_before(status)
-        }
+        undone = {"skipped"} if self.sweep.prune.halves else {"skipped", "pruned"}
+        ended = {i: s for i, s in found.items() if i not in self.again and s not in undone}
         stage, cells, new = None, self.grid, self.grid
         if self.sweep.search.refines:
             start = self.sweep.search.start
@@ -79,15 +76,11 @@ class Plan:
         ran = {c.id for b in self.batches for c in b.cells}
         return replace(self, again=self.again - ran).following(found, best)
 
-    def _pruned_before(self, status: str) -> bool:
-        """Return whether a status is that of a cell which was pruned and would not be by this sweep."""
-        return status == "pruned" and not self.sweep.prune.halves
-
     @property
     def unpruned(self) -> frozenset[str]:
         """The cells that were pruned before and are to run to their end now."""
-        ids = {c.id for b in self.batches for c in b.cells}
-        return frozenset(i for i in ids if self._pruned_before(self.found.get(i, "")))
+        ids = {c.id for b in self.batches for c in b.cells} if not self.sweep.prune.halves else ()
+        return frozenset(i for i in ids if self.found.get(i) == "pruned")
 
     @property
     def missing(self) -> int:
@@ -228,13 +221,9 @@ def _complaints(error: InputError | MemoryError) -> list[Complaint]:
 
 def thumbs(cells: list[Resolved]) -> list[str]:
     """Return a note that names the methods whose steps are multiples of a rule of thumb, if there are any."""
-    found = {
-        c.cell.algorithm.name
-        for c in cells
-        if c.cell.step.kind == "theory" and c.basis == "rule of thumb"
-    }
-    said = f"steps of {', '.join(sorted(found))}: multiples of a rule of thumb, no theorem"
-    return [said] if found else []
+    asked = [c for c in cells if c.cell.step.kind == "theory" and c.basis == "rule of thumb"]
+    names = ", ".join(sorted({c.cell.algorithm.name for c in asked}))
+    return [f"steps of {names}: multiples of a rule of thumb, no theorem"] if asked else []
 
 
 def wide_batches(cells: Iterable[Resolved]) -> list[str]:
@@ -244,10 +233,8 @@ def wide_batches(cells: Iterable[Resolved]) -> list[str]:
         problem = problem_of_cell(cell.cell)
         batch, fewest = cell.form.params.get("batch", problem.batch), min(problem.samples)
         if isinstance(batch, int) and batch > fewest > 1:
-            what = (
-                f"{batch} samples a round, and a client has {fewest}: it draws some more than once"
-            )
-            notes[f"{cell.form.label}: {what}"] = None
+            what = f"{batch} samples a round, and a client has {fewest}"
+            notes[f"{cell.form.label}: {what}: it draws some more than once"] = None
     return list(notes)
 
 
@@ -292,9 +279,5 @@ def as_booked(sweep: Sweep, folder: str | os.PathLike[str]) -> Sweep:
         f"{folder} was begun with the accounting {kept} and keeps it, so that its bits compare: "
         f"raybench table {folder} --accounting HOW shows them by another"
     )
-    return replace(
-        sweep,
-        accounting=kept,
-        text=identity.with_accounting(sweep.text, kept),
-        notes=(*sweep.notes, note),
-    )
+    text = identity.with_accounting(sweep.text, kept)
+    return replace(sweep, accounting=kept, text=text, notes=(*sweep.notes, note))

@@ -222,12 +222,10 @@ class Resolver:
         checks.check(cell, entry, problem, asked)
         params = _given(cell, entry, problem)
         dims = dims_of(problem, params)
-        sections = {"compressor": cell.compressor, "downlink": cell.downlink}
-        counts = {
-            where: count_of(section.params["k"], dims[0], f"{where}.k")
-            for where, section in sections.items()
-            if section is not None and "k" in section.params
-        }
+        counts = {}
+        for where, section in (("compressor", cell.compressor), ("downlink", cell.downlink)):
+            if section is not None and "k" in section.params:
+                counts[where] = count_of(section.params["k"], dims[0], f"{where}.k")
         up, role_up = self._bound(uplink(cell, entry), entry, "up", dims)
         down, role_down = self._bound(cell.downlink, entry, "down", dims)
         setting = _setting(cell, entry, problem, params, up, down)
@@ -269,23 +267,16 @@ class Resolver:
         )
         if unfit and not self.allow_unproven:
             have = "a biased one" if role == Role.UNBIASED else "neither contractive nor unbiased"
+            what = f"{entry.name} needs {_an(role)} compressor and {name} is {have}"
             key = "compressor" if way == "up" else "downlink"
-            raise Skip(
-                SkipCode.OPERATOR,
-                f"{entry.name} needs {_an(role)} compressor and {name} is {have}",
-                f"{_an(role)} {key}, such as {role.usual}, or allow_unproven: true",
-            )
+            fix = f"{_an(role)} {key}, such as {role.usual}, or allow_unproven: true"
+            raise Skip(SkipCode.OPERATOR, what, fix)
         role = Role.ANY if unfit else role
         return operator(section, *dims, role), role
 
 
 def _setting(
-    cell: Cell,
-    entry: Method,
-    problem: Problem,
-    params: dict[str, object],
-    up: Bound,
-    down: Bound,
+    cell: Cell, entry: Method, problem: Problem, params: dict[str, object], up: Bound, down: Bound
 ) -> theory.Setting:
     """Return what step sizes depend on; its ``numbers`` are ``params`` with every ``auto`` filled in."""
     dims = dims_of(problem, params)
@@ -328,22 +319,15 @@ def _setting(
         try:
             params[name] = rule(setting)
         except theory.NoTheory as why:
-            raise Skip(
-                SkipCode.NO_VALUE,
-                f"{name}: auto has no value here: {why}",
-                f"give algorithm.{name} a number",
-            ) from None
+            what = f"{name}: auto has no value here: {why}"
+            raise Skip(SkipCode.NO_VALUE, what, f"give algorithm.{name} a number") from None
     return setting
 
 
 def _unit(steps: theory.StepSizes, setting: theory.Setting, cell: Cell) -> tuple[float, str]:
-    """Return one times the step size that a cell may take, and what it rests on.
-
-    A step that another method lends is a mere number here: what its theorem assumes is not asked for.
-    Raises NoTheory where there is none.
-    """
-    borrowed = cell.step.of not in (None, cell.algorithm.name)
-    if borrowed:
+    """Return one times the step size that a cell may take, and what it rests on. Raises NoTheory."""
+    if cell.step.of not in (None, cell.algorithm.name):
+        # a mere number here: what the lender's theorem assumes is not asked for
         return steps.lent(setting, cell.step.rule), "borrowed"
     return steps.step(setting, cell.step.rule), steps.kind(cell.step.rule)
 

@@ -48,13 +48,9 @@ def own_plugins(cell: Cell) -> list[dict[str, Any]]:
 
     overrides: whether it stands in the place of one that does; source: hash of its file, if it has one.
     """
-    named = (
-        ("problem", cell.problem),
-        ("algorithm", cell.algorithm),
-        ("compressor", cell.compressor),
-        ("compressor", cell.downlink),
-    )
-    pairs = dict.fromkeys((kind, part.name) for kind, part in named if part is not None)
+    named = [("problem", cell.problem), ("algorithm", cell.algorithm)]
+    named += [("compressor", part) for part in (cell.compressor, cell.downlink) if part is not None]
+    pairs = dict.fromkeys((kind, part.name) for kind, part in named)
     plugins = []
     for entry in (registry.lookup(*pair) for pair in pairs):
         if entry.ours:
@@ -69,27 +65,16 @@ def own_plugins(cell: Cell) -> list[dict[str, Any]]:
 
 def resolved(cell: Resolved) -> dict[str, Any]:
     """Return the columns of a resolved cell."""
-    config = {
-        **cell.cell.config(),
-        "resolved": {
-            "step_size": cell.step_size,
-            "basis": cell.basis,
-            "k": cell.k,
-            "algorithm": dict(cell.params),
-        },
-    }
+    numbers = {name: getattr(cell, name) for name in ("step_size", "basis", "k")}
+    config = {**cell.cell.config(), "resolved": {**numbers, "algorithm": dict(cell.params)}}
     own = own_plugins(cell.cell)
     if own:
         config["plugins"] = own
+    names = ("label", "k", "step_size", "theory_step", "omega", "alpha")
     return {
         **requested(cell.cell),
         "config": json.dumps(config, sort_keys=True),
-        "label": cell.label,
-        "k": cell.k,
-        "step_size": cell.step_size,
-        "theory_step": cell.theory_step,
-        "omega": cell.omega,
-        "alpha": cell.alpha,
+        **{name: getattr(cell, name) for name in names},
     }
 
 

@@ -22,14 +22,7 @@ from raybench.core.parallel import narrow
 from raybench.core.streams import stream
 from raybench.execution import rows
 from raybench.execution.batch import Batch
-from raybench.execution.build import (
-    collective_of,
-    graph_of,
-    method_of,
-    relays,
-    start_of,
-    uplink,
-)
+from raybench.execution.build import collective_of, graph_of, method_of, relays, start_of, uplink
 from raybench.execution.checks import attackers, robust_of
 from raybench.execution.net import Net, Poisoned
 from raybench.execution.recorder import (
@@ -53,6 +46,7 @@ DIVERGENCE_FACTOR = 1e12
 ROUNDS_BETWEEN_LOOKS = 50
 # points of a curve at which accuracy and the like are evaluated: each is a pass over the data
 EVALUATIONS_PER_CURVE = 50
+ARRAYS = ("index", "live", "clock", "first_size")  # of a run, in its state
 COLUMNS_OF_SECONDS = ("seconds", "seconds_gradient", "seconds_compress", "seconds_communicate")
 
 
@@ -106,12 +100,8 @@ class Run:
             # w_t = (1 - gamma mu/2)^-(t+1)
             self.average = Average((self.gamma.values * mu / 2).clamp(max=0.5))
         record = self.options.record
-        self._wanted = RecordedRounds.of(
-            self.rounds,
-            record.every,
-            record.points,
-            self.entry.facts.stochastic or problem.costly,
-        )
+        stochastic = self.entry.facts.stochastic or problem.costly
+        self._wanted = RecordedRounds.of(self.rounds, record.every, record.points, stochastic)
         self.recorder = Recorder(self.B, self._wanted.count)
         self._halving = Halving(batch, self.options.prune, self.rounds)
         self._evaluate_each = max(1, self._wanted.count // EVALUATIONS_PER_CURVE)
@@ -120,7 +110,7 @@ class Run:
         self.status = np.full(self.B, "ok", object)
         self.clock = np.zeros((len(COLUMNS_OF_SECONDS), self.B))
         self.t = -1
-        self._first: np.ndarray | None = None  # ||grad f||^2 and |f| at x^0, at least 1
+        self.first_size: np.ndarray | None = None  # ||grad f||^2 and |f| at x^0, at least 1
         self._initial: dict[str, np.ndarray] = {}  # counts of the messages before round 1
 
     # The loop --------------------------------------------------------------------------------
@@ -226,9 +216,9 @@ class Run:
     def _judge(self, row: Mapping[str, np.ndarray]) -> None:
         unknown = np.ones(len(self.index))  # a quantity that is not measured cannot show divergence
         size = np.stack((row.get("grad_norm_sq", unknown), np.abs(row.get("loss", unknown))))
-        if self._first is None:
-            self._first = np.maximum(size, 1.0)
-        sound = np.isfinite(size) & (size <= DIVERGENCE_FACTOR * self._first[:, self.index])
+        if self.first_size is None:
+            self.first_size = np.maximum(size, 1.0)
+        sound = np.isfinite(size) & (size <= DIVERGENCE_FACTOR * self.first_size[:, self.index])
         self._leave(self.live & ~sound.all(0), "diverged")
         done = np.zeros(len(self.index), bool)
         for name, threshold in self.first.stop.items():
@@ -265,13 +255,12 @@ class Run:
 
         Of several ranks each has the part of its clients: ``saved.whole`` puts the parts together.
         """
-        arrays = {"index": self.index, "live": self.live, "clock": self.clock}
+        arrays = {name: getattr(self, name) for name in ARRAYS}
         return {
-            **{name: torch.from_numpy(array.copy()) for name, array in arrays.items()},
+            **{n: None if a is None else torch.from_numpy(a.copy()) for n, a in arrays.items()},
             "t": self.t,
             "status": self.status.tolist(),
             "started": self.started.isoformat(),
-            "first": None if self._first is None else torch.from_numpy(self._first.copy()),
             "initial": {side: torch.from_numpy(v.copy()) for side, v in self._initial.items()},
             "s": self.s.state(),
             "c": self.c.state(),
@@ -293,18 +282,15 @@ class Run:
 
         saved = {**saved, **{name: here(saved[name]) for name in ("s", "c", "average")}}
         oracle = {**saved["oracle"], "buffers": here(saved["oracle"]["buffers"])}
-        self.index, self.live = saved["index"].numpy().copy(), saved["live"].numpy().copy()
+        for name in ARRAYS:
+            setattr(self, name, None if saved[name] is None else saved[name].numpy().copy())
         self._select(saved["index"].to(self.problem.device))
         # makes anew what a method keeps on ``a``
         self.a.setup(self.net, State.of({"x": saved["s"]["x"]}), State())
-        self.s = State.of(saved["s"])
-        self.c = State.of(saved["c"])
-        self.t = saved["t"]
+        self.s, self.c, self.t = State.of(saved["s"]), State.of(saved["c"]), saved["t"]
         self.net.begin(max(self.t, 0))
         self.status = np.array(saved["status"], object)
         self.started = datetime.datetime.fromisoformat(saved["started"])
-        self.clock = saved["clock"].numpy().copy()
-        self._first = None if saved["first"] is None else saved["first"].numpy().copy()
         self._initial = {side: v.numpy().copy() for side, v in saved["initial"].items()}
         self.net.ledger.load(saved["ledger"])
         self.net.oracle.load(oracle, vars(self.s))
@@ -337,9 +323,9 @@ class Run:
             "status": self.status,
             "reason": [
                 f"halving: behind other steps after {t:,} of {self.rounds:,} rounds"
-                if status == "pruned"
+                if cut
                 else None
-                for status, t in zip(self.status, rounds, strict=True)
+                for cut, t in zip(self.status == "pruned", rounds, strict=True)
             ],
             "rounds": rounds,
             "best_grad_norm_sq": np.where(np.isfinite(norms), norms, np.nan),

@@ -100,17 +100,13 @@ def stage_of(
         if all(len(own) == len(steps[group].sizes) for group, own in tested.items()):
             return Stage(number, tried, frozenset())
         sizes = best({cell: ended[cell] for cell in tried})
-        more = {
-            group: {
-                place
-                for size in sizes.get(group, ())
-                for place in around(own, steps[group].nearest(size, own))
-            }
-            for group, own in tested.items()
-        }
-        if not any(more.values()):
+        more = {group: set(own) for group, own in tested.items()}
+        for group, own in tested.items():
+            for size in sizes.get(group, ()):
+                more[group].update(around(own, steps[group].nearest(size, own)))
+        if not any(len(more[group]) > len(own) for group, own in tested.items()):
             return Stage(number, tried, frozenset())
-        tested = {group: sorted({*own, *more[group]}) for group, own in tested.items()}
+        tested = {group: sorted(places) for group, places in more.items()}
         number, before = number + 1, tried
 
 

@@ -180,11 +180,8 @@ class Follower:
                 continue
             self._seen[entry.name] = entry
             curves = tables[1].to_pandas().sort_values("round", kind="stable")
-            cells = [
-                row
-                for row in tables[0].to_pylist()
-                if row["status"] != "skipped" and row["cell"] not in self._told
-            ]
+            ended = [row for row in tables[0].to_pylist() if row["status"] != "skipped"]
+            cells = [row for row in ended if row["cell"] not in self._told]
             for row in cells:
                 self._told.add(row["cell"])
                 curve = curves[curves["cell"] == row["cell"]].reset_index(drop=True)

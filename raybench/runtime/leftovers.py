@@ -57,9 +57,8 @@ def remove_orphans() -> list[str]:
     """Remove the folders of this user's processes that are gone; return their names."""
     removed = []
     for folder in Path(tempfile.gettempdir()).glob("raybench-*"):
-        with suppress(
-            OSError
-        ):  # its owner lives, another process removes it as well, or it is not ours
+        # its owner lives, another process removes it as well, or it is not ours
+        with suppress(OSError):
             facts = folder.lstat()
             is_ours = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid()
             if not is_ours or not folder.name.startswith(PREFIXES):

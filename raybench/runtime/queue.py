@@ -61,9 +61,8 @@ class News:
 
     progress: Progress
     attempts: Mapping[str, int]  # how often each cell was tried that has not ended well
-    silent: tuple[
-        float, ...
-    ]  # seconds since the last word of workers that have said nothing for long
+    # seconds since the last word of workers that have said nothing for long
+    silent: tuple[float, ...]
     begun: bool  # whether any batch was taken yet
     troubles: tuple[str, ...] = ()  # what an object store failed at since the news before
 
@@ -189,9 +188,8 @@ class Queue:
 
     def closed(self) -> bool:
         """Return whether no batch is handed out any more, whatever waits."""
-        failed = self.fail_fast and (
-            self.ended.failed or any(h.progress.failed for h in self.assignments.values())
-        )
+        parts = (self.ended, *(a.progress for a in self.assignments.values()))
+        failed = self.fail_fast and any(part.failed for part in parts)
         return bool(failed or self.folder_lost or self.disk or self.vain)
 
     def news(self) -> News:
@@ -202,13 +200,8 @@ class Queue:
         progress = Progress()
         for part in (self.ended, *(h.progress for h in self.assignments.values())):
             progress.add(part)
-        return News(
-            progress,
-            dict(self.attempts),
-            tuple(sorted((s for s in quiet if s > SILENT), reverse=True)),
-            bool(self.turns),
-            tuple(troubles),
-        )
+        silent = tuple(sorted((s for s in quiet if s > SILENT), reverse=True))
+        return News(progress, dict(self.attempts), silent, bool(self.turns), tuple(troubles))
 
     def ending(self) -> Ending:
         """Return how it ended."""

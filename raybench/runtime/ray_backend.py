@@ -72,9 +72,8 @@ def through_ray(
             check_gpus(resources, group, here().get("GPU", 0.0))
         assert store.owner is not None
         # actors stay here, whatever happens to others
-        here_alone = NodeAffinitySchedulingStrategy(
-            ray.get_runtime_context().get_node_id(), soft=False
-        )
+        node = ray.get_runtime_context().get_node_id()
+        here_alone = NodeAffinitySchedulingStrategy(node, soft=False)
         actor = ray.remote(num_cpus=0, scheduling_strategy=here_alone)
         work = [plan.work(b) for b in plan.batches]
         queue = actor(Queue).remote(plan.batches, work, plan.sweep.attempts, fail_fast, attempts)

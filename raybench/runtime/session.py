@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from raybench.core.errors import InputError, SweepStopped
 from raybench.core.process import ENVIRONMENT, deferring_sigterm
@@ -53,10 +54,8 @@ def ray_session(address: str | None, slots_needed: float = 0) -> Iterator[Module
     reached by address, is left running. Raises InputError where it cannot be reached.
     """
     watch = watchdog() if address in (None, "local") else nullcontext()
-    with (
-        environment(_variables(address)),
-        watch,
-    ):  # processes of a Ray of our own inherit these variables
+    # processes of a Ray of our own inherit these variables
+    with environment(_variables(address)), watch:
         yield from _session(address, slots_needed)
 
 
@@ -112,6 +111,7 @@ def _session(address: str | None, slots_needed: float) -> Iterator[ModuleType]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if address not in (None, "local"):
         check_access(address)
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         with deferring_sigterm(), _without_handlers():
             if address in (None, "local"):
@@ -119,22 +119,10 @@ def _session(address: str | None, slots_needed: float) -> Iterator[ModuleType]:
                 cores = max(os.cpu_count() or 1, math.ceil(slots_needed)) + 1
                 guard_token()
                 with on_loopback():
-                    ray.init(
-                        address="local",
-                        num_cpus=cores,
-                        include_dashboard=False,
-                        log_to_driver=False,
-                        logging_level=logging.ERROR,
-                        configure_logging=True,
-                    )
+                    ray.init("local", num_cpus=cores, include_dashboard=False, **quiet)
             else:
                 given = {name: os.environ[name] for name in ENVIRONMENT}
-                ray.init(
-                    address=address,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    runtime_env={"env_vars": given},
-                )
+                ray.init(address, runtime_env={"env_vars": given}, **quiet)
     except (ConnectionError, ValueError) as error:
         what = f"no Ray cluster answers at {address}"
         raise InputError.of("--address", what, str(error).split("\n")[0]) from error

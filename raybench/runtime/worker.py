@@ -45,12 +45,8 @@ class Shared:
     folder: str
     owner: Owner  # whose the results folder is while this sweep runs
     apart: frozenset[str]  # cells that had failed and run again
-    plugins: Mapping[
-        str, bytes
-    ]  # what is in the plug-in files, by their paths on the driver's node
-    problems: Mapping[
-        Section, ObjectRef
-    ]  # built and packed, so that other nodes need no data files
+    plugins: Mapping[str, bytes]  # what their files hold, by paths on the driver's node
+    problems: Mapping[Section, ObjectRef]  # built and packed: other nodes need no data files
     queue: ActorHandle
     writer: Any  # the store as an actor, where its folder is a disk of the driver's node alone
     workers: int

@@ -99,12 +99,7 @@ def parse(source: str | Mapping[str, Any] | Accounting | None) -> Accounting:
     if source is None:
         return Accounting()
     if isinstance(source, str):
-        parts = [
-            [piece.strip() for piece in p.partition("=")] for p in source.split(",") if p.strip()
-        ]
-        pairs = [
-            (key, _value(key, value)) if is_set else ("preset", key) for key, is_set, value in parts
-        ]
+        pairs = [_pair(word) for word in source.split(",") if word.strip()]
     elif isinstance(source, Mapping):
         # settings of one's own come after those of a preset
         pairs = sorted(source.items(), key=lambda pair: pair[0] != "preset")
@@ -131,11 +126,15 @@ def parse(source: str | Mapping[str, Any] | Accounting | None) -> Accounting:
     return Accounting(**settings)
 
 
-def _value(key: str, text: str) -> object:
-    """Return the value that a text stands for; one that is none is left for ``Accounting`` to refuse."""
+def _pair(word: str) -> tuple[str, object]:
+    """Return the key and the value that a word gives; one that is none is left for ``Accounting`` to refuse."""
+    key, is_set, text = (piece.strip() for piece in word.partition("="))
+    if not is_set:
+        return "preset", key
     if key == "value_bits" and text.isdecimal() and text.isascii():
-        return int(text)
-    return {"true": True, "false": False}.get(text.lower(), text) if key == "count_init" else text
+        return key, int(text)
+    flags = {"true": True, "false": False} if key == "count_init" else {}
+    return key, flags.get(text.lower(), text)
 
 
 def dtype_bits(config: str | None) -> int:

@@ -101,10 +101,8 @@ class Local(Folder):
 
     def entries(self, folder: str) -> list[Entry]:
         entries: list[Entry] = []
-        with (
-            suppress(FileNotFoundError, NotADirectoryError),
-            os.scandir(self._place(folder)) as scan,
-        ):
+        absent = suppress(FileNotFoundError, NotADirectoryError)
+        with absent, os.scandir(self._place(folder)) as scan:
             for item in scan:
                 try:
                     state = item.stat(follow_symlinks=False)
@@ -208,9 +206,8 @@ def reached(folder: str | os.PathLike[str], key: str = "out") -> tuple[Files, bo
         return files, files.exists()
     first = Remote(files.name, min(FIRST_PATIENCE, patience()))
     bucket = files.name.split("://", 1)[1].split("/")[0]
-    answers: list[tuple[bool, bool] | Exception] = [
-        TimeoutError(f"no answer within {DEADLINE:g} s")
-    ]
+    late = TimeoutError(f"no answer within {DEADLINE:g} s")
+    answers: list[tuple[bool, bool] | Exception] = [late]
 
     def ask() -> None:
         try:

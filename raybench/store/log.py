@@ -101,9 +101,8 @@ def digest(data: bytes) -> str:
 
 def sealed(cells: pa.Table, shard: str, folder: str = "", curves: bytes | None = None) -> bytes:
     """Return the file of a shard's cells with its seal; curves are the bytes of its curves file."""
-    seal = (
-        Seal(shard, folder) if curves is None else Seal(shard, folder, digest(curves), len(curves))
-    )
+    facts = () if curves is None else (digest(curves), len(curves))
+    seal = Seal(shard, folder, *facts)
     data = encode(cells, {SEAL: json.dumps(dataclasses.asdict(seal)), DIGEST: BLANK.decode()})
     at = data.rindex(BLANK)
     return data[:at] + digest(data).encode() + data[at + len(BLANK) :]
@@ -265,10 +264,10 @@ def look(
     folder, sizes = owner_of(files).get("folder", ""), files.sizes("curves")
 
     def read(name: str) -> Shard | Finding | None:
-        item = _shard(files, folder, name, deep, columns, sizes)
-        if reduce is None or not isinstance(item, Shard):
+        item = _pair(files, folder, name, columns, None if deep else sizes)
+        if not isinstance(item, tuple):
             return item
-        return replace(item, cells=reduce(item.cells))
+        return item[0] if reduce is None else replace(item[0], cells=reduce(item[0].cells))
 
     items = list(_each(files, read, filter(_is_shard, files.names("cells"))))
     shards = tuple(item for item in items if isinstance(item, Shard))
@@ -293,23 +292,19 @@ def each_curves(
     coded = [name for name in columns if CURVES.field(name).type == pa.string()]
 
     def read(shard: Shard) -> T | Finding | None:
-        rel = f"curves/{shard.name}.parquet"
-        for _ in range(LOOKS):
-            if not shard.seal.curves:
-                return None
-            data = files.read(rel)
-            if data is not None and shard.seal.fits(data):
-                try:
-                    table = rows(parquet(data, coded), CURVES, columns)
-                except Unsound as error:
-                    return Finding(rel, DAMAGED, str(error))
-                return reduce(table)
-            # replaced since the log was read
-            again = _shard(files, folder, f"{shard.name}.parquet", True, ["cell", "status"])
-            if not isinstance(again, Shard):
-                return again
-            shard = again
-        return Finding(rel, DAMAGED, _fault(shard.seal, True, False))
+        name, seal = f"{shard.name}.parquet", shard.seal
+        data = files.read(f"curves/{name}") if seal.curves else None
+        if not seal.fits(data):  # replaced since the log was read
+            pair = _pair(files, folder, name, ["cell", "status"])
+            if not isinstance(pair, tuple):
+                return pair
+            data = pair[1]
+        if data is None:
+            return None
+        try:
+            return reduce(rows(parquet(data, coded), CURVES, columns))
+        except Unsound as error:
+            return Finding(f"curves/{name}", DAMAGED, str(error))
 
     findings = []
     for item in _each(files, read, [s for s in log.shards if only is None or s.name in only]):
@@ -341,39 +336,38 @@ def _each(files: Files, read: Callable[[Any], T], items: Iterable[Any]) -> Itera
         yield from pool.map(read, items)
 
 
-def _shard(
+def _pair(
     files: Files,
     folder: str,
     name: str,
-    deep: bool,
     columns: Sequence[str] | None,
     sizes: Mapping[str, int] | None = None,
-) -> Shard | Finding | None:
-    """Return a shard that counts, or what is wrong with it; None where it has gone meanwhile.
+) -> tuple[Shard, bytes | None] | Finding | None:
+    """Return a shard that counts with its curves, or what is wrong with it; None where it has gone meanwhile.
 
     A writer replaces the curves before the cells, so a pair that does not fit is looked at again. folder: the
-    id that shards bear here. sizes: of all curves files, as they were at the first look.
+    id that shards bear here. sizes: of all curves files at the first look; given them no curves are read.
     """
-    stem, what = name.removesuffix(".parquet"), ""
     for attempt in range(LOOKS):
         time.sleep(0.01 * attempt)
         data = files.read(f"cells/{name}")
         if data is None:
             return None
         try:
-            shard = _opened(data, stem, folder, columns)
+            shard = _opened(data, name.removesuffix(".parquet"), folder, columns)
         except Unsound as error:
             return Finding(f"cells/{name}", error.kind, str(error))
-        if deep:
-            content = files.read(f"curves/{name}") if shard.seal.curves else None
-            what = _fault(shard.seal, content is not None, shard.seal.fits(content))
+        content, seal = None, shard.seal
+        if sizes is None:
+            content = files.read(f"curves/{name}") if seal.curves else None
+            is_there, fits = content is not None, seal.fits(content)
         else:
-            fresh = files.sizes("curves") if attempt or sizes is None else sizes
-            size = fresh.get(name)
-            what = _fault(shard.seal, size is not None, size == shard.seal.size)
-        if not what:
-            return shard
-    return Finding(f"curves/{name}", DAMAGED, what)
+            size = (files.sizes("curves") if attempt else sizes).get(name)
+            is_there, fits = size is not None, size == seal.size
+        if fits or not seal.curves:
+            return shard, content
+    is_another = "it is not the file that its cells were committed with"
+    return Finding(f"curves/{name}", DAMAGED, is_another if is_there else "it is missing")
 
 
 def _opened(data: bytes, stem: str, folder: str, columns: Sequence[str] | None) -> Shard:
@@ -387,15 +381,6 @@ def _opened(data: bytes, stem: str, folder: str, columns: Sequence[str] | None) 
     if set(cells["status"].to_pylist()) - set(STATUS_RANK) or cells["cell"].null_count:
         raise Unsound(DAMAGED, "it holds rows without an id or with an unknown status")
     return Shard(stem, seal, cells)
-
-
-def _fault(seal: Seal, is_there: bool, fits: bool) -> str:
-    """Return what is wrong between a seal and the curves file, empty if they belong together."""
-    if not seal.curves:
-        return ""
-    if not is_there:
-        return "it is missing"
-    return "" if fits else "it is not the file that its cells were committed with"
 
 
 # Verifying -----------------------------------------------------------------------------------------

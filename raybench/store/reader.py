@@ -139,12 +139,9 @@ class Results:
                 places = [place if place in asked else -1 for place in places]
             code = np.array(places, np.int32)[codes]
             table = expand_extra(table)
-            rest = {
-                name: table[name].to_numpy()
-                for name in (*names, "round")
-                if name in table.column_names
-            }
-            rest |= {name: np.full(len(code), np.nan) for name in extras if name not in rest}
+            rest = {name: np.full(len(code), np.nan) for name in extras}
+            there = [name for name in (*names, "round") if name in table.column_names]
+            rest |= {name: table[name].to_numpy() for name in there}
             order = in_order(code, rest["round"])
             return {"cell": code[order], **{name: rest[name][order] for name in names}}
 
@@ -296,13 +293,17 @@ def configs(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame([flatten(c) for c in table["config"]], index=table.index)
 
 
+def existing(folder: Source) -> Files:
+    """Return the files of a folder. Raises InputError where there are none, or it cannot be reached."""
+    files, there = reached(folder, "folder")
+    if there:
+        return files
+    raise InputError.of("folder", f"no such folder: {files.name}", "sweeps write to results/NAME")
+
+
 def open_results(folder: Source) -> Files:
     """Return the files of a results folder. Raises InputError if it is missing or has no results."""
-    files, there = reached(folder, "folder")
-    if not there:
-        raise InputError.of(
-            "folder", f"no such folder: {files.name}", "sweeps write to results/NAME"
-        )
+    files = existing(folder)
     if not files.names("cells"):
         what = f"{files.name} holds no results yet"
         raise InputError.of("folder", what, "give the folder that holds cells/ and curves/")

@@ -11,7 +11,7 @@ from typing import Any
 
 from raybench.core.errors import InputError
 from raybench.store import identity, lock, log, reader
-from raybench.store.files import Files, reached
+from raybench.store.files import Files
 from raybench.store.lock import Holder
 
 LATELY = 300.0  # seconds over which the rate is taken
@@ -75,11 +75,7 @@ def status_of(folder: str | os.PathLike[str]) -> Status:
 
     Raises InputError if there is no sweep in the folder, or it cannot be reached.
     """
-    files, there = reached(folder, "folder")
-    if not there:
-        raise InputError.of(
-            "folder", f"no such folder: {files.name}", "sweeps write to results/NAME"
-        )
+    files = reader.existing(folder)
     text = files.read("sweep.yaml")
     if text is None and not files.names("cells"):
         what = f"{files.name} holds no sweep"
@@ -121,11 +117,8 @@ def _rate(files: Files, cells: Mapping[str, int]) -> tuple[float | None, float |
     """
     entries = [e for e in files.files_in("cells") if e.name != "skipped.parquet" and e.when]
     last, now = max((e.when for e in entries), default=None), time.time()
-    stem = ".parquet"
-    late = [
-        (e.when, cells.get(e.name.removesuffix(stem), 0)) for e in entries if e.when > now - LATELY
-    ]
-    late.sort()
+    recent = [e for e in entries if e.when > now - LATELY]
+    late = sorted((e.when, cells.get(e.name.removesuffix(".parquet"), 0)) for e in recent)
     if len(late) < 2 or now - late[0][0] < 1.0:
         return last, None
     return last, 60.0 * sum(n for _, n in late[1:]) / (now - late[0][0])

@@ -142,10 +142,7 @@ def expand_extra(table: pa.Table) -> pa.Table:
     table = table.drop_columns(["extra"])
     pairs = maps.cast(pa.list_(maps.type.field(0).type))
     row = pc.list_parent_indices(pairs).to_numpy()
-    keys, items = (
-        pc.struct_field(pc.list_flatten(pairs), 0),
-        pc.struct_field(pc.list_flatten(pairs), 1),
-    )
+    keys, items = (pc.struct_field(pc.list_flatten(pairs), part) for part in (0, 1))
     items = items.to_numpy()
     for name in sorted(pc.unique(keys).to_pylist()):
         hit = pc.equal(keys, name).to_numpy()
@@ -200,9 +197,8 @@ def in_order(cell: np.ndarray, at: np.ndarray) -> np.ndarray:
     if not ((step > 0) | ((step == 0) & (np.diff(at) > 0))).all():
         order = np.lexsort((at, cell))
         same = (np.diff(cell[order]) == 0) & (np.diff(at[order]) == 0)
-        places = places[order][
-            np.append(True, ~same)
-        ]  # a cell that stands in two shards is read once
+        # a cell that stands in two shards is read once
+        places = places[order][np.append(True, ~same)]
     return places
 
 

@@ -75,10 +75,7 @@ class Store:
     """
 
     def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        owner: Owner | None = None,
-        apart: Iterable[str] = (),
+        self, folder: str | os.PathLike[str], owner: Owner | None = None, apart: Iterable[str] = ()
     ) -> None:
         self.files = open_folder(folder)
         self.owner = owner
@@ -262,12 +259,10 @@ class Store:
             # cells go first, so that no reader sees a cell without curves
             self.files.remove(f"cells/{name}")
             self.files.remove(f"curves/{name}")
-        for name in self.files.names("weights"):
-            self.files.remove(f"weights/{name}")
+        weights = (f"weights/{name}" for name in self.files.names("weights"))
         self.files.clear(SWEEPS)
-        self.files.remove(TARGETS)
-        self.files.remove(PLANNED)
-        self.files.remove("sweep.yaml")
+        for rel in (*weights, TARGETS, PLANNED, "sweep.yaml"):
+            self.files.remove(rel)
 
     def forget(self, cells: Collection[str]) -> None:
         """Take cells out of the shards they stand in, so that they may run again; the others stay."""
