@@ -12,6 +12,8 @@ import pyarrow as pa
 
 from raybench.store import CELLS, CURVES, Store, shard_name, to_table
 
+D = 112  # coordinates
+
 
 @dataclass(frozen=True)
 class Method:
@@ -46,7 +48,6 @@ def fill(
     methods: tuple[Method, ...] = METHODS,
     datasets: tuple[str, ...] = ("mushrooms",),
     multiples: tuple[float, ...] | None = tuple(2.0**j for j in range(8)),
-    values: tuple[float, ...] = (0.1, 0.5),
     seeds: int = 3,
     rounds: int = 400,
     every: int = 1,
@@ -54,23 +55,20 @@ def fill(
     failed: int = 1,
     skipped: int = 2,
     stop: float = 0.0,
-    d: int = 112,
-    commit: bool = True,
 ) -> list[tuple[str, pa.Table, pa.Table]]:
     """Commit one shard per (dataset, method, K); return the (shard, curves, cells) tables."""
     store.claim({"name": "fake", "problem": {"name": "logistic", "dataset": list(datasets)}})
-    steps = [(m, None) for m in multiples] if multiples else [(None, v) for v in values]
+    steps = [(m, None) for m in multiples] if multiples else [(None, v) for v in (0.1, 0.5)]
     grid = [(m, v, s) for m, v in steps for s in range(seeds)]
     shards = [
-        _batch(method, dataset, k, grid, rounds, every, seconds, stop, d)
+        _batch(method, dataset, k, grid, rounds, every, seconds, stop)
         for dataset in datasets
         for method in methods
         for k in method.ks
     ]
-    if commit:
-        for shard, curves, cells in shards:
-            store.commit(shard, curves, cells)
-        _others(store, failed, skipped, datasets[0])
+    for shard in shards:
+        store.commit(*shard)
+    _others(store, failed, skipped, datasets[0])
     return shards
 
 
@@ -82,7 +80,7 @@ def _config(method: Method, dataset: str, k: int | None, seed: int, step: dict) 
         "problem": {"name": "logistic", "params": {**data, **loss}},
         "algorithm": {
             "name": method.algorithm,
-            "params": {"p": k / 112} if method.dense_share and k else {},
+            "params": {"p": k / D} if method.dense_share and k else {},
         },
         "compressor": compressor,
         "downlink": None,
@@ -104,18 +102,18 @@ def label_of(method: Method, k: int | None) -> str:
     return f"{method.algorithm} {method.compressor} k={k}"
 
 
-def _batch(method, dataset, k, grid, rounds, every, seconds, stop, d):
+def _batch(method, dataset, k, grid, rounds, every, seconds, stop):
     multiple = np.array([[m if m else np.nan] for m, _, _ in grid], float)
     theory = 0.08 if dataset == "mushrooms" else 0.03
     value = np.array([[v if v else np.nan] for _, v, _ in grid], float)
-    step = np.where(np.isnan(multiple), value, multiple * theory * (k or d) ** 0.5 / d**0.5)
+    step = np.where(np.isnan(multiple), value, multiple * theory * (k or D) ** 0.5 / D**0.5)
     relative = np.where(np.isnan(multiple), value / theory, multiple)
     t = np.arange(0, rounds + 1, every, dtype=float)
     seed = np.array([[s] for _, _, s in grid])
     name = repr((method.algorithm, dataset, k)).encode()
     rng = np.random.default_rng(int.from_bytes(hashlib.sha256(name).digest()[:8], "big") % 2**32)
     wobble = 1 + 0.05 * rng.standard_normal((len(grid), 1))
-    share = ((k or d) / d) ** 0.35
+    share = ((k or D) / D) ** 0.35
     rate = 0.012 * relative * method.speed * share * wobble
     diverged = relative > method.limit * (1 + 1e-9)
     rate = np.where(diverged, -0.25 * relative / method.limit, np.minimum(rate, 0.9))
@@ -134,17 +132,17 @@ def _batch(method, dataset, k, grid, rounds, every, seconds, stop, d):
     last = where.cumsum(axis=1).argmax(axis=1)
     rows = np.arange(len(grid))
 
-    kk = k or d
+    kk = k or D
     dense = rng.random((len(grid), len(t))) < method.dense_share
     dense[:, 0] = False
-    sent = np.where(dense, d, kk).cumsum(axis=1).astype(float) * every
-    sent = sent - sent[:, :1] + (d if method.init_dense else 0)
+    sent = np.where(dense, D, kk).cumsum(axis=1).astype(float) * every
+    sent = sent - sent[:, :1] + (D if method.init_dense else 0)
     sparse = np.where(dense, 0, kk if k else 0).cumsum(axis=1).astype(float) * every
     sparse = sparse - sparse[:, :1]
-    explicit = sparse * math.ceil(math.log2(d))
-    auto = np.minimum(explicit, explicit / kk / 7 * d)
-    mask = sparse / kk * d
-    down = np.broadcast_to(d * t, g.shape)
+    explicit = sparse * math.ceil(math.log2(D))
+    auto = np.minimum(explicit, explicit / kk / 7 * D)
+    mask = sparse / kk * D
+    down = np.broadcast_to(D * t, g.shape)
     bits_up, bits_down = 64 * sent + auto, 64 * down
     clock = t * 4e-4 * (1 + 0.1 * rng.random((len(grid), 1)))
     status = np.where(diverged[:, 0], "diverged", "ok").astype(object)
@@ -209,7 +207,7 @@ def _batch(method, dataset, k, grid, rounds, every, seconds, stop, d):
             "bits_up": bits_up[rows, last],
             "bits_down": bits_down[rows, last],
             "seconds": clock[rows, last] if seconds else None,
-            "d": d,
+            "d": D,
             "L": 2.6,
             "L_tilde": 2.9,
             "constants": json.dumps({"L": 2.6, "L_tilde": 2.9, "L_max": 3.4}),

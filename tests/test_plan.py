@@ -88,25 +88,6 @@ def test_steps_that_change_over_the_rounds_are_runs_of_their_own():
 # Steps ---------------------------------------------------------------------------------------
 
 
-def test_theory_steps_from_the_problems_constants():
-    names = ["gd", "ef21", "marina", "diana"]
-    found = plan(algorithm=names, compressor=RAND, step_size={"theory": [1, 4]})
-    c = problem_of(found.cells[0].cell.problem).constants
-    n, omega, alpha, p = 4, 9.0, 0.1, 0.1
-    theta = 1 - math.sqrt(1 - alpha)
-    want = {
-        "gd": 1 / c.L,
-        "ef21": 1 / (c.L + c.L_tilde * math.sqrt((1 - alpha) / theta / theta)),
-        "marina": 1 / (c.L + c.L_tilde * math.sqrt((1 - p) * omega / (p * n))),
-        "diana": 1 / (c.L + 2 * c.L_tilde * (1 + omega) * math.sqrt(omega / n)),
-    }
-    assert c.L_tilde == pytest.approx(math.sqrt(sum(L * L for L in c.L_i) / n))
-    for cell in found.cells:
-        name = cell.cell.algorithm.name
-        assert cell.theory_step == pytest.approx(want[name], rel=1e-12)
-        assert cell.step_size == pytest.approx(want[name] * cell.cell.step.number, rel=1e-12)
-
-
 def test_rules_and_other_methods_steps():
     (nonconvex,) = plan().cells
     (pl,) = plan(step_size={"theory": 1, "rule": "pl"}).cells

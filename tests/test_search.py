@@ -21,7 +21,7 @@ import raybench
 from raybench import spec
 from raybench.analysis import BestSteps, best_steps, closing_table, frames
 from raybench.execution.plan import make_plan
-from raybench.execution.search import around, coarse, foreseen, ladders, stage_of, ways
+from raybench.execution.search import foreseen, ladders, stage_of
 from raybench.runtime.driver import drive
 
 pytestmark = pytest.mark.thorough
@@ -137,23 +137,6 @@ def test_of_one_minimum_the_search_finds_it_and_tries_as_many_as_foreseen(steps,
     if steps > 20:
         assert upto < steps
         assert stages <= 8
-
-
-def test_the_first_steps_are_evenly_spaced_with_both_ends():
-    assert coarse(13, 4) == [0, 4, 8, 12]
-    assert coarse(11, 4) == [0, 3, 7, 10]
-    assert coarse(4, 4) == coarse(4, 9) == [0, 1, 2, 3]
-    assert coarse(1, 2) == [0]
-    assert coarse(9, 2) == [0, 8]
-
-
-def test_steps_between_the_best_and_its_neighbours_follow():
-    assert around([0, 4, 8, 12], 4) == [2, 6]
-    assert around([0, 4, 8, 12], 0) == [2]
-    assert around([0, 4, 8, 12], 12) == [10]
-    assert around([2, 3, 5], 3) == [4]
-    assert around([2, 3, 4], 3) == []
-    assert ways(13, 4) == (96 / 13, 8)
 
 
 # What judges steps -------------------------------------------------------------------------------

@@ -13,8 +13,7 @@ from toys import RAND, TOP, handed_over, on_p1, registered
 from raybench.core.cells import State
 from raybench.core.draws import Sample
 from raybench.execution.batch import Batch
-from raybench.execution.run import Options, Run
-from raybench.execution.saved import share
+from raybench.execution.run import Options, Run, share
 from raybench.problems.abilities import Buffered
 from raybench.problems.base import Measured
 from raybench.problems.quadratic import Quadratic

@@ -15,8 +15,7 @@ import pyarrow as pa
 from raybench.execution import rows
 from raybench.execution.batch import Batch
 from raybench.execution.resolve import problem_of_cell
-from raybench.execution.run import Options, Run
-from raybench.execution.saved import Keeper, of_rank
+from raybench.execution.run import Keeper, Options, Run, of_rank
 from raybench.problems.base import Problem
 from raybench.wire.transport import Transport, share_of
 

@@ -1,14 +1,14 @@
-"""THE round loop: one batch of cells, any method, any transport."""
+"""THE round loop: one batch of cells, any method, any transport; and what a run remembers, to go on elsewhere."""
 
 from __future__ import annotations
 
 import datetime
 import math
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from raybench.core import registry
-from raybench.core.cells import PerCell, State
+from raybench.core.cells import PerCell, State, joined
 from raybench.core.counts import Counts
 from raybench.core.parallel import narrow
 from raybench.core.streams import stream
@@ -32,7 +32,6 @@ from raybench.execution.recorder import (
     Recorder,
     measured,
 )
-from raybench.execution.saved import mapped
 from raybench.execution.search import Halving
 from raybench.problems.abilities import Trained
 from raybench.problems.base import OF_GRADIENTS, OF_LOSSES, Problem
@@ -253,7 +252,7 @@ class Run:
     def state(self) -> dict[str, Any]:
         """Return all that the run remembers: tensors, numbers and texts in dicts and lists.
 
-        Of several ranks each has the part of its clients: ``saved.whole`` puts the parts together.
+        Of several ranks each has the part of its clients: ``whole`` puts the parts together.
         """
         arrays = {name: getattr(self, name) for name in ARRAYS}
         return {
@@ -394,3 +393,68 @@ def factor(schedule: str, warmup: int, t: int, rounds: int) -> float:
         "linear": 1 - past,
     }[schedule]
     return shape * min(1.0, t / warmup) if warmup else shape
+
+
+# States of several ranks: put together, and dealt out to another number of ranks --------------------
+
+
+Part: TypeAlias = Callable[[], dict[str, Any]]
+"""Reads the state that one rank has saved."""
+
+
+class Keeper(Protocol):
+    """Keeps states of batches at work, so that another process can go on; all ranks call it together.
+
+    every: seconds of a batch between saves.
+    """
+
+    every: float
+
+    def find(self, batch: Batch) -> Sequence[Part]:
+        """Return what reads the newest state of a batch, rank by rank as it was saved; empty for none."""
+
+    def save(self, batch: Batch, t: int, state: Mapping[str, Any]) -> None:
+        """Keep a batch's state after round t, in place of an earlier one."""
+
+
+def of_rank(parts: Sequence[Part], rank: int, size: int, clients: range) -> dict[str, object]:
+    """Return the state of one of ``size`` ranks, which hosts these clients, from what any number saved."""
+    if len(parts) == size:
+        return parts[rank]()
+    return share(whole([read() for read in parts]), clients)
+
+
+def whole(parts: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """Return the state of all clients from those of the ranks, in rank order (``Run.state``)."""
+    return _with_clients(parts[0], lambda get: joined([get(part) for part in parts]))
+
+
+def share(state: Mapping[str, object], clients: range) -> dict[str, object]:
+    """Return the part of a whole state (``Run.state``) that belongs to some consecutive clients."""
+
+    def part(tensor: Tensor) -> Tensor:
+        return tensor[:, clients.start : clients.stop].clone()
+
+    return _with_clients(state, lambda get: mapped(get(state), part))
+
+
+def _with_clients(
+    state: Mapping[str, Any], made: Callable[[Callable[[Mapping[str, Any]], Any]], Any]
+) -> dict[str, object]:
+    """Return the state with the values that belong to clients replaced by what is ``made`` of them."""
+    return {
+        **state,
+        "c": made(lambda part: part["c"]),
+        "oracle": {**state["oracle"], "buffers": made(lambda part: part["oracle"]["buffers"])},
+    }
+
+
+def mapped(value: object, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a part of a state with each of its tensors changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, list):
+        return [mapped(v, change) for v in value]
+    if isinstance(value, dict):
+        return {name: mapped(v, change) for name, v in value.items()}
+    return value

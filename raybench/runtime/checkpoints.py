@@ -20,8 +20,7 @@ import torch
 import xxhash
 
 from raybench.execution.batch import Batch
-from raybench.execution.run import Options
-from raybench.execution.saved import Part
+from raybench.execution.run import Options, Part
 from raybench.store import Store
 from raybench.store.schema import raybench_version
 from raybench.wire.transport import Transport

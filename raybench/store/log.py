@@ -249,25 +249,17 @@ def attempts_of(files: Files) -> dict[str, int]:
     return {cell: n for cell, n in noted(files, ATTEMPTS).items() if isinstance(n, int)}
 
 
-def look(
-    files: Files,
-    *,
-    deep: bool = False,
-    columns: Sequence[str] | None = None,
-    reduce: Callable[[pa.Table], pa.Table] | None = None,
-) -> Log:
+def look(files: Files, deep: bool = False, columns: Sequence[str] | None = None) -> Log:
     """Return the log of a folder.
 
     deep: read every curves file and compare its digest; else its size only. columns: those of the cells
-    that are wanted. reduce: what is kept of the rows of a cells file.
+    that are wanted.
     """
     folder, sizes = owner_of(files).get("folder", ""), files.sizes("curves")
 
     def read(name: str) -> Shard | Finding | None:
         item = _pair(files, folder, name, columns, None if deep else sizes)
-        if not isinstance(item, tuple):
-            return item
-        return item[0] if reduce is None else replace(item[0], cells=reduce(item[0].cells))
+        return item[0] if isinstance(item, tuple) else item
 
     items = list(_each(files, read, filter(_is_shard, files.names("cells"))))
     shards = tuple(item for item in items if isinstance(item, Shard))

@@ -6,14 +6,13 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from raybench.core.errors import InputError, Notice
 from raybench.store import booking, identity, log
@@ -108,7 +107,7 @@ class Results:
     def __init__(self, folder: Source, only: Collection[str] | None = None) -> None:
         self.files = open_results(folder)
         names = [n for n in CELLS.names if n != "constants"]
-        self.log = checked(self.files, columns=names, reduce=_with_shared)
+        self.log = checked(self.files, columns=names)
         every = cells_frame(self.log.cells())
         wanted = every if only is None else every[every["cell"].isin(only)]
         self.cells = wanted.reset_index(drop=True)
@@ -280,14 +279,6 @@ def shared(config: str) -> str:
     return config
 
 
-def _with_shared(cells: pa.Table) -> pa.Table:
-    """Return rows of cells with ``shared`` of their configs, each distinct text held once."""
-    at, texts = cells.column_names.index("config"), cells["config"]
-    for pattern, rest in _OWN:
-        texts = pc.replace_substring_regex(texts, pattern, rest, max_replacements=1)
-    return cells.set_column(at, "config", texts.dictionary_encode())
-
-
 def configs(table: pd.DataFrame) -> pd.DataFrame:
     """Return the flattened configs of the cells, same rows; missing keys are NaN."""
     return pd.DataFrame([flatten(c) for c in table["config"]], index=table.index)
@@ -310,18 +301,13 @@ def open_results(folder: Source) -> Files:
     return files
 
 
-def checked(
-    files: Files,
-    columns: Sequence[str] | None = None,
-    reduce: Callable[[pa.Table], pa.Table] | None = None,
-) -> Log:
-    """Return the log of a folder, with a warning for each file of others.
+def checked(files: Files, columns: Sequence[str] | None = None) -> Log:
+    """Return the log of a folder, or some columns of it, with a warning for each file of others.
 
-    columns, reduce: as ``log.look`` takes them. Raises InputError for a file that is damaged or of a version of
-    the schema that this raybench does not read.
+    Raises InputError for a file that is damaged or of a version of the schema that this raybench does not read.
     """
     files.check()
-    commits = log.look(files, columns=columns, reduce=reduce)
+    commits = log.look(files, columns=columns)
     log.refuse(commits, files.name, DAMAGED, OTHER_VERSION)
     for finding in commits.of(FOREIGN):
         what = f"{files.name}/{finding.rel} is left out: {finding.what}"

@@ -157,9 +157,8 @@ def expand_extra(table: pa.Table) -> pa.Table:
 
 def cells_frame(rows: pa.Table) -> pd.DataFrame:
     """Return rows of cells as a frame."""
-    # a plain config differs from cell to cell
-    plain = ("config", pa.string())
-    texts = [f.name for f in rows.schema if _is_text(f.type) and (f.name, f.type) != plain]
+    # configs differ from cell to cell
+    texts = [f.name for f in rows.schema if _is_text(f.type) and f.name != "config"]
     others = rows.drop_columns(texts).to_pandas()
     columns = {n: _texts(rows[n]) if n in texts else others[n] for n in rows.column_names}
     return pd.DataFrame(columns, copy=False)
