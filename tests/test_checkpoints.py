@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +50,10 @@ class Torn(Cut):
 
 
 def method(name: str, folder: Path) -> Method:
-    params = {k: v for k, v in network_cases.CASES[name].items() if k not in ("compressor", "step")}
-    step = params.pop("step_size")["value"]
+    params = dict(network_cases.CASES[name])
+    compressor, step = params.pop("compressor", None), params.pop("step_size")["value"]
     problem = network_cases.problem_of(name, folder)
-    operator = network_cases.CASES[name].get("compressor")
-    return Method(name, params, operator, problem, step=step, rounds=ROUNDS)
+    return Method(name, params, compressor, problem, step=step, rounds=ROUNDS)
 
 
 def keeper(folder: Path, transport: Transport, kind: type[Checkpoints], options: Options) -> Any:
@@ -79,18 +77,13 @@ def curve(
     def work(transport: Transport) -> pa.Table | None:
         kept: list[pa.Table | None] = []
 
-        def commit(
-            shard: str, curves: pa.Table | None, cells: pa.Table, files: Mapping[str, bytes]
-        ) -> None:
+        def commit(shard: str, curves: pa.Table | None, *rest: Any) -> None:
             kept.append(curves)
 
         keeps = None if kind is None else keeper(folder, transport, kind, options)
-        steps = execute(
-            [batch], options, commit, transport=transport, keeper=keeps, slice_seconds=1e-3
-        )
+        how = {"transport": transport, "keeper": keeps, "slice_seconds": 1e-3}
         try:
-            for _ in steps:
-                pass
+            list(execute([batch], options, commit, **how))
         except Interrupted:
             return None
         return kept[0] if kept else None

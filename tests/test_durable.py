@@ -5,13 +5,12 @@ import os
 import random
 import shutil
 import threading
-from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cli_kit import cli
+from cli_kit import cli, tree
 from fake_store import batch, put
 from tiers import first_of_each
 
@@ -241,11 +240,6 @@ def test_a_saved_sweep_that_is_no_text(mine):
 WIDER = {**SWEEP, "seed": [0, 1, 2]}
 
 
-def contents(folder):
-    files = [Path(place, name) for place, _, names in os.walk(folder) for name in names]
-    return {file: file.read_bytes() for file in files if not file.is_symlink()}
-
-
 @pytest.mark.parametrize(
     "rel", first_of_each(["curves", "plan/lock", "plan", "tmp", "cells/a.parquet", "sweep.yaml"])
 )
@@ -258,15 +252,15 @@ def test_a_link_in_a_folder_is_refused_and_nothing_outside_is_touched(mine, tmp_
     (mine / rel).symlink_to(outside / "theirs")
     if (mine / rel).is_dir():
         (outside / "theirs/precious.txt").write_bytes(b"of somebody else")
-    before, kept = contents(outside), contents(mine)
+    before, kept = tree(outside), tree(mine)
     with pytest.raises(InputError, match=f"{rel} is a link"):
         sweep(mine, WIDER, fresh=fresh)
     for verb in ("table", "verify", "status"):
         said = cli(verb, mine)
         assert said.code == 2, (verb, said.out)
         assert "is a link" in " ".join(said.err.split())
-    assert contents(outside) == before
-    assert contents(mine) == kept
+    assert tree(outside) == before
+    assert tree(mine) == kept
 
 
 @pytest.mark.parametrize(

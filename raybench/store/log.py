@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -185,14 +185,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class Log:
-    """The shards of a folder that count, by name, and what was found beside them.
-
-    no_cells: the table of cells of a folder without shards.
-    """
+    """The shards of a folder that count, by name, and what was found beside them."""
 
     shards: tuple[Shard, ...]
     findings: tuple[Finding, ...] = ()
-    no_cells: pa.Table = field(default_factory=CELLS.empty_table)
 
     @property
     def harm(self) -> bool:
@@ -205,7 +201,7 @@ class Log:
 
     def cells(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows of all shards' cells, of a cell that stands in several the first that ended best."""
-        tables = [s.cells for s in self.shards] or [self.no_cells]
+        tables = [s.cells for s in self.shards] or [CELLS.empty_table()]
         return best(pa.concat_tables(t.select(columns or t.column_names) for t in tables))
 
     def statuses(self) -> dict[str, str]:
@@ -264,7 +260,7 @@ def look(files: Files, deep: bool = False, columns: Sequence[str] | None = None)
     items = list(_each(files, read, filter(_is_shard, files.names("cells"))))
     shards = tuple(item for item in items if isinstance(item, Shard))
     findings = tuple(item for item in items if isinstance(item, Finding))
-    return Log(shards, findings, CELLS.empty_table().select(columns or CELLS.names))
+    return Log(shards, findings)
 
 
 def each_curves(
