@@ -101,31 +101,20 @@ def admit(plan: Plan, folder: str | os.PathLike[str]) -> Need:
         bound = tuple(b for b in plan.batches if not _may_stop(b))
         certain = need_of(replace(plan, batches=bound))
     here, free = memory_here(), disk_free(folder)
-    tensors = need.problem + need.tensors
-    table = (
-        (
-            tensors > here,
-            "problem",
-            f"a batch needs {size(tensors)} of memory at least, for the data, what the clients remember "
-            f"and the gradients of those at work, and this machine has {size(here)}",
-            "fewer problem.clients, or a smaller problem",
-        ),
-        (
-            tensors <= here < certain.memory,
-            "record",
-            f"the rows of a batch's curves need {size(certain.rows)} of memory at least, and this "
-            f"machine has {size(here)}",
-            f"{FEWER_ROWS}, or a stop rule",
-        ),
-        (
-            certain.disk > free,
-            "record",
-            f"the curves need {size(certain.disk)} of disk at least, and {size(free)} are free in "
-            f"{os.fspath(folder)}",
-            f"{FEWER_ROWS}, or --out on another disk",
-        ),
-    )
-    complaints = [Complaint(key, text, fix) for fails, key, text, fix in table if fails]
+    tensors, machine = need.problem + need.tensors, f"this machine has {size(here)}"
+    complaints = []
+    if tensors > here:
+        what = f"a batch needs {size(tensors)} of memory at least, for the data, what the clients remember"
+        what = f"{what} and the gradients of those at work, and {machine}"
+        complaints.append(Complaint("problem", what, "fewer problem.clients, or a smaller problem"))
+    elif certain.memory > here:
+        what = f"the rows of a batch's curves need {size(certain.rows)} of memory at least"
+        fix = f"{FEWER_ROWS}, or a stop rule"
+        complaints.append(Complaint("record", f"{what}, and {machine}", fix))
+    if certain.disk > free:
+        what = f"the curves need {size(certain.disk)} of disk at least, and {size(free)} are free"
+        fix = f"{FEWER_ROWS}, or --out on another disk"
+        complaints.append(Complaint("record", f"{what} in {os.fspath(folder)}", fix))
     if complaints:
         raise InputError(complaints)
     return need

@@ -126,11 +126,9 @@ def host_facts() -> dict[str, Any]:
     """Return the columns of the machine and the software."""
     return {
         "host": socket.gethostname(),
-        "raybench_version": version("raybench"),
         "git_commit": _git_commit(),
-        "ray_version": version("ray"),
-        "torch_version": version("torch"),
         "python_version": platform.python_version(),
+        **{f"{name}_version": version(name) for name in ("raybench", "ray", "torch")},
     }
 
 

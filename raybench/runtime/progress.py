@@ -93,16 +93,9 @@ class View:
         if not place or time.monotonic() - self._last_told < TOLD_EVERY:
             return
         self._last_told = time.monotonic()
-        said = {
-            "name": self.name,
-            "cells": self.cells,
-            "rounds": self.rounds,
-            "before": self.before,
-            "seconds": time.monotonic() - self.began,
-            "stage": self.stage,
-            "silent": list(self.silent),
-            "now": vars(self.now),
-        }
+        names = ("name", "cells", "rounds", "before", "stage", "silent")
+        said = {name: getattr(self, name) for name in names}
+        said |= {"seconds": time.monotonic() - self.began, "now": vars(self.now)}
         with suppress(OSError):  # a full disk: what commits results tells of it
             fresh = Path(f"{place}.new")
             fresh.write_text(json.dumps(said, default=float))

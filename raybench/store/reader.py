@@ -113,9 +113,8 @@ class Results:
         self.cells = wanted.reset_index(drop=True)
         self.left_out = len(every) - len(self.cells)
         self._places = {cell: j for j, cell in enumerate(self.cells["cell"])}
-        held = [CELLS.field("cell"), CELLS.field("status")]
         shards = self._with(self._places) if self.left_out else self.log.shards
-        few = [replace(s, cells=s.cells.select([f.name for f in held])) for s in shards]
+        few = [replace(s, cells=s.cells.select(["cell", "status"])) for s in shards]
         self.log = replace(self.log, shards=tuple(few))
 
     def blocks(

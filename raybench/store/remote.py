@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from raybench.core.errors import InputError, StoreError
@@ -198,9 +199,7 @@ class Remote(Folder):
     def entries(self, folder: str) -> list[Entry]:
         self.filesystem.invalidate_cache()
         try:
-            items: list[dict[str, Any]] = self._ask(
-                folder, lambda: self.filesystem.ls(self.path(folder), detail=True)
-            )
+            items: list[dict[str, Any]] = self._ask("ls", folder, detail=True)
         except FileNotFoundError:
             return []
         names = [item["name"].rstrip("/").rsplit("/", 1)[-1] for item in items]
@@ -211,22 +210,20 @@ class Remote(Folder):
 
     def has(self, bucket: str) -> bool:
         """Return whether the store has a bucket, True where it knows none."""
-        kinds = ("s3://", "s3a://", "gs://", "gcs://")
-        is_kept = self.name.startswith(kinds)
-        return not is_kept or bool(self._ask("", lambda: self.filesystem.exists(bucket)))
+        is_kept = self.name.startswith(("s3://", "s3a://", "gs://", "gcs://"))
+        return not is_kept or bool(self._ask("exists", "", path=bucket))
 
     def exists(self, rel: str = "") -> bool:
-        return bool(self._ask(rel, lambda: self.filesystem.exists(self.path(rel))))
+        return bool(self._ask("exists", rel))
 
     def read(self, rel: str) -> bytes | None:
-        data: bytes
+        data: bytes | None = None
         with suppress(FileNotFoundError):
-            data = self._ask(rel, lambda: self.filesystem.cat_file(self.path(rel)))
-            return data
-        return None
+            data = self._ask("cat_file", rel)
+        return data
 
     def write(self, rel: str, data: bytes) -> None:
-        self._ask(rel, lambda: self.filesystem.pipe_file(self.path(rel), data))
+        self._ask("pipe_file", rel, data)
 
     def create(self, rel: str, data: bytes) -> bool:
         """Write an object unless there is one of this name; return whether it is there with this content.
@@ -237,7 +234,7 @@ class Remote(Folder):
         condition is up to the store; ``lock`` looks whether it does.
         """
         try:
-            self._ask(rel, lambda: self.filesystem.pipe_file(self.path(rel), data, mode="create"))
+            self._ask("pipe_file", rel, data, mode="create")
         except FileExistsError:
             return self.read(rel) == data
         except StoreError as error:
@@ -248,19 +245,21 @@ class Remote(Folder):
 
     def move(self, rel: str, to: str) -> None:
         """Give an object another name: a copy and a removal."""
-        self._ask(rel, lambda: self.filesystem.cp_file(self.path(rel), self.path(to)))
+        self._ask("cp_file", rel, self.path(to))
         self.remove(rel)
 
     def remove(self, rel: str) -> None:
         with suppress(FileNotFoundError):
-            self._ask(rel, lambda: self.filesystem.rm_file(self.path(rel)))
+            self._ask("rm_file", rel)
 
     def clear(self, folder: str) -> None:
         with suppress(FileNotFoundError):
-            self._ask(folder, lambda: self.filesystem.rm(self.path(folder), recursive=True))
+            self._ask("rm", folder, recursive=True)
 
-    def _ask(self, rel: str, ask: Callable[[], T]) -> T:
+    def _ask(self, do: str, rel: str, *given: Any, path: str = "", **more: Any) -> Any:
+        """Return what the driver's method ``do`` returns of a path, by default that of ``rel``."""
         where = f"{self.name}/{rel}" if rel else self.name
+        ask = partial(getattr(self.filesystem, do), path or self.path(rel), *given, **more)
         try:
             return patiently(ask, where, self.patience)
         except (FileNotFoundError, FileExistsError, StoreError):
